@@ -1,10 +1,10 @@
-//! What the calls of a lock cost that nobody else wants, by criterion:
-//! `cargo bench --bench uncontended`.
+//! The cost of the calls of a lock that no other thread wants, by criterion: `cargo bench --bench
+//! uncontended`.
 //!
 //! `one core` has client and server on one core, `two cores` on one each: see `table/cores.rs`.
-//! For what happens when others want it, too, there is `cargo bench --bench table`.
+//! `cargo bench --bench table` measures contended locks.
 
-// What goes wrong in a bench ends it.
+// An error in a bench ends it.
 #![allow(clippy::unwrap_used)]
 
 use std::hint::black_box;
@@ -30,7 +30,7 @@ criterion_group! {
     targets = round_trips, no_round_trips
 }
 
-/// What asks the server.
+/// The calls that ask the server.
 fn round_trips(criterion: &mut Criterion) {
     let server = Server::start().unwrap();
     let machine = Machine::here();
@@ -79,7 +79,7 @@ fn round_trips(criterion: &mut Criterion) {
     machine.clients(Cores::Any).take();
 }
 
-/// What does not.
+/// The calls that do not.
 fn no_round_trips(criterion: &mut Criterion) {
     let server = Server::start().unwrap();
     let client = Client::connect(&server.url()).unwrap();

@@ -23,7 +23,7 @@ const GUESTS: usize = 3;
 const KILLED_EACH: u64 = 25;
 /// The lock of a dead one is free after this.
 const LEASE: Duration = Duration::from_millis(500);
-/// Longer, and somebody sleeps who should not.
+/// Longer, and a process sleeps that should not.
 const STILL: Duration = Duration::from_secs(10);
 
 fn main() -> ExitCode {
@@ -52,8 +52,8 @@ impl Counter {
         let Self { lock, not_empty, not_full, redis, name } = self;
         let guard = lock.lock()?;
         not_full.try_wait_while(&guard, || Ok::<_, Trouble>(on_it(redis, name)? >= ROOM))?;
-        // Before the change: whoever dies in between has woken somebody in vain, and nobody sleeps
-        // beside a cake.
+        // Before the change: a process that dies in between has woken another in vain, and none
+        // sleeps beside a cake.
         not_empty.notify_one()?;
         dawdle();
         let keys = [format!("{name}:cakes"), format!("{name}:baked")];
@@ -86,7 +86,7 @@ fn dawdle() {
     thread::sleep(Duration::from_micros(500));
 }
 
-/// What each process does, until it is killed.
+/// The work of each process, until it is killed.
 fn process(job: &Job) -> Result<(), Trouble> {
     let client = Client::builder(job.arg(0)).watchdog_timeout(LEASE).connect()?;
     let mut counter = Counter::open(&client, job.arg(0), job.arg(1))?;

@@ -1,6 +1,7 @@
-//! Shows what a failover does to locks, and what each client knew when: a master that Sentinels watch
-//! is killed while a lock is held, another is held that no replica has heard of, and a third one is
-//! contended. Then once more, with a lock that counts only when the replicas have it. `cargo run --release --example failover`
+//! Shows the effect of a failover on locks, and each client's knowledge at each time: a master that
+//! Sentinels watch is killed while a lock is held, another is held that no replica has heard of,
+//! and a third one is contended. Then once more, with a lock that counts only when the replicas
+//! have it. `cargo run --release --example failover`
 
 use std::error::Error;
 use std::process::ExitCode;
@@ -48,7 +49,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Who knew something, what, and when.
+/// A fact, with the process that knew it, and the time.
 struct Fact {
     who: &'static str,
     what: String,
@@ -61,11 +62,12 @@ impl Fact {
     }
 }
 
-/// Plays it, without acknowledgement of replicas. Whether all was as the documentation says.
+/// Plays the story, without acknowledgement of replicas. Returns whether all was as the
+/// documentation says.
 fn act(sentinels: &Sentinels) -> Result<bool, Trouble> {
     let connect = || Client::connect(&sentinels.url());
     let (anna, bert, carl) = (connect()?, connect()?, connect()?);
-    let (tell, facts) = mpsc::channel();
+    let (tell, renewal_state) = mpsc::channel();
 
     // Anna's lock is known to the replicas, Bert's is not: as if the master had died before it sent it.
     let known = anna.reentrant_lock("known").lock()?;
@@ -90,7 +92,7 @@ fn act(sentinels: &Sentinels) -> Result<bool, Trouble> {
     let workers =
         (0..WORKERS).map(|_| work(connect()?, &over, &tell)).collect::<Result<Vec<_>, _>>()?;
     // All are at it.
-    wait_for(&facts, WORKERS, Instant::now())?;
+    wait_for(&renewal_state, WORKERS, Instant::now())?;
 
     let killed = Instant::now();
     let old = sentinels.master();
@@ -98,11 +100,11 @@ fn act(sentinels: &Sentinels) -> Result<bool, Trouble> {
     let switched = sentinels.wait_switched(old);
     let mut story =
         vec![Fact { who: "sentinels", what: "have chosen another master".into(), at: switched }];
-    story.extend(wait_for(&facts, WORKERS, killed)?);
-    // And what Bert and Carl have to say, if it is not there yet.
+    story.extend(wait_for(&renewal_state, WORKERS, killed)?);
+    // Adds the words of Bert and Carl, if they are not there yet.
     let said = |story: &[Fact], who| story.iter().find(|fact| fact.who == who).map(|fact| fact.at);
     while said(&story, "bert").is_none() || said(&story, "carl").is_none() {
-        let fact = facts.recv_timeout(PATIENCE)?;
+        let fact = renewal_state.recv_timeout(PATIENCE)?;
         if fact.who != "worker" {
             story.push(fact);
         }
@@ -144,7 +146,7 @@ fn act(sentinels: &Sentinels) -> Result<bool, Trouble> {
     Ok(is_held && unknown.unlock().is_err() && failed.is_empty() && later < GOES_ON)
 }
 
-/// The same where a lock counts only when all replicas have it.
+/// The same with a lock that counts only when all replicas have it.
 fn acknowledged(sentinels: &Sentinels) -> Result<bool, Trouble> {
     const WITHIN: Duration = Duration::from_millis(200);
     let replicas = sentinels.replicas();
@@ -164,7 +166,7 @@ fn acknowledged(sentinels: &Sentinels) -> Result<bool, Trouble> {
     let until = Instant::now() + PATIENCE;
     let guard = loop {
         match lock.lock() {
-            // One that has just come back does not count yet.
+            // A replica that has just come back does not count yet.
             Err(error) if error.is_transient() && Instant::now() < until => {}
             granted => break granted?,
         }
@@ -182,7 +184,7 @@ fn acknowledged(sentinels: &Sentinels) -> Result<bool, Trouble> {
     Ok(is_held && is_known)
 }
 
-/// Contends for a lock until it is over.
+/// Contends for a lock until the story is over.
 fn work(
     client: Client,
     over: &CancelToken,
@@ -195,17 +197,21 @@ fn work(
             let _ = tell
                 .send(Fact::now("worker", format!("{:?} has the lock", thread::current().id())));
             thread::sleep(Duration::from_millis(5));
-            // One that was lost, or whose reply was: nothing was written that could be wrong.
+            // A lost lock, or a lost reply: nothing was written that could be wrong.
             let _ = guard.unlock();
         }
     }))
 }
 
-/// Waits until so many workers have said something since then. What was said: each worker's first word.
-fn wait_for(facts: &Receiver<Fact>, workers: usize, since: Instant) -> Result<Vec<Fact>, Trouble> {
+/// Waits until so many workers have said something since then. Returns each worker's first word.
+fn wait_for(
+    renewal_state: &Receiver<Fact>,
+    workers: usize,
+    since: Instant,
+) -> Result<Vec<Fact>, Trouble> {
     let mut story: Vec<Fact> = Vec::new();
     while story.iter().filter(|fact| fact.who == "worker").count() < workers {
-        let fact = facts.recv_timeout(PATIENCE)?;
+        let fact = renewal_state.recv_timeout(PATIENCE)?;
         let is_new = fact.at > since && story.iter().all(|known| known.what != fact.what);
         if is_new || fact.who != "worker" {
             story.push(fact);

@@ -15,9 +15,10 @@ use stage::{Stage, Trouble};
 
 const CUSTOMERS: usize = 8;
 const KILLED: usize = 4;
-/// What a customer keeps the others waiting for.
+/// For how long a customer keeps the others waiting.
 const SERVICE: Duration = Duration::from_millis(100);
-/// About what a dead customer costs the others when it is first in line. The default is 10 s.
+/// About the time that a dead customer costs the others when it is first in line. The default is 10
+/// s.
 const FAIR_WAIT: Duration = Duration::from_secs(2);
 
 fn main() -> ExitCode {
@@ -30,18 +31,18 @@ fn connect(url: &str) -> Result<(Client, Connection), Trouble> {
     Ok((client, redis::Client::open(url)?.get_connection()?))
 }
 
-/// What each process does: takes a number, waits, is served.
+/// The work of each process: takes a number, waits, is served.
 fn customer(job: &Job) -> Result<(), Trouble> {
     let (client, mut redis) = connect(job.arg(0))?;
-    let desk = client.fair_lock(job.arg(1));
+    let queue = client.fair_lock(job.arg(1));
     job.say("here");
     let _enter = job.wait_line();
 
-    let number: usize = redis.incr(numbers(desk.name()), 1)?;
+    let number: usize = redis.incr(numbers(queue.name()), 1)?;
     job.say(&number.to_string());
-    let guard = desk.lock()?;
-    // Nobody else is served meanwhile.
-    redis.rpush::<_, _, ()>(served(desk.name()), number)?;
+    let guard = queue.lock()?;
+    // No other customer is served meanwhile.
+    redis.rpush::<_, _, ()>(served(queue.name()), number)?;
     thread::sleep(SERVICE);
     guard.unlock()?;
     Ok(())
@@ -49,9 +50,9 @@ fn customer(job: &Job) -> Result<(), Trouble> {
 
 fn show(stage: &Stage) -> Result<bool, Trouble> {
     let (client, mut redis) = connect(stage.url())?;
-    let desk = client.fair_lock(&stage.name);
-    // Nobody is served before all have come.
-    let closed = desk.lock()?;
+    let queue = client.fair_lock(&stage.name);
+    // No customer is served before all have come.
+    let closed = queue.lock()?;
 
     let arguments = [stage.url(), &stage.name];
     let mut customers: Vec<Worker> =
@@ -71,7 +72,7 @@ fn show(stage: &Stage) -> Result<bool, Trouble> {
     let killed = &mut customers[KILLED - 1];
     killed.sigkill();
     stage.say(&format!("\nprocess {} with number {KILLED} is killed (SIGKILL)", killed.pid()))?;
-    stage.say("the desk opens\n")?;
+    stage.say("the queue opens\n")?;
     closed.unlock()?;
 
     let expected: Vec<usize> = (1..=CUSTOMERS).filter(|&number| number != KILLED).collect();
@@ -105,10 +106,10 @@ fn show(stage: &Stage) -> Result<bool, Trouble> {
     Ok(in_order)
 }
 
-fn numbers(desk: &str) -> String {
-    format!("{desk}:numbers")
+fn numbers(queue: &str) -> String {
+    format!("{queue}:numbers")
 }
 
-fn served(desk: &str) -> String {
-    format!("{desk}:served")
+fn served(queue: &str) -> String {
+    format!("{queue}:served")
 }

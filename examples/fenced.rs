@@ -1,6 +1,6 @@
-//! Shows what a fencing token is for: a process that was stopped while it held a lock wakes up when
-//! another one has it, and writes. With the token the database refuses that; its twin without loses
-//! money: `cargo run --example fenced --features sqlite`
+//! Shows the purpose of a fencing token: a process that was stopped while it held a lock wakes up
+//! when another one has it, and writes. With the token the database refuses that; its twin without
+//! loses money: `cargo run --example fenced --features sqlite`
 
 mod stage;
 
@@ -16,7 +16,7 @@ use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior};
 
 use stage::{Stage, Trouble};
 
-/// Short, so that the show is.
+/// Short, so that the show is short.
 const LEASE: Duration = Duration::from_secs(1);
 const BEGINNING: i64 = 100;
 const FIRST: i64 = 30;
@@ -26,7 +26,7 @@ fn main() -> ExitCode {
     stage::play("fenced", show, withdraw)
 }
 
-/// The first statement of each transaction that writes under the lock. `false`: somebody with a
+/// The first statement of each transaction that writes under the lock. `false`: a process with a
 /// later token has written, so this one must not.
 fn is_in_front(
     transaction: &Transaction<'_>,
@@ -46,7 +46,7 @@ fn is_in_front(
     Ok(row.is_some())
 }
 
-/// What each process does: reads the balance, and writes what is left.
+/// The work of each process: reads the balance, and writes the rest.
 fn withdraw(job: &Job) -> Result<(), Trouble> {
     let (url, name, file) = (job.arg(0), job.arg(1), job.arg(2));
     let (is_fenced, amount) = (job.arg(3) == "fenced", job.arg(4).parse::<i64>()?);

@@ -20,7 +20,7 @@ fn main() -> ExitCode {
     stage::play("latch", show, process)
 }
 
-/// What each thread does. Returns when it started.
+/// The work of each thread. Returns when it started.
 fn run(number: u64, ready: &CountDownLatch, go: &CountDownLatch) -> Result<Duration, Trouble> {
     // Each ties its shoes for as long as that takes.
     thread::sleep(Duration::from_millis(37 * (number * 7 % 20)));
@@ -29,7 +29,7 @@ fn run(number: u64, ready: &CountDownLatch, go: &CountDownLatch) -> Result<Durat
     now()
 }
 
-/// What each process does.
+/// The work of each process.
 fn process(job: &Job) -> Result<(), Trouble> {
     let client = Client::connect(job.arg(0))?;
     let [ready, go] = latches(&client, job.arg(1));
@@ -51,7 +51,7 @@ fn process(job: &Job) -> Result<(), Trouble> {
 fn show(stage: &Stage) -> Result<bool, Trouble> {
     let client = Client::connect(stage.url())?;
     let [ready, go] = latches(&client, &stage.name);
-    // Before anybody counts down or waits: a latch without a count is open.
+    // Before any thread counts down or waits: a latch without a count is open.
     ready.try_set_count(PROCESSES * RUNNERS)?;
     go.try_set_count(1)?;
 

@@ -22,11 +22,11 @@ const KILLED: usize = 2;
 const USES: usize = 5;
 const FIRST_USE: Duration = Duration::from_millis(1_800);
 const USE: Duration = Duration::from_millis(150);
-/// So long a permit stays out when nobody renews it.
+/// How long a permit stays out without a renewal.
 const LEASE: Duration = Duration::from_millis(1_200);
 /// When the dead's permits may be seen to be back: a busy machine is slow to look.
 const LATE: Duration = Duration::from_millis(700);
-/// What the look at a lease takes.
+/// The time that the look at a lease takes.
 const EARLY: Duration = Duration::from_millis(50);
 
 fn main() -> ExitCode {
@@ -38,12 +38,12 @@ fn connect(url: &str, name: &str) -> Result<ExpirableSemaphore, Trouble> {
     Ok(client.expirable_semaphore(name))
 }
 
-/// Who has something of the pool: a process id and a permit's, counted apart from the semaphore.
+/// The key of the pool's users: a process id and a permit's, counted apart from the semaphore.
 fn users_key(name: &str) -> String {
     format!("{name}:users")
 }
 
-/// What each thread does. Returns the most that it saw in use at once.
+/// The work of each thread. Returns the most that it saw in use at once.
 fn work(pool: &ExpirableSemaphore, redis: &mut Connection) -> Result<u32, Trouble> {
     let users = users_key(pool.name());
     let mut most = 0;
@@ -54,13 +54,13 @@ fn work(pool: &ExpirableSemaphore, redis: &mut Connection) -> Result<u32, Troubl
         most = most.max(redis.scard(&users)?);
         thread::sleep(if round == 0 { FIRST_USE } else { USE });
         redis.srem::<_, _, ()>(&users, &user)?;
-        // An error if it was lost meanwhile.
+        // An error if the permit was lost meanwhile.
         permit.release()?;
     }
     Ok(most)
 }
 
-/// What each process does.
+/// The work of each process.
 fn process(job: &Job) -> Result<(), Trouble> {
     let (url, name) = (job.arg(0), job.arg(1));
     let pool = connect(url, name)?;
@@ -178,7 +178,7 @@ fn show(stage: &Stage) -> Result<bool, Trouble> {
 /// A permit whose process was killed.
 struct Dead {
     id: PermitId,
-    /// What its lease had left then.
+    /// The rest of its lease then.
     left: Duration,
     since: Instant,
 }

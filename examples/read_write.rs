@@ -39,7 +39,7 @@ fn change(redis: &mut Connection, name: &str, price: i64) -> Result<(), Trouble>
     Ok(())
 }
 
-/// What has been seen of a list.
+/// The observations of a list.
 #[derive(Default)]
 struct Seen {
     reads: AtomicU64,
@@ -75,7 +75,7 @@ fn read(lock: Option<&ReadWriteLock>, url: &str, name: &str, seen: &Seen) -> Res
     Ok(())
 }
 
-/// What each process does.
+/// The work of each process.
 fn process(job: &Job) -> Result<(), Trouble> {
     let (url, name, locked) = (job.arg(0), job.arg(1), job.arg(2) == "locked");
     let client = Client::connect(url)?;
@@ -119,7 +119,7 @@ fn act(stage: &Stage, locked: bool) -> Result<(u64, i64), Trouble> {
         let writing = lock.write().lock()?;
         longest = longest.max(asked.elapsed());
         change(&mut redis, &name, price)?;
-        // Down to reading: others may read now, and nobody has written when it looks.
+        // Down to reading: others may read now, and none has written when it looks.
         let reading = lock.read().lock()?;
         writing.unlock()?;
         kept &= redis.get::<_, i64>(format!("{name}:first"))? == price;

@@ -1,5 +1,5 @@
-//! Shows that a semaphore of 3 lets at most 3 of 20 threads in 3 processes have what there are
-//! only 3 of: `cargo run --example semaphore`
+//! Shows that a semaphore of 3 lets at most 3 of 20 threads in 3 processes use 3 things at once:
+//! `cargo run --example semaphore`
 
 mod stage;
 
@@ -24,7 +24,7 @@ fn main() -> ExitCode {
     stage::play("semaphore", show, process)
 }
 
-/// What each thread does. Returns the most that it saw in use at once, and its longest wait.
+/// The work of each thread. Returns the most that it saw in use at once, and its longest wait.
 fn work(pool: &Semaphore, redis: &mut Connection) -> Result<(u32, Duration), Trouble> {
     let in_use = format!("{}:in_use", pool.name());
     let (mut most, mut longest) = (0, Duration::ZERO);
@@ -42,7 +42,7 @@ fn work(pool: &Semaphore, redis: &mut Connection) -> Result<(u32, Duration), Tro
     Ok((most, longest))
 }
 
-/// What each process does.
+/// The work of each process.
 fn process(job: &Job) -> Result<(), Trouble> {
     let (url, name, threads) = (job.arg(0), job.arg(1), job.arg(2).parse()?);
     let pool = Client::connect(url)?.semaphore(name);

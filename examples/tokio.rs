@@ -35,7 +35,7 @@ impl Drop for CancelOnDrop {
 }
 
 /// Takes the lock on a blocking thread, and returns its guard to async code. Returns `None` after
-/// `limit`. The permit goes along: it is given back when the thread waits no more.
+/// `limit`. The permit goes along: the thread gives it back when it waits no more.
 async fn lock_async(
     lock: &ReentrantLock,
     limit: Duration,
@@ -63,7 +63,7 @@ fn main() -> ExitCode {
 }
 
 fn show(stage: &Stage) -> Result<bool, Trouble> {
-    // It connects before the runtime starts: `connect` blocks, too.
+    // The client connects before the runtime starts: `connect` blocks, too.
     let lock = Client::connect(stage.url())?.reentrant_lock(&stage.name);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .max_blocking_threads(BLOCKING_THREADS)

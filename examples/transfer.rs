@@ -1,6 +1,6 @@
 //! Shows that money moved between accounts by many workers is neither made nor lost if each takes
-//! the locks of both accounts, in whatever order it names them, and is if they take none:
-//! `cargo run --example transfer`
+//! the locks of both accounts, in any order of their names, and is if they take none: `cargo run
+//! --example transfer`
 
 mod stage;
 
@@ -16,14 +16,14 @@ use redlatch_testkit::{Job, Worker};
 use stage::{Stage, Trouble};
 
 const ACCOUNTS: usize = 6;
-/// What is in each at first, in cents.
+/// The first balance of each account, in cents.
 const BALANCE: i64 = 100_000;
 const PROCESSES: usize = 4;
 /// In each process.
 const CLERKS: usize = 4;
 /// By each clerk.
 const TRANSFERS: usize = 40;
-/// What a clerk does between the look at two balances and their change.
+/// The time of a clerk's work between the look at two balances and their change.
 const WORK: Duration = Duration::from_millis(1);
 /// Longer than the change takes: locks that may end sooner are not relied on.
 const SLACK: Duration = Duration::from_millis(500);
@@ -32,13 +32,13 @@ fn main() -> ExitCode {
     stage::play("transfer", show, process)
 }
 
-/// Moves money: what each clerk does again and again.
+/// Moves money: each clerk does this again and again.
 fn transfer(bank: &mut Bank, from: &str, to: &str, amount: i64) -> Result<(), Trouble> {
     let guard = match &bank.locks {
         None => None,
         Some(client) => {
             let (from, to) = (client.reentrant_lock(from), client.reentrant_lock(to));
-            // Somebody may do the opposite at this moment, and name them the other way round.
+            // Another clerk may do the opposite at this moment, and name them the other way round.
             Some(MultiLock::new(&[&from, &to])?.lock()?)
         }
     };
@@ -60,11 +60,11 @@ fn transfer(bank: &mut Bank, from: &str, to: &str, amount: i64) -> Result<(), Tr
 /// A clerk's way to the accounts.
 struct Bank {
     redis: Connection,
-    /// None: nobody locks anything.
+    /// None: no clerk locks anything.
     locks: Option<Client>,
 }
 
-/// What each process does. Says how long the slowest transfer took.
+/// The work of each process. Reports how long the slowest transfer took.
 fn process(job: &Job) -> Result<(), Trouble> {
     let (url, name, locked) = (job.arg(0), job.arg(1), job.arg(2) == "locked");
     let client = Client::connect(url)?;
@@ -128,7 +128,7 @@ fn show(stage: &Stage) -> Result<bool, Trouble> {
     Ok(lost != 0 && kept == 0)
 }
 
-/// All clerks work for a while. Returns what there is more than before, or less.
+/// All clerks work for a while. Returns the change of the sum.
 fn day(stage: &Stage, how: &str) -> Result<i64, Trouble> {
     let mut redis = redis::Client::open(stage.url())?.get_connection()?;
     let balances = |it| format!("{}:balance", account(&stage.name, it));

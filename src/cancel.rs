@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, Thread};
 
-/// Ends the waits that were given it, from any thread: what `Thread.interrupt` is to Java.
+/// Ends the waits that have it, from any thread, like Java's `Thread.interrupt`.
 ///
 /// A clone is the same token. A cancelled token stays cancelled: each later wait with it ends at
 /// once, so make a new token for a new piece of work.
@@ -33,9 +33,9 @@ impl CancelToken {
         Self::default()
     }
 
-    /// Ends every wait with this token, those of now and those to come, with an error of kind
-    /// [`Cancelled`](crate::ErrorKind::Cancelled). Does not wait for them. A grant that was
-    /// decided first wins: the waiter then has the lock.
+    /// Ends every wait with this token, present and future, with an error of kind
+    /// [`Cancelled`](crate::ErrorKind::Cancelled). Does not wait for them. An earlier grant wins:
+    /// the waiter then has the lock.
     pub fn cancel(&self) {
         // The flag before the list: a waiter that registers after this copy was made sees the
         // flag before it sleeps.

@@ -1,60 +1,58 @@
-//! The public way to a Redis server: what a client can be asked for.
+//! The public way to a Redis server: the client, and the locks that it makes.
 
 use std::fmt;
 use std::sync::Arc;
 
-use crate::condition;
 use crate::config::ClientBuilder;
-use crate::core::{Core, Session};
-use crate::count_down_latch::CountDownLatch;
 use crate::error::Error;
 #[cfg(doc)]
 use crate::error::{ErrorKind, LostReason};
-use crate::expirable_semaphore::ExpirableSemaphore;
-use crate::fair_lock::{self, FairLock};
-use crate::fenced_lock::FencedLock;
-use crate::hold;
-use crate::pubsub::News;
-use crate::read_write_lock::ReadWriteLock;
-use crate::reentrant_lock::ReentrantLock;
-use crate::semaphore::Semaphore;
+use crate::latch::CountDownLatch;
+use crate::local;
+use crate::lock::condition;
+use crate::lock::fair::{self, FairLock};
+use crate::lock::fenced::FencedLock;
+use crate::lock::read_write::ReadWriteLock;
+use crate::lock::reentrant::ReentrantLock;
+use crate::runtime::{Core, News, Session};
+use crate::semaphore::{ExpirableSemaphore, Semaphore};
 
 #[cfg(test)]
 #[cfg(shuttle)]
 mod model_tests;
 
-/// A client of one Redis server, of the master that Sentinels name, or of a cluster, from which
-/// locks are made.
+/// A client of one Redis server, of the master that Sentinels name, or of a cluster. It makes the
+/// locks.
 ///
-/// A clone is the same client. Each client is an owner of its own, as a `RedissonClient` is: a
-/// process usually has one, made at its start. Its threads share a few connections; one more, for
-/// messages, is opened when one of them waits for the first time, or has held something for 100 ms.
-/// It has three threads of its own, a fourth while `on_lost` callbacks run or log lines are
+/// A clone is the same client. Each client has an owner id of its own, like a `RedissonClient`: a
+/// process usually has one, made at its start. Its threads share a few connections; it opens one
+/// more, for messages, when one of them waits for the first time, or has held a lock or permit for
+/// 100 ms. It has three threads of its own, a fourth while `on_lost` callbacks run or log lines are
 /// written, and others with Sentinels or in a cluster (the crate's documentation has all).
 ///
-/// When the last clone, lock and guard of a client are gone, what it still holds is released (but
-/// not what was [left to expire](crate::LockGuard::leave_to_expire)), what
-/// was written and not answered is read, and its background threads end: the last drop is a
-/// [`shutdown`](Self::shutdown), and may take as long.
+/// When the last clone, lock and guard of a client are gone, the client releases its holds (except
+/// those [left to expire](crate::LockGuard::leave_to_expire)), reads the outstanding replies, and
+/// ends its background threads: the last drop is a [`shutdown`](Self::shutdown), and may take as
+/// long.
 ///
 /// ```no_run
 /// # fn main() -> Result<(), redlatch::Error> {
 /// let client = redlatch::Client::connect("redis://127.0.0.1:6379")?;
 /// let lock = client.reentrant_lock("orders");
 /// let guard = lock.lock()?;
-/// // … nobody else is here, on any machine, while guard.is_held() …
+/// // … no other thread is here, on any machine, while guard.is_held() …
 /// guard.unlock()?;
 /// # Ok(()) }
 /// ```
 ///
 /// # Fork
 ///
-/// A virtual machine that is cloned while it runs has the client twice, with one id: each copy takes
-/// the other's holds for its own. End the client before, or connect anew in the clone.
+/// A virtual machine that is cloned while it runs has the client twice, with one id: each copy
+/// takes the other's holds for its own. End the client before, or connect anew in the clone.
 ///
 /// A forked child has a client's memory and sockets, and none of its threads. There every call of
 /// the client fails with kind [`Forked`](ErrorKind::Forked), guards say that they are lost, and
-/// drops do nothing: the parent keeps what it holds. Connect a new client in the child.
+/// drops do nothing: the parent keeps its holds. Connect a new client in the child.
 #[derive(Clone)]
 pub struct Client(Session);
 
@@ -66,18 +64,19 @@ impl Client {
     /// `redis+unix:///path/to.sock[?db=number][&user=…&pass=…]`; each may have the parameter
     /// `protocol=resp3`. In a user or a password `/ ? # @ %` are written `%2F %3F %23 %40 %25`.
     ///
-    /// A cluster's is `redis-cluster://[[user]:password@]host[:port][,host[:port]…]`, or
+    /// A cluster's URL is `redis-cluster://[[user]:password@]host[:port][,host[:port]…]`, or
     /// `rediss-cluster://` with TLS: some of its servers, which name the others. User and password
-    /// are those of all of them. What holds there: [Guarantees](crate::guide::guarantees).
+    /// are those of all of them. For the guarantees there, see
+    /// [Guarantees](crate::guide::guarantees).
     ///
     /// Behind Sentinels it is
     /// `redis-sentinel://[[user]:password@]host[:port][,host[:port]…]/service[/database]`, with
-    /// `rediss-sentinel://` where Sentinels and servers speak TLS: the hosts are Sentinels (port
-    /// 26379 if there is none; one that works is enough, it tells of the others), the service is
-    /// what they call the master. User and password are the servers'; those of the Sentinels are
-    /// the parameters `sentinelUsername` and `sentinelPassword`, or
-    /// [`sentinel_credentials`](ClientBuilder::sentinel_credentials). What a failover does
-    /// to a lock: [the crate's page](crate#failover).
+    /// `rediss-sentinel://` if Sentinels and servers speak TLS: the hosts are Sentinels (port 26379
+    /// by default; one that works is enough, it names the others), the service is their name of the
+    /// master. User and password are the servers'; those of the Sentinels are the parameters
+    /// `sentinelUsername` and `sentinelPassword`, or
+    /// [`sentinel_credentials`](ClientBuilder::sentinel_credentials). For the effect of a failover
+    /// on a lock, see [the crate's page](crate#failover).
     ///
     /// ```no_run
     /// # fn main() -> Result<(), redlatch::Error> {
@@ -97,17 +96,17 @@ impl Client {
         Self::builder(url).connect()
     }
 
-    /// Settings for a new client of the server at `url`, which is as [`connect`](Self::connect)
-    /// takes it. No I/O.
+    /// Settings for a new client of the server at `url`, in the form that
+    /// [`connect`](Self::connect) takes. No I/O.
     pub fn builder(url: &str) -> ClientBuilder {
         ClientBuilder::new(url)
     }
 
     /// The lock of this name: Redisson's `RLock`, `redisson.getLock(name)`.
     ///
-    /// No I/O. Handles of one name share what the client holds under it, and its place in the
-    /// queue. Whether a handle is kept or made for each call makes no difference. An empty name is
-    /// an error of the first call that needs the server.
+    /// No I/O. Handles of one name share the client's hold and its place in the queue. Keeping a
+    /// handle or making one for each call makes no difference. An empty name is an error of the
+    /// first call that needs the server.
     #[must_use]
     pub fn reentrant_lock(&self, name: &str) -> ReentrantLock {
         ReentrantLock::new(&self.0, name)
@@ -125,7 +124,8 @@ impl Client {
     /// The read-write lock of this name: Redisson's `RReadWriteLock`,
     /// `redisson.getReadWriteLock(name)`.
     ///
-    /// No I/O. One name is for one kind of lock: under another one's it is refused (`WRONGTYPE`).
+    /// No I/O. One name is for one kind of lock: under the name of another kind it is refused
+    /// (`WRONGTYPE`).
     #[must_use]
     pub fn read_write_lock(&self, name: &str) -> ReadWriteLock {
         ReadWriteLock::new(&self.0, name)
@@ -142,7 +142,7 @@ impl Client {
 
     /// The semaphore of this name: Redisson's `RSemaphore`, `redisson.getSemaphore(name)`.
     ///
-    /// No I/O. It has no permits until somebody gives it some
+    /// No I/O. It has no permits until a client adds some
     /// ([`try_set_permits`](Semaphore::try_set_permits)).
     #[must_use]
     pub fn semaphore(&self, name: &str) -> Semaphore {
@@ -152,7 +152,7 @@ impl Client {
     /// The expirable semaphore of this name: Redisson's `RPermitExpirableSemaphore`,
     /// `redisson.getPermitExpirableSemaphore(name)`.
     ///
-    /// No I/O. It has no permits until somebody gives it some
+    /// No I/O. It has no permits until a client adds some
     /// ([`try_set_permits`](ExpirableSemaphore::try_set_permits)). A [`Semaphore`] of the same name
     /// would count the same permits and know nothing of the leases: use one name for one of the
     /// two.
@@ -164,23 +164,23 @@ impl Client {
     /// The count-down latch of this name: Redisson's `RCountDownLatch`,
     /// `redisson.getCountDownLatch(name)`.
     ///
-    /// No I/O. It is open until somebody gives it a count
+    /// No I/O. It is open until a client sets a count
     /// ([`try_set_count`](CountDownLatch::try_set_count)).
     #[must_use]
     pub fn count_down_latch(&self, name: &str) -> CountDownLatch {
         CountDownLatch::new(&self.0, name)
     }
 
-    /// The uuid that the owners of this client's locks begin with, as the server has them; the name
-    /// of each of its connections and each of its log lines end with it. No I/O.
+    /// The uuid with which the owners of this client's locks begin on the server; the name of each
+    /// of its connections and each of its log lines end with it. No I/O.
     #[must_use]
     pub fn id(&self) -> &str {
         self.0.core().id.as_str()
     }
 
     /// Ends the client now, though handles of it are left: waiting threads get an error of kind
-    /// [`ShutDown`](ErrorKind::ShutDown), as does every later call; what is held is released, and
-    /// its guards are lost ([`LostReason::ShutDown`]).
+    /// [`ShutDown`](ErrorKind::ShutDown), as does every later call; the client releases its holds,
+    /// and their guards are lost ([`LostReason::ShutDown`]).
     ///
     /// In a forked child it does nothing.
     ///
@@ -188,9 +188,9 @@ impl Client {
     ///
     /// Until the releases are answered and the background threads have ended. If the server does
     /// not answer, for at most about `connect_timeout` and twice `response_timeout`; a thread that
-    /// is in the middle of a request ends by itself soon after. So it is if an `on_lost` callback
-    /// or the logger does not return: for at most twice `response_timeout`, and its thread ends
-    /// when it does.
+    /// is in the middle of a request ends by itself soon after. If an `on_lost` callback or the
+    /// logger does not return, also for at most twice `response_timeout`, and its thread ends when
+    /// it does.
     pub fn shutdown(&self) {
         self.0.shut_down();
     }
@@ -208,38 +208,37 @@ impl ClientBuilder {
     /// # Errors
     ///
     /// - [`Config`](ErrorKind::Config) if a setting or the URL is not usable, if the server is a
-    ///   Sentinel though the URL is no Sentinels', or of a cluster's URL none of a cluster, if no
-    ///   Sentinel knows the master, if the server is too old, or has no database of the number in
-    ///   the URL, or if the system gives no threads or no random numbers. Trying again does not
-    ///   help.
+    ///   Sentinel though the URL is not for Sentinels, or with a cluster's URL is in no cluster, if
+    ///   no Sentinel knows the master, if the server is too old, or lacks the URL's database, or if
+    ///   the system gives no threads or no random numbers. Trying again does not help.
     /// - [`Redis`](ErrorKind::Redis) if the server or its Sentinels cannot be reached, does not
-    ///   answer in time, or lets the client not in: its password, its protected mode, its number of
+    ///   answer in time, or refuses the client: for its password, its protected mode, its number of
     ///   connections, the right to run scripts.
-    /// - [`Protocol`](ErrorKind::Protocol) if what answers is no Redis server.
+    /// - [`Protocol`](ErrorKind::Protocol) if the answer is not that of a Redis server.
     ///
-    /// Nothing is left behind: no thread, no connection, and nothing on the server.
+    /// Nothing stays behind: no thread, no connection, and nothing on the server.
     ///
     /// # Blocking
     ///
-    /// For the connection's set-up and a few round trips, which tell how far away the server is:
-    /// for at most `connect_timeout`, and `response_timeout` for each of four questions.
+    /// For the connection's set-up and a few round trips, which measure the distance of the server:
+    /// for at most `connect_timeout`, and `response_timeout` for each of four requests.
     pub fn connect(self) -> Result<Client, Error> {
         self.check()?;
         Session::open(&self.url, self.config, stray).map(Client)
     }
 }
 
-/// A script told something to an owner of this client that does not wait any more.
+/// Handles a script's message to an owner of this client that does not wait any more.
 pub(crate) fn stray(core: &Arc<Core>, owner: u64, news: &News<'_>) {
     match news {
-        News::Ask { lock } => fair_lock::take_out(core, owner, lock),
+        News::Ask { lock } => fair::take_out(core, owner, lock),
         News::Grant(grant) => {
-            hold::give_back_stray(core, owner, grant);
-            fair_lock::give_back_stray(core, owner, grant);
+            local::give_back_stray(core, owner, grant);
+            fair::give_back_stray(core, owner, grant);
         }
         News::Notified { database, waiting } => {
             condition::pass_on(core, owner, *database, waiting);
         }
-        News::Open { database, lock, .. } => hold::give_up_stray(core, owner, *database, lock),
+        News::Open { database, lock, .. } => local::give_up_stray(core, owner, *database, lock),
     }
 }

@@ -1,11 +1,11 @@
-//! What can go wrong, and what the state of the lock is then.
+//! Errors, and the state of the lock after each.
 
 use std::error::Error as StdError;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What kind of trouble an [`Error`] is.
+/// The kind of an [`Error`].
 ///
 /// ```no_run
 /// use redlatch::{Error, ErrorKind};
@@ -25,39 +25,40 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// The calling thread does not hold what it tried to unlock, or to wait or notify with. Nothing
-    /// was changed.
+    /// The calling thread does not hold the lock that it tried to unlock, or to wait or notify
+    /// with. Nothing was changed.
     NotHeld,
     /// The hold ended before it was released: its lease ran out, or the lock was deleted or taken
     /// over. Work done since then was not protected.
     LeaseLost,
-    /// The lock is held, but not certainly for as long as
-    /// [`check`](crate::LockGuard::check) was asked for.
+    /// The lock is held, but not certainly for the time given to
+    /// [`check`](crate::LockGuard::check).
     EndsTooSoon,
-    /// The [`CancelToken`](crate::CancelToken) of the call was cancelled. Nothing is held; but a
-    /// thread that waited on a [`Condition`](crate::Condition) has its lock again.
+    /// The [`CancelToken`](crate::CancelToken) of the call was cancelled. The call holds nothing;
+    /// but a thread that waited on a [`Condition`](crate::Condition) has its lock again.
     Cancelled,
-    /// The client was shut down. Nothing is held.
+    /// The client was shut down. It holds nothing.
     ShutDown,
     /// The process is a child that was forked from the one that connected the client. Nothing was
-    /// done; what the parent holds is the parent's. Connect a new client in the child.
+    /// done; the parent keeps its holds. Connect a new client in the child.
     Forked,
     /// The server refused, broke the connection, or did not answer in time.
     Redis,
-    /// The server answered something that no Redis server answers.
+    /// The server's answer is not that of a Redis server.
     Protocol,
-    /// The calling thread would wait for itself: it reads, and asks to write. Nothing was changed.
+    /// The calling thread would wait for itself: it holds the read lock, and takes the write lock.
+    /// Nothing was changed.
     WouldDeadlock,
     /// A setting, a name, a lease or a URL is not usable.
     Config,
 }
 
-/// Trouble with a lock or with the server behind it.
+/// An error of a lock or of the server behind it.
 ///
-/// `{error}` is one line: which lock, what went wrong, what is true of the lock now, what to do.
-/// The cause below that (what the operating system or the server said) is its
-/// [`source`](StdError::source), and not repeated; `{error:#}` and `{error:?}` print the whole
-/// chain, as does whatever prints chains. It never contains a password or what is stored in Redis.
+/// `{error}` is one line: the lock, the trouble, the present state of the lock, the remedy. The
+/// cause (of the operating system or the server) is its [`source`](StdError::source), and not
+/// repeated; `{error:#}` and `{error:?}` print the whole chain, as do programs that print chains.
+/// It never contains a password or data stored in Redis.
 ///
 /// ```no_run
 /// use std::thread;
@@ -65,7 +66,7 @@ pub enum ErrorKind {
 ///
 /// use redlatch::{Error, ErrorKind, LockGuard, ReentrantLock};
 ///
-/// /// Takes the lock, however long the server is away.
+/// /// Takes the lock, even after a long outage of the server.
 /// fn patiently(lock: &ReentrantLock) -> Result<LockGuard, Error> {
 ///     loop {
 ///         match lock.lock() {
@@ -103,54 +104,54 @@ struct Inner {
     outcome_unknown: bool,
 }
 
-/// Trouble that a wait goes on over, for a while.
+/// Trouble during which a wait goes on, for a while.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Passing {
-    /// No server could be asked, or not the one that has the key: it is away, starts, does not
-    /// answer, or another one takes over.
+    /// No server answered, or not the one that has the key: it is away, starts, does not answer, or
+    /// another one takes over.
     Outage,
     /// A server answered, and too few replicas are there.
     Unacknowledged,
 }
 
 impl Error {
-    /// What kind of trouble it is.
+    /// Returns the kind of the error.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
     }
 
-    /// Whether it is trouble that passes, though nothing is changed in this program, its settings
-    /// or its rights: the server is away, starts, is busy, slow, or out of memory, or another
-    /// one takes over. And [`EndsTooSoon`](ErrorKind::EndsTooSoon), where the next renewal helps.
+    /// Returns whether the trouble may pass without a change in this program, its settings or its
+    /// rights: the server is away, starts, is busy, slow, or out of memory, or another one takes
+    /// over. Also true of [`EndsTooSoon`](ErrorKind::EndsTooSoon), if the next renewal helps.
     ///
-    /// Before a call is made again look at [`outcome_unknown`](Self::outcome_unknown).
+    /// Before you repeat the call, look at [`outcome_unknown`](Self::outcome_unknown).
     #[must_use]
     pub fn is_transient(&self) -> bool {
         self.0.transient
     }
 
-    /// Whether the server may have done what it was asked for, or may do it yet: it did not answer,
-    /// or not so that it can be understood.
+    /// Returns whether the server may have done the request, or may still do it: it did not answer,
+    /// or not intelligibly.
     ///
-    /// - What was to be *taken* (a lock, permits, also by `drain_permits`) is not held, and is
-    ///   given back in the background if it was taken: the call may be made again.
-    /// - What was to be *given* (`unlock`, a semaphore's or permit's `release`, `release_many`,
-    ///   `count_down`) is sent again in the background: it must not be called again.
-    /// - What sets something (`force_unlock`, `try_set_permits`, `set_permits`, `add_permits`,
-    ///   `try_set_count`, `update_lease_time`, `delete`) and `release_if_exists` are left as they
-    ///   are: look before they are called again.
+    /// - A call that *takes* (a lock, permits, also `drain_permits`) holds nothing, and the client
+    ///   releases in the background anything that the server granted: you may call it again.
+    /// - A call that *gives* (`unlock`, a semaphore's or permit's `release`, `release_many`,
+    ///   `count_down`) is sent again in the background: do not call it again.
+    /// - A call that sets (`force_unlock`, `try_set_permits`, `set_permits`, `add_permits`,
+    ///   `try_set_count`, `update_lease_time`, `delete`) and `release_if_exists` are not repeated:
+    ///   look at the state before you call them again.
     ///
-    /// Where nothing more can be done in the background (the client has ended, or the request is
-    /// too old), the error's message says so, and where to look.
+    /// If nothing more can be done in the background (the client has ended, or the request is too
+    /// old), the error's message says so, and where to look.
     ///
-    /// Never true of a question, which changes nothing.
+    /// Never true of a query, which changes nothing.
     #[must_use]
     pub fn outcome_unknown(&self) -> bool {
         self.0.outcome_unknown
     }
 
-    /// The lock or synchronizer it happened to, if it was one.
+    /// Returns the name of the lock or synchronizer, if the error belongs to one.
     #[must_use]
     pub fn name(&self) -> Option<&str> {
         self.0.name.as_deref()
@@ -168,13 +169,13 @@ impl Error {
         }))
     }
 
-    /// Whether the trouble passes by itself.
+    /// Sets whether the trouble passes by itself.
     pub(crate) fn transient(mut self, transient: bool) -> Self {
         self.0.transient = transient;
         self
     }
 
-    /// What a wait goes on over: that passes by itself, too.
+    /// Trouble that a wait outlasts. It is transient, too.
     pub(crate) fn passing_as(mut self, passing: Passing) -> Self {
         self.0.passing = Some(passing);
         self.transient(true)
@@ -184,7 +185,7 @@ impl Error {
         self.0.passing
     }
 
-    /// Whether the server may have done it.
+    /// Sets whether the server may have done the request.
     pub(crate) fn unknown(mut self, unknown: bool) -> Self {
         self.0.outcome_unknown = unknown;
         self
@@ -205,14 +206,14 @@ impl Error {
         self
     }
 
-    /// What is true of the lock now, said after what went wrong.
+    /// Appends the present state of the lock to the message.
     pub(crate) fn now(mut self, state: &str) -> Self {
         self.0.message.push_str("; ");
         self.0.message.push_str(state);
         self
     }
 
-    /// What came before it, said first.
+    /// Puts the earlier events before the message.
     pub(crate) fn after(mut self, what: &str) -> Self {
         self.0.message.insert_str(0, what);
         self
@@ -235,9 +236,9 @@ impl Error {
         Self::new(ErrorKind::Cancelled, message).of(name)
     }
 
-    /// `longer`: what to do for a hold that is certain for longer.
+    /// `longer`: the remedy for a hold that must be certain for longer.
     pub(crate) fn ends_too_soon(remaining: Duration, slack: Duration, longer: &str) -> Self {
-        // For people, who read no nanoseconds: never longer than it is.
+        // For people, who read no nanoseconds: rounded down.
         let certain = match remaining.as_millis() {
             0 => Duration::from_micros(remaining.subsec_micros().into()),
             _ => Duration::new(remaining.as_secs(), remaining.subsec_millis() * 1_000_000),
@@ -255,7 +256,7 @@ impl Error {
         Self::new(ErrorKind::Redis, message.to_owned()).transient(true).of(name)
     }
 
-    /// A grant does not count, for this reason, and was given back.
+    /// The grant does not count, for this reason, and was given back.
     pub(crate) fn void(self, is_free: bool) -> Self {
         let state = if is_free {
             "it was released again, and nothing is held by this call"
@@ -310,7 +311,7 @@ impl fmt::Debug for Error {
 impl StdError for Error {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         let source: &(dyn StdError + 'static) = self.0.source.as_deref()?;
-        // The redis crate's error says what its own source says: once is enough.
+        // The redis crate's error repeats the text of its own source: once is enough.
         let below = source.source().filter(|below| below.to_string() == source.to_string());
         Some(below.unwrap_or(source))
     }
@@ -332,18 +333,18 @@ impl StdError for Error {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum LostReason {
-    /// The lease ran out: it was fixed and over, or could not be renewed in time, or the thread
+    /// The lease ran out: a fixed lease ended, or a renewal did not succeed in time, or the thread
     /// that held it had ended, or the hold was older than `max_hold`.
     LeaseExpired,
-    /// The server answered that the lock is not this owner's any more: it was deleted, taken by
-    /// force, or the server lost its data.
+    /// The server answered that the lock does not belong to this owner any more: it was deleted,
+    /// taken by force, or the server lost its data.
     Revoked,
     /// This client's own `force_unlock`.
     ForceUnlocked,
     /// The client was shut down.
     ShutDown,
-    /// This process is a child that was forked from the one that took the lock. That one has it
-    /// still; it is not the child's.
+    /// This process is a child that was forked from the one that took the lock. The parent still
+    /// has the lock; the child does not.
     Forked,
 }
 

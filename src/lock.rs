@@ -7,20 +7,26 @@ use std::time::{Duration, Instant};
 use crate::cancel::CancelToken;
 #[cfg(doc)]
 use crate::client::Client;
-use crate::core::Core;
 use crate::error::{Error, ErrorKind};
+use crate::local::{Tenancy, Terms};
 #[cfg(doc)]
-use crate::fair_lock::FairLock;
-use crate::hold::{Tenancy, Terms};
+use crate::lock::fair::FairLock;
 #[cfg(doc)]
-use crate::reentrant_lock::ReentrantLock;
+use crate::lock::reentrant::ReentrantLock;
+use crate::runtime::Core;
 use crate::sync::Thread;
-use crate::wait::Wait;
+use crate::waiting::Wait;
 
+pub(crate) mod condition;
 pub(crate) mod exclusive;
+pub(crate) mod fair;
+pub(crate) mod fenced;
 mod guard;
 mod handle;
+pub(crate) mod multi;
 mod part;
+pub(crate) mod read_write;
+pub(crate) mod reentrant;
 mod verbs;
 
 pub(crate) use self::guard::Held;

@@ -1,4 +1,4 @@
-//! What the signatures ask of those who call.
+//! The demands of the signatures on callers.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -8,7 +8,7 @@ use std::path::Path;
 /// The compiler says so only where the call itself is a statement; but there it says why.
 #[test]
 fn a_verb_that_says_whether_it_got_came_or_opened_wants_to_be_heard_and_says_why() {
-    // They act, and who calls them may not care what was there; or they only ask.
+    // They act, and a caller may not care for the earlier state; or they only ask.
     const OTHERS: [&str; 5] =
         ["force_unlock", "delete", "notify_one", "is_locked", "remaining_lease"];
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
@@ -16,11 +16,11 @@ fn a_verb_that_says_whether_it_got_came_or_opened_wants_to_be_heard_and_says_why
     for file in [
         "lock.rs",
         "lock/verbs.rs",
-        "multi_lock.rs",
-        "semaphore.rs",
-        "expirable_semaphore.rs",
-        "count_down_latch.rs",
-        "condition.rs",
+        "lock/multi.rs",
+        "semaphore/counting.rs",
+        "semaphore/expirable.rs",
+        "latch.rs",
+        "lock/condition.rs",
     ] {
         let text = fs::read_to_string(source.join(file)).unwrap();
         let lines: Vec<_> = text.lines().map(str::trim).collect();

@@ -1,4 +1,4 @@
-//! How a client ends: its threads end, nothing of it stays held, and nobody is left waiting.
+//! How a client ends: its threads end, no hold of it stays, and no thread is left waiting.
 //!
 //! Threads are counted, so each test has a process of its own.
 
@@ -58,13 +58,13 @@ fn the_last_handles_end_takes_the_threads_along() {
     let _bounded = bounded();
     let server = server();
     wait_no_threads();
-    // Whoever waited for a reply would wait for very long.
+    // A thread that waited for a reply would wait for very long.
     let builder = Client::builder(&server.url()).watchdog_timeout(LONG);
     let client = builder.response_timeout(LONG).connect().unwrap();
     // A thread gives itself its name.
     wait_until("the threads run", SOON, || own_threads().len() >= 3 || !cfg!(target_os = "linux"));
     let lock = client.reentrant_lock("last");
-    // It has subscribed, too.
+    // The client has subscribed, too.
     hold_as_redisson(&mut server.connection(), "last", UNIT);
     let guard = lock.lock_owned().unwrap();
     let clone = client.clone();
@@ -122,7 +122,7 @@ fn a_client_that_is_dropped_leaves_nothing_held() {
     for (at, guard) in guards.into_iter().enumerate() {
         if at % 2 == 0 { guard.forget() } else { drop(guard) }
     }
-    // What a drop says is done when it returns: nothing is looked at later.
+    // A drop's work is done when it returns: nothing is looked at later.
     drop(client);
     let mut redis = server.connection();
     let left: Vec<String> = redis::cmd("KEYS").arg("*").query(&mut redis).unwrap();
@@ -149,7 +149,7 @@ fn a_process_that_drops_its_client_and_ends_leaves_nothing_held() {
 }
 
 #[test]
-fn what_was_written_and_not_answered_is_waited_for() {
+fn the_end_of_a_client_waits_for_releases_without_an_answer() {
     if !has_own_process() {
         return;
     }
@@ -162,7 +162,7 @@ fn what_was_written_and_not_answered_is_waited_for() {
     proxy.set_delay(UNIT);
     drop(guards);
     drop(client);
-    // It has arrived, though it took a while.
+    // The release has arrived, though it took a while.
     let left: Vec<String> = redis::cmd("KEYS").arg("*").query(&mut server.connection()).unwrap();
     assert!(left.is_empty(), "{left:?}");
     wait_no_threads();
@@ -204,7 +204,7 @@ fn the_end_waits_for_no_message_of_others() {
     let _bounded = bounded();
     let server = server();
     let client = Client::builder(&server.url()).response_timeout(LONG).connect().unwrap();
-    // It listens to two channels, and nothing ever comes.
+    // The client listens to two channels, and no message ever comes.
     for name in ["silent", "silent too"] {
         hold_as_redisson(&mut server.connection(), name, LONG);
         assert!(client.reentrant_lock(name).try_lock_for(UNIT).unwrap().is_none());
@@ -222,7 +222,7 @@ fn the_last_handle_may_be_dropped_by_an_on_lost_callback() {
     let server = server();
     let lease = UNIT * 3;
     for round in 0..4 {
-        // It must not wait for the thread that it runs on, which would take this long.
+        // The drop must not wait for the thread that it runs on, which would take this long.
         let client = Client::builder(&server.url())
             .watchdog_timeout(lease)
             .response_timeout(LONG)
@@ -258,7 +258,7 @@ fn the_last_handle_may_be_dropped_by_an_on_lost_callback() {
 }
 
 #[test]
-fn a_callback_that_nobody_called_may_own_the_last_handle() {
+fn a_callback_that_was_never_called_may_own_the_last_handle() {
     if !has_own_process() {
         return;
     }
@@ -267,7 +267,7 @@ fn a_callback_that_nobody_called_may_own_the_last_handle() {
     let client = client(&server);
     let guard = client.reentrant_lock("unheard").lock().unwrap();
     guard.on_lost(move |_| drop(client));
-    // It would keep the client alive, that keeps it: the release breaks the ring.
+    // The callback would keep the client alive, which keeps it: the release breaks the ring.
     guard.unlock().unwrap();
     wait_no_threads();
 }
@@ -328,7 +328,7 @@ fn shutdown_ends_waits_and_holds_and_all_later_calls() {
 }
 
 #[test]
-fn a_shutdown_in_the_middle_of_contention_leaves_nothing_held_and_nobody_waiting() {
+fn a_shutdown_in_the_middle_of_contention_leaves_no_hold_and_no_waiter() {
     if !has_own_process() {
         return;
     }
@@ -344,7 +344,7 @@ fn a_shutdown_in_the_middle_of_contention_leaves_nothing_held_and_nobody_waiting
                     loop {
                         match lock.lock() {
                             Ok(guard) if at < 2 => drop(guard),
-                            // Lost by the shutdown, perhaps.
+                            // The shutdown may have lost it.
                             Ok(guard) => drop(guard.unlock()),
                             Err(error) => break error,
                         }
@@ -403,14 +403,14 @@ fn the_end_of_a_client_of_a_frozen_or_absent_server_takes_a_bounded_time() {
     let mut names = 0;
     for (connections, gone) in [(1, false), (CROWD, false), (CROWD, true)] {
         let client = impatient(&server.url()).connections(connections).connect().unwrap();
-        // At each connection some.
+        // Some holds on each connection.
         let guards: Vec<_> = (0..CROWD * 4)
             .map(|_| {
                 names += 1;
                 client.reentrant_lock(&format!("end:{names}")).lock().unwrap()
             })
             .collect();
-        // It has subscribed, too.
+        // The client has subscribed, too.
         let mut redis = server.connection();
         hold_as_redisson(&mut redis, "foreign", LONG);
         assert!(client.reentrant_lock("foreign").try_lock_for(UNIT / 2).unwrap().is_none());
@@ -448,7 +448,7 @@ fn a_client_that_could_not_connect_leaves_no_thread() {
     assert_eq!(own_threads(), [""; 0]);
 }
 
-/// Before anybody has noticed: the first that is written goes nowhere.
+/// Before the client has noticed: the first written command goes nowhere.
 #[test]
 fn the_end_right_after_the_connections_broke_takes_no_longer_than_any_other() {
     if !has_own_process() {
@@ -483,19 +483,19 @@ fn no_thread_outlives_a_client_of_a_server_that_stays_frozen() {
     let _bounded = bounded();
     let server = server();
     let client = impatient(&server.url()).connect().unwrap();
-    // It listens, and nothing ever comes.
+    // The client listens, and no message ever comes.
     hold_as_redisson(&mut server.connection(), "foreign", LONG);
     assert!(client.reentrant_lock("foreign").try_lock_for(UNIT / 2).unwrap().is_none());
     let guard = client.reentrant_lock("held").lock().unwrap();
     server.pause();
     drop(guard);
     drop(client);
-    // What waits for an answer for ever would not end.
+    // A thread that waits for an answer for ever would not end.
     wait_no_threads();
     server.resume();
 }
 
-/// More than one turn of what pays them back.
+/// More than one round of paying them back.
 #[test]
 fn permits_dropped_before_a_frozen_server_come_back_though_the_client_ends() {
     if !has_own_process() {
@@ -561,13 +561,13 @@ fn dropping_many_guards_waits_for_no_server() {
     let took = begun.elapsed();
     server.resume();
     assert!(took < SOON / 2, "{took:?}");
-    // Nothing of it is lost.
+    // No release is lost.
     let mut redis = server.connection();
     wait_until("all are free", SOON, || redis::cmd("DBSIZE").query(&mut redis).unwrap_or(1) == 0);
 }
 
 #[test]
-fn many_releases_are_carried_out_before_what_comes_behind_them() {
+fn many_releases_are_carried_out_before_the_requests_behind_them() {
     if !has_own_process() {
         return;
     }
@@ -590,8 +590,8 @@ fn many_releases_are_carried_out_before_what_comes_behind_them() {
             let lock = client.reentrant_lock(&at.to_string());
             lock.try_lock().unwrap().is_some()
         });
-        // If nothing comes for a moment, as on a busy machine, the connection is given up, and what
-        // was not answered goes again in the background: then there is no order.
+        // If nothing comes for a moment, as on a busy machine, the connection is given up, and
+        // unanswered commands go again in the background: then there is no order.
         if opened() == before {
             assert_eq!(taken, [true; 3]);
             rounds += 1;

@@ -1,5 +1,5 @@
-//! Whatever happens, no two are inside together: several processes of several threads, and a
-//! checker of what they and the server have seen.
+//! No two holders are ever inside together: several processes of several threads, and a checker of
+//! their record and the server's.
 //!
 //! Two properties of a run's history:
 //!
@@ -35,9 +35,9 @@ fn now() -> u64 {
     u64::try_from(now.tv_sec).unwrap() * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap()
 }
 
-// Who contends.
+// The contenders.
 
-/// What threads write down: each line at once, so that it survives the process.
+/// The threads' record: each line at once, so that it survives the process.
 #[derive(Clone)]
 struct Diary(Arc<File>);
 
@@ -129,11 +129,11 @@ impl Contender {
                 std::hint::spin_loop();
             }
         }
-        // Before it is asked: an end that was held is one before the deadline.
+        // Read before the question: if the guard is held then, this end is before the deadline.
         let end = now();
         let held = guard.is_held();
-        // A process that is stopped, or that a busy machine does not let run, may find its lease over.
-        // Nobody loses it before.
+        // A process that is stopped, or that a busy machine does not let run, may find its lease
+        // over. No process loses it before.
         let is_over = |now: u64| now >= deadline;
         assert!(held || is_over(now()), "lost before its deadline");
         self.diary.write(&format!("end {id} {end} {held}\n"));
@@ -159,9 +159,9 @@ impl Contender {
     }
 }
 
-// Who looks on.
+// The observers.
 
-/// What the threads say they did.
+/// The threads' record of their actions.
 #[derive(Debug)]
 struct Stay {
     /// When the test fails.
@@ -244,7 +244,7 @@ impl Monitor {
         Self { server_url: server.url(), thread }
     }
 
-    /// What scripts have done so far.
+    /// The scripts' actions so far.
     fn stop(self) -> Vec<String> {
         let mut connection =
             redis::Client::open(self.server_url).unwrap().get_connection().unwrap();
@@ -255,7 +255,7 @@ impl Monitor {
 
 /// The server property, in the server's own order. Returns how many grants there were.
 fn check_server(lines: &[String]) -> u64 {
-    // Who has it, and until when, in microseconds.
+    // The holder, and the end of its lease, in microseconds.
     let mut holder: Option<(String, u64)> = None;
     let mut grants = 0;
     for line in lines {
@@ -285,7 +285,7 @@ fn check_server(lines: &[String]) -> u64 {
                 *until = time + lease.parse::<u64>().unwrap() * 1_000;
             }
             ["del", NAME] => holder = None,
-            // Of somebody else's it does nothing.
+            // To another's lock it does nothing.
             ["hdel", NAME, owner] => holder = holder.filter(|(last, _)| last != owner),
             _ => {}
         }
@@ -372,7 +372,7 @@ impl Run {
 
     /// Whether this process, which does nothing any more, was stopped inside.
     fn is_inside(&self, process: u32) -> bool {
-        // Others end what they began before it.
+        // Others end their earlier work.
         thread::sleep(UNIT / 10);
         let diary = self.so_far();
         let last = diary.lines().rfind(|line| line.starts_with("begin")).unwrap_or_default();
@@ -405,7 +405,7 @@ fn threads_of_several_processes_are_never_inside_together() {
     let _bounded = bounded();
     let run = Run::start("contender", LONG, 3);
     run.wait_stays(3_000);
-    // Those who came last may have begun just now.
+    // The last ones may have begun just now.
     wait_until("each thread is let in", SOON, || {
         let diary = run.so_far();
         let stays = diary.lines().filter_map(|line| line.strip_prefix("begin "));
@@ -416,7 +416,7 @@ fn threads_of_several_processes_are_never_inside_together() {
 }
 
 #[test]
-fn nobody_is_inside_before_a_killed_holders_lease_has_ended() {
+fn no_process_is_inside_before_a_killed_holders_lease_has_ended() {
     let _bounded = bounded();
     let mut run = Run::start("contender", LEASE, 3);
     let mut hits = 0;
@@ -456,7 +456,7 @@ fn a_process_that_slept_past_its_lease_is_not_inside_any_more() {
     run.check();
 }
 
-/// The checkers themselves find what they are for.
+/// The checkers themselves find the errors they are for.
 #[test]
 fn the_checkers_see_two_inside() {
     let killed = HashMap::from([(7, 150)]);

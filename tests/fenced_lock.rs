@@ -1,4 +1,5 @@
-//! What a fenced lock adds to a re-entrant one: numbers that grow, whoever comes next and however.
+//! A fenced lock's addition to a re-entrant one: numbers that grow with each next holder of any
+//! kind.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -141,7 +142,7 @@ fn every_verb_gives_a_token_or_the_plain_guard() {
     assert_eq!(guard.name(), "verbs");
 }
 
-/// Its script, as 4.x sends it.
+/// Redisson's script, as 4.x sends it.
 const REDISSON: &str = "
 if (redis.call('exists', KEYS[1]) == 0 or redis.call('hexists', KEYS[1], ARGV[2]) == 1) then
     local token = redis.call('incr', KEYS[2]);
@@ -181,7 +182,7 @@ fn redisson_and_we_count_on_from_each_other() {
 
 /// A re-entrant lock's release grants the first in the queue and knows nothing of tokens.
 #[test]
-fn who_is_handed_the_lock_without_a_token_asks_for_one() {
+fn a_waiter_handed_the_lock_without_a_token_asks_for_one() {
     let _bounded = bounded();
     let server = server();
     let (plain, fenced) = (client(&server), client(&server).fenced_lock("mixed"));
@@ -213,7 +214,7 @@ fn a_reply_that_is_lost_makes_no_token_twice() {
 }
 
 #[test]
-fn what_is_no_number_under_its_key_is_an_error_and_nothing_is_held() {
+fn a_token_key_without_a_usable_number_is_an_error_and_nothing_is_held() {
     let _bounded = bounded();
     let server = server();
     let redis = &mut server.connection();
@@ -229,7 +230,7 @@ fn what_is_no_number_under_its_key_is_an_error_and_nothing_is_held() {
     }
 }
 
-/// Whoever waits, too: each request is refused, and none makes the next one count on from it.
+/// Waiters, too: each request is refused, and none makes the next one count on from it.
 #[test]
 fn a_negative_number_is_nothing_to_count_tokens_on_from() {
     let _bounded = bounded();

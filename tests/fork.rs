@@ -28,7 +28,7 @@ impl Child {
             Fork::Child => {
                 let done = catch_unwind(AssertUnwindSafe(work));
                 if let Err(panic) = &done {
-                    // Not `eprintln!`: the harness keeps what it says, and is not here.
+                    // Not `eprintln!`: the harness keeps its output, and is not here.
                     let message = panic.downcast_ref::<String>().map_or("?", String::as_str);
                     let _ = writeln!(std::io::stderr(), "the child panicked: {message}");
                 }
@@ -48,8 +48,8 @@ impl Child {
     }
 }
 
-/// One test at a time: whatever a thread of another test has locked is locked in the child for ever,
-/// be it the C library's.
+/// One test at a time: a mutex that a thread of another test has locked is locked in the child for
+/// ever, even one of the C library.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -62,7 +62,7 @@ fn is_forked<T>(outcome: Result<T, Error>) {
     assert!(error.to_string().contains("connect a new client"), "{error}");
 }
 
-/// Whatever the child is given, it uses all of it and drops it.
+/// The child uses all that it is given, and drops it.
 fn use_all(client: Client, several: MultiLock) {
     let lock = client.reentrant_lock("lock");
     is_forked(lock.lock());
@@ -297,7 +297,7 @@ fn a_child_forked_in_the_middle_of_anything_hangs_nowhere() {
     fork_in_the_middle(&client(&server), &server.url());
 }
 
-/// There each call looks up which server has the name's slot.
+/// In a cluster each call looks up which server has the name's slot.
 #[test]
 fn nor_does_one_of_a_process_that_uses_a_cluster() {
     let _alone = alone();
@@ -307,7 +307,7 @@ fn nor_does_one_of_a_process_that_uses_a_cluster() {
     fork_in_the_middle(&client, &cluster.url());
 }
 
-/// At each fork some other thread has locked some mutex, which nobody will unlock in the child.
+/// At each fork some other thread has locked some mutex, which no thread will unlock in the child.
 fn fork_in_the_middle(client: &Client, url: &str) {
     client.semaphore("semaphore").try_set_permits(3).unwrap();
     let over = Arc::new(AtomicBool::new(false));
@@ -352,8 +352,8 @@ fn fork_in_the_middle(client: &Client, url: &str) {
     threads.into_iter().for_each(Running::join);
 }
 
-/// The parent's threads sleep when it forks. What they sleep on is in the child's memory, and its own
-/// threads may have their stacks.
+/// The parent's threads sleep when it forks. Their condition variables are in the child's memory,
+/// and its own threads may have their stacks.
 #[test]
 fn children_of_a_parent_whose_threads_sleep_work_with_clients_of_their_own() {
     let _alone = alone();

@@ -4,8 +4,8 @@
 //! Processes of ours and Redisson's clients take one lock, or two that might be mistaken for each
 //! other, at random and for simulated minutes. They give up, are killed, stopped and cut off;
 //! requests and replies are lost, repeated and late; keys are deleted, memory ends, clocks jump.
-//! After every script the keys are held against the rules (`model/rules.rs`): no two are
-//! inside, nobody is passed over, a free lock is not waited for, nothing is left behind.
+//! After every script the keys are held against the rules (`model/rules.rs`): no two are inside, no
+//! waiter is passed over, none waits for a free lock, nothing is left behind.
 //! `lock_model/mutants.rs` breaks scripts and client one rule at a time, and the model has to
 //! notice (one by lot; all with `REDLATCH_LONG=1`).
 //!
@@ -91,7 +91,7 @@ fn everybody_gets_a_share() {
 
 /// A model that notices nothing proves nothing.
 #[test]
-fn what_is_broken_is_found_out() {
+fn each_broken_rule_is_found_out() {
     let server = server();
     find_out_all(&server, &HISTORIES, MUTANTS, |store, rule| {
         share::MIXES.iter().find_map(|mix| share::check(store, mix, rule).err())

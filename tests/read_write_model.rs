@@ -1,12 +1,12 @@
 //! The scripts of the read-write lock, on a real server with a simulated clock.
 //!
 //! As in `lock_model.rs`, in the same world (`model/`): processes of ours want to read or to write,
-//! Redisson's clients do, too, and everything goes wrong that may. After every script the keys are
-//! held against the rules (`model/rules.rs`): one writes or some read, no reader passes a writer in
-//! front, readers in front are let in together, nobody waits without a reason, nothing is left behind.
-//! `read_write_model/mutants.rs` breaks the scripts one rule at a time, and the model has to notice
-//! (one by lot; all with `REDLATCH_LONG=1`), or one of the scenes that no history comes to
-//! (`read_write_model/scenarios.rs`).
+//! Redisson's clients do, too, with all faults that can occur. After every script the keys are held
+//! against the rules (`model/rules.rs`): one writes or some read, no reader passes a writer in
+//! front, readers in front are let in together, no waiter waits without a reason, nothing is left
+//! behind. `read_write_model/mutants.rs` breaks the scripts one rule at a time, and the model has
+//! to notice (one by lot; all with `REDLATCH_LONG=1`), or one of the scenes that no history comes
+//! to (`read_write_model/scenarios.rs`).
 //!
 //! A failure prints its seed. `REDLATCH_SEED=17` looks at that history only, and prints every step
 //! of it; `REDLATCH_LOCK_SEEDS=5000` looks at more histories than usual.
@@ -77,8 +77,8 @@ fn random_histories_keep_the_rules() {
     HISTORIES.check(&server());
 }
 
-/// Up to two of Redisson's, and sometimes one of ours that goes down from writing to reading. In some
-/// histories who is in stays for so long that it keeps the lock for one that stands still.
+/// Up to two of Redisson's, and sometimes one of ours that goes down from writing to reading. In
+/// some histories a holder stays for so long that it keeps the lock for one that stands still.
 fn plan(seed: u64) -> Plan {
     let plan = Plan::random(seed);
     let java = if seed.is_multiple_of(3) { 3 } else { plan.java };
@@ -86,7 +86,7 @@ fn plan(seed: u64) -> Plan {
     if seed % 7 == 4 { plan.slow() } else { plan }
 }
 
-/// Three readers count as very many, of which those who leave look at one only.
+/// Three readers count as very many, of which a leaving one looks at one only.
 #[test]
 fn random_histories_keep_the_rules_among_very_many_readers() {
     let server = server();
@@ -99,9 +99,9 @@ fn random_histories_keep_the_rules_among_very_many_readers() {
     }
 }
 
-/// Readers and writers of ours take turns, and nobody waits for long, also beside Redisson.
+/// Readers and writers of ours take turns, and none waits for long, also beside Redisson.
 #[test]
-fn nobody_starves() {
+fn no_client_starves() {
     let server = server();
     let mut store = Store::new(&server, &Scripts::of(&ReadWriteLock));
     for (ours, java, hold) in [(4, 0, 50), (8, 0, 5 * MS), (4, 1, MS), (6, 2, 5 * MS)] {
@@ -126,7 +126,7 @@ fn nobody_starves() {
 
 /// A model that notices nothing proves nothing.
 #[test]
-fn what_is_broken_is_found_out() {
+fn each_broken_rule_is_found_out() {
     let server = server();
     find_out_all(&server, &HISTORIES, MUTANTS, |_, _| None);
 }

@@ -2,12 +2,18 @@
 #![cfg(feature = "tls")]
 #![allow(clippy::unwrap_used)]
 
-use std::fs;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread;
-use std::time::Duration;
+mod common;
 
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use common::{LONG, SOON, UNIT, bounded, once_within, wait_free};
 use redlatch::{Client, ErrorKind};
 use redlatch_testkit::{Sentinels, Server, wait_until};
 
@@ -43,7 +49,7 @@ fn locks_work_over_tls() {
     wait_until("it is free", Duration::from_secs(20), || !lock.is_locked().unwrap());
 }
 
-/// A certificate that nobody vouches for is refused, unless the URL says `#insecure`.
+/// A certificate without a trusted signer is refused, unless the URL says `#insecure`.
 #[test]
 fn an_unknown_certificate_is_refused() {
     if !Server::supports_tls() {
@@ -59,7 +65,7 @@ fn an_unknown_certificate_is_refused() {
     assert!(!error.is_transient(), "{error}");
 }
 
-/// Each end takes the other's words for its own protocol's, and one of them only waits.
+/// Each end reads the other's bytes by its own protocol, and one of them only waits.
 #[test]
 fn tls_on_one_side_only_is_said_so() {
     if !Server::supports_tls() {
@@ -79,7 +85,7 @@ fn tls_on_one_side_only_is_said_so() {
     assert!(said.contains("without TLS (redis://)"), "{said}");
 }
 
-/// Without any trust but in the one who has signed.
+/// With trust only in the signer.
 #[test]
 fn an_authority_of_ones_own_is_trusted_and_no_other_is() {
     if !Server::supports_tls() {
@@ -101,7 +107,7 @@ fn an_authority_of_ones_own_is_trusted_and_no_other_is() {
 }
 
 #[test]
-fn a_server_that_asks_who_the_client_is_lets_in_whom_it_knows() {
+fn a_server_that_asks_for_client_certificates_lets_known_clients_in() {
     if !Server::supports_tls() {
         println!("skipped: this server has no TLS");
         return;
@@ -152,7 +158,7 @@ fn sentinels_and_the_masters_that_they_name_are_talked_to_over_tls() {
     let sentinels = Sentinels::builder().tls().start().unwrap();
     let builder = || Client::builder(&sentinels.url()).watchdog_timeout(Duration::from_secs(60));
     let authority = fs::read(sentinels.tls_authority()).unwrap();
-    // On all replicas, or it does not count.
+    // A lock counts only when all replicas have it.
     let builder = || builder().tls_ca_certificates(authority.clone());
     let client = builder().replica_acks(2, Duration::from_secs(5)).connect().unwrap();
     let guard = client.reentrant_lock("held").lock().unwrap();
@@ -168,6 +174,173 @@ fn sentinels_and_the_masters_that_they_name_are_talked_to_over_tls() {
     let error = Client::connect(&url).map(drop).unwrap_err();
     assert!(error.to_string().contains("certificate"), "{error}");
     assert!(!error.is_transient(), "{error}");
+}
+
+/// A server that hangs takes connections, answers no command and ends no handshake.
+#[test]
+fn a_limit_ends_calls_to_a_server_that_hangs_and_leaves_nothing_behind() {
+    if !Server::supports_tls() {
+        println!("skipped: this server has no TLS");
+        return;
+    }
+    let _bounded = bounded();
+    let server = server(&[]);
+    let builder = Client::builder(&server.tls_url()).watchdog_timeout(LONG).connections(1);
+    let client = builder.response_timeout(SOON).connect_timeout(SOON).connect().unwrap();
+    let lock = client.reentrant_lock("hung");
+    for is_open in [true, false] {
+        // The server knows the scripts, and the connection is open.
+        lock.lock().unwrap().unlock().unwrap();
+        if !is_open {
+            let kill = ["KILL", "TYPE", "normal"];
+            redis::cmd("CLIENT").arg(&kill).exec(&mut server.connection()).unwrap();
+        }
+        server.pause();
+        once_within(UNIT / 5, || {
+            let until = Instant::now() + UNIT;
+            let error = lock.try_lock_for(UNIT).map(drop).unwrap_err();
+            let late = until.elapsed();
+            assert_eq!(error.kind(), ErrorKind::Redis, "{error:#}");
+            assert!(error.is_transient(), "{error:#}");
+            late
+        });
+        server.resume();
+        wait_free(&server, "hung", SOON);
+    }
+}
+
+/// The next caller gets the rest of the record, over the same connection.
+#[test]
+fn a_limit_in_the_middle_of_a_tls_record_leaves_the_connection_as_good_as_before() {
+    if !Server::supports_tls() {
+        println!("skipped: this server has no TLS");
+        return;
+    }
+    let _bounded = bounded();
+    let server = server(&[]);
+    let (relay, url) = Relay::before(&server);
+    let builder = Client::builder(&url).watchdog_timeout(LONG).connections(1);
+    let client = builder.response_timeout(SOON).connect().unwrap();
+    let (cut, next) = (client.reentrant_lock("cut"), client.reentrant_lock("next"));
+    cut.lock().unwrap().unlock().unwrap();
+    let before = relay.opened();
+    for _ in 0..3 {
+        relay.halve_next();
+        let error = cut.try_lock_for(UNIT).map(drop).unwrap_err();
+        assert!(error.is_transient(), "{error:#}");
+        relay.deliver_rest();
+        assert!(!next.is_locked().unwrap());
+        next.lock().unwrap().unlock().unwrap();
+        wait_free(&server, "cut", SOON);
+    }
+    assert_eq!(relay.opened(), before);
+    drop((cut, next, client));
+}
+
+/// A network that stops in the middle of the server's bytes of any kind.
+struct Relay {
+    address: SocketAddr,
+    shared: Arc<Shared>,
+    halved: Receiver<()>,
+    go_on: Sender<()>,
+    acceptor: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    server: SocketAddr,
+    is_over: AtomicBool,
+    opened: AtomicUsize,
+    halves: AtomicBool,
+    halved: Sender<()>,
+    goes_on: Mutex<Receiver<()>>,
+}
+
+impl Relay {
+    /// With the URL of the server behind it.
+    fn before(server: &Server) -> (Self, String) {
+        let url = server.tls_url();
+        let (_, rest) = url.split_once("://").unwrap();
+        let (behind, path) = rest.split_once('/').unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let url = format!("rediss://{address}/{path}");
+        let ((halves, halved), (go_on, goes_on)) = (mpsc::channel(), mpsc::channel());
+        let shared = Arc::new(Shared {
+            server: behind.parse().unwrap(),
+            is_over: AtomicBool::new(false),
+            opened: AtomicUsize::new(0),
+            halves: AtomicBool::new(false),
+            halved: halves,
+            goes_on: Mutex::new(goes_on),
+        });
+        let accepting = Arc::clone(&shared);
+        let acceptor = Some(thread::spawn(move || accepting.accept(&listener)));
+        (Self { address, shared, halved, go_on, acceptor }, url)
+    }
+
+    fn opened(&self) -> usize {
+        self.shared.opened.load(Ordering::SeqCst)
+    }
+
+    /// Delivers only the first half of the server's next bytes.
+    fn halve_next(&self) {
+        self.shared.halves.store(true, Ordering::SeqCst);
+    }
+
+    fn deliver_rest(&self) {
+        self.halved.recv_timeout(SOON).unwrap();
+        self.go_on.send(()).unwrap();
+    }
+}
+
+impl Shared {
+    fn accept(&self, listener: &TcpListener) {
+        thread::scope(|scope| {
+            while let (Ok((client, _)), false) =
+                (listener.accept(), self.is_over.load(Ordering::SeqCst))
+            {
+                self.opened.fetch_add(1, Ordering::SeqCst);
+                let server = TcpStream::connect(self.server).unwrap();
+                let (to_server, to_client) =
+                    (server.try_clone().unwrap(), client.try_clone().unwrap());
+                scope.spawn(move || self.copy(client, to_server, false));
+                scope.spawn(move || self.copy(server, to_client, true));
+            }
+        });
+    }
+
+    fn copy(&self, mut from: TcpStream, mut to: TcpStream, is_reply: bool) {
+        let mut bytes = [0; 4096];
+        while let Ok(length @ 1..) = from.read(&mut bytes) {
+            let (first, rest) = if is_reply && self.halves.swap(false, Ordering::SeqCst) {
+                bytes[..length].split_at(length / 2)
+            } else {
+                (&bytes[..length], &[][..])
+            };
+            let mut sent = to.write_all(first);
+            if !rest.is_empty() {
+                self.halved.send(()).unwrap();
+                self.goes_on.lock().unwrap().recv().unwrap();
+                sent = sent.and_then(|()| to.write_all(rest));
+            }
+            if sent.is_err() {
+                break;
+            }
+        }
+        let _closed = to.shutdown(Shutdown::Both);
+    }
+}
+
+impl Drop for Relay {
+    /// To be dropped after its clients.
+    fn drop(&mut self) {
+        self.shared.is_over.store(true, Ordering::SeqCst);
+        // A test that fails may have left a half.
+        let _lets_go = self.go_on.send(());
+        drop(TcpStream::connect(self.address));
+        let ended = self.acceptor.take().map(JoinHandle::join);
+        assert!(thread::panicking() || ended.is_some_and(|ended| ended.is_ok()));
+    }
 }
 
 #[test]
@@ -193,7 +366,7 @@ fn server(args: &[&str]) -> Server {
     Server::builder().tls().args(args).start().unwrap()
 }
 
-/// Its URL without `#insecure`.
+/// The server's URL without `#insecure`.
 fn strict(server: &Server) -> String {
     server.tls_url().split('#').next().unwrap().to_owned()
 }

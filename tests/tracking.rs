@@ -14,10 +14,10 @@ use redis::Commands as _;
 use redlatch::{Client, ClientBuilder, ErrorKind, LostReason};
 use redlatch_testkit::{Action, Direction, Proxy, Server};
 
-/// So long that no renewal falls into a test.
+/// A lease so long that no renewal falls into a test.
 const LEASE: Duration = Duration::from_secs(600);
 
-/// Why something was lost, once it is.
+/// The reasons of losses.
 #[derive(Clone, Default)]
 struct Losses(Arc<Mutex<Vec<LostReason>>>);
 
@@ -38,7 +38,7 @@ impl Losses {
     }
 }
 
-/// Something that is held: whether it is, how it says that it is not, and its end, which fails then.
+/// A hold of any kind: whether it is held, its losses, and its release, which fails after one.
 struct Held {
     losses: Losses,
     is_held: Box<dyn Fn() -> bool>,
@@ -76,7 +76,7 @@ impl Held {
 /// Each way to hold something, and the key under which it is held.
 type Kind = (&'static str, &'static str, fn(&Client) -> Held);
 
-/// How to take away what is under a key.
+/// How to remove a key's value.
 type Way<'a> = &'a dyn Fn(&str);
 
 const KINDS: [Kind; 8] = [
@@ -128,7 +128,8 @@ impl Counting {
     fn before(server: &Server) -> Self {
         let (proxy, asked) = (Proxy::before(server), Arc::<AtomicUsize>::default());
         let counted = Arc::clone(&asked);
-        // It lets each command pass as it is: questions that come together have one packet of replies.
+        // The rule lets each command pass as it is: questions that come together have one packet of
+        // replies.
         proxy.on(Direction::Request, 1, Action::LoseRequest, move |command| {
             let asks = ["\r\nHEXISTS\r\n", "\r\nZMSCORE\r\n"];
             if asks.iter().any(|verb| contains(command, verb)) {
@@ -150,7 +151,7 @@ fn counted(proxy: &Proxy, lease: Duration) -> Client {
 }
 
 #[test]
-fn what_is_held_and_taken_away_is_told_long_before_its_renewal() {
+fn the_loss_of_a_hold_is_told_long_before_its_renewal() {
     let _bounded = bounded();
     let server = server();
     let client = watched(&server, LEASE);
@@ -175,7 +176,7 @@ fn what_is_held_and_taken_away_is_told_long_before_its_renewal() {
 }
 
 #[test]
-fn what_is_gone_before_it_is_tracked_is_told_as_well() {
+fn the_loss_of_a_hold_before_it_is_tracked_is_told_as_well() {
     let _bounded = bounded();
     let server = server();
     let client = watched(&server, LEASE);
@@ -225,7 +226,7 @@ fn of_many_that_are_held_those_that_are_gone_are_told_and_no_others() {
     let () = redis.zrem("{pool}:timeout", ids).unwrap();
     let lost = || pool.iter().filter(|held| !held.losses.so_far().is_empty()).count();
     wait_until("a hundred permits are lost", SOON, || lost() == 100);
-    // What was still on its way has come: the same connection tells of this one.
+    // Messages still on their way have come: the same connection tells of this one.
     let () = redis.del("lock 1").unwrap();
     held[1].losses.wait();
     assert_eq!(lost(), 100);
@@ -269,7 +270,7 @@ fn a_short_hold_costs_no_command_and_no_connection() {
         let so_far = Commands::so_far(&server);
         so_far.of("client|tracking") + so_far.of("subscribe")
     };
-    // (On a busy machine a hold may be one of a while: a client that it knows nothing of yet.)
+    // (On a busy machine a hold may last for a while: then with a new client.)
     wait_until("all were short", SOON, || {
         let short = watched(&server, LEASE).reentrant_lock("short");
         let (before, begun, mut longest) = (listens(), Instant::now(), Duration::ZERO);
@@ -281,7 +282,7 @@ fn a_short_hold_costs_no_command_and_no_connection() {
         assert!(longest >= UNIT / 2 || listens() == before, "{longest:?}");
         longest < UNIT / 2
     });
-    // Nobody waits here, and it is heard of all the same.
+    // No thread waits here, and the loss is heard of all the same.
     let held = Held::lock(&client, "short");
     wait_tracked(&server, 1);
     let () = server.connection().del("short").unwrap();
@@ -289,7 +290,7 @@ fn a_short_hold_costs_no_command_and_no_connection() {
 }
 
 #[test]
-fn what_was_given_back_is_not_asked_for_nor_what_comes_after_it() {
+fn a_released_hold_is_not_asked_for_nor_the_hold_after_it() {
     let _bounded = bounded();
     let server = server();
     let counting = Counting::before(&server);
@@ -309,7 +310,7 @@ fn what_was_given_back_is_not_asked_for_nor_what_comes_after_it() {
     }
 }
 
-/// A question and its answer stand beside all that its holder does meanwhile.
+/// A question and its answer run beside all the holder's actions meanwhile.
 #[test]
 fn a_hold_that_is_given_back_while_it_is_asked_for_is_not_lost() {
     let _bounded = bounded();
@@ -355,7 +356,7 @@ fn an_answer_about_an_earlier_hold_does_nothing_to_the_next() {
     proxy.on_request("HEXISTS", Action::HoldReply);
     let () = server.connection().del("next").unwrap();
     proxy.wait_fired(1, SOON);
-    // It is found out in another way before the answer comes.
+    // A release finds the loss before the answer comes.
     assert_eq!(earlier.release().unwrap_err().kind(), ErrorKind::LeaseLost);
     let next = Held::lock(&client, "next");
     proxy.release();
@@ -367,12 +368,12 @@ fn an_answer_about_an_earlier_hold_does_nothing_to_the_next() {
 }
 
 #[test]
-fn what_happens_while_nobody_listens_is_found_out_by_who_listens_next() {
+fn a_loss_while_no_connection_listens_is_found_out_by_the_next_one() {
     let _bounded = bounded();
     let server = server();
     let client = watched(&server, LEASE);
     let mut redis = server.connection();
-    // Before the connection is there again, and after it.
+    // A change before the connection is there again, and one after it.
     for after in [false, true] {
         let held = ["one", "other"].map(|name| Held::lock(&client, name));
         wait_tracked(&server, 2);
@@ -389,7 +390,7 @@ fn what_happens_while_nobody_listens_is_found_out_by_who_listens_next() {
         assert!(one.release().is_err());
         assert_eq!(other.losses.so_far(), []);
         other.release().unwrap();
-        // What was not there is tracked, too.
+        // A missing key is tracked, too.
         let () = redis::cmd("FLUSHALL").query(&mut redis).unwrap();
         wait_tracked(&server, 0);
     }
@@ -512,9 +513,9 @@ fn where_the_server_does_not_track_a_renewal_tells() {
     }
 }
 
-/// As a proxy may that does not know it.
+/// As a proxy may that does not know a command.
 #[test]
-fn who_hangs_up_on_what_it_does_not_know_is_not_asked_again_and_again() {
+fn a_server_that_hangs_up_on_unknown_commands_is_not_asked_again_and_again() {
     let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);

@@ -79,7 +79,7 @@ fn every_other_name_works() {
         at_once(|| {
             let guard = mine.lock().unwrap();
             assert!(holder(&mut server.connection(), name).is_some());
-            // And it can be waited for.
+            // Threads can wait for the lock, too.
             let theirs = theirs.clone();
             let waiter = spawn(move || {
                 theirs.try_lock_for(SOON).unwrap().expect("it is released").unlock().unwrap();
@@ -99,7 +99,7 @@ fn every_other_name_works() {
 
 // Leases and waits.
 
-/// What every lease of this library must do, if it is one.
+/// The calls that must work with a valid lease.
 fn works(lock: &ReentrantLock) -> Result<(), Error> {
     let guard = lock.lock()?;
     let _ = (guard.remaining(), guard.state(), guard.check(Duration::MAX).is_ok());
@@ -163,7 +163,7 @@ fn a_lease_between_works() {
     assert!(guard.remaining() > Duration::from_millis(10_u64.pow(13) / 10 * 9));
     let left = lock.remaining_lease().unwrap().unwrap();
     assert!(left > Duration::from_millis(10_u64.pow(13) / 10 * 9), "{left:?}");
-    // Its waiters sleep no longer than others.
+    // The lock's waiters sleep no longer than others.
     assert!(
         Client::connect(&server.url())
             .unwrap()
@@ -195,7 +195,7 @@ fn waits_of_nothing_and_of_ages_work() {
             assert!(lock.try_lock_for(wait).unwrap().is_none());
         }
         assert!(lock.try_lock_until(Instant::now()).unwrap().is_none());
-        // For ever is until it is released: from Redis, and from a thread of this process.
+        // A wait for ever ends at the release: from Redis, and from a thread of this process.
         let waiters: Vec<_> = (0..2)
             .map(|_| {
                 let lock = lock.clone();
@@ -278,7 +278,7 @@ fn settings_at_their_limits_work() {
                 thread::sleep(UNIT / 4);
                 let _ = guard.unlock();
             }
-            // It was over before anybody knew of it, a few times in a row.
+            // The lease was over before the thread knew of it, a few times in a row.
             Err(error) => {
                 let late = error.is_transient() || error.kind() == ErrorKind::LeaseLost;
                 assert!(late, "{error}");
@@ -334,7 +334,7 @@ fn tls_is_used_or_said_to_be_missing() {
     }
 }
 
-/// A port where nobody listens: one was free a moment ago.
+/// A port without a listener: it was free a moment ago.
 fn closed_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
@@ -353,7 +353,7 @@ fn an_absent_server_is_said_so_soon() {
         let error = builder.connect().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Redis, "{url}: {error}");
         assert!(error.to_string().contains("no connection"), "{error}");
-        // What the system said of it is in the message, and nothing is left to say below.
+        // The message has the system's words, and there is no source below.
         assert!(error.to_string().contains(" (") && error.source().is_none(), "{error}");
         assert!(error.is_transient() && !error.outcome_unknown());
         shows_no_secret(&error);
@@ -415,7 +415,7 @@ fn nothing_shows_the_password() {
         shows_no_secret(&lock.lock().map(drop).unwrap_err());
         server.resume();
         server.kill();
-        // Whatever it finds first.
+        // Any first finding.
         for _ in 0..2 {
             shows_no_secret(&lock.lock().map(drop).unwrap_err());
         }
@@ -426,14 +426,14 @@ fn nothing_shows_the_password() {
 #[test]
 fn a_server_that_repeats_the_password_is_not_quoted() {
     let _bounded = bounded();
-    // It says so of any command that it does not know, with its arguments.
+    // The server repeats any unknown command with its arguments.
     let args = ["--rename-command", "AUTH", "hidden", "--rename-command", "HELLO", "hidden2"];
     let Ok(server) = Server::with_args(&args) else {
         eprintln!("left out: this server cannot rename commands");
         return;
     };
     let address = format!("127.0.0.1:{}", server.port());
-    // One that is longer than what the server repeats of it.
+    // A password that is longer than the part that the server repeats.
     for password in [SECRET.to_owned(), SECRET.repeat(20)] {
         for (url, kind) in [
             (format!("redis://:{password}@{address}"), ErrorKind::Redis),
@@ -530,7 +530,7 @@ fn a_unix_socket_does_as_well() {
     let _bounded = bounded();
     let server = server();
     let (one, other) = (Client::connect(&server.unix_url()).unwrap(), client(&server));
-    // It wakes others, and it is woken: it subscribes, too.
+    // The client wakes others, and others wake it: it subscribes, too.
     for (releases, waits) in [(&one, &other), (&other, &one)] {
         at_once(|| {
             let guard = releases.reentrant_lock("socket").lock().unwrap();
@@ -544,7 +544,7 @@ fn a_unix_socket_does_as_well() {
     }
 }
 
-/// Something that listens and is no Redis.
+/// A listener that is no Redis.
 struct Impostor {
     port: u16,
     stop: Arc<AtomicBool>,
@@ -552,7 +552,7 @@ struct Impostor {
 }
 
 impl Impostor {
-    /// Answers whatever comes with this; `None`: with nothing.
+    /// Answers every command with this; `None`: with nothing.
     fn answering(answer: Option<&'static [u8]>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -590,7 +590,7 @@ impl Drop for Impostor {
 }
 
 #[test]
-fn what_is_no_redis_is_said_so() {
+fn connect_says_that_a_server_is_no_redis() {
     let _bounded = bounded();
     for answer in [
         &b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"[..],
@@ -622,7 +622,7 @@ fn what_is_no_redis_is_said_so() {
 }
 
 #[test]
-fn what_never_answers_is_said_so_in_time() {
+fn connect_says_in_time_that_a_server_never_answers() {
     let _bounded = bounded();
     let impostor = Impostor::answering(None);
     let begun = Instant::now();
@@ -630,7 +630,7 @@ fn what_never_answers_is_said_so_in_time() {
     assert_eq!(error.kind(), ErrorKind::Redis, "{error}");
     assert!(error.to_string().contains("connect_timeout"), "{error}");
     let took = begun.elapsed();
-    // It would be the response's timeout, or for ever.
+    // Otherwise the wait would last for the response's timeout, or for ever.
     assert!(took >= IMPATIENT && took < SOON, "{took:?}");
 }
 
@@ -651,7 +651,7 @@ fn trouble_with_a_server_says_which() {
     let semaphore = client.semaphore("permits");
     lock.lock().unwrap().unlock().unwrap();
     server.pause();
-    // Not answered in time; then no connection can be had; then neither for anybody else.
+    // No answer in time; then no connection; then none for other threads, either.
     says_where(lock.lock().map(drop).unwrap_err());
     says_where(lock.is_locked().map(drop).unwrap_err());
     says_where(semaphore.try_acquire().map(drop).unwrap_err());
@@ -704,7 +704,7 @@ fn a_refusal_says_which_server_refused() {
     says_where("a replica");
 }
 
-/// A key that something else made: its type is named, the script that met it is not.
+/// A key of another program: its type is named, the script that met it is not.
 #[test]
 fn a_key_of_another_type_is_called_by_its_type() {
     let _bounded = bounded();

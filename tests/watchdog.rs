@@ -15,9 +15,9 @@ use redis::Commands as _;
 use redlatch::{Client, ErrorKind, HoldState, LockGuard, LostReason};
 use redlatch_testkit::{Action, Direction, Proxy};
 
-/// Of what is to be kept.
+/// The lease of locks to be kept.
 const LEASE: Duration = RENEWED;
-/// Of what is to end.
+/// The lease of locks to end.
 const SHORT: Duration = Duration::from_millis(10 * UNIT.as_millis() as u64);
 
 /// The reasons that a guard's `on_lost` was called with.
@@ -46,14 +46,14 @@ impl Losses {
 // The three experiments.
 
 #[test]
-fn experiment_1_the_watchdog_keeps_a_lock_that_nobody_releases() {
+fn experiment_1_the_watchdog_keeps_a_lock_that_is_not_released() {
     let _bounded = bounded();
     let server = server();
     let (one, other) = (watched(&server, LEASE), client(&server));
     let guard = one.reentrant_lock("redisson:lock").lock().unwrap();
     let losses = Losses::of(&guard);
     let begun = Instant::now();
-    // Somebody else wants it all the time, for longer than a lease.
+    // Another client wants it all the time, for longer than a lease.
     assert!(other.reentrant_lock("redisson:lock").try_lock_for(LEASE * 2).unwrap().is_none());
     assert!(begun.elapsed() > LEASE * 2);
     assert!(guard.is_held());
@@ -67,7 +67,7 @@ fn experiment_1_the_watchdog_keeps_a_lock_that_nobody_releases() {
 /// From when the lock was taken the server lets no further connection in, and the lane answers. Once the
 /// client's other connection stays, and once it is cut, too.
 #[test]
-fn what_is_held_is_renewed_where_no_further_connection_can_be_had() {
+fn a_hold_is_renewed_where_no_further_connection_can_be_had() {
     let _bounded = bounded();
     let ways = [["maxclients", "1"], ["requirepass", "changed"]];
     for (way, is_cut) in ways.into_iter().flat_map(|way| [(way, false), (way, true)]) {
@@ -79,7 +79,7 @@ fn what_is_held_is_renewed_where_no_further_connection_can_be_had() {
         let losses = Losses::of(&guard);
         let () = redis::cmd("CONFIG").arg("SET").arg(&way).query(&mut redis).unwrap();
         if is_cut {
-            // Over the lane a script was the last.
+            // A script was the lane's last command.
             let own: u64 = redis::cmd("CLIENT").arg("ID").query(&mut redis).unwrap();
             let own = format!("id={own} ");
             let all: String = redis::cmd("CLIENT").arg("LIST").query(&mut redis).unwrap();
@@ -129,7 +129,7 @@ fn experiment_2_a_fixed_lease_ends_and_the_late_unlock_fails() {
 }
 
 #[test]
-fn experiment_3_a_leases_end_lets_another_in_whom_the_late_unlock_does_not_touch() {
+fn experiment_3_a_leases_end_lets_another_in_and_a_late_unlock_harms_no_hold() {
     let _bounded = bounded();
     let server = server();
     let (one, other) = (watched(&server, LEASE), watched(&server, LEASE));
@@ -151,7 +151,7 @@ fn experiment_3_a_leases_end_lets_another_in_whom_the_late_unlock_does_not_touch
             entered
         });
         wait_until("the lease ends", SOON, || !guard.is_held());
-        // By the server's count it lasts a little longer.
+        // By the server's count the lease lasts a little longer.
         let mut before = None;
         wait_until("the waiter has it", SOON, || {
             before = holder(&mut server.connection(), "redisson:lock");
@@ -181,7 +181,7 @@ fn holds_that_are_due_together_are_renewed_together() {
         (0..count).map(|at| client.reentrant_lock(&format!("many:{at}")).lock().unwrap()).collect();
     let taking = begun.elapsed();
     let before = Commands::so_far(&server);
-    // Three of each, about: nobody is renewed all the time.
+    // About three of each: no hold is renewed all the time.
     let (mut renewals, mut calls) = (0, 0);
     wait_until("they are renewed", SOON, || {
         let now = Commands::so_far(&server);
@@ -228,15 +228,15 @@ fn no_renewal_follows_a_release() {
     drop(first);
     second.unlock().unwrap();
     wait_free(&server, "a", SOON);
-    // One that was on its way at the release.
+    // A renewal may be on its way at the release.
     thread::sleep(UNIT);
     let before = Commands::so_far(&server).scripts();
-    // Somebody else takes it: nothing of the earlier hold touches this one.
+    // Another client takes it: the earlier hold's requests do not touch this one.
     hold_as_redisson(&mut server.connection(), "b", LEASE);
     // Time is the subject: the next ones would have come, after a third of it each.
     thread::sleep(LEASE * 3 / 4);
     assert_eq!(Commands::so_far(&server).scripts(), before);
-    // Its lease ends unrenewed.
+    // The lease ends unrenewed.
     wait_free(&server, "b", LEASE);
 }
 
@@ -286,7 +286,7 @@ fn a_forgotten_guard_is_renewed_while_its_thread_lives() {
 }
 
 #[test]
-fn an_owned_guard_is_renewed_whatever_becomes_of_its_threads() {
+fn an_owned_guard_is_renewed_after_its_thread_has_ended() {
     let _bounded = bounded();
     let server = server();
     let client = watched(&server, LEASE);
@@ -375,7 +375,7 @@ fn a_failed_renewal_is_tried_again_until_the_deadline() {
         redis::cmd("REPLICAOF").arg(of).query(&mut server.connection()).unwrap()
     };
     for _ in 0..2 {
-        // A replica of nobody refuses writes, renewals with them.
+        // A replica without a master refuses writes, renewals with them.
         set(&["127.0.0.1", "1"]);
         wait_until("a renewal has failed", SOON, || guard.state() == HoldState::Unconfirmed);
         assert!(guard.is_held());
@@ -555,7 +555,7 @@ fn a_lost_hold_is_told_at_the_deadline_though_the_server_does_not_answer() {
     server.resume();
     assert_eq!(guard.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
     assert_eq!(second.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
-    // What the server still has of them does not stay.
+    // The server's rests of them do not stay.
     wait_free(&server, "silent", SOON);
     client.reentrant_lock("silent").lock().unwrap().unlock().unwrap();
     assert!(losses.iter().all(|losses| losses.so_far().len() == 1));
@@ -583,7 +583,7 @@ fn a_hold_that_the_server_has_lost_is_told_at_the_next_renewal() {
         let guard = client.reentrant_lock("gone").lock().unwrap();
         let losses = Losses::of(&guard);
         take_away();
-        // Somebody else has it already, and keeps it.
+        // Another client has it already, and keeps it.
         let theirs = other.reentrant_lock("gone").try_lock_for(SOON).unwrap().unwrap();
         let held = holder(&mut server.connection(), "gone");
         // If no renewal found it, the lease would end.
@@ -637,7 +637,7 @@ fn another_value_under_the_name_loses_that_hold_and_no_other() {
 }
 
 #[test]
-fn each_callback_is_called_once_whatever_else_happens() {
+fn each_callback_of_a_loss_is_called_once() {
     let _bounded = bounded();
     let server = server();
     let client = watched(&server, SHORT);
@@ -663,7 +663,7 @@ fn each_callback_is_called_once_whatever_else_happens() {
         call.fetch_add(1, Ordering::SeqCst);
     });
     wait_until("the late callback is called", SOON, || seen(3) == 1);
-    // The loss is found again by others.
+    // Other calls find the loss again.
     assert!(guard.check(Duration::ZERO).is_err());
     assert!(!lock.force_unlock().unwrap());
     assert_eq!(inner.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
@@ -725,20 +725,21 @@ fn a_guard_never_says_held_when_the_server_says_gone() {
     }
 }
 
-/// It may pass between two looks of one question: asked all the time, some are in the middle then.
+/// The deadline may pass between two looks of one call: with calls all the time, some are in the
+/// middle then.
 #[test]
-fn who_asks_while_the_deadline_passes_hears_held_or_lost_and_nothing_between() {
+fn a_call_while_the_deadline_passes_says_held_or_lost_and_nothing_between() {
     let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let lock = client.reentrant_lock("passing").with_lease(UNIT / 20);
     for _ in 0..100 {
         let guard = match lock.lock() {
-            // On a busy machine it may be over before anybody knows of it.
+            // On a busy machine the lease may be over before the thread knows of it.
             Err(error) if error.is_transient() => continue,
             guard => guard.unwrap(),
         };
-        // What is held is held for that long: no answer but "held" and "lost" can be true.
+        // A hold lasts that long: no answer but "held" and "lost" can be true.
         let error = loop {
             if let Err(error) = guard.check(Duration::from_nanos(1)) {
                 break error;
@@ -801,7 +802,8 @@ fn a_deadline_counts_from_before_the_request_was_sent() {
         in_time
     });
 
-    // It comes after its end: that is no grant. The lock is taken anew, with a lease of its own.
+    // The reply comes after the lease's end: that is no grant. The thread takes the lock anew, with
+    // a lease of its own.
     let mut redis = server.connection();
     proxy.on_request("late", Action::DelayReply(lease * 12 / 10));
     let begun = Instant::now();
@@ -826,12 +828,12 @@ fn a_renewals_late_reply_does_not_make_the_deadline_later() {
     let mut redis = server.connection();
     // Two renewals and more.
     let until = Instant::now() + lease;
-    // Every reply comes later by less than what the renewal waits for.
+    // Every reply is delayed by less than the renewal's wait.
     proxy.set_delay(UNIT * 3 / 2);
     while Instant::now() < until {
         let looked = Instant::now();
         let remaining = guard.remaining();
-        // Asked after, so it is less than what the guard knew by what has passed since.
+        // Asked later, so it is less than the guard's time by the time since.
         let left = pttl(&mut redis, "slow");
         assert!(left >= 0, "gone");
         let left = Duration::from_millis(left.unsigned_abs()) + looked.elapsed();
@@ -869,7 +871,7 @@ fn lanes_that_do_not_answer_delay_no_renewal() {
     kept.unlock().unwrap();
 }
 
-/// Each has a phase of its own: a round trip for each would take longer than there is.
+/// Each hold has a phase of its own: a round trip for each would take too long.
 #[test]
 fn holds_of_many_phases_are_all_kept_at_a_distance() {
     let _bounded = bounded();
@@ -910,7 +912,7 @@ fn in_time(redis: &mut redis::Connection, key: &str, longest: Duration) -> bool 
 const SET_BACK: i64 = 3_600_000;
 
 #[test]
-fn what_a_clock_that_was_set_back_made_longer_ends_with_the_lease_again() {
+fn a_hold_that_a_clock_set_back_made_longer_ends_with_the_lease_again() {
     let _bounded = bounded();
     let server = server();
     let client = watched(&server, LEASE);
@@ -960,7 +962,7 @@ fn a_permits_lease_is_cut_likewise_unless_its_id_was_told() {
         ends(redis).into_iter().filter(|(_, score)| *score > later).count()
     };
     wait_until("one is cut", SOON, || far(&mut redis) == 1);
-    // Whoever knows the other one's id may have asked for that lease.
+    // A reader of the other one's id may have asked for that lease.
     thread::sleep(LEASE);
     assert_eq!(far(&mut redis), 1);
     assert!(semaphore.remaining_lease(&id).unwrap().unwrap() > LEASE * 2);
@@ -985,7 +987,8 @@ fn a_longer_lease_that_a_thread_has_asked_for_is_not_cut() {
     }
     let timeouts: Vec<String> = redis.keys("*rwlock_timeout*").unwrap();
     assert!(redis.pexpire::<_, bool>(&timeouts[0], SET_BACK).unwrap());
-    // Until the renewal that is due when so much is left of the longer one: to that, and no less.
+    // Until the renewal that is due when so much of the longer lease is left: it cuts to that, and
+    // no less.
     for name in ["levels", "read"] {
         wait_until("it is cut", SOON, || in_time(&mut redis, name, LONGER));
         assert!(pttl(&mut redis, name) > millis(LEASE), "{name}");
@@ -995,7 +998,8 @@ fn a_longer_lease_that_a_thread_has_asked_for_is_not_cut() {
     }
 }
 
-/// What was not answered may reach the server at any time, on a connection that the client has given up.
+/// An unanswered request may reach the server at any time, on a connection that the client has
+/// given up.
 #[test]
 fn no_more_of_a_longer_lease_counts_than_a_cut_leaves_that_was_not_answered() {
     let _bounded = bounded();
@@ -1012,7 +1016,7 @@ fn no_more_of_a_longer_lease_counts_than_a_cut_leaves_that_was_not_answered() {
         proxy.on(Direction::Request, copies, Action::LoseRequest, is_cut);
         assert!(redis.pexpire::<_, bool>(name, SET_BACK).unwrap());
         wait_until("it is cut", SOON, || in_time(&mut redis, name, LEASE));
-        // And that was answered.
+        // The server answered the cut, too.
         let certain = || Instant::now() + outer.remaining();
         let then = certain();
         wait_until("it is renewed", SOON, || certain() > then + UNIT);
@@ -1020,7 +1024,7 @@ fn no_more_of_a_longer_lease_counts_than_a_cut_leaves_that_was_not_answered() {
         let inner = lock.with_watchdog(LONG).lock().unwrap();
         let then = certain();
         wait_until("it is renewed again", SOON, || certain() > then + UNIT);
-        // Here it is.
+        // The late cut arrives here.
         assert!(redis.pexpire::<_, bool>(name, millis(LEASE)).unwrap());
         let left = outer.remaining();
         assert!(left <= LEASE, "{name}: {left:?}");
@@ -1054,4 +1058,22 @@ fn a_reader_takes_nothing_from_another_ones_lease() {
 
 fn millis(time: Duration) -> i64 {
     i64::try_from(time.as_millis()).unwrap()
+}
+
+#[test]
+fn a_loss_is_told_once_the_system_gives_threads_again() {
+    if !has_own_process() {
+        return;
+    }
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let guard = client.reentrant_lock("short").with_lease(SHORT).lock().unwrap();
+    let losses = Losses::of(&guard);
+    without_room_for_threads(|| {
+        wait_until("it is lost", SOON, || matches!(guard.state(), HoldState::Lost(_)));
+        thread::sleep(UNIT);
+        assert_eq!(losses.so_far(), [], "no thread can be started");
+    });
+    assert_eq!(losses.wait(), LostReason::LeaseExpired);
 }

@@ -1,4 +1,4 @@
-//! What it costs that a replica has every lock before it counts.
+//! The cost of locks that count only when a replica has them.
 
 use std::sync::Barrier;
 use std::thread;

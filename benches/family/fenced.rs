@@ -1,4 +1,4 @@
-//! What a token costs: the fenced lock against the re-entrant one.
+//! The cost of a token: the fenced lock against the re-entrant one.
 
 use crate::cell::Round;
 use crate::contest::longest;

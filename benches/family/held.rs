@@ -1,5 +1,5 @@
-//! A semaphore over a network whose permits are held for a while: what a process gets whose threads
-//! queue, and how two of them share.
+//! A semaphore over a network, with permits held for a while: the permits of a process with a queue
+//! of threads, and the shares of two such processes.
 
 use std::sync::{Barrier, OnceLock};
 use std::thread;
@@ -19,7 +19,7 @@ const THREADS: u64 = 64;
 const PATIENCE: Duration = Duration::from_secs(120);
 /// By then the last process has heard of the start.
 const SOON: u64 = 50 * MILLISECOND;
-/// So long before it counts: until then all queue as they will.
+/// The time before it counts: until then all queue as they will.
 const WARM_UP: u64 = 500 * MILLISECOND;
 
 /// Processes, permits, and for how many milliseconds each is held.
@@ -70,7 +70,7 @@ pub(crate) fn section(lab: &Lab, goals: &mut Goals) {
     println!("{table}");
 }
 
-/// Of each process how many permits it had, and the longest wait.
+/// The number of permits of each process, and its longest wait.
 fn measure(lab: &Lab, url: &str, name: &str, processes: usize, held: u64) -> Vec<(f64, f64)> {
     let args = [name.to_owned(), held.to_string(), lab.options.length.as_nanos().to_string()];
     let args = [&[url.to_owned()], args.as_slice()].concat();

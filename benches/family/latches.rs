@@ -9,7 +9,7 @@ pub(crate) enum Kind {
     Ours,
 }
 
-/// One process's.
+/// One process's connection.
 pub(crate) enum Connected {
     Plain(PlainClient),
     Ours(Client),

@@ -12,10 +12,10 @@ use crate::lab::Lab;
 use crate::report::{Goals, Table, time};
 use crate::round_trips::Figures;
 
-/// Of one client.
+/// The numbers of one client's threads.
 const THREADS: [usize; 2] = [4, 32];
 const LIMIT: Duration = Duration::from_millis(100);
-/// Of all threads together, in a round.
+/// The calls of all threads together, in a round.
 const CALLS: usize = 256;
 /// A shorter run makes one of each thread.
 const FULL: Duration = Duration::from_secs(1);
@@ -25,7 +25,7 @@ pub(crate) fn section(lab: &Lab, goals: &mut Goals) {
     let mut table =
         Table::new(&["what", "names", "threads", "number", "median", "90 %", "99 %", "most"]);
     for threads in THREADS {
-        // What the machine alone is late by.
+        // The delay by the machine alone.
         for (what, names) in [("sleep", 0), ("try_lock_for", 1), ("try_lock_for", threads)] {
             let mut late = Figures::default();
             let calls = if lab.options.length < FULL { 1 } else { CALLS / threads };
@@ -46,11 +46,11 @@ pub(crate) fn section(lab: &Lab, goals: &mut Goals) {
     println!("{table}");
 }
 
-/// Of each call, in nanoseconds. No names: of a sleep.
+/// The lateness of each call, in nanoseconds. No names: of a sleep.
 fn lateness(threads: usize, names: usize, calls: usize) -> Vec<f64> {
     let server = Server::start().unwrap();
     let client = Client::connect(&server.url()).unwrap();
-    // The scripts are known, and the connections open.
+    // The server knows the scripts, and the connections are open.
     let locks = (0..names).map(|at| client.reentrant_lock(&format!("bench {at}")));
     let locks: Vec<_> = locks.inspect(|lock| drop(lock.lock().unwrap())).collect();
     server.pause();

@@ -1,7 +1,8 @@
 //! From the DEL of a lock that is held to its holder's `on_lost`.
 //!
-//! In between lie the server's word that the key has changed, the question whether the hold is still
-//! there, and the renewal that finds out: two round trips and a half, and four threads that wake.
+//! In between lie the server's message that the key has changed, the question whether the hold is
+//! still there, and the renewal that finds out: two round trips and a half, and four threads that
+//! wake.
 
 use std::sync::mpsc;
 use std::thread;
@@ -43,7 +44,7 @@ pub(crate) fn section(lab: &Lab, goals: &mut Goals) {
     println!("{table}");
 }
 
-/// How long each took.
+/// The time of each loss.
 fn losses(lab: &Lab, delayed: bool) -> Vec<f64> {
     let client = Client::connect(&lab.url(delayed)).unwrap();
     let mut redis = raw::connect(&lab.url(delayed));
@@ -63,7 +64,7 @@ fn losses(lab: &Lab, delayed: bool) -> Vec<f64> {
             .collect();
         thread::sleep(A_WHILE);
         for name in &names {
-            // Each one alone: all who have to wake are asleep.
+            // Each one alone: all threads that have to wake are asleep.
             clock::sleep_until(clock::now() + 5 * MILLISECOND);
             let begun = clock::now();
             redis::cmd("DEL").arg(name).exec(&mut redis).unwrap();

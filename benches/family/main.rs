@@ -1,7 +1,7 @@
-//! Speed and cost of the fair, fenced and read-write lock, the semaphores, the count-down latch, several
-//! locks, conditions, and locks that replicas acknowledge, beside Redisson's algorithms done plainly:
-//! `cargo bench --bench family`, with `-- --help` for what can be chosen.
-//! A full run takes about three minutes.
+//! Speed and cost of the fair, fenced and read-write lock, the semaphores, the count-down latch,
+//! several locks, conditions, and locks that replicas acknowledge, beside Redisson's algorithms
+//! done plainly: `cargo bench --bench family`, with `-- --help` for the options. A full run takes
+//! about three minutes.
 //!
 //! How to read it, and how it is measured: see `../table/main.rs`, whose parts these are. All is
 //! unpinned unless it says otherwise.
@@ -9,17 +9,17 @@
 //! - **Too many inside**: each holder of a lock looks whether it is still alone; each holder of a
 //!   permit takes one of as many files as there are permits, most tellingly before the
 //!   measurement, when all sleep inside for a while.
-//! - **Order**: where waiters are let in one by one, each when the server has the one before in its
-//!   queue, the first grants of all must come in the same order.
+//! - **Order**: if waiters come one by one, each when the server has the one before in its queue,
+//!   the first grants of all must come in the same order.
 //! - **Round trips**: hold a latch against those of `two cores`. Unpinned, the system likes to put
 //!   a PING's two ends on one core, and the three of a latch it cannot.
 
-// What goes wrong in a bench ends it.
+// An error in a bench ends it.
 #![allow(clippy::unwrap_used)]
 
 use std::process::ExitCode;
 
-// Of some parts only a part is wanted here.
+// This program uses only a part of some modules.
 #[allow(dead_code)]
 #[path = "../table/calls.rs"]
 mod calls;

@@ -1,5 +1,5 @@
-//! What many who only wait cost the server: its time for each second, by how many there are; and what one
-//! release costs it that concerns many readers. Nobody else is served meanwhile.
+//! The cost of many waiters to the server: its time for each second, by their number; and the cost
+//! of one release that concerns many readers. The server serves no other client meanwhile.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -53,7 +53,7 @@ fn table(
     println!("{table}");
 }
 
-/// In a second.
+/// The server's work in a second.
 struct Seen {
     busy: f64,
     bytes: f64,
@@ -114,7 +114,7 @@ fn waits(client: &Client, name: &str, token: &CancelToken) -> JoinHandle<()> {
     thread::spawn(move || assert!(lock.lock_cancellable(&token).is_err()))
 }
 
-/// What the server reads, from a second before all are back to a second after.
+/// The server's input, from a second before all are back to a second after.
 fn back(lab: &Lab, threads: usize) -> [f64; 2] {
     let (url, name) = (lab.url(false), format!("bench {}", lab.next()));
     let [holder, client] = [(); 2].map(|()| connect(&url));
@@ -169,7 +169,7 @@ fn condition(lab: &Lab, threads: usize) -> Seen {
     let guard = lock.lock().unwrap();
     let condition = lock.new_condition("bench");
     for _ in 0..threads {
-        // (On a slow machine those who wait may have been told instead of others by now.)
+        // (On a slow machine these waiters may have been told instead of others by now.)
         let _ = condition.notify_one().unwrap();
     }
     thread::sleep(LONG_ENOUGH);
@@ -186,8 +186,8 @@ const READERS: [usize; 3] = [500, 1_000, 4_000];
 /// Readers of one process.
 const OWNED: usize = 65_536;
 
-/// Each of those who read is a process of its own: a connection that listens, and a place in the queue.
-/// What is timed is the scripts of a writer and of a reader that leave.
+/// Each reader is a process of its own: a connection that listens, and a place in the queue. The
+/// timed scripts are those of a leaving writer and reader.
 pub(crate) fn readers(lab: &Lab, goals: &mut Goals) {
     println!("The server's time for one release of a read-write lock, others being readers:\n");
     let mut table = Table::new(&["readers", "a writer lets them in", "one of them leaves"]);
@@ -253,7 +253,7 @@ fn let_in_and_leave(lab: &Lab, readers: usize) -> [f64; 2] {
     let let_in = timed(&mut redis, guard);
     let holders: usize = redis::cmd("HLEN").arg(&name).query(&mut redis).unwrap();
     assert_eq!(holders, readers + 1, "some were not let in");
-    // As each of them does that is awake.
+    // As each awake reader does.
     let mut raise = redis::pipe();
     for owner in &owners {
         let timeout = format!("{{{name}}}:{owner}:rwlock_timeout:1");

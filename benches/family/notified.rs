@@ -20,9 +20,9 @@ pub(crate) const WAITER_ROLE: &str = "notified";
 
 /// From one notification to the next, with a PING in the middle.
 const PACE: u64 = 8 * MILLISECOND;
-/// Who has waited for so long is asleep.
+/// A thread that has waited for so long is asleep.
 const ASLEEP: u64 = 500 * MICROSECOND;
-/// When the last notification has been made, nobody makes another.
+/// When the last notification has been made, no thread makes another.
 const A_WHILE: Duration = Duration::from_millis(100);
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -61,7 +61,7 @@ pub(crate) fn section(lab: &Lab, goals: &mut Goals) {
     println!("{table}");
 }
 
-/// What PINGs of a server alone took, and what waiters took to come back.
+/// The times of a server's PINGs alone, and the times of waiters to come back.
 pub(crate) fn notifications(lab: &Lab, url: &str, delayed: bool) -> (Vec<f64>, Vec<f64>) {
     let name = format!("bench {}", lab.next());
     let place = lab.machine.clients(Cores::Any).to_string();
@@ -83,7 +83,7 @@ pub(crate) fn notifications(lab: &Lab, url: &str, delayed: bool) -> (Vec<f64>, V
     (pings, waits.collect())
 }
 
-/// The process that notifies, and sees what a PING takes.
+/// The process that notifies, and times PINGs.
 pub(crate) fn notify(job: &Job) {
     job.arg(2).parse::<Place>().unwrap().take();
     let client = redlatch::Client::connect(job.arg(0)).unwrap();

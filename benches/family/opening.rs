@@ -21,9 +21,9 @@ pub(crate) const WAITER_ROLE: &str = "waiter";
 const PACE: u64 = 4 * MILLISECOND;
 /// After a count-down: so long the latch stays open.
 const OPEN: u64 = MILLISECOND;
-/// Longer: so long a waiter that has woken does something else.
+/// Longer: a woken waiter does something else for so long.
 const REST: u64 = 3 * MILLISECOND / 2;
-/// Who has waited for so long is asleep.
+/// A thread that has waited for so long is asleep.
 const ASLEEP: u64 = 500 * MICROSECOND;
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -71,7 +71,7 @@ fn compare(lab: &Lab, cores: Cores, table: &mut Table, goals: &mut Goals) {
     }
 }
 
-/// What waiters took to wake.
+/// The times of waiters to wake.
 pub(crate) fn openings(lab: &Lab, url: &str, cores: Cores, kind: Kind) -> Vec<f64> {
     let name = format!("bench {}", lab.next());
     let place = lab.machine.clients(cores).to_string();
@@ -103,7 +103,7 @@ pub(crate) fn count(job: &Job) {
         let now = clock::now();
         times.push(now);
         latch.count_down();
-        // It stays open when the waiter looks for the last time.
+        // The latch stays open when the waiter looks for the last time.
         if now >= end {
             break;
         }

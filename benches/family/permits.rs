@@ -1,5 +1,5 @@
-//! A semaphore with permits for all: what many threads of one process cost, and how fast it is again
-//! after the server was away.
+//! A semaphore with permits for all: the cost of many threads of one process, and its speed after
+//! the server was away.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
@@ -16,12 +16,12 @@ pub(crate) const ROLE: &str = "permits for all";
 
 const THREADS: [usize; 3] = [16, 64, 256];
 const PATIENCE: Duration = Duration::from_secs(120);
-/// How often it is looked at how many were acquired, before and after the outage.
+/// How often the bench looks at the number of acquired permits, before and after the outage.
 const SLICE: Duration = Duration::from_millis(50);
-/// The old rate is there again with the first slice that has it and of which, with those behind it,
-/// so many in the middle have it too: one slice may be of any length on a busy machine.
+/// The old rate is back with the first slice that has it, if the median of it and those behind it,
+/// so many, has it too: one slice may be of any length on a busy machine.
 const WINDOW: usize = 5;
-/// Of the median before.
+/// The part of the median before.
 const OLD_RATE: f64 = 0.9;
 
 pub(crate) fn section(lab: &Lab, goals: &mut Goals) {
@@ -54,7 +54,7 @@ pub(crate) fn section(lab: &Lab, goals: &mut Goals) {
 
 /// The network breaks, with requests on their way, and comes back.
 fn outage(lab: &Lab, goals: &mut Goals) {
-    // Long enough for what is tried again later and later.
+    // Long enough for retries that come later and later.
     let away = lab.options.length * 15;
     let server = Server::start().unwrap();
     let network = Proxy::before(&server);
@@ -139,7 +139,7 @@ pub(crate) fn work(job: &Job) {
             let (stop, acquired) = (&stop, &acquired);
             scope.spawn(move || {
                 while !stop.load(Ordering::SeqCst) {
-                    // One that does not wait is never passed a permit inside the process.
+                    // A thread that does not wait is never passed a permit inside the process.
                     drop(semaphore.try_acquire().unwrap().unwrap());
                     acquired.fetch_add(1, Ordering::Relaxed);
                 }

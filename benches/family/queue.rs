@@ -25,7 +25,7 @@ pub(crate) const ROLE: &str = "queue";
 const WAITERS: [usize; 3] = [10, 100, 1_000];
 const PROCESSES: usize = 5;
 const HOLD: u64 = 500 * MICROSECOND;
-/// Who stood there for so long before a release was asleep.
+/// A thread that stood there for so long before a release was asleep.
 const ASLEEP: u64 = 500 * MICROSECOND;
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -133,7 +133,7 @@ fn line(lab: &Lab, peer: Peer, waiters: usize) -> Seen {
     }
     holds.sort_by_key(|held| held.granted);
     let pairs = || holds.windows(2).map(|pair| (pair[0], pair[1]));
-    // After the end nobody comes back, and the queue gets shorter.
+    // After the end no thread comes back, and the queue gets shorter.
     let waited = pairs().filter(|(before, next)| {
         before.waiter % PROCESSES != next.waiter % PROCESSES
             && next.asked + ASLEEP < before.released

@@ -20,7 +20,7 @@ const INSIDE: u64 = 3 * MICROSECOND;
 /// From one write to the next request for one.
 const BETWEEN_WRITES: u64 = MILLISECOND;
 
-/// What they take.
+/// The lock that they take.
 const OURS: &str = "read-write lock";
 const PLAIN: &str = "plain";
 const ALONE: &str = "a lock that each takes alone";

@@ -1,5 +1,5 @@
-//! Three locks taken together: what that costs over one, and how many turns of them there are where
-//! all want the same three.
+//! Three locks taken together: the cost over one, and the number of turns if all want the same
+//! three.
 
 use std::thread;
 use std::time::Duration;
@@ -17,7 +17,7 @@ pub(crate) const ROLE: &str = "several";
 const NAMES: usize = 3;
 const PROCESSES: usize = 4;
 const THREADS: usize = 4;
-/// So long all three are held.
+/// How long all three are held.
 const STAY: u64 = 50 * MICROSECOND;
 /// By then the last process has heard of the start.
 const SOON: u64 = 50 * MILLISECOND;

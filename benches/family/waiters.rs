@@ -1,5 +1,5 @@
-//! From the last count-down to the last of many waiters of another process awake, and what that
-//! process asks the server meanwhile.
+//! From the last count-down to the last of many waiters of another process awake, and that
+//! process's requests to the server meanwhile.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -21,7 +21,7 @@ pub(crate) const ROLE: &str = "many waiters";
 const WAITERS: [usize; 3] = [1, 100, 1_000];
 /// In each round.
 const TIMES: usize = 4;
-/// If nobody asks the server anything for so long, all sleep.
+/// If the server gets no request for so long, all sleep.
 const QUIET: Duration = Duration::from_millis(60);
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -84,7 +84,7 @@ fn openings(lab: &Lab, kind: Kind, waiters: usize) -> Vec<Seen> {
         worker
     };
     let [mut counter, mut crowd] = [COUNTER_ROLE, ROLE].map(&mut process);
-    // The first one makes the scripts known; then, what a count-down costs that nobody waits for.
+    // The first one makes the scripts known; then, the cost of a count-down without waiters.
     let mut without = 0;
     for _ in 0..2 {
         let name = format!("bench {}", lab.next());
@@ -120,13 +120,13 @@ fn close(counter: &mut Worker, name: &str) {
     counter.expect_line("closed", PATIENCE);
 }
 
-/// When it was about to.
+/// Returns the time just before the count-down.
 fn open(counter: &mut Worker) -> u64 {
     counter.send_line("open");
     counter.expect_line("at", PATIENCE).parse().unwrap()
 }
 
-/// All commands so far, when there have been no more for a while but this one's own.
+/// All commands so far, once there was none for a while but this question's own.
 fn when_quiet(lab: &Lab) -> u64 {
     let mut before = lab.calls().commands;
     loop {
@@ -198,8 +198,8 @@ pub(crate) fn wait(job: &Job) {
     job.done()
 }
 
-/// Those who wait. Whoever has woken stays until all have: to end a thread is work, and the last
-/// one would wake later for it.
+/// The waiters. A woken thread stays until all are awake: ending a thread is work, and the last one
+/// would wake later for it.
 struct Crowd {
     asleep: AtomicUsize,
     leave: AtomicBool,

@@ -1,4 +1,4 @@
-//! What a server has had to do, as it counts it itself.
+//! A server's work, by its own count.
 
 use redis::Connection;
 

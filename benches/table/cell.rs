@@ -17,7 +17,7 @@ pub(crate) const ROLE: &str = "cell";
 
 /// How long a holder works.
 pub(crate) const INSIDE: u64 = 3 * MICROSECOND;
-/// After these the server knows the scripts, and whoever waits has subscribed once.
+/// After these the server knows the scripts, and each waiter has subscribed once.
 const WARM_UP: usize = 3;
 /// Where several may be inside, each thread is so often inside before it is measured, asleep: as
 /// many as may be, and any that is too many, are there together then. While they work for a moment
@@ -27,7 +27,7 @@ const CHECKED_INSIDE: u64 = MILLISECOND;
 /// Far more than a process needs to start, or to get a lock.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What is measured.
+/// The measured setting.
 #[derive(Clone, Debug)]
 pub(crate) struct Cell {
     pub(crate) number: usize,
@@ -37,16 +37,17 @@ pub(crate) struct Cell {
     pub(crate) place: Place,
     pub(crate) processes: usize,
     pub(crate) threads: usize,
-    /// One name for all, and each holder works for a moment; else each thread has its own name.
+    /// One name for all, and each holder works for a moment; otherwise each thread has its own
+    /// name.
     pub(crate) contended: bool,
     pub(crate) length: Duration,
 }
 
-/// What came of it.
+/// The result.
 #[derive(Clone, Debug)]
 pub(crate) struct Round {
     length: Duration,
-    /// Of each process each thread's.
+    /// The grants of each process's threads.
     grants: Vec<Vec<u64>>,
     switches: u64,
     longest_wait: u64,
@@ -56,8 +57,8 @@ pub(crate) struct Round {
 }
 
 impl Cell {
-    /// Starts the processes, lets them go together, and adds up. `calls` says what the server has
-    /// had to do so far.
+    /// Starts the processes, lets them go together, and adds up. `calls` returns the server's work
+    /// so far.
     pub(crate) fn run(&self, mut calls: impl FnMut() -> Calls) -> Round {
         let witness = Witness::create(self.number, self.peer.places());
         let mut workers: Vec<Worker> = (0..self.processes)
@@ -125,12 +126,12 @@ impl Round {
         self.grants.iter().flatten().sum::<u64>() as f64 / self.length.as_secs_f64()
     }
 
-    /// How often a second it went to another thread.
+    /// How often a second the lock went to another thread.
     pub(crate) fn switches(&self) -> f64 {
         self.switches as f64 / self.length.as_secs_f64()
     }
 
-    /// Of all threads, in nanoseconds.
+    /// The longest wait of all threads, in nanoseconds.
     pub(crate) fn longest_wait(&self) -> f64 {
         self.longest_wait as f64
     }
@@ -145,7 +146,7 @@ impl Round {
         self.commands
     }
 
-    /// How often one too many was inside. Should be never.
+    /// How often one thread too many was inside. Should be zero.
     pub(crate) fn broken(&self) -> u64 {
         self.broken
     }
@@ -226,7 +227,7 @@ struct Thread {
 #[derive(Default)]
 struct Tally {
     grants: u64,
-    /// After the end: those who wait then get it, too, and their wait counts.
+    /// After the end: threads that wait then get it, too, and their wait counts.
     late: u64,
     switches: u64,
     longest_wait: u64,

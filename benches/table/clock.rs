@@ -14,12 +14,12 @@ pub(crate) fn now() -> u64 {
     read(ClockId::Monotonic)
 }
 
-/// What the processor has done for this process so far.
+/// The processor time of this process so far.
 pub(crate) fn process_cpu() -> u64 {
     read(ClockId::ProcessCPUTime)
 }
 
-/// What the processor has done for this thread so far.
+/// The processor time of this thread so far.
 pub(crate) fn thread_cpu() -> u64 {
     read(ClockId::ThreadCPUTime)
 }

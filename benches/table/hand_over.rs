@@ -1,8 +1,8 @@
 //! From the release in one process to the grant in another one that waits.
 //!
 //! The measure is two round trips: the release goes to the server and comes as a message to the
-//! waiter, who asks and is answered. A round trip right after another one is quicker than one
-//! after a silence, from which everybody has to wake, and a hand-over comes after a silence. So
+//! waiter, which asks and gets an answer. A round trip right after another one is quicker than one
+//! after a silence, from which all threads have to wake, and a hand-over comes after a silence. So
 //! the goal is held against PINGs after as long a silence, and those back to back stand beside.
 
 use std::time::Duration;
@@ -116,7 +116,7 @@ fn hand_overs(lab: &Lab, cores: Cores, hold: u64, peer: Peer) -> Vec<f64> {
         }));
     }
     holds.sort_by_key(|held| held.granted);
-    // Of those who were asleep when the other one released.
+    // Counts only threads that were asleep when the other one released.
     let waited = holds.windows(2).filter(|pair| {
         pair[0].process != pair[1].process && pair[1].asked + 500 * MICROSECOND < pair[0].released
     });

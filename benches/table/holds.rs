@@ -61,7 +61,7 @@ pub(crate) fn section(lab: &Lab, goals: &mut Goals) {
     println!("{table}");
 }
 
-/// What came of it. Times in nanoseconds.
+/// The result. Times in nanoseconds.
 #[derive(Clone, Copy, Debug)]
 struct Seen {
     /// With one hold, and with all.
@@ -124,7 +124,7 @@ pub(crate) fn work(job: &Job) {
     let taking = clock::now() - start;
     let memory = resident().saturating_sub(memory);
 
-    // The looks are not what is measured.
+    // Without the time of the looks.
     let cpu = || clock::process_cpu() - clock::thread_cpu();
     let mut stand = || {
         let Calls { hexists, scripts, .. } = Calls::of(&mut server);
@@ -155,12 +155,12 @@ pub(crate) fn work(job: &Job) {
     job.done()
 }
 
-/// How many threads this process has; 0 where nobody says.
+/// How many threads this process has; 0 if the system does not say.
 fn threads() -> u64 {
     fs::read_dir("/proc/self/task").map_or(0, |tasks| tasks.count() as u64)
 }
 
-/// How many bytes of memory this process has; 0 where nobody says.
+/// How many bytes of memory this process has; 0 if the system does not say.
 fn resident() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));

@@ -17,7 +17,7 @@ use crate::report::Spread;
 /// One way.
 const DELAY: Duration = Duration::from_micros(500);
 
-/// Where nobody waits for another, more and shorter rounds do: a busy moment of the machine then
+/// If no thread waits for another, more and shorter rounds do: a busy moment of the machine then
 /// spoils fewer of them.
 const SHORTER: usize = 3;
 
@@ -135,7 +135,7 @@ impl Lab {
         if delayed { self.network.url() } else { self.server.url() }
     }
 
-    /// What the server has had to do so far.
+    /// The server's work so far.
     pub(crate) fn calls(&self) -> Calls {
         Calls::of(&mut self.connection.borrow_mut())
     }
@@ -162,7 +162,7 @@ impl Outcome {
         Spread::of(self.rounds.iter().map(figure)).high
     }
 
-    /// Of each round against the same round of another.
+    /// The ratio of each round to the same round of another.
     pub(crate) fn ratio(&self, other: &Self, figure: fn(&Round) -> f64) -> Spread {
         let pairs = self.rounds.iter().zip(&other.rounds);
         Spread::of(pairs.map(|(ours, theirs)| figure(ours) / figure(theirs)))

@@ -1,5 +1,5 @@
-//! Speed and cost of redlatch beside its peers, in tables: `cargo bench --bench table`, with
-//! `-- --help` for what can be chosen. A full run takes about five minutes.
+//! Speed and cost of redlatch beside its peers, in tables: `cargo bench --bench table`, with `--
+//! --help` for the options. A full run takes about five minutes.
 //!
 //! # How to read it
 //!
@@ -16,11 +16,11 @@
 //!   `lock + drop` are redlatch's.
 //! - **A contended figure is three**: locks a second, switches of the lock to another thread a
 //!   second, and the longest wait of any thread. A lock that one thread keeps taking is fast and
-//!   useless. So each holder notes in a file that all share who was there before it, works for
-//!   3 us, and looks whether it is still alone. A wait that lasts beyond the end counts in full.
-//! - **threads**, **processes**: what the least and the most favoured got, of what each would have
-//!   had if all had got the same. These are the extremes of all rounds; among the goals stands the
-//!   median round, with the worst in brackets.
+//!   useless. So each holder reads the last holder from a file that all share, works for 3 us, and
+//!   looks whether it is still alone. A wait that lasts beyond the end counts in full.
+//! - **threads**, **processes**: the parts that the least and the most favoured got, of an equal
+//!   share. These are the extremes of all rounds; among the goals stands the median round, with the
+//!   worst in brackets.
 //! - **scripts**, **commands**: EVALSHA and EVAL for each lock taken, and all commands, those
 //!   inside scripts included, as the server counts them.
 //! - The goals at the end are goals. Nothing fails here; tests judge, benches tell.
@@ -31,7 +31,7 @@
 //! `Setting`; `Lab::compare` measures peers under it. Work of another shape has a role of its own,
 //! as `hand_over` has. `../family` is another program of these parts.
 
-// What goes wrong in a bench ends it.
+// An error in a bench ends it.
 #![allow(clippy::unwrap_used)]
 
 use std::process::ExitCode;

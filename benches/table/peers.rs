@@ -1,4 +1,4 @@
-//! What is compared.
+//! The compared peers.
 
 use redlatch::Client;
 use redlatch_testkit::PlainClient;
@@ -32,7 +32,7 @@ pub(crate) enum Peer {
     Expirable,
 }
 
-/// One thread's side: takes, calls what is to be done inside, gives back.
+/// One thread's side: takes, calls the work to be done inside, gives back.
 pub(crate) type Turn = Box<dyn FnMut(&mut dyn FnMut()) + Send>;
 
 /// One process's side: a thread's side for the name given.

@@ -1,4 +1,4 @@
-//! What all tables have in common: the command line, the lab, the goals at the end.
+//! The common part of all tables: the command line, the lab, the goals at the end.
 
 use std::env;
 use std::fs;
@@ -21,7 +21,7 @@ pub(crate) struct Program<'a> {
     pub(crate) help: &'a str,
     /// By name.
     pub(crate) sections: &'a [(&'a str, Section)],
-    /// What other processes do.
+    /// The work of other processes.
     pub(crate) roles: &'a [(&'a str, Role)],
 }
 
@@ -74,7 +74,7 @@ impl Program<'_> {
     }
 }
 
-/// What the figures depend on.
+/// The conditions of the figures.
 fn surroundings(lab: &Lab) -> String {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let cpu = read("/proc/cpuinfo");

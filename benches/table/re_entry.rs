@@ -12,7 +12,7 @@ use crate::report::{Goals, Spread, Table, time};
 
 pub(crate) const ROLE: &str = "re-entry";
 
-/// A batch that something else interrupts is not the median one.
+/// An interrupted batch is not the median one.
 const BATCHES: usize = 200;
 const BATCH: u32 = 1_000;
 

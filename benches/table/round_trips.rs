@@ -17,7 +17,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) struct Figures(pub(crate) Vec<f64>);
 
 impl Figures {
-    /// The figure that so large a part of them stays below.
+    /// The figure below which this part of them stays.
     pub(crate) fn at(&mut self, part: f64) -> f64 {
         self.0.sort_by(f64::total_cmp);
         self.0[((self.0.len() - 1) as f64 * part) as usize]

@@ -1,4 +1,4 @@
-//! Names of one's own: what a lock costs when nobody else wants it.
+//! A name for each thread: the cost of a lock that no other thread wants.
 
 use crate::cell::Round;
 use crate::cores::Cores;

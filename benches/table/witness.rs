@@ -1,4 +1,4 @@
-//! Who was inside last, and whether too many are inside now: some bytes that all processes share.
+//! The last holder, and whether too many are inside now: some bytes that all processes share.
 
 use std::env;
 use std::fs::{self, File};
@@ -6,11 +6,11 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process;
 
-/// One thread's view. Where several may be inside, each takes one of so many places: a file that
-/// it locks. Where only one may, a lock would hide what is to be seen.
+/// One thread's view. If several may be inside, each takes one of so many places: a file that it
+/// locks. If only one may, a lock would hide the error to be seen.
 pub(crate) struct Witness {
     places: Vec<File>,
-    /// Which one this thread has; none: it is outside, or one too many.
+    /// This thread's place; none: the thread is outside, or one too many.
     at: Option<usize>,
 }
 
@@ -30,7 +30,7 @@ impl Witness {
         path
     }
 
-    /// Those who have them open keep them.
+    /// Processes that have them open keep them.
     pub(crate) fn remove(path: &Path, places: usize) {
         for place in 0..places {
             let _ = fs::remove_file(path.with_extension(place.to_string()));
@@ -71,7 +71,7 @@ impl Witness {
     }
 }
 
-/// Who entered it last.
+/// The last thread that entered it.
 fn last(place: &File) -> u64 {
     let mut bytes = [0; 8];
     place.read_exact_at(&mut bytes, 0).unwrap();

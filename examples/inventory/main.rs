@@ -1,15 +1,15 @@
-//! Prints what becomes of a shop's stock when several processes sell it at once: without a lock,
-//! with one, with a fair one, and with one whose holders are killed in mid-sale.
+//! Prints the fate of a shop's stock when several processes sell it at once: without a lock, with
+//! one, with a fair one, and with one whose holders are killed in mid-sale.
 //!
 //! ```sh
 //! cargo run --example inventory
 //! cargo run --example inventory -- --help
 //! ```
 //!
-//! How to use the library stands in this file: `sell_out` is what each thread does, `keep_shop`
-//! what each process does. The rest is the show around them: `stock` is what the shop has in
-//! Redis, `run` starts and kills the processes, `screen` and `table` print, `options` reads the
-//! command line.
+//! How to use the library stands in this file: `sell_out` is the work of each thread, `keep_shop`
+//! that of each process. The rest is the show around them: `stock` is the shop's data in Redis,
+//! `run` starts and kills the processes, `screen` and `table` print, `options` reads the command
+//! line.
 
 mod options;
 mod run;
@@ -38,10 +38,10 @@ type Trouble = Box<dyn Error + Send + Sync>;
 
 /// How long a sale takes between its look at the stock and its change of it.
 const WORK: Duration = Duration::from_micros(500);
-/// Time enough for the change: a lock that may end sooner is not relied on.
+/// Time enough for the change: the sale does not rely on a lock that may end sooner.
 const SLACK: Duration = Duration::from_millis(200);
 
-/// Sells until nothing is left: what each thread of each process does.
+/// Sells until nothing is left: the work of each thread of each process.
 fn sell_out(
     stock: &mut Stock,
     lock: Option<&dyn Lock>,
@@ -70,18 +70,18 @@ fn sell_out(
     }
 }
 
-/// What a thread or process says of itself at its end.
+/// A thread's or process's report at its end.
 #[derive(Clone, Copy, Default)]
 struct Receipts {
     sold: u64,
     longest_wait: Duration,
 }
 
-/// Opens the shop's door when told to, with a few threads behind the counter: what each process
-/// does.
+/// Opens the shop's door when told to, with a few threads behind the counter: the work of each
+/// process.
 fn keep_shop(job: &Job, duty: &Duty) -> Result<Receipts, Trouble> {
     let keys = Keys::new(&duty.prefix);
-    // One client a process. Its watchdog renews what the threads hold, for as long as they hold it
+    // One client a process. Its watchdog renews the threads' locks, for as long as they hold them
     // and the process lives; then the lock is free at the end of this time.
     let client = Client::builder(&duty.url).watchdog_timeout(duty.lease).connect()?;
     let lock = duty.guard.lock(&client, &keys.lock);
@@ -119,7 +119,8 @@ fn keep_shop(job: &Job, duty: &Duty) -> Result<Receipts, Trouble> {
     })
 }
 
-/// What keeps the threads apart. One more lock is one more variant, and an entry in `scenarios`.
+/// The lock that keeps the threads apart. One more lock is one more variant, and an entry in
+/// `scenarios`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Guard {
     Nothing,
@@ -154,7 +155,7 @@ struct Scenario {
     lease: Duration,
     /// How many processes are killed while they hold the lock.
     kills: usize,
-    /// What the reader should look at.
+    /// The point that the reader should look at.
     story: String,
 }
 
@@ -237,7 +238,7 @@ fn main() -> ExitCode {
             eprintln!("inventory: {trouble}: the processes are ended and the keys deleted");
             ExitCode::from(130)
         }
-        // Who reads has read enough, as with `| head`.
+        // The reader has read enough, as with `| head`.
         Err(trouble) if is_broken_pipe(&trouble) => ExitCode::FAILURE,
         Err(trouble) => {
             eprintln!("inventory: {trouble}");

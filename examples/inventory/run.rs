@@ -15,10 +15,10 @@ use crate::{Guard, Receipts, Scenario, Trouble};
 
 /// How often the processes and the stock are looked at.
 const TICK: Duration = Duration::from_millis(5);
-/// With no sale for so long beyond a lease, something is wrong that tells nobody.
+/// With no sale for so long beyond a lease, something is wrong without an error.
 const PATIENCE: Duration = Duration::from_secs(15);
 
-/// What is the same in every scenario, but for the keys.
+/// The part that is the same in every scenario, but for the keys.
 pub(crate) struct Shop<'a> {
     pub(crate) url: &'a str,
     pub(crate) prefix: &'a str,
@@ -27,7 +27,7 @@ pub(crate) struct Shop<'a> {
     pub(crate) stock: u64,
 }
 
-/// What one process is told when it is started.
+/// The orders of one process at its start.
 pub(crate) struct Duty {
     pub(crate) url: String,
     pub(crate) prefix: String,
@@ -35,7 +35,7 @@ pub(crate) struct Duty {
     pub(crate) threads: usize,
     pub(crate) guard: Guard,
     pub(crate) lease: Duration,
-    /// Who first sees so many items left is killed.
+    /// The first process that sees so many items left is killed.
     pub(crate) deadly: Vec<i64>,
 }
 
@@ -69,7 +69,7 @@ impl Duty {
     }
 }
 
-/// What came of it.
+/// The result.
 pub(crate) struct Outcome {
     pub(crate) sold: u64,
     pub(crate) oversold: u64,
@@ -86,7 +86,7 @@ pub(crate) struct Outcome {
 }
 
 impl Outcome {
-    /// What must not be in a guarded run.
+    /// The faults that a guarded run must not have.
     pub(crate) fn faults(&self) -> Vec<String> {
         let left_over = u64::try_from(self.left).unwrap_or(0);
         [
@@ -158,13 +158,13 @@ struct Run<'a> {
     stock: Deleted,
     shop: &'a Shop<'a>,
     scenario: &'a Scenario,
-    /// Of the processes that came to their end alive, by number.
+    /// The receipts of the processes that came to their end alive, by number.
     receipts: HashMap<usize, Receipts>,
     killed: usize,
     left: i64,
     /// When `left` last changed.
     since: Instant,
-    /// The holder was killed and nobody has sold since.
+    /// The holder was killed and no process has sold since.
     waits_for_lease: bool,
 }
 
@@ -308,7 +308,8 @@ impl Run<'_> {
         )
     }
 
-    /// The ledger is the truth; what is left and what the processes say is held against it.
+    /// The ledger is the truth; the rest of the stock and the processes' reports are checked
+    /// against it.
     fn count(&mut self, took: Duration) -> Result<Outcome, Trouble> {
         let stock = self.shop.stock;
         let left = self.stock.0.left()?;

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 /// Standard output.
 pub(crate) struct Screen {
-    /// A person looks at it; else it is a file or a pipe, which gets a plain line now and then.
+    /// A person looks at it; otherwise it is a file or a pipe, which gets a plain line now and
+    /// then.
     terminal: bool,
     progress_at: Instant,
     /// The cursor stands behind an unfinished line of progress.

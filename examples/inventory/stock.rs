@@ -1,4 +1,4 @@
-//! What the shop has in Redis: a number of items, and a ledger with a line for each sale.
+//! The shop's data in Redis: a number of items, and a ledger with a line for each sale.
 
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ impl Keys {
 
 /// The server's patience with us, and ours with it.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// The keys end after so many seconds if the demo is killed and nobody is left to delete them.
+/// The keys end after so many seconds if the demo is killed and no process is left to delete them.
 const KEPT: i64 = 60;
 
 /// The stock, seen over a plain connection.
@@ -103,7 +103,7 @@ impl Stock {
         let queue = format!("redisson_lock_queue:{{{lock}}}");
         let timeouts = format!("redisson_lock_timeout:{{{lock}}}");
         let all = [lock, items, ledger, deaths, &queue, &timeouts];
-        // What a killed process had sent before may arrive after the first time.
+        // A killed process's earlier commands may arrive after the first time.
         while self.connection.del::<_, u64>(&all).is_ok_and(|gone| gone > 0) {
             std::thread::sleep(Duration::from_millis(20));
         }

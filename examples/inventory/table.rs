@@ -84,7 +84,7 @@ fn spread(outcome: &Outcome) -> String {
     format!("{}-{}", thousands(outcome.fewest), thousands(outcome.most))
 }
 
-/// What a fair lock costs and gives.
+/// The cost and the gain of a fair lock.
 fn fairness(outcomes: &[(Scenario, Outcome)]) -> String {
     let undisturbed = |guard| {
         let mut found = outcomes.iter().filter(|(run, _)| run.guard == guard && run.kills == 0);

@@ -1,4 +1,4 @@
-//! What the examples of one page stand on: a server, a name of their own, Ctrl-C, and nothing left
+//! The stage of the examples of one page: a server, a name of their own, Ctrl-C, and nothing left
 //! behind. None of it is needed to use the library.
 
 use std::env;
@@ -66,7 +66,7 @@ pub(crate) fn play(
             eprintln!("{example}: interrupted");
             ExitCode::from(130)
         }
-        // Who reads has read enough, as with `| head`.
+        // The reader has read enough, as with `| head`.
         Err(trouble) if is_broken_pipe(&trouble) => ExitCode::FAILURE,
         Err(trouble) => {
             eprintln!("{example}: {trouble}");
@@ -104,7 +104,7 @@ impl Stage {
         out.flush()
     }
 
-    /// What a process says next.
+    /// A process's next line.
     pub(crate) fn hear(&self, process: &mut Worker) -> Result<String, Trouble> {
         let mut said = None;
         self.wait_until("a process says something", || {
@@ -118,7 +118,7 @@ impl Stage {
         }
     }
 
-    /// Waits for what has no event.
+    /// Waits for a condition without an event.
     pub(crate) fn wait_until(
         &self,
         what: &str,
@@ -146,7 +146,7 @@ impl Stage {
                 return Ok(());
             }
             redis.del::<_, ()>(keys)?;
-            // What a killed process had sent before may arrive after this.
+            // A killed process's earlier commands may arrive after this.
             thread::sleep(Duration::from_millis(20));
         }
     }

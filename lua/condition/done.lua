@@ -12,17 +12,17 @@ if not mine then
     return 0
 end
 if pass then
-    -- Refused behind it, it would be passed on twice.
+    -- If this is refused after the pass, the notification would be passed on twice.
     redis.call('hdel', notified, '')
     local _, trouble = notify_first(string.match(mine, '%S+$') or '0')
     if trouble then
-        -- The next look finds that nobody gives a sign of life.
+        -- The next look finds no sign of life.
         return trouble
     end
 end
 redis.call('hdel', notified, ARGV[2])
 if redis.pcall('hlen', notified) == 1 then
-    -- No record, if that is when they were last looked at.
+    -- Not a record, if it is the time of the last look at all records.
     redis.call('hdel', notified, '')
 end
 return 1

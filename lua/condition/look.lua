@@ -1,11 +1,11 @@
--- Says how it stands with a waiter, which lives. Passes on what was notified to the dead.
+-- Returns whether a waiter, which lives, still waits. Passes on the notifications of dead waiters.
 --
 -- KEYS, ARGV 1 see waiters.lua
 -- ARGV 2 waiter, 3 '1' = it does not want to wait any more
 -- reply: 1 = it waits, or did until now; 0 = it does not: it was notified
 --
--- Where many were notified, one look at all their records serves all who look soon after: whoever of
--- them it is, so that a waiter that died keeps nobody from it.
+-- If many were notified, one look at all their records serves all waiters that look soon after: any
+-- of them looks, so that a dead waiter keeps none from it.
 local FEW, LOOKED = 8, 300
 
 local mine = redis.call('hget', notified, ARGV[2])
@@ -27,7 +27,7 @@ if type(many) == 'number' and many > FEW then
     if looked and math.abs(now() - looked) < LOOKED then
         return 1
     end
-    -- Where it is refused each look is at all of them.
+    -- If this is refused, each look is at all of them.
     redis.pcall('hset', notified, '', string.format('%.0f', now()))
 end
 local records = redis.call('hgetall', notified)
@@ -38,7 +38,8 @@ for i = 1, #records, 2 do
     if records[i] ~= ''
         and (not since or math.abs(now() - since) > PATIENCE or not listens(records[i]))
     then
-        -- Refused behind it, it would be passed on again at each look.
+        -- If this is refused after the pass, the notification would be passed on again at each
+        -- look.
         redis.call('hdel', notified, '')
         local _, trouble = notify_first(number or '0')
         if trouble then

@@ -1,4 +1,4 @@
--- Notifies one who waits, or all.
+-- Notifies one waiter, or all.
 --
 -- KEYS, ARGV 1 see waiters.lua
 -- ARGV 2 owner, 3 number of the notification, 4 '1' = all, 5 '1' = a copy
@@ -7,10 +7,11 @@ local held = is_held_by(ARGV[2])
 if held ~= true then
     return held or -1
 end
--- Two clients count alike.
+-- Two clients may use the same number.
 local number = string.sub(ARGV[2], 1, 36) .. ':' .. ARGV[3]
 if ARGV[4] == '1' then
-    -- No records: where all are told, there is nobody to pass it on to. That is so for earlier ones.
+    -- No records: if all are told, no waiter is left to pass it on to. The same is true of earlier
+    -- notifications.
     local all = redis.call('lrange', waiting, 0, -1)
     redis.call('del', waiting, notified)
     local heard = 0
@@ -23,7 +24,7 @@ if ARGV[4] == '1' then
     return heard
 end
 if ARGV[5] == '1' then
-    -- Whoever was notified by the first copy cannot be back before this owner has left the lock, so
+    -- A waiter notified by the first copy cannot be back before this owner has left the lock, so
     -- its record is there.
     for _, record in ipairs(redis.call('hvals', notified)) do
         if string.match(record, '%S+$') == number then

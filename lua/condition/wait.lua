@@ -2,11 +2,11 @@
 --
 -- KEYS, ARGV 1 see waiters.lua
 -- ARGV 2 owner, 3 waiter
--- reply: 1 = it stands among those who wait; 0 = the lock is not this owner's any more
+-- reply: 1 = it is among the waiters; 0 = the lock is not this owner's any more
 --
--- Who notifies must have the lock, too. So nobody can between this and the release, and a copy that
--- comes after the release finds another owner and does nothing; after a pass inside the process it
--- finds the same owner, and the waiter's entry or its record.
+-- A notifier must have the lock, too. So none can notify between this and the release, and a copy
+-- that comes after the release finds another owner and does nothing; after a pass inside the
+-- process it finds the same owner, and the waiter's entry or its record.
 local held = is_held_by(ARGV[2])
 if held ~= true then
     return held or 0
@@ -14,8 +14,8 @@ end
 if redis.call('lpos', waiting, ARGV[3]) or redis.call('hexists', notified, ARGV[3]) == 1 then
     return 1
 end
--- A list never stays without an end: whether PEXPIRE is allowed is asked first. RPUSH is the first that
--- writes: without memory, with which the lock could not be taken again either, it is refused.
+-- A list never stays without an end: whether PEXPIRE is allowed is asked first. RPUSH is the first
+-- write: it is refused without memory, and then the lock could not be taken again either.
 if not redis.acl_check_cmd('pexpire', waiting, KEPT) then
     return redis.error_reply('NOPERM the user may not run PEXPIRE on the condition')
 end

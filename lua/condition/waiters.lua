@@ -1,20 +1,21 @@
--- Stands before every script of a condition: who waits, who was notified, and how one is.
+-- Stands before every script of a condition: the waiters, the notified ones, and how a waiter is
+-- notified.
 --
--- KEYS 1 those who wait, 2 those who were notified, 3 the lock (where a script needs it)
+-- KEYS 1 the waiters, 2 the notified ones, 3 the lock (where a script needs it)
 -- ARGV 1 number of the database; a script's own come after
 --
--- Those who wait are a list, one entry for each thread, the first to come first. Gone is notified: a
--- waiter sleeps only while its entry stands there. So whatever takes an entry out, a notification, a
--- look that takes its process for dead, or the loss of the key, costs nobody a wake-up: who lives
--- finds out by the next look at the latest.
--- Those who were notified are a hash: waiter -> when, and whose notification, by number. It stays
--- until the waiter has left the lock that it came back with. If it dies before, the notification is
--- passed on. The field without a name says when all records were last looked at, if they are many.
+-- The waiters are a list, one entry for each thread, the first to come first. Gone is notified: a
+-- waiter sleeps only while its entry is in the list. So if a notification, a look that takes its
+-- process for dead, or the loss of the key takes an entry out, no wake-up is lost: a living waiter
+-- finds out by its next look at the latest. The notified waiters are a hash: waiter -> the time,
+-- and the number of the notification. A record stays until the waiter has left the lock that it
+-- came back with. If the waiter dies before, the notification is passed on. The field without a
+-- name has the time of the last look at all records, if they are many.
 local waiting, notified, lock = KEYS[1], KEYS[2], KEYS[3]
 local database = ARGV[1]
 
--- All in ms. How long the keys outlive the last question, and how long a record counts without a sign
--- of life.
+-- All in ms. How long the keys outlive the last request, and how long a record counts without a
+-- sign of life.
 local KEPT, PATIENCE = 60000, 2000
 
 local function refused(reply)
@@ -31,8 +32,8 @@ local function channel(waiter)
     return 'redisson_lock__channel:{redlatch:' .. string.sub(waiter, 1, 36) .. '}'
 end
 
--- Whether a waiter's process lives, as far as the server can know: asked once for each process. PUBLISH
--- would count somebody's pattern subscription.
+-- Whether a waiter's process lives, as far as the server can know: asked once for each process.
+-- PUBLISH would count another client's pattern subscription.
 local heard_by = {}
 local function listens(waiter)
     local own = channel(waiter)
@@ -43,13 +44,13 @@ local function listens(waiter)
     return heard_by[own]
 end
 
--- A refused message is no trouble: the waiter looks.
+-- A refused message does no harm: the waiter looks.
 local function tell(waiter)
     redis.pcall('publish', channel(waiter),
         table.concat({'notify', string.sub(waiter, 38), database, waiting}, ' '))
 end
 
--- Whether `owner` has the lock. Something else that was written over the lock is not its either.
+-- Whether `owner` has the lock. Other data written over the lock is not its either.
 local function is_held_by(owner)
     local held = redis.pcall('hexists', lock, owner)
     if refused(held) and not string.find(held.err, 'WRONGTYPE') then
@@ -58,8 +59,8 @@ local function is_held_by(owner)
     return held == 1
 end
 
--- Writes down who was notified: nil, or the refusal and nothing done. (PEXPIRE first: where it is
--- refused the record would stay for ever.)
+-- Records a notified waiter: nil, or the refusal and nothing done. (PEXPIRE first: if it is refused
+-- after HSET, the record would stay for ever.)
 local function record(waiter, number)
     local exists = redis.pcall('pexpire', notified, KEPT)
     if refused(exists) then
@@ -74,9 +75,9 @@ local function record(waiter, number)
     end
 end
 
--- Notifies the first that listens: who it was, or nil; the second: the refusal, and nobody was.
--- The record comes before the end of the wait: one without the other would be a notification that
--- nobody has.
+-- Notifies the first waiter that listens, and returns it, or nil; the second: the refusal, and none
+-- was notified. The record comes before the end of the wait: an entry taken out without a record
+-- would be a lost notification.
 local function notify_first(number)
     while true do
         local first = redis.call('lindex', waiting, 0)

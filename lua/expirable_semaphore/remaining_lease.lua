@@ -1,4 +1,4 @@
--- How long a permit's lease lasts if nobody renews it.
+-- Returns how long a permit's lease lasts without a renewal.
 --
 -- KEYS 1 when the leases of the semaphore's permits end
 -- ARGV 1 id

@@ -1,11 +1,11 @@
--- Sets how many permits there are, those that are out included: there may be fewer than none free.
+-- Sets how many permits there are, with the taken ones: there may be fewer than none free.
 --
 -- KEYS 1 the semaphore, 2 slot, 3 when its permits' leases end
 -- ARGV 1-4 as in once.lua, 5 permits, 6 channel
 -- reply: 1
 local free
 return once(function()
-    -- Something else under the key is the server's error.
+    -- Other data under the key is the server's error.
     stored(KEYS[1])
     free = ARGV[5] - redis.call('zcard', KEYS[3])
     return {'1', 'set', KEYS[1], free, 'keepttl'}

@@ -5,8 +5,8 @@
 --      many permits each needs, then an id for each of those permits
 -- reply: {permits taken}; {0, ms until the next lease ends, or -1}: not enough for the first
 --
--- Sent twice, it finds its own ids and answers what the first one did. It may come when some of them
--- were given back already: then it takes nothing either, or they would be counted twice.
+-- A copy finds its own ids and answers as the first one did. If some of them were already given
+-- back, it takes nothing either, or they would be counted twice.
 local threads = tonumber(ARGV[4])
 local first_id = 5 + threads
 local known = 0
@@ -14,7 +14,8 @@ for _, ends in ipairs(redis.call('zmscore', KEYS[2], unpack(ARGV, first_id))) do
     known = known + (ends and 1 or 0)
 end
 if known > 0 then
-    -- Who waits for replicas waits for what this connection wrote: see ../lock/acquire.lua.
+    -- A client that waits for replicas waits for the writes of this connection: see
+    -- ../lock/acquire.lua.
     redis.call('decrby', KEYS[1], 0)
     return {known}
 end
@@ -36,7 +37,7 @@ if taken > 0 then
         redis.call('decrby', KEYS[1], -taken)
         return added
     end
-    -- A semaphore that ends takes what belongs to it along, as with Redisson.
+    -- A semaphore that expires takes its permits' key along, as with Redisson.
     local left = redis.pcall('pttl', KEYS[1])
     if type(left) == 'number' and left > 0 then
         redis.pcall('pexpire', KEYS[2], left)

@@ -1,29 +1,29 @@
 -- Takes a fair lock, or a place in its queue.
 --
 -- KEYS and ARGV 1 to 3: line.lua
--- ARGV 4 lease in ms, 5 owner, 6 whether an earlier request of this owner was answered "queued" (1, 2)
---      or not (0), 7.. with 1: the owners of the same client that wait and were queued as well; with 0:
---      those that come with it, and get the places behind it, in this order
--- reply: {1, followers, now} = taken; {2, followers, now} = it was this owner's already; the followers
---        are the numbers of those of the same client that stand directly behind, in their order,
---        parted by commas, or '-'; now = the server's time in ms, if others came with it
+-- ARGV 4 lease in ms, 5 owner, 6 whether an earlier request of this owner was answered "queued" (1,
+--      2) or not (0), 7.. with 1: the owners of the same client that wait and were queued as well;
+--      with 0: those that come with it, and get the places behind it, in this order
+-- reply: {1, followers, now} = taken; {2, followers, now} = it was this owner's already; the
+--        followers are the numbers of those of the same client that stand directly behind, in their
+--        order, parted by commas, or '-'; now = the server's time in ms, if others came with it
 --        {0, now, ask, redisson, back} = queued; ask = ms after which it may ask again unless told
---        before (-1: only when told; so may those who came with it); redisson = 1 if one of Redisson's
---        may be who tells them, on each owner's own channel: it holds the lock, or (at the first
+--        before (-1: only when told; the same for its companions); redisson = 1 if a client of
+--        Redisson's may tell them, on each owner's own channel: it holds the lock, or (at the first
 --        request) stands ahead; back = 1 if it had lost its place, and has come back
 --        {3, now} = with 2: it has lost its place. Nothing was done for it.
 --
 -- The owner names one acquisition, so the request may be sent again: a holder is granted again, a
 -- waiter stays where it is. A waiter that was queued and is not in the queue was dropped from its
 -- head while it did not listen, or could not say that it lives: it goes back there, not to the end.
--- With it go all of its client that were dropped, in the order in which they came, whoever of them is
--- the first to ask. (With 2 it asks alone: a thousand who ask after a reconnect name nobody else.)
--- A score holds time for Redisson's waiters ahead, none for ours, and a grant shifts nobody
--- (docs/fair-lock.md, "Scores"). While the lock is held nobody is dropped: a dead waiter costs nothing yet,
--- and one that was only stopped may come back.
+-- With it go all of its client that were dropped, in the order in which they came, in the request
+-- of any of them. (With 2 it asks alone: a thousand waiters that ask after a reconnect name no
+-- others.) A score holds time for Redisson's waiters ahead, none for ours, and a grant shifts no
+-- score (docs/fair-lock.md, "Scores"). While the lock is held no waiter is dropped: a dead waiter
+-- costs nothing yet, and one that was only stopped may come back.
 local lease, owner, was_queued = ARGV[4], ARGV[5], ARGV[6] ~= '0'
--- One of Redisson's at the head of a free lock was told so. If it has not come after this long, it is
--- told again.
+-- After this long, a client of Redisson's at the head of a free lock that has not come is told
+-- again.
 local hesitation = 1000
 
 local held_by, left, foreign = holder()
@@ -54,8 +54,8 @@ local function redissons()
     return count
 end
 
--- Into the set; how many were not there. A score that is there stays: what Redisson's waiters behind
--- have is measured from it.
+-- Adds them to the set; returns how many were not there. A score that is there stays: the scores of
+-- Redisson's waiters behind are measured from it.
 local function set_scores(ids, redissons_ahead)
     local score, scores = now() + fair_wait + REDISSON_WAIT * redissons_ahead, {}
     for _, id in ipairs(ids) do
@@ -65,7 +65,7 @@ local function set_scores(ids, redissons_ahead)
     return redis.call('zadd', timeouts, 'nx', unpack(scores))
 end
 
--- And into the list, or into neither; how long that is now.
+-- Also adds them to the list, or removes them from the set; returns the list's length.
 local function push(ids, command, ...)
     local length = redis.pcall(command, queue, ...)
     if type(length) == 'table' then
@@ -75,7 +75,7 @@ local function push(ids, command, ...)
     return length
 end
 
--- The owner, and those who come with it, at the end; the owner's place.
+-- Puts the owner and its companions at the end; returns the owner's place.
 local function line_up(redissons_ahead)
     local ids = {}
     for i = 5, #ARGV do
@@ -86,7 +86,7 @@ local function line_up(redissons_ahead)
     if set_scores(ids, redissons_ahead) == #ids then
         return push(ids, 'rpush', unpack(ids)) - #ids
     end
-    -- It was sent again: some are there.
+    -- The request was sent again: some are there.
     for _, id in ipairs(ids) do
         if not redis.call('lpos', queue, id) then
             push({id}, 'rpush', id)
@@ -95,9 +95,9 @@ local function line_up(redissons_ahead)
     return redis.call('lpos', queue, owner)
 end
 
--- Those of these owners who are not in the queue go back to the head, in the order of their numbers:
--- before everybody, but behind those of their client that came earlier. (None of Redisson's is ahead
--- of these.)
+-- Puts the missing ones of these owners back to the head, in the order of their numbers: before all
+-- others, but behind those of their client that came earlier. (None of Redisson's is ahead of
+-- these.)
 local function come_back(ids)
     local all, in_line, earlier, run = redis.call('lrange', queue, 0, -1), {}, {}, 0
     for i, id in ipairs(all) do
@@ -129,18 +129,18 @@ local function come_back(ids)
         end
         places[i] = place
     end
-    -- What `redissons` relies on: Redisson's waiters have a higher score than ours ahead of them.
+    -- `redissons` relies on this: Redisson's waiters have a higher score than ours ahead of them.
     local least = now() + fair_wait + 1
     local raised = run + 1
     local last = #back
     while last > 0 do
-        -- Those with one place, from the last on, and not too many at a time.
+        -- The owners with one place, from the last on, and not too many at a time.
         local these, behind = {}, places[last]
         while last > 0 and places[last] == behind and #these < 500 do
             these[#these + 1] = back[last]
             last = last - 1
         end
-        -- They were here before: that there is no memory is no reason to refuse them.
+        -- They were here before: lack of memory is no reason to refuse them.
         redis.call('zrem', timeouts, unpack(these))
         if behind == 0 then
             set_scores(these, 0)
@@ -183,6 +183,9 @@ if was_queued and not redis.call('lpos', queue, owner) then
         others[ARGV[i]] = true
         ids[#ids + 1] = ARGV[i]
     end
+    if not held_by then
+        may_hand_on()
+    end
     come_back(ids)
     back = 1
 end
@@ -193,10 +196,10 @@ if not held_by then
         held_by, left = head, PROVISIONAL
     elseif head == owner or not head then
         if company then
-            -- All get their places, of which the owner's is the first: what needs memory before all,
-            -- and nothing that could not be undone.
+            -- All get their places, and the owner the first: the command that needs memory goes
+            -- before all others, and nothing comes that could not be undone.
             redis.call('zadd', timeouts, 'xx', 0, '')
-            may_leave()
+            may_hand_on()
             permit('lrem', queue, 0, '')
             line_up(redissons())
             local seated, refusal = pcall(seat, owner, lease)
@@ -207,26 +210,27 @@ if not held_by then
                 error(refusal)
             end
         elseif head then
-            -- It waits already: that there is no memory is no reason to refuse it.
+            -- It waits already: lack of memory is no reason to refuse it.
             redis.call('zrem', timeouts, '')
             seat(owner, lease)
         else
             take_anew(owner, lease)
         end
         local behind = redis.call('lrange', queue, 0, FOLLOWERS - 1)
-        -- Nobody is told when a lock lapses: of a lease that keep_alive may come too late for, the
-        -- new head must hear now.
+        -- A lock that lapses sends no message: if its lease is too short for the next keep_alive,
+        -- the new head must hear now.
         if behind[1] and tonumber(lease) < PROVISIONAL then
             tell(behind[1])
         end
         return {1, followers(owner, behind, 1), company and now() or 0}
     elseif dropped or was_queued then
-        -- Who asks again has waited in vain for it to come: it missed its message.
+        -- An owner that asks again has waited for the head in vain: the head missed its message.
         tell(head)
     end
 end
 
--- Who was queued has heard what Redisson's stand ahead, and who comes back stands before them.
+-- An owner that was queued was told whether Redisson's stand ahead, and one that comes back stands
+-- before them.
 local redissons_ahead = was_queued and 0 or redissons()
 local place
 if was_queued then

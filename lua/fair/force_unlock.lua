@@ -1,13 +1,14 @@
--- Deletes a fair lock, whoever holds it. The first in line is next.
+-- Deletes a fair lock, with any holder. The first in line is next.
 --
 -- KEYS and ARGV 1 to 3: line.lua
 -- reply: 1 = there was a lock, 0 = there was none
 --
--- The line moves either way: a lock that lapsed or was deleted told nobody.
+-- The line moves either way: a lock that lapsed or was deleted sent no message.
 local _, _, foreign = holder()
 if foreign then
     return foreign
 end
+local line = front()
 local existed = redis.call('del', lock)
-move_on()
+move_on(line)
 return existed

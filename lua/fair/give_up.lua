@@ -4,12 +4,12 @@
 -- ARGV 4 owner, 5 whether only its place is given up (1), and not a hold (0)
 -- reply: 2 = it held the lock and has given it back, 1 = it waited and has left, 0 = neither
 --
--- Nobody behind is shifted: this waiter added no time to their scores. If the lock is free the line
--- moves: it was granted to the one that leaves, or the message of Redisson's release has gone there.
--- All of it is allowed without memory.
+-- No waiter behind is shifted: this one added no time to their scores. If the lock is free the line
+-- moves: it was granted to the owner that leaves, or the message of Redisson's release has gone
+-- there. All of it is allowed without memory.
 local owner, only_place = ARGV[4], ARGV[5] == '1'
 
--- Each by itself: something else under one key must not keep this owner under another.
+-- Each by itself: other data under one key must not keep this owner under another.
 local left, entries = pcall(leave, owner)
 local held = only_place and 0 or redis.pcall('hdel', lock, owner)
 

@@ -1,34 +1,33 @@
--- Says that these waiters of one fair lock live, and finds out what nobody was told.
+-- Says that these waiters of one fair lock live, and detects lost messages.
 --
 -- KEYS and ARGV 1 to 3: line.lua
 -- KEYS 4 the last waiter of a queue in which only ours were seen
--- ARGV 4 whether the server has answered this client's signs of life without a gap for 2 s (1) or not
---        (0), 5.. owners
--- reply: {again, first, owner...}: again = ms after which this is worth sending once more, if that is
---        before the next period (-1: no); first = who stands first in line of a free lock, and asks
+-- ARGV 4 whether the server has answered this client's signs of life without a gap for 2 s (1) or
+--      not (0), 5.. owners
+-- reply: {again, first, owner...}: again = ms after which this is worth sending once more, if that
+--        is before the next period (-1: no); first = the first in line of a free lock, which asks
 --        for it now, or ''; the others are not in the queue (any more)
 --
--- Each process sends it for all its waiters of a name at once, every third of the fair wait, and once
--- at least while a hand-over lasts: who was told may be stopped, and the reply tells the first in line
--- when that is over.
+-- Each process sends it for all its waiters of a name at once, every third of the fair wait, and
+-- once at least while a hand-over lasts: the granted waiter may be stopped, and the reply tells the
+-- first in line when that is over.
 -- The scores (docs/fair-lock.md), with base = now + Redisson's wait for each of its waiters ahead:
 --   a live one of ours   base + fair wait: set, be that up or down
 --   another one of ours  between base (dead) and base + fair wait: moved only if it is outside
 --   one of Redisson's    behind ours it moves as the next of ours before it does: its own time does
 --                        not pass while it waits for us. Behind none of ours it is not touched.
--- Scores are set and not added to: Redisson's sums of waits drift, shift everybody at each grant,
--- and leave live waiters to lapse.
--- Where all are ours and many, the queue is not read: what the owners have is set, and that is all.
--- Ours come back to the head or enter at the end, Redisson's enter at the end. So none of Redisson's
--- is in a queue that once had ours alone, and has only ours behind the one that was its last then.
--- One of ours that was silent for two seconds while the server answered others is set to its base: a
--- grant would find it stopped. It keeps its place, and when it goes on it is alive again. But no
--- silence counts while this process was silent itself: then the server stood still, or its clock was
--- set forward.
--- If the lock is free, it goes to the first in line. While it is held nobody is dropped.
+-- Scores are set and not added to: Redisson's sums of waits drift, shift all waiters at each grant,
+-- and leave live waiters to lapse. If all are ours and many, the queue is not read: the script only
+-- sets the scores of the owners. Ours come back to the head or enter at the end, Redisson's enter
+-- at the end. So none of Redisson's is in a queue that once had ours alone, and has only ours
+-- behind the one that was its last then. A waiter of ours that was silent for two seconds while the
+-- server answered others is set to its base: a grant would find it stopped. It keeps its place, and
+-- when it goes on it is alive again. But no silence counts while this process was silent itself:
+-- then the server stood still, or its clock was set forward. If the lock is free, it goes to the
+-- first in line. While it is held no waiter is dropped.
 local SILENT = 2000
--- A queue of more than so many is not read whole each time: so much of its end is read, and for so
--- long it is believed that the rest has ours alone.
+-- A queue longer than FEW is not read whole each time: only its last END, and for BELIEVED ms the
+-- rest is taken to have ours alone.
 local FEW, END = 32, 16
 local BELIEVED = 60000
 
@@ -39,12 +38,12 @@ for i = 5, #ARGV do
     scores_of_mine[#scores_of_mine + 1] = ARGV[i]
 end
 
--- Without memory ZADD is refused even for a member that is there, unless the script has written. And
--- what is not allowed is found out before anything has changed.
+-- Without memory ZADD is refused even for a member that is there, unless the script has written.
+-- And a missing right shows before anything has changed.
 redis.call('zrem', timeouts, '')
 permit('zadd', timeouts, 'xx', 0, '')
 
--- Sets the scores of these pairs, many at a time; how many members have another one now.
+-- Sets the scores of these pairs, many at a time; returns how many members changed.
 local function set_all(pairs, ...)
     local changed = 0
     for i = 1, #pairs, 1000 do
@@ -80,7 +79,7 @@ local function only_ours()
     for _, id in ipairs(line) do
         mixed = mixed or not ours(id)
     end
-    -- What else lies under that key stays. Without the right to it the whole queue is read each time.
+    -- Other data under that key stays. Without the right to it the whole queue is read each time.
     if #line > FEW and not mixed and type(known) ~= 'table' then
         redis.pcall('set', KEYS[4], line[#line], 'px', BELIEVED)
     end
@@ -133,7 +132,7 @@ else
     local all = redis.call('zrange', timeouts, 0, -1, 'withscores')
     for i = 1, #all, 2 do
         scores[all[i]] = tonumber(all[i + 1])
-        -- What is in the set and not in the list can never be served.
+        -- A waiter in the set and not in the list can never be served.
         if not in_line[all[i]] then
             redis.call('zrem', timeouts, all[i])
         end

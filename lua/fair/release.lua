@@ -1,27 +1,27 @@
--- Gives a fair lock back, to the first in line if one waits.
+-- Releases a fair lock, to the first in line if there is one.
 --
 -- KEYS and ARGV 1 to 3: line.lua
--- ARGV 4 owner, 5.. the followers to whom this hold was passed meanwhile: they leave the queue, too
+-- ARGV 4 owner, 5.. the followers to which this hold was passed meanwhile: they leave the queue,
+--      too
 -- reply: nil = not this owner's (any more); 1 = handed on; 0 = free, and one of Redisson's has been
---        told if it is first; -1 = the same, and that message was refused
+--        told if it is first
 --
--- One HDEL is the owner's check and the deletion. It is allowed without memory; what comes after it
--- may be refused and the lock is free all the same. The owner names one acquisition: sent again,
--- the request answers nil.
-local owner = ARGV[4]
+-- One HDEL is the owner's check and the deletion. It is allowed without memory. The commands behind it
+-- are asked for before it. The owner names one acquisition: sent again, the request answers nil.
+local owner, line = ARGV[4], front()
 
--- Something else that was written over the lock is not this owner's either.
+-- Other data written over the lock is not this owner's either.
 local deleted = redis.pcall('hdel', lock, owner)
 if type(deleted) == 'table' and not string.find(deleted.err, 'WRONGTYPE') then
     return deleted
 end
 local released = deleted == 1
 if ARGV[5] then
+    line = nil
     pcall(function()
         local passed = #ARGV - 4
         local front = redis.call('lrange', queue, 0, passed - 1)
         if table.concat(front, ' ') == table.concat(ARGV, ' ', 5) then
-            may_leave()
             redis.call('zrem', timeouts, unpack(ARGV, 5))
             redis.call('ltrim', queue, passed, -1)
         else
@@ -34,8 +34,5 @@ end
 if not released and redis.pcall('exists', lock) ~= 0 then
     return nil
 end
-local moved = move_on()
-if released then
-    return moved
-end
-return nil
+local moved = move_on(line)
+return released and moved or nil

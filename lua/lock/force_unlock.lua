@@ -1,8 +1,8 @@
--- Ends the hold of whoever has the lock. The first in the queue is next.
+-- Ends the hold of the lock's owner. The first in the queue is next.
 --
 -- KEYS see holder.lua
 -- ARGV 1 the lock's public channel, 2 number of the database, if it is not 0
--- reply: 1 = there was one; 0 = there was none; WRONGTYPE = what is there is no lock, and is left
+-- reply: 1 = there was a hold; 0 = there was none; WRONGTYPE = the key holds no lock, and stays
 public, database = ARGV[1], ARGV[2] or 0
 local who, _, foreign = holder()
 if foreign then
@@ -11,8 +11,4 @@ elseif not who then
     look()
     return 0
 end
-redis.call('del', lock)
-if not grant_head(now(), 1) then
-    redis.pcall('publish', public, '0')
-end
-return 1
+return length() and stuck() or redis.call('del', lock) and hand_on(0, 0, '0', grant_head) and 1

@@ -1,9 +1,9 @@
--- Stands before ../hand_off.lua in acquire.lua and try.lua: takes a free lock that nobody waits for.
+-- Stands before ../hand_off.lua in acquire.lua and try.lua: takes a free lock without waiters.
 --
 -- The rest would do the same. But to make its functions costs a run as much as these commands. (It
--- would also find the right to TIME missing: better now than when somebody waits. And a number for an
--- argument costs a server as much as a command: it writes it out as one with a fraction. And each look
--- at a name that is not local counts.)
+-- would also find the right to TIME missing: better now than when there are waiters. And a number
+-- for an argument costs a server as much as a command: it writes it out as one with a fraction. And
+-- each look at a name that is not local counts.)
 local redis, KEYS, ARGV, may = redis, KEYS, ARGV, redis.acl_check_cmd
 if redis.pcall('exists', KEYS[1], KEYS[2], KEYS[3]) == 0
     and may('pexpire', KEYS[1], ARGV[1]) and may('time') then
@@ -13,7 +13,7 @@ if redis.pcall('exists', KEYS[1], KEYS[2], KEYS[3]) == 0
         redis.call('pexpire', KEYS[1], ARGV[1])
         return token and {0, token} or 0
     elseif type(token) == 'number' and token < 1024 then
-        -- As it was: the rest refuses it (take_tokens in holder.lua).
+        -- Restored: the rest refuses it (take_tokens in holder.lua).
         redis.pcall('incrby', KEYS[4], '-1024')
     end
 end

@@ -1,15 +1,16 @@
--- Which owners of one client have these locks, or a place in their queues.
+-- Returns the owners of one client that have these locks, or a place in their queues.
 --
 -- KEYS 1..n the locks
 -- ARGV 1 the client's uuid
 -- reply: for each lock a list of those owners
 --
--- A master that lagged behind the one before it may have both still, of owners that are nobody's any more.
--- It changes nothing. A queue that may not be read has nobody. pcall for each, as in renew.lua. Many readers may have a lock, but a hash of
--- more fields than this is somebody's data.
+-- A master that lagged behind the one before it may still have both, of owners that no thread uses
+-- any more. It changes nothing. A queue that may not be read counts as empty. pcall for each, as in
+-- renew.lua. Many readers may have a lock, but a hash of more fields than this is another program's
+-- data.
 local MOST = 1000
 
--- Puts into `reply` those that stand in a queue of this lock.
+-- Puts the owners in a queue of this lock into `reply`.
 local function places(reply, lock, prefix)
     local queue = string.find(lock, '{', 1, true) and prefix .. '_tagged:' .. lock
         or prefix .. ':{' .. lock .. '}'

@@ -1,18 +1,16 @@
--- Gives a lock or a read-write lock back, to the next process if one waits, or to all next ones that want
--- to read.
+-- Releases a lock or a read-write lock, to the next process if one waits, or to all next readers.
 --
 -- KEYS see ../hand_off.lua
--- ARGV 1 owner, 2 the lock's public channel; of a chain that is younger than AGE (../hand_off.lua), or
---      not known, no more: it begins with who gets the lock. Else 3 since when it lasts: more than 0
---      by the server's clock, else minus its age (both in ms), 4 its count
+-- ARGV 1 owner, 2 the lock's public channel; no more if the chain is younger than AGE
+--      (../hand_off.lua), or not known: it begins with the next owner. Otherwise 3 since when it
+--      lasts: more than 0 by the server's clock, else minus its age (both in ms), 4 its count
 --      5 number of the database, if it is not 0; then 3 and 4 are there, and may be 0
--- reply: nil = not this owner's (any more); 1 = handed on; 2 = left to Redisson for a window;
---        0 = free, nobody is in the queue; 3 = the same, and nobody listens in public: the chain ends;
---        -1 = free, and the public message was refused; 4 = others hold it still, or its owner, who wrote,
---        reads on, and readers were let in
+-- reply: nil = not this owner's (any more); 1 = handed on; 2 = left to Redisson for a window; 0 =
+--        free, and the queue is empty; 3 = the same, and no client listens in public: the chain
+--        ends; 4 = others still hold it, or its owner, a writer, reads on, and readers were let in
 --
 -- The owner names one acquisition, so the request may be sent again: the second time it answers nil
--- and grants nothing, since the first one left nothing to grant. A lock that was lost meanwhile, or
--- whose grant was refused, may be free with a queue: then it is granted.
+-- and grants nothing, since the first one left nothing to grant. A lock that was lost meanwhile may be
+-- free with a queue: then it is granted.
 public, database = ARGV[2], ARGV[5] or 0
 return release(ARGV[1], tonumber(ARGV[3] or 0), tonumber(ARGV[4] or 0))

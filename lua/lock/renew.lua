@@ -1,22 +1,21 @@
 -- Renews many holds.
 --
--- KEYS 1..n the locks; behind them, for each of them that is read, the reader's timeout: only so a
+-- KEYS 1..n the locks; behind them, for each hold that reads, the reader's timeout: only so a
 --      cluster says that the two are apart, while their slot is on its way to another server
--- ARGV 1 lease in ms (0: change nothing, only ask), 2 the longest lease that any thread has asked for
---      of these holds, in ms (0: not told): a lease that is longer is told of; below zero, it is cut
---      to that, 3..n+2 the owner of each; `read ` before it: it reads, and its timeout is renewed, too
---      (docs/read-write-lock.md)
--- reply: for each lock 1 = renewed, 2 = renewed, and it lasts for longer than anybody asked for,
+-- ARGV 1 lease in ms (0: change nothing, only ask), 2 the longest lease that any thread has asked
+--      for of these holds, in ms (0: not told): the reply tells of a longer lease; below zero, it
+--      is cut to that, 3..n+2 the owner of each; `read ` before it: it reads, and its timeout is
+--      renewed, too (docs/read-write-lock.md)
+-- reply: for each lock 1 = renewed, 2 = renewed, and it lasts for longer than any thread asked for,
 --        0 = not this owner's any more, else the server's refusal
 --
--- A lease is raised, and a longer one stays: a thread may have asked for it. Longer than the longest
--- one that was asked for it can only be by a server's clock that was set back. That is cut, or the lock
+-- A lease is raised, and a longer one stays: a thread may have asked for it. Only a server's clock
+-- that was set back makes a lease longer than the longest requested one. That is cut, or the lock
 -- of a process that dies would stay for so long. Not at once: a request for a longer lease may have
--- overtaken this one, over another connection. The client looks, and asks for the cut.
--- Where it cannot be asked (PTTL is refused) the lease is left as it is. But the script always writes:
--- whoever waits for replicas waits for what its own connection wrote, and the longer lease was perhaps
--- written on another. pcall for each, so that a lock that something else was written over spoils no
--- other.
+-- overtaken this one, over another connection. The client checks, and asks for the cut. If PTTL is
+-- refused, the lease stays as it is. But the script always writes: a client that waits for replicas
+-- waits for the writes of its own connection, and the longer lease was perhaps written on another.
+-- pcall for each, so that a lock overwritten with other data spoils no other.
 local lease, longest = tonumber(ARGV[1]), math.abs(tonumber(ARGV[2]))
 local cuts = tonumber(ARGV[2]) < 0
 
@@ -24,7 +23,7 @@ local function refused(reply)
     return type(reply) == 'table' and reply.err
 end
 
--- The second: it lasts for longer than anybody asked for.
+-- The second: it lasts for longer than any thread asked for.
 local function raise(key)
     local left = redis.pcall('pttl', key)
     if type(left) ~= 'number' then
@@ -39,8 +38,8 @@ local function timeout_of(key, owner, n)
     return prefix .. ':' .. owner .. ':rwlock_timeout:' .. n
 end
 
--- A timeout that has lapsed is made anew: while its field is there nobody has written, since writing
--- needs the lock free.
+-- A timeout that has lapsed is made anew: while its field is there no owner has written, since
+-- writing needs the lock free.
 local function raise_timeout(key, owner)
     local timeout = timeout_of(key, owner, 1)
     local reply, is_long = raise(timeout)
@@ -52,9 +51,9 @@ local function raise_timeout(key, owner)
     return reply, is_long
 end
 
--- Cuts a lock to the longest lease that was asked for, and of a read-write lock to no less than any
--- reader's timeout. It stays as it is where nobody can say that, or another one writes, of which only
--- the lock's own time to live says how long.
+-- Cuts a lock to the longest requested lease, and a read-write lock to no less than any reader's
+-- timeout. The lock stays as it is if that is not known, or if another owner writes, since only the
+-- lock's own time to live shows that lease.
 local MOST = 1000
 local function cut(key, owner)
     local fields = redis.pcall('hlen', key)
@@ -104,7 +103,7 @@ for i = 1, #ARGV - 2 do
         if refused(timeout) then
             reply = timeout
         else
-            -- A lock that is read may last for longer by the lease of another reader.
+            -- Another reader's lease may make the lock last longer.
             local lasts_long
             reply, lasts_long = raise(key)
             is_long = is_long or not reads and lasts_long

@@ -1,7 +1,7 @@
--- Says how long a lock is held still.
+-- Returns how long a lock is still held.
 --
 -- KEYS 1 the lock
--- reply: its time to live in ms; nil = nobody has it; WRONGTYPE = what is there is no lock
+-- reply: its time to live in ms; nil = not held; WRONGTYPE = the key holds no lock
 --
 -- It changes nothing.
 local who, left, foreign = holder()

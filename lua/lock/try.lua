@@ -3,24 +3,22 @@
 -- KEYS see holder.lua
 -- ARGV 1 lease in ms, 2 owner, 3 number of the database, if it is not 0
 -- reply: n from 0 on = taken, and n processes wait; n below 0 = it was this owner's already, and
---        -1 - n wait; with tokens {n, the last of this hold's}; nil = not taken;
---        WRONGTYPE = what is there is no lock
+--        -1 - n wait; with tokens {n, the last of this hold's}; nil = not taken; WRONGTYPE = the
+--        key holds no lock
 local lease, owner = ARGV[1], ARGV[2]
 database = ARGV[3] or 0
-if now() == 0 then
-    return redis.error_reply('NOPERM the right to TIME is missing')
-end
+now()
 local who, left, foreign = holder()
 if foreign then
     return foreign
 elseif not who then
-    local trouble = hold(owner, lease)
+    local places, trouble = length(), hold(owner, lease)
     if trouble then
-        -- There is no memory. Who waits needs none: see `hold`.
+        -- There is no memory. A waiter needs none: see `hold`.
         look()
         return trouble
     end
-    return taken(length())
+    return taken(places)
 elseif who ~= owner then
     return nil
 end

@@ -1,7 +1,7 @@
--- Stands before ../hand_off.lua in acquire.lua and try.lua: takes a free lock that nobody waits for.
+-- Stands before ../hand_off.lua in acquire.lua and try.lua: takes a free lock without waiters.
 --
 -- The rest would do the same. But to make its functions costs a run as much as these commands. (It
--- would also find the right to TIME missing: better now than when somebody waits.)
+-- would also find the right to TIME missing: better now than when there are waiters.)
 local redis, KEYS, ARGV, may = redis, KEYS, ARGV, redis.acl_check_cmd
 if redis.pcall('exists', KEYS[1], KEYS[2], KEYS[3]) == 0
     and may('pexpire', KEYS[1], ARGV[1]) and may('time') then

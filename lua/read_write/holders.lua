@@ -1,30 +1,35 @@
--- Stands behind ../hand_off.lua and before every script of a read-write lock: who holds it, and how
--- those who wait are granted it. docs/read-write-lock.md has the reasons.
+-- Stands behind ../hand_off.lua and before every script of a read-write lock: its holders, and how
+-- waiters are granted it. docs/read-write-lock.md has the reasons.
 --
--- KEYS, and what each script sets, see ../hand_off.lua
+-- KEYS, and the variables that each script sets, see ../hand_off.lua
 --
--- An owner is the hash's field: `uuid:number` reads, `uuid:number:write` writes. In the queue it
--- stands as it will in the hash, so a place says what it waits for.
+-- An owner is the hash's field: `uuid:number` reads, `uuid:number:write` writes. The queue has it
+-- in the same form, so a place shows whether its owner waits to read or to write.
 --
--- When a script of ours ends, who is first in line waits for a reason: the lock is held by a writer,
+-- When a script of ours ends, the first in line waits for a reason: the lock is held by a writer,
 -- or by readers and the first wants to write, or a free lock is left to others for a window. Or the
--- server refused what a grant needs: then who is first has its place still, unless it asked itself
--- and was told so.
+-- server refused a command that a grant needs.
 
 local function writes(owner)
     return string.sub(owner, -6) == ':write'
 end
 
--- How long the read hold number `n` of an owner lasts. Whoever reads has such a key for each level
+-- How long the read hold number `n` of an owner lasts. Each reader has such a key for each level
 -- (ours have one), or the next one of Redisson's that leaves deletes the lock.
 local prefix = (string.find(lock, '{', 1, true) and lock or '{' .. lock .. '}') .. ':'
 local function timeout(owner, n)
     return prefix .. owner .. ':rwlock_timeout:' .. n
 end
 
--- How the lock is held, `read` or `write`, and for how long; nil if it is free. The third: what is
--- there is no read-write lock. One has a mode and a time to live, always: waiting for another hash
--- would not end.
+local may_not_grant = stuck
+local function stuck()
+    return may_not_grant() or denied('lindex', queue) or denied('lrange', queue)
+        or denied('set', timeout('', 1), '')
+end
+
+-- How the lock is held, `read` or `write`, and for how long; nil if it is free. The third: the key
+-- holds no read-write lock. Such a lock always has a mode and a time to live: a wait for another
+-- hash would not end.
 local function mode_of()
     local mode = redis.call('hget', lock, 'mode')
     if not mode and redis.call('exists', lock) == 0 then
@@ -48,17 +53,17 @@ local function is_foreign()
     return false
 end
 
--- Only ever raised: a lease that is longer stays. It always writes: see lock/acquire.lua. 0: the key
--- is not there.
+-- Only ever raised: a longer lease stays. It always writes: see lock/acquire.lua. 0: the key does
+-- not exist.
 local function raise(key, lease)
     local left = redis.call('pttl', key)
     return redis.call('pexpire', key, left < tonumber(lease) and lease or left)
 end
 
--- Makes the lease of `owner`, who has the lock, this long at least; nil, or the server's refusal.
--- The timeout of a reader that stood still may have lapsed while another reader kept the lock. It is
--- made anew, as by lock/renew.lua: without it the next reader that leaves would find nobody else, and
--- free the lock for a writer.
+-- Makes the lease of `owner`, which has the lock, this long at least; nil, or the server's refusal.
+-- The timeout of a reader that stood still may have lapsed while another reader kept the lock. It
+-- is made anew, as by lock/renew.lua: without it the next reader that leaves would find no other
+-- reader, and free the lock for a writer.
 local function raise_hold(owner, lease)
     if not writes(owner) and raise(timeout(owner, 1), lease) == 0 then
         local trouble = refused(redis.pcall('set', timeout(owner, 1), 1, 'px', lease))
@@ -69,21 +74,14 @@ local function raise_hold(owner, lease)
     raise(lock, lease)
 end
 
--- Whether a command that stands behind a change would be refused.
-local function denied(...)
-    if not redis.acl_check_cmd(...) then
-        return redis.error_reply('NOPERM the user may not run ' .. string.upper((...)) .. ' here')
-    end
-end
-
--- Makes these owners holders, one or readers, who must not contradict those there are; nil, or the
--- server's refusal and nothing done. A lock never stays without an end, and no reader without its
--- timeout: what may be refused comes first. (PEXPIRE is asked for, not tried: behind it the script has
--- written, and memory is no reason to refuse any more.)
--- `lasts`: others hold it for so long at least, as this script has seen to.
+-- Makes these owners holders, one or readers, which must not contradict the present ones; nil, or
+-- the server's refusal and nothing done. A lock never stays without an end, and no reader without
+-- its timeout: commands that may be refused come first. (PEXPIRE is asked for, not tried: behind it
+-- the script has written, and memory is no reason to refuse any more.) `lasts`: others hold it for
+-- so long at least, as this script has made sure.
 local function hold(owners, lease, lasts)
     local left = lasts or redis.pcall('pttl', lock)
-    local trouble = refused(left) or not lasts and denied('pexpire', lock, lease) or nil
+    local trouble = refused(left) or not lasts and denied('pexpire', lock, '') or nil
     local is_writer, timeouts, fields = writes(owners[1]), {}, {}
     if is_writer or left == -2 then
         fields = {'mode', is_writer and 'write' or 'read'}
@@ -106,8 +104,8 @@ local function hold(owners, lease, lasts)
     return trouble
 end
 
--- How long a reader's hold lasts: the longest of its levels, below 0 if all have lapsed.
--- (A count that nobody can have must not stop the server.)
+-- How long a reader's hold lasts: the longest of its levels, below 0 if all have lapsed. (An
+-- impossible count must not stop the server.)
 local MOST = 1000
 local function longest_of(reader, count)
     local longest = -2
@@ -117,10 +115,10 @@ local function longest_of(reader, count)
     return longest
 end
 
--- What `owner` leaves when it leaves: how long the longest of the other readers lasts (0: none does),
--- whether one of them writes, whether one of them is ours. The fields of dead readers are taken along:
--- those of ours, and among many those of Redisson's. (Its unlock of a lease that is over is an error if
--- the field has gone.)
+-- The lock without `owner`: how long the longest of the other readers lasts (0: none does), whether
+-- one of them writes, whether one of them is ours. The fields of dead readers are removed as well:
+-- those of ours, and among many those of Redisson's. (Redisson's unlock after its lease is an error
+-- if the field has gone.)
 local MANY, LOOKS = 64, 16
 local function others(owner, size)
     local fields = redis.call('hgetall', lock)
@@ -128,7 +126,7 @@ local function others(owner, size)
     for i = 1, #fields, 2 do
         local field = fields[i]
         if field == owner or field == 'mode' then
-            -- It does not stay.
+            -- Leaves with this call.
         elseif writes(field) then
             writer = true
         else
@@ -144,10 +142,11 @@ local function others(owner, size)
     return longest, writer, ours, dead
 end
 
--- The same of a lock that many read, without a look at all of them: a few at random. nil: all are to be
--- looked at, since none of these lasts, or none is ours, or who leaves might be the only one that has
--- the lock for so long. Else the lock keeps the time to live that it has, which may be that of one who
--- left before. When all but MANY have left, it is that of the longest again; if all die, see `outlived`.
+-- The same for a lock with many readers, without a look at all of them: a few at random. nil: look
+-- at all, since none of these lasts, or none is ours, or the leaving owner might be the only one
+-- that has the lock for so long. Otherwise the lock keeps its time to live, which may be that of a
+-- reader that left before. When all but MANY have left, it is that of the longest again; if all
+-- die, see `outlived`.
 local function some(owner)
     local fields = redis.pcall('hrandfield', lock, -LOOKS, 'withvalues')
     if refused(fields) then
@@ -173,12 +172,11 @@ local function some(owner)
     end
 end
 
--- Ends the hold of `owner`, who has one; whether the lock is free now, and whether it is left to
--- Redisson's alone. As Redisson does: readers who are left keep it for as long as the longest of them,
--- and if all have lapsed it is free.
--- What is asked comes before the change. DEL and HDEL are allowed without memory.
--- `keeps`: it is a grant that is taken back; the dead stay.
-local function drop(owner, keeps)
+-- Ends the hold of `owner`, which has one; returns whether the lock is free now, whether it is left
+-- to Redisson's alone, and the reason if the user may not, and then nothing is done. As in Redisson: the remaining readers keep it for as long as the
+-- longest of them, and if all have lapsed it is free. Queries come before the change. DEL and HDEL
+-- are allowed without memory.
+local function drop(owner)
     -- (A writer has one field more at most.)
     local size = writes(owner) and 3 or redis.call('hlen', lock)
     local longest, writer, ours, dead, left = 0, false, false, {}, nil
@@ -190,17 +188,22 @@ local function drop(owner, keeps)
         longest, writer, ours, dead = others(owner, size)
     end
     local free = not left and longest == 0 and not writer
-    if free then
+    -- (Where others of ours read on, there is nothing to tell.)
+    local trouble = public and (free or not ours or writes(owner))
+        and (length() > 0 and stuck() or now() and denied('publish', public, ''))
+    if trouble then
+        return nil, nil, trouble
+    elseif free then
         redis.call('del', lock)
     else
         if writes(owner) then
-            -- What makes a reader of it is tried, in a form that changes nothing: refused behind the
-            -- HDEL, nobody could enter. (A HDEL makes room.)
+            -- The command that makes the owner a reader is tried, in a form that changes nothing:
+            -- refused behind the HDEL, no owner could enter. (A HDEL makes room.)
             redis.call('hdel', lock, '')
             redis.call('hset', lock, 'mode', 'write')
         end
         redis.call('hdel', lock, owner)
-        for i = 1, keeps and 0 or #dead, MOST do
+        for i = 1, #dead, MOST do
             redis.pcall('hdel', lock, unpack(dead, i, math.min(i + MOST - 1, #dead)))
         end
         if not writer and not left then
@@ -216,27 +219,24 @@ local function drop(owner, keeps)
     return free, not ours
 end
 
--- A writer asks while many read: whether they were looked at, and how the lock is held may have changed.
--- If they died, the lock's time to live may be that of one who left long before (`some`). Among a few at
--- random nobody lives then, and all are looked at.
+-- For a writer that asks while many read: whether all were looked at, and how the lock is held may
+-- have changed. If they died, the lock's time to live may be that of a reader that left long before
+-- (`some`). Then none among a few at random lives, and all are looked at.
 local function outlived()
     if redis.call('hlen', lock) > MANY then
-        -- (Nobody leaves. Those who are found dead are taken along.)
+        -- (No owner leaves. Dead readers are removed as well.)
         drop('')
         return true
     end
 end
 
--- How many wait behind a hold that `owner` gets now: of one that reads, behind the readers who get it,
--- too.
+-- How many wait behind a hold that `owner` gets now: for a reader, behind the readers that enter
+-- with it.
 local function behind(owner)
     if writes(owner) then
         return length()
     end
-    local places = redis.pcall('lrange', queue, 0, -1)
-    if refused(places) then
-        return length()
-    end
+    local places = redis.call('lrange', queue, 0, -1)
     for i, place in ipairs(places) do
         if writes(place) then
             return #places - i + 1
@@ -245,53 +245,50 @@ local function behind(owner)
     return 0
 end
 
--- The channels of these processes, as `channel_of`, up to the first that wants to write; false: it does
--- not listen. They are asked for by one command.
+-- The channels of these processes, as `channel_of`, up to the first writer; false: the process does
+-- not listen. One command asks for all of them.
 local function channels_of(line)
     local channels = {}
     for i, owner in ipairs(line) do
         if writes(owner) then
             break
         end
-        channels[i] = 'redisson_lock__channel:{redlatch:' .. string.sub(owner, 1, 36) .. '}'
+        channels[i] = own_channel(owner)
     end
-    local heard = #channels > 0 and redis.pcall('pubsub', 'numsub', unpack(channels))
-    for i = 1, heard and not refused(heard) and #channels or 0 do
+    local heard = redis.call('pubsub', 'numsub', unpack(channels))
+    for i = 1, #channels do
         channels[i] = heard[2 * i] > 0 and channels[i]
     end
     return channels
 end
 
--- Grants the lock to who is first in line and listens; if that is a reader, to all readers up to the
--- next writer. The first result: whether anybody was granted it. `asker` needs no message, since it
--- reads the reply, and gets `lease`; the second is whether it was its turn, the third why it got
--- nothing all the same, or why nobody could be taken off the queue.
--- A writer who is first and has to wait for readers is passed if it is dead.
--- A grant's message is the last that is done about it: nobody hears of one that is taken back.
--- Thousands of readers may be let in at once, and nobody else is served meanwhile. What is the same for
--- each of them is asked for once, and more and more of them are looked at together.
+-- Grants the lock to the first in line that listens; if that is a reader, to all readers up to the
+-- next writer. The first result: whether any owner was granted it. `asker` needs no message, since
+-- it reads the reply, and gets `lease`; the second is whether it was its turn, the third the reason
+-- why it, or the one before it, still got nothing. (The caller has asked `stuck`.) A writer that is first
+-- and has to wait for readers is passed if it is dead. A call may let thousands of readers in, and
+-- the server serves no other client meanwhile. So values that are the same for all of them are
+-- asked for once, and more and more of them are looked at together.
 local MOST_TOGETHER = 100
 local function grant(start, count, asker, lease)
-    local granted, asked, trouble = false, false, stuck()
-    -- The first in line, as they were read last, with their channels, and which of them is next. How the
-    -- lock is held, for how long at least, and how many wait behind readers; nil: to be asked.
+    local granted, asked, trouble = false, false, nil
+    -- The first in line, as last read, with their channels, and which of them is next. How the lock
+    -- is held, for how long at least, and how many wait behind readers; nil: not known.
     local line, channels, at, most = nil, {}, 1, 1
     local mode, lasts, waiting
-    while not trouble do
+    while true do
         if mode == nil then
-            mode = redis.pcall('hget', lock, 'mode')
+            mode = redis.call('hget', lock, 'mode')
         end
         if not line then
-            line = {redis.pcall('lindex', queue, 0)}
+            line = {redis.call('lindex', queue, 0)}
         elseif not line[at] then
             most = math.min(4 * most, MOST_TOGETHER)
-            line, at = redis.pcall('lrange', queue, 0, most - 1), 1
+            line, at = redis.call('lrange', queue, 0, most - 1), 1
             channels = channels_of(line)
         end
         local head = line[at]
-        trouble = refused(line) or refused(head) or refused(mode)
-        if type(head) ~= 'string' or trouble or mode == 'write'
-            or not mode and redis.pcall('exists', lock) ~= 0 then
+        if not head or mode == 'write' or not mode and redis.call('exists', lock) ~= 0 then
             break
         end
         local channel = channels[at]
@@ -302,18 +299,17 @@ local function grant(start, count, asker, lease)
         if not dead and mode and writes(head) then
             break
         end
-        -- The readers that were looked at and are next get it together: LPOP and HSET once for all of them.
+        -- The readers already looked at that are next get it together: one LPOP and HSET for all of
+        -- them.
         local together = {head}
         while head ~= asker and channel and not writes(head) and channels[at + #together]
             and line[at + #together] ~= asker
         do
             together[#together + 1] = line[at + #together]
         end
-        trouble = refused(redis.pcall('lpop', queue, #together))
-        if trouble then
-            break
-        elseif dead then
-            -- It is passed.
+        redis.call('lpop', queue, #together)
+        if dead then
+            -- A dead owner is passed.
             if writes(head) then
                 waiting = nil
             end
@@ -324,59 +320,40 @@ local function grant(start, count, asker, lease)
             end
             granted, mode = true, nil
         else
-            local refusal = hold(together, PROVISIONAL, lasts)
+            trouble = hold(together, PROVISIONAL, lasts)
+            if trouble then
+                break
+            end
             waiting = waiting or behind(head)
             mode, lasts = writes(head) and 'write' or 'read', PROVISIONAL
             local details = string.format(
                 '%.0f %d %s,%d,%.0f,%.0f', now(), PROVISIONAL, mode, waiting, start, count)
-            local again = {}
             for i, owner in ipairs(together) do
-                local heard = refusal or tell(channels[at + i - 1] or channel, owner, 'grant', details)
-                if type(heard) == 'number' and heard > 0 then
-                    granted = true
-                else
-                    if not refusal then
-                        drop(owner, true)
-                    end
-                    mode, lasts, waiting = nil, nil, nil
-                    if type(heard) == 'table' then
-                        again[#again + 1] = owner
-                    end
-                end
+                tell(channels[at + i - 1] or channel, owner, 'grant', details)
             end
-            for i = #again, 1, -1 do
-                -- Not its fault: it has its place again, and asks for itself some time.
-                enqueue('lpush', again[i])
-            end
-            if #again > 0 then
-                break
-            end
+            granted = true
         end
         at = at + #together
     end
     return granted, asked, trouble
 end
 
--- Whoever comes by does what is to be done.
+-- Any script that comes by does the pending hand-over.
 local function look()
     local mode = redis.pcall('hget', lock, 'mode')
-    if mode == 'read' then
+    local left = not mode and window_left()
+    if left then
+        announce(left)
+    elseif (not mode or mode == 'read') and length() > 0 and not stuck() then
         grant(now(), 1)
-    elseif not mode and redis.pcall('exists', lock) == 0 then
-        local left = window_left()
-        if left then
-            announce(left)
-        else
-            grant(now(), 1)
-        end
     end
 end
 
--- Ends the hold of `owner`. false: it has none (any more). 4: others hold the lock still. Else as
--- `hand_on`.
+-- Ends the hold of `owner`. false: it has none (any more). 4: others still hold the lock. Otherwise
+-- as `hand_on`.
 local function release(owner, since, count)
     local held = redis.pcall('hexists', lock, owner)
-    -- Something else that was written over the lock is not this owner's either.
+    -- Other data written over the lock is not this owner's either.
     if refused(held) and not string.find(held.err, 'WRONGTYPE') then
         return held
     elseif held ~= 1 then
@@ -384,10 +361,12 @@ local function release(owner, since, count)
         look()
         return false
     end
-    -- As Redisson: a writer's release wakes all who wait, a reader's one.
+    -- As Redisson: a writer's release wakes all waiters, a reader's one.
     local message = writes(owner) and '1' or '0'
-    local free, is_left = drop(owner)
-    if free then
+    local free, is_left, trouble = drop(owner)
+    if trouble then
+        return trouble
+    elseif free then
         return hand_on(since, count, message, grant)
     elseif is_left and not writes(owner) then
         -- Redisson's came in beside ours, and will leave in public. The first in line must listen.
@@ -395,9 +374,9 @@ local function release(owner, since, count)
         look()
         announce(0)
     elseif writes(owner) then
-        -- It reads on. (Redisson tells nobody of that, and readers sleep on.)
+        -- The owner reads on. (Redisson sends no message then, and readers sleep on.)
         grant(now(), 1)
-        redis.pcall('publish', public, message)
+        redis.call('publish', public, message)
     end
     return 4
 end

@@ -1,8 +1,8 @@
--- Says how a read-write lock is held, and how long still.
+-- Returns how a read-write lock is held, and for how long.
 --
 -- KEYS 1 the lock
--- reply: {1 = to write, 0 = to read, its time to live in ms}; nil = nobody has it;
---        WRONGTYPE = what is there is no read-write lock
+-- reply: {1 = to write, 0 = to read, its time to live in ms}; nil = not held; WRONGTYPE = the key
+--        holds no read-write lock
 --
 -- It changes nothing.
 local mode, left, foreign = mode_of()

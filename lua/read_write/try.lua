@@ -1,15 +1,13 @@
--- Takes a read-write lock if that is possible now, without a place in its queue. A free lock is taken
--- past the queue; beside readers nobody enters while somebody waits.
+-- Takes a read-write lock if that is possible now, without a place in its queue. It takes a free
+-- lock past the queue; it enters beside readers only if there are no waiters.
 --
 -- KEYS see ../hand_off.lua
--- ARGV 1 lease in ms, 2 owner, 3 number of the database, if it is not 0 or 4 follows: the writer under
---      whose hold it reads
+-- ARGV 1 lease in ms, 2 owner, 3 number of the database, if it is not 0 or 4 follows: the writer
+--      under whose hold it reads
 -- reply: as of ../lock/try.lua
 local lease, owner, writer = ARGV[1], ARGV[2], ARGV[4]
 database = ARGV[3] or 0
-if now() == 0 then
-    return redis.error_reply('NOPERM the right to TIME is missing')
-end
+now()
 local mode, _, foreign = mode_of()
 if foreign then
     return foreign
@@ -17,7 +15,8 @@ elseif mode and redis.call('hexists', lock, owner) == 1 then
     return raise_hold(owner, lease) or -1 - length()
 end
 if mode == 'read' then
-    -- Redisson's may have come in past readers in front; those in front may be dead; and those who read.
+    -- Redisson's may have come in past readers in front; those in front may be dead; and so may the
+    -- readers.
     if writes(owner) then
         outlived()
     end
@@ -29,9 +28,10 @@ if mode == 'read' and (writes(owner) or length() > 0)
 then
     return nil
 end
-local trouble = hold({owner}, lease)
+-- (Where the queue may not be read, nothing is taken.)
+local _, trouble = length(), hold({owner}, lease)
 if trouble then
-    -- There is no memory. Who waits needs none: see `hold`.
+    -- There is no memory. A waiter needs none: see `hold`.
     look()
     return trouble
 elseif not writes(owner) then

@@ -1,18 +1,16 @@
--- Gives back what a request for permits took, if it took any, and sees to it that it takes none if
--- it arrives after this.
+-- Gives back the permits of a request, if it took any, and makes sure that it takes none if it
+-- arrives after this.
 --
 -- KEYS 1 the semaphore, 2 slot
--- ARGV 1-3 as in once.lua, of the request to abandon, 4 unused, 5 channel
--- reply: 1 = given back, 0 = nothing was taken, {now} = not known any more,
+-- ARGV 1-4 as in once.lua, of the request to abandon, 5 channel
+-- reply: 1 = given back, 0 = none were taken, {now} = not known any more,
 --        {now, last} as in once.lua
 if last ~= number then
-    if is_late() then
-        return {now}
-    elseif is_behind() then
-        return {now, last}
+    local refused = refusal()
+    if not refused then
+        remember(ARGV[1] .. '=0')
     end
-    remember(ARGV[1] .. '=0')
-    return 0
+    return refused or 0
 elseif result == '0' then
     return 0
 end

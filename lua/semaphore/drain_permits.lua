@@ -1,4 +1,4 @@
--- Takes all permits there are.
+-- Takes all free permits.
 --
 -- KEYS 1 the semaphore, 2 slot
 -- ARGV 1-4 as in once.lua

@@ -1,18 +1,20 @@
--- Makes changes again that a client made in one slot a moment ago, as far as this server does not know
--- of them: it became the master, or was started anew, and knows only what was done before them.
+-- Repeats a client's last changes in one slot that this server does not know: it became the master,
+-- or was started anew, and knows only the changes before them.
 --
 -- KEYS 1 the semaphore, 2 slot
--- ARGV 1-4 as in once.lua, 1 the number of the last change, 5 channel, 6… for each change its number
---      and how many permits it gave (negative: took; 0: what it took was given back by abandon.lua)
+-- ARGV 1-4 as in once.lua, 1 the number of the last change, 5 channel, 6… for each change its
+--      number and how many permits it gave (negative: took; 0: abandon.lua gave back those it took)
 -- reply: by how many permits the number was changed; {now}: too late
 --
--- What is remembered of the slot says which changes the server knows: see once.lua. A take may leave
--- fewer than none free, until enough are given back. A semaphore that is not there has no number to
--- put right: then all was lost, or it was not there yet.
+-- The slot's record shows which changes the server knows: see once.lua. A take may leave fewer than
+-- none free, until enough are given back. A semaphore that does not exist has no number to mend:
+-- then all was lost, or it did not exist yet.
 if last > number then
     return 0
-elseif is_late() then
-    return {now}
+end
+local refused = refusal()
+if refused then
+    return refused
 end
 local permits, gives = 0, 0
 for at = 6, #ARGV, 2 do

@@ -1,15 +1,16 @@
--- Gives permits back and wakes who waits for them.
+-- Gives permits back and wakes waiters.
 --
 -- KEYS 1 the semaphore, 2 slot
--- ARGV 1-4 as in once.lua, 5 permits, 6 channel, 7 only if the semaphore exists (1) or in any
---      case (0)
+-- ARGV 1-4 as in once.lua, 5 permits, 6 channel, 7 only if the semaphore exists (1) or in any case
+--      (0)
 -- reply: 1 + how many subscribers heard of it, 0 = there is no such semaphore; given back, but the
---        message was refused (-1), or nobody can say who heard it: a copy's answer (-2)
+--        message was refused (-1), or the number is not known: a copy's answer (-2)
 --
--- The message is the new value, or what an int holds of it. Redisson's clients fail on a negative
+-- The message is the new value, or at most the highest int. Redisson's clients fail on a negative
 -- one, and none is woken by 0.
 if last == number then
-    -- Who waits for replicas waits for what this connection wrote: see ../lock/acquire.lua.
+    -- A client that waits for replicas waits for the writes of this connection: see
+    -- ../lock/acquire.lua.
     redis.pcall('set', KEYS[2], known, 'px', ARGV[3])
 end
 return once(function()

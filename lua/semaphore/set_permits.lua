@@ -4,7 +4,7 @@
 -- ARGV 1-4 as in once.lua, 5 permits, 6 channel
 -- reply: 1
 return once(function()
-    -- Something else under the key is the server's error.
+    -- Other data under the key is the server's error.
     stored(KEYS[1])
     return {'1', 'set', KEYS[1], ARGV[5], 'keepttl'}
 end, function()

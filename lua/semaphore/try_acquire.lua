@@ -4,7 +4,8 @@
 -- ARGV 1-4 as in once.lua, 5 how many clients share, 6… how many permits each thread needs
 -- reply: how many were taken, 0 if there are not enough for the first
 if last == number then
-    -- Who waits for replicas waits for what this connection wrote: see ../lock/acquire.lua.
+    -- A client that waits for replicas waits for the writes of this connection: see
+    -- ../lock/acquire.lua.
     remember(known)
 end
 return once(function()

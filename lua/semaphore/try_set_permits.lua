@@ -4,7 +4,7 @@
 -- ARGV 1-4 as in once.lua, 5 permits, 6 channel
 -- reply: 1 = made, 0 = there is one
 return once(function()
-    -- Something else under the key is the server's error: there is no semaphore.
+    -- Other data under the key is the server's error: there is no semaphore.
     if stored(KEYS[1]) then
         return nil
     end

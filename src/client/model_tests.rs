@@ -1,5 +1,5 @@
-//! The whole way of a lock, in many orders of the steps of its threads: handle, gate, waiting
-//! loop, lane, link and subscriber, of one client or of two, with a model's server behind them.
+//! A whole lock, in many orders of its threads' steps: handle, gate, waiting loop, lane, link and
+//! subscriber, of one client or of two, with a model's server behind them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,13 +11,13 @@ use shuttle::thread::{self, JoinHandle};
 use super::Client;
 use crate::cancel::CancelToken;
 use crate::connection::model::Server;
-use crate::core::{Core, Session};
 use crate::error::{Error, ErrorKind};
-use crate::hold::{Site, Tenancy};
+use crate::lease::Job;
+use crate::local::{Site, Tenancy};
 use crate::lock::{Lock, LockGuard};
-use crate::script::renewal::Held;
+use crate::runtime::{Core, Session};
+use crate::scripts::renewal::Held;
 use crate::sync::{clock, explore};
-use crate::watchdog::Job;
 
 const NAME: &str = "name";
 const ROUNDS: usize = 3;
@@ -57,7 +57,7 @@ impl Process {
         Site::of(&self.core, NAME).gate.tenant()
     }
 
-    /// A hold that is not lost is one that the server knows.
+    /// The server knows each hold that is not lost.
     fn check(&self, server: &Server) {
         let tenancy = self.tenancy();
         let owner = server.owner(NAME);
@@ -67,17 +67,17 @@ impl Process {
     }
 }
 
-/// Takes the lock in one of the ways there are.
+/// Takes the lock by a random verb.
 fn take(lock: &dyn Lock) -> Result<Option<LockGuard>, Error> {
     if thread_rng().gen_bool(0.5) { lock.lock().map(Some) } else { try_to_take(lock) }
 }
 
-/// Takes the lock in one of the ways that do not wait for ever.
+/// Takes the lock by a random verb that does not wait for ever.
 fn try_to_take(lock: &dyn Lock) -> Result<Option<LockGuard>, Error> {
     match thread_rng().gen_range(0..4) {
         0 => lock.try_lock(),
         1 => match lock.try_lock_until(Instant::now()) {
-            // The model's steps take real time: it was over before the answer.
+            // The model's steps take real time: the limit passed before the answer.
             Err(error) if error.is_transient() => Ok(None),
             taken => taken,
         },
@@ -116,7 +116,7 @@ fn user(lock: &dyn Lock, inside: &AtomicUsize) {
     }
 }
 
-/// Lets so many threads use the lock. Returns how often the server refused it.
+/// Lets `threads` threads of each process use the lock. Returns how often the server refused it.
 fn play(
     processes: usize,
     threads: usize,
@@ -133,7 +133,7 @@ fn play(
             let inside = Arc::clone(&inside);
             thread::spawn(move || {
                 user(&*lock, &inside);
-                // Others may wait for what it gave back last.
+                // Others may wait for its last release.
                 core.read_replies();
             })
         })
@@ -153,7 +153,7 @@ fn one_holds_at_a_time_and_every_thread_ends() {
     });
 }
 
-/// A process does not ask for what it has.
+/// A process does not ask for a lock that it has.
 #[test]
 fn a_release_goes_out_before_the_next_request() {
     explore(1_000, || {
@@ -235,7 +235,7 @@ fn nobody_holds_after_a_shutdown() {
 #[test]
 fn who_holds_is_told_of_a_force_unlock() {
     explore(1_000, || {
-        // A grant that is undone is released by the renewer, for which nobody must wait here.
+        // The renewer undoes such a grant, and no thread must wait for that here.
         let look = |_: &Process, _: &Server| thread::yield_now();
         disturb(try_to_take, look, |process, server| {
             process.lock().force_unlock().unwrap();
@@ -266,13 +266,13 @@ fn a_shutdown_ends_every_wait() {
     });
 }
 
-/// A lock is held for a while, and taken away; its holder keeps it or gives it back, and
-/// connections of the subscriber break meanwhile.
+/// A lock is held for a while, and taken away; its holder keeps or releases it, and connections of
+/// the subscriber break meanwhile.
 fn take_away(keeps: bool, breaks: bool) {
     let server = Server::start(0);
     let (core, jobs) = Core::model_with_jobs();
     let process = Process::of(Arc::clone(&core));
-    // Somebody waits for something: the subscriber has a connection by now, or will soon.
+    // Another waiter is there: the subscriber has a connection by now, or will soon.
     let waits = thread_rng().gen_bool(0.7).then(|| core.pubsub.listen_to_own(NAME));
     let lock = process.client.reentrant_lock(NAME);
     let guard = lock.lock().unwrap();
@@ -316,7 +316,7 @@ fn take_away(keeps: bool, breaks: bool) {
         }
     });
     if keeps {
-        // Nothing else would tell it.
+        // Nothing else would report the loss.
         while guard.is_held() {
             thread::yield_now();
         }
@@ -327,7 +327,7 @@ fn take_away(keeps: bool, breaks: bool) {
     }
     wheel.join().unwrap();
     thief.join().unwrap();
-    // Whoever comes next has a hold of its own, of which nothing was told.
+    // The next holder has a hold of its own, for which no loss was reported.
     let next = lock.lock().unwrap();
     assert!(next.is_held());
     next.unlock().unwrap();

@@ -1,22 +1,22 @@
 //! Which server of a cluster has which slot, and how a command finds it.
 //!
 //! ```text
-//! call   to the slot's server, as far as is known -> its reply
+//! call   to the slot's server, as far as known -> its reply
 //!        MOVED: that server has the slot now, and is remembered -> call again
 //!        ASK: this once, over there, behind ASKING -> its reply
-//!        TRYAGAIN, CLUSTERDOWN, nobody there: look who has it, a moment later call again
+//!        TRYAGAIN, CLUSTERDOWN, no server there: look for it, a moment later call again
 //! ```
 //!
-//! All within the call's own time. What was refused so was not run. A command whose connection
-//! broke may have run: it is sent again only as its copy, as with one server.
+//! All within the call's own time. A command refused in these ways was not run. A command whose
+//! connection broke may have run: it is sent again only as its copy, as with one server.
 //!
-//! Nobody looks at the slots while all is well. Whoever is sent elsewhere, or finds nobody, looks:
-//! one thread for all.
+//! No thread looks at the slots while all is well. A thread that a server sends elsewhere, or that
+//! reaches none, looks: one thread for all.
 //!
-//! View: a server that was cut off from the others says who had the slots before, and goes on
-//! saying so. It knows that it sees no majority of the masters (`cluster_state`), and when the
-//! others choose a new one their epoch is a later one. So it is believed only where nobody says
-//! better, or as one of a majority: those cannot be the ones that were cut off.
+//! View: a server that is cut off from the others goes on naming the old owners of slots. It knows
+//! that it sees no majority of the masters (`cluster_state`), and when the others choose a new
+//! master their epoch is a later one. So its answer counts only if no server has a better one, or
+//! as one of a majority: a majority cannot be cut off.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,6 +27,8 @@ use std::time::{Duration, Instant};
 
 use redis::{RedisError, RedisResult, Value};
 
+use super::ConnectError;
+use super::Settings;
 use super::host_port::HostPort;
 use super::limit::{self, Limit};
 use super::reply::{Redirect, redirect, redirect_of};
@@ -34,20 +36,18 @@ use super::url::ClusterUrl;
 use super::{
     Cause, Channels, Command, Endpoint, Failure, Lane, Node, Outcome, SLOTS, error_reply, slot_of,
 };
-use crate::config::Config;
-use crate::error::{Error, ErrorKind};
 use crate::sync::{Condvar, Mutex, own_thread};
 
 mod slots;
 
 use slots::{Range, Weight, ranges};
 
-/// What a server may take to say who has which slot.
+/// The time for a server's answer on its slots.
 const SAYS_WITHIN: Duration = Duration::from_millis(500);
-/// So often the servers are asked at most.
+/// The shortest time between two questions to the servers.
 const AGAIN: Duration = Duration::from_millis(50);
-/// After another server was named for a slot all slots are looked at, if that was so long ago: it
-/// may have taken the place of a dead one.
+/// If the last look was so long ago, a thread looks at all slots when a server names another for
+/// one slot: that one may have taken the place of a dead server.
 const SEEN: Duration = Duration::from_secs(1);
 /// How long a call waits before it is sent again: at first, and at last.
 const FIRST_PAUSE: Duration = Duration::from_millis(2);
@@ -56,11 +56,11 @@ const NOBODY: u16 = u16::MAX;
 
 /// The servers of a cluster that were met, and the slots.
 pub(crate) struct Cluster {
-    /// What the servers' endpoints are made of.
+    /// The pattern of the servers' endpoints.
     manner: Endpoint,
     lanes: OnceLock<usize>,
     state: Mutex<State>,
-    /// Somebody has looked who has which slot.
+    /// A thread has looked at the slots.
     looked: Condvar,
     on_node: OnceLock<OnNode>,
     on_moved: OnceLock<OnMoved>,
@@ -71,17 +71,17 @@ type OnNode = Box<dyn Fn(&Arc<Node>) + Send + Sync>;
 type OnMoved = Box<dyn Fn(&[u16]) + Send + Sync>;
 
 struct State {
-    /// By number. None goes.
+    /// By number. None is ever removed.
     nodes: Vec<(HostPort, Arc<Node>)>,
-    /// Of each slot the number of the server that has it.
+    /// The number of each slot's server.
     owners: Vec<u16>,
-    /// Who can be asked: the last one that was believed comes first, who was silent last.
+    /// The servers to ask: the last one that was believed comes first, silent ones come last.
     known: Vec<HostPort>,
-    /// Those of the URL.
+    /// The servers of the URL.
     seeds: Vec<HostPort>,
-    /// Those that were asked, and have not answered since.
+    /// The servers that have not answered the last question.
     silent: Vec<HostPort>,
-    /// That of the last view that was believed.
+    /// The epoch of the last believed view.
     epoch: u64,
     looking: bool,
     looked_at: Option<Instant>,
@@ -89,15 +89,13 @@ struct State {
 
 impl Cluster {
     /// Finds the servers. `None`: the URL is of another kind.
-    pub(crate) fn connect(url: &str, config: &Config) -> Option<Result<Arc<Self>, Error>> {
+    pub(crate) fn connect(url: &str, config: &Settings) -> Option<Result<Arc<Self>, ConnectError>> {
         let url = ClusterUrl::parse(url)?;
-        let opened = url
-            .map_err(|why| Error::new(ErrorKind::Config, why))
-            .and_then(|url| Self::open(&url, config));
+        let opened = url.map_err(ConnectError::unusable).and_then(|url| Self::open(&url, config));
         Some(opened.map(Arc::new))
     }
 
-    fn open(url: &ClusterUrl, config: &Config) -> Result<Self, Error> {
+    fn open(url: &ClusterUrl, config: &Settings) -> Result<Self, ConnectError> {
         let mut refusal = None;
         for info in &url.nodes {
             let manner = Endpoint::of_cluster(info, config)?;
@@ -105,7 +103,7 @@ impl Cluster {
                 Ok(asked) => asked,
                 Err(error) => {
                     let cause = Cause::new(error, manner.health());
-                    refusal.get_or_insert_with(|| super::trouble::unreachable(&cause));
+                    refusal.get_or_insert(ConnectError::Unreachable(cause));
                     continue;
                 }
             };
@@ -113,29 +111,21 @@ impl Cluster {
             let ranges = match ranges(&asked.slots, &from) {
                 Ok(ranges) => ranges,
                 Err(why) => {
-                    let error = Error::new(ErrorKind::Config, why.to_owned());
-                    return Err(error.now(&format!("it is at {}", manner.address())));
+                    let why = format!("{why}; it is at {}", manner.address());
+                    return Err(ConnectError::unusable(why));
                 }
             };
             if ranges.is_empty() {
-                // One that was removed from its cluster says the same.
+                // A server that was removed from its cluster says the same.
                 let message = format!(
                     "no server of the cluster at {} has a slot yet: the cluster is not made",
                     manner.address()
                 );
-                let error = Error::new(ErrorKind::Redis, message).transient(true);
-                refusal.get_or_insert(error);
+                refusal.get_or_insert(ConnectError::NotReady(message));
                 continue;
             }
-            let channels = match (config.sharded_channels, asked.shards) {
-                (Some(true), false) => {
-                    let message = "sharded_channels is set, and the server knows no SPUBLISH: it \
-                                   needs Redis 7.0 or later";
-                    return Err(Error::new(ErrorKind::Config, message.to_owned()));
-                }
-                (Some(false), _) | (None, false) => Channels::Cluster,
-                (Some(true) | None, true) => Channels::Sharded,
-            };
+            let channels =
+                if config.sharded_channels { Channels::Sharded } else { Channels::Cluster };
             let seeds: Vec<_> = url.nodes.iter().map(|info| HostPort::of(info.addr())).collect();
             let state = State {
                 nodes: Vec::new(),
@@ -160,7 +150,7 @@ impl Cluster {
             let _everything_is_new = cluster.learn(&view);
             return Ok(cluster);
         }
-        Err(refusal.unwrap_or_else(|| Error::new(ErrorKind::Config, "no host".to_owned())))
+        Err(refusal.unwrap_or_else(|| ConnectError::unusable("no host")))
     }
 
     /// How many lanes lead to each server, from here on.
@@ -184,7 +174,7 @@ impl Cluster {
         let _only_once = self.on_moved.set(Box::new(tell));
     }
 
-    /// The client ends: nobody waits for a server any more.
+    /// The client ends: no thread waits for a server any more.
     pub(crate) fn end(&self) {
         self.ended.store(true, Ordering::SeqCst);
     }
@@ -198,17 +188,18 @@ impl Cluster {
         Arc::clone(&self.state.lock().nodes[number].1)
     }
 
-    /// Those that have slots, as far as is known.
+    /// The servers that have slots, as far as this client knows.
     pub(crate) fn masters(&self) -> Vec<Arc<Node>> {
         self.state.lock().masters().map(|(_, node)| Arc::clone(node)).collect()
     }
 
-    /// Whether a server has slots, as far as is known. One that has none may be gone for good.
+    /// Whether a server has slots, as far as this client knows. One without slots may be gone for
+    /// good.
     pub(crate) fn is_master(&self, node: &Node) -> bool {
         self.state.lock().has_slots(node)
     }
 
-    /// The server of a slot, as far as is known; any one that tells better, if it is not.
+    /// The server of a slot, as far as this client knows; otherwise any one, which tells better.
     pub(crate) fn node(&self, slot: u16) -> Arc<Node> {
         let state = self.state.lock();
         let owner = usize::from(state.owners[usize::from(slot)]);
@@ -216,9 +207,10 @@ impl Cluster {
         Arc::clone(node)
     }
 
-    /// Follows, until `until`, what a server has answered to a command of this slot that was sent
-    /// in the background: the reply of the one that has the slot. Where that is another one from
-    /// now on its own renewer does it, and waits for it alone: the command was not run.
+    /// Follows, until `until`, a server's answer to a command of this slot that a background thread
+    /// sent. Returns the reply of the server that has the slot. If another server has it from now
+    /// on, that one's renewer sends the command, and waits for it alone: it was not run. (At the
+    /// client's end there is none that could.)
     pub(crate) fn resend(
         self: &Arc<Self>,
         command: &Command,
@@ -226,6 +218,9 @@ impl Cluster {
         until: Instant,
     ) -> Outcome {
         let (Some(key), Some(sent)) = (command.key(), redirect(&outcome)) else { return outcome };
+        if self.is_ended() {
+            return self.resend_at_the_end(command, key, outcome, until);
+        }
         if let Redirect::Moved { slot, host_port } = &sent {
             self.learn_one(*slot, host_port);
         } else if Instant::now() < until {
@@ -236,7 +231,38 @@ impl Cluster {
         unfollowed(outcome)
     }
 
-    /// Whether a server refuses something since another one is to be asked, now or soon.
+    /// As [`resend`](Self::resend), of a client that has ended: no other renewer sends the command
+    /// after this.
+    fn resend_at_the_end(
+        self: &Arc<Self>,
+        command: &Command,
+        key: &[u8],
+        mut outcome: Outcome,
+        until: Instant,
+    ) -> Outcome {
+        let slot = Slot::of(self, key, 0);
+        let mut pause = Duration::ZERO;
+        while let Some(sent) = redirect(&outcome)
+            && sent != Redirect::Halfway
+            && Instant::now() < until
+        {
+            thread::sleep(pause);
+            pause = Slot::longer(pause);
+            if let Redirect::Moved { slot, host_port } = &sent {
+                self.learn_one(*slot, host_port);
+            }
+            outcome = match sent {
+                Redirect::Ask { host_port } => {
+                    let node = self.numbered(self.number(&host_port).into());
+                    node.any_lane().call_asking(command)
+                }
+                _ => slot.lane().call_unless_out(command),
+            };
+        }
+        unfollowed(outcome)
+    }
+
+    /// Whether a server refuses a command because another one is to be asked, now or soon.
     pub(crate) fn sends_elsewhere(&self, error: &RedisError) -> bool {
         match redirect_of(error) {
             None => return false,
@@ -261,8 +287,8 @@ impl Cluster {
         }
     }
 
-    /// Looks who has which slot. Somebody else who does so just now, or did, does it for this
-    /// thread.
+    /// Looks which server has which slot. If another thread looks just now, or did a moment ago, it
+    /// does so for this one, too.
     pub(crate) fn look(&self) {
         self.look_at(None);
     }
@@ -294,8 +320,8 @@ impl Cluster {
     }
 
     /// Asks one server after the other. View: the first one that sees a majority of the masters and
-    /// is not behind the last view; else the best of what a majority of the masters says, or of
-    /// what can be heard at all.
+    /// is not behind the last view; otherwise the best one of a majority of the masters, or of all
+    /// that answer.
     fn find_view(&self, host_ports: &[&HostPort]) -> Option<View> {
         let (masters, epoch) = {
             let state = self.state.lock();
@@ -308,7 +334,7 @@ impl Cluster {
         for &host_port in host_ports {
             let asked = ask(&self.manner.of_same_cluster(host_port, 0), SAYS_WITHIN);
             self.state.lock().answered(host_port, asked.is_ok());
-            // Who names nobody was removed from the cluster.
+            // A server that names none was removed from the cluster.
             let Ok(asked) = asked else { continue };
             let Ok(ranges) = ranges(&asked.slots, host_port) else { continue };
             if ranges.is_empty() {
@@ -326,7 +352,7 @@ impl Cluster {
         best
     }
 
-    /// What a server said. Returns the slots that have another server now.
+    /// Learns a server's view. Returns the slots that have another server now.
     fn learn(&self, View { from, ranges, weight }: &View) -> Vec<u16> {
         let mut owners = vec![NOBODY; SLOTS.into()];
         for Range { slots, master, .. } in ranges {
@@ -336,7 +362,7 @@ impl Cluster {
         let mut state = self.state.lock();
         let masters = ranges.iter().map(|range| &range.master);
         let replicas = ranges.iter().flat_map(|range| &range.replicas);
-        // Those that are gone are not asked for ever: addresses may change for months.
+        // Vanished servers are not asked for ever: addresses may change for months.
         let mut known = vec![from.clone()];
         for host_port in masters.chain(replicas).chain(&state.seeds) {
             if !known.contains(host_port) {
@@ -344,14 +370,14 @@ impl Cluster {
             }
         }
         state.silent.retain(|host_port| known.contains(host_port));
-        // Each keeps the look waiting.
+        // Each silent server keeps the look waiting.
         known.sort_by_key(|host_port| state.silent.contains(host_port));
         state.known = known;
         state.epoch = weight.epoch;
         let unsaid = (!weight.is_said).then(|| Arc::clone(&state.nodes[0].1));
         let changed = (0..SLOTS).filter(|slot| {
             let slot = usize::from(*slot);
-            // Where nobody has it now whoever had it may have it again.
+            // If no server has the slot now, its old one may have it again.
             owners[slot] != NOBODY && owners[slot] != state.owners[slot]
         });
         let changed: Vec<_> = changed.collect();
@@ -359,7 +385,7 @@ impl Cluster {
             state.owners[usize::from(*slot)] = owners[usize::from(*slot)];
         }
         drop(state);
-        // Not under the mutex: foreign code may be told of it.
+        // Not under the mutex: this may call foreign code.
         if let Some(node) = unsaid {
             node.endpoint.health().does_without(NO_CLUSTER_INFO);
         }
@@ -396,7 +422,7 @@ impl Cluster {
 }
 
 impl State {
-    /// Those that have slots.
+    /// The servers that have slots.
     fn masters(&self) -> impl Iterator<Item = &(HostPort, Arc<Node>)> {
         self.nodes.iter().filter(|(_, node)| self.has_slots(node))
     }
@@ -413,7 +439,7 @@ impl State {
     }
 }
 
-/// Who looks for all. Whatever way it ends, the next one may.
+/// The thread that looks for all. However its look ends, the next thread may look.
 struct Looking<'a>(&'a Cluster);
 
 impl Drop for Looking<'_> {
@@ -426,8 +452,8 @@ impl Drop for Looking<'_> {
     }
 }
 
-/// What a server has answered to a command that is not sent to the next one from here: to whoever
-/// looks after it that is a server which could not be reached, or a connection that broke.
+/// The outcome of a command that is not sent on from here: its sender takes a redirect for an
+/// unreachable server, or for a broken connection.
 pub(crate) fn unfollowed(outcome: Outcome) -> Outcome {
     outcome.map_err(|failure| match failure {
         Failure::Refused(cause) => match redirect_of(&cause.error) {
@@ -443,7 +469,7 @@ pub(crate) fn unfollowed(outcome: Outcome) -> Outcome {
     })
 }
 
-/// A script that was stopped in its middle may have changed something, as one whose connection
+/// A script that was stopped in its middle may have changed something, as may one whose connection
 /// broke.
 fn halfway(outcome: Outcome) -> Outcome {
     outcome.map_err(|failure| match failure {
@@ -454,12 +480,10 @@ fn halfway(outcome: Outcome) -> Outcome {
     })
 }
 
-/// What a server says of the cluster.
+/// A server's answers on the cluster.
 struct ClusterAnswer {
     slots: Value,
     weight: Weight,
-    /// It knows the channels of shards.
-    shards: bool,
 }
 
 fn ask(endpoint: &Endpoint, within: Duration) -> RedisResult<ClusterAnswer> {
@@ -468,16 +492,13 @@ fn ask(endpoint: &Endpoint, within: Duration) -> RedisResult<ClusterAnswer> {
     let mut connection = endpoint.open_within(within)?;
     let slots = Command::plain(&[b"CLUSTER", b"SLOTS"]);
     let info = Command::plain(&[b"CLUSTER", b"INFO"]);
-    let shards = Command::plain(&[b"PUBSUB", b"SHARDNUMSUB"]);
-    let all = [slots.bytes(), info.bytes(), shards.bytes()].concat();
-    connection.send_packed_command(&all, now)?;
+    connection.send_packed_command(&[slots.bytes(), info.bytes()].concat(), now)?;
     let slots = connection.receive_until(until)?;
     let weight = Weight::of(&connection.receive_until(until)?);
-    let shards = !matches!(connection.receive_until(until)?, Value::ServerError(_));
-    Ok(ClusterAnswer { slots, weight, shards })
+    Ok(ClusterAnswer { slots, weight })
 }
 
-/// Who has which slot, by the word of one server.
+/// The owners of the slots, by the word of one server.
 struct View {
     from: HostPort,
     ranges: Vec<Range>,
@@ -504,7 +525,7 @@ impl Slot {
         Arc::clone(self.cluster.node(self.number).lane(self.hash))
     }
 
-    /// As [`Lane::call_once`]: what was refused was not run, and is sent again.
+    /// As [`Lane::call_once`]. A command that was redirected was not run, and is sent again.
     pub(super) fn call_once(&self, command: &Command) -> Outcome {
         let lane = self.lane();
         let until = lane.deadline();
@@ -523,8 +544,8 @@ impl Slot {
         self.follow(lane, outcome, false, command, Some(copy), until)
     }
 
-    /// Goes on from a first outcome, of the server that was `asked`, until `until`. `copy`: what
-    /// may be sent after a command that may have run. `true`: it was, or `in_doubt` before.
+    /// Goes on from a first outcome, of the server that was `asked`, until `until`. `copy`: the
+    /// command to send after one that may have run. `true`: it was sent, or `in_doubt` before.
     pub(super) fn follow(
         &self,
         mut asked: Arc<Lane>,
@@ -537,7 +558,7 @@ impl Slot {
         let limit = Limit::current();
         let latest = until;
         let until = limit.as_ref().map_or(until, |limit| limit.earlier_of(until));
-        // Its own end, and not that of the call's patience with the cluster.
+        // The limit's own end, and not that of the call's patience with the cluster.
         let is_its_end = until < latest;
         let is_cut = || limit.as_ref().is_some_and(Limit::is_over);
         let ended = || {
@@ -581,9 +602,9 @@ impl Slot {
                     }
                 },
                 Err(Failure::Unsent(_)) => self.find_out(limit.as_ref(), Cluster::look),
-                // It has run.
+                // The command has run.
                 Err(Failure::Unacknowledged(..)) => return (outcome, in_doubt),
-                // It may have run.
+                // The command may have run.
                 Err(Failure::Reset(_) | Failure::TimedOut(_)) => {
                     self.find_out(limit.as_ref(), Cluster::look);
                     let is_slow = matches!(outcome, Err(Failure::TimedOut(_)));
@@ -612,8 +633,8 @@ impl Slot {
         }
     }
 
-    /// Asks who has the slot. Connections may have to be opened for that: for who has a limit another
-    /// thread does, which nobody waits for any more when that is over.
+    /// Asks for the server of the slot. That may open connections: for a caller with a limit
+    /// another thread asks, and the caller waits for it only until the limit is over.
     fn find_out(&self, limit: Option<&Limit>, ask: impl FnOnce(&Cluster) + Send + 'static) {
         let Some(limit) = limit else { return ask(&self.cluster) };
         let (done, ended) = mpsc::channel::<()>();

@@ -1,23 +1,24 @@
 //! Commands as bytes.
 
 use std::borrow::Cow;
+use std::fmt;
 use std::sync::OnceLock;
 use std::time::Duration;
 
 use redis::Value;
 
-use crate::config::ReplicaAcks;
-use crate::protocol::{Pieces, decimal, write_decimal};
+use super::ReplicaAcks;
+use super::{decimal, write_decimal};
 
-/// How channels are spoken to.
+/// How clients publish on channels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Channels {
     /// `PUBLISH`; a client has one channel of its own.
     Server,
-    /// Of a cluster: `PUBLISH`, which all servers hear of. A client has a channel of its own for
+    /// In a cluster: `PUBLISH`, which reaches all servers. A client has a channel of its own for
     /// each name, so that it is clear at which server it listens.
     Cluster,
-    /// The same with `SPUBLISH`, which only the server of the slot hears of.
+    /// The same with `SPUBLISH`, which reaches only the server of the slot.
     Sharded,
 }
 
@@ -31,8 +32,8 @@ pub(crate) struct Script {
     replies: Replies,
 }
 
-/// Of what kinds a script's replies can be, besides an error. It says nothing of their values: what
-/// users keep under a key may make an odd number of it, but no list.
+/// The kinds that a script's replies can be of, besides an error. It says nothing of their values:
+/// a user's data under a key may make an odd number of a reply, but no list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Replies(u8);
 
@@ -45,14 +46,14 @@ impl Replies {
     pub(crate) const NUMBER: Self = Self(Self::A_NUMBER | Self::NOTHING);
     pub(crate) const LIST: Self = Self(Self::A_LIST);
     pub(crate) const NUMBER_OR_LIST: Self = Self(Self::A_NUMBER | Self::NOTHING | Self::A_LIST);
-    /// Of a plain command, which may have any.
+    /// Of a plain command, which may have a reply of any kind.
     const ALL: Self = Self(u8::MAX);
-    /// Whatever a script can be made to answer in RESP2.
+    /// All kinds of replies that a script can have in RESP2.
     pub(crate) const ANY: Self = Self(Self::A_NUMBER | Self::NOTHING | Self::A_TEXT | Self::A_LIST);
 
     fn include(self, reply: &Value) -> bool {
         let kind = match reply {
-            // The server's word, whatever was asked.
+            // An error may answer any command.
             Value::ServerError(_) => return true,
             Value::Int(_) => Self::A_NUMBER,
             Value::Nil => Self::NOTHING,
@@ -71,9 +72,9 @@ struct Text {
     by_hash: Vec<u8>,
 }
 
-/// What a script in `lua/` says for one server, and what it says instead in a cluster. The script's
-/// first key stands for the name there: all its channels are in that key's slot.
-/// An argument could say where the script runs, but each call to one server would carry it.
+/// The text of a script in `lua/` for one server, and its replacement in a cluster. The script's
+/// first key stands for the name there: all its channels are in that key's slot. An argument could
+/// say where the script runs, but each call to one server would carry it.
 const OWN: [&str; 2] = [
     "'redisson_lock__channel:{redlatch:'",
     "('redisson_lock__channel:' .. (string.find(KEYS[1], '{', 1, true) and KEYS[1] \
@@ -131,7 +132,7 @@ struct ScriptCall {
     script: &'static Script,
     /// How many parts the command has.
     parts: usize,
-    /// Where what follows the script's hash begins.
+    /// Where the part behind the script's hash begins.
     rest: usize,
 }
 
@@ -146,8 +147,8 @@ impl Command {
         Self { bytes, script: None, acks: None, replies: Replies::ALL, asks: false }
     }
 
-    /// Answered when so many replicas have what was written over its connection so far, or when the
-    /// time is over: how many have it.
+    /// Answered when so many replicas have all writes made over its connection so far, or when the
+    /// time is over. The reply: how many have them.
     pub(crate) fn wait(acks: ReplicaAcks) -> Self {
         let mut digits = [[0; 20]; 2];
         let [count, millis] = &mut digits;
@@ -177,8 +178,8 @@ impl Command {
         Self { bytes, script: Some(call), acks: None, replies: script.replies, asks: false }
     }
 
-    /// What it writes counts only when so many replicas have it: a [`wait`](Self::wait) goes behind
-    /// it.
+    /// The command's writes count only when so many replicas have them: a [`wait`](Self::wait) goes
+    /// behind it.
     pub(crate) fn acknowledged(self, acks: Option<ReplicaAcks>) -> Self {
         Self { acks, ..self }
     }
@@ -191,7 +192,7 @@ impl Command {
         &self.bytes
     }
 
-    /// As a server of this kind is to be spoken to.
+    /// The bytes for a server of this kind.
     pub(crate) fn bytes_for(&self, channels: Channels) -> Cow<'_, [u8]> {
         match self.script {
             Some(ScriptCall { script, rest, .. }) if channels != Channels::Server => {
@@ -204,8 +205,8 @@ impl Command {
         }
     }
 
-    /// The first key, or what stands for one: behind a script's hash and the number of its keys, or
-    /// behind a plain command's name. `None`: it has none.
+    /// The first key, or the part in its place: behind a script's hash and the number of its keys,
+    /// or behind a plain command's name. `None`: the command has none.
     pub(crate) fn key(&self) -> Option<&[u8]> {
         let rest = self.script.map_or(0, |call| call.rest);
         let mut bytes = &self.bytes[rest..];
@@ -216,18 +217,18 @@ impl Command {
         next_part(rest).map(|(key, _)| key)
     }
 
-    /// Which script it calls, if any: the same number for the same script.
+    /// The number of the script that the command calls, if any: one for each script.
     pub(crate) fn script_id(&self) -> Option<usize> {
         self.script.map(|call| std::ptr::from_ref(call.script).addr())
     }
 
-    /// Whether the server can have meant this reply for it. If not, the reply is to another command
-    /// (so are all behind it), and it must not be read as a grant or a release.
+    /// Whether the server can have meant this reply for this command. If not, the reply is to
+    /// another command (so are all behind it), and it must not be read as a grant or a release.
     pub(crate) fn may_be_answered(&self, reply: &Value) -> bool {
         self.replies.include(reply)
     }
 
-    /// The same for a server to which the command's slot is on its way: ASKING goes before it, and
+    /// The same command for a server to which its slot is on its way: ASKING goes before it, and
     /// the script's text with it. (ASKING is good for one command, and a script that the server
     /// does not know yet would be a second one.)
     pub(crate) fn asking(&self, channels: Channels) -> Self {
@@ -266,7 +267,7 @@ fn next_part(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
 }
 
 fn push_header(bytes: &mut Vec<u8>, kind: u8, count: usize) {
-    // In one piece: a command has many of them.
+    // Written in one piece: a command has many of them.
     let mut line = *b"000000000000000000000\r\n";
     let before = write_decimal(count as u64, &mut line[1..21]);
     line[before] = kind;
@@ -281,6 +282,37 @@ fn push_pieces(bytes: &mut Vec<u8>, part: Pieces<'_>) {
     push_header(bytes, b'$', part.len());
     part.push_to(bytes);
     bytes.extend_from_slice(b"\r\n");
+}
+
+/// One part of a command, in pieces: the writer of the command joins them, so that a lock's
+/// requests make no texts of their own.
+#[derive(Clone, Copy)]
+pub(crate) struct Pieces<'a>([&'a [u8]; 4]);
+
+impl<'a> Pieces<'a> {
+    pub(crate) fn of(pieces: [&'a str; 4]) -> Self {
+        Self(pieces.map(str::as_bytes))
+    }
+
+    fn len(self) -> usize {
+        self.0.iter().map(|piece| piece.len()).sum()
+    }
+
+    fn push_to(self, bytes: &mut Vec<u8>) {
+        self.0.iter().for_each(|piece| bytes.extend_from_slice(piece));
+    }
+}
+
+impl<'a> From<&'a [u8]> for Pieces<'a> {
+    fn from(bytes: &'a [u8]) -> Self {
+        Self([bytes, b"", b"", b""])
+    }
+}
+
+impl fmt::Display for Pieces<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|piece| f.write_str(&String::from_utf8_lossy(piece)))
+    }
 }
 
 #[cfg(test)]

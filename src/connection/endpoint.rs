@@ -1,4 +1,4 @@
-//! Where the server is, and how a connection to it is opened.
+//! A server's address, and the opening of connections to it.
 
 use std::fmt;
 #[cfg(not(all(test, shuttle)))]
@@ -10,6 +10,7 @@ use std::time::Instant;
 
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisResult};
 
+use super::ConnectError;
 use super::host_port::HostPort;
 use super::login::Login;
 #[cfg(not(all(test, shuttle)))]
@@ -23,8 +24,7 @@ use super::tls::Tls;
 use super::url::SentinelUrl;
 use super::url::explain_url;
 use super::{Channels, Connection, Health};
-use crate::config::{Config, Credentials};
-use crate::error::{Error, ErrorKind};
+use super::{Credentials, Settings};
 
 /// A server's address with everything that opening a connection needs.
 #[derive(Clone)]
@@ -37,25 +37,25 @@ pub(crate) struct Endpoint {
     connect_timeout: Duration,
     response_timeout: Duration,
     runs: Arc<Runs>,
-    /// Whose connections these are asks for what is held by itself.
+    /// The code that opens these connections asks for all holds by itself.
     asks: bool,
     health: Arc<Health>,
-    /// Who is told of each connection that works.
+    /// The code that is told of each working connection.
     opened: Arc<OnceLock<Box<dyn Fn() + Send + Sync>>>,
 }
 
-/// Where a server is found.
+/// How a server is found.
 #[derive(Clone)]
 enum Target {
     At {
         address: ConnectionAddr,
         #[cfg(not(all(test, shuttle)))]
         tls: Tls,
-        /// Of the one server of a client, where its host has a name.
+        /// For the one server of a client, if its host has a name.
         #[cfg(not(all(test, shuttle)))]
         name: Option<Arc<Name>>,
     },
-    /// Wherever they say.
+    /// Where the Sentinels say.
     #[cfg(not(all(test, shuttle)))]
     Named(Arc<Sentinels>),
 }
@@ -66,15 +66,14 @@ impl Endpoint {
         url: &str,
         connect_timeout: Duration,
         response_timeout: Duration,
-    ) -> Result<Self, Error> {
-        let config = crate::config::ClientBuilder::new(url).config;
-        Self::of(url, &Config { connect_timeout, response_timeout, ..config })
+    ) -> Result<Self, ConnectError> {
+        Self::of(url, &Settings { connect_timeout, response_timeout, ..Settings::default() })
     }
 
-    pub(crate) fn of(url: &str, config: &Config) -> Result<Self, Error> {
+    pub(crate) fn of(url: &str, config: &Settings) -> Result<Self, ConnectError> {
         #[cfg(not(all(test, shuttle)))]
         if let Some(url) = SentinelUrl::parse(url) {
-            let url = url.map_err(|why| Error::new(ErrorKind::Config, why))?;
+            let url = url.map_err(ConnectError::unusable)?;
             let health = Arc::new(Health::new(&format!("{:?} (by its Sentinels)", url.service)));
             let settings = Credentials::instead(&config.credentials, url.server.redis_settings());
             let login = Login::of_servers(settings, config);
@@ -83,10 +82,10 @@ impl Endpoint {
             return Ok(Self::at(Target::Named(Arc::new(sentinels)), login, timeouts, health));
         }
         if let Some(why) = explain_url(url) {
-            return Err(Error::new(ErrorKind::Config, why));
+            return Err(ConnectError::unusable(why));
         }
         let info = url.into_connection_info().map_err(|source| {
-            Error::new(ErrorKind::Config, "the URL is not usable".to_owned()).caused_by(source)
+            ConnectError::Unusable("the URL is not usable".to_owned(), Some(Arc::new(source)))
         })?;
         let endpoint = Self::of_server(&info, config)?;
         #[cfg(not(all(test, shuttle)))]
@@ -94,7 +93,7 @@ impl Endpoint {
         Ok(endpoint)
     }
 
-    /// The same, but where its name leads to another server, the connections go there.
+    /// The same endpoint, but if its name leads to another server, the connections go there.
     #[cfg(not(all(test, shuttle)))]
     fn following_its_name(mut self) -> Self {
         let HostPort { host, port } = self.host_port();
@@ -107,7 +106,7 @@ impl Endpoint {
         self
     }
 
-    fn of_server(info: &ConnectionInfo, config: &Config) -> Result<Self, Error> {
+    fn of_server(info: &ConnectionInfo, config: &Settings) -> Result<Self, ConnectError> {
         let timeouts = [config.connect_timeout, config.response_timeout];
         let health = Arc::new(Health::new(&HostPort::text_of(info.addr())));
         let target = Target::At {
@@ -121,8 +120,11 @@ impl Endpoint {
         Ok(Self::at(target, Login::of_servers(settings, config), timeouts, health))
     }
 
-    /// A server of a cluster, before it is known how channels are spoken to there.
-    pub(super) fn of_cluster(info: &ConnectionInfo, config: &Config) -> Result<Self, Error> {
+    /// A server of a cluster, before its kind of channels is known.
+    pub(super) fn of_cluster(
+        info: &ConnectionInfo,
+        config: &Settings,
+    ) -> Result<Self, ConnectError> {
         Ok(Self::of_server(info, config)?.with_channels(Channels::Cluster))
     }
 
@@ -182,7 +184,7 @@ impl Endpoint {
         self.number
     }
 
-    /// How channels are spoken to there.
+    /// How clients publish on channels there.
     pub(crate) fn channels(&self) -> Channels {
         self.channels
     }
@@ -196,12 +198,13 @@ impl Endpoint {
     }
 
     /// Opens a connection and finds out which run of the server it leads to, all within the connect
-    /// timeout, unless the look-up of a host's name alone takes longer. It is looked up each time.
+    /// timeout, unless the look-up of a host's name alone takes longer. Each call looks the name
+    /// up.
     pub(crate) fn open(&self) -> RedisResult<Connection> {
         self.open_within(self.connect_timeout).inspect(|_| self.answers())
     }
 
-    /// A connection is of use: its server can be asked.
+    /// A connection works: its server can be asked.
     pub(super) fn answers(&self) {
         if let Some(tell) = self.opened.get() {
             tell();
@@ -255,13 +258,13 @@ impl Endpoint {
         self.response_timeout
     }
 
-    /// This server with another response timeout, for whoever is told of new runs.
+    /// This server with another response timeout, for the code that is told of new runs.
     pub(crate) fn with_response_timeout(&self, response_timeout: Duration) -> Self {
         let connect_timeout = self.connect_timeout.min(response_timeout);
         Self { connect_timeout, response_timeout, asks: true, ..self.clone() }
     }
 
-    /// Counts what connections that are open had to learn of new users and passwords.
+    /// Counts how often open connections had to get a new user and password.
     pub(crate) fn login_renewals(&self) -> u64 {
         self.login.renewals()
     }
@@ -270,14 +273,14 @@ impl Endpoint {
         &self.health
     }
 
-    /// From here on `tell` is called whenever a new run of the server is met, by whoever opens a
+    /// From here on a thread that meets a new run of the server calls `tell`, as it opens a
     /// connection: it must not block.
     pub(crate) fn on_new_run(&self, tell: impl Fn() + Send + Sync + 'static) {
         self.runs.on_new(tell);
     }
 
-    /// From here on `tell` is called by whoever has opened a connection on which the server
-    /// answers: it must not block.
+    /// From here on a thread that has opened a connection on which the server answers calls `tell`:
+    /// it must not block.
     pub(crate) fn on_opened(&self, tell: impl Fn() + Send + Sync + 'static) {
         let _only_once = self.opened.set(Box::new(tell));
     }
@@ -309,14 +312,14 @@ impl Endpoint {
                 let name = Arc::clone(name.as_ref()?);
                 let (address, tls, login) = (address.clone(), tls.clone(), self.login.clone());
                 let timeouts = (self.connect_timeout, self.response_timeout);
-                // One beside all others, which nobody uses.
+                // A connection beside all others, which no thread uses.
                 let connect = move || {
                     let now = Instant::now();
                     let until = now.checked_add(timeouts.0).unwrap_or(now);
                     let opened =
                         Connection::open(&address, &tls, &login, timeouts.1, until, true, &|_| {});
                     let (mut connection, server) = opened.ok()?;
-                    // A replica takes nothing, and may be about to become the master.
+                    // A replica takes no writes, and may be about to become the master.
                     let leads = server.is_master != Some(false);
                     connection.closer().peer().filter(|_| leads).map(|peer| (peer, server))
                 };
@@ -331,7 +334,7 @@ impl Endpoint {
         None
     }
 
-    /// The client ends: nobody looks for a master any more.
+    /// The client ends: no thread looks for a master any more.
     pub(crate) fn end(&self) {
         #[cfg(not(all(test, shuttle)))]
         match &self.target {
@@ -345,7 +348,7 @@ impl Endpoint {
         !matches!(self.target, Target::At { .. })
     }
 
-    /// Which run of the server was met last. No two servers of a client have the same.
+    /// The number of the server's run that was met last. No two servers of a client have the same.
     pub(crate) fn incarnation(&self) -> u64 {
         (self.number as u64) << 32 | self.runs.incarnation()
     }
@@ -355,13 +358,12 @@ impl Endpoint {
         self.server().is_some_and(|server| server.says_its_run())
     }
 
-    /// What the server said of itself when it was met last.
-    pub(super) fn server(&self) -> Option<Server> {
+    /// The server's last word on itself.
+    pub(crate) fn server(&self) -> Option<Server> {
         self.runs.last()
     }
 
-    /// Whether the other one is the same server, as far as addresses and what the servers say of
-    /// themselves tell.
+    /// Whether the other one is the same server, as far as addresses and the servers' words tell.
     pub(crate) fn is_same_server_as(&self, other: &Self) -> bool {
         let said = (self.server(), other.server());
         self.address() == other.address()
@@ -373,12 +375,12 @@ impl Endpoint {
         self.login.database()
     }
 
-    /// Where the server is, for people. Never with a user or a password.
+    /// The server's address, for people. Never with a user or a password.
     pub(crate) fn address(&self) -> String {
         self.health.address().to_string()
     }
 
-    /// The service's name where Sentinels say where the server is, else its address.
+    /// The service's name if Sentinels name the server, otherwise its address.
     pub(crate) fn lasting_address(&self) -> String {
         match &self.target {
             Target::At { .. } => self.address(),

@@ -1,4 +1,4 @@
-//! Whether the server can be reached: one word when it cannot any more, one when it can again.
+//! Whether the server can be reached: one log line when it cannot any more, one when it can again.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,23 +11,24 @@ use crate::sync::Mutex;
 /// One server's health, as all connections of a client see it.
 ///
 /// An outage begins when a connection cannot be opened, or a reply does not come in time; however
-/// many threads and connections meet it, it is one. It is over at the first reply to something that
-/// was sent since. A connection that broke is no outage: whoever opens the next one finds out. Nor
-/// is a server that answers and lets no further connection in (it is full, say, or the password was
-/// changed): the others work. It is told by itself, and is over when the next one is opened.
+/// many threads and connections meet it, it is one. It is over at the first reply to a command sent
+/// since. A broken connection is no outage: the thread that opens the next one finds out. Nor is a
+/// server that answers and lets no further connection in (it is full, say, or the password was
+/// changed): the other connections work. This has a log line of its own, and is over when the next
+/// connection opens.
 ///
-/// All clients of a process tell of one outage together, once. While there is one, each client
-/// opens a connection every few seconds if nobody else sends anything: its end is always told.
+/// All clients of a process tell of one outage together, once. During an outage each client opens a
+/// connection every few seconds if no other thread sends: so its end is always told.
 pub(crate) struct Health {
     address: Mutex<Arc<str>>,
-    /// A copy of whether the state is `Out`, to be read for nothing.
+    /// A copy of whether the state is `Out`, to be read without the mutex.
     out: AtomicBool,
     state: Mutex<State>,
     /// Whether a connection was ever opened.
     met: AtomicBool,
     /// While it refuses connections.
     refuses: Mutex<Option<Outage>>,
-    /// What was said to be lacking: once is enough.
+    /// The lacking rights and features already told: once is enough.
     lacks: Mutex<Vec<&'static str>>,
     told: OnceLock<Box<dyn Fn(News) + Send + Sync>>,
     /// Whether the client has ended.
@@ -35,9 +36,9 @@ pub(crate) struct Health {
 }
 
 enum State {
-    /// Since then; `None`: always.
+    /// Since this time; `None`: always.
     Works(Option<Instant>),
-    /// Noticed then.
+    /// Noticed at this time.
     Out(Instant, Told),
 }
 
@@ -45,11 +46,11 @@ enum State {
 enum Told {
     NotYet,
     Began(Outage),
-    /// Its end, too: nobody looks for it any more.
+    /// The end was told, too: no thread looks for it any more.
     Ended,
 }
 
-/// What is to be said of a server.
+/// News of a server, for the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum News {
     Out {
@@ -68,7 +69,7 @@ pub(crate) enum News {
         address: Arc<str>,
         after: Duration,
     },
-    /// The outage goes on for all that is known, and nobody looks any more.
+    /// The outage goes on as far as known, and no thread looks any more.
     GivenUp {
         address: Arc<str>,
         after: Duration,
@@ -83,12 +84,12 @@ pub(crate) enum News {
     Renamed {
         address: Arc<str>,
     },
-    /// A right is missing, and what that costs.
+    /// A right is missing; the text says at what cost.
     Lacks {
         address: Arc<str>,
         what: &'static str,
     },
-    /// The same of what is of use, and not needed.
+    /// A useful right or feature is missing that is not needed.
     Without {
         address: Arc<str>,
         what: &'static str,
@@ -100,7 +101,7 @@ const NO_MESSAGES: &str = "it refuses the message that something was released (`
                            later";
 
 impl Health {
-    /// Of the server at `address`, which people may read: without a user or a password.
+    /// The health of the server at `address`, a text for people: without a user or a password.
     pub(crate) fn new(address: &str) -> Self {
         let address = Mutex::new(address.into());
         let (out, state) = (AtomicBool::new(false), Mutex::new(State::Works(None)));
@@ -109,7 +110,7 @@ impl Health {
         Self { address, out, state, met, refuses, lacks, told: OnceLock::new(), ended }
     }
 
-    /// Where the server is, for people.
+    /// The server's address, for people.
     pub(crate) fn address(&self) -> Arc<str> {
         Arc::clone(&self.address.lock())
     }
@@ -123,22 +124,22 @@ impl Health {
         }
     }
 
-    /// From here on its name is another server's.
+    /// From here on the name is another server's.
     pub(super) fn renamed(&self) {
         self.tell(|address| News::Renamed { address });
     }
 
-    /// It does without something, and says so.
+    /// The client does without a right or feature, and says so.
     pub(super) fn lacks(&self, what: &'static str) {
         self.tell_lack(what, |address| News::Lacks { address, what });
     }
 
-    /// As [`lacks`](Self::lacks), of something that nobody has to have.
+    /// As [`lacks`](Self::lacks), of an optional one.
     pub(crate) fn does_without(&self, what: &'static str) {
         self.tell_lack(what, |address| News::Without { address, what });
     }
 
-    /// It refuses messages: something was released, and nobody who waits was told.
+    /// The server refuses messages: no waiter was told of a release.
     pub(crate) fn tells_nobody(&self) {
         self.lacks(NO_MESSAGES);
     }
@@ -147,13 +148,13 @@ impl Health {
         let mut lacks = self.lacks.lock();
         if !lacks.contains(&what) {
             lacks.push(what);
-            // Before there is anybody to hear it is kept for them.
+            // News before there is a listener is kept for it.
             self.tell(news);
         }
     }
 
-    /// From here on `tell` hears when an outage begins and when it is over. It must only put the
-    /// news into a queue: it is called under the mutex that keeps it in order.
+    /// From here on `tell` gets the news. It must only put them into a queue: it is called under
+    /// the mutex that keeps them in order.
     pub(crate) fn on_news(&self, tell: impl Fn(News) + Send + Sync + 'static) {
         let lacks = self.lacks.lock();
         if self.told.set(Box::new(tell)).is_ok() {
@@ -161,11 +162,11 @@ impl Health {
         }
     }
 
-    /// No connection could be opened, or the server did not answer in time: what was begun at
-    /// `begun`.
+    /// An attempt that began at `begun` failed: no connection could be opened, or the server did
+    /// not answer in time.
     pub(crate) fn failed(&self, begun: Instant, cause: &dyn fmt::Display) {
         let mut state = self.state.lock();
-        // What failed while the last outage ended says nothing of another one.
+        // An attempt that failed while the last outage ended says nothing of another one.
         if let State::Works(since) = *state
             && since.is_none_or(|since| begun >= since)
         {
@@ -186,14 +187,13 @@ impl Health {
         can_tell.then(|| Outage::notice(what, begun)).flatten()
     }
 
-    /// The server answered what was sent after `sent`. While all is well this costs a look at a
-    /// flag.
+    /// The server answered a command sent at `sent`. While all is well this costs a look at a flag.
     pub(crate) fn works(&self, sent: Instant) {
         if !self.is_out() {
             return;
         }
         let mut state = self.state.lock();
-        // A late reply to what was sent before the outage says nothing of it.
+        // A late reply to a command sent before the outage says nothing of it.
         if let State::Out(began, _) = *state
             && sent >= began
         {
@@ -216,7 +216,7 @@ impl Health {
         }
     }
 
-    /// Nobody looks for the end of an outage any more.
+    /// No thread looks for the end of an outage any more.
     pub(crate) fn give_up(&self, why: &'static str) {
         let refused = self.refuses.lock().take().and_then(Outage::end);
         let mut state = self.state.lock();
@@ -237,7 +237,7 @@ impl Health {
         self.give_up("the client has ended");
     }
 
-    /// Whether the end of an outage is to be found out.
+    /// Whether a thread must look for the end of an outage.
     pub(crate) fn is_to_be_looked_at(&self) -> bool {
         self.is_out() || self.refuses.lock().is_some()
     }
@@ -258,7 +258,7 @@ impl Health {
         self.met.load(Ordering::Relaxed)
     }
 
-    /// Whether there is an outage, as far as anybody has noticed.
+    /// Whether there is an outage, as far as this client has noticed.
     pub(crate) fn is_out(&self) -> bool {
         self.out.load(Ordering::Acquire)
     }

@@ -1,4 +1,4 @@
-//! Where a server of several is, as URLs and other servers name it.
+//! The address of one of several servers, as URLs and other servers name it.
 
 use std::fmt;
 
@@ -24,7 +24,7 @@ impl HostPort {
     }
 
     /// An address as messages show it, the same wherever it comes from. (The redis crate writes
-    /// `::1:6379`, in which nobody finds the port.)
+    /// `::1:6379`, where the port is hard to see.)
     pub(super) fn text_of(address: &ConnectionAddr) -> String {
         let host_port = Self::of(address);
         if host_port.host.is_empty() { address.to_string() } else { host_port.to_string() }

@@ -1,11 +1,11 @@
-//! A connection that threads share: the first in writes everybody's commands in one packet.
+//! A connection that threads share: the first thread writes the commands of all in one packet.
 //!
 //! One thread, the *combiner*, has the link. It writes its own command and those that queued
 //! meanwhile, reads the replies, wakes the others, and hands that role to the first call that came
 //! since. So nothing is lost with one thread, and many threads cost few packets. There is no I/O
 //! thread: with one caller it would cost a third of the rate.
 //!
-//! Order: what callers send for a name goes over the one lane of that name, so a release posted by
+//! Order: callers' commands for a name go over the one lane of that name, so a release posted by
 //! `Drop` runs before the next acquire. (Renewals and orphans go over the renewer's connection.)
 
 use std::collections::VecDeque;
@@ -28,7 +28,7 @@ mod model_tests;
 use self::call::Call;
 use self::combiner::Combiner;
 
-/// So many replies of a link may be unread; what is posted then waits in the queue until some are
+/// So many replies of a link may be unread; further posts then wait in the queue until some are
 /// read, by a thread that waits for the server anyway. (Few in a model, so that it meets this.)
 const MOST_UNREAD: usize = if cfg!(all(test, shuttle)) { 2 } else { 1_000 };
 
@@ -38,20 +38,20 @@ pub(crate) struct Lane {
     state: Mutex<State>,
     /// Whether the background thread has been asked to look at unread replies.
     look_requested: AtomicBool,
-    /// How many releases of permits are written to it, or about to be, that nobody waits for. They
-    /// must stay well below [`MOST_UNREAD`].
+    /// How many releases of permits without a waiting thread are written to it, or about to be.
+    /// They must stay well below [`MOST_UNREAD`].
     pub(crate) permits_posted: AtomicUsize,
 }
 
 struct State {
-    /// The link, while nobody combines.
+    /// The link, while no thread combines.
     link: Option<Box<Link>>,
     combining: bool,
-    /// Commands not yet written. Invariants: while there is a call among them, somebody combines or
-    /// has been told to; while nobody combines and there are posts, there is no link or it owes too
-    /// much.
+    /// Commands not yet written. Invariants: while there is a call among them, a thread combines or
+    /// has been told to; while no thread combines and there are posts, there is no link or it owes
+    /// too much.
     queue: VecDeque<Pending>,
-    /// Whether the background thread has ended: whoever combines sees to what is posted, too.
+    /// Whether the background thread has ended: the combiner sees to posts, too.
     closed: bool,
     /// How many threads the last packet served.
     served: usize,
@@ -78,7 +78,7 @@ impl Pending {
         matches!(self, Self::Call(_, own) if Arc::ptr_eq(own, call))
     }
 
-    /// As a link sends it: whether somebody sleeps until it is answered.
+    /// The parts for a link. The last: whether a thread sleeps until the reply.
     fn into_parts(self) -> (Command, Arc<dyn ReplyReceiver>, bool) {
         match self {
             Self::Call(command, call) => (command, call, true),
@@ -94,12 +94,12 @@ impl Pending {
     }
 }
 
-/// What became of a posted command so far.
+/// The state of a posted command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Posted {
-    /// A reply is owed that nobody has been asked to read: ask the background thread.
+    /// A reply is owed that no thread has been asked to read: ask the background thread.
     LookAfter,
-    /// Somebody will read the reply in any case.
+    /// A thread will read the reply in any case.
     LookedAfter,
 }
 
@@ -125,16 +125,16 @@ impl Lane {
         &self.endpoint
     }
 
-    /// Opens the link now, so that a wrong address is found out here.
+    /// Opens the link now, so that a wrong address fails here.
     pub(crate) fn connect(&self) -> Result<(), Failure> {
         let link = Link::open(&self.endpoint)?;
         self.state.lock().link = Some(Box::new(link));
         Ok(())
     }
 
-    /// Sends a command whose reply nobody waits for. When this returns it is written, or stands
-    /// in the queue of a combiner who will write it, or (no connection, or one that owes too much)
-    /// of the background thread. No reply is waited for.
+    /// Sends a command for whose reply no thread waits. When this returns, the command is written,
+    /// or stands in the queue of a combiner that will write it, or (no connection, or one that owes
+    /// too much) of the background thread.
     pub(crate) fn post(&self, command: Command, receiver: Arc<dyn ReplyReceiver>) -> Posted {
         let mut state = self.state.lock();
         let room = state.link.as_ref().is_some_and(|link| link.owed() < MOST_UNREAD);
@@ -151,21 +151,20 @@ impl Lane {
         self.look_after()
     }
 
-    /// Reads what is owed and writes what is queued, if nobody else is about to. For the
-    /// background thread, and for a caller who wants to know of a post's outcome. Opening a
-    /// connection may take as long as `to_open`: the background thread has renewals to send. Where
-    /// that is too short, what is queued fails and its receivers see to it; where it is zero, that
-    /// is at once, and not even the host's name is looked up. Of a long queue it writes the first
-    /// packet.
+    /// Reads owed replies and writes queued commands, if no other thread is about to. For the
+    /// background thread, and for a caller that wants a post's outcome. Opening a connection may
+    /// take as long as `to_open`: the background thread has renewals to send. If that is too short,
+    /// queued commands fail and their receivers see to them; if it is zero, they fail at once,
+    /// without even a look-up of the host's name. Of a long queue it writes the first packet.
     ///
-    /// `false`: somebody combines, or more is left. Whom a post has asked to look asks to
-    /// [look again](Self::look_after).
+    /// `false`: another thread combines, or more is left. A thread that a post has asked to look
+    /// asks to [look again](Self::look_after).
     pub(crate) fn look(&self, patience: Duration, to_open: Duration) -> bool {
-        // Who has asked the server to wait for replicas reads that itself, or nobody does when it
-        // is over.
+        // A thread that has asked the server to wait for replicas reads the reply itself; otherwise
+        // it is read when the wait is over.
         let is_time = |link: &Link| patience.is_zero() || link.waits() <= patience;
         let mut state = self.state.lock();
-        // Before the reading: a post that comes after it asks again.
+        // Before the reading: a later post asks again.
         self.look_requested.store(false, Ordering::Release);
         if state.combining || !state.link.as_deref().is_none_or(is_time) {
             return false;
@@ -183,7 +182,7 @@ impl Lane {
         state.combining = true;
         let mut combiner = Combiner::new(self, state.link.take(), to_open);
         let packet = next_packet(&mut state.queue);
-        // Nobody may come back for it.
+        // No thread may come back for it.
         let rest =
             if to_open.is_zero() { std::mem::take(&mut state.queue) } else { VecDeque::new() };
         drop(state);
@@ -194,20 +193,20 @@ impl Lane {
             let failure = self.out();
             rest.into_iter().for_each(|pending| pending.fail(&failure));
         }
-        // What was left of the queue is written by now, or not.
+        // The rest of the queue is written by now, or not.
         !self.owes()
     }
 
-    /// Waits until everything posted so far is written and its reply read, or lost: a command of
-    /// its own stands behind all of it. As [`call_until`](Self::call_until) until `deadline`.
+    /// Waits until all posts so far are written and their replies read, or lost: a command of its
+    /// own stands behind them. As [`call_until`](Self::call_until) until `deadline`.
     pub(crate) fn drain(&self, deadline: Instant) {
         if self.owes() {
-            // Whatever it is answered, an error too.
+            // Any answer will do, an error too.
             let _ = self.call_until(&Command::plain(&[b"PING"]), Some(deadline));
         }
     }
 
-    /// Whether something is written or to be written whose reply is not read.
+    /// Whether a command, written or to be written, has an unread reply.
     fn owes(&self) -> bool {
         let state = self.state.lock();
         state.combining
@@ -215,21 +214,22 @@ impl Lane {
             || state.link.as_ref().is_some_and(|link| link.owed() > 0)
     }
 
-    /// From here on nobody looks after it. What is queued or owed is answered or fails, now or, if
-    /// somebody combines, when that thread is done: a release must not be forgotten here without a
-    /// word.
+    /// From here on no background thread looks after the lane. Queued and owed commands are
+    /// answered or fail, now or, if a thread combines, when that thread is done: a release must not
+    /// be lost here without a word.
     pub(crate) fn close(&self) {
         self.state.lock().closed = true;
         self.look(Duration::ZERO, Duration::ZERO);
     }
 
-    /// Whether there is a connection, as far as anybody has noticed.
+    /// Whether there is a connection, as far as the threads have noticed.
     pub(crate) fn is_open(&self) -> bool {
         let state = self.state.lock();
         state.combining || state.link.is_some()
     }
 
-    /// Closes the connection if nothing is on its way over it. The next command opens another one.
+    /// Closes the connection if no command is on its way over it. The next command opens another
+    /// one.
     pub(crate) fn hang_up(&self) {
         let mut state = self.state.lock();
         let is_busy = state.combining || !state.queue.is_empty();
@@ -239,7 +239,8 @@ impl Lane {
         drop(link);
     }
 
-    /// Says that [`look`](Self::look) has to be called, and whether somebody was asked to already.
+    /// Notes that [`look`](Self::look) must be called. Returns whether a thread was asked to
+    /// already.
     pub(crate) fn look_after(&self) -> Posted {
         if self.look_requested.swap(true, Ordering::AcqRel) {
             Posted::LookedAfter
@@ -275,7 +276,7 @@ mod tests {
 
     use super::*;
     use crate::cancel::CancelToken;
-    use crate::config::ReplicaAcks;
+    use crate::connection::ReplicaAcks;
     use crate::connection::{Limit, Outcome};
 
     const LONG: Duration = Duration::from_secs(20);
@@ -288,7 +289,7 @@ mod tests {
         }
     }
 
-    /// Whoever asked is gone, and the background thread leaves what it has asked for to it.
+    /// The asking thread is gone, and the background thread leaves its request to it.
     #[test]
     fn what_replicas_were_asked_for_is_read_by_others_when_that_is_over() {
         const SHORT: Duration = Duration::from_millis(100);
@@ -370,7 +371,7 @@ mod tests {
         server.join().unwrap();
     }
 
-    /// One reply too few was counted: whoever comes next must not take another command's for its
+    /// One reply too few was counted: the next caller must not take another command's reply for its
     /// own.
     #[test]
     fn a_thread_that_panics_while_it_combines_takes_the_connection_along() {

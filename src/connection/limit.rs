@@ -1,12 +1,11 @@
-//! What ends a call though the server has not answered it: the time limit, the deadline or the
-//! cancel token of the verb that the calling thread is in.
+//! The end of a call without an answer: the time limit, the deadline or the cancel token of the
+//! calling thread's verb.
 //!
-//! It is the thread's, and not handed from function to function: whatever a verb comes to ask the
-//! server (an attempt, a longer lease, whose a hold is), no path can forget it. Verbs that wait
-//! [set](Limit::set) it, also those without a limit (a logger may take a lock within another's
-//! wait), and it is read where a thread would wait for a server: by [`Lane`](super::Lane) and
-//! [`Slot`](super::Cluster). What is [posted](super::Lane::post), and what background threads send,
-//! has none.
+//! The limit is the thread's, and not handed from function to function: so no path to a question
+//! (an attempt, a longer lease, a hold's owner) can forget it. Verbs that wait [set](Limit::set)
+//! it, also those without a limit (a logger may take a lock within another's wait).
+//! [`Lane`](super::Lane) and [`Slot`](super::Cluster) read it where a thread would wait for a
+//! server. [Posts](super::Lane::post) and background threads' commands have none.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -19,7 +18,7 @@ use shuttle::thread_local;
 use crate::cancel::CancelToken;
 use crate::sync::Thread;
 
-/// A thread that reads from a socket looks so often whether its token was cancelled: nothing wakes
+/// How often a thread that reads from a socket looks whether its token was cancelled: nothing wakes
 /// it there.
 const LOOK: Duration = Duration::from_millis(5);
 
@@ -44,7 +43,7 @@ impl Limit {
         (until.is_some() || token.is_some()).then_some(Self { until, token })
     }
 
-    /// From here on, until what is returned is dropped, this ends the calling thread's calls.
+    /// From here on, until the result is dropped, this limit ends the calling thread's calls.
     #[inline]
     pub(crate) fn set(limit: Option<Self>) -> Limited {
         let was_set = IS_SET.try_with(Cell::get).unwrap_or(false);
@@ -82,7 +81,7 @@ impl Limit {
         self.until.map_or(until, |own| own.min(until))
     }
 
-    /// The end of a sleep that nobody can end, of a thread that may sleep until `latest`.
+    /// The end of a sleep that no other thread can end, of a thread that may sleep until `latest`.
     pub(super) fn soon(&self, latest: Instant) -> Instant {
         let look = self.token.as_ref().and_then(|_| Instant::now().checked_add(LOOK));
         [look, self.until].into_iter().flatten().fold(latest, Instant::min)
@@ -92,7 +91,7 @@ impl Limit {
     /// token.
     pub(super) fn wakeable(&self, thread: &Arc<Thread>, sleep: impl FnOnce()) {
         let _registration = self.token.as_ref().map(|token| token.register(thread));
-        // After the registration: a cancel before it woke nobody.
+        // After the registration: an earlier cancel woke no thread.
         if !self.is_over() {
             sleep();
         }
@@ -123,7 +122,7 @@ fn set_cut(cut: bool) -> bool {
     CUT.try_with(|was| was.replace(cut)).unwrap_or(false)
 }
 
-/// Until this is dropped a [`Limit`] is set; then it is what it was before.
+/// Until this is dropped a [`Limit`] is set; then the earlier one is again.
 #[must_use]
 #[derive(Debug)]
 pub(crate) struct Limited(Option<Before>);
@@ -148,7 +147,7 @@ impl Before {
     #[cold]
     fn restore(self) {
         let Self { limit, was_cut, was_set } = self;
-        // Not under the borrow: what goes may be a token's last copy.
+        // Not under the borrow: this may drop a token's last copy.
         let _gone = CURRENT.try_with(|current| current.replace(limit));
         set_cut(was_cut);
         let _gone = IS_SET.try_with(|is_set| is_set.set(was_set));

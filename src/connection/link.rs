@@ -1,4 +1,4 @@
-//! One connection and what it still owes: commands written whose replies are not read.
+//! One connection and its owed replies: those of written commands that are not read.
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -8,22 +8,22 @@ use std::time::{Duration, Instant};
 
 use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 
+use super::ReplicaAcks;
 use super::limit::Limit;
 use super::reply::is_wrong_server_reply;
 use super::{Channels, Command, Connection, Endpoint, Health};
-use crate::config::ReplicaAcks;
 use crate::sync::{Mutex, Thread, clock};
 
-/// A connection that has been silent for longer is looked at before it is trusted with a command: a
-/// firewall on the way may have forgotten it, and then the command's outcome would not be known.
+/// A connection that has been silent for longer is tested before it gets a command: a firewall on
+/// the way may have forgotten it, and then the command's outcome would not be known.
 const TRUSTED: u64 = 10_000_000_000;
-/// What such a look may take, besides twice the time that opening the connection took.
+/// The time for such a test, besides twice the time that opening the connection took.
 const SHORTEST_LOOK: Duration = Duration::from_millis(100);
 
-/// What became of a command: the server's reply, its error reply, or none.
+/// The result of a command: the server's reply, its error reply, or none.
 pub(crate) type Outcome = Result<Value, Failure>;
 
-/// Why there is no reply, or none but an error, and what that says of the command.
+/// Why there is no reply, or only an error, and whether the command ran.
 #[derive(Clone, Debug)]
 pub(crate) enum Failure {
     /// Never written: nothing happened.
@@ -34,19 +34,19 @@ pub(crate) enum Failure {
     TimedOut(Cause),
     /// The server answered with this error. The connection is as good as before.
     Refused(Cause),
-    /// It has run and was answered this, but too few replicas have
+    /// The command has run and had this reply, but too few replicas have
     /// [acknowledged](Command::acknowledged) it. The connection is as good as before.
     Unacknowledged(Value, Cause),
 }
 
-/// What went wrong, and with which server.
+/// The error, and its server.
 #[derive(Clone, Debug)]
 pub(crate) struct Cause {
     pub(crate) error: Arc<RedisError>,
     pub(crate) address: Arc<str>,
     /// Whether there was ever a connection to the server: its address is right then.
     pub(crate) met: bool,
-    /// What the key of the command's name holds, if the server refused its type and said so.
+    /// The type of the value under the command's key, if the server refused it and said so.
     pub(crate) holds: Option<&'static str>,
 }
 
@@ -56,7 +56,7 @@ impl Cause {
         Self { error, address: health.address(), met: health.was_met(), holds: None }
     }
 
-    /// What a server itself said.
+    /// An error that a server itself sent.
     pub(crate) fn said(error: Arc<RedisError>, address: Arc<str>) -> Self {
         Self { error, address, met: true, holds: None }
     }
@@ -79,19 +79,19 @@ impl Failure {
     }
 }
 
-/// Who is told of a reply that nobody waits for. Called by whichever thread reads it, with no
-/// mutex held; it must not block and must not send.
+/// The receiver of a reply. The thread that reads the reply calls it, with no mutex held; it must
+/// not block and must not send.
 pub(crate) trait ReplyReceiver: Send + Sync {
     fn receive(&self, outcome: Outcome);
 
-    /// Somebody slept for it, and has left. What the server has not run by then must not be sent
-    /// again: it would run behind the command that undoes it.
+    /// Whether a thread slept for the reply and has left. A command that the server has not run by
+    /// then must not be sent again: it would run behind the command that undoes it.
     fn has_left(&self) -> bool {
         false
     }
 
-    /// Who read leaves, and the one that sleeps for this reads from now on: whom to wake. Called
-    /// under the lane's mutex.
+    /// The reading thread leaves, and the one that sleeps for this reply reads from now on. Returns
+    /// the thread to wake. Called under the lane's mutex.
     fn takes_over(&self) -> Option<Arc<Thread>> {
         None
     }
@@ -107,26 +107,26 @@ impl<F: Fn(Outcome) + Send + Sync> ReplyReceiver for F {
 pub(crate) struct Link {
     connection: Connection,
     owed: VecDeque<Owed>,
-    /// What was answered and is not known to be acknowledged by replicas. A WAIT is owed behind
+    /// Replies to commands that replicas are not known to have acknowledged. A WAIT is owed behind
     /// each.
     unacknowledged: VecDeque<Unacknowledged>,
     /// How many WAITs are owed, and when the server has answered them at the latest.
     waits: u32,
     waits_until: Instant,
-    /// Since when a reply is owed; later, if one has come since.
+    /// Since when a reply is owed, or when the last one came, if that is later.
     owes_since: Instant,
-    /// Somebody sleeps for a reply that nobody reads: who did has left.
+    /// A thread sleeps for a reply that no thread reads: the reader has left.
     is_left: bool,
     response_timeout: Duration,
     channels: Channels,
     health: Arc<Health>,
-    /// Where it leads. The next one may lead elsewhere, by the word of Sentinels.
+    /// The server's address. The next link may lead elsewhere, by the word of Sentinels.
     address: Arc<str>,
-    /// Until its first reply that is none of a wrong server.
+    /// `Some` until the first reply that is not a wrong server's.
     untold: Option<Endpoint>,
     wrote_at: Instant,
-    /// When it was last trusted with a command, and of that one which was answered, on [`clock`]:
-    /// so it was heard of then or later.
+    /// When the link last got a command, and when it got the last answered one, on [`clock`]: so
+    /// the server lived then or later.
     trusted_at: u64,
     heard_at: u64,
     /// How long it took to open: a few round trips.
@@ -147,9 +147,9 @@ struct Owed {
     command: Command,
     /// `None`: it is a WAIT, which answers all those before it.
     receiver: Option<Arc<dyn ReplyReceiver>>,
-    /// Whether somebody sleeps until it is read.
+    /// Whether a thread sleeps until the reply is read.
     awaited: bool,
-    /// Whether it went again as EVAL.
+    /// Whether the command went again as EVAL.
     retried: bool,
 }
 
@@ -186,13 +186,13 @@ impl Link {
         })
     }
 
-    /// The server is not the one to ask, or not now: the link must not be kept, and the next one
-    /// looks the address up anew.
+    /// Whether the server is not the one to ask, or not now: the link must not be kept, and the
+    /// next one looks the address up anew.
     pub(crate) fn is_wrong(&self) -> bool {
         self.is_wrong
     }
 
-    /// Whether it can be trusted with a command. After a `false` it is of no use any more.
+    /// Whether the link can be trusted with a command. After a `false` it is of no use any more.
     pub(crate) fn is_alive(&mut self) -> bool {
         if self.is_trusted() {
             return true;
@@ -206,9 +206,9 @@ impl Link {
             && self.read(until).is_ok()
     }
 
-    /// Whether it can be trusted with a command without a look.
+    /// Whether the link can be trusted with a command without a test.
     pub(super) fn is_trusted(&mut self) -> bool {
-        // One master: where another server has taken over, nothing more is written to this one.
+        // One master: if another server has taken over, this one gets no more commands.
         if self.connection.is_closed() {
             return false;
         }
@@ -216,7 +216,8 @@ impl Link {
         self.trusted_at.saturating_sub(self.heard_at) < TRUSTED
     }
 
-    /// This time, or longer where the server is far off; never longer than for any reply.
+    /// This time, or a longer one if the server is far off; never longer than the time for any
+    /// reply.
     pub(crate) fn at_least(&self, patience: Duration) -> Duration {
         self.opened_in.saturating_mul(2).max(patience).min(self.response_timeout)
     }
@@ -228,7 +229,7 @@ impl Link {
 
     /// Writes `command` and reads its reply, and those owed before it on the way.
     ///
-    /// After a failure that [is the link's](Failure::is_the_links) it is of no use any more.
+    /// After a failure that [is the link's](Failure::is_the_links) the link is of no use any more.
     pub(crate) fn exchange(&mut self, command: &Command) -> Outcome {
         if command.acks().is_some() {
             return self.exchange_acknowledged(command);
@@ -260,7 +261,7 @@ impl Link {
         };
         self.send([(command.clone(), Arc::new(receiver) as _, true)])?;
         self.read_awaited()?;
-        // It has one, once all that somebody waits for was read.
+        // There is an outcome once all awaited replies were read.
         outcome.lock().take().unwrap_or_else(|| Err(self.closed()))
     }
 
@@ -269,15 +270,14 @@ impl Link {
         Failure::Reset(self.cause(closed))
     }
 
-    /// A reply came that its command cannot have: there is no saying to which command it belongs,
-    /// nor those behind it. A number that was read by the wrong one would be a grant.
+    /// A reply came that its command cannot have: it, and the replies behind it, may belong to any
+    /// command. A number read for the wrong command would be a grant.
     fn shifted(&self) -> Failure {
         let what = "a reply does not fit its command: the connection is given up";
         Failure::Reset(self.cause((ErrorKind::Parse, what)))
     }
 
-    /// How long the server may take, from now on, to let those wait for replicas who asked for
-    /// that.
+    /// How long the server may take, from now on, to answer the owed WAITs.
     pub(super) fn waits(&self) -> Duration {
         match self.waits {
             0 => Duration::ZERO,
@@ -289,9 +289,9 @@ impl Link {
         deadline_in(time.saturating_add(self.waits()))
     }
 
-    /// Writes commands in one packet, their replies owed, and behind those whose writes replicas
-    /// must acknowledge the one question whether they do. After an `Err` the link is of no use, and
-    /// each command's receiver has heard so.
+    /// Writes commands in one packet, their replies owed; behind those whose writes replicas must
+    /// acknowledge it writes one WAIT. After an `Err` the link is of no use, and each command's
+    /// receiver has heard so.
     pub(crate) fn send(
         &mut self,
         batch: impl IntoIterator<Item = (Command, Arc<dyn ReplyReceiver>, bool)>,
@@ -300,8 +300,8 @@ impl Link {
         self.write(&bytes)
     }
 
-    /// As [`send`](Self::send), for who leaves when its limit is over: the rest is written by
-    /// whoever reads or writes next.
+    /// As [`send`](Self::send), for a thread that leaves when its limit is over: the next thread
+    /// that reads or writes writes the rest.
     pub(super) fn send_limited(
         &mut self,
         batch: impl IntoIterator<Item = (Command, Arc<dyn ReplyReceiver>, bool)>,
@@ -313,7 +313,7 @@ impl Link {
         self.write_limited(limit).map(drop)
     }
 
-    /// The replies to these are owed; what is to be written for that.
+    /// Notes that the replies to these commands are owed. Returns the bytes to write.
     fn owe(
         &mut self,
         batch: impl IntoIterator<Item = (Command, Arc<dyn ReplyReceiver>, bool)>,
@@ -336,7 +336,7 @@ impl Link {
             if command.acks().is_some() {
                 acks = command.acks();
             }
-            // Owed before it is written: whatever goes wrong from here on, its receiver hears.
+            // Owed before it is written: its receiver hears of every failure from here on.
             let receiver = Some(receiver);
             self.owed.push_back(Owed { command, receiver, awaited, retried: false });
         }
@@ -357,7 +357,7 @@ impl Link {
         later(self.owes_since, self.response_timeout.saturating_add(self.waits()))
     }
 
-    /// Writes what is unwritten. `false`: the limit was over first.
+    /// Writes the unwritten bytes. `false`: the limit was over first.
     fn write_limited(&mut self, limit: &Limit) -> Result<bool, Failure> {
         loop {
             let dead_at = self.dead_at();
@@ -378,10 +378,10 @@ impl Link {
         }
     }
 
-    /// As [`read_awaited`](Self::read_awaited), for who leaves when its limit is over. What was read
-    /// of a reply by then is kept for who reads next.
+    /// As [`read_awaited`](Self::read_awaited), for a thread that leaves when its limit is over.
+    /// The link keeps the part of a reply read by then for the next reader.
     ///
-    /// It reads on where `most` replies are owed, whoever waits for them.
+    /// It reads on while `most` replies are owed, even if no thread waits for them.
     pub(super) fn read_limited(&mut self, limit: &Limit, most: usize) -> Result<(), Failure> {
         let mut awaited = self.owed.iter().filter(|owed| owed.awaited).count();
         while awaited > 0
@@ -422,7 +422,8 @@ impl Link {
                     }
                 }
                 Err(error) => {
-                    // Others may have written since, each for a moment: that is no sign of life.
+                    // Other threads may have written since, each for a moment: that is no sign of
+                    // life.
                     if error.is_timeout() {
                         self.health.failed(self.owes_since, &error);
                     }
@@ -432,7 +433,7 @@ impl Link {
         }
     }
 
-    /// Those who sleep for replies that nobody reads, in order.
+    /// The receivers whose threads sleep for replies that no thread reads, in order.
     pub(super) fn left(&self) -> impl Iterator<Item = &Arc<dyn ReplyReceiver>> {
         let unacknowledged = self.unacknowledged.iter().filter(|it| it.awaited);
         let owed = self.owed.iter().filter(|it| it.awaited);
@@ -445,7 +446,7 @@ impl Link {
     fn owe_wait(&mut self, acks: ReplicaAcks, bytes: &mut Vec<u8>) {
         let command = Command::wait(acks).acknowledged(Some(acks));
         bytes.extend_from_slice(command.bytes());
-        // It begins when the one before it is over.
+        // This WAIT begins when the one before it is over.
         self.waits_until = deadline_in(self.waits().saturating_add(acks.within));
         self.waits += 1;
         self.owed.push_back(Owed { command, receiver: None, awaited: false, retried: true });
@@ -461,7 +462,7 @@ impl Link {
             return self.send([(command, receiver, false)]);
         }
         // By its text the first time: a script that the server does not know yet would have to be
-        // sent again, behind the next command of its name, which it must come before.
+        // sent again, but then behind the next command of its name.
         let text = match command.script_id() {
             Some(script) if !self.known.contains(&script) => {
                 self.known.push(script);
@@ -479,8 +480,8 @@ impl Link {
         written.map_err(|error| self.fail(self.after_write(error)))
     }
 
-    /// Reads until no reply is owed that somebody sleeps for; those posted after the last one may
-    /// stay unread.
+    /// Reads until no reply is owed for which a thread sleeps; those of later posts may stay
+    /// unread.
     pub(crate) fn read_awaited(&mut self) -> Result<(), Failure> {
         self.read_awaited_within(self.response_timeout)
     }
@@ -489,14 +490,14 @@ impl Link {
     pub(crate) fn read_awaited_within(&mut self, patience: Duration) -> Result<(), Failure> {
         let mut awaited = self.owed.iter().filter(|owed| owed.awaited).count();
         let mut until = self.deadline_in(patience);
-        // A WAIT is read if there is something that it answers.
+        // The answer to a WAIT is read if it acknowledges an awaited reply.
         while awaited > 0 || self.unacknowledged.iter().any(|it| it.awaited) {
             let Some(owed) = self.owed.pop_front() else { break };
             let counts = owed.awaited;
             if self.settle(owed, until)? {
                 awaited -= usize::from(counts);
             } else {
-                // It was sent anew just now.
+                // The command was sent anew just now.
                 until = self.deadline_in(patience);
             }
         }
@@ -514,7 +515,7 @@ impl Link {
     }
 
     /// Reads exactly the replies owed now: a command that has to go again as `EVAL` is owed behind
-    /// whatever was written after it.
+    /// all commands written after it.
     fn settle_all(&mut self, until: Instant) -> Result<(), Failure> {
         for _ in 0..self.owed.len() {
             let Some(owed) = self.owed.pop_front() else { break };
@@ -540,8 +541,8 @@ impl Link {
         }
     }
 
-    /// Hands over the reply to `owed`. `Some`: the server did not know the script, so the command is
-    /// owed again, behind all others, and this is to be written for it.
+    /// Hands over the reply to `owed`. `Some`: the server did not know the script, so the command
+    /// is owed again, behind all others, and these bytes are to be written for it.
     fn settled(&mut self, owed: Owed, reply: Value) -> Result<Option<Vec<u8>>, Failure> {
         if !owed.command.may_be_answered(&reply) {
             self.owed.push_front(owed);
@@ -557,7 +558,7 @@ impl Link {
             && !receiver.has_left()
             && let Some(mut eval) = owed.command.to_eval(self.channels)
         {
-            // The scripts were flushed: of none is it known any more.
+            // The server's scripts were flushed: it may know none any more.
             self.known.clear();
             let acks = owed.command.acks();
             self.owed.push_back(Owed { retried: true, receiver: Some(receiver), ..owed });
@@ -568,7 +569,7 @@ impl Link {
             return Ok(Some(eval));
         }
         match reply {
-            // It has granted nothing, and who was refused waits for nobody.
+            // The command has granted nothing, so its caller need not wait for replicas.
             Value::ServerError(_) | Value::Nil => receiver.receive(self.said(reply)),
             // The WAIT behind it is owed: its answer comes later than this one.
             reply if owed.command.acks().is_some() => {
@@ -597,7 +598,7 @@ impl Link {
         if timed_out { Failure::TimedOut(cause) } else { Failure::Reset(cause) }
     }
 
-    /// The answer to a WAIT: it stands behind all that is not acknowledged, over the same
+    /// The answer to a WAIT, which was written behind all unacknowledged commands, over the same
     /// connection.
     fn acknowledged(&mut self, answer: &Value, wait: &Command) {
         let Some(acks) = wait.acks() else { return };
@@ -642,13 +643,14 @@ impl Link {
     fn received(&mut self, reply: Value) -> Value {
         self.owes_since = self.owes_since.max(self.wrote_at);
         self.is_wrong |= is_wrong_server_reply(&reply);
-        // Not before: orphans would be sent, find it wrong, open the next one, and so on.
+        // Not for a wrong server: orphans would be sent, find it wrong, open the next link, and so
+        // on.
         if !self.is_wrong
             && let Some(endpoint) = self.untold.take()
         {
             endpoint.answers();
         }
-        // The last one, to what was written last: others may have lain here for long.
+        // Only at the last reply, to the last command: others may have lain here for long.
         if self.owed.is_empty() {
             self.heard_at = self.trusted_at;
             self.health.works(self.wrote_at);
@@ -657,14 +659,14 @@ impl Link {
     }
 
     fn not_received(&self, error: RedisError) -> Failure {
-        // Not the short patience for replies that nobody waits for.
+        // Not after the short patience for replies that no thread waits for.
         if error.is_timeout() && self.wrote_at.elapsed() >= self.response_timeout {
             self.health.failed(self.wrote_at, &error);
         }
         self.after_write(error)
     }
 
-    /// Tells everybody who is owed a reply that none will come.
+    /// Tells every receiver of an owed reply that none will come.
     fn fail(&mut self, failure: Failure) -> Failure {
         // One by one: if one panics, the others hear when the link goes.
         while let Some(Unacknowledged { receiver, .. }) = self.unacknowledged.pop_front() {
@@ -678,7 +680,7 @@ impl Link {
 }
 
 impl Drop for Link {
-    /// Whatever way a link goes, a panic included, nobody is left asleep.
+    /// However a link ends, by a panic too, no thread is left asleep.
     fn drop(&mut self) {
         if !self.owed.is_empty() || !self.unacknowledged.is_empty() {
             let closed = self.closed();
@@ -777,7 +779,7 @@ mod tests {
         }
     }
 
-    /// It and its ASKING are one entry of the queue, and two replies.
+    /// A command and its ASKING are one entry of the queue, and two replies.
     #[test]
     fn what_asks_has_its_own_reply_and_not_that_to_its_asking() {
         let server = Server::start().unwrap();
@@ -801,7 +803,7 @@ mod tests {
     /// No replica there: the answer takes as long as it may.
     const ACKS: ReplicaAcks = ReplicaAcks { count: 1, within: Duration::from_millis(500) };
 
-    /// It would be broken for those who wait, whose commands may have run.
+    /// The link would break for waiting threads, whose commands may have run.
     #[test]
     fn a_connection_is_alive_while_the_server_waits_for_replicas() {
         let server = Server::start().unwrap();
@@ -824,7 +826,7 @@ mod tests {
             let batch = [first.1, Arc::new(panics), last.1];
             let batch = batch.map(|receiver| (command(acks), receiver, false));
             if acks.is_none() {
-                // It breaks before a reply comes.
+                // The link breaks before a reply comes.
                 link.connection.closer().close();
             }
             let done = catch_unwind(AssertUnwindSafe(|| {

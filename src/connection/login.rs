@@ -1,4 +1,4 @@
-//! What a client says to a server that it connects to: who it is.
+//! A client's login at a server that it connects to.
 
 use std::borrow::Cow;
 use std::io;
@@ -7,25 +7,25 @@ use std::time::Instant;
 
 use redis::{RedisConnectionInfo, RedisResult};
 
-use crate::config::{Config, CredentialSource};
+use super::{CredentialSource, Settings};
 
-/// With what a connection is opened.
+/// The login of a connection.
 #[derive(Clone)]
 pub(crate) struct Login {
     settings: RedisConnectionInfo,
-    /// What the server calls the connection. Empty: nothing.
+    /// The connection's name on the server. Empty: none.
     name: Arc<str>,
-    /// Whom to ask for user and password, instead of the settings' own.
+    /// The source of user and password, instead of the settings' own.
     source: Option<Arc<CredentialSource>>,
 }
 
 impl Login {
-    pub(super) fn new(settings: RedisConnectionInfo, config: &Config) -> Self {
-        Self { settings, name: Arc::clone(&config.connection_name), source: None }
+    pub(super) fn new(settings: RedisConnectionInfo, config: &Settings) -> Self {
+        Self { settings, name: Arc::clone(&config.name), source: None }
     }
 
     /// For a server whose user and password may change.
-    pub(super) fn of_servers(settings: RedisConnectionInfo, config: &Config) -> Self {
+    pub(super) fn of_servers(settings: RedisConnectionInfo, config: &Settings) -> Self {
         Self { source: config.credential_source.clone(), ..Self::new(settings, config) }
     }
 
@@ -43,7 +43,7 @@ impl Login {
         self.source.is_some()
     }
 
-    /// Counts what connections that are open had to learn.
+    /// Counts how often open connections had to get new ones.
     pub(super) fn renewals(&self) -> u64 {
         self.source.as_ref().map_or(0, |source| source.renewals())
     }
@@ -57,8 +57,8 @@ impl Login {
     }
 }
 
-/// What the connections of a client are called: its name and its id, without what the server takes
-/// in no name.
+/// The name of a client's connections: its name and its id, without characters that the server
+/// allows in no name.
 pub(crate) fn connection_name(name: Option<&str>, id: &str) -> Arc<str> {
     let name = name.map_or_else(default_name, str::to_owned);
     let name: String =

@@ -2,8 +2,10 @@
 
 mod cluster;
 mod command;
+mod connect_error;
+mod credentials;
+mod decimal;
 mod endpoint;
-mod greet;
 mod health;
 mod host_port;
 mod lane;
@@ -25,6 +27,7 @@ mod route;
 mod sentinel;
 mod server;
 mod servers;
+mod settings;
 mod slot;
 #[cfg(not(all(test, shuttle)))]
 mod socket;
@@ -32,26 +35,32 @@ mod socket;
 mod stream;
 #[cfg(not(all(test, shuttle)))]
 mod tls;
-mod trouble;
 mod url;
 
 pub(crate) use cluster::{Cluster, unfollowed};
-pub(crate) use command::{Channels, Command, Replies, Script};
+pub(crate) use command::{Channels, Command, Pieces, Replies, Script};
+pub(crate) use connect_error::ConnectError;
+pub use credentials::Credentials;
+pub(crate) use credentials::{CredentialSource, Provider};
+pub(crate) use decimal::{decimal, write_decimal};
 pub(crate) use endpoint::Endpoint;
-pub(crate) use greet::{greet, may_wait};
 pub(crate) use health::{Health, News};
 pub(crate) use lane::{Lane, Posted};
 pub(crate) use limit::{Limit, Limited, was_cut};
 pub(crate) use link::{Cause, Failure, Link, Outcome, ReplyReceiver};
 pub(crate) use login::connection_name;
 pub(crate) use node::Node;
-pub(crate) use reply::{is_redirect, reply_code};
-pub(crate) use route::Route;
-pub(crate) use servers::Servers;
-pub(crate) use slot::{SLOTS, slot_of};
-pub(crate) use trouble::{
-    Rights, Trouble, error_reply, is_transient, refused, unacknowledged, unexpected,
+pub(crate) use reply::{
+    NO_CERTIFICATE, NO_MASTER, NO_SERVICE, REFUSED_CERTIFICATE, error_reply, is_redirect,
+    is_transient, reply_code,
 };
+pub(crate) use route::Route;
+pub(crate) use server::Server;
+pub(crate) use servers::Servers;
+#[cfg(feature = "tls")]
+pub(crate) use settings::TlsSettings;
+pub(crate) use settings::{ReplicaAcks, Settings};
+pub(crate) use slot::{SLOTS, slot_of};
 
 #[cfg(all(test, shuttle))]
 pub(crate) use model::{Closer, Connection};

@@ -1,7 +1,7 @@
 //! A server for the model tests, and a connection to it: as much of Redis as locks need.
 //!
-//! It answers at once, in the order asked; connections break where a test allows that. A read that
-//! no reply will end is a thread that sleeps for ever, which the model reports.
+//! The server answers at once, in the order asked; connections break where a test allows that. A
+//! read that no reply will end is a thread that sleeps for ever, which the model reports.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
@@ -35,10 +35,10 @@ thread_local! {
 /// The server that connections opened from now on lead to.
 pub(crate) struct Server {
     state: Mutex<State>,
-    /// Something for a subscriber, or the end of its connection.
+    /// A push for a subscriber, or the end of its connection.
     news: Condvar,
-    /// Whether a write may find no room. What is unwritten then is the background thread's, if
-    /// nobody comes, and most models have none.
+    /// Whether a write may find no room. Unwritten bytes are then left to the background thread, if
+    /// no other comes, and most models have none.
     has_little_room: AtomicBool,
 }
 
@@ -48,15 +48,15 @@ struct State {
     locks: HashMap<Vec<u8>, Vec<u8>>,
     /// Key to holders, of read-write locks.
     shared: HashMap<Vec<u8>, Holders>,
-    /// Who waits for them.
+    /// The queues of their waiters.
     queues: HashMap<Vec<u8>, VecDeque<Vec<u8>>>,
     scripts: Vec<String>,
     connections: Vec<Peer>,
-    /// What was echoed, in order.
+    /// The echoed texts, in order.
     echoed: Vec<Vec<u8>>,
     /// How often a lock was refused.
     refusals: usize,
-    /// How often a connection may break yet.
+    /// How often a connection may still break.
     breaks: usize,
 }
 
@@ -65,7 +65,7 @@ struct State {
 struct Peer {
     replies: VecDeque<Value>,
     channels: Vec<Vec<u8>>,
-    /// What it has read since it last heard of a change, if it is told of changes.
+    /// The keys it has read since it last heard of a change, if it is told of changes.
     tracked: Option<Vec<Vec<u8>>>,
     broken: bool,
 }
@@ -89,7 +89,7 @@ impl Server {
         self.has_little_room.store(true, Ordering::SeqCst);
     }
 
-    /// What was sent with `ECHO`, in the order in which it arrived.
+    /// The texts sent with `ECHO`, in the order of arrival.
     pub(crate) fn echoed(&self) -> Vec<Vec<u8>> {
         self.state().echoed.clone()
     }
@@ -102,7 +102,7 @@ impl Server {
         self.state().locks.get(key.as_bytes()).cloned()
     }
 
-    /// Somebody else takes the lock, if it is free.
+    /// Another client takes the lock, if it is free.
     pub(crate) fn take(&self, key: &str, owner: &[u8]) -> bool {
         let mut state = self.state();
         let free = !state.locks.contains_key(key.as_bytes());
@@ -112,7 +112,7 @@ impl Server {
         free
     }
 
-    /// Somebody else's lock ends: `channel` hears of it.
+    /// Another client's lock ends: `channel` gets the message.
     pub(crate) fn free(&self, key: &str, channel: &str) {
         let mut state = self.state();
         state.locks.remove(key.as_bytes());
@@ -120,7 +120,7 @@ impl Server {
         self.news.notify_all();
     }
 
-    /// Somebody takes the lock away, and tells nobody.
+    /// The lock vanishes, without a message.
     pub(crate) fn take_away(&self, key: &str) {
         let mut state = self.state();
         state.locks.remove(key.as_bytes());
@@ -128,14 +128,14 @@ impl Server {
         self.news.notify_all();
     }
 
-    /// Whether somebody has a read-write lock, or waits for it.
+    /// Whether a client has a read-write lock, or waits for it.
     pub(crate) fn is_wanted(&self, key: &str) -> bool {
         let mut state = self.state();
         let waits = state.queues.get(key.as_bytes()).is_some_and(|queue| !queue.is_empty());
         waits || !state.holders(key.as_bytes()).is_free()
     }
 
-    /// A read-write lock is deleted, and those who are first in line have it.
+    /// A read-write lock is deleted, and the first in line have it.
     pub(crate) fn delete(&self, key: &str) {
         let mut state = self.state();
         state.holders(key.as_bytes()).delete();
@@ -299,7 +299,7 @@ impl State {
         breaks
     }
 
-    /// Runs a command. A message is sent where it belongs; what is returned is the reply.
+    /// Runs a command. A message goes to its listeners; the result is the reply.
     fn run(&mut self, peer: usize, command: &[Vec<u8>]) -> Option<Value> {
         let argument = |at: usize| command[at].as_slice();
         let reply = match argument(0) {
@@ -348,7 +348,7 @@ impl State {
         Some(reply)
     }
 
-    /// The key has changed: those who have read it are told once.
+    /// The key has changed: connections that have read it are told once.
     fn changed(&mut self, key: &[u8]) {
         for peer in &mut self.connections {
             let Some(tracked) = &mut peer.tracked else { continue };
@@ -390,7 +390,7 @@ impl State {
             }
             Value::Int(i64::from(existed))
         } else if sha == *RENEW {
-            // The keys, the timeouts of those that are read, two leases, the owners.
+            // The keys, the timeouts of read holds, two leases, the owners.
             let reads = arguments.iter().filter(|it| it.starts_with(b"read ")).count();
             let holds = (arguments.len() - 2 - reads) / 2;
             let owners = &arguments[arguments.len() - holds..];
@@ -406,7 +406,7 @@ impl State {
         }
     }
 
-    /// Of a fair lock: with its own arguments.
+    /// Runs a script of a fair lock: with its own arguments.
     fn evaluate_fair(&mut self, sha: &str, key: &[u8], own: &[Vec<u8>]) -> Value {
         if sha == *FAIR_ACQUIRE {
             self.line_up(key, &own[1], own[2] == b"1", &own[3..])
@@ -475,7 +475,7 @@ impl State {
         numbers(&[0, NOW, -1, 0, i64::from(was_queued && !is_there)])
     }
 
-    /// The numbers of those of its client that stand first.
+    /// The numbers of the owners of the same client that stand first.
     fn followers(&self, key: &[u8], owner: &[u8]) -> String {
         let queue = self.queues.get(key).into_iter().flatten();
         let of_client = queue.take_while(|waiter| waiter[..37] == owner[..37]);
@@ -484,7 +484,7 @@ impl State {
         if numbers.is_empty() { "-".to_owned() } else { numbers.join(",") }
     }
 
-    /// Grants a free fair lock to the first in line who listens.
+    /// Grants a free fair lock to the first in line that listens.
     fn moves_on(&mut self, key: &[u8]) -> bool {
         if self.locks.contains_key(key) {
             return false;
@@ -521,7 +521,7 @@ impl State {
             queue.push_back(owner.to_vec());
         }
         let at = place.unwrap_or(queue.len() - 1) as i64;
-        // One that was free and waited for: a lease has ended, or nobody heard.
+        // A free lock with waiters: a lease has ended, or no waiter heard the message.
         if !self.locks.contains_key(key) && self.grant_head(key) {
             return self.acquire(key, owner, true);
         }
@@ -540,7 +540,7 @@ impl State {
         Value::Int(0)
     }
 
-    /// Grants the lock to the first who listens.
+    /// Grants the lock to the first waiter that listens.
     fn grant_head(&mut self, key: &[u8]) -> bool {
         while let Some(head) = self.queues.get_mut(key).and_then(VecDeque::pop_front) {
             let owner = String::from_utf8(head.clone()).unwrap();
@@ -569,7 +569,7 @@ impl State {
     }
 }
 
-/// A script that the server is not born with.
+/// A script that the server does not know from the start.
 pub(crate) const RETURN_ARGUMENT: &str = "return ARGV[1]";
 
 static RETURN: LazyLock<String> = LazyLock::new(|| sha(RETURN_ARGUMENT));
@@ -589,7 +589,7 @@ static FAIR_RELEASE: LazyLock<String> = script!("fair/line.lua", "fair/release.l
 static FAIR_GIVE_UP: LazyLock<String> = script!("fair/line.lua", "fair/give_up.lua");
 static FAIR_FORCE_UNLOCK: LazyLock<String> = script!("fair/line.lua", "fair/force_unlock.lua");
 static RENEW: LazyLock<String> = script!("lock/renew.lua");
-/// Its clock, in ms, which stands still.
+/// The server's clock, in ms, which stands still.
 const NOW: i64 = 1_000_000;
 
 fn sha(code: &str) -> String {

@@ -4,16 +4,16 @@
 //! open      each connection is remembered, with its address and the run that answers there
 //! follow    a thread looks the name up now and then. Connections lead to an address that is gone
 //!           from the answer: connect to the new one, beside them
-//! moved     another run of a server, and no replica: those connections are closed, and what is
-//!           held is asked for
+//! moved     another run of a server, and no replica: those connections are closed, and all
+//!           holds are asked for
 //! ```
 //!
-//! Nobody else would end those connections: an old master that was cut off from the others takes
-//! writes for as long as it lives. The look-up has a thread of its own, since it is the system's and
-//! may take as long as it likes.
+//! No other thread would end those connections: an old master that was cut off from the others
+//! takes writes for as long as it lives. The look-up has a thread of its own, since it is the
+//! system's and may take as long as it likes.
 //!
-//! One master: once it is known that the name has left an address, no connection that leads there
-//! is used, unless the name leads there again.
+//! One master: once the name is known to have left an address, no connection that leads there is
+//! used, unless the name leads there again.
 
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -77,7 +77,7 @@ impl Name {
         let _only_once = self.moved.set(Box::new(tell));
     }
 
-    /// Ends the thread that follows.
+    /// Ends the following thread.
     pub(super) fn end(&self) {
         self.state.lock().ended = true;
         self.ended.notify_all();
@@ -96,8 +96,8 @@ impl Name {
         true
     }
 
-    /// The thread's whole life: until [`end`](Self::end). `connect` opens a connection by the
-    /// name, and says where it leads, and to whom.
+    /// The thread's whole life: until [`end`](Self::end). `connect` opens a connection by the name,
+    /// and returns its address and its server.
     pub(super) fn follow(&self, connect: impl Fn() -> Option<(SocketAddr, Server)>) {
         while self.rest() {
             // A name server that does not answer says nothing of where the name leads.
@@ -127,19 +127,19 @@ impl Name {
         if answer.is_empty() {
             return false;
         }
-        // It came back.
+        // The name came back.
         state.left.retain(|left| !contain(answer, left));
         state.open.retain(|open| !open.closer.is_done());
         state.open.iter().any(|open| !contain(answer, &open.address))
     }
 
-    /// This server was met where the name leads: all connections that lead elsewhere, and not to
-    /// this very run of it, are closed.
+    /// This server was met where the name leads: closes all connections that lead elsewhere, and
+    /// not to this very run of it.
     fn leads_to(&self, answer: &[SocketAddr], address: SocketAddr, server: &Server) {
         let mut state = self.state.lock();
         let stays = |open: &Open| {
             contain(answer, &open.address) || open.address == address
-                // Who does not say which run it is may be the same one.
+                // A server that does not say which run it is may be the same one.
                 || !server.says_its_run() || !open.server.says_its_run()
                 || open.server.is_same_run(server)
         };

@@ -29,7 +29,7 @@ impl Node {
         &self.lanes
     }
 
-    /// Any lane: for what is no name's command.
+    /// Any lane: for commands of no name.
     pub(crate) fn any_lane(&self) -> &Arc<Lane> {
         &self.lanes[0]
     }

@@ -1,5 +1,5 @@
-//! What the clients of one process know together of an outage: the first one that notices it tells
-//! of it, and the last one that finds it over tells of its end.
+//! The outages known to the clients of one process together: the first one that notices an outage
+//! tells of it, and the last one that finds it over tells of its end.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
@@ -25,8 +25,9 @@ static OUTAGES: Mutex<BTreeMap<String, Known>> = Mutex::new(BTreeMap::new());
 const KEPT: Duration = Duration::from_secs(60);
 
 impl Outage {
-    /// A client notices that `what` is out of order, by a request that was begun at `begun`; and
-    /// whether it is the first one, which tells of it. `None`: the outage is over since, for all.
+    /// A client notices that `what` is out of order, by a request that began at `begun`. Returns
+    /// also whether it is the first one, which tells of it. `None`: the outage is over since, for
+    /// all.
     pub(super) fn notice(what: &str, begun: Instant) -> Option<(Self, bool)> {
         let now = Instant::now();
         // A forked child is in none of its parent's outages.
@@ -47,7 +48,7 @@ impl Outage {
         Some((Self { key: Some(key), began }, is_first))
     }
 
-    /// The client finds it over. If it is the last one: how long the outage was.
+    /// The client finds the outage over. If it is the last one: how long the outage was.
     pub(super) fn end(mut self) -> Option<Duration> {
         self.leave().then(|| self.began.elapsed())
     }
@@ -69,7 +70,7 @@ impl Drop for Outage {
     }
 }
 
-/// `None`: nobody leaves the mutex, since the thread that has it is not in this forked child.
+/// `None`: the mutex stays locked, since the thread that has it is not in this forked child.
 fn known() -> Option<MutexGuard<'static, BTreeMap<String, Known>>> {
     for _ in 0..10_000 {
         match OUTAGES.try_lock() {

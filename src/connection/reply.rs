@@ -1,4 +1,4 @@
-//! What an error reply says of the server that sends it.
+//! An error reply's meaning for the server that sends it.
 
 #[cfg(not(all(test, shuttle)))]
 use redis::ErrorKind;
@@ -7,8 +7,8 @@ use redis::{RedisError, Value};
 use super::host_port::HostPort;
 use super::{Failure, Outcome, SLOTS};
 
-/// The code of an error reply: its first word; `NOPERM` where the user of a script has not the right
-/// to a command, a key or a channel: of that servers only say `ERR`.
+/// The code of an error reply: its first word; `NOPERM` if the user of a script lacks the right to
+/// a command, a key or a channel: servers only say `ERR` of that.
 pub(crate) fn reply_code(error: &RedisError) -> &str {
     code(error.code().unwrap_or_default(), error.detail())
 }
@@ -17,7 +17,7 @@ fn code<'a>(code: &'a str, detail: Option<&str>) -> &'a str {
     if code == "ERR" && detail.is_some_and(forbids_a_script) { "NOPERM" } else { code }
 }
 
-/// Whether a server says this of a right that the user of a script lacks.
+/// Whether this is a server's text for a right that the user of a script lacks.
 fn forbids_a_script(detail: &str) -> bool {
     // Redis later than 7.0, and Valkey; Redis 7.0. Only at the beginning: a user's name may be behind it.
     ["ACL failure in script: ", "The user executing the script can't "]
@@ -32,7 +32,7 @@ pub(super) fn is_wrong_server_reply(reply: &Value) -> bool {
     is_wrong_code(code(error.code(), error.details()))
 }
 
-/// The same of the error that such a reply has become.
+/// The same for the error that such a reply has become.
 pub(super) fn is_wrong_server_error(error: &RedisError) -> bool {
     is_wrong_code(reply_code(error))
 }
@@ -41,7 +41,7 @@ fn is_wrong_code(code: &str) -> bool {
     matches!(code, "READONLY" | "LOADING" | "MASTERDOWN")
 }
 
-/// Where a server of a cluster sends who has asked it. It has run nothing, but for
+/// The server to which a cluster's server redirects a client. It has run nothing, but for
 /// [`Halfway`](Self::Halfway).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Redirect {
@@ -49,24 +49,24 @@ pub(super) enum Redirect {
     Moved { slot: u16, host_port: HostPort },
     /// The slot is on its way there. This once.
     Ask { host_port: HostPort },
-    /// To nobody else, now: the slot's keys are in two places, or nobody has it, or not yet.
+    /// To no other one, now: the slot's keys are in two places, or no server has it, or not yet.
     Later,
     /// The same, in the middle of a script, which may have changed something before.
     Halfway,
 }
 
-/// Of what a server answered to a command; `None`: it sends it nowhere.
+/// The redirect in a command's outcome, if any.
 pub(super) fn redirect(outcome: &Outcome) -> Option<Redirect> {
     let Err(Failure::Refused(cause)) = outcome else { return None };
     redirect_of(&cause.error)
 }
 
-/// The same of its error.
+/// The same for its error.
 pub(super) fn redirect_of(error: &RedisError) -> Option<Redirect> {
     redirect_as(error.code().unwrap_or_default(), error.detail())
 }
 
-/// Whether a server of a cluster refuses something since another one is to be asked, now or soon.
+/// Whether a server of a cluster refuses a command because another one is to be asked, now or soon.
 pub(crate) fn is_redirect(error: &RedisError) -> bool {
     redirect_of(error).is_some()
 }
@@ -75,7 +75,7 @@ fn redirect_as(code: &str, details: Option<&str>) -> Option<Redirect> {
     let host_port = || {
         let (slot, host_port) = details?.split_once(' ')?;
         let (host, port) = host_port.split(' ').next()?.rsplit_once(':')?;
-        // Empty or a question mark: it does not know under which address that one is known.
+        // Empty or a question mark: the server does not know that one's address.
         let host = Some(host).filter(|host| !host.is_empty() && *host != "?")?;
         let host_port = HostPort { host: host.to_owned(), port: port.parse().ok()? };
         Some((slot.parse().ok().filter(|slot| *slot < SLOTS)?, host_port))
@@ -98,7 +98,7 @@ fn redirect_as(code: &str, details: Option<&str>) -> Option<Redirect> {
     }
 }
 
-/// Whether a server has answered whoever wants to connect: it is there, and does not let it in.
+/// Whether a server has answered a connecting client, but does not let it in.
 #[cfg(not(all(test, shuttle)))]
 pub(super) fn is_refusal(error: &RedisError) -> bool {
     error.kind() == ErrorKind::AuthenticationFailed
@@ -106,26 +106,49 @@ pub(super) fn is_refusal(error: &RedisError) -> bool {
 }
 
 /// The code of an error of our own: the Sentinels know no master, now.
-pub(super) const NO_MASTER: &str = "NOMASTER";
-/// And there will be none: none of them knows the name.
-pub(super) const NO_SERVICE: &str = "NOSERVICE";
+pub(crate) const NO_MASTER: &str = "NOMASTER";
+/// The code for a name that none of the Sentinels knows.
+pub(crate) const NO_SERVICE: &str = "NOSERVICE";
 
-/// What an error says behind which the server asks who the client is, as a part of TLS.
-pub(super) const NO_CERTIFICATE: &str = "the server wants a certificate of the client";
-/// And of one that it was shown.
-pub(super) const REFUSED_CERTIFICATE: &str = "the server refuses the certificate of the client";
+/// The text of an error by which the server asks for the client's identity, as a part of TLS.
+pub(crate) const NO_CERTIFICATE: &str = "the server wants a certificate of the client";
+/// The text for a refused one.
+pub(crate) const REFUSED_CERTIFICATE: &str = "the server refuses the certificate of the client";
 
-/// What a server says of itself to whoever it does not let in, before any question.
+/// Whether a server says by this error, before any question, that it lets no client in.
 pub(super) fn turns_away(error: &RedisError) -> bool {
     error.code() == Some("DENIED")
         || error.detail().is_some_and(|text| text.contains("max number of clients"))
+}
+
+/// Whether a server with this answer may answer otherwise before long: it starts, is busy or full,
+/// or another one takes over.
+pub(crate) fn is_transient(error: &RedisError) -> bool {
+    matches!(
+        reply_code(error),
+        "BUSY"
+            | "CLUSTERDOWN"
+            | "LOADING"
+            | "MASTERDOWN"
+            | "MISCONF"
+            | "NOREPLICAS"
+            | "OOM"
+            | "READONLY"
+            | "TRYAGAIN"
+    ) || error.detail().is_some_and(|detail| detail.contains("max number of clients reached"))
+}
+
+/// An error reply that came as text inside of another reply.
+pub(crate) fn error_reply(text: &str) -> RedisError {
+    let (code, detail) = text.split_once(' ').unwrap_or((text, ""));
+    redis::make_extension_error(code.to_owned(), Some(detail.to_owned()))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// As Redis 7.0.15, 7.4.1 and 8.2.3 and Valkey 8.1.8, 9.0.0 and 9.1.2 say it.
+    /// The words of Redis 7.0.15, 7.4.1 and 8.2.3 and Valkey 8.1.8, 9.0.0 and 9.1.2.
     #[test]
     fn a_right_that_a_script_lacks_is_known_whatever_the_servers_version() {
         for text in [

@@ -1,16 +1,16 @@
-//! Replies out of bytes: RESP2, and what `HELLO 3` adds.
+//! Replies out of bytes: RESP2, and the additions of `HELLO 3`.
 //!
-//! A reply is looked over while it comes, and made when all of it is there. So nothing is made, and
-//! no room for it, because the other side says how long it will be. The kinds that nearly every
-//! reply is of are made here; the others are left to the redis crate's parser, which takes ten
-//! times as long for a number.
+//! A reply is looked over while it comes, and made when all of it is there. So no value, and no
+//! room for one, is made only because the other side announces its length. The kinds that nearly
+//! every reply is of are made here; the others are left to the redis crate's parser, which takes
+//! ten times as long for a number.
 
 use std::io::{self, Read};
 
 use redis::{ErrorKind, RedisError, RedisResult, Value};
 
-/// No reply of a server's to this library comes near this. (Who may publish may send more to
-/// whoever listens; so much a server keeps for one that does, by its default.)
+/// No reply of a server's to this library comes near this. (A publisher may send more to a
+/// listener; by default a server keeps so much for a listener.)
 const LARGEST: usize = 32 << 20;
 const LONGEST_LINE: usize = 64 << 10;
 /// Parts within parts.
@@ -20,13 +20,13 @@ const ROOM: usize = 4 << 10;
 
 const END: &[u8] = b"\r\n";
 
-/// What has come over a connection and was not taken.
+/// The bytes that have come over a connection and were not taken.
 pub(super) struct Replies {
-    /// Where it is read to. There is something in `from..to`.
+    /// The buffer. The bytes are in `from..to`.
     room: Vec<u8>,
     from: usize,
     to: usize,
-    /// Of the reply that begins at `from`.
+    /// The look at the reply that begins at `from`.
     look: Look,
 }
 
@@ -35,11 +35,11 @@ impl Replies {
         Self { room: vec![0; ROOM], from: 0, to: 0, look: Look::default() }
     }
 
-    /// Takes the next reply to a command, and reads what is missing of it.
+    /// Takes the next reply to a command, and reads its missing part.
     ///
-    /// Pushed messages are skipped, whatever they say: the server, a proxy or another client's
-    /// `CLIENT TRACKING … REDIRECT` may send one at any time, and a push that counted as a reply
-    /// would give each later command the reply of the command before it.
+    /// Pushed messages of any kind are skipped: the server, a proxy or another client's `CLIENT
+    /// TRACKING … REDIRECT` may send one at any time, and a push that counted as a reply would give
+    /// each later command the reply of the command before it.
     pub(super) fn take_reply(&mut self, stream: &mut impl Read) -> RedisResult<Value> {
         loop {
             if let Some(reply) = reply_of(self.take(stream)?) {
@@ -48,8 +48,8 @@ impl Replies {
         }
     }
 
-    /// Takes what comes next, a reply or a pushed message, and reads what is missing of it. After
-    /// an error there is no saying where the next one would begin.
+    /// Takes the next reply or pushed message, and reads its missing part. After an error the
+    /// beginning of the next one is unknown.
     pub(super) fn take(&mut self, stream: &mut impl Read) -> RedisResult<Value> {
         loop {
             if let Some(length) = self.look.over(&self.room[self.from..self.to])? {
@@ -76,7 +76,7 @@ impl Replies {
         }
     }
 
-    /// Room to read to. It grows with what has come.
+    /// Makes room to read to. It grows with the bytes that have come.
     fn make_room(&mut self) -> RedisResult<()> {
         if self.to < self.room.len() {
             return Ok(());
@@ -93,7 +93,7 @@ impl Replies {
     }
 }
 
-/// What came, without what is said about it. `None`: it was pushed.
+/// The reply, without its attributes. `None`: it was pushed.
 fn reply_of(value: Value) -> Option<Value> {
     match value {
         Value::Push { .. } => None,
@@ -106,13 +106,13 @@ fn reply_of(value: Value) -> Option<Value> {
 #[derive(Default)]
 struct Look {
     at: usize,
-    /// Of the parts that are not complete: how many are missing in each, the outermost first.
+    /// How many parts are missing in each incomplete value, the outermost first.
     missing: Vec<usize>,
 }
 
 impl Look {
-    /// How long the reply is with which `bytes` begins. `None`: more is to come. The next look, at
-    /// the same bytes and more, goes on from there.
+    /// The length of the reply at the beginning of `bytes`. `None`: more is to come. The next look,
+    /// at the same bytes and more, goes on from there.
     fn over(&mut self, bytes: &[u8]) -> RedisResult<Option<usize>> {
         loop {
             let Some(line) = line(&bytes[self.at..])? else { return Ok(None) };
@@ -136,7 +136,7 @@ impl Look {
                 },
                 Some(b'*' | b'~' | b'>') => length(line)?.unwrap_or(0),
                 Some(b'%') => 2 * length(line)?.unwrap_or(0),
-                // What is said of the next reply, and that one.
+                // The next reply's attributes, and that reply.
                 Some(b'|') => 2 * length(line)?.unwrap_or(0) + 1,
                 _ => return Err(nonsense()),
             };
@@ -152,7 +152,8 @@ impl Look {
         }
     }
 
-    /// A part has come as a whole, and with it those of which it was the last. Whether that is all.
+    /// A part has come as a whole, and with it those of which it was the last. Returns whether that
+    /// completes the reply.
     fn completes(&mut self) -> bool {
         while let Some(missing) = self.missing.last_mut() {
             *missing -= 1;
@@ -167,7 +168,7 @@ impl Look {
 
 /// The line with which `bytes` begins, without its end. `None`: more is to come.
 fn line(bytes: &[u8]) -> RedisResult<Option<&[u8]>> {
-    // Most are a few bytes long.
+    // Most lines are a few bytes long.
     match bytes.windows(END.len()).take(LONGEST_LINE).position(|two| two == END) {
         Some(length) => Ok(Some(&bytes[..length])),
         None if bytes.len() > LONGEST_LINE => Err(nonsense()),
@@ -175,7 +176,7 @@ fn line(bytes: &[u8]) -> RedisResult<Option<&[u8]>> {
     }
 }
 
-/// How long something is that begins with this line. `None`: it is nothing.
+/// The length of the value that begins with this line. `None`: it is null.
 fn length(line: &[u8]) -> RedisResult<Option<usize>> {
     match (number(line)?, line.first()) {
         (-1, Some(b'$' | b'*')) => Ok(None),
@@ -186,14 +187,14 @@ fn length(line: &[u8]) -> RedisResult<Option<usize>> {
     }
 }
 
-/// What stands in a line behind its kind.
+/// The number in a line behind its kind.
 fn number(line: &[u8]) -> RedisResult<i64> {
     let text = line.get(1..).and_then(|text| str::from_utf8(text).ok()).ok_or_else(nonsense)?;
     text.parse().map_err(|_| nonsense())
 }
 
-/// Makes the part with which `bytes` begins, which must have been looked over; and what is behind
-/// it.
+/// Makes the part at the beginning of `bytes`, which must have been looked over. Returns the bytes
+/// behind it, too.
 fn part(bytes: &[u8]) -> RedisResult<(Value, &[u8])> {
     let line = line(bytes)?.ok_or_else(nonsense)?;
     let mut rest = &bytes[line.len() + END.len()..];
@@ -246,7 +247,7 @@ mod tests {
 
     use super::*;
 
-    /// What comes, in pieces of these lengths, and the rest as one; then the end.
+    /// A stream in pieces of these lengths, and the rest as one; then the end.
     struct Pieces<'a> {
         bytes: &'a [u8],
         lengths: std::slice::Iter<'a, usize>,
@@ -351,7 +352,7 @@ mod tests {
         })
     }
 
-    /// One message that nobody has asked for.
+    /// One message that no client has asked for.
     fn push() -> impl Strategy<Value = Vec<u8>> {
         vec(reply(), 0..4).prop_map(|parts| {
             let head = format!(">{}\r\n$10\r\ninvalidate\r\n", parts.len() + 1);
@@ -397,7 +398,7 @@ mod tests {
             }
         }
 
-        /// What is understood is understood as the redis crate does, and the rest is an error.
+        /// Replies are understood as the redis crate understands them, and the rest is an error.
         #[test]
         fn nonsense_is_an_error_and_nothing_worse(
             replies in vec(reply(), 1..4),
@@ -433,7 +434,7 @@ mod tests {
 
     #[test]
     fn a_reply_that_begins_at_the_end_of_the_room_is_read() {
-        // Of five bytes each: the last one in the room is not there as a whole.
+        // Replies of five bytes each: the last one in the room is not there as a whole.
         let bytes = b":12\r\n".repeat(ROOM);
         let (replies, error) = read(&bytes, &[]);
         assert!(replies.iter().all(|reply| *reply == Value::Int(12)));
@@ -461,7 +462,7 @@ mod tests {
         assert!(is_nonsense(&read(&vec![b'+'; LONGEST_LINE + 2], &[]).1));
     }
 
-    /// One byte more than may be: it was all there, and is not kept.
+    /// One byte more than allowed: all of it came, and is not kept.
     #[test]
     fn a_reply_without_an_end_ends() {
         struct Endless;

@@ -10,8 +10,8 @@ use super::cluster::Slot;
 use super::limit::Limit;
 use super::{Command, Failure, Lane, Outcome, reply_code};
 
-/// From a name to a server's lane. What callers send for a name goes over one lane, so that it runs
-/// in the order it was written; in a cluster, over one of whichever server has the name's slot now.
+/// From a name to a server's lane. Callers' commands for a name go over one lane, so that they run
+/// in the order of writing; in a cluster, over one lane of the server that has the name's slot now.
 #[derive(Clone)]
 pub(crate) enum Route {
     Server(Arc<Lane>),
@@ -19,7 +19,7 @@ pub(crate) enum Route {
 }
 
 impl Route {
-    /// The lane of now.
+    /// The present lane.
     pub(crate) fn lane(&self) -> Cow<'_, Arc<Lane>> {
         match self {
             Self::Server(lane) => Cow::Borrowed(lane),
@@ -27,7 +27,7 @@ impl Route {
         }
     }
 
-    /// Which run of which server was met last there.
+    /// The number of the server's run that was met last there.
     pub(crate) fn incarnation(&self) -> u64 {
         self.lane().endpoint().incarnation()
     }
@@ -40,7 +40,7 @@ impl Route {
         }
     }
 
-    /// An outcome, with what the key holds if its type was refused.
+    /// An outcome, with the type of the key's value if the server refused it.
     fn with_type(&self, outcome: Outcome, command: &Command) -> Outcome {
         let mut cause = match outcome {
             Err(Failure::Refused(cause)) => cause,
@@ -49,8 +49,8 @@ impl Route {
         if reply_code(&cause.error) == "WRONGTYPE"
             && let Some(key) = command.key()
         {
-            // One that may not be asked for is done without. If the caller's limit ends this question
-            // it has not ended the call, which was answered.
+            // Without the right to ask, the type stays unknown. A limit that ends this question has
+            // not ended the call, which was answered.
             let _limited = Limit::set(Limit::current());
             cause.holds = match self.call_once(&Command::plain(&[b"TYPE", key])) {
                 Ok(Value::SimpleString(name)) => match &*name {

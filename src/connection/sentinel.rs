@@ -1,15 +1,16 @@
-//! Which server is the master: asked of Sentinels, confirmed by the server, followed when it
+//! Which server is the master: Sentinels name it, the server confirms it, a thread follows its
 //! changes.
 //!
 //! ```text
-//! open      who is the master? (of each Sentinel in turn) -> connect -> ROLE: master?
-//!           yes: it is used; no, or nobody there: a moment later again, until the deadline
+//! open      which is the master? (to each Sentinel in turn) -> connect -> ROLE: master?
+//!           yes: it is used; no, or no server there: a moment later again, until the deadline
 //! follow    a thread listens to one Sentinel (+switch-master), and asks the others now and then
-//! moved     another master: all connections to the old one are closed, what is held is asked for
+//! moved     another master: all connections to the old one are closed, all holds are asked for
 //! ```
 //!
-//! One master: every connection of a client leads to the master that it knows last. One that
-//! another thread opens meanwhile is closed, too, and a Sentinel that knows less is not believed.
+//! One master: every connection of a client leads to the master that it knows last. A connection to
+//! another server that a thread opens meanwhile is closed, too, and a Sentinel that knows less does
+//! not count.
 
 mod ask;
 mod follow;
@@ -19,6 +20,7 @@ use std::time::{Duration, Instant};
 
 use redis::{ConnectionAddr, RedisError, RedisResult};
 
+use super::ConnectError;
 use super::host_port::HostPort;
 use super::login::Login;
 use super::reply::{NO_MASTER, NO_SERVICE, is_refusal};
@@ -26,34 +28,33 @@ use super::server::Server;
 use super::tls::Tls;
 use super::url::SentinelUrl;
 use super::{Closer, Connection, Health};
-use crate::config::{Config, Credentials};
-use crate::error::Error;
+use super::{Credentials, Settings};
 use crate::sync::{Condvar, Mutex};
 
 use ask::{Answer, Refusal};
 
-/// After so long a master is looked for again, if nothing is heard sooner.
+/// The pause before the next look for a master, unless there is news sooner.
 const AGAIN: Duration = Duration::from_millis(100);
-/// What a Sentinel may take to answer, unless all are slow: then each has its share of the time.
+/// The time for a Sentinel's answer, unless all are slow: then each has its share of the time.
 const AT_ONCE: Duration = Duration::from_millis(400);
-/// A server that is not there may cost so much of the time to connect: by then another one may be
-/// the master.
+/// An absent server may cost this part of the time to connect: by then another one may be the
+/// master.
 const ATTEMPTS: u32 = 4;
 const SHORTEST_ATTEMPT: Duration = Duration::from_secs(1);
 
 /// The Sentinels of a client, and the master they name.
 pub(crate) struct Sentinels {
     service: String,
-    /// How a Sentinel is talked to, and how a server.
+    /// The manner of Sentinels, and that of servers.
     of_sentinels: Manner,
     of_servers: Manner,
-    /// Of both.
+    /// The TLS settings of both.
     tls: Tls,
     connect_timeout: Duration,
     response_timeout: Duration,
     health: Arc<Health>,
     state: Mutex<State>,
-    /// Something of that has changed.
+    /// The state has changed.
     changed: Condvar,
     moved: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
@@ -62,20 +63,20 @@ struct State {
     /// The one that answered last comes first.
     sentinels: Vec<HostPort>,
     master: Option<Master>,
-    /// Somebody asks them just now: one for all.
+    /// A thread asks them just now: one for all.
     asking: bool,
-    /// Counts what became of that, and the last of it.
+    /// Counts the results of asking, and keeps the last one.
     asked: u64,
     found: Option<FoundMaster>,
-    /// What ends the connections to the master.
+    /// The closers of the connections to the master.
     open: Vec<Closer>,
-    /// What ends that to the Sentinel listened to.
+    /// The closer of the connection to the Sentinel that the follower listens to.
     listening: Option<Closer>,
     ended: bool,
 }
 
-/// Where the master is, and by which of the Sentinels' decisions: each is numbered higher than the
-/// last.
+/// The master's address, and the number of the Sentinels' decision for it: each has a higher one
+/// than the last.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Master {
     host_port: HostPort,
@@ -83,16 +84,16 @@ struct Master {
     epoch: Option<u64>,
 }
 
-/// The master, and if that is only what was known before: why no Sentinel says so.
+/// The master; if it is only the last known one, also why no Sentinel names one.
 #[derive(Clone)]
 struct FoundMaster {
     master: Master,
     doubt: Option<RedisError>,
 }
 
-/// What a kind of server wants to let a client in.
+/// The access data for a kind of server.
 struct Manner {
-    /// `None`: it speaks no TLS. Else whether any certificate will do.
+    /// `None`: it speaks no TLS. Otherwise whether any certificate will do.
     insecure: Option<bool>,
     login: Login,
 }
@@ -115,9 +116,9 @@ impl Sentinels {
     pub(super) fn new(
         url: &SentinelUrl,
         of_servers: &Login,
-        config: &Config,
+        config: &Settings,
         health: &Arc<Health>,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self, ConnectError> {
         let insecure = |address: &ConnectionAddr| match address {
             ConnectionAddr::TcpTls { insecure, .. } => Some(*insecure),
             _ => None,
@@ -153,7 +154,7 @@ impl Sentinels {
         })
     }
 
-    /// The name under which they know the server.
+    /// The name under which the Sentinels know the server.
     pub(super) fn service(&self) -> &str {
         &self.service
     }
@@ -164,7 +165,7 @@ impl Sentinels {
         let _only_once = self.moved.set(Box::new(tell));
     }
 
-    /// Ends the thread that follows, and whoever looks for a master.
+    /// Ends the following thread, and all threads that look for a master.
     pub(super) fn end(&self) {
         let mut state = self.state.lock();
         state.ended = true;
@@ -177,7 +178,7 @@ impl Sentinels {
     }
 
     /// Opens a connection to the master. While there is none (the Sentinels have not chosen another
-    /// one yet) it is looked for until `deadline`.
+    /// one yet) the caller looks for one until `deadline`.
     pub(super) fn open(
         &self,
         response_timeout: Duration,
@@ -205,7 +206,7 @@ impl Sentinels {
                     }
                     return Ok((connection, server));
                 }
-                // By its own word; and the next one would say the same.
+                // The server itself refuses; and the next one would, too.
                 Err(error) if is_refusal(&error) => return Err(error),
                 Err(error) => error,
             };
@@ -232,8 +233,8 @@ impl Sentinels {
         !state.ended && Instant::now() < deadline
     }
 
-    /// Asks who the master is. One thread asks for all that want to know.
-    /// (After a failover all lanes are opened at once.)
+    /// Asks for the master. One thread asks for all that want to know. (After a failover all lanes
+    /// are opened at once.)
     fn find(&self, deadline: Instant) -> RedisResult<FoundMaster> {
         let mut state = self.state.lock();
         let asked = state.asked;
@@ -246,7 +247,7 @@ impl Sentinels {
         if state.ended {
             return Err(no_master("the client has ended".to_owned()));
         }
-        // What the other one was not told in its time, this one may be.
+        // The other thread's time may have been too short; this thread may learn more.
         if let Some(found) = state.found.as_ref().filter(|_| state.asked != asked) {
             return Ok(found.clone());
         }
@@ -264,7 +265,7 @@ impl Sentinels {
         };
         let begun = Instant::now();
         let left = deadline.saturating_duration_since(begun);
-        // Some of it for the connection to who is known.
+        // A part of the time is for the connection to the known master.
         let left = if known.is_some() { left / 2 } else { left };
         let deadline = begun.checked_add(left).map_or(deadline, |it| it.min(deadline));
         let mut refusals: Vec<(HostPort, Refusal)> = Vec::new();
@@ -291,7 +292,7 @@ impl Sentinels {
                 }
             }
         }
-        // Most of them were made anew, and count from the beginning.
+        // Most Sentinels were made anew, and count from the beginning.
         if stale.len() > all.len() / 2
             && let Some(answer) = stale.iter().max_by_key(|answer| answer.master.epoch)
             && self.learn(&answer.by, answer, true)
@@ -300,15 +301,15 @@ impl Sentinels {
         }
         let doubt = self.nobody_says(&refusals, &stale);
         match known {
-            // Nobody says better.
-            // Open connections use this master anyway, and `ROLE` finds out a server that is none.
+            // No Sentinel says better. Open connections use this master anyway, and `ROLE` finds
+            // out a server that is none.
             Some(master) => Ok(FoundMaster { master, doubt: Some(doubt) }),
             None => Err(doubt),
         }
     }
 
-    /// What a Sentinel said of the master. `false`: it knows less than is known here, and is not
-    /// believed, unless it must be.
+    /// Learns a Sentinel's word on the master. `false`: it is older than this client's knowledge,
+    /// and does not count, unless it `must`.
     fn learn(&self, by: &HostPort, answer: &Answer, must: bool) -> bool {
         let mut state = self.state.lock();
         let is_older = |known: &Master| matches!((known.epoch, answer.master.epoch), (Some(known), Some(said)) if said < known);
@@ -332,8 +333,8 @@ impl Sentinels {
             old.iter().for_each(Closer::close);
             self.health.moved(&answer.master.host_port.to_string(), known.is_none());
             self.changed.notify_all();
-            // A failover is a new run of the server: the renewer asks for what is held at once.
-            // That does not depend on `INFO`, which the server may refuse.
+            // A failover is a new run of the server: the renewer asks for all holds at once. That
+            // does not depend on `INFO`, which the server may refuse.
             if known.is_some()
                 && let Some(tell) = self.moved.get()
             {
@@ -377,7 +378,7 @@ fn error(code: &str, detail: String) -> RedisError {
     redis::make_extension_error(code.to_owned(), Some(detail))
 }
 
-/// Who asks for all. Whatever way it ends, the next one may.
+/// The thread that asks for all. However it ends, the next thread may ask.
 struct Asking<'a> {
     sentinels: &'a Sentinels,
     found: Option<FoundMaster>,

@@ -1,4 +1,4 @@
-//! What a server says of itself when a connection to it is opened: which run of which server it is.
+//! A server's word on itself at the opening of a connection: which run of which server it is.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,13 +8,13 @@ use redis::{ErrorKind as Cause, RedisError, RedisResult, Value};
 use super::reply::turns_away;
 use crate::sync::Mutex;
 
-/// What `INFO server` says.
+/// The answer to `INFO server`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Server {
+pub(crate) struct Server {
     /// A random text, new for each run of a server. `None`: the user has no right to ask.
     run_id: Option<String>,
-    pub(super) is_sentinel: bool,
-    /// `None`: it was not asked, or must not say.
+    pub(crate) is_sentinel: bool,
+    /// `None`: the server was not asked, or must not say.
     pub(super) is_master: Option<bool>,
 }
 
@@ -24,8 +24,8 @@ impl Server {
         match reply {
             Value::BulkString(text) => Ok(Self::parse(&String::from_utf8_lossy(&text))),
             Value::VerbatimString { text, .. } => Ok(Self::parse(&text)),
-            // It is not allowed to say, somebody has renamed the command, or a service has none.
-            // (But not whoever lets nobody in who says nothing else first.)
+            // The server must not say, the command has another name, or a service has none. (But
+            // not one that turns clients away: `turns_away`.)
             Value::ServerError(error) => match RedisError::from(error) {
                 error
                     if matches!(error.code(), Some("NOPERM" | "ERR") | None)
@@ -46,13 +46,13 @@ impl Server {
         };
         Self {
             run_id: field("run_id").map(str::to_owned),
-            // Valkey 8 and later call it by the second name.
+            // Valkey 8 and later use the second name.
             is_sentinel: ["redis_mode", "server_mode"].map(field).contains(&Some("sentinel")),
             is_master: None,
         }
     }
 
-    /// With what it answered to `ROLE`.
+    /// With the server's answer to `ROLE`.
     pub(super) fn in_role(self, reply: &Value) -> Self {
         let role = match reply {
             Value::Array(parts) => parts.first(),
@@ -66,7 +66,7 @@ impl Server {
         Self { is_master, ..self }
     }
 
-    /// Whether it says which run it is.
+    /// Whether the server says which run it is.
     pub(super) fn says_its_run(&self) -> bool {
         self.run_id.is_some()
     }
@@ -79,15 +79,15 @@ impl Server {
 
 /// The runs of the server that a client has met.
 ///
-/// One that was started anew (or a replica that took its place) may know nothing of what is held:
-/// its word "not held" is no sign that a release was carried out. A server that must not say which
-/// run it is counts as a new one with every connection: then such a release is reported as a loss,
-/// and what is held is asked for once more.
+/// A server that was started anew (or a replica that took its place) may not know the holds: its
+/// word "not held" is no sign that a release was carried out. A server that must not say which run
+/// it is counts as a new one with every connection: then the client reports such a release as a
+/// loss, and asks for its holds once more.
 pub(super) struct Runs {
     last: Mutex<Option<Server>>,
     /// Counts them.
     incarnation: AtomicU64,
-    /// Who is told of each but the first.
+    /// The code that is told of each run but the first.
     told: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
@@ -96,8 +96,9 @@ impl Runs {
         Self { last: Mutex::new(None), incarnation: AtomicU64::new(0), told: OnceLock::new() }
     }
 
-    /// A connection was opened to this server. `asked`: by whoever is told. If the server does not
-    /// say which run it is, the next connection would be news again, and so on for ever.
+    /// A connection was opened to this server. `asked`: the code that is told opened it. If the
+    /// server does not say which run it is, that code's next connection would be news again, and so
+    /// on for ever.
     pub(super) fn met(&self, server: Server, asked: bool) {
         let mut last = self.last.lock();
         let is_vain = asked && server.run_id.is_none();
@@ -105,7 +106,7 @@ impl Runs {
         let is_same = last.as_ref().is_some_and(|last| last.is_same_run(&server));
         *last = Some(server);
         if !is_same {
-            // Before anything is sent over the connection: who reads the number later than an
+            // Before any command goes over the connection: a thread that reads the number after an
             // answer of this run finds it raised.
             self.incarnation.fetch_add(1, Ordering::AcqRel);
         }
@@ -127,8 +128,8 @@ impl Runs {
         self.incarnation.load(Ordering::Acquire)
     }
 
-    /// From here on `tell` is called for each new run, by whoever opens a connection: it must not
-    /// block.
+    /// From here on a thread that meets a new run calls `tell`, as it opens a connection: it must
+    /// not block.
     pub(super) fn on_new(&self, tell: impl Fn() + Send + Sync + 'static) {
         let _only_once = self.told.set(Box::new(tell));
     }

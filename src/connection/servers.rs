@@ -36,7 +36,7 @@ impl Servers {
         }
     }
 
-    /// All that were met.
+    /// All servers that were met.
     pub(crate) fn all(&self) -> Vec<Arc<Node>> {
         match self {
             Self::One(node) => vec![Arc::clone(node)],
@@ -51,7 +51,7 @@ impl Servers {
         }
     }
 
-    /// Where they are, for people.
+    /// The servers' addresses, for people.
     pub(crate) fn address(&self) -> String {
         let address = self.first().endpoint.address();
         match self {
@@ -68,7 +68,7 @@ impl Servers {
         }
     }
 
-    /// How channels are spoken to there.
+    /// How clients publish on channels there.
     pub(crate) fn channels(&self) -> Channels {
         self.first().endpoint.channels()
     }

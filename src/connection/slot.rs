@@ -2,8 +2,8 @@
 
 pub(crate) const SLOTS: u16 = 16_384;
 
-/// The slot of a key, or of a channel of a cluster's: what stands in its first braces says which,
-/// if anything does.
+/// The slot of a key, or of a channel of a cluster's: the text in its first braces decides, if
+/// there is any.
 pub(crate) fn slot_of(key: &[u8]) -> u16 {
     crc16(tag(key)) % SLOTS
 }
@@ -30,7 +30,7 @@ fn crc16(bytes: &[u8]) -> u16 {
 mod tests {
     use super::*;
 
-    /// As a server says (`CLUSTER KEYSLOT`).
+    /// As servers compute it (`CLUSTER KEYSLOT`).
     #[test]
     fn a_slot_is_the_servers() {
         for (key, slot) in [

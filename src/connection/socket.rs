@@ -1,9 +1,9 @@
-//! A socket that keeps to its deadline, whatever signals arrive meanwhile.
+//! A socket that keeps to its deadline, even if signals arrive meanwhile.
 //!
-//! A socket with a timeout is never restarted after a signal handler, whatever `SA_RESTART` says,
-//! nor after a stop and a continuation: the read ends with `Interrupted`. A reader that takes that
-//! for an error loses its place among the replies, and with it the connection of all threads. And
-//! the socket's own timeout begins anew with every byte. So the deadline is kept here.
+//! A socket with a timeout is never restarted after a signal handler, even with `SA_RESTART`, nor
+//! after a stop and a continuation: the read ends with `Interrupted`. A reader that takes that for
+//! an error loses its place among the replies, and with it the connection of all threads. And the
+//! socket's own timeout begins anew with every byte. So the deadline is kept here.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -18,38 +18,38 @@ use socket2::{SockRef, TcpKeepalive};
 
 use super::name::look_up;
 
-/// A connection through which nothing was said for so long is asked whether it still is one, by the
-/// system. A firewall forgets those that are silent for minutes, and says nothing.
+/// The system probes a connection that was silent for so long. A firewall forgets connections that
+/// are silent for minutes, without a word.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 const KEEP_ALIVE_AGAIN: Duration = Duration::from_secs(5);
-/// What the other side has not confirmed for so long will not arrive any more.
+/// The system gives up bytes that the other side has not confirmed for so long.
 #[cfg(any(target_os = "linux", target_os = "android", target_os = "fuchsia"))]
 const UNDELIVERED: Duration = Duration::from_secs(15);
 /// The socket's own timeout may be later than the deadline by this much, so that it is not set
 /// anew for each exchange.
 const LATE: Duration = Duration::from_millis(10);
-/// What has come before the deadline is read in so many pieces: over TLS a record is two.
+/// Bytes that came before the deadline are read in so many pieces: over TLS a record is two.
 const LOOKS: u32 = 16;
-/// A write that may leave in the middle has so much time at least.
+/// A write that may leave in the middle has at least this time.
 const LEAST: Duration = Duration::from_millis(1);
 const BACKLOG_IS_FULL: Duration = Duration::from_millis(1);
 
 pub(super) struct Socket {
     open: Arc<OpenSocket>,
     deadline: Instant,
-    /// What was left until then, if the clock was looked at just now.
+    /// The time left until then, if the clock was read just now.
     left: Option<Duration>,
-    /// What the stream's own timeouts are set to: of reads, of writes.
+    /// The stream's own timeouts: of reads, of writes.
     armed: [Duration; 2],
-    /// How often it was looked, after the deadline, for what has come before it.
+    /// The number of looks, after the deadline, for bytes that came before it.
     looks: u32,
-    /// Who reads or writes may leave at the deadline, and somebody else goes on.
+    /// The reader or writer may leave at the deadline, and another thread goes on.
     in_part: bool,
 }
 
 struct OpenSocket {
     stream: Stream,
-    /// Somebody of this process has ended it.
+    /// A thread of this process has ended it.
     closed: AtomicBool,
 }
 
@@ -74,7 +74,7 @@ impl Socket {
     fn to_one_of(addresses: &[SocketAddr], deadline: Instant) -> io::Result<Self> {
         let mut last = io::Error::new(io::ErrorKind::NotFound, "the host's name has no address");
         for (at, address) in addresses.iter().enumerate() {
-            // One that is silent must leave time for those behind it.
+            // A silent address must leave time for those behind it.
             let others = u32::try_from(addresses.len() - at).unwrap_or(u32::MAX);
             let share = time_left(deadline)? / others;
             match TcpStream::connect_timeout(address, share.max(Duration::from_nanos(1))) {
@@ -89,7 +89,7 @@ impl Socket {
         // Without it a shared connection loses half its rate as soon as there is a delay.
         stream.set_nodelay(true)?;
         let options = SockRef::from(&stream);
-        // Bytes that a socket thrown away could not deliver must not arrive later.
+        // Bytes that a dropped socket could not deliver must not arrive later.
         options.set_linger(Some(Duration::ZERO))?;
         let keep_alive = TcpKeepalive::new().with_time(KEEP_ALIVE).with_interval(KEEP_ALIVE_AGAIN);
         options.set_tcp_keepalive(&keep_alive)?;
@@ -112,7 +112,8 @@ impl Socket {
             socket.set_nonblocking(false)?;
             match connected {
                 Ok(()) => return Ok(Self::new(Stream::Unix(socket.into()), deadline)),
-                // Too many wait to be let in; here the system does not wait with them.
+                // Too many connections wait to be accepted; here the system does not wait with
+                // them.
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     std::thread::sleep(BACKLOG_IS_FULL.min(time_left(deadline)?));
                 }
@@ -127,7 +128,7 @@ impl Socket {
         Self { open, deadline, left: None, armed, looks: 0, in_part: false }
     }
 
-    /// Until when what is read and written from here on must be done.
+    /// Sets the deadline of reads and writes from here on.
     pub(super) fn set_deadline(&mut self, deadline: Instant) {
         self.deadline = deadline;
         self.left = None;
@@ -135,15 +136,15 @@ impl Socket {
         self.in_part = false;
     }
 
-    /// The same for who leaves then, and leaves the rest to somebody else: what is read or written
-    /// by then ends with `WouldBlock`, after which TLS goes on as well. It is as punctual as the
-    /// system's timers; a socket's own timeout is late by several of its ticks.
+    /// The same for a thread that leaves then, and leaves the rest to another: reads and writes end
+    /// with `WouldBlock` then, after which TLS goes on as well. This is as punctual as the system's
+    /// timers; a socket's own timeout is late by several of its ticks.
     pub(super) fn set_deadline_in_part(&mut self, deadline: Instant) {
         self.set_deadline(deadline);
         self.in_part = true;
     }
 
-    /// Sleeps until it can be read, or written to.
+    /// Sleeps until the socket can be read, or written to.
     fn await_turn(&self, way: Way) -> io::Result<()> {
         let flags = match way {
             Way::Read => PollFlags::IN,
@@ -157,7 +158,7 @@ impl Socket {
                 Stream::Unix(stream) => PollFd::new(stream, flags),
             }];
             match poll(&mut ready, timeout.as_ref()) {
-                // What was there before the deadline is read, however late it is.
+                // Bytes that came before the deadline are read, however late it is.
                 Ok(0) => return Err(io::ErrorKind::WouldBlock.into()),
                 Ok(_) => return Ok(()),
                 Err(Errno::INTR) => {}
@@ -166,7 +167,7 @@ impl Socket {
         }
     }
 
-    /// The same, from `now` on.
+    /// Sets the deadline to `time` from `now` on.
     pub(super) fn set_time(&mut self, now: Instant, time: Duration) {
         // No timeout is longer than a year, or zero.
         self.set_deadline(now.checked_add(time).unwrap_or(now));
@@ -177,7 +178,7 @@ impl Socket {
         Closer(Arc::downgrade(&self.open))
     }
 
-    /// Whether a [`Closer`] has ended it.
+    /// Whether a [`Closer`] has ended the connection.
     pub(super) fn is_closed(&self) -> bool {
         self.open.closed.load(Ordering::Acquire)
     }
@@ -221,7 +222,7 @@ impl Socket {
             match (self.in_part, way) {
                 (false, _) => self.arm(way, anew)?,
                 (true, Way::Read) => self.await_turn(way)?,
-                // There is room, but perhaps not for all of it.
+                // There is room, but perhaps not for all bytes.
                 (true, Way::Write) => {
                     self.await_turn(way)?;
                     let left = self.deadline.saturating_duration_since(Instant::now());
@@ -241,8 +242,8 @@ impl Socket {
                     // The socket's own timeout was an earlier deadline's.
                     anew = true;
                 }
-                // The system has given the other side up: that is a broken connection, and no word
-                // on how long the server takes.
+                // The system has given the other side up: that is a broken connection, not a slow
+                // server.
                 Err(error) if error.kind() == io::ErrorKind::TimedOut => {
                     return Err(io::Error::new(io::ErrorKind::ConnectionAborted, error));
                 }
@@ -259,14 +260,14 @@ impl Closer {
     pub(crate) fn close(&self) {
         let Some(open) = self.0.upgrade() else { return };
         open.closed.store(true, Ordering::Release);
-        // It may be closed already.
+        // The socket may be closed already.
         let _ = match &open.stream {
             Stream::Tcp(stream) => stream.shutdown(Shutdown::Both),
             Stream::Unix(stream) => stream.shutdown(Shutdown::Both),
         };
     }
 
-    /// Where it leads; `None`: that is no address, or it was closed.
+    /// The address of the other side. `None`: it has none, or the socket was closed.
     pub(super) fn peer(&self) -> Option<SocketAddr> {
         match &self.0.upgrade()?.stream {
             Stream::Tcp(stream) => stream.peer_addr().ok(),
@@ -324,7 +325,8 @@ mod tests {
 
     use super::*;
 
-    /// An address at which nobody answers: as many wait to be let in as may. And who waits.
+    /// An address without an answer: its queue of connections is full. Returns also those
+    /// connections.
     fn silent() -> (SocketAddr, Vec<socket2::Socket>) {
         let listener = socket2::Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
         listener.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
@@ -340,7 +342,7 @@ mod tests {
         }
     }
 
-    /// Who of `addresses` is connected to within a second.
+    /// The one of `addresses` that accepts a connection within a second.
     fn connect(addresses: &[SocketAddr]) -> io::Result<SocketAddr> {
         let socket = Socket::to_one_of(addresses, Instant::now() + Duration::from_secs(1))?;
         match &socket.open.stream {
@@ -383,7 +385,7 @@ mod tests {
         assert_eq!(socket.read(&mut piece).unwrap_err().kind(), io::ErrorKind::TimedOut);
     }
 
-    /// Who says a little again and again does not keep anybody for ever.
+    /// A server that sends a little again and again does not keep a reader for ever.
     #[test]
     fn after_the_deadline_it_ends_though_more_comes_all_the_time() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();

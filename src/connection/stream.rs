@@ -22,7 +22,7 @@ use super::tls::{TlsStream, wants_certificate};
 pub(crate) struct Connection {
     stream: Stream,
     replies: Replies,
-    /// What somebody has left behind who had no more time to write it: it goes before all else.
+    /// The bytes left by a thread without time to write them: they go before all others.
     unwritten: Vec<u8>,
     read_timeout: Duration,
     write_timeout: Duration,
@@ -35,9 +35,9 @@ enum Stream {
 }
 
 impl Connection {
-    /// Connects, gives user and password, chooses the database, and asks who is there: all of it
-    /// until `deadline`, in one round trip once it is connected. `begun` hears of what ends it as
-    /// soon as it is connected. `with_role`: the server is asked whether it is a master, too.
+    /// Connects, gives user and password, chooses the database, and asks which server it is: all of
+    /// it until `deadline`, in one round trip once connected. `begun` gets the closer as soon as it
+    /// is connected. `with_role`: also asks the server whether it is a master.
     pub(super) fn open(
         address: &ConnectionAddr,
         tls: &Tls,
@@ -61,10 +61,10 @@ impl Connection {
             Ok((connection, greeted.map_err(|error| hung_up(error, address))?))
         };
         match open() {
-            // It was cut off at once (CLIENT KILL, a server that is just starting): nothing was
-            // sent but questions.
+            // The server cut it off at once (CLIENT KILL, a server that is just starting): it sent
+            // only questions.
             Err(error) if error.is_connection_dropped() => open(),
-            // They were changed just now.
+            // User and password were changed just now.
             Err(error) if login.may_change() && is_refusal(&error) => open(),
             opened => opened,
         }
@@ -84,13 +84,14 @@ impl Connection {
         if with_role {
             bytes.extend_from_slice(Command::plain(&[b"ROLE"]).bytes());
         }
-        // Behind what matters: a server that is full says so to the first, and hangs up.
+        // Behind the commands that matter: a server that is full says so to the first, and hangs
+        // up.
         let names = names(name);
         names.iter().for_each(|command| bytes.extend_from_slice(command.bytes()));
         let sent = self.send_until(&bytes, deadline);
         for (step, _) in steps {
             // A server that is full or protected says so and hangs up: the write may fail, and the
-            // word is there to be read nevertheless.
+            // error can be read nevertheless.
             match (self.receive_until(deadline), &sent) {
                 (Ok(Value::ServerError(error)), _) => {
                     return Err(step.refused(error.into(), settings.password()));
@@ -105,7 +106,7 @@ impl Connection {
         let server = Server::of(info?)?;
         let server =
             if with_role { server.in_role(&self.receive_until(deadline)?) } else { server };
-        // Some servers and some users may not be called anything.
+        // Some servers and some users allow no name.
         for _ in names {
             let _whatever = self.receive_until(deadline)?;
         }
@@ -131,13 +132,13 @@ impl Connection {
         Ok(self.stream.write_all(bytes)?)
     }
 
-    /// Will be written: by [`write_in_part`](Self::write_in_part), or before whatever is written or
-    /// read next.
+    /// Takes bytes to be written: by [`write_in_part`](Self::write_in_part), or before the next
+    /// write or read.
     pub(super) fn append(&mut self, bytes: &[u8]) {
         self.unwritten.extend_from_slice(bytes);
     }
 
-    /// Writes what is unwritten until `deadline`. `false`: there is more. Then the connection is as
+    /// Writes unwritten bytes until `deadline`. `false`: there is more. Then the connection is as
     /// good as before.
     pub(super) fn write_in_part(&mut self, deadline: Instant) -> RedisResult<bool> {
         while !self.unwritten.is_empty() {
@@ -152,9 +153,9 @@ impl Connection {
         Ok(true)
     }
 
-    /// As [`receive_until`](Self::receive_until); but after the deadline (an error that
-    /// [is a timeout](RedisError::is_timeout)) the connection is as good as before. What was read of a
-    /// reply is kept for who reads next.
+    /// As [`receive_until`](Self::receive_until); but after the deadline (an error that [is a
+    /// timeout](RedisError::is_timeout)) the connection is as good as before. The part of a reply
+    /// read so far is kept for the next reader.
     pub(super) fn receive_in_part(&mut self, deadline: Instant) -> RedisResult<Value> {
         self.stream.socket().set_deadline_in_part(deadline);
         match &mut self.stream {
@@ -164,13 +165,12 @@ impl Connection {
         }
     }
 
-    /// Reads what comes next within the read timeout, a reply or a pushed message: for a
-    /// subscriber.
+    /// Reads the next reply or pushed message within the read timeout: for a subscriber.
     pub(crate) fn recv_response(&mut self) -> RedisResult<Value> {
         self.receive_any_until(deadline_in(self.read_timeout))
     }
 
-    /// Reads a reply until `deadline`, and skips what is pushed before it. After an error the
+    /// Reads a reply until `deadline`, and skips pushed messages before it. After an error the
     /// connection is of no use any more.
     pub(crate) fn receive_until(&mut self, deadline: Instant) -> RedisResult<Value> {
         self.stream.socket().set_deadline(deadline);
@@ -184,7 +184,7 @@ impl Connection {
         }
     }
 
-    /// Reads what comes next until `deadline`, a reply or a pushed message: for who listens.
+    /// Reads the next reply or pushed message until `deadline`: for a listener.
     pub(super) fn receive_any_until(&mut self, deadline: Instant) -> RedisResult<Value> {
         self.stream.socket().set_deadline(deadline);
         match &mut self.stream {
@@ -194,12 +194,12 @@ impl Connection {
         }
     }
 
-    /// What ends it from another thread.
+    /// The handle that ends the connection from another thread.
     pub(crate) fn closer(&mut self) -> Closer {
         self.stream.socket().closer()
     }
 
-    /// Whether it was ended that way.
+    /// Whether a closer has ended it.
     pub(super) fn is_closed(&self) -> bool {
         match &self.stream {
             Stream::Plain(socket) => socket.is_closed(),
@@ -245,7 +245,8 @@ impl Stream {
             Self::Tls(stream) => {
                 let written = stream.write(bytes)?;
                 match stream.flush() {
-                    // It is encrypted, and goes out before the next bytes or with the next read.
+                    // The bytes are encrypted, and go out before the next ones or with the next
+                    // read.
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(written),
                     flushed => flushed.map(|()| written),
                 }
@@ -273,7 +274,7 @@ impl Stream {
     }
 }
 
-/// A server that ends a connection before its first word, and what that may mean.
+/// The error for a server that ends a connection before its first word, with the likely cause.
 fn hung_up(error: RedisError, address: &ConnectionAddr) -> RedisError {
     #[cfg(feature = "tls")]
     if matches!(address, ConnectionAddr::TcpTls { .. }) {
@@ -286,7 +287,7 @@ fn hung_up(error: RedisError, address: &ConnectionAddr) -> RedisError {
     io::Error::new(io::ErrorKind::ConnectionReset, why).into()
 }
 
-/// What a client says before its first question.
+/// A client's commands before its first question.
 #[derive(Clone, Copy)]
 enum Greeting {
     Hello,
@@ -318,7 +319,7 @@ fn introduction(settings: &RedisConnectionInfo) -> Vec<(Greeting, Command)> {
     steps
 }
 
-/// What the server is to call the connection.
+/// The commands that name the connection.
 fn names(name: &str) -> Vec<Command> {
     if name.is_empty() {
         return Vec::new();
@@ -334,9 +335,9 @@ fn names(name: &str) -> Vec<Command> {
 }
 
 impl Greeting {
-    /// What it means that the server refuses it.
+    /// The error for a server's refusal of the command.
     fn refused(self, error: RedisError, password: Option<&str>) -> RedisError {
-        // It says this to the first that comes, whatever that is.
+        // The server says this to the first command, of any kind.
         if turns_away(&error) || error.code() == Some("NOAUTH") {
             return error;
         }
@@ -345,7 +346,7 @@ impl Greeting {
         let repeats =
             password.is_some_and(|password| !password.is_empty() && detail.contains(password));
         match self {
-            // Who does not know a command repeats what came with it, or the beginning of that: the
+            // A server that does not know a command repeats its arguments, or their beginning: the
             // password.
             Self::Password if is_unknown => {
                 (Cause::AuthenticationFailed, "the server knows no command AUTH").into()

@@ -11,14 +11,12 @@ use redis::ConnectionAddr;
 #[cfg(feature = "tls")]
 use redis::{ErrorKind as Cause, RedisError, RedisResult};
 
+use super::ConnectError;
+use super::Settings;
 #[cfg(feature = "tls")]
 use super::reply::{NO_CERTIFICATE, REFUSED_CERTIFICATE};
 #[cfg(feature = "tls")]
 use super::socket::Socket;
-use crate::config::Config;
-use crate::error::Error;
-#[cfg(feature = "tls")]
-use crate::error::ErrorKind;
 
 #[cfg(feature = "tls")]
 mod rustls;
@@ -28,8 +26,8 @@ use rustls::Connector;
 #[cfg(feature = "tls")]
 pub(super) use rustls::TlsStream;
 
-/// What opening a connection with TLS needs. Made once: to read the system's certificates takes a
-/// part of a second.
+/// The settings for connections with TLS. Made once: reading the system's certificates takes a part
+/// of a second.
 #[derive(Clone, Default)]
 pub(super) struct Tls {
     /// `None`: for a URL without TLS.
@@ -39,7 +37,7 @@ pub(super) struct Tls {
 
 #[cfg(not(feature = "tls"))]
 impl Tls {
-    pub(super) fn new(_: &ConnectionAddr, _: &Config) -> Result<Self, Error> {
+    pub(super) fn new(_: &ConnectionAddr, _: &Settings) -> Result<Self, ConnectError> {
         Ok(Self {})
     }
 }
@@ -47,8 +45,8 @@ impl Tls {
 #[cfg(feature = "tls")]
 impl Tls {
     /// For a server at such an address, with these settings.
-    pub(super) fn new(address: &ConnectionAddr, config: &Config) -> Result<Self, Error> {
-        let unusable = |message: &str| Error::new(ErrorKind::Config, message.to_owned());
+    pub(super) fn new(address: &ConnectionAddr, config: &Settings) -> Result<Self, ConnectError> {
+        let unusable = |message: &str| ConnectError::unusable(message);
         let insecure = match address {
             ConnectionAddr::TcpTls { insecure, .. } => *insecure,
             _ if config.tls.is_set() => {
@@ -77,12 +75,12 @@ impl Tls {
     }
 }
 
-/// Why the handshake failed: the connection, or what the two said to each other.
+/// Why the handshake failed: the connection, or the two sides' messages.
 #[cfg(feature = "tls")]
 fn failed(error: &(dyn StdError + 'static)) -> RedisError {
     let mut cause = Some(error);
     while let Some(this) = cause {
-        // What is wrong with the words comes as trouble of the connection, too.
+        // Errors in the messages come as errors of the connection, too.
         if let Some(broke) = this.downcast_ref::<io::Error>()
             && broke.kind() != io::ErrorKind::InvalidData
         {
@@ -101,8 +99,8 @@ fn failed(error: &(dyn StdError + 'static)) -> RedisError {
     (Cause::Client, "the TLS handshake failed", about_certificate(&said).unwrap_or(said)).into()
 }
 
-/// Of an error behind the handshake: the server wants a certificate, or refuses the one that it was
-/// shown, which it says only then.
+/// The meaning of an error behind the handshake: the server wants a certificate, or refuses the
+/// shown one; it says so only then.
 #[cfg(feature = "tls")]
 pub(super) fn wants_certificate(error: RedisError) -> RedisError {
     match about_certificate(&error.to_string()) {
@@ -111,7 +109,7 @@ pub(super) fn wants_certificate(error: RedisError) -> RedisError {
     }
 }
 
-/// What the server's alert says of the client's certificate, if that is what it is about.
+/// The meaning of the server's alert, if it concerns the client's certificate.
 #[cfg(feature = "tls")]
 fn about_certificate(said: &str) -> Option<String> {
     const REFUSALS: [&str; 7] = [

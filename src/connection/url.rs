@@ -1,4 +1,4 @@
-//! What is wrong with a URL, in words that never repeat a part of it: any part may be the password.
+//! The fault of a URL, in words that never repeat a part of it: any part may be the password.
 
 mod cluster;
 #[cfg(not(all(test, shuttle)))]
@@ -44,7 +44,7 @@ fn explain(url: &str) -> Option<String> {
     }
     let (rest, fragment) = parted(rest, '#');
     let (rest, query) = parted(rest, '?');
-    // Whatever comes behind the host's end and looks like the end of a password.
+    // Any text behind the host's end that looks like the end of a password.
     let (authority, path) = parted(rest, '/');
     let strays = [path.filter(|_| !unix), query.filter(|_| !unix), fragment];
     if !authority.contains('@') && strays.into_iter().flatten().any(|part| part.contains('@')) {
@@ -82,7 +82,7 @@ fn explain(url: &str) -> Option<String> {
     })
 }
 
-/// What comes before the first `mark`, and what comes after it.
+/// The text before the first `mark`, and the text after it.
 fn parted(text: &str, mark: char) -> (&str, Option<&str>) {
     text.split_once(mark).map_or((text, None), |(before, after)| (before, Some(after)))
 }
@@ -153,7 +153,7 @@ fn explain_parameters(query: &str, unix: bool) -> Option<String> {
     None
 }
 
-/// What is percent-encoded; `None`: no text.
+/// The decoded text; `None`: it is no text.
 fn decoded(encoded: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(encoded.len());
     let mut rest = encoded.as_bytes();

@@ -1,17 +1,17 @@
 //! The re-entrant lock and the fenced lock, as the driver that waits sees them: one thread holds,
-//! and a process hands it to the next. (A fair lock's hooks are in `fair_lock.rs`, those of a lock
-//! to read or to write in `read_write_lock.rs`.)
+//! and a process hands it to the next. (A fair lock's hooks are in `lock/fair.rs`, those of a lock
+//! to read or to write in `lock/read_write.rs`.)
 //!
-//! `hold/gate.rs` orders the threads of this process, `hold/place.rs` is the process's place in the
-//! queue of processes, and `acquire/mod.rs` has the loop that calls these hooks.
+//! `local/gate.rs` orders the threads of this process, `local/place.rs` is the process's place in the
+//! queue of processes, and `waiting/mod.rs` has the loop that calls these hooks.
 
 use std::sync::Arc;
 
 use super::Handle;
-use crate::acquire::{self, Baton, Claim, Enter, EnterOf, Lead, Synchronizer, Try, Wait};
 use crate::error::{Error, LostReason};
-use crate::hold::{Entered, Place, Site, Tenancy, Terms};
+use crate::local::{Entered, Place, Site, Tenancy, Terms};
 use crate::sync::Thread;
+use crate::waiting::{self, Baton, Claim, Enter, EnterOf, Lead, Synchronizer, Try, Wait};
 
 /// See the module.
 struct Exclusive<'a>(&'a Handle);
@@ -26,7 +26,7 @@ pub(crate) fn acquire(
     // cancelled token is an error before the client sends a request.
     handle.check(&wait)?;
     // The driver. It calls the hooks below, and parks the thread between them.
-    acquire::acquire(&Exclusive(handle), &Claim { thread, need: handle.terms(), wait })
+    waiting::acquire(&Exclusive(handle), &Claim { thread, need: handle.terms(), wait })
 }
 
 impl Synchronizer for Exclusive<'_> {
@@ -104,7 +104,7 @@ impl Synchronizer for Exclusive<'_> {
         tenancy: Arc<Tenancy>,
         claim: &Claim<'_, Terms>,
     ) -> Result<Option<Arc<Tenancy>>, Error> {
-        // `Gate::admit` seats it, and the wheel gets an alarm for its renewal (`hold/watch.rs`).
+        // `Gate::admit` seats it, and the wheel gets an alarm for its renewal (`local/watch.rs`).
         if !self.0.site.admit(&tenancy, claim.need)? {
             return Ok(None);
         }

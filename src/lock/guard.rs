@@ -10,10 +10,9 @@ use std::time::Duration;
 #[cfg(doc)]
 use super::Lock;
 use super::{Guard, Handle};
-use crate::core::Core;
-use crate::error::LostReason;
-use crate::error::{Error, ErrorKind};
-use crate::hold::{HoldState, Leaving, Level, Site, Tenancy};
+use crate::error::{Error, ErrorKind, LostReason};
+use crate::local::{HoldState, Leaving, Level, Site, Tenancy};
+use crate::runtime::Core;
 
 /// A held lock. Dropping it releases the lock.
 ///
@@ -162,7 +161,8 @@ impl LockGuard {
 
     /// Lets go of the guard and leaves the lock to the end of its lease: until then nobody gets it,
     /// even if this client, its process or its machine ends. "Once an hour on one of all machines"
-    /// is `with_lease(hour)`, `try_lock` and this.
+    /// is `with_lease` of a little less than an hour, `try_lock` and this. (With a lease of a whole
+    /// hour, the lock may still be taken when the next run is due: then no machine runs.)
     ///
     /// The thread does not hold the lock any more: to it, as to all others, the lock is taken.
     /// Nothing renews the lock, so it ends when the rest of its lease has passed: with

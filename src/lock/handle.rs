@@ -5,14 +5,13 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::acquire::Wait;
 use crate::connection::Limit;
-use crate::core::Session;
 use crate::error::{Error, ErrorKind, LostReason};
-use crate::hold::{Entered, Leaving, Level, Site, Succession, Tenancy, Terms};
-use crate::protocol::Mode;
-use crate::script::{self, Trouble};
+use crate::local::{Entered, Leaving, Level, Site, Succession, Tenancy, Terms};
+use crate::runtime::Session;
+use crate::scripts::{self, Mode, Trouble};
 use crate::sync::{Thread, clock};
+use crate::waiting::Wait;
 
 /// A client, a name, and the terms on which a thread takes the lock: the handle of any lock.
 #[derive(Clone)]
@@ -191,7 +190,7 @@ impl Handle {
     pub(crate) fn is_locked(&self) -> Result<bool, Error> {
         self.check_usable()?;
         let Site { route, name, mode, .. } = &*self.site;
-        script::lock::is_held_to(route, name, *mode)
+        scripts::lock::is_held_to(route, name, *mode)
             .map_err(|trouble| trouble.into_error().of(name))
     }
 
@@ -202,7 +201,7 @@ impl Handle {
     pub(crate) fn remaining_lease(&self) -> Result<Option<Duration>, Error> {
         self.check_usable()?;
         let Site { route, name, mode, .. } = &*self.site;
-        script::lock::remaining_lease(route, name, *mode)
+        scripts::lock::remaining_lease(route, name, *mode)
             .map_err(|trouble| trouble.into_error().of(name))
     }
 

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Handle;
-use crate::acquire::Wait;
 use crate::error::Error;
-use crate::hold::Tenancy;
+use crate::local::Tenancy;
 use crate::sync::Thread;
+use crate::waiting::Wait;
 
 /// A lock as a [`MultiLock`](crate::MultiLock) uses it.
 pub(crate) trait Part: fmt::Debug + Send + Sync {

@@ -178,8 +178,8 @@ macro_rules! lock_verbs {
             fn retake(
                 &self,
                 thread: &std::sync::Arc<crate::sync::Thread>,
-                terms: crate::hold::Terms,
-            ) -> Result<Option<std::sync::Arc<crate::hold::Tenancy>>, crate::Error> {
+                terms: crate::local::Terms,
+            ) -> Result<Option<std::sync::Arc<crate::local::Tenancy>>, crate::Error> {
                 let mut lock = self.clone();
                 lock.handle = self.handle.on(terms);
                 lock.acquire(thread, crate::Wait::FOREVER)
@@ -284,7 +284,7 @@ macro_rules! lock_verbs {
                 &self,
                 thread: &std::sync::Arc<crate::sync::Thread>,
                 wait: crate::Wait<'_>,
-            ) -> Result<Option<std::sync::Arc<crate::hold::Tenancy>>, crate::Error> {
+            ) -> Result<Option<std::sync::Arc<crate::local::Tenancy>>, crate::Error> {
                 Self::acquire(self, thread, wait)
             }
         }

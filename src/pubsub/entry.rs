@@ -1,41 +1,43 @@
-//! One channel: whether it is subscribed, how many messages came, and who waits for one.
+//! One channel: whether it is subscribed, how many messages came, and its waiting threads.
 
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::error::Error;
+use crate::connection::Cause;
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::sync::{Mutex, Thread};
 
-/// A channel that somebody of this process listens to, or did a short while ago.
+/// A channel that a thread of this process listens to, or did a short while ago.
 #[derive(Debug)]
 pub(crate) struct Entry {
     channel: Arc<str>,
     kind: ChannelKind,
-    /// The number of the server that is asked for it. Changed under the mutex of all channels.
+    /// The number of the server that this process asks for it. Changed under the mutex of all
+    /// channels.
     home: AtomicUsize,
     state: Mutex<State>,
 }
 
-/// What a channel is for.
+/// The use of a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ChannelKind {
     /// A name's: it is kept for a while after its last listener, for the next one.
     Shared,
-    /// One waiter's: nobody listens to it again.
+    /// One waiter's: no other thread ever listens to it.
     Single,
-    /// Of all clients of a cluster that have the same kind of channels: others find them by it.
+    /// All clients of a cluster with the same kind of channels listen to it: others find them by
+    /// it.
     Common,
-    /// The client's, of one server or for one name: what comes there is for who is named, and the
-    /// channel itself is no news.
+    /// The client's, of one server or for one name: each message is for the owner that it names,
+    /// and is no news of the channel itself.
     Own,
 }
 
 #[derive(Debug)]
 struct State {
     confirmation: Confirmation,
-    /// Counts what a waiter may have missed: messages, and confirmations after a reconnect.
-    /// A waiter reads it before it tries, and sleeps only while it has not moved.
+    /// Counts the news that a waiter may have missed: messages, and confirmations after a
+    /// reconnect. A waiter reads it before it tries, and sleeps only while it has not moved.
     version: u64,
     waiting: Vec<Arc<Thread>>,
     /// When the last listener left, if there is none.
@@ -49,7 +51,7 @@ pub(crate) enum Confirmation {
     Pending,
     Confirmed,
     /// The server refuses it.
-    Refused(Error),
+    Refused(Cause),
 }
 
 impl Entry {
@@ -76,7 +78,7 @@ impl Entry {
         self.home.load(Ordering::Relaxed)
     }
 
-    /// Returns where it was.
+    /// Returns the number of its old home.
     pub(crate) fn move_to(&self, home: usize) -> usize {
         self.home.swap(home, Ordering::Relaxed)
     }
@@ -119,7 +121,7 @@ impl Entry {
         self.state.lock().idle_since
     }
 
-    /// From here on until [`forget`](Self::forget), whatever happens to the channel wakes `thread`.
+    /// From here on until [`forget`](Self::forget), all news of the channel wakes `thread`.
     pub(crate) fn wake(&self, thread: &Arc<Thread>) {
         self.state.lock().waiting.push(Arc::clone(thread));
     }
@@ -147,7 +149,7 @@ impl Entry {
         Self::wake_all(state);
     }
 
-    /// The connection is gone; nobody is woken, since there is nothing to see yet.
+    /// The connection is gone. Wakes no thread, since there is no news yet.
     pub(crate) fn disconnected(&self) {
         let mut state = self.state.lock();
         if let Confirmation::Confirmed = state.confirmation {
@@ -155,12 +157,12 @@ impl Entry {
         }
     }
 
-    /// It is asked for, perhaps once more.
+    /// The subscriber asks for the channel, perhaps once more.
     pub(crate) fn ask_again(&self) {
         self.state.lock().confirmation = Confirmation::Pending;
     }
 
-    /// Wakes all, for something that is not the channel's own news.
+    /// Wakes all threads, for news that is not the channel's own.
     pub(crate) fn nudge(&self) {
         Self::wake_all(self.state.lock());
     }

@@ -1,10 +1,10 @@
-//! What a server says to its subscriber.
+//! A server's words to its subscriber.
 
 use std::sync::Arc;
 
 use redis::{PushKind, RedisError, Value};
 
-/// What the server says on a subscriber's connection, in RESP2 or RESP3.
+/// A push or reply of the server on a subscriber's connection, in RESP2 or RESP3.
 pub(super) enum Event {
     Subscribed(Vec<u8>),
     Unsubscribed(Vec<u8>),
@@ -17,7 +17,7 @@ pub(super) enum Event {
     Pong,
     /// The answer to a question.
     Reply(Value),
-    /// Nothing that anybody waits for.
+    /// Any other, which no thread waits for.
     Other,
 }
 

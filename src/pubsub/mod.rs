@@ -3,17 +3,16 @@
 //!
 //! The thread sleeps in a read of its connection. To make it look at its queue of new channels, a
 //! message is published on a channel of the client's own, which works over TCP, TLS and unix
-//! sockets alike. The same message, sent every few seconds, shows that the connection is alive. Of
-//! one server scripts tell waiters of this client there, too (`own.rs`). In a cluster they do so on
-//! a channel of the name's, since one of the client's would belong to another slot.
+//! sockets alike. The same message, sent every few seconds, shows that the connection is alive.
+//! With one server, scripts tell waiters of this client there, too. In a cluster they do
+//! so on a channel of the name's, since the client's would belong to another slot.
 //!
-//! An entry has a home: the server that has the channel's slot. When that is another one, the entry
-//! moves there, and is confirmed anew. Who waits for it sees no more of that than of a reconnect.
-//! What is tracked moves the same way (`tracking.rs`).
+//! An entry has a home: the server that has the channel's slot. When the slot moves to another
+//! server, the entry moves there, and is confirmed anew. Its waiters notice no more than of a
+//! reconnect. Tracked keys move the same way (`tracking.rs`).
 
 mod entry;
 mod event;
-mod own;
 mod subscriber;
 mod tracking;
 
@@ -27,49 +26,60 @@ use redis::Value;
 
 use entry::ChannelKind;
 pub(crate) use entry::{Confirmation, Entry};
-pub(crate) use own::{Addressee, Grant, News};
-use own::{Addressees, LOOK};
 pub(crate) use subscriber::Subscriber;
 use tracking::{MOST_KEYS, ToTrack, Tracking};
 pub(crate) use tracking::{Question, Tracked};
 
 use crate::connection::{Channels, Command, Failure, Node, Outcome, Servers, slot_of};
-use crate::protocol::LockKeys;
 use crate::sync::{Condvar, Mutex, Thread};
 
 /// How often the control message goes out while there are subscriptions.
 pub(crate) const HEARTBEAT: Duration = Duration::from_secs(3);
-/// Of so many channels it is asked at once whether they have listeners of the other kind.
+/// One question asks whether at most so many channels have listeners of the other kind.
 const MOST_COMPARED: usize = 100;
-/// A message that was sent is heard after so long, or not at all.
+/// A message arrives within this time of its sending, or not at all.
 const TELLS_WITHIN: Duration = Duration::from_millis(300);
 
 /// The channels this process listens to.
 pub(crate) struct PubSub {
     servers: Servers,
-    /// The client's id.
-    client: Box<str>,
+    names: Names,
     channels: Channels,
-    addressees: Addressees,
     state: Mutex<State>,
-    /// Whether the server refuses the control message, which has been said.
+    /// Whether the server refuses the control message. The log says so already.
     muted: AtomicBool,
-    /// In a cluster: what all clients with this kind of channels listen to.
+    /// In a cluster: the channel to which all clients with this kind of channels listen.
     common: Option<Arc<str>>,
-    /// Whether it is looked whether others have the other kind: until it was said, or refused.
+    /// Whether the client asks if others have the other kind: until the log said so, or the server
+    /// refused.
     compares: AtomicBool,
-    /// Whether servers are asked to track what is held.
+    /// Whether the client asks servers to track the keys of its holds.
     may_track: bool,
     shut_down: AtomicBool,
-    /// Of one server, the one there is.
+    /// The only one, with one server.
     sole: OnceLock<Arc<Subscriber>>,
     host: Box<dyn Host>,
 }
 
-/// What a client does for its subscribers.
+/// The control message: look at the queue of new channels. Or it only shows that the connection
+/// lives.
+const LOOK: &str = "0";
+
+/// The channels of the client.
+pub(crate) struct Names {
+    /// The client's own channel.
+    pub(crate) control: String,
+    /// The client's own channel for a key in a cluster: it must be in the key's slot.
+    pub(crate) own: Box<dyn Fn(&str) -> String + Send + Sync>,
+    /// The channel to which all clients of a cluster listen that have sharded channels, or the
+    /// other kind.
+    pub(crate) common: fn(sharded: bool) -> String,
+}
+
+/// The client, as its subscribers need it.
 pub(crate) trait Host: Send + Sync {
-    /// Starts the thread of a subscriber that is needed from now on. Called with a mutex held.
-    fn start(&self, subscriber: Arc<Subscriber>);
+    /// Starts the thread of a subscriber. Called with a mutex held. `false`: the system gives none.
+    fn start(&self, subscriber: Arc<Subscriber>) -> bool;
 
     /// Wakes the thread that listens to a server from its read, with a
     /// [`control_message`](PubSub::control_message).
@@ -78,30 +88,32 @@ pub(crate) trait Host: Send + Sync {
     /// The same, soon: without I/O here.
     fn tell_soon(&self, node: Arc<Node>);
 
-    /// Hears of messages to owners of this client that do not wait. Called on a subscriber's
-    /// thread.
-    fn stray(&self, owner: u64, news: &News<'_>);
+    /// Gets a message of the client's own channel, but for its control messages. Called on a
+    /// subscriber's thread with no mutex held.
+    fn message(&self, message: &[u8]);
 }
 
 struct State {
     entries: HashMap<Arc<str>, Arc<Entry>>,
-    /// For each server that was listened to, by its number.
-    desks: HashMap<usize, Desk>,
-    /// Where the versions of new entries begin: past those of all that are gone, so that no
-    /// channel ever has a version twice.
+    /// For each server with channels, by its number.
+    queues: HashMap<usize, SubscriberQueue>,
+    /// The first version of a new entry: past those of all dropped ones, so that no channel ever
+    /// has a version twice.
     first_version: u64,
 }
 
-/// What a subscriber's thread is to know.
-struct Desk {
+/// The news for a subscriber's thread.
+struct SubscriberQueue {
+    /// Whether the thread was started.
+    runs: bool,
     subscriber: Arc<Subscriber>,
     /// Channels to ask the server for.
     wanted: Vec<Arc<Entry>>,
     /// Channels that have another home now.
     left: Vec<Arc<Entry>>,
-    /// What is held for a while now, to be tracked under its key.
+    /// Holds that have lasted for a while, to be tracked under their keys.
     to_track: Vec<ToTrack>,
-    /// What is tracked may have another home since the thread last looked.
+    /// Tracked keys may have another home since the thread last looked.
     moved: bool,
     /// Whether the thread sleeps in a read, where only a control message reaches it.
     reading: bool,
@@ -116,15 +128,15 @@ impl State {
         dropped
     }
 
-    /// Gives up the channels of a server's that nobody listens to any more. Returns those that the
-    /// server has to be told of.
+    /// Gives up the channels of a server that have no listener any more. Returns those of which the
+    /// subscriber must tell the server.
     fn sweep(&mut self, server: usize, grace: Duration) -> Vec<Arc<Entry>> {
-        // It knows nothing of one that it refused.
+        // The server knows nothing of a channel that it refused.
         self.drop_entries(|entry| {
             entry.home() == server && entry.idle_since().is_some() && entry.is_refused()
         });
-        // Only a confirmed one: then the order of what the server confirms is that of what was
-        // asked, and a confirmation always means the entry of now.
+        // Only a confirmed one: then the server's confirmations come in the order of the requests,
+        // and a confirmation always means the present entry.
         self.drop_entries(|entry| {
             if entry.home() != server {
                 return false;
@@ -136,25 +148,24 @@ impl State {
 }
 
 impl PubSub {
-    /// Nothing of what it asks `host` for may block. `may_track`: servers are asked to tell when
-    /// keys change under which something is held.
+    /// No method of `host` may block. `may_track`: the client asks servers to tell when the keys of
+    /// its holds change.
     pub(crate) fn new(
         servers: Servers,
-        client: &str,
+        names: Names,
         may_track: bool,
         host: impl Host + 'static,
     ) -> Self {
-        let state = State { entries: HashMap::new(), desks: HashMap::new(), first_version: 0 };
+        let state = State { entries: HashMap::new(), queues: HashMap::new(), first_version: 0 };
         let channels = servers.channels();
         let in_cluster = channels != Channels::Server;
-        let common = || LockKeys::common_channel(channels == Channels::Sharded).into();
+        let common = in_cluster.then(|| (names.common)(channels == Channels::Sharded).into());
         Self {
             channels,
             servers,
-            client: client.into(),
-            common: in_cluster.then(common),
+            names,
+            common,
             compares: AtomicBool::new(in_cluster),
-            addressees: Addressees::default(),
             state: Mutex::new(state),
             muted: AtomicBool::new(false),
             may_track,
@@ -164,26 +175,26 @@ impl PubSub {
         }
     }
 
-    /// Where there is one server.
+    /// The only subscriber, with one server.
     fn sole(&self) -> &Arc<Subscriber> {
         if let Some(sole) = self.sole.get() {
             return sole;
         }
-        // Whoever else looks for it has the same one, and nobody waits with a mutex for who does.
+        // All other threads find the same subscriber, and none waits with a mutex for this one.
         let subscriber = self.subscriber(&self.servers.first());
         self.sole.get_or_init(|| subscriber)
     }
 
-    /// What listens to a server.
+    /// The subscriber of a server.
     pub(crate) fn subscriber(&self, node: &Arc<Node>) -> Arc<Subscriber> {
-        Arc::clone(&self.desk(&mut self.state.lock(), node).subscriber)
+        Arc::clone(&self.queue(&mut self.state.lock(), node).subscriber)
     }
 
-    fn desk<'a>(&self, state: &'a mut State, node: &Arc<Node>) -> &'a mut Desk {
-        state.desks.entry(node.number()).or_insert_with(|| {
-            let mut own = LockKeys::control_channel(&self.client);
+    fn queue<'a>(&self, state: &'a mut State, node: &Arc<Node>) -> &'a mut SubscriberQueue {
+        state.queues.entry(node.number()).or_insert_with(|| {
+            let mut own = self.names.control.clone();
             if self.channels != Channels::Server {
-                // A message is heard at every server.
+                // Every server of a cluster hears a message.
                 own = format!("{own}:{}", node.number());
             }
             let subscriber = Arc::new(Subscriber {
@@ -199,8 +210,8 @@ impl PubSub {
                 heard: AtomicU64::new(0),
                 suspected: Mutex::new(None),
             });
-            self.host.start(Arc::clone(&subscriber));
-            Desk {
+            SubscriberQueue {
+                runs: self.host.start(Arc::clone(&subscriber)),
                 subscriber,
                 wanted: Vec::new(),
                 left: Vec::new(),
@@ -216,14 +227,15 @@ impl PubSub {
         self.listen_to(channel, ChannelKind::Shared)
     }
 
-    /// As [`listen`](Self::listen), to a channel that nobody else will listen to.
+    /// As [`listen`](Self::listen), to a channel that no other thread will listen to.
     pub(crate) fn listen_once(&self, channel: &Arc<str>) -> Subscription {
         self.listen_to(channel, ChannelKind::Single)
     }
 
     fn listen_to(&self, channel: &Arc<str>, kind: ChannelKind) -> Subscription {
         let mut state = self.state.lock();
-        // Under the mutex: a move is told after it is known, and finds this one then.
+        // Under the mutex: `moved` runs after the servers know of a move, and then finds this
+        // entry.
         let home = self.servers.home(channel.as_bytes());
         let first_version = state.first_version;
         let (entry, new) = match state.entries.entry(Arc::clone(channel)) {
@@ -243,7 +255,7 @@ impl PubSub {
         }
         let mut tell = None;
         if new || again {
-            // If it was to move meanwhile, the server says so.
+            // If the channel was to move meanwhile, the server says so.
             entry.move_to(home.number());
             tell = self.want(&mut state, &home, &entry);
         }
@@ -254,17 +266,17 @@ impl PubSub {
 
     /// Has a server asked for a channel.
     fn want(&self, state: &mut State, home: &Arc<Node>, entry: &Arc<Entry>) -> Option<Arc<Node>> {
-        let desk = self.desk(state, home);
-        desk.wanted.push(Arc::clone(entry));
-        desk.subscriber.work.notify_one();
-        desk.reading.then(|| Arc::clone(home))
+        let queue = self.queue(state, home);
+        queue.wanted.push(Arc::clone(entry));
+        queue.subscriber.work.notify_one();
+        queue.reading.then(|| Arc::clone(home))
     }
 
-    /// Slots, in their order, have another server: the channels move there, and what is tracked
-    /// when the old server's thread looks. (Nothing hurries it: what is held there is renewed now.)
+    /// Slots, in their order, have another server: the channels move there now, and tracked keys
+    /// when the old server's thread looks. (Nothing hurries it: the holds there are renewed now.)
     pub(crate) fn moved(&self, slots: &[u16]) {
         let mut state = self.state.lock();
-        state.desks.values_mut().for_each(|desk| desk.moved = true);
+        state.queues.values_mut().for_each(|queue| queue.moved = true);
         let is_moved = |channel: &str| slots.binary_search(&slot_of(channel.as_bytes())).is_ok();
         let moved = |entry: &&Arc<Entry>| is_moved(entry.channel());
         let moved: Vec<_> = state.entries.values().filter(moved).cloned().collect();
@@ -276,11 +288,11 @@ impl PubSub {
                 continue;
             }
             entry.disconnected();
-            if let Some(desk) = state.desks.get_mut(&old) {
-                desk.wanted.retain(|wanted| !Arc::ptr_eq(wanted, &entry));
-                desk.left.push(Arc::clone(&entry));
-                let node = &desk.subscriber.node;
-                tell.extend(desk.reading.then(|| Arc::clone(node)));
+            if let Some(queue) = state.queues.get_mut(&old) {
+                queue.wanted.retain(|wanted| !Arc::ptr_eq(wanted, &entry));
+                queue.left.push(Arc::clone(&entry));
+                let node = &queue.subscriber.node;
+                tell.extend(queue.reading.then(|| Arc::clone(node)));
             }
             tell.extend(self.want(&mut state, &home, &entry));
         }
@@ -290,14 +302,15 @@ impl PubSub {
         tell.iter().for_each(|node| self.host.tell(node));
     }
 
-    /// Listens to the channel of the client's own on which scripts tell the waiters that are
-    /// [expected](Self::expect) for this key. The version moves when messages may have been missed.
+    /// Listens to the channel of the client's own on which scripts tell this key's waiters. The
+    /// version moves when messages may have been missed.
     pub(crate) fn listen_to_own(&self, key: &str) -> Subscription {
         if self.channels == Channels::Server {
             let Subscriber { own, work, .. } = &**self.sole();
             let state = self.state.lock();
             own.listen();
-            // Whoever has a connection has asked for it, and there is none after a refusal.
+            // A subscriber with a connection has asked for it, and there is no connection after a
+            // refusal.
             if own.is_refused() {
                 own.ask_again();
             }
@@ -309,13 +322,13 @@ impl PubSub {
         }
     }
 
-    /// In a cluster there is one for each key: it must be in the key's slot.
+    /// In a cluster each key has its own such channel: it must be in the key's slot.
     fn own_channel(&self, key: &str) -> String {
-        LockKeys::own_channel(key, &self.client)
+        (self.names.own)(key)
     }
 
     /// Moves when messages on the channel of the client's own for this key may have been missed.
-    /// `None`: nobody listens to it.
+    /// `None`: no thread listens to it.
     pub(crate) fn own_version(&self, key: &str) -> Option<u64> {
         if self.channels == Channels::Server {
             return Some(self.sole().own.version());
@@ -324,56 +337,56 @@ impl PubSub {
         state.entries.get(&*self.own_channel(key)).map(|entry| entry.version())
     }
 
-    /// Whether it is worth while to [`track`](Self::track) this key: its server may do so, as far
-    /// as is known.
+    /// Whether it is worth while to [`track`](Self::track) this key: as far as this client knows,
+    /// its server may.
     pub(crate) fn tracks(&self, key: &str) -> bool {
         if !self.may_track || self.channels == Channels::Server {
             return self.may_track && self.sole().tracks();
         }
         let home = self.servers.home(key.as_bytes());
         let state = self.state.lock();
-        state.desks.get(&home.number()).is_none_or(|desk| desk.subscriber.tracks())
+        state.queues.get(&home.number()).is_none_or(|queue| queue.subscriber.tracks())
     }
 
-    /// From here on, while there is a connection, `who` is asked for whenever `key` changes. No
-    /// I/O.
+    /// From here on, while there is a connection, the subscriber asks the server about `who` at
+    /// each change of `key`. No I/O.
     pub(crate) fn track(&self, key: &Arc<str>, who: Weak<dyn Tracked>) {
         let mut state = self.state.lock();
         let home = self.servers.home(key.as_bytes());
-        let desk = self.desk(&mut state, &home);
-        if !desk.subscriber.tracks() || desk.to_track.len() >= MOST_KEYS {
+        let queue = self.queue(&mut state, &home);
+        if !queue.subscriber.tracks() || queue.to_track.len() >= MOST_KEYS {
             return;
         }
-        // Who put the first one there has told it of all.
-        let tell = desk.reading && desk.to_track.is_empty();
-        desk.to_track.push((Arc::clone(key), who));
-        desk.subscriber.work.notify_one();
+        // The thread that put the first hold there has told the subscriber of all.
+        let tell = queue.reading && queue.to_track.is_empty();
+        queue.to_track.push((Arc::clone(key), who));
+        queue.subscriber.work.notify_one();
         drop(state);
         if tell {
             self.host.tell_soon(home);
         }
     }
 
-    /// Gives what is tracked and has another home now to the thread of that one.
+    /// Gives tracked keys that have another home now to that server's thread.
     fn hand_on(&self, subscriber: &Subscriber, tracking: &mut Tracking) {
         let here = subscriber.node.number();
         let is_elsewhere = |key: &str| self.servers.home(key.as_bytes()).number() != here;
-        // Before the look: a move behind it is looked at again.
-        if let Some(desk) = self.state.lock().desks.get_mut(&here) {
-            desk.moved = false;
+        // Before the look: the thread looks again after a later move.
+        if let Some(queue) = self.state.lock().queues.get_mut(&here) {
+            queue.moved = false;
         }
         let mut left = tracking.leave(is_elsewhere);
-        if let Some(desk) = self.state.lock().desks.get_mut(&here) {
-            left.extend(desk.to_track.extract_if(.., |(key, _)| is_elsewhere(key)));
+        if let Some(queue) = self.state.lock().queues.get_mut(&here) {
+            left.extend(queue.to_track.extract_if(.., |(key, _)| is_elsewhere(key)));
         }
         for (key, who) in left {
             self.track(&key, who);
         }
     }
 
-    /// Somebody found out by asking what a message should have told. That may be on its way. But if
-    /// nothing at all is heard until the next one finds out, the connection is dead, and nobody is
-    /// told so: it ends here, and the next one begins.
+    /// A thread found out by a question something that a message should have told. That message may
+    /// be on its way. But if the connection brings nothing at all until the next thread finds out,
+    /// it is dead, and no error says so: it ends here, and the next one begins.
     pub(crate) fn suspect(&self, key: &str) {
         let subscriber = match self.channels {
             Channels::Server => Arc::clone(self.sole()),
@@ -395,14 +408,14 @@ impl PubSub {
         }
     }
 
-    /// A connection has led to another run of this server, or to another server. The one for
-    /// messages may lead to the last one still, which lives on: it ends here, and the next one
-    /// begins.
+    /// A connection has led to another run of this server, or to another server. The connection for
+    /// messages may still lead to the last run or server, which lives on: it ends here, and the
+    /// next one begins.
     pub(crate) fn met_new_run(&self, server: usize) {
         let state = self.state.lock();
-        let subscriber = state.desks.get(&server).map(|desk| Arc::clone(&desk.subscriber));
+        let subscriber = state.queues.get(&server).map(|queue| Arc::clone(&queue.subscriber));
         drop(state);
-        // Where the server does not say which run it is each connection counts as a new one.
+        // If the server does not say which run it is, each connection counts as a new run.
         if let Some(subscriber) = subscriber
             && subscriber.node.endpoint.says_its_run()
         {
@@ -410,26 +423,15 @@ impl PubSub {
         }
     }
 
-    /// The connection to this server is to be opened anew, with another user or password.
+    /// The subscriber is to open its connection to this server anew, with another user or password.
     pub(crate) fn open_anew(&self, server: usize) {
         let state = self.state.lock();
-        let subscriber = state.desks.get(&server).map(|desk| Arc::clone(&desk.subscriber));
+        let subscriber = state.queues.get(&server).map(|queue| Arc::clone(&queue.subscriber));
         drop(state);
         subscriber.inspect(|subscriber| subscriber.end_connection());
     }
 
-    /// From here on messages to this owner reach `who`, who [dismisses](Self::dismiss) it in the
-    /// end.
-    pub(crate) fn expect(&self, owner: u64, who: Weak<dyn Addressee>) {
-        self.addressees.expect(owner, who);
-    }
-
-    /// From here on this owner does not wait, and has no place anywhere that anybody knows of.
-    pub(crate) fn dismiss(&self, owner: u64) {
-        self.addressees.dismiss(owner);
-    }
-
-    /// A subscription that is confirmed already, if there is one.
+    /// A subscription to a confirmed channel, if there is one.
     pub(crate) fn listening(&self, channel: &Arc<str>) -> Option<Subscription> {
         let state = self.state.lock();
         let entry = state.entries.get(channel).filter(|entry| entry.is_confirmed())?;
@@ -443,20 +445,23 @@ impl PubSub {
         Command::plain(&[b"PUBLISH", subscriber.own.channel().as_bytes(), LOOK.as_bytes()])
     }
 
-    /// Whether the right to publish is missing from now on. Returns whether it was before.
+    /// Sets whether the right to publish is missing from now on. Returns whether it was before.
     pub(crate) fn is_muted(&self, now: bool) -> bool {
         self.muted.swap(now, Ordering::Relaxed)
     }
 
-    /// The servers to which there is a connection whose life a heartbeat should show.
+    /// The servers with a connection whose life a heartbeat should show.
     pub(crate) fn heartbeats(&self) -> Vec<Arc<Node>> {
-        let state = self.state.lock();
-        let reading = state.desks.values().filter(|desk| desk.reading);
-        reading.map(|desk| Arc::clone(&desk.subscriber.node)).collect()
+        let mut state = self.state.lock();
+        for queue in state.queues.values_mut().filter(|queue| !queue.runs) {
+            queue.runs = self.host.start(Arc::clone(&queue.subscriber));
+        }
+        let reading = state.queues.values().filter(|queue| queue.reading);
+        reading.map(|queue| Arc::clone(&queue.subscriber.node)).collect()
     }
 
     /// Asks this server of a cluster how many clients listen by the other kind of channels: any of
-    /// ours, and Redisson's to what is listened to here.
+    /// redlatch's, and Redisson's to the channels of this client.
     pub(crate) fn comparisons(&self, node: &Node) -> Vec<Command> {
         if !self.compares.load(Ordering::Relaxed) {
             return Vec::new();
@@ -469,7 +474,7 @@ impl PubSub {
         let shared: Vec<_> =
             shared.map(|it| Arc::clone(it.channel())).take(MOST_COMPARED).collect();
         drop(state);
-        let ours: Arc<str> = LockKeys::common_channel(self.channels != Channels::Sharded).into();
+        let ours: Arc<str> = (self.names.common)(self.channels != Channels::Sharded).into();
         let question = |question: &[u8], channels: &[Arc<str>]| {
             let channels = channels.iter().map(|channel| channel.as_bytes());
             Command::plain(&[b"PUBSUB", question].into_iter().chain(channels).collect::<Vec<_>>())
@@ -484,12 +489,12 @@ impl PubSub {
         }
     }
 
-    /// The answer to a comparison. What is to be said of it, once.
+    /// The answer to a comparison. Returns the log's words on it, once.
     pub(crate) fn compared(&self, outcome: &Outcome) -> Option<String> {
         let found = match outcome {
             Ok(Value::Array(counts)) => counts.iter().any(|it| matches!(it, Value::Int(1..))),
             Ok(_) => false,
-            // It may not be asked.
+            // This client has no right to ask.
             Err(Failure::Refused(_)) => {
                 self.compares.store(false, Ordering::Relaxed);
                 false
@@ -510,27 +515,26 @@ impl PubSub {
         })
     }
 
-    /// A server has left the cluster: a thread that sleeps there ends. (One that reads looks when
-    /// it is told anything.)
+    /// A server has left the cluster: a thread that sleeps there ends. (A thread that reads looks
+    /// at its next message.)
     pub(crate) fn let_go(&self, node: &Node) {
-        if let Some(desk) = self.state.lock().desks.get(&node.number()) {
-            desk.subscriber.work.notify_one();
+        if let Some(queue) = self.state.lock().queues.get(&node.number()) {
+            queue.subscriber.work.notify_one();
         }
     }
 
-    /// Ends the thread, unless it is opening a connection just now, and every wait.
+    /// Ends each subscriber's thread, unless it is opening a connection just now, and every wait.
     pub(crate) fn shut_down(&self) {
-        // Before the look for a connection: one that is opened now finds it when it has left its
-        // closer there.
+        // Before the look for a connection: a thread that is opening one finds the flag after it
+        // has left its closer there.
         self.shut_down.store(true, Ordering::SeqCst);
         let state = self.state.lock();
-        let desks = state.desks.values();
-        let subscribers: Vec<_> = desks.map(|desk| Arc::clone(&desk.subscriber)).collect();
+        let queues = state.queues.values();
+        let subscribers: Vec<_> = queues.map(|queue| Arc::clone(&queue.subscriber)).collect();
         let entries: Vec<_> = state.entries.values().cloned().collect();
         drop(state);
         for subscriber in subscribers {
-            // No message: whether one gets through depends on the server, and on a connection of
-            // others.
+            // No message: whether one gets through depends on the server, and on other connections.
             let closer = subscriber.closer.lock().take();
             if let Some(closer) = closer {
                 closer.close();
@@ -546,7 +550,7 @@ impl PubSub {
     }
 }
 
-/// A channel listened to, until this is dropped.
+/// A channel that a thread listens to, until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Subscription {
     entry: Arc<Entry>,
@@ -565,7 +569,7 @@ impl Subscription {
         self.entry.is_confirmed()
     }
 
-    /// Until the result is dropped, whatever happens to the channel wakes `thread`.
+    /// Until the result is dropped, all news of the channel wakes `thread`.
     pub(crate) fn wake<'a>(&'a self, thread: &'a Arc<Thread>) -> Waking<'a> {
         self.entry.wake(thread);
         Waking { subscription: self, thread }
@@ -593,17 +597,17 @@ impl Drop for Waking<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::connection::{Endpoint, Lane};
-    use crate::error::Error;
-    use crate::error::ErrorKind;
+    use crate::connection::{Cause, Endpoint, Lane, error_reply};
 
     struct Nobody;
 
     impl Host for Nobody {
-        fn start(&self, _: Arc<Subscriber>) {}
+        fn start(&self, _: Arc<Subscriber>) -> bool {
+            true
+        }
         fn tell(&self, _: &Arc<Node>) {}
         fn tell_soon(&self, _: Arc<Node>) {}
-        fn stray(&self, _: u64, _: &News<'_>) {}
+        fn message(&self, _: &[u8]) {}
     }
 
     #[test]
@@ -612,10 +616,15 @@ mod tests {
         let endpoint = Endpoint::new("redis://localhost", MINUTE, MINUTE).unwrap();
         let lane = Arc::new(Lane::new(Arc::new(endpoint)));
         let servers = Servers::One(Arc::new(Node::new(lane, 1)));
-        let pubsub = PubSub::new(servers, "client", true, Nobody);
+        let names = Names {
+            control: "control".to_owned(),
+            own: Box::new(str::to_owned),
+            common: |sharded| sharded.to_string(),
+        };
+        let pubsub = PubSub::new(servers, names, true, Nobody);
         let listened = ["confirmed", "refused", "pending"].map(|name| pubsub.listen(&name.into()));
         listened[0].entry.answered(Confirmation::Confirmed);
-        let refusal = Error::new(ErrorKind::Redis, "no".to_owned());
+        let refusal = Cause::said(Arc::new(error_reply("ERR no")), "here:1".into());
         listened[1].entry.answered(Confirmation::Refused(refusal));
         let sweep = |grace| pubsub.state.lock().sweep(0, grace).len();
         let left = || pubsub.state.lock().entries.len();

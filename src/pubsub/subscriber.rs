@@ -10,13 +10,9 @@ use redis::{RedisError, Value};
 
 use super::entry::{ChannelKind, Confirmation, Entry};
 use super::event::Event;
-use super::own::Said;
 use super::tracking::{NO_TRACKING, Step, Steps, Told, Tracking};
-use super::{PubSub, State};
-use crate::connection::{
-    self, Cause, Channels, Closer, Command, Connection, Node, Rights, is_redirect, slot_of,
-};
-use crate::error::Error;
+use super::{LOOK, PubSub, State};
+use crate::connection::{Cause, Channels, Closer, Command, Connection, Node, is_redirect, slot_of};
 use crate::sync::{Condvar, Mutex};
 
 /// A subscription outlives its last listener by this long, so that a busy lock does not subscribe
@@ -27,22 +23,22 @@ const SILENCE: Duration = Duration::from_secs(10);
 const FIRST_RETRY: Duration = Duration::from_millis(20);
 const LAST_RETRY: Duration = Duration::from_secs(1);
 
-/// What listens to one server.
+/// The listener to one server.
 pub(crate) struct Subscriber {
     pub(super) node: Arc<Node>,
     /// The channel of the client's own, listened to as long as there is a connection.
     pub(super) own: Arc<Entry>,
     /// In a cluster: by this channel clients with the other kind of channels find this one.
     pub(super) common: Option<Arc<Entry>>,
-    /// Tells the thread of work while it has no connection to read from.
+    /// Wakes the thread for work while it has no connection to read from.
     pub(super) work: Condvar,
-    /// Whether the server tracks what is held, as far as is known.
+    /// Whether the server tracks keys, as far as this client knows.
     pub(super) tracks: AtomicBool,
     /// Ends the thread's connection, and with it its read.
     pub(super) closer: Mutex<Option<Closer>>,
-    /// Counts what the server has said.
+    /// Counts the server's messages and replies.
     pub(super) heard: AtomicU64,
-    /// What was heard when somebody missed a message, and when that was.
+    /// The count of `heard` when a thread missed a message, and when that was.
     pub(super) suspected: Mutex<Option<(u64, Instant)>>,
 }
 
@@ -53,8 +49,7 @@ impl PubSub {
         let mut tracking = Tracking::default();
         let server = subscriber.node.number();
         while self.wait_for_work(subscriber, &mut tracking) {
-            // A panic is an outage: those who wait must not be left with a channel that says
-            // nothing.
+            // A panic is an outage: it must not leave waiters with a silent channel.
             let serve = || self.serve(subscriber, &mut retry, &mut tracking);
             let served = catch_unwind(AssertUnwindSafe(serve));
             if matches!(served, Ok(Ok(()))) {
@@ -62,19 +57,19 @@ impl PubSub {
             }
             tracking.end();
             let mut state = self.state.lock();
-            if let Some(desk) = state.desks.get_mut(&server) {
-                desk.reading = false;
+            if let Some(queue) = state.queues.get_mut(&server) {
+                queue.reading = false;
             }
             for entry in self.all_entries(subscriber, &state) {
                 entry.disconnected();
             }
-            // Whoever left meanwhile need not be subscribed again.
+            // Channels without a listener by now need not be subscribed again.
             state.drop_entries(|entry| entry.home() == server && entry.idle_since().is_some());
             if !self.is_shut_down() {
                 drop(subscriber.work.wait_for(state, retry));
                 retry = (retry * 2).min(LAST_RETRY);
                 if let Some(cluster) = self.servers.cluster() {
-                    // Another server may have its slots.
+                    // Another server may have this one's slots.
                     cluster.look();
                     self.hand_on(subscriber, &mut tracking);
                 }
@@ -82,14 +77,14 @@ impl PubSub {
         }
     }
 
-    /// Sleeps until somebody wants a channel, or something is held that is to be tracked. `false`:
-    /// shut down, or the server has left the cluster.
+    /// Sleeps until a thread wants a channel, or a hold is to be tracked. `false`: shut down, or
+    /// the server has left the cluster.
     fn wait_for_work(&self, subscriber: &Subscriber, tracking: &mut Tracking) -> bool {
         let is_tracked = tracking.is_needed();
         let mut state = self.state.lock();
         while !self.is_wanted(subscriber, is_tracked, &state) && !self.is_shut_down() {
             if self.is_left(subscriber) {
-                state.desks.remove(&subscriber.node.number());
+                state.queues.remove(&subscriber.node.number());
                 return false;
             }
             state = subscriber.work.wait(state);
@@ -97,18 +92,19 @@ impl PubSub {
         !self.is_shut_down()
     }
 
-    /// Whether anybody listens there, or something is to be tracked.
+    /// Whether a thread listens to a channel there, or a hold is to be tracked.
     fn is_wanted(&self, subscriber: &Subscriber, is_tracked: bool, state: &State) -> bool {
         let server = subscriber.node.number();
-        let is_to_track = || state.desks.get(&server).is_some_and(|desk| !desk.to_track.is_empty());
+        let is_to_track =
+            || state.queues.get(&server).is_some_and(|queue| !queue.to_track.is_empty());
         state.entries.values().any(|entry| entry.home() == server)
             || subscriber.own.is_listened_to()
             || subscriber.tracks() && (is_tracked || is_to_track())
     }
 
     /// Whether the server has no slots any more, and may be gone for good: then the thread ends
-    /// where nobody wants it. Whoever wants it later finds no desk, and starts another one: both
-    /// under the mutex of all channels.
+    /// unless another wants it. A thread that wants it later finds no queue, and starts another
+    /// one: both under the mutex of all channels.
     fn is_left(&self, subscriber: &Subscriber) -> bool {
         self.servers.cluster().is_some_and(|cluster| !cluster.is_master(&subscriber.node))
     }
@@ -122,7 +118,7 @@ impl PubSub {
         let mut state = self.state.lock();
         let is_over = !self.is_wanted(subscriber, is_tracked, &state);
         if is_over {
-            state.desks.remove(&subscriber.node.number());
+            state.queues.remove(&subscriber.node.number());
         }
         is_over
     }
@@ -144,27 +140,27 @@ impl PubSub {
         if self.is_shut_down() {
             return Ok(());
         }
-        // Whoever met another run before that has closed the connection before this one, which may
-        // lead to the last run still. (Or this one met it: then it is opened once too often.)
+        // A thread that met another run before that has closed the connection before this one, and
+        // this one may still lead to the last run. (Or this connection met it: then it is opened
+        // once too often.)
         if endpoint.incarnation() != before && endpoint.says_its_run() {
             return Err((redis::ErrorKind::Io, "another run of the server was met").into());
         }
         let channels: Vec<Arc<Entry>> = {
             let mut state = self.state.lock();
-            let desk = self.desk(&mut state, &subscriber.node);
-            desk.wanted.clear();
-            desk.left.clear();
-            // From here on who wants a new channel sends a control message. One sent before the
-            // client's own channel is confirmed is lost, which is why the queue is looked at again
-            // when the confirmation comes.
-            desk.reading = true;
-            // Those that were refused, too: what became of them is to be seen.
+            let queue = self.queue(&mut state, &subscriber.node);
+            queue.wanted.clear();
+            queue.left.clear();
+            // From here on a thread that wants a new channel sends a control message. A message
+            // sent before the client's own channel is confirmed is lost; so this thread looks at
+            // the queue again when the confirmation comes.
+            queue.reading = true;
+            // The refused ones, too: the server may allow them now.
             let entries = self.all_entries(subscriber, &state);
             entries.iter().for_each(|entry| entry.ask_again());
             entries
         };
-        // What was asked for and not answered yet, in order. The server does not say what it
-        // refuses.
+        // The requests without an answer yet, in order. A refusal does not name its channel.
         let mut asked = VecDeque::new();
         if self.may_track {
             let steps = tracking.begin();
@@ -196,9 +192,9 @@ impl PubSub {
                     Some(Unanswered::Unsubscribe(left)) if left.channel().as_bytes() == channel => {
                         asked.pop_front();
                     }
-                    // Said by itself before, and now once more as the answer.
+                    // The server said so by itself before, and now once more as the answer.
                     Some(Unanswered::Barrier(left)) if left.channel().as_bytes() == channel => {}
-                    // The slot has left this server, which says where when it is asked again.
+                    // The slot has left this server. Asked again, the server says which one has it.
                     _ => {
                         if let Some(entry) = self.entry(subscriber, &channel) {
                             entry.disconnected();
@@ -214,18 +210,13 @@ impl PubSub {
                         entry.heard();
                         continue;
                     }
-                    match Said::parse(&message) {
-                        Some(Said::Look) => {
-                            asked.extend(self.look(subscriber, &mut connection, tracking)?);
-                            if self.is_over(subscriber, tracking) {
-                                return Ok(());
-                            }
-                        }
-                        Some(Said::To { owner, news }) => {
-                            let expected = self.addressees.tell(owner, &news);
-                            (!expected).then(|| self.host.stray(owner, &news));
-                        }
-                        None => {}
+                    if &*message != LOOK.as_bytes() {
+                        self.host.message(&message);
+                        continue;
+                    }
+                    asked.extend(self.look(subscriber, &mut connection, tracking)?);
+                    if self.is_over(subscriber, tracking) {
+                        return Ok(());
                     }
                 }
                 Event::Changed(keys) => {
@@ -244,8 +235,8 @@ impl PubSub {
                     }
                 }
                 Event::Refused(error) => match asked.pop_front() {
-                    // Without the own channel nothing would ever make the thread look again, so
-                    // nobody can wait.
+                    // Without the own channel nothing would ever make the thread look again, so no
+                    // thread can wait.
                     Some(Unanswered::Subscribe(entry)) if Arc::ptr_eq(&entry, &subscriber.own) => {
                         self.refuse_all(subscriber, &error);
                         return Err(error);
@@ -254,23 +245,24 @@ impl PubSub {
                         if let Some(cluster) = self.servers.cluster()
                             && cluster.sends_elsewhere(&error)
                         {
-                            // It has another home now, or all are asked for once more.
+                            // The channel has another home now, or this thread asks for all once
+                            // more.
                             self.moved(&[slot_of(entry.channel().as_bytes())]);
                             if entry.home() == server {
                                 return Err(error);
                             }
                             continue;
                         }
-                        entry.answered(Confirmation::Refused(subscriber.refused(&error)));
+                        entry.answered(subscriber.refused(&error));
                     }
-                    // What still comes there finds nobody.
+                    // Further messages there find no listener.
                     Some(Unanswered::Unsubscribe(_)) => {}
-                    // The channel was ended by itself before, and that is refused now: the barrier's
-                    // own answer is still to come.
+                    // The server ended the subscription by itself before, and refuses to end it
+                    // now: the barrier's own answer is still to come.
                     Some(left @ Unanswered::Barrier(_)) if is_redirect(&error) => {
                         asked.push_front(left);
                     }
-                    // Who may not send a PING has this answer to it.
+                    // A user without the right to PING gets this answer to it.
                     Some(Unanswered::Barrier(_)) => {}
                     Some(Unanswered::Step(step)) => {
                         let cluster = self.servers.cluster().filter(|_| tracking.asks(&step));
@@ -288,8 +280,8 @@ impl PubSub {
         }
     }
 
-    /// Asks for new channels, gives up those that nobody has listened to for a while, or that are
-    /// another server's, and asks for what is to be tracked. Returns what it asked for.
+    /// Asks for new channels, gives up those that had no listener for a while, or that are another
+    /// server's, and asks for keys to be tracked. Returns its requests.
     fn look(
         &self,
         subscriber: &Arc<Subscriber>,
@@ -298,11 +290,11 @@ impl PubSub {
     ) -> Result<Vec<Unanswered>, RedisError> {
         let (wanted, unwanted, to_track, moved) = {
             let mut state = self.state.lock();
-            let desk = self.desk(&mut state, &subscriber.node);
-            let wanted: Vec<_> = desk.wanted.drain(..).collect();
-            let (to_track, moved) = (std::mem::take(&mut desk.to_track), desk.moved);
-            let mut unwanted = std::mem::take(&mut desk.left);
-            // One that has come back since.
+            let queue = self.queue(&mut state, &subscriber.node);
+            let wanted: Vec<_> = queue.wanted.drain(..).collect();
+            let (to_track, moved) = (std::mem::take(&mut queue.to_track), queue.moved);
+            let mut unwanted = std::mem::take(&mut queue.left);
+            // Not a channel that has come back since.
             unwanted.retain(|entry| entry.home() != subscriber.node.number());
             unwanted.extend(state.sweep(subscriber.node.number(), GRACE));
             (wanted, unwanted, to_track, moved)
@@ -321,8 +313,8 @@ impl PubSub {
         Ok(unsubscribed.chain(subscribed).chain(tracked).collect())
     }
 
-    /// What a server's message concerns. `None`: the channel's home is elsewhere by now, and nobody
-    /// hears this twice.
+    /// The entry that a server's message concerns. `None`: the channel's home is elsewhere by now,
+    /// and no waiter gets the message twice.
     fn entry(&self, subscriber: &Subscriber, channel: &[u8]) -> Option<Arc<Entry>> {
         let channel = std::str::from_utf8(channel).ok()?;
         if channel == &**subscriber.own.channel() {
@@ -332,7 +324,7 @@ impl PubSub {
         entry.filter(|entry| entry.home() == subscriber.node.number())
     }
 
-    /// Those of one server, the own one first.
+    /// The entries of one server, the own one first.
     fn all_entries(&self, subscriber: &Subscriber, state: &State) -> Vec<Arc<Entry>> {
         let server = subscriber.node.number();
         let others = state.entries.values().filter(|entry| entry.home() == server);
@@ -342,14 +334,14 @@ impl PubSub {
 
     fn refuse_all(&self, subscriber: &Subscriber, error: &RedisError) {
         if self.may_track {
-            // And nothing would tell the thread of what is held.
+            // And nothing would tell the thread of new holds.
             subscriber.does_not_track();
         }
         let state = self.state.lock();
         let entries = self.all_entries(subscriber, &state);
         drop(state);
         for entry in entries {
-            entry.answered(Confirmation::Refused(subscriber.refused(error)));
+            entry.answered(subscriber.refused(error));
         }
     }
 
@@ -358,15 +350,15 @@ impl PubSub {
     }
 
     /// Whether a PING stands behind each channel that is given up, and only its answer, or its
-    /// refusal, says that this is done. When a slot leaves a server, that ends the subscriptions by
-    /// itself and says so in the words of an answer, and then refuses to end them: one question
-    /// would have two answers, or one.
+    /// refusal, says that this is done. When a slot leaves a server, the server ends the
+    /// subscriptions by itself, says so in the words of an answer, and then refuses to end them:
+    /// one request would have two answers, or one.
     fn needs_barrier(&self) -> bool {
         self.channels == Channels::Sharded
     }
 
-    /// One command a channel: the server refuses or takes each by itself. What makes a thread look
-    /// is published where it looks: it belongs to no slot.
+    /// One command a channel: the server refuses or takes each by itself. The own and the common
+    /// channel belong to no slot.
     fn send_each(
         &self,
         connection: &mut Connection,
@@ -415,7 +407,7 @@ impl Subscriber {
         self.node.endpoint.health().does_without(NO_TRACKING);
     }
 
-    /// A step towards tracking was answered. Returns what to ask for then.
+    /// A step towards tracking was answered. Returns the next steps.
     fn step_done(
         &self,
         tracking: &mut Tracking,
@@ -430,10 +422,9 @@ impl Subscriber {
         steps
     }
 
-    fn refused(&self, error: &RedisError) -> Error {
+    fn refused(&self, error: &RedisError) -> Confirmation {
         let address = self.node.endpoint.health().address();
-        let cause = Cause::said(Arc::new(error.clone()), address);
-        connection::refused(&cause, Rights::Subscriptions)
+        Confirmation::Refused(Cause::said(Arc::new(error.clone()), address))
     }
 }
 
@@ -443,11 +434,11 @@ enum Ask {
     Unsubscribe,
 }
 
-/// What is not answered yet.
+/// A request without an answer yet.
 enum Unanswered {
     Subscribe(Arc<Entry>),
     Unsubscribe(Arc<Entry>),
-    /// The PING behind it.
+    /// The PING behind an unsubscription.
     Barrier(Arc<Entry>),
     Step(Step),
 }

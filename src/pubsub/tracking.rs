@@ -1,22 +1,23 @@
-//! How a loss is heard of: the server tells when a key changes under which something is held.
+//! How a client learns of a loss: the server tells when the key of a hold changes.
 //!
-//! The subscriber's connection has the server track what it reads (`CLIENT TRACKING`, in RESP3,
-//! where a connection that listens to channels may ask questions, too). Of what is held for a while
-//! it asks whether it is still there. That is a read, so the next change of the key is told,
-//! whoever makes it: a command, the end of its lease, an eviction. Then the same question is asked
-//! again, which makes the server track it again: "still there" was a renewal, of one's own perhaps.
-//! For any other answer the hold's renewal is made now, which finds out.
+//! The subscriber's connection has the server track the keys it reads (`CLIENT TRACKING`, in RESP3,
+//! where a connection that listens to channels may ask questions, too). It asks whether each hold
+//! that has lasted for a while is still there. That is a read, so the server tells of the key's
+//! next change, of any cause: a command, the end of its lease, an eviction. Then the subscriber
+//! asks the same question again, which makes the server track the key again: "still there" means a
+//! renewal, of this client perhaps. At any other answer the client renews the hold now, which finds
+//! out.
 //!
-//! Change: what the server tells here is a hint, and so is the answer. Only a renewal's answer is a
+//! Change: the server's message here is a hint, and so is the answer. Only a renewal's answer is a
 //! loss: a hold that is being given back is not there any more, and is not lost.
 //!
-//! Every change that is told has its question after it, and pushes and replies come in the order in
-//! which things happened on the server: so no change is missed while there is a connection. A new
-//! one begins with all questions.
+//! A question follows every change that the server tells, and pushes and replies come in the order
+//! of the server's events: so no change is missed while there is a connection. A new connection
+//! begins with all questions.
 //!
-//! In a cluster the server that has a key's slot is asked. One that has it no more says so when it
-//! is asked again, and the key goes to the thread of the other one: it begins there as what is new.
-//! Where two servers tell of it meanwhile, it is asked for twice.
+//! In a cluster the subscriber of the server with the key's slot asks. A server that has lost the
+//! slot says so at the next question, and the key goes to the thread of the other one, as a new
+//! key. If two servers tell of a key meanwhile, it is asked for twice.
 //!
 //! A key that changes all the time, as a semaphore's does, is asked for [`MOST_ASKS`] times in a
 //! [`PERIOD`], and once more when the subscriber looks at its queue after that: at the next sign of
@@ -31,48 +32,48 @@ use redis::{RedisError, Value};
 use crate::connection::{Command, reply_code};
 use crate::sync::clock;
 
-/// Something that is held under a key.
+/// A hold under a key, or several.
 pub(crate) trait Tracked: Send + Sync {
-    /// How to ask the server for it. `None`: nothing is held any more of what was to be tracked.
+    /// How to ask the server for it. `None`: no hold to be tracked is left.
     fn question(self: Arc<Self>) -> Option<Question>;
 }
 
-/// What is held for a while now, and the key under which it is.
+/// A hold that has lasted for a while, and its key.
 pub(super) type ToTrack = (Arc<str>, Weak<dyn Tracked>);
 
-/// Whether the server has what is held: a read of its key.
+/// Whether the server has the hold: a read of its key.
 pub(crate) struct Question {
     pub(crate) command: Command,
-    /// Hears the answer, on the subscriber's thread: must not block. `Nil`: the key holds something
+    /// Gets the answer, on the subscriber's thread: must not block. `Nil`: the key holds something
     /// else.
     pub(crate) answered: Box<dyn FnOnce(&Value) + Send>,
 }
 
-/// What is said where the server does not.
+/// The log's words if the server does not track.
 pub(super) const NO_TRACKING: &str = "it does not tell when a key changes (HELLO 3, CLIENT TRACKING or \
                                       SUBSCRIBE is refused): that a hold is lost is found out at its \
                                       next renewal, with a fixed lease not before unlock";
 
-/// A key is asked for so often in a period at most, and so long is that.
+/// The most questions for a key in a period, and the period's length.
 const MOST_ASKS: u32 = 10;
 const PERIOD: u64 = 1_000_000_000;
-/// So many keys are tracked: what that costs with each renewal should stay small, here and there.
+/// The most tracked keys: their cost at each renewal should stay small, here and on the server.
 pub(super) const MOST_KEYS: usize = 10_000;
-/// Connections that end so often in a row before the first step is answered lead to somebody who
-/// hangs up on what he does not know: the next one does without.
+/// After so many connections in a row that end before the first step's answer, the peer is one that
+/// hangs up on unknown commands: the next connection does without tracking.
 const HANG_UPS: u32 = 2;
 
-/// What the subscriber's thread knows of what is tracked. Nobody else has it.
+/// The subscriber's thread's view of the tracked keys. No other thread has it.
 #[derive(Default)]
 pub(super) struct Tracking {
     keys: HashMap<Arc<str>, Key>,
-    /// Those that were asked for too often, or in vain.
+    /// The keys that were asked for too often, or in vain.
     late: Vec<Arc<str>>,
     state: State,
     hang_ups: u32,
 }
 
-/// How far it has come on the connection of now.
+/// The progress of the steps on the present connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum State {
     #[default]
@@ -84,30 +85,30 @@ enum State {
 #[derive(Default)]
 struct Key {
     held: Vec<Held>,
-    /// When its period began, and how often was asked in it.
+    /// When the key's period began, and the number of questions in it.
     since: u64,
     asks: u32,
-    /// It is among those that were asked for too often.
+    /// The key is among those that were asked for too often.
     is_late: bool,
 }
 
 struct Held {
     who: Weak<dyn Tracked>,
-    /// It holds something that was not asked for yet.
+    /// It has a hold that was not asked for yet.
     has_new: bool,
 }
 
-/// What was written and is not answered yet.
+/// A written command without an answer yet.
 pub(super) enum Step {
     Hello,
     Begin,
     Ask { key: Arc<str>, answered: Box<dyn FnOnce(&Value) + Send> },
 }
 
-/// Commands to write, and what is to be done with their replies, in this order.
+/// Commands to write, and the steps that their replies end, in this order.
 pub(super) type Steps = (Vec<Command>, Vec<Step>);
 
-/// Whether the server tracks, as far as it has just said so.
+/// Whether the server tracks, by its last answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Told {
     Tracks,
@@ -115,15 +116,15 @@ pub(super) enum Told {
 }
 
 impl Tracking {
-    /// A connection was opened: what to say first on it.
+    /// A connection was opened. Returns its first steps.
     pub(super) fn begin(&mut self) -> Steps {
         if self.hang_ups >= HANG_UPS {
             self.hang_ups = 0;
             return Steps::default();
         }
         self.state = State::Begun;
-        // With `REDIRECT` one connection would ask and another one hear, and each may break alone.
-        // `NOLOOP` would end the tracking of a key without a word.
+        // With `REDIRECT` one connection would ask and another one would get the messages, and each
+        // may break alone. `NOLOOP` would end the tracking of a key without a word.
         let commands = [&[b"HELLO" as &[u8], b"3"][..], &[b"CLIENT", b"TRACKING", b"ON"]];
         (commands.map(Command::plain).into(), vec![Step::Hello, Step::Begin])
     }
@@ -134,7 +135,7 @@ impl Tracking {
         self.state = State::Off;
     }
 
-    /// Whether anything is held that is to be tracked. Forgets what is not.
+    /// Whether any hold is to be tracked. Forgets the others.
     pub(super) fn is_needed(&mut self) -> bool {
         self.keys.retain(|_, key| {
             key.held.retain(|held| held.who.upgrade().and_then(Tracked::question).is_some());
@@ -143,7 +144,7 @@ impl Tracking {
         !self.keys.is_empty()
     }
 
-    /// Forgets the keys that have another home, and returns what is held under them.
+    /// Forgets the keys that have another home, and returns the holds under them.
     pub(super) fn leave(&mut self, is_elsewhere: impl Fn(&str) -> bool) -> Vec<ToTrack> {
         self.late.retain(|key| !is_elsewhere(key));
         let left = self.keys.extract_if(|key, _| is_elsewhere(key));
@@ -153,12 +154,12 @@ impl Tracking {
         .collect()
     }
 
-    /// Whether this step asks for something that is still tracked here.
+    /// Whether this step asks for a key that is still tracked here.
     pub(super) fn asks(&self, step: &Step) -> bool {
         matches!(step, Step::Ask { key, .. } if self.keys.contains_key(key))
     }
 
-    /// Asks for what is new, and for what was asked for too often before.
+    /// Asks for new keys, and for those that were asked for too often before.
     pub(super) fn look(&mut self, new: Vec<ToTrack>) -> Steps {
         let now = clock::now();
         let (mut fresh, mut known, mut steps) = (Vec::new(), Vec::new(), Steps::default());
@@ -168,7 +169,7 @@ impl Tracking {
             }
             let held = &mut self.keys.entry(Arc::clone(&key)).or_default().held;
             match held.iter_mut().find(|held| held.who.ptr_eq(&who)) {
-                // It asks for all that it has: not again for each.
+                // Its question covers all its holds: it is not repeated for each.
                 Some(held) => {
                     held.has_new = true;
                     known.push(key);
@@ -206,7 +207,7 @@ impl Tracking {
         steps
     }
 
-    /// What was answered to a step. If that says whether the server tracks, then what to ask, too.
+    /// The answer to a step. Returns the next steps if the answer says whether the server tracks.
     pub(super) fn answered(
         &mut self,
         step: Step,
@@ -215,7 +216,7 @@ impl Tracking {
         match (step, reply) {
             (Step::Hello, reply) => {
                 self.hang_ups = 0;
-                // In RESP2 it would track for a connection that is never told.
+                // In RESP2 the server would track for a connection that it never tells.
                 if !matches!(reply, Ok(Value::Map(_))) {
                     self.state = State::Off;
                 }
@@ -232,7 +233,8 @@ impl Tracking {
                 self.state = State::Off;
                 Some((Told::Refuses, Steps::default()))
             }
-            // Not looked at (a script keeps it busy, say), and so not tracked either.
+            // The server did not look at the key (a script keeps it busy, say), and so does not
+            // track it either.
             (Step::Ask { key, .. }, Err(error)) if reply_code(error) != "WRONGTYPE" => {
                 self.is_late(&key);
                 None
@@ -258,7 +260,7 @@ impl Tracking {
         }
     }
 
-    /// It is asked for when the subscriber looks at its queue.
+    /// The key is asked for when the subscriber next looks at its queue.
     fn is_late(&mut self, key: &Arc<str>) {
         if let Some(entry) = self.keys.get_mut(key)
             && !std::mem::replace(&mut entry.is_late, true)

@@ -2,10 +2,10 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// From 0 to 1, evenly. Good enough for times to wait, for nothing that must not be guessed.
+/// From 0 to 1, evenly. Good enough for waiting times, not for secrets.
 ///
-/// Not the `rand` crate's: its generator is a thread-local, and whoever waits for a lock while the
-/// thread's own thread-locals are being destroyed would panic there, which ends the process.
+/// Not the `rand` crate's: its generator is a thread-local, and a waiter whose thread-locals are
+/// being destroyed would panic there, which ends the process.
 pub(crate) fn jitter(now: u64) -> f64 {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     // splitmix64. Processes differ by their number, calls by the clock and the count.

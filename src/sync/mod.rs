@@ -1,4 +1,5 @@
-//! What threads of one process meet on: mutexes, parkers, who a thread is, and which process.
+//! The meeting points of a process's threads: mutexes, parkers, the identities of threads and the
+//! process.
 
 pub(crate) mod clock;
 mod jitter;

@@ -1,10 +1,10 @@
 //! [`Mutex`] and [`Condvar`] for the model tests: called as those of `mutex.rs` are, scheduled by
 //! shuttle.
 //!
-//! A model test runs its threads as coroutines and tries many orders of their steps. It finds what
-//! a test on real threads meets once a month, and a thread that nobody wakes is an error at once.
-//! `RUSTFLAGS="--cfg shuttle" CARGO_TARGET_DIR=target/shuttle cargo test --lib model` runs them;
-//! one that fails prints the schedule, which `shuttle::replay` runs again.
+//! A model test runs its threads as coroutines and tries many orders of their steps. It finds bugs
+//! that a test on real threads meets once a month, and a thread that no other wakes is an error at
+//! once. `RUSTFLAGS="--cfg shuttle" CARGO_TARGET_DIR=target/shuttle cargo test --lib model` runs
+//! them; one that fails prints the schedule, which `shuttle::replay` runs again.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -62,8 +62,8 @@ impl<T: fmt::Debug> fmt::Debug for MutexGuard<'_, T> {
 #[derive(Debug)]
 pub(crate) struct Condvar(sync::Condvar);
 
-/// A sleep no longer than this is a pause, which nobody need end: it times out at once. A longer
-/// one never does, for that would cover up a wake-up that got lost.
+/// A sleep no longer than this is a pause, which no other thread need end: it times out at once. A
+/// longer one never does, since that would hide a lost wake-up.
 const PAUSE: Duration = Duration::from_millis(100);
 
 impl Condvar {
@@ -128,5 +128,5 @@ pub(crate) fn explore(schedules: usize, scenario: impl Fn() + Send + Sync + 'sta
     Runner::new(PctScheduler::new(SWITCHES, schedules), config).run(move || again());
 }
 
-/// So many switches are enough for nearly every bug that is known.
+/// So many switches are enough for nearly every known bug.
 const SWITCHES: usize = 3;

@@ -1,4 +1,4 @@
-//! Parkers, in every order of the steps of who sleeps and who wakes.
+//! Parkers, in every order of the steps of the sleeper and the waker.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -62,13 +62,13 @@ fn a_wake_up_is_kept_and_counts_once() {
         parker.park_until(None);
         let waker = Arc::clone(&parker);
         let waker = thread::spawn(move || waker.unpark());
-        // The two made one token, which is gone: only the waker ends this.
+        // The two made one token, which is gone: only the waker ends this park.
         parker.park_until(None);
         waker.join().unwrap();
     });
 }
 
-/// What everybody who sleeps relies on: news is put where the sleeper looks, then it is woken.
+/// All sleepers rely on this: the waker puts news where the sleeper looks, then wakes it.
 #[test]
 fn who_looks_before_each_sleep_misses_no_news() {
     explore(2_000, || {

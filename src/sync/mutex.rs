@@ -1,7 +1,7 @@
-//! The standard library's mutex and condition variable, without its poison: nothing of ours is left
-//! half changed by a panic.
+//! The standard library's mutex and condition variable, without its poison: a panic leaves no data
+//! of this library half changed.
 //!
-//! Not parking_lot's. That keeps the sleepers of all mutexes of a process in one table. A forked
+//! Not parking_lot's. It keeps the sleepers of all mutexes of a process in one table. A forked
 //! child has the entries of its parent's sleeping threads there, and its own threads may get their
 //! stacks: a new client then hangs or crashes in one child of ten (`fork`:
 //! children_of_a_parent_whose_threads_sleep_work_with_clients_of_their_own).
@@ -47,7 +47,7 @@ impl Condvar {
         self.0.wait(guard).unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for so long at most. `true`: it was the time that ended it.
+    /// Waits for so long at most. `true`: the time ended the wait.
     pub(crate) fn wait_for<'a, T>(
         &self,
         guard: MutexGuard<'a, T>,

@@ -29,7 +29,7 @@ pub(crate) fn own_thread(
 }
 
 /// Whether a client ends on one of its own threads: an `on_lost` callback may have owned the last
-/// handle. It must not wait for itself.
+/// handle. That thread must not wait for itself.
 pub(crate) fn on_own_thread() -> bool {
     OWN.try_with(Cell::get).unwrap_or(false)
 }

@@ -1,4 +1,4 @@
-//! One thread's bed: it sleeps here, and whoever has news for it wakes it.
+//! One thread's bed: it sleeps here, and a thread with news wakes it.
 
 use std::time::Instant;
 
@@ -12,8 +12,8 @@ const NOTIFIED: u8 = 2;
 /// Lets its thread sleep until [`unpark`](Self::unpark), which may come first.
 ///
 /// Not `std::thread::park`: that has one token a thread, which belongs to the user's program. A
-/// thread has one parker for whatever may wake it (a grant, a message, a cancel), so every wake-up
-/// is a hint: who wakes looks again at what it waits for.
+/// thread has one parker for all wake-ups (a grant, a message, a cancel), so each is a hint: the
+/// woken thread checks again for the event it awaits.
 #[derive(Debug)]
 pub(crate) struct Parker {
     state: AtomicU8,

@@ -1,11 +1,11 @@
 //! Which process this is. A forked child has its parent's memory, but none of its other threads:
-//! whatever they held locked stays locked there for ever, and its sockets are the parent's.
+//! mutexes that they had locked stay locked there for ever, and its sockets are the parent's.
 
 use std::error::Error;
 
 use forkguard::Guard;
 
-/// The process in which something was made.
+/// The process that made a value.
 #[derive(Clone, Debug)]
 pub(crate) struct Process(Guard);
 

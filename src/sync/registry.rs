@@ -6,9 +6,9 @@ use std::sync::{Arc, Weak};
 
 use super::{Mutex, Process, clock};
 
-/// What a client's handles of one name share, for as long as there is a handle, and a moment
-/// longer: what a process owes to others must not depend on whether it keeps its handle or makes
-/// one for each call. Weak: a name that nobody uses any more costs nothing.
+/// The part that a client's handles of one name share, for as long as there is a handle, and a
+/// moment longer: a process's debts to others must not depend on whether it keeps its handle or
+/// makes one for each call. Weak: an unused name costs nothing.
 pub(crate) struct Registry<T> {
     names: Mutex<HashMap<Arc<str>, Weak<T>>>,
     recent: Mutex<Recent<T>>,
@@ -16,19 +16,19 @@ pub(crate) struct Registry<T> {
     process: Process,
 }
 
-/// What was used a moment ago, the oldest first.
+/// The entries used a moment ago, the oldest first.
 struct Recent<T> {
     used: VecDeque<(u64, Arc<T>)>,
     closed: bool,
 }
 
-/// How long a name is kept after its last use, and how many are. The chains and turns that it is
-/// about take milliseconds.
+/// How long a name is kept after its last use, and how many are. The chains and turns that need it
+/// take milliseconds.
 const KEPT: u64 = 1_000_000_000;
 const MOST_KEPT: usize = 1_024;
 
 impl<T> Recent<T> {
-    /// What is to be dropped, when no mutex is held any more.
+    /// The entries to drop, once no mutex is held any more.
     fn outdated(&mut self, now: u64) -> Vec<Arc<T>> {
         let old = |(used, _): &(u64, Arc<T>)| now.saturating_sub(*used) > KEPT;
         let count = self.used.iter().take_while(|one| old(one)).count();
@@ -70,13 +70,13 @@ impl<T> Registry<T> {
         drop(outdated);
     }
 
-    /// Lets go of what was not used for a while.
+    /// Lets go of entries that were not used for a while.
     pub(crate) fn sweep(&self) {
         let outdated = self.recent.lock().outdated(clock::now());
         drop(outdated);
     }
 
-    /// From here on nothing stays.
+    /// From here on no entry stays after its last handle.
     pub(crate) fn close(&self) {
         let mut recent = self.recent.lock();
         recent.closed = true;
@@ -96,7 +96,7 @@ impl<T> Registry<T> {
             return one;
         }
         if all.len() == all.capacity() {
-            // Before it grows: what is gone and was not forgotten.
+            // Before the map grows: drops dead entries that were not forgotten.
             all.retain(|_, one| one.strong_count() > 0);
         }
         let name: Arc<str> = name.into();
@@ -113,7 +113,7 @@ impl<T> Registry<T> {
         self.names.lock().get(name).and_then(Weak::upgrade)
     }
 
-    /// One is gone: forgets its name, unless a new one has taken it meanwhile.
+    /// An entry is gone: forgets its name, unless a new one has taken it meanwhile.
     pub(crate) fn forget(&self, name: &str) {
         if self.process.is_forked() {
             return;
@@ -128,13 +128,14 @@ impl<T> Registry<T> {
         }
     }
 
-    /// Forgets the name of what only its caller has any more, and is about to drop.
+    /// Forgets the name of an entry that only the caller still has, and is about to drop.
     pub(crate) fn forget_last(&self, name: &str, one: &Arc<T>) {
         if self.process.is_forked() {
             return;
         }
         let mut all = self.names.lock();
-        // Nobody gets another one but under the mutex, or from who has one.
+        // Another `Arc` of it comes only from the map, under the mutex, or from a thread that has
+        // one.
         if Arc::strong_count(one) == 1
             && all.get(name).is_some_and(|kept| Weak::as_ptr(kept) == Arc::as_ptr(one))
         {

@@ -1,10 +1,10 @@
 //! Whether the first in line waits awake for a hold that is about to be passed to it.
 //!
-//! Waking a thread takes 2 to 50 us, longer than many a hold lasts. So whoever passes a hold also
-//! calls the one who is first in line then, and that one stays awake for a moment: by the time the
-//! hold comes, it is there. Where holds last longer that is in vain, and where others want the
-//! processors it is worse, since the holder may have to wait for its own. So it is paid for: what
-//! was in vain must be made up for by passes without it before it is tried again.
+//! Waking a thread takes 2 to 50 us, longer than many a hold lasts. So a thread that passes a hold
+//! also calls the thread that is first in line then, and that one stays awake for a moment: it is
+//! awake when the hold comes. If holds last longer, spinning is in vain; if others want the
+//! processors, it is worse, since the holder may have to wait for one. So spinning has a price:
+//! passes without it must make up for the vain ones before the next try.
 
 use std::num::NonZero;
 use std::sync::LazyLock;
@@ -14,26 +14,26 @@ use std::time::{Duration, Instant};
 
 /// As long as a wake-up may take: past that, sleeping would have been as fast.
 const LONGEST_SPIN: Duration = Duration::from_micros(30);
-/// What a hold that finds its thread awake is worth, what a pass without spinning pays back, and
-/// how much credit there may be: microseconds.
+/// The worth of a hold that finds its thread awake, the credit of a pass without spinning, and the
+/// most credit: microseconds.
 const GAIN: i64 = 10;
 const REPAID: i64 = 1;
 const MOST_CREDIT: i64 = 100;
 /// A thread that was stopped for a minute says nothing of the next pass.
 const MOST_LOST: Duration = Duration::from_millis(10);
 
-/// What spinning has been worth in one queue.
+/// The worth of spinning in one queue so far.
 #[derive(Debug, Default)]
 pub(crate) struct Spin {
     /// In microseconds. Below zero it is not worthwhile.
     balance: AtomicI64,
 }
 
-/// With one processor, who spins keeps the holder from working.
+/// With one processor, a spinning thread keeps the holder from working.
 static MORE_PROCESSORS: LazyLock<bool> =
     LazyLock::new(|| available_parallelism().is_ok_and(|count| count > NonZero::<usize>::MIN));
 
-/// Counts the processors now: see [`crate::script::prepare`].
+/// Counts the processors now: see [`crate::scripts::prepare`].
 pub(crate) fn prepare() {
     LazyLock::force(&MORE_PROCESSORS);
 }

@@ -1,4 +1,5 @@
-//! Who a thread is: a number that is never used again, its parker, and whether it is still alive.
+//! A thread's identity: a number that is never used again, its parker, and whether it is still
+//! alive.
 
 use std::cell::Cell;
 use std::fmt;
@@ -9,7 +10,7 @@ use super::Parker;
 #[cfg(all(test, shuttle))]
 use shuttle::thread_local;
 
-/// A thread of this process, for as long as anybody needs to know about it.
+/// A thread of this process, for as long as any code needs it.
 ///
 /// Not `std::thread::Thread`: a hold may outlive its thread, and the watchdog must find out.
 /// Its number is our own: other crates use a thread's id again after the thread has ended.
@@ -24,22 +25,22 @@ impl Thread {
     /// The calling thread.
     ///
     /// While the thread's own thread-locals are being destroyed it counts as dead already, so that
-    /// what it holds is not renewed for ever; and a destructor may take a lock yet. From then on it
-    /// is another one, which is never dead, and the same at each call by its [`id`](Self::id) alone:
-    /// it goes in again to what it holds, and would wait for itself otherwise.
+    /// its holds are not renewed for ever; and a destructor may still take a lock. From then on
+    /// this returns another `Thread`, which is never dead, and the same at each call by its
+    /// [`id`](Self::id) alone: so the thread re-enters its holds, and does not wait for itself.
     pub(crate) fn current() -> Arc<Self> {
         CURRENT
             .try_with(|local| Arc::clone(&local.0))
             .unwrap_or_else(|_| Arc::new(Self::of_id(late_id())))
     }
 
-    /// Somebody who is no thread, and never dead: what a hold that belongs to a guard belongs to.
-    /// It sleeps and is woken like a thread while it is waited for.
+    /// A placeholder that is no thread, and never dead: the owner of a hold that belongs to a
+    /// guard. During the wait for that hold it sleeps and wakes like a thread.
     pub(crate) fn nobodys() -> Arc<Self> {
         Arc::new(Self { is_nobodys: true, ..Self::new() })
     }
 
-    /// Whether it is no thread: nobody comes again under its [`id`](Self::id).
+    /// Whether it is a placeholder: no thread comes again under its [`id`](Self::id).
     pub(crate) fn is_nobodys(&self) -> bool {
         self.is_nobodys
     }
@@ -82,7 +83,7 @@ fn next_id() -> u64 {
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// Of the calling thread, when it has no [`CURRENT`] any more.
+/// The calling thread's id when it has no [`CURRENT`] any more.
 fn late_id() -> u64 {
     let id = LATE.try_with(|late| {
         if late.get() == 0 {
@@ -103,6 +104,6 @@ impl Drop for Local {
 
 thread_local! {
     static CURRENT: Local = Local(Arc::new(Thread::new()));
-    /// It has no destructor, so it is there to the last. 0: none yet.
+    /// Without a destructor, so it lives to the last. 0: none yet.
     static LATE: Cell<u64> = const { Cell::new(0) };
 }

@@ -1,11 +1,11 @@
-//! Redisson's algorithms as a plain baseline for the benches: what a straightforward port with
-//! plain threads would do.
+//! Redisson's algorithms as a plain baseline for the benches: a straightforward port with plain
+//! threads.
 //!
-//! Each handle has its own connection for commands; a client has one more for its subscriptions.
-//! Who finds a lock taken subscribes to its channel (if no other thread of the client has),
-//! tries again, and then sleeps until a message comes or the remaining time that the last try
-//! told has passed. A release publishes; one local waiter wakes and tries. Commands are encoded
-//! ahead where they are always the same, and no connection waits for more bytes (`TCP_NODELAY`).
+//! Each handle has its own connection for commands; a client has one more for its subscriptions. A
+//! thread that finds a lock taken subscribes to its channel (if no other thread of the client has),
+//! tries again, and then sleeps until a message comes or the remaining time by the last try has
+//! passed. A release publishes; one local waiter wakes and tries. Commands that are always the same
+//! are encoded ahead, and no connection waits for more bytes (`TCP_NODELAY`).
 //!
 //! Left out: the key per unlock by which Redisson makes a resent unlock harmless (a `SET` more in
 //! each unlock, and a `DEL` after it), renewal, and reconnecting: an error ends a wait.
@@ -39,7 +39,7 @@ use subscriber::Subscriber;
 /// How long a hold lasts unless another time is given: Redisson's default.
 const LEASE: Duration = Duration::from_secs(30);
 
-/// What one process needs for the baseline: an identity and a connection for subscriptions.
+/// One process of the baseline: an identity and a connection for subscriptions.
 #[derive(Clone)]
 pub struct PlainClient {
     shared: Arc<Shared>,

@@ -122,7 +122,7 @@ impl Cluster {
         }
         self.wait_until("the cluster is made", |info| info.contains("cluster_state:ok"));
         if self.servers.len() > self.masters {
-            // Else nobody would take the place of a master that is killed at once.
+            // Otherwise no replica would take the place of a master that is killed at once.
             for master in &self.servers[..self.masters] {
                 wait_until("a master knows its replica", BOUND, || {
                     let info: RedisResult<String> =
@@ -133,7 +133,7 @@ impl Cluster {
         }
     }
 
-    /// Waits until each server that runs says of the cluster what is expected.
+    /// Waits until each running server's view of the cluster is as expected.
     fn wait_until(&self, what: &str, expected: impl Fn(&str) -> bool) {
         for server in &self.servers {
             let mut node = server.connection();
@@ -276,8 +276,8 @@ impl Cluster {
         set_slot(from, slot, &["NODE", &id]);
         let masters = || self.servers[..self.masters].iter().filter(|server| server.is_running());
         masters().for_each(|server| set_slot(server, slot, &["NODE", &id]));
-        // Each move has a number, and the higher one counts: who moves the slot on before all know of
-        // this one may give that the same number, and then the servers do not agree for good.
+        // Each move has a number, and the higher one counts: a later move of the slot, before all
+        // know of this one, may get the same number, and then the servers never agree.
         let epoch = |server: &Server| line(server, &id)?.split(' ').nth(6).map(str::to_owned);
         wait_until("all know of the move", BOUND, || {
             let number = epoch(to);
@@ -306,8 +306,9 @@ impl Cluster {
     /// Cuts a server off from the others: it neither sees nor hears them any more. (They see it.)
     pub fn cut_off(&self, server: &Server) {
         let mut forget = redis::pipe();
-        // At once: servers later than Redis 7.0 tell those they still know whom to forget, too. And
-        // Valkey's others would make it know them again, which it has to be deaf for.
+        // At once: servers later than Redis 7.0 tell the ones they still know which server to
+        // forget, too. And Valkey's others would make the server know them again, so it has to be
+        // deaf to them.
         forget.atomic();
         for other in self.servers.iter().filter(|other| other.port() != server.port()) {
             forget.cmd("CLUSTER").arg("FORGET").arg(self.id(other));
@@ -325,7 +326,7 @@ impl Cluster {
         let at = self.servers.iter().position(|server| server.port() == old);
         let at = at.unwrap_or_default();
         let new = &self.servers[at + self.masters];
-        // It takes over what it has.
+        // The replica takes over with the data it has.
         let written = offset(&self.servers[at], "master_repl_offset");
         wait_until("the replica has what its master has", BOUND, || {
             offset(new, "slave_repl_offset").is_some_and(|it| written.is_some_and(|at| it >= at))
@@ -366,9 +367,9 @@ fn node(builder: &ServerBuilder) -> Result<Server, ServerError> {
         let port = crate::server::ports::free();
         let started = builder
             .clone()
-            .port(port)
+            .port(port.number())
             .args(&["--cluster-enabled", "yes", "--cluster-node-timeout", "1000"])
-            .args(&["--cluster-port", &(port + BUS).to_string()])
+            .args(&["--cluster-port", &(port.number() + BUS).to_string()])
             .args(&["--cluster-replica-validity-factor", "0", "--repl-diskless-sync-delay", "0"])
             .args(&["--cluster-allow-replica-migration", "no"])
             .args(&["--enable-debug-command", "local"])
@@ -377,7 +378,7 @@ fn node(builder: &ServerBuilder) -> Result<Server, ServerError> {
             Err(error) if error.to_string().contains("taken") => {
                 thread::sleep(Duration::from_millis(10));
             }
-            started => return started,
+            started => return started.map(|server| server.with_reserved(port)),
         }
     }
     Err(ServerError::new("no two free ports for a server of a cluster"))
@@ -391,11 +392,11 @@ fn has(server: &Server, slot: u16) -> bool {
     own.contains("master") && names(&own, slot)
 }
 
-/// What a server knows of one server.
+/// A server's line on one server.
 fn line(server: &Server, word: &str) -> Option<String> {
     let nodes: RedisResult<String> = cmd("CLUSTER").arg("NODES").query(&mut server.connection());
     let nodes = nodes.unwrap_or_default();
-    // A replica's line names its master as well, behind its own name and what it is.
+    // A replica's line names its master as well, behind its own name and its role.
     let is_it = |line: &&str| line.split(' ').take(3).any(|column| column.contains(word));
     nodes.lines().find(is_it).map(str::to_owned)
 }

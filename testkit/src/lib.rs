@@ -1,7 +1,7 @@
 //! Shared by the tests, the benches and the examples.
 //!
-//! - [`Server`]: a private Redis server that dies with its parent, got from somewhere if the
-//!   machine has none.
+//! - [`Server`]: a private Redis server that dies with its parent, downloaded if the machine has
+//!   none.
 //! - [`Cluster`]: a cluster of such servers, whose slots can be moved.
 //! - [`Sentinels`]: a master, its replicas and the Sentinels that watch them.
 //! - [`Proxy`]: a network in front of a server that is slow, or fails when it is told to.

@@ -7,7 +7,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use crate::Server;
-use crate::server::ports;
+use crate::server::ports::{self, Port};
 
 mod commands;
 mod connection;
@@ -30,6 +30,8 @@ const BIND_BOUND: Duration = Duration::from_secs(5);
 pub struct Proxy {
     shared: Arc<Shared>,
     address: SocketAddr,
+    /// Reserved also while it refuses connections.
+    _port: Port,
     credentials: String,
     acceptor: Option<JoinHandle<()>>,
 }
@@ -61,11 +63,12 @@ impl Proxy {
 
     fn to(upstream: SocketAddr, credentials: String) -> Self {
         let shared = Arc::new(Shared::new(upstream));
-        let (address, listener) = loop {
-            let address = SocketAddr::from(([127, 0, 0, 1], ports::free()));
-            // Somebody may have been quicker.
+        let (port, address, listener) = loop {
+            let port = ports::free();
+            let address = SocketAddr::from(([127, 0, 0, 1], port.number()));
+            // Another process may have been quicker.
             if let Ok(listener) = TcpListener::bind(address) {
-                break (address, listener);
+                break (port, address, listener);
             }
         };
         shared.change(|state| state.listening = true);
@@ -73,7 +76,7 @@ impl Proxy {
             let shared = shared.clone();
             thread::spawn(move || accept(&shared, address, listener))
         };
-        Self { shared, address, credentials, acceptor: Some(acceptor) }
+        Self { shared, address, _port: port, credentials, acceptor: Some(acceptor) }
     }
 
     /// `redis://127.0.0.1:<port>/`, with the server's password if it has one.
@@ -104,13 +107,13 @@ impl Proxy {
         self.shared.change(|state| state.frozen = true);
     }
 
-    /// Delivers again, first of all what has come meanwhile.
+    /// Delivers again, first the bytes that have come meanwhile.
     pub fn thaw(&self) {
         self.shared.change(|state| state.frozen = false);
     }
 
-    /// From here on new connections lead to this server, as behind a name whose address has changed.
-    /// Those open stay where they are.
+    /// From here on new connections lead to this server, as behind a name whose address has
+    /// changed. Open connections stay where they are.
     pub fn lead_to(&self, server: &Server) {
         *self.shared.upstream() = SocketAddr::from(([127, 0, 0, 1], server.port()));
     }
@@ -126,7 +129,7 @@ impl Proxy {
     ///
     /// # Panics
     ///
-    /// If somebody else has taken the port.
+    /// If another process has taken the port.
     pub fn accept(&self) {
         self.shared.change(|state| state.refusing = false);
         self.wait_state("it listens again (is its port taken?)", |state| state.listening);
@@ -280,7 +283,7 @@ fn accept(shared: &Arc<Shared>, address: SocketAddr, first: TcpListener) {
             match TcpListener::bind(address) {
                 Ok(listener) => break listener,
                 Err(_) if Instant::now() < until => thread::sleep(Duration::from_millis(1)),
-                // Who waits for the port says so.
+                // The thread that waits for the port says so.
                 Err(_) => return,
             }
         };
@@ -292,7 +295,7 @@ fn connect(shared: &Arc<Shared>, client: TcpStream) -> io::Result<()> {
     let upstream = TcpStream::connect(*shared.upstream())?;
     let (connection, threads) = Connection::start(client, upstream, shared)?;
     shared.change(|state| {
-        // What has ended is forgotten when there is something new.
+        // Ended threads are forgotten when there is a new one.
         state.threads.retain(|thread| !thread.is_finished());
         state.connections.retain(|other| !other.is_closed());
         state.threads.extend(threads);

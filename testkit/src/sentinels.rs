@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::{Server, ServerError, wait_until};
 
-/// What the Sentinels call the master.
+/// The Sentinels' name for the master.
 const SERVICE: &str = "redlatch";
 const SENTINELS: usize = 3;
 const REPLICAS: usize = 2;
@@ -21,14 +21,15 @@ const DOWN_AFTER: Duration = Duration::from_millis(1200);
 /// a little late would be replaced at once. While a master is down, replicas that said nothing for five
 /// of these are not chosen, and they are asked each second.
 const PINGS: &str = "500";
-/// How often it looks at the servers. While a master that answers is replaced, replicas whose state is
-/// older than three of these are not chosen, and nobody tries again.
+/// How often it looks at the servers. While a master that answers is replaced, replicas whose state
+/// is older than three of these are not chosen, and no Sentinel tries again.
 const LOOKS: &str = "400";
-/// How often they tell each other what they know. A Sentinel that has not heard of a new master makes
-/// a replica of it again after four of these; it takes another one up to a second to see that it is one.
+/// How often they tell each other their views. A Sentinel that has not heard of a new master makes
+/// a replica of it again after four of these; it takes another one up to a second to see that it is
+/// one.
 const TELLS: &str = "400";
-/// How long a Sentinel may take to answer who is to begin, or has begun, a failover: if another one were
-/// taken for it, there would be two.
+/// How long a Sentinel that is to begin, or has begun, a failover may take to answer: if the test
+/// took another one for it, there would be two.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// For how long a Sentinel that stood still for 2 s (behind a busy disk, say) does nothing. Its own is
 /// half a minute: if the master is gone meanwhile, its replicas were without one for so long that none
@@ -43,7 +44,7 @@ pub struct Sentinels {
     options: SentinelsBuilder,
 }
 
-/// What they are to be started with. See [`Sentinels::builder`].
+/// The settings of new Sentinels. See [`Sentinels::builder`].
 #[derive(Clone, Debug)]
 pub struct SentinelsBuilder {
     down_after: Duration,
@@ -73,7 +74,7 @@ impl Sentinels {
         }
     }
 
-    /// What the master is called.
+    /// The master's name.
     #[must_use]
     pub fn service(&self) -> &str {
         SERVICE
@@ -110,7 +111,7 @@ impl Sentinels {
         &self.sentinels
     }
 
-    /// The servers, whatever their role is now.
+    /// The servers, in any role.
     #[must_use]
     pub fn servers(&self) -> &[Server] {
         &self.servers
@@ -191,7 +192,7 @@ impl Sentinels {
     ///
     /// If that takes long.
     pub fn wait_ready(&self) {
-        // Whoever they are: the Sentinels may choose another master even now.
+        // In any roles: the Sentinels may choose another master even now.
         self.wait_until("all follow one master, and each Sentinel knows all others", || {
             self.replicas().into_iter().all(follows) && self.sentinels.iter().all(knows_all)
         });
@@ -209,7 +210,7 @@ impl Sentinels {
         }
     }
 
-    /// What all say, for whoever has waited in vain.
+    /// The words of all, for the error of a vain wait.
     fn situation(&self) -> String {
         let mut said = String::new();
         for server in &self.servers {
@@ -368,7 +369,8 @@ fn begins(sentinel: &Server) -> bool {
     }
 }
 
-/// Asks on a connection of its own, in bounded time: who is asked may be stopped. `None`: no answer.
+/// Asks on a connection of its own, in bounded time: the asked server may be stopped. `None`: no
+/// answer.
 fn ask<T: redis::FromRedisValue>(server: &Server, question: &[&str]) -> Option<T> {
     ask_within(server, question, Duration::from_millis(300)).ok()
 }
@@ -410,7 +412,8 @@ mod tests {
         let second = sentinels.master();
         assert_ne!(first.port(), second.port());
         sentinels.revive(first);
-        // It returns when another one was named. (They may change their minds after that.)
+        // The call returns when the Sentinels name another one. (They may change their minds after
+        // that.)
         sentinels.fail_over();
         sentinels.wait_ready();
     }
@@ -420,7 +423,7 @@ mod tests {
         let Ok(sentinels) = Sentinels::start() else { return };
         let master = sentinels.master();
         sentinels.sentinels().iter().for_each(Server::pause);
-        // They take so long for a fault of their clocks.
+        // The Sentinels take so long for a fault of their clocks.
         thread::sleep(Duration::from_millis(2500));
         master.kill();
         sentinels.sentinels().iter().for_each(Server::resume);
@@ -432,7 +435,7 @@ mod tests {
     fn a_failover_that_came_to_nothing_is_begun_again() {
         let Ok(sentinels) = Sentinels::start() else { return };
         let replicas = sentinels.replicas();
-        // As long as nobody has missed them one of them is chosen, and does not do it.
+        // As long as no Sentinel has missed them, one of them is chosen, and does not act.
         replicas.iter().for_each(|replica| replica.pause());
         thread::scope(|scope| {
             let failover = scope.spawn(|| sentinels.fail_over());

@@ -20,12 +20,13 @@ mod provision;
 
 use binary::Binary;
 pub use builder::ServerBuilder;
+use ports::Port;
 use process::{Process, Started};
 
 /// How long a server may take until it answers.
 const START_BOUND: Duration = Duration::from_secs(10);
 
-/// Why there is no server: a text that says what was tried and what to do.
+/// Why there is no server: a text with the attempts and with advice.
 #[derive(Clone, Debug)]
 pub struct ServerError {
     message: String,
@@ -48,8 +49,8 @@ impl std::error::Error for ServerError {}
 /// A Redis (or Valkey) server of one's own, on a free port of 127.0.0.1 and on a Unix socket,
 /// without persistence.
 ///
-/// It ends when this value is dropped, and also when this process ends in any way, `SIGKILL`
-/// and Ctrl-C included.
+/// The server ends when this value is dropped, and also when this process ends in any way,
+/// `SIGKILL` and Ctrl-C included.
 #[derive(Debug)]
 pub struct Server {
     options: ServerBuilder,
@@ -57,6 +58,8 @@ pub struct Server {
     port: u16,
     tls_port: Option<u16>,
     process: Mutex<Option<Process>>,
+    /// Reserved also while it is killed.
+    ports: Vec<Port>,
     dir: TempDir,
 }
 
@@ -86,13 +89,13 @@ impl Server {
         ServerBuilder::default()
     }
 
-    /// For an example: the server at this URL, else a private one. What `REDIS_URL` names is never
-    /// used: in many shells that is a server which matters to somebody. If it is set, a line on
-    /// standard error says so.
+    /// For an example: the server at this URL, otherwise a private one. The server in `REDIS_URL`
+    /// is never used: in many shells it is one that matters. If it is set, a line on standard error
+    /// says so.
     ///
     /// # Errors
     ///
-    /// If a private one is needed, and none can be had or it does not start. A URL is taken as it is.
+    /// If a private one is needed, and there is none or it does not start. A URL is taken as it is.
     pub fn find_or_start(url: Option<&str>) -> Result<Provided, ServerError> {
         match url {
             Some(url) => Ok(Provided { url: url.to_owned(), server: None }),
@@ -130,7 +133,7 @@ impl Server {
         }
     }
 
-    /// `rediss://127.0.0.1:<port>/#insecure`: nobody here knows the certificate's authority.
+    /// `rediss://127.0.0.1:<port>/#insecure`: no client here knows the certificate's authority.
     ///
     /// # Panics
     ///
@@ -164,6 +167,12 @@ impl Server {
     /// The port that others are told: that with TLS, if there is one.
     pub(crate) fn known_port(&self) -> u16 {
         self.tls_port.unwrap_or(self.port)
+    }
+
+    /// From here on this port, which is the server's, is reserved for it.
+    pub(crate) fn with_reserved(mut self, port: Port) -> Self {
+        self.ports.push(port);
+        self
     }
 
     /// The process id of the server itself.
@@ -230,7 +239,7 @@ impl Server {
                     *self.process() = Some(process);
                     return;
                 }
-                // Somebody may be using the port for a moment; other tests, say.
+                // Another process may use the port for a moment; other tests, say.
                 Ok(Started::PortTaken(_)) if Instant::now() < until => {
                     std::thread::sleep(Duration::from_millis(20));
                 }
@@ -242,7 +251,7 @@ impl Server {
         }
     }
 
-    /// What the server has logged.
+    /// The server's log.
     #[must_use]
     pub fn log(&self) -> String {
         fs::read_to_string(self.log_path()).unwrap_or_default()
@@ -321,7 +330,7 @@ impl Server {
         ]
     }
 
-    /// A Sentinel writes what it learns into its file: that is made anew for each start.
+    /// A Sentinel writes its view into its file: the file is made anew for each start.
     fn sentinel_arguments(&self, lines: &str) -> Result<Vec<String>, ServerError> {
         let (dir, file) = (self.dir.path(), self.dir.path().join("sentinel.conf"));
         let mut text = format!(
@@ -367,7 +376,7 @@ impl Server {
     }
 }
 
-/// A server that somebody named, or a private one. See [`Server::find_or_start`].
+/// A server that the user named, or a private one. See [`Server::find_or_start`].
 #[derive(Debug)]
 pub struct Provided {
     url: String,

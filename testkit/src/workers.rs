@@ -1,4 +1,4 @@
-//! More processes for a test, and waiting for what has no event.
+//! More processes for a test, and waiting for conditions without an event.
 
 use std::collections::VecDeque;
 use std::env;
@@ -103,8 +103,8 @@ impl Worker {
         }
     }
 
-    /// Waits for a line that begins with `prefix` and returns what follows it. Other lines before
-    /// it are left out.
+    /// Waits for a line that begins with `prefix` and returns its rest. Other lines before it are
+    /// left out.
     ///
     /// # Panics
     ///
@@ -232,7 +232,7 @@ impl Drop for Guard {
     }
 }
 
-/// What a process started by [`Worker`] has to do.
+/// The work of a process started by [`Worker`].
 ///
 /// The process ends (with status 0) as soon as its parent closes the pipe or dies.
 #[derive(Debug)]

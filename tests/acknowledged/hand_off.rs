@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Processes hand each other the lock: the grant was written over another's connection.
+/// Processes hand each other the lock: another's connection wrote the grant.
 #[test]
 fn a_lock_that_is_handed_on_is_on_the_replica_before_it_counts() {
     const CLIENTS: usize = 3;
@@ -38,7 +38,7 @@ fn a_lock_that_is_handed_on_is_on_the_replica_before_it_counts() {
     }
 }
 
-/// A grant to one reader is one to all behind it, of which each asks for itself.
+/// A grant to one reader is a grant to all readers behind it, and each asks for itself.
 #[test]
 fn readers_that_are_let_in_together_are_all_on_the_replica() {
     let _bounded = bounded();
@@ -97,7 +97,8 @@ fn a_grant_by_message_that_no_replica_has_is_none() {
     }
 }
 
-/// Whoever asks in vain gives it back to those behind, at once and not with its lease.
+/// A process that asks in vain gives the lock back to those behind it at once, not at its lease's
+/// end.
 #[test]
 fn a_waiter_behind_one_that_replicas_failed_gets_the_lock() {
     let _bounded = bounded();
@@ -125,10 +126,10 @@ fn a_waiter_behind_one_that_replicas_failed_gets_the_lock() {
     }
 }
 
-/// A reader enters beside others of its process by a question, when their turn is over; and the one
-/// who writes reads as well by another.
+/// A reader enters beside others of its process by a question, when their turn is over; and the
+/// writer reads as well by another.
 #[test]
-fn who_reads_beside_a_hold_waits_for_the_replica_too() {
+fn a_reader_that_joins_a_hold_waits_for_the_replica_too() {
     let _bounded = bounded();
     let pair = Pair::start(Duration::ZERO);
     let client = pair.impatient().connect().unwrap();
@@ -167,7 +168,7 @@ fn a_request_that_was_sent_twice_counts_for_the_connection_it_was_answered_on() 
     let client = settings(&way.url()).connections(1).connect().unwrap();
     for (kind, lock) in locks(&client, "twice") {
         taken(&*lock).unlock().unwrap();
-        // Its script is known then, too.
+        // The server knows this call's script then, too.
         lock.try_lock().ok().flatten().map(LockGuard::unlock);
         pair.cut_off(true);
         for tries in [false, true] {
@@ -187,14 +188,15 @@ fn a_request_that_was_sent_twice_counts_for_the_connection_it_was_answered_on() 
     }
 }
 
-/// Redis up to 7.0 counts what a connection has seen for its own. What is promised is its writes alone.
+/// Redis up to 7.0 counts what a connection has seen for its own. The server promises that of its
+/// writes alone.
 #[test]
 fn a_hold_that_is_found_is_written_anew() {
     let _bounded = bounded();
     let pair = Pair::start(Duration::ZERO);
     let client = || pair.patient().connect().unwrap();
     let (ours, theirs) = (client(), client());
-    // Shorter than what it is handed on for: there is nothing to make longer.
+    // Shorter than the lease of a handed-on lock: there is nothing to make longer.
     let lease = UNIT * 15;
     for kind in KINDS {
         let first = barrier(&ours, kind, "anew");

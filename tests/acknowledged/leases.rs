@@ -6,7 +6,7 @@ use super::*;
 fn a_renewal_that_no_replica_has_makes_nothing_longer() {
     let _bounded = bounded();
     let pair = Pair::start(Duration::ZERO);
-    // A renewal waits for a twenty-fourth of it, which a busy machine needs.
+    // A renewal waits for a twenty-fourth of the lease, which a busy machine needs.
     let lease = UNIT * 60;
     let client = pair.impatient().watchdog_timeout(lease).connect().unwrap();
     let lock = client.reentrant_lock("renewed");

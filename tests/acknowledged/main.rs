@@ -25,7 +25,7 @@ use redlatch_testkit::{Action, Direction, Proxy, Server};
 
 const WITHIN: Duration = Duration::from_millis(3 * UNIT.as_millis() as u64);
 
-/// A server with a replica that hears everything a little later.
+/// A server with a replica that gets all commands a little later.
 struct Pair {
     replica: Server,
     network: Proxy,
@@ -41,17 +41,17 @@ impl Pair {
         Self { replica, network, master }
     }
 
-    /// Of a client that waits for the replica for as long as that takes.
+    /// The builder of a client that waits for the replica for as long as that takes.
     fn patient(&self) -> ClientBuilder {
         Client::builder(&self.master.url()).watchdog_timeout(LONG).replica_acks(1, LONG)
     }
 
-    /// Of one that does not wait for it for long.
+    /// The builder of a client that does not wait for it for long.
     fn impatient(&self) -> ClientBuilder {
         settings(&self.master.url())
     }
 
-    /// The replica hears nothing more, or again; the master still counts on it.
+    /// Cuts the replica off, or lets it hear again; the master still counts on it.
     fn cut_off(&self, cut: bool) {
         if cut { self.network.freeze() } else { self.network.thaw() }
     }
@@ -95,7 +95,7 @@ fn lock_of(client: &Client, kind: &str, name: &str, lease: Option<Duration>) -> 
     }
 }
 
-/// What keeps a lock of this kind and name from others.
+/// A hold that keeps a lock of this kind and name from others.
 fn barrier(client: &Client, kind: &str, name: &str) -> Box<dyn Lock> {
     match kind {
         "read" => Box::new(client.read_write_lock(&format!("{name} read")).write().clone()),
@@ -149,7 +149,7 @@ fn too_few(error: &Error) {
 }
 
 #[test]
-fn whoever_has_a_lock_has_it_on_the_replica_too() {
+fn a_granted_lock_is_on_the_replica_too() {
     let _bounded = bounded();
     let pair = Pair::start(UNIT / 10);
     let client = pair.patient().connect().unwrap();
@@ -222,7 +222,7 @@ fn a_server_without_replicas_has_none_that_acknowledge() {
     let server = server();
     let lock = settings(&server.url()).connect().unwrap().reentrant_lock("alone");
     too_few(&lock.lock().unwrap_err());
-    // More than there are.
+    // More replicas than there are.
     let replica = Server::builder().replica_of(&server).start().unwrap();
     taken(&lock).unlock().unwrap();
     let both = settings(&server.url()).replica_acks(2, WITHIN).connect().unwrap();
@@ -231,7 +231,7 @@ fn a_server_without_replicas_has_none_that_acknowledge() {
     drop(replica);
 }
 
-/// Whatever is to be taken, while replicas are away for a moment.
+/// Locks and permits of each kind, while replicas are away for a moment.
 #[test]
 fn waits_go_on_while_replicas_are_away_and_no_longer_than_they_may() {
     let _bounded = bounded();
@@ -250,12 +250,12 @@ fn waits_go_on_while_replicas_are_away_and_no_longer_than_they_may() {
         lose(&mut redis);
         let mut waiters: Vec<_> = locks(&client, "away")
             .into_iter()
-            // Some would nest.
+            // On one thread, some of these waits would nest.
             .map(|(kind, lock)| (kind, spawn(move || lock.lock().map(drop))))
             .collect();
         let permits = client.semaphore("permits");
         waiters.push(("permits", spawn(move || permits.acquire().map(drop))));
-        // Time is the subject: each has met it by then.
+        // Time is the subject: each wait has met the outage by then.
         thread::sleep(WITHIN * 3);
         if let Some(ended) = waiters.iter().position(|(_, waiter)| waiter.is_finished()) {
             let (kind, waiter) = waiters.swap_remove(ended);
@@ -279,7 +279,7 @@ fn waits_go_on_while_replicas_are_away_and_no_longer_than_they_may() {
 }
 
 #[test]
-fn those_of_a_process_who_wait_together_hear_of_it_together() {
+fn waiters_of_one_process_hear_of_a_silent_replica_together() {
     const THREADS: usize = CROWD * 2;
     let _bounded = bounded();
     let pair = Pair::start(Duration::ZERO);
@@ -307,7 +307,7 @@ fn those_of_a_process_who_wait_together_hear_of_it_together() {
 
 /// A refusal proves nothing that a replica must have.
 #[test]
-fn who_is_refused_waits_for_no_replica() {
+fn a_refused_request_waits_for_no_replica() {
     let _bounded = bounded();
     let pair = Pair::start(Duration::ZERO);
     let (holder, patient) = (client(&pair.master), pair.patient().connect().unwrap());
@@ -315,17 +315,17 @@ fn who_is_refused_waits_for_no_replica() {
     for kind in KINDS.into_iter().filter(|kind| *kind != "fair") {
         let (lock, barrier) =
             (lock_of(&patient, kind, "refused", None), barrier(&holder, kind, "refused"));
-        // Its script is known then.
+        // The server knows the script then.
         lock.try_lock().unwrap().unwrap().unlock().unwrap();
         pair.cut_off(true);
         let guard = barrier.lock().unwrap();
         let begun = Instant::now();
         assert!(lock.try_lock().unwrap().is_none());
-        // It would wait for a minute.
+        // Otherwise the call would wait for a minute.
         assert!(begun.elapsed() < SOON, "{kind}: {:?}", begun.elapsed());
         guard.unlock().unwrap();
         pair.cut_off(false);
-        // What the server still waits for is no other's answer.
+        // The late answer of the server's wait is no other's answer.
         lock.try_lock().unwrap().unwrap().unlock().unwrap();
     }
 }
@@ -347,7 +347,7 @@ fn a_script_that_the_server_forgot_counts_when_it_has_run() {
 }
 
 #[test]
-fn one_question_is_for_all_who_ask_together() {
+fn one_question_serves_all_threads_that_ask_together() {
     const THREADS: usize = 16;
     const TIMES: usize = 4;
     let _bounded = bounded();
@@ -370,7 +370,7 @@ fn one_question_is_for_all_who_ask_together() {
 
 /// Each server has its own time, which is not counted twice where replicas are waited for.
 #[test]
-fn a_server_of_a_quorum_that_is_silent_costs_what_replicas_may_take_once() {
+fn a_silent_server_of_a_quorum_costs_the_time_for_replicas_once() {
     const WITHIN: Duration = Duration::from_millis(20 * UNIT.as_millis() as u64);
     let _bounded = bounded();
     let pairs = [(); 2].map(|()| Pair::start(Duration::ZERO));
@@ -400,7 +400,7 @@ fn a_server_of_a_quorum_that_is_silent_costs_what_replicas_may_take_once() {
 }
 
 #[test]
-fn what_is_not_usable_is_an_error_of_connect() {
+fn an_unusable_setting_is_an_error_of_connect() {
     let _bounded = bounded();
     let server = server();
     for (count, within, word) in [(0, WITHIN, "replica_acks is 0"), (1, Duration::ZERO, "1 ms")] {
@@ -414,7 +414,7 @@ fn what_is_not_usable_is_an_error_of_connect() {
     let error = settings(user.url()).connect().map(drop).unwrap_err();
     assert!(error.to_string().contains("replica_acks needs WAIT"), "{error}");
     assert!(!error.is_transient() && !error.outcome_unknown(), "{error}");
-    // And later on it is said by the call, which holds nothing.
+    // Later the call's error says so, and it holds nothing.
     user.set(&["+wait"]);
     let client = settings(user.url()).connect().unwrap();
     user.set(&["-wait"]);
@@ -425,9 +425,9 @@ fn what_is_not_usable_is_an_error_of_connect() {
     assert!(!server.connection().exists::<_, bool>("refused").unwrap());
 }
 
-/// Who does not ask for it waits for nobody.
+/// A client without the setting waits for no replica.
 #[test]
-fn without_the_setting_nobody_waits_for_replicas() {
+fn a_client_without_the_setting_waits_for_no_replica() {
     let _bounded = bounded();
     let pair = Pair::start(Duration::ZERO);
     pair.cut_off(true);

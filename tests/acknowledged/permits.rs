@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Permits: some are free, whoever takes some has them only when the replica knows.
+/// Permits: some are free, and a taker has them only when the replica knows.
 #[test]
 fn permits_count_when_the_replica_has_them() {
     let _bounded = bounded();
@@ -35,7 +35,8 @@ fn permits_count_when_the_replica_has_them() {
     wait_until("all are back", SOON, || free(&pair.master) == 3);
 }
 
-/// A release waits for the replica as an acquire does; it is made all the same.
+/// A release waits for the replica as an acquire does; without an acknowledgement it counts all the
+/// same.
 #[test]
 fn a_release_waits_for_the_replica_and_a_drop_does_not() {
     let _bounded = bounded();
@@ -65,7 +66,7 @@ fn a_release_waits_for_the_replica_and_a_drop_does_not() {
 }
 
 #[test]
-fn leases_of_permits_are_what_the_replica_has() {
+fn a_lease_of_permits_is_taken_and_renewed_only_if_the_replica_has_it() {
     let _bounded = bounded();
     let pair = Pair::start(Duration::ZERO);
     let lease = UNIT * 30;
@@ -91,7 +92,7 @@ fn leases_of_permits_are_what_the_replica_has() {
     pair.cut_off(false);
 }
 
-/// The second copy finds what the first one took.
+/// The second copy finds the first one's permits.
 #[test]
 fn permits_that_were_asked_for_twice_count_for_the_second_connection() {
     let _bounded = bounded();
@@ -102,7 +103,7 @@ fn permits_that_were_asked_for_twice_count_for_the_second_connection() {
     numbers.set_permits(2).unwrap();
     let leases = client.expirable_semaphore("leases");
     leases.try_set_permits(2).unwrap();
-    // Their scripts are known from here on.
+    // The server knows the scripts from here on.
     wait_until("the replica keeps up", SOON, || {
         numbers.acquire().is_ok_and(|it| it.release().is_ok())
     });
@@ -123,7 +124,7 @@ fn permits_that_were_asked_for_twice_count_for_the_second_connection() {
     let error = leases.acquire().map(drop).unwrap_err();
     assert!(error.to_string().contains("0 of 1 replicas"), "{error}");
     assert_eq!(way.fired(), fired + 2);
-    // (See above: Redis 7.0 would count what this connection has not written.)
+    // (See above: Redis 7.0 would count writes of other connections.)
     let written = |name| Commands::so_far(&pair.master).of(name) - before.of(name);
     assert!(written("set") >= 3, "taken, found, and given back: {}", written("set"));
     assert!(written("decrby") >= 3, "taken by both, and found: {}", written("decrby"));

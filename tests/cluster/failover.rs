@@ -1,8 +1,8 @@
-//! Masters that fail, and who is believed then.
+//! Masters that fail, and the servers whose view counts then.
 
 use super::*;
 
-/// It says that nobody has any slot, and would say so for ever.
+/// The server says that no server has any slot, and would say so for ever.
 #[test]
 fn a_server_that_was_removed_from_its_cluster_is_not_believed() {
     let _bounded = bounded();
@@ -22,14 +22,14 @@ fn a_server_that_was_removed_from_its_cluster_is_not_believed() {
     let reset = || redis::cmd("CLUSTER").arg(&["RESET", "HARD"]).exec(&mut left.connection());
     reset().unwrap();
     client.reentrant_lock("left").lock().unwrap().unlock().unwrap();
-    // Nor by whoever comes.
+    // A new client does not believe it, either.
     let error = connect(&url(left.port())).map(drop).unwrap_err();
     assert!(error.to_string().contains("has a slot yet"), "{error}");
     let both = format!("{},127.0.0.1:{}", url(left.port()), to.port());
     connect(&both).unwrap().reentrant_lock("left").lock().unwrap().unlock().unwrap();
 }
 
-/// It goes on saying that the slots are its own, as they were before.
+/// The server goes on saying that the slots are its own, as they were before.
 #[test]
 fn a_server_that_is_cut_off_from_its_cluster_is_not_believed() {
     let _bounded = bounded();
@@ -62,10 +62,10 @@ fn a_master_dies_and_its_replica_takes_over() {
     let contest = Contest::start(&clients, name, false, true);
     contest.go_on(20);
     let old = cluster.owner(slot);
-    // What only the old one knows.
+    // A lock that only the old one knows.
     let guard = clients[0].reentrant_lock(&format!("{{{name}}}:lost")).lock().unwrap();
     wait_until("the replica has it", SOON, || {
-        // WAIT is about what the same connection wrote last.
+        // WAIT concerns the last write of the same connection.
         let mut redis = old.connection();
         let _: () = redis.set(format!("{{{name}}}:later"), 1).unwrap();
         let waited: i64 = redis::cmd("WAIT").arg(1).arg(100).query(&mut redis).unwrap();
@@ -121,7 +121,7 @@ fn a_master_stands_still_and_its_replica_takes_over() {
 fn a_loss_at_a_failover_is_told() {
     let _bounded = bounded();
     let cluster = with_replicas();
-    // A renewal is to tell it.
+    // A renewal must tell of the loss.
     let builder = Client::builder(&cluster.url()).watchdog_timeout(3 * LONG);
     let client = builder.client_tracking(false).connect().unwrap();
     let slot = cluster.slot("lost");
@@ -132,7 +132,7 @@ fn a_loss_at_a_failover_is_told() {
     // As if the replica had not had it yet.
     let _: i64 = cluster.owner(slot).connection().del("lost").unwrap();
     assert_eq!(guard.state(), HoldState::Held);
-    // Somebody uses the slot, and finds out: what is held in it is asked for at once.
+    // A thread uses the slot, and finds out: the client asks for its holds there at once.
     client.reentrant_lock("{lost}:other").lock().unwrap().unlock().unwrap();
     wait_until("the loss is told", SOON, || guard.state() != HoldState::Held);
 }
@@ -153,7 +153,7 @@ fn without_a_server_for_its_slot_a_call_ends_in_time() {
     assert!(begun.elapsed() < SOON, "{:?}: {error:#}", begun.elapsed());
 }
 
-/// Its own end counts, and not the two timeouts that one request has.
+/// The wait's own end counts, and not the two timeouts of one request.
 #[test]
 fn a_limited_wait_outlasts_an_outage_that_is_longer_than_a_request() {
     let _bounded = bounded();
@@ -202,7 +202,7 @@ fn a_limited_wait_outlasts_an_outage_that_is_longer_than_a_request() {
     for (name, waiter) in names[3..].iter().zip(waiters) {
         let (got, ended) = waiter.join();
         let error = got.unwrap_err();
-        // It does not pause beyond its end.
+        // The wait does not pause beyond its end.
         assert!(ended >= 3 * common::IMPATIENT, "{name} ended after {ended:?}: {error:#}");
         if *name == "ended token" {
             assert_eq!(error.kind(), ErrorKind::Cancelled, "{name}: {error:#}");
@@ -233,4 +233,48 @@ fn a_limited_wait_of_a_client_that_is_shut_down_says_so() {
     client.shutdown();
     let error = waiter.join();
     assert_eq!(error.kind(), ErrorKind::ShutDown, "{error:#}");
+}
+
+#[test]
+fn a_hold_is_renewed_once_the_system_gives_threads_again() {
+    if !has_own_process() {
+        return;
+    }
+    let _bounded = bounded();
+    let cluster = cluster();
+    let lease = RENEWED * 2;
+    let builder = Client::builder(&cluster.url()).client_tracking(false);
+    let client = builder.watchdog_timeout(lease).connect().unwrap();
+    let lock = client.reentrant_lock("held");
+    let guard = without_room_for_threads(|| {
+        let guard = lock.lock().unwrap();
+        // Past its first renewal, whose thread cannot be started.
+        thread::sleep(lease / 2);
+        guard
+    });
+    wait_until("it is renewed", SOON, || guard.remaining() > lease / 3 * 2);
+    guard.unlock().unwrap();
+}
+
+#[test]
+fn a_client_listens_once_the_system_gives_threads_again() {
+    if !has_own_process() {
+        return;
+    }
+    let _bounded = bounded();
+    let cluster = cluster();
+    let builder = Client::builder(&cluster.url()).watchdog_timeout(LONG).client_tracking(false);
+    let (client, other) = (builder.clone().connect().unwrap(), builder.connect().unwrap());
+    let held = other.reentrant_lock("held").lock().unwrap();
+    let lock = client.reentrant_lock("held");
+    assert!(lock.is_locked().unwrap(), "it has a connection");
+    let waited = without_room_for_threads(|| lock.try_lock_for(UNIT * 5));
+    assert!(matches!(waited, Ok(None)), "{waited:?}");
+    let mut redis = cluster.home("held").connection();
+    wait_until("it listens", SOON, || {
+        let channels: Vec<String> =
+            redis::cmd("PUBSUB").arg("CHANNELS").arg("*").query(&mut redis).unwrap();
+        channels.iter().any(|channel| channel.contains(client.id()))
+    });
+    held.unlock().unwrap();
 }

@@ -19,8 +19,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::{
-    BEFORE_A_QUESTION, LONG, RENEWED, SOON, UNIT, at_once, bounded, once_within, server, spawn,
-    wait_until,
+    BEFORE_A_QUESTION, LONG, RENEWED, SOON, UNIT, Vault, at_once, bounded, has_own_process,
+    once_within, server, spawn, wait_all_renewed, wait_until, without_room_for_threads,
 };
 use redis::Commands as _;
 use redlatch::{CancelToken, Client, ErrorKind, HoldState, Lock, MultiLock, Wait};
@@ -38,9 +38,9 @@ fn with_replicas() -> Cluster {
     Cluster::start().unwrap()
 }
 
-/// Both ways in which messages go in a cluster.
+/// Two clients, one for each way of messages in a cluster.
 fn clients(cluster: &Cluster, sharded: bool) -> [Client; 2] {
-    // The second one's messages are told apart from replies by the protocol.
+    // In the second one's protocol, messages differ from replies.
     ["2", "3"].map(|protocol| {
         Client::builder(&format!("{}?protocol={protocol}", cluster.url()))
             .watchdog_timeout(LONG)
@@ -183,7 +183,7 @@ fn every_synchronizer_works_at_every_server() {
 }
 
 #[test]
-fn whoever_waits_is_woken_by_a_message() {
+fn a_waiter_is_woken_by_a_message() {
     let _bounded = bounded();
     let cluster = cluster();
     for sharded in [true, false] {
@@ -198,7 +198,7 @@ fn whoever_waits_is_woken_by_a_message() {
                 guard.unlock().unwrap();
                 waiting.join();
             };
-            // The first wait listens; the others are told.
+            // The first wait subscribes; the others get messages.
             round();
             at_once(round);
         }
@@ -241,7 +241,7 @@ fn a_server_and_a_cluster_are_told_apart() {
     assert!(error.to_string().contains("redis-cluster://"), "{error}");
 }
 
-/// Threads of two clients that want one lock, and who is in there with whom.
+/// Threads of two clients that want one lock, and a record of those inside together.
 struct Contest {
     over: Arc<AtomicBool>,
     inside: Arc<AtomicU32>,
@@ -251,7 +251,7 @@ struct Contest {
 }
 
 impl Contest {
-    /// `loses`: holds may be lost, and nobody is to blame.
+    /// `loses`: holds may be lost without a fault.
     fn start(clients: &[Client], name: &str, fair: bool, loses: bool) -> Self {
         let mut contest = Self {
             over: Arc::default(),
@@ -284,7 +284,7 @@ impl Contest {
         contest
     }
 
-    /// Waits for so many more turns. Whoever has the lock and does not know it has it for a minute.
+    /// Waits for so many more turns. A holder that does not know of its hold has it for a minute.
     fn go_on(&self, turns: usize) {
         let until = self.turns.load(Ordering::SeqCst) + turns;
         wait_until("the threads go on", SOON, || self.turns.load(Ordering::SeqCst) >= until);
@@ -326,7 +326,7 @@ fn a_lock_counts_when_a_replica_of_its_slots_master_has_it() {
         assert!(redis.exists::<_, bool>(name).unwrap(), "{name}");
         guard.unlock().unwrap();
     }
-    // One has none any more; the others' masters have theirs.
+    // One master has no replica any more; the others have theirs.
     replica(&names[0]).pause();
     let error = client.reentrant_lock(&names[0]).try_lock().unwrap_err();
     assert!(error.is_transient() && error.to_string().contains("replica"), "{error}");
@@ -355,6 +355,39 @@ fn a_password_is_that_of_all_servers() {
     assert!(error.to_string().contains("password") && !error.is_transient(), "{error}");
     let error = Client::connect(&url.replace("word", "another")).unwrap_err();
     assert!(!error.to_string().contains("another"), "{error}");
+}
+
+/// New passwords of all servers, also of one to which a slot has moved.
+#[test]
+fn holds_outlast_new_passwords_and_the_move_of_a_slot() {
+    let _bounded = bounded();
+    let cluster = cluster();
+    let servers = cluster.servers();
+    let vault = Vault::new(None);
+    vault.add(servers, "first");
+    let client = vault.asked_by(Client::builder(&cluster.url()));
+    let client = client.watchdog_timeout(RENEWED * 3).connect().unwrap();
+    let names = names(&cluster);
+    let guards: Vec<_> = names.iter().map(|it| client.reentrant_lock(it).lock().unwrap()).collect();
+    let renewed = || wait_all_renewed(names.iter().map(|name| (cluster.home(name), name.clone())));
+    let change = |old, new| {
+        vault.add(servers, new);
+        Vault::remove(servers, old);
+        let before = vault.asked();
+        Vault::hang_up(servers);
+        renewed();
+        assert!(vault.asked() > before);
+        for name in &names {
+            client.reentrant_lock(&format!("{{{name}}}:more")).lock().unwrap().unlock().unwrap();
+        }
+    };
+    change("first", "second");
+    let slot = cluster.slot(&names[0]);
+    cluster.move_slot(slot, cluster.another(slot));
+    change("second", "third");
+    for guard in guards {
+        guard.unlock().unwrap();
+    }
 }
 
 /// The servers name each other, with the ports for TLS.

@@ -13,7 +13,7 @@ fn a_hold_outlives_the_move_of_its_slot() {
     let semaphore = client.expirable_semaphore("{moved}:permits");
     assert!(semaphore.try_set_permits(1).unwrap());
     let permit = semaphore.acquire().unwrap();
-    // In many slots of each server, and due together.
+    // Holds in many slots of each server, whose renewals fall due together.
     let others: Vec<_> = (0..30)
         .map(|number| client.reentrant_lock(&format!("another{number}")).lock().unwrap())
         .collect();
@@ -57,8 +57,8 @@ fn a_hold_is_renewed_while_its_slot_is_on_its_way() {
     guard.unlock().unwrap();
 }
 
-/// A reader's timeout is a key of its own. Where the lock has moved and it has not, a renewal that made
-/// it anew would find that undone by the older one.
+/// A reader's timeout is a key of its own. If the lock has moved and the timeout has not, the older
+/// timeout would replace one that a renewal made anew.
 #[test]
 fn a_readers_renewal_waits_until_its_keys_are_together_again() {
     let _bounded = bounded();
@@ -102,7 +102,7 @@ fn a_contended_locks_slot_moves_to_and_fro() {
 }
 
 #[test]
-fn who_waits_for_anything_is_woken_after_its_slot_has_moved() {
+fn a_waiter_of_any_kind_is_woken_after_its_slot_has_moved() {
     let _bounded = bounded();
     let cluster = cluster();
     for sharded in [true, false] {
@@ -142,10 +142,10 @@ fn who_waits_for_anything_is_woken_after_its_slot_has_moved() {
             let listens = |server| waiters.len() == heard(server).len();
             wait_until("each listens", SOON, || listens(from));
             cluster.move_slot(slot, to);
-            // Where messages go to all servers nobody says that the slot has moved: a poll finds out.
+            // If messages go to all servers, none says that the slot has moved: a poll finds out.
             wait_until("each listens at the new server", SOON, || listens(to));
             let begun = Instant::now();
-            // Whoever listens anew has asked once more, or does so now.
+            // A waiter that listens anew has asked once more, or does so now.
             waiters.iter().for_each(common::Running::wait_queued);
             guard.unlock().unwrap();
             fair.unlock().unwrap();
@@ -154,5 +154,35 @@ fn who_waits_for_anything_is_woken_after_its_slot_has_moved() {
             begun.elapsed()
         };
         once_within(if sharded { BEFORE_A_QUESTION } else { SOON }, round);
+    }
+}
+
+/// The client has heard nothing of the move by then.
+#[test]
+fn releases_at_the_end_of_a_client_reach_the_new_home_of_their_slot() {
+    let _bounded = bounded();
+    let cluster = cluster();
+    let watching = client(&cluster);
+    let (permits, permit_leases) = (
+        watching.semaphore("{moved}:permits"),
+        watching.expirable_semaphore("{moved}:permit_leases"),
+    );
+    permits.set_permits(2).unwrap();
+    permit_leases.set_permits(1).unwrap();
+    let slot = cluster.slot("moved");
+    for shuts_down_first in [false, true] {
+        let ends = client(&cluster);
+        let guard = ends.reentrant_lock("moved").lock_owned().unwrap();
+        let permit = ends.semaphore("{moved}:permits").acquire_many(2).unwrap();
+        let permit_lease = ends.expirable_semaphore("{moved}:permit_leases").acquire().unwrap();
+        if shuts_down_first {
+            ends.shutdown();
+        }
+        let to = cluster.another(slot);
+        cluster.move_slot(slot, to);
+        drop((guard, permit, permit_lease, ends));
+        assert!(!to.connection().exists::<_, bool>("moved").unwrap(), "{shuts_down_first}");
+        assert_eq!(permits.available_permits().unwrap(), 2, "{shuts_down_first}");
+        assert_eq!(permit_leases.available_permits().unwrap(), 1, "{shuts_down_first}");
     }
 }

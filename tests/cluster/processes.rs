@@ -49,8 +49,8 @@ fn nothing_stays_at_a_server_that_has_lost_its_slots() {
     wait_until("the old one's threads end", SOON, || threads() == 2);
     let asked = others.reentrant_lock("{left}:waited");
     wait_until("nobody is connected there but this test", SOON, || {
-        // Who asks nothing has no news of the slot until the next renewal: the new master has all that
-        // the old one had, so no key has changed.
+        // A client that asks nothing has no news of the slot until the next renewal: the new master
+        // has all keys of the old one, so none has changed.
         assert!(asked.is_locked().unwrap());
         has(old, "pubsub") == 0 && has(old, "normal") == 1
     });
@@ -59,11 +59,11 @@ fn nothing_stays_at_a_server_that_has_lost_its_slots() {
     assert!(follower.wait_exit(SOON).success());
 }
 
-/// So many processes, each with a thread for each kind of lock in the slot.
+/// How many processes there are, each with a thread for each kind of lock in the slot.
 const PROCESSES: usize = 3;
 const KINDS: [&str; 4] = ["plain", "fair", "fenced", "written"];
 
-/// Takes locks of one slot again and again. A server of its own counts who is inside.
+/// Takes locks of one slot again and again. A server of its own counts the processes inside.
 #[test]
 fn process() {
     let Some(job) = Job::from_env() else { return };
@@ -122,10 +122,10 @@ fn process() {
     job.done();
 }
 
-/// What processes do, while slots move.
+/// The processes' work, while slots move.
 struct Processes {
     workers: Vec<Worker>,
-    /// Who is inside is counted here, which is no part of the cluster.
+    /// Counts the processes inside; no part of the cluster.
     _witness: Server,
 }
 
@@ -157,7 +157,7 @@ impl Processes {
         });
     }
 
-    /// What they say, of each the longest waits last.
+    /// The processes' reports, each with its longest waits last.
     fn end(mut self) -> Vec<String> {
         let mut said = Vec::new();
         for worker in &mut self.workers {
@@ -183,7 +183,7 @@ fn reshard(cluster: &Cluster, processes: &mut Processes, times: usize) {
         if round % 2 == 0 {
             cluster.move_slot(slot, to);
         } else {
-            // While the keys are in two places nobody gets anything.
+            // While the keys are in two places, no process gets a lock.
             cluster.begin_move(slot, to);
             thread::sleep(UNIT / 5);
             cluster.move_keys(slot, to);

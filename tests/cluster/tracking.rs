@@ -1,4 +1,4 @@
-//! What is held is tracked by the server that has it.
+//! Each server tracks the holds under its keys.
 
 use super::*;
 
@@ -9,7 +9,7 @@ fn tracking(cluster: &Cluster) -> Client {
 }
 
 #[test]
-fn what_is_taken_away_at_any_server_is_told_by_that_one() {
+fn each_server_tells_of_the_holds_taken_away_there() {
     let _bounded = bounded();
     let cluster = cluster();
     let client = tracking(&cluster);
@@ -35,7 +35,7 @@ fn what_is_taken_away_at_any_server_is_told_by_that_one() {
 }
 
 #[test]
-fn what_is_tracked_moves_with_its_slot() {
+fn the_tracking_of_a_hold_moves_with_its_slot() {
     let _bounded = bounded();
     let cluster = cluster();
     let client = tracking(&cluster);
@@ -54,7 +54,7 @@ fn what_is_tracked_moves_with_its_slot() {
 }
 
 #[test]
-fn what_is_tracked_is_tracked_by_the_replica_that_takes_over() {
+fn a_hold_is_tracked_by_the_replica_that_takes_over() {
     let _bounded = bounded();
     let cluster = with_replicas();
     let client = tracking(&cluster);

@@ -1,4 +1,4 @@
-//! What the integration tests share.
+//! The shared parts of the integration tests.
 
 #![allow(dead_code, clippy::unwrap_used, clippy::expect_used)]
 
@@ -7,14 +7,17 @@ use std::env;
 use std::fs;
 use std::panic::resume_unwind;
 use std::process::Command;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::sync::{Arc, Barrier, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use redis::{Commands as _, Connection};
-use redlatch::{Client, ClientBuilder, Error, ErrorKind};
+use redlatch::{Client, ClientBuilder, Credentials, Error, ErrorKind};
 use redlatch_testkit::{Proxy, Server};
+use rustix::param::page_size;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 pub(crate) use redlatch_testkit::wait_until;
 
@@ -27,10 +30,10 @@ pub(crate) const SOON: Duration = Duration::from_secs(20);
 pub(crate) const RENEWED: Duration = Duration::from_millis(30 * UNIT.as_millis() as u64);
 /// A lease that no test sees the end of.
 pub(crate) const LONG: Duration = Duration::from_secs(60);
-/// Who waits for a lock asks after 0.8 s at the earliest (`POLL` in `hold/place.rs`), and for anything
-/// else after 4 s. Whoever is in so soon after its last question heard a message.
+/// A waiter for a lock asks after 0.8 s at the earliest (`POLL` in `local/place.rs`), and for
+/// anything else after 4 s. A waiter that is in so soon after its last question heard a message.
 pub(crate) const BEFORE_A_QUESTION: Duration = Duration::from_millis(700);
-/// What no test needs. Past it something hangs.
+/// Longer than any test needs. Past it something hangs.
 const LIMIT: Duration = Duration::from_secs(90);
 
 /// Ends the process with a word if the test does not end in time: a hang is a failure.
@@ -52,12 +55,13 @@ pub(crate) fn bounded() -> Bounded {
     Bounded { _ended: sender }
 }
 
-/// Whether the calling test has a process of its own, as one needs that counts threads or has a logger.
-/// If not, it is run in one, beside other tests, and has passed there when this says so.
+/// Whether the calling test has a process of its own, as a test needs that counts threads or has a
+/// logger. If not, this runs the test in one, beside other tests, and returns `false` once it has
+/// passed there.
 pub(crate) fn has_own_process() -> bool {
     const OWN: &str = "REDLATCH_TEST_OWN_PROCESS";
     let test = thread::current().name().unwrap_or("main").to_owned();
-    // Of tests that run one after the other, on the first thread, each is alone.
+    // Tests that run one after the other, on the first thread, are each alone.
     if env::var_os(OWN).is_some() || test == "main" {
         return true;
     }
@@ -70,7 +74,32 @@ pub(crate) fn has_own_process() -> bool {
     false
 }
 
-/// Where no program of a real server can be had the test kit ends the process, with a sentence.
+/// Runs `work` while the system gives this process no further thread. For a test in a process of its
+/// own.
+pub(crate) fn without_room_for_threads<T>(work: impl FnOnce() -> T) -> T {
+    // Otherwise new threads would get the stacks of ended ones.
+    let all = Arc::new(Barrier::new(33));
+    let wait = |_| {
+        let all = Arc::clone(&all);
+        spawn(move || all.wait().is_leader())
+    };
+    let waiting: Vec<_> = (1..33).map(wait).collect();
+    let before = getrlimit(Resource::As);
+    // Leaves no room for a stack, but room for all other allocations.
+    let size = fs::read_to_string("/proc/self/statm").unwrap();
+    let pages: u64 = size.split(' ').next().unwrap().parse().unwrap();
+    let full = pages * page_size() as u64 + (1 << 20);
+    setrlimit(Resource::As, Rlimit { current: Some(full), ..before }).unwrap();
+    let done = work();
+    setrlimit(Resource::As, before).unwrap();
+    all.wait();
+    for thread in waiting {
+        let _leader = thread.join();
+    }
+    done
+}
+
+/// Without a program of a real server the test kit ends the process, with a sentence.
 pub(crate) fn server() -> Server {
     Server::start().expect("a server to test on")
 }
@@ -97,7 +126,8 @@ pub(crate) fn impatient(url: &str) -> ClientBuilder {
         .failover_timeout(Duration::ZERO)
 }
 
-/// So many threads that it takes twice [`SOON`] if each waits out a time of its own, [`IMPATIENT`].
+/// So many threads that their waits take twice [`SOON`] if each waits for [`IMPATIENT`] after the
+/// one before.
 pub(crate) const CROWD: usize = 60;
 
 /// A client behind a network, of one connection, which is open; the server knows the scripts that
@@ -108,18 +138,18 @@ pub(crate) fn behind(proxy: &Proxy, warm_up: impl FnOnce(&Client)) -> Client {
     client
 }
 
-/// What a call got whose time is so short that a busy machine may not answer within it.
+/// The result of a call with so short a time that a busy machine may not answer within it.
 #[track_caller]
 pub(crate) fn if_answered<T>(got: Result<Option<T>, Error>) -> Option<T> {
     got.or_else(unanswered).unwrap()
 }
 
-/// Nothing, if that is all that the error says.
+/// `None` if the error says that the call's own time was over.
 pub(crate) fn unanswered<T>(error: Error) -> Result<Option<T>, Error> {
     if error.to_string().contains("the call's own time was over") { Ok(None) } else { Err(error) }
 }
 
-/// Whether an error is about the server, names what it is about, and has this in its text.
+/// Whether an error is about the server, names its subject, and has this in its text.
 #[track_caller]
 pub(crate) fn is_clear(error: &Error, name: &str, hint: &str) {
     assert_eq!(error.kind(), ErrorKind::Redis, "{error}");
@@ -130,16 +160,16 @@ pub(crate) fn is_clear(error: &Error, name: &str, hint: &str) {
 /// Whether a server says this of a command that a user may not run, from a script or by itself: its
 /// words since Redis 7.2, and in Redis 7.0 from a script.
 pub(crate) fn forbids_a_command(error: &str) -> bool {
-    error.contains("no permissions to run") || error.contains("can't run")
+    ["no permissions to run", "can't run", "may not run"].iter().any(|said| error.contains(said))
 }
 
-/// Whether these bytes, a request's say, have this in them.
+/// Whether these bytes, a request's say, contain this.
 pub(crate) fn contains(bytes: &[u8], part: &str) -> bool {
     bytes.windows(part.len()).any(|window| window == part.as_bytes())
 }
 
-/// Whether whoever waits in these rounds is woken, and does not find out when it asks the next time. A
-/// round in which its thread comes, waits and is woken is over before that question.
+/// Whether the waiter in these rounds is woken, and does not find out by its next question. A round
+/// in which its thread comes, waits and is woken is over before that question.
 #[track_caller]
 pub(crate) fn at_once(mut round: impl FnMut()) {
     once_within(BEFORE_A_QUESTION, || {
@@ -149,9 +179,8 @@ pub(crate) fn at_once(mut round: impl FnMut()) {
     });
 }
 
-/// Whether one at least of these rounds says that it took less than `bound`, where each would take that
-/// long if something were broken: a busy machine keeps a thread from running now and then, and what is
-/// broken is late always.
+/// Whether at least one of these rounds took less than `bound`. Broken code takes that long in each
+/// round; a busy machine keeps a thread from running only now and then.
 #[track_caller]
 pub(crate) fn once_within(bound: Duration, mut round: impl FnMut() -> Duration) {
     let (since, mut took) = (Instant::now(), Vec::new());
@@ -188,12 +217,12 @@ impl<T> Running<T> {
     }
 
     /// Waits until the thread has slept for a few milliseconds, and not for a reply: it stands in
-    /// line. As long as its first request is on its way, who comes after it may get before it.
+    /// line. As long as its first request is on its way, a later thread may get before it.
     pub(crate) fn wait_queued(&self) {
         self.wait_still(sleeps_in_line, || self.is_finished());
     }
 
-    /// The same where the thread's work is done, and what waits is a destructor of its thread-locals.
+    /// The same if the thread's work is done, and a destructor of its thread-locals waits.
     pub(crate) fn wait_queued_at_its_end(&self) {
         self.wait_still(sleeps_in_line, || false);
     }
@@ -264,7 +293,7 @@ fn is_parked(thread: u64) -> bool {
     let futex = match env::consts::ARCH {
         "x86_64" => "202",
         "aarch64" => "98",
-        // Not known here: that it sleeps must do.
+        // The system call is unknown here: that the thread sleeps must do.
         _ => return true,
     };
     let call = fs::read_to_string(format!("/proc/self/task/{thread}/syscall"));
@@ -276,7 +305,7 @@ fn thread_number() -> u64 {
     0
 }
 
-/// Cannot be seen here: a while must do.
+/// The system does not show sleeps here: a pause must do.
 #[cfg(not(target_os = "linux"))]
 fn sleeps(_thread: u64) -> Option<u64> {
     thread::sleep(UNIT);
@@ -293,7 +322,7 @@ pub(crate) fn thread_names() -> Vec<String> {
     tasks().map(|(_, name)| name).collect()
 }
 
-/// The numbers and names of this process's threads; none where they are not to be seen.
+/// The numbers and names of this process's threads; none if the system does not show them.
 fn tasks() -> impl Iterator<Item = (u64, String)> {
     fs::read_dir("/proc/self/task").into_iter().flatten().filter_map(|task| {
         let task = task.ok()?;
@@ -333,7 +362,7 @@ impl Commands {
 /// The one owner in the lock's hash, with its count.
 pub(crate) fn holder(connection: &mut Connection, name: &str) -> Option<(String, String)> {
     let mut fields: Vec<(String, String)> = connection.hgetall(name).unwrap();
-    // Of a read-write lock.
+    // The mode of a read-write lock is no owner.
     fields.retain(|(field, _)| field != "mode");
     assert!(fields.len() <= 1, "more than one holder of {name:?}: {fields:?}");
     fields.into_iter().next()
@@ -344,7 +373,7 @@ pub(crate) fn pttl(connection: &mut Connection, name: &str) -> i64 {
     connection.pttl(name).unwrap()
 }
 
-/// Waits until the lease of what is held under this name has been made longer.
+/// Waits until the lease of the hold under this name has been made longer.
 #[track_caller]
 pub(crate) fn wait_renewed(server: &Server, name: &str) {
     let mut redis = server.connection();
@@ -356,7 +385,26 @@ pub(crate) fn wait_renewed(server: &Server, name: &str) {
     });
 }
 
-/// Waits until nobody holds the lock on the server.
+/// The same for holds under each of these names, at these servers.
+#[track_caller]
+pub(crate) fn wait_all_renewed<'a>(held: impl IntoIterator<Item = (&'a Server, String)>) {
+    let last = |(server, name): (&'a Server, String)| {
+        let mut redis = server.connection();
+        let left = pttl(&mut redis, &name);
+        (redis, name, left)
+    };
+    let mut waited_for: Vec<_> = held.into_iter().map(last).collect();
+    wait_until("all are renewed", SOON, || {
+        waited_for.retain_mut(|(redis, name, left)| {
+            let before = std::mem::replace(left, pttl(redis, name));
+            assert!(*left > 0, "{name:?} is gone");
+            *left <= before
+        });
+        waited_for.is_empty()
+    });
+}
+
+/// Waits until the lock is free on the server.
 #[track_caller]
 pub(crate) fn wait_free(server: &Server, name: &str, timeout: Duration) {
     let mut connection = server.connection();
@@ -382,12 +430,12 @@ fn hold_as(connection: &mut Connection, name: &str, owner: &str, lease: Duration
         .unwrap();
 }
 
-/// Gives it back as a Java service would, on this channel.
+/// Gives the lock back as a Java service would, on this channel.
 pub(crate) fn release_as_redisson(connection: &mut Connection, name: &str, channel: &str) {
     let () = redis::pipe().atomic().del(name).publish(channel, "0").query(connection).unwrap();
 }
 
-/// Waits until somebody listens to the lock's channel.
+/// Waits until a client listens to the lock's channel.
 #[track_caller]
 pub(crate) fn wait_subscribed(server: &Server, channel: &str) {
     let mut connection = server.connection();
@@ -398,8 +446,8 @@ pub(crate) fn wait_subscribed(server: &Server, channel: &str) {
     });
 }
 
-/// Waits until the server knows that nobody listens to a channel any more: of a process that was
-/// killed it hears a moment later.
+/// Waits until the server counts no listener to a channel any more: it hears of a process's death a
+/// moment later.
 #[track_caller]
 pub(crate) fn wait_deaf(server: &Server, channel: &str) {
     let mut connection = server.connection();
@@ -410,12 +458,12 @@ pub(crate) fn wait_deaf(server: &Server, channel: &str) {
     });
 }
 
-/// What the client of this owner is told on.
+/// The channel on which scripts tell the client of this owner.
 pub(crate) fn own_channel(owner: &str) -> String {
     format!("redisson_lock__channel:{{redlatch:{}}}", owner.split(':').next().unwrap())
 }
 
-/// Waits until so many clients hear what is said to them alone.
+/// Waits until so many clients listen to their own channels.
 #[track_caller]
 pub(crate) fn wait_hearing(server: &Server, clients: usize) {
     let mut redis = server.connection();
@@ -443,9 +491,9 @@ pub(crate) fn wait_in_line(server: &Server, name: &str, places: u64) {
     });
 }
 
-/// So that what was said to the client of `owner` before this has been read: behind it come grants for
-/// nobody, which are given back. Several, since of a client with two connections somebody may wait for a
-/// reply on one, and what goes over that one waits, too.
+/// Waits until the client of `owner` has read all earlier messages: behind them come grants for
+/// unknown owners, which it gives back. Several, since on one of a client's two connections a
+/// thread may wait for a reply, and commands over that one wait, too.
 pub(crate) fn wait_read(server: &Server, owner: &str, release: impl FnOnce()) {
     static READ: AtomicU64 = AtomicU64::new(0);
     let number = READ.fetch_add(1, Ordering::Relaxed);
@@ -462,8 +510,8 @@ pub(crate) fn wait_read(server: &Server, owner: &str, release: impl FnOnce()) {
     wait_until("it is read", SOON, || redis.exists::<_, usize>(&names).unwrap() < names.len());
 }
 
-/// How many keys have lapsed on this server: whoever came in without one more was let in by a word,
-/// and waited for nobody's lease.
+/// How many keys have lapsed on this server: a waiter that came in without one more was let in by a
+/// message, and waited for no lease.
 pub(crate) fn lapsed(redis: &mut Connection) -> u64 {
     let stats: String = redis::cmd("INFO").arg("stats").query(redis).unwrap();
     let line = stats.lines().find_map(|line| line.strip_prefix("expired_keys:")).unwrap();
@@ -549,5 +597,60 @@ impl User {
     pub(crate) fn client_behind(&self, proxy: &Proxy) -> Client {
         let url = proxy.url().replace("redis://", &format!("redis://{}:word@", self.name));
         impatient(&url).connections(1).connect().unwrap()
+    }
+}
+
+/// A user whose password changes, and the credentials that the user's code would get now.
+#[derive(Clone)]
+pub(crate) struct Vault {
+    password: Arc<Mutex<String>>,
+    valid_for: Option<Duration>,
+    asked: Arc<AtomicUsize>,
+}
+
+impl Vault {
+    const USER: &str = "tokens";
+
+    pub(crate) fn new(valid_for: Option<Duration>) -> Self {
+        Self { password: Arc::default(), valid_for, asked: Arc::default() }
+    }
+
+    /// From here on the user has this password at these servers, too.
+    pub(crate) fn add(&self, servers: &[Server], password: &str) {
+        for server in servers {
+            let args = ["SETUSER", Self::USER, "on", &format!(">{password}"), "~*", "&*", "+@all"];
+            redis::cmd("ACL").arg(&args).exec(&mut server.connection()).unwrap();
+        }
+        *self.password.lock().unwrap() = password.to_owned();
+    }
+
+    pub(crate) fn remove(servers: &[Server], password: &str) {
+        for server in servers {
+            let args = ["SETUSER", Self::USER, &format!("<{password}")];
+            redis::cmd("ACL").arg(&args).exec(&mut server.connection()).unwrap();
+        }
+    }
+
+    /// Ends all connections of the user's.
+    pub(crate) fn hang_up(servers: &[Server]) {
+        for server in servers {
+            let args = ["KILL", "USER", Self::USER];
+            redis::cmd("CLIENT").arg(&args).exec(&mut server.connection()).unwrap();
+        }
+    }
+
+    pub(crate) fn asked_by(&self, client: ClientBuilder) -> ClientBuilder {
+        let vault = self.clone();
+        client.credentials_with(move || {
+            vault.asked.fetch_add(1, Ordering::SeqCst);
+            let credentials = Credentials::new(Self::USER, &vault.password.lock().unwrap());
+            let valid_for = vault.valid_for;
+            Ok(valid_for.into_iter().fold(credentials, Credentials::valid_for))
+        })
+    }
+
+    /// How often the client has asked.
+    pub(crate) fn asked(&self) -> usize {
+        self.asked.load(Ordering::SeqCst)
     }
 }

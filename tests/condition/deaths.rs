@@ -1,4 +1,4 @@
-//! Deaths, and what gets lost on the way.
+//! Deaths, and messages and replies lost on the way.
 
 use super::*;
 
@@ -62,7 +62,7 @@ fn a_waiter_that_was_killed_is_passed_over() {
 }
 
 #[test]
-fn who_is_killed_between_its_notification_and_the_lock_leaves_it_to_the_next() {
+fn a_waiter_killed_before_it_has_the_lock_leaves_its_notification_to_the_next() {
     let _bounded = bounded();
     let server = server();
     for kind in [REENTRANT, FAIR] {
@@ -82,7 +82,7 @@ fn who_is_killed_between_its_notification_and_the_lock_leaves_it_to_the_next() {
 }
 
 #[test]
-fn who_is_killed_among_many_that_were_notified_leaves_it_to_the_next() {
+fn a_waiter_killed_among_many_notified_leaves_its_notification_to_the_next() {
     let _bounded = bounded();
     let server = server();
     let mut dead = process(&server, REENTRANT, "m", LONG);
@@ -104,7 +104,7 @@ fn who_is_killed_among_many_that_were_notified_leaves_it_to_the_next() {
 }
 
 #[test]
-fn who_is_killed_with_the_lock_in_its_hands_leaves_its_notification_to_the_next() {
+fn a_waiter_killed_while_it_has_the_lock_leaves_its_notification_to_the_next() {
     let _bounded = bounded();
     let server = server();
     let mut dead = process(&server, REENTRANT, "m", RENEWED);
@@ -121,7 +121,7 @@ fn who_is_killed_with_the_lock_in_its_hands_leaves_its_notification_to_the_next(
 }
 
 #[test]
-fn who_was_notified_and_waits_long_for_the_lock_keeps_its_notification() {
+fn a_notified_waiter_that_waits_long_for_the_lock_keeps_its_notification() {
     let _bounded = bounded();
     let server = server();
     let [here, there] =
@@ -142,7 +142,7 @@ fn who_was_notified_and_waits_long_for_the_lock_keeps_its_notification() {
 }
 
 #[test]
-fn who_stands_still_when_it_is_notified_leaves_it_to_the_next() {
+fn a_stopped_waiter_leaves_its_notification_to_the_next() {
     let _bounded = bounded();
     let server = server();
     let mut stopped = process(&server, REENTRANT, "m", LONG);
@@ -150,10 +150,10 @@ fn who_stands_still_when_it_is_notified_leaves_it_to_the_next() {
     let there = REENTRANT.make(&client(&server), "m");
     stopped.sigstop();
     assert!(notify(&there));
-    // Without a look at it, it would stay for ever with who stands still.
+    // Without a look at it, the notification would stay for ever with a waiter that stands still.
     guest.wait_back();
     assert!(guest.leaves());
-    // And comes back itself: a wake-up in vain, and no harm.
+    // The stopped waiter comes back itself: a wake-up in vain, and no harm.
     stopped.sigcont();
     stopped.expect_line("back", SOON);
     stopped.send_line("leave");
@@ -162,7 +162,7 @@ fn who_stands_still_when_it_is_notified_leaves_it_to_the_next() {
 }
 
 #[test]
-fn who_loses_the_lock_that_it_came_back_with_leaves_its_notification_to_the_next() {
+fn a_waiter_that_loses_the_regained_lock_leaves_its_notification_to_the_next() {
     let _bounded = bounded();
     let server = server();
     let [here, there] =
@@ -171,7 +171,7 @@ fn who_loses_the_lock_that_it_came_back_with_leaves_its_notification_to_the_next
     let second = Guest::of(&server, "m", &here, Wait::FOREVER);
     assert!(notify(&there));
     first.wait_back();
-    // By its own client, which tells it.
+    // The waiter's own client unlocks by force, and tells it.
     assert!(here.lock.force_unlock().unwrap());
     drop(first.leave);
     assert_eq!(first.thread.join().unwrap_err().kind(), ErrorKind::LeaseLost);
@@ -201,21 +201,20 @@ fn a_thread_that_ends_with_the_lock_leaves_its_notification_though_others_of_its
         assert!(there.condition.notify_one().unwrap());
     }
     guard.unlock().unwrap();
-    ends.join();
-    lives.wait_back();
-    wait_waiting(&server, "m", 0);
+    // The two that were notified get the lock back in either order.
     assert!(lives.leaves());
+    ends.join();
     assert!(next.leaves());
     leaves_nothing(&server, "m");
 }
 
 #[test]
-fn a_notification_of_nobody_is_passed_on_at_once() {
+fn a_notification_of_a_waiter_that_gave_up_is_passed_on_at_once() {
     let _bounded = bounded();
     let server = server();
     let [here, there] =
         [client(&server), client(&server)].map(|client| REENTRANT.make(&client, "m"));
-    // As a request leaves it that came late, of a thread that has given up.
+    // The state after a late request of a thread that has given up.
     at_once(|| {
         let guard = here.lock.lock().unwrap();
         let (owner, _) = holder(&mut server.connection(), "m").unwrap();
@@ -246,7 +245,7 @@ fn a_message_that_was_lost_costs_a_look() {
     guest.wait_back();
     assert!(guest.leaves());
 
-    // Nobody can hear, and a notification passes it: it finds out by itself.
+    // The waiter cannot hear, and a notification passes it: it finds out by itself.
     let guest = Guest::of(&server, "m", &REENTRANT.make(&here, "m"), Wait::FOREVER);
     let first = first_waiting(&server, "m");
     proxy.refuse();
@@ -280,7 +279,7 @@ fn a_request_that_is_sent_twice_changes_things_once() {
         let first = first.passes();
         let second = Guest::of(&server, "m", &here, Wait::FOREVER).passes();
         let third = Guest::of(&server, "m", &here, Wait::FOREVER).passes();
-        // The notification: of one, and then of the others.
+        // The notification: of one waiter, and then of the others.
         for (left, all) in [(2, false), (0, true)] {
             let guard = here.lock.lock().unwrap();
             let fired = proxy.fired();
@@ -333,7 +332,7 @@ fn an_outage_ends_a_wait_with_nothing_in_hand_and_everything_goes_on_after_it() 
         drop(outer);
         tell.send(()).unwrap();
     });
-    // It has left the lock, and heard so.
+    // The waiter has left the lock, and has the reply.
     wait_waiting(&server, "m", 1);
     wait_free(&server, "m", SOON);
     waiter.wait_queued();
@@ -341,7 +340,7 @@ fn an_outage_ends_a_wait_with_nothing_in_hand_and_everything_goes_on_after_it() 
     told.recv_timeout(SOON).unwrap();
     waiter.join();
     proxy.thaw();
-    // What it left behind is passed over, or passed on.
+    // The waiter's leftovers are passed over, or passed on.
     let there = REENTRANT.make(&client(&server), "m");
     let guest = Guest::begin(&there, Wait::FOREVER).passes();
     wait_until("it is notified", SOON, || {
@@ -355,19 +354,20 @@ fn an_outage_ends_a_wait_with_nothing_in_hand_and_everything_goes_on_after_it() 
 }
 
 #[test]
-fn each_right_that_is_missing_is_an_error_or_costs_time_and_loses_nobody() {
+fn each_missing_right_is_an_error_or_costs_time_and_loses_no_waiter() {
     let _bounded = bounded();
     let server = server();
     let mut user = User::new(&server, "poor");
     let poor = user.client();
     let here = REENTRANT.make(&poor, "m");
     let there = REENTRANT.make(&client(&server), "m");
-    // What a wait, a notification and their ends need beyond the lock's own rights; and the keys.
+    // The rights that a wait, a notification and their ends need beyond the lock's own; and the
+    // keys.
     let commands = "HGET HDEL HGETALL HVALS LRANGE PUBSUB PUBLISH RPUSH LPOP LREM LINDEX HSET TIME";
     let mut rights: Vec<_> = commands.split(' ').map(|name| format!("-{name}")).collect();
     rights.push("resetkeys ~m ~redlatch_queue:* ~redlatch_window:*".to_owned());
     for right in rights {
-        // It may not wait: then it has the lock as before. Or it may, and is notified.
+        // Without the right to wait, the thread has the lock as before. With it, it is notified.
         user.set(&["~*", "+@all"]);
         let guard = here.lock.lock().unwrap();
         user.set(&right.split(' ').collect::<Vec<_>>());
@@ -384,9 +384,9 @@ fn each_right_that_is_missing_is_an_error_or_costs_time_and_loses_nobody() {
             }
         }
         drop(guard);
-        // What it could not take back is taken back behind it.
+        // The entry that it could not take back is taken back later.
         wait_waiting(&server, "m", 0);
-        // It may not notify: nobody was. Or it may, and somebody was.
+        // Without the right to notify, no waiter was notified. With it, one was.
         let guest = Guest::of(&server, "m", &there, Wait::FOREVER);
         let guard = here.lock.lock().unwrap();
         user.set(&right.split(' ').collect::<Vec<_>>());
@@ -403,7 +403,7 @@ fn each_right_that_is_missing_is_an_error_or_costs_time_and_loses_nobody() {
         guard.unlock().unwrap();
         assert!(guest.leaves());
     }
-    // What was left behind is passed over.
+    // Leftovers are passed over.
     wait_until("nothing is left", SOON, || {
         assert!(here.lock.lock().is_ok_and(|guard| {
             here.condition.notify_all().unwrap();
@@ -414,10 +414,9 @@ fn each_right_that_is_missing_is_an_error_or_costs_time_and_loses_nobody() {
     });
 }
 
-/// Behind the notification its record could not be taken away, and at each look it would be passed on
-/// again.
+/// The record would stay after its notification, and each look would pass it on again.
 #[test]
-fn who_may_not_take_a_record_away_passes_nothing_on() {
+fn a_client_that_may_not_delete_a_record_passes_nothing_on() {
     let _bounded = bounded();
     let server = server();
     let mut redis = server.connection();
@@ -440,7 +439,7 @@ fn who_may_not_take_a_record_away_passes_nothing_on() {
 }
 
 #[test]
-fn who_may_not_subscribe_keeps_the_lock_and_does_not_wait() {
+fn a_client_that_may_not_subscribe_keeps_the_lock_and_does_not_wait() {
     let _bounded = bounded();
     let server = server();
     let mut user = User::new(&server, "deaf");
@@ -454,7 +453,7 @@ fn who_may_not_subscribe_keeps_the_lock_and_does_not_wait() {
 }
 
 #[test]
-fn without_memory_nobody_new_waits_and_who_waits_is_notified() {
+fn without_memory_no_new_waiter_waits_and_old_waiters_are_notified() {
     let _bounded = bounded();
     let server = server();
     let here = client(&server);

@@ -3,12 +3,13 @@
 use super::*;
 
 of_both_locks! {
-    a_wait_that_nobody_notifies_ends_in_time_and_leaves_nothing
+    a_wait_without_a_notification_ends_in_time_and_leaves_nothing
     a_cancel_ends_a_wait_with_the_lock_in_hand
+    a_wait_that_ends_in_an_outage_ends_with_the_lock_in_hand
     a_shutdown_ends_a_wait_with_nothing_in_hand
 }
 
-fn a_wait_that_nobody_notifies_ends_in_time_and_leaves_nothing(kind: Kind) {
+fn a_wait_without_a_notification_ends_in_time_and_leaves_nothing(kind: Kind) {
     let _bounded = bounded();
     let server = server();
     let monitor = kind.make(&client(&server), "m");
@@ -42,7 +43,7 @@ fn a_cancel_ends_a_wait_with_the_lock_in_hand(kind: Kind) {
         let error = condition.wait_cancellable(&guard, &cancelled).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Cancelled);
         assert!(guard.is_held() && outer.is_held());
-        // And at once.
+        // The second cancel works at once.
         let error = condition.wait_cancellable(&guard, &cancelled).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Cancelled);
         assert!(guard.is_held() && outer.is_held());
@@ -54,6 +55,51 @@ fn a_cancel_ends_a_wait_with_the_lock_in_hand(kind: Kind) {
     assert!(!there.condition.notify_one().unwrap());
     guard.unlock().unwrap();
     waiter.join();
+    leaves_nothing(&server, "m");
+}
+
+/// The last look finds out whether the thread was notified. It outlasts all that the lock outlasts.
+fn a_wait_that_ends_in_an_outage_ends_with_the_lock_in_hand(kind: Kind) {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let client = Client::builder(&proxy.url()).watchdog_timeout(LONG).connect().unwrap();
+    let monitor = kind.make(&client, "m");
+    let key = waiting_key("m");
+    for (times, by_cancel) in [(1, false), (2, true)] {
+        // Both copies of the look that leaves.
+        let key = key.clone();
+        proxy.on(Direction::Request, 2, Action::LoseRequest, move |bytes| {
+            let is_about_it = bytes.windows(key.len()).any(|part| part == key.as_bytes());
+            is_about_it && bytes.ends_with(b"\r\n$1\r\n1\r\n")
+        });
+        let guard = monitor.lock.lock().unwrap();
+        let ended = if by_cancel {
+            let token = CancelToken::new();
+            let cancels = {
+                let (token, server) = (token.clone(), server.connection());
+                spawn(move || {
+                    let mut server = server;
+                    wait_until("it waits", SOON, || {
+                        server.llen::<_, usize>(waiting_key("m")).unwrap() == 1
+                    });
+                    token.cancel();
+                })
+            };
+            let ended = monitor.condition.wait_cancellable(&guard, &token).map(|()| true);
+            cancels.join();
+            ended
+        } else {
+            monitor.condition.wait_for(&guard, UNIT)
+        };
+        match ended {
+            Ok(notified) => assert!(!notified && !by_cancel),
+            Err(error) => assert!(by_cancel && error.kind() == ErrorKind::Cancelled, "{error}"),
+        }
+        assert_eq!(proxy.fired(), 2 * times);
+        assert!(guard.is_held());
+        guard.unlock().unwrap();
+    }
     leaves_nothing(&server, "m");
 }
 
@@ -72,7 +118,7 @@ fn a_shutdown_ends_a_wait_with_nothing_in_hand(kind: Kind) {
 }
 
 #[test]
-fn a_shutdown_of_who_was_notified_passes_it_on() {
+fn a_shutdown_of_a_notified_waiter_passes_the_notification_on() {
     let _bounded = bounded();
     let server = server();
     let (here, other) = (client(&server), client(&server));
@@ -91,7 +137,7 @@ fn a_shutdown_of_who_was_notified_passes_it_on() {
 }
 
 #[test]
-fn a_notification_and_the_end_of_the_time_meet_and_nobody_is_forgotten() {
+fn no_waiter_is_forgotten_when_a_notification_and_a_time_limit_meet() {
     let _bounded = bounded();
     let server = server();
     let clients = [client(&server), client(&server)];
@@ -104,7 +150,7 @@ fn a_notification_and_the_end_of_the_time_meet_and_nobody_is_forgotten() {
         let first = first.passes();
         let timed = Guest::begin(&there, Wait::at_most(time)).passes();
         thread::sleep(Duration::from_micros(random.below(6_000)));
-        // The first for certain; the second one or nobody.
+        // The first for certain; the second one or none.
         let guard = there.lock.lock().unwrap();
         assert!(there.condition.notify_one().unwrap());
         let told = there.condition.notify_one().unwrap();

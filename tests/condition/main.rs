@@ -20,8 +20,9 @@ use redlatch::{
 };
 use redlatch_testkit::{Action, Direction, Job, Proxy, Server, Worker};
 
-/// What a notification costs at most whose receiver stands still: `PATIENCE` in `waiters.lua`, and a
-/// look of those who wait. (They look as often as who waits for a lock: [`BEFORE_A_QUESTION`].)
+/// The most time that a notification loses if its receiver stands still: `PATIENCE` in
+/// `waiters.lua`, and a look of the other waiters. (They look as often as a lock's:
+/// [`BEFORE_A_QUESTION`].)
 const PASSED_ON: Duration = Duration::from_millis(2_000 + 1_200);
 
 /// Which kind of lock a test plays with.
@@ -82,8 +83,8 @@ of_both_locks! {
     all_levels_are_left_and_all_are_back
     the_longest_waiting_is_notified_first
     all_are_notified_once
-    a_notification_that_finds_nobody_is_nothing
-    who_does_not_hold_the_lock_can_neither_wait_nor_notify
+    a_notification_without_a_waiter_is_not_remembered
+    a_thread_without_the_lock_can_neither_wait_nor_notify
 }
 
 impl Kind {
@@ -117,7 +118,7 @@ fn first_waiting(server: &Server, name: &str) -> String {
     server.connection().lindex(waiting_key(name), 0).unwrap()
 }
 
-/// Nobody waits, nobody was notified, nobody holds the lock.
+/// No thread waits, was notified, or holds the lock.
 #[track_caller]
 fn leaves_nothing(server: &Server, name: &str) {
     wait_until(&format!("nothing of {name:?} is left"), SOON, || {
@@ -134,7 +135,7 @@ struct Guest {
 }
 
 impl Guest {
-    /// Returns when it stands there.
+    /// Returns when the guest waits.
     fn of(server: &Server, name: &str, monitor: &Monitor, wait: Wait<'static>) -> Self {
         let before = waiting(server, name);
         let guest = Self::begin(monitor, wait);
@@ -149,7 +150,7 @@ impl Guest {
         let thread = spawn(move || {
             let guard = lock.lock()?;
             let notified = condition.wait_within(&guard, wait)?;
-            // Nobody may want to know.
+            // The receiver may be gone.
             let _ = tell.send(Instant::now());
             // The end of its channel.
             let _ = told.recv();
@@ -159,7 +160,7 @@ impl Guest {
         Self { back, leave: Some(leave), thread }
     }
 
-    /// It leaves the lock as soon as it is back.
+    /// The guest leaves the lock as soon as it is back.
     fn passes(mut self) -> Self {
         self.leave = None;
         self
@@ -180,7 +181,7 @@ impl Guest {
     }
 }
 
-/// All of them, in whatever order they are back: whether each was notified.
+/// All of them, in any order of their return: whether each was notified.
 fn leave_all(guests: impl IntoIterator<Item = Guest>) -> Vec<bool> {
     let threads: Vec<_> = guests.into_iter().map(|guest| guest.thread).collect();
     threads.into_iter().map(|thread| thread.join().unwrap()).collect()
@@ -224,7 +225,7 @@ fn all_levels_are_left_and_all_are_back(kind: Kind) {
         let middle = lock.lock().unwrap();
         lock.lock().unwrap().forget();
         let inner = lock.lock().unwrap();
-        // With an outer one: all the same.
+        // With an outer guard: the same.
         for guard in [&inner, &outer] {
             condition.wait(guard).unwrap();
             assert_eq!(lock.hold_count(), 4);
@@ -300,7 +301,7 @@ fn leases_are_back_with_their_levels() {
     assert!(notify(&there));
     waiter.join();
 
-    // The watchdog keeps what some level wants it to keep.
+    // The watchdog keeps the lease while one level wants it.
     let lease = RENEWED;
     let client = watched(&server, lease);
     let monitor = REENTRANT.make(&client, "w");
@@ -321,7 +322,7 @@ fn leases_are_back_with_their_levels() {
     waiter.join();
 }
 
-/// An outer level that wants a long lease has it when the inner one, which was renewed, has gone.
+/// An outer level with a long lease has that lease again when the inner, renewed one has gone.
 #[test]
 fn a_fixed_lease_is_back_where_an_inner_level_was_renewed() {
     let _bounded = bounded();
@@ -340,13 +341,13 @@ fn a_fixed_lease_is_back_where_an_inner_level_was_renewed() {
     outer.unlock().unwrap();
 }
 
-/// The lease is asked for when the thread is back: by then the lock may be lost again.
+/// The returned thread asks for the lease: by then the lock may be lost again.
 #[test]
-fn who_comes_back_to_a_lock_that_is_gone_is_told_so() {
+fn a_waiter_that_comes_back_to_a_lost_lock_is_told_so() {
     let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
-    // Nobody else tells it: the next renewal is far away.
+    // No other message tells the client: the next renewal is far away.
     let client = Client::builder(&proxy.url()).client_tracking(false).connect().unwrap();
     let lock = client.reentrant_lock("gone");
     let outer = lock.with_lease(Duration::from_secs(7_200)).lock().unwrap();
@@ -432,7 +433,7 @@ fn all_are_notified_once(kind: Kind) {
     leaves_nothing(&server, "m");
 }
 
-fn a_notification_that_finds_nobody_is_nothing(kind: Kind) {
+fn a_notification_without_a_waiter_is_not_remembered(kind: Kind) {
     let _bounded = bounded();
     let server = server();
     let monitor = kind.make(&client(&server), "m");
@@ -444,7 +445,7 @@ fn a_notification_that_finds_nobody_is_nothing(kind: Kind) {
     leaves_nothing(&server, "m");
 }
 
-fn who_does_not_hold_the_lock_can_neither_wait_nor_notify(kind: Kind) {
+fn a_thread_without_the_lock_can_neither_wait_nor_notify(kind: Kind) {
     let _bounded = bounded();
     let server = server();
     let [here, there] = [client(&server), client(&server)].map(|client| kind.make(&client, "m"));
@@ -466,7 +467,7 @@ fn who_does_not_hold_the_lock_can_neither_wait_nor_notify(kind: Kind) {
     assert!(guard.is_held() && others.is_held());
     assert_eq!((here.lock.hold_count(), waiting(&server, "m")), (1, 1));
 
-    // Lost, and known or not.
+    // Lost, and known to the client or not.
     let () = server.connection().del("m").unwrap();
     let lost = here.condition.notify_one().unwrap_err();
     assert_eq!(lost.kind(), ErrorKind::LeaseLost);

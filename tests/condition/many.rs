@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn those_who_look_do_not_each_ask_for_all_who_were_notified() {
+fn waiters_that_look_do_not_each_ask_for_all_notified_waiters() {
     const NOTIFIED: usize = 40;
     let _bounded = bounded();
     let server = server();
@@ -29,7 +29,7 @@ fn those_who_look_do_not_each_ask_for_all_who_were_notified() {
 }
 
 #[test]
-fn those_who_were_notified_give_one_sign_of_life_together() {
+fn notified_waiters_of_one_process_give_one_sign_of_life_together() {
     const NOTIFIED: u64 = 40;
     let _bounded = bounded();
     let server = server();
@@ -53,10 +53,10 @@ fn those_who_were_notified_give_one_sign_of_life_together() {
 }
 
 of_both_locks! {
-    nobody_is_forgotten_and_nobody_told_twice
+    no_waiter_is_forgotten_and_none_is_told_twice
 }
 
-fn nobody_is_forgotten_and_nobody_told_twice(kind: Kind) {
+fn no_waiter_is_forgotten_and_none_is_told_twice(kind: Kind) {
     let _bounded = bounded();
     let server = server();
     let clients: Vec<_> = (0..2).map(|_| client(&server)).collect();
@@ -99,8 +99,8 @@ fn nobody_is_forgotten_and_nobody_told_twice(kind: Kind) {
 /// As many as the buffer holds.
 const ROOM: usize = 3;
 
-/// A bounded buffer in Redis. What is put in and taken out is one command each, so that whoever dies
-/// has done it or not.
+/// A bounded buffer in Redis. Putting in and taking out are one command each, so that a thread that
+/// dies has done it or not.
 struct Buffer {
     lock: Arc<dyn Lock>,
     not_empty: Condition,
@@ -128,7 +128,7 @@ impl Buffer {
         let guard = lock.lock()?;
         not_full.wait_while(&guard, || length(redis) >= ROOM)?;
         if redis.get::<_, Option<usize>>("made").unwrap().unwrap_or(0) >= goal {
-            // Nobody puts anything in any more: on to the next who waits to do so.
+            // This thread puts nothing in any more: on to the next one that waits to do so.
             not_full.notify_one()?;
             guard.unlock()?;
             return Ok(false);
@@ -148,7 +148,7 @@ impl Buffer {
         guard.unlock()
     }
 
-    /// What it did last may not have been protected, or not told.
+    /// Its last step may not have been protected, or not told.
     fn make_up(&self) -> Result<(), Error> {
         let guard = self.lock.lock()?;
         self.not_empty.notify_all()?;
@@ -237,7 +237,7 @@ fn play(kind: Kind, goal: usize, mut trouble: impl FnMut(&Server, &mut Cast<'_>,
         }
         thread::sleep(UNIT / 10);
     }
-    // At one moment: takers go on.
+    // Read in one moment, since takers go on.
     let (made, taken, left): (usize, usize, usize) =
         redis::pipe().atomic().get("made").llen("taken").llen("items").query(&mut redis).unwrap();
     assert!(made <= goal + cast.workers.len() && made == taken + left, "{made} {taken} {left}");
@@ -262,7 +262,7 @@ impl Cast<'_> {
 }
 
 #[test]
-fn what_is_made_is_taken_by_many_processes() {
+fn items_are_made_and_taken_by_many_processes() {
     let _bounded = bounded();
     for kind in [REENTRANT, FAIR] {
         play(kind, 1_500, |_, _, _| {});
@@ -270,7 +270,7 @@ fn what_is_made_is_taken_by_many_processes() {
 }
 
 #[test]
-fn what_is_made_is_taken_while_processes_are_killed() {
+fn items_are_made_and_taken_while_processes_are_killed() {
     let _bounded = bounded();
     for kind in [REENTRANT, FAIR] {
         play(kind, 300, |_, cast, random| {
@@ -285,7 +285,7 @@ fn what_is_made_is_taken_while_processes_are_killed() {
 }
 
 #[test]
-fn what_is_made_is_taken_while_processes_stand_still() {
+fn items_are_made_and_taken_while_processes_stand_still() {
     let _bounded = bounded();
     for kind in [REENTRANT, FAIR] {
         let mut stopped = None;
@@ -306,7 +306,7 @@ fn what_is_made_is_taken_while_processes_stand_still() {
 }
 
 #[test]
-fn what_is_made_is_taken_over_a_bad_network() {
+fn items_are_made_and_taken_over_a_bad_network() {
     let _bounded = bounded();
     for kind in [REENTRANT, FAIR] {
         play(kind, 300, |_, cast, random| {

@@ -60,7 +60,7 @@ fn the_connection_of_renewals_is_looked_at_after_it_was_idle_for_long() {
 
 /// Threads with guards that share one lane, which is idle.
 struct IdleDrops {
-    /// Passed when all are there, and when they may drop them.
+    /// The threads pass it when all are there, and when they may drop their guards.
     gate: Arc<Barrier>,
     threads: Vec<Running<Duration>>,
     /// Whose end waits for the server.

@@ -1,54 +1,13 @@
 //! Credentials that change while the client lives.
 
 use std::collections::HashSet;
-use std::sync::atomic::AtomicUsize;
+use std::slice;
 
-use redlatch::{ClientBuilder, Credentials};
+use redlatch::Credentials;
 
 use super::*;
 
 const HOLDS: usize = 20;
-
-/// What the user's code would be told now.
-#[derive(Clone)]
-struct Vault {
-    password: Arc<Mutex<String>>,
-    valid_for: Option<Duration>,
-    asked: Arc<AtomicUsize>,
-}
-
-impl Vault {
-    fn new(password: &str, valid_for: Option<Duration>) -> Self {
-        let password = Arc::new(Mutex::new(password.to_owned()));
-        Self { password, valid_for, asked: Arc::default() }
-    }
-
-    /// A user of the server's, who has this password from now on beside those before.
-    fn add(&self, server: &Server, password: &str) {
-        let args = ["SETUSER", "tokens", "on", &format!(">{password}"), "~*", "&*", "+@all"];
-        redis::cmd("ACL").arg(&args).exec(&mut server.connection()).unwrap();
-        *self.password.lock().unwrap() = password.to_owned();
-    }
-
-    fn remove(server: &Server, password: &str) {
-        let args = ["SETUSER", "tokens", &format!("<{password}")];
-        redis::cmd("ACL").arg(&args).exec(&mut server.connection()).unwrap();
-    }
-
-    fn builder(&self, server: &Server) -> ClientBuilder {
-        let vault = self.clone();
-        impatient(&format!("redis://127.0.0.1:{}", server.port())).credentials_with(move || {
-            vault.asked.fetch_add(1, Ordering::SeqCst);
-            let credentials = Credentials::new("tokens", &vault.password.lock().unwrap());
-            let valid_for = vault.valid_for;
-            Ok(valid_for.into_iter().fold(credentials, Credentials::valid_for))
-        })
-    }
-
-    fn asked(&self) -> usize {
-        self.asked.load(Ordering::SeqCst)
-    }
-}
 
 /// The numbers of the user's connections; those for messages are left out.
 fn commands_of(server: &Server) -> HashSet<String> {
@@ -57,27 +16,12 @@ fn commands_of(server: &Server) -> HashSet<String> {
     own.filter_map(|line| line.split(' ').next()).map(str::to_owned).collect()
 }
 
-fn kill(server: &Server) {
-    redis::cmd("CLIENT").arg(&["KILL", "USER", "tokens"]).exec(&mut server.connection()).unwrap();
-}
-
 fn hold(client: &Client) -> Vec<LockGuard> {
-    (0..HOLDS).map(|at| client.reentrant_lock(&format!("hold {at}")).lock().unwrap()).collect()
+    (0..HOLDS).map(|at| client.reentrant_lock(&held(at)).lock().unwrap()).collect()
 }
 
-/// Waits until each lease has been made longer.
-fn wait_all_renewed(server: &Server) {
-    let mut redis = server.connection();
-    let mut left = |at| pttl(&mut redis, &format!("hold {at}"));
-    let mut waited_for: Vec<(usize, i64)> = (0..HOLDS).map(|at| (at, left(at))).collect();
-    wait_until("all are renewed", SOON, || {
-        waited_for.retain_mut(|(at, last)| {
-            let now = left(*at);
-            assert!(now > 0, "hold {at} is gone");
-            now <= std::mem::replace(last, now)
-        });
-        waited_for.is_empty()
-    });
+fn held(at: usize) -> String {
+    format!("hold {at}")
 }
 
 /// Each connection is opened with the password of then.
@@ -85,16 +29,17 @@ fn wait_all_renewed(server: &Server) {
 fn holds_outlast_a_new_password_and_the_end_of_all_connections() {
     let _bounded = bounded();
     let server = server();
-    let vault = Vault::new("", None);
-    vault.add(&server, "first");
-    let client = vault.builder(&server).watchdog_timeout(RENEWED).connect().unwrap();
+    let vault = Vault::new(None);
+    vault.add(slice::from_ref(&server), "first");
+    let client =
+        vault.asked_by(impatient(&server.url())).watchdog_timeout(RENEWED).connect().unwrap();
     let guards = hold(&client);
     for (old, new) in [("first", "second"), ("second", "third")] {
-        vault.add(&server, new);
-        Vault::remove(&server, old);
+        vault.add(slice::from_ref(&server), new);
+        Vault::remove(slice::from_ref(&server), old);
         let before = vault.asked();
-        kill(&server);
-        wait_all_renewed(&server);
+        Vault::hang_up(slice::from_ref(&server));
+        wait_all_renewed((0..HOLDS).map(|at| (&server, held(at))));
         assert!(vault.asked() > before);
         client.reentrant_lock("more").lock().unwrap().unlock().unwrap();
     }
@@ -103,14 +48,14 @@ fn holds_outlast_a_new_password_and_the_end_of_all_connections() {
     }
 }
 
-/// The server may end what was opened with credentials that have expired.
+/// The server may end connections opened with credentials that have expired.
 #[test]
 fn open_connections_are_given_new_credentials_before_the_old_ones_expire() {
     let _bounded = bounded();
     let server = server();
-    let vault = Vault::new("", Some(UNIT * 20));
-    vault.add(&server, "first");
-    let builder = vault.builder(&server).watchdog_timeout(LONG).connections(2);
+    let vault = Vault::new(Some(UNIT * 20));
+    vault.add(slice::from_ref(&server), "first");
+    let builder = vault.asked_by(impatient(&server.url())).watchdog_timeout(LONG).connections(2);
     let client = builder.connect().unwrap();
     let guards = hold(&client);
     let waits = client.reentrant_lock("hold 0");
@@ -118,26 +63,31 @@ fn open_connections_are_given_new_credentials_before_the_old_ones_expire() {
     waiter.wait_queued();
     let auths = || Commands::so_far(&server).of("auth");
     let (lanes, before) = (commands_of(&server), auths());
-    vault.add(&server, "second");
-    // Two lanes, the connection for messages, and the renewer's when it is used next.
+    vault.add(slice::from_ref(&server), "second");
+    // Two lanes, the connection for messages, and the renewer's at its next use.
     wait_until("they have been told", SOON, || auths() >= before + 3);
     assert!(commands_of(&server).intersection(&lanes).count() >= 2, "the lanes are the same");
-    // What is not told is not known: nobody is asked for more than that.
-    Vault::remove(&server, "first");
+    // The client cannot know of a change that no one tells: the test asks for no more than that.
+    Vault::remove(slice::from_ref(&server), "first");
     for guard in guards {
         guard.unlock().unwrap();
     }
     waiter.join();
 }
 
-/// In the middle of what others send, whose replies stay theirs.
+/// In the middle of other threads' commands, whose replies stay theirs.
 #[test]
 fn replies_are_in_order_while_connections_are_given_new_credentials() {
     let _bounded = bounded();
     let server = server();
-    let vault = Vault::new("", Some(UNIT));
-    vault.add(&server, "0");
-    let client = vault.builder(&server).watchdog_timeout(LONG).connections(1).connect().unwrap();
+    let vault = Vault::new(Some(UNIT));
+    vault.add(slice::from_ref(&server), "0");
+    let client = vault
+        .asked_by(impatient(&server.url()))
+        .watchdog_timeout(LONG)
+        .connections(1)
+        .connect()
+        .unwrap();
     let over = Arc::new(AtomicBool::new(false));
     let threads = [(); 4].map(|()| {
         let (client, over) = (client.clone(), Arc::clone(&over));
@@ -154,7 +104,7 @@ fn replies_are_in_order_while_connections_are_given_new_credentials() {
     });
     for at in 1..10 {
         let before = vault.asked();
-        vault.add(&server, &at.to_string());
+        vault.add(slice::from_ref(&server), &at.to_string());
         wait_until("it is asked for again", SOON, || vault.asked() > before + 1);
     }
     over.store(true, Ordering::SeqCst);
@@ -166,8 +116,8 @@ fn replies_are_in_order_while_connections_are_given_new_credentials() {
 fn code_that_fails_panics_or_hangs_is_an_outage_and_no_more() {
     let _bounded = bounded();
     let server = server();
-    let vault = Vault::new("", None);
-    vault.add(&server, "only");
+    let vault = Vault::new(None);
+    vault.add(slice::from_ref(&server), "only");
     let (mode, hangs) = (Arc::new(AtomicU64::new(0)), Arc::new(Barrier::new(2)));
     let (told, hung) = (Arc::clone(&mode), Arc::clone(&hangs));
     let builder = impatient(&format!("redis://127.0.0.1:{}", server.port()));
@@ -190,8 +140,8 @@ fn code_that_fails_panics_or_hangs_is_an_outage_and_no_more() {
         (3, "did not return in time"),
     ] {
         mode.store(now, Ordering::SeqCst);
-        kill(&server);
-        // A panic that is slow to be printed is one that did not return in time, at first.
+        Vault::hang_up(slice::from_ref(&server));
+        // A slowly printed panic counts at first as a call that did not return in time.
         let error = wait_for_error(&client, said);
         assert!(error.is_transient(), "{error:#}");
         mode.store(0, Ordering::SeqCst);

@@ -1,5 +1,5 @@
-//! Connections: signals, idle ones, servers that change their role, and what answers where a server
-//! should be.
+//! Connections: signals, idle ones, servers that change their role, and strangers in a server's
+//! place.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -42,7 +42,7 @@ fn refused(url: &str, within: Duration) -> Error {
     builder.connect().map(drop).unwrap_err()
 }
 
-// What is left behind.
+// Connections left behind.
 
 #[test]
 fn clients_that_come_and_go_leave_nothing_behind() {
@@ -67,7 +67,7 @@ fn server_keys(server: &Server) -> u64 {
 
 // A user without rights, and a process that stands still.
 
-/// It cannot be told whether each connection leads to another run of the server.
+/// The client cannot tell whether each connection leads to another run of the server.
 #[test]
 fn without_the_right_to_info_connections_come_to_an_end() {
     let _bounded = bounded();
@@ -128,7 +128,7 @@ fn a_process_that_is_stopped_while_it_waits_finds_the_reply() {
     });
 }
 
-// What answers where a server should be.
+// Strangers in a server's place.
 
 /// However many wait for one connection to a server that is silent, each has its error in time.
 #[test]
@@ -164,13 +164,13 @@ fn a_call_whose_connections_break_one_after_the_other_ends_in_time() {
     let proxy = Proxy::before(&server);
     let client = impatient(&proxy.url()).connections(1).connect().unwrap();
     proxy.on(Direction::Request, usize::MAX, Action::LoseReply, |bytes| contains(bytes, "broken"));
-    // Each is asked for over two connections at most, the second of which is to be opened: nine tenths
-    // of three timeouts. Whoever sent its request again, however late it was, would open a third one.
+    // Each call uses two connections at most, and opens the second: nine tenths of three timeouts.
+    // A call that sent its request again, however late, would open a third one.
     once_within(IMPATIENT * 7 / 2, || {
         // A round that began without a connection would have to open one more.
         proxy.set_delay(Duration::ZERO);
         client.reentrant_lock("warm").lock().unwrap().unlock().unwrap();
-        // There and back: nine tenths of each timeout.
+        // Both ways together: nine tenths of each timeout.
         proxy.set_delay(IMPATIENT * 9 / 20);
         let threads: Vec<_> = (0..4)
             .map(|at| client.reentrant_lock(&format!("broken:{at}")))

@@ -1,4 +1,4 @@
-//! What the server calls a client's connections, and what a client calls itself and its threads.
+//! The names of a client's connections on the server, and of a client and its threads.
 
 use super::*;
 
@@ -43,7 +43,7 @@ fn every_connection_is_called_after_its_client() {
         let guard = busy(&client);
         wait_renewed(&server, "busy");
         let called = format!("{called}#{}", client.id());
-        // Those of this test are closed by then.
+        // This test's own connections are closed by then.
         let mut all = Vec::new();
         wait_until("every connection has the name", SOON, || {
             all = connections(&server);
@@ -64,7 +64,7 @@ fn every_connection_is_called_after_its_client() {
 }
 
 #[test]
-fn a_server_that_calls_nobody_anything_is_no_error() {
+fn a_server_that_gives_connections_no_names_is_no_error() {
     let _bounded = bounded();
     let server = server();
     let acl = ["SETUSER", "nameless", "on", ">secret", "~*", "&*", "+@all", "-client"];

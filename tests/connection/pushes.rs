@@ -1,4 +1,4 @@
-//! What a server says unasked, between two replies.
+//! A server's unasked messages, between two replies.
 
 use super::*;
 
@@ -13,7 +13,7 @@ fn speaking_resp3(server: &Server) -> Vec<String> {
     resp3.map(|line| field(line, "id")).collect()
 }
 
-/// The server tells those connections of every key that changes: nobody there has asked for it.
+/// The server tells those connections of every key that changes, though they have not asked for it.
 fn told_of_changes(server: &Server, connections: &[String]) -> Vec<redis::Connection> {
     let redirect = |id: &String| {
         let mut redis = server.connection();
@@ -34,7 +34,7 @@ fn a_pushed_message_shifts_no_reply_of_its_connection() {
     let _redirecting = told_of_changes(&server, &speaking_resp3(&server));
     let mut redis = server.connection();
     hold_as_redisson(&mut redis, "held", LONG);
-    // What the locks themselves change is pushed, too, before the reply or after it.
+    // The locks' own changes are pushed, too, before the reply or after it.
     for round in 0..20 {
         let () = redis.set("another key", round).unwrap();
         let guard = client.reentrant_lock("free").try_lock().unwrap().expect("it is free");

@@ -12,7 +12,7 @@ fn replicate(replica: &Server, master: Option<&Server>) {
 
 /// The old master takes no writes any more; the address leads to the new one.
 #[test]
-fn what_is_held_is_renewed_where_the_address_leads_to_now() {
+fn a_hold_is_renewed_where_the_address_leads_to_now() {
     let _bounded = bounded();
     let (old, new) = (server(), server());
     let proxy = Proxy::before(&old);
@@ -35,9 +35,10 @@ fn what_is_held_is_renewed_where_the_address_leads_to_now() {
     wait_free(&new, "moved", SOON);
 }
 
-/// Its answer is read when the new server was already asked for what nobody has any more.
+/// The old server's answer is read when the client has already asked the new server for holds that
+/// are gone.
 #[test]
-fn what_the_old_server_gave_back_unheard_is_given_back_to_the_new_one() {
+fn a_release_that_the_old_server_answers_late_is_made_at_the_new_one_too() {
     let _bounded = bounded();
     if !has_own_process() {
         return;
@@ -50,7 +51,7 @@ fn what_the_old_server_gave_back_unheard_is_given_back_to_the_new_one() {
         let lock = client.reentrant_lock("given back");
         // From here on its scripts are known.
         lock.lock().unwrap().unlock().unwrap();
-        // Its loss is to be heard of.
+        // With a hold, the client learns of the other server.
         let _kept = client.reentrant_lock("kept").lock_owned().unwrap();
         let guard = lock.lock_owned().unwrap();
         let mut redis = old.connection();
@@ -69,7 +70,7 @@ fn what_the_old_server_gave_back_unheard_is_given_back_to_the_new_one() {
         let leaver = spawn(move || {
             if dropped {
                 drop(guard);
-                // Reads the answer, as whoever comes next does.
+                // Reads the answer, as the next caller does.
                 assert!(!lock.is_locked().unwrap());
             } else {
                 guard.unlock().unwrap();
@@ -79,9 +80,9 @@ fn what_the_old_server_gave_back_unheard_is_given_back_to_the_new_one() {
         wait_free(&old, "given back", SOON);
         proxy.lead_to(&new);
         proxy.cut_matching("SUBSCRIBE");
-        // For the one that is held, and then for what nobody has.
+        // For the held one, and then for the gone ones.
         wait_until("the new one is asked", SOON, || Commands::so_far(&new).of("eval") > 1);
-        // And has answered, and that was read.
+        // The new one has answered, and the client has read that.
         wait_idle("redlatch-renew");
         assert!(holder(&mut new.connection(), "given back").is_some(), "the test shows nothing");
         proxy.release();
@@ -91,7 +92,7 @@ fn what_the_old_server_gave_back_unheard_is_given_back_to_the_new_one() {
 }
 
 #[test]
-fn places_that_nobody_waits_for_are_given_up_at_a_new_server() {
+fn places_without_a_waiter_are_given_up_at_a_new_server() {
     let _bounded = bounded();
     let (old, new) = (server(), server());
     let proxy = Proxy::before(&old);
@@ -101,7 +102,7 @@ fn places_that_nobody_waits_for_are_given_up_at_a_new_server() {
     let guard = lock.lock_owned().unwrap();
     let (owner, _) = holder(&mut old.connection(), "stale").unwrap();
     guard.unlock().unwrap();
-    // The subscriber of who holds something hears of the other server.
+    // The subscriber of a client with a hold hears of the other server.
     let _kept = client.reentrant_lock("kept").lock_owned().unwrap();
     wait_subscribed(&old, &own_channel(&owner));
     let mut redis = new.connection();
@@ -132,10 +133,10 @@ fn a_replica_is_asked_once_and_then_the_address_anew() {
     lock.lock().unwrap().unlock().unwrap();
 }
 
-/// The old master lives on, and closes no connection: who waits would listen there, and the new one,
-/// which counts those who listen, would take it for dead.
+/// The old master lives on, and closes no connection: a waiter would listen there, and the new one,
+/// which counts listeners, would take it for dead.
 #[test]
-fn who_waits_listens_where_the_address_leads_to_now() {
+fn a_waiter_listens_where_the_address_leads_to_now() {
     let _bounded = bounded();
     let (old, new) = (server(), server());
     let proxy = Proxy::before(&old);
@@ -167,12 +168,12 @@ fn who_waits_listens_where_the_address_leads_to_now() {
 fn connect_refuses_a_replica_that_is_read_only_and_no_other() {
     let _bounded = bounded();
     let (replica, master) = (server(), server());
-    // It never takes over the data of a master that is gone.
+    // The replica never gets the data of a master that is gone.
     master.kill();
     replicate(&replica, Some(&master));
     let error = refused(&replica.url(), SOON);
     assert_eq!(error.kind(), ErrorKind::Redis, "{error}");
-    // It may become the master yet.
+    // The replica may still become the master.
     assert!(error.is_transient());
     let message = error.to_string();
     assert!(message.contains("read-only replica: connect to the master"), "{message}");
@@ -181,7 +182,7 @@ fn connect_refuses_a_replica_that_is_read_only_and_no_other() {
     let set = |redis: &mut redis::Connection, value| {
         redis::cmd("CONFIG").arg("SET").arg("replica-read-only").arg(value).exec(redis).unwrap();
     };
-    // Somebody's decision, and everything works.
+    // An operator's decision, and everything works.
     set(&mut redis, "no");
     client(&replica).reentrant_lock("written").lock().unwrap().unlock().unwrap();
     set(&mut redis, "yes");
@@ -191,7 +192,7 @@ fn connect_refuses_a_replica_that_is_read_only_and_no_other() {
     client(&replica).reentrant_lock("promoted").lock().unwrap().unlock().unwrap();
 }
 
-/// It cannot be written there, and each new connection leads to the same server.
+/// A replica takes no writes, and each new connection leads to the same server.
 #[test]
 fn a_release_that_a_replica_refuses_opens_few_connections() {
     let _bounded = bounded();
@@ -210,9 +211,9 @@ fn a_release_that_a_replica_refuses_opens_few_connections() {
     wait_free(&server, "demoted", SOON);
 }
 
-/// It was the master, and what it does not know the new one may have.
+/// The replica was the master, and the new one may have holds that it does not know.
 #[test]
-fn a_release_of_what_a_replica_does_not_know_goes_on_to_the_master() {
+fn a_release_of_a_hold_that_a_replica_does_not_know_goes_on_to_the_master() {
     let _bounded = bounded();
     let (server, master) = (server(), server());
     let client =
@@ -234,7 +235,7 @@ fn a_release_of_what_a_replica_does_not_know_goes_on_to_the_master() {
         let error = guard.unlock().unwrap_err();
         is_clear(&error, name, "read-only replica");
         replicate(&server, None);
-        // It is the master that has it.
+        // The master has the hold.
         let hold: Vec<_> = hold.into_iter().collect();
         let () = redis.hset_multiple(name, &hold).unwrap();
         let () = redis.pexpire(name, LONG.as_millis().try_into().unwrap()).unwrap();

@@ -14,7 +14,7 @@ impl Signals {
     fn start() -> Self {
         use rustix::process::{Pid, Signal, kill_process};
 
-        // A handler as most programs have them: system calls are to go on behind it.
+        // A handler as most programs have them: system calls go on after it.
         let noticed = Arc::new(AtomicBool::new(false));
         signal_hook::flag::register(signal_hook::consts::SIGUSR1, noticed).unwrap();
         let stop = Arc::new(AtomicBool::new(false));
@@ -23,7 +23,7 @@ impl Signals {
             while !stopped.load(Ordering::SeqCst) {
                 for task in std::fs::read_dir("/proc/self/task").unwrap().flatten() {
                     let thread = task.file_name().to_str().unwrap().parse().unwrap();
-                    // It goes to the thread of this number, which may have ended.
+                    // The signal goes to the thread of this number, which may have ended.
                     let _ = kill_process(Pid::from_raw(thread).unwrap(), Signal::USR1);
                 }
                 thread::sleep(Duration::from_millis(1));
@@ -41,7 +41,7 @@ impl Drop for Signals {
     }
 }
 
-/// Not in one call anything but its speed: no error, and no connection that had to be opened anew.
+/// Signals change only the speed of a call: no error, and no connection opened anew.
 #[cfg(target_os = "linux")]
 #[test]
 fn signals_change_nothing() {
@@ -92,8 +92,8 @@ fn signals_change_nothing() {
             .collect();
         threads.into_iter().for_each(Running::join);
     };
-    // Whatever is opened when it is first used: for messages, when somebody waits; for renewals, when
-    // a lock that was handed on is raised to its lease.
+    // Opens the connections that open at first use: for messages, when a thread waits; for
+    // renewals, when a lock that was handed on is raised to its lease.
     run(20);
     for (one, other) in [(0, 1), (1, 0)] {
         let guard = clients[one].reentrant_lock("waited for").lock().unwrap();
@@ -108,7 +108,7 @@ fn signals_change_nothing() {
         guard.unlock().unwrap();
         waiter.join();
     }
-    // A machine that stands still may break one, too; signals come all the time.
+    // A machine that stands still may break a connection, too; signals come all the time.
     wait_until("connections are kept", SOON, || {
         let before = opened(&server);
         let signals = Signals::start();

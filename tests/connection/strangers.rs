@@ -1,8 +1,8 @@
-//! What answers where a server should be.
+//! Strangers in a server's place.
 
 use super::*;
 
-/// As many wait to be let in as may.
+/// The queue of connections is full.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_unix_socket_that_is_full_is_waited_for() {
@@ -36,7 +36,7 @@ struct Stranger {
 }
 
 impl Stranger {
-    /// `answer` is given what the client said and returns what it is told, again and again.
+    /// `answer` is called again and again, to read the client's commands and to answer them.
     fn start(answer: impl Fn(&mut TcpStream, &AtomicBool) + Send + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
@@ -55,7 +55,8 @@ impl Stranger {
         Self { address, stop, thread: Some(thread) }
     }
 
-    /// The error of a client that connects to it within so long. What has no end there has none here.
+    /// The error of a client that connects to it within so long. A connect without an end there has
+    /// none here.
     fn connect(&self, within: Duration) -> Error {
         refused(&format!("redis://{}", self.address), within)
     }
@@ -98,7 +99,7 @@ fn a_server_that_accepts_and_is_silent_is_said_to_be_silent() {
 }
 
 #[test]
-fn what_answers_ok_to_everything_is_no_redis() {
+fn a_server_with_one_answer_to_everything_is_no_redis() {
     let _bounded = bounded();
     for reply in [&b"+OK\r\n"[..], b"HTTP/1.1 400 Bad Request\r\n\r\n", b"220 mail\r\n"] {
         let stranger = Stranger::start(move |stream, stop| {
@@ -117,14 +118,15 @@ fn what_answers_ok_to_everything_is_no_redis() {
     }
 }
 
-/// What one of this version says to a client's first questions; the connection gets no name.
+/// The answers of a server of this version to a client's first questions; the connection gets no
+/// name.
 fn greeting(version: &str) -> String {
     let info = format!("redis_version:{version}\r\n");
     let refusals = "-ERR unknown command 'CLIENT'\r\n".repeat(3);
     format!("${}\r\n{info}\r\n{refusals}", info.len())
 }
 
-/// As a Valkey that was built without.
+/// As a Valkey that was built without scripts.
 #[test]
 fn a_server_that_knows_the_commands_and_runs_no_script_is_found_out() {
     let _bounded = bounded();
@@ -150,14 +152,14 @@ fn a_server_that_knows_the_commands_and_runs_no_script_is_found_out() {
     assert!(format!("{error:#}").contains("scripting engine"), "{error:#}");
 }
 
-/// Redis says it to whoever comes from another machine, unasked, and hangs up.
+/// Redis says it to a client from another machine, unasked, and hangs up.
 #[test]
 fn a_server_in_protected_mode_says_so() {
     let _bounded = bounded();
     let stranger = Stranger::start(|stream, _| {
         let denied =
             b"-DENIED Redis is running in protected mode because protected mode is enabled\r\n";
-        // Who hangs up first may lose it.
+        // The side that hangs up first may lose it.
         let _ = (stream.write_all(denied), stream.read(&mut [0; 4096]));
     });
     let error = stranger.connect(UNIT * 10);
@@ -167,7 +169,7 @@ fn a_server_in_protected_mode_says_so() {
     assert!(!error.is_transient(), "{error}");
 }
 
-/// As Redis 6.2 answers, whatever version is said to be there: a proxy may say any.
+/// As Redis 6.2 answers, with any version: a proxy may claim any.
 #[test]
 fn a_server_whose_scripts_cannot_ask_for_rights_is_too_old() {
     let _bounded = bounded();
@@ -239,9 +241,9 @@ impl Drop for Sentinel {
     }
 }
 
-/// As by CLIENT KILL, or a server that is just starting. Nothing but questions was sent.
+/// As by CLIENT KILL, or a server that is just starting. The client has sent only questions.
 #[test]
-fn what_is_cut_off_while_it_is_opened_is_opened_once_more() {
+fn a_connection_cut_off_while_it_is_opened_is_opened_once_more() {
     let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
@@ -253,7 +255,7 @@ fn what_is_cut_off_while_it_is_opened_is_opened_once_more() {
         let client = Client::builder(&proxy.url()).connect_timeout(SOON).response_timeout(SOON);
         let client = client.connections(1).connect().unwrap();
         assert_eq!(proxy.fired(), fired + 1);
-        // The one that callers share is opened anew, and cut off again.
+        // The client opens the shared connection anew, and the proxy cuts it off again.
         assert_eq!(proxy.cut_matching("EVALSHA"), 1);
         proxy.on(Direction::Request, 1, action, greets);
         client.reentrant_lock("opened").lock().unwrap().unlock().unwrap();

@@ -1,4 +1,4 @@
-//! What breaks.
+//! Faults.
 
 use super::*;
 
@@ -72,7 +72,7 @@ fn an_acquire_of_unknown_outcome_is_an_error_and_the_permits_come_back() {
         proxy.release();
         stays(&server, "unknown", 5, 0);
     }
-    // What gives it back is lost as well, again and again.
+    // The release is lost as well, again and again.
     on_acquire(&proxy, "unknown", 2, Action::LoseReply);
     on_release(&proxy, "unknown", 3, Action::LoseReply);
     on_release(&proxy, "unknown", 2, Action::LoseRequest);
@@ -101,7 +101,7 @@ fn a_copy_that_arrives_late_takes_nothing_that_stays() {
     let request = seen.lock().unwrap().clone();
     let mut redis = server.connection();
     let mut arrives = || drop(redis.req_packed_command(&request).unwrap());
-    // While all are there, when some are, and when none is.
+    // With all permits there, with some, and with none.
     arrives();
     assert_eq!(stored(&server, "late"), (2, 3));
     permits.pop().unwrap().release().unwrap();
@@ -110,9 +110,9 @@ fn a_copy_that_arrives_late_takes_nothing_that_stays() {
     drop(permits);
     wait_until("they are back", SOON, || stored(&server, "late") == (5, 0));
     arrives();
-    // It was sent twice, so it is undone for as long as a copy may come.
+    // The request was sent twice, so it is undone for as long as a copy may come.
     stays(&server, "late", 5, 0);
-    // One that was refused, and comes when there is enough.
+    // A refused request, whose copy comes when there is enough.
     let copy = Arc::clone(&seen);
     proxy.on(Direction::Request, 1, Action::LoseRequest, move |bytes| {
         let is = acquires(bytes, "late");
@@ -129,7 +129,7 @@ fn a_copy_that_arrives_late_takes_nothing_that_stays() {
 }
 
 #[test]
-fn a_release_is_made_once_whatever_is_lost() {
+fn a_release_is_made_once_if_requests_or_replies_are_lost() {
     let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
@@ -162,7 +162,8 @@ fn a_release_is_made_once_whatever_is_lost() {
                 "release" => permit.release(),
                 _ => semaphore.release(&permit.into_id()),
             };
-            // Or a release of an earlier round was lost, which is sent again in the background.
+            // Or a release of an earlier round was lost, which the client sends again in the
+            // background.
             if let Err(error) = released {
                 assert!(error.outcome_unknown(), "{way} {action:?}: {error}");
             }
@@ -205,7 +206,7 @@ fn each_change_of_the_number_is_made_once_though_its_reply_is_lost() {
     stays(&server, "changed", 9, 0);
 }
 
-/// Its guard has lost it before the server's word on a longer lease, which never comes.
+/// The guard has lost the permit before the server's word on a longer lease, which never comes.
 #[test]
 fn a_permit_whose_longer_lease_is_in_doubt_when_it_is_lost_comes_back() {
     let _bounded = bounded();
@@ -315,7 +316,8 @@ fn replies_lost_at_any_moment_lose_no_permit_and_make_none() {
 fn guards_are_lost_and_waiters_go_on_when_the_servers_data_is_gone() {
     let _bounded = bounded();
     let server = server();
-    // The one finds out at its next renewal, the other since it met another run of the server.
+    // The first client finds out at its next renewal, the second since it met another run of the
+    // server.
     for (round, client) in [("flush", watched(&server, RENEWED * 2)), ("restart", client(&server))]
     {
         let semaphore = semaphore(&client, "gone", 1);
@@ -400,7 +402,7 @@ fn a_key_that_is_no_semaphore_is_left_as_it_is() {
 }
 
 #[test]
-fn without_memory_nothing_is_taken_what_is_held_stays_and_what_is_given_back_comes_back() {
+fn without_memory_no_permit_is_taken_held_ones_stay_and_released_ones_return() {
     let _bounded = bounded();
     let server = server();
     let client = watched(&server, RENEWED);
@@ -424,7 +426,7 @@ fn without_memory_nothing_is_taken_what_is_held_stays_and_what_is_given_back_com
     stays(&server, "memory", 5, 0);
 }
 
-/// All rights, and what each round takes away.
+/// All rights; each round takes one away.
 const ALL_RIGHTS: [&str; 3] = ["+@all", "~*", "&*"];
 const DENIED: [&str; 18] = [
     "-time",
@@ -461,7 +463,7 @@ fn without_a_right_either_all_of_a_change_is_made_or_nothing() {
     drop(pool.try_acquire().unwrap());
     pool.set_permits(1).unwrap();
     type Ask = fn(&ExpirableSemaphore, &PermitId) -> Result<(), Error>;
-    // What each makes of 3 free permits, one that is out, and one whose lease has ended.
+    // Each call's result for 3 free permits, one that is out, and one whose lease has ended.
     let changes: [(Ask, (i64, i64)); 6] = [
         (
             |pool, _| {
@@ -496,7 +498,7 @@ fn without_a_right_either_all_of_a_change_is_made_or_nothing() {
                 Err(error) => {
                     is_clear(&error, "pool", "access rights (ACL)");
                     assert!(error.to_string().contains("an expirable semaphore needs"), "{error}");
-                    // What had lapsed may be back: a whole change by itself.
+                    // Lapsed permits may be back: a whole change by itself.
                     assert_eq!(free + out, 5, "{denied}, change {at}: {error}");
                     assert!(out == 2 || (free, out) == (4, 1), "{denied}, change {at}: {out}");
                     refused += 1;
@@ -508,7 +510,7 @@ fn without_a_right_either_all_of_a_change_is_made_or_nothing() {
 }
 
 #[test]
-fn what_is_given_back_without_a_right_comes_back_once_when_it_is_there_again() {
+fn permits_released_without_a_right_come_back_once_when_the_right_is_back() {
     let _bounded = bounded();
     let server = server();
     let mut user = User::new(&server, "me");

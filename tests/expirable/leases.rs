@@ -52,7 +52,7 @@ fn the_watchdog_keeps_a_permit_beyond_its_lease_until_it_is_given_back() {
     }
     drop(permits);
     stays(&server, "watched", 2, 0);
-    // None is renewed that was given back.
+    // The client renews no permit that was given back.
     let before = Commands::so_far(&server).of("zadd");
     thread::sleep(RENEWED / 2);
     assert_eq!(Commands::so_far(&server).of("zadd"), before);
@@ -111,7 +111,7 @@ fn a_lease_is_asked_for_and_made_longer_by_id() {
     wait_until("it ends", SOON, || semaphore.remaining_lease(&id).unwrap().is_none());
     assert!(!semaphore.update_lease_time(&id, LONG).unwrap(), "what has ended is not revived");
     assert!(!semaphore.try_release(&id).unwrap());
-    // One that a guard has is only made longer, and the guard knows.
+    // The lease of a guard is only made longer, and the guard knows.
     let permit = semaphore.with_lease(LEASE).acquire().unwrap();
     assert!(semaphore.update_lease_time(&permit.id(), LONG).unwrap());
     permit.check(LONG / 2).unwrap();
@@ -120,7 +120,7 @@ fn a_lease_is_asked_for_and_made_longer_by_id() {
     let error = semaphore.update_lease_time(&id, Duration::ZERO).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config);
     permit.release().unwrap();
-    // Nor is one revived whose guard does not know yet.
+    // Nor does it revive a permit whose guard does not know yet.
     let permit = semaphore.acquire().unwrap();
     let id = permit.id();
     let () = server.connection().zadd(timeouts("leases"), id.as_bytes(), 1_000).unwrap();

@@ -1,7 +1,7 @@
-//! What the expirable semaphore means: to its threads, to other processes and their ends, to
-//! Redisson's clients, and when things break.
+//! The meaning of the expirable semaphore: to its threads, to other processes and their ends, to
+//! Redisson's clients, and under faults.
 //!
-//! Whatever breaks, the free permits and those that are out are together what was set.
+//! Under every fault, the free permits and those that are out add up to the number that was set.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -44,7 +44,7 @@ fn semaphore(client: &Client, name: &str, permits: u32) -> ExpirableSemaphore {
     semaphore
 }
 
-/// What is free and what is out, as the keys have it.
+/// The permits free and out, by the keys.
 fn stored(server: &Server, name: &str) -> (i64, i64) {
     let mut redis = server.connection();
     let mut both = redis::pipe();
@@ -59,7 +59,7 @@ fn stays(server: &Server, name: &str, free: i64, out: i64) {
     wait_until(&format!("{free} are free of {name:?}, {out} out"), SOON, || {
         stored(server, name) == (free, out)
     });
-    // Time is the subject: what is given or taken twice comes late.
+    // Time is the subject: a second release or take comes late.
     thread::sleep(UNIT * 2);
     assert_eq!(stored(server, name), (free, out), "{name:?}, later");
 }

@@ -1,4 +1,4 @@
-//! What it means.
+//! The meaning.
 
 use super::*;
 
@@ -55,7 +55,7 @@ fn as_many_permits_as_redis_counts_are_counted() {
 }
 
 #[test]
-fn a_lease_that_cannot_be_is_said_to_be_one_of_whatever_has_it() {
+fn the_error_of_an_impossible_permit_lease_speaks_of_no_lock() {
     let _bounded = bounded();
     let server = server();
     let semaphore = semaphore(&client(&server), "lease", 1);
@@ -65,7 +65,7 @@ fn a_lease_that_cannot_be_is_said_to_be_one_of_whatever_has_it() {
 }
 
 #[test]
-fn what_was_taken_comes_back_by_release_and_by_drop() {
+fn permits_come_back_by_release_and_by_drop() {
     let _bounded = bounded();
     let server = server();
     let client = client(&server);
@@ -189,7 +189,7 @@ fn threads_of_one_process_are_served_in_the_order_they_came() {
             waiter
         })
         .collect();
-    // Enough for those behind, not for the first: nobody passes it.
+    // Enough for those behind, not for the first: no thread passes it.
     semaphore.add_permits(2).unwrap();
     assert!(semaphore.try_acquire().unwrap().is_none(), "nor does one that does not wait");
     thread::sleep(UNIT);

@@ -27,7 +27,7 @@ fn hold(job: &Job) {
     let _ = job.wait_line();
 }
 
-/// Takes and gives back until told to stop; who is inside is counted apart.
+/// Takes and gives back until told to stop; a key apart counts the holders inside.
 fn contend(job: &Job) {
     const PERMITS: u32 = 3;
     let client = Client::builder(job.arg(0)).watchdog_timeout(LONG).connect().unwrap();
@@ -151,7 +151,7 @@ fn the_permits_of_a_killed_process_come_back_when_their_leases_end_and_not_befor
 }
 
 #[test]
-fn another_process_gives_back_by_id_what_a_process_has() {
+fn a_process_gives_back_the_permit_of_another_process_by_id() {
     let _bounded = bounded();
     let server = server();
     let client = client(&server);

@@ -33,7 +33,7 @@ fn the_keys_and_the_messages_are_redissons() {
         assert_eq!(heard(), "2");
         semaphore.add_permits(3).unwrap();
         assert_eq!(heard(), "5");
-        // A time to live that somebody gives it is that of all.
+        // A time to live that a client sets is that of all keys.
         let () = redis.pexpire(name, 100_000).unwrap();
         let permit = semaphore.acquire().unwrap();
         assert!(pttl(&mut redis, timeouts) > 50_000);
@@ -156,7 +156,7 @@ fn redisson_4_and_we_share_permits_and_give_back_each_others() {
     let [a, b] = [1, 2].map(|it| PermitId::from_bytes([it; 16]));
     java.acquire_4(&[a, b], Some(LONG)).unwrap();
     let ours = semaphore.acquire().unwrap();
-    // Nobody gets more than there are; it is told when the first lease ends.
+    // No client gets more than there are; the reply has the end of the first lease.
     let next = java.acquire_4(&[PermitId::from_bytes([9; 16])], None).unwrap_err().unwrap();
     assert!((next - java.now()).abs() <= 61_000, "{next}");
     assert!(semaphore.try_acquire().unwrap().is_none());
@@ -171,11 +171,11 @@ fn redisson_4_and_we_share_permits_and_give_back_each_others() {
     assert!(java.update_lease_time_4(&b, LONG));
     assert!(semaphore.remaining_lease(&b).unwrap().unwrap() > LONG / 2);
     assert!(java.release_4(&b));
-    // One without a lease is out for ever.
+    // A permit without a lease is out for ever.
     java.acquire_4(&[a], None).unwrap();
     assert_eq!(semaphore.remaining_lease(&a).unwrap(), Some(Duration::MAX));
     assert!(semaphore.update_lease_time(&a, LEASE).unwrap());
-    // Its lease ends: whoever comes first has the permit, and a late release takes it from nobody.
+    // The lease ends: the next client has the permit, and a late release takes it from no client.
     let all = semaphore.try_acquire_many_for(3, SOON).unwrap().unwrap();
     assert!(!java.release_4(&a) && java.available_4() == 0);
     drop(all);
@@ -197,14 +197,14 @@ fn redisson_3_and_we_share_permits_and_their_leases_end_for_both() {
     let ours = semaphore.acquire().unwrap();
     assert!(java.acquire_3("another", None).unwrap_err().is_some());
     assert!(semaphore.try_acquire().unwrap().is_none());
-    // Its ids are others: neither gives back the other's.
+    // Redisson 3.16's ids are others: neither gives back the other's.
     assert!(!semaphore.try_release(&TEXT_ID.parse().unwrap()).unwrap());
     assert!(!java.release_3(ours.id().to_string().as_bytes()));
     assert_eq!(stored(&server, "java"), (0, 2));
     assert!(java.release_3(TEXT_ID.as_bytes()));
     drop(ours);
     stays(&server, "java", 2, 0);
-    // They come back by themselves, to either.
+    // The permits come back by themselves, to either.
     java.acquire_3(TEXT_ID, Some(LEASE)).unwrap();
     drop(semaphore.try_acquire_many_for(2, SOON).unwrap().unwrap());
     stays(&server, "java", 2, 0);
@@ -213,7 +213,7 @@ fn redisson_3_and_we_share_permits_and_their_leases_end_for_both() {
     wait_until("the guards know", SOON, || !short.iter().any(ExpirablePermit::is_held));
     assert!(java.release_3(TEXT_ID.as_bytes()));
     drop(short);
-    // It has taken back no more than it needed.
+    // Redisson's request has taken back no more than it needed.
     assert_eq!(semaphore.available_permits().unwrap(), 2);
     drop(semaphore.try_acquire_many(2).unwrap().unwrap());
     stays(&server, "java", 2, 0);
@@ -254,7 +254,7 @@ fn a_java_services_release_wakes_a_waiter_and_ours_is_told_to_it() {
 }
 
 #[test]
-fn a_lease_that_ends_is_told_to_those_who_wait_by_whoever_finds_it() {
+fn the_client_that_finds_an_ended_lease_tells_the_waiters() {
     let _bounded = bounded();
     let server = server();
     let client = client(&server);
@@ -273,7 +273,7 @@ fn a_lease_that_ends_is_told_to_those_who_wait_by_whoever_finds_it() {
     assert_eq!(stored(&server, "found"), (2, 1));
     permit.release().unwrap();
     assert_eq!(subscriber.get_message().unwrap().get_payload::<i32>().unwrap(), 3);
-    // And by a release: of one that lapsed and nobody had found, too.
+    // A release finds lapsed permits, too: also the one that it names.
     let lapsed = semaphore.with_lease(UNIT).acquire().unwrap().into_id();
     wait_until("it ends", SOON, || semaphore.remaining_lease(&lapsed).unwrap().is_none());
     assert!(!semaphore.try_release(&lapsed).unwrap());
@@ -282,10 +282,10 @@ fn a_lease_that_ends_is_told_to_those_who_wait_by_whoever_finds_it() {
 }
 
 #[test]
-fn a_java_service_with_a_wrong_clock_takes_nothing_from_who_is_renewed() {
+fn a_java_service_with_a_wrong_clock_takes_no_renewed_permit() {
     let _bounded = bounded();
     let server = server();
-    // Two thirds of it, 6 s, are left at the least.
+    // Two thirds of the lease, 6 s, are left at the least.
     let client = watched(&server, RENEWED * 3);
     let semaphore = semaphore(&client, "skewed", 2);
     let permit = semaphore.acquire().unwrap();
@@ -297,12 +297,12 @@ fn a_java_service_with_a_wrong_clock_takes_nothing_from_who_is_renewed() {
         thread::sleep(UNIT);
     }
     permit.check(Duration::from_secs(2)).unwrap();
-    // Further ahead it takes it away, and the guard is told.
+    // With a clock further ahead, Redisson takes the permit away, and the guard is told.
     let lost = on_lost(&permit);
     java.ahead = 10_000;
     assert_eq!(java.available_4(), 2);
     assert_eq!(lost.recv_timeout(SOON).unwrap(), LostReason::Revoked);
-    // One that is behind: what it takes is over by the server's clock, and free again.
+    // A clock that is behind: the client's permits are over by the server's clock, and free again.
     java.ahead = -10_000;
     java.acquire_4(&[TEXT_ID.parse().unwrap()], Some(Duration::from_secs(5))).unwrap();
     drop(permit);

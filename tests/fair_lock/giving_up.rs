@@ -1,8 +1,8 @@
-//! Who gives up.
+//! Waiters that give up.
 
 use super::*;
 
-/// The queues of the two know nothing of each other; the lock is one, and a thread's.
+/// The two have separate queues; the lock is one, and a thread's.
 #[test]
 fn a_fair_and_a_re_entrant_handle_of_a_name_are_one_lock() {
     let _bounded = bounded();
@@ -36,7 +36,7 @@ fn a_fair_and_a_re_entrant_handle_of_a_name_are_one_lock() {
 }
 
 #[test]
-fn who_gives_up_leaves_the_queue_at_once_and_the_others_their_order() {
+fn a_waiter_that_gives_up_leaves_the_queue_at_once_and_the_rest_in_order() {
     let _bounded = bounded();
     let server = server();
     let (one, other) = (client(&server), client(&server));
@@ -77,7 +77,7 @@ fn who_gives_up_leaves_the_queue_at_once_and_the_others_their_order() {
 fn a_head_that_gives_up_when_the_lock_is_free_tells_the_next() {
     let _bounded = bounded();
     let server = server();
-    // Its sign of life would find out, too, but comes late.
+    // The waiter's sign of life would find out, too, but comes late.
     let (one, other) = (slow(&server), slow(&server));
     let mut redis = server.connection();
     for _ in 0..3 {
@@ -93,7 +93,7 @@ fn a_head_that_gives_up_when_the_lock_is_free_tells_the_next() {
             // Released by a Java re-entrant lock, which tells no fair waiter.
             release_as_redisson(&mut redis, "told", &channel("told"));
             token.cancel();
-            // Its sign of life may come just between the two: then it has had the lock.
+            // The head's sign of life may come just between the two: then it has had the lock.
             if let Err(error) = head.join() {
                 assert_eq!(error.kind(), ErrorKind::Cancelled);
             }

@@ -1,4 +1,4 @@
-//! Who dies or loses it.
+//! Clients that die or lose the lock.
 
 use super::*;
 
@@ -7,7 +7,7 @@ fn a_lease_that_ends_lets_the_next_in() {
     let _bounded = bounded();
     let server = server();
     let (one, other) = (client(&server), client(&server));
-    // So long that they stand in line before it ends.
+    // A lease so long that the waiters stand in line before it ends.
     let (begun, lease) = (Instant::now(), LEASE * 5);
     let guard = one.fair_lock("lapsed").with_lease(lease).lock().unwrap();
     let mut line = Line::new(&server);
@@ -30,7 +30,7 @@ fn a_passed_hold_whose_lease_ends_lets_the_next_in() {
         let lock = one.fair_lock("passed on").with_lease(LEASE);
         let first = one.fair_lock("passed on").with_lease(LEASE);
         let guard = other.fair_lock("passed on").lock().unwrap();
-        // The first of these passes it to the second, which keeps it past its end.
+        // The first thread passes the lock to the second, which keeps it past its lease.
         let first = spawn(move || {
             drop(first.lock().unwrap());
         });
@@ -50,7 +50,7 @@ fn a_passed_hold_whose_lease_ends_lets_the_next_in() {
         guard.unlock().unwrap();
         first.join();
         wait_until("the second has it", SOON, || has.load(Ordering::SeqCst));
-        // A pass leaves who had it in the queue until the release.
+        // A pass leaves the old holder in the queue until the release.
         passes += usize::from(queue(&server, "passed on").len() == 2);
         assert_eq!(line.join(), [0]);
         kept.store(true, Ordering::SeqCst);
@@ -96,7 +96,7 @@ fn a_passed_hold_that_is_taken_away_lets_the_next_in() {
 }
 
 #[test]
-fn forced_unlocks_at_any_moment_leave_no_hold_that_nobody_has() {
+fn forced_unlocks_at_any_moment_leave_no_hold_without_a_guard() {
     let _bounded = bounded();
     let server = server();
     let (ours, theirs) = (client(&server), client(&server));
@@ -108,8 +108,8 @@ fn forced_unlocks_at_any_moment_leave_no_hold_that_nobody_has() {
             let grants = Arc::clone(&grants);
             spawn(move || {
                 while !end.load(Ordering::SeqCst) {
-                    // Grants are read in another order than they were made in: whoever comes late
-                    // must not take the seat from a newer hold.
+                    // Grants are read in another order than they were made in: a late reader must
+                    // not take the seat from a newer hold.
                     let guard = lock.try_lock_for(SOON).unwrap().expect("nobody keeps it");
                     assert!(lock.hold_count() <= 1, "nobody was asked");
                     grants.fetch_add(1, Ordering::SeqCst);
@@ -183,7 +183,7 @@ fn a_killed_waiter_costs_the_others_nothing() {
 }
 
 #[test]
-fn a_dead_head_makes_nobody_send_more_than_a_little() {
+fn a_dead_head_costs_the_other_waiters_few_requests() {
     let _bounded = bounded();
     let server = server();
     let client = client(&server);
@@ -201,7 +201,7 @@ fn a_dead_head_makes_nobody_send_more_than_a_little() {
     let took = begun.elapsed();
     let sent = Commands::so_far(&server).scripts() - before;
     println!("{took:?}, {sent} scripts");
-    // Two for each of the others at most, and a sign of life.
+    // At most two scripts for each of the others, and a sign of life.
     assert!(sent <= 4 * 2 + 2, "{sent} scripts in {took:?}");
     leaves_nothing(&server, "rate");
 }
@@ -215,16 +215,17 @@ fn a_stopped_head_costs_the_others_its_provisional_lease() {
     let mut worker = process("waiter", &server, "stalls", 0);
     let mut line = Line::new(&server);
     line.add(&other.fair_lock("stalls"));
-    // Who does not listen yet counts as dead.
+    // A waiter that does not listen yet counts as dead.
     wait_subscribed(&server, &own_channel(&queue(&server, "stalls")[0]));
     worker.sigstop();
     let begun = Instant::now();
     guard.unlock().unwrap();
     assert_eq!(line.join(), [0]);
-    // And no longer: the whole lease is a minute.
+    // No longer than that: the whole lease is a minute.
     let took = begun.elapsed();
     assert!(took >= PROVISIONAL, "{took:?}");
-    // It reads of its grant now, and does not enter, since that is over: it has its place anew.
+    // The waiter reads of its grant now, and does not enter, since that is over: it has its place
+    // anew.
     let guard = one.fair_lock("stalls").lock().unwrap();
     worker.sigcont();
     wait_queue(&server, "stalls", 1);
@@ -251,11 +252,10 @@ fn many_stopped_processes_ahead_cost_no_more_than_one() {
     let before = lapsed(&mut server.connection());
     guard.unlock().unwrap();
     assert_eq!(line.join(), [0]);
-    // Of the second it is possible that it was not silent for long enough when the first one's time
-    // was over.
+    // The second may not have been silent for long enough when the first one's time was over.
     let granted = lapsed(&mut server.connection()) - before;
     assert!((1..=2).contains(&granted), "{granted} were granted the lock in vain");
-    // They come back to the head.
+    // The waiters come back to the head.
     let guard = one.fair_lock("many stall").lock().unwrap();
     let mut behind = Line::new(&server);
     behind.add(&other.fair_lock("many stall"));
@@ -286,7 +286,7 @@ fn a_process_that_comes_back_names_its_waiters_once() {
     let own = own_channel(&order[0]);
     for loses_queue in [false, true] {
         let before = received(&mut redis);
-        // From here on: some may ask before the new connection is seen to listen.
+        // Counts from here on: some may ask before the new connection listens.
         let asked = Commands::so_far(&server).scripts();
         if loses_queue {
             let keys = [queue_key("thousands"), timeouts_key("thousands")];
@@ -433,7 +433,7 @@ fn a_process_that_was_stopped_gets_its_place_back() {
         }
         wait_until("the one behind it has it", SOON, || has.load(Ordering::SeqCst));
         worker.sigcont();
-        // It finds out by its own sign of life, and stands before the last one.
+        // The dropped waiter finds out by its own sign of life, and stands before the last one.
         wait_until("it is back", SOON, || queue(&server, &name).len() == 2);
         assert_eq!(queue(&server, &name).pop(), last, "it came earlier");
         assert!(line.served.lock().unwrap().is_empty());
@@ -460,7 +460,7 @@ fn a_waiter_is_kept_however_long_it_waits() {
     let (scripts, begun) = (Commands::so_far(&server).scripts(), Instant::now());
     thread::sleep(FAIR_WAIT * 5);
     let sent = Commands::so_far(&server).scripts() - scripts;
-    // Each of the two says it every third of the time.
+    // Each of the two sends a sign of life every third of the time.
     let times = begun.elapsed().as_millis() / FAIR_WAIT.as_millis() + 1;
     assert!(u128::from(sent) <= 2 * times * 3 + 4, "{sent} scripts");
     assert_eq!(wait_queue(&server, "patient", 4), before);

@@ -1,5 +1,5 @@
-//! What the fair lock means beyond what every lock does: the order, whatever happens to those who
-//! stand in the queue. Its queue and its set of scores agree, and are empty at the end.
+//! The meaning of the fair lock beyond every lock's: the order, with all events in the queue. Its
+//! queue and its set of scores agree, and are empty at the end.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -54,7 +54,7 @@ fn timeouts_key(name: &str) -> String {
     format!("redisson_lock_timeout:{{{name}}}")
 }
 
-/// Who stands in the queue, in its order.
+/// The owners in the queue, in its order.
 fn queue(server: &Server, name: &str) -> Vec<String> {
     server.connection().lrange(queue_key(name), 0, -1).unwrap()
 }
@@ -93,7 +93,7 @@ fn leaves_nothing(server: &Server, name: &str) {
     }
 }
 
-/// Threads that take the lock one after the other, and write down who had it.
+/// Threads that take the lock one after the other, and write down each holder.
 struct Line {
     server_url: String,
     served: Arc<Mutex<Vec<usize>>>,
@@ -115,7 +115,7 @@ impl Line {
         self.threads.push(spawn(move || {
             let guard = lock.lock().unwrap();
             served.lock().unwrap().push(at);
-            // Not passed on by a thread that has not written down yet.
+            // A thread must write down before it passes the lock on.
             guard.unlock().unwrap();
         }));
         wait_until("it stands in the queue", SOON, || length() > before);
@@ -158,7 +158,7 @@ fn worker() {
     let _ = job.wait_line();
 }
 
-/// A process that stands in the queue, behind those who do already.
+/// A process that stands in the queue, behind those already there.
 fn process(role: &str, server: &Server, name: &str, at: usize) -> Worker {
     let before = queue(server, name).len();
     let mut worker = Worker::spawn_test("worker", role, &[&server.url(), name, &at.to_string()]);

@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// A connection that is dead and open costs a part of the provisional lease at each grant, unless
-/// somebody finds out.
+/// A connection that is dead and open costs a part of the provisional lease at each grant, unless a
+/// thread finds out.
 #[test]
 fn a_subscriber_that_hears_nothing_is_renewed() {
     let _bounded = bounded();
@@ -21,7 +21,7 @@ fn a_subscriber_that_hears_nothing_is_renewed() {
         line.join();
         let sent = Commands::so_far(&server).scripts() - before;
         leaves_nothing(&server, "half open");
-        // Two releases: it has not asked.
+        // Two releases: the waiter has not asked.
         if sent == 2 {
             break;
         }
@@ -37,14 +37,14 @@ fn lost_replies_of_acquire_and_release_are_no_matter() {
     let server = server();
     let mut redis = server.connection();
     for action in [Action::LoseReply, Action::LoseRequest] {
-        // A network each: what was dropped last is tried again for a while.
+        // A network each: the last dropped release is tried again for a while.
         let proxy = Proxy::before(&server);
         let lock = behind(&proxy).fair_lock("lost");
         on_script(&proxy, "lost", 1, action);
         let guard = lock.lock().unwrap();
         assert_eq!(holder(&mut redis, "lost").unwrap().1, "1");
         on_script(&proxy, "lost", 1, action);
-        // A copy that finds no hold does not know whether it was lost before.
+        // A copy that finds no hold cannot tell whether the hold was lost before.
         let unclear = guard.unlock().is_err_and(|error| error.outcome_unknown());
         assert_eq!(unclear, action == Action::LoseReply);
         assert_eq!(holder(&mut redis, "lost"), None);
@@ -57,8 +57,9 @@ fn lost_replies_of_acquire_and_release_are_no_matter() {
     }
 }
 
-/// A client whose requests may take their time. It listens already: the server drops who does not
-/// from the head of a free lock's queue, and a waiter begins to when its first request is answered.
+/// A client whose requests may take their time. It listens already: the server drops a waiter that
+/// does not from the head of a free lock's queue, and a waiter begins to listen when its first
+/// request is answered.
 fn patient(server: &Server, proxy: &Proxy) -> Client {
     let client = Client::builder(&proxy.url()).connections(1).response_timeout(SOON);
     let client = client.connect().unwrap();
@@ -73,7 +74,7 @@ fn patient(server: &Server, proxy: &Proxy) -> Client {
 }
 
 #[test]
-fn who_waits_for_anothers_request_can_give_up_before_that_is_answered() {
+fn a_waiter_can_give_up_before_the_request_of_another_is_answered() {
     let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
@@ -83,7 +84,7 @@ fn who_waits_for_anothers_request_can_give_up_before_that_is_answered() {
     let (first, _) = waits(&lock);
     proxy.wait_fired(1, SOON);
 
-    // Whose request has not been sent.
+    // A waiter whose request has not been sent.
     let timed = lock.clone();
     assert!(elsewhere(move || timed.try_lock_for(UNIT / 10).unwrap().is_none()));
     let (waiting, cancel) = waits(&lock);
@@ -92,7 +93,7 @@ fn who_waits_for_anothers_request_can_give_up_before_that_is_answered() {
     assert_eq!(waiting.join().unwrap_err().kind(), ErrorKind::Cancelled);
     assert!(!first.is_finished(), "they waited for its reply");
 
-    // Who was asked for by another.
+    // A waiter for which another asked.
     let (second, _) = waits(&lock);
     second.wait_asleep();
     let (third, cancel) = waits(&lock);
@@ -112,7 +113,7 @@ fn who_waits_for_anothers_request_can_give_up_before_that_is_answered() {
 }
 
 #[test]
-fn who_is_granted_it_between_two_copies_of_its_leaders_request_has_it_at_once() {
+fn a_waiter_granted_between_two_copies_of_a_request_has_the_lock_at_once() {
     let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
@@ -128,7 +129,7 @@ fn who_is_granted_it_between_two_copies_of_its_leaders_request_has_it_at_once() 
     let (behind, _) = waits(&lock);
     behind.wait_asleep();
     cancel.cancel();
-    // What the first one gives up may come before that, or is told to be nobody's.
+    // The first one's give-up may come before that, or the grant finds no owner.
     let acquires = |bytes: &[u8]| {
         contains(bytes, "EVAL") && contains(bytes, "copies") && contains(bytes, "\n30000\r")
     };
@@ -163,7 +164,7 @@ fn who_is_granted_it_between_two_copies_of_its_leaders_request_has_it_at_once() 
     proxy.on(Direction::Request, 1, Action::HoldReply, acquires);
     assert!(proxy.cut_matching("EVAL") > 0);
     proxy.wait_fired(3, SOON);
-    // Nor does a sign of life tell it to ask.
+    // A sign of life does not tell it to ask, either.
     let sign_of_life = redis::Script::new(concat!(
         include_str!("../../lua/fair/line.lua"),
         include_str!("../../lua/fair/keep_alive.lua")
@@ -197,7 +198,7 @@ fn an_acquire_of_unknown_outcome_leaves_neither_a_hold_nor_a_place() {
             (Action::LoseReply, 2),
             (Action::HoldReply, 1),
         ] {
-            // A name each: what gives up one is sent for a lease.
+            // A name each: the give-up of one is sent again for a lease.
             let name = format!("unknown {fired}");
             let guard = held.then(|| other.fair_lock(&name).lock().unwrap());
             on_script(&proxy, &name, times, action);
@@ -222,7 +223,7 @@ fn an_acquire_that_a_stalled_server_runs_late_leaves_nothing() {
     let client = impatient(&server.url()).connect().unwrap();
     let names: Vec<_> = (0..6).map(|at| format!("stalled {at}")).collect();
     for round in 0..3 {
-        // Their connections are open, and the server knows the scripts: all are sent.
+        // The connections are open, and the server knows the scripts: all requests are sent.
         for name in &names {
             let lock = client.fair_lock(name);
             lock.lock().unwrap().unlock().unwrap();
@@ -269,7 +270,7 @@ fn calls_that_never_reached_the_server_leave_nothing_to_give_up() {
     }
     server.restart_empty();
     wait_until("it is back", SOON, || lock.lock().is_ok());
-    // What would be sent in the background comes with the first connection that works.
+    // Background requests would come with the first connection that works.
     thread::sleep(UNIT * 5);
     let scripts = Commands::so_far(&server).scripts();
     assert!(scripts < 50, "{scripts} scripts");
@@ -372,7 +373,7 @@ fn something_else_under_a_key_is_an_error_and_is_left_as_it_is() {
         let mut took = 0;
         for attempt in [lock.lock().map(Some), lock.try_lock_for(UNIT), lock.try_lock()] {
             match attempt {
-                // Nothing had to be asked of this key.
+                // This key needed no question.
                 Ok(Some(guard)) => {
                     took += 1;
                     guard.unlock().unwrap();
@@ -388,14 +389,15 @@ fn something_else_under_a_key_is_an_error_and_is_left_as_it_is() {
         }
         let () = redis.del(key).unwrap();
         lock.lock().unwrap().unlock().unwrap();
-        // Under a holder, and one who wants to wait.
+        // Under a holder, and under a thread that wants to wait.
         let guard = lock.lock().unwrap();
         if key != &keys[0] {
             let () = redis.set(key, "precious").unwrap();
             let waits = lock.clone();
             let error = elsewhere(move || waits.lock().map(drop).unwrap_err());
             assert_eq!(error.kind(), ErrorKind::Redis, "{error}");
-            guard.unlock().unwrap();
+            // Done, or refused whole and tried again.
+            let _refused = guard.unlock();
             assert_eq!(redis.get::<_, String>(key).unwrap(), "precious");
             let () = redis.del(key).unwrap();
         } else {

@@ -108,7 +108,7 @@ fn a_hold_is_re_entered_and_its_count_in_redis_is_one() {
     let outer = lock.lock().unwrap();
     let mut line = Line::new(&server);
     line.add(&lock);
-    // Though somebody waits.
+    // Though another thread waits.
     let inner = lock.lock().unwrap();
     let tried = lock.try_lock().unwrap().unwrap();
     assert_eq!(lock.hold_count(), 3);

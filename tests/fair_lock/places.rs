@@ -1,9 +1,9 @@
-//! Places that are nobody's.
+//! Places of gone owners.
 
 use super::*;
 
-/// What a waiter of this owner has asked for arrives once more.
-/// Whether it has a place then.
+/// A request of a waiter of this owner arrives once more. Returns whether the owner has a place
+/// then.
 fn ask_late(server: &Server, name: &str, owner: &str, lease: Duration) -> bool {
     let script = concat!(
         include_str!("../../lua/fair/line.lua"),
@@ -19,7 +19,7 @@ fn ask_late(server: &Server, name: &str, owner: &str, lease: Duration) -> bool {
     answer[0] == redis::Value::Int(0)
 }
 
-/// Waits for the lock, gives up, and is gone. Who it was.
+/// Waits for the lock, gives up, and is gone. Returns its owner.
 fn gone(server: &Server, client: &Client, name: &str) -> String {
     let token = CancelToken::new();
     let (lock, cancel) = (client.fair_lock(name), token.clone());
@@ -32,10 +32,10 @@ fn gone(server: &Server, client: &Client, name: &str) -> String {
 }
 
 #[test]
-fn a_place_that_a_late_request_takes_keeps_nobody_out() {
+fn a_place_that_a_late_request_takes_keeps_no_waiter_out() {
     let _bounded = bounded();
     let server = server();
-    // Whoever is behind a head that does not come pokes it.
+    // A waiter behind a head that does not come pokes it.
     let (one, other) = (slow(&server), slow(&server));
     let mut redis = server.connection();
     for released in [true, false] {
@@ -54,7 +54,7 @@ fn a_place_that_a_late_request_takes_keeps_nobody_out() {
             if released {
                 guard.unlock().unwrap();
             } else {
-                // Nobody is told.
+                // No client is told.
                 let () = redis.del(&name).unwrap();
             }
             waiter.take().unwrap_or_else(next).join();
@@ -64,7 +64,7 @@ fn a_place_that_a_late_request_takes_keeps_nobody_out() {
 }
 
 #[test]
-fn a_late_request_with_a_short_lease_leaves_no_place_though_nobody_comes() {
+fn a_late_request_with_a_short_lease_leaves_no_place_though_no_waiter_comes() {
     let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
@@ -91,7 +91,7 @@ fn a_message_for_a_holder_takes_nothing_from_it() {
     let server = server();
     let client = client(&server);
     let guard = client.fair_lock("told late").lock().unwrap();
-    // So that it listens.
+    // Makes the client listen.
     let waits = client.fair_lock("told late");
     assert!(elsewhere(move || waits.try_lock_for(UNIT).unwrap().is_none()));
     let mut redis = server.connection();
@@ -116,7 +116,7 @@ fn a_message_for_a_holder_takes_nothing_from_it() {
 // Names and databases whose keys or channels are the same.
 
 #[test]
-fn databases_and_names_that_share_keys_strand_nobody() {
+fn databases_and_names_that_share_keys_strand_no_waiter() {
     let _bounded = bounded();
     let server = server();
     let url = |database: u8| format!("{}/{database}", server.url().trim_end_matches('/'));

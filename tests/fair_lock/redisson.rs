@@ -26,7 +26,7 @@ fn a_java_waiter_in_the_queue_has_its_turn_and_its_message() {
         assert_eq!(message.get_payload::<String>().unwrap(), "0");
         thread::sleep(UNIT * 2);
         assert_eq!(*line.served.lock().unwrap(), [0], "nobody passes it");
-        // It takes the lock, and gives it back, as Redisson does.
+        // Redisson's waiter takes the lock, and gives it back.
         let () = redis::pipe()
             .atomic()
             .lpop(queue_key("java"), None)
@@ -47,7 +47,7 @@ fn channel_of(name: &str, owner: &str) -> String {
 }
 
 #[test]
-fn a_java_holders_release_is_heard_by_whoever_is_first() {
+fn a_java_holders_release_is_heard_by_the_first_waiter() {
     let _bounded = bounded();
     let server = server();
     let (one, other) = (client(&server), client(&server));
@@ -66,7 +66,7 @@ fn a_java_holders_release_is_heard_by_whoever_is_first() {
             for owner in &waiting {
                 wait_subscribed(&server, &channel_of("java holds", owner));
             }
-            // They have asked once more by then, and hear everything.
+            // The waiters have asked once more by then, and hear all messages.
             token.cancel();
             assert!(quitter.join());
             let first = wait_queue(&server, "java holds", 2).remove(0);
@@ -86,7 +86,7 @@ fn a_java_release_before_the_waiter_listens_is_made_up_for() {
             let mut redis = server.connection();
             let proxy = Proxy::before(&server);
             let client = behind(&proxy);
-            // Its subscriber is to have its connection, which stays.
+            // The client's subscriber must have its connection, which stays.
             let other = common::client(&server).fair_lock("before");
             let guard = other.lock().unwrap();
             let (hears, cancel) = waits(&client.fair_lock("before"));
@@ -95,7 +95,7 @@ fn a_java_release_before_the_waiter_listens_is_made_up_for() {
             assert_eq!(hears.join().unwrap_err().kind(), ErrorKind::Cancelled);
             guard.unlock().unwrap();
             hold_as_redisson(&mut redis, "unheard", LONG);
-            // Its subscription never arrives, and what is sent on that channel meanwhile is lost.
+            // The subscription never arrives, and messages on that channel meanwhile are lost.
             proxy.on(Direction::Request, 1, Action::LoseRequest, |bytes| {
                 contains(bytes, "SUBSCRIBE") && contains(bytes, "{unheard}")
             });
@@ -113,7 +113,7 @@ fn a_java_release_before_the_waiter_listens_is_made_up_for() {
 }
 
 #[test]
-fn only_who_waits_behind_java_listens_to_a_channel_of_its_own() {
+fn only_a_waiter_behind_java_listens_to_a_channel_of_its_own() {
     let _bounded = bounded();
     let server = server();
     let (one, other) = (client(&server), client(&server));
@@ -130,7 +130,7 @@ fn only_who_waits_behind_java_listens_to_a_channel_of_its_own() {
         line.add(&[&one, &other][at % 2].fair_lock("channels"));
     }
     wait_until("both clients listen", SOON, || numbers(&["*"]) == (2, 0));
-    // What is not to come would be there soon.
+    // An unwanted message would be there soon.
     thread::sleep(UNIT);
     assert_eq!(numbers(&["*{channels}*"]), (0, 0));
     assert_eq!(numbers(&["*"]), (2, 0), "one a client");
@@ -198,7 +198,7 @@ fn a_refused_unsubscription_is_no_other_channels_refusal() {
             let guard = other.fair_lock("fair").lock().unwrap();
             let mut line = Line::new(&server);
             line.add(&restricted.fair_lock("fair"));
-            // One whose own channel is given up, while another listens to a new one.
+            // A waiter whose own channel is given up, while another listens to a new one.
             hold_as_redisson(&mut redis, "java", LONG);
             let lock = restricted.fair_lock("java");
             let waiter = spawn(move || lock.lock().unwrap().unlock().unwrap());

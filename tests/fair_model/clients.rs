@@ -1,4 +1,4 @@
-//! Who takes part: clients of both kinds, their waiters and holds.
+//! The participants: clients of both kinds, their waiters and holds.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -8,13 +8,14 @@ pub(crate) const FAIR_WAIT: i64 = 10_000;
 pub(crate) const PERIOD: i64 = 1_000;
 /// How late it may be with it.
 pub(crate) const JITTER: i64 = 200;
-/// What Redisson's untimed waiters add to the score of the one before them.
+/// The time that Redisson's untimed waiters add to the score of the one before them.
 pub(crate) const REDISSON_WAIT: i64 = 300_000;
 /// How far Redisson's clocks may be off: less than `FAIR_WAIT - PERIOD - JITTER`.
 pub(crate) const CLOCK_OFFSET: i64 = 6_000;
-/// As the scripts have it: who said nothing for so long, while others were answered, is silent.
+/// As the scripts have it: a waiter that sent nothing for so long, while others were answered, is
+/// silent.
 pub(crate) const SILENT: i64 = 2_000;
-/// The lease of who has a watchdog.
+/// The lease of a client with a watchdog.
 pub(crate) const WATCHDOG: i64 = 30_000;
 /// How long ours pass a hold on without a word from the server.
 pub(crate) const TURN: i64 = 200;
@@ -23,7 +24,7 @@ pub(crate) const PROVISIONAL: i64 = 2_000;
 /// A hold that has lasted so long is raised to its lease, and tried again after this.
 pub(crate) const RAISE: i64 = 50;
 pub(crate) const RAISE_AGAIN: i64 = 400;
-/// What a deadline by message is shortened by.
+/// The time by which a deadline by message is shortened.
 pub(crate) const DRIFT: i64 = 2;
 
 /// A process of ours or a Redisson client.
@@ -33,7 +34,7 @@ pub(crate) struct Client {
     /// Redisson's, of version 3.16.8.
     pub(crate) is_old: bool,
     uuid: String,
-    /// What its clock shows is the server's time and this.
+    /// The client's clock shows the server's time plus this.
     pub(crate) clock_offset: i64,
     pub(crate) state: Run,
     /// Since when it has been going without a stop, and has said so.
@@ -76,7 +77,7 @@ impl Client {
         &self.uuid
     }
 
-    /// Whether somebody listens to its channel, as the server sees it.
+    /// Whether there is a listener to its channel, as the server sees it.
     pub(crate) fn is_heard(&self) -> bool {
         self.listens && !self.deaf
     }
@@ -96,7 +97,7 @@ pub(crate) struct Waiter {
     pub(crate) phase: Phase,
     /// A thread of a Redisson client that was interrupted: it leaves its entries behind.
     pub(crate) interrupted: bool,
-    /// What a Redisson waiter adds and subtracts.
+    /// The time that a Redisson waiter adds and subtracts.
     pub(crate) wait: i64,
     pub(crate) deadline: Option<i64>,
     pub(crate) lease: i64,
@@ -107,7 +108,7 @@ pub(crate) struct Waiter {
     pub(crate) registered: Option<i64>,
     /// Ours: it tries once and does not wait.
     pub(crate) tries: bool,
-    /// Ours: those who came with it, in one request; and whether it came with another.
+    /// Ours: the waiters that came with it, in one request; and whether it came with another.
     pub(crate) company: Vec<usize>,
     pub(crate) is_company: bool,
     /// Ours: its first request is under way, and until the reply it does nothing else.
@@ -119,20 +120,20 @@ pub(crate) struct Waiter {
     /// Ours: was answered that one of Redisson's may tell it, and listens on its own channel.
     pub(crate) by_redisson: bool,
     pub(crate) listens: bool,
-    /// Ours: the server's time of its last refusal. What was granted before is over.
+    /// Ours: the server's time of its last refusal. Earlier grants are over.
     pub(crate) refused: i64,
     /// Ours: it asks again without being told, in a moment.
     pub(crate) asks_soon: bool,
 
-    // What the rules keep about it.
+    // The rules' notes on it.
     /// The order in which Redis saw the waiters first.
     pub(crate) rank: Option<u64>,
-    /// It was granted the lock, or has left.
+    /// The waiter was granted the lock, or has left.
     pub(crate) served: bool,
-    /// It was dropped for a good reason and is not back.
+    /// The waiter was dropped for a good reason and is not back.
     pub(crate) dropped: bool,
     pub(crate) came_back: bool,
-    /// Its place was lost with the keys.
+    /// The place was lost with the keys.
     pub(crate) place_lost: bool,
     /// Redisson's: from here its own wait counts.
     pub(crate) base: i64,
@@ -153,7 +154,7 @@ impl Waiter {
     }
 }
 
-/// What Redis knows under one owner; it may be passed on in the process.
+/// A hold under one owner in Redis; it may be passed on in the process.
 #[derive(Debug)]
 pub(crate) struct Hold {
     pub(crate) owner: String,
@@ -165,7 +166,7 @@ pub(crate) struct Hold {
     pub(crate) passed: Vec<String>,
 }
 
-/// Everybody.
+/// All participants.
 #[derive(Debug, Default)]
 pub(crate) struct World {
     pub(crate) clients: Vec<Client>,

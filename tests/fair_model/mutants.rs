@@ -3,7 +3,7 @@
 use crate::simulation::Rule;
 use crate::store::Script;
 
-/// What is broken, and how.
+/// The broken part, and how it is broken.
 pub(crate) struct Mutant {
     pub(crate) what: &'static str,
     pub(crate) broken: Broken,
@@ -90,8 +90,9 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "a place is left in the set",
         Script::Acquire,
         "    take(head, lease)
-    redis.call('zrem', timeouts, head)",
-        "    take(head, lease)",
+    drop(head)",
+        "    take(head, lease)
+    redis.call('ltrim', queue, 1, -1)",
         2,
     ),
     mutant(
@@ -298,7 +299,7 @@ local first",
     mutant(
         "a release tells nobody",
         Script::Release,
-        "local moved = move_on()",
+        "local moved = move_on(line)",
         "local moved = 0",
         1,
     ),
@@ -319,8 +320,8 @@ local first",
     mutant(
         "ours are told where Redisson would, and granted nothing",
         Script::Release,
-        "elseif not ours(head) then",
-        "elseif true then",
+        "if lives and not ours(head) then",
+        "if lives then",
         2,
     ),
     mutant(
@@ -354,7 +355,7 @@ local first",
     mutant(
         "the lock is handed to who does not listen",
         Script::Release,
-        "lives = listening[2] ~= 0",
+        "lives = redis.call('pubsub', 'numsub', own_channel(head))[2] ~= 0",
         "",
         12,
     ),
@@ -368,15 +369,10 @@ local first",
     mutant(
         "who is granted the lock stays in the list",
         Script::Release,
-        "    redis.call('zrem', timeouts, head)
-    redis.call('ltrim', queue, 1, -1)
-end
-
--- Takes a waiter",
-        "    redis.call('zrem', timeouts, head)
-end
-
--- Takes a waiter",
+        "    take(head, lease)
+    drop(head)",
+        "    take(head, lease)
+    redis.call('zrem', timeouts, head)",
         2,
     ),
     mutant(
@@ -403,7 +399,7 @@ end
     mutant(
         "who asks does not move the line of a free lock",
         Script::Acquire,
-        "local head, granted, dropped = hand_on({[owner] = true}, older)",
+        "local head, granted, dropped = hand_on({[owner] = true}, others)",
         "local head, granted, dropped = redis.call('lindex', queue, 0), false, false",
         29,
     ),
@@ -417,7 +413,7 @@ end
     mutant(
         "a forced unlock moves nobody",
         Script::ForceUnlock,
-        "move_on()
+        "move_on(line)
 return",
         "return",
         36,

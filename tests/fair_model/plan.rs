@@ -1,4 +1,4 @@
-//! Who comes when, and what goes wrong: the random part that is known beforehand.
+//! The arrivals and the faults: the random part that is known beforehand.
 
 use crate::clients::{CLOCK_OFFSET, Client, Phase, REDISSON_WAIT, WATCHDOG, Waiter};
 use crate::simulation::{Event, Simulation};

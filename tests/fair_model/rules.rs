@@ -1,4 +1,4 @@
-//! What must hold, whatever happens.
+//! The rules that hold at all times.
 
 use std::collections::HashSet;
 
@@ -12,14 +12,14 @@ use crate::store::{Message, Script, State, is_ours};
 pub(crate) type Broken = String;
 
 /// How long a Redisson waiter behind ours may lose of its own time: from the last sign of life of
-/// one of ours until it is known to be dead, and until somebody looks.
+/// one of ours until it is known to be dead, and until a waiter looks.
 const TIME_LOST: i64 = FAIR_WAIT + PERIOD + JITTER;
-/// How long it may take until somebody looks.
+/// How long it may take until a waiter looks.
 const LOOK: i64 = PERIOD + JITTER + 100;
 /// How long a live head may take: a lost message, then two lost replies.
 const SLOW: i64 = LOOK + 2 * 2_000 + LOOK;
 
-/// One script, or one event without any, and what it made of the keys.
+/// One script, or one event without any, and the keys after it.
 pub(crate) struct Step<'a> {
     pub(crate) now: i64,
     pub(crate) actor: Option<usize>,
@@ -35,7 +35,7 @@ impl Step<'_> {
     }
 }
 
-/// Looks at one step, and keeps in the waiters what later steps are measured by.
+/// Checks one step, and keeps in the waiters the measures for later steps.
 pub(crate) fn check_step(
     step: &Step<'_>,
     world: &mut World,
@@ -51,7 +51,8 @@ pub(crate) fn check_step(
         let mut ours_ahead = false;
         for owner in &step.after.queue {
             let waiter = &mut world.waiters[world.by_owner[owner]];
-            // Who comes back to the head finds Redisson's waiters there with what time they have.
+            // A waiter that comes back to the head finds Redisson's waiters there with the time
+            // they have.
             ours_ahead |= is_ours(owner) && !waiter.came_back && waiter.phase != Phase::Gone;
             if ours_ahead {
                 waiter.base = waiter.base.max(step.now - TIME_LOST);
@@ -83,7 +84,7 @@ fn check_keys(state: &State) -> Result<(), Broken> {
     Ok(())
 }
 
-/// A hold is ended by its owner, and who leaves a lock free tells the first in line.
+/// A hold is ended by its owner, and an owner that leaves a lock free tells the first in line.
 fn check_end(step: &Step<'_>) -> Result<(), Broken> {
     let Step { before, after, .. } = step;
     let script = step.script;
@@ -116,10 +117,10 @@ fn check_end(step: &Step<'_>) -> Result<(), Broken> {
     else {
         return Ok(());
     };
-    // Who has just said that it lives is told by the reply.
+    // A waiter that has just said that it lives learns by the reply.
     let asks = match script {
         Script::KeepAlive => step.args.contains(head),
-        // It has come along with a younger one, and does not listen.
+        // The head has come along with a younger one, and does not listen.
         Script::Acquire => step.args[6..].contains(head),
         _ => false,
     };
@@ -171,7 +172,8 @@ fn check_scores(step: &Step<'_>) -> Result<(), Broken> {
     Ok(())
 }
 
-/// Who is not in the queue any more has been served, has left, or was dropped with good reason.
+/// An owner that is not in the queue any more has been served, has left, or was dropped with good
+/// reason.
 fn check_leavers(step: &Step<'_>, world: &mut World, seen: &mut Vec<Count>) -> Result<(), Broken> {
     for owner in &step.before.queue {
         let w = world.by_owner[owner];
@@ -235,7 +237,8 @@ fn check_drop(step: &Step<'_>, w: usize, world: &World) -> Result<(), Broken> {
     Ok(())
 }
 
-/// Who is new in the queue has asked, and is there for the first time or had lost its place.
+/// An owner that is new in the queue has asked, and is there for the first time or had lost its
+/// place.
 fn check_comers(
     step: &Step<'_>,
     world: &mut World,
@@ -246,7 +249,7 @@ fn check_comers(
         && let Some(w) = step.actor
         && step.after.holders.contains(&world.waiters[w].owner)
     {
-        // Before those who came with it.
+        // Before the waiters that came with it.
         rank_anew(&mut world.waiters[w], serial);
     }
     for owner in &step.after.queue {
@@ -299,7 +302,7 @@ fn base_of(owner: &str, now: i64, state: &State, world: &World) -> Result<i64, B
             let short = now - base;
             return Err(format!("{owner} comes behind one of ours and lacks {short} ms"));
         }
-        // Ours add nothing but for Redisson's ahead of them, or who were so a moment ago.
+        // Ours add time only for Redisson's ahead of them, or ahead a moment ago.
         let for_redissons = REDISSON_WAIT * ahead.iter().filter(|id| !is_ours(id)).count() as i64;
         let gone = world.redissons_left.iter().filter(|left| now - **left < 2 * LOOK);
         let spare = for_redissons - (waits - world.waiter(owner).wait)
@@ -309,11 +312,11 @@ fn base_of(owner: &str, now: i64, state: &State, world: &World) -> Result<i64, B
             return Err(format!("ours have added {added} ms to {owner}"));
         }
     }
-    // What it has beyond that, because one ahead is gone without subtracting, may be taken away.
+    // More time, because a waiter ahead is gone without subtracting, may be taken away.
     Ok(if ahead.iter().any(|id| is_ours(id)) { base.min(now) } else { base })
 }
 
-/// The lock was free, and goes to who asked and is first.
+/// The lock was free, and goes to the asking owner, which is first.
 fn check_grant(step: &Step<'_>, world: &mut World, serial: &mut u64) -> Result<Count, Broken> {
     let owner = &step.after.holders[0];
     let message = step.after.told.iter().find(|told| told.owner == *owner);
@@ -343,7 +346,7 @@ fn check_grant(step: &Step<'_>, world: &mut World, serial: &mut u64) -> Result<C
     let waiter = &mut world.waiters[w];
     rank_anew(waiter, serial);
     waiter.came_back |= waiter.dropped;
-    // A place that is nobody's is given back at once.
+    // A gone owner's place is given back at once.
     if waiter.phase != Phase::Gone {
         check_order(w, false, world)?;
     }
@@ -351,8 +354,8 @@ fn check_grant(step: &Step<'_>, world: &mut World, serial: &mut u64) -> Result<C
     Ok(if is_ours(owner) { Count::GrantsToOurs } else { Count::GrantsToRedisson })
 }
 
-/// Nobody is granted the lock who was silent for long while another process stood in the queue and
-/// spoke, and only ours stood there.
+/// No owner is granted the lock that was silent for long while another process stood in the queue
+/// and spoke, and only ours stood there.
 fn check_speaks(owner: &str, step: &Step<'_>, world: &World) -> Result<(), Broken> {
     let since = |waiter: &Waiter| {
         let client = &world.clients[waiter.client];
@@ -364,7 +367,7 @@ fn check_speaks(owner: &str, step: &Step<'_>, world: &World) -> Result<(), Broke
         .last_sign
         .max(granted.registered.unwrap_or(step.now));
     let silent = step.now - spoke;
-    // It may have come back to the head meanwhile.
+    // The waiter may have come back to the head meanwhile.
     let has_seen = |waiter: &Waiter| {
         waiter.client != granted.client
             && world.clients[waiter.client].is_ours
@@ -389,13 +392,13 @@ fn rank_anew(waiter: &mut Waiter, serial: &mut u64) {
     }
 }
 
-/// Nobody who came earlier and is still entitled to its place waits. Who passes a hold on does not
-/// know of those that have come back to the head since it was taken.
+/// No waiter that came earlier and is still entitled to its place waits. A thread that passes a
+/// hold on does not know of waiters that have come back to the head since it was taken.
 pub(crate) fn check_order(granted: usize, passed: bool, world: &World) -> Result<(), Broken> {
     let granted = &world.waiters[granted];
     let is_entitled = |waiter: &Waiter| {
         let lost = waiter.dropped || waiter.place_lost || granted.place_lost;
-        // Of one client those that came back stand in the order of their numbers, which is another
+        // The returned waiters of one client stand in the order of their numbers, which is another
         // one if a first request was lost.
         let by_number = waiter.client == granted.client && waiter.number() > granted.number();
         // Behind an older one of its client, whose own first request was lost and came last.
@@ -416,7 +419,7 @@ pub(crate) fn check_order(granted: usize, passed: bool, world: &World) -> Result
     }
 }
 
-/// A free lock with somebody in the queue.
+/// A free lock with a waiter in the queue.
 #[derive(Clone, Debug)]
 pub(crate) struct Blocked {
     head: String,
@@ -461,10 +464,11 @@ pub(crate) fn check_blocked(
     let head = world.waiter(&blocked.head);
     let client = &world.clients[head.client];
     let bound = if client.is_ours && head.phase != Phase::Waiting && client.well_since.is_some() {
-        // Nobody's place: its client takes it out when it is told, and one message may be lost.
+        // A gone owner's place: its client takes it out when it is told, and one message may be
+        // lost.
         2 * LOOK
     } else if world.is_dead(head) || client.well_since.is_none() {
-        // Until its score has passed, or until somebody sees that it has.
+        // Until its score has passed, or until a waiter sees that it has.
         let seen = (state.scores[&blocked.head] - since).max(LOOK) + JITTER + 100;
         if client.is_ours { seen.min(FAIR_WAIT + LOOK) } else { seen }
     } else {

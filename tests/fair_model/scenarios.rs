@@ -1,5 +1,5 @@
-//! The scripts as they are, without a simulated clock: what they cost, and what they do when the
-//! server refuses something or something else lies under their keys.
+//! The scripts as they are, without a simulated clock: their costs, and their behaviour when the
+//! server refuses a command or other data lies under their keys.
 
 use redis::{Connection, FromRedisValue, RedisResult, Value};
 use redlatch_testkit::Server;
@@ -14,7 +14,7 @@ fn ours(number: u32) -> String {
     format!("00000000-0000-8000-8000-000000000000:{number}")
 }
 
-/// One connection, and the scripts by what they are for.
+/// One connection, and the scripts by their purpose.
 struct Direct {
     connection: Connection,
     scripts: Scripts,
@@ -84,7 +84,7 @@ impl Direct {
         self.run_ours(Script::GiveUp, &[owner, "0"])
     }
 
-    /// Its place, and not a hold.
+    /// Leaves the owner's place, and not a hold.
     fn leave(&mut self, owner: &str) -> RedisResult<i64> {
         self.run_ours(Script::GiveUp, &[owner, "1"])
     }
@@ -93,7 +93,7 @@ impl Direct {
         self.run_ours(Script::ForceUnlock, &[])
     }
 
-    /// And who should ask.
+    /// Returns when the next sign of life is worthwhile, and the owners that should ask.
     fn keep_alive(&mut self, owners: &[&str]) -> RedisResult<(i64, Vec<String>)> {
         self.keep_alive_if("0", owners)
     }
@@ -155,7 +155,7 @@ fn an_acquisition_costs_so_many_commands() {
     });
     assert_eq!(alone, 10);
 
-    // Somebody waits already; the holder is another process.
+    // Another process waits already, and another is the holder.
     assert!(direct.takes(&ours(1), false));
     let listener = listener(&server, &ours(2));
     assert!(!direct.takes(&ours(2), false));
@@ -180,7 +180,7 @@ fn an_acquisition_costs_so_many_commands() {
     assert!(eight <= 8 * 10, "{eight} commands for eight acquisitions");
     assert_eq!(direct.left(), 0);
 
-    // They come together.
+    // The waiters come together.
     assert!(direct.takes(&ours(1), false));
     let owners: Vec<_> = (2..=9).map(ours).collect();
     let owners: Vec<_> = owners.iter().map(String::as_str).collect();
@@ -198,7 +198,7 @@ fn an_acquisition_costs_so_many_commands() {
     drop(listener);
 }
 
-/// Who is granted the lock by message, as the server has it, and what the message says.
+/// The owner granted the lock by message, by the server's keys and by the message.
 #[test]
 fn the_lock_is_handed_to_the_first_that_listens() {
     let server = server();
@@ -207,7 +207,7 @@ fn the_lock_is_handed_to_the_first_that_listens() {
         let mut listener = listener(&server, &ours(2));
         let deaf = "33333333-3333-8333-8333-333333333333:1";
         assert!(direct.takes(&ours(1), false));
-        // Somebody's monitor does not make a dead process listen.
+        // A monitor on all channels does not make a dead process listen.
         let mut monitor = server.connection();
         redis::cmd("PSUBSCRIBE").arg("*").exec(&mut monitor).unwrap();
         for owner in [deaf, &ours(2), &ours(3), &ours(4), JAVA] {
@@ -257,8 +257,8 @@ fn a_request_sent_again_changes_nothing() {
     assert_eq!(direct.left(), 0);
 }
 
-/// Those who come together stand one behind the other, or have the lock and the places behind it, and
-/// where some of them are there already, those stay.
+/// Waiters that come together stand one behind the other, or have the lock and the places behind
+/// it; those that are there already stay.
 #[test]
 fn a_request_of_many_that_is_sent_again_changes_nothing() {
     let server = server();
@@ -352,7 +352,7 @@ fn something_else_under_a_key_is_an_error() {
             if foreign != LOCK {
                 wrong(direct.keep_alive(&[&ours(2)]).unwrap_err());
             } else {
-                // What was written over it is not this owner's.
+                // The data written over it is not this owner's.
                 assert_eq!(direct.release(&ours(1), &[]).unwrap(), None);
             }
             untouched(&mut direct);
@@ -360,9 +360,9 @@ fn something_else_under_a_key_is_an_error() {
     }
 }
 
-/// A holder can always give back, whatever lies under the keys of the queue.
+/// Also one with other data under the keys of the queue.
 #[test]
-fn a_release_needs_neither_queue_nor_messages() {
+fn a_release_is_done_or_refused_whole() {
     let server = server();
     let _listener = listener(&server, &ours(2));
     let mut direct = Direct::new(&server);
@@ -370,7 +370,9 @@ fn a_release_needs_neither_queue_nor_messages() {
         assert!(direct.takes(&ours(1), false));
         assert!(!direct.takes(&ours(2), false));
         let () = direct.command(&["SET", foreign, "mine"]);
-        assert!(direct.release(&ours(1), &[&ours(2)]).unwrap().is_some());
+        let released = direct.release(&ours(1), &[&ours(2)]);
+        let is_held: bool = direct.command(&["EXISTS", LOCK]);
+        assert_eq!(released.is_err(), is_held, "{foreign}: {released:?}");
         let () = direct.command(&["FLUSHALL"]);
     }
 
@@ -381,14 +383,14 @@ fn a_release_needs_neither_queue_nor_messages() {
         redis::cmd("AUTH").arg("me").arg("word").exec(&mut connection).ok()?;
         Some(Direct::over(connection))
     };
-    // No message can be sent: the lock is free all the same.
+    // No message can be sent: where a waiter would have to be told, the lock stays.
     let mut mute = acl(&["-publish"]).unwrap();
     assert!(mute.takes(&ours(1), false));
     assert!(!mute.takes(&ours(2), false));
-    assert_eq!(mute.release(&ours(1), &[]).unwrap(), Some(-1));
-    assert_eq!(mute.keep_alive(&[&ours(2)]).unwrap(), (-1, vec![ours(2)]));
-    assert!(mute.takes(&ours(2), true));
-    assert_eq!(mute.release(&ours(2), &[]).unwrap(), Some(0));
+    assert!(mute.release(&ours(1), &[]).is_err());
+    assert!(mute.force_unlock().is_err());
+    mute.give_up(&ours(2)).unwrap();
+    assert_eq!(mute.release(&ours(1), &[]).unwrap(), Some(0));
     // No lease can be set: then there is no lock.
     let mut endless = acl(&["-pexpire"]).unwrap();
     assert!(endless.acquire(&ours(1), false).is_err());
@@ -444,7 +446,7 @@ const COMMANDS: [&str; 24] = [
     "zscore",
 ];
 
-/// Those that change something.
+/// The actions that change something.
 const WRITING: [&str; 11] = [
     "hset", "hdel", "del", "pexpire", "linsert", "lpush", "lrem", "ltrim", "rpush", "zadd", "zrem",
 ];
@@ -471,7 +473,7 @@ const OURS: [Script; 6] = [
     Script::KeepAlive,
 ];
 
-/// Who holds the lock, who stands in the list, who has a score.
+/// The holder, the owners in the list, and those with a score.
 #[derive(Debug, PartialEq, Eq)]
 struct Keys {
     holders: Vec<String>,
@@ -493,7 +495,7 @@ impl Keys {
     }
 }
 
-/// What there may be when a script comes.
+/// The possible states when a script comes.
 fn situation(direct: &mut Direct, number: usize) {
     const LATER: &str = "4000000000000";
     let () = direct.command(&["FLUSHALL"]);
@@ -528,10 +530,10 @@ fn situation(direct: &mut Direct, number: usize) {
 
 const SITUATIONS: usize = 9;
 
-/// Whatever the server refuses, and in whatever command: a lock has an end, who stands in the list
-/// has a score, and who asked has what it was told, or what it had.
+/// With any command refused: a lock has an end, each owner in the list has a score, and the asking
+/// owner has the state that the reply names, or its earlier state.
 #[test]
-fn what_is_refused_leaves_nothing_half_done() {
+fn a_refused_command_leaves_nothing_half_done() {
     let server = server();
     for deaf in [false, true] {
         refuse_everything(&server, deaf);
@@ -571,7 +573,7 @@ fn refuse_everything(server: &Server, deaf: bool) {
                 let left: i64 = admin.command(&["PTTL", LOCK]);
                 assert!(left > 0 || left == -2, "a lock without an end: {what}");
                 assert!(after.list.iter().all(|id| after.set.contains(id)), "{what}");
-                // Two refusals may leave a score without a place, which nobody minds.
+                // Two refusals may leave a score without a place, which does no harm.
                 assert!(denied.len() > 1 || after.list == after.set, "half a place: {what}");
                 let holds = after.holders.contains(&owner);
                 let waits = after.list.contains(&owner);
@@ -583,7 +585,7 @@ fn refuse_everything(server: &Server, deaf: bool) {
                     Ok(None) => {}
                     Err(_) => {
                         let held = before.holders.contains(&owner) || before.list.contains(&owner);
-                        // Who says that it waited may have its place again: it gives that up.
+                        // An owner that says it waited may have its place again: it gives that up.
                         let comes_back = !holds && (2..=3).contains(&action);
                         assert!(!holds && !waits || held || comes_back, "{what}");
                     }
@@ -612,10 +614,10 @@ fn refuse_everything(server: &Server, deaf: bool) {
 
 const ACTIONS: usize = 14;
 const COME_TOGETHER: usize = 10;
-/// From here on those go to whom a hold was passed.
+/// From here on the actions of owners to which a hold was passed.
 const FIRST_RELEASE: usize = 11;
 
-/// Runs a script. Whose it was, and what that one was told: 1 if it has the lock, 0 if it waits.
+/// Runs a script. Returns its owner, and the reply: 1 if the owner has the lock, 0 if it waits.
 fn act(direct: &mut Direct, action: usize) -> (String, RedisResult<Option<i64>>) {
     let owner = ours([2, 9, 2, 9, 9, 2, 1, 2, 0, 0, 9, 1, 1, 1][action]);
     let granted = |reply: RedisResult<Vec<Value>>| {
@@ -639,7 +641,7 @@ fn act(direct: &mut Direct, action: usize) -> (String, RedisResult<Option<i64>>)
 
 /// Redisson lets a head without a score stand for ever. It is as good as dead.
 #[test]
-fn a_head_without_a_score_blocks_nobody() {
+fn a_head_without_a_score_blocks_no_client() {
     let server = server();
     let _listener = listener(&server, &ours(2));
     for head in [JAVA, &ours(7)] {
@@ -664,7 +666,7 @@ fn a_head_without_a_score_blocks_nobody() {
 
 /// If keys are lost, the waiters find that out and come back, in their order if the lock is held.
 #[test]
-fn lost_keys_strand_nobody() {
+fn lost_keys_strand_no_waiter() {
     let server = server();
     for lost in [&KEYS[1..], &[QUEUE], &[TIMEOUTS]] {
         let mut direct = Direct::new(&server);
@@ -682,7 +684,7 @@ fn lost_keys_strand_nobody() {
         } else {
             assert_eq!(missing, owners);
         }
-        // They come back in any order, and stand in theirs.
+        // The waiters come back in any order, and stand in their own.
         for number in [3, 2, 4] {
             direct.acquire(&ours(number), true).unwrap();
         }
@@ -708,9 +710,10 @@ fn lost_keys_strand_nobody() {
     assert_eq!(direct.left(), 0);
 }
 
-/// It is, if the process that says so was heard itself, and the server before.
+/// A silent waiter is passed if the process that calls it silent was heard itself, and the server
+/// before.
 #[test]
-fn who_is_silent_while_others_are_heard_is_passed_and_keeps_its_place() {
+fn a_waiter_silent_while_others_are_heard_is_passed_and_keeps_its_place() {
     let server = server();
     let _listener = listener(&server, &ours(2));
     let mut direct = Direct::new(&server);

@@ -25,13 +25,13 @@ pub(crate) enum Event {
     GiveUp(usize),
     /// A message of ours has come for it.
     Told(usize, Message),
-    /// It is subscribed to the channel where Redisson tells it.
+    /// The waiter is subscribed to the channel on which Redisson tells it.
     Listens(usize),
     /// A request of one that has given up arrives.
     Late(usize),
-    /// It gives up once more: a request may come late.
+    /// The waiter gives up once more: a request may come late.
     Undo(usize),
-    /// Its work with the lock is done.
+    /// The waiter's work with the lock is done.
     Done(usize),
     Renew(usize),
     /// A hold that was granted by message has lasted for a moment.
@@ -49,7 +49,7 @@ pub(crate) enum Event {
     DeleteKeys,
 }
 
-/// What a client of ours may be made to forget, to see what it is for.
+/// A rule that a client of ours may be made to forget, to see its purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rule {
     /// A grant that is read late is none.
@@ -58,13 +58,13 @@ pub(crate) enum Rule {
     Poll,
 }
 
-/// What happened how often: a case that never comes up is not tested.
+/// The count of each event: a case that never comes up is not tested.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Summary {
     pub(crate) counts: [u64; COUNTED.len()],
 }
 
-/// What is counted.
+/// The counted events.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Count {
     Scripts,
@@ -83,7 +83,7 @@ pub(crate) enum Count {
     RedissonsDropped,
     ToldByRedisson,
     LateRequests,
-    /// By message: taken up, read too late, and for nobody.
+    /// By message: taken up, read too late, and for a gone owner.
     TakenUp,
     ReadLate,
     GivenBack,
@@ -154,7 +154,7 @@ pub(crate) struct Simulation<'a> {
     serial: u64,
     events: BinaryHeap<Reverse<(i64, u64, Event)>>,
     blocked: Option<Blocked>,
-    /// When somebody last ended a hold that was not its own.
+    /// When a client last ended a hold that was not its own.
     pub(crate) forced: i64,
     /// Since when the lock is free because its lease has ended.
     unclaimed: Option<i64>,
@@ -184,7 +184,7 @@ impl<'a> Simulation<'a> {
         simulation
     }
 
-    /// Runs until everybody is served, has left or is dead, then looks for what was left behind.
+    /// Runs until every waiter is served, has left or is dead, then looks for leftovers.
     pub(crate) fn run(&mut self) -> Result<(), Broken> {
         let end = self.now + 100 * HOUR;
         while let Some(Reverse((time, _, event))) = self.events.pop() {
@@ -199,7 +199,7 @@ impl<'a> Simulation<'a> {
         }) {
             return Err(format!("{} waits for ever: {:?}", waiter.owner, self.state));
         }
-        // Only the dead can be in the queue now. The next one who comes clears them away.
+        // Only the dead can be in the queue now. The next one that comes clears them away.
         self.pass_time(self.now + 24 * HOUR)?;
         let last = self.add_last();
         let taken = if self.random.percent(50) {
@@ -374,7 +374,7 @@ impl<'a> Simulation<'a> {
             | Event::Die(c)
             | Event::Deaf(c, _)
             | Event::HearAgain(c) => Some(c),
-            // The network has it, whatever became of its client.
+            // The network has it, even if its client is gone.
             Event::Late(_) | Event::ForceUnlock | Event::DeleteKeys => None,
         }
     }
@@ -395,7 +395,7 @@ impl<'a> Simulation<'a> {
         last
     }
 
-    /// What all scripts of ours are sent, and what is this one's own.
+    /// The arguments of all scripts of ours, and this one's own.
     pub(crate) fn args(&self, own: &[&str]) -> Vec<String> {
         let common = [&FAIR_WAIT.to_string(), CHANNEL, DATABASE];
         common.iter().chain(own).map(|arg| (*arg).to_owned()).collect()
@@ -442,7 +442,7 @@ impl<'a> Simulation<'a> {
         self.store.set_listening(&format!("{CHANNEL}{}", self.world.waiters[w].owner), false);
     }
 
-    /// Runs a script for a waiter, or for nobody in particular.
+    /// Runs a script for a waiter, or for none in particular.
     pub(crate) fn send(
         &mut self,
         actor: Option<usize>,

@@ -1,4 +1,4 @@
-//! The scripts, and what they have made of the keys.
+//! The scripts, and the keys after them.
 
 use std::collections::HashMap;
 
@@ -9,7 +9,7 @@ pub(crate) const QUEUE: &str = "redisson_lock_queue:{orders}";
 pub(crate) const TIMEOUTS: &str = "redisson_lock_timeout:{orders}";
 pub(crate) const ONLY_OURS: &str = "redisson_lock_timeout:{orders}:redlatch";
 pub(crate) const DATABASE: &str = "0";
-/// Of the waiters' own channels, where Redisson tells them.
+/// The beginning of the waiters' own channels, on which Redisson tells them.
 pub(crate) const CHANNEL: &str = "redisson_lock__channel:{orders}:";
 
 const SIMULATED: &str = include_str!("simulated.lua");
@@ -99,7 +99,7 @@ impl Scripts {
     }
 }
 
-/// What the keys hold, and which messages were sent since the last look.
+/// The keys' values, and the messages sent since the last look.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct State {
     pub(crate) holders: Vec<String>,
@@ -157,19 +157,19 @@ impl Store {
         self.run_command(now, command).1
     }
 
-    /// Somebody deletes all the keys of the lock.
+    /// All the keys of the lock are deleted.
     pub(crate) fn delete_keys(&mut self, now: i64) -> State {
         let mut command = redis::cmd("DEL");
         command.arg(&[LOCK, QUEUE, TIMEOUTS]);
         self.run_command(now, command).1
     }
 
-    /// Somebody's monitor hears every channel.
+    /// A monitor hears every channel.
     pub(crate) fn monitor(&mut self) {
         redis::cmd("SET").arg("sim:patterns").arg(1).exec(&mut self.connection).unwrap();
     }
 
-    /// Whether somebody hears what is said on a channel.
+    /// Sets whether a channel has a listener.
     pub(crate) fn set_listening(&mut self, channel: &str, listens: bool) {
         redis::cmd(if listens { "SADD" } else { "SREM" })
             .arg("sim:listening")
@@ -203,14 +203,14 @@ pub(crate) struct Told {
     pub(crate) what: Message,
 }
 
-/// What it is told.
+/// The message to it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Message {
-    /// It should ask: on the waiter's own channel, where Redisson tells it.
+    /// The waiter should ask: on its own channel, on which Redisson tells it.
     Alone,
-    /// It should ask: on the channel of its client.
+    /// The waiter should ask: on the channel of its client.
     Ask,
-    /// It has the lock, on the channel of its client.
+    /// The waiter has the lock, on the channel of its client.
     Grant(Grant),
 }
 
@@ -220,12 +220,12 @@ pub(crate) struct Grant {
     /// The server's time.
     pub(crate) now: i64,
     pub(crate) lease: i64,
-    /// Who stands directly behind.
+    /// The owners directly behind.
     pub(crate) followers: Vec<String>,
 }
 
 impl Told {
-    /// Of a channel and the message there.
+    /// Parses a channel and the message there.
     fn of(message: &str) -> Self {
         let (channel, text) = message.split_once(' ').unwrap();
         let Some(client) = channel.strip_prefix(CLIENT_CHANNEL) else {
@@ -254,7 +254,7 @@ impl Told {
     }
 }
 
-/// Of a list in one word.
+/// The numbers of a list in one word.
 pub(crate) fn numbers(list: &str) -> impl Iterator<Item = &str> {
     list.split(',').filter(|number| *number != "-")
 }

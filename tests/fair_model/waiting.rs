@@ -1,4 +1,4 @@
-//! What clients do: ours as the library does it, Redisson's as Redisson does.
+//! The clients' actions: ours as the library's, Redisson's as Redisson's.
 
 use std::collections::VecDeque;
 
@@ -64,7 +64,7 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// It is there, and has not asked yet.
+    /// The waiter is there, and has not asked yet.
     fn come(&mut self, w: usize) {
         self.name(w);
         self.world.waiters[w].phase = Phase::Waiting;
@@ -175,7 +175,7 @@ impl Simulation<'_> {
         let ends = hold.begun + waiter.lease;
         let is_late = self.now >= ends;
         if self.random.percent(20) || is_late {
-            // It gets no reply.
+            // The raise gets no reply.
             self.at(self.now + RAISE_AGAIN, Event::Raise(w));
             return Ok(());
         }
@@ -227,7 +227,7 @@ impl Simulation<'_> {
 
     // ---- ours -----------------------------------------------------------------------------
 
-    /// Who was queued asks alone, and brings all of its client along if it has lost its place.
+    /// A queued owner asks alone, and brings all of its client along if it has lost its place.
     pub(crate) fn request(&mut self, w: usize) -> Result<Value, Broken> {
         if self.world.waiters[w].registered.is_some() {
             let reply = self.request_as(w, "2")?;
@@ -238,7 +238,8 @@ impl Simulation<'_> {
             if !matches!(&reply, Value::Array(parts) if parts.get(3) == Some(&Value::Int(1))) {
                 return Ok(reply);
             }
-            // Those who came back with it do not know yet that one of Redisson's may tell them.
+            // The owners that came back with it do not know yet that one of Redisson's may tell
+            // them.
             for other in self.world.waiting_of(self.world.waiters[w].client) {
                 if other != w && self.world.waiters[other].registered.is_some() {
                     self.world.waiters[other].asks_soon = true;
@@ -374,7 +375,7 @@ impl Simulation<'_> {
             {
                 Ok(())
             }
-            // Nobody waits as this owner.
+            // No thread waits as this owner.
             (_, Message::Grant(_)) => {
                 if self.leave(w, false)? == Value::Int(2) {
                     self.summary.add(Count::GivenBack);
@@ -425,7 +426,7 @@ impl Simulation<'_> {
             break;
         }
         self.release(w, hold)?;
-        // Its reply may be lost, too.
+        // The release's reply may be lost, too.
         if self.random.percent(5) && self.release(w, hold)? != Value::Nil {
             return Err("a second release finds the lock".to_owned());
         }
@@ -453,7 +454,7 @@ impl Simulation<'_> {
         self.send(Some(w), Script::Release, &args)
     }
 
-    /// Those to whom a lost hold was passed must not stay at the head of the queue.
+    /// The owners to which a lost hold was passed must not stay at the head of the queue.
     pub(crate) fn lost(&mut self, w: usize) -> Result<(), Broken> {
         let Phase::Holding(hold) = self.world.waiters[w].phase else {
             return Ok(());
@@ -510,7 +511,7 @@ impl Simulation<'_> {
         for owner in owners.iter().map(text).filter(|owner| !owner.is_empty()) {
             let w = self.world.by_owner[&owner];
             if let Phase::Holding(hold) = self.world.waiters[w].phase {
-                // It was passed a hold that Redis does not know any more.
+                // The waiter was passed a hold that Redis does not know any more.
                 self.world.holds[hold].ends = now;
                 self.soon(Event::Lost(w));
             }
@@ -541,8 +542,8 @@ impl Simulation<'_> {
         let old = self.world.client_of(w).is_old;
         let script = if old { Script::OldRedissonAcquire } else { Script::RedissonAcquire };
         let reply = self.send(Some(w), script, &args)?;
-        // Without time left it waits for a message and nothing else. That happens to those that
-        // come when the last in the queue has had its time.
+        // Without time left it waits for a message alone. That happens to those that come when the
+        // last in the queue has had its time.
         self.world.waiters[w].sleeps = matches!(reply, Value::Int(left) if left < 0);
         match reply {
             Value::Nil => self.hold(w, VecDeque::new(), None),
@@ -568,7 +569,7 @@ impl Simulation<'_> {
         self.send(Some(w), Script::RedissonUnlock, &args).map(|_| ())
     }
 
-    /// It leaves its entries where they are.
+    /// The waiter leaves its entries where they are.
     pub(crate) fn interrupt(&mut self, w: usize) -> Result<(), Broken> {
         if self.world.waiters[w].phase == Phase::Waiting {
             self.note(&format!("waiter {w} is interrupted"));

@@ -34,7 +34,7 @@ fn after_the_command_connections_were_killed_new_channels_are_listened_to_at_onc
     let held = other.reentrant_lock("first").lock().unwrap();
     assert!(one.reentrant_lock("first").try_lock_for(UNIT).unwrap().is_none());
     drop(held);
-    // One name each, so that the lanes of some are not used by anybody else.
+    // One name each, so that no other thread uses the lanes of some.
     let mut names = (0..).map(|at| format!("later:{at}"));
     for _ in 0..4 {
         at_once(|| {
@@ -73,7 +73,7 @@ fn killed_connections_in_the_middle_of_contention_cost_no_grant() {
                     if at < 3 {
                         drop(guard);
                     } else if let Err(error) = guard.unlock() {
-                        // Its reply was lost.
+                        // The unlock's reply was lost.
                         assert!(error.outcome_unknown(), "{error}");
                     }
                     round.fetch_add(1, Ordering::SeqCst);
@@ -84,8 +84,9 @@ fn killed_connections_in_the_middle_of_contention_cost_no_grant() {
     let mut random = Random::new();
     let mut redis = server.connection();
     for round in 0..60 {
-        // All are let in after each, and no call sees two of them: what was killed is found out first,
-        // since a lock may be passed on in a process for a while without a command.
+        // All are let in after each, and no call sees two of them: the test first waits until the
+        // kill is found out, since a lock may be passed on in a process for a while without a
+        // command.
         for client in &clients {
             client.reentrant_lock("contended").is_locked().unwrap();
         }
@@ -147,10 +148,10 @@ fn a_message_that_comes_while_the_last_try_is_under_way_is_heard() {
     let _bounded = bounded();
     let server = server();
     let mut redis = server.connection();
-    // Another try, if the machine kept somebody from running.
+    // Another try, if the machine kept a thread from running.
     let heard = (0..5).any(|_| {
         let proxy = Proxy::before(&server);
-        // It waits for what is held back, and has another connection for what is not.
+        // The client waits for the held-back replies, and has another connection for the others.
         let client = impatient(&proxy.url()).response_timeout(SOON).connections(2);
         let client = client.connect().unwrap();
         client.reentrant_lock("warm").lock().unwrap().unlock().unwrap();
@@ -245,7 +246,7 @@ fn a_far_server_costs_no_connection_for_each_drop() {
     let before = connections();
     for _ in 0..5 {
         drop(lock.lock().unwrap());
-        // Time is the subject: the reply is on its way, and somebody waits for it.
+        // Time is the subject: the reply is on its way, and a thread waits for it.
         thread::sleep(UNIT * 3);
     }
     let opened = connections() - before;

@@ -1,8 +1,8 @@
-//! What breaks, and what is true then: each fault ends in a grant, a clear error or a lost guard,
-//! none in a hang, two holders, or a hold of nobody's that stays.
+//! Faults and their results: each fault ends in a grant, a clear error or a lost guard, none in a
+//! hang, two holders, or a hold without a guard that stays.
 //!
-//! The leases are so long that no test sees their end, where nothing else is said: what is free
-//! again was released.
+//! The leases are so long that no test sees their end, unless it says otherwise: a lock that is
+//! free again was released.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -40,7 +40,7 @@ fn worker() {
     let client = Client::builder(job.arg(0)).watchdog_timeout(lease).connect().unwrap();
     let lock = client.reentrant_lock(job.arg(1));
     match job.role() {
-        // Holds it until it is told to look at it.
+        // Holds the lock until the test tells it to look at it.
         "holder" | "leader" => {
             let own = lock.with_watchdog(RENEWED);
             let lock = if job.role() == "leader" { own } else { lock };
@@ -59,7 +59,7 @@ fn worker() {
             let _ = job.wait_line();
             job.say(&format!("calls {}", calls.load(Ordering::SeqCst)));
         }
-        // Takes it in turn with others.
+        // Takes the lock in turn with others.
         "waiter" => {
             job.say("waits");
             let guard = lock.lock().unwrap();
@@ -84,14 +84,14 @@ macro_rules! lock_script {
     };
 }
 
-/// Whether it calls one of these scripts.
+/// Whether the request calls one of these scripts.
 fn calls(bytes: &[u8], scripts: &[&str]) -> bool {
     scripts
         .iter()
         .any(|code| contains(bytes, redis::Script::new(code).get_hash()) || contains(bytes, code))
 }
 
-/// Whether it takes a lock, or makes its lease longer.
+/// Whether the request takes a lock, or makes its lease longer.
 fn takes(bytes: &[u8]) -> bool {
     let renew = include_str!("../../lua/lock/renew.lua");
     calls(

@@ -6,20 +6,20 @@ use redlatch::{CancelToken, Error, ExpirablePermit, MultiLock, OwnedLockGuard, W
 
 use super::*;
 
-/// One that keeps its data over a restart.
+/// A server that keeps its data over a restart.
 fn lasting() -> Server {
     Server::with_args(&["--appendonly", "yes", "--appendfsync", "always"]).unwrap()
 }
 
-/// One that endures a server which is away, for `failover_timeout`.
+/// A client that endures an absent server for `failover_timeout`.
 fn enduring(server: &Server, failover_timeout: Duration) -> Client {
     impatient(&server.url()).failover_timeout(failover_timeout).connect().unwrap()
 }
 
-/// Does not end before what is `kept` by somebody else is given up.
+/// Does not end before the other client gives up the lock or the permits that it has `kept`.
 type Waits = Box<dyn FnOnce() -> Result<(), Error> + Send>;
 
-/// What a client waits for, of every kind that there is, until the token is cancelled.
+/// A client's waits, of every kind that there is, until the token is cancelled.
 fn waits(client: &Client, token: Option<&CancelToken>) -> Vec<(&'static str, Waits)> {
     let wait = |wait: fn(&Client, Wait<'_>) -> Result<(), Error>| -> Waits {
         let (client, token) = (client.clone(), token.cloned());
@@ -32,7 +32,10 @@ fn waits(client: &Client, token: Option<&CancelToken>) -> Vec<(&'static str, Wai
         ("read", wait(|it, wait| it.read_write_lock("pair").read().lock_within(wait).map(drop))),
         ("write", wait(|it, wait| it.read_write_lock("pair").write().lock_within(wait).map(drop))),
         ("permits", wait(|it, wait| it.semaphore("permits").acquire_within(wait).map(drop))),
-        ("loans", wait(|it, wait| it.expirable_semaphore("loans").acquire_within(wait).map(drop))),
+        (
+            "permit_leases",
+            wait(|it, wait| it.expirable_semaphore("permit_leases").acquire_within(wait).map(drop)),
+        ),
         ("latch", wait(|it, wait| it.count_down_latch("latch").wait_within(wait).map(drop))),
         (
             "several",
@@ -44,10 +47,30 @@ fn waits(client: &Client, token: Option<&CancelToken>) -> Vec<(&'static str, Wai
     ]
 }
 
-/// What a client holds of all that: nobody else gets any of it.
+/// Waits until the server has answered the leader of each of these waits, which began in an outage.
+fn wait_answered(server: &Server) {
+    let mut redis = server.connection();
+    for queue in [
+        "redlatch_queue:{lock}",
+        "redisson_lock_queue:{fair}",
+        "redlatch_queue:{fenced}",
+        "redlatch_rwlock_queue:{pair}",
+    ] {
+        wait_until(&format!("a place in {queue}"), SOON, || redis.exists(queue).unwrap());
+    }
+    for channel in [
+        "redisson_sc:{permits}",
+        "redisson_sc:{permit_leases}",
+        "redisson_countdownlatch__channel__{latch}",
+    ] {
+        wait_subscribed(server, channel);
+    }
+}
+
+/// A client's holds of all that: no other gets any of it.
 struct Kept {
     locks: Vec<OwnedLockGuard>,
-    loan: ExpirablePermit,
+    permit_lease: ExpirablePermit,
     client: Client,
 }
 
@@ -60,25 +83,25 @@ impl Kept {
             client.read_write_lock("pair").write().lock_owned().unwrap(),
         ];
         assert!(client.semaphore("permits").try_set_permits(0).unwrap());
-        let loans = client.expirable_semaphore("loans");
-        assert!(loans.try_set_permits(1).unwrap());
-        let loan = loans.acquire().unwrap();
+        let permit_leases = client.expirable_semaphore("permit_leases");
+        assert!(permit_leases.try_set_permits(1).unwrap());
+        let permit_lease = permit_leases.acquire().unwrap();
         assert!(client.count_down_latch("latch").try_set_count(1).unwrap());
-        Self { locks, loan, client: client.clone() }
+        Self { locks, permit_lease, client: client.clone() }
     }
 
     fn give_up(self) {
         let unheld: Vec<_> = self.locks.iter().filter(|guard| !guard.is_held()).collect();
         assert!(unheld.is_empty(), "{unheld:?}");
         self.locks.into_iter().for_each(|guard| guard.unlock().unwrap());
-        self.loan.release().unwrap();
+        self.permit_lease.release().unwrap();
         self.client.semaphore("permits").add_permits(1).unwrap();
         let latch = self.client.count_down_latch("latch");
         wait_until("it is open", SOON, || latch.count_down().is_ok());
     }
 }
 
-/// Those that sleep when it happens, those that ask meanwhile, and those that come meanwhile.
+/// Threads that sleep at the restart, threads that ask meanwhile, and threads that come meanwhile.
 #[test]
 fn waits_and_holds_of_every_kind_outlast_a_restart_of_their_server() {
     let _bounded = bounded();
@@ -120,7 +143,7 @@ fn waits_and_holds_of_every_kind_outlast_a_restart_of_their_server() {
 
     kept.give_up();
     let guard = notifier.lock().unwrap();
-    // Who does not listen yet is passed over, and finds that out by itself.
+    // A waiter that does not listen yet is passed over, and finds that out by itself.
     let _heard = change.notify_one().unwrap();
     guard.unlock().unwrap();
     for (what, waiter) in waiting {
@@ -129,9 +152,10 @@ fn waits_and_holds_of_every_kind_outlast_a_restart_of_their_server() {
     on_condition.join().unwrap();
 }
 
-/// The one that follows in the process's line is told of the first outage, and asks itself in the second.
+/// The next thread in the process's line learns of the first outage, and asks by itself in the
+/// second.
 #[test]
-fn whoever_waits_behind_another_thread_endures_each_outage_for_its_whole_time() {
+fn a_thread_behind_another_endures_each_outage_for_its_whole_time() {
     let _bounded = bounded();
     let server = lasting();
     let limit = UNIT * 50;
@@ -147,6 +171,7 @@ fn whoever_waits_behind_another_thread_endures_each_outage_for_its_whole_time() 
     // Time is the subject: those in front ask within it, and again after it.
     thread::sleep(UNIT * 10);
     server.restart_empty();
+    wait_answered(&server);
     thread::sleep((limit + UNIT * 5).saturating_sub(begun.elapsed()));
 
     server.kill();
@@ -161,6 +186,46 @@ fn whoever_waits_behind_another_thread_endures_each_outage_for_its_whole_time() 
     let end = |(what, it): (_, Running<Result<(), Error>>)| Some((what, it.join().err()?));
     let failed: Vec<_> = followers.into_iter().filter_map(end).collect();
     assert!(failed.is_empty(), "{failed:#?}");
+}
+
+/// The leader was answered between the outages, and is cancelled before the server has confirmed
+/// the channel that it listens to.
+#[test]
+fn an_answer_to_a_leader_that_is_cancelled_ends_the_outage_for_the_next_one() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let limit = UNIT * 30;
+    // A channel that is confirmed too late would be an outage, too.
+    let builder = impatient(&proxy.url()).response_timeout(LONG).failover_timeout(limit);
+    let latch = builder.connect().unwrap().count_down_latch("latch");
+    assert!(latch.try_set_count(1).unwrap());
+    let begun = Instant::now();
+    let outage = || {
+        proxy.refuse();
+        proxy.cut_all();
+    };
+    outage();
+    let token = CancelToken::new();
+    let (led, cancelled, followed) = (latch.clone(), token.clone(), latch.clone());
+    let leader = spawn(move || led.wait_cancellable(&cancelled).unwrap_err());
+    leader.wait_queued();
+    let follower = spawn(move || followed.wait());
+    // Time is the subject: the leader asks within it, and the follower is told.
+    thread::sleep(UNIT * 5);
+    assert!(begun.elapsed() < limit, "too slow a machine");
+    proxy.on_request("redisson_countdownlatch__channel__{latch}", Action::Silence);
+    proxy.accept();
+    proxy.wait_fired(1, SOON);
+    leader.wait_queued();
+    thread::sleep((limit + UNIT * 5).saturating_sub(begun.elapsed()));
+    outage();
+    token.cancel();
+    assert_eq!(leader.join().kind(), ErrorKind::Cancelled);
+    thread::sleep(UNIT * 5);
+    proxy.accept();
+    wait_until("it is open", SOON, || latch.count_down().is_ok());
+    follower.join().unwrap();
 }
 
 /// The second call begins when half of the first one's time is over.
@@ -237,7 +302,7 @@ fn waits_outlast_a_server_that_is_a_replica_for_a_while_and_one_thread_asks_for_
     let mut follow = |master: [&str; 2]| {
         let () = redis::cmd("REPLICAOF").arg(&master).query(&mut redis).unwrap();
     };
-    // Nobody is there.
+    // No server is there.
     follow(["127.0.0.1", "1"]);
     let before = Commands::so_far(&server).scripts();
     let waiters: Vec<_> = (0..CROWD)
@@ -254,6 +319,6 @@ fn waits_outlast_a_server_that_is_a_replica_for_a_while_and_one_thread_asks_for_
         waiter.join().unwrap();
     }
     assert_eq!(refused, 0);
-    // Once in 100 ms, and perhaps by hash and by text.
+    // One request in 100 ms, and perhaps by hash and by text.
     assert!((2..CROWD as u64 / 2).contains(&asked), "{asked} requests");
 }

@@ -65,7 +65,7 @@ fn a_holder_that_was_stopped_past_its_lease_finds_it_lost() {
 }
 
 #[test]
-fn waiters_that_die_or_stop_hold_up_nobody() {
+fn waiters_that_die_or_stop_hold_up_no_other_waiter() {
     let _bounded = bounded();
     let server = server();
     let mut redis = server.connection();
@@ -90,7 +90,7 @@ fn waiters_that_die_or_stop_hold_up_nobody() {
             }
             assert!(released.elapsed() < SOON, "nobody gets it");
         };
-        // Of the stopped one, which wants it no less than they.
+        // The stopped process wants the lock as much as the others.
         workers[lucky].send_line("release");
         workers[lucky].expect_line("released", SOON);
         workers.remove(lucky);

@@ -60,7 +60,7 @@ fn an_acquire_whose_reply_is_lost_before_the_way_is_closed_leaves_no_hold() {
     let proxy = Proxy::before(&server);
     let client = behind(&proxy);
     on_acquire(&proxy, "closed", 1, Action::LoseReply);
-    // It cannot be sent again, but it has been carried out.
+    // The request cannot be sent again, but it has been carried out.
     proxy.refuse();
     let error = client.reentrant_lock("closed").lock().map(drop).unwrap_err();
     assert_eq!(proxy.fired(), 1);
@@ -70,7 +70,7 @@ fn an_acquire_whose_reply_is_lost_before_the_way_is_closed_leaves_no_hold() {
     wait_free(&server, "closed", SOON);
 }
 
-/// More than go out in one packet.
+/// More holds than go out in one packet.
 #[test]
 fn however_many_holds_are_dropped_in_an_outage_all_of_them_are_released() {
     let _bounded = bounded();
@@ -80,7 +80,7 @@ fn however_many_holds_are_dropped_in_an_outage_all_of_them_are_released() {
     let guards: Vec<_> = (0..300)
         .map(|at| client.reentrant_lock(&format!("dropped:{at}")).lock().unwrap())
         .collect();
-    // No connection is of any use.
+    // No connection works.
     proxy.on(Direction::Request, usize::MAX, Action::LoseRequest, |_| true);
     proxy.cut_all();
     drop(guards);
@@ -143,7 +143,7 @@ fn an_acquire_that_is_not_answered_in_time_is_an_error_and_leaves_no_hold() {
         assert!(begun.elapsed() >= IMPATIENT);
         wait_free(&server, "unanswered", SOON);
         proxy.release();
-        // The half-open connection is of the past.
+        // The half-open connection is gone.
         lock.lock().unwrap().unlock().unwrap();
     }
 }
@@ -155,7 +155,7 @@ fn an_acquire_that_a_stalled_server_runs_late_leaves_no_hold() {
     let client = impatient(&server.url()).connect().unwrap();
     let names: Vec<_> = (0..6).map(|at| format!("stalled:{at}")).collect();
     for _ in 0..3 {
-        // Their connections are open, and the server knows the script: all are sent.
+        // The connections are open, and the server knows the script: all requests are sent.
         for name in &names {
             client.reentrant_lock(name).lock().unwrap().unlock().unwrap();
         }
@@ -198,7 +198,7 @@ fn keep_acquire(proxy: &Proxy, name: &'static str) -> Arc<Mutex<Vec<u8>>> {
     kept
 }
 
-/// The server reads now what a network has kept.
+/// The server now reads bytes that a network has kept.
 fn deliver(server: &Server, request: &Mutex<Vec<u8>>) -> Vec<u8> {
     let mut socket = TcpStream::connect(("127.0.0.1", server.port())).unwrap();
     socket.write_all(&request.lock().unwrap()).unwrap();
@@ -286,7 +286,7 @@ fn a_forced_unlock_whose_reply_is_lost_is_an_error_and_takes_one_holders_lock() 
     let error = lock.force_unlock().unwrap_err();
     assert_eq!(proxy.fired(), 1);
     is_clear(&error, "forced", "not known");
-    // Who asks the server is not told anything wrong.
+    // A question to the server gets no wrong answer.
     assert!(!guard.is_held());
     told.recv_timeout(SOON).unwrap();
     // A second forced unlock would take the lock from it.
@@ -395,7 +395,7 @@ fn a_release_that_comes_late_touches_no_later_hold() {
     let (client, other) = (behind(&proxy), client(&server));
     let lock = client.reentrant_lock("later");
     let guard = lock.lock().unwrap();
-    // It is released by a retry, whose like come for a whole lease.
+    // A retry releases it; retries go on for a whole lease.
     on_release(&proxy, "later", 3, Action::LoseRequest);
     assert!(guard.unlock().is_err());
     let theirs = other.reentrant_lock("later").try_lock_for(SOON).unwrap().expect("it is free");
@@ -473,7 +473,7 @@ fn an_extended_hold_whose_release_is_lost_does_not_stay_for_its_extended_lease()
     let outer = lock.with_lease(LEASE).lock().unwrap();
     let inner = lock.with_lease(LONG).lock().unwrap();
     inner.unlock().unwrap();
-    // No way to the server for longer than the first lease.
+    // The server cannot be reached for longer than the first lease.
     on_release(&proxy, "extended", 1, Action::LoseRequest);
     proxy.refuse();
     is_clear(&outer.unlock().unwrap_err(), "extended", "no longer holds it");
@@ -497,7 +497,7 @@ fn an_extension_that_is_answered_after_the_holds_end_leaves_no_orphan() {
     two.unlock().unwrap();
     let outer = lock.with_lease(UNIT * 4).lock().unwrap();
     proxy.on_request("straddled", Action::DelayReply(UNIT * 6));
-    // By now the outer hold is lost; what comes of this is a hold of its own, or nothing.
+    // By now the outer hold is lost; this makes a hold of its own, or none.
     let inner = lock.with_lease(LONG * 60).lock();
     assert!(!outer.is_held());
     drop((inner, outer));
@@ -505,14 +505,14 @@ fn an_extension_that_is_answered_after_the_holds_end_leaves_no_orphan() {
 }
 
 #[test]
-fn an_extension_of_unknown_outcome_does_not_keep_the_lock_for_nobody() {
+fn an_extension_of_unknown_outcome_does_not_keep_an_unlocked_lock() {
     let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let client = behind(&proxy);
     let lock = client.reentrant_lock("unsure");
     let outer = lock.with_lease(LEASE).lock().unwrap();
-    // Both times it is carried out, and no reply comes.
+    // The server carries it out both times, and no reply comes.
     on_acquire(&proxy, "unsure", 2, Action::LoseReply);
     let error = lock.with_lease(LONG).lock().map(drop).unwrap_err();
     is_clear(&error, "unsure", "still holds it as before");
@@ -520,14 +520,14 @@ fn an_extension_of_unknown_outcome_does_not_keep_the_lock_for_nobody() {
     assert_eq!(lock.hold_count(), 1);
     let left = pttl(&mut server.connection(), "unsure");
     assert!(left > i64::try_from((LONG / 2).as_millis()).unwrap(), "the test shows nothing");
-    // The holder goes by what it knows, and that is over at some time.
+    // The holder goes by its own knowledge, which ends at some time.
     wait_until("the first lease ends", SOON, || !outer.is_held());
     assert!(outer.unlock().is_err());
     wait_free(&server, "unsure", SOON);
 }
 
 #[test]
-fn owners_are_never_used_again_whatever_breaks() {
+fn owners_are_never_used_again_if_replies_are_lost() {
     let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);

@@ -12,7 +12,7 @@ fn waiters_get_it_when_the_servers_data_is_gone() {
         let waiters: Vec<_> = (0..4)
             .map(|at| {
                 let lock = [&one, &other][at % 2].reentrant_lock("emptied");
-                // It may meet a server that is away just now.
+                // The thread may meet a server that is away just now.
                 spawn(move || {
                     let guard = loop {
                         match lock.try_lock_for(SOON) {
@@ -32,7 +32,7 @@ fn waiters_get_it_when_the_servers_data_is_gone() {
             }
             _ => server.restart_empty(),
         }
-        // The other client's are in at the next poll. Those behind the guard when it ends.
+        // The other client's waiters are in at the next poll, those behind the guard when it ends.
         wait_until("the other client's waiters are in", SOON, || {
             waiters.iter().skip(1).step_by(2).all(Running::is_finished)
         });
@@ -62,7 +62,7 @@ fn a_restart_without_data_is_told_before_the_next_renewal() {
         let waiter = (by == "the subscriber").then(|| {
             let elsewhere = self::client(&server);
             let held = elsewhere.reentrant_lock("other").lock().unwrap();
-            // It may meet a server that is away just now.
+            // The waiter may meet a server that is away just now.
             let waiter = spawn(move || drop(other.try_lock_for(SOON)));
             wait_in_line(&server, "other", 1);
             (waiter, held)
@@ -116,7 +116,7 @@ fn the_question_whether_a_hold_is_known_changes_nothing() {
     let () = redis.persist("endless").unwrap();
     let () = redis.del("deleted").unwrap();
     kill_clients(&mut redis, "normal");
-    // What has no end is no lock, and is told as that.
+    // A key without an end is no lock, and the error says so.
     let endless = client.reentrant_lock("endless");
     is_clear(&endless.is_locked().unwrap_err(), "endless", "use another name");
     assert_eq!(told.recv_timeout(SOON), Ok(LostReason::Revoked));
@@ -188,7 +188,7 @@ fn an_unlock_after_a_restart_without_data_is_no_success() {
             // On the new connection already.
             assert!(!client.reentrant_lock("other").is_locked().unwrap());
         }
-        // Anybody may have had it meanwhile.
+        // Any client may have had it meanwhile.
         let error = guard.unlock().expect_err("the server knows nothing of this hold");
         assert_eq!(error.kind(), ErrorKind::LeaseLost, "{error}");
     }
@@ -272,7 +272,7 @@ fn without_memory_nothing_is_taken_and_all_is_released() {
 }
 
 #[test]
-fn a_read_only_server_refuses_clearly_and_what_was_held_is_free_afterwards() {
+fn a_read_only_server_refuses_clearly_and_the_locks_are_free_afterwards() {
     let _bounded = bounded();
     let server = server();
     let client = client(&server);
@@ -411,7 +411,7 @@ fn a_loading_server_refuses_clearly() {
         met.is_some()
     });
     is_clear(&met.unwrap(), "loading", "loading");
-    // Be it the acquire or the release that was refused.
+    // Free after a refused acquire and after a refused release.
     wait_free(&server, "loading", SOON);
     lock.lock().unwrap().unlock().unwrap();
 }
@@ -431,7 +431,7 @@ fn a_frozen_server_is_an_error_in_time_and_found_out_once_for_all_waiters() {
         })
         .collect();
     for thread in threads {
-        // The first found no answer, those who came later no connection.
+        // The first thread got no answer, the later ones no connection.
         is_clear(&thread.join(), "frozen", "the server");
     }
     // A few timeouts, and not one for each.
@@ -441,7 +441,8 @@ fn a_frozen_server_is_an_error_in_time_and_found_out_once_for_all_waiters() {
     is_clear(&error, "short", "the server");
     is_clear(&held.unlock().unwrap_err(), "held", "no longer holds it");
     server.resume();
-    // What the frozen server takes and releases when it goes on is free long before the lease.
+    // Locks that the frozen server takes and releases when it goes on are free long before the
+    // lease.
     for name in ["frozen", "held", "short"] {
         // A busy machine may be too slow for an impatient client.
         let lock = client.reentrant_lock(name);

@@ -1,10 +1,10 @@
-//! Who comes by.
+//! Newcomers.
 
 use super::*;
 
-/// A lock that is free and waited for goes to the first in line, whoever finds it so.
+/// A free lock with waiters goes to the first in line, even if another one finds it so.
 #[test]
-fn whoever_finds_a_free_lock_grants_it_to_the_first_in_line() {
+fn each_call_that_finds_a_free_lock_grants_it_to_the_first_in_line() {
     let _bounded = bounded();
     let server = server();
     let mut lapses = Lapses::of(&server);
@@ -38,7 +38,7 @@ fn whoever_finds_a_free_lock_grants_it_to_the_first_in_line() {
         }
         for guest in [first, second].into_iter().chain(third) {
             guest.wait_in();
-            // Of one that was forced out itself nobody knows.
+            // No client knows of one that was forced out itself.
             let _ = guest.ends();
         }
         wait_left(&server, "found");
@@ -62,7 +62,7 @@ fn a_queue_that_is_gone_is_made_anew() {
     again.sort();
     assert_eq!(line, again);
     guard.unlock().unwrap();
-    // In whatever order.
+    // In any order.
     let running = guests.map(|Guest { entered, leave, thread }| {
         drop(leave);
         (entered, thread)
@@ -73,7 +73,7 @@ fn a_queue_that_is_gone_is_made_anew() {
 }
 
 #[test]
-fn what_shares_a_channel_shares_no_queue() {
+fn locks_that_share_a_channel_share_no_queue() {
     let _bounded = bounded();
     let server = server();
     let mut redis = server.connection();

@@ -1,4 +1,4 @@
-//! Holds that another process handed on: what is peculiar to them.
+//! The peculiarities of holds that another process handed on.
 
 use super::*;
 
@@ -49,13 +49,13 @@ fn a_lease_that_is_shorter_than_it_was_handed_on_for_ends_for_others_too() {
     let server = server();
     let proxy = Proxy::before(&server);
     let lock = behind(&server, &proxy).reentrant_lock("short").with_lease(UNIT * 3);
-    // Else it would stay for nobody until the server ends it.
+    // Otherwise it would stay without a guard until the server ends it.
     once_within(PROVISIONAL, || {
         let (tell, told) = mpsc::channel::<()>();
         let (say, entered) = mpsc::channel();
         let waiter = handed(&server, &proxy, &lock, move |guard, entered| {
             say.send(entered).unwrap();
-            // Its thread does nothing about it.
+            // The guard's thread does nothing about it.
             let _ = told.recv();
             assert!(!guard.is_held());
         });
@@ -69,7 +69,7 @@ fn a_lease_that_is_shorter_than_it_was_handed_on_for_ends_for_others_too() {
 }
 
 #[test]
-fn who_was_told_and_is_stopped_costs_the_others_the_provisional_lease() {
+fn a_waiter_stopped_over_its_grant_costs_the_others_the_provisional_lease() {
     let _bounded = bounded();
     let server = server();
     let (first, last) = (client(&server), client(&server));
@@ -98,7 +98,7 @@ fn who_was_told_and_is_stopped_costs_the_others_the_provisional_lease() {
     }
     let released = Instant::now();
     guard.unlock().unwrap();
-    // And no longer: the whole lease is a minute.
+    // No longer than that: the whole lease is a minute.
     let took = waiter.join() - released;
     assert!(took >= PROVISIONAL, "{took:?}");
 }
@@ -238,8 +238,9 @@ fn a_raise_whose_reply_is_lost_is_tried_again_in_time() {
     }
 }
 
-/// The server's clock was set back by a second between a refusal and the grant behind it, so that the
-/// grant looks like an older one. Whichever is read first, the other way to find out is a poll.
+/// The server's clock was set back by a second between a refusal and the grant behind it, so that
+/// the grant looks like an older one. In either order of reading the client asks at once, and not
+/// at its next poll.
 #[test]
 fn a_grant_that_a_refusal_makes_void_is_asked_for_at_once() {
     let _bounded = bounded();

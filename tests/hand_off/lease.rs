@@ -15,13 +15,13 @@ fn handed(
     super::handed(server, proxy, &lock, work).join();
 }
 
-/// A hand-over is for two seconds, raised when the hold has lasted for a moment. Nothing that is lost
-/// on the way keeps it from that.
+/// A hand-over is for two seconds, raised when the hold has lasted for a moment. No loss on the way
+/// prevents that.
 #[test]
 fn a_grant_by_message_is_provisional_and_raised_even_if_requests_and_replies_are_lost() {
     let _bounded = bounded();
     let server = server();
-    // What is sent on a connection that breaks is sent once more by itself.
+    // A request on a connection that breaks is sent once more by itself.
     for (at, action) in [Action::LoseRequest, Action::LoseReply].into_iter().enumerate() {
         let proxy = Proxy::before(&server);
         let name = ["raised", "raised again"][at];
@@ -29,7 +29,7 @@ fn a_grant_by_message_is_provisional_and_raised_even_if_requests_and_replies_are
         let mut redis = server.connection();
         handed(&server, &proxy, name, None, move |guard, _| {
             let left = pttl(&mut redis, name);
-            // Its first request may have got through, though nobody knows it.
+            // Its first request may have got through unnoticed.
             assert!(at == 1 || left <= millis(PROVISIONAL), "{left}");
             assert!(at == 1 || guard.remaining() <= PROVISIONAL);
             wait_until("it is raised", SOON, || guard.remaining() > LONG / 2);
@@ -47,7 +47,7 @@ fn a_fixed_lease_is_raised_once_and_counts_from_the_grant() {
     let server = server();
     let proxy = Proxy::before(&server);
     let lease = Duration::from_secs(4);
-    // Two attempts, of two requests each, are lost: it is raised late.
+    // Two attempts, of two requests each, are lost: the raise comes late.
     let renewals = count_script(&proxy, RENEW, "fixed");
     on_script(&proxy, RENEW, "fixed", 4, Action::LoseRequest);
     let mut redis = server.connection();
@@ -57,7 +57,7 @@ fn a_fixed_lease_is_raised_once_and_counts_from_the_grant() {
         wait_until("it is raised", SOON, || pttl(&mut redis, "fixed") > millis(PROVISIONAL));
         assert!(guard.is_held());
         let raised = renewals.load(Ordering::SeqCst);
-        // Both ends, by a clock that was read before them: no later than they are.
+        // Both ends, by a clock that was read before them: so they count as no later than they are.
         let now = entered.elapsed();
         let left = Duration::from_millis(pttl(&mut redis, "fixed").unsigned_abs());
         // (By the time between the look at the clock and the request, on a busy machine.)
@@ -96,7 +96,7 @@ fn ends_short(server: &Server, way: &'static str) -> Duration {
         if way == "asleep" {
             assert_eq!(lost.recv_timeout(SOON), Ok(LostReason::LeaseExpired));
         } else {
-            // Its own unlock is the first to know, or nearly.
+            // The guard's own unlock is the first to know, or nearly.
             while guard.is_held() {
                 std::hint::spin_loop();
             }
@@ -109,7 +109,7 @@ fn ends_short(server: &Server, way: &'static str) -> Duration {
     entered.elapsed()
 }
 
-/// Whoever asks gets the whole lease at once, also while the raise is on its way.
+/// A process that asks gets the whole lease at once, also while the raise is on its way.
 #[test]
 fn a_check_right_after_a_hand_over_raises_the_hold() {
     let _bounded = bounded();
@@ -160,7 +160,7 @@ fn a_grant_from_the_time_to_come_counts_from_its_receipt() {
     let waiter = spawn(move || {
         let guard = lock.lock().unwrap();
         let remaining = guard.remaining();
-        // It was never granted by the server.
+        // The server never granted it.
         let _ = guard.unlock();
         remaining
     });

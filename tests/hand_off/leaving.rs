@@ -1,8 +1,8 @@
-//! Who leaves.
+//! Processes that leave.
 
 use super::*;
 
-/// A process that was killed costs the next one nothing, even if somebody listens to all there is.
+/// A killed process costs the next one nothing, even if a monitor listens to all channels.
 #[test]
 fn a_waiter_that_was_killed_is_passed_by_the_release() {
     let _bounded = bounded();
@@ -74,7 +74,7 @@ fn a_leader_that_gives_up_leaves_its_place_to_the_next_thread() {
 
 /// Give-ups and grants cross by the thousand.
 #[test]
-fn who_waits_for_a_moment_only_leaves_neither_place_nor_hold() {
+fn a_very_short_wait_leaves_neither_place_nor_hold() {
     let _bounded = bounded();
     let server = server();
     let mut lapses = Lapses::of(&server);
@@ -125,7 +125,8 @@ fn who_waits_for_a_moment_only_leaves_neither_place_nor_hold() {
     });
 }
 
-/// Of a client that ends, neither place nor hold stays: what it waits for, has, or is just granted.
+/// A client that ends leaves neither place nor hold, of locks that it waits for, has, or is just
+/// granted.
 #[test]
 fn a_shutdown_leaves_neither_place_nor_hold() {
     let _bounded = bounded();
@@ -186,7 +187,7 @@ fn a_shutdown_leaves_neither_place_nor_hold() {
 }
 
 #[test]
-fn a_shutdown_that_crosses_the_grant_keeps_the_lock_from_nobody() {
+fn a_shutdown_that_crosses_the_grant_keeps_the_lock_from_no_client() {
     let _bounded = bounded();
     let server = server();
     let mut lapses = Lapses::of(&server);

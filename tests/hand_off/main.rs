@@ -1,7 +1,7 @@
-//! How a lock goes from one process to the next: nobody is passed over, nobody is inside too long,
-//! and whatever is lost on the way costs little time and no hold.
+//! How a lock goes from one process to the next: none is passed over, none is inside too long, and
+//! losses on the way cost little time and no hold.
 //!
-//! The scripts alone are tried in `lock_model.rs`; here it is the library that sends them.
+//! The scripts alone are tried in `lock_model.rs`; here the library sends them.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -10,12 +10,11 @@ mod common;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
-use std::sync::{Arc, Mutex, Once};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use common::*;
-use log::{Level, LevelFilter, Log, Metadata, Record};
 use redis::{Commands as _, Connection};
 use redlatch::{
     CancelToken, Client, Error, ErrorKind, HoldState, LockGuard, LostReason, ReentrantLock,
@@ -57,7 +56,7 @@ impl Guest {
         let thread = spawn(move || {
             let guard = lock.lock()?;
             tell.send(Instant::now()).unwrap();
-            // Its own words when it is to leave, or its test has failed.
+            // The order to leave, or the end of a failed test.
             let _ = told.recv();
             guard.unlock()
         });
@@ -96,12 +95,12 @@ fn queue_key(name: &str) -> String {
     }
 }
 
-/// Who stands in line.
+/// The owners in line.
 fn queue(redis: &mut Connection, name: &str) -> Vec<String> {
     redis.lrange(queue_key(name), 0, -1).unwrap()
 }
 
-/// Who has the lock.
+/// The owner of the lock.
 fn owner(redis: &mut Connection, name: &str) -> Option<String> {
     holder(redis, name).map(|(owner, _)| owner)
 }
@@ -112,7 +111,7 @@ fn wait_owner(redis: &mut Connection, name: &str, expected: &str) {
     });
 }
 
-/// Nobody has it and nobody waits.
+/// Waits until the lock has no owner and no waiter.
 fn wait_left(server: &Server, name: &str) {
     wait_free(server, name, SOON);
     let mut redis = server.connection();
@@ -136,7 +135,7 @@ mod missing;
 mod redisson;
 mod silent;
 
-/// Whether it runs this script for this lock.
+/// Whether the request runs this script for this lock.
 fn runs(bytes: &[u8], code: &str, name: &str) -> bool {
     let hash = redis::Script::new(code);
     (contains(bytes, hash.get_hash()) || contains(bytes, code)) && contains(bytes, name)
@@ -187,14 +186,14 @@ fn handed<T: Send + 'static>(
                 return work(guard, entered);
             }
             guard.unlock().unwrap();
-            // There is somebody to wait for again.
+            // There is a holder to wait for again.
             let _: u64 = told.recv().unwrap();
         }
     });
     let begun = Instant::now();
     loop {
         wait_in_line(server, &name, 1);
-        // Whatever was asked by now is answered once it sleeps in line.
+        // All questions so far are answered once it sleeps in line.
         let questions = asked.load(Ordering::SeqCst);
         taker.wait_queued();
         tell.send(questions).unwrap();
@@ -238,7 +237,7 @@ fn warm_up(server: &Server, client: &Client) {
     let guest = Guest::in_line(server, client, "warm", 1);
     let place = queue(&mut redis, "warm").remove(0);
     wait_subscribed(server, &own_channel(&place));
-    // It has been confirmed when a release is heard, and not before.
+    // The subscription is confirmed once a release arrives, and not before.
     wait_subscribed(server, &channel("warm"));
     release_as_redisson(&mut redis, "warm", &channel("warm"));
     guest.wait_in();
@@ -252,7 +251,8 @@ fn warm(server: &Server) -> Client {
     client
 }
 
-/// The keys that end by themselves from here on. Those that say which places are heard of are to end so.
+/// The keys that end by themselves from here on. Keys that record which places were heard of must
+/// end so.
 struct Lapses {
     sender: Connection,
     listener: Connection,

@@ -34,8 +34,8 @@ fn a_grant_that_overtakes_the_reply_counts() {
     wait_left(&server, "overtaken");
 }
 
-/// The next one waits for the provisional lease and no longer, and who slept over its grant is not inside
-/// together with it.
+/// The next one waits for the provisional lease and no longer, and the waiter that slept over its
+/// grant is not inside together with it.
 #[test]
 fn a_process_that_was_stopped_over_its_grant_does_not_enter() {
     let _bounded = bounded();
@@ -54,7 +54,7 @@ fn a_process_that_was_stopped_over_its_grant_does_not_enter() {
     let last = Guest::in_line(&server, &clients[3], name, 4);
     let line = queue(&mut redis, name);
     wait_subscribed(&server, &own_channel(&line[2]));
-    // It asks once more, since it listens now, and the last one asked.
+    // The waiter asks once more, since it listens now, and the last one asked.
     wait_until("it has asked again", SOON, || Commands::so_far(&server).scripts() >= before + 3);
     stopped.sigstop();
     first.leaves();
@@ -66,7 +66,7 @@ fn a_process_that_was_stopped_over_its_grant_does_not_enter() {
     let took = last.wait_in() - before_the_grant;
     assert!(took >= PROVISIONAL, "it was not granted the lock: {took:?}");
     stopped.sigcont();
-    // It has asked, and has its place again.
+    // The continued process has asked, and has its place again.
     wait_in_line(&server, name, 1);
     assert_eq!(queue(&mut redis, name), line[2..3]);
     assert_eq!(stopped.try_line(Duration::ZERO), None, "two are inside");
@@ -77,7 +77,8 @@ fn a_process_that_was_stopped_over_its_grant_does_not_enter() {
     wait_left(&server, name);
 }
 
-/// Its subscriber's connection breaks around the grant: it asks for its place when it listens again.
+/// The connection of the waiter's subscriber breaks around the grant: the waiter asks for its place
+/// when it listens again.
 #[test]
 fn a_grant_to_a_connection_that_breaks_is_found_when_it_listens_again() {
     let _bounded = bounded();
@@ -116,7 +117,7 @@ fn a_grant_to_a_connection_that_breaks_is_found_when_it_listens_again() {
     assert_eq!(lapses.so_far(), 0, "a lease had to end");
 }
 
-/// A connection that is dead and open costs a poll, again and again, unless somebody finds out.
+/// A connection that is dead and open costs a poll, again and again, unless a thread finds out.
 #[test]
 fn a_subscriber_that_hears_nothing_is_renewed() {
     let _bounded = bounded();
@@ -148,7 +149,7 @@ fn a_subscriber_that_hears_nothing_is_renewed() {
     assert!(rounds >= 1, "the message was heard all the same");
 }
 
-/// What comes on a client's channel and is not for this lock is nobody's grant.
+/// A message on a client's channel that is not for this lock grants no waiter the lock.
 #[test]
 fn a_message_for_another_lock_or_database_grants_nothing() {
     let _bounded = bounded();
@@ -185,9 +186,9 @@ fn a_message_for_another_lock_or_database_grants_nothing() {
     wait_left(&server, "mine");
 }
 
-/// A place of nobody's: a request came late, say. What it is granted goes on to the next at once.
+/// A place without a waiter: a request came late, say. Its grant goes on to the next at once.
 #[test]
-fn what_nobody_waits_for_is_given_back_at_once() {
+fn a_grant_without_a_waiter_is_given_back_at_once() {
     let _bounded = bounded();
     let server = server();
     let mut lapses = Lapses::of(&server);
@@ -211,7 +212,7 @@ fn what_nobody_waits_for_is_given_back_at_once() {
 
 /// The same where the server refuses that at first, as it passes: that was no answer.
 #[test]
-fn what_nobody_waits_for_is_given_back_though_the_server_refused_it_first() {
+fn a_grant_without_a_waiter_is_given_back_though_the_server_refused_first() {
     let _bounded = bounded();
     let server = server();
     let mut redis = server.connection();
@@ -257,10 +258,10 @@ fn a_grant_whose_message_comes_after_it_was_found_by_asking_is_not_given_back() 
     wait_left(&server, "found");
 }
 
-/// It was granted the lock by a message that it has not read, say, lost that again, and got it by
-/// asking: what it got then is not what the message said.
+/// The waiter was granted the lock by a message that it has not read, say, lost that hold again,
+/// and got another by asking: the message does not describe the new one.
 #[test]
-fn who_stood_in_line_and_got_the_lock_anew_by_asking_keeps_it_whatever_it_is_told() {
+fn a_hold_got_anew_by_asking_outlasts_an_old_grant_message() {
     let _bounded = bounded();
     let server = server();
     let mut redis = server.connection();
@@ -280,10 +281,10 @@ fn who_stood_in_line_and_got_the_lock_anew_by_asking_keeps_it_whatever_it_is_tol
     wait_left(&server, "anew");
 }
 
-/// The same of one request that was sent twice: the first copy got a place, and a grant by message of
-/// which nothing was read; the second one the lock.
+/// The same with one request that was sent twice: the first copy got a place, and a grant by an
+/// unread message; the second one the lock.
 #[test]
-fn who_got_the_lock_by_a_second_copy_of_its_request_keeps_it_whatever_it_is_told() {
+fn a_hold_by_a_second_copy_of_a_request_outlasts_the_first_copys_message() {
     let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
@@ -297,7 +298,7 @@ fn who_got_the_lock_by_a_second_copy_of_its_request_keeps_it_whatever_it_is_told
         let copy =
             if runs(bytes, acquire, "twice") { copies.fetch_add(1, Ordering::SeqCst) } else { 9 };
         if copy == 1 {
-            // By now the place is used up, and what it was granted has ended.
+            // By now the place is used up, and its grant has ended.
             let mut redis = other.lock().unwrap();
             tell.send(queue(&mut redis, "twice").remove(0)).unwrap();
             let () = redis.del(&["twice", &queue_key("twice")]).unwrap();
@@ -318,10 +319,10 @@ fn who_got_the_lock_by_a_second_copy_of_its_request_keeps_it_whatever_it_is_told
     wait_left(&server, "twice");
 }
 
-/// A master that lagged behind the one before it has places that were given up there. Whoever leaves the
-/// lock to Redisson tells the first in line, and nobody would come.
+/// A master that lagged behind the one before it has places that were given up there. An owner that
+/// leaves the lock to Redisson tells the first in line, and no process would come.
 #[test]
-fn a_place_that_nobody_waits_for_is_given_up_when_it_is_told_to_ask() {
+fn a_place_without_a_waiter_is_given_up_when_it_is_told_to_ask() {
     let _bounded = bounded();
     let server = server();
     let client = warm(&server);

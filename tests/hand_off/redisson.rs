@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// One of Redisson's clients: it tries at each message, and that takes it its time.
+/// One of Redisson's clients: it tries after each message, with its delay.
 fn run_redisson(server: &Server, name: &'static str, stop: &AtomicBool, count: &AtomicU64) {
     let take = redis::Script::new(
         "if redis.call('exists', KEYS[1]) == 0 then
@@ -35,7 +35,7 @@ fn run_redisson(server: &Server, name: &'static str, stop: &AtomicBool, count: &
 /// As measured: from a message to the request. Where nothing is left to it, it is late each time.
 const REDISSONS_DELAY: Duration = Duration::from_micros(1_500);
 
-/// A handle for each call is as good a neighbour as one that is kept.
+/// A handle for each call leaves Redisson as many turns as a kept one.
 #[test]
 fn one_of_redissons_clients_has_its_turns_beside_ours_that_make_a_handle_for_each_call() {
     let _bounded = bounded();
@@ -75,7 +75,7 @@ fn one_of_redissons_clients_has_its_turns_beside_ours_that_make_a_handle_for_eac
     }
 }
 
-/// As Redisson's `forceUnlock` does it: nobody with a place listens in public.
+/// As Redisson's `forceUnlock` does it: no process with a place listens in public.
 #[test]
 fn after_a_hold_was_taken_away_by_force_the_next_in_line_comes_at_once() {
     let _bounded = bounded();

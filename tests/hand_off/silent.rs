@@ -1,4 +1,4 @@
-//! Places of which nothing is heard: their host has lost power, or their process is stopped.
+//! Silent places: their host has lost power, or their process is stopped.
 
 use super::*;
 
@@ -14,7 +14,7 @@ fn in_line(server: &Server, name: &str, places: u64) -> (Worker, String) {
     (worker, place)
 }
 
-/// In one round at least of some: where the machine stands still nobody is passed.
+/// In at least one of some rounds: while the machine stands still, no process is passed.
 #[test]
 fn stopped_processes_cost_those_behind_them_one_provisional_lease_together() {
     let _bounded = bounded();
@@ -42,7 +42,7 @@ fn stopped_processes_cost_those_behind_them_one_provisional_lease_together() {
     });
 }
 
-/// Of readers and writers, who listen and do nothing.
+/// Places of readers and writers that listen and do nothing.
 #[test]
 fn silent_places_of_a_read_write_lock_cost_one_provisional_lease_together() {
     let _bounded = bounded();
@@ -117,7 +117,7 @@ fn a_process_that_comes_back_stands_in_front_of_those_that_came_later() {
 
 /// All questions wait at a server that stands still, in no particular order.
 #[test]
-fn a_server_that_stands_still_passes_nobody() {
+fn a_server_that_stands_still_passes_no_waiter() {
     let _bounded = bounded();
     let server = server();
     let (first, second, third) = (warm(&server), warm(&server), warm(&server));
@@ -126,7 +126,7 @@ fn a_server_that_stands_still_passes_nobody() {
     let one = Guest::in_line(&server, &second, "still", 2);
     let other = Guest::in_line(&server, &third, "still", 3);
     let places = queue(&mut server.connection(), "still");
-    // Time is the subject: both have been answered for long enough to say who is silent.
+    // Time is the subject: both have been answered for long enough to call others silent.
     thread::sleep(PROVISIONAL + UNIT * 5);
     stopped.sigstop();
     guard.unlock().unwrap();

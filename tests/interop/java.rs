@@ -17,12 +17,12 @@ pub(crate) struct Java {
     lines: Receiver<String>,
     /// Replies that came while another thread's was waited for.
     kept: Vec<String>,
-    /// With which the owners of its locks begin.
+    /// The beginning of its locks' owners.
     pub(crate) id: String,
 }
 
 impl Java {
-    /// Connected to this server; `None`, with a word, where Java or Maven is missing.
+    /// Starts one on this server; `None`, with a word, if Java or Maven is missing.
     pub(crate) fn start(server: &Server) -> Option<Self> {
         Self::at(&server.url(), None)
     }
@@ -62,7 +62,7 @@ impl Java {
         writeln!(self.stdin, "{thread} {command}").unwrap();
     }
 
-    /// What that thread says next.
+    /// That thread's next line.
     #[track_caller]
     pub(crate) fn reply(&mut self, thread: &str) -> String {
         let of_thread = |line: &String| line.split(' ').next() == Some(thread);
@@ -88,7 +88,7 @@ impl Java {
         self.reply(thread)
     }
 
-    /// For what has no other answer than `ok`.
+    /// For commands with no other answer than `ok`.
     #[track_caller]
     pub(crate) fn run(&mut self, thread: &str, command: &str) {
         assert_eq!(self.ask(thread, command), "ok", "{thread} {command}");

@@ -1,4 +1,4 @@
-//! The plain lock: who waits here is woken by Redisson, and the reverse.
+//! The plain lock: Redisson wakes waiters here, and the reverse.
 
 use super::*;
 
@@ -50,14 +50,14 @@ fn a_forced_unlock_by_redisson_is_told_to_the_holder_here() {
     let _bounded = bounded();
     let server = server();
     let Some(mut java) = Java::start(&server) else { return };
-    // What Redis does not say would be found out by a renewal, after twenty seconds.
+    // Without a message from Redis a renewal would find out, after twenty seconds.
     let client = client(&server);
     let lock = client.reentrant_lock("job");
     once_within(BEFORE_A_QUESTION, || {
         let guard = lock.lock().unwrap();
         let (sender, lost) = mpsc::channel();
         guard.on_lost(move |reason| sender.send(reason).unwrap());
-        // Of what was held for 100 ms the server is asked to tell.
+        // The client asks the server to tell of holds older than 100 ms.
         wait_until("the key is tracked", SOON, || tracked_keys(&server) == 1);
         let forced = Instant::now();
         assert_eq!(java.ask("a", "forceUnlock lock job"), "true");

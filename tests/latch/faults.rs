@@ -1,9 +1,9 @@
-//! What breaks.
+//! Faults.
 
 use super::*;
 
 #[test]
-fn a_count_down_counts_once_whatever_is_lost() {
+fn a_count_down_counts_once_if_requests_or_replies_are_lost() {
     let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
@@ -42,7 +42,7 @@ fn a_late_copy_does_not_count_against_the_next_count() {
     let proxy = Proxy::before(&server);
     let client = behind(&proxy);
     let latch = latch(&client, "anew", 1);
-    // It opened the latch, but its process does not know.
+    // The count-down opened the latch, but its process does not know.
     on_script(&proxy, "anew", 3, Action::LoseReply);
     assert!(latch.count_down().is_err());
     let other = common::client(&server).count_down_latch("anew");
@@ -81,7 +81,7 @@ fn a_frozen_servers_count_downs_are_counted_once_it_goes_on() {
             spawn(move || latch.count_down().unwrap_err())
         })
         .collect();
-    // One that was never sent is not counted, and says so.
+    // An unsent count-down does not count, and its error says so.
     let errors: Vec<_> = threads.into_iter().map(|thread| thread.join().to_string()).collect();
     let counted = errors.iter().filter(|error| error.contains("counted in the background")).count();
     let not = errors.iter().filter(|error| error.contains("nothing was counted")).count();
@@ -216,7 +216,7 @@ fn a_key_that_is_no_latch_is_left_as_it_is() {
     }
     assert_eq!(redis.hget::<_, _, String>("hash", "field").unwrap(), "precious");
     assert_eq!(redis.get::<_, String>("text").unwrap(), "precious");
-    // Written over while somebody waits: an error, for all who wait.
+    // Written over while threads wait: an error, for all of them.
     let latch = latch(&client, "over", 1);
     let waits: Vec<_> = (0..3)
         .map(|_| {

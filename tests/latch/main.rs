@@ -1,5 +1,5 @@
-//! What the count-down latch means: to its threads, to other clients, on the wire, and when things
-//! break. Whatever breaks, each count-down counts once, and nobody waits for an open latch.
+//! The meaning of the count-down latch: to its threads, to other clients, on the wire, and under
+//! faults. Under every fault, each count-down counts once, and no thread waits for an open latch.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -54,7 +54,7 @@ fn stays(server: &Server, name: &str, count: i64) {
     let mut redis = server.connection();
     let mut now = || redis.get::<_, Option<i64>>(name).unwrap().unwrap_or(0);
     wait_until(&format!("the count is {count}, not {}", now()), SOON, || now() == count);
-    // Time is the subject: what is counted twice comes late.
+    // Time is the subject: a second count comes late.
     thread::sleep(UNIT * 2);
     assert_eq!(now(), count, "{name:?}, later");
 }
@@ -75,7 +75,7 @@ fn behind(proxy: &Proxy) -> Client {
     })
 }
 
-// What it means.
+// The meaning.
 
 #[test]
 fn it_opens_at_zero_and_may_be_set_anew() {
@@ -193,7 +193,7 @@ fn a_bounded_wait_ends_at_its_deadline() {
     for wait in waits {
         wait.join();
     }
-    // Who leads gives up, who comes after it gets the news.
+    // The leader gives up, and the thread after it gets the news.
     let short = latch.clone();
     let short = spawn(move || short.wait_for(UNIT * 2).unwrap());
     short.wait_asleep();
@@ -206,7 +206,7 @@ fn a_bounded_wait_ends_at_its_deadline() {
 }
 
 #[test]
-fn who_does_not_wait_is_told_the_truth_though_others_wait() {
+fn a_call_that_does_not_wait_is_told_the_truth_though_others_wait() {
     let _bounded = bounded();
     let server = server();
     let latch = latch(&client(&server), "truth", 1);
@@ -216,7 +216,7 @@ fn who_does_not_wait_is_told_the_truth_though_others_wait() {
     wait_until("it has asked twice", SOON, || Commands::so_far(&server).of("get") >= set + 2);
     waiter.wait_queued();
     assert!(!latch.wait_for(Duration::ZERO).unwrap());
-    // Without a message: who waits finds out later.
+    // Without a message: a waiter finds out later.
     let () = server.connection().del("truth").unwrap();
     assert!(latch.wait_for(Duration::ZERO).unwrap());
     assert!(latch.wait_until(Instant::now()).unwrap());
@@ -237,7 +237,7 @@ fn a_wait_that_does_not_wait_does_not_subscribe() {
     for _ in 0..3 {
         assert!(!latch.wait_for(Duration::ZERO).unwrap());
     }
-    // Time is the subject: what is not to come would be there soon.
+    // Time is the subject: an unwanted message would be there soon.
     thread::sleep(UNIT);
     let after = Commands::so_far(&server);
     assert_eq!(after.of("get") - before.of("get"), 3);
@@ -274,7 +274,7 @@ fn a_cancel_and_a_shutdown_end_waits() {
 }
 
 #[test]
-fn timeouts_and_cancels_that_race_with_the_opening_strand_nobody() {
+fn timeouts_and_cancels_that_race_with_the_opening_strand_no_waiter() {
     let _bounded = bounded();
     let server = server();
     let mut random = Random::new();
@@ -351,7 +351,7 @@ fn a_hundred_waiters_cost_one_subscription_and_one_command() {
     });
     let after = Commands::so_far(&server);
     assert_eq!(after.of("publish") - before.of("publish"), 1);
-    // Each of the two count-downs has two of its own: what is known of it, and the count.
+    // Each of the two count-downs has two of its own: of its request slot, and of the count.
     let gets = after.of("get") - before.of("get") - 4;
     assert!(gets <= 1, "{gets} questions");
 }

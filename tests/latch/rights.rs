@@ -1,4 +1,4 @@
-//! What a user may do.
+//! A user's rights.
 
 use super::*;
 
@@ -17,7 +17,7 @@ const CHANGES: [Change; 5] = [
     Change { before: Some(3), after: None, ask: |it| it.delete().map(drop) },
 ];
 
-/// What a latch's scripts do, each of it denied; and keys that may not be touched.
+/// The commands of a latch's scripts, each denied in turn; and keys that may not be touched.
 const DENIED: [&[&str]; 11] = [
     &["-time"],
     &["-get"],

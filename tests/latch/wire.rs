@@ -83,7 +83,7 @@ fn a_late_message_of_the_count_before_does_not_open_the_next() {
         let late = Client::connect(&proxy.url()).unwrap();
         let other = client(&server).count_down_latch("late");
         let latch = latch(&late, "late", 1);
-        // It listens from here on, for a while after the wait too.
+        // The client listens from here on, for a while after the wait too.
         assert!(!latch.wait_for(UNIT).unwrap());
         proxy.on(Direction::Reply, 1, Action::HoldReply, |bytes| {
             contains(bytes, "message") && contains(bytes, "latch__channel__{late}")
@@ -115,7 +115,7 @@ fn another_databases_latch_of_the_name_opens_nothing() {
     there.count_down().unwrap();
     there.wait().unwrap();
     let mut asked = Commands::so_far(&server).of("get");
-    // Its message is on our channel, and leads to a question at most.
+    // The other latch's message is on our channel, and leads to a question at most.
     wait_until("they wait again", SOON, || {
         waiting.iter().for_each(Running::wait_asleep);
         let now = Commands::so_far(&server).of("get");

@@ -1,4 +1,4 @@
-//! A limit is a limit: what a wait's end, its deadline or its cancel token does to a call whose
+//! A limit is a limit: the effect of a wait's end, its deadline or its cancel token on a call whose
 //! request the server has not answered.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
@@ -6,6 +6,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -18,7 +19,7 @@ use redlatch_testkit::{Action, Cluster, Proxy, Sentinels, Server};
 const WAIT: Duration = UNIT;
 const LATE: Duration = Duration::from_millis(20);
 
-/// A call that waits: whether it got what it waited for, once or not at all.
+/// A call that waits. Returns whether it got its lock or permit, once or not at all.
 type Call = Box<dyn Fn(Wait<'_>) -> Result<bool, Error>>;
 
 fn calls(client: &Client) -> Vec<(&'static str, Call)> {
@@ -127,9 +128,9 @@ fn a_cancel_token_ends_every_call_to_a_server_that_hangs_and_leaves_nothing_behi
     wait_until("all is given back", SOON, || is_all_free(&server));
 }
 
-/// Of one connection: the one that leaves writes and reads for all who come meanwhile.
+/// With one connection: the leaving call writes and reads for all calls that come meanwhile.
 #[test]
-fn who_leaves_while_it_reads_for_others_hands_that_on() {
+fn a_call_that_leaves_while_it_reads_for_others_hands_the_reading_on() {
     let _bounded = bounded();
     let server = server();
     let client = patient(&server.url());
@@ -145,7 +146,7 @@ fn who_leaves_while_it_reads_for_others_hands_that_on() {
             .map(|at| {
                 let lock = client.reentrant_lock(&format!("others:{round}:{at}"));
                 spawn(move || {
-                    // Those that leave, too, stand between those that stay.
+                    // Calls that leave, too, stand between those that stay.
                     if at % 2 == 0 {
                         let _answered_or_not = lock.try_lock_for(WAIT * at);
                     }
@@ -175,7 +176,7 @@ fn a_call_that_was_answered_once_ends_with_none_and_not_with_an_error() {
     let waiter = spawn(move || lock.try_lock_for(BEFORE_A_QUESTION * 3).map(|it| it.is_some()));
     wait_subscribed(&server, &channel("held"));
     waiter.wait_queued();
-    // It asks again meanwhile, and hears nothing.
+    // The waiter asks again meanwhile, and gets no answer.
     server.pause();
     let got = waiter.join();
     server.resume();
@@ -265,7 +266,7 @@ fn a_limit_ends_a_call_to_a_master_of_sentinels_that_hangs() {
     ends_in_time(&patient(&sentinels.url()), sentinels.master(), true);
 }
 
-/// The server has answered, and waits for a replica that there is not. What is given back goes behind.
+/// The server has answered, and waits for a replica that there is not. The release goes behind.
 #[test]
 fn a_limit_ends_a_call_that_no_replica_acknowledges() {
     let _bounded = bounded();
@@ -273,4 +274,53 @@ fn a_limit_ends_a_call_that_no_replica_acknowledges() {
     let builder = Client::builder(&server.url()).watchdog_timeout(LONG).response_timeout(LONG);
     let client = builder.replica_acks(1, WAIT * 10).connections(1).connect().unwrap();
     ends_in_time(&client, &server, false);
+}
+
+/// A caller with a limit has another thread open its connection.
+#[test]
+fn a_limited_call_without_a_thread_to_connect_on_fails_and_leaves_the_way_free_for_others() {
+    if !has_own_process() {
+        return;
+    }
+    let _bounded = bounded();
+    let server = server();
+    let builder = Client::builder(&server.url()).watchdog_timeout(LONG).connections(1);
+    let client = builder.failover_timeout(Duration::ZERO).connect().unwrap();
+    let names = ["limited", "also limited", "unlimited"];
+    let locks = names.map(|name| client.reentrant_lock(name));
+    for lock in &locks {
+        lock.lock().unwrap().unlock().unwrap();
+    }
+    let starts = Arc::new(Barrier::new(3));
+    let [own, limited, unlimited] = locks;
+    let others = {
+        let (starts, also) = (Arc::clone(&starts), Arc::clone(&starts));
+        let limited = spawn(move || {
+            starts.wait();
+            limited.try_lock_for(LONG).map(drop)
+        });
+        let unlimited = spawn(move || {
+            also.wait();
+            unlimited.lock().map(drop)
+        });
+        (limited, unlimited)
+    };
+    let kill = ["KILL", "TYPE", "normal"];
+    redis::cmd("CLIENT").arg(&kill).exec(&mut server.connection()).unwrap();
+    let error = without_room_for_threads(|| {
+        let error = own.try_lock_for(LONG).map(drop).unwrap_err();
+        starts.wait();
+        let (limited, unlimited) = others;
+        // Over the connection that the unlimited one has opened, if that was quicker.
+        if let Err(error) = limited.join() {
+            assert!(error.is_transient(), "{error:#}");
+        }
+        unlimited.join().unwrap();
+        error
+    });
+    assert_eq!((error.kind(), error.name()), (ErrorKind::Redis, Some("limited")), "{error:#}");
+    assert!(error.is_transient(), "{error:#}");
+    assert!(format!("{error:#}").contains("Resource temporarily unavailable"), "{error:#}");
+    names.iter().for_each(|name| wait_free(&server, name, SOON));
+    assert!(own.try_lock_for(LONG).unwrap().is_some());
 }

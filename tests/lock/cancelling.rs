@@ -29,7 +29,7 @@ fn a_cancel_ends_a_wait_for_another_client_and_one_for_a_thread() {
             assert_eq!(error.kind(), ErrorKind::Cancelled);
             assert!(error.to_string().contains("\"cancel\""), "{error}");
         }
-        // Who was not cancelled still stands in the queue, and is let in.
+        // The waiter that was not cancelled still stands in the queue, and is let in.
         assert!(!patient.is_finished());
         guard.unlock().unwrap();
         patient.join();

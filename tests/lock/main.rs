@@ -1,4 +1,4 @@
-//! What the re-entrant lock means: to its threads, to other clients, and on the wire.
+//! The meaning of the re-entrant lock: to its threads, to other clients, and on the wire.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 

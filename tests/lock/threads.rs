@@ -1,4 +1,4 @@
-//! Its thread.
+//! The lock and its thread.
 
 use super::*;
 
@@ -25,7 +25,7 @@ fn guards_release_a_level_each_in_any_order() {
 }
 
 #[test]
-fn what_a_lock_says_of_itself_depends_on_who_asks() {
+fn the_answers_of_a_lock_depend_on_the_asking_thread_and_client() {
     let _bounded = bounded();
     let server = server();
     let (client, foreign) = (client(&server), client(&server));
@@ -50,14 +50,14 @@ fn what_a_lock_says_of_itself_depends_on_who_asks() {
 
     guard.unlock().unwrap();
     assert!(!lock.is_held_by_current_thread());
-    // Without an end it is no lock, but something under its name.
+    // A key without an end is no lock, but other data under its name.
     let () = server.connection().hset("told", FOREIGN, 1).unwrap();
     assert_eq!(lock.remaining_lease().unwrap(), None);
     assert_eq!(lock.is_locked().unwrap_err().kind(), ErrorKind::Redis);
     assert!(lock.try_lock().is_err());
 }
 
-/// What an application may keep under a lock's name, by the commands that put it there.
+/// Data that an application may keep under a lock's name, by the commands that put it there.
 const NO_LOCKS: [(&str, &[&[&str]]); 9] = [
     ("string", &[&["SET", "key", "precious"]]),
     ("string that ends", &[&["SET", "key", "precious", "PX", "60000"]]),
@@ -71,7 +71,7 @@ const NO_LOCKS: [(&str, &[&[&str]]); 9] = [
 ];
 
 #[test]
-fn what_is_no_lock_is_an_error_at_once_and_left_as_it_is() {
+fn a_key_that_is_no_lock_is_an_error_at_once_and_left_as_it_is() {
     let _bounded = bounded();
     let server = server();
     let client = client(&server);
@@ -99,7 +99,7 @@ fn what_is_no_lock_is_an_error_at_once_and_left_as_it_is() {
     }
 }
 
-/// What a lock's scripts and questions call, and two that were once needed both.
+/// The commands of a lock's scripts and questions, and two that were once both needed.
 const RIGHTS: [&[&str]; 11] = [
     &["evalsha"],
     &["eval"],
@@ -143,7 +143,7 @@ fn whichever_right_is_missing_all_is_done_or_nothing() {
             let lock = client.reentrant_lock(&name).with_lease(short);
             let mut guard = held.then(|| lock.lock().unwrap());
             let before = holder(&mut redis, &name);
-            // So that it is sent whole.
+            // Makes the client send the whole script.
             let () = redis::cmd("SCRIPT").arg("FLUSH").query(&mut redis).unwrap();
             set(&denied.iter().map(|command| format!("-{command}")).collect::<Vec<_>>());
             let outcome = run(&lock, &mut guard);
@@ -217,7 +217,7 @@ fn a_guard_knows_its_state_without_asking() {
 }
 
 #[test]
-fn who_does_not_hold_it_cannot_unlock_it() {
+fn a_thread_without_the_lock_cannot_unlock_it() {
     let _bounded = bounded();
     let server = server();
     let (client, foreign) = (client(&server), client(&server));
@@ -336,13 +336,13 @@ impl From<Error> for WorkError {
 }
 
 #[test]
-fn what_the_work_under_the_lock_returns_comes_back_if_the_lock_was_held_to_its_end() {
+fn the_works_result_comes_back_if_the_lock_was_held_to_its_end() {
     let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let client = impatient(&proxy.url()).connect().unwrap();
     let lock = client.reentrant_lock("work");
-    // Its own error is as it is, and the lock is free.
+    // The work's own error comes back as it is, and the lock is free.
     let own: Result<(), _> = lock.with(|_| Err(WorkError::Own));
     assert!(matches!(own, Err(WorkError::Own)), "{own:?}");
     wait_free(&server, "work", SOON);
@@ -350,7 +350,7 @@ fn what_the_work_under_the_lock_returns_comes_back_if_the_lock_was_held_to_its_e
     let within = lock.with(|guard| Ok::<_, WorkError>(guard.check(LONG * 2)?));
     let Err(WorkError::Lock(error)) = within else { panic!("{within:?}") };
     assert_eq!(error.kind(), ErrorKind::EndsTooSoon);
-    // Released when nobody knows whether it was: the work was done, and its result counts.
+    // A release with an unknown outcome: the work was done, and its result counts.
     let release = redis::Script::new(concat!(
         include_str!("../../lua/lock/unwanted.lua"),
         include_str!("../../lua/hand_off.lua"),
@@ -382,7 +382,7 @@ fn what_the_work_under_the_lock_returns_comes_back_if_the_lock_was_held_to_its_e
     assert_eq!(error.kind(), ErrorKind::NotHeld);
 }
 
-/// Says how much time is certain, without nanoseconds, and what to do.
+/// Says how much time is certain, without nanoseconds, and gives advice.
 #[track_caller]
 fn is_short(error: &Error, advice: &str) {
     let said = error.to_string();
@@ -393,7 +393,7 @@ fn is_short(error: &Error, advice: &str) {
 }
 
 #[test]
-fn a_check_says_lost_only_of_what_is_lost() {
+fn a_check_says_lost_only_of_a_lost_hold() {
     let _bounded = bounded();
     let server = server();
     let lock = client(&server).reentrant_lock("checked");
@@ -420,7 +420,7 @@ fn a_check_says_lost_only_of_what_is_lost() {
 }
 
 #[test]
-fn a_panic_releases_what_was_held() {
+fn a_panic_releases_the_lock() {
     let _bounded = bounded();
     let server = server();
     let lock = client(&server).reentrant_lock("panic");
@@ -482,7 +482,7 @@ fn locks_go_where_threads_go_and_a_guard_keeps_its_client() {
         travels(&CancelToken::new());
         lock.lock().unwrap()
     };
-    // Time is the subject: without its client nobody would renew it.
+    // Time is the subject: without its client no thread would renew it.
     thread::sleep(lease * 3 / 2);
     assert!(guard.is_held());
     guard.unlock().unwrap();

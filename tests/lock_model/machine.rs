@@ -1,4 +1,4 @@
-//! The client's rules one by one, without a server: what it does when.
+//! The client's rules one by one, without a server: its actions and their times.
 
 use crate::kind::PlainLock;
 use crate::model::client::{Input, LEASE, MS, Output, Process, SECOND, Time, Timer};
@@ -9,7 +9,7 @@ use crate::model::wire::{Chain, Message, Refused, Reply, Request, What, Whose};
 const SERVER: i64 = 1_763_692_800_000;
 const CHAIN: Chain = Chain { since: SERVER, count: 3 };
 
-/// A process, and what it does at which time.
+/// A process, and its actions with their times.
 struct Tried(Process);
 
 impl Tried {
@@ -17,7 +17,7 @@ impl Tried {
         Self(Process::new(Site::new(&PlainLock, 0, "orders"), None, 1))
     }
 
-    /// It waits, and was told so: place 0 behind a holder of ours.
+    /// A process that waits by the server's reply: place 0 behind a holder of ours.
     fn waiting(sent: Time) -> Self {
         let mut tried = Self::new();
         assert_eq!(tried.asks(sent, Input::Lock), 1);
@@ -42,7 +42,7 @@ impl Tried {
 
     fn refused(&mut self, sent: Time, place: i64, whose: Whose, is_fresh: bool) -> Vec<Output> {
         let now = SERVER + sent / MS;
-        let refused = Refused { now, left: 30_000, place: Some(place), whose, is_fresh };
+        let refused = Refused { now, left: 30_000, place, whose, is_fresh };
         self.reply(sent, Reply::Refused(refused))
     }
 
@@ -65,7 +65,7 @@ fn grant(number: u64, at: Time) -> Message {
 
 fn sends(outputs: &[Output], request: &Request) -> bool {
     let is_same = |sent: &Request| match (sent, request) {
-        // Whatever else it says.
+        // With any other arguments.
         (Request::Acquire { number, .. }, Request::Acquire { number: other, .. }) => {
             number == other
         }
@@ -119,14 +119,14 @@ fn a_refusal_that_is_younger_than_the_grant_voids_it() {
 }
 
 #[test]
-fn a_grant_that_nobody_waits_for_is_given_back() {
+fn a_grant_without_a_waiter_is_given_back() {
     let mut tried = Tried::waiting(100 * MS);
     let back = Request::GiveUp { number: 7, chain: CHAIN };
     assert!(sends(&tried.on(MS, Input::Message(grant(7, 0))), &back));
     // One that it holds already is the second copy of the message.
     tried.granted(700 * MS, 600 * MS).unwrap();
     assert!(tried.on(701 * MS, Input::Message(grant(1, 600 * MS))).is_empty());
-    // A reply for who has left is a grant like another.
+    // A reply for a thread that has left is a grant like another.
     let mut tried = Tried::new();
     tried.on(0, Input::Lock);
     tried.on(MS, Input::GiveUp);
@@ -146,10 +146,9 @@ fn the_first_two_listen_while_redisson_has_the_lock() {
         let mut tried = Tried::new();
         tried.on(0, Input::Lock);
         let outputs = tried.refused(0, place, whose, true);
-        let listened =
-            outputs.iter().any(|output| matches!(output, Output::Listen { counted: true }));
+        let listened = outputs.iter().any(|output| matches!(output, Output::Listen));
         assert_eq!(listened, listens, "{place} {whose:?}");
-        // What it hears makes the first ask at once, the second a little later.
+        // The message makes the first ask at once, the second a little later.
         let outputs = tried.on(MS, Input::Public);
         match place {
             0 => {
@@ -170,7 +169,7 @@ fn a_subscription_that_missed_a_message_is_renewed() {
         let outputs = tried.on(SECOND, Input::Timer(Timer::Suspect(1)));
         outputs.iter().any(|output| matches!(output, Output::Resubscribe))
     };
-    // It was granted the lock, or dropped from the queue, and has heard nothing of it.
+    // The process was granted the lock, or dropped from the queue, and has heard nothing of it.
     let mut tried = Tried::waiting(0);
     tried.reply(700 * MS, Reply::Granted { already: true, token: None });
     assert!(renews(&mut tried));

@@ -9,22 +9,15 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     script(
         "a pattern's subscriber makes the dead look alive",
         Script::HandOff,
-        "return (refused(heard) or heard[2] > 0) and channel or nil",
+        "return redis.call('pubsub', 'numsub', channel)[2] > 0 and channel or nil",
         "return channel",
         5,
     ),
     script(
-        "a message that nobody heard grants",
-        Script::Holders,
-        "if type(heard) == 'number' and heard > 0 then",
-        "if type(heard) == 'number' then",
-        3,
-    ),
-    script(
         "the last in the queue is granted first",
         Script::Holders,
-        "redis.pcall('lpop', queue)\n        if type(head)",
-        "redis.pcall('rpop', queue)\n        if type(head)",
+        "redis.call('lpop', queue)\n    while",
+        "redis.call('rpop', queue)\n    while",
         1,
     ),
     script(
@@ -42,19 +35,19 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         3,
     ),
     seldom(
-        "a grant is taken back without a word",
+        "a client that may tell nobody hands the lock on",
         Script::Holders,
-        "        if channel and not trouble then
-            redis.call('del', lock)
-        end",
-        "",
+        "return length() and stuck() or redis.call('del', lock)",
+        "return redis.call('del', lock)",
         scenarios::mute_release,
     ),
     seldom(
-        "a refused message costs the place",
-        Script::Holders,
-        "            enqueue('lpush', head)",
-        "",
+        "the shortcut tells that the lock is free when it is",
+        Script::Unwanted,
+        "redis.call('publish', ARGV[2], '0')
+    and redis.pcall('hdel', KEYS[1], ARGV[1]) == 1 then",
+        "redis.pcall('hdel', KEYS[1], ARGV[1]) == 1
+    and redis.call('publish', ARGV[2], '0') then",
         scenarios::mute_release,
     ),
     seldom(
@@ -67,8 +60,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     script(
         "a forced unlock grants nobody",
         Script::ForceUnlock,
-        "if not grant_head(now(), 1) then",
-        "if true then",
+        "hand_on(0, 0, '0', grant_head) and 1",
+        "1",
         17,
     ),
     script(
@@ -90,15 +83,15 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     script(
         "who asks takes the lock in a window",
         Script::Acquire,
-        "if not left or place < 0 then",
+        "if not left then",
         "if true then",
         0,
     ),
     script(
         "who asks again has a second place",
         Script::HandOff,
-        "local place = redis.pcall('lpos', queue, owner)\n    if refused",
-        "local place = false\n    if refused",
+        "local place = redis.call('lpos', queue, owner)",
+        "local place = false",
         0,
     ),
     script(
@@ -111,7 +104,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     script(
         "who gives up stays in the queue",
         Script::GiveUp,
-        "redis.pcall('lrem', queue, 1, ARGV[1])",
+        "redis.call('lrem', queue, 1, ARGV[1])",
         "",
         697,
     ),
@@ -151,13 +144,6 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         0,
     ),
     script(
-        "the dead get a hold",
-        Script::Holders,
-        "trouble = channel and hold(head, PROVISIONAL)",
-        "trouble = hold(head, PROVISIONAL)",
-        3,
-    ),
-    script(
         "a name in braces has the queue of the one without",
         Script::HandOff,
         "KEYS[1], KEYS[2], KEYS[3]",
@@ -181,21 +167,21 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     seldom(
         "nobody counts as silent",
         Script::HandOff,
-        "elseif redis.pcall('exists', asked_key(other)) ~= 0 then",
+        "elseif redis.call('exists', asked_key(other)) == 1 then",
         "elseif true then",
         scenarios::silent,
     ),
     seldom(
         "all count as silent",
         Script::HandOff,
-        "elseif redis.pcall('exists', asked_key(other)) ~= 0 then",
+        "elseif redis.call('exists', asked_key(other)) == 1 then",
         "elseif false then",
         scenarios::silent,
     ),
     seldom(
         "who asks again is not heard",
         Script::HandOff,
-        "redis.pcall('set', asked_key(owner), string.format('%.0f', came), 'px', HEARD)",
+        "redis.call('set', asked_key(owner), string.format('%.0f', came), 'px', HEARD)",
         "",
         scenarios::silent,
     ),
@@ -209,8 +195,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     seldom(
         "who comes back stands behind those that came later",
         Script::HandOff,
-        "local again, fresh = come_back(owner, came)",
-        "local again, fresh",
+        "place = came and come_back(owner, came) or",
+        "place =",
         scenarios::back,
     ),
     unfair(
@@ -219,12 +205,12 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "redis.pcall('set', window, '', 'px', WINDOW)",
         "",
     ),
-    unfair("nobody is told when a window ends", Script::HandOff, "announce(WINDOW)", ""),
+    unfair("nobody is told when a window ends", Script::HandOff, "pcall(announce, WINDOW)", ""),
     unfair(
         "Redisson has its turn by age alone",
         Script::HandOff,
-        "is_due = others > 0 and count * others > length()",
-        "is_due = others > 0",
+        "others > 0 and count * others > length()",
+        "others > 0",
     ),
     unfair(
         "Redisson has its turn by count alone",

@@ -1,5 +1,5 @@
-//! The scripts as they are, without a simulated clock: what they cost, and what they do when the
-//! server refuses something or something else lies under their keys.
+//! The scripts as they are, without a simulated clock: their costs, and their behaviour when the
+//! server refuses a command or other data lies under their keys.
 
 use redis::Value;
 use redlatch_testkit::Server;
@@ -35,13 +35,13 @@ fn a_hand_over_costs_two_scripts_and_few_commands() {
         assert_eq!(direct.release(1), Some(0));
     });
     assert!(direct.takes(1));
-    let queued = direct.commands_of(|direct| assert_eq!(direct.place(2), Some(0)));
+    let queued = direct.commands_of(|direct| assert_eq!(direct.place(2), 0));
     let handed = direct.commands_of(|direct| assert_eq!(direct.release(1), Some(1)));
     println!("alone {alone}, queued {queued}, handed on {handed}");
-    assert!(alone <= 9 && queued <= 11 && handed <= 11);
+    assert!(alone <= 9 && queued <= 11 && handed <= 12);
     let Message { number, what, database, lock } = listener.hears();
     assert_eq!((number, database, lock.as_str()), (1, 0, "orders"));
-    // A chain that young is not told of: it begins with who gets the lock.
+    // The scripts do not tell of a chain that young: it begins with the new holder.
     assert!(matches!(what, What::Grant { lease: 2_000, places: 0, chain, .. } if chain.count == 1));
     let left: i64 = direct.command(&["PTTL", "orders"]);
     assert!((1..=2_000).contains(&left));
@@ -59,7 +59,7 @@ fn a_request_sent_again_changes_nothing() {
         (2..=3).map(|client| Listener::new(&server, orders(), client)).collect();
     assert!(direct.takes(1) && direct.takes(1));
     for _ in 0..2 {
-        assert_eq!((direct.place(2), direct.place(3)), (Some(0), Some(1)));
+        assert_eq!((direct.place(2), direct.place(3)), (0, 1));
     }
     assert_eq!(direct.release(1), Some(1));
     assert_eq!(direct.release(1), None);
@@ -74,15 +74,15 @@ fn a_request_sent_again_changes_nothing() {
 
 /// A thousand places, and the first that lives is next within one script call.
 #[test]
-fn who_gives_up_leaves_the_queue() {
+fn a_waiter_that_gives_up_leaves_the_queue() {
     let server = server();
     let mut direct = Direct::new(&server, orders());
     assert!(direct.takes(1));
-    assert_eq!([2, 3, 4].map(|client| direct.place(client)), [Some(0), Some(1), Some(2)]);
+    assert_eq!([2, 3, 4].map(|client| direct.place(client)), [0, 1, 2]);
     for leaves in [3, 2] {
         direct.give_up(leaves);
     }
-    assert_eq!(direct.place(4), Some(0));
+    assert_eq!(direct.place(4), 0);
 }
 
 #[test]
@@ -98,13 +98,13 @@ fn the_dead_are_passed_in_one_call() {
     let _listener = Listener::new(&server, orders(), 900);
     assert_eq!(direct.release(1), Some(1));
     assert_eq!(direct.holder(), Some(900));
-    assert_eq!(direct.place(1_000), Some(99));
+    assert_eq!(direct.place(1_000), 99);
     assert_eq!(direct.release(900), Some(0));
     assert_eq!(direct.keys_left(), 0);
 }
 
-/// Redisson's release wakes the first two only: whoever comes behind dead ones sees to it that the
-/// first that lives knows that it is the first.
+/// Redisson's release wakes the first two only: a process behind dead ones sees to it that the
+/// first living one knows that it is the first.
 #[test]
 fn behind_the_dead_one_learns_that_it_must_hear_redisson() {
     let server = server();
@@ -113,7 +113,7 @@ fn behind_the_dead_one_learns_that_it_must_hear_redisson() {
     let redisson = format!("{}:7", uuid(false, 1));
     let () = direct.command(&["HSET", "orders", &redisson, "1"]);
     let () = direct.command(&["PEXPIRE", "orders", "30000"]);
-    assert_eq!((direct.place(1), direct.place(2)), (Some(0), Some(1)));
+    assert_eq!((direct.place(1), direct.place(2)), (0, 1));
     drop(dead);
     wait_until("the server knows that they are dead", SOON, || {
         let [one, two] = [1, 2].map(|client| own_channel(&uuid(true, client)));
@@ -122,15 +122,15 @@ fn behind_the_dead_one_learns_that_it_must_hear_redisson() {
         one + two == 0
     });
     let mut listener = Listener::new(&server, orders(), 3);
-    assert_eq!(direct.place(3), Some(2));
+    assert_eq!(direct.place(3), 2);
     direct.acquire(3);
-    assert_eq!(direct.place(3), Some(0), "it stands behind the dead");
+    assert_eq!(direct.place(3), 0, "it stands behind the dead");
     let Message { number, what, database, lock } = listener.hears();
     assert_eq!((number, database, lock.as_str()), (1, 0, "orders"));
     assert!(matches!(what, What::Open { left: 0 }), "{what:?}");
 }
 
-/// Without memory a lock is handed on, and only one that nobody has or wants is refused.
+/// Without memory a lock is handed on, and only a free one without waiters is refused.
 #[test]
 fn without_memory_the_queue_moves_on() {
     let server = server();
@@ -138,14 +138,14 @@ fn without_memory_the_queue_moves_on() {
     let _listeners: Vec<_> =
         (2..=3).map(|client| Listener::new(&server, orders(), client)).collect();
     assert!(direct.takes(1));
-    assert_eq!((direct.place(2), direct.place(3)), (Some(0), Some(1)));
+    assert_eq!((direct.place(2), direct.place(3)), (0, 1));
     let () = direct.command(&["CONFIG", "SET", "maxmemory", "1"]);
-    assert_eq!(direct.place(4), Some(2));
+    assert_eq!(direct.place(4), 2);
     assert_eq!(direct.release(1), Some(1));
     assert_eq!(direct.holder(), Some(2));
-    // Its lease ends, and nobody has been told.
+    // The lease ends, and no process has been told.
     let () = direct.command(&["DEL", "orders"]);
-    assert_eq!(direct.place(4), Some(0));
+    assert_eq!(direct.place(4), 0);
     assert_eq!(direct.holder(), Some(3));
     direct.give_up(4);
     assert_eq!(direct.release(3), Some(0));
@@ -154,8 +154,8 @@ fn without_memory_the_queue_moves_on() {
     assert_eq!(direct.keys_left(), 0);
 }
 
-/// What has no time to live, or several fields, or another type, is no lock: an error, for whoever
-/// asks, and nothing is done to it.
+/// A key without a time to live, with several fields, or of another type, is no lock: an error for
+/// every asker, and the key stays as it is.
 #[test]
 fn something_else_under_the_name_is_an_error() {
     let server = server();
@@ -182,34 +182,51 @@ fn something_else_under_the_name_is_an_error() {
     }
 }
 
-/// Whatever lies under the keys of queue and window, the lock is taken, given back and taken again.
+/// An error for each client that asks, waits or releases, and nothing is done.
 #[test]
-fn something_else_under_the_queue_costs_the_places_only() {
+fn something_else_under_the_queue_is_an_error() {
     let server = server();
-    let mut direct = Direct::new(&server, orders());
-    for foreign in [1, 2] {
-        let () = direct.command(&["FLUSHALL"]);
-        let key = direct.site.keys()[foreign].clone();
-        let () = direct.command(&["SET", &key, "mine"]);
-        assert!(direct.takes(1));
-        let place = direct.place(2);
-        assert_eq!(place, (foreign == 2).then_some(0));
-        assert_eq!(direct.release(1), Some(0));
-        assert!(direct.takes(2));
-        assert_eq!(direct.release(2), Some(0));
-        let there: String = direct.command(&["GET", &key]);
-        assert_eq!(there, "mine");
+    let mut direct = direct(&server, &Scripts::of(&PlainLock));
+    let queue = direct.site.queue.clone();
+    assert!(direct.takes(1));
+    let () = direct.command(&["SET", &queue, "mine"]);
+    for client in [1, 2] {
+        for request in [
+            Request::Acquire { number: 2, lease: LEASE, again: None },
+            Request::Release { number: 1, chain: CHAIN },
+            Request::GiveUp { number: 1, chain: CHAIN },
+        ] {
+            let error = direct.raw(client, &request).unwrap_err();
+            assert_eq!(error.code(), Some("WRONGTYPE"), "{request:?}: {error}");
+        }
     }
+    assert_eq!(direct.holder(), Some(1));
+    assert_eq!(direct.command::<String>(&["GET", &queue]), "mine");
 }
 
-/// A right that is missing: all is done or nothing, no lock stays without an end, and whoever may
-/// delete the lock may give it back.
+#[test]
+fn something_else_under_the_window_costs_nothing() {
+    let server = server();
+    let mut direct = direct(&server, &Scripts::of(&PlainLock));
+    let window = direct.site.keys()[2].clone();
+    let () = direct.command(&["SET", &window, "mine"]);
+    assert!(direct.takes(1));
+    assert_eq!(direct.place(2), 0);
+    assert_eq!(direct.release(1), Some(0));
+    assert!(direct.takes(2));
+    assert_eq!(direct.release(2), Some(0));
+    assert_eq!(direct.command::<String>(&["GET", &window]), "mine");
+}
+
+/// A right that is missing: all is done or nothing, no lock stays without an end, and a user that
+/// may delete the lock may give it back.
 #[test]
 fn without_a_right_all_is_done_or_nothing() {
     let server = server();
     let commands = [
-        "exists", "hlen", "hkeys", "hexists", "hset", "del", "pexpire", "pttl", "time", "lpos",
-        "rpush", "lpush", "lpop", "lindex", "lrem", "llen", "set", "publish", "pubsub",
+        "exists", "hlen", "hkeys", "hexists", "hset", "hdel", "del", "pexpire", "pttl", "time",
+        "lpos", "rpush", "lpop", "lindex", "linsert", "lrem", "llen", "get", "set", "publish",
+        "pubsub",
     ];
     for denied in commands {
         let rule = format!("-{denied}");
@@ -228,7 +245,7 @@ fn without_a_right_all_is_done_or_nothing() {
         check(&mut master, "acquire");
         let is_held = master.holder() == Some(1);
         assert_eq!(matches!(reply, Reply::Granted { .. }), is_held, "{denied}: {reply:?}");
-        // Refused with a place, refused without, or an error and no place.
+        // Refused with a place, or an error and no place.
         let () = master.command(&["FLUSHALL"]);
         assert!(master.takes(1));
         let reply = user.acquire(2);
@@ -237,10 +254,11 @@ fn without_a_right_all_is_done_or_nothing() {
         let places: Vec<String> = master.command(&["LRANGE", &queue, "0", "-1"]);
         match &reply {
             Reply::Refused(refused) => {
-                assert_eq!(refused.place.is_some(), !places.is_empty(), "{denied}: {reply:?}");
+                assert_eq!((refused.place, places.len()), (0, 1), "{denied}: {reply:?}");
             }
             Reply::Error(error) => {
-                assert!(forbids_a_command(error) || denied == "time", "{denied}: {error}");
+                assert!(forbids_a_command(error), "{denied}: {error}");
+                assert!(places.is_empty(), "{denied}: {places:?}");
             }
             other => panic!("without {denied}: {other:?}"),
         }
@@ -255,7 +273,7 @@ fn without_a_right_all_is_done_or_nothing() {
             });
             assert!(master.takes(1));
             if waits {
-                assert_eq!(master.place(2), Some(0));
+                assert_eq!(master.place(2), 0);
             }
             let outcome = user.raw(1, &Request::Release { number: 1, chain: CHAIN });
             check(&mut master, "release");
@@ -264,7 +282,7 @@ fn without_a_right_all_is_done_or_nothing() {
                 Ok(_) => assert_ne!(holder, Some(1), "{denied}"),
                 Err(error) => assert_eq!(holder, Some(1), "without {denied}: {error}"),
             }
-            // Whoever waits still gets it.
+            // The waiter still gets it.
             if waits && holder.is_none() {
                 assert!(master.takes(2), "without {denied}");
             }
@@ -272,7 +290,7 @@ fn without_a_right_all_is_done_or_nothing() {
     }
 }
 
-/// Nobody of the queue is told: the lock is free in public, and its places stay.
+/// A client that may tell nobody keeps the lock, whether or not somebody waits.
 pub(crate) fn mute_release(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     let mut master = direct(server, scripts);
     let mut mute = Direct::without(server, orders(), &["-publish"]);
@@ -283,18 +301,26 @@ pub(crate) fn mute_release(server: &Server, scripts: &Scripts) -> Result<(), Bro
             master.command(&["PUBSUB", "NUMSUB", &own_channel(&uuid(true, 2))]);
         heard.1 == 1
     });
-    assert!(mute.takes(1));
-    assert_eq!((master.place(2), master.place(3)), (Some(0), Some(1)));
-    ensure(mute.release(1) == Some(-1), "the refusal is not told")?;
-    ensure(master.holder().is_none(), "somebody has it and does not know")?;
+    for waits in [false, true] {
+        assert!(mute.takes(1));
+        if waits {
+            assert_eq!((master.place(2), master.place(3)), (0, 1));
+        }
+        for since in [0, -5_000, 1] {
+            let request = Request::Release { number: 1, chain: Chain { since, count: 1 } };
+            let refused = mute.raw(1, &request).err().map(|error| error.to_string());
+            let is_forbidden = refused.as_deref().is_some_and(forbids_a_command);
+            ensure(is_forbidden, &format!("a mute release: {refused:?}"))?;
+        }
+        ensure(master.holder() == Some(1), "it is refused, and the lock is free")?;
+    }
     let places: i64 = master.command(&["LLEN", &master.site.keys()[1].clone()]);
     ensure(places == 2, "somebody has lost a place")?;
-    ensure(master.takes(2), "the first in line is refused")?;
-    ensure(master.place(3) == Some(0), "the order has changed")
+    ensure(master.release(1) == Some(1), "the first in line is not granted the lock")
 }
 
 #[test]
-fn without_the_right_to_publish_the_places_stay() {
+fn without_the_right_to_publish_a_release_is_refused_whole() {
     let server = server();
     mute_release(&server, &Scripts::of(&PlainLock)).unwrap();
 }
@@ -303,7 +329,7 @@ fn ensure(is_so: bool, otherwise: &str) -> Result<(), Broken> {
     if is_so { Ok(()) } else { Err(otherwise.to_owned()) }
 }
 
-/// What a server that was the master does not know is for the new one to end.
+/// The new master must end locks that the old one does not know.
 pub(crate) fn demoted(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     let mut direct = direct(server, scripts);
     direct.demoted(
@@ -321,23 +347,20 @@ fn a_replica_takes_no_release() {
     demoted(&server, &Scripts::of(&PlainLock)).unwrap();
 }
 
-/// Nobody waits there, nor where something else is its key.
+/// Nobody waits there.
 #[test]
-fn a_replica_gives_nobody_a_place() {
+fn a_replica_gives_no_client_a_place() {
     let server = server();
     let mut direct = direct(&server, &Scripts::of(&PlainLock));
     assert!(direct.takes(1));
     direct.demoted(2, &[Request::Acquire { number: 1, lease: LEASE, again: None }]).unwrap();
-    let queue = direct.site.queue.clone();
-    let () = direct.command(&["SET", &queue, "mine"]);
-    direct.demoted(2, &[Request::Acquire { number: 1, lease: LEASE, again: None }]).unwrap();
 }
 
 #[test]
-fn a_shortcut_does_what_the_rest_would() {
+fn a_shortcut_does_the_same_as_the_rest_would() {
     let server = server();
-    shortcuts_do_what_the_rest_would(&server);
-    // The same where somebody waits in public: one of ours, and then one of Redisson's, too.
+    shortcuts_do_the_same_as_the_rest_would(&server);
+    // The same with a waiter in public: one of ours, and then one of Redisson's, too.
     let public = orders().public;
     let companion = format!("{public}:redlatch");
     let listen = |channels: &[&String]| {
@@ -346,12 +369,12 @@ fn a_shortcut_does_what_the_rest_would() {
         connection
     };
     let _ours = listen(&[&companion, &public]);
-    shortcuts_do_what_the_rest_would(&server);
+    shortcuts_do_the_same_as_the_rest_would(&server);
     let _redissons = listen(&[&public]);
-    shortcuts_do_what_the_rest_would(&server);
+    shortcuts_do_the_same_as_the_rest_would(&server);
 }
 
-fn shortcuts_do_what_the_rest_would(server: &Server) {
+fn shortcuts_do_the_same_as_the_rest_would(server: &Server) {
     let (owner, other) = (format!("{}:1", uuid(true, 1)), format!("{}:1", uuid(true, 2)));
     let site = orders();
     let Site { lock, queue, window, .. } = &site;
@@ -384,8 +407,8 @@ fn shortcuts_do_what_the_rest_would(server: &Server) {
         release(-5_000),
         release(1),
     ];
-    // But for HLEN, which a lock that is free can do without, and for HEXISTS and DEL: one that nobody
-    // waits for is given back by HDEL alone.
+    // But for HLEN, which a free lock can do without, and for HEXISTS and DEL: HDEL alone gives
+    // back a lock without waiters.
     let denied = "exists hset pexpire time hdel publish lpop lpos rpush pttl hkeys llen pubsub";
     shortcuts::check(server, &site, &states, &requests, denied);
 }
@@ -396,21 +419,21 @@ fn clock(direct: &mut Direct) -> i64 {
     seconds * 1_000 + micros / 1_000
 }
 
-/// A question that is not the first one, of a client that has waited for so long (ms). `late`: for so long
-/// the question was on its way; `None`: it may not say who is silent.
+/// A question that is not the first one, of a client that has waited for so long (ms). `late`: how
+/// long the question was on its way; `None`: it may not call others silent.
 fn ask_again(direct: &mut Direct, client: usize, waited: i64, late: Option<i64>) -> Reply {
     let now = clock(direct);
     let again = Some(Again { came: now - waited, sent: late.map(|late| now - late) });
     direct.run(client, &Request::Acquire { number: 1, lease: LEASE, again })
 }
 
-/// The first one has the lock, and three stand in line who listen. Then it has lapsed.
+/// The first one has the lock, and three listeners stand in line. Then it has lapsed.
 fn lapsed(server: &Server, scripts: &Scripts) -> (Direct, Vec<Listener>) {
     let mut direct = direct(server, scripts);
     let listeners = (2..=4).map(|client| Listener::new(server, orders(), client)).collect();
     assert!(direct.takes(1));
     for client in 2..=4 {
-        assert_eq!(direct.place(client), Some(client as i64 - 2));
+        assert_eq!(direct.place(client), client as i64 - 2);
         wait_until("it listens", SOON, || {
             let channel = own_channel(&uuid(true, client));
             let heard: (String, i64) = direct.command(&["PUBSUB", "NUMSUB", &channel]);
@@ -422,12 +445,12 @@ fn lapsed(server: &Server, scripts: &Scripts) -> (Direct, Vec<Listener>) {
 }
 
 pub(crate) fn silent(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
-    // Nobody but the last has asked again.
+    // Only the last one has asked again.
     let (mut direct, _listeners) = lapsed(server, scripts);
     let reply = ask_again(&mut direct, 4, 2_500, Some(0));
     let is_granted = matches!(reply, Reply::Granted { .. });
     ensure(is_granted, "whoever asks stands behind the silent")?;
-    // Who has asked a moment ago is heard of.
+    // A process that has asked a moment ago is not silent.
     let (mut direct, _listeners) = lapsed(server, scripts);
     assert!(direct.takes(2));
     ask_again(&mut direct, 3, 2_600, Some(0));
@@ -450,7 +473,7 @@ pub(crate) fn silent_server(server: &Server, scripts: &Scripts) -> Result<(), Br
 pub(crate) fn back(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     let (mut direct, _listeners) = lapsed(server, scripts);
     ask_again(&mut direct, 4, 2_500, Some(0));
-    assert!(direct.place(5) == Some(0) && direct.place(6) == Some(1));
+    assert!(direct.place(5) == 0 && direct.place(6) == 1);
     ask_again(&mut direct, 5, 500, None);
     // The second one first: each stands behind those that came before it.
     for (client, waited, expected) in [(3, 2_600, 0), (2, 2_700, 0), (7, 400, 4), (6, 450, 3)] {
@@ -459,7 +482,7 @@ pub(crate) fn back(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
             Reply::Refused(refused) => refused.place,
             other => return Err(format!("{other:?}")),
         };
-        ensure(place == Some(expected), "whoever comes back does not stand where it stood")?;
+        ensure(place == expected, "whoever comes back does not stand where it stood")?;
     }
     Ok(())
 }
@@ -471,13 +494,13 @@ fn places_of_which_nothing_was_heard_are_passed_together() {
 }
 
 #[test]
-fn where_the_server_stood_still_nobody_is_passed() {
+fn no_waiter_is_passed_where_the_server_stood_still() {
     let server = server();
     silent_server(&server, &Scripts::of(&PlainLock)).unwrap();
 }
 
 #[test]
-fn who_comes_back_stands_in_front_of_those_that_came_later() {
+fn a_waiter_that_comes_back_stands_in_front_of_those_that_came_later() {
     let server = server();
     back(&server, &Scripts::of(&PlainLock)).unwrap();
 }

@@ -1,4 +1,4 @@
-//! Who gets how much where nothing goes wrong: ours among each other, and beside Redisson.
+//! The shares of the clients if nothing goes wrong: ours among each other, and beside Redisson.
 
 use crate::kind::PlainLock;
 use crate::model::client::{MS, Rule, SECOND, Time};
@@ -7,7 +7,7 @@ use crate::model::rules::Broken;
 use crate::model::simulation::Simulation;
 use crate::model::store::Store;
 
-/// What a mix of clients must come to.
+/// The shares that a mix of clients must come to.
 pub(crate) struct Mix {
     ours: usize,
     java: usize,
@@ -29,7 +29,7 @@ pub(crate) const MIXES: &[Mix] = &[
     Mix { ours: 8, java: 2, hold: 5 * MS, length: 2 * SECOND, share: (60, 260) },
 ];
 
-/// Of our slowest process against the mean, in a hundred.
+/// The share of our slowest process, in percent of the mean.
 const SLOWEST: u64 = 75;
 const LONGEST: Time = 400 * MS;
 

@@ -1,4 +1,4 @@
-//! Names, and what else may be under a key.
+//! Names, and other data under a key.
 
 use super::*;
 
@@ -83,7 +83,7 @@ fn of_a_hash_that_is_no_lock_little_is_read_however_large_it_is(kind: Kind) {
     let _bounded = bounded();
     let server = server();
     let mut redis = server.connection();
-    // What scripts have read lies there until it is collected.
+    // The scripts' values lie there until they are collected.
     let mut read_by_scripts = || {
         let info: String = redis::cmd("INFO").arg("memory").query(&mut redis).unwrap();
         let line = info.lines().find_map(|line| line.strip_prefix("used_memory_lua:"));

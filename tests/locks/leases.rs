@@ -1,4 +1,4 @@
-//! Leases, and what is lost.
+//! Leases, and losses.
 
 use super::*;
 
@@ -97,7 +97,7 @@ fn other_threads_may_ask_a_guard(kind: Kind) {
                 assert!(guard.is_held() && guard.remaining() > LONG / 2);
                 assert_eq!((guard.state(), guard.name()), (HoldState::Held, "asked"));
                 guard.check(UNIT).unwrap();
-                // To be asked is not to hold.
+                // A question does not make the thread a holder.
                 assert!(!lock.is_held_by_current_thread() && lock.hold_count() == 0);
                 assert_eq!(lock.unlock().unwrap_err().kind(), ErrorKind::NotHeld);
                 let told = Arc::clone(&told);
@@ -118,13 +118,13 @@ fn other_threads_may_ask_a_guard(kind: Kind) {
     });
 }
 
-/// The hold is passed on within the process, and nobody but the guard says that it was.
+/// The hold is passed on within the process, and only the guard says that it was.
 fn a_guard_never_says_held_when_the_next_of_its_process_has_it(kind: Kind) {
     let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let lock = kind.make(&client, "passed");
-    // How often somebody got in.
+    // How often a thread got in.
     let entries = AtomicU64::new(0);
     let over = AtomicBool::new(false);
     let take_turns = || {

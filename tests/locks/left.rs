@@ -1,20 +1,20 @@
-//! What is left to the end of its lease, which no end of a client ends.
+//! Locks left to the end of their lease, which a client's end does not end.
 
 use super::*;
 
 over_all_kinds! {
-    what_is_left_outlives_its_client_and_ends_with_its_lease
-    who_has_left_it_does_not_hold_it
+    a_lock_left_to_expire_outlives_its_client_and_ends_with_its_lease
+    a_thread_that_left_the_lock_to_expire_does_not_hold_it
     threads_that_wait_here_get_it_at_the_end_of_the_lease
     an_inner_level_that_is_left_keeps_it_when_the_outer_one_goes
-    what_another_process_handed_on_is_left_for_its_whole_lease
-    what_was_lost_is_not_left
+    a_lock_handed_on_by_another_process_is_left_for_its_whole_lease
+    a_lost_lock_is_not_left_to_expire
 }
 
 /// A lease that a busy machine does not outlast between two lines.
 const HOUR: Duration = Duration::from_secs(3_600);
 
-fn what_is_left_outlives_its_client_and_ends_with_its_lease(kind: Kind) {
+fn a_lock_left_to_expire_outlives_its_client_and_ends_with_its_lease(kind: Kind) {
     let _bounded = bounded();
     let server = server();
     let other = another(&server);
@@ -46,7 +46,7 @@ fn what_is_left_outlives_its_client_and_ends_with_its_lease(kind: Kind) {
     leaves_nothing(&server);
 }
 
-fn who_has_left_it_does_not_hold_it(kind: Kind) {
+fn a_thread_that_left_the_lock_to_expire_does_not_hold_it(kind: Kind) {
     let _bounded = bounded();
     let server = server();
     let client = client(&server);
@@ -115,7 +115,7 @@ fn an_inner_level_that_is_left_keeps_it_when_the_outer_one_goes(kind: Kind) {
 }
 
 /// Until it is raised the server has it for 2 s.
-fn what_another_process_handed_on_is_left_for_its_whole_lease(kind: Kind) {
+fn a_lock_handed_on_by_another_process_is_left_for_its_whole_lease(kind: Kind) {
     let _bounded = bounded();
     let server = server();
     let (client, other) = (client(&server), another(&server));
@@ -129,7 +129,7 @@ fn what_another_process_handed_on_is_left_for_its_whole_lease(kind: Kind) {
     assert!(left > HOUR - LONG, "{left:?}");
 }
 
-fn what_was_lost_is_not_left(kind: Kind) {
+fn a_lost_lock_is_not_left_to_expire(kind: Kind) {
     let _bounded = bounded();
     let server = server();
     let client = client(&server);
@@ -144,7 +144,7 @@ fn what_was_lost_is_not_left(kind: Kind) {
 
 /// The place of a thread to which a hold was passed is given up, and that of its owner with it.
 #[test]
-fn a_fair_hold_that_was_passed_and_is_left_leaves_nobody_in_line() {
+fn a_fair_hold_that_was_passed_and_is_left_leaves_no_place_in_line() {
     let _bounded = bounded();
     let server = server();
     let (client, other) = (client(&server), another(&server));
@@ -202,7 +202,7 @@ fn a_reader_that_leaves_it_keeps_writers_out_when_the_others_have_gone() {
 
 /// The writer reads on, and others of its process must not read beside it.
 #[test]
-fn nobody_reads_beside_a_writer_that_left_it_and_reads_on() {
+fn no_thread_reads_beside_a_writer_that_left_its_lock_and_reads_on() {
     let _bounded = bounded();
     let server = server();
     let client = client(&server);

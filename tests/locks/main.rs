@@ -1,4 +1,4 @@
-//! What every lock does, whatever its kind: each test runs over all of them, through the trait.
+//! The behaviour of locks of every kind: each test runs over all of them, through the trait.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -76,7 +76,7 @@ mod waiting;
 over_all_kinds! {
     only_one_holds_it
     it_is_taken_again_by_its_thread_and_released_level_by_level
-    who_does_not_hold_it_cannot_unlock_it
+    a_thread_without_the_lock_cannot_unlock_it
     a_guard_of_an_earlier_stay_does_nothing_to_the_next
     a_forgotten_guard_keeps_it_until_unlock
     a_panic_releases_it
@@ -161,7 +161,7 @@ fn it_is_taken_again_by_its_thread_and_released_level_by_level(kind: Kind) {
     leaves_nothing(&server);
 }
 
-fn who_does_not_hold_it_cannot_unlock_it(kind: Kind) {
+fn a_thread_without_the_lock_cannot_unlock_it(kind: Kind) {
     let _bounded = bounded();
     let server = server();
     let (client, foreign) = (client(&server), another(&server));

@@ -3,14 +3,14 @@
 use super::*;
 
 over_all_kinds! {
-    an_owned_guard_is_nobodys_and_everybodys_rival
-    an_owned_guard_is_released_by_whatever_thread_drops_it
+    an_owned_guard_belongs_to_no_thread_and_excludes_every_thread
+    an_owned_guard_is_released_by_any_thread_that_drops_it
     owned_guards_and_threads_exclude_and_follow_each_other
     a_lost_owned_guard_is_told_where_it_is
     a_wait_for_an_owned_guard_ends_like_any_other
 }
 
-fn an_owned_guard_is_nobodys_and_everybodys_rival(kind: Kind) {
+fn an_owned_guard_belongs_to_no_thread_and_excludes_every_thread(kind: Kind) {
     let _bounded = bounded();
     let server = server();
     let client = client(&server);
@@ -19,7 +19,7 @@ fn an_owned_guard_is_nobodys_and_everybodys_rival(kind: Kind) {
     assert!(owned.is_held() && lock.is_locked().unwrap());
     assert_eq!((owned.name(), owned.state()), ("owned", HoldState::Held));
     owned.check(UNIT).unwrap();
-    // Its thread does not hold the lock: it is as any other.
+    // The guard's thread does not hold the lock: it is as any other.
     assert!(!lock.is_held_by_current_thread() && lock.hold_count() == 0);
     assert_eq!(lock.unlock().unwrap_err().kind(), ErrorKind::NotHeld);
     assert!(lock.try_lock().unwrap().is_none());
@@ -28,7 +28,7 @@ fn an_owned_guard_is_nobodys_and_everybodys_rival(kind: Kind) {
     assert!(lock.lock_owned_within(Wait::at_most(UNIT / 2)).unwrap().is_none());
     assert!(owned.is_held());
     owned.unlock().unwrap();
-    // And so it is the other way round.
+    // The same the other way round.
     let guard = lock.lock().unwrap();
     assert!(lock.try_lock_owned().unwrap().is_none());
     assert!(lock.lock_owned_within(Wait::at_most(UNIT / 2)).unwrap().is_none());
@@ -37,7 +37,7 @@ fn an_owned_guard_is_nobodys_and_everybodys_rival(kind: Kind) {
     leaves_nothing(&server);
 }
 
-fn an_owned_guard_is_released_by_whatever_thread_drops_it(kind: Kind) {
+fn an_owned_guard_is_released_by_any_thread_that_drops_it(kind: Kind) {
     let _bounded = bounded();
     let server = server();
     let (client, other) = (client(&server), another(&server));
@@ -55,7 +55,7 @@ fn an_owned_guard_is_released_by_whatever_thread_drops_it(kind: Kind) {
         });
         leaves_nothing(&server);
     }
-    // It keeps its client, too.
+    // An owned guard keeps its client, too.
     let owned = kind.make(&client, "kept").lock_owned().unwrap();
     drop(client);
     assert!(owned.is_held());
@@ -69,7 +69,7 @@ fn owned_guards_and_threads_exclude_and_follow_each_other(kind: Kind) {
     let clients = [client(&server), client(&server)];
     let mut random = Random::new();
     let inside = Arc::new(AtomicU64::new(0));
-    // Who takes an owned guard may have another thread drop it.
+    // The thread that takes an owned guard may have another thread drop it.
     let (send, receive) = std::sync::mpsc::channel::<OwnedLockGuard>();
     let entered = Arc::clone(&inside);
     let dropper = spawn(move || {

@@ -139,7 +139,7 @@ fn a_limit_and_a_token_together_end_a_wait_by_whichever_comes_first(kind: Kind) 
         });
     }
     guard.unlock().unwrap();
-    // Neither came.
+    // Neither the limit nor the token comes first.
     let token = CancelToken::new();
     let wait = Wait::at_most(SOON).cancelled_by(&token);
     drop(kind.make(&other, "both").lock_within(wait).unwrap().expect("it is free"));
@@ -153,7 +153,8 @@ impl Drop for Late {
     fn drop(&mut self) {
         if let Some((lock, done)) = self.0.take() {
             let outcome = lock.lock().and_then(|guard| {
-                // It is this thread's: it goes in again, and would wait for itself otherwise.
+                // The lock is this thread's: the thread goes in again, and would wait for itself
+                // otherwise.
                 let again = lock.try_lock()?;
                 let is_mine = again.is_some() && lock.hold_count() == 2;
                 drop(again);
@@ -188,7 +189,7 @@ fn a_thread_that_is_ending_may_wait_for_it(kind: Kind) {
     let before = Commands::so_far(&server).scripts();
     go_on.wait();
     wait_until("it asks", SOON, || Commands::so_far(&server).scripts() > before);
-    // And falls asleep.
+    // The thread falls asleep.
     ending.wait_queued_at_its_end();
     guard.unlock().unwrap();
     assert!(late.recv_timeout(SOON).unwrap());

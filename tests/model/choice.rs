@@ -3,10 +3,10 @@
 use std::env;
 use std::hash::{BuildHasher, RandomState};
 
-/// One, taken by lot: all of them take minutes, and are tried with `REDLATCH_LONG=1` (`.ci/long`). One
-/// that is always the same would only show that the model still notices what it was last mended for;
-/// by lot each has its turn, whoever runs the tests, and one that is not noticed is named.
-/// `REDLATCH_MUTANT=word` tries those that have this in what they do, for a mended model.
+/// One, taken by lot: all of them take minutes, and are tried with `REDLATCH_LONG=1` (`.ci/long`).
+/// One that is always the same would only show that the model still notices the mutant it was last
+/// mended for; by lot each has its turn, and the failure names an unnoticed one.
+/// `REDLATCH_MUTANT=word` tries those with this word in their description, for a mended model.
 pub(crate) fn chosen<M>(mutants: &[M], what: impl Fn(&M) -> &str) -> Vec<&M> {
     if let Ok(word) = env::var("REDLATCH_MUTANT") {
         let chosen: Vec<_> = mutants.iter().filter(|it| what(it).contains(&word)).collect();

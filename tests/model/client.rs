@@ -1,5 +1,5 @@
-//! One process and one lock: what a client of ours does, as a state machine without I/O. This is
-//! the reference for the library.
+//! One process and one lock: a client of ours as a state machine without I/O. This is the reference
+//! for the library.
 //!
 //! ```text
 //!            Lock                     granted by reply or message
@@ -26,17 +26,17 @@ const AGE: Time = 10 * MS;
 /// The whole lease, in ms.
 pub(crate) const LEASE: i64 = 30_000;
 
-/// What a deadline by message is shortened by: the server's clock is read in whole milliseconds,
-/// and clocks run a little differently.
+/// The time by which a deadline by message is shortened: the server's clock is read in whole
+/// milliseconds, and clocks run a little differently.
 const DRIFT: Time = 2 * MS;
 /// A hold that lasts so long is raised to the whole lease.
 const RAISE: Time = 50 * MS;
 const RAISE_AGAIN: Time = 400 * MS;
-/// How often a waiter asks that hears nothing: once at least in a provisional lease, whose end it
-/// hears of then.
+/// How often a waiter without messages asks: at least once in a provisional lease, whose end it
+/// learns then.
 const POLL: Time = SECOND;
-/// Who has been answered promptly for so long may say that others are silent, unless it stood still
-/// itself.
+/// A process that has been answered promptly for so long may call others silent, unless it stood
+/// still itself.
 const STEADY: Time = 2 * SECOND;
 const PROMPT: Time = 400 * MS;
 const PAUSE: Time = 1_500 * MS;
@@ -54,8 +54,8 @@ const LATE: [Time; 6] = [
 /// So many from the head listen to the public channel while Redisson has the lock.
 const LISTENERS: i64 = 2;
 
-/// A rule that a test may switch off, to see what it is for. What the others are for shows in
-/// `machine.rs`: they cost time, and no history is long enough to tell.
+/// A rule that a test may switch off, to see its purpose. `machine.rs` shows the purpose of the
+/// others: they save time, and no history is long enough to tell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rule {
     /// The deadline of a grant by message counts from the last exchange, not from its receipt.
@@ -64,7 +64,7 @@ pub(crate) enum Rule {
     Late,
     /// The first two listen to the public channel while Redisson has the lock.
     Listen,
-    /// A chain goes on over a lock that nobody else wanted for a moment.
+    /// A chain goes on over a lock that no other process wanted for a moment.
     Continue,
 }
 
@@ -87,7 +87,7 @@ pub(crate) enum Input {
     /// The connection broke under a request: it may be carried out never, twice or late.
     InDoubt(Request),
     Message(Message),
-    /// Somebody's release, on the public channel.
+    /// A release, on the public channel.
     Public,
     /// The subscription to the own channel is confirmed.
     Subscribed,
@@ -98,9 +98,9 @@ pub(crate) enum Input {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Timer {
-    /// Ask, if nothing else has asked since: the second is which nap this was.
+    /// Ask, unless another event has asked since: the second is the number of this nap.
     Poll(u64, u64),
-    /// Ask, whatever was asked.
+    /// Ask in any case.
     Ask(u64),
     Raise(u64),
     Deadline(u64),
@@ -114,10 +114,8 @@ pub(crate) enum Output {
     /// To the server, in this order.
     Send(Request),
     At(Time, Timer),
-    /// To the public channel; `counted` with the companion channel beside it.
-    Listen {
-        counted: bool,
-    },
+    /// To the public channel, and to the companion channel beside it.
+    Listen,
     Unlisten,
     /// The own channel, on a new connection.
     Resubscribe,
@@ -158,7 +156,7 @@ struct Wait {
     listens: bool,
 }
 
-/// An exchange whose reply said what the server's clock showed: that was not before `sent`.
+/// An exchange whose reply had the server's time: that was not before `sent`.
 #[derive(Clone, Copy, Debug)]
 struct Anchor {
     sent: Time,
@@ -166,7 +164,7 @@ struct Anchor {
 }
 
 impl Wait {
-    /// What the next question says.
+    /// The arguments of the next question.
     fn again(&self, now: Time) -> Option<Again> {
         let is_steady =
             self.steady.is_some_and(|(since, last)| now - since >= STEADY && now - last <= PAUSE);
@@ -263,7 +261,7 @@ impl Process {
             Input::InDoubt(request) => self.doubt(now, request),
             Input::Message(message) => self.told(now, message),
             Input::Public => self.public(now),
-            // What came while nobody listened is lost.
+            // Messages without a listener are lost.
             Input::Subscribed | Input::Listening => self.ask(now),
             Input::Timer(timer) => self.timer(now, timer),
         }
@@ -323,7 +321,7 @@ impl Process {
         self.state = State::Idle;
     }
 
-    /// Whatever the server has of this owner, a place or the lock, now or later.
+    /// Gives back all that the server has of this owner, a place or the lock, now or later.
     fn give_back(&mut self, now: Time, number: u64, chain: Chain, in_doubt: bool) {
         self.send(Request::GiveUp { number, chain });
         if in_doubt && self.broken != Some(Rule::Late) {
@@ -342,26 +340,22 @@ impl Process {
         }
         let State::Waiting(wait) = &mut self.state else { return };
         let had_place = wait.place.is_some();
-        if refused.place.is_some() {
-            wait.stands(now, sent, server);
-        }
+        wait.stands(now, sent, server);
         if wait.anchor.is_none_or(|anchor| anchor.server < server) {
             wait.anchor = Some(Anchor { sent, server });
         }
-        wait.place = refused.place;
+        wait.place = Some(refused.place);
         wait.nap += 1;
         let number = wait.number;
-        let place = refused.place.unwrap_or(0);
-        let listens =
-            refused.place.is_none() || refused.whose == Whose::Redissons && place < LISTENERS;
+        let place = refused.place;
+        let listens = refused.whose == Whose::Redissons && place < LISTENERS;
         let listen_now = listens && !wait.listens && self.broken != Some(Rule::Listen);
         wait.listens |= listen_now;
         let after_holder = refused.left.max(0) * MS + MS + place * 300;
         let poll = POLL * self.random.between(80, 120) / 100;
         let timer = Timer::Poll(number, wait.nap);
         if listen_now {
-            // Who has no place waits for a public release, as Redisson does, and counts as such.
-            self.outputs.push(Output::Listen { counted: refused.place.is_some() });
+            self.outputs.push(Output::Listen);
         }
         self.outputs.push(Output::At(now + poll.min(after_holder), timer));
         if refused.is_fresh && had_place {
@@ -369,8 +363,8 @@ impl Process {
         }
     }
 
-    /// The place, or the lock, says that a message was sent which did not come. If it does not come
-    /// now, the subscription is dead and nobody knows it.
+    /// The place, or the lock, shows that a message was sent which did not come. If it does not
+    /// come now, the subscription is dead without an error.
     fn suspect(&mut self, now: Time, number: u64) {
         self.suspect = Some(number);
         self.outputs.push(Output::At(now + SUSPECT, Timer::Suspect(number)));
@@ -452,8 +446,8 @@ impl Process {
                 }
             }
             State::Waiting(_) | State::Trying { .. } => {
-                // Ours have kept the lock among themselves all the while.
-                // (A young chain is not told of: it began anew with who came between.)
+                // Ours have kept the lock among themselves all the while. (The scripts do not tell
+                // of a young chain: it began anew with the process in between.)
                 let is_young = |end, own: OwnChain| own.here.is_some_and(|here| end - here < AGE);
                 let chain = match self.last {
                     Some((end, own))
@@ -517,7 +511,7 @@ impl Process {
         }
     }
 
-    /// Past its deadline, or by a word of the server's. What the server has of it is given back.
+    /// Past its deadline, or by a word of the server's. The server's part of it is given back.
     fn lose(&mut self, now: Time) {
         let State::Holding(hold) = &self.state else { return };
         let (number, in_doubt) = (hold.number, hold.in_doubt);
@@ -556,7 +550,8 @@ impl Process {
                     _ => {}
                 }
             }
-            // Its thread has left meanwhile, and so has its give-up; but that may be lost.
+            // The acquisition's thread has left meanwhile, and so has its give-up; but that may be
+            // lost.
             (Request::Acquire { number, .. }, Reply::Granted { .. }) => {
                 self.send(Request::GiveUp { number: *number, chain: Chain::default() });
             }
@@ -596,8 +591,8 @@ impl Process {
         }
     }
 
-    /// Whoever still waits for an answer asks again. An acquisition that is over is given back for
-    /// as long as the first copy may come.
+    /// A waiter for an answer asks again. An acquisition that is over is given back for as long as
+    /// the first copy may come.
     fn doubt(&mut self, now: Time, request: Request) {
         match request {
             Request::Acquire { number: asked, .. } | Request::Try { number: asked, .. } => {

@@ -29,7 +29,7 @@ impl Direct {
         Self { connection, scripts: Scripts::of(site.kind), site }
     }
 
-    /// As a user who may do everything but this.
+    /// As a user with all rights but these.
     pub(crate) fn without(server: &Server, site: Site, rules: &[&str]) -> Self {
         let all = ["ACL", "SETUSER", "me", "reset", "on", ">word", "~*", "&*", "+@all"];
         let mut connection = server.connection();
@@ -67,7 +67,7 @@ impl Direct {
     }
 
     /// The place it has now.
-    pub(crate) fn place(&mut self, client: usize) -> Option<i64> {
+    pub(crate) fn place(&mut self, client: usize) -> i64 {
         match self.acquire(client) {
             Reply::Refused(refused) => refused.place,
             other => panic!("{other:?}"),

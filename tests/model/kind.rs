@@ -1,4 +1,4 @@
-//! What one kind of lock has of its own.
+//! The peculiarities of one kind of lock.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ use super::state::State;
 pub(crate) trait Kind: fmt::Debug + Sync {
     fn prefixes(&self) -> Prefixes;
 
-    /// What a grant may say first.
+    /// The words that a grant may begin with.
     fn grants(&self) -> &'static [&'static str];
 
     /// An owner's number: new for each acquisition.
@@ -27,10 +27,10 @@ pub(crate) trait Kind: fmt::Debug + Sync {
     /// An owner as `renew` is told of it.
     fn renewed(&self, owner: &str) -> String;
 
-    /// What a forced unlock of ours is told beside the channel.
+    /// The argument of a forced unlock of ours beside the channel.
     fn forced(&self, state: &State) -> Option<String>;
 
-    /// Who may hold it at once, and how.
+    /// Checks which owners hold the lock at once, and how.
     fn check_holders(&self, step: &Step<'_>) -> Result<(), Broken>;
 
     /// Whether these two cannot be inside together.
@@ -39,7 +39,7 @@ pub(crate) trait Kind: fmt::Debug + Sync {
     /// Whether one of Redisson's wants to write now, and how often it takes the lock.
     fn java_wants(&self, random: &mut Random) -> (bool, u32);
 
-    /// What one of Redisson's sends.
+    /// The request of one of Redisson's clients.
     fn java_acquire(&self, java: &Java, site: &Site) -> Call;
 
     fn java_unlock(&self, java: &Java, site: &Site) -> Call;
@@ -47,7 +47,7 @@ pub(crate) trait Kind: fmt::Debug + Sync {
     fn java_renew(&self, java: &Java, site: &Site) -> Option<Call>;
 }
 
-/// What names of keys and channels begin with.
+/// The beginnings of the names of keys and channels.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Prefixes {
     pub(crate) queue: &'static str,

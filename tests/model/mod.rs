@@ -1,6 +1,6 @@
-//! The world in which the scripts of a lock that processes hand to each other are tried: a real server
-//! with a simulated clock, processes of ours and Redisson's clients, and everything goes wrong that
-//! may. What one kind of lock has of its own is its `Kind`.
+//! The world in which the scripts of a lock that processes hand to each other are tried: a real
+//! server with a simulated clock, processes of ours and Redisson's clients, and all faults that can
+//! occur. The peculiarities of one kind of lock are its `Kind`.
 
 #![allow(dead_code)]
 

@@ -13,7 +13,7 @@ use super::store::Store;
 /// In how many histories something broken must have been found out.
 const SEEDS: u64 = 250;
 
-/// What is broken, where, and who has noticed.
+/// The broken part, its place, and the checks that notice it.
 pub(crate) struct Mutant {
     pub(crate) what: &'static str,
     broken: Broken,
@@ -21,7 +21,7 @@ pub(crate) struct Mutant {
 }
 
 enum Broken {
-    /// A part of a text, and what stands there instead.
+    /// A part of a text, and its replacement.
     Script(Script, &'static str, &'static str),
     Client(Rule),
 }
@@ -31,12 +31,12 @@ enum By {
     /// A history that has found it out, to be tried first. If scripts or model have changed since,
     /// another one will, and the test says which.
     Seed(u64),
-    /// What the clients get where nothing goes wrong.
+    /// The clients' shares if nothing goes wrong.
     Share,
     Scene(Scene),
 }
 
-/// What no history comes to, played for itself.
+/// A case to which no history comes, played for itself.
 pub(crate) type Scene = fn(&Server, &Scripts) -> Result<(), rules::Broken>;
 
 pub(crate) const fn script(
@@ -77,7 +77,7 @@ pub(crate) const fn slow(what: &'static str, rule: Rule) -> Mutant {
 }
 
 impl Mutant {
-    /// How it was found out, if it was. `share` looks at who gets how much.
+    /// How it was found out, if it was. `share` checks the clients' shares.
     fn find_out(
         &self,
         server: &Server,

@@ -1,4 +1,4 @@
-//! Who takes part, what they do and what goes wrong: the part that is known beforehand.
+//! The participants, their actions and the faults: the part that is known beforehand.
 
 use super::client::{MS, SECOND, Time};
 use super::random::Random;
@@ -38,16 +38,16 @@ pub(crate) struct Plan {
     pub(crate) java: usize,
     /// The locks have fencing tokens.
     pub(crate) is_fenced: bool,
-    /// Somebody listens to every channel.
+    /// A monitor listens to every channel.
     pub(crate) is_monitored: bool,
     pub(crate) length: Time,
     pub(crate) think: Times,
     pub(crate) hold: Times,
     pub(crate) java_hold: Times,
     pub(crate) limit: Times,
-    /// Of a hundred calls, how many only try.
+    /// How many of a hundred calls only try.
     pub(crate) tries: i64,
-    /// Of a thousand requests, how many break their connection.
+    /// How many of a thousand requests break their connection.
     pub(crate) breaks: i64,
     pub(crate) faults: Vec<Fault>,
 }
@@ -80,7 +80,7 @@ impl Plan {
             is_fenced,
             is_monitored: random.percent(50),
             length: 10 * SECOND,
-            // In half of the histories somebody always waits.
+            // In half of the histories a client always waits.
             think: if random.percent(50) {
                 Times::always(MS / 5)
             } else {
@@ -107,8 +107,8 @@ impl Plan {
         }
     }
 
-    /// Many wait, those who are inside stay for longer than a lease by message lasts, and every now and
-    /// then one that waits stands still.
+    /// Many wait, holders stay for longer than a lease by message lasts, and every now and then a
+    /// waiter stands still.
     pub(crate) fn slow(self) -> Self {
         Self {
             sites: vec![(0, "orders")],
@@ -123,7 +123,7 @@ impl Plan {
         }
     }
 
-    /// Nothing goes wrong: who gets how much?
+    /// Nothing goes wrong: for the clients' shares.
     pub(crate) fn peaceful(ours: usize, java: usize, hold: Time, length: Time) -> Self {
         Self {
             sites: vec![(0, "orders")],

@@ -1,5 +1,5 @@
-//! What a Redisson client does with a lock: watched from live ones. And what one of ours does that goes
-//! down from writing to reading.
+//! A Redisson client's actions on a lock: watched from live ones. And those of one of ours that
+//! goes down from writing to reading.
 
 use redis::Value;
 
@@ -60,7 +60,7 @@ pub(crate) enum JavaEvent {
     Message,
     /// Asks, unless it has asked since.
     Ask(Option<u64>),
-    /// Its request reaches the server.
+    /// The client's request reaches the server.
     Served(Time),
     Reply(Time, Value),
     Subscribed,
@@ -160,7 +160,7 @@ impl Simulation<'_> {
         self.java_call(java, &call).map(drop)
     }
 
-    /// It reads beside its own writing, and writes no more.
+    /// The client reads beside its own writing, and writes no more.
     fn go_down(&mut self, java: usize) -> Result<bool, Broken> {
         let own = &self.java[java];
         let lock = own.site;
@@ -234,7 +234,7 @@ impl Simulation<'_> {
                 own.has_permit = false;
                 self.java_soon(java, JavaEvent::Served(now));
             }
-            // It does not wait.
+            // The client does not wait.
             (JavaEvent::Reply(_, Value::Nil), State::Waiting) if own.version == Version::Ours => {
                 own.state = State::Idle;
                 self.at(now + 3 * MS, Event::Java(java, JavaEvent::Begin));
@@ -275,7 +275,7 @@ impl Simulation<'_> {
             }
             (JavaEvent::Reply(_, left), State::Waiting) => {
                 let left: i64 = redis::from_redis_value(left).map_err(|error| error.to_string())?;
-                // What it had was taken by force.
+                // Its hold was taken by force.
                 own.held = 0;
                 own.is_asking = false;
                 if own.connection.is_none() {

@@ -1,4 +1,4 @@
-//! What must hold, whatever happens.
+//! The rules that hold at all times.
 
 use super::client::Time;
 use super::scripts::Script;
@@ -15,21 +15,19 @@ const WINDOW: i64 = 4;
 /// So many tokens are a hold's.
 const TOKENS: i64 = 1_024;
 
-/// One script, and what it made of the keys.
+/// One script, and the keys after it.
 pub(crate) struct Step<'a> {
     pub(crate) script: Script,
     pub(crate) owner: Option<&'a String>,
     pub(crate) before: &'a State,
     pub(crate) after: &'a State,
-    /// Whoever sent it may have been refused a place.
-    pub(crate) has_no_place: bool,
     /// It asks again, and has waited since then (ms, the server's clock).
     pub(crate) came: Option<i64>,
-    /// It has waited for so long that others ahead would have asked again.
+    /// The owner has waited for so long that others ahead would have asked again.
     pub(crate) is_old: bool,
     /// The server's clock jumps.
     pub(crate) has_jumped: bool,
-    /// The same of those who have a place.
+    /// The same for the owners with a place.
     pub(crate) others: &'a dyn Fn(&str) -> Option<i64>,
     /// Whether a place has not asked for so long that it may be passed.
     pub(crate) is_silent: &'a dyn Fn(&str) -> bool,
@@ -64,7 +62,7 @@ pub(crate) fn check(
     check_keys(after)?;
     check_end(step)?;
     check_wait(step)?;
-    // Who is not in the queue any more has the lock, has left, or is dead.
+    // An owner that is not in the queue any more has the lock, has left, or is dead.
     for place in &before.queue {
         let is_gone = !after.queue.contains(place) && !after.holders.contains(place);
         let is_passed = script == Script::Acquire && (step.is_silent)(place);
@@ -162,7 +160,7 @@ fn check_keys(state: &State) -> Result<(), Broken> {
     Ok(())
 }
 
-/// Who waits, waits for a reason.
+/// A waiter has a reason to wait.
 fn check_wait(step: &Step<'_>) -> Result<(), Broken> {
     let Step { after, script, .. } = *step;
     let may_grant = !script.is_of_redisson() && script != Script::Renew;
@@ -181,7 +179,7 @@ fn check_wait(step: &Step<'_>) -> Result<(), Broken> {
 /// A hold is ended by its owner or by force, and a late copy cuts no lease.
 fn check_end(step: &Step<'_>) -> Result<(), Broken> {
     let Step { before, after, script, owner, .. } = *step;
-    // Before 4.4 it says so of all who read.
+    // Before 4.4 it says so of all readers.
     let cuts_all = script == Script::RedissonReadRenew3;
     for holder in &before.holders {
         let timeout = before.timeout(holder);
@@ -204,11 +202,11 @@ fn check_end(step: &Step<'_>) -> Result<(), Broken> {
             Some(_) => {}
         }
     }
-    // Those who are left have it as long as the longest of them.
+    // The remaining readers have it as long as the longest of them.
     let is_own = |holder: &String| step.is_by(holder) && script.is_of_redisson();
     let stays = |holder: &&String| before.holders.contains(holder) && !is_own(holder);
     let cuts = after.left < before.left && !(step.counts_readers() && after.mode == "read");
-    // Redisson's renewal says how long the lock lasts, whatever it was.
+    // Redisson's renewal sets the lock's time to live, even to a shorter one.
     let renews = matches!(script, Script::RedissonReadRenew3 | Script::RedissonReadRenew4);
     let cuts = cuts && !renews;
     if let Some(holder) = after.holders.iter().find(stays).filter(|_| cuts) {
@@ -221,7 +219,7 @@ fn check_end(step: &Step<'_>) -> Result<(), Broken> {
     Ok(())
 }
 
-/// The lock goes to who asked or who is told, and past no one who listens.
+/// The lock goes to the asker or the told one, and past no listener.
 fn check_grant(
     step: &Step<'_>,
     holder: &String,
@@ -256,7 +254,7 @@ fn check_grant(
     if before.mode == "write" && before.holders.iter().any(|other| other[..36] == holder[..36]) {
         return Ok("read by the writer");
     }
-    if is_open(before) && before.is_free() && !step.has_no_place && script != Script::Try {
+    if is_open(before) && before.is_free() && script != Script::Try {
         return Err(format!("{script:?} grants {holder} in an open window"));
     }
     let ahead = before.queue.iter().take_while(|id| *id != holder);
@@ -264,23 +262,21 @@ fn check_grant(
     let is_granted = |id: &String| after.holders.contains(id);
     let is_silent = |id: &String| !after.queue.contains(id) && (step.is_silent)(id);
     let passed = ahead.filter(|id| !has_left(id) && !is_granted(id));
-    // Who comes back stands in front of those, and of the silent.
+    // A waiter that comes back stands in front of those, and of the silent.
     let came_later = |id: &String| {
         let is_later = |came| step.has_jumped || (step.others)(id).is_some_and(|it| it > came);
         is_asker && step.came.is_some_and(|came| is_later(came) || (step.is_silent)(id))
     };
     let passed = passed.filter(|id| !is_silent(id) && !came_later(id)).find(|id| hears(id));
     match passed {
-        Some(passed) if !step.has_no_place => {
-            Err(format!("{script:?} grants {holder} before {passed}"))
-        }
+        Some(passed) => Err(format!("{script:?} grants {holder} before {passed}")),
         _ if is_asker && before.mode == "read" => Ok("read beside readers"),
         _ if is_asker => Ok("granted by reply"),
         _ => Ok("granted by message"),
     }
 }
 
-/// What somebody believes: that the lock is his, from then to then.
+/// A process's belief that it has the lock, from one time to another.
 #[derive(Clone, Debug)]
 pub(crate) struct Claim {
     pub(crate) owner: String,
@@ -291,7 +287,8 @@ pub(crate) struct Claim {
 }
 
 impl Lock {
-    /// Only those who may be inside together, but for leases that were cut by force or by a clock.
+    /// Only owners that may be inside together, but for leases that were cut by force or by a
+    /// clock.
     pub(crate) fn check_claim(&self, new: &Claim) -> Result<(), Broken> {
         let is_disturbed =
             |claim: &Claim| self.disturbed.iter().any(|at| (claim.began..=new.from).contains(at));
@@ -309,7 +306,7 @@ impl Lock {
         }
     }
 
-    /// Who enters later has the higher token, and none of those that the process before may still
+    /// A later holder has the higher token, and none of those that the process before may still
     /// use. (Of locks that were taken by force two may be inside, in any order.)
     pub(crate) fn check_token(&mut self, last: Option<i64>) -> Result<(), Broken> {
         if self.site.tokens.is_some() != last.is_some() {

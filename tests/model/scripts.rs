@@ -1,4 +1,4 @@
-//! The texts of the scripts, and what each is called with.
+//! The texts of the scripts, and the arguments of each.
 
 use std::collections::HashMap;
 
@@ -65,7 +65,7 @@ impl Script {
         )
     }
 
-    /// Whether who sends it may get the lock by its reply.
+    /// Whether its sender may get the lock by its reply.
     pub(crate) fn takes(self) -> bool {
         matches!(
             self,
@@ -77,7 +77,7 @@ impl Script {
         )
     }
 
-    /// Whether it ends the hold of who sends it.
+    /// Whether it ends the hold of its sender.
     pub(crate) fn leaves(self) -> bool {
         matches!(
             self,
@@ -94,7 +94,7 @@ impl Script {
         matches!(self, Self::ForceUnlock | Self::RedissonForceUnlock)
     }
 
-    /// What stands before the prelude.
+    /// The shortcut before the prelude.
     fn shortcut(self) -> Option<Self> {
         match self {
             Self::Acquire | Self::Try => Some(Self::Free),
@@ -186,7 +186,7 @@ pub(crate) fn call(site: &Site, uuid: &str, request: &Request) -> Call {
     }
 }
 
-/// `writer`: under whose hold it reads.
+/// `writer`: the holder beside which it reads.
 pub(crate) fn taking(
     script: Script,
     site: &Site,
@@ -209,7 +209,7 @@ pub(crate) fn leaving(script: Script, site: &Site, owner: String, chain: Chain) 
     Call { script, keys: site.keys(), args }
 }
 
-/// A forced unlock of ours, or of Redisson's: of those who have it.
+/// A forced unlock of ours, or of Redisson's, of the holders.
 pub(crate) fn force(site: &Site, state: &State, is_ours: bool) -> Call {
     if is_ours {
         let mut args = vec![site.public.clone()];
@@ -222,7 +222,7 @@ pub(crate) fn force(site: &Site, state: &State, is_ours: bool) -> Call {
     Call { script: Script::RedissonForceUnlock, keys, args: vec![message.to_owned()] }
 }
 
-/// Its number is sent if it is not 0.
+/// The database's number, which is sent if it is not 0.
 fn database(site: &Site) -> Option<String> {
     (site.database != 0).then(|| site.database.to_string())
 }

@@ -1,4 +1,4 @@
-//! What stands before the prelude only saves time.
+//! The shortcuts before the prelude only save time.
 
 use redis::{Connection, Value};
 use redlatch_testkit::Server;
@@ -9,7 +9,7 @@ use super::site::Site;
 use super::store::uuid;
 use super::wire::Request;
 
-/// What is there (commands), what client 1 asks for and what is denied, all with all.
+/// The keys (made by commands), the requests of client 1 and the denied rights, all with all.
 pub(crate) fn check(
     server: &Server,
     site: &Site,
@@ -18,7 +18,7 @@ pub(crate) fn check(
     denied: &str,
 ) {
     // A window is seen here some time after it was opened: it must not have ended by then.
-    let (brief, long) = ("WINDOW, AGE, BLIND = 4,", "WINDOW, AGE, BLIND = 20000,");
+    let (brief, long) = ("WINDOW, AGE = 4,", "WINDOW, AGE = 20000,");
     let scripts = Scripts::broken(site.kind, Script::HandOff, brief, long);
     let mut master = server.connection();
     for denied in ["none"].into_iter().chain(denied.split_whitespace()) {
@@ -39,7 +39,17 @@ pub(crate) fn check(
                 });
                 let [short, rest] = both;
                 let what = format!("{denied} denied, state {at}, {request:?}");
-                assert_eq!(short, rest, "{what}");
+                // Each script asks for the rights that it may need, and then is refused whole. (A lock
+                // without waiters is taken without LLEN.)
+                prepare(&mut master, state);
+                let untouched = redis::cmd("EVAL").arg(ALL).arg(0).query(&mut master).unwrap();
+                let may_differ = matches!(request, Request::Release { .. }) || denied == "llen";
+                if !(may_differ
+                    && denied != "none"
+                    && [&short, &rest].contains(&&(Err("refused"), untouched)))
+                {
+                    assert_eq!(short, rest, "{what}");
+                }
             }
         }
     }
@@ -55,7 +65,7 @@ fn prepare(master: &mut Connection, state: &[String]) {
     pipe.exec(master).unwrap();
 }
 
-/// Every key with what is in it.
+/// Every key with its value.
 const ALL: &str = "
     local keys, all = redis.call('keys', '*'), {}
     table.sort(keys)
@@ -65,7 +75,7 @@ const ALL: &str = "
     end
     return all";
 
-/// A reply without the server's clock, and what is left until then.
+/// A reply without the server's time and the time left.
 fn without_times(reply: Value) -> Value {
     match reply {
         Value::Array(parts) => Value::Array(parts.into_iter().skip(2).collect()),

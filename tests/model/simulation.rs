@@ -1,5 +1,5 @@
-//! One random history: events in the order of simulated time, the real scripts for what the server
-//! does, `client.rs` for what processes of ours do, and a look at the rules after each.
+//! One random history: events in the order of simulated time, the real scripts for the server,
+//! `client.rs` for processes of ours, and a check of the rules after each.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -22,9 +22,9 @@ use super::wire::{Message, Released, Reply, Request, own_channel};
 const START: Time = 1_763_692_800_000_000;
 /// How long a history may go on after its end.
 const AFTERMATH: Time = 100 * SECOND;
-/// So long after keys were lost some may not have taken their places again.
+/// For so long after a loss of keys, some may not have taken their places again.
 const LOST: Time = 12 * SECOND;
-/// Who has not asked for so long may be passed.
+/// A waiter that has not asked for so long may be passed.
 const SILENT: Time = 2 * SECOND;
 /// How late a copy of a request may come.
 const LATE: Time = 6 * SECOND;
@@ -47,10 +47,7 @@ pub(crate) enum Event {
     Subscribe(usize),
     /// The server takes a connection for dead.
     Forget(usize),
-    Listen {
-        process: usize,
-        counted: bool,
-    },
+    Listen(usize),
     Unlisten(usize),
     Java(usize, JavaEvent),
     Fault,
@@ -59,7 +56,7 @@ pub(crate) enum Event {
     Over,
 }
 
-/// What a stopped process finds when it goes on.
+/// The inputs that a stopped process finds when it goes on.
 #[derive(Debug)]
 pub(crate) enum ForProcess {
     Input(Input),
@@ -74,7 +71,7 @@ pub(crate) enum ForProcess {
 pub(crate) struct Connection {
     who: Who,
     channels: Vec<String>,
-    /// Nothing arrives any more, whatever the server believes.
+    /// Nothing arrives any more, though the server may count it as connected.
     is_cut: bool,
     is_known: bool,
     last: Time,
@@ -95,7 +92,7 @@ pub(crate) struct Ours {
     pub(crate) is_stopped: bool,
     inbox: Vec<ForProcess>,
     connection: Option<usize>,
-    listens: Option<bool>,
+    listens: bool,
     lane: Time,
     replies: Time,
     /// Until when it waits for a reply that was lost.
@@ -118,17 +115,17 @@ pub(crate) struct Lock {
     /// The server's clock at that time, in ms.
     at: i64,
     pub(crate) claims: Vec<Claim>,
-    /// When leases were cut by something that is nobody's fault.
+    /// When leases were cut without a fault of a client.
     pub(crate) disturbed: Vec<Time>,
-    /// The last fencing token that somebody entered with.
+    /// The last fencing token with which a holder entered.
     pub(crate) token: i64,
-    /// Of each owner that had a place: since when it says that it waits (ms, the server's clock), and
-    /// when it asked last.
+    /// For each owner that had a place: since when it says that it waits (ms, the server's clock),
+    /// and when it asked last.
     heard: HashMap<String, (i64, Time)>,
     waits: Waits,
 }
 
-/// What happened how often: a case that never comes up is not tested.
+/// The count of each event: a case that never comes up is not tested.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Summary(pub(crate) BTreeMap<&'static str, i64>);
 
@@ -212,7 +209,7 @@ impl<'a> Simulation<'a> {
             is_stopped: false,
             inbox: Vec::new(),
             connection: None,
-            listens: None,
+            listens: false,
             lane: 0,
             replies: 0,
             troubled: 0,
@@ -267,7 +264,7 @@ impl<'a> Simulation<'a> {
         self.trace[self.trace.len().saturating_sub(last)..].join("\n")
     }
 
-    /// Until nobody wants anything any more; then looks for what was left behind.
+    /// Runs until no client wants the lock any more; then looks for leftovers.
     pub(crate) fn run(&mut self) -> Result<(), Broken> {
         let end = self.plan.length + AFTERMATH;
         while let Some(((time, _), event)) = self.events.pop_first() {
@@ -296,12 +293,12 @@ impl<'a> Simulation<'a> {
                 self.change(connection, |connection| connection.is_known = false);
                 Ok(())
             }
-            Event::Listen { process, counted } => {
-                self.listen(process, counted);
+            Event::Listen(process) => {
+                self.listen(process);
                 Ok(())
             }
             Event::Unlisten(process) => {
-                self.ours[process].listens = None;
+                self.ours[process].listens = false;
                 if let Some(connection) = self.ours[process].connection {
                     self.change(connection, |connection| connection.channels.truncate(1));
                 }
@@ -348,13 +345,13 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// A lock as it is now: what has ended by itself is gone.
+    /// A lock as it is now, without the parts that have ended by themselves.
     fn now_of(&self, lock: usize) -> State {
         let Lock { state, at, .. } = &self.locks[lock];
         State { messages: Vec::new(), ..state.clone() }.after(self.server_ms() - at)
     }
 
-    /// Runs a script, holds what it did against the rules and sends its messages.
+    /// Runs a script, checks its changes against the rules and sends its messages.
     pub(crate) fn execute(&mut self, lock: usize, call: &Call) -> Result<Value, Broken> {
         let Call { script, args, .. } = call;
         let script = *script;
@@ -369,7 +366,7 @@ impl<'a> Simulation<'a> {
         let has_jumped =
             self.plan.faults.iter().any(|it| matches!(it, Fault::ClockBack | Fault::ClockForward));
         let heard = &self.locks[lock].heard;
-        // Of one that asks again.
+        // The argument of an owner that asks again.
         let came = args.get(3).filter(|_| script == Script::Acquire);
         let came = came.and_then(|came| came.parse::<i64>().ok());
         let step = Step {
@@ -382,7 +379,6 @@ impl<'a> Simulation<'a> {
             owner: args.iter().find(|arg| arg.len() > 37 && arg.as_bytes()[36] == b':'),
             before: &before,
             after: &after,
-            has_no_place: self.is_full,
         };
         let seen = rules::check(&step, &site, |channel| self.listeners(channel))?;
         for what in seen {
@@ -491,7 +487,9 @@ impl<'a> Simulation<'a> {
             return;
         }
         let mut channels = vec![own_channel(uuid)];
-        channels.extend(self.public_channels(site, listens));
+        if listens {
+            channels.extend(self.public_channels(site));
+        }
         if let Some(old) = connection.filter(|old| !self.connections[*old].is_cut) {
             self.disconnect(old);
         }
@@ -500,20 +498,16 @@ impl<'a> Simulation<'a> {
         self.soon(Event::Process(process, ForProcess::Input(Input::Subscribed)));
     }
 
-    fn public_channels(&self, lock: usize, listens: Option<bool>) -> Vec<String> {
+    fn public_channels(&self, lock: usize) -> [String; 2] {
         let site = &self.locks[lock].site;
-        match listens {
-            None => Vec::new(),
-            Some(false) => vec![site.public.clone()],
-            Some(true) => vec![site.public.clone(), site.companion.clone()],
-        }
+        [site.public.clone(), site.companion.clone()]
     }
 
-    fn listen(&mut self, process: usize, counted: bool) {
+    fn listen(&mut self, process: usize) {
         let own = &mut self.ours[process];
-        own.listens = Some(counted);
+        own.listens = true;
         let (lock, connection) = (own.site, own.connection);
-        let channels = self.public_channels(lock, Some(counted));
+        let channels = self.public_channels(lock);
         if let Some(connection) = connection.filter(|there| !self.connections[*there].is_cut) {
             self.change(connection, |connection| {
                 connection.channels.truncate(1);
@@ -590,7 +584,7 @@ impl<'a> Simulation<'a> {
                 let input = ForProcess::Input(Input::Timer(timer));
                 self.at(time, Event::Process(process, input));
             }
-            Output::Listen { counted } => self.soon(Event::Listen { process, counted }),
+            Output::Listen => self.soon(Event::Listen(process)),
             Output::Unlisten => self.soon(Event::Unlisten(process)),
             Output::Resubscribe => {
                 self.summary.add("subscriptions renewed", 1);
@@ -628,7 +622,7 @@ impl<'a> Simulation<'a> {
         Ok(())
     }
 
-    /// Somebody says that the lock is his until then. Nobody else may say so now.
+    /// A process claims the lock until then. No other may claim it now.
     pub(crate) fn claim(
         &mut self,
         lock: usize,
@@ -698,9 +692,6 @@ impl<'a> Simulation<'a> {
             Reply::Error(_) => self.summary.add("errors", 1),
             Reply::Released(Released::HandedOn) => self.summary.add("handed on", 1),
             Reply::Released(Released::Window) => self.summary.add("windows", 1),
-            Reply::Refused(refused) if refused.place.is_none() => {
-                return Err(format!("{request:?} waits without a place"));
-            }
             _ => {}
         }
         if let Some(sent) = sent {
@@ -851,9 +842,9 @@ impl<'a> Simulation<'a> {
         Ok(())
     }
 
-    // ---- the rules that need to see everybody ---------------------------------------------
+    // ---- the rules that need to see all processes -----------------------------------------
 
-    /// It could take a lock that is free.
+    /// Whether the process could take a free lock.
     fn is_well(&self, own: &Ours) -> bool {
         let hears = own.connection.is_some_and(|there| !self.connections[there].is_cut);
         !own.is_dead
@@ -917,7 +908,7 @@ impl<'a> Simulation<'a> {
     }
 }
 
-/// What goes wrong.
+/// The faults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     Stop,

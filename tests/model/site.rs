@@ -10,9 +10,9 @@ pub(crate) struct Site {
     pub(crate) lock: String,
     pub(crate) queue: String,
     pub(crate) window: String,
-    /// Of a lock that has fencing tokens.
+    /// The token key of a lock with fencing tokens.
     pub(crate) tokens: Option<String>,
-    /// Where releases are told that are everybody's.
+    /// The channel for releases that concern all clients.
     pub(crate) public: String,
     /// Beside the public one, for ours that have a place: so that the others can be counted.
     pub(crate) companion: String,

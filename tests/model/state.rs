@@ -1,4 +1,4 @@
-//! What there is of a lock after a step.
+//! A lock's state after a step.
 
 use redis::Value;
 
@@ -6,13 +6,13 @@ use super::store::short;
 
 pub(crate) const OBSERVE: &str = include_str!("observe.lua");
 
-/// What there is of one lock, and which messages were sent since the last look.
+/// One lock's state, and the messages sent since the last look.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct State {
-    /// Of a read-write lock: `read`, `write`, or nothing.
+    /// The mode of a read-write lock: `read`, `write`, or nothing.
     pub(crate) mode: String,
     pub(crate) holders: Vec<String>,
-    /// Of each holder: how long the longest of its timeouts lasts.
+    /// The time left of each holder's longest timeout.
     pub(crate) timeouts: Vec<i64>,
     /// PTTL, in ms.
     pub(crate) left: i64,
@@ -35,7 +35,7 @@ impl State {
         Self { left: -2, queue_left: -2, window_left: -2, ..Self::default() }
     }
 
-    /// So many ms later, if nobody does anything.
+    /// The state so many ms later, without any command.
     pub(crate) fn after(mut self, passed: i64) -> Self {
         let all = [&mut self.left, &mut self.queue_left, &mut self.window_left];
         for left in all.into_iter().chain(&mut self.timeouts) {
@@ -67,7 +67,7 @@ impl State {
         self.mode.is_empty() && self.holders.is_empty()
     }
 
-    /// Whether who is first in line could have the lock.
+    /// Whether the first in line could have the lock.
     pub(crate) fn is_open(&self) -> bool {
         let may_read =
             self.mode == "read" && self.queue.first().is_some_and(|first| !writes(first));

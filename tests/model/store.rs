@@ -1,4 +1,4 @@
-//! The scripts on a real server, at simulated times, and what they have made of the keys.
+//! The scripts on a real server, at simulated times, and the keys after them.
 
 use std::collections::HashMap;
 
@@ -70,7 +70,7 @@ impl Store {
         self.observed(now, site, redis::cmd("PING")).1
     }
 
-    /// Some of the keys are evicted, or deleted by somebody.
+    /// Some of the keys are evicted or deleted.
     pub(crate) fn delete(&mut self, now: i64, site: &Site, keys: &[String]) -> State {
         let connection = &mut self.connections[site.database as usize];
         redis::cmd("HDEL").arg("sim:ends").arg(keys).exec(connection).unwrap();
@@ -97,7 +97,7 @@ impl Store {
         self.everywhere(redis::cmd("HSET").arg("sim:subscribers").arg(channel).arg(count));
     }
 
-    /// Somebody listens to every channel.
+    /// A monitor listens to every channel.
     pub(crate) fn set_monitored(&mut self) {
         self.everywhere(redis::cmd("SET").arg("sim:patterns").arg(1));
     }
@@ -116,7 +116,7 @@ impl Store {
     }
 }
 
-/// Whose a message is to a client's own channel.
+/// Whether this is the own channel of the owner's client.
 pub(crate) fn is_to(channel: &str, owner: &str) -> bool {
     channel == own_channel(&owner[..36])
 }

@@ -5,11 +5,10 @@ use std::collections::HashMap;
 use super::client::{MS, SECOND, Time};
 use super::rules::Broken;
 
-/// How long a lock may be free while somebody waits who could take it: if nobody is told, everybody
-/// asks within 1.2 s.
+/// How long a lock may be free while a waiter could take it: if none is told, all ask within 1.2 s.
 const FREE: Time = 1_600 * MS;
 /// How long it may be held by an owner that does not know or does not want it: the provisional
-/// lease, whose end those who wait know.
+/// lease, whose end the waiters know.
 const UNCLAIMED: Time = 2_600 * MS;
 /// The same if a copy of its request came late: until its last give-up.
 const UNCLAIMED_COPY: Time = 11 * SECOND;

@@ -1,4 +1,4 @@
-//! What goes over the wire: requests, replies, messages. No I/O and no state.
+//! The wire format: requests, replies, messages. No I/O and no state.
 
 use redis::Value;
 
@@ -9,8 +9,9 @@ pub(crate) fn own_channel(uuid: &str) -> String {
     format!("redisson_lock__channel:{{redlatch:{uuid}}}")
 }
 
-/// Since when ours have had the lock without a turn of Redisson's (more than zero: the server's time;
-/// else minus its age; ms), and how many of them, the holder included. All zero: not known.
+/// Since when ours have had the lock without a turn of Redisson's (more than zero: the server's
+/// time; otherwise minus its age; ms), and how many of them, the holder included. All zero: not
+/// known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Chain {
     pub(crate) since: i64,
@@ -18,8 +19,8 @@ pub(crate) struct Chain {
 }
 
 impl Chain {
-    /// What is sent of it: nothing of one that is younger than 10 ms or not known, unless something
-    /// stands behind it.
+    /// The arguments for it: none for a chain that is younger than 10 ms or not known, unless
+    /// others stand behind them.
     pub(crate) fn said(self, always: bool) -> Vec<String> {
         let Self { since, count } =
             if self.since > 0 || self.since <= -10 { self } else { Self::default() };
@@ -37,29 +38,29 @@ pub(crate) enum Request {
     Renew { number: u64, lease: i64 },
 }
 
-/// What a question says that is not the first one for its place; ms, by the server's clock.
+/// The arguments of a question that is not the first one for its place; ms, by the server's clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Again {
     /// Since when it waits.
     pub(crate) came: i64,
-    /// What the clock shows as it is sent, if the client may say who is silent.
+    /// The time of sending, if the client may call others silent.
     pub(crate) sent: Option<i64>,
 }
 
-/// What a script answers.
+/// A script's answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Reply {
     Granted {
-        /// It was this owner's before the request.
+        /// The lock was this owner's before the request.
         already: bool,
         /// The last fencing token of the hold.
         token: Option<i64>,
     },
     Refused(Refused),
-    /// Of `try`.
+    /// The refusal of a `try`.
     NotTaken,
     Released(Released),
-    /// Of `renew`: whether it is the owner's.
+    /// The answer to `renew`: whether the lock is the owner's.
     Renewed(bool),
     /// The server refused the script; nothing was done.
     Error(String),
@@ -71,8 +72,7 @@ pub(crate) struct Refused {
     pub(crate) now: i64,
     /// Until it is worth another question, ms.
     pub(crate) left: i64,
-    /// `None`: the server refused a place.
-    pub(crate) place: Option<i64>,
+    pub(crate) place: i64,
     pub(crate) whose: Whose,
     /// The place is new.
     pub(crate) is_fresh: bool,
@@ -90,7 +90,7 @@ pub(crate) enum Released {
     NotHeld,
     HandedOn,
     Window,
-    /// Free, and nobody listens in public: the chain ends.
+    /// Free, and no client listens in public: the chain ends.
     Alone,
     Free,
 }
@@ -117,7 +117,7 @@ impl Reply {
             (Request::Acquire { .. }, [now, left, place, whose, fresh]) => Self::Refused(Refused {
                 now: *now,
                 left: *left,
-                place: (*place >= 0).then_some(*place),
+                place: *place,
                 whose: [Whose::Ours, Whose::Redissons, Whose::Window][*whose as usize],
                 is_fresh: *fresh == 1,
             }),
@@ -139,7 +139,7 @@ impl Reply {
     }
 }
 
-/// What comes over a client's own channel: a verb, the owner's number, what the verb needs, and at
+/// A message on a client's own channel: a verb, the owner's number, the verb's arguments, and at
 /// the end the database and the lock's key, which may contain anything.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Message {

@@ -69,7 +69,7 @@ fn spawn_plain<T: Send + 'static>(
 
 /// For as many seconds as `REDLATCH_SOAK` says (10).
 #[test]
-fn whatever_is_taken_in_whatever_order_nothing_locks_up_and_no_two_are_in_one() {
+fn random_sets_in_random_order_never_deadlock_and_no_two_hold_one_lock() {
     let seconds = std::env::var("REDLATCH_SOAK").ok().and_then(|it| it.parse().ok()).unwrap_or(10);
     let server = server();
     let mut random = Random::new();
@@ -116,8 +116,8 @@ fn two_that_list_them_in_opposite_orders_both_go_on() {
     threads.into_iter().flatten().for_each(Running::join);
 }
 
-/// Redisson's `RedissonMultiLock`: in the order of the list, each for a while, else all are given
-/// back and it begins anew.
+/// Redisson's `RedissonMultiLock`: in the order of the list, each for a while, otherwise it gives
+/// all back and begins anew.
 #[test]
 fn beside_redissons_in_the_opposite_order_nothing_locks_up() {
     let _bounded = bounded();
@@ -173,7 +173,7 @@ fn many_threads_take_several_over_one_connection() {
     threads.into_iter().for_each(Running::join);
 }
 
-/// The first part decides: who does not get it asks for no other.
+/// The first part decides: a thread that does not get it asks for no other.
 #[test]
 fn of_many_that_try_exactly_one_has_all() {
     const CALLERS: usize = 4;

@@ -55,7 +55,7 @@ fn losses(guard: &MultiLockGuard) -> Arc<AtomicUsize> {
     lost
 }
 
-// What is left.
+// Leftovers.
 
 #[test]
 fn all_that_is_left_together_outlives_the_client() {
@@ -80,7 +80,7 @@ fn all_that_is_left_together_outlives_the_client() {
     assert!(is_held(&server, "a") && is_held(&server, "c"));
 }
 
-// What is taken.
+// Parts taken.
 
 #[test]
 fn all_are_held_until_the_guard_goes() {
@@ -137,7 +137,8 @@ fn they_are_taken_and_given_back_one_after_the_other() {
     }
     proxy.on_request("EVALSHA", Action::HoldReply);
     let taker = spawn(move || all.lock().unwrap().unlock().unwrap());
-    // What is held whenever the server has carried out one more, and its answer is held back.
+    // The parts held each time the server has carried out one more request, and its answer is held
+    // back.
     let steps = [[1, 0, 0], [1, 1, 0], [1, 1, 1], [1, 1, 0], [1, 0, 0], [0, 0, 0]];
     for (at, expected) in (1..).zip(steps) {
         proxy.wait_fired(at, SOON);
@@ -168,7 +169,7 @@ fn a_lock_that_is_listed_twice_is_taken_once() {
 }
 
 #[test]
-fn what_makes_no_sense_is_said_when_it_is_listed() {
+fn a_senseless_list_of_locks_is_an_error_at_once() {
     let _bounded = bounded();
     let server = server();
     let (one, two) = (client(&server), client(&server));
@@ -181,7 +182,7 @@ fn what_makes_no_sense_is_said_when_it_is_listed() {
     let (left, right) = (one.reentrant_lock("x"), two.reentrant_lock("y"));
     let error = MultiLock::quorum(&[&left, &right]).unwrap_err();
     assert!(error.to_string().contains(&server.port().to_string()), "{error}");
-    // A name and a lease are looked at by the first call, as of one lock.
+    // The first call checks a name and a lease, as for one lock.
     let error = all_of(&one, &["x", ""]).lock().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config);
     let error = all_of(&one, &NAMES).with_lease(Duration::ZERO).try_lock().unwrap_err();
@@ -233,7 +234,7 @@ fn locks_of_any_kind_go_together() {
 }
 
 #[test]
-fn with_gives_back_what_work_gives() {
+fn with_returns_the_result_of_its_work() {
     let _bounded = bounded();
     let server = server();
     let client = client(&server);

@@ -1,16 +1,11 @@
 //! A quorum.
 
-use std::fs;
-
-use rustix::param::page_size;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-
 use super::*;
 
 const FIVE: usize = 5;
 /// The lease of a vote: longer than anything here is waited for, so that none lapses unseen.
 const VOTE: Duration = LONG;
-/// What the clients wait for a single reply.
+/// The clients' wait for a single reply.
 const RESPONSE_TIMEOUT: Duration = SOON;
 
 fn five() -> Vec<Server> {
@@ -21,13 +16,13 @@ fn voting(servers: &[Server]) -> MultiLock {
     voting_at(&servers.iter().map(Server::url).collect::<Vec<_>>())
 }
 
-/// Of clients that would wait for long for a server that does not answer. A quorum does not: for
-/// 1.2 s, a fiftieth of the lease.
+/// A lock of clients that would wait for long for a server that does not answer. A quorum does not:
+/// for 1.2 s, a fiftieth of the lease.
 fn voting_at(urls: &[String]) -> MultiLock {
     enduring(urls, Duration::ZERO)
 }
 
-/// The same of clients that wait for servers which are away.
+/// The same with clients that wait for servers which are away.
 fn enduring(urls: &[String], failover_timeout: Duration) -> MultiLock {
     let locks: Vec<_> = urls
         .iter()
@@ -43,7 +38,7 @@ fn votes(servers: &[Server]) -> usize {
     servers.iter().filter(|server| is_held(server, "vote")).count()
 }
 
-/// Takes it with the votes of all: on a busy machine one that is late is not waited for.
+/// Takes the lock with the votes of all: on a busy machine a quorum does not wait for a late one.
 fn lock_at_all(quorum: &MultiLock) -> MultiLockGuard {
     let mut had = None;
     wait_until("all have voted", SOON, || {
@@ -124,7 +119,7 @@ fn with_two_of_five_servers_dead_it_is_had_and_with_three_it_is_an_error_in_time
     for server in [&servers[1], &servers[2]] {
         wait_free(server, "vote", SOON);
     }
-    // What a server granted late is given back, so it is had again when they are back.
+    // The client gives back a late grant, so it can have the lock again when the servers are back.
     servers[3].resume();
     servers[4].resume();
     wait_until("it is had again", SOON, || matches!(ours.try_lock(), Ok(Some(_))));
@@ -182,30 +177,39 @@ fn without_threads_to_ask_on_a_quorum_is_an_error_and_nothing_is_held() {
     let _bounded = bounded();
     let servers = five();
     let quorum = voting(&servers);
-    // The stacks of threads that have ended would be used again.
-    let all = Arc::new(Barrier::new(33));
-    let wait = |_| {
-        let all = Arc::clone(&all);
-        spawn(move || all.wait().is_leader())
-    };
-    let waiting: Vec<_> = (1..33).map(wait).collect();
-    let before = getrlimit(Resource::As);
-    // No stack fits in, and all else does.
-    let size = fs::read_to_string("/proc/self/statm").unwrap();
-    let pages: u64 = size.split(' ').next().unwrap().parse().unwrap();
-    let full = pages * page_size() as u64 + (1 << 20);
-    setrlimit(Resource::As, Rlimit { current: Some(full), ..before }).unwrap();
-    let error = quorum.lock().map(drop);
-    setrlimit(Resource::As, before).unwrap();
-    all.wait();
-    for thread in waiting {
-        let _leader = thread.join();
-    }
+    let error = without_room_for_threads(|| quorum.lock().map(drop));
     let error = error.unwrap_err();
     assert!(format!("{error:#}").contains("the system gives no thread"), "{error:#}");
     assert!(error.is_transient(), "{error}");
     servers.iter().for_each(|server| wait_free(server, "vote", SOON));
     lock_at_all(&quorum).unlock().unwrap();
+}
+
+/// The release of each part needs a thread, too.
+#[test]
+fn a_quorum_that_is_given_back_without_threads_is_free_before_its_lease_ends() {
+    if !has_own_process() {
+        return;
+    }
+    let _bounded = bounded();
+    let servers = five();
+    let quorum = voting(&servers);
+    for drops in [false, true] {
+        let guard = lock_at_all(&quorum);
+        let unlocked = without_room_for_threads(|| {
+            if drops {
+                drop(guard);
+                None
+            } else {
+                Some(guard.unlock())
+            }
+        });
+        if let Some(unlocked) = unlocked {
+            let error = unlocked.unwrap_err();
+            assert!(format!("{error:#}").contains("the system gives no thread"), "{error:#}");
+        }
+        servers.iter().for_each(|server| wait_free(server, "vote", SOON));
+    }
 }
 
 #[test]
@@ -256,7 +260,7 @@ fn a_wait_outlasts_a_majority_that_is_away_for_a_while() {
 }
 
 #[test]
-fn on_the_smaller_side_of_a_partition_nobody_has_it() {
+fn no_client_on_the_smaller_side_of_a_partition_has_the_lock() {
     let _bounded = bounded();
     let servers = five();
     let proxies: Vec<_> = servers.iter().map(Proxy::before).collect();
@@ -305,7 +309,7 @@ fn had(quorum: &MultiLock) -> MultiLockGuard {
 }
 
 #[test]
-fn those_who_split_the_votes_try_again_until_each_has_had_it() {
+fn rivals_that_split_the_votes_try_again_until_each_has_had_the_lock() {
     let _bounded = bounded();
     let servers = five();
     let inside = Arc::new(AtomicUsize::new(0));

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn what_a_killed_process_held_comes_back_when_its_lease_ends() {
+fn the_locks_of_a_killed_process_come_back_when_their_lease_ends() {
     let _bounded = bounded();
     let server = server();
     let lease = RENEWED;
@@ -97,7 +97,7 @@ fn a_server_that_says_nothing_is_waited_for_once_when_all_are_given_back() {
 fn a_reply_that_is_lost_leaves_nothing_behind() {
     let _bounded = bounded();
     let server = server();
-    // What is undone in the background of one case would meet the fault of the next.
+    // The background work of one case would meet the fault of the next.
     let connected = || {
         let proxy = Proxy::before(&server);
         let client = impatient(&proxy.url()).connections(2).connect().unwrap();
@@ -117,7 +117,7 @@ fn a_reply_that_is_lost_leaves_nothing_behind() {
             let (proxy, all) = connected();
             let guard = all.lock().unwrap();
             proxy.on_request(name_in(name), action);
-            // Released, or nobody knows.
+            // Released, or with an unknown outcome.
             if let Err(error) = guard.unlock() {
                 assert!(error.outcome_unknown(), "{error}");
             }
@@ -126,7 +126,7 @@ fn a_reply_that_is_lost_leaves_nothing_behind() {
         }
         let (proxy, all) = connected();
         proxy.on_request(name_in(name), Action::Silence);
-        // What was sent once more in time was answered.
+        // A request sent once more in time was answered.
         match all.try_lock() {
             Ok(had) => had.expect("nobody has one").unlock().unwrap(),
             Err(error) => assert!(error.outcome_unknown(), "{error}"),

@@ -65,7 +65,7 @@ fn a_time_limit_is_for_the_whole() {
     taken.into_iter().for_each(|guard| guard.unlock().unwrap());
 }
 
-/// Its clients would wait for its answers for far longer.
+/// The clients would wait for the server's answers for far longer.
 #[test]
 fn a_limit_ends_the_whole_where_a_server_says_nothing() {
     let _bounded = bounded();
@@ -106,13 +106,13 @@ fn a_limit_ends_the_whole_where_a_server_says_nothing() {
     }
     assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
     there.resume();
-    // What it may have granted late was given back.
+    // A late grant was given back.
     wait_free(&there, "b", SOON);
     all.lock().unwrap().unlock().unwrap();
 }
 
 #[test]
-fn a_cancel_gives_back_what_was_had() {
+fn a_cancel_gives_back_the_locks_taken_so_far() {
     let _bounded = bounded();
     let server = server();
     let (ours, other) = (client(&server), client(&server));
@@ -134,7 +134,7 @@ fn a_cancel_gives_back_what_was_had() {
 }
 
 #[test]
-fn what_is_lost_while_others_are_waited_for_is_taken_again() {
+fn a_lock_lost_while_others_are_waited_for_is_taken_again() {
     let _bounded = bounded();
     let server = server();
     let (ours, other) = (client(&server), client(&server));

@@ -1,11 +1,11 @@
-//! What a process must not believe.
+//! False beliefs of a process.
 
 use super::*;
 
-/// A hold that was deleted is held by a guard still. Whoever is granted another one beside it must not
-/// be let into that.
+/// A guard still holds a deleted hold. A thread that is granted another one beside it must not
+/// enter the old one.
 #[test]
-fn who_is_let_in_beside_a_hold_that_the_server_has_lost_has_one_of_its_own() {
+fn a_reader_let_in_beside_a_hold_that_the_server_lost_has_one_of_its_own() {
     let _bounded = bounded();
     let server = server();
     // The server does not tell it of its loss.
@@ -16,11 +16,11 @@ fn who_is_let_in_beside_a_hold_that_the_server_has_lost_has_one_of_its_own() {
     let stale = lock.read().lock().unwrap();
     let writer = Guest::of(other.write());
     wait_queue(&server, "stale", 1);
-    // Until the turn is over, in which it would be let in without a question.
+    // Waits for the end of the turn, in which the reader would be let in without a question.
     thread::sleep(Duration::from_millis(20));
     let reader = Guest::of(lock.read());
     wait_queue(&server, "stale", 2);
-    // Nobody is told; the writer finds out when it asks next.
+    // No process is told; the writer finds out at its next question.
     let () = redis.del("stale").unwrap();
     writer.wait_in();
     assert!(stale.is_held(), "it has not asked since");
@@ -36,7 +36,7 @@ fn who_is_let_in_beside_a_hold_that_the_server_has_lost_has_one_of_its_own() {
 }
 
 #[test]
-fn who_is_let_in_to_write_is_alone_in_its_process_too() {
+fn a_writer_that_is_let_in_is_alone_in_its_process_too() {
     let _bounded = bounded();
     let server = server();
     let lock = client(&server).read_write_lock("alone");
@@ -51,7 +51,7 @@ fn who_is_let_in_to_write_is_alone_in_its_process_too() {
 }
 
 #[test]
-fn a_forced_unlock_of_who_writes_ends_what_it_reads_too() {
+fn a_forced_unlock_of_a_writer_ends_its_read_hold_too() {
     let _bounded = bounded();
     let server = server();
     let lock = client(&server).read_write_lock("both");
@@ -71,9 +71,9 @@ fn a_forced_unlock_of_who_writes_ends_what_it_reads_too() {
     wait_free(&server, "both", SOON);
 }
 
-/// What is granted to read may be over when the reply comes. That says nothing of the other hold.
+/// A read grant may be over when the reply comes. That says nothing of the other hold.
 #[test]
-fn who_writes_and_is_told_too_late_that_it_reads_writes_on() {
+fn a_writer_told_too_late_of_its_read_grant_writes_on() {
     let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
@@ -100,9 +100,9 @@ fn who_writes_and_is_told_too_late_that_it_reads_writes_on() {
     wait_left(&server, "too-late");
 }
 
-/// The hash stays for who reads: so the hold that writes does not end with its lease alone.
+/// The hash stays for the reader: so the hold that writes does not end with its lease alone.
 #[test]
-fn who_wrote_for_too_long_and_reads_on_keeps_no_reader_out() {
+fn a_writer_that_lapsed_and_reads_on_keeps_no_reader_out() {
     let _bounded = bounded();
     let server = server();
     let lock = client(&server).read_write_lock("lapsed");
@@ -122,9 +122,10 @@ fn who_wrote_for_too_long_and_reads_on_keeps_no_reader_out() {
     wait_left(&server, "lapsed");
 }
 
-/// Those who wanted the renewal may have left the hold before somebody comes who wants it, too.
+/// The threads that wanted the renewal may have left the hold before another one comes that wants
+/// it, too.
 #[test]
-fn who_enters_late_and_wants_its_hold_renewed_has_that() {
+fn a_late_reader_that_wants_its_hold_renewed_has_that() {
     let _bounded = bounded();
     let server = server();
     let lease = RENEWED;
@@ -134,14 +135,14 @@ fn who_enters_late_and_wants_its_hold_renewed_has_that() {
     let fixed = Guest::of(&lock.read().with_lease(lease));
     fixed.wait_in();
     first.leaves();
-    // The alarm of the first one has gone off, and there was nobody to renew it for.
+    // The alarm of the first one has gone off, and no thread needed the renewal.
     thread::sleep(lease / 2);
-    // (Who is let in by the server's word makes the lease longer by that. A level deeper does not.)
+    // (A thread that the server lets in makes the lease longer by that. A deeper level does not.)
     let outer = lock.read().with_lease(UNIT).lock().unwrap();
     let watched = lock.read().lock().unwrap();
     thread::sleep(lease * 3 / 2);
     assert!(watched.is_held());
-    // Their own leases are over, and it has kept the hold for them.
+    // The other threads' own leases are over, and the renewal has kept the hold for them.
     outer.unlock().unwrap();
     fixed.leaves();
     watched.unlock().unwrap();
@@ -156,7 +157,7 @@ fn several_are_taken_together_beside_other_readers() {
     let locks = ["one", "two", "three"].map(|name| client.read_write_lock(name));
     let all = MultiLock::new(&[locks[0].read(), locks[1].write(), locks[2].read()]).unwrap();
     let mut redis = server.connection();
-    // One that is not to be had leaves nothing of the others.
+    // A lock that is not free leaves no hold of the others.
     let other = common::client(&server);
     let writer = Guest::of(other.read_write_lock("three").write());
     writer.wait_in();

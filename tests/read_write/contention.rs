@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Where this executable's workers begin: a process whose threads read and write, and say so.
+/// The start of this executable's workers: a process whose threads read and write, and say so.
 #[test]
 fn worker() {
     let Some(job) = Job::from_env() else { return };
@@ -72,7 +72,7 @@ fn stay(mut diary: &fs::File, guard: &LockGuard, writes: bool, id: &str, random:
 
 #[derive(Debug)]
 struct Stay {
-    /// Of whom, when the test fails.
+    /// The thread, for a failing test.
     #[allow(dead_code)]
     id: String,
     begin: u64,
@@ -80,7 +80,8 @@ struct Stay {
     writes: bool,
 }
 
-/// What they say they did; who was killed was inside until then, or until its deadline.
+/// The stays by the threads' record; a killed one was inside until its death, or until its
+/// deadline.
 fn stays(diary: &str, killed: &HashMap<u32, u64>) -> Vec<Stay> {
     let mut open: HashMap<&str, (u64, u64, bool)> = HashMap::new();
     let mut stays = Vec::new();
@@ -127,7 +128,7 @@ fn check_stays(stays: &[Stay]) {
 }
 
 #[test]
-fn a_writer_is_alone_whoever_is_killed_or_stopped() {
+fn a_writer_is_alone_while_processes_are_killed_and_stopped() {
     let _bounded = bounded();
     let server = server();
     let diary = std::env::current_exe().unwrap().with_file_name(format!(
@@ -175,7 +176,7 @@ fn a_writer_is_alone_whoever_is_killed_or_stopped() {
     let stays = stays(&said, &killed);
     assert!(stays.iter().any(|stay| stay.writes) && stays.iter().any(|stay| !stay.writes));
     check_stays(&stays);
-    // What the killed had ends.
+    // The killed processes' holds end.
     wait_left(&server, "contended");
 }
 

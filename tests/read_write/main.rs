@@ -1,5 +1,5 @@
-//! The read-write lock: who may be inside with whom, in one process and in several, beside Redisson,
-//! and whatever breaks.
+//! The read-write lock: which threads may be inside together, in one process and in several, beside
+//! Redisson, and under faults.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -47,7 +47,7 @@ fn queue(redis: &mut Connection, name: &str) -> Vec<String> {
     redis.lrange(format!("redlatch_rwlock_queue:{{{name}}}"), 0, -1).unwrap()
 }
 
-/// Until so many stand in line and hear what they are told: who does not yet counts as dead.
+/// Waits until so many stand in line and listen: a waiter that does not listen yet counts as dead.
 fn wait_queue(server: &Server, name: &str, places: usize) {
     let mut redis = server.connection();
     wait_until(&format!("{places} stand in line"), SOON, || {
@@ -63,7 +63,7 @@ fn listens(redis: &mut Connection, owner: &str) -> bool {
     listeners > 0
 }
 
-/// Nothing is left of it.
+/// Waits until nothing of the lock is left.
 fn wait_left(server: &Server, name: &str) {
     wait_free(server, name, SOON);
     let mut redis = server.connection();
@@ -88,7 +88,7 @@ impl Guest {
         let thread = spawn(move || {
             let guard = lock.lock()?;
             tell.send(Instant::now()).unwrap();
-            // Its own words when it is to leave, or its test has failed.
+            // The order to leave, or the end of a failed test.
             let _ = told.recv();
             guard.unlock()
         });
@@ -122,7 +122,7 @@ fn readers_of_a_process_share_one_hold_and_ask_for_it_once() {
         other.wait_in();
     }
     let scripts = Commands::so_far(&server).scripts() - before.scripts();
-    // One for each turn that has ended meanwhile.
+    // One script for each turn that has ended meanwhile.
     assert!(scripts <= 8, "{scripts} scripts for 8 readers");
     let mut redis = server.connection();
     assert_eq!(owners(&mut redis, "shared").len(), 1);
@@ -133,10 +133,10 @@ fn readers_of_a_process_share_one_hold_and_ask_for_it_once() {
     assert_eq!(timeouts(&mut redis, "shared"), std::slice::from_ref(&timeout));
     let value: String = redis.get(&timeout).unwrap();
     assert_eq!(value, "1");
-    // The lock first: time passes between the two.
+    // The lock's time is read first: time passes between the two.
     let (lasts, left) = (pttl(&mut redis, "shared"), pttl(&mut redis, &timeout));
     assert!(left > 50_000 && lasts >= left, "{left} of {lasts}");
-    // The one that took it goes first.
+    // The thread that took the lock leaves first.
     first.unlock().unwrap();
     assert_eq!(owners(&mut redis, "shared"), [owner]);
     others.into_iter().for_each(Guest::leaves);
@@ -185,7 +185,7 @@ fn a_writer_in_front_lets_no_later_reader_in_and_those_behind_it_come_together()
     reading.wait_in();
     let writer = Guest::of(two.write());
     wait_queue(&server, "front", 1);
-    // Of the process that reads, too: once its turn is over, and it has asked.
+    // Also for readers of the reading process: once its turn is over, and it has asked.
     thread::sleep(Duration::from_millis(20));
     let same = Guest::of(one.read());
     wait_queue(&server, "front", 2);
@@ -193,7 +193,7 @@ fn a_writer_in_front_lets_no_later_reader_in_and_those_behind_it_come_together()
     wait_queue(&server, "front", 3);
     assert!(three.read().try_lock().unwrap().is_none());
     assert!(one.read().try_lock().unwrap().is_none());
-    // Who reads already is not kept out.
+    // A thread that reads already is not kept out.
     assert!(!writer.is_in() && !same.is_in() && !other.is_in());
     reading.leaves();
     writer.wait_in();
@@ -209,7 +209,7 @@ fn a_writer_in_front_lets_no_later_reader_in_and_those_behind_it_come_together()
 }
 
 #[test]
-fn who_may_not_join_makes_nobodys_lease_longer() {
+fn a_thread_that_may_not_join_makes_no_lease_longer() {
     let _bounded = bounded();
     let server = server();
     let lock = client(&server).read_write_lock("join");
@@ -217,7 +217,7 @@ fn who_may_not_join_makes_nobodys_lease_longer() {
     let reading = lock.read().with_lease(lease).lock().unwrap();
     let writer = Guest::of(client(&server).read_write_lock("join").write());
     wait_queue(&server, "join", 1);
-    // Past the reader's turn: whether others may join it is asked.
+    // Past the reader's turn: the process asks whether others may join it.
     thread::sleep(Duration::from_millis(20));
     let longer = lock.read().with_lease(60 * lease);
     let joined = thread::spawn(move || longer.try_lock().unwrap().is_some());
@@ -276,7 +276,7 @@ fn within_a_turn_too_no_reader_passes_a_writer_of_its_process() {
 }
 
 #[test]
-fn a_thread_that_reads_reads_again_whoever_waits() {
+fn a_thread_that_reads_reads_again_though_a_writer_waits() {
     let _bounded = bounded();
     let server = server();
     let lock = client(&server).read_write_lock("again");
@@ -295,7 +295,7 @@ fn a_thread_that_reads_reads_again_whoever_waits() {
 }
 
 #[test]
-fn who_writes_goes_down_to_reading_and_nobody_writes_between() {
+fn a_writer_goes_down_to_reading_and_no_other_writes_between() {
     let _bounded = bounded();
     let server = server();
     let lock = client(&server).read_write_lock("down");
@@ -328,7 +328,7 @@ fn who_writes_goes_down_to_reading_and_nobody_writes_between() {
 }
 
 #[test]
-fn who_reads_and_asks_to_write_is_told_so_at_once_and_reads_on() {
+fn a_reader_that_asks_to_write_is_refused_at_once_and_reads_on() {
     let _bounded = bounded();
     let server = server();
     let lock = client(&server).read_write_lock("up");
@@ -343,7 +343,7 @@ fn who_reads_and_asks_to_write_is_told_so_at_once_and_reads_on() {
     assert!(reading.is_held());
     reading.unlock().unwrap();
     lock.write().lock().unwrap().unlock().unwrap();
-    // Who writes may do both, and write again.
+    // A writer may read as well, and write again.
     let writing = lock.write().lock().unwrap();
     let reading = lock.read().lock().unwrap();
     let again = lock.write().lock().unwrap();
@@ -391,7 +391,7 @@ fn holds_of_both_kinds_are_renewed_while_they_last() {
 }
 
 #[test]
-fn a_lost_hold_is_told_to_all_who_share_it() {
+fn a_lost_hold_is_told_to_all_readers_that_share_it() {
     let _bounded = bounded();
     let server = server();
     let lock = watched(&server, RENEWED).read_write_lock("lost");
@@ -448,7 +448,7 @@ fn a_shutdown_gives_everything_back_and_ends_every_wait() {
     let reading = lock.read().lock().unwrap();
     let writer = Guest::of(lock.write());
     wait_queue(&server, "ended", 1);
-    // Behind it: before it, it would be let in.
+    // Behind the writer: before it, the reader would be let in.
     let reader = Guest::of(lock.read());
     reader.thread.wait_queued();
     client.shutdown();
@@ -485,7 +485,7 @@ fn a_reader_with_a_lease_of_its_own_has_it_for_that_at_least() {
     wait_until("it ends", SOON, || !guard.is_held());
     assert_eq!(guard.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
     wait_left(&server, "leased");
-    // Beside one that lasts longer it lasts longer.
+    // Beside a longer hold it lasts longer.
     let watched = Guest::of(lock.read());
     watched.wait_in();
     let guard = short.lock().unwrap();
@@ -498,8 +498,8 @@ fn a_reader_with_a_lease_of_its_own_has_it_for_that_at_least() {
     wait_left(&server, "leased");
 }
 
-/// The lease bounds a thread that hangs, in the server too: who came beside it for longer does not
-/// change that.
+/// The lease bounds a thread that hangs, in the server too: a thread beside it with a longer lease
+/// does not change that.
 #[test]
 fn a_reader_that_comes_and_goes_leaves_anothers_lease_as_it_is() {
     let _bounded = bounded();
@@ -513,7 +513,7 @@ fn a_reader_that_comes_and_goes_leaves_anothers_lease_as_it_is() {
         let visit = Guest::of(&visitor);
         visit.wait_in();
         wait_until("its lease is the longer one", SOON, || guard.remaining() > lease);
-        // What the other one keeps is not promised: it may leave.
+        // The other one's lease is no promise: it may leave.
         assert!(guard.check(2 * lease).is_err());
         visit.leaves();
         assert!(guard.remaining() <= lease, "{:?}", guard.remaining());

@@ -4,7 +4,7 @@ use super::*;
 
 const JAVA: &str = "7a1c3f5e-0b2d-4c6e-8f01-23456789abcd";
 
-/// One of Redisson's, 4.7 or 3.16.8: its scripts, as it sends them.
+/// One of Redisson's clients, 4.7 or 3.16.8, by its scripts.
 struct Java {
     redis: Connection,
     name: String,
@@ -35,7 +35,7 @@ impl Java {
         format!("{{{}}}:{}:rwlock_timeout", self.name, self.owner())
     }
 
-    /// `true`: it has it.
+    /// `true`: the client has the lock.
     fn reads(&mut self) -> bool {
         let keys = [self.name.clone(), self.timeouts()];
         let args = ["60000".to_owned(), self.owner(), format!("{}:write", self.owner())];
@@ -87,7 +87,7 @@ fn redissons_readers_and_writers_and_ours_exclude_each_other() {
         let lock = client(&server).read_write_lock("java");
         let mut java = Java::new(&server, "java", 7, is_new);
         let mut second = Java::new(&server, "java", 8, is_new);
-        // Readers together; whoever goes first leaves the other's hold.
+        // Readers together; the first to go leaves the other's hold.
         let reading = lock.read().lock().unwrap();
         assert!(java.reads() && java.reads());
         assert!(!second.writes() && lock.write().is_locked().is_ok_and(|written| !written));
@@ -121,7 +121,7 @@ fn redissons_readers_and_writers_and_ours_exclude_each_other() {
     }
 }
 
-/// How long it takes until somebody is let in by a release that comes right behind its question.
+/// How long it takes until a waiter is let in by a release that comes right behind its question.
 fn let_in(server: &Server, guest: &Guest, release: impl FnOnce()) -> Duration {
     guest.thread.wait_queued();
     let asked = Commands::so_far(server).scripts();
@@ -132,13 +132,13 @@ fn let_in(server: &Server, guest: &Guest, release: impl FnOnce()) -> Duration {
 }
 
 #[test]
-fn who_waits_for_redissons_is_let_in_by_its_release() {
+fn a_waiter_behind_redisson_is_let_in_by_its_release() {
     let _bounded = bounded();
     let server = server();
     for is_new in [true, false] {
         let lock = client(&server).read_write_lock("woken");
         let mut java = Java::new(&server, "woken", 7, is_new);
-        // Another try, if the machine kept somebody from running.
+        // Another try, if the machine kept a thread from running.
         let heard = (0..5).any(|_| {
             assert!(java.reads());
             let writer = Guest::of(lock.write());

@@ -66,7 +66,7 @@ impl Kind for ReadWriteLock {
         Some(if state.mode.is_empty() { "read".to_owned() } else { state.mode.clone() })
     }
 
-    /// One who writes or some who read, each with a timeout.
+    /// One writer or some readers, each with a timeout.
     fn check_holders(&self, step: &Step<'_>) -> Result<(), Broken> {
         let Step { before, after: state, script, .. } = *step;
         let writers = state.holders.iter().filter(|holder| writes(holder)).count();
@@ -74,7 +74,7 @@ impl Kind for ReadWriteLock {
             "" if state.holders.is_empty() => {}
             "read" if writers == 0 && !state.holders.is_empty() => {}
             "write" if writers == 1 => {
-                // Who writes may read as well, and nobody else.
+                // The writer may read as well, and no other process.
                 let process = |owner: &String| owner[..36].to_owned();
                 let first = process(&state.holders[0]);
                 if state.holders.iter().any(|holder| process(holder) != first) {
@@ -95,7 +95,7 @@ impl Kind for ReadWriteLock {
         Ok(())
     }
 
-    /// Who writes may read as well.
+    /// The writer may read as well.
     fn excludes(&self, one: &Claim, other: &Claim) -> bool {
         (writes(&one.owner) || writes(&other.owner)) && one.owner[..8] != other.owner[..8]
     }
@@ -139,7 +139,7 @@ impl Kind for ReadWriteLock {
     }
 }
 
-/// What begins the name of each reader's timeouts.
+/// The beginning of the name of each reader's timeouts.
 fn prefix(lock: &str) -> String {
     if lock.contains('{') { lock.to_owned() } else { format!("{{{lock}}}") }
 }

@@ -15,8 +15,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     script(
         "a later reader passes a writer in front",
         Script::Acquire,
-        "if may_enter() and redis.pcall('exists', queue, window) == 0 then",
-        "if may_enter() and redis.pcall('exists', window) == 0 then",
+        "if may_enter() and redis.call('exists', queue, window) == 0 then",
+        "if may_enter() and redis.call('exists', window) == 0 then",
         0,
     ),
     script(
@@ -36,8 +36,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     script(
         "only the first reader is let in",
         Script::Holders,
-        "                    granted = true\n                else",
-        "                    return true\n                else",
+        "            granted = true\n        end",
+        "            return true\n        end",
         0,
     ),
     script(
@@ -54,17 +54,17 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "if false then",
         0,
     ),
-    script(
+    seldom(
         "a dead writer in front keeps readers out",
         Script::Holders,
         "if not dead and mode and writes(head) then",
         "if mode and writes(head) then",
-        0,
+        scenarios::behind_a_dead_writer,
     ),
     script(
         "a pattern's subscriber makes the dead look alive",
         Script::HandOff,
-        "return (refused(heard) or heard[2] > 0) and channel or nil",
+        "return redis.call('pubsub', 'numsub', channel)[2] > 0 and channel or nil",
         "return channel",
         0,
     ),
@@ -99,8 +99,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     script(
         "who reads on lets no reader in",
         Script::Holders,
-        "        grant(now(), 1)\n        redis.pcall('publish', public, message)",
-        "        redis.pcall('publish', public, message)",
+        "        grant(now(), 1)\n        redis.call('publish', public, message)",
+        "        redis.call('publish', public, message)",
         0,
     ),
     script(
@@ -110,12 +110,12 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "            redis.pcall('pexpire', lock, 1)",
         0,
     ),
-    script(
-        "a reader that enters cuts the others' lease",
+    seldom(
+        "a reader that asks again cuts the others' lease",
         Script::Holders,
         "left < tonumber(lease) and lease or left",
         "lease",
-        0,
+        scenarios::behind_a_dead_writer,
     ),
     script(
         "one that reads is left out of the lock's lease",
@@ -127,8 +127,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     script(
         "a writer that gives up leaves the readers behind it",
         Script::Holders,
-        "    if mode == 'read' then\n        grant(now(), 1)",
-        "    if mode == 'read' then\n        mode = nil",
+        "elseif (not mode or mode == 'read') and length() > 0 and not stuck() then",
+        "elseif not mode then",
         0,
     ),
     script(
@@ -141,7 +141,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     script(
         "a free lock is granted in a window",
         Script::Acquire,
-        "if mode ~= 'write' and (not open or place < 0) then",
+        "if mode ~= 'write' and not open then",
         "if mode ~= 'write' then",
         0,
     ),
@@ -155,14 +155,14 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     script(
         "who gives up keeps its place",
         Script::GiveUp,
-        "redis.pcall('lrem', queue, 1, ARGV[1])",
+        "redis.call('lrem', queue, 1, ARGV[1])",
         "",
         0,
     ),
     script(
         "a place is taken twice",
         Script::HandOff,
-        "local place = redis.pcall('lpos', queue, owner)",
+        "local place = redis.call('lpos', queue, owner)",
         "local place = false",
         0,
     ),
@@ -176,8 +176,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     script(
         "a forced unlock grants nobody",
         Script::ForceUnlock,
-        "if not grant(now(), 1) then",
-        "if true then",
+        "hand_on(0, 0, mode == 'write' and '1' or '0', grant) and 1",
+        "1",
         0,
     ),
     script(
@@ -209,13 +209,6 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         0,
     ),
     script(
-        "who has no place never enters",
-        Script::Acquire,
-        "    if place < 0 and may_enter() then",
-        "    if false then",
-        14,
-    ),
-    script(
         "who tries enters beside a writer",
         Script::Try,
         "or mode == 'write' and (not writer or redis.call('hexists', lock, writer) == 0)",
@@ -232,8 +225,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     script(
         "who comes by grants the lock in a window",
         Script::Holders,
-        "        if left then\n            announce(left)",
-        "        if false then\n            announce(left)",
+        "    if left then\n        announce(left)",
+        "    if false then\n        announce(left)",
         5,
     ),
     script(
@@ -274,22 +267,22 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     script(
         "the shortcut leaves those who wait",
         Script::Unwanted,
-        " and KEYS[2] and redis.pcall('exists', KEYS[2]) == 0",
+        " and redis.call('llen', KEYS[2]) == 0",
         "",
         0,
     ),
     seldom(
-        "a refused message is not undone",
+        "a client that may tell nobody sets the lock free",
         Script::Holders,
-        "                    if not refusal then\n                        drop(owner, true)\n                    end",
-        "",
+        "    if trouble then\n        return nil, nil, trouble\n    elseif free then",
+        "    if free then",
         scenarios::mute_release,
     ),
     seldom(
-        "a refused message costs the place",
-        Script::Holders,
-        "                enqueue('lpush', again[i])",
-        "",
+        "the shortcut tells that the lock is free when it is",
+        Script::Unwanted,
+        "    redis.call('publish', ARGV[2], message)\n    redis.call('del', KEYS[1], timeout)",
+        "    redis.call('del', KEYS[1], timeout)\n    redis.call('publish', ARGV[2], message)",
         scenarios::mute_release,
     ),
     seldom(
@@ -305,13 +298,6 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "            and line[at + #together] ~= asker\n",
         "",
         scenarios::asker_among_others,
-    ),
-    seldom(
-        "those who cannot be told lose their order",
-        Script::Holders,
-        "for i = #again, 1, -1 do",
-        "for i = 1, #again do",
-        scenarios::some_cannot_be_told,
     ),
     seldom(
         "who tries and has it already is not told so",
@@ -381,14 +367,14 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         Script::Try,
         "    look()\n    mode = mode_of()",
         "    look()",
-        scenarios::freed_by_the_look,
+        scenarios::crowd_dies,
     ),
     seldom(
-        "who asks to read on has lost the lock by that look",
+        "who asks to read on does not hear that the lock is lost",
         Script::ReadOn,
         "if redis.call('hexists', lock, owner) == 0 then",
         "if false then",
-        scenarios::freed_by_the_look,
+        scenarios::reads_on_too_long,
     ),
     seldom(
         "a writer waits for a crowd that is dead",

@@ -3,7 +3,7 @@
 use redis::Value;
 use redlatch_testkit::Server;
 
-use crate::common::{SOON, server, wait_until};
+use crate::common::{SOON, forbids_a_command, server, wait_until};
 use crate::kind::{ReadWriteLock, timeouts};
 use crate::model::client::LEASE;
 use crate::model::direct::{CHAIN, Direct, Listener};
@@ -45,7 +45,7 @@ fn ensure(is_so: bool, otherwise: &str) -> Result<(), Broken> {
     if is_so { Ok(()) } else { Err(otherwise.to_owned()) }
 }
 
-/// Who holds it, and who waits.
+/// The holders and the waiters.
 fn there(direct: &mut Direct) -> (Vec<String>, Vec<String>) {
     let queue = direct.site.queue.clone();
     let mut holders: Vec<String> = direct.command(&["HKEYS", "prices"]);
@@ -65,62 +65,39 @@ fn listeners(direct: &mut Direct, client: usize) -> i64 {
     heard.1
 }
 
-/// Nobody can be told: the lock is free in public, and nobody has lost a place or is left a hold.
+/// A client that may tell nobody keeps the lock, whether or not somebody waits.
 pub(crate) fn mute_release(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     let mut master = direct(server, scripts);
     let mut mute = Direct::without(server, prices(), &["-publish"]);
     mute.scripts = scripts.clone();
-    for number in [READS, WRITES] {
+    for (number, others) in [(READS, WRITES), (WRITES, READS), (WRITES, WRITES)] {
         let () = master.command(&["FLUSHALL"]);
         let _listener = hear(server, &mut master, 2);
-        mute.run(1, &acquire(WRITES));
-        master.run(2, &acquire(number));
-        master.run(3, &acquire(WRITES));
-        let reply = mute.raw(1, &release(WRITES)).map_err(|error| error.to_string())?;
-        ensure(reply == Value::Int(-1), "the refusal is not told")?;
-        let places = [owner(2, number), owner(3, WRITES)];
-        let (holders, queue) = there(&mut master);
-        ensure(holders.is_empty(), "somebody has it and does not know")?;
-        ensure(queue == places, "somebody has lost a place")?;
-        let timeouts: Vec<String> = master.command(&["KEYS", "*rwlock_timeout*"]);
-        ensure(timeouts.is_empty(), "a timeout of nobody's")?;
-        let reply = master.run(2, &acquire(number));
-        ensure(matches!(reply, Reply::Granted { .. }), "the first in line is refused")?;
+        mute.run(1, &acquire(number));
+        for waits in [false, true] {
+            if waits {
+                master.run(2, &acquire(others));
+                master.run(3, &acquire(WRITES));
+            }
+            let before = there(&mut master);
+            for since in [0, -5_000, 1] {
+                let request = Request::Release { number, chain: Chain { since, count: 1 } };
+                let refused = mute.raw(1, &request).err().map(|error| error.to_string());
+                let is_forbidden = refused.as_deref().is_some_and(forbids_a_command);
+                ensure(is_forbidden, &format!("a mute release: {refused:?}"))?;
+            }
+            ensure(there(&mut master) == before, "it is refused, and something is done")?;
+        }
+        master.run(1, &release(number));
+        ensure(there(&mut master).0 == [owner(2, others)], "the first in line is not granted it")?;
     }
     Ok(())
 }
 
 #[test]
-fn without_the_right_to_publish_the_places_stay() {
+fn without_the_right_to_publish_a_release_is_refused_whole() {
     let server = server();
     mute_release(&server, &Scripts::of(&ReadWriteLock)).unwrap();
-}
-
-/// The first reader may be told, and those behind it may not: they have their places again, in order.
-pub(crate) fn some_cannot_be_told(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
-    let mut master = direct(server, scripts);
-    let channel = format!("&{}", own_channel(&uuid(true, 2)));
-    let mut mute = Direct::without(server, prices(), &["resetchannels", &channel]);
-    mute.scripts = scripts.clone();
-    mute.run(1, &acquire(WRITES));
-    let _listeners: Vec<_> = (2..6).map(|client| hear(server, &mut master, client)).collect();
-    for (client, number) in [(2, READS), (3, READS), (4, READS), (5, WRITES)] {
-        master.run(client, &acquire(number));
-    }
-    let reply = mute.raw(1, &release(WRITES)).map_err(|error| error.to_string())?;
-    ensure(reply == Value::Int(1), "the first reader is not let in")?;
-    let (holders, queue) = there(&mut master);
-    ensure(holders == [owner(2, READS)], "somebody has it and does not know")?;
-    let places = [owner(3, READS), owner(4, READS), owner(5, WRITES)];
-    ensure(queue == places, &format!("{queue:?} wait"))?;
-    let timeouts: Vec<String> = master.command(&["KEYS", "*rwlock_timeout*"]);
-    ensure(timeouts.len() == 1, "a timeout of nobody's")
-}
-
-#[test]
-fn readers_that_cannot_be_told_keep_their_places() {
-    let server = server();
-    some_cannot_be_told(&server, &Scripts::of(&ReadWriteLock)).unwrap();
 }
 
 /// The second copy of a request is told that the first one took it; that of a release does nothing.
@@ -145,8 +122,8 @@ fn a_request_sent_again_changes_nothing() {
     twice(&server, &Scripts::of(&ReadWriteLock)).unwrap();
 }
 
-/// Only Redisson's are left, who say nothing to our queue. A writer is first in it and is dead: those
-/// who want to read enter at once.
+/// Only Redisson's clients are left, which know nothing of our queue. A dead writer is first in it:
+/// readers enter at once.
 pub(crate) fn left_to_redisson(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     let mut direct = direct(server, scripts);
     direct.run(1, &acquire(READS));
@@ -175,7 +152,28 @@ fn readers_behind_a_dead_writer_enter_beside_redissons() {
     left_to_redisson(&server, &Scripts::of(&ReadWriteLock)).unwrap();
 }
 
-/// Another reader has kept the lock meanwhile. Whatever is asked, and is told that its owner reads,
+/// A reader passes a dead writer in front of it while another reader holds the lock, and its shorter
+/// lease cuts no other.
+pub(crate) fn behind_a_dead_writer(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
+    let mut direct = direct(server, scripts);
+    direct.run(1, &acquire(READS));
+    direct.run(2, &acquire(WRITES));
+    let request = Request::Acquire { number: READS, lease: LEASE / 10, again: None };
+    let granted = Reply::Granted { already: false, token: None };
+    ensure(direct.run(3, &request) == granted, "a reader waits for a dead writer")?;
+    // A copy of the request that comes late.
+    direct.run(3, &request);
+    let left: i64 = direct.command(&["PTTL", "prices"]);
+    ensure(left > LEASE / 2, "a reader that asks cuts the others' lease")
+}
+
+#[test]
+fn a_reader_passes_a_dead_writer_and_cuts_no_lease() {
+    let server = server();
+    behind_a_dead_writer(&server, &Scripts::of(&ReadWriteLock)).unwrap();
+}
+
+/// Another reader has kept the lock meanwhile. Every question with the answer that its owner reads
 /// makes the timeout anew: then the next one that leaves knows of that reader.
 pub(crate) fn lapsed(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     let mut direct = direct(server, scripts);
@@ -210,7 +208,7 @@ fn a_timeout_that_has_lapsed_is_made_anew() {
     lapsed(&server, &Scripts::of(&ReadWriteLock)).unwrap();
 }
 
-/// So many read: what is done for each of them is done for many at once.
+/// So many read: the scripts treat many of them at once.
 const CROWD: usize = 250;
 
 /// Readers of so many processes have the lock, the first of them for `longest` ms.
@@ -237,7 +235,7 @@ pub(crate) fn let_in_together(server: &Server, scripts: &Scripts) -> Result<(), 
     let mut listeners: Vec<_> =
         (1..=CROWD).map(|client| hear(server, &mut direct, client)).collect();
     let _writer = hear(server, &mut direct, CROWD + 3);
-    // Somebody hears everything: the dead, too, are told something that is heard.
+    // A monitor hears every channel: messages to the dead are heard, too.
     let mut monitor = server.connection();
     redis::cmd("PSUBSCRIBE").arg("*").exec(&mut monitor).unwrap();
     let readers: Vec<_> = (1..=CROWD).map(|client| owner(client, READS)).collect();
@@ -269,8 +267,8 @@ fn very_many_readers_are_let_in_together_and_each_is_told() {
     let_in_together(&server, &Scripts::of(&ReadWriteLock)).unwrap();
 }
 
-/// Whoever leaves looks at a few of very many only, and cuts nobody's lease; when few are left, the lock
-/// lasts as long as the longest of them. One alone that has it for much longer is noticed.
+/// A leaving reader looks at a few of very many only, and cuts no lease; when few are left, the
+/// lock lasts as long as the longest of them. One alone that has it for much longer is noticed.
 pub(crate) fn crowd_leaves(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     let mut direct = direct(server, scripts);
     crowd(&mut direct, 10 * LEASE);
@@ -293,7 +291,7 @@ pub(crate) fn crowd_leaves(server: &Server, scripts: &Scripts) -> Result<(), Bro
 }
 
 #[test]
-fn of_very_many_readers_each_leaves_and_cuts_nobodys_lease() {
+fn each_of_very_many_readers_leaves_and_cuts_no_others_lease() {
     let server = server();
     crowd_leaves(&server, &Scripts::of(&ReadWriteLock)).unwrap();
 }
@@ -313,7 +311,7 @@ pub(crate) fn asker_among_others(server: &Server, scripts: &Scripts) -> Result<(
     let timeout = format!("{}:1", timeouts("prices", &owner(4, READS)));
     let left: i64 = direct.command(&["PTTL", &timeout]);
     ensure(left > LEASE / 2, "who asks has not its whole lease")?;
-    // Whoever was not told hears this, and so does the one who asked.
+    // A reader that was not told hears this, and so does the one that asked.
     for client in 2..8 {
         let _heard: i64 =
             direct.command(&["PUBLISH", &own_channel(&uuid(true, client)), "open 1 0 0 prices"]);
@@ -327,13 +325,13 @@ pub(crate) fn asker_among_others(server: &Server, scripts: &Scripts) -> Result<(
 }
 
 #[test]
-fn readers_around_the_one_who_asks_are_told() {
+fn readers_around_the_asking_one_are_told() {
     let server = server();
     asker_among_others(&server, &Scripts::of(&ReadWriteLock)).unwrap();
 }
 
-/// All of very many die, and the lock's time to live is that of one who left before: a writer that asks
-/// gets it. While one of them lives it does not, and the lock lasts as long as that one.
+/// All of very many die, and the lock's time to live is that of one that left before: a writer that
+/// asks gets it. While one of them lives it does not, and the lock lasts as long as that one.
 pub(crate) fn crowd_dies(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     for ask in [acquire(WRITES), Request::Try { number: WRITES, lease: LEASE }] {
         let mut direct = direct(server, scripts);
@@ -365,43 +363,9 @@ pub(crate) fn crowd_dies(server: &Server, scripts: &Scripts) -> Result<(), Broke
 }
 
 #[test]
-fn a_writer_gets_the_lock_of_very_many_readers_who_died() {
+fn a_writer_gets_the_lock_of_very_many_dead_readers() {
     let server = server();
     crowd_dies(&server, &Scripts::of(&ReadWriteLock)).unwrap();
-}
-
-/// The only reader has lapsed. The look lets one in, cannot tell it so, and finds nobody left: who asked
-/// is told how it stands then.
-pub(crate) fn freed_by_the_look(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
-    let mut master = direct(server, scripts);
-    let mut mute = Direct::without(server, prices(), &["-publish"]);
-    mute.scripts = scripts.clone();
-    let _listener = hear(server, &mut master, 2);
-    let queue = master.site.queue.clone();
-    let reads = owner(1, READS);
-    for reads_on in [true, false] {
-        let () = master.command(&["FLUSHALL"]);
-        master.run(1, &acquire(READS));
-        let () = master.command(&["DEL", &format!("{}:1", timeouts("prices", &reads))]);
-        let () = master.command(&["RPUSH", &queue, &owner(2, READS)]);
-        if reads_on {
-            let asking = taking(Script::ReadOn, &master.site, LEASE, reads.clone(), None);
-            let reply = mute.eval(&asking).map_err(|error| error.to_string())?;
-            ensure(reply == Value::Nil, "it reads still")?;
-            ensure(there(&mut master).0.is_empty(), "somebody has it and does not know")?;
-        } else {
-            mute.run(3, &Request::Try { number: WRITES, lease: LEASE });
-            ensure(there(&mut master).0 == [owner(3, WRITES)], "a free lock is refused")?;
-        }
-        ensure(there(&mut master).1 == [owner(2, READS)], "somebody has lost a place")?;
-    }
-    Ok(())
-}
-
-#[test]
-fn who_asks_is_told_how_it_stands_behind_the_look() {
-    let server = server();
-    freed_by_the_look(&server, &Scripts::of(&ReadWriteLock)).unwrap();
 }
 
 /// Those who were killed leave nothing behind for as long as others come and go.
@@ -438,7 +402,7 @@ fn the_fields_of_dead_readers_go_while_others_read_on() {
     the_dead_leave(&server, &Scripts::of(&ReadWriteLock)).unwrap();
 }
 
-/// What a server that was the master does not know is for the new one to end.
+/// The new master must end locks that the old one does not know.
 pub(crate) fn demoted(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     let mut direct = direct(server, scripts);
     for number in [READS, WRITES] {
@@ -453,19 +417,16 @@ fn a_replica_takes_no_release() {
     demoted(&server, &Scripts::of(&ReadWriteLock)).unwrap();
 }
 
-/// Nobody waits there, nor where something else is its key.
+/// Nobody waits there.
 #[test]
-fn a_replica_gives_nobody_a_place() {
+fn a_replica_gives_no_client_a_place() {
     let server = server();
     let mut direct = direct(&server, &Scripts::of(&ReadWriteLock));
     direct.run(1, &acquire(WRITES));
     direct.demoted(2, &[acquire(READS)]).unwrap();
-    let queue = direct.site.queue.clone();
-    let () = direct.command(&["SET", &queue, "mine"]);
-    direct.demoted(2, &[acquire(READS)]).unwrap();
 }
 
-/// It has lapsed, and who asks whether others wait finds it out.
+/// The hold has lapsed, and the reader that asks for other waiters finds that out.
 pub(crate) fn reads_on_too_long(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     let mut direct = direct(server, scripts);
     direct.run(1, &acquire(READS));
@@ -479,13 +440,13 @@ pub(crate) fn reads_on_too_long(server: &Server, scripts: &Scripts) -> Result<()
 }
 
 #[test]
-fn who_asks_to_read_on_and_has_lapsed_leaves_no_free_lock_to_wait_for() {
+fn a_lapsed_reader_that_asks_to_read_on_leaves_no_free_lock_waited_for() {
     let server = server();
     reads_on_too_long(&server, &Scripts::of(&ReadWriteLock)).unwrap();
 }
 
 #[test]
-fn a_shortcut_does_what_the_rest_would() {
+fn a_shortcut_does_the_same_as_the_rest_would() {
     let server = server();
     let site = prices();
     let Site { lock, queue, window, .. } = &site;

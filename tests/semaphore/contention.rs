@@ -110,7 +110,7 @@ fn a_process_that_keeps_taking_it_does_not_starve_another() {
     let theirs = clients[1].semaphore("shared");
     let stop = Arc::new(AtomicBool::new(false));
     let stopped = Arc::clone(&stop);
-    // One thread, which never finds anybody of its own process before it.
+    // One thread, which never finds another of its own process before it.
     let greedy = spawn(move || {
         while !stopped.load(Ordering::SeqCst) {
             let permit = mine.acquire().unwrap();
@@ -126,8 +126,8 @@ fn a_process_that_keeps_taking_it_does_not_starve_another() {
     greedy.join();
 }
 
-/// One thread that finds it free again and again, since its release and its next request come one
-/// behind the other.
+/// One thread that finds a permit free again and again, since its release and its next request come
+/// one behind the other.
 #[test]
 fn a_process_that_only_tries_leaves_it_to_one_that_waits() {
     let _bounded = bounded();
@@ -147,7 +147,8 @@ fn a_process_that_only_tries_leaves_it_to_one_that_waits() {
             drop(permit);
         }
     });
-    // How often it was before the one that waits. In milliseconds a busy machine would count, too.
+    // How often it came before the waiter. A count in milliseconds would measure a busy machine,
+    // too.
     let (mut waits, mut most) = (0, 0);
     while waits < 800 || taken.load(Ordering::SeqCst) == 0 {
         let before = taken.load(Ordering::SeqCst);
@@ -159,7 +160,7 @@ fn a_process_that_only_tries_leaves_it_to_one_that_waits() {
     }
     stop.store(true, Ordering::SeqCst);
     greedy.join();
-    // Turns, of a few each; without them it is passed over for seconds now and then.
+    // Turns, of a few each; without them the waiter is passed over for seconds now and then.
     assert!(most < 200, "{most} times");
 }
 
@@ -189,7 +190,7 @@ fn timeouts_and_cancels_that_race_with_grants_lose_no_permit() {
             })
         })
         .collect();
-    // One whose waits are cancelled.
+    // A thread whose waits are cancelled.
     let token = Arc::new(Mutex::new(CancelToken::new()));
     let (cancelled, waiting) = (Arc::clone(&token), semaphore);
     let total = 4 * rounds;

@@ -1,4 +1,4 @@
-//! What breaks.
+//! Faults.
 
 use super::*;
 
@@ -56,7 +56,7 @@ fn an_acquire_of_unknown_outcome_is_an_error_and_the_permits_come_back() {
         proxy.release();
         stays(&server, "unknown", 5);
     }
-    // What gives it back is lost as well, again and again.
+    // The release is lost as well, again and again.
     on_acquire(&proxy, "unknown", 2, Action::LoseReply);
     on_release(&proxy, "unknown", 3, Action::LoseReply);
     on_release(&proxy, "unknown", 2, Action::LoseRequest);
@@ -67,7 +67,7 @@ fn an_acquire_of_unknown_outcome_is_an_error_and_the_permits_come_back() {
 }
 
 #[test]
-fn names_that_share_what_is_remembered_of_requests_lose_no_permit() {
+fn names_that_share_the_record_of_requests_lose_no_permit() {
     let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
@@ -75,7 +75,7 @@ fn names_that_share_what_is_remembered_of_requests_lose_no_permit() {
     let [plain, braced] = ["shared", "{shared}"].map(|name| semaphore(&client, name, 5));
     drop((plain.acquire().unwrap(), braced.acquire().unwrap()));
     stays(&server, "shared", 5);
-    // Taken, but nobody knows; and what is to undo it comes after a request of the other name.
+    // Taken, but unnoticed; and the request to undo it comes after a request of the other name.
     let of_plain = |bytes: &[u8]| contains(bytes, "EVAL") && contains(bytes, "$6\r\nshared\r\n");
     proxy.on(Direction::Request, 1, Action::LoseReply, of_plain);
     proxy.on(Direction::Request, 3, Action::LoseRequest, of_plain);
@@ -87,7 +87,7 @@ fn names_that_share_what_is_remembered_of_requests_lose_no_permit() {
 }
 
 #[test]
-fn a_release_is_given_back_once_whatever_is_lost() {
+fn permits_are_given_back_once_if_requests_or_replies_are_lost() {
     let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
@@ -161,7 +161,7 @@ fn each_other_change_is_made_once_though_its_reply_is_lost() {
 }
 
 #[test]
-fn a_frozen_server_is_an_error_in_time_and_what_it_does_later_is_undone() {
+fn a_frozen_server_is_an_error_in_time_and_its_late_changes_are_undone() {
     let _bounded = bounded();
     let server = server();
     let client = impatient(&server.url()).connect().unwrap();
@@ -180,7 +180,7 @@ fn a_frozen_server_is_an_error_in_time_and_what_it_does_later_is_undone() {
         for thread in threads {
             is_clear(&thread.join(), "frozen", "the server");
         }
-        // One who asks finds it out for all.
+        // One asking thread finds it out for all.
         assert!(begun.elapsed() < SOON);
         if round == 0 {
             server.resume();
@@ -189,7 +189,7 @@ fn a_frozen_server_is_an_error_in_time_and_what_it_does_later_is_undone() {
         } else if round == 1 {
             let error = semaphore.release().unwrap_err();
             is_clear(&error, "frozen", "permit");
-            // It says whether there will be one more.
+            // The error says whether there will be one more permit.
             permits += i64::from(error.to_string().contains("in the background"));
         }
         server.resume();
@@ -200,7 +200,7 @@ fn a_frozen_server_is_an_error_in_time_and_what_it_does_later_is_undone() {
     }
     drop(dropped);
     released.release().unwrap();
-    // What the last round's requests took may still be on its way back.
+    // The permits of the last round's requests may still be on their way back.
     stays(&server, "frozen", permits);
 }
 
@@ -300,7 +300,7 @@ fn a_release_in_the_subscribers_absence_wakes_the_waiter() {
 }
 
 #[test]
-fn who_waits_gets_on_when_the_servers_data_is_gone() {
+fn a_waiter_gets_on_when_the_servers_data_is_gone() {
     let _bounded = bounded();
     let server = server();
     let (one, other) = (client(&server), client(&server));
@@ -323,7 +323,7 @@ fn who_waits_gets_on_when_the_servers_data_is_gone() {
             _ => server.restart_empty(),
         }
         held.forget();
-        // None is made of nothing.
+        // No permit comes out of nothing.
         thread::sleep(UNIT * 2);
         assert!(waiters.iter().all(|waiter| !waiter.is_finished()));
         let again = one.semaphore("emptied");
@@ -389,7 +389,7 @@ fn something_else_under_the_requests_key_is_an_error_and_changes_nothing() {
 }
 
 #[test]
-fn without_memory_nothing_is_taken_and_what_is_given_back_comes_back_later() {
+fn without_memory_no_permit_is_taken_and_released_ones_come_back_later() {
     let _bounded = bounded();
     let server = server();
     let client = client(&server);
@@ -450,7 +450,7 @@ fn a_release_that_was_passed_in_part_is_not_said_to_be_none() {
         {
             semaphore.release_many(3).unwrap();
         }
-        // It may have been told that there is no memory.
+        // The second thread may have got the error that there is no memory.
         if second.join().is_ok() {
             semaphore.release().unwrap();
         }
@@ -537,7 +537,7 @@ fn permits_are_set_anew_and_a_semaphore_is_removed() {
     assert!(semaphore.delete().unwrap() && !semaphore.delete().unwrap());
     assert!(!server.connection().exists::<_, bool>("anew").unwrap());
     assert!(semaphore.try_acquire().unwrap().is_none());
-    // Whoever waits goes on waiting, until there are permits again.
+    // Waiters go on waiting, until there are permits again.
     let waiting = common::client(&server).semaphore("anew");
     let waiter = spawn(move || waiting.acquire_many(2).unwrap().forget());
     wait_subscribed(&server, &channel("anew"));

@@ -1,9 +1,9 @@
-//! What is given back later.
+//! Permits given back later.
 
 use super::*;
 
 #[test]
-fn what_the_server_remembers_of_a_client_does_not_grow_with_its_requests() {
+fn the_servers_record_of_a_client_does_not_grow_with_its_requests() {
     let _bounded = bounded();
     let server = server();
     let client = client(&server);
@@ -27,7 +27,7 @@ fn what_the_server_remembers_of_a_client_does_not_grow_with_its_requests() {
 }
 
 #[test]
-fn who_drops_permits_never_waits_for_the_server() {
+fn a_drop_of_permits_never_waits_for_the_server() {
     let _bounded = bounded();
     let server = server();
     let client = impatient(&server.url()).response_timeout(SOON).connect().unwrap();
@@ -45,9 +45,9 @@ fn who_drops_permits_never_waits_for_the_server() {
 }
 
 #[test]
-fn what_was_given_back_in_an_outage_is_there_as_soon_as_a_connection_works() {
+fn a_release_in_an_outage_is_made_as_soon_as_a_connection_works() {
     let _bounded = bounded();
-    // What is tried after 50 ms, and later and later, is tried after 3.15 s and then after 6.35 s.
+    // Retries after 50 ms, and later and later, come after 3.15 s and then after 6.35 s.
     let (outage, next_try) = (UNIT * 34, UNIT * 60);
     once_within(next_try - outage, || {
         let server = server();
@@ -57,7 +57,7 @@ fn what_was_given_back_in_an_outage_is_there_as_soon_as_a_connection_works() {
         let counted = client.count_down_latch("outage-");
         assert!(counted.try_set_count(2).unwrap());
         let permits = dropped.acquire_many(2).unwrap();
-        // Counted, though nobody knows; then nothing is to be had for a while.
+        // Counted, though unnoticed; then no connection opens for a while.
         on_release(&proxy, "outage", 1, Action::LoseRequest);
         proxy.on(Direction::Request, 2, Action::LoseRequest, |bytes| {
             contains(bytes, "EVAL") && contains(bytes, "outage-")
@@ -96,7 +96,7 @@ fn hundreds_of_releases_that_are_sent_again_together_are_all_given_back_once() {
         let permits: Vec<_> = (0..PERMITS).map(|_| all.split(1).unwrap()).collect();
         proxy.freeze();
         drop(permits);
-        // They did not arrive, which nobody here knows.
+        // The releases did not arrive, which no thread here knows.
         proxy.refuse();
         proxy.cut_all();
         proxy.thaw();

@@ -1,6 +1,6 @@
-//! What the semaphore means: to its threads, to other clients, on the wire, and when things break.
+//! The meaning of the semaphore: to its threads, to other clients, on the wire, and under faults.
 //!
-//! Whatever breaks, the sum of the free permits and of those that are out is what was set.
+//! Under every fault, the free permits and those that are out add up to the number that was set.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -52,12 +52,12 @@ fn wait_permits(server: &Server, name: &str, permits: i64) {
 #[track_caller]
 fn stays(server: &Server, name: &str, permits: i64) {
     wait_permits(server, name, permits);
-    // Time is the subject: what is given twice comes late.
+    // Time is the subject: a second release comes late.
     thread::sleep(UNIT * 2);
     assert_eq!(server.connection().get::<_, i64>(name).unwrap(), permits, "{name:?}, later");
 }
 
-/// What `work` has the server publish.
+/// The messages that `work` has the server publish.
 fn messages(server: &Server, pattern: &str, work: impl FnOnce()) -> Vec<(String, String)> {
     let mut connection = server.connection();
     let mut subscriber = connection.as_pubsub();
@@ -75,7 +75,7 @@ fn messages(server: &Server, pattern: &str, work: impl FnOnce()) -> Vec<(String,
     }
 }
 
-/// Takes and gives back permits in all ways for a while; counts in Redis what is out.
+/// Takes and gives back permits in all ways for a while; counts in Redis the permits that are out.
 struct Contender {
     semaphore: Semaphore,
     count: Count,
@@ -122,7 +122,7 @@ impl Contender {
             }
             2 => {
                 permit.forget();
-                // It says whether it is the caller's to repeat.
+                // The error says whether the caller must repeat the release.
                 while let Err(error) = self.semaphore.release_many(need) {
                     if !error.to_string().contains("no permit was given back") {
                         return Err(error);

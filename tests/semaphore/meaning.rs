@@ -1,4 +1,4 @@
-//! What it means.
+//! The meaning.
 
 use super::*;
 
@@ -41,7 +41,7 @@ fn numbers_are_exact_up_to_the_largest() {
         for lost in [0, 1] {
             semaphore.add_permits(permits).unwrap();
             assert_eq!(semaphore.available_permits().unwrap(), permits);
-            // A copy is answered what was remembered.
+            // A copy gets the remembered answer.
             on_acquire(&proxy, "large", lost, Action::LoseReply);
             assert_eq!(semaphore.drain_permits().unwrap(), permits, "{lost} replies lost");
             assert_eq!(semaphore.available_permits().unwrap(), 0);
@@ -58,8 +58,8 @@ fn a_java_service_can_read_how_many_are_free() {
     let _bounded = bounded();
     let server = server();
     let client = client(&server);
-    // It takes the lower 32 bits for a number with a sign, and wakes nobody, or fails, if that is
-    // not above zero.
+    // Redisson takes the lower 32 bits for a number with a sign, and wakes no thread, or fails, if
+    // that is not above zero.
     let heard = messages(&server, "redisson_sc:*", || {
         let semaphore = client.semaphore("many");
         assert!(semaphore.try_set_permits(u32::MAX).unwrap());
@@ -78,7 +78,7 @@ fn a_java_service_can_read_how_many_are_free() {
 }
 
 #[test]
-fn what_was_taken_comes_back_by_release_and_by_drop() {
+fn permits_come_back_by_release_and_by_drop() {
     let _bounded = bounded();
     let server = server();
     let client = client(&server);
@@ -253,7 +253,7 @@ fn threads_of_one_process_are_served_in_the_order_they_came() {
             waiter
         })
         .collect();
-    // Enough for those behind, not for the first: nobody passes it.
+    // Enough for those behind, not for the first: no thread passes it.
     semaphore.release_many(2).unwrap();
     assert!(semaphore.try_acquire().unwrap().is_none(), "nor does one that does not wait");
     thread::sleep(UNIT);
@@ -340,7 +340,8 @@ fn a_waiter_asks_once_for_a_message_and_not_in_between() {
     stays(&server, "quiet", 0);
 }
 
-/// Gives permits back as a Java service does: nobody of this process knows who hears of it.
+/// Gives permits back as a Java service does: no thread of this process knows the number of
+/// listeners.
 fn release_as_java(server: &Server, name: &str, permits: i64) {
     let () = redis::pipe()
         .atomic()
@@ -350,7 +351,7 @@ fn release_as_java(server: &Server, name: &str, permits: i64) {
         .unwrap();
 }
 
-/// So many threads that each wait for a permit and keep it, and what cancels each.
+/// So many threads that each wait for a permit and keep it, and the token that cancels each.
 fn queue(semaphore: &Semaphore, threads: usize) -> Vec<(Running<Result<(), Error>>, CancelToken)> {
     let waiters = (0..threads).map(|_| {
         let (semaphore, token) = (semaphore.clone(), CancelToken::new());
@@ -374,14 +375,14 @@ fn the_first_in_line_asks_for_those_behind_it_too() {
     for (waiter, _) in waiters {
         waiter.join().unwrap();
     }
-    // Half of what is free each time, since another process might wait as well.
+    // Half of the free permits each time, since another process might wait as well.
     let asked = Commands::so_far(&server).scripts() - before;
     assert!(asked <= 10, "{asked} requests for 20 permits");
     stays(&server, "all", 0);
 }
 
 #[test]
-fn what_was_asked_for_those_who_left_meanwhile_goes_back_at_once() {
+fn permits_asked_for_waiters_that_left_meanwhile_go_back_at_once() {
     let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
@@ -403,7 +404,7 @@ fn what_was_asked_for_those_who_left_meanwhile_goes_back_at_once() {
 }
 
 #[test]
-fn a_process_leaves_to_others_what_they_may_wait_for() {
+fn a_process_leaves_to_others_the_permits_that_they_may_wait_for() {
     let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
@@ -424,7 +425,7 @@ fn a_process_leaves_to_others_what_they_may_wait_for() {
 }
 
 #[test]
-fn a_request_for_many_threads_takes_once_whatever_is_lost() {
+fn a_request_for_many_threads_takes_once_if_messages_are_lost() {
     let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);

@@ -26,7 +26,7 @@ const CHANGES: [Change; 10] = [
     Change { before: Some(3), after: None, ask: |it| it.delete().map(drop) },
 ];
 
-/// What a semaphore's scripts do, each of it denied; and keys that may not be touched.
+/// The commands of a semaphore's scripts, each denied in turn; and keys that may not be touched.
 const DENIED: [&[&str]; 12] = [
     &["-time"],
     &["-get"],
@@ -92,7 +92,7 @@ fn a_refused_request_is_refused_again_though_its_reply_is_lost() {
     wait_permits(&server, "pool", 5);
     user.set(&["-decrby"]);
     on_acquire(&proxy, "pool", 1, Action::LoseReply);
-    // It may have been applied, for all that the client knows.
+    // For all that the client knows, the request may have been applied.
     let error = semaphore.acquire().map(drop).unwrap_err();
     is_clear(&error, "pool", "given back in the background");
     assert_eq!(proxy.fired(), 1);
@@ -101,7 +101,7 @@ fn a_refused_request_is_refused_again_though_its_reply_is_lost() {
 }
 
 #[test]
-fn what_is_given_back_without_a_right_comes_back_once_when_it_is_there_again() {
+fn permits_released_without_a_right_come_back_once_when_the_right_is_back() {
     let _bounded = bounded();
     let server = server();
     let mut user = User::new(&server, "me");

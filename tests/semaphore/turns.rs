@@ -1,4 +1,4 @@
-//! Whose turn it is where Redisson wants the permits too.
+//! Turns while Redisson wants the permits too.
 
 use super::*;
 use redlatch_testkit::PlainClient;
@@ -68,7 +68,7 @@ const HOLD: Duration = Duration::from_millis(UNIT.as_millis() as u64 / 10);
 const TURNS: u64 = 200;
 /// More than a busy process uses in the time of a hold.
 const OTHER_NAMES: u32 = 100;
-/// What its event loop and the JVM need from a reply to the next request, at the least.
+/// The least time of its event loop and the JVM from a reply to the next request.
 const THREAD_HOP: Duration = Duration::from_micros(500);
 
 /// One client of Redisson's and two of ours hold the one permit again and again, until it was held
@@ -128,13 +128,13 @@ fn turns(server: &Server, way: Way) -> [u64; 3] {
 }
 
 #[test]
-fn nobody_has_less_than_half_of_an_even_share_beside_redisson() {
+fn no_client_has_less_than_half_of_an_even_share_beside_redisson() {
     let _bounded = bounded();
     let server = server();
     let server = &server;
     let has_share = |turns: &[u64; 3]| turns.iter().all(|it| *it >= TURNS / 3 / 2);
     let mut ways = Way::all();
-    // On a busy machine a thread comes late now and then, and more than once it is not this.
+    // On a busy machine a thread comes late now and then, but not three times in a row.
     for round in 0..3 {
         ways = thread::scope(|scope| {
             let of = |way| (way, scope.spawn(move || turns(server, way)));

@@ -1,9 +1,9 @@
-//! What becomes of locks.
+//! Locks after a failover.
 
 use super::*;
 
-/// What is held and known to the new master is kept, and renewed there; what it does not know is told
-/// as lost; who waits goes on.
+/// Holds that the new master knows are kept, and renewed there; those that it does not know are
+/// told as lost; waiters go on.
 fn outlasts(end: End) {
     let sentinels = sentinels();
     let client = builder(&sentinels.url()).watchdog_timeout(LONGER).connect().unwrap();
@@ -30,7 +30,7 @@ fn outlasts(end: End) {
         assert_eq!(lost.recv_timeout(SOON).unwrap(), LostReason::Revoked, "{end:?}");
     }
     assert!(!unknown.is_held() && !fixed.is_held());
-    // Its waiter has it.
+    // The lost lock's waiter has it.
     for_unknown.join();
     assert_eq!(unknown.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
     // Renewed on the new one.
@@ -61,7 +61,8 @@ fn locks_outlast_a_master_that_is_replaced_on_command() {
     outlasts(End::Replaced);
 }
 
-/// The old master lives and takes writes: nobody can make a replica of it, or cuts its clients off.
+/// The old master lives and takes writes: no Sentinel can make a replica of it, or cuts its clients
+/// off.
 #[test]
 fn once_another_master_is_known_the_old_one_grants_nothing() {
     let _bounded = bounded();
@@ -79,7 +80,7 @@ fn once_another_master_is_known_the_old_one_grants_nothing() {
     sentinels.fail_over();
     let new = sentinels.master();
     wait_until("the new one is used", SOON, || {
-        // One that the old one granted just now may be lost, and is told so.
+        // A lock that the old master granted just now may be lost, and its error says so.
         let _told = client.reentrant_lock("new").lock().unwrap().unlock();
         Commands::so_far(new).scripts() > 0
     });
@@ -95,7 +96,7 @@ fn once_another_master_is_known_the_old_one_grants_nothing() {
 
 /// The old master answered the release, and the new one has not heard of it.
 #[test]
-fn what_was_given_back_to_the_old_master_alone_is_given_back_to_the_new_one() {
+fn a_release_that_only_the_old_master_has_is_made_at_the_new_one_too() {
     let _bounded = bounded();
     let sentinels = sentinels();
     let (client, other) = (client_of(&sentinels), client_of(&sentinels));
@@ -104,7 +105,7 @@ fn what_was_given_back_to_the_old_master_alone_is_given_back_to_the_new_one() {
     let mut then: Vec<(String, Vec<u8>)> = Vec::new();
     for lock in &given_back {
         let guard = lock.lock().unwrap();
-        // With the timeout of who reads.
+        // With the reader's timeout.
         let keys: Vec<String> = master.keys(format!("*{}*", lock.name())).unwrap();
         for key in keys.into_iter().filter(|key| !key.contains("token")) {
             let value = redis::cmd("DUMP").arg(&key).query(&mut master).unwrap();
@@ -113,7 +114,7 @@ fn what_was_given_back_to_the_old_master_alone_is_given_back_to_the_new_one() {
         guard.unlock().unwrap();
     }
     assert_eq!(then.len(), 6, "{then:?}");
-    // What somebody has stays, in whatever way it was taken.
+    // Held locks stay, in whichever way they were taken.
     let kept = [locks(&client, "locked"), locks(&client, "tried")].map(|locks| {
         locks.map(|lock| {
             let tried = lock.name().starts_with("tried");
@@ -122,7 +123,7 @@ fn what_was_given_back_to_the_old_master_alone_is_given_back_to_the_new_one() {
             (lock, guard.unwrap())
         })
     });
-    // And what was left to its end, which nobody has.
+    // Locks left to their end stay, too, which no client has.
     let left = locks(&client, "left");
     for lock in &left {
         lock.lock().unwrap().leave_to_expire().unwrap();
@@ -184,7 +185,7 @@ fn a_wait_outlasts_a_failover_that_is_slower_than_a_call() {
     // A call that does not wait has its own limit.
     let error = client.reentrant_lock("now").try_lock().map(drop).unwrap_err();
     assert!(error.is_transient(), "{error}");
-    // Who waits until a time has the trouble that ended it.
+    // A waiter with a deadline gets the trouble that ended its wait.
     let error = client.reentrant_lock("soon").try_lock_for(UNIT).map(drop).unwrap_err();
     assert!(error.is_transient(), "{error}");
     let taker = spawn(move || {
@@ -228,7 +229,7 @@ fn a_wait_on_a_condition_outlasts_a_failover() {
     assert!(waiter.join().unwrap());
 }
 
-/// What was sent to a server that is a replica by now goes to the master in the same call.
+/// A command sent to a server that is a replica by now goes to the master in the same call.
 #[test]
 fn a_call_that_a_replica_refuses_asks_for_the_master_anew() {
     let _bounded = bounded();
@@ -237,7 +238,7 @@ fn a_call_that_a_replica_refuses_asks_for_the_master_anew() {
     let lock = client.reentrant_lock("moved");
     lock.lock().unwrap().unlock().unwrap();
     let old = sentinels.master();
-    // Nothing is heard: no Sentinel says anything while the roles change, by hand.
+    // No Sentinel sends a message while the roles change, by hand.
     sentinels.sentinels().iter().for_each(Server::pause);
     let new = sentinels.servers().iter().find(|it| it.port() != old.port()).unwrap();
     let replica_of = |server: &Server, of: &[&str]| {
@@ -275,7 +276,7 @@ fn nothing_is_left_of_a_client_of_sentinels() {
     waiter.join();
 }
 
-/// Only the Sentinels' words are missing: what they know is asked for.
+/// Only the Sentinels' messages are missing: the client asks them.
 #[test]
 fn a_failover_is_found_out_where_it_may_not_be_heard_of() {
     let _bounded = bounded();
@@ -290,14 +291,14 @@ fn a_failover_is_found_out_where_it_may_not_be_heard_of() {
     let lost = losses(&guard);
     wait_replicated(&sentinels, "held");
     keep_from_replicas(&sentinels, "held");
-    // The old one lives on, and nothing is asked of it.
+    // The old master lives on, and gets no request.
     sentinels.fail_over();
     assert_eq!(lost.recv_timeout(SOON).unwrap(), LostReason::Revoked);
 }
 
 /// Behind a grant that too few replicas had, and an outage, the wait goes on.
 #[test]
-fn a_fair_waiter_whom_replicas_failed_stands_in_line_once_and_is_told() {
+fn a_fair_waiter_failed_by_replicas_stands_in_line_once_and_is_told() {
     let _bounded = bounded();
     let sentinels = started(Sentinels::builder().down_after(LONG));
     let (client, other) = (client_of(&sentinels), client_of(&sentinels));
@@ -314,7 +315,8 @@ fn a_fair_waiter_whom_replicas_failed_stands_in_line_once_and_is_told() {
     let (had, go_on) = (mpsc::channel(), mpsc::channel::<()>());
     let waiter = spawn(move || lock.lock().map(|guard| had.0.send(guard.is_held()).unwrap()));
     wait_in_line(1);
-    // It sleeps over the outage: what it asked in it would be another wait, begun too late.
+    // The waiter sleeps over the outage: a question during it would be another wait, begun too
+    // late.
     waiter.wait_queued();
     let behind = other.fair_lock("fair");
     let behind = spawn(move || {
@@ -350,7 +352,7 @@ fn a_fair_waiter_whom_replicas_failed_stands_in_line_once_and_is_told() {
     });
 }
 
-/// As a service has it that lets nobody look into it.
+/// As with a service that forbids `INFO`.
 #[test]
 fn a_failover_is_followed_without_the_right_to_look_into_the_servers() {
     let _bounded = bounded();
@@ -372,7 +374,7 @@ fn a_failover_is_followed_without_the_right_to_look_into_the_servers() {
     kept.unlock().unwrap();
 }
 
-/// As above, of permits: whoever gave them back, in whatever way.
+/// As above, of permits: for each way of giving them back.
 #[test]
 fn permits_that_were_given_back_to_the_old_master_alone_are_given_back_to_the_new_one() {
     let _bounded = bounded();
@@ -384,7 +386,7 @@ fn permits_that_were_given_back_to_the_old_master_alone_are_given_back_to_the_ne
     for way in ways {
         let semaphore = client.expirable_semaphore(way);
         semaphore.try_set_permits(1).unwrap();
-        // One that is told of elsewhere stays with whoever was told.
+        // A permit whose id was told stays with the reader of the id.
         let kept = client.expirable_semaphore(&format!("{way}, kept"));
         kept.try_set_permits(2).unwrap();
         let _told = [1, 2].map(|_| kept.acquire().unwrap().into_id());
@@ -439,7 +441,7 @@ fn permits_that_were_given_back_to_the_old_master_alone_are_given_back_to_the_ne
     }
 }
 
-/// The replicas have again what this semaphore and the requests of it were then.
+/// The replicas have again this semaphore and its requests as they were then.
 fn put_back_count(sentinels: &Sentinels, then: &[(String, String)], now: i64, name: &str) {
     for replica in sentinels.replicas() {
         let mut redis = replica.connection();
@@ -456,7 +458,7 @@ fn put_back_count(sentinels: &Sentinels, then: &[(String, String)], now: i64, na
     }
 }
 
-/// What a server has of a semaphore.
+/// A server's keys of a semaphore.
 fn count_of(server: &Server, name: &str) -> Vec<(String, String)> {
     let mut redis = server.connection();
     let keys: Vec<String> = redis.keys(format!("*{name}*")).unwrap();
@@ -477,7 +479,7 @@ fn a_semaphore_is_as_large_after_a_failover_as_before() {
     let (heard, given) = (more.acquire_many(2).unwrap(), fewer.acquire_many(5).unwrap());
     let kept = fewer.acquire().unwrap();
     let then = [more.name(), fewer.name()].map(|name| count_of(sentinels.master(), name));
-    // From here on only the old master hears of it.
+    // From here on only the old master gets the changes.
     let (one, three) = (more.acquire().unwrap(), more.acquire_many(3).unwrap());
     more.acquire().unwrap().release().unwrap();
     given.release().unwrap();
@@ -495,9 +497,9 @@ fn a_semaphore_is_as_large_after_a_failover_as_before() {
     assert_eq!((free(master, "taken"), free(master, "given")), (10, 12));
 }
 
-/// The first request to the new master would hide what is missing before it in its slot.
+/// The first request to the new master would hide missing ones before it in its slot.
 #[test]
-fn a_request_that_finds_another_master_comes_behind_what_that_has_missed() {
+fn a_request_to_a_new_master_comes_behind_the_releases_that_it_missed() {
     let _bounded = bounded();
     let (old, new) = (server(), server());
     let proxy = Proxy::before(&old);
@@ -512,12 +514,63 @@ fn a_request_that_finds_another_master_comes_behind_what_that_has_missed() {
     old.kill();
     permit.release().unwrap();
     assert_eq!(new.connection().get::<_, i64>("first").unwrap(), 4);
-    // It was told once.
+    // The client told the new master once.
     semaphore.acquire_many(4).unwrap().release().unwrap();
     assert_eq!(semaphore.available_permits().unwrap(), 4);
 }
 
-/// It is full when it becomes the master, and this client does not use the semaphore any more.
+/// The old master has answered; the client reads that answer only after it has told the new master
+/// all other changes, and then sends no request.
+#[test]
+fn a_change_whose_answer_is_read_late_reaches_the_new_master() {
+    let _bounded = bounded();
+    for way in ["taken", "released", "added"] {
+        let (old, new) = (server(), server());
+        let proxy = Proxy::before(&old);
+        let client = builder(&proxy.url()).response_timeout(LONG).connections(1).connect().unwrap();
+        let [late, told] = ["late", "told"].map(|name| client.semaphore(name));
+        // From here on the server knows the scripts.
+        for semaphore in [&late, &told] {
+            semaphore.set_permits(3).unwrap();
+            semaphore.add_permits(1).unwrap();
+            semaphore.acquire().unwrap().release().unwrap();
+        }
+        let kept = late.acquire().unwrap();
+        for (key, value) in count_of(&old, "late").into_iter().chain(count_of(&old, "told")) {
+            let () = new.connection().set(key, value).unwrap();
+        }
+        let free = |server: &Server, name: &str| server.connection().get::<_, i64>(name).unwrap();
+        let out = told.acquire().unwrap();
+        // A thread that waits has the client listen, over another connection.
+        hold_as_redisson(&mut old.connection(), "held", LONG);
+        let (lock, token) = (client.reentrant_lock("held"), CancelToken::new());
+        let cancelled = token.clone();
+        let waiter = spawn(move || lock.lock_cancellable(&cancelled).map(drop).unwrap_err());
+        wait_subscribed(&old, &channel("held"));
+        waiter.wait_queued();
+        proxy.on_request("redlatch_request:{late}", Action::HoldReply);
+        let also = late.clone();
+        let (thread, after) = match way {
+            "taken" => (spawn(move || vec![kept, also.acquire_many(2).unwrap()]), 1),
+            "released" => (spawn(move || kept.release().map(|()| Vec::new()).unwrap()), 4),
+            _ => (spawn(move || also.add_permits(3).map(|()| vec![kept]).unwrap()), 6),
+        };
+        proxy.wait_fired(1, SOON);
+        assert_eq!((free(&old, "late"), free(&new, "late")), (after, 3), "{way}");
+        proxy.lead_to(&new);
+        assert!(proxy.cut_matching("SUBSCRIBE") > 0);
+        wait_until("the new one is told", SOON, || free(&new, "told") == 3);
+        proxy.release();
+        let held = thread.join();
+        wait_until(&format!("it knows what was {way}"), SOON, || free(&new, "late") == after);
+        token.cancel();
+        assert_eq!(waiter.join().kind(), ErrorKind::Cancelled);
+        drop((held, out));
+    }
+}
+
+/// The server is full when it becomes the master, and this client does not use the semaphore any
+/// more.
 #[test]
 fn a_semaphore_is_put_right_once_a_master_that_refuses_it_takes_writes_again() {
     let _bounded = bounded();
@@ -549,7 +602,7 @@ fn a_semaphore_is_put_right_once_a_master_that_refuses_it_takes_writes_again() {
     wait_until("it is put right", SOON, || new.connection().get::<_, i64>("full").unwrap() == 1);
 }
 
-/// Threads take and give back all the time. The new master knows what was at one moment, and they
+/// Threads take and give back all the time. The new master knows the state of one moment, and they
 /// have more of the permits, or fewer, when the old one ends.
 #[test]
 fn many_threads_semaphore_is_as_large_after_a_failover_as_before() {
@@ -578,29 +631,30 @@ fn many_threads_semaphore_is_as_large_after_a_failover_as_before() {
                 })
             })
             .collect();
-        let free = |server: &Server| {
-            let free: Option<i64> = server.connection().get("many").unwrap();
-            free.unwrap_or(0)
-        };
+        // `None`: a replica that has not heard of the semaphore yet. As the master it would have no
+        // number to put right.
+        let free = |server: &Server| server.connection().get::<_, Option<i64>>("many").unwrap();
         let has = |server: &Server, most: usize| {
-            let out = 40 - free(server);
-            (8 * most as i64..=8 * (most as i64 + 1)).contains(&out)
+            let out = |free| (8 * most as i64..=8 * (most as i64 + 1)).contains(&(40 - free));
+            free(server).is_some_and(out)
         };
         wait_until("all have some", SOON, || has(&new, then));
         network.freeze();
         most.store(later, Ordering::SeqCst);
         wait_until("all have more or fewer", SOON, || has(&old, later));
         let () = redis::cmd("REPLICAOF").arg("NO").arg("ONE").query(&mut new.connection()).unwrap();
-        println!("the old one says {}, the new one {}", free(&old), free(&new));
+        println!("the old one says {:?}, the new one {:?}", free(&old), free(&new));
         proxy.lead_to(&new);
         old.kill();
         thread::sleep(UNIT * 10);
         most.store(0, Ordering::SeqCst);
         threads.into_iter().for_each(Running::join);
-        wait_until(&format!("all are back, from {then} to {later}"), SOON / 2, || free(&new) == 40);
-        // Time is the subject: what is given twice comes late.
+        wait_until(&format!("all are back, from {then} to {later}"), SOON / 2, || {
+            free(&new) == Some(40)
+        });
+        // Time is the subject: a second release comes late.
         thread::sleep(UNIT * 5);
-        assert_eq!(free(&new), 40);
+        assert_eq!(free(&new), Some(40));
         drop(clients);
     }
 }

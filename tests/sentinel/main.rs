@@ -1,4 +1,4 @@
-//! Behind Sentinels: which server is the master, and what becomes of locks when another one is.
+//! Behind Sentinels: which server is the master, and the fate of locks when another one is.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -17,8 +17,10 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use common::*;
 use redis::Commands as _;
-use redlatch::{Client, ClientBuilder, Error, ErrorKind, Lock, LockGuard, LostReason, MultiLock};
-use redlatch_testkit::{Job, Proxy, Sentinels, SentinelsBuilder, Server, Worker};
+use redlatch::{
+    CancelToken, Client, ClientBuilder, Error, ErrorKind, Lock, LockGuard, LostReason, MultiLock,
+};
+use redlatch_testkit::{Action, Job, Proxy, Sentinels, SentinelsBuilder, Server, Worker};
 
 /// A lease whose next renewal, after a third of it, comes later than anything here.
 const LONGER: Duration = Duration::from_secs(4 * LONG.as_secs());
@@ -50,7 +52,7 @@ fn losses(guard: &LockGuard) -> Receiver<LostReason> {
     lost
 }
 
-/// Changes a replica, as if it had heard of something else.
+/// Changes a replica, as if it had got other commands.
 fn writing(replica: &mut redis::Connection, change: impl FnOnce(&mut redis::Connection)) {
     let set = |redis: &mut redis::Connection, value: &str| {
         let args = ["SET", "replica-read-only", value];
@@ -76,7 +78,7 @@ fn keep_from_replicas(sentinels: &Sentinels, key: &str) {
     }
 }
 
-/// The replicas have again what `keys` were then: as if they had heard nothing since.
+/// The replicas have `keys` again as they were then: as if they had got no command since.
 fn put_back_on_replicas(sentinels: &Sentinels, keys: &[(String, Vec<u8>)]) {
     for replica in sentinels.replicas() {
         let mut redis = replica.connection();
@@ -113,7 +115,7 @@ fn wait_replicated(sentinels: &Sentinels, key: &str) {
     }
 }
 
-// What becomes of locks.
+// Locks after a failover.
 
 /// How a master goes.
 #[derive(Clone, Copy, Debug)]

@@ -1,9 +1,9 @@
-//! Who is the master.
+//! Which server is the master.
 
 use super::*;
 
 #[test]
-fn a_client_finds_the_master_and_says_who_knows_none() {
+fn a_client_finds_the_master_and_names_the_servers_that_know_none() {
     let _bounded = bounded();
     let sentinels = sentinels();
     let client = client_of(&sentinels);
@@ -11,7 +11,7 @@ fn a_client_finds_the_master_and_says_who_knows_none() {
     assert!(Commands::so_far(sentinels.master()).scripts() > 0);
 
     let ports: Vec<_> = sentinels.sentinels().iter().map(Server::port).collect();
-    // A Sentinel tells of the others, and one that is none is passed.
+    // A Sentinel tells of the others, and the client passes over a server that is none.
     let plain = sentinels.master().port();
     builder(&sentinels.url_of(&[plain, ports[1]])).connect().unwrap();
 
@@ -71,7 +71,7 @@ fn sentinels_and_servers_have_a_password_of_their_own() {
         let all = format!("{error:#} {error:?}");
         assert!(["secret", "master1", "watch2"].iter().all(|it| !all.contains(it)), "{all}");
     }
-    // Another master wants it, too.
+    // Another master wants the password, too.
     let held = client.reentrant_lock("held").lock().unwrap();
     wait_replicated(&sentinels, "held");
     sentinels.fail_over();
@@ -96,14 +96,14 @@ fn sentinels_that_are_gone_or_stand_still_are_passed() {
     assert!(begun.elapsed() < SOON / 2, "{:?}", begun.elapsed());
     second.resume();
     drop(client);
-    // It knew of none but the one that is gone by now: it has learned of the others.
+    // The first client knew only the Sentinel that is gone by now: it has learned of the others.
     let client = builder(&sentinels.url_of(&[third.port()])).connect().unwrap();
     third.kill();
     kill_clients(master);
     client.reentrant_lock("learned").lock().unwrap().unlock().unwrap();
 }
 
-/// Whoever is connected has to connect anew.
+/// Makes all connected clients connect anew.
 fn kill_clients(server: &Server) {
     for kind in ["normal", "pubsub"] {
         let args = ["KILL", "TYPE", kind, "SKIPME", "yes"];
@@ -129,10 +129,10 @@ fn without_any_sentinel_the_master_that_lives_is_used_on() {
     assert!(builder(&sentinels.url()).connect().is_err(), "a new one knows of no master");
 }
 
-/// It was started anew, as its file has it, and has not heard of the others yet: it names the old
-/// master, which says that it is one still.
+/// A Sentinel that was started anew has its file's view, and has not heard of the others yet: it
+/// names the old master, which still says that it is one.
 #[test]
-fn a_sentinel_that_knows_less_leads_nobody_back() {
+fn a_sentinel_that_knows_less_leads_no_client_back() {
     let _bounded = bounded();
     let sentinels = sentinels();
     let [stale, others @ ..] = sentinels.sentinels() else { panic!("three") };
@@ -144,7 +144,7 @@ fn a_sentinel_that_knows_less_leads_nobody_back() {
     let new = sentinels.master();
     let lock = client.reentrant_lock("moved");
     lock.lock().unwrap().unlock().unwrap();
-    // From here on nobody tells the old one, nor the Sentinel that knows only it.
+    // From here on no server tells the old one, nor the Sentinel that knows only it.
     others.iter().for_each(Server::pause);
     old.resume();
     stale.restart_empty();
@@ -177,4 +177,37 @@ fn of_one_name_the_lock_behind_sentinels_stands_where_its_service_name_does() {
     // "localhost" comes before "redlatch".
     assert!(!lock.is_locked().unwrap());
     waiter.join().unwrap();
+}
+
+/// Neither the master nor its successor lets in a client with an earlier password.
+#[test]
+fn holds_outlast_new_passwords_and_a_failover() {
+    let _bounded = bounded();
+    let sentinels = sentinels();
+    let servers = sentinels.servers();
+    let vault = Vault::new(None);
+    vault.add(servers, "first");
+    let client = vault.asked_by(builder(&sentinels.url())).watchdog_timeout(RENEWED * 3);
+    let client = client.connect().unwrap();
+    let names = || (0..10).map(|at| format!("hold {at}"));
+    let guards: Vec<_> = names().map(|name| client.reentrant_lock(&name).lock().unwrap()).collect();
+    let renewed = || wait_all_renewed(names().map(|name| (sentinels.master(), name)));
+
+    vault.add(servers, "second");
+    Vault::remove(servers, "first");
+    Vault::hang_up(servers);
+    renewed();
+    client.reentrant_lock("more").lock().unwrap().unlock().unwrap();
+
+    names().for_each(|name| wait_replicated(&sentinels, &name));
+    vault.add(servers, "third");
+    Vault::remove(servers, "second");
+    let (old, before) = (sentinels.master(), vault.asked());
+    sentinels.fail_over();
+    sentinels.wait_switched(old);
+    renewed();
+    assert!(vault.asked() > before);
+    for guard in guards {
+        guard.unlock().unwrap();
+    }
 }

@@ -39,7 +39,7 @@ struct Had {
     kept: bool,
 }
 
-/// What processes say.
+/// The processes' reports.
 struct Processes {
     workers: Vec<Worker>,
     had: Vec<Had>,
@@ -60,7 +60,7 @@ impl Processes {
         Self { workers, had: Vec::new(), failed: Vec::new() }
     }
 
-    /// Reads until each process has had the lock after that time; when that was.
+    /// Reads until each process has had the lock after that time. Returns when that was.
     fn wait_all_since(&mut self, time: u128) -> u128 {
         let mut first = [None; Self::COUNT];
         let until = Instant::now() + SOON * 2;
@@ -89,7 +89,7 @@ impl Processes {
         first.into_iter().flatten().max().unwrap()
     }
 
-    /// Those who were told that they had it to the end had it alone.
+    /// Processes that were told that they had the lock to the end had it alone.
     fn check(&mut self) {
         self.had.sort_by_key(|had| had.since);
         let kept: Vec<_> = self.had.iter().filter(|had| had.kept).collect();
@@ -107,7 +107,7 @@ fn fail_over(sentinels: &Sentinels, processes: &mut Processes, end: End) -> [Dur
     let began = now();
     let (begun, switched) = end.of(sentinels);
     let theirs = switched - begun;
-    // What was had before the switch was had of the old one.
+    // A hold before the switch was the old master's.
     let from = if matches!(end, End::Replaced) { began + theirs.as_micros() } else { began };
     let all = processes.wait_all_since(from);
     let ours = Duration::from_micros(u64::try_from(all.saturating_sub(began)).unwrap());

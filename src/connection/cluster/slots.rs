@@ -1,4 +1,4 @@
-//! What `CLUSTER SLOTS` says, and, by `CLUSTER INFO`, how much that counts.
+//! The answer to `CLUSTER SLOTS`, and, by `CLUSTER INFO`, how much it counts.
 
 use std::ops::RangeInclusive;
 
@@ -7,7 +7,7 @@ use redis::Value;
 use crate::connection::SLOTS;
 use crate::connection::host_port::HostPort;
 
-/// Slots in a row, and who has them.
+/// Slots in a row, and their servers.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Range {
     pub(super) slots: RangeInclusive<u16>,
@@ -22,7 +22,7 @@ pub(super) struct Weight {
     pub(super) is_up: bool,
     /// Grows with each master that takes another one's place.
     pub(super) epoch: u64,
-    /// `false`: it must not say, and is taken for one that has nothing to fear.
+    /// `false`: the server must not say, and counts as up.
     pub(super) is_said: bool,
 }
 
@@ -42,7 +42,7 @@ impl Weight {
     }
 }
 
-/// Reads the answer of the server at `from`. `Err`: it is no cluster's, and why.
+/// Reads the answer of the server at `from`. `Err`: why it is no cluster's.
 pub(super) fn ranges(reply: &Value, from: &HostPort) -> Result<Vec<Range>, &'static str> {
     match reply {
         Value::Array(parts) => Ok(parts.iter().filter_map(|part| range(part, from)).collect()),
@@ -53,7 +53,7 @@ pub(super) fn ranges(reply: &Value, from: &HostPort) -> Result<Vec<Range>, &'sta
     }
 }
 
-/// One that cannot be read is nobody's.
+/// An unreadable range has no server.
 fn range(part: &Value, from: &HostPort) -> Option<Range> {
     let Value::Array(parts) = part else { return None };
     let [Value::Int(first), Value::Int(last), servers @ ..] = parts.as_slice() else { return None };
@@ -68,7 +68,7 @@ fn host_port(server: &Value, from: &HostPort) -> Option<HostPort> {
     let [host, Value::Int(port), ..] = parts.as_slice() else { return None };
     let host = match host {
         Value::BulkString(host) => String::from_utf8(host.clone()).ok()?,
-        // It does not know under which address it is known.
+        // The server does not know its own address.
         Value::Nil => String::new(),
         _ => return None,
     };

@@ -1,4 +1,4 @@
-//! What is sent to the servers of a cluster while a slot is on its way.
+//! The commands to a cluster's servers while a slot is on its way.
 
 #![allow(clippy::unwrap_used)]
 
@@ -8,7 +8,6 @@ use redis::Commands as _;
 use redlatch_testkit::Cluster as Servers;
 
 use super::*;
-use crate::config::ClientBuilder;
 use crate::connection::Script;
 
 const KEY: &str = "moved";
@@ -16,8 +15,7 @@ const KEY: &str = "moved";
 /// A cluster, and the slot of [`KEY`] there.
 fn slot() -> (Servers, Slot) {
     let servers = Servers::without_replicas().unwrap();
-    let config = ClientBuilder::new("redis://localhost").config;
-    let cluster = Cluster::connect(&servers.url(), &config).unwrap().unwrap();
+    let cluster = Cluster::connect(&servers.url(), &Settings::default()).unwrap().unwrap();
     let slot = Slot::of(&cluster, KEY.as_bytes(), 0);
     (servers, slot)
 }

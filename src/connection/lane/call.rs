@@ -12,7 +12,7 @@ use crate::connection::link::{Cause, Failure, Link, Outcome, ReplyReceiver};
 use crate::connection::reply::is_wrong_server_error;
 use crate::sync::{Mutex, Thread, own_thread};
 
-/// Whose thread sleeps until it has the reply to its command, or is to combine.
+/// A command whose thread sleeps until it has the reply, or is to combine.
 pub(super) struct Call {
     pub(super) thread: Arc<Thread>,
     pub(super) state: Mutex<CallState>,
@@ -21,8 +21,8 @@ pub(super) struct Call {
 pub(super) enum CallState {
     /// To be written, or written and not answered.
     Queued,
-    /// Its thread is to combine. Said under the lane's mutex, as is a `Done` of who leaves: nobody
-    /// who has left is told to.
+    /// Its thread is to combine. Set under the lane's mutex, as is the `Done` of a thread that
+    /// leaves: so no thread that has left is told to.
     Combines,
     /// Answered, or its thread leaves with this.
     Done(Outcome),
@@ -37,7 +37,7 @@ impl Call {
         Arc::new(Self { thread: Thread::current(), state })
     }
 
-    /// What its thread is told, which goes on by that.
+    /// The state that its thread is told, and by which it goes on.
     fn told(&self) -> CallState {
         let mut state = self.state.lock();
         let told = std::mem::replace(&mut *state, CallState::Gone);
@@ -57,17 +57,17 @@ impl Lane {
         now.checked_add(time).unwrap_or(now)
     }
 
-    /// As [`call_once`](Self::call_once), but not in an outage: who drops a hundred permits of a
-    /// client that has ended waits for that once.
+    /// As [`call_once`](Self::call_once), but not in an outage: a thread that drops a hundred
+    /// permits of a client that has ended waits for the outage once.
     pub(crate) fn call_unless_out(self: &Arc<Self>, command: &Command) -> Outcome {
         if self.endpoint.health().is_out() { Err(self.out()) } else { self.call_once(command) }
     }
 
-    /// Sends a command once and waits for its reply. It may wait for the packet of others that is
-    /// on its way, and goes with the next one: each connects, if it must, and waits for its
-    /// replies.
+    /// Sends a command once and waits for its reply. The command may wait for the other threads'
+    /// packet that is on its way, and goes with the next one: each connects, if it must, and waits
+    /// for its replies.
     ///
-    /// If the calling thread has a [`Limit`] it does not wait for longer than that: see
+    /// If the calling thread has a [`Limit`], it does not wait for longer than that: see
     /// [`call_limited`](Self::call_limited).
     pub(crate) fn call_once(self: &Arc<Self>, command: &Command) -> Outcome {
         match Limit::current() {
@@ -77,7 +77,7 @@ impl Lane {
     }
 
     /// As [`call_once`](Self::call_once); after a reset it sends `copy`, if there is time left by
-    /// then: a call whose connections break one after the other ends, too. `true`: it did.
+    /// then: a call whose connections break one after the other ends, too. `true`: it sent `copy`.
     pub(crate) fn call_twice(
         self: &Arc<Self>,
         command: &Command,
@@ -86,7 +86,7 @@ impl Lane {
         let deadline = self.deadline();
         match self.call_once(command) {
             Err(Failure::Reset(_)) if Instant::now() < deadline => (self.call_once(&copy()), true),
-            // It changed nothing there. The next connection leads to the master.
+            // The command changed nothing there. The next connection leads to the master.
             Err(Failure::Refused(cause))
                 if self.endpoint.has_sentinels()
                     && is_wrong_server_error(&cause.error)
@@ -114,9 +114,8 @@ impl Lane {
         self.follow(&call, None)
     }
 
-    /// As [`call_once`](Self::call_once), but other threads' packets are waited for until
-    /// `deadline` only. (Not by all calls: a sleep with an end costs a twentieth of the rate of
-    /// many threads.)
+    /// As [`call_once`](Self::call_once), but it waits for other threads' packets until `deadline`
+    /// only. (Not all calls do: a sleep with an end costs a twentieth of the rate of many threads.)
     pub(super) fn call_until(&self, command: &Command, deadline: Option<Instant>) -> Outcome {
         let mut state = self.state.lock();
         if state.combining {
@@ -129,18 +128,18 @@ impl Lane {
         let link = state.link.take();
         let queue = std::mem::take(&mut state.queue);
         drop(state);
-        // Opens a link where there is none. First what others have posted, then the own command;
-        // those who call meanwhile queue. Its drop makes the first call the combiner, which
-        // writes all that is queued by then in one packet (`combine_queue`).
+        // Opens a link if there is none. First others' posts, then the own command; calls that come
+        // meanwhile queue. The combiner's drop makes the first of them the next combiner, which
+        // writes the whole queue in one packet (`combine_queue`).
         let mut combiner = Combiner::new(self, link, self.endpoint.connect_timeout());
         match combiner.write_and_read(queue) {
-            // No connection can be had: the caller need not wait for that twice.
+            // No connection opens: the caller need not wait for that twice.
             Err(unsent @ Failure::Unsent(_)) => Err(unsent),
             Ok(()) | Err(_) => combiner.exchange(command),
         }
     }
 
-    /// Sleeps until somebody has the reply, or combines when told to.
+    /// Sleeps until another thread has the reply, or combines when told to.
     fn follow(&self, call: &Arc<Call>, deadline: Option<Instant>) -> Outcome {
         loop {
             match call.told() {
@@ -158,24 +157,25 @@ impl Lane {
         }
     }
 
-    /// As [`call_once`](Self::call_once) for who has a limit: it leaves when that is over, wherever
-    /// it stands then, and never waits for a connection to be opened in its own thread.
+    /// As [`call_once`](Self::call_once) for a thread with a limit: it leaves when that is over,
+    /// wherever its command stands then, and never opens a connection in its own thread.
     ///
-    /// | when it leaves its command is | what it is told | what becomes of it |
+    /// | its command when it leaves | its result | the command's end |
     /// |---|---|---|
     /// | in the queue | `Unsent` | taken out: it never runs |
-    /// | about to be written, or written, by another combiner | `TimedOut` | it may run; the combiner reads its reply, which nobody hears |
-    /// | written in part, or as a whole, by itself | `TimedOut` | it may run; the link keeps the rest of the bytes, and what was read of a reply |
+    /// | about to be written, or written, by another combiner | `TimedOut` | it may run; the combiner reads and drops its reply |
+    /// | written in part, or as a whole, by itself | `TimedOut` | it may run; the link keeps the rest of the bytes, and the part of a reply that was read |
     ///
-    /// If it combines it hands the link on: to one in the queue, or else to one whose command is
-    /// written and who becomes the reader. If nobody else waits the link stays with the lane, and who comes next, or the look at an idle link, reads the late reply before its
+    /// If it combines, it hands the link on: to a call in the queue, or else to a call whose
+    /// command is written and which becomes the reader. If no other call waits, the link stays with
+    /// the lane, and the next caller, or the look at an idle link, reads the late reply before its
     /// own. The link is given up only when the server has answered nothing for as long as
-    /// `response_timeout`, whoever wrote meanwhile. Where there is no link, or one that was silent
-    /// for long, a thread of its own combines in its place, with the whole time that opening a link
-    /// may take: it serves all who wait then.
+    /// `response_timeout`, even if other threads wrote meanwhile. If there is no link, or one that
+    /// was silent for long, a thread of its own combines in its place, with the whole time that
+    /// opening a link may take: it serves all calls that wait then.
     ///
-    /// What a command that may run takes is given back by those who sent it, as after any other
-    /// lost reply: they have its owner, ids or number (`watchdog/orphan.rs`).
+    /// The senders of a command that may run give back anything it takes, as after any other lost
+    /// reply: they have its owner, ids or number (`lease/orphan.rs`).
     fn call_limited(self: &Arc<Self>, command: &Command, limit: &Limit) -> Outcome {
         let call = Call::queued();
         let mut state = self.state.lock();
@@ -206,7 +206,7 @@ impl Lane {
     fn combine_limited(self: &Arc<Self>, call: &Arc<Call>, limit: &Limit) {
         let mut state = self.state.lock();
         if limit.is_over() {
-            // Told to when its time was over: somebody else does.
+            // Told to combine when its time was over: another thread does.
             self.leaves(&mut state, call);
             let link = state.link.take();
             drop(state);
@@ -230,7 +230,7 @@ impl Lane {
         self.gather();
         let mut state = self.state.lock();
         let link = state.link.take();
-        // It must not owe more and more where one after the other leaves.
+        // The link must not owe more and more if one call after the other leaves.
         let room = MOST_UNREAD.saturating_sub(link.as_ref().map_or(0, |link| link.owed()));
         let packet = take_first(&mut state.queue, room);
         state.served = packet.len();
@@ -247,7 +247,8 @@ impl Lane {
         drop(combiner);
     }
 
-    /// Its time is over. Before it hands the link on, or it would be told to combine once more.
+    /// The call's time is over. To be called before it hands the link on, or it would be told to
+    /// combine once more.
     fn leaves(&self, state: &mut State, call: &Arc<Call>) {
         let mut own = call.state.lock();
         if matches!(*own, CallState::Queued) {
@@ -265,7 +266,7 @@ impl Lane {
                 state.queue.remove(at);
                 Failure::Unsent(why)
             }
-            // Some combiner has it, and has written it or is about to.
+            // A combiner has it, and has written it or is about to.
             None => Failure::TimedOut(why),
         }
     }
@@ -293,7 +294,7 @@ impl Lane {
         let mut combiner = Combiner::new(self, link, self.endpoint.connect_timeout());
         let begun = Instant::now();
         if queue.is_empty() {
-            // Its own command is written, and who was to read the reply has left.
+            // Its own command is written, and the thread that was to read the reply has left.
             combiner.on_link(Link::read_awaited);
         }
         let _heard = combiner.write_and_read(queue);
@@ -301,8 +302,8 @@ impl Lane {
         drop(combiner);
     }
 
-    /// Where there is a delay, waits a moment for the threads that the last packet served: they
-    /// are about to send again, and whoever misses this packet waits for two round trips.
+    /// On a link with delay, waits a moment for the threads that the last packet served: they are
+    /// about to send again, and a thread that misses this packet waits for two round trips.
     fn gather(&self) {
         let (served, patience) = {
             let state = self.state.lock();
@@ -329,7 +330,7 @@ const LONGEST_GATHER: Duration = Duration::from_micros(500);
 impl ReplyReceiver for Call {
     fn receive(&self, outcome: Outcome) {
         let mut state = self.state.lock();
-        // Not what comes for who leaves: of that it undoes what there is.
+        // Not a reply for a thread that has left: its verb undoes the command's effects.
         if matches!(*state, CallState::Queued | CallState::Combines) {
             *state = CallState::Done(outcome);
             drop(state);

@@ -9,16 +9,16 @@ use crate::connection::Command;
 use crate::connection::limit::Limit;
 use crate::connection::link::{Failure, Link, Outcome, ReplyReceiver};
 
-/// Who combines for a lane, with its link. Whoever drops it has handed that on, after a panic too.
+/// The thread that combines for a lane, with its link. A drop hands both on, after a panic too.
 pub(super) struct Combiner<'a> {
     lane: &'a Lane,
     /// Boxed: it is moved from the lane and back with each call.
     link: Option<Box<Link>>,
     /// How long opening a link may take.
     within: Duration,
-    /// What ends all of that for the thread that combines.
+    /// The end of all that for the combining thread.
     limit: Option<&'a Limit>,
-    /// Whether the thread was panicking when it took that.
+    /// Whether the thread was panicking when it began to combine.
     was_panicking: bool,
 }
 
@@ -27,7 +27,7 @@ impl<'a> Combiner<'a> {
         Self { lane, link, within, limit: None, was_panicking: thread::panicking() }
     }
 
-    /// For who leaves when its limit is over, and hands the link on in whatever state.
+    /// For a thread that leaves when its limit is over, and hands the link on in any state.
     pub(super) fn with_limit(mut self, limit: &'a Limit) -> Self {
         self.limit = Some(limit);
         self
@@ -53,13 +53,13 @@ impl<'a> Combiner<'a> {
         }
     }
 
-    /// Writes a queue and reads what somebody sleeps for. What went wrong, each that it concerns
-    /// has heard of.
+    /// Writes a queue and reads the replies for which threads sleep. The receivers concerned have
+    /// heard of a failure.
     pub(super) fn write_and_read(&mut self, mut queue: VecDeque<Pending>) -> Result<(), Failure> {
         while !queue.is_empty() {
             let packet = next_packet(&mut queue);
             let mut done = self.write_packet(packet);
-            // All of it, if there is more to write: it would owe too much.
+            // Reads all of it, if there is more to write: the link would owe too much.
             if let Some(link) = self.link.as_mut().filter(|_| done.is_ok() && !queue.is_empty()) {
                 done = link.read_all(self.lane.endpoint.response_timeout());
             }
@@ -73,8 +73,8 @@ impl<'a> Combiner<'a> {
         Ok(())
     }
 
-    /// Writes a packet over the link that is there, and reads what somebody sleeps for, until the
-    /// limit is over. What went wrong, each that it concerns has heard of.
+    /// Writes a packet over the present link, and reads the replies for which threads sleep, until
+    /// the limit is over. The receivers concerned have heard of a failure.
     pub(super) fn write_and_read_limited(&mut self, packet: VecDeque<Pending>, limit: &Limit) {
         let batch: Vec<_> = packet.into_iter().map(Pending::into_parts).collect();
         self.on_link(|link| {
@@ -85,15 +85,15 @@ impl<'a> Combiner<'a> {
         });
     }
 
-    /// Writes commands in one packet and reads what somebody sleeps for.
+    /// Writes commands in one packet and reads the replies for which threads sleep.
     fn write_packet(&mut self, packet: VecDeque<Pending>) -> Result<(), Failure> {
         let batch = packet.into_iter().map(Pending::into_parts);
         match self.link() {
             Ok(link) => link.send(batch).and_then(|()| link.read_awaited()),
             Err(failure) => {
                 batch.for_each(|(_, receiver, _)| receiver.receive(Err(failure.clone())));
-                // Those who queued while the connection could not be opened need not find out
-                // one after the other. (They do if it had less than their time to be opened.)
+                // Calls that queued while the connection failed to open need not find out one after
+                // the other. (They do if it had less than their time to open.)
                 if self.within >= self.lane.endpoint.connect_timeout() {
                     let late = std::mem::take(&mut self.lane.state.lock().queue);
                     late.into_iter().for_each(|pending| pending.fail(&failure));
@@ -103,13 +103,13 @@ impl<'a> Combiner<'a> {
         }
     }
 
-    /// What the background thread would do with what is owed, and with posts that have no link.
+    /// Does the background thread's work for owed replies, and for posts without a link.
     fn look_after(&mut self, queue: VecDeque<Pending>) {
         let patience = self.lane.endpoint.response_timeout();
         let patience = if self.limit.is_some() { Duration::ZERO } else { patience };
         self.on_link(|link| link.read_all(patience));
         if self.link.is_some() {
-            // Whatever goes wrong, each that it concerns has heard of.
+            // The receivers concerned have heard of a failure.
             let _heard = self.write_and_read(queue);
         } else {
             let failure = self.lane.out();
@@ -131,8 +131,8 @@ impl<'a> Combiner<'a> {
 
 impl Drop for Combiner<'_> {
     fn drop(&mut self) {
-        // Who panics while it combines may have read a reply and not counted it: whoever came next
-        // would take another command's reply for its own, and a number is a grant.
+        // A thread that panics while it combines may have read a reply and not counted it: the next
+        // caller would take another command's reply for its own, and a number is a grant.
         let panics = thread::panicking() && !self.was_panicking;
         loop {
             self.link.take_if(|link| panics || link.is_wrong());
@@ -152,9 +152,9 @@ impl Drop for Combiner<'_> {
                 reader.parker().unpark();
                 return;
             }
-            // Only posts: a combiner never resigns with commands unwritten. Without a connection,
-            // or where too many replies are unread, they wait for the background thread, which has
-            // been asked to look.
+            // Only posts: a combiner never resigns with calls unwritten. Without a connection, or
+            // with too many unread replies, posts wait for the background thread, which has been
+            // asked to look.
             let owed = self.link.as_ref().map_or(MOST_UNREAD, |link| link.owed());
             if state.queue.is_empty() || owed >= MOST_UNREAD {
                 let owes = self.link.is_some() && owed > 0;
@@ -170,8 +170,8 @@ impl Drop for Combiner<'_> {
             }
             let queue = next_packet(&mut state.queue);
             drop(state);
-            // Written and no more: who drops a guard may be here, and waits neither for a look at a
-            // connection that was silent nor for another one.
+            // Only writes: a thread that drops a guard may be here, and must wait neither for a
+            // look at a silent connection nor for another one.
             let posts = queue.into_iter().filter_map(|pending| match pending {
                 Pending::Post(command, receiver) => Some((command, receiver, false)),
                 Pending::Call(..) => None,

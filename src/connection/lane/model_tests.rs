@@ -1,4 +1,5 @@
-//! Lanes, in many orders of what their threads do: call, post, look, combine, and lose connections.
+//! Lanes, in many orders of their threads' actions: call, post, look, combine, and lose
+//! connections.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -21,7 +22,7 @@ const THREADS: usize = 3;
 const ROUNDS: usize = 3;
 const LOOKS: usize = 4;
 
-/// A post's receiver: counts what it hears.
+/// A post's receiver: counts its outcomes.
 #[derive(Default)]
 struct Heard {
     outcomes: Mutex<Vec<Outcome>>,
@@ -46,7 +47,7 @@ impl Play {
         server.has_little_room();
         let endpoint = Endpoint::new("redis://localhost", MINUTE, MINUTE).unwrap();
         let lane = Lane::new(Arc::new(endpoint));
-        // Nobody posts on a lane that was never open: what is posted gives back what was taken.
+        // No thread posts on a lane that was never open: posts give back taken locks or permits.
         let _ = lane.connect();
         Arc::new(Self { lane: Arc::new(lane), server, asked: AtomicUsize::new(0) })
     }
@@ -93,8 +94,7 @@ impl Play {
         posts
     }
 
-    /// Calls until its token is cancelled, which happens at any time; and one that waits as long as
-    /// it takes.
+    /// A caller whose token is cancelled at any time, and another that waits as long as it takes.
     fn leaver(&self, me: usize) -> Vec<Arc<Heard>> {
         if me == 0 {
             return self.user(me);
@@ -116,7 +116,7 @@ impl Play {
                     Err(Failure::TimedOut(_)) => assert!(was_cut() && token.is_cancelled()),
                     Err(other) => panic!("{other:?}"),
                 }
-                // As a place in a queue that is given up by who leaves.
+                // As a leaver gives up a place in a queue.
                 posts.push(self.post(&format!("post {me} {round}")));
             }
         }
@@ -124,14 +124,14 @@ impl Play {
         posts
     }
 
-    /// What the background thread does once it was asked.
+    /// The background thread's work once it was asked.
     fn background(&self) {
         for _ in 0..LOOKS {
             if self.asked.swap(0, Ordering::SeqCst) > 0
                 && !self.lane.look(MINUTE, MINUTE)
                 && self.lane.look_after() == Posted::LookAfter
             {
-                // Somebody combines, or there is more: it comes again.
+                // A thread combines, or there is more: it comes again.
                 self.asked.fetch_add(1, Ordering::SeqCst);
             }
             thread::yield_now();
@@ -143,14 +143,14 @@ fn echo(what: &str) -> Command {
     Command::plain(&[b"ECHO", what.as_bytes()])
 }
 
-/// The same by a script, which is to be sent once more as long as the server does not know it.
+/// The same with a script, which is sent once more while the server does not know it.
 fn returned(what: &str) -> Command {
     static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new(RETURN_ARGUMENT));
     Command::script(&SCRIPT, &[], &[what.as_bytes()])
 }
 
-/// Whether a reply may be left unread by who does not wait for it any more: whoever comes next reads
-/// it before its own.
+/// A thread may leave its reply unread when it waits no more: the next caller reads it before its
+/// own.
 fn play_leaving(breaks: usize) {
     let (play, _posts) = play_with(breaks, Play::leaver, true);
     let what = "the next one";
@@ -194,7 +194,7 @@ fn play_with(
     let written = state.queue.is_empty() || state.link.is_none() || owed >= MOST_UNREAD;
     assert!(written, "a combiner resigned with commands unwritten");
     let asked = play.asked.load(Ordering::SeqCst) > 0;
-    // What was left unread is read by who comes next.
+    // The next caller reads replies left unread.
     let is_read = owed == 0 || leaves;
     assert!(asked || (is_read && state.queue.is_empty()), "replies that nobody will read");
     drop(state);

@@ -1,4 +1,4 @@
-//! Read-write locks of the model's server: what `lua/read_write/` does, but for windows and leases.
+//! Read-write locks of the model's server: as in `lua/read_write/`, but without windows and leases.
 
 use std::collections::VecDeque;
 use std::sync::LazyLock;
@@ -7,12 +7,12 @@ use redis::Value;
 
 use super::{NOW, State, numbers, sha};
 
-/// Who holds one.
+/// The holders of a lock.
 #[derive(Default)]
 pub(super) struct Holders {
     writer: Option<Vec<u8>>,
     readers: Vec<Vec<u8>>,
-    /// Those who have left. None comes again.
+    /// The owners that have left. None comes again.
     gone: Vec<Vec<u8>>,
 }
 
@@ -30,7 +30,7 @@ impl Holders {
         self.readers.clear();
     }
 
-    /// Whether it could be one of them, if nobody waited.
+    /// Whether the owner could join them, if there were no waiters.
     fn may_enter(&self, owner: &[u8]) -> bool {
         self.is_free() || self.writer.is_none() && !writes(owner)
     }
@@ -58,7 +58,7 @@ fn writes(owner: &[u8]) -> bool {
 }
 
 impl State {
-    /// Runs a script of read-write locks. `None`: it is none.
+    /// Runs a script of read-write locks. `None`: the script is none.
     pub(super) fn read_or_write(&mut self, sha: &str, arguments: &[Vec<u8>]) -> Option<Value> {
         let key = arguments[0].as_slice();
         let argument = |at: usize| arguments[at].as_slice();
@@ -102,7 +102,7 @@ impl State {
         self.queues.entry(key.to_vec()).or_default()
     }
 
-    /// It has it already: it is told so.
+    /// The reply if the owner has the lock already.
     fn has_it_already(&mut self, key: &[u8], owner: &[u8]) -> Option<Value> {
         let places = self.waiting(key).len() as i64;
         self.holders(key).know(owner).then_some(Value::Int(-1 - places))

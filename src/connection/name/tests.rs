@@ -8,7 +8,7 @@ use redlatch_testkit::{Proxy, Server, wait_until};
 use super::*;
 use crate::{Client, HoldState, LostReason};
 
-/// What names lead to, instead of what the system says.
+/// The addresses of names, instead of the system's.
 pub(super) static NAMES: StdMutex<BTreeMap<String, Vec<SocketAddr>>> =
     StdMutex::new(BTreeMap::new());
 
@@ -25,7 +25,7 @@ fn client_of(name: &str) -> Client {
     client.watchdog_timeout(Duration::from_secs(60)).connect().unwrap()
 }
 
-/// How many scripts it has run for clients.
+/// How many scripts the server has run for clients.
 fn scripts(server: &Server) -> u64 {
     let text: String =
         redis::cmd("INFO").arg("commandstats").query(&mut server.connection()).unwrap();
@@ -86,7 +86,7 @@ fn another_way_to_the_same_server_changes_nothing() {
     let held = client.reentrant_lock("held").lock().unwrap();
     let before = one.connections();
     lead(name, other.address().port());
-    // It was looked at, twice.
+    // The other server was asked, twice.
     let seen = other.commands();
     wait_until("it was met there", SOON, || other.commands() >= seen + 4);
     assert_eq!(one.connections(), before);
@@ -101,7 +101,7 @@ fn a_name_that_leads_to_a_replica_is_followed_once_that_is_a_master() {
     let new = Server::builder().replica_of(&old).start().unwrap();
     let network = Proxy::before(&new);
     lead(name, old.port());
-    // All its connections are open: who opens one goes to the replica.
+    // All its connections are open: a new one goes to the replica.
     let client = Client::builder(&format!("redis://{name}")).client_tracking(false).connections(1);
     let client = client.watchdog_timeout(Duration::from_secs(60)).connect().unwrap();
     let held = client.reentrant_lock("held").lock().unwrap();

@@ -1,4 +1,4 @@
-//! What one Sentinel is asked, and what it says.
+//! The questions to one Sentinel, and its answers.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -20,11 +20,11 @@ pub(super) struct Answer {
     pub(super) others: Vec<HostPort>,
 }
 
-/// Why one named no master.
+/// Why a Sentinel named no master.
 #[derive(Debug)]
 pub(super) enum Refusal {
     NotReached(RedisError),
-    /// It lets this client not in, or not ask.
+    /// The Sentinel does not let this client in, or not ask.
     Forbidden(RedisError),
     NoSentinel,
     Unknown,
@@ -32,14 +32,14 @@ pub(super) enum Refusal {
 }
 
 impl Refusal {
-    /// Whether it did not answer in its time, and would perhaps in more.
+    /// Whether the Sentinel did not answer in its time, and perhaps would in more.
     pub(super) fn is_slow(&self) -> bool {
         matches!(self, Self::NotReached(error) if error.is_timeout())
     }
 
-    /// Whether that may be otherwise before long.
+    /// Whether the reason may pass before long.
     pub(super) fn is_transient(&self) -> bool {
-        // A certificate stays what it is.
+        // A wrong certificate stays wrong.
         matches!(self, Self::NotReached(error) if error.kind() != Cause::Client)
     }
 }
@@ -114,7 +114,7 @@ impl Sentinels {
         let Some(named) = host_port_of(named.next(), named.next()) else {
             return Err(Refusal::Odd);
         };
-        // What it must not say, or says otherwise, is done without.
+        // The number is optional: the Sentinel may have no right to say it, or another form.
         let epoch = fields(master).get("config-epoch").and_then(|epoch| epoch.parse().ok());
         let others = match others {
             Value::Array(others) => others,
@@ -141,7 +141,7 @@ impl Sentinels {
     }
 }
 
-/// What a Sentinel says of something, by name: in pairs, or as a map.
+/// A Sentinel's fields by name: sent in pairs, or as a map.
 fn fields(value: Value) -> HashMap<String, String> {
     match value {
         Value::Array(parts) => {

@@ -1,9 +1,9 @@
-//! How a change is heard of, and found out where it is not: a thread of its own,
+//! How the client learns of a new master, with or without a message: a thread of its own,
 //! `redlatch-follow`.
 //!
-//! It listens to one Sentinel, which may be the one that is cut off from the others: so now and
-//! then it asks another one. No other thread can do this: each of them may be in a read from the
-//! old master, for as long as a reply may take, when the message comes that ends the read.
+//! The thread listens to one Sentinel, which may be cut off from the others: so now and then it
+//! asks another one. No other thread can do this: each of them may be in a read from the old
+//! master, for as long as a reply may take, when the message comes that ends the read.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
@@ -15,16 +15,16 @@ use super::ask::text;
 use crate::connection::Command;
 use crate::connection::host_port::HostPort;
 
-/// The first is said when a failover is over. The one that leads it names the new master before
-/// that, when it is one, and says the second; up to a second passes between the two.
+/// Sentinels send the first when a failover is over. The leading Sentinel names the new master
+/// earlier, once it is one, and sends the second; up to a second passes between the two.
 const CHANNELS: [&[u8]; 2] = [b"+switch-master", b"+promoted-slave"];
 /// How often a Sentinel that says nothing is asked whether it lives; it has as long to answer.
 const LOOK: Duration = Duration::from_secs(1);
-/// How often another one is asked for the master.
+/// How often the thread asks another Sentinel for the master.
 const CHECK: Duration = Duration::from_secs(3);
 /// How long that may take: no message is read meanwhile.
 const CHECKED_WITHIN: Duration = Duration::from_millis(500);
-/// After a Sentinel could not be listened to.
+/// The pause after a Sentinel that cannot be listened to.
 const FIRST_RETRY: Duration = Duration::from_millis(50);
 const LAST_RETRY: Duration = Duration::from_secs(1);
 
@@ -34,8 +34,8 @@ impl Sentinels {
         let (mut at, mut retry) = (0, FIRST_RETRY);
         loop {
             let Some(host_port) = self.nth(at) else { return };
-            // However it ended, in a panic of who is told of the news too: the next one, whichever
-            // stands there by now. Without this thread no failover would be noticed.
+            // However it ended, by a panic in the code that gets the news too: the next Sentinel in
+            // the list of now. Without this thread the client would notice no failover.
             let listened = catch_unwind(AssertUnwindSafe(|| self.listen(&host_port, &mut at)));
             if matches!(listened, Ok(Ok(()))) {
                 retry = FIRST_RETRY;
@@ -67,8 +67,8 @@ impl Sentinels {
         !state.ended
     }
 
-    /// Listens to the Sentinel there, until that is not possible any more. `Ok`: it was for a
-    /// while.
+    /// Listens to the Sentinel there, until that is not possible any more. `Ok`: it was possible
+    /// for a while.
     fn listen(&self, host_port: &HostPort, at: &mut usize) -> RedisResult<()> {
         let within = LOOK.min(self.connect_timeout);
         let until = Instant::now() + within;
@@ -85,9 +85,9 @@ impl Sentinels {
             self.health.lacks(NO_SWITCH);
             return self.check_only(at);
         }
-        // The second one's.
+        // The answer for the second channel.
         connection.receive_any_until(until)?;
-        // What was missed until now.
+        // Asks for changes missed until now.
         self.check(host_port, within);
         let (mut checked, mut asked) = (Instant::now(), false);
         loop {
@@ -103,7 +103,7 @@ impl Sentinels {
                     connection.send_until(ping.bytes(), Instant::now() + LOOK)?;
                     asked = true;
                 }
-                // It broke, or does not live.
+                // The connection broke, or is dead.
                 Err(_) => return Ok(()),
             }
             if self.state.lock().ended {
@@ -119,7 +119,7 @@ impl Sentinels {
         }
     }
 
-    /// As [`listen`](Self::listen), where no Sentinel may be listened to.
+    /// As [`listen`](Self::listen), if no Sentinel lets this client listen.
     fn check_only(&self, at: &mut usize) -> RedisResult<()> {
         while self.rest(LOOK) {
             *at += 1;
@@ -130,15 +130,15 @@ impl Sentinels {
         Ok(())
     }
 
-    /// Learns what the Sentinel there knows, if it answers.
+    /// Learns the view of the Sentinel there, if it answers.
     fn check(&self, host_port: &HostPort, within: Duration) {
         if let Ok(answer) = self.ask(host_port, within) {
             self.learn(host_port, &answer, false);
         }
     }
 
-    /// Whether a message says that this master is another server now. Which one, that is asked: the
-    /// message does not say by which decision.
+    /// Whether a message says that this master is another server now. The thread asks for the new
+    /// one: the message has no decision's number.
     fn is_switch(&self, message: Value) -> bool {
         let last = match message {
             Value::Array(parts) => parts.into_iter().last(),

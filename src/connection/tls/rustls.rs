@@ -17,14 +17,14 @@ use rustls::{
 use rustls_platform_verifier::Verifier;
 
 use super::failed;
-use crate::config::TlsSettings;
+use crate::connection::TlsSettings;
 use crate::connection::socket::Socket;
 
 pub(super) struct Connector(Arc<ClientConfig>);
 
 impl Connector {
     pub(super) fn new(settings: &TlsSettings, insecure: bool) -> Result<Self, String> {
-        // Its own, whatever the process has for others.
+        // Its own provider, not the process's default one.
         let provider = Arc::new(ring::default_provider());
         let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()

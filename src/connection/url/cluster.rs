@@ -4,14 +4,14 @@ use redis::{ConnectionInfo, IntoConnectionInfo};
 
 use super::{ESCAPE, explain, parted};
 
-/// What a URL of a cluster says: its servers, or some of them, that name the others.
+/// The parts of a cluster's URL: its servers, or some of them, which name the others.
 #[derive(Debug)]
 pub(in crate::connection) struct ClusterUrl {
     pub(in crate::connection) nodes: Vec<ConnectionInfo>,
 }
 
 impl ClusterUrl {
-    /// `None`: it is of another kind. `Err`: what is wrong with it, without a word of it.
+    /// `None`: the URL is of another kind. `Err`: the fault, without a word of the URL.
     pub(in crate::connection) fn parse(url: &str) -> Option<Result<Self, String>> {
         let (scheme, rest) = url.trim().split_once("://")?;
         let scheme = scheme.to_ascii_lowercase();

@@ -6,18 +6,18 @@ use super::{ESCAPE, decoded, explain, parted};
 
 const PORT: u16 = 26_379;
 
-/// What a URL of Sentinels says.
+/// The parts of a URL of Sentinels.
 pub(in crate::connection) struct SentinelUrl {
-    /// What the Sentinels call the master.
+    /// The Sentinels' name for the master.
     pub(in crate::connection) service: String,
-    /// Each with what they want to let a client in.
+    /// Each with its access data.
     pub(in crate::connection) sentinels: Vec<ConnectionInfo>,
-    /// What the servers want, at an address that is none of theirs.
+    /// The servers' access data, with a dummy address.
     pub(in crate::connection) server: ConnectionInfo,
 }
 
 impl SentinelUrl {
-    /// `None`: it is of another kind. `Err`: what is wrong with it, without a word of it.
+    /// `None`: the URL is of another kind. `Err`: the fault, without a word of the URL.
     pub(in crate::connection) fn parse(url: &str) -> Option<Result<Self, String>> {
         let (scheme, rest) = url.trim().split_once("://")?;
         let scheme = scheme.to_ascii_lowercase();
@@ -102,7 +102,7 @@ impl SentinelUrl {
     }
 }
 
-/// What stands in a parameter, as it stands before a host.
+/// A parameter's value, as it stands before a host.
 fn as_login(value: &str) -> String {
     value.replace('/', "%2F").replace('?', "%3F").replace('@', "%40").replace(':', "%3A")
 }

@@ -83,7 +83,7 @@ impl Call {
         let _ = write!(self.bytes, "${}\r\n{arg}\r\n", arg.len());
     }
 
-    /// What there is now stays.
+    /// The arguments so far stay.
     pub(super) fn fix(mut self) -> Self {
         self.fixed = self.bytes.len();
         self

@@ -164,7 +164,7 @@ impl PlainExpirableSemaphoreHandle {
         Ok(self.commander.send(&set)? == Value::Int(1))
     }
 
-    /// Waits for a permit. Its id.
+    /// Waits for a permit. Returns its id.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! The scripts: what Redisson's do on the server, written anew.
+//! Redisson's scripts, written anew.
 
 /// `KEYS[1]` name; `ARGV` lease, owner. Nil, or the time that is left.
 pub(super) const ACQUIRE: &str = r"
@@ -43,8 +43,8 @@ redis.call('pexpire', name, math.max(redis.call('pttl', name), ARGV[1]))
 return nil
 ";
 
-/// `KEYS` name, channel, timeouts, what all timeouts begin with; `ARGV` message, owner. Nil: not the
-/// owner; 0: held on; 1: free.
+/// `KEYS` name, channel, timeouts, the beginning of all timeouts; `ARGV` message, owner. Nil: not
+/// the owner; 0: held on; 1: free.
 pub(super) const READ_UNLOCK: &str = r"
 local name, owner = KEYS[1], ARGV[2]
 local mode = redis.call('hget', name, 'mode')

@@ -12,7 +12,7 @@ use redis::{
 
 use super::wakeups::Wakeups;
 
-/// What a channel's messages mean.
+/// The meaning of a channel's messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// `0` wakes one waiter, `1` as many as there are.
@@ -176,7 +176,7 @@ impl Entry {
     }
 }
 
-/// What it is, the channel, and the message's number.
+/// The kind of push, the channel, and the message's number.
 fn parts(value: &Value) -> Option<(&[u8], &str, Option<i64>)> {
     let Value::Array(items) = value else {
         return None;

@@ -1,4 +1,4 @@
-//! What the waiters of one channel sleep on.
+//! The condition on which the waiters of one channel sleep.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -26,7 +26,7 @@ impl Wakeups {
         self.changed.notify_all();
     }
 
-    /// The connection is gone: nobody will be woken any more.
+    /// The connection is gone: no message will wake a waiter any more.
     pub(super) fn break_off(&self) {
         self.state().broken = true;
         self.changed.notify_all();

@@ -1,4 +1,4 @@
-//! Where one command ends and the next begins in what a client sends.
+//! The bounds of the commands in a client's bytes.
 
 /// Cuts a client's bytes into whole commands.
 #[derive(Debug, Default)]

@@ -13,10 +13,10 @@ use super::pump::Pump;
 use super::state::Shared;
 use super::{commands, rules};
 
-/// How much of what a client sent is remembered, at least.
+/// How many of a client's bytes are remembered, at least.
 const REMEMBERED: usize = 64 * 1024;
 
-/// What becomes of the replies.
+/// The treatment of the replies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Replies {
     Pass,
@@ -86,7 +86,7 @@ impl Connection {
         self.cut_and_count(shared, 0);
     }
 
-    /// The same, after so many rules have fired: who notices the cut finds them counted.
+    /// The same, after so many rules have fired: a thread that notices the cut finds them counted.
     pub(super) fn cut_and_count(&self, shared: &Shared, fired: usize) {
         // Within the lock, or a thread about to wait for a change would miss it.
         shared.change(|state| {

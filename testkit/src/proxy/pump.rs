@@ -20,7 +20,7 @@ const SPIN: Duration = Duration::from_micros(60);
 /// A longer wait must end with a cut.
 const LONG: Duration = Duration::from_millis(5);
 
-/// What a reader hands to its writer. The channel's end is the sender's end of file.
+/// A reader's item for its writer. The channel's end is the sender's end of file.
 pub(super) enum Item {
     /// To be delivered at this time, and not before so many releases.
     Bytes { due: Instant, bytes: Vec<u8>, releases: Option<u64> },
@@ -65,8 +65,8 @@ impl Pump {
                 }
                 match action {
                     Some(Action::LoseReply) => {
-                        // The server carries out what it gets before the end of file, answers,
-                        // and closes: then it is certain that it was done.
+                        // The server carries out the commands before the end of file, answers, and
+                        // closes: then it has certainly done them.
                         let _ = out.send(Item::Bytes { due, bytes, releases: None });
                         return;
                     }
@@ -206,7 +206,7 @@ impl Pump {
     }
 }
 
-/// Reads what there is; `None` at the end.
+/// Reads available bytes; `None` at the end.
 fn read(mut socket: &TcpStream, chunk: &mut [u8]) -> Option<usize> {
     loop {
         match socket.read(chunk) {
@@ -232,7 +232,7 @@ fn sleep_until(due: Instant) {
     }
 }
 
-/// Else the system makes each short sleep about 50 us longer.
+/// Otherwise the system makes each short sleep about 50 us longer.
 fn least_timer_slack() {
     #[cfg(target_os = "linux")]
     let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1));

@@ -1,4 +1,4 @@
-//! What is to happen to which bytes.
+//! The rules for bytes, and their actions.
 
 use std::fmt;
 use std::time::Duration;
@@ -8,12 +8,12 @@ use std::time::Duration;
 pub enum Direction {
     /// From the client to the server. A rule sees one whole command at a time.
     Request,
-    /// From the server to the client. A rule sees what has come together, with the end of what
-    /// came before it.
+    /// From the server to the client. A rule sees the bytes that have come together, with the end
+    /// of those before.
     Reply,
 }
 
-/// What happens when a rule fires, to the connection that it fires on.
+/// The action of a rule on the connection that it fires on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// The command is not passed on and the connection is cut: it never happened. (As a reply's

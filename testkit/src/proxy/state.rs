@@ -1,4 +1,4 @@
-//! What a proxy's threads share.
+//! The shared state of a proxy's threads.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -15,7 +15,7 @@ pub(super) struct Shared {
     commands: AtomicU64,
     delay_ns: AtomicU64,
     trickle: AtomicBool,
-    /// Copies of what the state says, for a quick look at each packet.
+    /// Copies of the state, for a quick look at each packet.
     frozen: AtomicBool,
     rules: AtomicUsize,
     state: Mutex<State>,
@@ -58,7 +58,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes the state, and tells those who wait for something in it.
+    /// Changes the state, and wakes the threads that wait for a change.
     pub(super) fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
         let mut state = self.state();
         let result = change(&mut state);

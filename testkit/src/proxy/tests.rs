@@ -21,7 +21,7 @@ fn hangs(client: &mut Client) {
     let short = Duration::from_millis(300);
     client.set_read_timeout(Some(short)).unwrap();
     let error = increase(client).unwrap_err();
-    // It times out, or a signal ends the wait.
+    // The read times out, or a signal ends the wait.
     assert!(error.is_io_error() && !error.is_connection_dropped(), "{error}");
     client.set_read_timeout(None).unwrap();
 }

@@ -52,7 +52,7 @@ pub(crate) fn find_in(
     provision::kept_or_new(&target.join("redis-server"))
 }
 
-/// Cargo's target folder: `cargo clean` then removes what was got, too.
+/// Cargo's target folder: `cargo clean` then removes the download, too.
 fn target_dir() -> PathBuf {
     let marked = env::current_exe().ok().and_then(|exe| {
         exe.ancestors().find(|dir| dir.join("CACHEDIR.TAG").is_file()).map(Path::to_path_buf)

@@ -1,4 +1,4 @@
-//! What a server is to be started with.
+//! The settings of a new server.
 
 use std::path::PathBuf;
 use std::sync::Mutex;
@@ -7,11 +7,12 @@ use std::time::Instant;
 use tempfile::TempDir;
 
 use super::binary::Binary;
+use super::ports::{self, Port};
 use super::process::Started;
-use super::{START_BOUND, Server, ServerError, certificate, ports, provision};
+use super::{START_BOUND, Server, ServerError, certificate, provision};
 use crate::Proxy;
 
-/// What a server is to be started with. See [`Server::builder`].
+/// The settings of a new server. See [`Server::builder`].
 #[derive(Clone, Debug, Default)]
 pub struct ServerBuilder {
     pub(super) args: Vec<String>,
@@ -20,7 +21,7 @@ pub struct ServerBuilder {
     pub(super) tls: bool,
     /// Another server's folder, with the certificates that are this one's, too.
     certificates: Option<PathBuf>,
-    /// It is a Sentinel with these lines in its file.
+    /// `Some`: the server is a Sentinel with these lines in its file.
     pub(super) sentinel: Option<String>,
     pub(super) master: Option<u16>,
     binary: Option<Binary>,
@@ -118,6 +119,7 @@ impl ServerBuilder {
         let mut server = Server {
             port: 0,
             tls_port: None,
+            ports: Vec::new(),
             options: self,
             binary,
             process: Mutex::new(None),
@@ -125,8 +127,12 @@ impl ServerBuilder {
         };
         let until = Instant::now() + START_BOUND;
         loop {
-            server.port = server.options.port.unwrap_or_else(ports::free);
-            server.tls_port = server.options.tls.then(ports::free);
+            let own = server.options.port.is_none().then(ports::free);
+            let tls = server.options.tls.then(ports::free);
+            let number = |port: &Option<Port>| port.as_ref().map(Port::number);
+            server.port = server.options.port.or(number(&own)).unwrap_or_default();
+            server.tls_port = number(&tls);
+            server.ports = own.into_iter().chain(tls).collect();
             match server.launch(until)? {
                 Started::Ready(process) => {
                     *server.process() = Some(process);

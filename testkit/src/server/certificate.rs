@@ -1,4 +1,4 @@
-//! Certificates for a server with TLS: an authority of its own, and what that has signed.
+//! Certificates for a server with TLS: an authority of its own, and its certificates.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -35,7 +35,7 @@ pub(crate) fn client(dir: &Path) -> [PathBuf; 2] {
     CLIENTS.map(|file| dir.join(file))
 }
 
-/// Copies what a server needs from another one's folder.
+/// Copies a server's certificates from another one's folder.
 pub(crate) fn copy(from: &Path, to: &Path) -> Result<(), ServerError> {
     for file in [AUTHORITY, CERTIFICATE, KEY] {
         fs::copy(from.join(file), to.join(file))

@@ -1,7 +1,9 @@
 //! Free ports below the range from which the system takes the ports of outgoing connections.
 //!
 //! Such a port can be bound again after a server's death: a client that keeps trying to connect
-//! never gets it as its own port by chance (and then talks to itself).
+//! never gets it as its own port by chance (and then talks to itself). Nor does another test's server
+//! get it meanwhile (and grants the client locks): a port is reserved for as long as its [`Port`]
+//! lives, among all processes that use this kit.
 
 use std::net::TcpListener;
 use std::process;
@@ -12,12 +14,32 @@ use std::time::{SystemTime, UNIX_EPOCH};
 const FIRST: u32 = 15_000;
 const COUNT: u32 = 17_000;
 
-/// A port that is free now. Somebody may take it first, so the caller must be ready for that.
-pub(crate) fn free() -> u16 {
+/// A port that is reserved, whether or not anything listens to it.
+#[derive(Debug)]
+pub(crate) struct Port {
+    number: u16,
+    _reserved: Reserved,
+}
+
+impl Port {
+    pub(crate) fn number(&self) -> u16 {
+        self.number
+    }
+
+    /// `None`: it is reserved, or something listens to it.
+    pub(super) fn take(number: u16) -> Option<Self> {
+        let reserved = reserve(number)?;
+        TcpListener::bind(("127.0.0.1", number)).ok()?;
+        Some(Self { number, _reserved: reserved })
+    }
+}
+
+/// A port that is free now. A program without this kit may take it first, so the caller must be ready
+/// for that.
+pub(crate) fn free() -> Port {
     static TURN: AtomicU32 = AtomicU32::new(0);
     static START: OnceLock<u32> = OnceLock::new();
-    // Test binaries run side by side: each starts somewhere else, and then does not come back soon
-    // to a port that it may have in mind for a restart.
+    // Test binaries run side by side: each starts at another port.
     let start = *START.get_or_init(|| {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         process::id().wrapping_mul(7_919).wrapping_add(now.subsec_micros())
@@ -25,15 +47,48 @@ pub(crate) fn free() -> u16 {
     for _ in 0..200 {
         let turn = TURN.fetch_add(1, Ordering::Relaxed);
         let port = FIRST + start.wrapping_add(turn.wrapping_mul(101)) % COUNT;
-        let Ok(port) = u16::try_from(port) else {
-            continue;
-        };
-        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+        if let Some(port) = u16::try_from(port).ok().and_then(Port::take) {
             return port;
         }
     }
-    match TcpListener::bind(("127.0.0.1", 0)).and_then(|listener| listener.local_addr()) {
-        Ok(address) => address.port(),
-        Err(error) => panic!("no port of 127.0.0.1 can be bound ({error}): is loopback up?"),
+    for _ in 0..200 {
+        match TcpListener::bind(("127.0.0.1", 0)).and_then(|listener| listener.local_addr()) {
+            Ok(address) => {
+                if let Some(port) = Port::take(address.port()) {
+                    return port;
+                }
+            }
+            Err(error) => panic!("no port of 127.0.0.1 can be bound ({error}): is loopback up?"),
+        }
     }
+    panic!("all ports of 127.0.0.1 that were tried are in use")
+}
+
+/// A socket whose abstract name has the port's number. No other process has the name while the
+/// socket is open, in the same network as the port, and the system closes the socket with the
+/// process.
+#[cfg(target_os = "linux")]
+type Reserved = Option<std::os::unix::net::UnixListener>;
+
+#[cfg(target_os = "linux")]
+fn reserve(port: u16) -> Option<Reserved> {
+    use std::io::ErrorKind;
+    use std::os::linux::net::SocketAddrExt;
+    use std::os::unix::net::{SocketAddr, UnixListener};
+
+    let name = SocketAddr::from_abstract_name(format!("redlatch-testkit:{port}"));
+    match name.and_then(|name| UnixListener::bind_addr(&name)) {
+        Ok(socket) => Some(Some(socket)),
+        Err(error) if error.kind() == ErrorKind::AddrInUse => None,
+        // Without such names the kit does without.
+        Err(_) => Some(None),
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+type Reserved = ();
+
+#[cfg(not(target_os = "linux"))]
+fn reserve(_: u16) -> Option<Reserved> {
+    Some(())
 }

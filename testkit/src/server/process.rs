@@ -64,7 +64,7 @@ impl Process {
             .spawn()
             .map_err(|error| format!("no shell to run it in: {error}; is there a `sh`?"))?;
         let output = shell.stdout.take();
-        // From here on, an early return kills what was started.
+        // From here on, an early return kills the started process.
         let mut process = Self { shell, pid: 0 };
         let (pid, ended) = output.and_then(watch).ok_or("the shell has not started it")?;
         process.pid = pid;

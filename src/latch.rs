@@ -1,0 +1,440 @@
+//! The count-down latch: Redisson's `RCountDownLatch`.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::cancel::CancelToken;
+#[cfg(doc)]
+use crate::client::Client;
+use crate::connection::{Route, was_cut};
+use crate::error::{Error, ErrorKind};
+use crate::lease::Orphan;
+use crate::runtime::{Core, Member, Session};
+use crate::scripts::latch::LatchScripts;
+use crate::scripts::{LatchKeys, Requests, Ticket, Trouble};
+use crate::sync::{Mutex, Thread};
+use crate::waiting::{
+    Claim, Enter, EnterOf, Lead, Queue, Queued, Signal, Synchronizer, Try, Wait, acquire, slow_poll,
+};
+
+/// Lets threads of all processes wait until others have counted down to zero: `CountDownLatch` of
+/// java.util.concurrent, Redisson's `RCountDownLatch`. Made by [`Client::count_down_latch`].
+///
+/// A clone is the same latch, and so is every handle of the same name. A latch without a count is
+/// open; once its count has become zero, a new one may be set.
+///
+/// ```no_run
+/// use std::time::Duration;
+///
+/// # fn main() -> Result<(), redlatch::Error> {
+/// let client = redlatch::Client::connect("redis://127.0.0.1:6379")?;
+/// let ready = client.count_down_latch("workers-ready");
+/// ready.try_set_count(3)?; // three workers
+///
+/// ready.count_down()?; // each worker, once
+///
+/// if !ready.wait_for(Duration::from_secs(60))? {
+///     println!("{} are missing", ready.count()?);
+/// }
+/// # Ok(()) }
+/// ```
+///
+/// # After a failover
+///
+/// A replica that becomes the master may not have heard of the last count-downs, or of the count
+/// that was set. They are not made again: look at [`count`](Self::count).
+///
+/// # In Redis
+///
+/// The count as text under the latch's name, without a time to live, and nothing at zero. Messages
+/// on `redisson_countdownlatch__channel__{name}` say that it has become zero (`0`) or was set
+/// (`1`). Beside it keys that begin with `redlatch_request:{name}:…` remember which requests were
+/// applied, for five minutes after a client's last request, so that no count-down is applied twice.
+/// The rights that a user needs are listed in [Operations](crate::guide::operations).
+#[derive(Clone)]
+pub struct CountDownLatch {
+    site: Arc<LatchSite>,
+    session: Session,
+}
+
+impl CountDownLatch {
+    /// Sets the count if the latch is open: `true`. `false`: it has a count, which stays as it is.
+    /// A count of zero leaves the latch open.
+    ///
+    /// # Errors
+    ///
+    /// [`Config`](ErrorKind::Config) if the count is above `i64::MAX`; [`Redis`](ErrorKind::Redis)
+    /// if the server is in trouble, the message says whether it may have been applied. Also the
+    /// errors of [`count`](Self::count).
+    ///
+    /// # Blocking
+    ///
+    /// One round trip.
+    #[must_use = "`false`: it had a count before, and none was set"]
+    pub fn try_set_count(&self, count: u64) -> Result<bool, Error> {
+        self.check(&Wait::FOREVER)?;
+        let site = &self.site;
+        if i64::try_from(count).is_err() {
+            let message = format!("a count of {count} is too large; it may be up to 2^63 - 1");
+            return Err(Error::new(ErrorKind::Config, message).of(&site.name));
+        }
+        if count == 0 {
+            return Ok(self.count()? == 0);
+        }
+        site.once(|scripts, ticket| scripts.try_set_count(ticket, count))
+    }
+
+    /// Counts down by one. The last one opens the latch and wakes the waiters on every machine. An
+    /// open latch stays as it is.
+    ///
+    /// # Errors
+    ///
+    /// [`Redis`](ErrorKind::Redis) if the server is in trouble. If it is not known whether the
+    /// count-down was applied, it is sent again in the background until it is answered, and applied
+    /// once: do not count down again. The message says whether that is so. Also the errors of
+    /// [`count`](Self::count).
+    ///
+    /// # Blocking
+    ///
+    /// One round trip.
+    pub fn count_down(&self) -> Result<(), Error> {
+        self.check(&Wait::FOREVER)?;
+        let site = &self.site;
+        let ticket = site.open();
+        let Err(trouble) = site.scripts().count_down(ticket) else {
+            site.requests.close(ticket);
+            return Ok(());
+        };
+        let state = match &trouble {
+            Trouble::Unknown(_) => {
+                let command = site.scripts().count_down_copy(ticket);
+                let orphan = Orphan::numbered(&site.name, command, &site.requests, ticket, None);
+                site.core.watchdog.adopt(orphan);
+                if site.core.is_shut_down() {
+                    "whether it was counted is not known, and the client has ended: look at the count"
+                } else {
+                    "it is counted in the background, once, and that is given up four minutes after \
+                     the request was made: do not count down again"
+                }
+            }
+            Trouble::Forgotten(_) => {
+                site.requests.close(ticket);
+                "whether it was counted is not known: look at the count"
+            }
+            Trouble::Refused(_) | Trouble::Unsent(_) => {
+                site.requests.close(ticket);
+                "nothing was counted"
+            }
+        };
+        Err(trouble.into_error().of(&site.name).now(state))
+    }
+
+    /// The count; zero if the latch is open. Already old when it returns.
+    ///
+    /// # Errors
+    ///
+    /// [`Redis`](ErrorKind::Redis) if the server is in trouble, or the key holds something else.
+    /// [`Protocol`](ErrorKind::Protocol) if the server's answer makes no sense.
+    /// [`Config`](ErrorKind::Config) if the name is empty. [`ShutDown`](ErrorKind::ShutDown) after
+    /// [`Client::shutdown`], [`Forked`](ErrorKind::Forked) in a forked child: nothing was done.
+    ///
+    /// # Blocking
+    ///
+    /// One round trip.
+    pub fn count(&self) -> Result<u64, Error> {
+        self.check(&Wait::FOREVER)?;
+        let count = self
+            .site
+            .scripts()
+            .count()
+            .map_err(|trouble| trouble.into_error_of(&self.site.name))?;
+        Ok(u64::try_from(count).unwrap_or(0))
+    }
+
+    /// Waits until the latch is open.
+    ///
+    /// If the latch is open, one round trip. Otherwise the thread sleeps until the message of the
+    /// last count-down, a reconnect, or a slow poll of about 5 s lets the process ask again: one
+    /// round trip. One thread asks for all that wait in this process. If the latch is opened during
+    /// the wait and set anew before the process has asked, the wait may go on until the new count
+    /// is zero, as in Redisson.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`count`](Self::count). [`Client::shutdown`] ends waits as well, with
+    /// [`ShutDown`](ErrorKind::ShutDown).
+    ///
+    /// All verbs that wait fail in these ways.
+    ///
+    /// # Blocking
+    ///
+    /// Until the latch is open or an error ends the wait; time does not end it. Each request ends
+    /// after [`response_timeout`](crate::ClientBuilder::response_timeout), in an outage too.
+    pub fn wait(&self) -> Result<(), Error> {
+        self.await_open(Wait::FOREVER).map(drop)
+    }
+
+    /// Waits until the count is zero, for `wait` at most: returns `false` then.
+    ///
+    /// # Errors
+    ///
+    /// Trouble that a request meets is an error, never `false`.
+    ///
+    /// # Blocking
+    ///
+    /// For `wait` at most (the first request has 15 ms in any case, or two round trips to a server
+    /// that is further off). The end of `wait` also ends a request that is on its way: with `false`
+    /// if the server has answered this call before, otherwise with an error.
+    #[must_use = "`false`: it is not open, and time is over"]
+    pub fn wait_for(&self, wait: Duration) -> Result<bool, Error> {
+        self.await_open(Wait::at_most(wait))
+    }
+
+    /// Waits until the count is zero, or until `deadline`: returns `false` then.
+    ///
+    /// # Blocking
+    ///
+    /// Until `deadline`. A deadline that has passed leaves one look.
+    #[must_use = "`false`: it is not open, and time is over"]
+    pub fn wait_until(&self, deadline: Instant) -> Result<bool, Error> {
+        self.await_open(Wait::until(deadline))
+    }
+
+    /// Waits until the count is zero, and gives up when `token` is cancelled.
+    ///
+    /// # Errors
+    ///
+    /// [`Cancelled`](ErrorKind::Cancelled). Also the errors of [`wait`](Self::wait).
+    ///
+    /// # Blocking
+    ///
+    /// Until the count is zero, or an error or the cancel ends the wait. The cancel ends a sleep at
+    /// once, and a request that is on its way.
+    pub fn wait_cancellable(&self, token: &CancelToken) -> Result<(), Error> {
+        self.await_open(Wait::from(token)).map(drop)
+    }
+
+    /// Waits until the latch is open, unless that takes longer than `wait` allows: `false`. All the
+    /// other ways to wait are short forms of this one.
+    ///
+    /// # Errors
+    ///
+    /// [`Cancelled`](ErrorKind::Cancelled) if the token of `wait` was cancelled. Also the errors of
+    /// [`wait`](Self::wait).
+    ///
+    /// # Blocking
+    ///
+    /// For as long as `wait` allows, as [`wait_for`](Self::wait_for) and, with a token,
+    /// [`wait_cancellable`](Self::wait_cancellable) do.
+    #[must_use = "`false`: it is not open, and time is over"]
+    pub fn wait_within(&self, wait: Wait<'_>) -> Result<bool, Error> {
+        self.await_open(wait)
+    }
+
+    /// Removes the latch, which opens it: waiters go on. `false`: there was none.
+    ///
+    /// # Errors
+    ///
+    /// [`Redis`](ErrorKind::Redis) if the server is in trouble, the message says whether it may
+    /// have been applied; or if the key holds something else, which is left as it is. Also the
+    /// errors of [`count`](Self::count).
+    ///
+    /// # Blocking
+    ///
+    /// One round trip.
+    pub fn delete(&self) -> Result<bool, Error> {
+        self.check(&Wait::FOREVER)?;
+        let site = &self.site;
+        site.once(|scripts, ticket| scripts.delete(ticket))
+    }
+
+    /// The latch's name: the key in Redis.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.site.name
+    }
+
+    pub(crate) fn new(session: &Session, name: &str) -> Self {
+        Self { site: LatchSite::of(session.core(), name), session: session.clone() }
+    }
+
+    fn check(&self, wait: &Wait<'_>) -> Result<(), Error> {
+        wait.check(self.session.core(), &self.site.name)?;
+        if self.site.name.is_empty() {
+            return Err(Error::nameless("a latch"));
+        }
+        if self.site.core.is_cluster() && self.site.name.contains('{') {
+            // Redisson always puts braces around the name for the channel.
+            let message =
+                "in a cluster a latch's name has no braces: its channel would be in another \
+                           slot than its key"
+                    .to_owned();
+            return Err(Error::new(ErrorKind::Config, message).of(&self.site.name));
+        }
+        Ok(())
+    }
+
+    fn await_open(&self, wait: Wait<'_>) -> Result<bool, Error> {
+        self.check(&wait)?;
+        if wait.is_over() {
+            // The leader may have asked long ago, and sleep.
+            let _limited = wait.limits(self.session.core());
+            let open = self.count().map(|count| count == 0);
+            if was_cut() {
+                wait.check_cancelled(&self.site.name)?;
+            }
+            return open;
+        }
+        let thread = Thread::current();
+        Ok(acquire(self, &Claim { thread: &thread, need: (), wait })?.is_some())
+    }
+}
+
+/// One thread of this process asks for all waiters.
+impl Synchronizer for CountDownLatch {
+    type Site = LatchSite;
+
+    fn site(&self) -> &LatchSite {
+        &self.site
+    }
+
+    fn enter(&self, claim: &Claim<'_, ()>) -> Result<EnterOf<Self>, Error> {
+        let queued = self.site.with_queue(|queue| {
+            if queue.lead() { None } else { Some(queue.push(claim.thread, ())) }
+        });
+        Ok(queued.map_or(Enter::Leads(None), Enter::Queued))
+    }
+
+    fn inquiry(&self, _: &Claim<'_, ()>) -> LatchInquiry {
+        LatchInquiry::default()
+    }
+
+    /// A message is only a hint: it may be of another database, or of a count before this one.
+    fn collect(&self, _: &mut Lead<LatchInquiry>, _: &Claim<'_, ()>) -> Option<()> {
+        None
+    }
+
+    /// Asks whether the latch is open, for all that came before.
+    fn ask(&self, lead: &mut Lead<LatchInquiry>, claim: &Claim<'_, ()>) -> Result<Try<()>, Error> {
+        let (site, core) = (&self.site, &self.site.core);
+        let Lead { listening, inquiry } = lead;
+        // A thread that comes after this may wait for another count: a latch may be set anew.
+        inquiry.arrivals = site.arrivals();
+        match site.scripts().count() {
+            Ok(count) if count <= 0 => {
+                site.tell_until(inquiry.arrivals, || Signal::Granted(()));
+                Ok(Try::Granted(()))
+            }
+            Ok(_) => {
+                if !claim.wait.is_over() {
+                    listening.public.listen(core, &site.channel);
+                }
+                Ok(Try::Busy(slow_poll()))
+            }
+            Err(trouble) => {
+                // A question changes nothing, with or without a reply.
+                let error = trouble.into_error().unknown(false).of(&site.name);
+                let error = error.now("waiting has ended");
+                site.fail_before(inquiry.arrivals, &error);
+                Err(error)
+            }
+        }
+    }
+}
+
+impl fmt::Debug for CountDownLatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CountDownLatch").field("name", &self.site.name).finish_non_exhaustive()
+    }
+}
+
+/// The leader's last question.
+#[derive(Debug, Default)]
+pub(crate) struct LatchInquiry {
+    /// How many threads had come before.
+    arrivals: u64,
+}
+
+/// One latch in one client.
+pub(crate) struct LatchSite {
+    core: Arc<Core>,
+    name: Arc<str>,
+    route: Route,
+    channel: Arc<str>,
+    requests: Arc<Requests>,
+    queue: Mutex<Queue<(), (), LatchInquiry>>,
+}
+
+impl LatchSite {
+    /// The site of a name: one for all its handles.
+    pub(crate) fn of(core: &Arc<Core>, name: &str) -> Arc<Self> {
+        core.members.of::<Self>().find(name, |name| Self {
+            route: core.route(&name),
+            channel: LatchKeys::channel(&name).into(),
+            requests: core.requests_of(&name),
+            queue: Mutex::new(Queue::new()),
+            core: Arc::clone(core),
+            name,
+        })
+    }
+
+    fn scripts(&self) -> LatchScripts<'_> {
+        LatchScripts {
+            route: &self.route,
+            key: &self.name,
+            channel: &self.channel,
+            requests: &self.requests,
+        }
+    }
+
+    fn open(&self) -> Ticket {
+        self.requests.open(|| self.core.id.next_number())
+    }
+
+    /// Sends a request that is applied once.
+    fn once<T>(
+        &self,
+        send: impl FnOnce(LatchScripts<'_>, Ticket) -> Result<T, Trouble>,
+    ) -> Result<T, Error> {
+        let next = || self.core.id.next_number();
+        let outcome = self.requests.with_one(next, |ticket| send(self.scripts(), ticket));
+        outcome.map_err(|trouble| trouble.into_error_of(&self.name))
+    }
+}
+
+impl Queued for LatchSite {
+    type Need = ();
+    type Grant = ();
+    type Inquiry = LatchInquiry;
+
+    fn whose(&self) -> (&Core, &Arc<str>) {
+        (&self.core, &self.name)
+    }
+
+    fn with_queue<R>(&self, look: impl FnOnce(&mut Queue<(), (), LatchInquiry>) -> R) -> R {
+        look(&mut self.queue.lock())
+    }
+
+    fn hand_on(&self, _: Option<Lead<LatchInquiry>>) {
+        // The next leader may wait for another count than this one asked for.
+        self.promote(None);
+    }
+}
+
+impl Member for LatchSite {
+    fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+
+    fn end(self: Arc<Self>) {
+        self.nudge();
+    }
+}
+
+impl Drop for LatchSite {
+    fn drop(&mut self) {
+        self.core.members.of::<Self>().forget(&self.name);
+        self.core.requests.forget_last(self.requests.key(), &self.requests);
+    }
+}

@@ -1,0 +1,385 @@
+//! How a hold stays alive, and how its end is noticed: one timing wheel and its thread.
+//!
+//! A client has three threads, however many holds there are, `redlatch-watch`, `redlatch-renew` and
+//! `redlatch-listen`; a fourth, `redlatch-calls`, while there are callbacks or log lines; with
+//! Sentinels also `redlatch-follow`. In a cluster a renewer and a subscriber for each server that
+//! is used, and `redlatch-jobs`, which gives the renewers their jobs.
+//!
+//! The *watchdog* waits for the wheel and never does I/O, so that a lost hold is reported at once
+//! even while the server does not answer. The *renewer* (`runtime/renewer.rs`) sends the background
+//! commands: renewals, and orphans (commands without a waiting caller); and it reads replies that
+//! no caller waits for. The *callbacks* thread runs `on_lost` and writes log lines. The
+//! *subscriber* (`pubsub/`) receives messages.
+
+mod callbacks;
+mod orphan;
+pub(crate) mod renewal;
+mod wheel;
+
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, Sender};
+use log::Level;
+
+use self::callbacks::Callbacks;
+pub(crate) use self::orphan::{Debtor, Orphan};
+use self::wheel::{Key, Wheel};
+use crate::connection::{Command, Lane, News, Node, Outcome};
+use crate::error::{Error, LostReason};
+use crate::scripts::renewal::{Held, Longer, RenewalKind};
+use crate::scripts::{Owner, Requests, Ticket};
+use crate::sync::{Condvar, Mutex, clock};
+
+/// One millisecond.
+const TICK: u64 = 1_000_000;
+const BUCKETS: usize = 1_024;
+/// The wheel's thread sleeps at most this long: its timer stands still while the machine is
+/// suspended, the leases do not.
+const LONGEST_SLEEP: u64 = 1_000;
+/// A reply without a waiting caller is read after this.
+const LOOK_AFTER: u64 = 20_000_000;
+/// A task that panicked is called again after this.
+const AFTER_A_PANIC: u64 = 100_000_000;
+
+/// An action at a given time. The watchdog knows the time, and the task the action.
+pub(crate) trait Task: Send + Sync {
+    /// Its time has come. No I/O here. `Some`: a renewal to send.
+    fn due(self: Arc<Self>) -> Option<Renewal>;
+}
+
+/// A due renewal of a hold.
+pub(crate) struct Renewal {
+    pub(crate) kind: RenewalKind,
+    pub(crate) key: Arc<str>,
+    pub(crate) owner: Owner,
+    /// Its lease is raised to this. `None`: the server is only asked whether it knows the hold.
+    pub(crate) lease: Option<Duration>,
+    /// Whether a longer lease is cut.
+    pub(crate) longer: Longer,
+    /// Its reply has less time than others.
+    pub(crate) urgent: bool,
+    /// Until when the hold is certain if this fails.
+    pub(crate) until: u64,
+    pub(crate) renewed: Box<OnRenewed>,
+}
+
+/// Gets the time of a renewal's request, the server's answer, and whether the request was sent
+/// twice.
+type OnRenewed = dyn Fn(u64, Result<Held, &Arc<str>>, bool) + Send + Sync;
+
+impl fmt::Debug for Renewal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Renewal({:?}, {:?})", self.key, self.lease)
+    }
+}
+
+/// An entry of the wheel.
+enum Item {
+    /// A hold's task is due.
+    Task(Weak<dyn Task>),
+    /// A keep-alive is due.
+    KeepAlive(Weak<dyn KeepAlive>),
+    /// A lane may have replies to read.
+    Lane(Arc<Lane>),
+}
+
+/// Work for the renewer.
+#[derive(Debug)]
+pub(crate) enum Job {
+    Renew(Vec<Renewal>),
+    /// All holds: the server may not know them any more.
+    RenewAll,
+    Adopt(Orphan),
+    /// The reply to a change of this semaphore came after another server had been told the earlier
+    /// ones.
+    Mend(Arc<str>, Arc<Requests>, Ticket),
+    /// A connection was opened.
+    Connected,
+    KeepAlives(Vec<Arc<dyn KeepAlive>>),
+    /// The subscriber of this server has something to read.
+    TellSubscriber(Arc<Node>),
+    /// In a cluster: these slots (sorted) have another server.
+    Moved(Vec<u16>),
+    Look(Vec<Arc<Lane>>),
+    /// An outage of this server may be over.
+    LookAt(Arc<Node>),
+    /// The client has ended; there is no job after this.
+    End,
+}
+
+/// A command that is sent regularly, for as long as it is needed.
+pub(crate) trait KeepAlive: fmt::Debug + Send + Sync {
+    /// The command to send now. `None`: none any more, until the keep-alive is scheduled again.
+    fn command(&self) -> Option<Command>;
+
+    /// Takes the outcome, and returns after how long the keep-alive is due again.
+    fn done(&self, outcome: Outcome) -> Duration;
+}
+
+/// The wheel, and the channels to the two other threads.
+pub(crate) struct Watchdog {
+    timer: Mutex<Timer>,
+    changed: Condvar,
+    jobs: Sender<Job>,
+    callbacks: Arc<Callbacks>,
+}
+
+struct Timer {
+    wheel: Wheel<Item>,
+    /// The tick at which the thread wakes up by itself.
+    wakes_at: u64,
+    shut_down: bool,
+}
+
+/// An entry of the wheel.
+#[derive(Debug)]
+pub(crate) struct Alarm {
+    key: Key,
+    due: u64,
+}
+
+impl Alarm {
+    /// When the alarm goes off, by [`clock`].
+    pub(crate) fn due(&self) -> u64 {
+        self.due
+    }
+}
+
+impl Watchdog {
+    /// Each thread of the client keeps a clone of `alive` until it ends.
+    pub(crate) fn new(client: &str, alive: Sender<()>) -> (Self, Receiver<Job>) {
+        let (jobs, work) = crossbeam_channel::unbounded();
+        let now = clock::now() / TICK;
+        let timer = Timer { wheel: Wheel::new(now, BUCKETS), wakes_at: 0, shut_down: false };
+        let watchdog = Self {
+            timer: Mutex::new(timer),
+            changed: Condvar::new(),
+            jobs,
+            callbacks: Arc::new(Callbacks::new(client, alive)),
+        };
+        (watchdog, work)
+    }
+
+    /// Calls a task at `due`, by [`clock`], or up to a tick later.
+    pub(crate) fn alarm(&self, due: u64, task: Weak<dyn Task>) -> Alarm {
+        Alarm { key: self.insert(due, Item::Task(task)), due }
+    }
+
+    pub(crate) fn cancel(&self, alarm: Alarm) {
+        let cancelled = self.timer.lock().wheel.cancel(alarm.key);
+        drop(cancelled);
+    }
+
+    /// Makes the renewer read a lane's replies soon.
+    pub(crate) fn look_after(&self, lane: &Arc<Lane>) {
+        self.insert(clock::now() + LOOK_AFTER, Item::Lane(Arc::clone(lane)));
+    }
+
+    /// A function to call when the server may have lost its data: renews or queries all holds now,
+    /// so that lost ones are reported.
+    pub(crate) fn renew_all(&self) -> impl Fn() + Send + Sync + 'static {
+        let jobs = self.jobs.clone();
+        // After the client's end no thread receives the job, and there are no holds.
+        move || drop(jobs.send(Job::RenewAll))
+    }
+
+    /// Like the function that [`renew_all`](Self::renew_all) returns, for these holds alone.
+    pub(crate) fn renew_now(&self, renewals: Vec<Renewal>) {
+        // The receiver goes away at the end of the client only.
+        let _ = self.jobs.send(Job::Renew(renewals));
+    }
+
+    /// A function to call when slots of a cluster have another server: queries the holds there.
+    pub(crate) fn moved(&self) -> impl Fn(&[u16]) + Send + Sync + 'static {
+        let jobs = self.jobs.clone();
+        move |slots| drop(jobs.send(Job::Moved(slots.to_vec())))
+    }
+
+    /// A function to call when a connection was opened: commands that wait to be sent again are
+    /// sent now.
+    pub(crate) fn connected(&self) -> impl Fn() + Send + Sync + 'static {
+        let jobs = self.jobs.clone();
+        move || drop(jobs.send(Job::Connected))
+    }
+
+    /// Does a keep-alive after `pause`, and then whenever the keep-alive asks for it.
+    pub(crate) fn schedule(&self, keep_alive: &Arc<dyn KeepAlive>, pause: Duration) {
+        let due = clock::now().saturating_add(clock::nanos(pause));
+        self.insert(due, Item::KeepAlive(Arc::downgrade(keep_alive)));
+    }
+
+    /// Makes the renewer wake the subscriber of a server from its read.
+    pub(crate) fn tell_subscriber(&self, node: Arc<Node>) {
+        // The receiver goes away at the end of the client only.
+        let _ = self.jobs.send(Job::TellSubscriber(node));
+    }
+
+    /// Makes the renewer open a connection to a server: its outage may be over.
+    pub(crate) fn look_at(&self, node: Arc<Node>) {
+        // The receiver goes away at the end of the client only.
+        let _ = self.jobs.send(Job::LookAt(node));
+    }
+
+    /// Sends an orphan now, and again with back-off until it is done.
+    pub(crate) fn adopt(&self, orphan: Orphan) {
+        // The check and the send are one step: otherwise the job might come behind the last one,
+        // and be lost silently.
+        let timer = self.timer.lock();
+        if timer.shut_down {
+            drop(timer);
+            orphan.give_up(self);
+            return;
+        }
+        // It does not block, and the receiver goes away after the end only.
+        let _ = self.jobs.send(Job::Adopt(orphan));
+    }
+
+    /// The server has answered a request that changes by `permits` how many of a semaphore are
+    /// free: [`Requests::applied`], and the renewer makes the change again where that is asked for.
+    pub(crate) fn applied(
+        &self,
+        semaphore: &Arc<str>,
+        requests: &Arc<Requests>,
+        ticket: Ticket,
+        permits: i64,
+    ) {
+        if requests.applied(ticket, semaphore, permits) {
+            let job = Job::Mend(Arc::clone(semaphore), Arc::clone(requests), ticket);
+            // The other end goes away at the end of the client only.
+            let _ = self.jobs.send(job);
+        }
+    }
+
+    /// Logs that a hold was lost.
+    pub(crate) fn tell_lost(&self, name: &Arc<str>, loss_message: impl FnOnce() -> String) {
+        self.callbacks.log_lost(name, loss_message);
+    }
+
+    /// Runs the `on_lost` callbacks of a hold. Does not wait for them.
+    pub(crate) fn call_back(
+        &self,
+        name: &Arc<str>,
+        reason: LostReason,
+        callbacks: Vec<Box<dyn FnOnce(LostReason) + Send>>,
+    ) {
+        for callback in callbacks {
+            let (name, client) = (Arc::clone(name), self.callbacks.client());
+            let call = move || callbacks::call(&name, &client, || callback(reason));
+            self.callbacks.run(Box::new(call));
+        }
+    }
+
+    /// Logs an error that has no caller to go to. The client retries after a transient one, and
+    /// logs an outage by itself: a line for each command dropped meanwhile adds nothing.
+    pub(crate) fn tell(&self, error: Error) {
+        let level = if error.is_transient() { Level::Debug } else { Level::Warn };
+        self.log(level, || format!("{error:#}"));
+    }
+
+    /// Logs a panic of this library's code, which ends none of the threads.
+    pub(crate) fn tell_panic(&self) {
+        self.log(Level::Error, || "a background job panicked; please report it".to_owned());
+    }
+
+    /// A function to call when the server's health has news.
+    pub(crate) fn log_news(&self) -> impl Fn(News) + Send + Sync + 'static {
+        let callbacks = Arc::clone(&self.callbacks);
+        move |news| callbacks.log(news.level(), || news.to_string())
+    }
+
+    /// Logs a line on another thread: a logger may block, panic or use this library.
+    pub(crate) fn log(&self, level: Level, line: impl FnOnce() -> String) {
+        self.callbacks.log(level, line);
+    }
+
+    /// The watchdog thread's whole life.
+    pub(crate) fn run(&self) {
+        let mut fired = Vec::new();
+        while self.wait(&mut fired) {
+            let mut renewals = Vec::new();
+            let mut keep_alives = Vec::new();
+            let mut lanes = Vec::new();
+            for item in fired.drain(..) {
+                match item {
+                    Item::Task(task) => {
+                        let due = || task.upgrade().and_then(Task::due);
+                        match catch_unwind(AssertUnwindSafe(due)) {
+                            Ok(renewal) => renewals.extend(renewal),
+                            Err(_) => {
+                                // Nothing else would renew its hold, or report its loss.
+                                self.tell_panic();
+                                self.insert(clock::now() + AFTER_A_PANIC, Item::Task(task));
+                            }
+                        }
+                    }
+                    Item::KeepAlive(keep_alive) => keep_alives.extend(keep_alive.upgrade()),
+                    Item::Lane(lane) => lanes.push(lane),
+                }
+            }
+            self.callbacks.start_again();
+            // The receiver goes away after this thread only.
+            if !renewals.is_empty() {
+                let _ = self.jobs.send(Job::Renew(renewals));
+            }
+            if !keep_alives.is_empty() {
+                let _ = self.jobs.send(Job::KeepAlives(keep_alives));
+            }
+            if !lanes.is_empty() {
+                let _ = self.jobs.send(Job::Look(lanes));
+            }
+        }
+        // Sent by this thread, after all its other jobs. An orphan adopted before the end that it
+        // has seen comes before this job.
+        let _ = self.jobs.send(Job::End);
+    }
+
+    /// Sleeps until an entry goes off, or for [`LONGEST_SLEEP`]. `false`: shut down.
+    fn wait(&self, fired: &mut Vec<Item>) -> bool {
+        let mut timer = self.timer.lock();
+        if timer.shut_down {
+            return false;
+        }
+        let now = clock::now() / TICK;
+        timer.wheel.advance(now, fired);
+        if fired.is_empty() {
+            let latest = now + LONGEST_SLEEP;
+            let next = timer.wheel.next_due(latest).unwrap_or(latest);
+            timer.wakes_at = next;
+            let sleep = Duration::from_nanos((next * TICK).saturating_sub(clock::now()));
+            (timer, _) = self.changed.wait_for(timer, sleep);
+            timer.wheel.advance(clock::now() / TICK, fired);
+        }
+        timer.wakes_at = 0;
+        !timer.shut_down
+    }
+
+    fn insert(&self, due: u64, item: Item) -> Key {
+        let mut timer = self.timer.lock();
+        // Rounded up, so that an entry that goes off is really due.
+        let due = due.div_ceil(TICK);
+        let key = timer.wheel.insert(due, item);
+        let early = due < timer.wakes_at;
+        drop(timer);
+        if early {
+            self.changed.notify_one();
+        }
+        key
+    }
+
+    /// Ends the watchdog's thread, and then the renewer's, which sends the remaining orphans once
+    /// more.
+    pub(crate) fn shut_down(&self) {
+        self.timer.lock().shut_down = true;
+        self.changed.notify_one();
+        self.callbacks.close();
+    }
+}
+
+impl fmt::Debug for Watchdog {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Watchdog").field("alarms", &self.timer.lock().wheel.len()).finish()
+    }
+}

@@ -1,0 +1,360 @@
+//! Commands that must still reach the server although no caller waits for them: mostly releases of
+//! holds that no thread has. A constructor for each reason says how long its command is sent.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use log::Level;
+
+use super::{Watchdog, renewal};
+use crate::connection::{Command, Failure, Outcome, is_transient};
+use crate::scripts::{Requests, Ticket, VALID_FOR};
+use crate::sync::clock;
+
+const FIRST_RETRY: u64 = 50_000_000;
+const LAST_RETRY: u64 = 10_000_000_000;
+/// A request is not on its way any more after this, unless the server has stood still.
+const LATEST: Duration = Duration::from_secs(600);
+/// How long a command is tried that only matters now: longer than a grant by message lasts.
+const BRIEF: Duration = Duration::from_secs(3);
+const _: () = assert!(BRIEF.as_nanos() > renewal::PROVISIONAL as u128);
+
+/// A command sent in the background, again and again with back-off, and as soon as a connection is
+/// opened.
+pub(crate) struct Orphan {
+    name: Arc<str>,
+    /// In a cluster: the number of its one server. `None`: the server that has the name.
+    server: Option<usize>,
+    what: What,
+    /// When it is given up, with any outcome.
+    until: u64,
+    due: u64,
+    /// When it was last sent.
+    tried: u64,
+    retry: u64,
+}
+
+enum What {
+    /// Done at its time, or once [settled](is_settled) after `enough`. Once is not enough: a server
+    /// that stalls may read a release before the acquire that an old connection still has.
+    Undo { command: Command, enough: u64 },
+    /// Done at its time, or once settled.
+    Tell(Command),
+    /// Done once the server has applied it, or says that it is too late.
+    Request(Command, Arc<Requests>, Ticket, Option<i64>),
+    /// Done once no debt is left.
+    Debt(Arc<dyn Debtor>),
+}
+
+/// A debtor owes the server changes, and computes the amount when it can be sent.
+pub(crate) trait Debtor: Send + Sync {
+    /// `None`: no debt any more. Otherwise [`paid`](Self::paid) is called before the next call.
+    fn command(&self) -> Option<Command>;
+
+    /// Takes the outcome. `resent`: the command went twice, the first time without an outcome.
+    fn paid(&self, outcome: &Outcome, resent: bool);
+}
+
+impl Orphan {
+    /// A hold that no thread here has any more, but perhaps the server: its release was not
+    /// answered, or its lease was extended after it was lost. Sent for that lease, or until an
+    /// answer after 10 minutes.
+    pub(crate) fn released(name: &Arc<str>, release: Command, lease: Duration) -> Self {
+        Self::undo(name, release, lease, lease.min(LATEST))
+    }
+
+    /// A hold that was released, perhaps at a server that is no longer its master, while the new
+    /// master still has it. Sent for that lease, or until an answer.
+    pub(crate) fn left_over(name: &Arc<str>, release: Command, lease: Duration) -> Self {
+        Self::new(name, What::Tell(release), lease)
+    }
+
+    /// A request without a waiting caller: its outcome is not known, or a copy may come late. Sent
+    /// for as long as a hold that it may take. (A place in a lock's queue is given back when it is
+    /// granted.)
+    pub(crate) fn requested(name: &Arc<str>, give_up: Command, lease: Duration) -> Self {
+        Self::released(name, give_up, lease)
+    }
+
+    /// The same for a request that may take a place that has no lease and keeps others out: for 10
+    /// minutes at least.
+    pub(crate) fn queued(name: &Arc<str>, give_up: Command, lease: Duration) -> Self {
+        Self::undo(name, give_up, lease.max(LATEST), LATEST)
+    }
+
+    /// Releases a message's grant, or leaves the queue after a message, for an owner that does not
+    /// wait here. Sent until an answer, or the end of the grant.
+    pub(crate) fn stray(name: &Arc<str>, give_up: Command) -> Self {
+        Self::new(name, What::Tell(give_up), BRIEF)
+    }
+
+    /// A lost message to this client itself, at the server where it listens. Sent until an answer,
+    /// or until the next one is due.
+    pub(crate) fn unheard(name: &Arc<str>, message: Command, server: usize) -> Self {
+        Self { server: Some(server), ..Self::new(name, What::Tell(message), BRIEF) }
+    }
+
+    /// A numbered request that may have been applied. Sent until it is, or until the server would
+    /// forget that. `permits`: of a semaphore's, how many it gives, as for [`Requests::applied`].
+    pub(crate) fn numbered(
+        name: &Arc<str>,
+        copy: Command,
+        requests: &Arc<Requests>,
+        ticket: Ticket,
+        permits: Option<i64>,
+    ) -> Self {
+        Self::new(name, What::Request(copy, Arc::clone(requests), ticket, permits), VALID_FOR)
+    }
+
+    /// A debt for which no request is open. Sent until nothing is owed.
+    pub(crate) fn owed(name: &Arc<str>, debtor: Arc<dyn Debtor>) -> Self {
+        Self::new(name, What::Debt(debtor), Duration::MAX)
+    }
+
+    /// Sends a command for `lasts`, and only until it is answered after `enough`.
+    fn undo(name: &Arc<str>, command: Command, lasts: Duration, enough: Duration) -> Self {
+        let enough = clock::now().saturating_add(clock::nanos(enough));
+        Self::new(name, What::Undo { command, enough }, lasts)
+    }
+
+    /// Due now.
+    fn new(name: &Arc<str>, what: What, lasts: Duration) -> Self {
+        let until = clock::now().saturating_add(clock::nanos(lasts));
+        let (name, server) = (Arc::clone(name), None);
+        Self { name, server, what, until, due: 0, tried: 0, retry: FIRST_RETRY }
+    }
+
+    /// The name of its lock or semaphore.
+    pub(crate) fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+
+    /// The number of its server, unless that is the server of the name.
+    pub(crate) fn server(&self) -> Option<usize> {
+        self.server
+    }
+
+    pub(crate) fn due(&self) -> u64 {
+        self.due
+    }
+
+    /// The command to send now; `None`: none any more.
+    pub(crate) fn command(&self) -> Option<Command> {
+        match &self.what {
+            What::Undo { command, .. } | What::Tell(command) | What::Request(command, ..) => {
+                Some(command.clone())
+            }
+            What::Debt(debtor) => debtor.command(),
+        }
+    }
+
+    /// Whether to send it again after this outcome. `ended`: the client has, and only a debt with
+    /// an answer goes on.
+    pub(crate) fn goes_on(
+        &mut self,
+        outcome: &Outcome,
+        resent: bool,
+        now: u64,
+        watchdog: &Watchdog,
+        ended: bool,
+    ) -> bool {
+        if self.is_done(outcome, resent, now, watchdog) {
+            return false;
+        }
+        let owes_more = is_answered(outcome) && matches!(self.what, What::Debt(_));
+        if owes_more {
+            // The debt may have grown, and waits for no back-off and for no other orphan.
+            self.retry = FIRST_RETRY;
+        }
+        if owes_more || !ended {
+            self.back_off(now);
+            return true;
+        }
+        if !is_answered(outcome) {
+            self.give_up(watchdog);
+        }
+        false
+    }
+
+    /// Whether it is done with this outcome.
+    fn is_done(&self, outcome: &Outcome, resent: bool, now: u64, watchdog: &Watchdog) -> bool {
+        match &self.what {
+            What::Undo { enough, .. } => now >= self.until || is_settled(outcome) && now >= *enough,
+            What::Tell(_) => now >= self.until || is_settled(outcome),
+            What::Request(_, requests, ticket, permits) => {
+                let late = matches!(outcome, Ok(reply) if requests.is_late(reply));
+                // The renewer repeats earlier changes at another master.
+                let behind = matches!(outcome, Ok(reply) if Requests::is_behind(reply));
+                let answered = is_answered(outcome) && !behind;
+                let lost = late || !answered && now >= self.until;
+                if lost {
+                    watchdog.log(Level::Error, || format!(
+                        "whether permits of {0:?} were given back, or {0:?} was counted down, is not \
+                         known: the server did not say so for {VALID_FOR:?}, and has forgotten it",
+                        self.name
+                    ));
+                }
+                match permits {
+                    Some(permits) if answered && !late => {
+                        watchdog.applied(&self.name, requests, *ticket, *permits);
+                    }
+                    _ if lost || answered => requests.close(*ticket),
+                    _ => {}
+                }
+                lost || answered
+            }
+            // The debtor says so when it is asked for the next command.
+            What::Debt(debtor) => {
+                debtor.paid(outcome, resent);
+                false
+            }
+        }
+    }
+
+    /// Delays the next attempt, longer each time.
+    fn back_off(&mut self, now: u64) {
+        self.tried = now;
+        self.due = now.saturating_add(self.retry).min(self.until);
+        self.retry = self.retry.saturating_mul(2).min(LAST_RETRY);
+    }
+
+    /// A connection works: a waiting orphan need not wait longer. But not at once, or each break of
+    /// a bad connection would be a reason to send again.
+    pub(crate) fn hurry(&mut self) {
+        self.retry = FIRST_RETRY;
+        self.due = self.due.min(self.tried.saturating_add(FIRST_RETRY));
+    }
+}
+
+/// Whether the server has applied it. An error reply says that it has not.
+fn is_answered(outcome: &Outcome) -> bool {
+    outcome.is_ok()
+}
+
+/// Whether another attempt is useless: the command was applied, or refused for a reason that stays,
+/// as the access rights are. BUSY, LOADING, OOM and the like pass, and a later attempt may succeed.
+fn is_settled(outcome: &Outcome) -> bool {
+    match outcome {
+        Err(Failure::Refused(cause)) => !is_transient(&cause.error),
+        outcome => outcome.is_ok(),
+    }
+}
+
+impl Orphan {
+    /// Logs the consequences of the client's end for this orphan.
+    pub(super) fn give_up(&self, watchdog: &Watchdog) {
+        let name = &self.name;
+        let (level, what) = match &self.what {
+            What::Undo { .. } => (
+                Level::Warn,
+                "could not be released before the client ended; it ends with its lease, a place in a \
+                 queue when it lapses",
+            ),
+            What::Tell(_) => return,
+            What::Request(..) => (
+                Level::Error,
+                "what was given back or counted down before the client ended may not have been \
+                 applied: look at it",
+            ),
+            What::Debt(_) => (
+                Level::Error,
+                "dropped permits were not given back before the client ended: add them with \
+                 add_permits",
+            ),
+        };
+        watchdog.log(level, || format!("{name:?}: {what}"));
+    }
+}
+
+impl fmt::Debug for Orphan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Orphan({:?})", self.name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use redis::Value;
+
+    use super::*;
+    use crate::connection::{Cause, error_reply};
+
+    const SECOND: u64 = 1_000_000_000;
+
+    #[test]
+    fn each_is_sent_for_as_long_as_it_may_matter() {
+        let name = Arc::from("name");
+        let command = || Command::plain(&[b"PING"]);
+        let cause = || {
+            let error = redis::RedisError::from(io::Error::other("no reply"));
+            Cause::said(Arc::new(error), "a server".into())
+        };
+        let (short, long) = (Duration::from_secs(30), Duration::from_secs(3_600));
+        let begun = clock::now();
+        for (what, orphan, enough, lasts) in [
+            ("released", Orphan::released(&name, command(), short), 30, 30),
+            ("released, long", Orphan::released(&name, command(), long), 600, 3_600),
+            ("requested", Orphan::requested(&name, command(), short), 30, 30),
+            ("requested, long", Orphan::requested(&name, command(), long), 600, 3_600),
+            ("queued", Orphan::queued(&name, command(), short), 600, 600),
+            ("queued, long", Orphan::queued(&name, command(), long), 600, 3_600),
+            ("left over", Orphan::left_over(&name, command(), short), 0, 30),
+            ("stray", Orphan::stray(&name, command()), 0, 3),
+            ("unheard", Orphan::unheard(&name, command(), 0), 0, 3),
+        ] {
+            let (watchdog, _jobs) = Watchdog::new("", crossbeam_channel::bounded(0).0);
+            let is_done = |outcome: &Outcome, after: u64| {
+                orphan.is_done(outcome, false, begun + after, &watchdog)
+            };
+            for settled in
+                [Ok(Value::Okay), Ok(Value::Nil), refusal("NOPERM"), refusal("WRONGTYPE")]
+            {
+                if enough > 0 {
+                    assert!(
+                        !is_done(&settled, (enough - 1) * SECOND),
+                        "{what}: early: {settled:?}"
+                    );
+                }
+                assert!(is_done(&settled, (enough + 1) * SECOND), "{what}: {settled:?}");
+            }
+            let silent =
+                [Failure::TimedOut, Failure::Reset, Failure::Unsent].map(|it| Err(it(cause())));
+            for open in silent.into_iter().chain(PASSING.map(refusal)) {
+                assert!(!is_done(&open, (lasts - 1) * SECOND), "{what}: not done yet: {open:?}");
+                assert!(is_done(&open, (lasts + 1) * SECOND), "{what}: over: {open:?}");
+            }
+        }
+    }
+
+    /// Codes of replies after which the server has changed nothing, and may later.
+    const PASSING: [&str; 7] =
+        ["BUSY", "LOADING", "MASTERDOWN", "MISCONF", "NOREPLICAS", "OOM", "READONLY"];
+
+    fn refusal(code: &str) -> Outcome {
+        let error = Arc::new(error_reply(&format!("{code} for a reason")));
+        Err(Failure::Refused(Cause::said(error, "a server".into())))
+    }
+
+    #[test]
+    fn a_numbered_request_is_sent_until_it_was_applied_or_is_too_late() {
+        let name = Arc::from("name");
+        let requests = Arc::new(Requests::new("requests", &Arc::default()));
+        let (watchdog, _jobs) = Watchdog::new("", crossbeam_channel::bounded(0).0);
+        let begun = clock::now();
+        let is_done = |outcome: Outcome, after: u64| {
+            let ticket = requests.open(|| 1);
+            let orphan =
+                Orphan::numbered(&name, Command::plain(&[b"PING"]), &requests, ticket, None);
+            orphan.is_done(&outcome, false, begun + after * SECOND, &watchdog)
+        };
+        for code in PASSING.into_iter().chain(["NOPERM", "WRONGTYPE"]) {
+            assert!(!is_done(refusal(code), VALID_FOR.as_secs() - 1), "{code}: was not applied");
+            assert!(is_done(refusal(code), VALID_FOR.as_secs() + 1), "{code}: nobody will know");
+        }
+        assert!(is_done(Ok(Value::Int(1)), 0), "applied");
+        assert!(is_done(Ok(Value::Array(vec![Value::Int(7)])), 0), "too late");
+    }
+}

@@ -1,0 +1,338 @@
+//! When a hold is renewed, raised to its lease, or over. The state of a hold and the time go in,
+//! the next step comes out. No clock is read here.
+//!
+//! ```text
+//! granted by reply    0 ------ 1/3: renewed ------ 1/3 later: again ... deadline: lost
+//! granted by message  0 - 50 ms: raised - as above ... 2 s, if it was not raised: lost
+//! ```
+
+use std::time::Duration;
+
+use crate::config::Config;
+use crate::connection::ReplicaAcks;
+use crate::sync::clock;
+
+// All times that belong to a lease, in nanoseconds, or as a part of a lease: `3` is a third. The
+// conditions between them stand below.
+
+const MS: u64 = 1_000_000;
+
+/// The part of a lease after which it is renewed: a shorter hold costs no command, and the rest is
+/// enough for three attempts that fail slowly.
+const RENEWED_AFTER: u64 = 3;
+/// The most by which a renewal goes off early, to share a call with others that are due about then.
+const GRID: u64 = 64;
+/// A failed renewal is tried again after this, and then after twice that, up to sixteen times.
+const RETRY: u64 = 200;
+const MOST_DOUBLED: u32 = 4;
+/// A renewal without a reply after this is better tried again, on a new connection.
+const PATIENCE: u32 = 6;
+/// The part of that patience that replicas have to acknowledge it, on top.
+const ACKNOWLEDGED: u32 = 4;
+/// How far two clocks may drift apart in a lease. Up to a millisecond more is lost, since Redis
+/// counts whole ones.
+const DRIFT: u64 = 1_000;
+
+/// The lease of a grant by message (PROVISIONAL in the scripts). If its process is stopped, the
+/// others wait this long for the lock.
+pub(crate) const PROVISIONAL: u64 = 2_000 * MS;
+/// When such a hold is raised to its lease: a shorter hold costs no further command.
+const RAISED_AFTER: u64 = 50 * MS;
+/// How long the reply to that may take, and after what pause it is tried again.
+pub(crate) const RAISED_WITHIN: Duration = Duration::from_millis(500);
+const RAISED_AGAIN: u64 = 400 * MS;
+
+/// A hold is tracked after this, so that the client learns of its loss: a shorter hold costs no
+/// command.
+pub(crate) const TRACKED_AFTER: u64 = 100 * MS;
+
+/// How many signs of life a fair lock's waiter gives while it counts as living, and the part of the
+/// usual pause after which the next one follows a failed one.
+pub(crate) const SIGN_OF_LIFE: u32 = 3;
+pub(crate) const SIGN_AGAIN: u32 = 2;
+
+const _: () = {
+    // A lease that all its parts divide.
+    const LEASE: u64 = 1_000 * 3 * 64;
+    let patience = LEASE / PATIENCE as u64;
+    let patience = patience + patience / ACKNOWLEDGED as u64;
+    let attempts = 3 * patience + (1 + 2) * (LEASE / RETRY);
+    assert!(
+        attempts + LEASE / DRIFT < LEASE - LEASE / RENEWED_AFTER,
+        "three attempts that each have no reply end before the deadline"
+    );
+    assert!(LEASE / GRID < LEASE / RENEWED_AFTER, "a short hold costs no renewal");
+    assert!((1 << MOST_DOUBLED) * (LEASE / RETRY) < patience, "the longest pause costs no attempt");
+    assert!(
+        RAISED_AFTER + 2 * (RAISED_WITHIN.as_millis() as u64 * MS + RAISED_AGAIN)
+            < PROVISIONAL - drift(PROVISIONAL),
+        "three attempts to raise a hold are made before it ends"
+    );
+    assert!(
+        SIGN_AGAIN + 1 < SIGN_OF_LIFE * SIGN_AGAIN,
+        "a waiter whose sign of life failed gives the next one in time"
+    );
+};
+
+/// How long a renewal waits for its reply.
+pub(crate) fn patience(watchdog_timeout: Duration) -> Duration {
+    (watchdog_timeout / PATIENCE).max(Duration::from_millis(10))
+}
+
+/// How many replicas must have a renewal, and how long that may take.
+pub(crate) fn acks(config: &Config) -> Option<ReplicaAcks> {
+    let longest = patience(config.watchdog_timeout) / ACKNOWLEDGED;
+    config.replica_acks.map(|acks| ReplicaAcks { within: acks.within.min(longest), ..acks })
+}
+
+/// Never longer: a guard never says "held" past the deadline counted from before the request was
+/// sent, less the drift of two clocks in a lease.
+pub(crate) fn deadline(sent_at: u64, lease: Duration) -> u64 {
+    // Redis counts whole milliseconds: the request is cut to them, and up to one has passed
+    // already.
+    let lease = clock::nanos(lease) / MS * MS;
+    sent_at.saturating_add(lease - drift(lease))
+}
+
+const fn drift(lease: u64) -> u64 {
+    lease / DRIFT + if lease > 2 * MS { MS } else { 0 }
+}
+
+/// The state of a hold. Times are by [`clock`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RenewalState {
+    /// When it was granted, or last passed.
+    pub(crate) granted: u64,
+    /// Since when the thread that wants it renewed has had it.
+    pub(crate) since: u64,
+    pub(crate) deadline: u64,
+    /// Granted by message, and not raised yet.
+    pub(crate) is_provisional: bool,
+    /// The lease that a living thread wants renewed.
+    pub(crate) watched: Option<Duration>,
+    /// The fixed lease that it was requested with.
+    pub(crate) fixed: Option<Duration>,
+    pub(crate) attempt: Attempt,
+}
+
+/// The progress of a hold's renewal.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Attempt {
+    /// None yet, or the last one succeeded.
+    #[default]
+    Done,
+    /// On its way, after so many failed ones.
+    Sent { failed: u32 },
+    /// The last one failed, after `failed` earlier failures; or another one must follow it.
+    /// `again`: when it is tried again.
+    Failed { failed: u32, again: u64 },
+}
+
+/// The next step for a hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Due {
+    pub(crate) at: u64,
+    /// The lease to ask for then. `None`: the hold ends then.
+    pub(crate) lease: Option<Duration>,
+}
+
+impl RenewalState {
+    pub(crate) fn next(&self, config: &Config, now: u64) -> Due {
+        let end = Due { at: self.deadline, lease: None };
+        let age = now.saturating_sub(self.since);
+        let outlived = config.max_hold.is_some_and(|longest| age >= clock::nanos(longest));
+        let watched = self.watched.filter(|_| !outlived);
+        // A fixed lease lasts as requested, whether its thread lives or not.
+        let (first, lease) = if self.is_provisional && (watched.is_some() || self.fixed.is_some()) {
+            let watched = watched.unwrap_or_default();
+            // Once, and counted from `granted`.
+            let spent = Duration::from_nanos(now.saturating_sub(self.granted));
+            let fixed = self.fixed.unwrap_or_default().saturating_sub(spent);
+            let lease = watched.max(fixed);
+            let after = RAISED_AFTER.min(clock::nanos(lease) / RENEWED_AFTER);
+            (self.granted.saturating_add(after), lease)
+        } else if let Some(watched) = watched {
+            let lease = clock::nanos(watched);
+            let grid = (lease / GRID).max(MS);
+            let left = lease / RENEWED_AFTER * (RENEWED_AFTER - 1);
+            (self.deadline.saturating_sub(left) / grid * grid, watched)
+        } else {
+            return end;
+        };
+        let at = match self.attempt {
+            Attempt::Done => first,
+            Attempt::Sent { .. } => return end,
+            Attempt::Failed { again, .. } => again,
+        };
+        if at < self.deadline { Due { at, lease: Some(lease) } } else { end }
+    }
+}
+
+impl Attempt {
+    pub(crate) fn is_sent(self) -> bool {
+        matches!(self, Self::Sent { .. })
+    }
+
+    /// Another one must follow.
+    pub(crate) fn again(now: u64) -> Self {
+        Self::Failed { failed: 0, again: now }
+    }
+
+    pub(crate) fn sent(self) -> Self {
+        Self::Sent { failed: self.failed() }
+    }
+
+    /// It failed at `now`, for this lease. It is tried again at once, not at the next third, and
+    /// then later and later until the deadline.
+    pub(crate) fn fails(self, is_provisional: bool, lease: Duration, now: u64) -> Self {
+        let failed = self.failed();
+        let pause = if is_provisional {
+            RAISED_AGAIN
+        } else {
+            (clock::nanos(lease) / RETRY).max(MS) << failed.min(MOST_DOUBLED)
+        };
+        Self::Failed { failed: failed.saturating_add(1), again: now.saturating_add(pause) }
+    }
+
+    fn failed(self) -> u32 {
+        match self {
+            Self::Done => 0,
+            Self::Sent { failed } | Self::Failed { failed, .. } => failed,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::ClientBuilder;
+
+    const SECOND: u64 = 1_000 * MS;
+    /// Granted by reply a second after the clock began.
+    const WATCHED: RenewalState = RenewalState {
+        granted: SECOND,
+        since: SECOND,
+        deadline: 31 * SECOND,
+        is_provisional: false,
+        watched: Some(seconds(30)),
+        fixed: None,
+        attempt: Attempt::Done,
+    };
+    const HANDED: RenewalState =
+        RenewalState { deadline: 3 * SECOND, is_provisional: true, ..WATCHED };
+    const FIXED: RenewalState = RenewalState { watched: None, fixed: Some(seconds(30)), ..WATCHED };
+    const SENT: Attempt = Attempt::Sent { failed: 0 };
+    const FAILED: Attempt = Attempt::Failed { failed: 1, again: 12 * SECOND };
+
+    const fn seconds(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    fn config() -> Config {
+        ClientBuilder::new("redis://localhost").config
+    }
+
+    #[test]
+    fn what_is_next_follows_from_what_is_known() {
+        // The grid is 64 parts of a lease, and a third of it is at 11 s.
+        let third = 11 * SECOND / (30 * SECOND / 64) * (30 * SECOND / 64);
+        let lease = |seconds| Some(Duration::from_secs(seconds));
+        let raised = SECOND + 50 * MS;
+        for (what, renewal_state, now, at, asked) in [
+            ("watched", WATCHED, 1, third, lease(30)),
+            (
+                "watched, for a lease of its own",
+                RenewalState { watched: Some(seconds(6)), deadline: 7 * SECOND, ..WATCHED },
+                1,
+                3 * SECOND / (6 * SECOND / 64) * (6 * SECOND / 64),
+                lease(6),
+            ),
+            (
+                "watched, for a longer lease from now on",
+                RenewalState { deadline: 3 * SECOND, ..WATCHED },
+                1,
+                0,
+                lease(30),
+            ),
+            ("on its way", RenewalState { attempt: SENT, ..WATCHED }, 11, 31 * SECOND, None),
+            ("failed", RenewalState { attempt: FAILED, ..WATCHED }, 11, 12 * SECOND, lease(30)),
+            (
+                "failed, and over before it is tried again",
+                RenewalState { attempt: FAILED, deadline: 12 * SECOND, ..WATCHED },
+                11,
+                12 * SECOND,
+                None,
+            ),
+            ("given up", RenewalState { watched: None, ..WATCHED }, 1, 31 * SECOND, None),
+            ("held for longer than max_hold", WATCHED, 41, 31 * SECOND, None),
+            ("fixed", FIXED, 1, 31 * SECOND, None),
+            ("fixed, and watched by an inner level", FIXED.watched(), 1, third, lease(30)),
+            ("handed on", HANDED, 1, raised, lease(30)),
+            (
+                "handed on and given up",
+                RenewalState { watched: None, ..HANDED },
+                1,
+                3 * SECOND,
+                None,
+            ),
+            ("handed on, fixed", FIXED.handed(), 1, raised, lease(30)),
+            ("handed on, fixed, a second later", FIXED.handed(), 2, raised, lease(29)),
+            ("handed on, fixed and watched", FIXED.handed().watched(), 2, raised, lease(30)),
+            (
+                "handed on, read when it is almost over",
+                RenewalState { deadline: raised, ..HANDED },
+                1,
+                raised,
+                None,
+            ),
+            ("being raised", RenewalState { attempt: SENT, ..HANDED }, 2, 3 * SECOND, None),
+        ] {
+            let config = Config { max_hold: Some(seconds(40)), ..config() };
+            assert_eq!(
+                renewal_state.next(&config, now * SECOND),
+                Due { at, lease: asked },
+                "{what}"
+            );
+        }
+    }
+
+    impl RenewalState {
+        fn watched(self) -> Self {
+            Self { watched: Some(seconds(30)), ..self }
+        }
+
+        fn handed(self) -> Self {
+            Self { deadline: 3 * SECOND, is_provisional: true, ..self }
+        }
+    }
+
+    #[test]
+    fn what_failed_is_tried_again_at_once_and_then_later_and_later() {
+        let mut attempt = Attempt::Done;
+        for (failed, pause) in (1..).zip([150, 300, 600, 1_200, 2_400, 2_400]) {
+            attempt = attempt.sent().fails(false, seconds(30), SECOND);
+            assert_eq!(attempt, Attempt::Failed { failed, again: SECOND + pause * MS });
+        }
+        let raising = Attempt::Done.sent().fails(true, seconds(30), SECOND);
+        assert_eq!(raising, Attempt::Failed { failed: 1, again: SECOND + 400 * MS });
+    }
+
+    #[test]
+    fn a_deadline_is_before_the_servers_and_never_overflows() {
+        assert!(deadline(0, Duration::from_millis(1)) <= MS);
+        assert!(deadline(0, Duration::from_micros(1_999)) <= MS);
+        assert!(deadline(0, seconds(30)) < 30 * SECOND);
+        assert!(deadline(0, seconds(30)) > 29_900 * MS);
+        assert_eq!(deadline(u64::MAX - 1, seconds(1)), u64::MAX);
+    }
+
+    #[test]
+    fn the_scripts_grant_for_the_time_that_is_expected_here() {
+        for script in
+            [include_str!("../../lua/hand_off.lua"), include_str!("../../lua/fair/line.lua")]
+        {
+            let told = script.lines().find_map(|line| line.strip_prefix("local PROVISIONAL = "));
+            assert_eq!(told.unwrap().parse(), Ok(PROVISIONAL / MS));
+        }
+    }
+}

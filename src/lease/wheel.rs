@@ -1,0 +1,301 @@
+//! A hashed timing wheel: which entry is due when, and nothing else.
+//!
+//! It is a pure structure without a clock, a lock or a thread. Time is a tick, a `u64` that the
+//! caller passes in.
+//!
+//! This is scheme 6 of Varghese and Lauck, "Hashed and Hierarchical Timing Wheels" (1987): a ring
+//! of buckets, where an entry due at tick `d` is in the list of bucket `d % buckets`.
+//!
+//! ```text
+//! 8 buckets, now = 13
+//!
+//! bucket 0    1    2    3    4    5    6    7
+//!             17             20   12        15
+//!                                 ^         31
+//!                                now
+//! ```
+//!
+//! Nearly all entries are cancelled before they are due, or come back at once with a new due tick.
+//! A heap would pay a logarithm for each of these and keep the cancelled ones; a hierarchy of
+//! wheels would move its entries from level to level. Here inserting and cancelling touch one list.
+//! The price is paid by entries more than one round away: they share buckets with near ones, so
+//! they are looked at, and left, each time the wheel comes past. That is once a round, or twice if
+//! one [`advance`](Wheel::advance) ends in their bucket and the next begins there. Choose the
+//! number of buckets so that the usual delay is less than a round.
+//!
+//! # Invariants
+//!
+//! - After `advance`, every entry is due later than `now`. So an entry due at `now` or before was
+//!   inserted since, and while it lives `now` stands still.
+//! - An entry is in the bucket of `max(due, now)`. By the line above this never changes while it
+//!   lives, so the bucket need not be stored.
+//! - Entries with the same due tick are in one bucket, in the order of insertion.
+//! - A bucket's bit in `occupied` is set exactly if its list is not empty.
+//!
+//! # Memory
+//!
+//! Entries are kept in one slab. A cell that becomes free is used again by a later insert; the
+//! slab shrinks only when the wheel becomes empty, and then to [`SPARE`] cells.
+
+use std::num::NonZero;
+
+/// Entries that fire when their tick has come.
+#[derive(Debug)]
+pub(crate) struct Wheel<T> {
+    /// The tick that the wheel has been advanced to.
+    now: u64,
+    /// The number of buckets less one: `tick & mask` is a tick's bucket.
+    mask: u64,
+    buckets: Vec<Bucket>,
+    /// One bit per bucket, to pass over 64 empty buckets at once.
+    occupied: Vec<u64>,
+    entries: Vec<Entry<T>>,
+    /// The head of the list of free cells in `entries`, linked by `next`.
+    free: u32,
+    len: usize,
+    /// The serial number of the last insert.
+    serial: NonZero<u64>,
+}
+
+/// Names one insert into one wheel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Key {
+    index: u32,
+    /// Tells this insert from all others that had or will have the same cell.
+    serial: NonZero<u64>,
+}
+
+impl<T> Wheel<T> {
+    /// An empty wheel that stands at tick `now`. `buckets` is a power of two.
+    pub(crate) fn new(now: u64, buckets: usize) -> Self {
+        assert!(buckets.is_power_of_two(), "the number of buckets must be a power of two");
+        Self {
+            now,
+            mask: buckets as u64 - 1,
+            buckets: vec![Bucket::EMPTY; buckets],
+            occupied: vec![0; buckets.div_ceil(WORD)],
+            entries: Vec::new(),
+            free: NIL,
+            len: 0,
+            serial: NonZero::<u64>::MIN,
+        }
+    }
+
+    /// Adds an entry. One that is due already fires at the next [`advance`](Self::advance), even
+    /// if that does not move the time.
+    pub(crate) fn insert(&mut self, due: u64, item: T) -> Key {
+        let bucket = self.bucket_of(due);
+        let tail = self.buckets[bucket].tail;
+        // 64 bits, so that it never comes round: unlike a count kept in the cell, it may be
+        // forgotten with the cell when the slab shrinks.
+        self.serial = self.serial.saturating_add(1);
+        let serial = self.serial;
+        let index =
+            self.insert_entry(Entry { due, serial, prev: tail, next: NIL, item: Some(item) });
+
+        // At the tail: entries with the same due tick fire in the order of the list.
+        if tail == NIL {
+            self.buckets[bucket].head = index;
+            self.occupied[bucket / WORD] |= 1 << (bucket % WORD);
+        } else {
+            self.entries[tail as usize].next = index;
+        }
+        self.buckets[bucket].tail = index;
+        self.len += 1;
+        Key { index, serial }
+    }
+
+    /// Takes an entry out before it fires. `None` if it has fired or was cancelled already.
+    pub(crate) fn cancel(&mut self, key: Key) -> Option<T> {
+        let entry = self.entries.get(key.index as usize)?;
+        // A free cell keeps the serial number of its last entry.
+        if entry.serial != key.serial || entry.item.is_none() {
+            return None;
+        }
+        let bucket = self.bucket_of(entry.due);
+        self.unlink(bucket, key.index);
+        self.vacate(key.index)
+    }
+
+    /// Moves the time to `now` and appends to `fired` the entries due by then, in the order of the
+    /// due ticks and, within a tick, of insertion. Time never goes back: a `now` that is less than
+    /// an earlier one counts as the earlier one.
+    ///
+    /// Costs a look at each bucket passed, at most one round however far `now` is away, and at each
+    /// entry in them; a jump of more than a round also sorts what it fires.
+    pub(crate) fn advance(&mut self, now: u64, fired: &mut Vec<T>) {
+        let now = now.max(self.now);
+        // From the bucket of the old time on, where the entries are that came too late for it.
+        let span = (now - self.now).min(self.mask);
+        let mut ready = Vec::new();
+        let mut offset = 0;
+        while let Some(found) = self.next_occupied(offset, span) {
+            let bucket = self.bucket_at(found);
+            let mut index = self.buckets[bucket].head;
+            while index != NIL {
+                let entry = &self.entries[index as usize];
+                let next = entry.next;
+                if entry.due <= now {
+                    ready.push((entry.due, index));
+                    self.unlink(bucket, index);
+                }
+                index = next;
+            }
+            offset = found + 1;
+        }
+        // Only now: until here the old time says which bucket is which.
+        self.now = now;
+
+        // Already sorted, except for late entries and jumps of more than a round. The sort is
+        // stable and equal ticks come from one bucket, so they stay in the order of insertion.
+        ready.sort_by_key(|&(due, _)| due);
+        for (_, index) in ready {
+            fired.extend(self.vacate(index));
+        }
+    }
+
+    /// The earliest due tick that is at most `horizon`.
+    ///
+    /// Costs a look at the buckets up to the answer, or to the horizon if there is none, and at
+    /// each entry in them. With a horizon of more than a round this may be every entry of the
+    /// wheel.
+    pub(crate) fn next_due(&self, horizon: u64) -> Option<u64> {
+        let span = horizon.saturating_sub(self.now).min(self.mask);
+        let mut earliest: Option<u64> = None;
+        let mut offset = 0;
+        while let Some(found) = self.next_occupied(offset, span) {
+            let mut index = self.buckets[self.bucket_at(found)].head;
+            while index != NIL {
+                let entry = &self.entries[index as usize];
+                earliest = Some(earliest.map_or(entry.due, |due| due.min(entry.due)));
+                index = entry.next;
+            }
+            // The buckets ahead have no entry due before their ticks. Entries due only in a later
+            // round must still be compared with them.
+            if earliest.is_some_and(|due| due.saturating_sub(self.now) <= found) {
+                break;
+            }
+            offset = found + 1;
+        }
+        earliest.filter(|&due| due <= horizon)
+    }
+
+    /// How many entries there are.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    #[cfg(test)]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The bucket of an entry due at `due`.
+    fn bucket_of(&self, due: u64) -> usize {
+        // The bucket of a past tick would be passed only at the end of this round.
+        (due.max(self.now) & self.mask) as usize
+    }
+
+    /// The bucket `offset` ticks ahead.
+    fn bucket_at(&self, offset: u64) -> usize {
+        ((self.now + offset) & self.mask) as usize
+    }
+
+    /// The first offset in `offset..=span` whose bucket has entries. `span` is less than a round.
+    fn next_occupied(&self, mut offset: u64, span: u64) -> Option<u64> {
+        // A wheel of fewer buckets than a word has bits comes round within the word.
+        let width = self.buckets.len().min(WORD);
+        while offset <= span {
+            let bucket = self.bucket_at(offset);
+            let ahead = self.occupied[bucket / WORD] >> (bucket % WORD);
+            if ahead != 0 {
+                let found = offset + u64::from(ahead.trailing_zeros());
+                return (found <= span).then_some(found);
+            }
+            offset += (width - bucket % width) as u64;
+        }
+        None
+    }
+
+    /// Puts an entry into a free cell.
+    fn insert_entry(&mut self, entry: Entry<T>) -> u32 {
+        let index = self.free;
+        if index != NIL {
+            let cell = &mut self.entries[index as usize];
+            self.free = cell.next;
+            *cell = entry;
+            return index;
+        }
+        assert!(self.entries.len() < NIL as usize, "the wheel is full");
+        self.entries.push(entry);
+        (self.entries.len() - 1) as u32
+    }
+
+    /// Takes an entry out of its bucket's list. It keeps its cell until [`vacate`](Self::vacate).
+    fn unlink(&mut self, bucket: usize, index: u32) {
+        let Entry { prev, next, .. } = self.entries[index as usize];
+        if prev == NIL {
+            self.buckets[bucket].head = next;
+        } else {
+            self.entries[prev as usize].next = next;
+        }
+        if next == NIL {
+            self.buckets[bucket].tail = prev;
+        } else {
+            self.entries[next as usize].prev = prev;
+        }
+        if self.buckets[bucket].head == NIL {
+            self.occupied[bucket / WORD] &= !(1 << (bucket % WORD));
+        }
+    }
+
+    /// Frees the cell of an entry that is in no list any more.
+    fn vacate(&mut self, index: u32) -> Option<T> {
+        let entry = &mut self.entries[index as usize];
+        let item = entry.item.take();
+        entry.next = self.free;
+        self.free = index;
+        self.len -= 1;
+        if self.len == 0 {
+            // Clearing looks at each cell once: the inserts that made them have paid for it.
+            self.entries.clear();
+            self.entries.shrink_to(SPARE);
+            self.free = NIL;
+        }
+        item
+    }
+}
+
+/// The list of the entries in a bucket, oldest first.
+#[derive(Clone, Debug)]
+struct Bucket {
+    head: u32,
+    tail: u32,
+}
+
+impl Bucket {
+    const EMPTY: Self = Self { head: NIL, tail: NIL };
+}
+
+/// A cell in the slab. It is free if it has no item; then `next` is the next free one.
+#[derive(Debug)]
+struct Entry<T> {
+    due: u64,
+    serial: NonZero<u64>,
+    prev: u32,
+    next: u32,
+    item: Option<T>,
+}
+
+/// No entry: the end of a list.
+const NIL: u32 = u32::MAX;
+
+/// The number of bits in a word of `occupied`.
+const WORD: usize = u64::BITS as usize;
+
+/// How many cells an empty wheel keeps, so that a few entries that come and go allocate nothing.
+const SPARE: usize = 64;
+
+#[cfg(test)]
+mod tests;

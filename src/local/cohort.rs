@@ -1,0 +1,138 @@
+//! How long the threads of one process keep a lock among themselves: *lock cohorting*.
+//!
+//! A pass inside a process costs no round trip, but without a bound other processes would starve.
+//! So a process has the lock for a *turn*, and then hands it to the next process. The more
+//! processes wait, the shorter a turn is, so that the last of sixteen does not wait for a second.
+
+use crate::scripts::lock::{Chain, Start, Tokens};
+
+/// How long one round of turns should take.
+const ROUND: u64 = 20_000_000;
+const SHORTEST_TURN: u64 = 1_000_000;
+/// How long a turn lasts at most, and how fresh the server's grant must be for a pass.
+const LONGEST_TURN: u64 = 10_000_000;
+/// How long threads may join a shared hold without a request.
+const JOINED: u64 = 3_000_000;
+/// A process that takes the lock again within this time has not left it to others.
+const SAME_CHAIN: u64 = 10_000_000;
+
+/// The details of a grant about other processes, and its tokens.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct GrantDetails {
+    /// How many processes wait behind.
+    pub(crate) places: u32,
+    pub(crate) chain: Chain,
+    pub(crate) tokens: Option<Tokens>,
+}
+
+/// One process's turn at one name. Times are by [`clock`](crate::sync::clock), in nanoseconds.
+#[derive(Debug, Default)]
+pub(crate) struct Cohort {
+    /// When the server granted the turn's hold, and how long the turn may be.
+    turn: Option<(u64, u64)>,
+    /// When the last hold was released, and its chain.
+    last: Option<(u64, Chain)>,
+}
+
+impl Cohort {
+    /// The server granted a hold at `at`.
+    pub(crate) fn granted(&mut self, at: u64, places: u32) {
+        let length = ROUND / (u64::from(places) + 1);
+        self.turn = Some((at, length.clamp(SHORTEST_TURN, LONGEST_TURN)));
+    }
+
+    /// Whether the process may pass the hold: only within a turn, so within that time after the
+    /// server's grant.
+    pub(crate) fn may_pass(&self, now: u64) -> bool {
+        self.turn.is_some_and(|(began, length)| now.saturating_sub(began) <= length)
+    }
+
+    /// Whether a thread may join a hold without a request: for less than a turn, since a writer in
+    /// another process waits until then, and until the last reader leaves.
+    pub(crate) fn may_join(&self, now: u64) -> bool {
+        self.turn.is_some_and(|(began, _)| now.saturating_sub(began) <= JOINED)
+    }
+
+    /// The hold is released.
+    pub(crate) fn released(&mut self, now: u64, chain: Chain) {
+        self.turn = None;
+        self.last = Some((now, chain));
+    }
+
+    /// The release left the lock to Redisson's clients.
+    pub(crate) fn left_to_others(&mut self) {
+        self.last = None;
+    }
+
+    /// The chain of a hold that the reply to a request of `asked_at` granted. The last chain goes
+    /// on if the lock was free only for a moment: no other process of ours wanted it then, and
+    /// Redisson's clients had no turn. A release does not send a young chain: the next process
+    /// began it anew, may have been as young at its own release, and left Redisson's clients no
+    /// turn either. So a young chain goes on after twice that moment.
+    pub(crate) fn chain(&self, asked_at: u64) -> Chain {
+        let anew = Chain { start: Start::Here(asked_at), count: 1 };
+        let Some((end, chain)) = self.last else { return anew };
+        let same = match chain.start {
+            Start::Unknown => return anew,
+            Start::Here(start) if end.saturating_sub(start) < SAME_CHAIN => 2 * SAME_CHAIN,
+            Start::Here(_) | Start::Server(_) => SAME_CHAIN,
+        };
+        if asked_at.saturating_sub(end) >= same {
+            return anew;
+        }
+        Chain { count: chain.count.saturating_add(1), ..chain }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_turn_is_ten_milliseconds_at_most() {
+        let mut cohort = Cohort::default();
+        assert!(!cohort.may_pass(0), "nobody was granted anything");
+        cohort.granted(5, 0);
+        assert!(cohort.may_pass(5 + LONGEST_TURN));
+        assert!(!cohort.may_pass(5 + LONGEST_TURN + 1));
+        cohort.released(6, Chain::default());
+        assert!(!cohort.may_pass(6));
+    }
+
+    #[test]
+    fn the_more_wait_the_shorter_is_a_turn() {
+        let mut cohort = Cohort::default();
+        for (places, length) in [(3, ROUND / 4), (15, ROUND / 16), (1_000, SHORTEST_TURN)] {
+            cohort.granted(0, places);
+            assert!(cohort.may_pass(length));
+            assert!(!cohort.may_pass(length + 1));
+        }
+    }
+
+    #[test]
+    fn a_chain_goes_on_while_nobody_else_was_let_in() {
+        let mut cohort = Cohort::default();
+        let first = Chain { start: Start::Here(7), count: 1 };
+        assert_eq!(cohort.chain(7), first);
+        let old = 7 + SAME_CHAIN;
+        for (chain, end) in [(first, old), (Chain { start: Start::Server(3), count: 1 }, 10)] {
+            cohort.released(end, chain);
+            let late = end + SAME_CHAIN;
+            assert_eq!(cohort.chain(late - 1), Chain { count: 2, ..chain });
+            assert_eq!(cohort.chain(late), Chain { start: Start::Here(late), count: 1 });
+        }
+        cohort.left_to_others();
+        assert_eq!(cohort.chain(11), Chain { start: Start::Here(11), count: 1 });
+    }
+
+    /// Two processes that hold the lock in turns, each for too short a time to send its chain.
+    #[test]
+    fn a_chain_that_was_not_told_of_goes_on_past_who_began_it_anew() {
+        let mut cohort = Cohort::default();
+        let (first, end) = (Chain { start: Start::Here(7), count: 1 }, 6 + SAME_CHAIN);
+        cohort.released(end, first);
+        let late = end + 2 * SAME_CHAIN;
+        assert_eq!(cohort.chain(late - 1), Chain { count: 2, ..first });
+        assert_eq!(cohort.chain(late), Chain { start: Start::Here(late), count: 1 });
+    }
+}

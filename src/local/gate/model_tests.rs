@@ -1,0 +1,610 @@
+//! The gate, in many orders of what its threads do: come, wait, give up, lead, fail, hold, nest,
+//! pass, release and lose.
+
+use std::cell::Cell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use shuttle::rand::{Rng, thread_rng};
+use shuttle::thread;
+
+use super::{Admitted, Entered, Gate, GateQueue, GateWaiter, LeaveOutcome, Place};
+use crate::cancel::CancelToken;
+use crate::error::{Error, ErrorKind, LostReason};
+use crate::local::{Asked, Hold, Site, Tenancy, Terms, clock};
+use crate::runtime::Core;
+use crate::sync::{Mutex, Thread, explore};
+use crate::waiting::{
+    Baton, Claim, Enter, EnterOf, Lead, Queued, Signal, Synchronizer, Try, Wait, acquire,
+};
+
+const SECOND: u64 = 1_000_000_000;
+const LEASE: Duration = Duration::from_secs(30);
+
+/// How likely each kind of trouble is.
+#[derive(Clone, Copy, Default)]
+struct Odds {
+    /// A thread does not wait for ever.
+    impatient: f64,
+    /// A thread wants a fixed lease and not the watchdog.
+    other_terms: f64,
+    /// A holder stays for so long that the turn is over.
+    slow: f64,
+    /// A holder takes the lock once more.
+    nests: f64,
+    /// The server answers a leader with an error.
+    error: f64,
+    /// A lease runs out.
+    expires: f64,
+    /// How often a thread looks for a hold to lose.
+    losses: usize,
+}
+
+/// Counts of events over all schedules: a test that never came to the point proves nothing.
+#[derive(Default)]
+struct Seen {
+    passed: AtomicUsize,
+    released: AtomicUsize,
+    given_up: AtomicUsize,
+    won_against_giving_up: AtomicUsize,
+    failed: AtomicUsize,
+    vacated: AtomicUsize,
+    undone: AtomicUsize,
+}
+
+/// One name, in a process of its own.
+struct Name {
+    gate: Gate,
+    odds: Odds,
+    seen: Arc<Seen>,
+    core: Arc<Core>,
+    name: Arc<str>,
+    /// How many queued.
+    tickets: Mutex<u64>,
+    /// The hold that the server knows.
+    server: Mutex<Option<Arc<Hold>>>,
+    /// The last tenancy that came in, until it leaves.
+    inside: Mutex<Option<Arc<Tenancy>>>,
+    /// The thread that has the baton. There is one at a time.
+    leader: Mutex<Option<u64>>,
+    /// The tickets of the threads that got the lock, in that order.
+    served: Mutex<Vec<u64>>,
+    /// The last ticket that a leader's error may have reached.
+    failed_up_to: AtomicU64,
+}
+
+impl Queued for Name {
+    type Need = Terms;
+    type Grant = Arc<Tenancy>;
+    type Inquiry = Place;
+
+    fn whose(&self) -> (&Core, &Arc<str>) {
+        (&self.core, &self.name)
+    }
+
+    fn with_queue<R>(&self, look: impl FnOnce(&mut GateQueue) -> R) -> R {
+        self.gate.with_queue(look)
+    }
+
+    fn hand_on(&self, lead: Option<Lead<Place>>) {
+        self.leads_no_more();
+        self.promote(lead);
+    }
+
+    fn give_up(&self, waiter: &Arc<GateWaiter>) -> Option<Signal<Arc<Tenancy>, Place>> {
+        let decided = self.with_queue(|queue| queue.give_up(waiter));
+        let seen = match decided {
+            Some(_) => &self.seen.won_against_giving_up,
+            None => &self.seen.given_up,
+        };
+        seen.fetch_add(1, Ordering::SeqCst);
+        decided
+    }
+}
+
+/// A thread that takes the lock as `ReentrantLock` does, except for the server.
+struct Visitor<'a> {
+    name: &'a Name,
+    /// How many threads had queued when it did.
+    ticket: Cell<u64>,
+    /// The server answered it with an error.
+    has_failed: Cell<bool>,
+}
+
+impl Synchronizer for Visitor<'_> {
+    type Site = Name;
+
+    fn site(&self) -> &Name {
+        self.name
+    }
+
+    fn enter(&self, claim: &Claim<'_, Terms>) -> Result<EnterOf<Self>, Error> {
+        loop {
+            let (entered, ticket) = self.name.enter(claim.thread, claim.need);
+            self.ticket.set(ticket);
+            return Ok(match entered {
+                Entered::Leads => Enter::Leads(None),
+                Entered::Queued(waiter) => Enter::Queued(waiter),
+                Entered::Expired(tenancy) => {
+                    self.name.lose(&tenancy);
+                    continue;
+                }
+                other => panic!("{other:?}, of a thread that holds nothing and waits"),
+            });
+        }
+    }
+
+    fn look(&self) {
+        if let Some(tenancy) = self.name.gate.expired() {
+            self.name.lose(&tenancy);
+        }
+    }
+
+    fn receive(&self, tenancy: Arc<Tenancy>) -> Result<Option<Arc<Tenancy>>, Error> {
+        if tenancy.is_held() {
+            return Ok(Some(tenancy));
+        }
+        self.name.lose(&tenancy);
+        Ok(None)
+    }
+
+    fn inquiry(&self, _: &Claim<'_, Terms>) -> Place {
+        Place::new(&Site::of(&self.name.core, "of another gate"))
+    }
+
+    fn collect(&self, _: &mut Lead<Place>, claim: &Claim<'_, Terms>) -> Option<Arc<Tenancy>> {
+        self.name.leads(claim.thread);
+        None
+    }
+
+    /// Asks the server, unless the server is in trouble.
+    fn ask(
+        &self,
+        _: &mut Lead<Place>,
+        claim: &Claim<'_, Terms>,
+    ) -> Result<Try<Arc<Tenancy>>, Error> {
+        let (name, terms) = (self.name, claim.need);
+        name.leads(claim.thread);
+        let arrivals = name.arrivals();
+        if chance(name.odds.error) {
+            self.has_failed.set(true);
+            thread::yield_now();
+            name.failed_up_to.fetch_max(arrivals, Ordering::SeqCst);
+            let error = Error::new(ErrorKind::Redis, "no server".to_owned());
+            name.fail_before(arrivals, &error);
+            return Err(error);
+        }
+        let owner = name.core.id.next_owner();
+        let asked = Asked { forced: name.gate.forced(), incarnation: 0, at: clock::now() };
+        let hold = Arc::new(Hold::new(owner, terms, LEASE, asked, false));
+        let before = name.server.lock().replace(Arc::clone(&hold));
+        assert!(before.is_none(), "the gate let one in while the process held the lock");
+        Ok(Try::Granted(Arc::new(Tenancy::new(hold, Arc::clone(claim.thread)))))
+    }
+
+    fn install(
+        &self,
+        baton: &mut Baton<'_, Name>,
+        tenancy: Arc<Tenancy>,
+        claim: &Claim<'_, Terms>,
+    ) -> Result<Option<Arc<Tenancy>>, Error> {
+        self.name.leads_no_more();
+        match self.name.gate.admit(&tenancy, claim.need, None) {
+            Admitted::Seated(stale) => {
+                assert!(stale.is_none(), "one had the seat while another led");
+                baton.lay_down();
+                Ok(Some(tenancy))
+            }
+            Admitted::Taken(_) => panic!("one had the seat while another led"),
+            Admitted::NotOurs => {
+                self.name.seen.undone.fetch_add(1, Ordering::SeqCst);
+                self.name.forget(&tenancy);
+                Ok(None)
+            }
+        }
+    }
+}
+
+/// How a thread's wait ends, if it does not wait for ever.
+struct Patience {
+    token: CancelToken,
+    deadline: Option<Instant>,
+    canceller: Option<thread::JoinHandle<()>>,
+}
+
+impl Patience {
+    fn new(odds: f64) -> Self {
+        let token = CancelToken::new();
+        // Half of them do not wait at all, the others wait until a canceller ends their wait.
+        let (deadline, canceller) = match (chance(odds), chance(0.5)) {
+            (false, _) => (None, None),
+            (true, true) => (Some(Instant::now()), None),
+            (true, false) => {
+                let token = token.clone();
+                (None, Some(thread::spawn(move || token.cancel())))
+            }
+        };
+        Self { token, deadline, canceller }
+    }
+
+    fn wait(&self) -> Wait<'_> {
+        self.deadline.map_or_else(|| Wait::from(&self.token), Wait::until)
+    }
+}
+
+impl Drop for Patience {
+    fn drop(&mut self) {
+        if let Some(canceller) = self.canceller.take() {
+            canceller.join().unwrap();
+        }
+    }
+}
+
+impl Name {
+    fn new(odds: Odds, seen: &Arc<Seen>) -> Self {
+        Self {
+            gate: Gate::new(),
+            odds,
+            seen: Arc::clone(seen),
+            core: Core::model(),
+            name: "name".into(),
+            tickets: Mutex::new(0),
+            server: Mutex::new(None),
+            inside: Mutex::new(None),
+            leader: Mutex::new(None),
+            served: Mutex::new(Vec::new()),
+            failed_up_to: AtomicU64::new(0),
+        }
+    }
+
+    /// A thread that wants the lock this many times.
+    fn visit(&self, times: usize) {
+        let thread = Thread::current();
+        for _ in 0..times {
+            let fixed = chance(self.odds.other_terms);
+            let terms = if fixed { Terms::fixed(LEASE) } else { Terms::watched(LEASE) };
+            let patience = Patience::new(self.odds.impatient);
+            if let Some(tenancy) = self.acquire(&thread, terms, patience.wait()) {
+                let turn_is_over = self.hold(&tenancy, &thread);
+                let passed = self.leave(&tenancy, terms);
+                assert!(!(turn_is_over && passed), "passed on after the turn");
+            }
+            self.check();
+        }
+    }
+
+    fn acquire(&self, thread: &Arc<Thread>, terms: Terms, wait: Wait<'_>) -> Option<Arc<Tenancy>> {
+        let visitor = Visitor { name: self, ticket: Cell::new(0), has_failed: Cell::new(false) };
+        let acquired = acquire(&visitor, &Claim { thread, need: terms, wait });
+        let ticket = visitor.ticket.get();
+        match acquired {
+            Ok(Some(tenancy)) => {
+                assert_eq!(tenancy.thread.id(), thread.id(), "another's tenancy");
+                assert_eq!(tenancy.hold.terms, terms, "a hold on other terms");
+                self.served.lock().push(ticket);
+                Some(tenancy)
+            }
+            Ok(None) => None,
+            Err(error) => {
+                if error.kind() == ErrorKind::Redis && !visitor.has_failed.get() {
+                    let reach = self.failed_up_to.load(Ordering::SeqCst);
+                    assert!(ticket <= reach, "failed by an older error");
+                    self.seen.failed.fetch_add(1, Ordering::SeqCst);
+                }
+                None
+            }
+        }
+    }
+
+    /// The thread has the baton.
+    fn leads(&self, thread: &Thread) {
+        let before = self.leader.lock().replace(thread.id());
+        assert!(before.is_none_or(|before| before == thread.id()), "two have the baton");
+    }
+
+    fn leads_no_more(&self) {
+        *self.leader.lock() = None;
+    }
+
+    /// Enters, and returns how many threads have queued until then.
+    fn enter(&self, thread: &Arc<Thread>, terms: Terms) -> (Entered, u64) {
+        let mut tickets = self.tickets.lock();
+        let entered = self.gate.enter(thread, terms, true);
+        *tickets += u64::from(matches!(entered, Entered::Queued(_)));
+        (entered, *tickets)
+    }
+
+    /// Acts as a thread that holds. `true`: the process's turn is over by then.
+    fn hold(&self, tenancy: &Arc<Tenancy>, thread: &Arc<Thread>) -> bool {
+        {
+            // A tenancy that was lost in the meantime does not count, and may still be here.
+            let mut inside = self.inside.lock();
+            if tenancy.is_held() {
+                let before = inside.replace(Arc::clone(tenancy));
+                let both = before.is_some_and(|before| before.is_held()) && tenancy.is_held();
+                assert!(!both, "two hold at a time");
+            }
+        }
+        if chance(self.odds.nests) {
+            match self.enter(thread, Terms::watched(LEASE)).0 {
+                Entered::Again(same) => {
+                    assert!(Arc::ptr_eq(&same, tenancy));
+                    match self.gate.leave(tenancy, Some(Terms::watched(LEASE).into())).0 {
+                        LeaveOutcome::StillHeld => {}
+                        LeaveOutcome::NotThere => assert!(!tenancy.is_held()),
+                        other => panic!("{other:?} after an inner level"),
+                    }
+                }
+                // The tenancy is lost, and the seat may hold anything: the thread enters as if new.
+                Entered::Queued(waiter) => {
+                    assert!(!tenancy.is_held());
+                    self.withdraw(&waiter);
+                }
+                Entered::Leads => {
+                    assert!(!tenancy.is_held());
+                    drop(Baton::new(self, None));
+                }
+                Entered::Expired(lost) => self.lose(&lost),
+                other => panic!("{other:?}, of a holder"),
+            }
+        }
+        let slow = chance(self.odds.slow);
+        if slow {
+            clock::model::advance(SECOND);
+        }
+        if chance(self.odds.expires) {
+            clock::model::advance(40 * SECOND);
+        }
+        thread::yield_now();
+        slow
+    }
+
+    /// Leaves the queue at once, or gives back a signal that came first.
+    fn withdraw(&self, waiter: &Arc<GateWaiter>) {
+        match self.give_up(waiter) {
+            Some(Signal::Granted(tenancy)) => {
+                self.leave(&tenancy, *waiter.need());
+            }
+            Some(Signal::Baton(lead)) => drop(Baton::new(self, lead.map(|lead| *lead))),
+            Some(Signal::Failed(_)) | None => {}
+        }
+    }
+
+    /// Leaves, and returns whether the hold was passed on.
+    fn leave(&self, tenancy: &Arc<Tenancy>, terms: Terms) -> bool {
+        {
+            let mut inside = self.inside.lock();
+            if inside.as_ref().is_some_and(|last| Arc::ptr_eq(last, tenancy)) {
+                *inside = None;
+            }
+        }
+        match self.gate.leave(tenancy, Some(terms.into())).0 {
+            LeaveOutcome::Passed { seat, next: wake, .. } => {
+                self.seen.passed.fetch_add(1, Ordering::SeqCst);
+                assert!(Arc::ptr_eq(&seat.tenancy, tenancy));
+                wake.now();
+                // A waiter that is called, or wakes for no reason, looks at the seat just now.
+                if chance(0.3) {
+                    self.nudge();
+                }
+                tenancy.finish_released();
+                true
+            }
+            LeaveOutcome::Stepped => unreachable!("nobody shares it"),
+            LeaveOutcome::Release { seat, .. } => {
+                let _baton = Baton::new(self, None);
+                self.leads(&Thread::current());
+                self.seen.released.fetch_add(1, Ordering::SeqCst);
+                assert!(Arc::ptr_eq(&seat.tenancy, tenancy));
+                tenancy.finish_released();
+                self.forget(tenancy);
+                false
+            }
+            LeaveOutcome::NotThere => {
+                assert!(!tenancy.is_held(), "a hold without a seat");
+                false
+            }
+            LeaveOutcome::StillHeld => panic!("a level too many"),
+        }
+    }
+
+    /// As `Site::lose`.
+    fn lose(&self, tenancy: &Arc<Tenancy>) {
+        self.forget(tenancy);
+        tenancy.hold.lose(LostReason::LeaseExpired);
+        let _ = tenancy.lose(LostReason::LeaseExpired);
+        let (seat, wake) = self.gate.vacate(&tenancy.hold);
+        wake.now();
+        if let Some(seat) = seat {
+            self.seen.vacated.fetch_add(1, Ordering::SeqCst);
+            let _ = seat.tenancy.lose(LostReason::LeaseExpired);
+        }
+    }
+
+    /// As a forced unlock: the present tenancy loses the lock.
+    fn force(&self) {
+        *self.server.lock() = None;
+        self.gate.force();
+        if let Some(tenancy) = self.gate.tenant() {
+            let server = self.server.lock().clone();
+            if server.is_none_or(|hold| !Arc::ptr_eq(&hold, &tenancy.hold)) {
+                self.lose(&tenancy);
+            }
+        }
+    }
+
+    /// The server does not have the hold any more.
+    fn forget(&self, tenancy: &Tenancy) {
+        let mut server = self.server.lock();
+        if server.as_ref().is_some_and(|hold| Arc::ptr_eq(hold, &tenancy.hold)) {
+            *server = None;
+        }
+    }
+
+    /// Asserts the invariant that holds whenever the gate's mutex is free.
+    fn check(&self) {
+        let state = self.gate.state.lock();
+        let is_idle = state.seat.is_none() && !state.queue.is_led();
+        assert!(!is_idle || state.queue.first().is_none(), "the baton is lost");
+    }
+
+    /// Asserts that nothing is left after all threads have gone.
+    fn check_free(&self) {
+        let state = self.gate.state.lock();
+        assert!(state.seat.is_none(), "a grant that nobody took: {:?}", state.seat);
+        assert!(!state.queue.is_busy(), "a baton that nobody took");
+        assert!(self.server.lock().is_none(), "a hold that nobody released");
+        assert_eq!(*self.leader.lock(), None);
+    }
+}
+
+fn chance(odds: f64) -> bool {
+    odds > 0.0 && thread_rng().gen_bool(odds)
+}
+
+/// Threads that each want the lock a few times, and one that watches for lost holds.
+fn play(odds: Odds, seen: &Arc<Seen>) -> Arc<Name> {
+    let name = Arc::new(Name::new(odds, seen));
+    let mut threads: Vec<_> = (0..THREADS)
+        .map(|_| {
+            let name = Arc::clone(&name);
+            thread::spawn(move || name.visit(VISITS))
+        })
+        .collect();
+    let wheel = Arc::clone(&name);
+    threads.push(thread::spawn(move || {
+        for _ in 0..odds.losses {
+            if chance(0.3) {
+                wheel.force();
+            } else if let Some(tenancy) = wheel.gate.tenant() {
+                wheel.lose(&tenancy);
+            }
+            wheel.check();
+        }
+    }));
+    for thread in threads {
+        thread.join().unwrap();
+    }
+    name.check_free();
+    if odds.losses == 0 && odds.expires == 0.0 {
+        let lost = seen.vacated.load(Ordering::SeqCst);
+        assert_eq!(lost, 0, "a hold was given up that nobody had lost");
+    }
+    name
+}
+
+const THREADS: usize = 4;
+const VISITS: usize = 3;
+const SCHEDULES: usize = 700;
+
+fn model(odds: Odds, check: fn(&Name)) -> Arc<Seen> {
+    let seen = Arc::new(Seen::default());
+    let count = Arc::clone(&seen);
+    explore(SCHEDULES, move || check(&play(odds, &count)));
+    seen
+}
+
+/// Every visit was granted, in the order of arrival.
+fn first_come_first_served(name: &Name) {
+    assert!(name.served.lock().is_sorted());
+    assert_eq!(name.seen.given_up.load(Ordering::SeqCst), 0);
+}
+
+#[test]
+fn each_gets_in_first_come_first_served() {
+    let seen = model(Odds::default(), first_come_first_served);
+    assert!(happened(&seen.passed) && happened(&seen.released));
+}
+
+#[test]
+fn a_turn_that_is_over_ends_in_a_release_and_the_baton_goes_round() {
+    let by_time = Odds { slow: 0.3, ..Odds::default() };
+    let by_terms = Odds { other_terms: 0.3, ..Odds::default() };
+    for odds in [by_time, by_terms] {
+        let seen = model(odds, first_come_first_served);
+        assert!(happened(&seen.passed) && happened(&seen.released));
+    }
+}
+
+#[test]
+fn who_gives_up_leaves_nothing_behind() {
+    let odds = Odds { impatient: 0.5, slow: 0.2, ..Odds::default() };
+    let seen = model(odds, |name| assert!(name.served.lock().is_sorted()));
+    assert!(happened(&seen.given_up) && happened(&seen.won_against_giving_up));
+}
+
+#[test]
+fn a_lost_hold_opens_the_gate() {
+    let odds = Odds { losses: 6, nests: 0.3, expires: 0.1, ..Odds::default() };
+    let seen = model(odds, |_| {});
+    assert!(happened(&seen.vacated) && happened(&seen.undone));
+}
+
+/// One thread has the lock and keeps it while others do something.
+fn beside_a_holder(others: fn(&Arc<Name>)) {
+    let name = Arc::new(Name::new(Odds::default(), &Arc::default()));
+    let patience = Patience::new(0.0);
+    let tenancy = name.acquire(&Thread::current(), Terms::watched(LEASE), patience.wait()).unwrap();
+    others(&name);
+    name.leave(&tenancy, Terms::watched(LEASE));
+    name.check_free();
+}
+
+#[test]
+fn a_cancel_ends_a_wait_that_nothing_else_ends() {
+    explore(SCHEDULES, || {
+        beside_a_holder(|name| {
+            let (name, token) = (Arc::clone(name), CancelToken::new());
+            let cancel = token.clone();
+            let waiter = thread::spawn(move || {
+                let wait = Wait::from(&token);
+                assert!(name.acquire(&Thread::current(), Terms::watched(LEASE), wait).is_none());
+            });
+            cancel.cancel();
+            waiter.join().unwrap();
+        });
+    });
+}
+
+#[test]
+fn a_lease_that_is_over_opens_the_gate_though_the_holder_sleeps_on() {
+    explore(SCHEDULES, || {
+        beside_a_holder(|name| {
+            clock::model::advance(40 * SECOND);
+            let threads = (0..2).map(|_| {
+                let name = Arc::clone(name);
+                thread::spawn(move || name.visit(1))
+            });
+            for thread in threads.collect::<Vec<_>>() {
+                thread.join().unwrap();
+            }
+        });
+    });
+}
+
+#[test]
+fn a_leaders_error_fails_those_who_came_before_and_no_others() {
+    let odds = Odds { error: 0.4, slow: 0.4, ..Odds::default() };
+    let seen = model(odds, |name| assert!(name.served.lock().is_sorted()));
+    assert!(happened(&seen.failed));
+}
+
+#[test]
+fn whatever_happens_together_every_thread_ends_and_the_gate_is_free() {
+    let odds = Odds {
+        impatient: 0.3,
+        other_terms: 0.2,
+        slow: 0.2,
+        nests: 0.2,
+        error: 0.2,
+        expires: 0.1,
+        losses: 4,
+    };
+    let seen = model(odds, |_| {});
+    assert!(happened(&seen.vacated) && happened(&seen.failed) && happened(&seen.given_up));
+}
+
+fn happened(what: &AtomicUsize) -> bool {
+    what.load(Ordering::SeqCst) > 0
+}

@@ -1,0 +1,404 @@
+//! The threads of this process that have the hold of a name, and how often each has taken it.
+
+use std::any::Any;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::lease::renewal::{Attempt, RenewalState};
+use crate::local::{Tenancy, Terms, clock};
+use crate::scripts::Mode;
+use crate::sync::Thread;
+
+/// The tenancy that the process has now.
+#[derive(Debug)]
+pub(crate) struct Seat {
+    pub(crate) tenancy: Arc<Tenancy>,
+    pub(super) levels: Levels,
+    /// For a lock that threads share. (Boxed: a seat is moved, and most have none.)
+    shared: Option<Box<Shared>>,
+    /// When the hold was granted, or last passed.
+    pub(super) since: u64,
+    /// Nobody waited for the hold by the server's last reply: other threads may join it.
+    pub(super) is_open: bool,
+    pub(in crate::local) attempt: Attempt,
+    /// Keeps the site where a guard was forgotten. Never dropped under the gate's mutex.
+    pub(super) kept: Option<Arc<dyn Any + Send + Sync>>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    /// The other tenants.
+    beside: Beside,
+    /// Until when the tenants want the hold.
+    wanted: Wanted,
+}
+
+/// A tenancy that shares a hold.
+#[derive(Debug)]
+struct Tenant {
+    tenancy: Arc<Tenancy>,
+    levels: Levels,
+}
+
+/// The tenants of a hold beside the one in the seat. Each knows its index here, so leaving needs no
+/// search. A thread that takes the lock again does. A tenancy of an owned guard is never taken
+/// again, and there may be many thousands of them: they have a list of their own.
+#[derive(Debug, Default)]
+struct Beside {
+    threads: Vec<Tenant>,
+    nobodys: Vec<Tenant>,
+}
+
+impl Beside {
+    fn of(&mut self, thread: &Thread) -> &mut Vec<Tenant> {
+        if thread.is_nobodys() { &mut self.nobodys } else { &mut self.threads }
+    }
+
+    fn push(&mut self, tenant: Tenant) {
+        let all = self.of(&tenant.tenancy.thread);
+        tenant.tenancy.set_index(all.len());
+        let thread = Arc::clone(&tenant.tenancy.thread);
+        self.of(&thread).push(tenant);
+    }
+
+    fn get(&mut self, tenancy: &Arc<Tenancy>) -> Option<&mut Tenant> {
+        let tenant = self.of(&tenancy.thread).get_mut(tenancy.index())?;
+        Arc::ptr_eq(&tenant.tenancy, tenancy).then_some(tenant)
+    }
+
+    /// Removes a tenant that [`get`](Self::get) has found.
+    fn remove(&mut self, tenancy: &Arc<Tenancy>) -> Tenant {
+        let (all, index) = (self.of(&tenancy.thread), tenancy.index());
+        let gone = all.swap_remove(index);
+        if let Some(moved) = all.get(index) {
+            moved.tenancy.set_index(index);
+        }
+        gone
+    }
+
+    fn pop(&mut self) -> Option<Tenant> {
+        self.threads.pop().or_else(|| self.nobodys.pop())
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &Tenant> {
+        self.threads.iter().chain(&self.nobodys)
+    }
+}
+
+/// Until when the tenants that share a hold want it. A tenant that comes with a long lease and
+/// leaves again must not make the fixed lease of another tenant longer, since that lease bounds a
+/// thread that hangs.
+#[derive(Debug, Default)]
+struct Wanted {
+    /// How many levels have no end of their own, since the watchdog renews them.
+    endless: usize,
+    /// The ends of the other levels, and how many end at each.
+    ends: BTreeMap<u64, usize>,
+}
+
+impl Wanted {
+    fn add(&mut self, level: Level) {
+        if level.ends == NEVER {
+            self.endless += 1;
+        } else {
+            *self.ends.entry(level.ends).or_default() += 1;
+        }
+    }
+
+    fn remove(&mut self, level: Level) {
+        if level.ends == NEVER {
+            self.endless = self.endless.saturating_sub(1);
+        } else if let Some(count) = self.ends.get_mut(&level.ends) {
+            *count -= 1;
+            if *count == 0 {
+                self.ends.remove(&level.ends);
+            }
+        }
+    }
+
+    /// The latest end of all levels.
+    fn until(&self) -> u64 {
+        match self.ends.last_key_value() {
+            Some((ends, _)) if self.endless == 0 => *ends,
+            _ => NEVER,
+        }
+    }
+}
+
+impl Seat {
+    pub(super) fn new(tenancy: Arc<Tenancy>, terms: Terms) -> Self {
+        let since = tenancy.since;
+        let is_open = tenancy.hold.details.places == 0;
+        let level = Level::since(terms, since);
+        let is_shared = tenancy.hold.owner.mode() == Mode::Read;
+        let mut seat = Self {
+            tenancy,
+            levels: Levels::of(level),
+            shared: is_shared.then(Box::default),
+            since,
+            is_open,
+            attempt: Attempt::Done,
+            kept: None,
+        };
+        seat.want(level);
+        seat
+    }
+
+    pub(super) fn is(&self, tenancy: &Arc<Tenancy>) -> bool {
+        Arc::ptr_eq(&self.tenancy, tenancy)
+    }
+
+    /// Whether `tenancy` is one of the hold's tenants.
+    pub(super) fn has(&mut self, tenancy: &Arc<Tenancy>) -> bool {
+        self.is(tenancy) || self.beside(tenancy).is_some()
+    }
+
+    /// All tenants of the hold.
+    pub(crate) fn tenancies(&self) -> impl Iterator<Item = &Arc<Tenancy>> {
+        self.tenants().map(|(tenancy, _)| tenancy)
+    }
+
+    fn tenants(&self) -> impl Iterator<Item = (&Arc<Tenancy>, &Levels)> {
+        let beside = self.shared.iter().flat_map(|shared| shared.beside.iter());
+        let beside = beside.map(|tenant| (&tenant.tenancy, &tenant.levels));
+        std::iter::once((&self.tenancy, &self.levels)).chain(beside)
+    }
+
+    /// A tenant beside the one in the seat.
+    fn beside(&mut self, tenancy: &Arc<Tenancy>) -> Option<&mut Tenant> {
+        self.shared.as_mut()?.beside.get(tenancy)
+    }
+
+    /// A thread's tenancy and its levels.
+    pub(super) fn tenant(&mut self, thread: &Thread) -> Option<(&Arc<Tenancy>, &mut Levels)> {
+        if self.tenancy.thread.id() == thread.id() {
+            return Some((&self.tenancy, &mut self.levels));
+        }
+        let shared = self.shared.as_mut().filter(|_| !thread.is_nobodys())?;
+        let is_its = |tenant: &&mut Tenant| tenant.tenancy.thread.id() == thread.id();
+        let tenant = shared.beside.threads.iter_mut().find(is_its)?;
+        Some((&tenant.tenancy, &mut tenant.levels))
+    }
+
+    /// Takes one level more for a thread that has the hold.
+    pub(super) fn deepen(&mut self, thread: &Thread, terms: Terms, now: u64) {
+        let level = Level::since(terms, now);
+        if let Some((_, levels)) = self.tenant(thread) {
+            levels.inner.push(level);
+            self.want(level);
+        }
+    }
+
+    /// Adds a tenant to a shared hold.
+    pub(super) fn join(&mut self, tenancy: Arc<Tenancy>, terms: Terms, now: u64) {
+        let level = Level::since(terms, now);
+        let tenant = Tenant { tenancy, levels: Levels::of(level) };
+        self.shared.get_or_insert_default().beside.push(tenant);
+        self.want(level);
+    }
+
+    /// Ends a level, and returns whether `tenancy` has levels left. `None`: the level is the only
+    /// one of the whole seat, or is not there, and nothing has changed.
+    #[inline]
+    pub(super) fn step(&mut self, tenancy: &Arc<Tenancy>, which: Option<Level>) -> Option<bool> {
+        let Some(shared) = &mut self.shared else {
+            let ended = self.is(tenancy).then(|| self.levels.end(which));
+            return ended.flatten().map(|_| true);
+        };
+        let (gone, left) = if Arc::ptr_eq(&self.tenancy, tenancy) {
+            match self.levels.end(which) {
+                Some(gone) => (gone, true),
+                None => {
+                    let next = shared.beside.pop()?;
+                    self.tenancy = next.tenancy;
+                    (std::mem::replace(&mut self.levels, next.levels).outer, false)
+                }
+            }
+        } else {
+            let beside = &mut shared.beside;
+            match beside.get(tenancy)?.levels.end(which) {
+                Some(gone) => (gone, true),
+                None => (beside.remove(tenancy).levels.outer, false),
+            }
+        };
+        shared.wanted.remove(gone);
+        self.tenancy.hold.ends_by(shared.wanted.until());
+        Some(left)
+    }
+
+    fn want(&mut self, level: Level) {
+        if let Some(shared) = &mut self.shared {
+            shared.wanted.add(level);
+            self.tenancy.hold.ends_by(shared.wanted.until());
+        }
+    }
+
+    /// When the last level of `tenancy` ends by itself.
+    pub(super) fn last_end(&mut self, tenancy: &Arc<Tenancy>) -> Option<u64> {
+        let shared = self.shared.as_mut()?;
+        let levels = if Arc::ptr_eq(&self.tenancy, tenancy) {
+            &self.levels
+        } else {
+            &shared.beside.get(tenancy)?.levels
+        };
+        Some(levels.inner.last().unwrap_or(&levels.outer).ends)
+    }
+
+    /// Whether the server may keep the hold past the deadline that this process knows: a renewal or
+    /// an extension may be on its way or have an unknown outcome, or another process handed the
+    /// hold on for longer.
+    pub(crate) fn may_outlive(&self) -> bool {
+        let hold = &self.tenancy.hold;
+        self.attempt.is_sent() || hold.is_unconfirmed() || hold.outlives_its_terms()
+    }
+
+    /// The caller is about to send a renewal to this lease. `false`: it is too late.
+    pub(in crate::local) fn renews(&mut self, lease: Duration, now: u64) -> bool {
+        let hold = &self.tenancy.hold;
+        let in_time = now < hold.deadline();
+        if in_time {
+            self.attempt = self.attempt.sent();
+            hold.ask(lease);
+        }
+        in_time
+    }
+
+    /// The state on which the hold's renewal depends.
+    pub(in crate::local) fn renewal_state(&self) -> RenewalState {
+        // If several share the hold, `max_hold` counts from the tenant that came last.
+        let is_watched = self.shared.as_ref().is_none_or(|shared| shared.wanted.endless > 0);
+        // And so does the longest lease that any of them wants.
+        let watching = self
+            .tenants()
+            .filter(|(tenancy, _)| !tenancy.thread.is_dead())
+            .filter_map(|(tenancy, levels)| Some((tenancy.since, levels.watched()?)))
+            .reduce(|one, other| (one.0.max(other.0), one.1.max(other.1)));
+        self.renewal_state_of(if is_watched { watching } else { None })
+    }
+
+    /// As [`renewal_state`](Self::renewal_state), without a look at all tenants: `watching` is when
+    /// the last tenant that wants renewals came, and the longest lease that such a tenant wants.
+    pub(in crate::local) fn renewal_state_of(
+        &self,
+        watching: Option<(u64, Duration)>,
+    ) -> RenewalState {
+        let hold = &self.tenancy.hold;
+        RenewalState {
+            granted: self.since,
+            since: watching.map_or(self.since, |(since, _)| since),
+            deadline: hold.deadline(),
+            is_provisional: hold.is_provisional(),
+            watched: watching.map(|(_, lease)| hold.counts(lease)),
+            fixed: hold.terms.fixed_lease(),
+            attempt: self.attempt,
+        }
+    }
+}
+
+/// The end of a level that does not end by itself.
+const NEVER: u64 = u64::MAX;
+
+/// One taking of the lock by a thread: a re-entry adds a level.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Level {
+    pub(super) terms: Terms,
+    /// When its own lease ends, on [`clock`]; or [`NEVER`], also if a guard does not know.
+    pub(super) ends: u64,
+}
+
+impl Level {
+    /// The level that a guard ends.
+    pub(crate) fn on(terms: Terms, ends: Option<u64>) -> Self {
+        Self { terms, ends: ends.unwrap_or(NEVER) }
+    }
+
+    /// How long the level lasts by itself, without the hold's other levels.
+    pub(crate) fn remaining(self) -> Duration {
+        if self.ends == NEVER {
+            return Duration::MAX;
+        }
+        Duration::from_nanos(self.ends.saturating_sub(clock::now()))
+    }
+
+    fn since(terms: Terms, now: u64) -> Self {
+        let ends = if terms.is_watched() { NEVER } else { now.saturating_add(terms.nanos()) };
+        Self { terms, ends }
+    }
+
+    fn is(self, which: Self) -> bool {
+        self.terms == which.terms && (which.ends == NEVER || self.ends == which.ends)
+    }
+}
+
+impl From<Terms> for Level {
+    fn from(terms: Terms) -> Self {
+        Self::on(terms, None)
+    }
+}
+
+/// How often the thread took the lock, and on what terms each time.
+#[derive(Debug)]
+pub(super) struct Levels {
+    pub(super) outer: Level,
+    pub(super) inner: Vec<Level>,
+}
+
+impl Levels {
+    fn of(level: Level) -> Self {
+        Self { outer: level, inner: Vec::new() }
+    }
+
+    fn all(&self) -> impl Iterator<Item = Level> {
+        std::iter::once(self.outer).chain(self.inner.iter().copied())
+    }
+
+    /// The longest lease of a level that wants the watchdog.
+    fn watched(&self) -> Option<Duration> {
+        self.all().filter_map(|level| level.terms.watched_lease()).max()
+    }
+
+    pub(super) fn count(&self) -> usize {
+        1 + self.inner.len()
+    }
+
+    /// Ends and returns that level, or the last one. `None`: there is only one.
+    fn end(&mut self, which: Option<Level>) -> Option<Level> {
+        let last = self.inner.pop()?;
+        match which {
+            Some(which) if !last.is(which) => Some(self.end_further_out(which, last)),
+            _ => Some(last),
+        }
+    }
+
+    /// Guards may go in any order: ends a level further out, and keeps the last one in its place.
+    #[cold]
+    fn end_further_out(&mut self, which: Level, last: Level) -> Level {
+        let gone = self.inner.iter_mut().rfind(|level| level.is(which));
+        std::mem::replace(gone.unwrap_or(&mut self.outer), last)
+    }
+}
+
+/// The levels of a thread that waits on a condition. It gets them back after the wait.
+#[derive(Debug)]
+pub(crate) struct Folded {
+    pub(super) levels: Levels,
+    pub(super) kept: Option<Arc<dyn Any + Send + Sync>>,
+}
+
+impl Folded {
+    /// The longest lease of a level that wants no watchdog.
+    pub(crate) fn longest_fixed(&self) -> Option<Duration> {
+        self.levels.all().filter_map(|level| level.terms.fixed_lease()).max()
+    }
+
+    /// The terms on which the thread takes the lock again: the longest watched lease if a level
+    /// wants the watchdog, otherwise the longest lease.
+    pub(crate) fn terms(&self) -> Terms {
+        let outer = self.levels.outer.terms.lease();
+        match self.levels.watched() {
+            Some(lease) => Terms::watched(lease),
+            None => Terms::fixed(self.longest_fixed().unwrap_or(outer)),
+        }
+    }
+}

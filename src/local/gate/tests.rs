@@ -1,0 +1,181 @@
+//! The table at the top of `gate.rs`, step by step.
+
+use std::time::Duration;
+
+use super::*;
+use crate::connection::Command;
+use crate::local::{Asked, Line};
+use crate::scripts::ClientId;
+use crate::waiting::Signal;
+
+const LEASE: Duration = Duration::from_secs(30);
+const OVER: u64 = 30_000_000_000;
+
+/// A tenancy of the thread, granted when the clock began.
+fn granted(thread: &Arc<Thread>, forced: u64) -> Arc<Tenancy> {
+    let asked = Asked { forced, incarnation: 0, at: 0 };
+    let owner = ClientId::random().unwrap().next_owner();
+    let hold = Hold::new(owner, Terms::watched(LEASE), LEASE, asked, false);
+    Arc::new(Tenancy::since(Arc::new(hold), Arc::clone(thread), 0))
+}
+
+/// Whether the seat is taken, and whether a thread leads.
+fn is(state: &State) -> (bool, bool) {
+    (state.seat.is_some(), state.queue.is_led())
+}
+
+const FREE: (bool, bool) = (false, false);
+const LED: (bool, bool) = (false, true);
+const HELD: (bool, bool) = (true, false);
+
+#[test]
+fn each_state_is_left_as_the_table_says() {
+    let gate = Gate::new();
+    let mut state = gate.state.lock();
+    let [one, two] = [(); 2].map(|()| Thread::nobodys());
+    let enter =
+        |state: &mut State, thread, now| state.enter(thread, Terms::watched(LEASE), true, now);
+    assert_eq!(is(&state), FREE);
+    assert!(matches!(enter(&mut state, &one, 0), Entered::Leads));
+    assert!(matches!(state.enter(&two, Terms::watched(LEASE), false, 0), Entered::Occupied));
+    assert_eq!(is(&state), LED);
+    let first = granted(&one, 0);
+    assert!(matches!(state.admit(&first, Terms::watched(LEASE), None, 0), Admitted::Seated(None)));
+    assert_eq!(is(&state), HELD);
+    assert!(matches!(enter(&mut state, &one, 0), Entered::Again(_)));
+    assert!(matches!(state.leave(&first, None, 0), LeaveOutcome::StillHeld));
+    let Entered::Queued(waiter) = enter(&mut state, &two, 0) else { panic!("not queued") };
+    assert!(matches!(state.leave(&first, None, 0), LeaveOutcome::Passed { .. }));
+    assert_eq!(is(&state), HELD);
+    assert!(matches!(state.leave(&first, None, 0), LeaveOutcome::NotThere));
+    let Some(Signal::Granted(second)) = waiter.take_signal() else { panic!("not passed") };
+    // The turn is over: the waiter does not get the hold, and leads next.
+    let Entered::Queued(_) = enter(&mut state, &one, 0) else { panic!("not queued") };
+    assert!(matches!(state.leave(&second, None, OVER / 2), LeaveOutcome::Release { .. }));
+    assert_eq!(is(&state), LED);
+    state.queue.promote(None).0.now();
+    assert_eq!(is(&state), LED);
+    state.queue.promote(None).0.now();
+    assert_eq!(is(&state), FREE);
+}
+
+/// A line such as a fair lock's.
+#[derive(Debug)]
+struct Elsewhere;
+
+impl Line for Elsewhere {
+    fn pass(&self, _: &Arc<Hold>, _: &mut dyn FnMut(&Arc<Tenancy>, Terms) -> bool) -> Option<Wake> {
+        None
+    }
+
+    fn has_passed(&self) -> bool {
+        false
+    }
+
+    fn release_command(&self, _: &Hold) -> Command {
+        Command::plain(&[b"PING"])
+    }
+
+    fn give_up_command(&self, _: &Hold) -> Command {
+        Command::plain(&[b"PING"])
+    }
+
+    fn released(&self) {}
+
+    fn left(&self) -> Vec<Command> {
+        Vec::new()
+    }
+}
+
+#[test]
+fn a_hold_of_another_queue_takes_the_baton_from_nobody_and_is_passed_to_nobody_here() {
+    let gate = Gate::new();
+    let mut state = gate.state.lock();
+    let [leader, other, fair] = [(); 3].map(|()| Thread::nobodys());
+    assert!(matches!(state.enter(&leader, Terms::watched(LEASE), true, 0), Entered::Leads));
+    let asked = Asked { forced: 0, incarnation: 0, at: 0 };
+    let owner = ClientId::random().unwrap().next_owner();
+    let hold =
+        Hold::new(owner, Terms::watched(LEASE), LEASE, asked, false).in_line(Arc::new(Elsewhere));
+    let tenancy = Arc::new(Tenancy::since(Arc::new(hold), fair, 0));
+    assert!(matches!(
+        state.admit(&tenancy, Terms::watched(LEASE), None, 0),
+        Admitted::Seated(None)
+    ));
+    let Entered::Queued(waiter) = state.enter(&other, Terms::watched(LEASE), true, 0) else {
+        panic!()
+    };
+    assert!(matches!(state.leave(&tenancy, None, 0), LeaveOutcome::Release { leads: false, .. }));
+    assert!(waiter.take_signal().is_none());
+    assert_eq!(is(&state), LED);
+}
+
+#[test]
+fn a_hold_that_is_over_is_neither_entered_nor_in_the_way() {
+    let gate = Gate::new();
+    let mut state = gate.state.lock();
+    let thread = Thread::nobodys();
+    let old = granted(&thread, 0);
+    state.admit(&old, Terms::watched(LEASE), None, 0);
+    let entered = state.enter(&thread, Terms::watched(LEASE), true, OVER);
+    assert!(matches!(entered, Entered::Expired(_)), "{entered:?}");
+    let new = granted(&thread, 0);
+    assert!(matches!(state.admit(&new, Terms::watched(LEASE), None, 0), Admitted::Taken(_)));
+    let admitted = state.admit(&new, Terms::watched(LEASE), Some(&old.hold), 0);
+    assert!(matches!(admitted, Admitted::Seated(Some(_))), "{admitted:?}");
+}
+
+#[test]
+fn what_was_asked_for_before_a_forced_unlock_is_not_ours() {
+    let gate = Gate::new();
+    gate.force();
+    let mut state = gate.state.lock();
+    let thread = Thread::nobodys();
+    state.enter(&thread, Terms::watched(LEASE), true, 0);
+    for (forced, held) in [(0, LED), (1, HELD)] {
+        state.admit(&granted(&thread, forced), Terms::watched(LEASE), None, 0);
+        assert_eq!(is(&state), held);
+    }
+}
+
+#[test]
+fn a_renewal_on_its_way_goes_with_the_hold_and_one_that_failed_keeps_it() {
+    for (fails, passed) in [(false, true), (true, false)] {
+        let gate = Gate::new();
+        let mut state = gate.state.lock();
+        let [one, two] = [(); 2].map(|()| Thread::nobodys());
+        let tenancy = granted(&one, 0);
+        state.admit(&tenancy, Terms::watched(LEASE), None, 0);
+        let seat = state.seat.as_mut().unwrap();
+        assert!(!seat.renews(LEASE, OVER) && seat.renews(LEASE, 0));
+        if fails {
+            tenancy.hold.renewal_failed(&"no server".into());
+            seat.attempt = seat.attempt.fails(false, LEASE, 0);
+        }
+        assert!(seat.may_outlive());
+        let _waiter = state.enter(&two, Terms::watched(LEASE), true, 0);
+        assert_eq!(matches!(state.leave(&tenancy, None, 0), LeaveOutcome::Passed { .. }), passed);
+        assert!(state.seat.as_ref().is_none_or(|seat| seat.attempt.is_sent()));
+    }
+}
+
+/// It ends before the others can leave, too: then nobody has the lock, and its guard must not say
+/// "held".
+#[test]
+fn who_leaves_a_hold_that_others_share_has_it_no_more() {
+    let gate = Gate::new();
+    let [one, two] = [(); 2].map(|()| Thread::nobodys());
+    let asked = Asked { forced: 0, incarnation: 0, at: clock::now() };
+    let owner = ClientId::random().unwrap().next_owner();
+    let hold = Hold::new(owner, Terms::watched(LEASE), LEASE, asked, false);
+    let first = Arc::new(Tenancy::new(Arc::new(hold), one));
+    assert!(matches!(gate.admit(&first, Terms::watched(LEASE), None), Admitted::Seated(None)));
+    let Some((Entered::Again(second), true)) =
+        gate.join(&two, Terms::watched(LEASE), Joining::InTurn)
+    else {
+        panic!("not let in")
+    };
+    assert!(matches!(gate.leave(&first, None).0, LeaveOutcome::Stepped));
+    assert!(!first.is_held() && second.is_held());
+    assert!(matches!(gate.leave(&second, None).0, LeaveOutcome::Release { .. }));
+}

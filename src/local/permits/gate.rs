@@ -1,0 +1,318 @@
+//! The threads of this process that wait for permits of one semaphore.
+//!
+//! A refusal closes the gate: from then on threads queue, and the first of them leads: it asks for
+//! itself and for those behind it, in one request. A permit that a thread of this process gives
+//! back may go to the first in line with no round trip.
+//!
+//! Whole needs: permits that the server gives, or that a thread passes on, go to the first in line
+//! if they cover its whole need, and no thread passes it. The rest goes back at once: if two
+//! processes each kept a part of their needs, they would wait for each other for ever.
+
+use std::iter;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::Permits;
+use super::turn::Turn;
+use crate::sync::{Mutex, Thread, clock};
+use crate::waiting::{Enter, Queue, Wake};
+
+/// The waiting threads with their needs.
+pub(crate) type PermitQueue<P> = Queue<<P as Permits>::Need, P, PermitInquiry>;
+
+type EnterPermits<P> = Enter<<P as Permits>::Need, P, PermitInquiry>;
+
+/// One semaphore's queue in this process.
+#[derive(Debug)]
+pub(crate) struct PermitGate<P: Permits> {
+    state: Mutex<State<P>>,
+}
+
+#[derive(Debug)]
+struct State<P: Permits> {
+    queue: PermitQueue<P>,
+    /// The first in line, though no longer in the queue.
+    leader: Option<Leader<P>>,
+    turn: Turn,
+    refusal: Option<LastRefusal>,
+}
+
+#[derive(Debug)]
+struct Leader<P: Permits> {
+    thread: Arc<Thread>,
+    need: P::Need,
+    /// The permits passed to the leader; it finds them before it asks again.
+    given: Option<P>,
+}
+
+/// A leader's requests.
+#[derive(Debug, Default)]
+pub(crate) struct PermitInquiry {
+    pub(super) tries: u32,
+    /// The server has just refused the thread, when it did not lead yet.
+    pub(super) was_refused: bool,
+    /// How long the leader stays away first.
+    pub(super) rest: Duration,
+}
+
+/// The server's last refusal. While threads pass permits on, leaders change fast; each would ask
+/// for as much as the server has just refused to the one before it.
+#[derive(Clone, Copy, Debug)]
+struct LastRefusal {
+    /// The number of permits refused.
+    need: u32,
+    /// The channel's version before the request: a message since then may tell of permits.
+    version: u64,
+    at: u64,
+    /// When asking is worthwhile again though no message came.
+    until: Option<u64>,
+}
+
+/// A refusal counts for the next leader for this long: a message may be lost, and then only asking
+/// helps.
+const FRESH_REFUSAL: u64 = 100_000_000;
+
+/// The leader asks for at most so many threads: this bounds the server's work in one go.
+const MOST_TOGETHER: usize = 128;
+
+/// The first of these needs that so many permits do not cover.
+pub(crate) fn first_unmet<P: Permits>(needs: &[P::Need], mut permits: u32) -> Option<u32> {
+    needs.iter().map(|need| P::needed(*need)).find(|need| match permits.checked_sub(*need) {
+        Some(rest) => {
+            permits = rest;
+            false
+        }
+        None => true,
+    })
+}
+
+impl<P: Permits> PermitGate<P> {
+    pub(crate) fn new(round_trip: Duration) -> Self {
+        Self {
+            state: Mutex::new(State {
+                queue: Queue::new(),
+                leader: None,
+                turn: Turn::new(round_trip),
+                refusal: None,
+            }),
+        }
+    }
+
+    /// `None`: no thread waits, this one may ask by itself.
+    pub(crate) fn enter(
+        &self,
+        thread: &Arc<Thread>,
+        need: P::Need,
+        waits: bool,
+    ) -> Option<EnterPermits<P>> {
+        let mut state = self.state.lock();
+        match (state.queue.is_busy(), waits) {
+            (false, _) => None,
+            (true, false) => Some(Enter::NotNow),
+            (true, true) => Some(Enter::Queued(state.queue.push(thread, need))),
+        }
+    }
+
+    /// The server has refused the thread: it leads, or queues if the server refused another before
+    /// it.
+    pub(crate) fn refused(&self, thread: &Arc<Thread>, need: P::Need) -> EnterPermits<P> {
+        let mut state = self.state.lock();
+        if !state.queue.lead() {
+            return Enter::Queued(state.queue.push(thread, need));
+        }
+        state.leader = Some(Leader::new(thread, need));
+        Enter::Leads(None)
+    }
+
+    /// The needs that the leader's request names: its own, and those of the first behind it, in
+    /// order. No more than they wait for now: they use their permits at once.
+    pub(crate) fn needs(&self, own: P::Need) -> Vec<P::Need> {
+        let state = self.state.lock();
+        let mut sum = P::needed(own);
+        let behind = state.queue.needs().copied().map_while(|need| {
+            sum = sum.checked_add(P::needed(need)).filter(|sum| *sum as usize <= P::MOST)?;
+            P::go_together(own, need).then_some(need)
+        });
+        iter::once(own).chain(behind).take(MOST_TOGETHER).collect()
+    }
+
+    /// The server has refused the leader so many permits, which had read this version of the
+    /// channel before, for as long as is `left` unless there is a message.
+    pub(crate) fn refused_at(&self, version: u64, need: u32, left: Option<Duration>) {
+        let at = clock::now();
+        let until = left.map(|left| at.saturating_add(clock::nanos(left)));
+        self.state.lock().refusal = Some(LastRefusal { need, version, at, until });
+    }
+
+    /// Whether the server would refuse the leader: it has just refused as little or less to one
+    /// before it, and the channel is silent since. Without a version: it may be. Then how long that
+    /// lasts, if it is known.
+    pub(crate) fn refusal(&self, version: Option<u64>, need: P::Need) -> Option<Option<Duration>> {
+        let now = clock::now();
+        let refusal = self.state.lock().refusal?;
+        let counts = refusal.need <= P::needed(need)
+            && version.is_none_or(|version| version == refusal.version)
+            && now.saturating_sub(refusal.at) < FRESH_REFUSAL
+            && refusal.until.is_none_or(|until| now < until);
+        let left = |until: u64| Duration::from_nanos(until.saturating_sub(now));
+        counts.then(|| refusal.until.map(left))
+    }
+
+    /// Whether a thread passed permits to the leader.
+    pub(crate) fn is_given(&self) -> bool {
+        self.state.lock().leader.as_ref().is_some_and(|leader| leader.given.is_some())
+    }
+
+    /// The leader takes the permits passed to it.
+    pub(crate) fn take_given(&self) -> Option<P> {
+        self.state.lock().leader.as_mut()?.given.take()
+    }
+
+    /// The leader is done, with or without permits: the next one leads, and asks for itself.
+    /// Returns the permits that were passed to the old leader and that it did not take.
+    pub(crate) fn leader_leaves(&self) -> Option<P> {
+        let mut state = self.state.lock();
+        // Its successor is first in line from now on, awake or not: permits given back while it
+        // wakes up can be passed to it.
+        let next = state.queue.first().map(|first| Leader::new(first.thread(), *first.need()));
+        let left = std::mem::replace(&mut state.leader, next);
+        let left = left.and_then(|leader| leader.given);
+        let (wake, _) = state.queue.promote(None);
+        drop(state);
+        wake.now();
+        left
+    }
+
+    /// The server granted a thread its need, and `others` for whole needs of the threads that were
+    /// first in the queue at the request. The threads that are first now get them: some may have
+    /// left or been passed permits meanwhile. Returns the permits that no thread here waits for any
+    /// more; they must go back to the server. A long request leaves other processes no chance: the
+    /// turn counts from the time when it was `asked`.
+    pub(crate) fn granted(&self, others: P, asked: u64) -> P {
+        let now = clock::now();
+        let mut wakes = Vec::new();
+        let mut rest = others;
+        let mut state = self.state.lock();
+        state.turn.before(asked);
+        state.turn.granted(now);
+        // Within the turn or not: it is the server that gives them.
+        while let Some(wake) = state.grant_first(&mut rest) {
+            state.turn.granted(now);
+            wakes.push(wake);
+        }
+        if rest.number() > 0 {
+            state.turn.released(now);
+        }
+        drop(state);
+        wakes.into_iter().for_each(Wake::now);
+        rest
+    }
+
+    /// Passes permits to those first in line, as far as they cover whole needs. Returns the rest,
+    /// which must be given back to the server.
+    pub(crate) fn pass(&self, permits: P) -> P {
+        let now = clock::now();
+        let mut wakes = Vec::new();
+        let mut rest = permits;
+        let mut state = self.state.lock();
+        while rest.number() > 0 && state.turn.may_pass(now) {
+            let Some(wake) = state.pass_first(&mut rest) else { break };
+            state.turn.granted(now);
+            wakes.push(wake);
+        }
+        if rest.number() > 0 {
+            state.turn.released(now);
+        }
+        drop(state);
+        wakes.into_iter().for_each(Wake::now);
+        rest
+    }
+
+    pub(crate) fn with_queue<R>(&self, look: impl FnOnce(&mut PermitQueue<P>) -> R) -> R {
+        look(&mut self.state.lock().queue)
+    }
+
+    pub(crate) fn with_turn<R>(&self, look: impl FnOnce(&mut Turn) -> R) -> R {
+        look(&mut self.state.lock().turn)
+    }
+}
+
+impl<P: Permits> Leader<P> {
+    fn new(thread: &Arc<Thread>, need: P::Need) -> Self {
+        Self { thread: Arc::clone(thread), need, given: None }
+    }
+}
+
+impl<P: Permits> State<P> {
+    /// Passes permits to the first in line, if they cover its need.
+    fn pass_first(&mut self, permits: &mut P) -> Option<Wake> {
+        if let Some(leader) = self.leader.as_mut().filter(|leader| leader.given.is_none()) {
+            leader.given = Some(permits.take(leader.need)?);
+            return Some(Wake::thread(&leader.thread));
+        }
+        self.grant_first(permits)
+    }
+
+    /// Grants permits to the first in the queue, behind the leader, if they cover its need.
+    fn grant_first(&mut self, permits: &mut P) -> Option<Wake> {
+        let need = *self.queue.first()?.need();
+        let granted = permits.take(need)?;
+        self.queue.grant_first(|_| granted)
+    }
+}
+
+#[cfg(test)]
+#[cfg(shuttle)]
+mod model_tests;
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+
+    fn queued(gate: &PermitGate<u32>, needs: &[u32]) {
+        let thread = Thread::current();
+        assert!(matches!(gate.refused(&thread, 1), Enter::Leads(_)));
+        for need in needs {
+            assert!(matches!(gate.refused(&thread, *need), Enter::Queued(_)));
+        }
+    }
+
+    #[test]
+    fn a_leader_asks_for_no_more_than_can_be_counted_and_for_no_more_than_so_many() {
+        let gate = PermitGate::<u32>::new(Duration::ZERO);
+        queued(&gate, &[2, u32::MAX - 3, 1]);
+        assert_eq!(gate.needs(1), [1, 2, u32::MAX - 3]);
+        let gate = PermitGate::<u32>::new(Duration::ZERO);
+        queued(&gate, &[1; 2 * MOST_TOGETHER]);
+        assert_eq!(gate.needs(1).len(), MOST_TOGETHER);
+    }
+
+    #[test]
+    fn what_is_granted_goes_to_the_first_whose_whole_need_it_covers_and_the_rest_back() {
+        let gate = PermitGate::<u32>::new(Duration::ZERO);
+        queued(&gate, &[1, 2, 3, 1]);
+        assert_eq!(gate.granted(4, clock::now()), 1, "the next needs three, and nobody passes it");
+        assert_eq!(gate.needs(1), [1, 3, 1]);
+    }
+
+    #[test]
+    fn a_request_behind_a_release_goes_on_with_the_turn_however_long_it_takes() {
+        const MS: u64 = 1_000_000;
+        let gate = PermitGate::<u32>::new(Duration::ZERO);
+        let began = clock::now() - 9 * MS;
+        let released = began + 4 * MS;
+        gate.with_turn(|turn| {
+            turn.granted(began);
+            turn.released(released);
+        });
+        assert_eq!(gate.granted(0, released), 0);
+        assert!(!gate.with_turn(|turn| turn.may_pass(began + 11 * MS)));
+    }
+
+    #[test]
+    fn the_first_need_that_is_not_covered_is_the_one_that_was_refused() {
+        assert_eq!(first_unmet::<u32>(&[1, 2, 3], 0), Some(1));
+        assert_eq!(first_unmet::<u32>(&[1, 2, 3], 3), Some(3));
+        assert_eq!(first_unmet::<u32>(&[1, 2, 3], 6), None);
+    }
+}

@@ -1,0 +1,261 @@
+//! A semaphore's gate, in many orders of its threads' actions: ask alone, queue, lead, ask for
+//! those behind, give up, fail, pass and give back.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+
+use shuttle::rand::{Rng, thread_rng};
+use shuttle::thread;
+
+use super::*;
+use crate::cancel::CancelToken;
+use crate::error::{Error, ErrorKind};
+use crate::runtime::Core;
+use crate::sync::explore;
+use crate::waiting::{Claim, EnterOf, Lead, Queued, Synchronizer, Try, Wait, acquire};
+
+const PERMITS: u32 = 4;
+const TURN_IS_OVER: u64 = 1_000_000_000;
+
+/// How likely each kind of trouble is.
+#[derive(Clone, Copy, Default)]
+struct Odds {
+    /// A thread does not wait for ever.
+    impatient: f64,
+    /// A holder stays for so long that the turn is over.
+    slow: f64,
+    /// The server's answer is lost, and the permits it gave are taken back.
+    error: f64,
+}
+
+/// The events of all schedules: a test that never came to the point proves nothing.
+#[derive(Default)]
+struct Seen {
+    together: AtomicUsize,
+    surplus: AtomicUsize,
+    passed: AtomicUsize,
+    given_up: AtomicUsize,
+    failed: AtomicUsize,
+}
+
+/// One name, in a process of its own.
+struct Pool {
+    gate: PermitGate<u32>,
+    odds: Odds,
+    seen: Arc<Seen>,
+    core: Arc<Core>,
+    name: Arc<str>,
+    /// The free permits on the server.
+    free: Mutex<u32>,
+    /// The threads to tell when permits are given back.
+    listeners: Mutex<Vec<Arc<Thread>>>,
+    /// Permits were given back since the leader last looked.
+    said: AtomicBool,
+    in_use: AtomicU32,
+}
+
+impl Queued for Pool {
+    type Need = u32;
+    type Grant = u32;
+    type Inquiry = PermitInquiry;
+
+    fn whose(&self) -> (&Core, &Arc<str>) {
+        (&self.core, &self.name)
+    }
+
+    fn with_queue<R>(&self, look: impl FnOnce(&mut PermitQueue<u32>) -> R) -> R {
+        self.gate.with_queue(look)
+    }
+
+    fn hand_on(&self, _: Option<Lead<PermitInquiry>>) {
+        if let Some(left) = self.gate.leader_leaves() {
+            self.give_back(left);
+        }
+        let thread = Thread::current();
+        self.listeners.lock().retain(|listener| !Arc::ptr_eq(listener, &thread));
+    }
+}
+
+impl Synchronizer for Pool {
+    type Site = Self;
+
+    fn site(&self) -> &Self {
+        self
+    }
+
+    fn enter(&self, claim: &Claim<'_, u32>) -> Result<EnterOf<Self>, Error> {
+        if let Some(entered) = self.gate.enter(claim.thread, claim.need, true) {
+            return Ok(entered);
+        }
+        if self.request(&[claim.need])? > 0 {
+            return Ok(Enter::Granted(claim.need));
+        }
+        Ok(self.gate.refused(claim.thread, claim.need))
+    }
+
+    fn inquiry(&self, claim: &Claim<'_, u32>) -> PermitInquiry {
+        // Subscribe first.
+        self.listeners.lock().push(Arc::clone(claim.thread));
+        PermitInquiry::default()
+    }
+
+    fn collect(&self, lead: &mut Lead<PermitInquiry>, _: &Claim<'_, u32>) -> Option<u32> {
+        if self.said.swap(false, Ordering::SeqCst) {
+            lead.listening.ask_at = 0;
+        }
+        let given = self.gate.take_given();
+        self.seen.passed.fetch_add(usize::from(given.is_some()), Ordering::SeqCst);
+        given
+    }
+
+    fn has_news(&self, _: &PermitInquiry) -> bool {
+        self.gate.is_given() || self.said.load(Ordering::SeqCst)
+    }
+
+    fn ask(&self, _: &mut Lead<PermitInquiry>, claim: &Claim<'_, u32>) -> Result<Try<u32>, Error> {
+        Ok(match self.request(&self.gate.needs(claim.need))? {
+            0 => Try::Busy(Duration::from_secs(30)),
+            _ => Try::Granted(claim.need),
+        })
+    }
+}
+
+impl Pool {
+    fn new(odds: Odds, seen: &Arc<Seen>) -> Self {
+        Self {
+            gate: PermitGate::new(Duration::ZERO),
+            odds,
+            seen: Arc::clone(seen),
+            core: Core::model(),
+            name: "name".into(),
+            free: Mutex::new(PERMITS),
+            listeners: Mutex::new(Vec::new()),
+            said: AtomicBool::new(false),
+            in_use: AtomicU32::new(0),
+        }
+    }
+
+    /// A thread that wants permits so many times.
+    fn visit(&self, times: usize) {
+        let thread = Thread::current();
+        for _ in 0..times {
+            let need = thread_rng().gen_range(1..=3);
+            let token = CancelToken::new();
+            let canceller = chance(self.odds.impatient).then(|| {
+                let token = token.clone();
+                thread::spawn(move || token.cancel())
+            });
+            let claim = Claim { thread: &thread, need, wait: Wait::from(&token) };
+            let acquired = acquire(self, &claim);
+            if !matches!(acquired, Ok(Some(_))) {
+                self.seen.given_up.fetch_add(1, Ordering::SeqCst);
+            } else {
+                let before = self.in_use.fetch_add(need, Ordering::SeqCst);
+                assert!(before + need <= PERMITS, "more are out than there are");
+                if chance(self.odds.slow) {
+                    clock::model::advance(TURN_IS_OVER);
+                }
+                thread::yield_now();
+                self.in_use.fetch_sub(need, Ordering::SeqCst);
+                self.give_back(need);
+            }
+            if let Some(canceller) = canceller {
+                canceller.join().unwrap();
+            }
+        }
+    }
+
+    /// As `permits::ask` and a semaphore's script do it.
+    fn request(&self, needs: &[u32]) -> Result<u32, Error> {
+        let (arrivals, asked) = (self.arrivals(), clock::now());
+        let taken = {
+            let mut free = self.free.lock();
+            let share = if chance(0.5) { *free } else { *free / 2 };
+            let mut taken = 0;
+            for need in needs {
+                let limit = if taken == 0 { *free } else { share.max(taken) };
+                if taken + need > limit {
+                    break;
+                }
+                taken += need;
+            }
+            *free -= taken;
+            taken
+        };
+        thread::yield_now();
+        if chance(self.odds.error) {
+            self.seen.failed.fetch_add(1, Ordering::SeqCst);
+            self.give_to_server(taken);
+            let error = Error::new(ErrorKind::Redis, "no server".to_owned());
+            self.fail_before(arrivals, &error);
+            return Err(error);
+        }
+        if let Some(others) = taken.checked_sub(needs[0]) {
+            let rest = self.gate.granted(others, asked);
+            self.seen.together.fetch_add(usize::from(others > rest), Ordering::SeqCst);
+            self.seen.surplus.fetch_add(usize::from(rest > 0), Ordering::SeqCst);
+            self.give_to_server(rest);
+        }
+        Ok(taken)
+    }
+
+    fn give_back(&self, permits: u32) {
+        let rest = self.gate.pass(permits);
+        self.give_to_server(rest);
+    }
+
+    fn give_to_server(&self, permits: u32) {
+        if permits > 0 {
+            *self.free.lock() += permits;
+            let listeners = self.listeners.lock().clone();
+            self.said.store(true, Ordering::SeqCst);
+            listeners.iter().for_each(|listener| listener.parker().unpark());
+        }
+    }
+}
+
+fn chance(odds: f64) -> bool {
+    odds > 0.0 && thread_rng().gen_bool(odds)
+}
+
+/// Some threads each want permits twice. In the end all are free, and no thread waits.
+fn play(odds: Odds) -> Arc<Seen> {
+    let seen = Arc::new(Seen::default());
+    let all = Arc::clone(&seen);
+    explore(800, move || {
+        let pool = Arc::new(Pool::new(odds, &all));
+        let threads: Vec<_> = (0..4)
+            .map(|_| {
+                let pool = Arc::clone(&pool);
+                thread::spawn(move || pool.visit(2))
+            })
+            .collect();
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        assert_eq!(*pool.free.lock(), PERMITS, "a permit is lost, or one too many is there");
+        assert!(pool.gate.enter(&Thread::current(), 1, false).is_none());
+    });
+    seen
+}
+
+#[test]
+fn what_a_leader_gets_for_those_behind_it_reaches_them_or_goes_back() {
+    let seen = play(Odds { slow: 0.5, ..Odds::default() });
+    assert!(seen.together.load(Ordering::SeqCst) > 0);
+    assert!(seen.passed.load(Ordering::SeqCst) > 0);
+}
+
+#[test]
+fn who_leaves_while_the_leader_asks_for_it_takes_no_permit_along() {
+    let seen = play(Odds { impatient: 0.5, slow: 0.5, ..Odds::default() });
+    assert!(seen.surplus.load(Ordering::SeqCst) > 0);
+    assert!(seen.given_up.load(Ordering::SeqCst) > 0);
+}
+
+#[test]
+fn a_leader_whose_answer_is_lost_keeps_nobody_waiting() {
+    let seen = play(Odds { impatient: 0.3, slow: 0.3, error: 0.3 });
+    assert!(seen.failed.load(Ordering::SeqCst) > 0);
+    assert!(seen.together.load(Ordering::SeqCst) > 0);
+}

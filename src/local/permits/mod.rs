@@ -1,0 +1,345 @@
+//! How threads wait for permits of any kind: which thread of this process is next, and for how long
+//! the process keeps permits.
+//!
+//! While permits are free every thread asks by itself. After a refusal threads queue at the
+//! [`gate`](PermitGate), and the first one leads: it asks for itself and those behind it, in one
+//! request, and waits for other processes by the driver in `acquire`.
+
+mod gate;
+mod turn;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use self::gate::{PermitInquiry, PermitQueue, first_unmet};
+use self::turn::Before;
+use crate::error::Error;
+use crate::runtime::Core;
+use crate::sync::{Thread, clock};
+use crate::waiting::{
+    self, Claim, Enter, EnterOf, Lead, Queued, Synchronizer, Try, Wait, doze, slow_poll,
+};
+
+pub(crate) use self::gate::PermitGate;
+
+/// A semaphore's permits: a number, or permits that each have an id.
+pub(crate) trait Permits: Sized + fmt::Debug {
+    /// One thread's need.
+    type Need: Copy + fmt::Debug;
+
+    /// The most permits of one request.
+    const MOST: usize;
+
+    /// How many permits a need is.
+    fn needed(need: Self::Need) -> u32;
+
+    /// Whether one request may be for both.
+    fn go_together(one: Self::Need, other: Self::Need) -> bool;
+
+    /// How many there are.
+    fn number(&self) -> u32;
+
+    /// Takes permits that cover a need, if there are enough that suit it.
+    fn take(&mut self, need: Self::Need) -> Option<Self>;
+}
+
+/// A number of permits, one like the other.
+impl Permits for u32 {
+    type Need = Self;
+
+    const MOST: usize = Self::MAX as usize;
+
+    fn needed(need: Self) -> u32 {
+        need
+    }
+
+    fn go_together(_: Self, _: Self) -> bool {
+        true
+    }
+
+    fn number(&self) -> u32 {
+        *self
+    }
+
+    fn take(&mut self, need: Self) -> Option<Self> {
+        *self = self.checked_sub(need)?;
+        Some(need)
+    }
+}
+
+/// One semaphore in one client, as its waiting threads see it.
+pub(crate) trait Source: Sized {
+    type Permits: Permits;
+
+    fn core(&self) -> &Arc<Core>;
+
+    fn name(&self) -> &Arc<str>;
+
+    /// The channel whose messages tell that permits were given back.
+    fn channel(&self) -> &Arc<str>;
+
+    fn gate(&self) -> &PermitGate<Self::Permits>;
+
+    /// Asks the server once: for the first of these needs, each as a whole, as far as there are
+    /// enough for one of so many `clients`.
+    /// A process takes its share and not all: after its release its own request comes first, and
+    /// the other processes would starve.
+    fn request(
+        self: &Arc<Self>,
+        needs: &[NeedOf<Self>],
+        clients: u64,
+    ) -> Result<Reply<Self::Permits>, RequestFailed>;
+
+    /// Gives back to the server permits that no thread here waits for. Does not wait; a failed
+    /// request is logged, and sent again.
+    fn give_to_server(self: &Arc<Self>, permits: Self::Permits);
+
+    /// Passes permits on within the process, and gives the rest back to the server.
+    fn give_back(self: &Arc<Self>, permits: Self::Permits) {
+        let rest = self.gate().pass(permits);
+        if rest.number() > 0 {
+            self.give_to_server(rest);
+        }
+    }
+}
+
+type NeedOf<S> = <<S as Source>::Permits as Permits>::Need;
+type ClaimOf<'a, S> = Claim<'a, NeedOf<S>>;
+
+/// A lease that has no time left is asked about again after this, and not at once.
+const SHORTEST_SLEEP: Duration = Duration::from_millis(1);
+
+/// The server's answer.
+#[derive(Debug)]
+pub(crate) enum Reply<P> {
+    /// The permits for some of the first needs, together.
+    Given(P),
+    /// Not enough for the first. Some more may be free after so long though no message comes.
+    Refused(Option<Duration>),
+}
+
+/// There was no answer.
+#[derive(Debug)]
+pub(crate) struct RequestFailed {
+    pub(crate) error: Error,
+    /// The failure says nothing of other threads' requests.
+    pub(crate) concerns_it_alone: bool,
+}
+
+/// Waits for permits. `None`: the wait was over first.
+pub(crate) fn acquire<S: Source>(
+    site: &Arc<S>,
+    need: NeedOf<S>,
+    wait: Wait<'_>,
+) -> Result<Option<S::Permits>, Error> {
+    waiting::acquire(site, &Claim { thread: &Thread::current(), need, wait })
+}
+
+impl<S: Source> Synchronizer for Arc<S> {
+    type Site = Self;
+
+    fn site(&self) -> &Self {
+        self
+    }
+
+    /// Asks by itself while permits are free; after a refusal leads, or stands in the process's
+    /// queue.
+    fn enter(&self, claim: &ClaimOf<'_, S>) -> Result<EnterOf<Self>, Error> {
+        let (gate, Claim { thread, need, wait }) = (self.gate(), claim);
+        if let Some(entered) = gate.enter(thread, *need, wait.blocks()) {
+            return Ok(entered);
+        }
+        let mut inquiry = PermitInquiry::default();
+        // A thread that finds the gate open is first in line. After the process's turn it stays
+        // away like any other: its release and its next request, one behind the other, would win
+        // every race. Not if no other process listens: behind a closed gate each thread asks alone.
+        if is_turn_over(&**self) {
+            inquiry.rest = rest_of_yield(&**self);
+        }
+        if !wait.blocks() && !inquiry.rest.is_zero() {
+            // The thread asks once, when other processes have had their chance.
+            let until = Instant::now().checked_add(std::mem::take(&mut inquiry.rest));
+            doze(self.core(), self.name(), thread, wait, until, || false)?;
+            if let Some(entered) = gate.enter(thread, *need, false) {
+                return Ok(entered);
+            }
+        }
+        if inquiry.rest.is_zero() {
+            if let Answered { own: Some(own), .. } = ask(self, &[*need], 1)? {
+                return Ok(Enter::Granted(own));
+            }
+            if wait.is_over() {
+                return Ok(Enter::NotNow);
+            }
+            inquiry.was_refused = true;
+        }
+        let entered = gate.refused(thread, *need);
+        if let Enter::Leads(_) = entered {
+            if inquiry.rest.is_zero() {
+                inquiry.rest = rest_of_yield(&**self);
+            }
+            return Ok(Enter::Leads(Some(Box::new(Lead::new(inquiry)))));
+        }
+        Ok(entered)
+    }
+
+    fn inquiry(&self, _: &ClaimOf<'_, S>) -> PermitInquiry {
+        PermitInquiry { rest: rest_of_yield(&**self), ..PermitInquiry::default() }
+    }
+
+    fn collect(&self, _: &mut Lead<PermitInquiry>, _: &ClaimOf<'_, S>) -> Option<S::Permits> {
+        self.gate().take_given()
+    }
+
+    fn has_news(&self, _: &PermitInquiry) -> bool {
+        self.gate().is_given()
+    }
+
+    /// After the process's turn others go first, and after a message too. The second request only
+    /// makes up for messages before it listened.
+    fn pause(&self, inquiry: &PermitInquiry) -> Duration {
+        match inquiry.tries {
+            0 => inquiry.rest,
+            1 => Duration::ZERO,
+            _ => stay_away(&**self),
+        }
+    }
+
+    /// Asks for the first in line, and those behind it.
+    fn ask(
+        &self,
+        lead: &mut Lead<PermitInquiry>,
+        claim: &ClaimOf<'_, S>,
+    ) -> Result<Try<S::Permits>, Error> {
+        let (gate, Lead { listening, inquiry }) = (self.gate(), lead);
+        let version = listening.public.version();
+        inquiry.tries = inquiry.tries.saturating_add(1);
+        let left = if version.is_none() && inquiry.was_refused {
+            None
+        } else if let Some(left) = gate.refusal(version, claim.need) {
+            left
+        } else {
+            let needs = gate.needs(claim.need);
+            let clients = clients(&**self);
+            let Answered { own, number, left } = ask(self, &needs, clients)?;
+            // The server did not refuse the share left for other processes: they may not want it.
+            let unmet =
+                first_unmet::<S::Permits>(&needs, number).filter(|_| number == 0 || clients == 1);
+            if let Some((version, need)) = version.zip(unmet) {
+                gate.refused_at(version, need, left);
+            }
+            if let Some(own) = own {
+                return Ok(Try::Granted(own));
+            }
+            left
+        };
+        if !claim.wait.is_over() {
+            listening.public.listen(self.core(), self.channel());
+        }
+        let left = left.map_or(Duration::MAX, |left| left.max(SHORTEST_SLEEP));
+        Ok(Try::Busy(left.min(slow_poll())))
+    }
+}
+
+impl<S: Source> Queued for Arc<S> {
+    type Need = NeedOf<S>;
+    type Grant = S::Permits;
+    type Inquiry = PermitInquiry;
+
+    fn whose(&self) -> (&Core, &Arc<str>) {
+        (self.core(), self.name())
+    }
+
+    fn with_queue<R>(&self, look: impl FnOnce(&mut PermitQueue<S::Permits>) -> R) -> R {
+        self.gate().with_queue(look)
+    }
+
+    fn hand_on(&self, _: Option<Lead<PermitInquiry>>) {
+        // The leader got permits from the server, or gave up, and was passed some at the same
+        // moment.
+        if let Some(left) = self.gate().leader_leaves() {
+            self.give_back(left);
+        }
+    }
+}
+
+/// The result of a request.
+struct Answered<P> {
+    /// The asking thread's permits.
+    own: Option<P>,
+    /// How many permits the server gave for it and those behind it. They have theirs, and permits
+    /// that no thread waits for any more are on their way back.
+    number: u32,
+    left: Option<Duration>,
+}
+
+/// Asks the server once: for the thread's own need, which is the first, and those of the others
+/// behind it.
+fn ask<S: Source>(
+    site: &Arc<S>,
+    needs: &[NeedOf<S>],
+    clients: u64,
+) -> Result<Answered<S::Permits>, Error> {
+    let (arrivals, asked) = (site.arrivals(), clock::now());
+    let mut given = match site.request(needs, clients) {
+        Ok(Reply::Given(given)) => given,
+        Ok(Reply::Refused(left)) => return Ok(Answered { own: None, number: 0, left }),
+        Err(RequestFailed { error, concerns_it_alone }) => {
+            if !concerns_it_alone {
+                site.fail_before(arrivals, &error);
+            }
+            return Err(error);
+        }
+    };
+    let number = given.number();
+    let own = needs.first().and_then(|own| given.take(*own));
+    let rest = site.gate().granted(given, asked);
+    if rest.number() > 0 {
+        site.give_to_server(rest);
+    }
+    Ok(Answered { own, number, left: None })
+}
+
+/// How long the leader stays away from the race after it was woken.
+fn stay_away<S: Source>(site: &S) -> Duration {
+    let rest = rest_of_yield(site);
+    let own = own_listeners(site);
+    if rest.is_zero() { site.gate().with_turn(|turn| turn.pause(own, clock::now())) } else { rest }
+}
+
+fn own_listeners<S: Source>(site: &S) -> i64 {
+    i64::from(site.core().pubsub.listening(site.channel()).is_some())
+}
+
+fn is_turn_over<S: Source>(site: &S) -> bool {
+    let now = clock::now();
+    site.gate().with_turn(|turn| matches!(turn.before(now), Before::Yield(_)))
+}
+
+/// How many processes want permits, as far as the answers to releases tell. If they tell nothing,
+/// there may be one besides this.
+fn clients<S: Source>(site: &S) -> u64 {
+    let own = own_listeners(site);
+    site.gate().with_turn(|turn| match turn.others(own) {
+        Some(others) => others.saturating_add(1),
+        None if turn.only_own_heard(own) => 1,
+        None => 2,
+    })
+}
+
+/// After the process's turn, if others listen: for how long they go first.
+fn rest_of_yield<S: Source>(site: &S) -> Duration {
+    let now = clock::now();
+    let own = own_listeners(site);
+    site.gate().with_turn(|turn| match turn.before(now) {
+        Before::Yield(last) => {
+            let others = turn.others(own).unwrap_or(1);
+            let stays = others > 0;
+            turn.end(others);
+            turn.yielded(stays);
+            if stays { turn.rest(last.at, now) } else { Duration::ZERO }
+        }
+        Before::Ask => Duration::ZERO,
+    })
+}

@@ -1,0 +1,268 @@
+//! Turns: how long one process may keep permits that other processes want too.
+//!
+//! A release and the next request in one packet always win, and a pass inside a process never even
+//! asks. So a process has permits for a *turn*, by passes or by taking them again: so many grants,
+//! or so long. Then it really gives them back, and if others listen it stays away for a moment,
+//! deaf to its own message. Without turns the others starve.
+
+use std::time::Duration;
+
+use crate::sync::{clock, jitter};
+
+/// A turn's grants, before it was ever extended.
+const GRANTS: u32 = 512;
+const MOST_DOUBLED: u32 = 6;
+/// How long a turn lasts at most, and how fresh the server's word must be for a pass.
+const LONGEST_TURN: u64 = 10_000_000;
+/// The time for one round of turns, before any was ever extended: the more listen, the shorter each
+/// turn, so that the last of sixteen processes need not wait for a second.
+const ROUND: u64 = 20_000_000;
+const SHORTEST_TURN: u64 = 1_000_000;
+/// How long a process stays away after its turn, besides the time that the release's message and
+/// another's request need. In less the others could not come, and the turn would seem unused.
+const YIELD: u64 = 1_000_000;
+const LONGEST_YIELD: u64 = 100_000_000;
+/// A process lets the others have their turns for at most this long.
+const LONGEST_AWAY: u64 = 60_000_000;
+const SHORTEST_PAUSE: u64 = 500_000;
+
+/// One process's turn at one name. Times are by [`clock`], in nanoseconds.
+#[derive(Debug)]
+pub(crate) struct Turn {
+    /// When the server granted the turn's first permits.
+    began: Option<u64>,
+    /// Whether anything was granted or given back here so far.
+    is_used: bool,
+    grants: u32,
+    /// How often the turn was doubled, since no other process used the last yield.
+    doubled: u32,
+    /// How many listeners heard of a release, and when the server's word of it was read.
+    /// So the process knows, without a question, whether others want permits.
+    heard: Option<(i64, u64)>,
+    last: Option<TurnEnd>,
+    /// How long the process stays away.
+    leave: u64,
+    /// Until when the other processes are to have their turns.
+    away_until: u64,
+}
+
+/// When a turn's last permits were given back.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TurnEnd {
+    pub(crate) at: u64,
+}
+
+/// The first step of a thread that is about to ask Redis.
+#[derive(Debug)]
+pub(crate) enum Before {
+    /// Nothing.
+    Ask,
+    /// The turn is over: stay away, if others heard of this release.
+    Yield(TurnEnd),
+}
+
+impl Turn {
+    /// `round_trip`: of a command to the server.
+    pub(crate) fn new(round_trip: Duration) -> Self {
+        let leave = YIELD.saturating_add(clock::nanos(round_trip).saturating_mul(2));
+        Self {
+            leave: leave.min(LONGEST_YIELD),
+            began: None,
+            is_used: false,
+            grants: 0,
+            doubled: 0,
+            heard: None,
+            last: None,
+            away_until: 0,
+        }
+    }
+
+    /// Before the process asks for permits at `now`.
+    pub(crate) fn before(&mut self, now: u64) -> Before {
+        let Some(last) = self.last else { return Before::Ask };
+        if now.saturating_sub(last.at) >= self.leave {
+            // The others have had their chance.
+            self.renew();
+            return Before::Ask;
+        }
+        // A turn that has not begun has been waited for already.
+        if self.began.is_some() && self.is_over(now) { Before::Yield(last) } else { Before::Ask }
+    }
+
+    /// The rest of the time to stay away after a release at this time.
+    pub(crate) fn rest(&self, released_at: u64, now: u64) -> Duration {
+        Duration::from_nanos(self.leave.saturating_sub(now.saturating_sub(released_at)))
+    }
+
+    /// Whether the server's word on some release of this turn has been read.
+    pub(crate) fn knows_listeners(&self) -> bool {
+        self.began.is_some_and(|began| self.heard.is_some_and(|(_, at)| at >= began))
+    }
+
+    /// How many processes listen besides this one, which has `own` listeners. `None`: a refused
+    /// message says nothing of them, nor does an unreadable reply.
+    pub(crate) fn others(&self, own: i64) -> Option<u64> {
+        let (heard, _) = self.heard.filter(|(heard, _)| *heard >= 0 && self.knows_listeners())?;
+        Some(u64::try_from(heard - own).unwrap_or(0))
+    }
+
+    /// The turn is over, and so many others are to have theirs.
+    pub(crate) fn end(&mut self, others: u64) {
+        if let (Some(began), Some(last)) = (self.began, self.last) {
+            let round = others.saturating_mul(last.at.saturating_sub(began));
+            self.away_until = last.at + round.min(LONGEST_AWAY);
+        }
+        self.renew();
+    }
+
+    /// How long to wait after a message before the next try, while the others have their turns: as
+    /// long as the process's own turn was for each of them, unless only its `own` listeners heard
+    /// of its release. The process does look now and then, since they may want no permits at all.
+    /// Without this pause, two processes hand permits to and fro, and slower ones come too late
+    /// again and again.
+    pub(crate) fn pause(&self, own: i64, now: u64) -> Duration {
+        let left = self.away_until.saturating_sub(now);
+        if left == 0 || self.only_own_heard(own) {
+            return Duration::ZERO;
+        }
+        let pause = Duration::from_nanos((left / 4).max(SHORTEST_PAUSE).min(left));
+        pause.mul_f64(0.75 + 0.5 * jitter(now))
+    }
+
+    /// Whether only this process's `own` listeners heard of the last release: there is no race
+    /// then.
+    pub(crate) fn only_own_heard(&self, own: i64) -> bool {
+        self.heard.is_some_and(|(heard, _)| (0..=own).contains(&heard))
+    }
+
+    /// The next turn begins.
+    fn renew(&mut self) {
+        self.began = None;
+        self.grants = 0;
+    }
+
+    /// A release's reply was read: `heard` listeners heard of the release.
+    pub(crate) fn heard(&mut self, heard: i64, now: u64) {
+        self.heard = Some((heard, now));
+    }
+
+    /// The process stayed away. If no other process used that, the next turn is longer.
+    pub(crate) fn yielded(&mut self, used: bool) {
+        self.doubled = if used { 0 } else { (self.doubled + 1).min(MOST_DOUBLED) };
+    }
+
+    pub(crate) fn granted(&mut self, at: u64) {
+        self.is_used = true;
+        self.began.get_or_insert(at);
+        // No permit is free: an earlier release, long ago perhaps, ends no turn.
+        self.last = None;
+        self.grants = self.grants.saturating_add(1);
+    }
+
+    /// Fresh pass: permits are passed only within a turn, so within that time of the server's word.
+    pub(crate) fn may_pass(&self, now: u64) -> bool {
+        self.began.is_some() && !self.is_over(now)
+    }
+
+    pub(crate) fn released(&mut self, now: u64) {
+        if !std::mem::replace(&mut self.is_used, true) {
+            // The permits were taken over another site of this name, which went with its last
+            // handle. How long that site had them is unknown, and other processes may have waited
+            // for them.
+            self.began = Some(now.saturating_sub(LONGEST_TURN + 1));
+        }
+        self.last = Some(TurnEnd { at: now });
+    }
+
+    fn is_over(&self, now: u64) -> bool {
+        let listeners = self.heard.map_or(0, |(heard, _)| u64::try_from(heard).unwrap_or(0));
+        let length = (ROUND / (listeners + 1)).max(SHORTEST_TURN) << self.doubled;
+        let length = length.min(LONGEST_TURN);
+        self.grants >= GRANTS << self.doubled
+            || self.began.is_none_or(|at| now.saturating_sub(at) > length)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_turn_ends_after_its_grants() {
+        let mut turn = Turn::new(Duration::ZERO);
+        for _ in 0..GRANTS {
+            assert!(matches!(turn.before(5), Before::Ask));
+            turn.granted(5);
+            turn.released(5);
+        }
+        assert!(!turn.may_pass(5));
+        assert!(matches!(turn.before(5), Before::Yield(_)));
+        // A while later the others have had their chance.
+        assert!(matches!(turn.before(5 + YIELD), Before::Ask));
+    }
+
+    #[test]
+    fn a_turn_ends_after_its_time() {
+        let mut turn = Turn::new(Duration::ZERO);
+        assert!(!turn.may_pass(0));
+        turn.granted(0);
+        assert!(turn.may_pass(LONGEST_TURN));
+        assert!(!turn.may_pass(LONGEST_TURN + 1));
+    }
+
+    #[test]
+    fn what_a_new_site_gives_back_was_the_turn_of_one_that_is_gone() {
+        let mut turn = Turn::new(Duration::ZERO);
+        let now = 2 * LONGEST_TURN;
+        turn.released(now);
+        assert!(!turn.may_pass(now));
+        assert!(matches!(turn.before(now), Before::Yield(_)));
+        turn.end(1);
+        // The other permits given back were of the same turn.
+        turn.released(now);
+        assert!(matches!(turn.before(now), Before::Ask));
+    }
+
+    #[test]
+    fn the_more_listen_the_shorter_is_a_turn() {
+        let mut turn = Turn::new(Duration::ZERO);
+        turn.heard(15, 0);
+        turn.granted(0);
+        assert!(turn.may_pass(ROUND / 16));
+        assert!(!turn.may_pass(ROUND / 16 + 1));
+    }
+
+    #[test]
+    fn who_is_alone_has_nobody_to_stay_away_for() {
+        let mut turn = Turn::new(Duration::ZERO);
+        // A hold of 150 ms. Only this process's own subscriber heard of its release.
+        let released = 150_000_000;
+        turn.granted(0);
+        turn.released(released);
+        assert_eq!(turn.others(0), None, "the reply was not read yet");
+        turn.heard(1, released);
+        assert!(matches!(turn.before(released), Before::Yield(_)));
+        assert_eq!((turn.others(1), turn.others(0)), (Some(0), Some(1)));
+        turn.heard(-1, released);
+        assert_eq!(turn.others(0), None, "the message was refused");
+        // Until the process has stayed away, the turn is over.
+        assert!(matches!(turn.before(released), Before::Yield(_)));
+        turn.end(1);
+        assert!(matches!(turn.before(released), Before::Ask));
+    }
+
+    #[test]
+    fn a_yield_that_nobody_used_makes_the_next_turn_longer() {
+        let mut turn = Turn::new(Duration::ZERO);
+        turn.yielded(false);
+        turn.renew();
+        for _ in 0..2 * GRANTS - 1 {
+            turn.granted(0);
+        }
+        assert!(turn.may_pass(0));
+        turn.granted(0);
+        assert!(!turn.may_pass(0));
+        turn.yielded(true);
+        assert_eq!(turn.doubled, 0);
+    }
+}

@@ -1,0 +1,364 @@
+//! How a thread leaves a hold, how the client releases it, and how it cleans up on the server after
+//! that.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{Candidate, Hold, HoldState, LeaveOutcome, Level, Place, Seat, Site, Tenancy, clock};
+use crate::connection::{Command, Outcome};
+use crate::error::{Error, ErrorKind, LostReason};
+use crate::lease::Orphan;
+use crate::runtime::{Core, Grant};
+use crate::scripts::lock::{Chain, LockScripts, Released};
+use crate::scripts::{self, LockKeys, Mode, Owner, Trouble};
+use crate::waiting::Baton;
+
+impl Site {
+    /// Ends one level of a tenancy; the last one releases the hold or passes it on.
+    /// `LockGuard::unlock` calls this, [awaited](Leaving::Awaited), and a guard's drop does,
+    /// [posted](Leaving::Posted): each for its own level, and once.
+    pub(crate) fn leave(
+        self: &Arc<Self>,
+        tenancy: &Arc<Tenancy>,
+        which: Option<Level>,
+        how: Leaving,
+    ) -> Result<(), Error> {
+        // The hold may end sooner now, if the tenant that wanted it for longer leaves.
+        let shared_until = (self.mode == Mode::Read).then(|| tenancy.hold.deadline());
+        let left = self.gate.leave(tenancy, which);
+        if shared_until.is_some_and(|until| tenancy.hold.deadline() < until) {
+            self.arm();
+        }
+        match left {
+            (LeaveOutcome::NotThere, _) => Err(self.not_held(tenancy)),
+            (LeaveOutcome::Stepped, true) => {
+                let _unheard = tenancy.finish_released();
+                Ok(())
+            }
+            (LeaveOutcome::Stepped, false) => {
+                // All tenants of the hold have lost it.
+                let reason = tenancy.hold.lost().unwrap_or(LostReason::LeaseExpired);
+                self.lose(tenancy, reason);
+                Err(self.lost_error(tenancy, reason))
+            }
+            (LeaveOutcome::StillHeld, true) => Ok(()),
+            (LeaveOutcome::StillHeld, false) => {
+                Err(self.lost_error(tenancy, LostReason::LeaseExpired))
+            }
+            (LeaveOutcome::Passed { seat, next, second }, _) => {
+                next.now();
+                second.now();
+                let _unheard = seat.tenancy.finish_released();
+                // The hold keeps its alarm, unless the new tenancy wants an earlier one.
+                self.arm();
+                Ok(())
+            }
+            (LeaveOutcome::Release { seat, leads, in_turn }, was_held) => {
+                let baton = leads.then(|| Baton::new(self, None));
+                self.leave_last(seat, was_held, baton, in_turn, how)
+            }
+        }
+    }
+
+    /// Ends the last level of the hold's last tenancy: passes the hold on, or releases it.
+    #[inline(never)]
+    fn leave_last(
+        self: &Arc<Self>,
+        seat: Seat,
+        was_held: bool,
+        // Every path hands the baton on, behind the release: so the next leader's request runs
+        // after it.
+        mut baton: Option<Baton<'_, Arc<Self>>>,
+        in_turn: bool,
+        how: Leaving,
+    ) -> Result<(), Error> {
+        let tenancy = &seat.tenancy;
+        if !was_held {
+            let reason = tenancy.hold.lost().unwrap_or(LostReason::LeaseExpired);
+            tenancy.hold.lose(reason);
+            self.declare_lost(tenancy, reason);
+            self.orphan_lost(&seat, reason);
+            return Err(self.lost_error(tenancy, reason));
+        }
+        // Dropped last: values that the callbacks captured may take this very lock.
+        let _unheard = seat.tenancy.finish_released();
+        if tenancy.hold.is_left() {
+            self.let_expire(&tenancy.hold);
+            return Ok(());
+        }
+        // No pass while the renewal is on its way: the seat is empty now, so the answer may
+        // find no seat, and then nothing would renew the next tenancy.
+        let may_pass = !seat.attempt.is_sent();
+        let seat = &mut |next: &Arc<Tenancy>, terms| may_pass && self.admit_passed(next, terms);
+        // A lock whose threads queue at the gate has neither line nor succession, and is
+        // released.
+        let line = tenancy.hold.line.as_ref();
+        let passed = line.and_then(|line| line.pass(&tenancy.hold, seat));
+        let passed = passed.or_else(|| {
+            let wake = self.succession().filter(|_| in_turn)?.pass(&tenancy.hold, seat)?;
+            baton.iter_mut().for_each(Baton::lay_down);
+            Some(wake)
+        });
+        let done = match passed {
+            Some(wake) => {
+                wake.now();
+                Ok(())
+            }
+            None => self.release(&tenancy.hold, how),
+        };
+        drop(baton);
+        done
+    }
+
+    /// Why there is nothing to unlock.
+    fn not_held(&self, tenancy: &Tenancy) -> Error {
+        match tenancy.state() {
+            HoldState::Lost(reason) => self.lost_error(tenancy, reason),
+            _ => self.not_held_by_thread(),
+        }
+    }
+
+    /// Sends the release of a hold that has no seat, unless a tenant has left it to its end.
+    pub(crate) fn release(self: &Arc<Self>, hold: &Arc<Hold>, how: Leaving) -> Result<(), Error> {
+        if hold.is_left() {
+            self.let_expire(hold);
+            return Ok(());
+        }
+        let command = self.release_command(hold);
+        let done = match how {
+            Leaving::Posted => {
+                let (site, hold) = (Arc::clone(self), Arc::clone(hold));
+                let receiver = move |outcome: Outcome| {
+                    let released = scripts::lock::released(outcome, site.scripts().rights());
+                    if let Err(error) = site.released(&hold, released) {
+                        site.core.watchdog.tell(error);
+                    }
+                };
+                // Writes to the name's lane, or queues the command behind a write in progress. The
+                // next reader of that lane's replies calls the receiver: another caller, or else
+                // the renewer.
+                self.core.post(&self.route, command, Arc::new(receiver));
+                Ok(())
+            }
+            Leaving::Awaited => {
+                let same_server = || self.route.incarnation() == hold.asked.incarnation;
+                let rights = self.scripts().rights();
+                let outcome = scripts::lock::release(&self.route, &command, rights, same_server);
+                self.released(hold, outcome)
+            }
+        };
+        if let Some(line) = &hold.line {
+            line.released();
+        }
+        done
+    }
+
+    fn released(
+        self: &Arc<Self>,
+        hold: &Arc<Hold>,
+        outcome: Result<Released, Trouble>,
+    ) -> Result<(), Error> {
+        let name = &self.name;
+        // Only after the release is answered: an earlier orphan could leave it nothing to release.
+        self.orphan(hold, outcome.is_err());
+        if outcome.is_ok() {
+            hold.ended();
+            // The old master may have answered this release after the renewer asked the new master
+            // for leftovers. Then the renewer spared the hold at the new master, since its owner
+            // was still live. So this thread ends the owner first, and reads the incarnation after
+            // that; and the renewer asks for leftovers only after it has raised the incarnation,
+            // and then looks which owners are live. So either the renewer finds the owner ended, or
+            // this thread finds another incarnation.
+            if self.route.incarnation() != hold.asked.incarnation {
+                let (release, lease) = (self.release_command(hold), hold.longest_lease());
+                self.core.watchdog.adopt(Orphan::left_over(name, release, lease));
+            }
+        }
+        match outcome {
+            Ok(Released::HandedOn | Released::Done) => Ok(()),
+            Ok(Released::LeftToOthers) => {
+                self.gate.left_to_others();
+                Ok(())
+            }
+            Ok(Released::NotHeld) => Err(Error::lost(name, &LostReason::Revoked)),
+            Ok(Released::Unclear) => {
+                let message = "the connection to the server broke, and when asked once more it no \
+                               longer knew the hold: it was released, most likely just now, but it \
+                               may have been lost before; the caller no longer holds it";
+                Err(Error::new(ErrorKind::Redis, message.to_owned()).unknown(true).of(name))
+            }
+            Err(trouble) => {
+                let state = "the caller no longer holds it; its release is tried again in the \
+                             background until the lease has passed, others get it then at the \
+                             latest";
+                Err(trouble.into_error().of(name).now(state))
+            }
+        }
+    }
+
+    pub(super) fn release_command(&self, hold: &Hold) -> Command {
+        match &hold.line {
+            None => self.scripts().release_command(&hold.owner, hold.details.chain),
+            Some(line) => line.release_command(hold),
+        }
+    }
+
+    /// Cleans up after a hold that has ended. The server may still have it, if `may_be_held`; and a
+    /// request of its owner that was sent twice may yet take the lock, or a place in its queue.
+    pub(super) fn orphan(self: &Arc<Self>, hold: &Arc<Hold>, may_be_held: bool) {
+        if hold.is_left() {
+            return self.let_expire(hold);
+        }
+        if may_be_held {
+            self.release_later(hold);
+        }
+        match &hold.line {
+            _ if !hold.in_doubt => {}
+            None => self.disown(&hold.owner, hold.longest_lease()),
+            Some(line) => self.undo(line.give_up_command(hold), hold.longest_lease()),
+        }
+    }
+
+    fn release_later(&self, hold: &Hold) {
+        let (release, lease) = (self.release_command(hold), hold.longest_lease());
+        self.core.watchdog.adopt(Orphan::released(&self.name, release, lease));
+    }
+
+    /// As [`orphan`](Self::orphan), for a hold that was lost for this reason.
+    pub(super) fn orphan_lost(self: &Arc<Self>, seat: &Seat, reason: LostReason) {
+        let hold = &seat.tenancy.hold;
+        // A read-write lock's hold does not end by itself while another hold keeps the lock: a
+        // write hold would keep out readers that may read beside the other one.
+        let outlives = reason == LostReason::LeaseExpired
+            && (self.mode != Mode::Lock || seat.may_outlive() || clock::now() < hold.deadline());
+        // The threads that the hold was passed to still stand in the server's line.
+        self.orphan(hold, outlives || hold.line.as_ref().is_some_and(|line| line.has_passed()));
+    }
+
+    /// A request has made the lease of a hold longer, or may have. If the hold was lost meanwhile,
+    /// no thread has it: releases it in the background. Returns whether it was lost.
+    pub(crate) fn orphan_if_lost(&self, hold: &Hold) -> bool {
+        let lost = hold.lost().is_some();
+        if lost && !hold.is_left() {
+            self.release_later(hold);
+        }
+        lost
+    }
+
+    /// No thread waits for a request of this owner any more, but it may take the lock or a place in
+    /// its queue, or have done so.
+    pub(crate) fn disown(&self, owner: &Owner, lease: Duration) {
+        let give_up = self.scripts().give_up_command(&owner.text(), Chain::default());
+        self.core.watchdog.adopt(Orphan::requested(&self.name, give_up, lease));
+    }
+
+    /// As [`disown`](Self::disown), for a kind of lock whose places have no lease.
+    pub(crate) fn undo(&self, give_up: Command, lease: Duration) {
+        self.core.watchdog.adopt(Orphan::queued(&self.name, give_up, lease));
+    }
+
+    /// Gives up a place, and its hold if the server granted it one at this moment.
+    pub(crate) fn leave_queue(self: &Arc<Self>, place: &Place) {
+        self.give_up(&place.candidate, place.give_up_command(self), Orphan::requested);
+    }
+
+    /// Takes an owner that does not want the lock any more out of queue and lock. If the server
+    /// does not answer that, or a request of the owner may come later, adopts an orphan of this
+    /// kind.
+    pub(crate) fn give_up<D>(
+        self: &Arc<Self>,
+        candidate: &Candidate<D>,
+        command: Command,
+        orphan: fn(&Arc<str>, Command, Duration) -> Orphan,
+    ) {
+        // Otherwise, while the server is away, each call's command would be resent for minutes.
+        if !candidate.is_known {
+            return;
+        }
+        let (site, copy) = (Arc::clone(self), command.clone());
+        let lease = self.core.config.watchdog_timeout.max(candidate.longest);
+        let later = move || site.core.watchdog.adopt(orphan(&site.name, copy.clone(), lease));
+        if candidate.in_doubt {
+            later();
+        }
+        let rights = self.scripts().rights();
+        let receiver = move |outcome: Outcome| {
+            if scripts::lock::released(outcome, rights).is_err() {
+                later();
+            }
+        };
+        self.core.post(&self.route, command, Arc::new(receiver));
+    }
+
+    /// As [`give_up`](Self::give_up), for an owner whose grant is `void`, since too few replicas
+    /// have it.
+    ///
+    /// # Blocking
+    ///
+    /// One round trip: the error says whether the lock is free again.
+    pub(crate) fn take_back<D>(
+        &self,
+        candidate: Candidate<D>,
+        command: Command,
+        orphan: fn(&Arc<str>, Command, Duration) -> Orphan,
+        void: Error,
+    ) -> Error {
+        let rights = self.scripts().rights();
+        let is_free = scripts::lock::release(&self.route, &command, rights, || true).is_ok();
+        if candidate.in_doubt || !is_free {
+            let lease = self.core.config.watchdog_timeout.max(candidate.longest);
+            self.core.watchdog.adopt(orphan(&self.name, command, lease));
+        }
+        void.of(&self.name).void(is_free)
+    }
+}
+
+/// Whether a thread that leaves waits for the server's answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Leaving {
+    /// `Drop` writes the release, and does not wait.
+    Posted,
+    /// `unlock` waits.
+    Awaited,
+}
+
+/// Gives up the place of an owner of this client that is first in line but does not wait: a master
+/// that lagged behind the one before it still has the place. Nobody would come for the lock, and
+/// the owners behind that place would wait.
+pub(crate) fn give_up_stray(core: &Core, owner: u64, database: i64, lock: &str) {
+    if database != core.database() {
+        return;
+    }
+    // Its place alone, for each kind of lock: other threads may share the owner's hold.
+    let (name, owner) = (lock.into(), format!("{}:{owner}", core.id.as_str()));
+    for (mode, suffix) in [(Mode::Lock, ""), (Mode::Read, ""), (Mode::Write, ":write")] {
+        let queue = LockKeys::new(lock, mode, false).queue().to_string();
+        let owner = format!("{owner}{suffix}");
+        let command = Command::plain(&[b"LREM", queue.as_bytes(), b"1", owner.as_bytes()]);
+        core.watchdog.adopt(Orphan::stray(&name, command));
+    }
+}
+
+/// Gives back a grant for an owner of this client that does not wait. No thread has it: a request
+/// came late, or its thread had left.
+pub(crate) fn give_back_stray(core: &Core, owner: u64, grant: &Grant<'_>) {
+    let Some(details) = super::place::details(grant.details) else { return };
+    if grant.database != core.database() || core.is_shut_down() {
+        return;
+    }
+    let Some((mode, _)) = super::place::kind(grant.details) else { return };
+    let name: Arc<str> = grant.lock.into();
+    let owner = format!("{}:{owner}{}", core.id.as_str(), mode.suffix());
+    let keys = LockKeys::new(&name, mode, details.tokens.is_some());
+    let route = core.route(&name);
+    let scripts = LockScripts {
+        route: &route,
+        name: &name,
+        mode,
+        keys,
+        database: grant.database,
+        acks: None,
+    };
+    let command = scripts.give_up_command(owner.as_bytes(), details.chain);
+    core.watchdog.adopt(Orphan::stray(&name, command));
+}

@@ -1,0 +1,378 @@
+//! One name in one client: the threads that want it, the hold, and its renewal meet here.
+
+use std::any::Any;
+use std::fmt;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
+
+use super::gate::GateQueue;
+use super::{Admitted, Gate, Hold, Leaving, Place, Seat, Tenancy, Terms, clock};
+use crate::connection::Route;
+use crate::error::{Error, ErrorKind, LostReason};
+use crate::lease::{Alarm, Orphan, Renewal};
+use crate::runtime::{Core, Member};
+use crate::scripts::lock::{Chain, LockScripts};
+use crate::scripts::{self, LockKeys, Mode, Trouble};
+use crate::sync::{Mutex, Thread};
+use crate::waiting::{Lead, Queued, Wake};
+
+/// One name in one client. Its re-entrant and fair locks share one, with all their handles. Its
+/// fenced lock has another, and its read-write lock two: one for readers, one for the writer.
+pub(crate) struct Site {
+    pub(crate) core: Arc<Core>,
+    pub(crate) name: Arc<str>,
+    pub(crate) route: Route,
+    pub(crate) gate: Gate,
+    /// Its holds have fencing tokens.
+    is_fenced: bool,
+    /// The mode of its holds.
+    pub(crate) mode: Mode,
+    /// Decides which thread is next, if the gate does not.
+    succession: OnceLock<Weak<dyn Succession>>,
+    /// Until when the last hold that was left to its end lasts, on [`clock`]; zero: there was none.
+    pub(super) left_until: AtomicU64,
+    /// The wheel's entry for the hold in the seat. Taken after the gate's mutex, never before.
+    pub(super) alarm: Mutex<Option<Alarm>>,
+}
+
+const FENCED: &str = "fenced";
+
+impl Site {
+    /// The site of a name: one for all handles of its re-entrant and fair locks.
+    pub(crate) fn of(core: &Arc<Core>, name: &str) -> Arc<Self> {
+        let make = |name| Self::new(Arc::clone(core), name, Mode::Lock, false);
+        core.members.of::<Self>().get(name, make)
+    }
+
+    /// The site of the name's fenced lock. It is apart from the first site, since its holds have
+    /// tokens.
+    pub(crate) fn fenced(core: &Arc<Core>, name: &str) -> Arc<Self> {
+        let members = core.members.of_kind::<Self>(FENCED);
+        members.get(name, |name| Self::new(Arc::clone(core), name, Mode::Lock, true))
+    }
+
+    /// A site that is one side of another member. That member ends it.
+    pub(crate) fn side(core: &Arc<Core>, name: &Arc<str>, mode: Mode) -> Self {
+        Self::new(Arc::clone(core), Arc::clone(name), mode, false)
+    }
+
+    fn new(core: Arc<Core>, name: Arc<str>, mode: Mode, is_fenced: bool) -> Self {
+        let route = core.route(&name);
+        Self {
+            is_fenced,
+            name,
+            route,
+            gate: Gate::new(),
+            mode,
+            succession: OnceLock::new(),
+            core,
+            left_until: AtomicU64::new(0),
+            alarm: Mutex::new(None),
+        }
+    }
+
+    pub(super) fn keys(&self) -> LockKeys<'_> {
+        LockKeys::new(&self.name, self.mode, self.is_fenced)
+    }
+
+    /// From here on `succession` decides which thread is next. The first call counts.
+    pub(crate) fn succeeded_by(&self, succession: &Arc<impl Succession>) {
+        let succession: Weak<dyn Succession> = Arc::downgrade(succession) as _;
+        let _known = self.succession.set(succession);
+    }
+
+    pub(super) fn succession(&self) -> Option<Arc<dyn Succession>> {
+        self.succession.get().and_then(Weak::upgrade)
+    }
+
+    pub(crate) fn scripts(&self) -> LockScripts<'_> {
+        LockScripts {
+            route: &self.route,
+            name: &self.name,
+            mode: self.mode,
+            keys: self.keys(),
+            database: self.core.database(),
+            acks: self.core.config.replica_acks,
+        }
+    }
+
+    /// A request for the lock has failed. If the trouble is the server's, fails the threads that
+    /// queued before the request, too.
+    pub(crate) fn not_taken(self: &Arc<Self>, trouble: Trouble, arrivals: u64) -> Error {
+        let concerns_it_alone = matches!(trouble, Trouble::Refused(_));
+        let state = match trouble {
+            Trouble::Unknown(_) | Trouble::Forgotten(_) => {
+                "nothing is held; if the server took the lock nevertheless, it is released in the \
+                 background, or ends with its lease"
+            }
+            Trouble::Refused(_) | Trouble::Unsent(_) => "the lock was not taken",
+        };
+        let error = trouble.into_error().of(&self.name).now(state);
+        if !concerns_it_alone {
+            // Otherwise each waiter in turn would find out that the server is dead.
+            self.fail_others(arrivals, &error);
+        }
+        error
+    }
+
+    /// Fails the threads that queued before a request, whose trouble concerns them, too.
+    pub(super) fn fail_others(self: &Arc<Self>, arrivals: u64, error: &Error) {
+        self.fail_before(arrivals, error);
+        if let Some(succession) = self.succession() {
+            succession.fail(error);
+        }
+    }
+
+    /// The server granted a hold to a thread: its tenancy begins, and the wheel watches it.
+    /// `false`: the hold is not ours any more.
+    ///
+    /// # Blocking
+    ///
+    /// Not at all, except for a round trip if another hold has the seat.
+    ///
+    /// # Errors
+    ///
+    /// The server is in trouble, so it is unknown which hold the seat belongs to: the caller must
+    /// undo the hold.
+    pub(crate) fn admit(
+        self: &Arc<Self>,
+        tenancy: &Arc<Tenancy>,
+        terms: Terms,
+    ) -> Result<bool, Error> {
+        let mut gone = None;
+        loop {
+            match self.gate.admit(tenancy, terms, gone.as_ref()) {
+                Admitted::Seated(stale) => {
+                    self.watch(tenancy);
+                    if let Some(seat) = stale {
+                        let hold = &seat.tenancy.hold;
+                        hold.lose(LostReason::Revoked);
+                        self.declare_all_lost(&seat, LostReason::Revoked);
+                        self.orphan(hold, true);
+                    }
+                    return Ok(true);
+                }
+                // Each thread of a fair lock asks for itself. A forced unlock ended one of the two
+                // holds, and only the server knows which: threads do not always read grants in the
+                // order in which the server made them.
+                Admitted::Taken(other) => {
+                    if !self.has_granted(&tenancy.hold)? {
+                        return Ok(false);
+                    }
+                    gone = Some(other);
+                }
+                Admitted::NotOurs => return Ok(false),
+            }
+        }
+    }
+
+    /// Whether the server has this hold, when it has granted another one as well.
+    ///
+    /// # Errors
+    ///
+    /// As [`admit`](Self::admit).
+    pub(crate) fn has_granted(&self, hold: &Hold) -> Result<bool, Error> {
+        scripts::lock::is_held_by(&self.route, &self.name, &hold.owner).map_err(|trouble| {
+            let state = "nothing is held; what the server granted is released in the background";
+            trouble.into_error().of(&self.name).now(state)
+        })
+    }
+
+    /// A thread passes a hold to another thread, whose tenancy begins. `false`: the hold is not
+    /// ours any more, or another one has taken the seat.
+    pub(crate) fn admit_passed(self: &Arc<Self>, tenancy: &Arc<Tenancy>, terms: Terms) -> bool {
+        let seated = self.gate.admit_passed(tenancy, terms);
+        if seated {
+            self.watch(tenancy);
+        }
+        seated
+    }
+
+    /// A tenancy's hold is not ours any more, even if another tenancy has it by now.
+    pub(crate) fn lose(self: &Arc<Self>, tenancy: &Arc<Tenancy>, reason: LostReason) {
+        // The hold before the seat: a thread that gets in must not meet a guard that says "held",
+        // and no thread must pass the hold on meanwhile.
+        tenancy.hold.lose(reason);
+        self.declare_lost(tenancy, reason);
+        let (seat, wake) = self.gate.vacate(&tenancy.hold);
+        wake.now();
+        if let Some(seat) = seat {
+            self.declare_all_lost(&seat, reason);
+            self.orphan_lost(&seat, reason);
+            if reason == LostReason::Revoked {
+                // Most likely somebody deleted the key, so no script of ours has served the first
+                // owner in line. The release does, though it finds nothing to release.
+                let release = self.release_command(&seat.tenancy.hold);
+                self.core.watchdog.adopt(Orphan::stray(&self.name, release));
+            }
+            self.vacant();
+        }
+    }
+
+    /// Sends a forced unlock, which ends the hold in the seat if the server answers `true`.
+    pub(crate) fn force(
+        self: &Arc<Self>,
+        send: impl FnOnce() -> Result<bool, Trouble>,
+    ) -> Result<bool, Trouble> {
+        let before = self.gate.tenant();
+        let outcome = send();
+        // Before the look at the seat: a hold that was granted meanwhile is either there, or its
+        // thread finds this and asks.
+        self.gate.force();
+        let known = outcome.is_ok();
+        if let Some(now) = self.gate.tenant().filter(|_| !matches!(outcome, Ok(false))) {
+            // A thread may have passed the hold on meanwhile, or the server may have granted a new
+            // one before or after the deletion; only the server knows which.
+            let same = before.is_some_and(|before| Arc::ptr_eq(&before.hold, &now.hold));
+            match scripts::lock::is_held_by(&self.route, &self.name, &now.hold.owner) {
+                _ if same && known => self.lose(&now, LostReason::ForceUnlocked),
+                Ok(false) => self.lose(&now, LostReason::ForceUnlocked),
+                Ok(true) => {}
+                Err(_) => now.hold.unconfirm(),
+            }
+        }
+        outcome
+    }
+
+    fn declare_all_lost(&self, seat: &Seat, reason: LostReason) {
+        for tenancy in seat.tenancies() {
+            self.declare_lost(tenancy, reason);
+        }
+    }
+
+    fn vacant(&self) {
+        if let Some(succession) = self.succession() {
+            succession.vacant(self.mode);
+        }
+    }
+
+    pub(super) fn declare_lost(&self, tenancy: &Arc<Tenancy>, reason: LostReason) {
+        if let Some(callbacks) = tenancy.lose(reason) {
+            let loss_message = || tenancy.loss_message(reason, self.core.config.max_hold);
+            self.core.watchdog.tell_lost(&self.name, loss_message);
+            self.core.watchdog.call_back(&self.name, reason, callbacks);
+        }
+    }
+
+    /// The error of a tenancy that was lost.
+    pub(crate) fn lost_error(&self, tenancy: &Tenancy, reason: LostReason) -> Error {
+        Error::lost(&self.name, &tenancy.loss_message(reason, self.core.config.max_hold))
+    }
+
+    pub(crate) fn not_held_by_thread(&self) -> Error {
+        let message = "the calling thread does not hold it; nothing was changed".to_owned();
+        Error::new(ErrorKind::NotHeld, message).of(&self.name)
+    }
+}
+
+/// Decides which thread is next in a lock whose threads do not queue at the site's own gate.
+pub(crate) trait Succession: Any + Send + Sync {
+    /// A thread is about to release a hold within its turn: passes it to a thread of this process.
+    /// As [`Line::pass`](super::Line::pass).
+    fn pass(
+        &self,
+        hold: &Arc<Hold>,
+        seat: &mut dyn FnMut(&Arc<Tenancy>, Terms) -> bool,
+    ) -> Option<Wake>;
+
+    /// Nobody has the seat of the site of this mode any more.
+    fn vacant(&self, mode: Mode);
+
+    /// The server is in trouble: fails the threads that queued before the leader's request.
+    fn fail(&self, error: &Error);
+}
+
+impl Member for Site {
+    fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+
+    fn end(self: Arc<Self>) {
+        self.nudge();
+        if let Some(tenancy) = self.gate.tenant() {
+            self.lose(&tenancy, LostReason::ShutDown);
+            // An error was logged, and the lease ends by itself.
+            let _ = self.release(&tenancy.hold, Leaving::Posted);
+        }
+    }
+
+    /// A renewal before its time. For a hold that needs none, or whose renewal is on its way, only
+    /// asks whether the server knows it.
+    fn renew_now(self: Arc<Self>) -> Vec<Renewal> {
+        let due = self.begin_renewal(true, clock::now());
+        due.iter().map(|(tenancy, lease)| self.renewal(&tenancy.hold, *lease)).collect()
+    }
+
+    fn is_held_by(&self, thread: &Thread) -> bool {
+        self.gate.with_seat(|seat| {
+            seat.is_some_and(|seat| {
+                seat.tenancies().any(|it| it.thread.id() == thread.id() && it.is_held())
+            })
+        })
+    }
+
+    fn has_owners(&self) -> bool {
+        true
+    }
+
+    fn give_up_owner(&self, owner: &str) {
+        let give_up = self.scripts().give_up_command(owner.as_bytes(), Chain::default());
+        self.core.watchdog.adopt(Orphan::stray(&self.name, give_up));
+    }
+}
+
+impl Drop for Site {
+    fn drop(&mut self) {
+        if let Some(alarm) = self.alarm.get_mut().take()
+            && !self.core.is_forked()
+        {
+            self.core.watchdog.cancel(alarm);
+        }
+        let kind = if self.is_fenced { FENCED } else { "" };
+        self.core.members.of_kind::<Self>(kind).forget(&self.name);
+    }
+}
+
+impl fmt::Debug for Site {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Site").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+impl Queued for Arc<Site> {
+    type Need = Terms;
+    type Grant = Arc<Tenancy>;
+    type Inquiry = Place;
+
+    fn whose(&self) -> (&Core, &Arc<str>) {
+        (&self.core, &self.name)
+    }
+
+    fn with_queue<R>(&self, look: impl FnOnce(&mut GateQueue) -> R) -> R {
+        self.gate.with_queue(look)
+    }
+
+    /// Hands the place to the next leader of the process, or gives it up.
+    fn hand_on(&self, lead: Option<Lead<Place>>) {
+        if let Some(left) = self.promote(lead) {
+            self.leave_queue(&left.inquiry);
+        }
+        self.vacant();
+    }
+}
+
+/// The longest lease: 300 years, which no sum overflows.
+const LONGEST_LEASE: Duration = Duration::from_millis(10_000_000_000_000);
+
+/// Checks a lease, before the client sends a request.
+pub(crate) fn check_lease(name: &Arc<str>, lease: Duration) -> Result<(), Error> {
+    if lease < Duration::from_millis(1) || lease > LONGEST_LEASE {
+        let message = format!(
+            "a lease of {lease:?} is not usable: it must be from 1 ms to 10^13 ms (300 \
+             years); what is to be kept until it is given back is taken without a lease"
+        );
+        return Err(Error::new(ErrorKind::Config, message).of(name));
+    }
+    Ok(())
+}

@@ -1,0 +1,417 @@
+//! A waiter's place on a condition, from the moment at which its thread still has the lock until
+//! its notification is used.
+//!
+//! ```text
+//! listen (lock in hand) -> stand: one script (lock in hand) -> leave the lock -> sleep
+//! woken by: the message      -> notified
+//!           a new subscription, a poll -> look: still there? else notified
+//!           the end of the wait        -> look and leave: was it there? else notified
+//! notified -> take the lock again -> until the lock is left: a sign of life now and then -> done
+//! ```
+//!
+//! Gone is notified: a thread sleeps only while its entry is among the waiters. If anything took
+//! the entry out, waking up is right, and a message only makes it quick. So no notification is lost
+//! between the release and the sleep, nor by a subscriber that was cut off.
+//!
+//! Passed on: a notified waiter has a record until its thread has left the lock again. Every path
+//! that does not get there ends in `done` with "pass it on", or without further signs of life.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use crate::connection::{Command, Outcome, ReplyReceiver, was_cut};
+use crate::error::{Error, ErrorKind};
+use crate::lease::{KeepAlive, Orphan};
+use crate::local::{Expected, HoldState, Site, Tenancy};
+use crate::pubsub::Subscription;
+use crate::runtime::{Addressee, Core, Member, News};
+use crate::scripts::condition::{ConditionScripts, Looked, Use, done};
+use crate::scripts::{ConditionKeys, Owner, Trouble};
+use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::{Mutex, Thread, clock, jitter};
+use crate::waiting::{Endurance, Wait, await_confirmation, doze};
+
+/// How often a waiter without messages looks. The death of a waiter notified before it costs it no
+/// longer than that, too.
+const POLL: Duration = Duration::from_secs(1);
+/// How often notified waiters that have not left the lock again give a sign of life: three fit into
+/// the time for which a record counts without one (`PATIENCE` in `waiters.lua`).
+const SIGN_OF_LIFE: Duration = Duration::from_millis(600);
+
+/// How a sleep ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ended {
+    Notified,
+    Over,
+    Cancelled,
+}
+
+/// See the module.
+pub(super) struct ConditionPlace<'a> {
+    site: &'a Arc<Site>,
+    thread: &'a Arc<Thread>,
+    notice: Arc<Notice>,
+    own: Subscription,
+    /// The version of that channel at which no message can have been missed.
+    seen: u64,
+    enrolled: Enrolled,
+    /// The server may have its entry, or the record of its notification.
+    stands: bool,
+}
+
+impl<'a> ConditionPlace<'a> {
+    pub(super) fn new(
+        site: &'a Arc<Site>,
+        keys: &Arc<ConditionKeys>,
+        thread: &'a Arc<Thread>,
+    ) -> Self {
+        let core = &site.core;
+        let waiter = core.id.next_owner();
+        let notice = Arc::new(Notice {
+            database: core.database(),
+            waiting: keys.waiting.as_str().into(),
+            reader: Arc::clone(thread),
+            notified: AtomicBool::new(false),
+        });
+        // The process knows the waiter before Redis does.
+        let expected = Expected::new(core, waiter.number(), Arc::clone(&notice));
+        let enrolled = Enrolled {
+            site: Arc::clone(site),
+            keys: Arc::clone(keys),
+            waiter,
+            _expected: expected,
+        };
+        let own = core.pubsub.listen_to_own(&keys.waiting);
+        Self { site, thread, notice, own, seen: 0, enrolled, stands: false }
+    }
+
+    /// Waits until messages reach this process. This comes before `stand`: a notification passes
+    /// waiters that do not listen. `false`: the wait ended first.
+    pub(super) fn listen(&mut self, wait: &Wait<'_>) -> Result<bool, Error> {
+        let (core, name) = (&self.site.core, &self.site.name);
+        let confirmed = await_confirmation(&self.own, core, name, self.thread, wait)?;
+        self.seen = self.own.version();
+        Ok(confirmed)
+    }
+
+    /// Enters the waiters. `false`: the owner does not have the lock any more.
+    pub(super) fn stand(&mut self, owner: &Owner) -> Result<bool, Trouble> {
+        let Site { route, name, .. } = &**self.site;
+        let stands = self.enrolled.scripts().wait(route, name, owner, &self.enrolled.waiter);
+        self.stands = match &stands {
+            Ok(stands) => *stands,
+            // If the entry exists nevertheless, the drop takes it out again; if it comes to exist
+            // later, and is notified, that is passed on (`pass_on`).
+            Err(trouble) => matches!(trouble, Trouble::Unknown(_) | Trouble::Forgotten(_)),
+        };
+        stands
+    }
+
+    /// Sleeps until a notification or the end of the wait.
+    pub(super) fn sleep(&mut self, wait: &Wait<'_>) -> Result<Ended, Error> {
+        let (core, name) = (&self.site.core, &self.site.name);
+        let mut look_at = clock::now().saturating_add(Self::poll());
+        let mut endurance = Endurance::default();
+        loop {
+            if self.notice.notified.load(Ordering::Acquire) {
+                return Ok(Ended::Notified);
+            }
+            let ended = match wait.check(core, name) {
+                Ok(()) => wait.is_over().then_some(Ended::Over),
+                Err(error) if error.kind() == ErrorKind::Cancelled => Some(Ended::Cancelled),
+                Err(error) => return Err(error),
+            };
+            if let Some(ended) = ended {
+                match self.look(true) {
+                    // From here on no thread can notify it.
+                    Ok(Looked::Waits) => {
+                        self.stands = false;
+                        return Ok(ended);
+                    }
+                    // Another thread notified it at this moment, and that counts.
+                    Ok(Looked::Notified) => return Ok(Ended::Notified),
+                    // The caller wants the lock back. Neither a time limit nor a cancel ends that,
+                    // so this look outlasts an outage, as the request for the lock does.
+                    Err(error) => {
+                        let limit = core.config.failover_timeout;
+                        let pause = endurance.failed(&error, limit).ok_or(error)?;
+                        let until = Wait::FOREVER.sleep_until(pause);
+                        let notified = || self.notice.notified.load(Ordering::Acquire);
+                        doze(core, name, self.thread, &Wait::FOREVER, until, notified)?;
+                        continue;
+                    }
+                }
+            }
+            let version = self.own.version();
+            let moved = self.seen != version && self.own.is_confirmed();
+            if moved || clock::now() >= look_at {
+                self.seen = version;
+                let limited = wait.limits(core);
+                let (looked, was_cut) = (self.look(false), was_cut());
+                drop(limited);
+                match looked {
+                    Ok(Looked::Notified) => {
+                        if !self.notice.notified.load(Ordering::Acquire) {
+                            // The message of that is on its way, or was lost.
+                            core.pubsub.suspect(&self.enrolled.keys.waiting);
+                        }
+                        return Ok(Ended::Notified);
+                    }
+                    Ok(Looked::Waits) => {
+                        endurance.answered(Instant::now());
+                        look_at = clock::now().saturating_add(Self::poll());
+                    }
+                    // The wait has ended, and the next pass of the loop finds out how.
+                    Err(_) if was_cut => continue,
+                    // The next answer says whether the entry still exists.
+                    Err(error) => {
+                        let limit = core.config.failover_timeout;
+                        let pause = endurance.failed(&error, limit).ok_or(error)?;
+                        look_at = clock::now().saturating_add(clock::nanos(pause));
+                    }
+                }
+            }
+            let rest = Duration::from_nanos(look_at.saturating_sub(clock::now()));
+            wait.wakeable(self.thread, || {
+                let _waking = self.own.wake(self.thread);
+                // After the registrations: events before them woke no thread.
+                if !self.notice.notified.load(Ordering::Acquire)
+                    && (self.own.version() == version || !self.own.is_confirmed())
+                    && wait.check(core, name).is_ok()
+                {
+                    self.thread.parker().park_until(wait.sleep_until(rest));
+                }
+            });
+        }
+    }
+
+    /// The waiter was notified, and its thread takes the lock again.
+    pub(super) fn notified(mut self) -> Notified {
+        self.stands = false;
+        let enrolled = self.enrolled.clone();
+        let signs = Signs::of(&enrolled);
+        let back = signs.add(enrolled.waiter);
+        Notified { enrolled, signs, back }
+    }
+
+    fn look(&self, leaves: bool) -> Result<Looked, Error> {
+        let looked = self.enrolled.scripts().look(&self.site.route, &self.enrolled.waiter, leaves);
+        looked.map_err(|trouble| trouble.into_error().of(&self.site.name))
+    }
+
+    fn poll() -> u64 {
+        clock::nanos(POLL.mul_f64(0.8 + 0.4 * jitter(clock::now())))
+    }
+}
+
+impl Drop for ConditionPlace<'_> {
+    fn drop(&mut self) {
+        if self.stands && !self.site.core.is_forked() {
+            self.enrolled.done(Use::PassedOn);
+        }
+    }
+}
+
+/// A waiter on a condition, as the server knows it.
+#[derive(Clone)]
+struct Enrolled {
+    site: Arc<Site>,
+    keys: Arc<ConditionKeys>,
+    waiter: Owner,
+    /// Messages may name the waiter, until its notification is used: a late message must not be
+    /// passed on.
+    _expected: Arc<Expected>,
+}
+
+impl Enrolled {
+    fn scripts(&self) -> ConditionScripts<'_> {
+        ConditionScripts { keys: &self.keys, database: self.site.core.database() }
+    }
+
+    /// Posted without waiting for the reply.
+    fn done(&self, becomes: Use) {
+        let command = self.scripts().done_command(&self.waiter.text(), becomes);
+        let done = Done { site: Arc::clone(&self.site), command: command.clone() };
+        self.site.core.post(&self.site.route, command, Arc::new(done));
+    }
+}
+
+impl fmt::Debug for Enrolled {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Enrolled({})", self.waiter)
+    }
+}
+
+/// The messages to a place.
+#[derive(Debug)]
+struct Notice {
+    database: i64,
+    waiting: Box<str>,
+    reader: Arc<Thread>,
+    notified: AtomicBool,
+}
+
+impl Addressee for Notice {
+    fn told(&self, news: &News<'_>) {
+        let News::Notified { database, waiting } = news else { return };
+        if (*database, *waiting) == (self.database, &*self.waiting) {
+            self.notified.store(true, Ordering::Release);
+            self.reader.parker().unpark();
+        }
+    }
+}
+
+/// A notification, until the thread that it woke has left the lock again. If it is dropped before
+/// that, or after the lock was lost, it is passed on.
+pub(super) struct Notified {
+    enrolled: Enrolled,
+    signs: Arc<Signs>,
+    back: Back,
+}
+
+/// The tenancy in which a notified waiter has the lock again.
+type Back = Arc<OnceLock<Arc<Tenancy>>>;
+
+impl Notified {
+    /// The thread has the lock again.
+    pub(super) fn is_back(&self, tenancy: &Arc<Tenancy>) {
+        let _ = self.back.set(Arc::clone(tenancy));
+    }
+}
+
+impl Drop for Notified {
+    fn drop(&mut self) {
+        let Self { enrolled, signs, back } = self;
+        if enrolled.site.core.is_forked() {
+            return;
+        }
+        signs.remove(enrolled.waiter);
+        let used = back.get().is_some_and(|tenancy| !matches!(tenancy.state(), HoldState::Lost(_)));
+        enrolled.done(if used { Use::Used } else { Use::PassedOn });
+    }
+}
+
+/// The signs of life of all notified waiters of this process on one condition: one request.
+struct Signs {
+    site: Arc<Site>,
+    keys: Arc<ConditionKeys>,
+    name: Arc<str>,
+    given: Mutex<Given>,
+}
+
+#[derive(Default)]
+struct Given {
+    waiters: BTreeMap<u64, (Owner, Back)>,
+    /// The request is sent regularly.
+    is_due: bool,
+}
+
+impl Signs {
+    fn of(Enrolled { site, keys, .. }: &Enrolled) -> Arc<Self> {
+        site.core.members.of::<Self>().find(&keys.notified, |name| Self {
+            site: Arc::clone(site),
+            keys: Arc::clone(keys),
+            name,
+            given: Mutex::default(),
+        })
+    }
+
+    fn add(self: &Arc<Self>, waiter: Owner) -> Back {
+        let back = Back::default();
+        let mut given = self.given.lock();
+        given.waiters.insert(waiter.number(), (waiter, Arc::clone(&back)));
+        let is_first = !std::mem::replace(&mut given.is_due, true);
+        drop(given);
+        if is_first {
+            let keep_alive: Arc<dyn KeepAlive> = Arc::clone(self) as _;
+            self.site.core.watchdog.schedule(&keep_alive, SIGN_OF_LIFE);
+        }
+        back
+    }
+
+    fn remove(&self, waiter: Owner) {
+        let ended = self.given.lock().waiters.remove(&waiter.number());
+        drop(ended);
+    }
+}
+
+impl KeepAlive for Signs {
+    fn command(&self) -> Option<Command> {
+        let mut waiters: Vec<_> = self.given.lock().waiters.values().cloned().collect();
+        // If a thread ended while it held the lock, its hold is lost some time later.
+        waiters.retain(|(waiter, back)| {
+            let lives = back.get().is_none_or(|tenancy| tenancy.is_held());
+            if !lives {
+                self.remove(*waiter);
+            }
+            lives
+        });
+        let mut given = self.given.lock();
+        // (Waiters notified meanwhile are in the next request.)
+        given.is_due = !given.waiters.is_empty();
+        if !given.is_due {
+            return None;
+        }
+        drop(given);
+        let waiters: Vec<_> = waiters.iter().map(|(waiter, _)| *waiter).collect();
+        let scripts = ConditionScripts { keys: &self.keys, database: self.site.core.database() };
+        Some(scripts.keep_alive_command(&waiters))
+    }
+
+    fn done(&self, _outcome: Outcome) -> Duration {
+        SIGN_OF_LIFE
+    }
+}
+
+impl Member for Signs {
+    fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+
+    /// Each waiter ends by itself.
+    fn end(self: Arc<Self>) {}
+}
+
+impl Drop for Signs {
+    fn drop(&mut self) {
+        self.site.core.members.of::<Self>().forget(&self.name);
+    }
+}
+
+impl fmt::Debug for Signs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Signs").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+/// The end of a notification, on its way.
+struct Done {
+    site: Arc<Site>,
+    command: Command,
+}
+
+impl ReplyReceiver for Done {
+    fn receive(&self, outcome: Outcome) {
+        if done(outcome).is_err() {
+            // If that does not get through either, the record ends without a sign of life, and an
+            // entry among the waiters ends when it is notified (`pass_on`).
+            let done = Orphan::stray(&self.site.name, self.command.clone());
+            self.site.core.watchdog.adopt(done);
+        }
+    }
+}
+
+/// Handles a notification of an owner of this client that does not wait: a request came late, or
+/// its thread had left. The next waiter gets the notification.
+pub(crate) fn pass_on(core: &Core, owner: u64, database: i64, waiting: &str) {
+    let Some(keys) = ConditionKeys::of(waiting) else { return };
+    if database != core.database() || core.is_shut_down() {
+        return;
+    }
+    let waiter = format!("{}:{owner}", core.id.as_str());
+    let scripts = ConditionScripts { keys: &keys, database };
+    let command = scripts.done_command(waiter.as_bytes(), Use::PassedOn);
+    core.watchdog.adopt(Orphan::stray(&waiting.into(), command));
+}

@@ -1,0 +1,388 @@
+//! The threads of one process that wait for a fair lock, and how messages reach them. The order is
+//! in Redis; this module only knows which thread to wake.
+//!
+//! ```text
+//! newcomers: one has the baton, and asks for all newcomers; the others sleep, or leave
+//! standing:  named in a request; each leads from here on, with a place of its own, until it gets the
+//!            lock, a thread of this process passes it on, or its wait is over
+//! ```
+//!
+//! Threads that one request names get neighbouring places, and so the lock goes from one to the
+//! next without the server. The server's order is that of the requests, and within a request that
+//! of arrival. If threads lock again and again, that order stays as it is: neighbours of different
+//! processes would stay neighbours for ever, each grant a hand-over. So if the process already has
+//! the lock or stands in the queue, the leader waits for a moment before it asks, and threads that
+//! are just releasing the lock come along.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::line::FairLine;
+use super::place::{FairPlace, Standing};
+use crate::connection::{Command, Outcome};
+use crate::error::Error;
+use crate::lease::{KeepAlive, Orphan, renewal};
+use crate::local::{Expected, Site, Tenancy, Terms};
+use crate::runtime::{Core, Grant, Member};
+use crate::scripts::fair::{FairScripts, Followers, followers, kept_alive};
+use crate::scripts::{FairKeys, Owner, Trouble};
+use crate::sync::{Mutex, Thread, clock};
+use crate::waiting::{Lead, Queue, Queued, Signal, Waiter, Wake};
+
+/// The longest time for which the leader waits for other newcomers.
+const LINGER: Duration = Duration::from_millis(1);
+/// The most owners in one request.
+const MOST: usize = 256;
+
+/// One name in one client, as its fair lock's handles see it.
+pub(crate) struct FairQueue {
+    /// Has the seat of the lock's present hold.
+    pub(super) site: Arc<Site>,
+    keys: FairKeys,
+    pub(super) waiters: Mutex<Waiters>,
+}
+
+type Newcomers = Queue<Terms, Arc<Tenancy>, FairPlace>;
+pub(super) type Newcomer = Waiter<Terms, Arc<Tenancy>, FairPlace>;
+/// A newcomer's lead after the request that named it.
+pub(super) type Answer = Result<Lead<FairPlace>, Error>;
+
+pub(super) struct Waiters {
+    newcomers: Newcomers,
+    pub(super) standing: Vec<Arc<Expected<Standing>>>,
+    /// The thread that has the newcomers' baton and waits for others.
+    lingering: Option<Arc<Thread>>,
+    /// The number of holds that threads are just giving back.
+    pub(super) releasing: usize,
+    /// Whether the next sign of life is scheduled.
+    kept_alive: bool,
+    /// Since when, and until when, the server answered signs of life without a gap.
+    steady: Option<Steady>,
+    /// Whether a thread is asking for all that have lost their places.
+    are_returning: bool,
+}
+
+/// The server has answered signs of life in time.
+#[derive(Clone, Copy, Debug)]
+struct Steady {
+    since: u64,
+    last: u64,
+    /// The version of the client's own channel, which changes with each connection.
+    version: Option<u64>,
+}
+
+impl Waiters {
+    /// Whether others of this process stand in the queue, or give the lock back just now.
+    fn are_busy(&self) -> bool {
+        self.releasing > 0 || !self.standing.is_empty()
+    }
+
+    /// Wakes the lingering leader if no thread is left for it to wait for. Called when a thread is
+    /// gone.
+    pub(super) fn call(&self) -> Wake {
+        let lingering = self.lingering.as_ref().filter(|_| !self.are_busy());
+        lingering.map_or(Wake::NOBODY, Wake::thread)
+    }
+}
+
+impl FairQueue {
+    /// The queue of a name: one for all handles.
+    pub(super) fn of(site: &Arc<Site>) -> Arc<Self> {
+        site.core.members.of::<Self>().get(&site.name, |name| {
+            let waiters = Waiters {
+                newcomers: Queue::new(),
+                standing: Vec::new(),
+                lingering: None,
+                releasing: 0,
+                kept_alive: false,
+                steady: None,
+                are_returning: false,
+            };
+            let (site, keys) = (Arc::clone(site), FairKeys::new(&name));
+            Self { site, keys, waiters: Mutex::new(waiters) }
+        })
+    }
+
+    pub(super) fn scripts(&self) -> FairScripts<'_> {
+        scripts(&self.site.core, &self.site.name, &self.keys)
+    }
+
+    /// The channel on which Redisson's scripts tell one of our waiters.
+    pub(super) fn redissons_channel(&self, owner: &Owner) -> Arc<str> {
+        format!("{}{owner}", self.keys.channel_prefix).into()
+    }
+
+    /// The line of threads that may have a hold after its owner.
+    pub(super) fn line(self: &Arc<Self>, followers: Followers) -> Arc<FairLine> {
+        Arc::new(FairLine::new(Arc::clone(self), followers))
+    }
+
+    /// How long the leader waits for other threads to come along.
+    pub(super) fn linger(&self, thread: &Arc<Thread>) -> Duration {
+        if !self.is_busy() {
+            return Duration::ZERO;
+        }
+        self.waiters.lock().lingering = Some(Arc::clone(thread));
+        LINGER
+    }
+
+    /// Whether the process has the lock or waits for it already.
+    pub(super) fn is_busy(&self) -> bool {
+        self.waiters.lock().are_busy() || self.site.gate.with_seat(|seat| seat.is_some())
+    }
+
+    /// The newcomers for which the leader asks. They stay newcomers until they are
+    /// [answered](Self::answer): if they never are, one of them has the baton next.
+    pub(super) fn company(self: &Arc<Self>) -> Vec<(Arc<Newcomer>, Lead<FairPlace>)> {
+        let mut waiters = self.waiters.lock();
+        waiters.lingering = None;
+        let newcomers = waiters.newcomers.first_ones(MOST);
+        drop(waiters);
+        let lead = |newcomer: Arc<Newcomer>| {
+            let place = FairPlace::new(self, newcomer.thread(), *newcomer.need(), false);
+            (newcomer, Lead::new(place))
+        };
+        newcomers.into_iter().map(lead).collect()
+    }
+
+    /// From here on a hold may be passed to `standing`, and its sign of life is due.
+    pub(super) fn stand(self: &Arc<Self>, standing: Arc<Expected<Standing>>) {
+        let mut waiters = self.waiters.lock();
+        waiters.standing.push(standing);
+        let first = !std::mem::replace(&mut waiters.kept_alive, true);
+        drop(waiters);
+        if first {
+            let keep_alive: Arc<dyn KeepAlive> = Arc::clone(self) as _;
+            self.site.core.watchdog.schedule(&keep_alive, self.period());
+        }
+    }
+
+    /// The server answered the leader's request: the next newcomer has the baton, and the
+    /// companions lead from here on, or fail. If one has left meanwhile, its place is given up.
+    pub(super) fn answer(&self, company: Vec<(Arc<Newcomer>, Answer)>) {
+        // Dropped after the mutex is released.
+        let (mut told, mut gone) = (Vec::new(), Vec::new());
+        let mut waiters = self.waiters.lock();
+        for (newcomer, answer) in company {
+            let signal = match answer {
+                Ok(lead) => Signal::Baton(Some(Box::new(lead))),
+                Err(error) => Signal::Failed(error),
+            };
+            match waiters.newcomers.tell(&newcomer, signal) {
+                Ok(wake) => told.push(wake),
+                Err(signal) => gone.push(signal),
+            }
+        }
+        let (next, _) = waiters.newcomers.promote(None);
+        drop(waiters);
+        next.now();
+        told.into_iter().for_each(Wake::now);
+    }
+
+    /// The waiters that were queued with this one, for a request that brings them back; no other
+    /// thread makes such a request meanwhile. `None`: another thread does.
+    pub(super) fn returns(self: &Arc<Self>, owner: &Owner) -> Option<Returning> {
+        let mut waiters = self.waiters.lock();
+        if std::mem::replace(&mut waiters.are_returning, true) {
+            return None;
+        }
+        let others = waiters
+            .standing
+            .iter()
+            .map(|standing| &standing.who)
+            .filter(|who| who.owner.number() != owner.number() && who.mail.lock().is_queued);
+        let owners = others.map(|who| who.owner).collect();
+        drop(waiters);
+        Some(Returning { queue: Arc::clone(self), owners })
+    }
+
+    /// Makes all waiters but this one ask.
+    pub(super) fn ask_all_but(&self, owner: &Owner) {
+        let standing = self.waiters.lock().standing.clone();
+        let others = standing.iter().filter(|one| one.who.owner.number() != owner.number());
+        others.for_each(|one| one.who.ask());
+    }
+
+    pub(super) fn trouble(&self, trouble: Trouble) -> Error {
+        let state = if let Trouble::Unknown(_) = trouble {
+            "nothing is held; if the server took the lock or a place in its queue nevertheless, \
+             that is given up in the background"
+        } else {
+            "the lock was not taken"
+        };
+        trouble.into_error().of(&self.site.name).now(state)
+    }
+
+    /// The time between two signs of life.
+    fn period(&self) -> Duration {
+        POLL.min(self.site.core.config.fair_wait_timeout / renewal::SIGN_OF_LIFE)
+    }
+}
+
+/// A thread's request for all waiters of its process that have lost their places.
+pub(super) struct Returning {
+    queue: Arc<FairQueue>,
+    pub(super) owners: Vec<Owner>,
+}
+
+impl Drop for Returning {
+    fn drop(&mut self) {
+        self.queue.waiters.lock().are_returning = false;
+    }
+}
+
+impl Queued for Arc<FairQueue> {
+    type Need = Terms;
+    type Grant = Arc<Tenancy>;
+    type Inquiry = FairPlace;
+
+    fn whose(&self) -> (&Core, &Arc<str>) {
+        (&self.site.core, &self.site.name)
+    }
+
+    fn with_queue<R>(&self, look: impl FnOnce(&mut Newcomers) -> R) -> R {
+        look(&mut self.waiters.lock().newcomers)
+    }
+
+    /// A place belongs to its thread, and leaves the queue. If the thread has the newcomers' baton,
+    /// or none existed, the next newcomer gets the baton.
+    fn hand_on(&self, lead: Option<Lead<FairPlace>>) {
+        if lead.is_none() {
+            let _none = self.promote(None);
+        }
+    }
+}
+
+impl Member for FairQueue {
+    fn name(&self) -> &Arc<str> {
+        &self.site.name
+    }
+
+    fn end(self: Arc<Self>) {
+        let standing = self.waiters.lock().standing.clone();
+        standing.iter().for_each(|standing| standing.who.thread.parker().unpark());
+        self.nudge();
+    }
+
+    fn has_owners(&self) -> bool {
+        true
+    }
+
+    /// Also lets the next waiter in, which the lock's own scripts do not know.
+    fn give_up_owner(&self, owner: &str) {
+        let give_up = self.scripts().give_up_command(owner.as_bytes());
+        self.site.core.watchdog.adopt(Orphan::stray(&self.site.name, give_up));
+    }
+}
+
+impl Drop for FairQueue {
+    fn drop(&mut self) {
+        self.site.core.members.of::<Self>().forget(&self.site.name);
+    }
+}
+
+impl fmt::Debug for FairQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FairQueue").field("name", &self.site.name).finish_non_exhaustive()
+    }
+}
+
+/// The sign of life.
+impl KeepAlive for FairQueue {
+    fn command(&self) -> Option<Command> {
+        let mut waiters = self.waiters.lock();
+        if waiters.standing.is_empty() {
+            (waiters.kept_alive, waiters.steady) = (false, None);
+            return None;
+        }
+        let owners: Vec<_> = waiters.standing.iter().map(|standing| standing.who.owner).collect();
+        let steady = waiters.steady;
+        drop(waiters);
+        let steady = steady.is_some_and(|steady| {
+            let now = clock::now();
+            self.goes_on(steady, now) && now - steady.since >= clock::nanos(SILENT)
+        });
+        Some(self.scripts().keep_alive_command(&owners, steady))
+    }
+
+    fn done(&self, outcome: Outcome) -> Duration {
+        let period = self.period();
+        match kept_alive(outcome) {
+            Ok(kept) => {
+                self.was_answered();
+                let standing = self.waiters.lock().standing.clone();
+                // One waiter asks for all that are missing: the oldest.
+                let missing = |who: &&Standing| kept.missing.contains(&who.owner.number());
+                let all = || standing.iter().map(|standing| &standing.who);
+                let eldest = all().filter(missing).min_by_key(|who| who.owner.number());
+                let first = all().find(|who| kept.first == Some(who.owner.number()));
+                first.into_iter().chain(eldest).for_each(Standing::ask);
+                // Bounded below, against any reply of the server.
+                kept.again.map_or(period, |again| again.max(SHORTEST_PERIOD).min(period))
+            }
+            // The waiters' own requests return the error.
+            Err(_) => {
+                self.waiters.lock().steady = None;
+                period / renewal::SIGN_AGAIN
+            }
+        }
+    }
+}
+
+impl FairQueue {
+    fn was_answered(&self) {
+        let now = clock::now();
+        let version = self.site.core.pubsub.own_version(&self.site.name);
+        let mut waiters = self.waiters.lock();
+        let before = waiters.steady.filter(|steady| self.goes_on(*steady, now));
+        let since = before.map_or(now, |steady| steady.since);
+        waiters.steady = Some(Steady { since, last: now, version });
+    }
+
+    /// Whether neither the server nor this process stood still since the last answer, and the
+    /// server is the same, as far as this process can see.
+    fn goes_on(&self, steady: Steady, now: u64) -> bool {
+        now.saturating_sub(steady.last) <= clock::nanos(self.period() + GAP)
+            && steady.version == self.site.core.pubsub.own_version(&self.site.name)
+    }
+}
+
+/// The longest time between two signs of life: one falls into each hand-over. So if a process is
+/// stopped when it is granted the lock, the others lose no more.
+const POLL: Duration = Duration::from_secs(1);
+const SHORTEST_PERIOD: Duration = Duration::from_millis(100);
+/// A server must have answered for this long before it calls other waiters silent, and they must
+/// have been silent for this long (`SILENT` in `keep_alive.lua`).
+const SILENT: Duration = Duration::from_secs(2);
+/// The longest delay of an answer that is no gap.
+const GAP: Duration = Duration::from_millis(500);
+
+fn scripts<'a>(core: &Core, key: &'a str, keys: &'a FairKeys) -> FairScripts<'a> {
+    let (fair_wait, database) = (core.config.fair_wait_timeout, core.database());
+    FairScripts { key, keys, fair_wait, database, acks: core.config.replica_acks }
+}
+
+/// Handles a message for an owner of this client that does not wait. No thread has its place: a
+/// request came late, or its passed hold was revoked. A hold of that owner stays.
+pub(crate) fn take_out(core: &Core, owner: u64, lock: &str) {
+    give_up(core, owner, lock, |scripts, owner| scripts.leave_command(owner));
+}
+
+/// The same for a grant: no thread takes the lock, so the client gives it back.
+pub(crate) fn give_back_stray(core: &Core, owner: u64, grant: &Grant<'_>) {
+    // Another kind of lock has other details.
+    if grant.database == core.database() && followers(grant.details).is_some() {
+        give_up(core, owner, grant.lock, |scripts, owner| scripts.give_up_command(owner));
+    }
+}
+
+fn give_up(core: &Core, owner: u64, lock: &str, command: fn(FairScripts<'_>, &[u8]) -> Command) {
+    if core.is_shut_down() {
+        return;
+    }
+    let keys = FairKeys::new(lock);
+    let owner = format!("{}:{owner}", core.id.as_str());
+    let command = command(scripts(core, lock, &keys), owner.as_bytes());
+    core.watchdog.adopt(Orphan::stray(&Arc::from(lock), command));
+}

@@ -1,0 +1,294 @@
+//! Properties that no test can bring about from outside: which of two threads goes on first.
+
+#![allow(clippy::unwrap_used)]
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc;
+
+use redlatch_testkit::{Server, wait_until};
+
+use super::queue::Newcomer;
+use super::*;
+use crate::Client;
+use crate::local::HoldState;
+use crate::lock::LockGuard;
+use crate::sync::clock;
+use crate::waiting::Signal;
+
+const SOON: Duration = Duration::from_secs(20);
+
+type Leader<'a> = Baton<'a, Arc<FairQueue>>;
+
+fn claim<'a>(lock: &FairLock, thread: &'a Arc<Thread>) -> Claim<'a, Terms> {
+    Claim { thread, need: lock.handle.terms(), wait: Wait::FOREVER }
+}
+
+/// The first thread, with the newcomers' baton.
+fn first(lock: &FairLock) -> Leader<'_> {
+    let thread = Thread::current();
+    assert!(matches!(lock.enter(&claim(lock, &thread)).unwrap(), Enter::Leads(None)));
+    Baton::new(&lock.queue, None)
+}
+
+/// `count` threads that come behind the first.
+fn behind(lock: &FairLock, count: usize) -> Vec<Arc<Newcomer>> {
+    let thread = Thread::current();
+    let come = |_| match lock.enter(&claim(lock, &thread)).unwrap() {
+        Enter::Queued(newcomer) => newcomer,
+        _ => panic!("nobody is before it"),
+    };
+    (0..count).map(come).collect()
+}
+
+fn ask(lock: &FairLock, leader: &mut Leader<'_>) -> Result<Try<Arc<Tenancy>>, Error> {
+    let thread = Thread::current();
+    let claim = claim(lock, &thread);
+    lock.ask(leader.lead_or(|| lock.inquiry(&claim)), &claim)
+}
+
+/// A newcomer's signal: to lead, with a place if another thread asked for it.
+fn leads<'a>(lock: &'a FairLock, newcomer: &Arc<Newcomer>) -> Leader<'a> {
+    match newcomer.take_signal() {
+        Some(Signal::Baton(lead)) => Baton::new(&lock.queue, lead.map(|lead| *lead)),
+        other => panic!("{}", other.is_some()),
+    }
+}
+
+fn number(leader: &Leader<'_>) -> u64 {
+    leader.lead.as_ref().unwrap().inquiry.candidate.owner.number()
+}
+
+/// A thread that was granted the lock and has not read it yet.
+struct Granted<'a> {
+    lock: &'a FairLock,
+    leader: Leader<'a>,
+    tenancy: Arc<Tenancy>,
+}
+
+fn granted(lock: &FairLock) -> Granted<'_> {
+    let mut leader = first(lock);
+    let Try::Granted(tenancy) = ask(lock, &mut leader).unwrap() else { panic!() };
+    Granted { lock, leader, tenancy }
+}
+
+impl Granted<'_> {
+    /// The thread reads the grant.
+    fn goes_on(self) -> Option<Arc<Tenancy>> {
+        let Self { lock, mut leader, tenancy } = self;
+        let thread = Thread::current();
+        lock.install(&mut leader, tenancy, &claim(lock, &thread)).unwrap()
+    }
+}
+
+fn holder(server: &Server, name: &str) -> Vec<String> {
+    redis::cmd("HKEYS").arg(name).query(&mut server.connection()).unwrap()
+}
+
+#[test]
+fn a_grant_that_is_read_late_does_not_displace_a_newer_one() {
+    let server = Server::start().unwrap();
+    let [client, other] = [(); 2].map(|()| Client::connect(&server.url()).unwrap());
+    let lock = client.fair_lock("late");
+    let late = granted(&lock);
+    assert!(other.fair_lock("late").force_unlock().unwrap());
+    let (tell, told) = mpsc::channel();
+    let (end, ended) = mpsc::channel::<()>();
+    let newer = {
+        let lock = lock.clone();
+        std::thread::spawn(move || {
+            let guard = lock.lock().unwrap();
+            tell.send(()).unwrap();
+            ended.recv().unwrap();
+            (guard.state(), guard.unlock())
+        })
+    };
+    told.recv().unwrap();
+    assert!(late.goes_on().is_none(), "two have it");
+    assert!(!lock.is_held_by_current_thread());
+    end.send(()).unwrap();
+    let (state, unlocked) = newer.join().unwrap();
+    assert_eq!(state, HoldState::Held);
+    unlocked.unwrap();
+    assert!(holder(&server, "late").is_empty());
+}
+
+#[test]
+fn a_newer_grant_that_is_read_late_takes_the_seat_from_the_one_that_was_taken_away() {
+    let server = Server::start().unwrap();
+    let [client, other] = [(); 2].map(|()| Client::connect(&server.url()).unwrap());
+    let lock = client.fair_lock("newer");
+    let (tell, told) = mpsc::channel();
+    let (end, ended) = mpsc::channel::<()>();
+    let older = {
+        let lock = lock.clone();
+        std::thread::spawn(move || {
+            let guard = lock.lock().unwrap();
+            tell.send(()).unwrap();
+            ended.recv().unwrap();
+            guard.state()
+        })
+    };
+    told.recv().unwrap();
+    assert!(other.fair_lock("newer").force_unlock().unwrap());
+    let tenancy = granted(&lock).goes_on().unwrap();
+    end.send(()).unwrap();
+    assert_eq!(older.join().unwrap(), HoldState::Lost(LostReason::Revoked));
+    let guard = LockGuard::new(&lock.handle, tenancy);
+    assert!(guard.is_held());
+    guard.unlock().unwrap();
+    assert!(holder(&server, "newer").is_empty());
+}
+
+#[test]
+fn a_hold_is_not_passed_into_a_seat_that_is_taken() {
+    let server = Server::start().unwrap();
+    let [client, other] = [(); 2].map(|()| Client::connect(&server.url()).unwrap());
+    let lock = client.fair_lock("passed");
+    let (gate, terms) = (&lock.handle.site.gate, lock.handle.terms());
+    let first = granted(&lock);
+    let passed = Arc::new(Tenancy::new(Arc::clone(&first.tenancy.hold), Thread::current()));
+    drop(first);
+    other.fair_lock("passed").force_unlock().unwrap();
+    let guard = lock.lock().unwrap();
+    assert!(!gate.admit_passed(&passed, terms));
+    assert!(guard.is_held());
+    guard.unlock().unwrap();
+}
+
+fn queued(server: &Server, name: &str) -> Vec<u64> {
+    let queue = format!("redisson_lock_queue:{{{name}}}");
+    let owners: Vec<String> =
+        redis::cmd("LRANGE").arg(queue).arg(0).arg(-1).query(&mut server.connection()).unwrap();
+    owners.iter().map(|owner| owner.rsplit(':').next().unwrap().parse().unwrap()).collect()
+}
+
+#[test]
+fn the_first_asks_for_all_who_have_come_and_the_next_one_for_those_who_came_since() {
+    let server = Server::start().unwrap();
+    let client = Client::connect(&server.url()).unwrap();
+    let lock = client.fair_lock("together").with_lease(SOON / 20);
+    let mut leader = first(&lock);
+    let company = behind(&lock, 2);
+    let begun = clock::now();
+    let Try::Granted(tenancy) = ask(&lock, &mut leader).unwrap() else { panic!() };
+    let mut company: Vec<_> = company.iter().map(|one| leads(&lock, one)).collect();
+    let numbers = |all: &[Leader<'_>]| all.iter().map(number).collect::<Vec<_>>();
+    let line = numbers(&company);
+    assert_eq!(queued(&server, "together"), line);
+    // The first in line asks when the holder's lease is over.
+    let asks_within = |leader: &Leader<'_>| {
+        leader.lead.as_ref().unwrap().listening.ask_at < begun + clock::nanos(SOON / 10)
+    };
+    assert!(asks_within(&company[0]) && !asks_within(&company[1]));
+
+    let second = first(&lock);
+    let others = behind(&lock, 1);
+    assert!(matches!(ask(&lock, &mut company[0]).unwrap(), Try::Busy(_)));
+    assert_eq!(queued(&server, "together"), line, "who was asked for asks for itself alone");
+    let mut all = vec![second];
+    assert!(matches!(ask(&lock, &mut all[0]).unwrap(), Try::Busy(_)));
+    all.push(leads(&lock, &others[0]));
+    assert_eq!(queued(&server, "together"), [line, numbers(&all)].concat());
+    drop((tenancy, leader, company, all));
+    client.shutdown();
+    assert!(holder(&server, "together").is_empty());
+    assert!(queued(&server, "together").is_empty());
+}
+
+#[test]
+fn the_first_in_line_does_not_ask_before_the_lease_has_ended() {
+    let server = Server::start().unwrap();
+    let [client, other] = [(); 2].map(|()| Client::connect(&server.url()).unwrap());
+    let guard = other.fair_lock("ends").with_lease(SOON).lock().unwrap();
+    let lock = client.fair_lock("ends");
+    let mut leader = first(&lock);
+    let mut redis = server.connection();
+    for _ in 0..20 {
+        let Try::Busy(sleep) = ask(&lock, &mut leader).unwrap() else { panic!("it is held") };
+        let (seconds, micros): (u64, u64) = redis::cmd("TIME").query(&mut redis).unwrap();
+        let now = seconds * 1_000_000 + micros;
+        // The lock exists until the millisecond of its end is over.
+        let ends: u64 = redis::cmd("PEXPIRETIME").arg("ends").query(&mut redis).unwrap();
+        let free = (ends + 1) * 1_000;
+        let asks = now + u64::try_from(sleep.as_micros()).unwrap();
+        assert!(asks >= free, "it asks {} us too early", free - asks);
+    }
+    guard.unlock().unwrap();
+}
+
+#[test]
+fn the_next_one_leads_where_the_first_goes_before_it_has_asked() {
+    let server = Server::start().unwrap();
+    let client = Client::connect(&server.url()).unwrap();
+    let lock = client.fair_lock("leads");
+    let leader = first(&lock);
+    let company = behind(&lock, 2);
+    drop(leader);
+    assert!(company[1].take_signal().is_none());
+    let mut next = leads(&lock, &company[0]);
+    assert!(matches!(ask(&lock, &mut next).unwrap(), Try::Granted(_)));
+    assert_eq!(queued(&server, "leads"), [number(&leads(&lock, &company[1]))]);
+}
+
+/// Its companions stay newcomers until they are answered.
+#[test]
+fn the_next_one_leads_where_the_first_dies_while_it_asks() {
+    let server = Server::start().unwrap();
+    let client = Client::connect(&server.url()).unwrap();
+    let lock = client.fair_lock("dies");
+    let mut leader = first(&lock);
+    let company = behind(&lock, 2);
+    let thread = Thread::current();
+    leader.lead_or(|| lock.inquiry(&claim(&lock, &thread)));
+    let died = catch_unwind(AssertUnwindSafe(|| {
+        let _leader = leader;
+        let _company = lock.queue.company();
+        panic!("in the middle of its request");
+    }));
+    assert!(died.is_err());
+    let mut next = leads(&lock, &company[0]);
+    assert!(matches!(ask(&lock, &mut next).unwrap(), Try::Granted(_)));
+    assert_eq!(queued(&server, "dies"), [number(&leads(&lock, &company[1]))]);
+}
+
+#[test]
+fn a_message_that_comes_before_a_companion_looks_is_not_forgotten() {
+    let server = Server::start().unwrap();
+    let [client, other] = [(); 2].map(|()| Client::connect(&server.url()).unwrap());
+    let lock = client.fair_lock("looks");
+    let guard = other.fair_lock("looks").lock().unwrap();
+    let mut leader = first(&lock);
+    let company = behind(&lock, 1);
+    assert!(matches!(ask(&lock, &mut leader).unwrap(), Try::Busy(_)));
+    let Some(Signal::Baton(Some(mut lead))) = company[0].take_signal() else { panic!() };
+    let owner = lead.inquiry.candidate.owner.to_string();
+    let (uuid, number) = owner.split_once(':').unwrap();
+    let channel = format!("redisson_lock__channel:{{redlatch:{uuid}}}");
+    wait_until("it is told", SOON, || {
+        let said = format!("ask {number} looks");
+        let mut redis = server.connection();
+        let () = redis::cmd("PUBLISH").arg(&channel).arg(said).query(&mut redis).unwrap();
+        lock.has_news(&lead.inquiry)
+    });
+    assert!(lead.listening.ask_at > 0);
+    let Lead { listening, inquiry: place } = &mut *lead;
+    assert!(place.collect(listening).is_none());
+    assert_eq!(lead.listening.ask_at, 0, "it sleeps on");
+    guard.unlock().unwrap();
+}
+
+#[test]
+fn what_the_server_refuses_to_one_it_refuses_to_all_who_came_with_it() {
+    let server = Server::start().unwrap();
+    let client = Client::connect(&server.url()).unwrap();
+    let lock = client.fair_lock("refused");
+    let () = redis::cmd("SET").arg("refused").arg(1).query(&mut server.connection()).unwrap();
+    let mut leader = first(&lock);
+    let company = behind(&lock, 2);
+    let error = ask(&lock, &mut leader).unwrap_err();
+    for one in company {
+        let Some(Signal::Failed(same)) = one.take_signal() else { panic!() };
+        assert_eq!(same.to_string(), error.to_string());
+    }
+    assert!(queued(&server, "refused").is_empty());
+}

@@ -1,0 +1,200 @@
+//! A majority of locks on servers of their own.
+//!
+//! ```text
+//! repeat: ask all at the same time, on a thread each, for a short time
+//!         more than half granted, and their leases not over: taken
+//!         release all; so many in trouble that the rest is no majority: an error, or,
+//!         where that may pass, a longer sleep
+//!         sleep for a random time
+//! ```
+//!
+//! No thread waits for a lock here while it holds another, so there is no order and no deadlock.
+//! Two that each got less than half release all before they sleep.
+
+use std::panic::resume_unwind;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::MOST_LOST;
+use super::guard::Levels;
+use crate::connection::Limit;
+use crate::error::{Error, ErrorKind, Passing};
+use crate::local::Leaving;
+use crate::lock::{Handle, Held, Part};
+use crate::sync::{Thread, clock, jitter};
+use crate::waiting::{Endurance, Wait};
+
+/// The pause after the first failed round; twice as long after each further one, up to the longest.
+const FIRST_PAUSE: Duration = Duration::from_millis(2);
+const LONGEST_PAUSE: Duration = Duration::from_millis(128);
+/// The wait for a server: this part of the lease, and at least so many round trips, since a
+/// connection may have to be opened.
+const PATIENCE: u32 = 50;
+const SHORTEST_PATIENCE: Duration = Duration::from_millis(50);
+const ROUND_TRIPS: u32 = 8;
+
+pub(super) fn acquire(
+    parts: &[Arc<dyn Part>],
+    thread: &Arc<Thread>,
+    wait: &Wait<'_>,
+) -> Result<Option<Levels>, Error> {
+    let needed = parts.len() / 2 + 1;
+    let (mut pause, mut late) = (FIRST_PAUSE, 0);
+    let mut endurance = Endurance::default();
+    loop {
+        let mut levels = Levels::majority(parts);
+        let mut failed: Vec<Error> = Vec::new();
+        let asked = at_once(parts, |part| {
+            let handle = part.handle();
+            let tenancy = part.acquire(thread, wait.once(until(handle)))?;
+            Ok(tenancy.map(|tenancy| Held::new(handle, tenancy)))
+        });
+        for (part, asked) in parts.iter().zip(asked) {
+            match asked {
+                Ok(Some(held)) => levels.push(held),
+                Ok(None) => {}
+                Err(error) => failed.push(at_server(part, error)),
+            }
+        }
+        if let Some(at) = failed.iter().position(is_final) {
+            return Err(failed.swap_remove(at));
+        }
+        if levels.len() >= needed {
+            if levels.is_held() {
+                return Ok(Some(levels));
+            }
+            late += 1;
+        }
+        // Before the sleep: others need the parts that this thread cannot use.
+        drop(levels);
+        if parts.len() - failed.len() < needed {
+            let error = no_majority(parts.len(), failed);
+            let endured = endurance.failed(&error, limit(parts)).filter(|_| wait.blocks());
+            let Some(pause) = endured else { return Err(error) };
+            sleep(parts, thread, wait, pause)?;
+            if wait.is_over() {
+                return Err(error);
+            }
+            continue;
+        }
+        endurance.answered(Instant::now());
+        if late == MOST_LOST {
+            let message = "a majority was granted, but its lease was over before all had answered; \
+                           nothing is held, take a longer lease";
+            let error = Error::new(ErrorKind::Redis, message.to_owned()).transient(true);
+            return Err(error.of(&parts[0].handle().site.name));
+        }
+        if wait.is_over() {
+            return Ok(None);
+        }
+        sleep(parts, thread, wait, pause.mul_f64(0.5 + jitter(clock::now())))?;
+        pause = (pause * 2).min(LONGEST_PAUSE);
+        if wait.is_over() {
+            return Ok(None);
+        }
+    }
+}
+
+/// Releases all at the same time. A dead server does not delay the others.
+pub(super) fn unlock(held: impl Iterator<Item = Held>) -> Vec<Result<(), Error>> {
+    at_once(held, |held| {
+        let _limited = Limit::set(Limit::new(Some(until(&held.handle)), None));
+        held.leave(Leaving::Awaited)
+    })
+}
+
+/// Runs `work` on each at the same time, on a thread of its own.
+fn at_once<T: Send, R: Send>(
+    all: impl IntoIterator<Item = T>,
+    work: impl Fn(T) -> Result<R, Error> + Sync,
+) -> Vec<Result<R, Error>> {
+    let work = &work;
+    thread::scope(|scope| {
+        let start = |one| {
+            let thread = thread::Builder::new().name("redlatch-votes".to_owned());
+            thread.spawn_scoped(scope, move || work(one))
+        };
+        let threads: Vec<_> = all.into_iter().map(start).collect();
+        let ends = threads.into_iter().map(|thread| match thread {
+            Ok(thread) => thread.join().unwrap_or_else(|panic| resume_unwind(panic)),
+            Err(error) => {
+                let message = "the system gives no thread to ask the server on".to_owned();
+                Err(Error::new(ErrorKind::Redis, message).caused_by(error).transient(true))
+            }
+        });
+        ends.collect()
+    })
+}
+
+/// The deadline of the wait for a server.
+fn until(handle: &Handle) -> Instant {
+    let core = &handle.site.core;
+    let lease = handle.terms().lease();
+    let patience =
+        (lease / PATIENCE).max(SHORTEST_PATIENCE).max(core.round_trip.saturating_mul(ROUND_TRIPS));
+    let now = Instant::now();
+    let patience = patience.min(core.response_timeout()).saturating_add(core.acknowledged_within());
+    now.checked_add(patience).unwrap_or(now)
+}
+
+/// Trouble that another server cannot make good.
+fn is_final(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Cancelled | ErrorKind::Forked | ErrorKind::Config)
+}
+
+/// How long a wait goes on while no majority answers.
+fn limit(parts: &[Arc<dyn Part>]) -> Duration {
+    let limits = parts.iter().map(|part| part.handle().site.core.config.failover_timeout);
+    limits.min().unwrap_or_default()
+}
+
+fn at_server(part: &Arc<dyn Part>, error: Error) -> Error {
+    let address = part.handle().site.core.address();
+    error.now(&format!("it is one of a quorum, on the server at {address}"))
+}
+
+fn no_majority(all: usize, failed: Vec<Error>) -> Error {
+    let so_many = failed.len();
+    let transient = failed.iter().any(Error::is_transient);
+    let unknown = failed.iter().any(Error::outcome_unknown);
+    let kind = failed.first().map_or(ErrorKind::Redis, Error::kind);
+    let message = format!(
+        "{so_many} of the {all} servers of a quorum cannot be asked, so there is no majority; \
+         nothing more is held than before"
+    );
+    let mut error = Error::new(kind, message).transient(transient).unknown(unknown);
+    // If a majority remains once the transient trouble is over, the wait goes on.
+    let passing: Vec<_> = failed.iter().filter_map(Error::passing).collect();
+    if all - (so_many - passing.len()) > all / 2 {
+        let outage = passing.iter().copied().find(|it| *it == Passing::Outage);
+        error = error.passing_as(outage.unwrap_or(Passing::Unacknowledged));
+    }
+    if let Some(first) = failed.into_iter().next() {
+        if let Some(name) = first.name() {
+            error = error.of(&name.into());
+        }
+        error = error.caused_by(first);
+    }
+    error
+}
+
+/// Sleeps until the end of the pause, or of the wait.
+fn sleep(
+    parts: &[Arc<dyn Part>],
+    thread: &Arc<Thread>,
+    wait: &Wait<'_>,
+    pause: Duration,
+) -> Result<(), Error> {
+    let site = &parts[0].handle().site;
+    let until = wait.sleep_until(pause);
+    wait.wakeable(thread, || {
+        loop {
+            wait.check(&site.core, &site.name)?;
+            if until.is_none_or(|until| Instant::now() >= until) {
+                return Ok(());
+            }
+            thread.parker().park_until(until);
+        }
+    })
+}

@@ -1,0 +1,515 @@
+//! The read-write lock: Redisson's `RReadWriteLock`.
+
+use std::sync::Arc;
+
+#[cfg(doc)]
+use crate::client::Client;
+use crate::error::{Error, ErrorKind, LostReason};
+use crate::lease::Orphan;
+use crate::local::{Asked, Candidate, GrantDetails, Leaving, Place, Tenancy, Terms};
+use crate::lock::{Handle, lock_verbs};
+use crate::runtime::Session;
+use crate::scripts::lock::{Acquired, Chain};
+use crate::scripts::{Mode, Replied, Trouble};
+use crate::sync::{Thread, clock};
+use crate::waiting::{Baton, Claim, Enter, EnterOf, Lead, Synchronizer, Try, Wait, acquire};
+
+#[cfg(test)]
+#[cfg(shuttle)]
+mod model_tests;
+mod pair;
+
+use pair::{Found, Grant, Need, Pair};
+
+/// A lock for many readers or one writer: `ReentrantReadWriteLock` of java.util.concurrent,
+/// Redisson's `RReadWriteLock`. Made by [`Client::read_write_lock`].
+///
+/// [`read`](Self::read) and [`write`](Self::write) are its two locks. A clone is the same lock, and
+/// so is every handle of the same name.
+///
+/// ```no_run
+/// # fn main() -> Result<(), redlatch::Error> {
+/// let client = redlatch::Client::connect("redis://127.0.0.1:6379")?;
+/// let prices = client.read_write_lock("prices");
+///
+/// let reading = prices.read().lock()?; // beside all other readers, on any machine
+/// reading.unlock()?;
+///
+/// let writing = prices.write().lock()?; // alone
+/// let reading = prices.read().lock()?; // a writer may read as well,
+/// writing.unlock()?; // and go on reading: now others may read, too
+/// reading.unlock()?;
+/// # Ok(()) }
+/// ```
+///
+/// # Waiting
+///
+/// Readers wait for a writer, a writer waits for all readers and for a writer. No thread starves:
+/// waiting processes stand in one queue, in the order in which they began to wait. **A reader that
+/// comes while a writer waits queues behind it**, though others read. A reader that is handed the
+/// lock enters with all readers behind it, up to the next writer. The threads of one process queue
+/// by the same rules. A thread that already holds the lock passes all others.
+///
+/// The reading threads of a process share one hold, with one owner and one renewal. A new reader
+/// enters beside readers of its process without asking the server, for a turn of at most 3 ms. Then
+/// one thread asks, and if no writer waits there, the next turn begins.
+///
+/// # Up and down
+///
+/// A thread that holds the write lock may take the read lock as well, and keep it after it has
+/// released the write lock: no other thread writes in between. The other way round would deadlock:
+/// a thread that holds the read lock and takes the write lock gets an error of kind
+/// [`WouldDeadlock`](ErrorKind::WouldDeadlock) at once, and reads on. (An owned guard, which
+/// belongs to no thread, escapes this check.)
+///
+/// # Several locks
+///
+/// A thread that holds one lock and waits for another waits for ever if the other's holder waits for
+/// the first: both are renewed meanwhile. Take several locks in the same order everywhere, or all at
+/// once ([`MultiLock`](crate::MultiLock)). After 60 s
+/// ([`wait_warning`](crate::ClientBuilder::wait_warning)) the log says `has waited 60 s for "B" while
+/// holding "A"`.
+///
+/// # Leases of readers
+///
+/// A reader with a lease of its own ([`ReadLock::with_lease`]) that enters beside others of its
+/// process shares their hold. It holds the lock for that lease at least, and for as long as they
+/// stay; [`check`](crate::LockGuard::check) promises it no more than its own lease. When a reader
+/// leaves, the hold lasts until the latest end of those that stay: so a lease bounds a thread that
+/// hangs, though readers come and go beside it. At that end this process releases the hold. If the
+/// process is killed before, the server keeps the hold for the rest of their longest lease. If the
+/// hold is lost, all its readers learn of it.
+///
+/// **Beside readers of Redisson take no lease longer than their `lockWatchdogTimeout`** (30 s by
+/// default), and no longer [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout): each of
+/// their renewals cuts the lock's time to live to it, for all readers. When the last of them is
+/// gone, the lock may end that long after its last renewal: if it was killed, and before Redisson
+/// 4.4 also if it has unlocked, since there a renewal cuts each reader's own key, too. A guard here
+/// learns of that at its next renewal, or, with a fixed lease, at
+/// [`unlock`](crate::LockGuard::unlock).
+///
+/// # Differences from Redisson
+///
+/// Redisson's clients know no queue: their readers enter beside readers, past waiting writers of
+/// this library and of their own. Redisson's writers wait in public. If the lock is free for a
+/// moment, each of them gets it now and then, as with [`ReentrantLock`](crate::ReentrantLock); but
+/// while any readers overlap without a pause, they wait, as they do among Redisson's clients.
+/// (Writers of this library do not: its readers queue behind them.) When a writer of this library
+/// goes down to reading, it tells Redisson's readers; a writer of Redisson's tells no waiter, and a
+/// waiter finds out when it asks next, within a second or so.
+///
+/// While a writer also reads, `is_locked` of the read lock is `false` here. `isLocked()` of
+/// Redisson's read lock is `true` then (from 3.24.1 on).
+///
+/// # In Redis
+///
+/// A hash under the lock's name and a key for each read hold (`{name}:owner:rwlock_timeout:1`), as
+/// Redisson has them, and `redlatch_rwlock_queue:{name}` and `redlatch_rwlock_window:{name}` while
+/// processes wait. One name is for one kind of lock.
+#[derive(Clone, Debug)]
+pub struct ReadWriteLock {
+    read: ReadLock,
+    write: WriteLock,
+}
+
+/// The lock that readers hold, many at once: [`ReadWriteLock::read`].
+///
+/// Its methods are those of [`Lock`](crate::Lock). [`try_lock`](Self::try_lock) takes a lock that
+/// others read only if no writer waits, and a free lock past all waiters.
+/// [`is_locked`](Self::is_locked) returns whether the lock has a reader and no writer, and
+/// [`force_unlock`](Self::force_unlock) ends the holds of all readers.
+///
+/// ```no_run
+/// # use redlatch::{Error, ReadLock};
+/// fn price(prices: &ReadLock, look: impl FnOnce() -> Result<u64, Error>) -> Result<u64, Error> {
+///     prices.with(|_guard| look()) // beside all other readers
+/// }
+/// ```
+#[derive(Clone, Debug)]
+pub struct ReadLock {
+    handle: Handle,
+    pair: Arc<Pair>,
+}
+
+/// The lock that one writer holds: [`ReadWriteLock::write`].
+///
+/// Its methods are those of [`Lock`](crate::Lock), and those that take it fail with an error of
+/// kind [`WouldDeadlock`](ErrorKind::WouldDeadlock) in a thread that holds the read lock.
+/// [`is_locked`](Self::is_locked) returns whether the lock has a writer, and
+/// [`force_unlock`](Self::force_unlock) ends the writer's hold and its reads under that.
+///
+/// ```no_run
+/// use redlatch::{Error, ErrorKind, WriteLock};
+///
+/// fn set(prices: &WriteLock, change: impl FnOnce()) -> Result<bool, Error> {
+///     match prices.try_lock() {
+///         Ok(Some(guard)) => {
+///             change(); // alone
+///             guard.unlock().map(|()| true)
+///         }
+///         Ok(None) => Ok(false), // another thread reads or writes
+///         Err(error) if error.kind() == ErrorKind::WouldDeadlock => Ok(false), // this one reads
+///         Err(error) => Err(error),
+///     }
+/// }
+/// ```
+#[derive(Clone, Debug)]
+pub struct WriteLock {
+    handle: Handle,
+    pair: Arc<Pair>,
+}
+
+lock_verbs!(ReadLock);
+lock_verbs!(WriteLock);
+
+impl ReadWriteLock {
+    pub(crate) fn new(session: &Session, name: &str) -> Self {
+        let pair = Pair::of(session.core(), name);
+        let handle = |mode| {
+            Handle::new(session.clone(), Arc::clone(pair.site(mode)))
+                .side_of(Arc::clone(&pair) as _)
+        };
+        Self {
+            read: ReadLock { handle: handle(Mode::Read), pair: Arc::clone(&pair) },
+            write: WriteLock { handle: handle(Mode::Write), pair: Arc::clone(&pair) },
+        }
+    }
+
+    /// The lock for readers. No I/O.
+    #[must_use]
+    pub fn read(&self) -> &ReadLock {
+        &self.read
+    }
+
+    /// The lock for writers. No I/O.
+    #[must_use]
+    pub fn write(&self) -> &WriteLock {
+        &self.write
+    }
+
+    /// The lock's name: the key in Redis.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.read.name()
+    }
+}
+
+impl ReadLock {
+    fn acquire(&self, thread: &Arc<Thread>, wait: Wait<'_>) -> Result<Option<Arc<Tenancy>>, Error> {
+        Side::new(&self.handle, &self.pair).acquire(thread, wait)
+    }
+
+    fn send_force_unlock(&self) -> Result<bool, Trouble> {
+        self.handle.site.scripts().force_unlock()
+    }
+}
+
+impl WriteLock {
+    fn acquire(&self, thread: &Arc<Thread>, wait: Wait<'_>) -> Result<Option<Arc<Tenancy>>, Error> {
+        Side::new(&self.handle, &self.pair).acquire(thread, wait)
+    }
+
+    /// Also ends the writer's reads under its hold.
+    fn send_force_unlock(&self) -> Result<bool, Trouble> {
+        self.pair.read.force(|| self.handle.site.scripts().force_unlock())
+    }
+}
+
+/// One of the two locks, as the driver sees it.
+#[derive(Clone, Copy)]
+struct Side<'a> {
+    handle: &'a Handle,
+    pair: &'a Arc<Pair>,
+}
+
+impl<'a> Side<'a> {
+    fn new(handle: &'a Handle, pair: &'a Arc<Pair>) -> Self {
+        Self { handle, pair }
+    }
+
+    fn acquire(&self, thread: &Arc<Thread>, wait: Wait<'_>) -> Result<Option<Arc<Tenancy>>, Error> {
+        self.handle.check(&wait)?;
+        let need = Need { mode: self.handle.site.mode, terms: self.handle.terms() };
+        let granted = acquire(self, &Claim { thread, need, wait })?;
+        Ok(granted.map(|grant| grant.tenancy))
+    }
+
+    fn reads(&self) -> bool {
+        self.handle.site.mode == Mode::Read
+    }
+
+    /// A writing thread takes the read lock as well. `None`: it has to look anew.
+    fn read_under(
+        &self,
+        writing: &Arc<Tenancy>,
+        claim: &Claim<'_, Need>,
+    ) -> Result<Option<Grant>, Error> {
+        let site = &self.handle.site;
+        let terms = claim.need.terms;
+        let (mut candidate, lease) = (Candidate::<GrantDetails>::new(site), terms.lease());
+        let owner = candidate.owner;
+        let undo = || site.disown(&owner, lease);
+        candidate.asks(Asked::now(site), lease);
+        let replied = site.scripts().read_beside(&owner, lease, &writing.hold.owner);
+        let is_there = |reply: &Acquired| matches!(reply, Acquired::Granted { .. });
+        let places = match candidate.heard(replied, is_there) {
+            Ok(Acquired::Granted { places, .. }) => places,
+            Ok(Acquired::Refused(_) | Acquired::NotTaken) => {
+                if candidate.in_doubt {
+                    undo();
+                }
+                // The thread has lost its write hold, without knowing it.
+                if writing.is_held() {
+                    self.pair.write.lose(writing, LostReason::Revoked);
+                }
+                return Ok(None);
+            }
+            Err(trouble) => {
+                if candidate.in_doubt {
+                    undo();
+                }
+                return Err(site.not_taken(trouble, 0));
+            }
+        };
+        if let Some(void) = candidate.void.take() {
+            let command = site.scripts().give_up_command(&owner.text(), Chain::default());
+            return Err(site.take_back(candidate, command, Orphan::requested, void));
+        }
+        let hold = candidate.granted_by_reply(site, terms);
+        let details = GrantDetails { places, chain: site.gate.chain(hold.asked.at), tokens: None };
+        let hold = hold.with_details(details, None);
+        let granted = Arc::new(Tenancy::new(Arc::new(hold), Arc::clone(claim.thread)));
+        let Some(tenancy) = self.seat(&granted, claim, || {}).inspect_err(|_| undo())? else {
+            undo();
+            // The refused read grant proves nothing of the write hold.
+            let is_late = clock::now() >= granted.hold.deadline();
+            return if is_late { Err(Error::late_grant(&site.name)) } else { Ok(None) };
+        };
+        if !self.pair.reads_alone(claim.thread) {
+            site.lose(&tenancy, LostReason::Revoked);
+            return Ok(None);
+        }
+        let tenancy = self.handle.admitted(tenancy)?;
+        Ok(Some(Grant { tenancy, is_seated: true }))
+    }
+
+    /// The leader reads beside others of the process: during their turn at once; after it if the
+    /// server says that no process waits.
+    fn join(&self, claim: &Claim<'_, Need>) -> Result<Option<Grant>, Error> {
+        if !self.reads() {
+            return Ok(None);
+        }
+        let Need { terms, .. } = claim.need;
+        let Some((tenancy, in_turn)) = self.pair.join(claim.thread, terms) else {
+            return Ok(None);
+        };
+        let (site, hold) = (&self.handle.site, &tenancy.hold);
+        if !in_turn {
+            // The leader counts as a reader meanwhile: so the hold is not released during the
+            // request.
+            let leave = || {
+                let level = self.handle.level(&tenancy);
+                let _ = site.leave(&tenancy, Some(level), Leaving::Posted);
+            };
+            let (sent_at, lease) = (clock::now(), terms.lease());
+            let counts = hold.ask(lease);
+            match site.scripts().read_on(&hold.owner, lease) {
+                // No lease was extended, except perhaps by a first copy that lost its reply.
+                Ok(Replied { reply: Some(1..), .. }) => {
+                    leave();
+                    return Ok(None);
+                }
+                Ok(Replied { reply: Some(_), void: Some(void), .. }) => {
+                    hold.unconfirm();
+                    site.orphan_if_lost(hold);
+                    leave();
+                    return Err(void.of(&site.name).void(true));
+                }
+                Ok(Replied { reply: Some(_), .. }) => {
+                    hold.confirm(sent_at, counts);
+                    site.orphan_if_lost(hold);
+                    site.gate.reopen(hold, sent_at);
+                }
+                Ok(Replied { reply: None, .. }) => {
+                    site.lose(&tenancy, LostReason::Revoked);
+                    return Ok(None);
+                }
+                Err(trouble) => {
+                    if let Trouble::Unknown(_) = trouble {
+                        hold.unconfirm();
+                        site.orphan_if_lost(hold);
+                    }
+                    leave();
+                    return Err(site.not_taken(trouble, 0));
+                }
+            }
+        }
+        if !tenancy.is_held() || !self.handle.deepen(&tenancy)? {
+            return Ok(None);
+        }
+        Ok(Some(Grant { tenancy, is_seated: true }))
+    }
+
+    /// The grant gets its seat; or, if others of the process read under an older hold, a seat
+    /// beside them: one hold is enough. `None`: the grant is no longer this process's. `used_up` is
+    /// called when no thread may ask under the grant's owner any more.
+    fn seat(
+        &self,
+        granted: &Arc<Tenancy>,
+        claim: &Claim<'_, Need>,
+        used_up: impl FnOnce(),
+    ) -> Result<Option<Arc<Tenancy>>, Error> {
+        let (site, terms) = (&self.handle.site, claim.need.terms);
+        while let Some(older) = site.gate.tenant().filter(|_| self.reads()) {
+            // The server knows the new hold. If it has lost the older one, no thread may join that.
+            if !older.is_held() || !site.has_granted(&older.hold)? {
+                self.pair.lose_reading(&older);
+                continue;
+            }
+            let Some((tenancy, _)) = self.pair.join(claim.thread, terms) else { continue };
+            if !Arc::ptr_eq(&tenancy.hold, &older.hold) {
+                // Another hold has taken the seat meanwhile: the loop checks that one.
+                let level = self.handle.level(&tenancy);
+                let _ = site.leave(&tenancy, Some(level), Leaving::Posted);
+                continue;
+            }
+            // A fresh owner: the next request uses another one.
+            used_up();
+            let _ = site.release(&granted.hold, Leaving::Posted);
+            return Ok(self.handle.deepen(&tenancy)?.then_some(tenancy));
+        }
+        if !site.admit(granted, terms)? {
+            return Ok(None);
+        }
+        used_up();
+        Ok(Some(Arc::clone(granted)))
+    }
+}
+
+impl Synchronizer for Side<'_> {
+    type Site = Pair;
+
+    fn site(&self) -> &Pair {
+        self.pair
+    }
+
+    /// Does the thread hold the lock? May it join readers of this process? Otherwise one thread
+    /// asks Redis.
+    fn enter(&self, claim: &Claim<'_, Need>) -> Result<EnterOf<Self>, Error> {
+        loop {
+            let found = self.pair.enter(claim.thread, claim.need, claim.wait.blocks());
+            return match found {
+                Found::In(tenancy) => {
+                    if !self.handle.deepen(&tenancy)? {
+                        continue;
+                    }
+                    Ok(Enter::Granted(Grant { tenancy, is_seated: true }))
+                }
+                Found::Under(writing) => match self.read_under(&writing, claim)? {
+                    Some(grant) => Ok(Enter::Granted(grant)),
+                    None => continue,
+                },
+                Found::Reads => {
+                    let message = "the calling thread holds it to read, so it would wait for itself: \
+                                   release the read lock first; it still reads";
+                    let error = Error::new(ErrorKind::WouldDeadlock, message.to_owned());
+                    Err(error.of(&self.pair.name))
+                }
+                Found::Expired(site, tenancy) => {
+                    site.lose(&tenancy, LostReason::LeaseExpired);
+                    continue;
+                }
+                Found::Leads => Ok(Enter::Leads(None)),
+                Found::Queued(waiter) => Ok(Enter::Queued(waiter)),
+                Found::Occupied => Ok(Enter::NotNow),
+                Found::TooDeep => Err(self.handle.too_deep()),
+            };
+        }
+    }
+
+    /// The wheel ends holds at their deadlines. This is for a wheel that is late.
+    fn look(&self) {
+        for site in [&self.pair.read, &self.pair.write] {
+            if let Some(tenancy) = site.gate.expired() {
+                site.lose(&tenancy, LostReason::LeaseExpired);
+            }
+        }
+    }
+
+    /// The receiver looks once more: it may have slept through the rest of the lease.
+    fn receive(&self, grant: Grant) -> Result<Option<Grant>, Error> {
+        let Grant { tenancy, .. } = grant;
+        if !tenancy.is_held() {
+            self.handle.site.lose(&tenancy, LostReason::LeaseExpired);
+            return Ok(None);
+        }
+        if self.reads() && !self.handle.deepen(&tenancy)? {
+            return Ok(None);
+        }
+        let tenancy = self.handle.admitted(tenancy)?;
+        Ok(Some(Grant { tenancy, is_seated: true }))
+    }
+
+    fn inquiry(&self, _: &Claim<'_, Need>) -> Option<Place> {
+        None
+    }
+
+    fn collect(&self, lead: &mut Lead<Option<Place>>, claim: &Claim<'_, Need>) -> Option<Grant> {
+        let Lead { listening, inquiry } = lead;
+        let tenancy = inquiry.as_mut()?.collect(listening, &self.handle.site, &on_terms(claim))?;
+        Some(Grant { tenancy, is_seated: false })
+    }
+
+    fn has_news(&self, inquiry: &Option<Place>) -> bool {
+        inquiry.as_ref().is_some_and(Place::has_news)
+    }
+
+    fn ask(
+        &self,
+        lead: &mut Lead<Option<Place>>,
+        claim: &Claim<'_, Need>,
+    ) -> Result<Try<Grant>, Error> {
+        let site = &self.handle.site;
+        self.pair.asks();
+        let Lead { listening, inquiry } = lead;
+        if inquiry.is_none()
+            && let Some(grant) = self.join(claim)?
+        {
+            return Ok(Try::Granted(grant));
+        }
+        let place = inquiry.get_or_insert_with(|| Place::new(site));
+        Ok(match place.ask(listening, site, &on_terms(claim))? {
+            Try::Granted(tenancy) => Try::Granted(Grant { tenancy, is_seated: false }),
+            Try::Busy(sleep) => Try::Busy(sleep),
+        })
+    }
+
+    fn install(
+        &self,
+        baton: &mut Baton<'_, Pair>,
+        grant: Grant,
+        claim: &Claim<'_, Need>,
+    ) -> Result<Option<Grant>, Error> {
+        let Grant { mut tenancy, is_seated } = grant;
+        if !is_seated {
+            let Some(seated) = self.seat(&tenancy, claim, || baton.lead = None)? else {
+                return Ok(None);
+            };
+            tenancy = seated;
+        }
+        if self.reads() {
+            self.pair.let_readers_in();
+        } else {
+            // The hold has its seat.
+            baton.lay_down();
+            self.pair.end_reading();
+        }
+        let tenancy = self.handle.admitted(tenancy)?;
+        Ok(Some(Grant { tenancy, is_seated: true }))
+    }
+}
+
+/// The claim without its mode, for a place in the lock's queue.
+fn on_terms<'a>(claim: &Claim<'a, Need>) -> Claim<'a, Terms> {
+    Claim { thread: claim.thread, need: claim.need.terms, wait: claim.wait }
+}

@@ -1,0 +1,408 @@
+//! A whole read-write lock, in many orders of its threads' steps: handles, pair, gates, waiting
+//! loop and lane, of one client or of two, with a model's server behind them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use shuttle::rand::{Rng, thread_rng};
+use shuttle::thread::{self, JoinHandle};
+
+use super::{Mode, ReadWriteLock};
+use crate::cancel::CancelToken;
+use crate::connection::model::Server;
+use crate::error::{Error, ErrorKind, LostReason};
+use crate::lock::{Lock, LockGuard};
+use crate::runtime::{Core, Session};
+use crate::sync::{Thread, clock, explore};
+use crate::waiting::Queued as _;
+
+const NAME: &str = "name";
+const ROUNDS: usize = 3;
+/// Longer than readers may join without a request, and shorter than a turn.
+const PAST_JOINING: u64 = 4_000_000;
+const LEASE: Duration = Duration::from_secs(30);
+const PAST_A_LEASE: u64 = 40_000_000_000;
+
+/// A client with its subscriber.
+struct Process {
+    session: Session,
+    lock: ReadWriteLock,
+    subscriber: JoinHandle<()>,
+}
+
+impl Process {
+    fn start() -> Self {
+        let core = Core::model();
+        let subscriber = core.connect();
+        let session = Session::model(core);
+        Self { lock: ReadWriteLock::new(&session, NAME), session, subscriber }
+    }
+
+    /// Drops the client, when no thread of it has the lock or waits for it.
+    fn end(self) {
+        let pair = &self.lock.read.pair;
+        assert!(!pair.with_queue(|queue| queue.is_busy()), "a baton that nobody took");
+        for mode in [Mode::Read, Mode::Write] {
+            assert!(!pair.site(mode).gate.is_seated(), "a seat that nobody left: {mode:?}");
+        }
+        drop((self.lock, self.session));
+        self.subscriber.join().unwrap();
+    }
+}
+
+/// How many threads are inside. (Lost holds do not count: see [`check_alone`].)
+#[derive(Default)]
+struct Inside {
+    reading: AtomicUsize,
+    writing: AtomicUsize,
+}
+
+/// Counts of events over all schedules: a test that never came to the point proves nothing.
+#[derive(Default)]
+struct Seen {
+    read: AtomicUsize,
+    together: AtomicUsize,
+    wrote: AtomicUsize,
+    went_down: AtomicUsize,
+}
+
+/// Takes a lock by a random verb.
+fn take(lock: &dyn Lock) -> Result<Option<LockGuard>, Error> {
+    if chance(0.5) { lock.lock().map(Some) } else { try_to_take(lock) }
+}
+
+/// Takes a lock by a random verb that does not wait for ever.
+fn try_to_take(lock: &dyn Lock) -> Result<Option<LockGuard>, Error> {
+    match thread_rng().gen_range(0..4) {
+        0 => lock.try_lock(),
+        1 => match lock.try_lock_until(Instant::now()) {
+            // The model's steps take real time: the limit passed before the answer.
+            Err(error) if error.is_transient() => Ok(None),
+            taken => taken,
+        },
+        _ => {
+            let token = CancelToken::new();
+            let elsewhere = token.clone();
+            let canceller = thread::spawn(move || elsewhere.cancel());
+            let taken = lock.lock_cancellable(&token);
+            canceller.join().unwrap();
+            match taken {
+                Err(error) if error.kind() == ErrorKind::Cancelled => Ok(None),
+                taken => taken.map(Some),
+            }
+        }
+    }
+}
+
+fn give_back(guard: LockGuard) {
+    if chance(0.5) { drop(guard) } else { guard.unlock().unwrap() }
+}
+
+/// A thread that uses the lock a few times; no hold is lost.
+fn user(lock: &ReadWriteLock, inside: &Inside, seen: &Seen) {
+    for _ in 0..ROUNDS {
+        if chance(0.6) {
+            let Some(guard) = take(lock.read()).unwrap() else { continue };
+            read(lock, &guard, inside, seen);
+            give_back(guard);
+        } else {
+            let Some(guard) = take(lock.write()).unwrap() else { continue };
+            write(lock, guard, inside, seen);
+        }
+    }
+}
+
+fn read(lock: &ReadWriteLock, guard: &LockGuard, inside: &Inside, seen: &Seen) {
+    count(&seen.read);
+    let others = inside.reading.fetch_add(1, Ordering::SeqCst);
+    assert_eq!(inside.writing.load(Ordering::SeqCst), 0, "reads beside a writer");
+    if others > 0 {
+        count(&seen.together);
+    }
+    if chance(0.2) {
+        assert_eq!(lock.write().lock().unwrap_err().kind(), ErrorKind::WouldDeadlock);
+    }
+    if chance(0.2) {
+        drop(lock.read().lock().unwrap());
+    }
+    if chance(0.2) {
+        clock::model::advance(PAST_JOINING);
+    }
+    thread::yield_now();
+    assert!(guard.is_held());
+    inside.reading.fetch_sub(1, Ordering::SeqCst);
+}
+
+fn write(lock: &ReadWriteLock, guard: LockGuard, inside: &Inside, seen: &Seen) {
+    count(&seen.wrote);
+    assert_eq!(inside.writing.fetch_add(1, Ordering::SeqCst), 0, "writes beside a writer");
+    assert_eq!(inside.reading.load(Ordering::SeqCst), 0, "writes beside a reader");
+    if chance(0.2) {
+        drop(lock.write().lock().unwrap());
+    }
+    let reading = chance(0.4).then(|| lock.read().lock().unwrap());
+    thread::yield_now();
+    assert!(guard.is_held());
+    inside.writing.fetch_sub(1, Ordering::SeqCst);
+    give_back(guard);
+    if let Some(reading) = reading {
+        count(&seen.went_down);
+        read(lock, &reading, inside, seen);
+        give_back(reading);
+    }
+}
+
+/// Lets `threads` threads of each process use the lock.
+fn play(processes: usize, threads: usize, seen: &Arc<Seen>) {
+    let server = Server::start(0);
+    let processes: Vec<_> = (0..processes).map(|_| Process::start()).collect();
+    let inside = Arc::new(Inside::default());
+    let users: Vec<_> = processes
+        .iter()
+        .flat_map(|process| vec![(process.lock.clone(), process.session.clone()); threads])
+        .map(|(lock, session)| {
+            let (inside, seen) = (Arc::clone(&inside), Arc::clone(seen));
+            thread::spawn(move || {
+                user(&lock, &inside, &seen);
+                // Others may wait for its last release.
+                session.core().read_replies();
+            })
+        })
+        .collect();
+    for user in users {
+        user.join().unwrap();
+    }
+    processes.into_iter().for_each(Process::end);
+    assert!(!server.is_wanted(NAME), "a hold or a place that nobody has");
+}
+
+fn model(schedules: usize, processes: usize, threads: usize) -> Arc<Seen> {
+    let seen = Arc::new(Seen::default());
+    let count = Arc::clone(&seen);
+    explore(schedules, move || play(processes, threads, &count));
+    seen
+}
+
+#[test]
+fn one_writes_or_some_read_and_every_thread_ends() {
+    let seen = model(600, 1, 4);
+    for what in [&seen.read, &seen.together, &seen.wrote, &seen.went_down] {
+        assert!(happened(what));
+    }
+}
+
+#[test]
+fn so_it_is_with_two_processes() {
+    let seen = model(400, 2, 3);
+    assert!(happened(&seen.together) && happened(&seen.went_down));
+}
+
+/// A thread with a write guard that says "held" is alone among the guards of its process. (A reader
+/// may meet a writer that has no guard yet: the reader loses its hold before that.)
+fn check_alone(lock: &ReadWriteLock, writing: &LockGuard) {
+    let own = Thread::current();
+    let others = [Mode::Read, Mode::Write].map(|mode| {
+        lock.read.pair.site(mode).gate.with_seat(|seat| {
+            let tenancies = seat.into_iter().flat_map(|seat| seat.tenancies());
+            tenancies.filter(|other| other.thread.id() != own.id()).cloned().collect::<Vec<_>>()
+        })
+    });
+    // Checked when all are known: a guard that is held then was held when it was asked before.
+    for other in others.iter().flatten() {
+        let both = writing.is_held() && other.is_held();
+        assert!(!both, "{other:?} beside {writing:?}");
+    }
+}
+
+type Take = fn(&dyn Lock) -> Result<Option<LockGuard>, Error>;
+
+/// Uses the lock while its holds are taken away.
+fn robbed(lock: &ReadWriteLock, take: Take) {
+    for _ in 0..ROUNDS {
+        if chance(0.6) {
+            // Beside others its lease is longer than theirs.
+            let longer = lock.read().with_lease(2 * LEASE);
+            let side: &dyn Lock = if chance(0.5) { &longer } else { lock.read() };
+            let guard = take(side).unwrap();
+            thread::yield_now();
+            drop(guard);
+            continue;
+        }
+        let Some(guard) = take(lock.write()).unwrap() else { continue };
+        check_alone(lock, &guard);
+        let reading = chance(0.4).then(|| lock.read().try_lock().unwrap()).flatten();
+        thread::yield_now();
+        check_alone(lock, &guard);
+        drop(guard);
+        thread::yield_now();
+        drop(reading);
+    }
+}
+
+fn rob(take: Take, trouble: fn(&Process, &Server)) {
+    let server = Server::start(0);
+    let process = Process::start();
+    let users: Vec<_> = (0..3)
+        .map(|_| {
+            let lock = process.lock.clone();
+            thread::spawn(move || robbed(&lock, take))
+        })
+        .collect();
+    for _ in 0..3 {
+        trouble(&process, &server);
+    }
+    for user in users {
+        user.join().unwrap();
+    }
+    process.end();
+}
+
+#[test]
+fn who_says_held_is_alone_though_the_lock_is_deleted() {
+    explore(1_000, || rob(take, |_, server| server.delete(NAME)));
+}
+
+#[test]
+fn who_says_held_is_alone_though_the_lock_is_unlocked_by_force() {
+    explore(1_000, || {
+        // The renewer undoes such a grant, and no thread must wait for that here.
+        rob(try_to_take, |process, _| {
+            let lock = &process.lock;
+            let side: &dyn Lock = if chance(0.5) { lock.read() } else { lock.write() };
+            side.force_unlock().unwrap();
+        });
+    });
+}
+
+/// A writer takes the read lock as well. Between the server's reply and its seat the lock is
+/// deleted, a renewal finds that out, and the next writer writes.
+#[test]
+fn who_is_granted_to_read_under_a_lost_hold_does_not_read_beside_the_next_writer() {
+    explore(2_000, || {
+        let server = Server::start(0);
+        let process = Process::start();
+        let inside = Arc::new(Inside::default());
+        let writing = process.lock.write().lock().unwrap();
+        let (lock, next) = (process.lock.clone(), Arc::clone(&inside));
+        let next = thread::spawn(move || {
+            let guard = lock.write().lock().unwrap();
+            next.writing.store(1, Ordering::SeqCst);
+            thread::yield_now();
+            next.writing.store(0, Ordering::SeqCst);
+            drop(guard);
+        });
+        let pair = Arc::clone(&process.lock.read.pair);
+        let renewal = thread::spawn(move || {
+            let site = pair.site(Mode::Write);
+            if let Some(tenancy) = site.gate.tenant() {
+                server.delete(NAME);
+                site.lose(&tenancy, LostReason::Revoked);
+            }
+        });
+        if let Some(reading) = process.lock.read().try_lock().unwrap() {
+            let another_writes = inside.writing.load(Ordering::SeqCst) > 0;
+            assert!(!(another_writes && reading.is_held()), "reads beside a writer");
+        }
+        drop(writing);
+        for thread in [next, renewal] {
+            thread.join().unwrap();
+        }
+        process.end();
+    });
+}
+
+/// A process is granted the lock to read beside a hold that it has: it gives the new hold back, and
+/// no thread asks under that owner again.
+#[test]
+fn an_owner_whose_hold_was_not_needed_is_not_used_again() {
+    explore(1_000, || {
+        let server = Server::start(0);
+        let (process, other) = (Process::start(), Process::start());
+        let reading = process.lock.read().lock().unwrap();
+        clock::model::advance(PAST_JOINING);
+        let token = CancelToken::new();
+        let (lock, cancelled) = (other.lock.clone(), token.clone());
+        let writer = thread::spawn(move || {
+            let error = lock.write().lock_cancellable(&cancelled).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Cancelled);
+        });
+        let read = || {
+            let lock = process.lock.clone();
+            thread::spawn(move || drop(lock.read().lock().unwrap()))
+        };
+        // Behind the writer, which then leaves.
+        await_refusals(&server, 1);
+        let mut threads = vec![writer, read()];
+        await_refusals(&server, 2);
+        threads.extend([read(), read()]);
+        token.cancel();
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        drop(reading);
+        process.end();
+        other.end();
+        assert!(!server.is_wanted(NAME), "a hold or a place that nobody has");
+    });
+}
+
+fn await_refusals(server: &Server, refusals: usize) {
+    while server.refusals() < refusals {
+        thread::yield_now();
+    }
+}
+
+/// Also as long as the loss is unnoticed.
+#[test]
+fn who_reads_no_longer_is_not_told_that_it_reads() {
+    explore(10, || {
+        let _server = Server::start(0);
+        let process = Process::start();
+        let reading = process.lock.read().lock().unwrap();
+        clock::model::advance(PAST_A_LEASE);
+        // (The server still has the hold: no thread releases it in a model.)
+        assert!(process.lock.write().try_lock().unwrap().is_none());
+        assert_eq!(reading.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
+        process.end();
+    });
+}
+
+#[test]
+fn a_shutdown_ends_every_wait() {
+    explore(500, || {
+        let server = Server::start(0);
+        let other = Process::start();
+        let held = other.lock.write().lock().unwrap();
+        let process = Process::start();
+        let users: Vec<_> = (0..4)
+            .map(|at| {
+                let lock = process.lock.clone();
+                thread::spawn(move || {
+                    let side: &dyn Lock = if at % 2 == 0 { lock.read() } else { lock.write() };
+                    assert_eq!(side.lock().unwrap_err().kind(), ErrorKind::ShutDown);
+                })
+            })
+            .collect();
+        process.session.shut_down();
+        for user in users {
+            user.join().unwrap();
+        }
+        drop(held);
+        process.end();
+        other.end();
+        assert!(!server.is_wanted(NAME), "a hold or a place that nobody has");
+    });
+}
+
+fn chance(odds: f64) -> bool {
+    thread_rng().gen_bool(odds)
+}
+
+fn count(what: &AtomicUsize) {
+    what.fetch_add(1, Ordering::SeqCst);
+}
+
+fn happened(what: &AtomicUsize) -> bool {
+    what.load(Ordering::SeqCst) > 0
+}

@@ -1,0 +1,218 @@
+//! In a cluster: gives each job to the renewer of its server. This thread has no connection of its
+//! own and waits for no server, so that a server that does not answer never delays the jobs of the
+//! others.
+//!
+//! A server that has no slot any more may be gone for good. Its renewer ends, and hands back its
+//! jobs; so does its subscriber's thread, and its lanes are closed, once no command is on its way
+//! over them.
+
+use std::collections::HashMap;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
+use log::Level;
+
+use super::Core;
+use super::renewer::{AFTER_A_PANIC, Renewer};
+use crate::connection::{Cluster, Node, slot_of};
+use crate::lease::{Job, Renewal};
+use crate::pubsub::HEARTBEAT;
+use crate::sync::own_thread;
+
+pub(super) struct Dispatcher {
+    core: Arc<Core>,
+    cluster: Arc<Cluster>,
+    /// Each renewer keeps a clone until it ends.
+    alive: Sender<()>,
+    /// By the number of the server, from its first job on.
+    renewers: HashMap<usize, Hired>,
+}
+
+/// A server's renewer.
+struct Hired {
+    node: Arc<Node>,
+    jobs: Sender<Job>,
+    /// While the system gives no thread, the jobs wait here.
+    idle: Option<Receiver<Job>>,
+}
+
+/// How often the dispatcher tries again to start a renewer's thread.
+const START_AGAIN: Duration = Duration::from_millis(100);
+
+impl Dispatcher {
+    pub(super) fn new(core: Arc<Core>, cluster: Arc<Cluster>, alive: Sender<()>) -> Self {
+        Self { core, cluster, alive, renewers: HashMap::new() }
+    }
+
+    /// The thread's whole life: until the client's end and the last job.
+    pub(super) fn run(mut self, jobs: &Receiver<Job>) {
+        loop {
+            let is_idle = self.renewers.values().any(|hired| hired.idle.is_some());
+            match jobs.recv_timeout(if is_idle { START_AGAIN } else { HEARTBEAT }) {
+                Ok(Job::End) => {
+                    self.give_all(|| Job::End);
+                    return;
+                }
+                Ok(job) => self.give(job),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+            if is_idle {
+                for hired in self.renewers.values_mut() {
+                    // The first failure was logged.
+                    let _again = hired.start(&self.core, &self.alive);
+                }
+            }
+            if self.core.heartbeat() {
+                self.let_go();
+            }
+        }
+    }
+
+    /// Lets go of servers without slots.
+    fn let_go(&mut self) {
+        for node in self.cluster.nodes() {
+            if !self.cluster.is_master(&node) {
+                // Its thread does its remaining jobs, and then finds the channel disconnected.
+                let number = node.number();
+                self.renewers.retain(|server, hired| *server != number || hired.idle.is_some());
+                self.core.pubsub.let_go(&node);
+                node.endpoint.health().give_up("it has no slot of the cluster any more");
+                node.lanes().iter().for_each(|lane| lane.hang_up());
+            }
+        }
+    }
+
+    fn give(&mut self, job: Job) {
+        match job {
+            Job::Renew(renewals) => self.renew(renewals),
+            Job::Moved(slots) => {
+                // The new server may not know the holds.
+                let members = self.core.members.in_slots(&slots);
+                let homes = members.iter().map(|member| self.home(member.name()));
+                let homes: HashMap<_, _> = homes.map(|node| (node.number(), node)).collect();
+                let renewals =
+                    members.into_iter().filter_map(|member| self.try_to(|| member.renew_now()));
+                self.renew(renewals.flatten().collect());
+                // Or may know owners that no thread uses any more.
+                for node in homes.values() {
+                    self.give_to(node, Job::Moved(slots.clone()));
+                }
+            }
+            Job::Adopt(orphan) => {
+                let node = match orphan.server() {
+                    Some(number) => self.cluster.numbered(number),
+                    None => self.home(orphan.name()),
+                };
+                self.give_to(&node, Job::Adopt(orphan));
+            }
+            Job::Mend(name, requests, ticket) => {
+                let node = self.home(&name);
+                self.give_to(&node, Job::Mend(name, requests, ticket));
+            }
+            Job::KeepAlives(keep_alives) => {
+                for keep_alive in keep_alives {
+                    // The keep-alive is asked for its command again there.
+                    match self.try_to(|| keep_alive.command()) {
+                        Some(Some(command)) => {
+                            let slot = slot_of(command.key().unwrap_or_default());
+                            self.give_to(
+                                &self.cluster.node(slot),
+                                Job::KeepAlives(vec![keep_alive]),
+                            );
+                        }
+                        Some(None) => {}
+                        None => self.core.watchdog.schedule(&keep_alive, AFTER_A_PANIC),
+                    }
+                }
+            }
+            Job::TellSubscriber(node) => {
+                self.give_to(&Arc::clone(&node), Job::TellSubscriber(node));
+            }
+            Job::LookAt(node) => self.give_to(&Arc::clone(&node), Job::LookAt(node)),
+            Job::Look(lanes) => {
+                for lane in lanes {
+                    let number = lane.endpoint().number();
+                    let node = self.cluster.numbered(number);
+                    self.give_to(&node, Job::Look(vec![lane]));
+                }
+            }
+            Job::RenewAll => {
+                // Each renews the names in its own slots.
+                for node in self.cluster.masters() {
+                    self.give_to(&node, Job::RenewAll);
+                }
+            }
+            Job::Connected => self.give_all(|| Job::Connected),
+            Job::End => {}
+        }
+    }
+
+    /// A panic of a synchronizer must not end the jobs of all others.
+    fn try_to<T>(&self, work: impl FnOnce() -> T) -> Option<T> {
+        let done = catch_unwind(AssertUnwindSafe(work)).ok();
+        if done.is_none() {
+            self.core.watchdog.tell_panic();
+        }
+        done
+    }
+
+    fn renew(&mut self, renewals: Vec<Renewal>) {
+        let mut shares: HashMap<usize, (Arc<Node>, Vec<Renewal>)> = HashMap::new();
+        for due in renewals {
+            let node = self.home(&due.key);
+            shares.entry(node.number()).or_insert_with(|| (node, Vec::new())).1.push(due);
+        }
+        for (node, share) in shares.into_values() {
+            self.give_to(&node, Job::Renew(share));
+        }
+    }
+
+    fn home(&self, key: &str) -> Arc<Node> {
+        self.cluster.node(slot_of(key.as_bytes()))
+    }
+
+    fn give_all(&self, job: impl Fn() -> Job) {
+        for hired in self.renewers.values() {
+            // The receiver goes away after the end only.
+            let _ = hired.jobs.send(job());
+        }
+    }
+
+    fn give_to(&mut self, node: &Arc<Node>, job: Job) {
+        if let Some(hired) = self.renewers.get(&node.number()) {
+            let _ = hired.jobs.send(job);
+            return;
+        }
+        let (jobs, idle) = crossbeam_channel::unbounded();
+        let _ = jobs.send(job);
+        let mut hired = Hired { node: Arc::clone(node), jobs, idle: Some(idle) };
+        if let Err(error) = hired.start(&self.core, &self.alive) {
+            self.core.watchdog.log(Level::Error, || {
+                format!(
+                    "nothing is renewed at the server at {} until a background thread can be started: \
+                     {error}",
+                    node.endpoint.address()
+                )
+            });
+        }
+        self.renewers.insert(node.number(), hired);
+    }
+}
+
+impl Hired {
+    /// Starts the thread, if it does not run.
+    fn start(&mut self, core: &Arc<Core>, alive: &Sender<()>) -> io::Result<()> {
+        let Some(jobs) = self.idle.clone() else { return Ok(()) };
+        let renewer = Renewer::new(Arc::clone(core), &self.node);
+        own_thread("redlatch-renew", Some(alive.clone()), move || renewer.run(&jobs))?;
+        self.idle = None;
+        Ok(())
+    }
+}
+
+#[cfg(all(test, testkit, not(shuttle)))]
+mod tests;

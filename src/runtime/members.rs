@@ -1,0 +1,150 @@
+//! The client's state for each name, of any kind of synchronizer.
+
+use std::any::{Any, TypeId};
+use std::fmt;
+use std::sync::Arc;
+
+use crate::connection::slot_of;
+use crate::lease::Renewal;
+use crate::sync::{Mutex, Process, Registry, Thread};
+
+/// One name in one client, which all its handles share.
+pub(crate) trait Member: Send + Sync + 'static {
+    fn name(&self) -> &Arc<str>;
+
+    /// The client ends: wakes all waiters, and releases all holds.
+    fn end(self: Arc<Self>);
+
+    /// Renews the holds before their time, or asks the server whether it knows them.
+    fn renew_now(self: Arc<Self>) -> Vec<Renewal> {
+        Vec::new()
+    }
+
+    /// Whether this thread holds the lock.
+    fn is_held_by(&self, _thread: &Thread) -> bool {
+        false
+    }
+
+    /// Whether this is a lock, which owners of this client may have.
+    fn has_owners(&self) -> bool {
+        false
+    }
+
+    /// Whether this is a semaphore without leases: its taken permits are not known.
+    fn is_a_count(&self) -> bool {
+        false
+    }
+
+    /// Takes an unused owner out of the lock.
+    fn give_up_owner(&self, _owner: &str) {}
+}
+
+/// The members of a client, by their kind and their name.
+pub(crate) struct Members {
+    kinds: Mutex<Kinds>,
+    process: Process,
+}
+
+#[derive(Default)]
+struct Kinds {
+    known: Vec<(KindId, Arc<dyn Kind>)>,
+    closed: bool,
+}
+
+/// A type, and a kind of that type.
+type KindId = (TypeId, &'static str);
+
+trait Kind: Send + Sync {
+    fn as_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync>;
+    fn all(&self) -> Vec<Arc<dyn Member>>;
+    fn sweep(&self);
+    fn close(&self);
+}
+
+impl<T: Member> Kind for Registry<T> {
+    fn as_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
+        self
+    }
+
+    fn all(&self) -> Vec<Arc<dyn Member>> {
+        Self::all(self).into_iter().map(|one| one as Arc<dyn Member>).collect()
+    }
+
+    fn sweep(&self) {
+        Self::sweep(self);
+    }
+
+    fn close(&self) {
+        Self::close(self);
+    }
+}
+
+impl Members {
+    pub(super) fn new(process: &Process) -> Self {
+        Self { kinds: Mutex::default(), process: process.clone() }
+    }
+
+    /// The members of one kind.
+    pub(crate) fn of<T: Member>(&self) -> Arc<Registry<T>> {
+        self.of_kind::<T>("")
+    }
+
+    /// The members of one kind, if a type has several.
+    pub(crate) fn of_kind<T: Member>(&self, kind: &'static str) -> Arc<Registry<T>> {
+        // In a forked child a thread that does not exist there may have locked the mutex.
+        if self.process.is_forked() {
+            return Arc::new(Registry::new(&self.process));
+        }
+        let mut kinds = self.kinds.lock();
+        let id = (TypeId::of::<T>(), kind);
+        let known = kinds.known.iter().find(|(known, _)| *known == id);
+        if let Some(known) = known.and_then(|(_, kind)| Arc::clone(kind).as_any().downcast().ok()) {
+            return known;
+        }
+        let new = Arc::new(Registry::new(&self.process));
+        if kinds.closed {
+            Registry::close(&new);
+        }
+        kinds.known.push((id, Arc::clone(&new) as Arc<dyn Kind>));
+        new
+    }
+
+    pub(crate) fn all(&self) -> Vec<Arc<dyn Member>> {
+        self.kinds().iter().flat_map(|kind| kind.all()).collect()
+    }
+
+    /// The names of the locks that a thread holds.
+    pub(crate) fn held_by(&self, thread: &Thread) -> Vec<Arc<str>> {
+        let mut held = self.all();
+        held.retain(|it| it.is_held_by(thread));
+        held.iter().map(|it| Arc::clone(it.name())).collect()
+    }
+
+    /// The members with names in these slots of a cluster. `slots` is sorted.
+    pub(super) fn in_slots(&self, slots: &[u16]) -> Vec<Arc<dyn Member>> {
+        let mut members = self.all();
+        members.retain(|it| slots.binary_search(&slot_of(it.name().as_bytes())).is_ok());
+        members
+    }
+
+    /// Lets go of names that were unused for a while.
+    pub(super) fn sweep(&self) {
+        self.kinds().iter().for_each(|kind| kind.sweep());
+    }
+
+    /// From here on no name outlives its last handle.
+    pub(super) fn close(&self) {
+        self.kinds.lock().closed = true;
+        self.kinds().iter().for_each(|kind| kind.close());
+    }
+
+    fn kinds(&self) -> Vec<Arc<dyn Kind>> {
+        self.kinds.lock().known.iter().map(|(_, kind)| Arc::clone(kind)).collect()
+    }
+}
+
+impl fmt::Debug for Members {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Members({})", self.all().len())
+    }
+}

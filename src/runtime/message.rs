@@ -1,0 +1,153 @@
+//! The client's own channel: its messages, and their addressees.
+//!
+//! Scripts name the waiter in the message. A subscription to a pattern would make the server match
+//! every message, of any sender.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use crate::sync::Mutex;
+
+/// A script's message to one waiter. On the wire: a verb, the waiter's owner number, and words parted
+/// by single spaces. The last one is a name and may hold spaces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum News<'a> {
+    /// The waiter should ask for this lock.
+    Ask { lock: &'a str },
+    /// The lock is the waiter's owner's.
+    Grant(Grant<'a>),
+    /// The lock is left to others for so long, or (zero) not at all. The waiter is the first in
+    /// line, and should ask then.
+    Open { left: Duration, database: i64, lock: &'a str },
+    /// The waiter need not wait any more for the condition whose waiters are under this key.
+    Notified { database: i64, waiting: &'a str },
+}
+
+/// A script has made an owner the holder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Grant<'a> {
+    /// When, by the server's clock in ms.
+    pub(crate) now: u64,
+    pub(crate) lease: Duration,
+    /// One word that each kind of lock has for itself.
+    pub(crate) details: &'a str,
+    pub(crate) database: i64,
+    pub(crate) lock: &'a str,
+}
+
+impl<'a> News<'a> {
+    /// The message with the number of its owner. `None`: this version does not know such a message.
+    pub(super) fn parse(message: &'a [u8]) -> Option<(u64, Self)> {
+        let message = std::str::from_utf8(message).ok()?;
+        let (verb, rest) = message.split_once(' ')?;
+        let (owner, rest) = word(rest)?;
+        let news = match verb {
+            "ask" => News::Ask { lock: rest },
+            "grant" => {
+                let (now, rest) = word(rest)?;
+                let (lease, rest) = word(rest)?;
+                let (details, rest) = rest.split_once(' ')?;
+                let (database, lock) = word(rest)?;
+                let lease = Duration::from_millis(lease);
+                News::Grant(Grant { now, lease, details, database, lock })
+            }
+            "open" => {
+                let (left, rest) = word(rest)?;
+                let (database, lock) = word(rest)?;
+                News::Open { left: Duration::from_millis(left), database, lock }
+            }
+            "notify" => {
+                let (database, waiting) = word(rest)?;
+                News::Notified { database, waiting }
+            }
+            _ => return None,
+        };
+        Some((owner, news))
+    }
+}
+
+/// The number before the first space, and the text behind it.
+fn word<T: std::str::FromStr>(text: &str) -> Option<(T, &str)> {
+    let (word, rest) = text.split_once(' ')?;
+    Some((word.parse().ok()?, rest))
+}
+
+/// A waiter that gets messages on the client's own channel.
+pub(crate) trait Addressee: Send + Sync {
+    /// Called on the subscriber's thread with no mutex held; must not block.
+    fn told(&self, news: &News<'_>);
+}
+
+impl<A: Addressee + ?Sized> Addressee for Arc<A> {
+    fn told(&self, news: &News<'_>) {
+        (**self).told(news);
+    }
+}
+
+/// The waiters of this client that expect messages, by the numbers of their owners: each from
+/// before its first request on, and no longer than it has a place, or the lock after it had one.
+/// Messages name only owners that had a place: so a grant for an owner that is not here is of a
+/// hold that no thread has.
+#[derive(Default)]
+pub(crate) struct Addressees {
+    waiting: Mutex<HashMap<u64, Weak<dyn Addressee>>>,
+}
+
+impl Addressees {
+    pub(crate) fn expect(&self, owner: u64, who: Weak<dyn Addressee>) {
+        self.waiting.lock().insert(owner, who);
+    }
+
+    pub(crate) fn dismiss(&self, owner: u64) {
+        self.waiting.lock().remove(&owner);
+    }
+
+    /// `false`: no waiter has that number.
+    pub(super) fn tell(&self, owner: u64, news: &News<'_>) -> bool {
+        let who = self.waiting.lock().get(&owner).and_then(Weak::upgrade);
+        who.as_ref().inspect(|who| who.told(news)).is_some()
+    }
+}
+
+impl fmt::Debug for Addressees {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Addressees").field("waiting", &self.waiting.lock().len()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_is_what_its_verb_says() {
+        let said = (u64::MAX, News::Ask { lock: " a lock " });
+        assert_eq!(News::parse(format!("ask {}  a lock ", u64::MAX).as_bytes()), Some(said));
+        let grant = Grant {
+            now: 1_700_000_000_123,
+            lease: Duration::from_secs(2),
+            details: "lock,3,0,1",
+            database: 15,
+            lock: "a lock ",
+        };
+        let said = (9, News::Grant(grant));
+        let message = b"grant 9 1700000000123 2000 lock,3,0,1 15 a lock ";
+        assert_eq!(News::parse(message), Some(said));
+        let news = News::Open { left: Duration::from_millis(4), database: 0, lock: "l" };
+        assert_eq!(News::parse(b"open 9 4 0 l"), Some((9, news)));
+        let news = News::Notified { database: 3, waiting: "a key " };
+        assert_eq!(News::parse(b"notify 9 3 a key "), Some((9, news)));
+    }
+
+    #[test]
+    fn what_is_not_known_is_nothing() {
+        for message in
+            ["", "0", "1", "ask", "ask 1", "ask one lock", "ask -1 lock", "grant 1 2 3 lock"]
+        {
+            assert_eq!(News::parse(message.as_bytes()), None, "{message:?}");
+        }
+        assert_eq!(News::parse(b"ask 1 \xff"), None);
+    }
+}

@@ -1,0 +1,377 @@
+//! A client and its view of the servers: its connections, subscribers and renewers, and its state
+//! for each name.
+
+use std::fmt;
+use std::hash::{BuildHasher, RandomState};
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender};
+use log::Level;
+
+mod dispatcher;
+mod greet;
+mod left_out;
+mod members;
+mod message;
+#[cfg(test)]
+#[cfg(shuttle)]
+mod model;
+mod owners;
+mod renewer;
+mod returned;
+mod session;
+mod todo;
+
+use left_out::LeftOut;
+pub(crate) use members::{Member, Members};
+use message::Addressees;
+pub(crate) use message::{Addressee, Grant, News};
+pub(crate) use owners::LiveOwner;
+use owners::Owners;
+use renewer::RESENT_WITHIN;
+use returned::Returned;
+pub(crate) use session::Session;
+
+use crate::config::{self, Config};
+use crate::connection::{
+    Command, Failure, Lane, Limit, Node, Outcome, Posted, ReplyReceiver, Route, Servers, slot_of,
+    unfollowed,
+};
+use crate::error::{Error, ErrorKind};
+use crate::lease::{Job, Orphan, Watchdog, renewal};
+use crate::pubsub::{Host, Names, PubSub, Subscriber};
+use crate::scripts::{self, Changes, ClientId, LockKeys, Requests, Rights, ServerClock};
+use crate::sync::{Mutex, Process, Registry, clock, own_thread};
+
+/// The state that a client's handles and background threads share.
+pub(crate) struct Core {
+    pub(crate) config: Config,
+    /// To the server and back, as measured at connect.
+    pub(crate) round_trip: Duration,
+    pub(crate) id: ClientId,
+    pub(crate) pubsub: Arc<PubSub>,
+    pub(crate) watchdog: Watchdog,
+    servers: Servers,
+    hasher: RandomState,
+    /// The synchronizers of each name.
+    pub(crate) addressees: Arc<Addressees>,
+    pub(crate) members: Members,
+    owners: Owners,
+    left_out: LeftOut,
+    pub(crate) returned: Returned,
+    /// Each open request keeps its entry, so that a name's numbers outlive its handles.
+    pub(crate) requests: Registry<Requests>,
+    pub(crate) server_clock: Arc<ServerClock>,
+    changes: Arc<Changes>,
+    last_heartbeat: AtomicU64,
+    /// The shortest watched lease that a handle was made for, in nanoseconds.
+    shortest_watched: AtomicU64,
+    /// The process that connected.
+    process: Process,
+    /// Each thread of the client keeps a clone until it ends. `None` from the client's end on.
+    alive: Mutex<Option<Sender<()>>>,
+    itself: Weak<Self>,
+    shut_down: AtomicBool,
+    /// From here on no thread reads replies without a waiting caller.
+    closed: AtomicBool,
+}
+
+impl Core {
+    /// Each thread of the client keeps a clone of `alive` until it ends.
+    fn new(
+        id: ClientId,
+        servers: Servers,
+        config: Config,
+        round_trip: Duration,
+        alive: Sender<()>,
+        stray: Stray,
+    ) -> Result<(Arc<Self>, Receiver<Job>), Error> {
+        let unusable = |message: &str| Error::new(ErrorKind::Config, message.to_owned());
+        let process = Process::current().map_err(|source| {
+            unusable("the system does not tell when the process is forked").caused_by(source)
+        })?;
+        let (watchdog, jobs) = Watchdog::new(id.as_str(), alive.clone());
+        let watched = clock::nanos(config.watchdog_timeout);
+        let addressees = Arc::<Addressees>::default();
+        let client = id.as_str().to_owned();
+        let names = Names {
+            control: LockKeys::control_channel(id.as_str()),
+            own: Box::new(move |key| LockKeys::own_channel(key, &client)),
+            common: LockKeys::common_channel,
+        };
+        let core = Arc::new_cyclic(|itself: &Weak<Self>| Self {
+            itself: Weak::clone(itself),
+            pubsub: Arc::new(PubSub::new(
+                servers.clone(),
+                names,
+                config.client_tracking,
+                Hosted { core: Weak::clone(itself), addressees: Arc::clone(&addressees), stray },
+            )),
+            id,
+            config,
+            round_trip,
+            servers,
+            alive: Mutex::new(Some(alive)),
+            hasher: RandomState::new(),
+            watchdog,
+            addressees,
+            members: Members::new(&process),
+            owners: Owners::default(),
+            left_out: LeftOut::default(),
+            returned: Returned::default(),
+            requests: Registry::new(&process),
+            process,
+            server_clock: Arc::default(),
+            changes: Arc::default(),
+            last_heartbeat: AtomicU64::new(0),
+            shortest_watched: AtomicU64::new(watched),
+            shut_down: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
+        });
+        Ok((core, jobs))
+    }
+
+    /// How a name's commands reach its server.
+    pub(crate) fn route(&self, name: &str) -> Route {
+        self.servers.route(name, self.hasher.hash_one(name))
+    }
+
+    /// The numbered requests of a name. Two names may share them, as `x` and `{x}` do: then they
+    /// share the numbers as well.
+    pub(crate) fn requests_of(&self, name: &str) -> Arc<Requests> {
+        let key = scripts::requests(name, self.id.as_str());
+        self.requests.find(&key, |key| {
+            Requests::new(&key, &self.server_clock).told_again(&self.changes, self.route(name))
+        })
+    }
+
+    pub(crate) fn response_timeout(&self) -> Duration {
+        self.config.connection.response_timeout
+    }
+
+    /// A handle is made for this watched lease: from here on no renewal waits longer than that
+    /// lease allows. This never ends, since a lock may be taken on a handle at any time.
+    pub(crate) fn watches_for(&self, lease: Duration) {
+        // A lease out of range is refused when the lock is taken.
+        if config::check_watchdog("", lease).is_ok() {
+            self.shortest_watched.fetch_min(clock::nanos(lease), Ordering::Relaxed);
+        }
+    }
+
+    /// How long a renewal of the shortest lease waits for its reply.
+    fn shortest_patience(&self) -> Duration {
+        let shortest = self.shortest_watched.load(Ordering::Relaxed);
+        renewal::patience(Duration::from_nanos(shortest))
+    }
+
+    /// The deadline of a call over this lane that begins now.
+    pub(crate) fn deadline(&self, lane: &Lane) -> Instant {
+        let deadline = lane.deadline();
+        // No setting's time is longer than a year.
+        deadline.checked_add(self.acknowledged_within()).unwrap_or(deadline)
+    }
+
+    /// How much longer a reply may take because the server waits for replicas.
+    pub(crate) fn acknowledged_within(&self) -> Duration {
+        self.config.replica_acks.map_or(Duration::ZERO, |acks| acks.within)
+    }
+
+    /// The number of the database that the URL names.
+    pub(crate) fn database(&self) -> i64 {
+        self.servers.database()
+    }
+
+    pub(crate) fn is_cluster(&self) -> bool {
+        self.servers.cluster().is_some()
+    }
+
+    /// The server's address, for messages.
+    pub(crate) fn address(&self) -> String {
+        self.servers.address()
+    }
+
+    /// The address for the client's whole life: a failover does not change it.
+    pub(crate) fn lasting_address(&self) -> String {
+        self.servers.first().endpoint.lasting_address()
+    }
+
+    /// Whether the other client has the same server, or one of the same servers.
+    pub(crate) fn is_at_same_server_as(&self, other: &Self) -> bool {
+        self.servers.overlaps(&other.servers)
+    }
+
+    pub(crate) fn is_shut_down(&self) -> bool {
+        self.shut_down.load(Ordering::SeqCst)
+    }
+
+    /// Whether this is a child that was forked from the process that connected. Such a child must
+    /// not lock, write or release anything of the client.
+    pub(crate) fn is_forked(&self) -> bool {
+        self.process.is_forked()
+    }
+
+    /// Fails if the client has ended, or belongs to the parent process. Called before a mutex of
+    /// the client is taken.
+    pub(crate) fn check(&self, name: &Arc<str>) -> Result<(), Error> {
+        self.check_process(name)?;
+        if self.is_shut_down() {
+            return Err(Error::shut_down(name));
+        }
+        if self.servers.cluster().is_some() && !scripts::has_one_slot(name, slot_of) {
+            let message = "a cluster keeps keys together by what stands in their braces, and the keys of \
+                           this name would not be: let it have no braces, or begin with some, as \
+                           {orders}:17";
+            return Err(Error::new(ErrorKind::Config, message.to_owned()).of(name));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn check_process(&self, name: &Arc<str>) -> Result<(), Error> {
+        if self.is_forked() { Err(Error::forked(name)) } else { Ok(()) }
+    }
+
+    /// Sends a command without waiting for its reply. After the client's end, when no thread would
+    /// read the reply, waits for it.
+    pub(crate) fn post(&self, route: &Route, command: Command, receiver: Arc<dyn ReplyReceiver>) {
+        let lane = route.lane();
+        if !self.is_cluster() {
+            return self.post_to(&lane, command, receiver);
+        }
+        // No thread sends it to the next server from here: its receiver has it sent again.
+        let receiver = move |outcome| receiver.receive(unfollowed(outcome));
+        self.post_to(&lane, command, Arc::new(receiver));
+    }
+
+    fn post_to(&self, lane: &Arc<Lane>, command: Command, receiver: Arc<dyn ReplyReceiver>) {
+        if self.closed.load(Ordering::SeqCst) {
+            // No thread sends it again after this: a caller whose limit ends must not leave a hold.
+            let _unlimited = Limit::set(None);
+            let mut outcome = lane.call_unless_out(&command);
+            if let Some(cluster) = self.servers.cluster() {
+                outcome = cluster.resend(&command, outcome, Instant::now() + RESENT_WITHIN);
+            }
+            receiver.receive(outcome);
+            return;
+        }
+        let posted = lane.post(command, receiver);
+        if self.closed.load(Ordering::SeqCst) {
+            // The client ended between the check and the write.
+            lane.drain(self.deadline(lane));
+        } else if posted == Posted::LookAfter {
+            self.watchdog.look_after(lane);
+        }
+    }
+
+    /// Wakes the subscriber of a server from its read.
+    pub(crate) fn tell_subscriber(&self, node: &Arc<Node>) {
+        if !self.is_cluster() {
+            self.last_heartbeat.store(clock::now(), Ordering::Relaxed);
+        }
+        let (core, to) = (Weak::clone(&self.itself), Arc::clone(node));
+        let receiver = move |outcome: Outcome| {
+            core.upgrade().inspect(|core| core.told_subscriber(&to, &outcome));
+        };
+        let message = self.pubsub.control_message(node);
+        self.post_to(node.any_lane(), message, Arc::new(receiver));
+    }
+
+    /// Checks whether other clients use another kind of channel.
+    fn compare_channels(&self, node: &Arc<Node>) {
+        for question in self.pubsub.comparisons(node) {
+            let core = Weak::clone(&self.itself);
+            let receiver = move |outcome: Outcome| {
+                if let Some(core) = core.upgrade()
+                    && let Some(line) = core.pubsub.compared(&outcome)
+                {
+                    core.watchdog.log(Level::Warn, || line);
+                }
+            };
+            self.post_to(node.any_lane(), question, Arc::new(receiver));
+        }
+    }
+
+    /// The reply to a control message: only the arrival of the message matters.
+    fn told_subscriber(&self, node: &Arc<Node>, outcome: &Outcome) {
+        match outcome {
+            Err(Failure::Refused(cause)) => {
+                // The client sends it again every few seconds.
+                if !self.pubsub.is_muted(true) {
+                    let state = "waiting may fail: the client's control message was refused; allow \
+                                 PUBLISH on the channels redisson_lock__channel:*";
+                    let refused = scripts::refused(cause, Rights::Connect);
+                    self.watchdog.tell(refused.now(state));
+                }
+            }
+            Ok(_) => drop(self.pubsub.is_muted(false)),
+            // Until it arrives, the subscriber does not request the channels in it.
+            Err(_) if !self.is_shut_down() => {
+                let name = Arc::from("the subscriber");
+                let message = self.pubsub.control_message(node);
+                self.watchdog.adopt(Orphan::unheard(&name, message, node.number()));
+            }
+            Err(_) => {}
+        }
+    }
+
+    /// Starts a thread of the client, unless the client has ended.
+    fn spawn(&self, name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+        let alive = self.alive.lock().clone();
+        match alive {
+            Some(alive) => own_thread(name, Some(alive), work),
+            None => Ok(()),
+        }
+    }
+}
+
+/// See [`Session::open`].
+type Stray = fn(&Arc<Core>, u64, &News<'_>);
+
+/// A client as its subscribers see it.
+struct Hosted {
+    core: Weak<Core>,
+    addressees: Arc<Addressees>,
+    stray: Stray,
+}
+
+impl Host for Hosted {
+    fn start(&self, subscriber: Arc<Subscriber>) -> bool {
+        let Some(core) = self.core.upgrade() else { return true };
+        // The only subscriber of a single server starts with the client.
+        if core.servers.cluster().is_none() {
+            return true;
+        }
+        let pubsub = Arc::clone(&core.pubsub);
+        let work = move || pubsub.run(&subscriber);
+        let started = core.spawn("redlatch-listen", work);
+        if let Err(error) = &started {
+            core.watchdog.log(Level::Error, || {
+                format!("waiting may fail: a thread that listens cannot be started: {error}")
+            });
+        }
+        started.is_ok()
+    }
+
+    fn tell(&self, node: &Arc<Node>) {
+        self.core.upgrade().inspect(|core| core.tell_subscriber(node));
+    }
+
+    fn tell_soon(&self, node: Arc<Node>) {
+        self.core.upgrade().inspect(|core| core.watchdog.tell_subscriber(node));
+    }
+
+    fn message(&self, message: &[u8]) {
+        let Some((owner, news)) = News::parse(message) else { return };
+        if !self.addressees.tell(owner, &news) {
+            self.core.upgrade().inspect(|core| (self.stray)(core, owner, &news));
+        }
+    }
+}
+
+impl fmt::Debug for Core {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Core").field("id", &self.id).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,72 @@
+//! Clients for the model tests: of a model's server, and without the threads that wait for time to
+//! pass, which does not pass in a model.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crossbeam_channel::Receiver;
+use shuttle::thread::{self, JoinHandle};
+
+use super::Core;
+use super::session::{Session, Threads};
+use crate::config::ClientBuilder;
+use crate::connection::{Endpoint, Lane, Node, Servers};
+use crate::lease::Job;
+use crate::sync::Mutex;
+
+const URL: &str = "redis://localhost";
+const MINUTE: Duration = Duration::from_secs(60);
+
+impl Core {
+    /// A client without threads.
+    pub(crate) fn model() -> Arc<Self> {
+        Self::model_with_jobs().0
+    }
+
+    /// The same, with the jobs that its renewer would get.
+    pub(crate) fn model_with_jobs() -> (Arc<Self>, Receiver<Job>) {
+        let config = ClientBuilder::new(URL).config;
+        let endpoint = Endpoint::new(
+            URL,
+            config.connection.connect_timeout,
+            config.connection.response_timeout,
+        );
+        let lane = Arc::new(Lane::new(Arc::new(endpoint.unwrap())));
+        let servers = Servers::One(Arc::new(Node::new(lane, 1)));
+        let alive = crossbeam_channel::bounded(0).0;
+        let id = crate::scripts::ClientId::random().unwrap();
+        Self::new(id, servers, config, Duration::ZERO, alive, crate::client::stray).unwrap()
+    }
+
+    /// Connects, and starts the subscriber.
+    pub(crate) fn connect(&self) -> JoinHandle<()> {
+        let node = self.servers.first();
+        node.any_lane().connect().unwrap();
+        let pubsub = Arc::clone(&self.pubsub);
+        let subscriber = pubsub.subscriber(&node);
+        thread::spawn(move || pubsub.run(&subscriber))
+    }
+
+    /// Reads replies as the background thread does a moment after a post: there is a limit of
+    /// unread replies, and a post beyond it is not written before.
+    pub(crate) fn read_replies(&self) {
+        let node = self.servers.first();
+        while !node.any_lane().look(MINUTE, MINUTE) {
+            thread::yield_now();
+        }
+    }
+
+    /// Ends the subscriber, as the client's end does.
+    pub(crate) fn end_subscriber(&self, subscriber: JoinHandle<()>) {
+        self.pubsub.shut_down();
+        subscriber.join().unwrap();
+    }
+}
+
+impl Session {
+    pub(crate) fn model(core: Arc<Core>) -> Self {
+        // No thread to wait for.
+        let ended = crossbeam_channel::bounded(0).1;
+        Self(Arc::new(Threads { core, ended, ending: Mutex::new(false) }))
+    }
+}

@@ -1,0 +1,63 @@
+//! The owners under which this process requests or holds locks.
+//!
+//! A server that becomes the master may have an owner of this client that no thread uses any more:
+//! its release reached only the master before. Numbers are never used again, so an owner that is
+//! not live never will be, and all its holds can be released.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::sync::Arc;
+
+use super::Core;
+use crate::scripts::{Mode, Owner};
+use crate::sync::Mutex;
+
+/// The numbers of the live owners.
+#[derive(Default)]
+pub(super) struct Owners {
+    live: Mutex<HashSet<u64>>,
+}
+
+/// A live owner: from before its first request until its hold is released, or no thread uses it.
+pub(crate) struct LiveOwner {
+    core: Arc<Core>,
+    number: u64,
+}
+
+impl Core {
+    /// A fresh owner. It is live as long as the returned `LiveOwner`.
+    pub(crate) fn next_owner_to(self: &Arc<Self>, mode: Mode) -> (Owner, Arc<LiveOwner>) {
+        let owner = self.id.next_owner_to(mode);
+        self.owners.live.lock().insert(owner.number());
+        (owner, Arc::new(LiveOwner { core: Arc::clone(self), number: owner.number() }))
+    }
+
+    /// Whether this is an owner of this client that no thread uses any more.
+    pub(super) fn is_left_over(&self, owner: &str) -> bool {
+        let number = owner.strip_prefix(self.id.as_str()).and_then(|rest| rest.strip_prefix(':'));
+        let number = number.and_then(|rest| rest.split(':').next()?.parse().ok());
+        number.is_some_and(|number| !self.owners.live.lock().contains(&number))
+    }
+}
+
+impl LiveOwner {
+    /// The owner is unused from here on: its hold was released.
+    pub(crate) fn end(&self) {
+        self.core.owners.live.lock().remove(&self.number);
+    }
+}
+
+impl Drop for LiveOwner {
+    fn drop(&mut self) {
+        // In a forked child a thread that does not exist there may have locked the mutex.
+        if !self.core.is_forked() {
+            self.end();
+        }
+    }
+}
+
+impl fmt::Debug for LiveOwner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "LiveOwner({})", self.number)
+    }
+}

@@ -1,0 +1,832 @@
+//! The thread that does all background I/O.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, RecvTimeoutError};
+use log::Level;
+use redis::Value;
+
+use super::todo::Todo;
+use super::{Core, Member};
+use crate::connection::{
+    Cause, Command, Endpoint, Failure, Lane, Limit, Link, Node, Outcome, Posted, ReplyReceiver,
+    is_redirect, is_transient, slot_of,
+};
+use crate::lease::{Job, KeepAlive, Orphan, Renewal, renewal};
+use crate::pubsub::HEARTBEAT;
+use crate::scripts::renewal::{Held, Longer, RenewalKind, Renewed};
+use crate::scripts::{self, Requests, Ticket, Trouble};
+use crate::sync::{Mutex, clock};
+
+/// How many names one script call renews. More would block the server's other clients for longer.
+const NAMES_A_CALL: usize = 128;
+/// How many names' renewals are written before a reply is read.
+const NAMES_A_PACKET: usize = 16 * NAMES_A_CALL;
+/// How long a reply without a waiting caller may take, on top of some round trips; then its lane is
+/// thrown away.
+const PATIENCE: Duration = Duration::from_millis(100);
+/// For how long redirected commands are followed to other servers.
+pub(super) const RESENT_WITHIN: Duration = Duration::from_millis(200);
+const ASK_AGAIN: u64 = 1_000_000_000;
+/// How often at most the patience with a silent server is doubled: from that of the shortest lease
+/// to that of any other.
+const MOST_DOUBLED: u32 = 20;
+/// When a keep-alive that panicked is due again.
+pub(super) const AFTER_A_PANIC: Duration = Duration::from_secs(1);
+
+/// A server's thread with its own connection: renewals neither wait for the callers' commands nor
+/// delay them.
+pub(crate) struct Renewer {
+    core: Arc<Core>,
+    /// The number of the server.
+    server: usize,
+    /// See [`NAMES_A_CALL`]. In a cluster a call is for one name: two names are in two slots, or,
+    /// while their slot is on its way to another server, at two servers.
+    names_a_call: usize,
+    endpoint: Endpoint,
+    link: Option<Link>,
+    /// How many exchanges in a row had no reply.
+    unanswered: u32,
+    /// See [`Endpoint::login_renewals`].
+    login_renewals: u64,
+    /// Its lanes are used if the renewer cannot open a connection of its own.
+    node: Arc<Node>,
+    /// Orphans that are not done yet.
+    orphans: Vec<Orphan>,
+    /// When to ask once more for the holds, since the server did not answer.
+    ask_again: Option<u64>,
+    /// The last run of the server to which earlier releases were repeated.
+    last_run: u64,
+    /// Set while the server refuses renewals.
+    refusing: Option<Refusing>,
+}
+
+/// Renewals that a server answers and refuses, from the first one on until it takes them again.
+struct Refusing {
+    since: u64,
+    /// The holds refused last, and until when each is certainly held: later no renewal is made.
+    holds: HashMap<Arc<str>, u64>,
+}
+
+impl Renewer {
+    pub(crate) fn new(core: Arc<Core>, node: &Arc<Node>) -> Self {
+        let patience = renewal::patience(core.config.watchdog_timeout);
+        let patience = patience.min(node.endpoint.response_timeout());
+        let endpoint = node.endpoint.with_response_timeout(patience);
+        let (server, in_cluster) = (node.number(), core.servers.cluster().is_some());
+        let names_a_call = if in_cluster { 1 } else { NAMES_A_CALL };
+        let (link, orphans, ask_again) = (None, Vec::new(), None);
+        let node = Arc::clone(node);
+        let last_run = endpoint.incarnation();
+        let login_renewals = endpoint.login_renewals();
+        Self {
+            core,
+            server,
+            names_a_call,
+            endpoint,
+            link,
+            unanswered: 0,
+            login_renewals,
+            node,
+            orphans,
+            ask_again,
+            last_run,
+            refusing: None,
+        }
+    }
+
+    /// Opens the connection now. At the first renewal the server may be full, or its password
+    /// another one, and refuse a new connection.
+    pub(crate) fn connect(mut self) -> Self {
+        // The server's health has logged a failure. Until there is a connection the lanes are used.
+        let _none_now = self.link();
+        self
+    }
+
+    /// The thread's whole life: until the client's end and the last job, or until the channel is
+    /// disconnected.
+    pub(crate) fn run(mut self, jobs: &Receiver<Job>) {
+        let mut todo = Todo::default();
+        loop {
+            jobs.try_iter().for_each(|job| todo.put(job));
+            match todo.next() {
+                Some(Job::End) => {
+                    // Orphans left after a turn have paid, and may owe more.
+                    while !self.orphans.is_empty() {
+                        self.try_to(|renewer| renewer.see_to_orphans(u64::MAX));
+                    }
+                    return;
+                }
+                Some(job) => {
+                    self.try_to(|renewer| renewer.work(job));
+                }
+                None => match jobs.recv_timeout(self.pause()) {
+                    Ok(job) => todo.put(job),
+                    Err(RecvTimeoutError::Timeout) => {}
+                    Err(RecvTimeoutError::Disconnected) => {
+                        self.orphans.into_iter().for_each(|it| self.core.watchdog.adopt(it));
+                        return;
+                    }
+                },
+            }
+            let now = clock::now();
+            if self.ask_again.is_some_and(|at| at <= now) {
+                self.try_to(|renewer| renewer.work(Job::RenewAll));
+            }
+            // One packet, after the urgent jobs: while the server is away a packet takes its time.
+            if !todo.is_urgent() {
+                self.try_to(|renewer| renewer.see_to_orphans(now));
+            }
+            if self.core.servers.cluster().is_none() {
+                self.core.heartbeat();
+            }
+        }
+    }
+
+    /// How long the thread may sleep if no job comes.
+    fn pause(&self) -> Duration {
+        let next = self.orphans.iter().map(Orphan::due).chain(self.ask_again).min();
+        let pause = next.map(|at| Duration::from_nanos(at.saturating_sub(clock::now())));
+        pause.unwrap_or(HEARTBEAT).min(HEARTBEAT)
+    }
+
+    /// A job's panic must not end the renewals of all others. `false`: it panicked.
+    fn try_to(&mut self, work: impl FnOnce(&mut Self)) -> bool {
+        let done = catch_unwind(AssertUnwindSafe(|| work(self))).is_ok();
+        if !done {
+            self.core.watchdog.tell_panic();
+            self.link = None;
+        }
+        done
+    }
+
+    /// The outcome for the receivers of a job that panicked: as if the connection had broken.
+    fn panicked(&self) -> Failure {
+        let error = io::Error::other("a background job panicked");
+        Failure::Reset(Cause::new(error, self.endpoint.health()))
+    }
+
+    fn work(&mut self, job: Job) {
+        match job {
+            Job::Renew(renewals) => self.renew_each(renewals),
+            Job::RenewAll => {
+                self.ask_again = None;
+                // The old connection may lead to a server that is master no more, and still
+                // answers.
+                self.link = None;
+                let mut members = self.core.members.all();
+                members.retain(|member| self.is_home(member.name()));
+                let mut renewals = Vec::new();
+                for member in members.iter().cloned() {
+                    self.try_to(|_| renewals.extend(member.renew_now()));
+                }
+                self.renew_each(renewals);
+                self.try_to(|renewer| renewer.give_back_leftovers(members));
+                self.try_to(Self::meet_the_server);
+            }
+            Job::Adopt(orphan) => self.orphans.push(orphan),
+            Job::Mend(name, requests, ticket) => {
+                self.try_to(|renewer| renewer.mend_late(&name, &requests, ticket));
+            }
+            Job::Connected => self.orphans.iter_mut().for_each(Orphan::hurry),
+            Job::KeepAlives(keep_alives) => self.send_keep_alives(keep_alives),
+            Job::TellSubscriber(node) => self.core.tell_subscriber(&node),
+            Job::Look(lanes) => lanes.iter().for_each(|lane| self.look(lane)),
+            Job::LookAt(node) => {
+                // A renewal may have reached the server since.
+                if node.endpoint.health().is_to_be_looked_at() {
+                    self.look_at_the_server();
+                }
+            }
+            Job::Moved(slots) => {
+                let mut members = self.core.members.in_slots(&slots);
+                members.retain(|member| self.is_home(member.name()));
+                self.log_moved(&members);
+                let counts: Vec<_> =
+                    members.iter().filter(|member| member.is_a_count()).cloned().collect();
+                self.try_to(|renewer| renewer.give_back_leftovers(members));
+                let is_meant = |renewer: &Self, name: &str| {
+                    slots.binary_search(&slot_of(name.as_bytes())).is_ok() && renewer.is_home(name)
+                };
+                self.return_again(is_meant);
+                self.try_to(|renewer| {
+                    match renewer.mend(is_meant) {
+                        // The next `RenewAll` repeats all changes.
+                        None => renewer.last_run = u64::MAX,
+                        // A regular move of a slot loses nothing.
+                        Some([0, 0]) => {}
+                        mended => renewer.warn_of_counts(&counts, mended),
+                    }
+                });
+            }
+            Job::End => {}
+        }
+    }
+
+    /// Logs that this server now has these names of a cluster.
+    fn log_moved(&self, members: &[Arc<dyn Member>]) {
+        let Some(first) = members.first() else { return };
+        let address = self.endpoint.health().address();
+        let names: HashSet<_> = members.iter().map(|member| member.name()).collect();
+        let others = match names.len() - 1 {
+            0 => String::new(),
+            others => format!(" (and of {others} other names)"),
+        };
+        self.core.watchdog.log(Level::Warn, || {
+            format!(
+                "the slot of {:?}{others} is at the server at {address} now, by a failover or since it \
+                 was moved: what is held is asked for there",
+                first.name()
+            )
+        });
+    }
+
+    /// Whether this server has the key of a name, as far as this client knows.
+    fn is_home(&self, name: &str) -> bool {
+        self.core.servers.home(name.as_bytes()).number() == self.server
+    }
+
+    /// Renews the due holds, and asks for the others. Each one's `Renewal` gets an outcome, or it
+    /// would never be renewed again: after a panic all of them do, since it is not known which had
+    /// theirs.
+    fn renew_each(&mut self, mut renewals: Vec<Renewal>) {
+        if !self.try_to(|renewer| renewer.send_renewals(&mut renewals)) {
+            let (now, cause) = (clock::now(), self.panicked().cause().error.to_string().into());
+            for due in &renewals {
+                if due.lease.is_some() {
+                    self.try_to(|_| (due.renewed)(now, Err(&cause), false));
+                }
+            }
+            self.ask_again = Some(now.saturating_add(ASK_AGAIN));
+        }
+    }
+
+    /// The longest lease first. Each lease has a call of its own, but no packet of its own: fixed
+    /// leases may all differ.
+    fn send_renewals(&mut self, renewals: &mut [Renewal]) {
+        let sort = |due: &Renewal| (std::cmp::Reverse(due.lease), due.kind, due.longer);
+        renewals.sort_by_key(sort);
+        let names_a_call = self.names_a_call;
+        let same = renewals.chunk_by(|one, other| sort(one) == sort(other));
+        let (mut packet, mut names) = (Vec::new(), 0);
+        for call in same.flat_map(|same| same.chunks(names_a_call)) {
+            if names + call.len() > NAMES_A_PACKET {
+                self.renew(&packet);
+                packet.clear();
+                names = 0;
+            }
+            packet.push(call);
+            names += call.len();
+        }
+        if !packet.is_empty() {
+            self.renew(&packet);
+        }
+    }
+
+    fn renew(&mut self, calls: &[&[Renewal]]) {
+        let sent_at = clock::now();
+        // A lease of zero changes nothing.
+        let lease = |call: &[Renewal]| call.first().and_then(|due| due.lease).unwrap_or_default();
+        let longer = |call: &[Renewal]| call.first().map_or(Longer::Stays, |due| due.longer);
+        let kind = |call: &[Renewal]| call.first().map_or(RenewalKind::Locks, |due| due.kind);
+        let acks = renewal::acks(&self.core.config);
+        let commands: Vec<_> = calls
+            .iter()
+            .map(|call| {
+                let holds = call.iter().map(|due| (&*due.key, &due.owner));
+                // A query writes nothing.
+                let acks = acks.filter(|_| !lease(call).is_zero());
+                scripts::renewal::renew_command(kind(call), holds, lease(call), longer(call), acks)
+            })
+            .collect();
+        let raises = calls.iter().copied().flatten().any(|due| due.urgent);
+        let (outcomes, resent) = self.exchange(&commands, raises.then_some(renewal::RAISED_WITHIN));
+        let address = self.endpoint.health().address();
+        let (mut unanswered, mut refused) = (false, false);
+        let (mut accepted, mut refusals) = (Vec::new(), Vec::new());
+        let mut tell = |due: &Renewal, renewed: Result<Held, &Arc<str>>| {
+            if due.lease.is_some() || renewed == Ok(Held::No) {
+                (due.renewed)(sent_at, renewed, resent);
+            }
+            // A renewal's own alarm tries it again.
+            unanswered |= due.lease.is_none() && renewed.is_err();
+        };
+        for (call, outcome) in calls.iter().zip(outcomes) {
+            let is_refused =
+                matches!(outcome, Err(Failure::Refused(_) | Failure::Unacknowledged(..)));
+            let mut refuse = |due: &Renewal, cause: &Arc<str>| {
+                if due.lease.is_some() {
+                    refusals.push((Arc::clone(&due.key), due.until, Arc::clone(cause)));
+                }
+            };
+            let replies = scripts::renewal::renewed(kind(call), outcome, &address)
+                .map_err(Trouble::into_error);
+            let cause = match replies {
+                Ok(replies) if replies.len() == call.len() => {
+                    for (due, reply) in call.iter().zip(replies) {
+                        match reply {
+                            Renewed::Done(held) => {
+                                if due.lease.is_some() {
+                                    accepted.push(Arc::clone(&due.key));
+                                }
+                                tell(due, Ok(held));
+                            }
+                            Renewed::Failed(refusal) => {
+                                refused = true;
+                                let cause = format!("{refusal:#}").into();
+                                refuse(due, &cause);
+                                tell(due, Err(&cause));
+                            }
+                            Renewed::Unacknowledged(void) => {
+                                let cause = format!("{void:#}").into();
+                                refuse(due, &cause);
+                                tell(due, Err(&cause));
+                            }
+                        }
+                    }
+                    continue;
+                }
+                Ok(_) => "the server answered for other names than were asked for".into(),
+                Err(error) => format!("{error:#}").into(),
+            };
+            for due in *call {
+                if is_refused {
+                    refuse(due, &cause);
+                }
+                tell(due, Err(&cause));
+            }
+        }
+        self.log_refusals(&address, &accepted, refusals);
+        if refused {
+            // The connection may lead to a server that became a replica.
+            self.link = None;
+        }
+        if unanswered {
+            self.ask_again = Some(clock::now().saturating_add(ASK_AGAIN));
+        }
+    }
+
+    /// Logs the first refused renewal, and when all are accepted again.
+    fn log_refusals(
+        &mut self,
+        address: &str,
+        accepted: &[Arc<str>],
+        refusals: Vec<(Arc<str>, u64, Arc<str>)>,
+    ) {
+        let now = clock::now();
+        if let Some((name, until, cause)) = refusals.iter().min_by_key(|(_, until, _)| *until)
+            && self.refusing.is_none()
+        {
+            let left = Duration::from_nanos(until.saturating_sub(now)).as_secs_f64();
+            let others = match refusals.len() - 1 {
+                0 => String::new(),
+                others => format!(" and {others} others"),
+            };
+            self.core.watchdog.log(Level::Warn, || {
+                format!(
+                    "the server at {address} refuses to renew {name:?}{others}: {cause}; what is held \
+                     is lost in {left:.1} s if that goes on"
+                )
+            });
+            self.refusing = Some(Refusing { since: now, holds: HashMap::new() });
+        }
+        let Some(refusing) = &mut self.refusing else { return };
+        for name in accepted {
+            refusing.holds.remove(name);
+        }
+        refusing.holds.extend(refusals.into_iter().map(|(name, until, _)| (name, until)));
+        // Ended holds are not renewed any more.
+        refusing.holds.retain(|_, until| *until > now);
+        if refusing.holds.is_empty() && !accepted.is_empty() {
+            let after = Duration::from_nanos(now.saturating_sub(refusing.since)).as_secs_f64();
+            self.core.watchdog.log(Level::Info, || {
+                format!("the server at {address} accepts renewals again, after {after:.1} s")
+            });
+            self.refusing = None;
+        }
+    }
+
+    /// Another server may have become the master, or this one may have come back with older data: a
+    /// hold released shortly before may exist there again, under an owner that no thread uses. Its
+    /// waiters would wait for the end of its lease. (A list of all released holds would have no
+    /// end. So the renewer asks for the owners of the locks that this client knows.)
+    fn give_back_leftovers(&mut self, mut members: Vec<Arc<dyn Member>>) {
+        members.retain(|member| member.has_owners());
+        // The last member of a name: a fair lock's queue knows more than its site, and is made
+        // after it.
+        let by_name: HashMap<_, _> =
+            members.iter().map(|member| (Arc::clone(member.name()), member)).collect();
+        let members: Vec<_> = by_name.into_iter().collect();
+        for members in members.chunks(NAMES_A_PACKET) {
+            let calls: Vec<_> = members.chunks(self.names_a_call).collect();
+            let command = |call: &&[(Arc<str>, _)]| {
+                let names: Vec<_> = call.iter().map(|(name, _)| &**name).collect();
+                scripts::lock::owners_command(&names, self.core.id.as_str())
+            };
+            let commands: Vec<_> = calls.iter().map(command).collect();
+            let outcomes = self.exchange(&commands, None).0;
+            for (call, outcome) in calls.into_iter().zip(outcomes) {
+                if outcome.as_ref().is_err_and(may_pass) {
+                    self.ask_again = Some(clock::now().saturating_add(ASK_AGAIN));
+                }
+                // Without the right to ask, they end with their leases.
+                let Ok(owners) = scripts::lock::owners(outcome) else { continue };
+                for ((_, member), owners) in call.iter().zip(owners) {
+                    let left_over = owners.iter().filter(|owner| self.core.is_left_over(owner));
+                    left_over.for_each(|owner| member.give_up_owner(owner));
+                }
+            }
+        }
+    }
+
+    /// Finds out whether this is another run of the server, or another server, and if so repeats
+    /// the releases made at the one before.
+    fn meet_the_server(&mut self) {
+        let mut members = self.core.members.all();
+        members.retain(|member| member.is_a_count() && self.is_home(member.name()));
+        if members.is_empty() && self.core.returned.is_empty() && self.core.changes.is_empty() {
+            return;
+        }
+        let met = self.link().is_ok();
+        let run = self.endpoint.incarnation();
+        if self.last_run != run {
+            self.return_again(|renewer, name| renewer.is_home(name));
+            let mended = self.mend(|renewer, name| renewer.is_home(name));
+            if mended.is_some() {
+                self.last_run = run;
+            }
+            // A server that does not tell its run may be the same one. Then only a mended count
+            // shows that it is another.
+            if self.endpoint.says_its_run() || mended.is_some_and(|mended| mended != [0, 0]) {
+                self.warn_of_counts(&members, mended);
+            }
+        } else if !met {
+            self.ask_again = Some(clock::now().saturating_add(ASK_AGAIN));
+        }
+    }
+
+    /// Repeats the changes of semaphores that this server does not know. Returns how many permits
+    /// that took and gave; `None`: the server did not answer, or not yet, and is asked again.
+    fn mend(&mut self, is_meant: impl Fn(&Self, &str) -> bool) -> Option<[i64; 2]> {
+        let mut mends = Vec::new();
+        for requests in self.core.changes.all() {
+            mends.extend(requests.mends(None));
+        }
+        mends.retain(|(name, _)| is_meant(self, name));
+        self.send_mends(&mends)
+    }
+
+    /// The same for one slot, if the reply to its last change came after this server had been told
+    /// the earlier ones.
+    fn mend_late(&mut self, name: &Arc<str>, requests: &Requests, ticket: Ticket) {
+        match self.send_mends(&requests.mends_of(ticket)) {
+            // The next `RenewAll` repeats all changes.
+            None => self.last_run = u64::MAX,
+            // This server has applied it, or the renewer has told the server.
+            Some([0, 0]) => {}
+            mended => {
+                let mut members = self.core.members.all();
+                members.retain(|member| member.is_a_count() && member.name() == name);
+                self.warn_of_counts(&members, mended);
+            }
+        }
+    }
+
+    fn send_mends(&mut self, mends: &[(Arc<str>, Command)]) -> Option<[i64; 2]> {
+        let (mut taken, mut given) = (0_i64, 0_i64);
+        for part in mends.chunks(NAMES_A_CALL) {
+            let commands: Vec<_> = part.iter().map(|(_, command)| command.clone()).collect();
+            let outcomes = self.exchange(&commands, None).0;
+            for ((name, _), outcome) in part.iter().zip(outcomes) {
+                match outcome {
+                    Ok(Value::Int(permits)) if permits < 0 => taken -= permits,
+                    Ok(Value::Int(permits)) => given += permits,
+                    Err(failure) if may_pass(&failure) => {
+                        self.ask_again = Some(clock::now().saturating_add(ASK_AGAIN));
+                        return None;
+                    }
+                    _ => self.core.watchdog.log(Level::Error, || {
+                        format!("the permits of {name:?} could not be put right after a failover")
+                    }),
+                }
+            }
+        }
+        Some([taken, given])
+    }
+
+    /// Logs the counts that cannot be mended.
+    fn warn_of_counts(&self, members: &[Arc<dyn Member>], mended: Option<[i64; 2]>) {
+        let Some([taken, given]) = mended else { return };
+        if self.core.changes.were_too_many() {
+            self.core.watchdog.log(Level::Warn, || {
+                "more than 10,000 changes of semaphores were made shortly before a failover: the \
+                 new master was not told of the earlier ones"
+                    .to_owned()
+            });
+        }
+        let mut names: Vec<_> = members.iter().map(|member| Arc::clone(member.name())).collect();
+        names.sort_unstable();
+        names.dedup();
+        if names.is_empty() {
+            return;
+        }
+        let address = self.endpoint.address();
+        self.core.watchdog.log(Level::Warn, || {
+            let some: Vec<_> = names.iter().take(10).map(|name| format!("{name:?}")).collect();
+            let more = names.len().saturating_sub(some.len());
+            let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+            format!(
+                "another server is the master at {address}, or it was started anew; semaphores in \
+                 use: {}{more}. It had not heard of {taken} permits that this client had taken and \
+                 of {given} that it had given back, which was put right. What clients did that \
+                 ended since, or Redisson's, was not: compare available_permits with what is out",
+                some.join(", ")
+            )
+        });
+    }
+
+    /// Likewise, repeats the latest releases of permits of expirable semaphores.
+    fn return_again(&mut self, is_meant: impl Fn(&Self, &str) -> bool) {
+        for (name, returned) in self.core.returned.to(|name| is_meant(self, name)) {
+            for ids in returned.ids.chunks(NAMES_A_CALL) {
+                let release = scripts::expirable_semaphore::release_again_command(&name, ids);
+                self.orphans.push(Orphan::left_over(&name, release, returned.lease));
+            }
+        }
+    }
+
+    /// Sends due orphans, as many as fit in one packet, and keeps unfinished ones for later. The
+    /// others wait for their next turn: there may be thousands, each packet takes a round trip, and
+    /// a renewal that falls due meanwhile goes before the next one.
+    fn see_to_orphans(&mut self, now: u64) {
+        let due = self.orphans.extract_if(.., |orphan| orphan.due() <= now);
+        let mut due: VecDeque<_> = due.take(NAMES_A_CALL).collect();
+        if self.core.servers.cluster().is_some() && !self.core.is_shut_down() {
+            // The server may be gone for good, and the slot another server's.
+            let (here, elsewhere) = due.into_iter().partition(|orphan| match orphan.server() {
+                Some(number) => number == self.server,
+                None => self.is_home(orphan.name()),
+            });
+            due = here;
+            let elsewhere: VecDeque<_> = elsewhere;
+            elsewhere.into_iter().for_each(|orphan| self.core.watchdog.adopt(orphan));
+        }
+        self.try_to(|renewer| renewer.send_orphans(&mut due));
+        // None, unless a job panicked.
+        while !due.is_empty() {
+            let outcome = Err(self.panicked());
+            if !self.try_to(|renewer| renewer.orphan_heard(&mut due, &outcome, true)) {
+                due.pop_front();
+            }
+        }
+    }
+
+    /// Sends the orphans in one packet.
+    fn send_orphans(&mut self, due: &mut VecDeque<Orphan>) {
+        let mut commands = Vec::new();
+        due.retain(|orphan| wants(orphan.command(), &mut commands));
+        if commands.is_empty() {
+            return;
+        }
+        let (outcomes, resent) = self.exchange(&commands, None);
+        for outcome in &outcomes {
+            self.orphan_heard(due, outcome, resent);
+        }
+    }
+
+    /// Takes the outcome of the first orphan's command. The orphan is taken out afterwards: a panic
+    /// loses none.
+    fn orphan_heard(&mut self, due: &mut VecDeque<Orphan>, outcome: &Outcome, resent: bool) {
+        let (watchdog, ended) = (&self.core.watchdog, self.core.is_shut_down());
+        let goes_on = due
+            .front_mut()
+            .is_some_and(|orphan| orphan.goes_on(outcome, resent, clock::now(), watchdog, ended));
+        let orphan = due.pop_front();
+        self.orphans.extend(orphan.filter(|_| goes_on));
+    }
+
+    /// Sends the due keep-alives' commands, all in one packet.
+    fn send_keep_alives(&mut self, keep_alives: Vec<Arc<dyn KeepAlive>>) {
+        let mut due = keep_alives.into();
+        self.try_to(|renewer| renewer.send_due_keep_alives(&mut due));
+        // None, unless a job panicked.
+        for keep_alive in due {
+            self.core.watchdog.schedule(&keep_alive, AFTER_A_PANIC);
+        }
+    }
+
+    fn send_due_keep_alives(&mut self, due: &mut VecDeque<Arc<dyn KeepAlive>>) {
+        let mut commands = Vec::new();
+        due.retain(|keep_alive| wants(keep_alive.command(), &mut commands));
+        for outcome in self.exchange(&commands, None).0 {
+            // Taken out afterwards: a panic loses none.
+            if let Some(pause) = due.front().map(|keep_alive| keep_alive.done(outcome))
+                && let Some(keep_alive) = due.pop_front()
+            {
+                self.core.watchdog.schedule(&keep_alive, pause);
+            }
+        }
+    }
+
+    fn look(&self, lane: &Arc<Lane>) {
+        let patience = PATIENCE + self.core.round_trip.saturating_mul(4);
+        // Renewals wait meanwhile. In an outage no connection is opened: a posted command fails,
+        // and is sent as an orphan.
+        let to_open = if self.endpoint.health().is_out() {
+            Duration::ZERO
+        } else {
+            patience.saturating_mul(10).min(self.endpoint.connect_timeout())
+        };
+        // A combiner is at work, which reads, but perhaps not the replies of later posts; or there
+        // is more to read.
+        if !lane.look(patience, to_open) && lane.look_after() == Posted::LookAfter {
+            self.core.watchdog.look_after(lane);
+        }
+    }
+
+    /// Opens a connection, which ends an outage if there was one. Its limit is that of a renewal,
+    /// and grows each time.
+    fn look_at_the_server(&mut self) {
+        match Link::open(&self.endpoint.with_response_timeout(self.patience())) {
+            Ok(link) => drop(self.link.get_or_insert(link)),
+            Err(_) => self.unanswered = self.unanswered.saturating_add(1),
+        }
+    }
+
+    /// Sends commands in one packet and reads their replies. If the old connection gave no reply,
+    /// sends them once more on a new one: the old one may have been dead for a while. Also returns
+    /// whether they were sent twice: then the first copies may have run, with any outcome of the
+    /// second ones. `within`: the time for the replies, besides that of the distance.
+    fn exchange(&mut self, commands: &[Command], within: Option<Duration>) -> (Vec<Outcome>, bool) {
+        let outcomes = self.exchange_once(commands, within);
+        let (outcomes, in_doubt) = match outcomes.first() {
+            Some(Err(Failure::Reset(_))) => (self.exchange_once(commands, within), true),
+            _ => (outcomes, false),
+        };
+        let is_lost = matches!(outcomes.first(), Some(Err(failure)) if failure.is_the_links());
+        self.unanswered = if is_lost { self.unanswered.saturating_add(1) } else { 0 };
+        let Some(cluster) = self.core.servers.cluster() else { return (outcomes, in_doubt) };
+        if is_lost {
+            // Another server may have the slots, and is asked next time.
+            cluster.look();
+        }
+        // One limit for all of them: the other outcomes wait for this.
+        let ended = self.core.is_shut_down();
+        let within = if ended { self.endpoint.response_timeout() } else { RESENT_WITHIN };
+        let until = Instant::now() + within;
+        let sent = commands.iter().zip(outcomes);
+        let followed = |(command, outcome)| cluster.resend(command, outcome, until);
+        (sent.map(followed).collect(), in_doubt)
+    }
+
+    /// Like [`exchange`](Self::exchange), but sends nothing again over a connection that breaks.
+    fn exchange_once(&mut self, commands: &[Command], within: Option<Duration>) -> Vec<Outcome> {
+        let (begun, patience) = (Instant::now(), self.patience());
+        match self.link() {
+            Ok(link) => {
+                let (receivers, replies) = replies_to(commands);
+                let batch = commands.iter().cloned().zip(receivers);
+                let batch = batch.map(|(command, receiver)| (command, receiver, true));
+                let done = link.send(batch).and_then(|()| {
+                    let within = within.map_or(patience, |within| link.at_least(within));
+                    link.read_awaited_within(within.min(patience))
+                });
+                if done.is_err() || link.is_wrong() {
+                    self.link = None;
+                }
+                // Every command sent has an outcome once its link was read or has failed.
+                let taken = replies.iter().map(|reply| reply.lock().take());
+                taken.map(|outcome| outcome.unwrap_or(Ok(Value::Nil))).collect()
+            }
+            Err(failure) => {
+                // Less the time spent on the connection: one attempt waits only once for a server
+                // that does not answer.
+                let within = within.map_or(patience, |it| it.max(self.core.round_trip * 4));
+                self.exchange_over_lanes(commands, begun + within.min(patience), &failure)
+            }
+        }
+    }
+
+    /// For `failure`, no connection can be opened, but open ones may work: the server is full, its
+    /// password was changed, or this process may open no more files.
+    fn exchange_over_lanes(
+        &self,
+        commands: &[Command],
+        until: Instant,
+        failure: &Failure,
+    ) -> Vec<Outcome> {
+        let _limited = Limit::set(Limit::new(Some(until), None));
+        for lane in self.node.lanes().iter().filter(|lane| lane.is_open()) {
+            if Instant::now() >= until {
+                break;
+            }
+            let (receivers, replies) = replies_to(commands);
+            for (command, receiver) in commands.iter().zip(receivers) {
+                if lane.post(command.clone(), receiver) == Posted::LookAfter {
+                    self.core.watchdog.look_after(lane);
+                }
+            }
+            // Its reply comes behind theirs. (Not behind that of a script which the server did not
+            // know, and which was sent again: the reply to the next ping does.)
+            let ping = Command::plain(&[b"PING"]);
+            let mut lost = None;
+            while lost.is_none() && replies.iter().any(|reply| reply.lock().is_none()) {
+                lost = lane.call_once(&ping).err().filter(Failure::is_the_links);
+            }
+            let cause = || lost.as_ref().unwrap_or(failure).cause().clone();
+            let taken = replies.iter().map(|reply| reply.lock().take());
+            // An unanswered command may still run.
+            let outcomes: Vec<_> =
+                taken.map(|it| it.unwrap_or_else(|| Err(Failure::TimedOut(cause())))).collect();
+            // Otherwise the lane's connection was broken, too, and there is no other one.
+            if !outcomes.iter().all(|outcome| matches!(outcome, Err(Failure::Unsent(_)))) {
+                return outcomes;
+            }
+        }
+        commands.iter().map(|_| Err(failure.clone())).collect()
+    }
+
+    /// How long an exchange waits for its replies: the renewal of the shortest lease may be in it,
+    /// or wait behind it. After two without a reply it grows: with a server that is that slow, the
+    /// short lease is over, and the long ones must not be lost with it.
+    fn patience(&self) -> Duration {
+        let longest = self.endpoint.response_timeout();
+        let patience = self.core.shortest_patience().max(self.core.round_trip.saturating_mul(4));
+        let doubled = 1_u32 << self.unanswered.saturating_sub(1).min(MOST_DOUBLED);
+        patience.saturating_mul(doubled).min(longest)
+    }
+
+    fn link(&mut self) -> Result<&mut Link, Failure> {
+        let patience = self.patience();
+        let renewals = self.endpoint.login_renewals();
+        if std::mem::replace(&mut self.login_renewals, renewals) != renewals {
+            // It was opened with a user or a password that expires soon.
+            self.link = None;
+        }
+        self.link.take_if(|link| !link.is_alive());
+        match &mut self.link {
+            Some(link) => Ok(link),
+            none => Ok(none.insert(Link::open(&self.endpoint.with_response_timeout(patience))?)),
+        }
+    }
+}
+
+/// Whether to ask the server again: it did not answer, or its refusal may be transient.
+fn may_pass(failure: &Failure) -> bool {
+    match failure {
+        Failure::Refused(cause) => is_transient(&cause.error) || is_redirect(&cause.error),
+        failure => failure.is_the_links(),
+    }
+}
+
+type Reply = Arc<Mutex<Option<Outcome>>>;
+
+/// A receiver for the reply to each command, and the place where it puts the reply.
+fn replies_to(commands: &[Command]) -> (Vec<Arc<dyn ReplyReceiver>>, Vec<Reply>) {
+    let reply = |_: &Command| {
+        let reply = Reply::default();
+        let receiver = Arc::clone(&reply);
+        let receiver = move |outcome| *receiver.lock() = Some(outcome);
+        (Arc::new(receiver) as Arc<dyn ReplyReceiver>, reply)
+    };
+    commands.iter().map(reply).unzip()
+}
+
+/// Whether there is a command, which it adds to the others.
+fn wants(command: Option<Command>, commands: &mut Vec<Command>) -> bool {
+    let is_wanted = command.is_some();
+    commands.extend(command);
+    is_wanted
+}
+
+impl Core {
+    /// Shows the subscriber that its connection is alive. `false`: not due yet.
+    pub(super) fn heartbeat(&self) -> bool {
+        let (now, last) = (clock::now(), self.last_heartbeat.load(Ordering::Relaxed));
+        let is_due = now.saturating_sub(last) >= clock::nanos(HEARTBEAT);
+        if is_due {
+            self.last_heartbeat.store(now, Ordering::Relaxed);
+            self.members.sweep();
+            self.returned.sweep();
+            self.changes.sweep();
+            for node in self.pubsub.heartbeats() {
+                self.tell_subscriber(&node);
+                self.compare_channels(&node);
+            }
+            // A server without slots may be gone for good.
+            let mut nodes =
+                self.servers.cluster().map_or_else(|| self.servers.all(), |it| it.masters());
+            nodes.retain(|node| node.endpoint.health().is_to_be_looked_at());
+            nodes.into_iter().for_each(|node| self.watchdog.look_at(node));
+        }
+        is_due
+    }
+}
+
+#[cfg(all(test, testkit, not(shuttle)))]
+mod tests;

@@ -1,0 +1,229 @@
+//! A panic of this library's code, anywhere in a client's threads: it ends no thread, and loses no
+//! waiter.
+
+#![allow(clippy::unwrap_used)]
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use redlatch_testkit::{Server, wait_until};
+
+use super::*;
+use crate::config::ClientBuilder;
+use crate::lease::{Debtor, Task};
+use crate::runtime::{News, Session};
+use crate::sync::Mutex;
+
+const SOON: Duration = Duration::from_secs(20);
+const LEASE: Duration = Duration::from_secs(60);
+
+fn session(server: &Server, stray: fn(&Arc<Core>, u64, &News<'_>)) -> Session {
+    Session::open(&server.url(), ClientBuilder::new(&server.url()).config, stray).unwrap()
+}
+
+fn ignore(_: &Arc<Core>, _: u64, _: &News<'_>) {}
+
+/// Panics on its first call.
+#[derive(Debug, Default)]
+struct Clumsy(AtomicUsize);
+
+impl Clumsy {
+    fn stumble(&self) {
+        assert!(self.0.fetch_add(1, Ordering::SeqCst) > 0, "the panic of this test");
+    }
+
+    fn wait_called(&self, times: usize) {
+        wait_until("it is called again", SOON, || self.0.load(Ordering::SeqCst) >= times);
+    }
+}
+
+#[test]
+fn a_renewal_whose_answer_was_lost_in_a_panic_has_failed() {
+    let server = Server::start().unwrap();
+    let session = session(&server, ignore);
+    let core = session.core();
+    let heard = Arc::new(Mutex::new(Vec::new()));
+    let clumsy = Arc::new(Clumsy::default());
+    let renewals = ["first", "second"].map(|key| {
+        let (heard, clumsy) = (Arc::clone(&heard), Arc::clone(&clumsy));
+        let renewed = Box::new(move |_, renewed: Result<Held, &Arc<str>>, _| {
+            clumsy.stumble();
+            heard.lock().push((key, renewed.is_err()));
+        });
+        let (kind, owner) = (RenewalKind::Locks, core.id.next_owner());
+        let (lease, longer) = (Some(LEASE), Longer::Stays);
+        Renewal { kind, key: key.into(), owner, lease, longer, urgent: false, until: 0, renewed }
+    });
+    core.watchdog.renew_now(renewals.into());
+    wait_until("both have heard of it", SOON, || heard.lock().len() == 2);
+    assert_eq!(*heard.lock(), [("first", true), ("second", true)]);
+}
+
+#[derive(Debug, Default)]
+struct Diligent(Clumsy);
+
+impl KeepAlive for Diligent {
+    fn command(&self) -> Option<Command> {
+        Some(Command::plain(&[b"PING"]))
+    }
+
+    fn done(&self, _: Outcome) -> Duration {
+        self.0.stumble();
+        Duration::from_millis(1)
+    }
+}
+
+#[test]
+fn a_keep_alive_that_panicked_is_done_again() {
+    let server = Server::start().unwrap();
+    let session = session(&server, ignore);
+    let diligent = Arc::new(Diligent::default());
+    session.core().watchdog.schedule(&(Arc::clone(&diligent) as _), Duration::ZERO);
+    diligent.0.wait_called(3);
+}
+
+#[derive(Default)]
+struct Poor(Clumsy);
+
+impl Debtor for Poor {
+    fn command(&self) -> Option<Command> {
+        let owes = self.0.0.load(Ordering::SeqCst) < 3;
+        owes.then(|| Command::plain(&[b"PING"]))
+    }
+
+    fn paid(&self, _: &Outcome, _: bool) {
+        self.0.stumble();
+    }
+}
+
+#[test]
+fn an_orphan_that_panicked_is_sent_again() {
+    let server = Server::start().unwrap();
+    let session = session(&server, ignore);
+    let poor = Arc::new(Poor::default());
+    let orphan = Orphan::owed(&"poor".into(), Arc::clone(&poor) as _);
+    session.core().watchdog.adopt(orphan);
+    // On the second call it is told that the connection broke.
+    poor.0.wait_called(3);
+}
+
+/// Calls `paid` when its command was answered, and owes nothing from then on.
+struct Settles<F>(AtomicBool, F);
+
+impl<F: Fn() + Send + Sync + 'static> Settles<F> {
+    fn adopted_by(core: &Core, paid: F) {
+        let debtor = Arc::new(Self(AtomicBool::new(false), paid));
+        core.watchdog.adopt(Orphan::owed(&"settles".into(), debtor as _));
+    }
+}
+
+impl<F: Fn() + Send + Sync> Debtor for Settles<F> {
+    fn command(&self) -> Option<Command> {
+        (!self.0.load(Ordering::SeqCst)).then(|| Command::plain(&[b"PING"]))
+    }
+
+    fn paid(&self, _: &Outcome, _: bool) {
+        self.0.store(true, Ordering::SeqCst);
+        (self.1)();
+    }
+}
+
+#[test]
+fn a_renewal_waits_for_one_packet_of_what_is_left_over_and_no_more() {
+    const MANY: usize = 10 * NAMES_A_CALL;
+    let server = Server::start().unwrap();
+    let session = session(&server, ignore);
+    let core = session.core();
+    let (settled, renewed_after) = (Arc::new(AtomicUsize::new(0)), Arc::new(Mutex::new(None)));
+    // Until all are there, no other command is sent.
+    let (go_on, all_are_there) = crossbeam_channel::bounded::<()>(0);
+    Settles::adopted_by(core, move || assert!(all_are_there.recv().is_err()));
+    for _ in 0..MANY {
+        let (settled, renewed_after) = (Arc::clone(&settled), Arc::clone(&renewed_after));
+        let to = Arc::clone(core);
+        Settles::adopted_by(core, move || {
+            if settled.fetch_add(1, Ordering::SeqCst) > 0 {
+                return;
+            }
+            // It falls due while the first packet is processed.
+            let (settled, heard) = (Arc::clone(&settled), Arc::clone(&renewed_after));
+            let renewed = Box::new(move |_, _: Result<Held, &Arc<str>>, _| {
+                *heard.lock() = Some(settled.load(Ordering::SeqCst));
+            });
+            let owner = to.id.next_owner();
+            let (kind, key, lease) = (RenewalKind::Locks, "kept".into(), Some(LEASE));
+            let longer = Longer::Stays;
+            let renewal =
+                Renewal { kind, key, owner, lease, longer, urgent: false, until: 0, renewed };
+            to.watchdog.renew_now(vec![renewal]);
+        });
+    }
+    drop(go_on);
+    wait_until("all are sent", SOON, || settled.load(Ordering::SeqCst) == MANY);
+    let first = *renewed_after.lock();
+    assert!(first.is_some_and(|after| after <= NAMES_A_CALL), "after {first:?} of {MANY}");
+}
+
+impl Task for Clumsy {
+    fn due(self: Arc<Self>) -> Option<Renewal> {
+        self.stumble();
+        None
+    }
+}
+
+#[test]
+fn a_task_that_panicked_is_called_again_and_so_are_the_others() {
+    let server = Server::start().unwrap();
+    let session = session(&server, ignore);
+    let watchdog = &session.core().watchdog;
+    let clumsy = Arc::new(Clumsy::default());
+    let task = Arc::downgrade(&clumsy);
+    watchdog.alarm(clock::now(), task.clone());
+    clumsy.wait_called(2);
+    watchdog.alarm(clock::now(), task);
+    clumsy.wait_called(3);
+}
+
+#[test]
+fn a_panic_of_the_subscribers_is_an_outage_and_ends_nothing() {
+    static CLUMSY: Clumsy = Clumsy(AtomicUsize::new(0));
+    let server = Server::start().unwrap();
+    let session = session(&server, |_, _, _| CLUMSY.stumble());
+    let core = session.core();
+    let own = core.pubsub.listen_to_own("name");
+    let mut redis = server.connection();
+    let channel = format!("redisson_lock__channel:{{redlatch:{}}}", core.id.as_str());
+    wait_until("it hears again", SOON, || {
+        let heard: u64 =
+            redis::cmd("PUBLISH").arg(&channel).arg("ask 1 lock").query(&mut redis).unwrap();
+        heard > 0 && CLUMSY.0.load(Ordering::SeqCst) > 1
+    });
+    wait_until("it is confirmed again", SOON, || own.is_confirmed());
+    assert!(own.version() > 1, "what was missed meanwhile is not asked for");
+}
+
+#[test]
+fn over_the_callers_connections_all_are_sent_together_and_waited_for_until_a_time() {
+    let server = Server::start().unwrap();
+    let config = ClientBuilder::new(&server.url()).response_timeout(LEASE).config;
+    let session = Session::open(&server.url(), config, ignore).unwrap();
+    let core = session.core();
+    let renewer = Renewer::new(Arc::clone(core), &core.servers.first());
+    let echo = |text: &'static [u8]| Command::plain(&[b"ECHO", text]);
+    let commands = [echo(b"one"), echo(b"two"), echo(b"three")];
+    let none = io::Error::other("none can be had");
+    let none = Failure::Unsent(Cause::new(none, renewer.endpoint.health()));
+    let outcomes = renewer.exchange_over_lanes(&commands, Instant::now() + SOON, &none);
+    let replies = ["one", "two", "three"].map(|it| Value::BulkString(it.into()));
+    assert_eq!(outcomes.into_iter().map(Result::unwrap).collect::<Vec<_>>(), replies);
+    server.pause();
+    let begun = Instant::now();
+    let until = begun + Duration::from_millis(100);
+    let outcomes = renewer.exchange_over_lanes(&commands, until, &none);
+    assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
+    assert!(outcomes.iter().all(|it| matches!(it, Err(Failure::TimedOut(_)))), "{outcomes:?}");
+    server.resume();
+    // No caller gets another caller's reply.
+    for lane in core.servers.first().lanes().iter().filter(|lane| lane.is_open()) {
+        assert_eq!(lane.call_once(&echo(b"last")).unwrap(), Value::BulkString("last".into()));
+    }
+}

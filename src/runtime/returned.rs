@@ -1,0 +1,105 @@
+//! The permits of expirable semaphores that this process has just released.
+//!
+//! A server that becomes the master may not have heard of a release that the master before it has
+//! answered. Such a permit stays on the server until its lease ends, and no process can take it.
+//! The list of permits that the process still has proves nothing here: any thread that was told a
+//! permit's id may have that permit. So this module remembers each released permit, for any taker,
+//! and the client releases it again on the new master. An id stands for one acquisition: a second
+//! release takes no permit from anybody.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::scripts::PermitId;
+use crate::sync::{Mutex, clock};
+
+/// A permit is remembered until another one is released so much later: no replica that becomes the
+/// master is further behind. Elapsed time alone does not count, since in an outage of any length
+/// nothing is released.
+const REMEMBERED: u64 = 10_000_000_000;
+/// Longer than any outage that a client waits for.
+const IDLE: u64 = 300_000_000_000;
+/// Bounds the memory. Permits beyond this come back when their leases end.
+const MOST: usize = 10_000;
+
+/// Oldest first.
+#[derive(Default)]
+pub(crate) struct Returned(Mutex<VecDeque<One>>);
+
+struct One {
+    at: u64,
+    semaphore: Arc<str>,
+    id: PermitId,
+    lease: Duration,
+}
+
+/// One semaphore's released permits, and the longest of their leases.
+#[derive(Debug, Default)]
+pub(crate) struct OfOne {
+    pub(crate) ids: Vec<PermitId>,
+    pub(crate) lease: Duration,
+}
+
+impl Returned {
+    /// The server has answered the release of these permits.
+    pub(crate) fn are(&self, semaphore: &Arc<str>, ids: &[PermitId], lease: Duration) {
+        let at = clock::now();
+        let mut all = self.0.lock();
+        let ones =
+            ids.iter().map(|id| One { at, semaphore: Arc::clone(semaphore), id: *id, lease });
+        all.extend(ones);
+        forget(&mut all, at, REMEMBERED);
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.lock().is_empty()
+    }
+
+    /// The permits of the semaphores for which `is_meant` is true, by name.
+    pub(super) fn to(&self, is_meant: impl Fn(&str) -> bool) -> HashMap<Arc<str>, OfOne> {
+        let all = self.0.lock();
+        let mut by_name = HashMap::<Arc<str>, OfOne>::new();
+        for one in all.iter().filter(|one| is_meant(&one.semaphore)) {
+            let of_one = by_name.entry(Arc::clone(&one.semaphore)).or_default();
+            of_one.ids.push(one.id);
+            of_one.lease = of_one.lease.max(one.lease);
+        }
+        by_name
+    }
+
+    /// Forgets old permits while no new ones are released.
+    pub(super) fn sweep(&self) {
+        let mut all = self.0.lock();
+        forget(&mut all, clock::now(), IDLE);
+        if all.is_empty() {
+            all.shrink_to_fit();
+        }
+    }
+}
+
+fn forget(all: &mut VecDeque<One>, now: u64, age: u64) {
+    let old = all.iter().take_while(|one| now.saturating_sub(one.at) > age).count();
+    let many = all.len().saturating_sub(MOST);
+    all.drain(..old.max(many));
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_ones_are_remembered_and_of_each_semaphore_its_own() {
+        let returned = Returned::default();
+        let (one, other): (Arc<str>, Arc<str>) = ("one".into(), "other".into());
+        let ids = |from, to| (from..to).map(PermitId::from_number).collect::<Vec<_>>();
+        returned.are(&one, &ids(0, 9), Duration::from_secs(1));
+        returned.are(&other, &ids(9, 12), Duration::from_secs(3));
+        returned.are(&one, &ids(12, 14), Duration::from_secs(2));
+        let of_one = &returned.to(|name| name == "one")[&one];
+        assert_eq!((of_one.ids.len(), of_one.lease), (11, Duration::from_secs(2)));
+        returned.are(&one, &ids(14, 14 + MOST as u128 - 1), Duration::ZERO);
+        let all = returned.to(|_| true);
+        assert_eq!((all[&one].ids.len(), all.get(&other).map(|it| it.ids.len())), (MOST, None));
+    }
+}

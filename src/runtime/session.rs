@@ -1,0 +1,306 @@
+//! The start and the end of a client's threads: with its handles.
+
+use std::fmt;
+use std::io;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender};
+use log::Level;
+
+use super::dispatcher::Dispatcher;
+use super::greet::{greet, may_wait};
+use super::renewer::Renewer;
+use super::{Core, Stray};
+use crate::config::Config;
+use crate::connection::{
+    Cluster, Command, CredentialSource, Credentials, Endpoint, Failure, Lane, Node, Outcome,
+    Posted, Servers, Settings, connection_name, reply_code,
+};
+use crate::error::{Error, ErrorKind};
+use crate::lease::Job;
+use crate::scripts;
+use crate::scripts::ClientId;
+use crate::sync::{Mutex, on_own_thread, spin};
+
+/// Each handle and guard keeps a clone: the last drop ends the client, as
+/// [`shut_down`](Self::shut_down) does.
+#[derive(Clone)]
+pub(crate) struct Session(pub(super) Arc<Threads>);
+
+impl Session {
+    /// Connects. `stray` is called for messages to owners of this client that do not wait. It runs
+    /// on the subscriber's thread and must not block.
+    pub(crate) fn open(url: &str, config: Config, stray: Stray) -> Result<Self, Error> {
+        scripts::prepare();
+        spin::prepare();
+        let id = ClientId::random().map_err(|source| {
+            let message = "the system gives no random number for the client's id".to_owned();
+            Error::new(ErrorKind::Config, message).caused_by(source)
+        })?;
+        let name = connection_name(config.name.as_deref(), id.as_str());
+        let credential_source =
+            config.credentials_with.as_ref().map(CredentialSource::start).transpose();
+        let credential_source = credential_source.map_err(|source| {
+            let message = "the thread that asks for user and password cannot be started".to_owned();
+            Error::new(ErrorKind::Config, message).caused_by(source)
+        })?;
+        let credential_source = credential_source.map(Arc::new);
+        let connection = Settings { name, credential_source, ..config.connection };
+        let config = Config { connection, ..config };
+        let (servers, round_trip) = Self::find(url, &config)?;
+        let (alive, ended) = crossbeam_channel::bounded(0);
+        let (core, jobs) = Core::new(id, servers, config, round_trip, alive.clone(), stray)?;
+        core.watch_servers();
+        // From here on a failure drops this, which ends the threads that have started.
+        let session = Self(Arc::new(Threads { core, ended, ending: Mutex::new(false) }));
+        session.0.start(jobs, alive).map_err(|source| {
+            let message = "the client's background threads cannot be started".to_owned();
+            Error::new(ErrorKind::Config, message).caused_by(source)
+        })?;
+        Ok(session)
+    }
+
+    /// Connects to the server, or to one of a cluster's. Also returns the round trip.
+    fn find(url: &str, config: &Config) -> Result<(Servers, Duration), Error> {
+        let lanes = |round_trip| config.connections.unwrap_or_else(|| lanes_for(round_trip));
+        if let Some(cluster) = Cluster::connect(url, &config.connection) {
+            let cluster = cluster?;
+            let mut refusal = None;
+            for node in cluster.nodes() {
+                match Self::greet(node.any_lane(), config) {
+                    Ok(round_trip) => {
+                        cluster.set_lanes(lanes(round_trip));
+                        return Ok((Servers::Cluster(cluster), round_trip));
+                    }
+                    // One server may be away just now.
+                    Err(error) if error.is_transient() => refusal = Some(error),
+                    Err(error) => return Err(error),
+                }
+            }
+            let nobody = || Error::new(ErrorKind::Redis, "the cluster has no server".to_owned());
+            return Err(refusal.unwrap_or_else(nobody));
+        }
+        let endpoint = Endpoint::of(url, &config.connection)?;
+        let lane = Arc::new(Lane::new(Arc::new(endpoint)));
+        let round_trip = Self::greet(&lane, config)?;
+        Ok((Servers::One(Arc::new(Node::new(lane, lanes(round_trip)))), round_trip))
+    }
+
+    fn greet(lane: &Arc<Lane>, config: &Config) -> Result<Duration, Error> {
+        let round_trip = greet(lane, lane.endpoint())?;
+        if config.replica_acks.is_some() {
+            may_wait(lane)?;
+        }
+        Ok(round_trip)
+    }
+
+    pub(crate) fn core(&self) -> &Arc<Core> {
+        &self.0.core
+    }
+
+    /// Ends the client now, and waits for its threads.
+    pub(crate) fn shut_down(&self) {
+        let begun = Instant::now();
+        if !self.0.end() {
+            self.0.await_threads(begun);
+        }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        // The last drop in a forked child does not end the parent's client: neither its holds nor
+        // its connections, which may write when they are closed, nor threads that do not exist in
+        // the child.
+        if self.core().is_forked() {
+            std::mem::forget(Arc::clone(&self.0));
+        }
+    }
+}
+
+impl fmt::Debug for Session {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Session").field("core", self.core()).finish_non_exhaustive()
+    }
+}
+
+impl Core {
+    /// Registers the core for changes of its servers and credentials.
+    fn watch_servers(self: &Arc<Self>) {
+        if let Some(source) = &self.config.connection.credential_source {
+            let core = Arc::downgrade(self);
+            source.on_renewed(move |renewed| {
+                let Some(core) = core.upgrade() else { return };
+                match renewed {
+                    Ok(credentials) => core.log_in_again(credentials),
+                    Err(why) => core.watchdog.log(Level::Warn, || {
+                        format!(
+                            "there is no new user and password for connections whose own expire before \
+                             long ({why}): asked for again soon"
+                        )
+                    }),
+                }
+            });
+        }
+        let core = Arc::downgrade(self);
+        let watch = move |node: &Arc<Node>| {
+            let Some(core) = core.upgrade() else { return };
+            let (renew, pubsub) = (core.watchdog.renew_all(), Arc::downgrade(&core.pubsub));
+            let server = node.number();
+            node.endpoint.on_new_run(move || {
+                renew();
+                pubsub.upgrade().inspect(|pubsub| pubsub.met_new_run(server));
+            });
+            node.endpoint.on_moved(core.watchdog.renew_all());
+            node.endpoint.health().on_news(core.watchdog.log_news());
+            node.endpoint.on_opened(core.watchdog.connected());
+        };
+        match &self.servers {
+            Servers::One(node) => watch(node),
+            Servers::Cluster(cluster) => {
+                cluster.on_node(watch);
+                let (core, renew) = (Arc::downgrade(self), self.watchdog.moved());
+                cluster.on_moved(move |slots| {
+                    core.upgrade().inspect(|core| core.pubsub.moved(slots));
+                    renew(slots);
+                });
+            }
+        }
+    }
+}
+
+impl Core {
+    /// Sends new credentials over open connections. The renewers reopen theirs by themselves.
+    fn log_in_again(&self, credentials: &Credentials) {
+        let (user, password) = credentials.parts();
+        let mut parts: Vec<&[u8]> = vec![b"AUTH"];
+        parts.extend(user.map(str::as_bytes));
+        parts.push(password.as_bytes());
+        let command = Command::plain(&parts);
+        for node in self.servers.all() {
+            // A lane without a connection asks for them when it opens one.
+            for lane in node.lanes().iter().filter(|lane| lane.is_open()) {
+                // Its reply is read in the order of all others. If it is refused, the connection
+                // goes on as before, and the next one asks anew.
+                let core = Weak::clone(&self.itself);
+                let receiver = move |outcome: Outcome| {
+                    if let Err(Failure::Refused(cause)) = outcome
+                        && let Some(core) = core.upgrade()
+                    {
+                        core.watchdog.log(Level::Warn, || {
+                            let code = reply_code(&cause.error);
+                            format!(
+                                "the server at {} refuses new credentials ({code})",
+                                cause.address
+                            )
+                        });
+                    }
+                };
+                if lane.post(command.clone(), Arc::new(receiver)) == Posted::LookAfter {
+                    self.watchdog.look_after(lane);
+                }
+            }
+            self.pubsub.open_anew(node.number());
+        }
+    }
+}
+
+/// Four connections nearby, so that the server has work while threads write and read (with more,
+/// each packet costs more than it saves); over a network enough to keep threads from waiting for
+/// others' replies.
+fn lanes_for(round_trip: Duration) -> usize {
+    match round_trip.as_micros() {
+        0..500 => 4,
+        500..1_000 => 8,
+        _ => 16,
+    }
+}
+
+/// The state that handles and guards share. The background threads have only the [`Core`], so that
+/// the last drop is never theirs.
+pub(super) struct Threads {
+    pub(super) core: Arc<Core>,
+    /// Disconnected once the last background thread has ended.
+    pub(super) ended: Receiver<()>,
+    pub(super) ending: Mutex<bool>,
+}
+
+impl Threads {
+    fn start(&self, jobs: Receiver<Job>, alive: Sender<()>) -> io::Result<()> {
+        let core = Arc::clone(&self.core);
+        self.core.spawn("redlatch-watch", move || core.watchdog.run())?;
+        let core = Arc::clone(&self.core);
+        match &self.core.servers {
+            Servers::One(node) => {
+                let renewer = Renewer::new(core, node).connect();
+                self.core.spawn("redlatch-renew", move || renewer.run(&jobs))?;
+                let pubsub = Arc::clone(&self.core.pubsub);
+                let subscriber = pubsub.subscriber(node);
+                if let Some(follow) = node.endpoint.follower() {
+                    self.core.spawn("redlatch-follow", follow)?;
+                }
+                self.core.spawn("redlatch-listen", move || pubsub.run(&subscriber))
+            }
+            // The others start when they are needed.
+            Servers::Cluster(cluster) => {
+                let dispatcher = Dispatcher::new(core, Arc::clone(cluster), alive);
+                self.core.spawn("redlatch-jobs", move || dispatcher.run(&jobs))
+            }
+        }
+    }
+
+    /// `false`: another thread has begun to end it, or it belongs to the parent.
+    fn end(&self) -> bool {
+        if self.core.is_forked() || std::mem::replace(&mut *self.ending.lock(), true) {
+            return false;
+        }
+        let core = &self.core;
+        core.shut_down.store(true, Ordering::SeqCst);
+        if let Servers::Cluster(cluster) = &core.servers {
+            cluster.end();
+        }
+        core.members.all().into_iter().for_each(|member| member.end());
+        core.pubsub.shut_down();
+        // Every release is answered, or has become an orphan, before the wheel stops. After this,
+        // the caller of a post waits for its reply.
+        core.closed.store(true, Ordering::SeqCst);
+        let patience = core.config.connection.response_timeout;
+        let begun = Instant::now();
+        let nodes = core.servers.all();
+        for lane in nodes.iter().flat_map(|node| node.lanes()) {
+            if begun.elapsed() < patience {
+                lane.drain(begun + patience);
+            }
+            // A command that is queued or unanswered there becomes an orphan, or is logged.
+            lane.close();
+        }
+        for node in nodes {
+            node.endpoint.end();
+            node.endpoint.health().end();
+        }
+        core.config.connection.credential_source.as_ref().inspect(|source| source.end());
+        core.watchdog.shut_down();
+        core.alive.lock().take();
+        self.await_threads(begun);
+        core.forget_what_was_left();
+        core.members.close();
+        true
+    }
+
+    /// Waits for the background threads, which `begun` to end then. A thread that a dead network
+    /// keeps in a write or a read ends when that times out.
+    fn await_threads(&self, begun: Instant) {
+        if !on_own_thread() && !self.core.is_forked() {
+            let patience = self.core.config.connection.response_timeout.saturating_mul(2);
+            let _ = self.ended.recv_timeout(patience.saturating_sub(begun.elapsed()));
+        }
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        self.end();
+    }
+}

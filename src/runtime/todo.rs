@@ -1,0 +1,76 @@
+//! The renewer's jobs, the most urgent first.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use crate::connection::Lane;
+use crate::lease::Job;
+
+/// Renewals first, and one of the others after each packet of them, which may take as long as
+/// replicas need. Lanes last, and one at a time: a lane that does not answer takes its time, and a
+/// renewal that comes meanwhile waits for no other lane.
+#[derive(Default)]
+pub(super) struct Todo {
+    renewals: VecDeque<Job>,
+    /// The last job was a renewal.
+    renewed: bool,
+    others: VecDeque<Job>,
+    lanes: VecDeque<Arc<Lane>>,
+    ends: bool,
+}
+
+impl Todo {
+    pub(super) fn put(&mut self, job: Job) {
+        match job {
+            // Renewals that fell due while the last ones were on their way go together: a round
+            // trip for each tick is too slow for a short lease at a distance.
+            Job::Renew(more) => match self.renewals.back_mut() {
+                Some(Job::Renew(last)) => last.extend(more),
+                _ => self.renewals.push_back(Job::Renew(more)),
+            },
+            Job::RenewAll if matches!(self.renewals.back(), Some(Job::RenewAll)) => {}
+            Job::RenewAll => self.renewals.push_back(job),
+            Job::Look(lanes) => self.lanes.extend(lanes),
+            Job::End => self.ends = true,
+            other => self.others.push_back(other),
+        }
+    }
+
+    /// Whether there are jobs other than lanes.
+    pub(super) fn is_urgent(&self) -> bool {
+        !self.renewals.is_empty() || !self.others.is_empty()
+    }
+
+    /// The next job; `End` when there is no other.
+    pub(super) fn next(&mut self) -> Option<Job> {
+        let other = std::mem::take(&mut self.renewed).then(|| self.others.pop_front()).flatten();
+        if other.is_some() {
+            return other;
+        }
+        self.renewed = !self.renewals.is_empty();
+        let urgent = self.renewals.pop_front().or_else(|| self.others.pop_front());
+        urgent
+            .or_else(|| self.lanes.pop_front().map(|lane| Job::Look(vec![lane])))
+            .or_else(|| self.ends.then_some(Job::End))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// With replicas that must acknowledge, renewals may always be due.
+    #[test]
+    fn what_is_no_renewal_has_its_turn_while_renewals_never_end() {
+        let mut todo = Todo::default();
+        todo.put(Job::Connected);
+        todo.put(Job::Connected);
+        let mut others = 0;
+        for _ in 0..4 {
+            todo.put(Job::Renew(Vec::new()));
+            others += u32::from(matches!(todo.next(), Some(Job::Connected)));
+        }
+        assert_eq!(others, 2);
+        assert!(matches!(todo.next(), Some(Job::Renew(_))));
+    }
+}

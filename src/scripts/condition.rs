@@ -1,0 +1,121 @@
+//! The scripts of conditions.
+
+use std::sync::LazyLock;
+
+use super::{Rights, Trouble, accepted, call, call_again, flag, number};
+use crate::connection::{Command, Outcome, Route, Script, decimal};
+use crate::scripts::{ConditionKeys, Owner};
+
+static WAIT: LazyLock<Script> = script!(NUMBER; "condition/waiters.lua", "condition/wait.lua");
+static NOTIFY: LazyLock<Script> = script!(NUMBER; "condition/waiters.lua", "condition/notify.lua");
+static LOOK: LazyLock<Script> = script!(NUMBER; "condition/waiters.lua", "condition/look.lua");
+static KEEP_ALIVE: LazyLock<Script> =
+    script!(NUMBER; "condition/waiters.lua", "condition/keep_alive.lua");
+static DONE: LazyLock<Script> = script!(NUMBER; "condition/waiters.lua", "condition/done.lua");
+
+/// See [`super::prepare`].
+pub(super) fn prepare() {
+    for script in [&WAIT, &NOTIFY, &LOOK, &KEEP_ALIVE, &DONE] {
+        LazyLock::force(script);
+    }
+}
+
+/// One condition as the scripts see it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ConditionScripts<'a> {
+    pub(crate) keys: &'a ConditionKeys,
+    pub(crate) database: i64,
+}
+
+/// The state of a waiter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Looked {
+    /// The waiter waits; or did, if it was to be taken out.
+    Waits,
+    /// The waiter does not wait any more; this is as good as a notification.
+    Notified,
+}
+
+/// The use of a notification.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Use {
+    Used,
+    /// Another waiter is to have it.
+    PassedOn,
+}
+
+impl ConditionScripts<'_> {
+    /// Adds a waiter. `false`: the lock is not the owner's any more.
+    pub(crate) fn wait(
+        self,
+        route: &Route,
+        lock: &str,
+        owner: &Owner,
+        waiter: &Owner,
+    ) -> Result<bool, Trouble> {
+        let command = self.command(&WAIT, Some(lock), &[&owner.text(), &waiter.text()]);
+        flag(call(route, &command, Rights::Conditions)?)
+    }
+
+    /// Notifies one waiter, or all. Returns how many. `None`: the lock is not the owner's any more.
+    pub(crate) fn notify(
+        self,
+        route: &Route,
+        lock: &str,
+        owner: &Owner,
+        notification: u64,
+        all: bool,
+    ) -> Result<Option<u64>, Trouble> {
+        let mut digits = [0; 20];
+        let notification = decimal(notification, &mut digits);
+        let command = |copy| {
+            let all: &[u8] = if all { b"1" } else { b"0" };
+            self.command(&NOTIFY, Some(lock), &[&owner.text(), notification, all, copy])
+        };
+        let (reply, _) = call_again(route, &command(b"0"), Rights::Conditions, || command(b"1"))?;
+        Ok(u64::try_from(number(reply)?).ok())
+    }
+
+    /// Asks for the state of a waiter, and takes it out if it `leaves`.
+    pub(crate) fn look(
+        self,
+        route: &Route,
+        waiter: &Owner,
+        leaves: bool,
+    ) -> Result<Looked, Trouble> {
+        let leaves: &[u8] = if leaves { b"1" } else { b"0" };
+        let command = self.command(&LOOK, None, &[&waiter.text(), leaves]);
+        let waits = flag(call(route, &command, Rights::Conditions)?)?;
+        Ok(if waits { Looked::Waits } else { Looked::Notified })
+    }
+
+    /// The signs of life of waiters that were notified.
+    pub(crate) fn keep_alive_command(self, waiters: &[Owner]) -> Command {
+        let waiters: Vec<_> = waiters.iter().map(Owner::text).collect();
+        let waiters: Vec<&[u8]> = waiters.iter().map(|waiter| &waiter[..]).collect();
+        self.command(&KEEP_ALIVE, None, &waiters)
+    }
+
+    /// Removes all traces of a waiter.
+    pub(crate) fn done_command(self, waiter: &[u8], becomes: Use) -> Command {
+        let pass: &[u8] = if becomes == Use::PassedOn { b"1" } else { b"0" };
+        self.command(&DONE, None, &[waiter, pass])
+    }
+
+    fn command(
+        self,
+        script: &'static LazyLock<Script>,
+        lock: Option<&str>,
+        arguments: &[&[u8]],
+    ) -> Command {
+        let keys = [Some(&*self.keys.waiting), Some(&*self.keys.notified), lock];
+        let keys: Vec<&[u8]> = keys.into_iter().flatten().map(str::as_bytes).collect();
+        let database = self.database.to_string();
+        Command::script(script, &keys, &[&[database.as_bytes()], arguments].concat())
+    }
+}
+
+/// The server's answer to a [`ConditionScripts::done_command`].
+pub(crate) fn done(outcome: Outcome) -> Result<(), Trouble> {
+    accepted(outcome, Rights::Conditions).map(drop)
+}

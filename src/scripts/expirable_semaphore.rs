@@ -1,0 +1,260 @@
+//! The scripts of the expirable semaphore.
+
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use redis::Value;
+
+use super::once::{Once, Requests, Ticket};
+use super::semaphore::{heard_by, parsed};
+use super::{
+    Replied, Rights, Trouble, accepted, answered, ask, flag, granted, millis, number, unexpected,
+};
+use crate::connection::{Command, Outcome, ReplicaAcks, Route, Script, decimal};
+use crate::scripts::{ExpirableKeys, PermitId, SemaphoreKeys};
+
+static TRY_ACQUIRE: LazyLock<Script> = script!(LIST; "number.lua", "expirable_semaphore/lapse.lua", "expirable_semaphore/try_acquire.lua");
+static RELEASE: LazyLock<Script> =
+    script!(LIST; "number.lua", "expirable_semaphore/lapse.lua", "expirable_semaphore/release.lua");
+/// For `script::renewal::renew_command`.
+pub(super) static RENEW: LazyLock<Script> =
+    script!(LIST; "number.lua", "expirable_semaphore/lapse.lua", "expirable_semaphore/renew.lua");
+static REMAINING_LEASE: LazyLock<Script> = script!(NUMBER; "number.lua", "expirable_semaphore/lapse.lua", "expirable_semaphore/remaining_lease.lua");
+static PERMITS: LazyLock<Script> =
+    script!(LIST; "number.lua", "expirable_semaphore/lapse.lua", "expirable_semaphore/permits.lua");
+static UPDATE_LEASE_TIME: LazyLock<Script> =
+    script!("number.lua", "once.lua", "expirable_semaphore/update_lease_time.lua");
+static SET_PERMITS: LazyLock<Script> =
+    script!("number.lua", "once.lua", "expirable_semaphore/set_permits.lua");
+static DELETE: LazyLock<Script> =
+    script!("number.lua", "once.lua", "expirable_semaphore/delete.lua");
+// The free permits are a semaphore's number: these scripts are a semaphore's own.
+static TRY_SET_PERMITS: LazyLock<Script> =
+    script!("number.lua", "once.lua", "semaphore/try_set_permits.lua");
+static ADD_PERMITS: LazyLock<Script> =
+    script!("number.lua", "once.lua", "semaphore/add_permits.lua");
+
+/// See [`super::prepare`].
+pub(super) fn prepare() {
+    for script in [
+        &TRY_ACQUIRE,
+        &RELEASE,
+        &RENEW,
+        &REMAINING_LEASE,
+        &PERMITS,
+        &UPDATE_LEASE_TIME,
+        &SET_PERMITS,
+        &DELETE,
+        &TRY_SET_PERMITS,
+        &ADD_PERMITS,
+    ] {
+        LazyLock::force(script);
+    }
+}
+
+/// One expirable semaphore as the scripts see it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ExpirableScripts<'a> {
+    pub(crate) route: &'a Route,
+    pub(crate) key: &'a str,
+    pub(crate) timeouts: &'a str,
+    pub(crate) channel: &'a str,
+    pub(crate) requests: &'a Requests,
+    /// The replicas that must have taken permits before those count.
+    pub(crate) acks: Option<ReplicaAcks>,
+}
+
+/// The result of a request for permits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Acquired {
+    /// The first so many of the ids are permits now.
+    Taken(usize),
+    /// Not enough for the first. The next lease ends after so long.
+    Refused(Option<Duration>),
+}
+
+/// The result of a release.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Released {
+    /// How many were given back before their leases ended.
+    pub(crate) live: usize,
+    /// How many listeners heard of it, or [`REFUSED`](super::semaphore::REFUSED). `None`: there was
+    /// nothing to tell.
+    pub(crate) heard: Option<i64>,
+}
+
+/// How many permits there are.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Counts {
+    pub(crate) free: i64,
+    pub(crate) out: i64,
+}
+
+impl ExpirableScripts<'_> {
+    /// Takes permits for the first of these needs, each as a whole, as far as there are enough for
+    /// one of so many `clients`: under the first of these ids, one for each permit needed.
+    pub(crate) fn try_acquire(
+        self,
+        lease: Duration,
+        clients: u64,
+        needs: &[u32],
+        ids: &[PermitId],
+    ) -> Result<Replied<Acquired>, Trouble> {
+        let (mut lease_digits, mut clients_digits, mut threads) = ([0; 20], [0; 20], [0; 20]);
+        let needs: Vec<String> = needs.iter().map(u32::to_string).collect();
+        let arguments: Vec<&[u8]> = [
+            millis(lease, &mut lease_digits),
+            self.channel.as_bytes(),
+            decimal(clients, &mut clients_digits),
+            decimal(needs.len() as u64, &mut threads),
+        ]
+        .into_iter()
+        .chain(needs.iter().map(|need| need.as_bytes()))
+        .chain(ids.iter().map(|id| id.as_bytes().as_slice()))
+        .collect();
+        let command = Command::script(&TRY_ACQUIRE, &self.keys(), &arguments);
+        let command = command.acknowledged(self.acks);
+        // Sent twice, it takes once: its ids are found.
+        let (outcome, in_doubt) = self.route.call_twice(&command, || command.clone());
+        granted(outcome, in_doubt, RIGHTS, acquired)
+    }
+
+    /// Gives permits back: `all` of them or none, or those that there are.
+    pub(crate) fn release_command(self, ids: &[PermitId], all: bool) -> Command {
+        release_command(self.keys(), self.channel, ids, all)
+    }
+
+    /// The reply has the end of each lease, or nil for a permit that is not there.
+    pub(crate) fn are_held_command(self, ids: &[PermitId]) -> Command {
+        let mut parts: Vec<&[u8]> = vec![b"ZMSCORE", self.timeouts.as_bytes()];
+        parts.extend(ids.iter().map(|id| &id.as_bytes()[..]));
+        Command::plain(&parts)
+    }
+
+    /// Sends a release and waits for the reply; once more after a reset.
+    pub(crate) fn release(self, command: &Command) -> Result<Replied<Released>, Trouble> {
+        let (outcome, in_doubt) = self.route.call_twice(command, || command.clone());
+        let reply = read_released(answered(outcome, in_doubt, RIGHTS)?)?;
+        Ok(Replied::counts(reply, in_doubt))
+    }
+
+    /// `None`: no such permit; one without an end lasts `Duration::MAX`.
+    pub(crate) fn remaining_lease(self, id: &PermitId) -> Result<Option<Duration>, Trouble> {
+        let keys = [self.timeouts.as_bytes()];
+        let command = Command::script(&REMAINING_LEASE, &keys, &[id.as_bytes()]);
+        ask(self.route, &command, RIGHTS, |reply| match number(reply)? {
+            -1 => Ok(Some(Duration::MAX)),
+            left => Ok(u64::try_from(left).ok().map(Duration::from_millis)),
+        })
+    }
+
+    pub(crate) fn counts(self) -> Result<Counts, Trouble> {
+        let command = Command::script(&PERMITS, &self.keys(), &[]);
+        ask(self.route, &command, RIGHTS, |reply| match &reply {
+            Value::Array(parts) => match parts.as_slice() {
+                [Value::BulkString(free), Value::Int(lapsed), Value::Int(out)] => {
+                    let free = parsed(free).ok_or_else(|| unexpected(&reply))?;
+                    Ok(Counts { free: free.saturating_add(*lapsed), out: *out })
+                }
+                _ => Err(unexpected(&reply)),
+            },
+            _ => Err(unexpected(&reply)),
+        })
+    }
+
+    /// `false`: there is no such permit.
+    pub(crate) fn update_lease_time(
+        self,
+        ticket: Ticket,
+        id: &PermitId,
+        lease: Duration,
+    ) -> Result<bool, Trouble> {
+        let mut digits = [0; 20];
+        let arguments: [&[u8]; 2] = [id.as_bytes(), millis(lease, &mut digits)];
+        flag(self.call(&UPDATE_LEASE_TIME, ticket, &arguments)?)
+    }
+
+    pub(crate) fn try_set_permits(self, ticket: Ticket, permits: u32) -> Result<bool, Trouble> {
+        let permits = permits.to_string();
+        flag(self.call(&TRY_SET_PERMITS, ticket, &[permits.as_bytes(), self.channel.as_bytes()])?)
+    }
+
+    pub(crate) fn set_permits(self, ticket: Ticket, permits: u32) -> Result<bool, Trouble> {
+        let permits = permits.to_string();
+        flag(self.call(&SET_PERMITS, ticket, &[permits.as_bytes(), self.channel.as_bytes()])?)
+    }
+
+    pub(crate) fn add_permits(self, ticket: Ticket, permits: i64) -> Result<bool, Trouble> {
+        let permits = permits.to_string();
+        flag(self.call(&ADD_PERMITS, ticket, &[permits.as_bytes(), self.channel.as_bytes()])?)
+    }
+
+    pub(crate) fn delete(self, ticket: Ticket) -> Result<bool, Trouble> {
+        flag(self.call(&DELETE, ticket, &[])?)
+    }
+
+    fn keys(&self) -> [&[u8]; 2] {
+        [self.key.as_bytes(), self.timeouts.as_bytes()]
+    }
+
+    fn call(
+        self,
+        script: &'static Script,
+        ticket: Ticket,
+        arguments: &[&[u8]],
+    ) -> Result<Value, Trouble> {
+        let Self { key, timeouts, requests, .. } = self;
+        let another = Some(timeouts);
+        let acks = None;
+        Once { script, rights: RIGHTS, key, another, requests, ticket, arguments, acks }
+            .call(self.route)
+    }
+}
+
+const RIGHTS: Rights = Rights::ExpirableSemaphores;
+
+/// Gives back those of these permits that exist, if there may be no site of the name any more.
+pub(crate) fn release_again_command(name: &str, ids: &[PermitId]) -> Command {
+    let (timeouts, channel) = (ExpirableKeys::timeouts(name), SemaphoreKeys::channel(name));
+    release_command([name.as_bytes(), timeouts.as_bytes()], &channel, ids, false)
+}
+
+fn release_command(keys: [&[u8]; 2], channel: &str, ids: &[PermitId], all: bool) -> Command {
+    let all: &[u8] = if all { b"1" } else { b"0" };
+    let arguments: Vec<&[u8]> = [channel.as_bytes(), all]
+        .into_iter()
+        .chain(ids.iter().map(|id| id.as_bytes().as_slice()))
+        .collect();
+    Command::script(&RELEASE, &keys, &arguments)
+}
+
+/// The result of a release that was sent once.
+pub(crate) fn released(outcome: Outcome) -> Result<Released, Trouble> {
+    read_released(accepted(outcome, RIGHTS)?)
+}
+
+fn read_released(reply: Value) -> Result<Released, Trouble> {
+    let Some((live, heard)) = pair(&reply) else { return Err(unexpected(&reply)) };
+    Ok(Released { live: usize::try_from(live).unwrap_or(0), heard: heard_by(heard) })
+}
+
+fn acquired(reply: Value) -> Result<Acquired, Trouble> {
+    let Value::Array(parts) = &reply else { return Err(unexpected(&reply)) };
+    match parts.as_slice() {
+        [Value::Int(0), Value::Int(left)] => {
+            Ok(Acquired::Refused(u64::try_from(*left).ok().map(Duration::from_millis)))
+        }
+        [Value::Int(taken @ 1..)] => Ok(Acquired::Taken(usize::try_from(*taken).unwrap_or(0))),
+        _ => Err(unexpected(&reply)),
+    }
+}
+
+fn pair(reply: &Value) -> Option<(i64, i64)> {
+    match reply {
+        Value::Array(parts) => match parts.as_slice() {
+            [Value::Int(one), Value::Int(other)] => Some((*one, *other)),
+            _ => None,
+        },
+        _ => None,
+    }
+}

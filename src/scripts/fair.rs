@@ -1,0 +1,250 @@
+//! The scripts of the fair lock.
+
+use std::collections::{HashSet, VecDeque};
+use std::iter;
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use redis::Value;
+
+use super::{Replied, Rights, Trouble, accepted, flag, granted, millis, unexpected};
+use crate::connection::{Command, Outcome, ReplicaAcks, Route, Script};
+use crate::scripts::{FairKeys, Owner};
+
+static ACQUIRE: LazyLock<Script> = script!(LIST; "fair/line.lua", "fair/acquire.lua");
+static TRY: LazyLock<Script> = script!(NUMBER; "fair/line.lua", "fair/try.lua");
+static GIVE_UP: LazyLock<Script> = script!(NUMBER; "fair/line.lua", "fair/give_up.lua");
+static RELEASE: LazyLock<Script> = script!(NUMBER; "fair/line.lua", "fair/release.lua");
+static FORCE_UNLOCK: LazyLock<Script> = script!(NUMBER; "fair/line.lua", "fair/force_unlock.lua");
+static KEEP_ALIVE: LazyLock<Script> = script!(LIST; "fair/line.lua", "fair/keep_alive.lua");
+
+/// See [`super::prepare`].
+pub(super) fn prepare() {
+    for script in [&ACQUIRE, &TRY, &GIVE_UP, &RELEASE, &FORCE_UNLOCK, &KEEP_ALIVE] {
+        LazyLock::force(script);
+    }
+}
+
+/// One fair lock as the scripts see it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FairScripts<'a> {
+    pub(crate) key: &'a str,
+    pub(crate) keys: &'a FairKeys,
+    /// How long a waiter counts as alive without a sign of life.
+    pub(crate) fair_wait: Duration,
+    /// The number of the client's database.
+    pub(crate) database: i64,
+    /// The replicas that must have a grant before it counts.
+    pub(crate) acks: Option<ReplicaAcks>,
+}
+
+/// The result of a request for the lock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum FairAcquired {
+    Granted {
+        /// The lock was this owner's before: the message of its grant is on its way, or was lost.
+        already: bool,
+        followers: Followers,
+        /// The server's time when it answered, in ms, if others came with this one.
+        now: u64,
+    },
+    Queued {
+        /// The server's time when it answered, in ms.
+        now: u64,
+        /// When to ask again without a message; `None`: not at all.
+        ask_after: Option<Duration>,
+        /// Whether one of Redisson's clients may tell the waiter, on the owner's own channel.
+        by_redisson: bool,
+        /// The owner had lost its place, and has it again.
+        came_back: bool,
+    },
+    /// The owner has lost its place.
+    Missing {
+        /// The server's time when it answered, in ms.
+        now: u64,
+    },
+}
+
+/// The other owners of the same client that a request names.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Others<'a> {
+    /// The owner asks for the first time, and these come with it: they get the places behind it.
+    Company(&'a [Owner]),
+    /// The owner was queued before, and asks for itself alone.
+    Nobody,
+    /// The owner was queued before and has lost its place: these, which were queued too, come back
+    /// with it if they have lost theirs.
+    Returning(&'a [Owner]),
+}
+
+/// The numbers of the owners of the same client that stand directly behind a new holder, in their
+/// order.
+pub(crate) type Followers = VecDeque<u64>;
+
+/// Parses the scripts' word for them.
+pub(crate) fn followers(word: &str) -> Option<Followers> {
+    let numbers = word.split(',').filter(|number| *number != "-");
+    numbers.map(|number| number.parse().ok()).collect()
+}
+
+/// The server's answer to a sign of life.
+#[derive(Debug)]
+pub(crate) struct KeptAlive {
+    /// When the next sign of life is worthwhile, if before its time.
+    pub(crate) again: Option<Duration>,
+    /// The first in line of a free lock, if it should ask now.
+    pub(crate) first: Option<u64>,
+    /// The owners that have lost their places.
+    pub(crate) missing: HashSet<u64>,
+}
+
+impl FairScripts<'_> {
+    /// Takes the lock or a place in the queue; asks for the place if the owner has one already.
+    pub(crate) fn acquire(
+        self,
+        route: &Route,
+        owner: &Owner,
+        lease: Duration,
+        others: Others<'_>,
+    ) -> Result<Replied<FairAcquired>, Trouble> {
+        let (mut digits, owner) = ([0; 20], owner.text());
+        let (was_queued, others) = match others {
+            Others::Company(others) => (b"0", others),
+            Others::Returning(others) => (b"1", others),
+            Others::Nobody => (b"2", &[][..]),
+        };
+        let others: Vec<_> = others.iter().map(Owner::text).collect();
+        let mut arguments = vec![millis(lease, &mut digits), &owner, was_queued];
+        arguments.extend(others.iter().map(|owner| &owner[..]));
+        let command = self.command(&ACQUIRE, &arguments).acknowledged(self.acks);
+        let (outcome, in_doubt) = route.call_twice(&command, || command.clone());
+        granted(outcome, in_doubt, Rights::FairLocks, acquired)
+    }
+
+    /// Takes the lock if it is free and has no waiters.
+    pub(crate) fn try_acquire(
+        self,
+        route: &Route,
+        owner: &Owner,
+        lease: Duration,
+    ) -> Result<Replied<bool>, Trouble> {
+        let mut digits = [0; 20];
+        let command = self.command(&TRY, &[millis(lease, &mut digits), &owner.text()]);
+        let command = command.acknowledged(self.acks);
+        let (outcome, in_doubt) = route.call_twice(&command, || command.clone());
+        granted(outcome, in_doubt, Rights::FairLocks, flag)
+    }
+
+    /// Leaves the queue, or the lock.
+    pub(crate) fn give_up_command(self, owner: &[u8]) -> Command {
+        self.command(&GIVE_UP, &[owner, b"0"])
+    }
+
+    /// Leaves the queue, and not the lock.
+    pub(crate) fn leave_command(self, owner: &[u8]) -> Command {
+        self.command(&GIVE_UP, &[owner, b"1"])
+    }
+
+    /// Releases a hold, with the owners that had it after its first one.
+    pub(crate) fn release_command(self, owner: &Owner, passed: &[Owner]) -> Command {
+        let owners: Vec<_> = iter::once(owner).chain(passed).map(Owner::text).collect();
+        let arguments: Vec<_> = owners.iter().map(|owner| &owner[..]).collect();
+        self.command(&RELEASE, &arguments)
+    }
+
+    pub(crate) fn force_unlock_command(self) -> Command {
+        self.command(&FORCE_UNLOCK, &[])
+    }
+
+    /// Says that these owners are alive. `steady`: the server has answered this client for a while
+    /// now, so an owner that sent nothing meanwhile is silent.
+    pub(crate) fn keep_alive_command(self, owners: &[Owner], steady: bool) -> Command {
+        let steady: &[u8] = if steady { b"1" } else { b"0" };
+        let owners: Vec<_> = owners.iter().map(Owner::text).collect();
+        let owners = owners.iter().map(|owner| &owner[..]);
+        let arguments: Vec<_> = iter::once(steady).chain(owners).collect();
+        let FairKeys { queue, timeouts, only_ours, .. } = self.keys;
+        self.command_of(&KEEP_ALIVE, &[self.key, queue, timeouts, only_ours], &arguments)
+    }
+
+    fn command(self, script: &'static LazyLock<Script>, arguments: &[&[u8]]) -> Command {
+        let FairKeys { queue, timeouts, .. } = self.keys;
+        self.command_of(script, &[self.key, queue, timeouts], arguments)
+    }
+
+    fn command_of(
+        self,
+        script: &'static LazyLock<Script>,
+        keys: &[&str],
+        arguments: &[&[u8]],
+    ) -> Command {
+        let mut digits = [0; 20];
+        let database = self.database.to_string();
+        let common = [
+            millis(self.fair_wait, &mut digits),
+            self.keys.channel_prefix.as_bytes(),
+            database.as_bytes(),
+        ];
+        let keys: Vec<_> = keys.iter().map(|key| key.as_bytes()).collect();
+        Command::script(script, &keys, &[&common, arguments].concat())
+    }
+}
+
+fn acquired(reply: Value) -> Result<FairAcquired, Trouble> {
+    let Value::Array(reply) = reply else { return Err(unexpected(&reply)) };
+    let number = |number: i64| u64::try_from(number).unwrap_or_default();
+    Ok(match reply.as_slice() {
+        [Value::Int(taken @ (1 | 2)), Value::BulkString(behind), Value::Int(now)] => {
+            let followers = str::from_utf8(behind).ok().and_then(followers).unwrap_or_default();
+            FairAcquired::Granted { already: *taken == 2, followers, now: number(*now) }
+        }
+        [
+            Value::Int(0),
+            Value::Int(now),
+            Value::Int(ask),
+            Value::Int(redisson),
+            Value::Int(back),
+        ] => FairAcquired::Queued {
+            now: number(*now),
+            ask_after: ends_after(*ask),
+            by_redisson: *redisson != 0,
+            came_back: *back != 0,
+        },
+        [Value::Int(3), Value::Int(now)] => FairAcquired::Missing { now: number(*now) },
+        _ => return Err(unexpected(&Value::Array(reply))),
+    })
+}
+
+/// After how long a lease with `left` ms to go has certainly ended; `None`: no time was named. A
+/// script's time is cut to whole milliseconds, and a lease lasts until the millisecond of its end is
+/// over, so a question after `left` ms may find it held.
+fn ends_after(left: i64) -> Option<Duration> {
+    u64::try_from(left).ok().map(|left| over(Duration::from_millis(left)))
+}
+
+/// The same for a lease that begins with the request.
+pub(crate) fn over(lease: Duration) -> Duration {
+    lease.saturating_add(Duration::from_millis(1))
+}
+
+/// The server's answer to a [`FairScripts::keep_alive_command`].
+pub(crate) fn kept_alive(outcome: Outcome) -> Result<KeptAlive, Trouble> {
+    match accepted(outcome, Rights::FairLocks)? {
+        Value::Array(reply) => match reply.as_slice() {
+            [Value::Int(again), first, missing @ ..] => Ok(KeptAlive {
+                again: ends_after(*again),
+                first: number_of(first),
+                missing: missing.iter().filter_map(number_of).collect(),
+            }),
+            _ => Err(unexpected(&Value::Array(reply))),
+        },
+        other => Err(unexpected(&other)),
+    }
+}
+
+/// An owner's number, from its text.
+fn number_of(owner: &Value) -> Option<u64> {
+    let Value::BulkString(text) = owner else { return None };
+    let (_, number) = str::from_utf8(text).ok()?.split_once(':')?;
+    number.parse().ok()
+}

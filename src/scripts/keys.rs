@@ -1,0 +1,309 @@
+//! Keys and channels, as Redisson makes them from a synchronizer's name.
+
+use super::Mode;
+use crate::connection::Pieces;
+
+/// `prefix:{name}`, or `prefix:name` where the name has a brace of its own.
+///
+/// The test is "contains `{`", not "has a hash tag", and nothing is escaped.
+fn pieces<'a>(prefix: &'a str, name: &'a str) -> Pieces<'a> {
+    let [open, close] = if name.contains('{') { [":", ""] } else { [":{", "}"] };
+    Pieces::of([prefix, open, name, close])
+}
+
+fn prefixed(prefix: &str, name: &str) -> String {
+    pieces(prefix, name).to_string()
+}
+
+/// `{name}:suffix`, or `name:suffix` where the name has a brace of its own.
+fn suffixed(name: &str, suffix: &str) -> String {
+    if name.contains('{') { format!("{name}:{suffix}") } else { format!("{{{name}}}:{suffix}") }
+}
+
+/// The beginning of a lock's channel.
+const CHANNEL: &str = "redisson_lock__channel";
+
+/// Whether all keys of a name are in one slot of a cluster.
+pub(crate) fn has_one_slot(name: &str, slot_of: fn(&[u8]) -> u16) -> bool {
+    !name.contains(['{', '}']) || slot_of(name.as_bytes()) == slot_of(prefixed("", name).as_bytes())
+}
+
+/// The keys and channels of one lock besides the key that bears its name. Made for each request:
+/// stored, they would be a third of a hold's memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LockKeys<'a> {
+    name: &'a str,
+    mode: Mode,
+    /// The lock has fencing tokens.
+    pub(crate) is_fenced: bool,
+}
+
+impl<'a> LockKeys<'a> {
+    pub(crate) fn new(name: &'a str, mode: Mode, is_fenced: bool) -> Self {
+        Self { name, mode, is_fenced }
+    }
+
+    /// The waiting processes, in their order. A key of redlatch alone, as the window.
+    pub(crate) fn queue(self) -> Pieces<'a> {
+        self.ours(["redlatch_queue", "redlatch_rwlock_queue"])
+    }
+
+    /// The window: it exists while the lock is left to Redisson's clients.
+    pub(crate) fn window(self) -> Pieces<'a> {
+        self.ours(["redlatch_window", "redlatch_rwlock_window"])
+    }
+
+    fn ours(self, [lock, read_write]: [&'a str; 2]) -> Pieces<'a> {
+        let prefix = if self.mode == Mode::Lock { lock } else { read_write };
+        // `x` and `{x}` must not share a queue: a release of one would grant the other's waiter.
+        if self.name.contains('{') {
+            Pieces::of([prefix, "_tagged:", self.name, ""])
+        } else {
+            pieces(prefix, self.name)
+        }
+    }
+
+    /// The channel for releases that concern all clients.
+    pub(crate) fn public(self) -> Pieces<'a> {
+        let prefix = if self.mode == Mode::Lock { CHANNEL } else { "redisson_rwlock" };
+        pieces(prefix, self.name)
+    }
+
+    /// redlatch's clients that listen to the [`public`](Self::public) channel with a place in the
+    /// queue listen here, too: so the clients of Redisson, which know only that one, can be
+    /// counted.
+    pub(crate) fn companion(self) -> String {
+        format!("{}:redlatch", self.public())
+    }
+
+    /// The last fencing token, of a lock that [has some](Self::is_fenced).
+    pub(crate) fn tokens(self) -> Pieces<'a> {
+        pieces("redisson_lock_token", self.name)
+    }
+}
+
+impl LockKeys<'_> {
+    /// How long an owner reads, of a read-write lock. Scripts make it, too.
+    pub(crate) fn read_timeout(name: &str, owner: &str) -> String {
+        suffixed(name, &format!("{owner}:rwlock_timeout:1"))
+    }
+
+    /// The channel for releases.
+    pub(crate) fn channel(name: &str) -> String {
+        prefixed(CHANNEL, name)
+    }
+
+    /// The channel on which a client talks to its own subscriber, and on which scripts tell its
+    /// waiters and grant them locks. It begins as the locks' channels do, so that access rights
+    /// made for Redisson allow it. `lua/hand_off.lua` and `lua/fair/line.lua` make it, too.
+    pub(crate) fn control_channel(client: &str) -> String {
+        prefixed(CHANNEL, &format!("redlatch:{client}"))
+    }
+
+    /// The channel to which all clients of a cluster with this kind of channels listen. No message
+    /// is ever published there: the others ask for its number of listeners.
+    pub(crate) fn common_channel(sharded: bool) -> String {
+        Self::control_channel(if sharded { "spublish" } else { "publish" })
+    }
+
+    /// The same in a cluster, where it must be in the slot of a script's first key.
+    pub(crate) fn own_channel(key: &str, client: &str) -> String {
+        format!("{}:{{redlatch:{client}}}", Self::channel(key))
+    }
+}
+
+/// The keys and channels of one fair lock besides the key that bears its name.
+#[derive(Debug)]
+pub(crate) struct FairKeys {
+    /// The waiting owners, in their order.
+    pub(crate) queue: String,
+    /// The times until which each of them counts as alive.
+    pub(crate) timeouts: String,
+    /// The last waiter of a queue with redlatch's waiters only. A key of redlatch alone; it begins
+    /// as the one above does, so that access rights made for Redisson allow it.
+    pub(crate) only_ours: String,
+    /// This and an owner id are the channel of one of Redisson's waiters, and of one of redlatch's
+    /// that Redisson may tell.
+    pub(crate) channel_prefix: String,
+}
+
+impl FairKeys {
+    pub(crate) fn new(name: &str) -> Self {
+        Self {
+            queue: prefixed("redisson_lock_queue", name),
+            timeouts: prefixed("redisson_lock_timeout", name),
+            only_ours: format!("{}:redlatch", prefixed("redisson_lock_timeout", name)),
+            channel_prefix: format!("{}:", LockKeys::channel(name)),
+        }
+    }
+}
+
+/// The keys of one condition of a lock. redlatch's alone.
+#[derive(Clone, Debug)]
+pub(crate) struct ConditionKeys {
+    /// The waiters, in their order.
+    pub(crate) waiting: String,
+    /// The notified waiters that have not left the lock again.
+    pub(crate) notified: String,
+}
+
+impl ConditionKeys {
+    const WAITING: &str = "redlatch_condition";
+    const NOTIFIED: &str = "redlatch_notified";
+
+    /// The length at the end tells any two names apart: no two conditions share a key.
+    pub(crate) fn new(lock: &str, condition: &str) -> Self {
+        // As with a lock's queue.
+        let tagged = if lock.contains('{') { "_tagged" } else { "" };
+        let key = |prefix| {
+            let key = prefixed(&format!("{prefix}{tagged}"), lock);
+            format!("{key}:{condition}:{}", condition.len())
+        };
+        Self { waiting: key(Self::WAITING), notified: key(Self::NOTIFIED) }
+    }
+
+    /// The keys, from the first one, as a message has it.
+    pub(crate) fn of(waiting: &str) -> Option<Self> {
+        let names = waiting.strip_prefix(Self::WAITING)?;
+        let notified = format!("{}{names}", Self::NOTIFIED);
+        Some(Self { waiting: waiting.to_owned(), notified })
+    }
+}
+
+/// The channel of one semaphore.
+#[derive(Debug)]
+pub(crate) struct SemaphoreKeys;
+
+impl SemaphoreKeys {
+    /// The channel on which each change of the permits is published.
+    pub(crate) fn channel(name: &str) -> String {
+        prefixed("redisson_sc", name)
+    }
+}
+
+/// The keys of one expirable semaphore besides the key that bears its name; its channel is a
+/// semaphore's.
+#[derive(Debug)]
+pub(crate) struct ExpirableKeys;
+
+impl ExpirableKeys {
+    /// The key of the times when the leases of the permits that are out end.
+    pub(crate) fn timeouts(name: &str) -> String {
+        suffixed(name, "timeout")
+    }
+
+    /// The other name with the same key.
+    pub(crate) fn twin(name: &str) -> Option<String> {
+        if !name.contains('{') {
+            return Some(format!("{{{name}}}"));
+        }
+        let twin = name.strip_prefix('{')?.strip_suffix('}')?;
+        (!twin.contains('{')).then(|| twin.to_owned())
+    }
+}
+
+/// The channel of one count-down latch.
+#[derive(Debug)]
+pub(crate) struct LatchKeys;
+
+impl LatchKeys {
+    /// The channel that tells when the count has become zero, or was set anew. Always in braces,
+    /// even if the name has some of its own.
+    pub(crate) fn channel(name: &str) -> String {
+        format!("redisson_countdownlatch__channel__{{{name}}}")
+    }
+}
+
+/// The key that remembers a client's requests to one semaphore or latch. redlatch's alone.
+pub(crate) fn requests(name: &str, client: &str) -> String {
+    format!("{}:{client}", prefixed("redlatch_request", name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_has_a_queue_of_its_own() {
+        let [plain, tagged] = ["x", "{x}"].map(|name| LockKeys::new(name, Mode::Lock, false));
+        assert_eq!(plain.queue().to_string(), "redlatch_queue:{x}");
+        assert_eq!(plain.window().to_string(), "redlatch_window:{x}");
+        assert_eq!(tagged.queue().to_string(), "redlatch_queue_tagged:{x}");
+        assert_eq!(tagged.window().to_string(), "redlatch_window_tagged:{x}");
+        assert_eq!(plain.public().to_string(), tagged.public().to_string(), "as with Redisson");
+        assert_eq!(plain.companion(), "redisson_lock__channel:{x}:redlatch");
+        let fenced = LockKeys::new("x", Mode::Lock, true);
+        assert_eq!(fenced.tokens().to_string(), "redisson_lock_token:{x}");
+    }
+
+    #[test]
+    fn a_read_write_lock_has_a_queue_and_a_channel_of_its_own() {
+        let keys = LockKeys::new("x", Mode::Read, false);
+        assert_eq!(keys.queue().to_string(), "redlatch_rwlock_queue:{x}");
+        assert_eq!(keys.window().to_string(), "redlatch_rwlock_window:{x}");
+        assert_eq!(keys.public().to_string(), "redisson_rwlock:{x}");
+        assert_eq!(keys.companion(), "redisson_rwlock:{x}:redlatch");
+        let tagged = LockKeys::new("{x}", Mode::Write, false);
+        assert_eq!(tagged.queue().to_string(), "redlatch_rwlock_queue_tagged:{x}");
+        assert_eq!(LockKeys::read_timeout("x", "id:1"), "{x}:id:1:rwlock_timeout:1");
+        assert_eq!(LockKeys::read_timeout("{x}y", "id:1"), "{x}y:id:1:rwlock_timeout:1");
+    }
+
+    #[test]
+    fn a_fair_lock_has_redissons_keys() {
+        let keys = FairKeys::new("l");
+        assert_eq!(keys.queue, "redisson_lock_queue:{l}");
+        assert_eq!(keys.timeouts, "redisson_lock_timeout:{l}");
+        assert_eq!(keys.only_ours, "redisson_lock_timeout:{l}:redlatch");
+        assert_eq!(keys.channel_prefix, "redisson_lock__channel:{l}:");
+        assert_eq!(FairKeys::new("{a}b").queue, "redisson_lock_queue:{a}b");
+    }
+
+    #[test]
+    fn no_two_conditions_share_a_key() {
+        let keys = ConditionKeys::new("x", "full");
+        assert_eq!(keys.waiting, "redlatch_condition:{x}:full:4");
+        assert_eq!(keys.notified, "redlatch_notified:{x}:full:4");
+        assert_eq!(ConditionKeys::of(&keys.waiting).unwrap().notified, keys.notified);
+        assert!(ConditionKeys::of("redlatch_queue:{x}").is_none());
+        let tagged = ConditionKeys::new("{x}", "full");
+        assert_eq!(tagged.waiting, "redlatch_condition_tagged:{x}:full:4");
+        assert_eq!(ConditionKeys::of(&tagged.waiting).unwrap().notified, tagged.notified);
+        let same_but_for_the_seam =
+            [("a", "b}:c"), ("a}:b", "c"), ("a", "b}:c:1"), ("a}:b:4", "1")];
+        let keys = same_but_for_the_seam.map(|(lock, name)| ConditionKeys::new(lock, name).waiting);
+        let distinct: std::collections::HashSet<_> = keys.iter().collect();
+        assert_eq!(distinct.len(), keys.len(), "{keys:?}");
+    }
+
+    #[test]
+    fn an_expirable_semaphore_has_redissons_keys() {
+        assert_eq!(ExpirableKeys::timeouts("s"), "{s}:timeout");
+        assert_eq!(ExpirableKeys::timeouts("{a}b"), "{a}b:timeout");
+        assert_eq!(ExpirableKeys::timeouts("a}b"), "{a}b}:timeout");
+    }
+
+    #[test]
+    fn the_other_channels_are_redissons() {
+        assert_eq!(SemaphoreKeys::channel("s"), "redisson_sc:{s}");
+        assert_eq!(SemaphoreKeys::channel("{a}b"), "redisson_sc:{a}b");
+        assert_eq!(LatchKeys::channel("l"), "redisson_countdownlatch__channel__{l}");
+        assert_eq!(LatchKeys::channel("{a}b"), "redisson_countdownlatch__channel__{{a}b}");
+    }
+
+    /// Names watched on live Redisson clients.
+    #[test]
+    fn channels_are_redissons() {
+        for (name, channel) in [
+            ("myLock", "redisson_lock__channel:{myLock}"),
+            ("a:b", "redisson_lock__channel:{a:b}"),
+            ("é\" x", "redisson_lock__channel:{é\" x}"),
+            ("a{b}c", "redisson_lock__channel:a{b}c"),
+            ("{}a", "redisson_lock__channel:{}a"),
+            ("a{b", "redisson_lock__channel:a{b"),
+            ("a}b", "redisson_lock__channel:{a}b}"),
+        ] {
+            assert_eq!(LockKeys::channel(name), channel);
+        }
+    }
+}

@@ -1,0 +1,562 @@
+//! The scripts of a lock that one process hands to the next.
+
+use std::num::NonZero;
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use redis::Value;
+
+use super::{Replied, Rights, Trouble, accepted, answered, ask, flag, granted, millis, unexpected};
+use crate::connection::{
+    Command, Failure, Outcome, Pieces, ReplicaAcks, Route, Script, decimal, reply_code,
+};
+use crate::scripts::{LockKeys, Mode, Owner};
+use crate::sync::clock;
+
+// Each script is these files of `lua/`, one behind the other.
+static ACQUIRE: LazyLock<Script> =
+    script!(NUMBER_OR_LIST; "lock/free.lua", "hand_off.lua", "lock/holder.lua", "lock/acquire.lua");
+static TRY: LazyLock<Script> =
+    script!(NUMBER_OR_LIST; "lock/free.lua", "hand_off.lua", "lock/holder.lua", "lock/try.lua");
+static RELEASE: LazyLock<Script> =
+    script!(NUMBER; "lock/unwanted.lua", "hand_off.lua", "lock/holder.lua", "lock/release.lua");
+static GIVE_UP: LazyLock<Script> =
+    script!(NUMBER; "hand_off.lua", "lock/holder.lua", "lock/give_up.lua");
+static FORCE_UNLOCK: LazyLock<Script> =
+    script!(NUMBER; "hand_off.lua", "lock/holder.lua", "lock/force_unlock.lua");
+/// For `script::renewal::renew_command`.
+pub(super) static RENEW: LazyLock<Script> = script!(LIST; "lock/renew.lua");
+static STATE: LazyLock<Script> =
+    script!(NUMBER; "hand_off.lua", "lock/holder.lua", "lock/state.lua");
+static OWNERS: LazyLock<Script> = script!(LIST; "lock/owners.lua");
+
+/// See [`super::prepare`].
+pub(super) fn prepare() {
+    for script in [&ACQUIRE, &TRY, &RELEASE, &GIVE_UP, &FORCE_UNLOCK, &STATE, &RENEW, &OWNERS] {
+        LazyLock::force(script);
+    }
+}
+
+/// The scripts of one kind of lock.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ScriptSet {
+    pub(super) acquire: &'static LazyLock<Script>,
+    pub(super) try_acquire: &'static LazyLock<Script>,
+    pub(super) release: &'static LazyLock<Script>,
+    pub(super) give_up: &'static LazyLock<Script>,
+    pub(super) force_unlock: &'static LazyLock<Script>,
+}
+
+static SCRIPTS: ScriptSet = ScriptSet {
+    acquire: &ACQUIRE,
+    try_acquire: &TRY,
+    release: &RELEASE,
+    give_up: &GIVE_UP,
+    force_unlock: &FORCE_UNLOCK,
+};
+
+/// Since when redlatch's processes have had the lock without leaving it to Redisson's, and how many
+/// of them, the holder included.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Chain {
+    pub(crate) start: Start,
+    pub(crate) count: u64,
+}
+
+/// A younger chain is of no interest yet. As AGE of `lua/hand_off.lua`, in nanoseconds.
+/// The release does not tell of it: the two arguments cost the server as much as a command. So a
+/// chain may count from up to 10 ms too late.
+const AGE: u64 = 10_000_000;
+
+/// When a chain began. A process granted the lock by reply counts by its own clock: the server's
+/// would cost each uncontended lock a command.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Start {
+    #[default]
+    Unknown,
+    /// By the server's clock, in ms, from a grant by message.
+    Server(u64),
+    /// By [`clock`].
+    Here(u64),
+}
+
+impl Start {
+    /// The scripts' argument: by the server's clock, or minus the age, in ms. `None`: no argument.
+    fn since(self, digits: &mut [u8; 20]) -> Option<&[u8]> {
+        match self {
+            Self::Unknown => None,
+            Self::Server(at) => Some(decimal(at, digits)),
+            Self::Here(at) => {
+                let age = clock::now().saturating_sub(at);
+                (age >= AGE).then(|| minus(age / 1_000_000, digits))
+            }
+        }
+    }
+}
+
+/// `-number` as text, of one that has less than 20 digits.
+fn minus(number: u64, digits: &mut [u8; 20]) -> &[u8] {
+    let sign = (digits.len() - decimal(number, digits).len()).saturating_sub(1);
+    digits[sign] = b'-';
+    &digits[sign..]
+}
+
+/// The arguments of a question that is not the first one for its place. In ms, by the server's
+/// clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Again {
+    /// Since when the owner has waited.
+    pub(crate) came: u64,
+    /// The time of sending, if this process may call others silent: the server has answered it
+    /// promptly for a while.
+    pub(crate) sent: Option<u64>,
+}
+
+/// The arguments behind those that all requests for a lock have.
+#[derive(Clone, Copy, Debug)]
+enum Behind {
+    Nothing,
+    /// The writer whose hold covers the reader.
+    Writer(Owner),
+    Again(Again),
+}
+
+/// The result of an attempt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Acquired {
+    Granted {
+        /// The lock was this owner's before: the message of its grant is on its way, or was lost.
+        already: bool,
+        /// The number of processes that wait behind the owner.
+        places: u32,
+        tokens: Option<Tokens>,
+    },
+    Refused(Refused),
+    /// The answer to [`LockScripts::try_acquire`] instead.
+    NotTaken,
+}
+
+/// The fencing tokens of one hold: a range, since it may be passed from thread to thread, and each
+/// gets the next one. No other hold has any of them, and a later one has higher ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Tokens {
+    last: NonZero<u64>,
+}
+
+impl Tokens {
+    /// `TOKENS` of `lua/lock/holder.lua`.
+    const A_HOLD: u64 = 1_024;
+
+    /// The tokens of a hold with this last one. `None`: that cannot be.
+    pub(crate) fn up_to(last: u64) -> Option<Self> {
+        NonZero::new(last).filter(|last| last.get() >= Self::A_HOLD).map(|last| Self { last })
+    }
+
+    /// The token after so many.
+    pub(crate) fn after(self, used: u16) -> Option<NonZero<u64>> {
+        let left = (Self::A_HOLD - 1).checked_sub(used.into())?;
+        NonZero::new(self.last.get() - left)
+    }
+}
+
+/// The server's answer if the lock is not free.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Refused {
+    /// The server's clock, in ms.
+    pub(crate) now: u64,
+    /// How long another question is in vain, unless a message comes.
+    pub(crate) left: Duration,
+    /// In the queue, 0 is first in line.
+    pub(crate) place: u32,
+    /// One of Redisson's holds it: its release is told in public.
+    pub(crate) by_redisson: bool,
+    /// The place is new.
+    pub(crate) is_new: bool,
+}
+
+/// One lock as the scripts see it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LockScripts<'a> {
+    pub(crate) route: &'a Route,
+    pub(crate) name: &'a str,
+    pub(crate) mode: Mode,
+    pub(crate) keys: LockKeys<'a>,
+    pub(crate) database: i64,
+    /// The replicas that must have a grant before it counts.
+    pub(crate) acks: Option<ReplicaAcks>,
+}
+
+impl LockScripts<'_> {
+    /// Takes the lock or a place in its queue; asks for the place if the owner has one already, or
+    /// had one (`again`).
+    pub(crate) fn acquire(
+        self,
+        owner: &Owner,
+        lease: Duration,
+        again: Option<Again>,
+    ) -> Result<Replied<Acquired>, Trouble> {
+        let behind = again.map_or(Behind::Nothing, Behind::Again);
+        self.ask(self.script_set().acquire, owner, lease, behind)
+    }
+
+    /// Takes the lock if it is free, past the queue, and without a place in it.
+    pub(crate) fn try_acquire(
+        self,
+        owner: &Owner,
+        lease: Duration,
+    ) -> Result<Replied<Acquired>, Trouble> {
+        self.ask(self.script_set().try_acquire, owner, lease, Behind::Nothing)
+    }
+
+    /// The same for a reader, which may be the writer.
+    pub(crate) fn read_beside(
+        self,
+        owner: &Owner,
+        lease: Duration,
+        writer: &Owner,
+    ) -> Result<Replied<Acquired>, Trouble> {
+        self.ask(self.script_set().try_acquire, owner, lease, Behind::Writer(*writer))
+    }
+
+    /// Raises the lease of a hold, and says how many processes wait. `None`: it is not its owner's
+    /// any more.
+    pub(crate) fn read_on(
+        self,
+        owner: &Owner,
+        lease: Duration,
+    ) -> Result<Replied<Option<u32>>, Trouble> {
+        let Replied { reply, in_doubt, void } =
+            self.ask(&super::read_write::READ_ON, owner, lease, Behind::Nothing)?;
+        let reply = match reply {
+            Acquired::Granted { places, .. } => Some(places),
+            Acquired::Refused(_) | Acquired::NotTaken => None,
+        };
+        Ok(Replied { reply, in_doubt, void })
+    }
+
+    fn script_set(self) -> ScriptSet {
+        match self.mode {
+            Mode::Lock => SCRIPTS,
+            Mode::Read | Mode::Write => super::read_write::SCRIPTS,
+        }
+    }
+
+    fn ask(
+        self,
+        script: &'static LazyLock<Script>,
+        owner: &Owner,
+        lease: Duration,
+        behind: Behind,
+    ) -> Result<Replied<Acquired>, Trouble> {
+        let command = self.request(script, owner, lease, behind);
+        // Over the name's lane; after a reset once more, which is right, since the owner finds its
+        // own hold or place. The second value: whether it was sent twice.
+        let (outcome, in_doubt) = self.route.call_twice(&command, || command.clone());
+        // An error reply is a `Trouble`; any other one `acquired` reads, below.
+        granted(outcome, in_doubt, self.rights(), acquired)
+    }
+
+    fn request(
+        self,
+        script: &'static LazyLock<Script>,
+        owner: &Owner,
+        lease: Duration,
+        behind: Behind,
+    ) -> Command {
+        let (mut digits, owner) = ([0; 20], owner.text());
+        let arguments = [millis(lease, &mut digits), &owner].map(Pieces::from);
+        self.command(script, &arguments, behind).acknowledged(self.acks)
+    }
+
+    /// Gives the lock back, to the next process if one waits.
+    pub(crate) fn release_command(self, owner: &Owner, chain: Chain) -> Command {
+        self.ending(self.script_set().release, &owner.text(), chain)
+    }
+
+    /// Leaves the queue, and the lock.
+    pub(crate) fn give_up_command(self, owner: &[u8], chain: Chain) -> Command {
+        self.ending(self.script_set().give_up, owner, chain)
+    }
+
+    /// Ends the hold of any holder. `false`: there was nothing to unlock.
+    pub(crate) fn force_unlock(self) -> Result<bool, Trouble> {
+        let mut arguments = vec![self.keys.public()];
+        arguments.extend(match self.mode {
+            Mode::Lock => None,
+            Mode::Read => Some(Pieces::from(&b"read"[..])),
+            Mode::Write => Some(Pieces::from(&b"write"[..])),
+        });
+        let command = self.command(self.script_set().force_unlock, &arguments, Behind::Nothing);
+        flag(accepted(send_force_unlock(self.route, self.name, &command)?, self.rights())?)
+    }
+
+    pub(crate) fn rights(self) -> Rights {
+        match self.mode {
+            Mode::Read | Mode::Write => Rights::ReadWriteLocks,
+            Mode::Lock if self.keys.is_fenced => Rights::FencedLocks,
+            Mode::Lock => Rights::Locks,
+        }
+    }
+
+    fn ending(self, script: &'static LazyLock<Script>, owner: &[u8], chain: Chain) -> Command {
+        let (mut since, mut count) = ([0; 20], [0; 20]);
+        let (owner, channel) = (owner.into(), self.keys.public());
+        match chain.start.since(&mut since) {
+            Some(since) => {
+                let count = decimal(chain.count, &mut count);
+                self.command(script, &[owner, channel, since.into(), count.into()], Behind::Nothing)
+            }
+            // Zero in its place, if the database stands behind it.
+            None if self.database != 0 => {
+                let nothing = b"0"[..].into();
+                self.command(script, &[owner, channel, nothing, nothing], Behind::Nothing)
+            }
+            None => self.command(script, &[owner, channel], Behind::Nothing),
+        }
+    }
+
+    /// `EVALSHA` with these keys and arguments; `EVAL` where the server answers NOSCRIPT
+    /// (`connection/link.rs`).
+    fn command(
+        self,
+        script: &'static LazyLock<Script>,
+        arguments: &[Pieces<'_>],
+        behind: Behind,
+    ) -> Command {
+        let (name, keys) = (self.name.as_bytes().into(), self.keys);
+        let all = [name, keys.queue(), keys.window(), keys.tokens()];
+        let keys = if keys.is_fenced { &all[..] } else { &all[..3] };
+        // The database is 0 nearly always, and then not sent.
+        let (database, mut digits) = (self.database.unsigned_abs(), [[0; 20]; 3]);
+        let [first, second, third] = &mut digits;
+        if let (0, Behind::Nothing) = (database, behind) {
+            return Command::script(script, keys, arguments);
+        }
+        let mut arguments = arguments.to_vec();
+        arguments.push(decimal(database, first).into());
+        match behind {
+            Behind::Nothing => {}
+            Behind::Writer(owner) => {
+                let text = owner.text();
+                arguments.push(Pieces::from(&*text));
+                return Command::script(script, keys, &arguments);
+            }
+            Behind::Again(Again { came, sent }) => {
+                arguments.push(decimal(came, second).into());
+                arguments.extend(sent.map(|sent| Pieces::from(decimal(sent, third))));
+            }
+        }
+        Command::script(script, keys, &arguments)
+    }
+}
+
+fn acquired(reply: Value) -> Result<Acquired, Trouble> {
+    let granted = |reply: i64, tokens| {
+        let already = reply < 0;
+        let places = if already { -1 - reply } else { reply };
+        Acquired::Granted { already, places: u32::try_from(places).unwrap_or(u32::MAX), tokens }
+    };
+    let parts = match &reply {
+        Value::Nil => return Ok(Acquired::NotTaken),
+        Value::Int(reply) => return Ok(granted(*reply, None)),
+        Value::Array(parts) => parts.as_slice(),
+        _ => return Err(unexpected(&reply)),
+    };
+    let number = |number: i64| u64::try_from(number).unwrap_or(0);
+    match parts {
+        [Value::Int(reply), Value::Int(last)] if Tokens::up_to(number(*last)).is_some() => {
+            Ok(granted(*reply, Tokens::up_to(number(*last))))
+        }
+        [
+            Value::Int(now),
+            Value::Int(left),
+            Value::Int(place),
+            Value::Int(whose),
+            Value::Int(fresh),
+        ] => Ok(Acquired::Refused(Refused {
+            now: number(*now),
+            left: Duration::from_millis(number(*left)),
+            place: u32::try_from(*place).unwrap_or(u32::MAX),
+            by_redisson: *whose == 1,
+            is_new: *fresh == 1,
+        })),
+        _ => Err(unexpected(&reply)),
+    }
+}
+
+/// The result of a release.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Released {
+    /// The next process has the lock, and was told.
+    HandedOn,
+    /// Free.
+    Done,
+    /// Free, and left to Redisson's clients for a moment, or wanted by none of them: the chain
+    /// ends.
+    LeftToOthers,
+    NotHeld,
+    /// Not held at the second request: released by the first copy, whose reply was lost, or lost
+    /// before. (To tell the two apart, the server would need a mark of each release.)
+    Unclear,
+}
+
+/// Sends a release of a lock of any kind, and waits for the reply. Sends it once more after a
+/// reset; then "not held" most likely means that the first one did it, unless the server was
+/// started anew meanwhile and knows nothing of the hold.
+pub(crate) fn release(
+    route: &Route,
+    command: &Command,
+    rights: Rights,
+    same_server: impl FnOnce() -> bool,
+) -> Result<Released, Trouble> {
+    let (outcome, in_doubt) = route.call_twice(command, || command.clone());
+    match released(outcome, rights) {
+        Ok(Released::NotHeld) if in_doubt && same_server() => Ok(Released::Unclear),
+        Err(trouble) if in_doubt => Err(Trouble::Unknown(trouble.into_error())),
+        released => released,
+    }
+}
+
+pub(crate) fn released(outcome: Outcome, rights: Rights) -> Result<Released, Trouble> {
+    match accepted(outcome, rights)? {
+        Value::Nil => Ok(Released::NotHeld),
+        Value::Int(1) => Ok(Released::HandedOn),
+        Value::Int(2 | 3) => Ok(Released::LeftToOthers),
+        Value::Int(_) => Ok(Released::Done),
+        other => Err(unexpected(&other)),
+    }
+}
+
+/// Asks which owners of a client have these locks.
+pub(crate) fn owners_command(names: &[&str], client: &str) -> Command {
+    let keys: Vec<_> = names.iter().map(|name| name.as_bytes()).collect();
+    Command::script(&OWNERS, &keys, &[client.as_bytes()])
+}
+
+/// The answer to an [`owners_command`].
+pub(crate) fn owners(outcome: Outcome) -> Result<Vec<Vec<String>>, Trouble> {
+    let parts = |reply| match reply {
+        Value::Array(parts) => Ok(parts),
+        other => Err(unexpected(&other)),
+    };
+    let owner = |reply| match reply {
+        Value::BulkString(owner) => Ok(String::from_utf8_lossy(&owner).into_owned()),
+        other => Err(unexpected(&other)),
+    };
+    let owners = |reply| parts(reply)?.into_iter().map(owner).collect();
+    parts(accepted(outcome, Rights::Locks)?)?.into_iter().map(owners).collect()
+}
+
+/// Sends a forced unlock of a lock of any kind, and never twice: the second one would take the lock
+/// from the next holder. `false`: there was nothing to unlock.
+pub(crate) fn force_unlock(route: &Route, key: &str, command: &Command) -> Result<bool, Trouble> {
+    flag(accepted(send_force_unlock(route, key, command)?, Rights::Locks)?)
+}
+
+fn send_force_unlock(route: &Route, key: &str, command: &Command) -> Result<Outcome, Trouble> {
+    // A question first finds out a connection that has been dead for a while.
+    is_locked(route, key)?;
+    Ok(route.call_once(command))
+}
+
+/// Whether the lock is held in this mode. A key of another kind is an error, as it is for an
+/// acquire.
+pub(crate) fn is_held_to(route: &Route, key: &str, mode: Mode) -> Result<bool, Trouble> {
+    let held = ask(route, &state_command(key, mode), rights_to(mode), State::read)?;
+    Ok(held.is_some_and(|state| state.mode.is_none_or(|held| held == mode)))
+}
+
+/// How a lock is held.
+struct State {
+    /// Of a read-write lock.
+    mode: Option<Mode>,
+    left: Duration,
+}
+
+impl State {
+    /// `None`: the lock is free.
+    fn read(reply: Value) -> Result<Option<Self>, Trouble> {
+        match reply {
+            Value::Nil => Ok(None),
+            Value::Int(left) => Ok(Some(Self { mode: None, left: time_left(left) })),
+            Value::Array(parts) => match parts[..] {
+                [Value::Int(writes @ 0..=1), Value::Int(left)] => {
+                    let mode = if writes == 1 { Mode::Write } else { Mode::Read };
+                    Ok(Some(Self { mode: Some(mode), left: time_left(left) }))
+                }
+                _ => Err(unexpected(&Value::Array(parts))),
+            },
+            other => Err(unexpected(&other)),
+        }
+    }
+}
+
+fn state_command(key: &str, mode: Mode) -> Command {
+    let script = if mode == Mode::Lock { &STATE } else { &super::read_write::STATE };
+    Command::script(script, &[key.as_bytes()], &[])
+}
+
+fn rights_to(mode: Mode) -> Rights {
+    if mode == Mode::Lock { Rights::Locks } else { Rights::ReadWriteLocks }
+}
+
+fn is_locked(route: &Route, key: &str) -> Result<bool, Trouble> {
+    ask(route, &Command::plain(&[b"EXISTS", key.as_bytes()]), Rights::Locks, flag)
+}
+
+pub(crate) fn is_held_by(route: &Route, key: &str, owner: &Owner) -> Result<bool, Trouble> {
+    ask(route, &is_held_by_command(key, owner), Rights::Locks, flag)
+}
+
+/// Answered with 1 or 0.
+pub(crate) fn is_held_by_command(key: &str, owner: &Owner) -> Command {
+    Command::plain(&[b"HEXISTS", key.as_bytes(), &owner.text()])
+}
+
+/// How long the lock lasts without a renewal. `None`: it is free, or the key holds something else.
+pub(crate) fn remaining_lease(
+    route: &Route,
+    key: &str,
+    mode: Mode,
+) -> Result<Option<Duration>, Trouble> {
+    let command = state_command(key, mode);
+    let (outcome, in_doubt) = route.call_twice(&command, || command.clone());
+    if let Err(Failure::Refused(cause)) = &outcome
+        && reply_code(&cause.error) == "WRONGTYPE"
+    {
+        return Ok(None);
+    }
+    let held = answered(outcome, in_doubt, rights_to(mode)).and_then(State::read);
+    held.map(|held| held.map(|state| state.left)).map_err(Trouble::of_a_question)
+}
+
+/// A PTTL as a time. Zero if it has run out just now: a waiter asks again soon in any case.
+fn time_left(left: i64) -> Duration {
+    Duration::from_millis(u64::try_from(left).unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// From that age on the server looks for other waiters, and a chain without an argument is
+    /// never old.
+    #[test]
+    fn a_chain_is_told_of_from_the_age_on_in_which_it_counts() {
+        let said = |start: Start| start.since(&mut [0; 20]).map(<[u8]>::to_vec);
+        let script = include_str!("../../lua/hand_off.lua");
+        assert!(script.contains(&format!("WINDOW, AGE = 4, {}\n", AGE / 1_000_000)));
+        let shortcuts = [
+            (include_str!("../../lua/lock/unwanted.lua"), "since <= -"),
+            (include_str!("../../lua/read_write/unwanted.lua"), "since > -"),
+        ];
+        for (shortcut, condition) in shortcuts {
+            assert!(shortcut.contains(&format!("{condition}{} ", AGE / 1_000_000)));
+        }
+        assert_eq!(said(Start::Unknown), None);
+        assert_eq!(said(Start::Here(clock::now())), None);
+        assert_eq!(said(Start::Server(7)), Some(b"7".to_vec()));
+        let old = said(Start::Here(clock::now() - AGE)).unwrap();
+        assert!(old.starts_with(b"-10") || old.len() > 3, "{old:?}");
+    }
+}

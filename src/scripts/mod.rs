@@ -1,0 +1,197 @@
+//! One typed function for each script; the server's answers become enums here.
+
+/// The script that these files of `lua/` make, one behind the other; the kinds of its replies may
+/// stand first.
+macro_rules! script {
+    ($replies:ident; $($file:literal),+) => {
+        LazyLock::new(|| {
+            let code = concat!($(include_str!(concat!("../../lua/", $file))),+);
+            Script::new(code).answers($crate::connection::Replies::$replies)
+        })
+    };
+    ($($file:literal),+) => {
+        LazyLock::new(|| Script::new(concat!($(include_str!(concat!("../../lua/", $file))),+)))
+    };
+}
+
+mod changes;
+pub(crate) mod condition;
+pub(crate) mod expirable_semaphore;
+pub(crate) mod fair;
+mod keys;
+pub(crate) mod latch;
+pub(crate) mod lock;
+mod once;
+mod owner;
+mod permit_id;
+mod read_write;
+pub(crate) mod renewal;
+pub(crate) mod semaphore;
+mod trouble;
+
+use std::time::Duration;
+
+use redis::Value;
+
+use crate::connection::{Command, Failure, Outcome, Route, decimal, error_reply};
+use crate::error::Error;
+
+pub(crate) use trouble::{Rights, Trouble, refused, unreachable};
+use trouble::{unacknowledged, unexpected};
+
+pub(crate) use changes::Changes;
+pub(crate) use keys::{
+    ConditionKeys, ExpirableKeys, FairKeys, LatchKeys, LockKeys, SemaphoreKeys, has_one_slot,
+    requests,
+};
+pub(crate) use once::{Requests, ServerClock, Ticket, VALID_FOR};
+pub(crate) use owner::{ClientId, Mode, Owner};
+pub use permit_id::PermitId;
+
+/// Makes every script known to this process now. A child that is forked while another thread is
+/// just making one would wait for that thread at its own first use of it, for ever.
+pub(crate) fn prepare() {
+    lock::prepare();
+    fair::prepare();
+    semaphore::prepare();
+    expirable_semaphore::prepare();
+    latch::prepare();
+    condition::prepare();
+    read_write::prepare();
+}
+
+/// Sends a command and waits for its reply. After a reset it is sent once more, on a new
+/// connection. So only for commands that may be sent twice as they are. (A command that must say
+/// that it is a copy goes by [`call_again`]. A forced unlock is sent once, by
+/// [`Route::call_once`].)
+fn call(route: &Route, command: &Command, rights: Rights) -> Result<Value, Trouble> {
+    call_again(route, command, rights, || command.clone()).map(|(reply, _)| reply)
+}
+
+/// Sends a command that changes nothing, and reads its reply.
+fn ask<T>(
+    route: &Route,
+    command: &Command,
+    rights: Rights,
+    read: impl FnOnce(Value) -> Result<T, Trouble>,
+) -> Result<T, Trouble> {
+    call(route, command, rights).and_then(read).map_err(Trouble::of_a_question)
+}
+
+/// As [`call`], but the second command may be another form of the first. Returns, too, whether it
+/// was sent: then the first one may still run, whatever the answer to the second.
+fn call_again(
+    route: &Route,
+    command: &Command,
+    rights: Rights,
+    copy: impl FnOnce() -> Command,
+) -> Result<(Value, bool), Trouble> {
+    let (outcome, in_doubt) = route.call_twice(command, copy);
+    answered(outcome, in_doubt, rights).map(|reply| (reply, in_doubt))
+}
+
+/// The reply to a request that was perhaps sent twice.
+fn answered(outcome: Outcome, in_doubt: bool, rights: Rights) -> Result<Value, Trouble> {
+    accepted(outcome, rights).map_err(|trouble| match trouble {
+        // The first one may have run, even if the second did not.
+        trouble if in_doubt => Trouble::Unknown(trouble.into_error().after(BROKE)),
+        trouble => trouble,
+    })
+}
+
+const BROKE: &str = "the connection broke after the request was sent; then: ";
+
+/// A reply, and whether its request was sent twice: then the first copy may still run, and must be
+/// undone unless the request was granted.
+#[derive(Clone, Debug)]
+pub(crate) struct Replied<T> {
+    pub(crate) reply: T,
+    pub(crate) in_doubt: bool,
+    /// Why a grant does not count: too few replicas have it.
+    pub(crate) void: Option<Error>,
+}
+
+impl<T> Replied<T> {
+    /// The reply to a request whose grants need no replicas, or have them.
+    pub(crate) fn counts(reply: T, in_doubt: bool) -> Self {
+        Self { reply, in_doubt, void: None }
+    }
+}
+
+/// The reply to a request that may grant something, also if too few replicas have that.
+fn granted<T>(
+    outcome: Outcome,
+    in_doubt: bool,
+    rights: Rights,
+    read: impl FnOnce(Value) -> Result<T, Trouble>,
+) -> Result<Replied<T>, Trouble> {
+    let (outcome, void) = match outcome {
+        Err(Failure::Unacknowledged(reply, cause)) => (Ok(reply), Some(unacknowledged(&cause))),
+        outcome => (outcome, None),
+    };
+    let reply = read(answered(outcome, in_doubt, rights)?)?;
+    Ok(Replied { reply, in_doubt, void })
+}
+
+/// The server's reply, unless it is an error.
+fn accepted(outcome: Outcome, rights: Rights) -> Result<Value, Trouble> {
+    outcome.map_err(|failure| match failure {
+        Failure::Refused(cause) => Trouble::Refused(refused(&cause, rights)),
+        failure => failure.into(),
+    })
+}
+
+fn flag(value: Value) -> Result<bool, Trouble> {
+    number(value).map(|flag| flag != 0)
+}
+
+fn number(value: Value) -> Result<i64, Trouble> {
+    match value {
+        Value::Int(number) => Ok(number),
+        other => Err(unexpected(&other)),
+    }
+}
+
+/// Durations become milliseconds here, and only here.
+fn millis(duration: Duration, digits: &mut [u8; 20]) -> &[u8] {
+    decimal(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX), digits)
+}
+
+#[cfg(test)]
+mod tests {
+    /// Read from the sources, not from the scripts that this process has made: other tests make
+    /// some, too.
+    #[test]
+    fn every_script_is_made_before_the_first_fork() {
+        let body = |source: &str| {
+            let (_, rest) = source.split_once("fn prepare() {").unwrap();
+            rest.split_once("\n}").unwrap().0.to_owned()
+        };
+        let all = body(include_str!("mod.rs"));
+        for (module, source) in [
+            ("lock", include_str!("lock.rs")),
+            ("fair", include_str!("fair.rs")),
+            ("semaphore", include_str!("semaphore.rs")),
+            ("expirable_semaphore", include_str!("expirable_semaphore.rs")),
+            ("latch", include_str!("latch.rs")),
+            ("condition", include_str!("condition.rs")),
+            ("read_write", include_str!("read_write.rs")),
+        ] {
+            assert!(all.contains(&format!("{module}::prepare();")), "{module}");
+            let prepared = body(source);
+            let mut names: Vec<_> =
+                prepared.split(|it: char| !it.is_ascii_uppercase() && it != '_').collect();
+            names.retain(|name| name.len() > 1);
+            let scripts: Vec<_> = source
+                .lines()
+                .map(|line| line.trim_start_matches("pub(super) "))
+                .filter_map(|line| line.strip_prefix("static ")?.split_once(": LazyLock<Script>"))
+                .map(|(name, _)| name)
+                .collect();
+            assert!(scripts.len() > 2, "{module}: {scripts:?}");
+            for script in scripts {
+                assert!(names.contains(&script), "{module}: {script} is not prepared: {names:?}");
+            }
+        }
+    }
+}

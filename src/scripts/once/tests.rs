@@ -1,0 +1,257 @@
+//! Requests that arrive late, twice, in any order, and after the server has forgotten them: a test
+//! from outside would have to wait for minutes.
+
+#![allow(clippy::unwrap_used)]
+
+use std::cell::Cell;
+use std::thread;
+
+use rand::seq::IndexedRandom;
+use redlatch_testkit::{Action, Direction, Proxy, Server};
+
+use super::*;
+use crate::connection::{Endpoint, Lane};
+use crate::scripts::number;
+use crate::scripts::semaphore::SemaphoreScripts;
+
+const SHORT: Duration = Duration::from_secs(2);
+const SHORT_MEMORY: Duration = Duration::from_secs(5);
+const A_LITTLE: Duration = Duration::from_millis(100);
+const LONG: Duration = Duration::from_secs(60);
+
+fn route(url: &str) -> Route {
+    let endpoint = Arc::new(Endpoint::new(url, LONG, LONG).unwrap());
+    Route::Server(Arc::new(Lane::new(endpoint)))
+}
+
+/// A semaphore "pool" of one client, whose server remembers requests for so long.
+struct Pool {
+    server: Server,
+    route: Route,
+    requests: Requests,
+    numbers: Cell<u64>,
+}
+
+impl Pool {
+    fn new(valid_for: Duration, memory: Duration) -> Self {
+        let server = Server::start().unwrap();
+        let key = "redlatch_request:{pool}:client";
+        let requests = Requests { valid_for, memory, ..Requests::new(key, &Arc::default()) };
+        let pool = Self { route: route(&server.url()), server, requests, numbers: Cell::new(1) };
+        let ticket = pool.open();
+        assert!(pool.scripts().set_permits(ticket, 1_000).unwrap());
+        pool.requests.close(ticket);
+        pool
+    }
+
+    fn open(&self) -> Ticket {
+        self.requests.open(|| self.numbers.replace(self.numbers.get() + 1))
+    }
+
+    fn scripts(&self) -> SemaphoreScripts<'_> {
+        SemaphoreScripts {
+            route: &self.route,
+            key: "pool",
+            channel: "redisson_sc:{pool}",
+            requests: &self.requests,
+            acks: None,
+        }
+    }
+
+    /// How many were given back so far, less those taken.
+    fn given(&self) -> i64 {
+        self.scripts().available_permits().unwrap() - 1_000
+    }
+
+    /// `None`: too late.
+    fn send(&self, command: &Command) -> Option<i64> {
+        let reply = self.route.call_once(command).unwrap();
+        if self.requests.is_late(&reply) { None } else { Some(number(reply).unwrap()) }
+    }
+}
+
+#[test]
+fn a_slot_has_one_open_request_and_the_lowest_is_taken_first() {
+    let requests = Requests::new("requests", &Arc::default());
+    let opened = [5, 6, 7].map(|number| requests.open(|| number));
+    assert_eq!(opened.map(|ticket| ticket.slot), [0, 1, 2]);
+    requests.close(opened[1]);
+    requests.close(opened[0]);
+    requests.close(opened[0]);
+    let again = [8, 9, 10].map(|number| requests.open(|| number));
+    assert_eq!(again.map(|ticket| ticket.slot), [0, 1, 3]);
+    // A closed request: its slot is another's.
+    requests.close(opened[1]);
+    assert_eq!(requests.terms_of(opened[1]), [0, 0]);
+    assert!(requests.slots.lock().free.is_empty());
+}
+
+#[test]
+fn a_client_learns_the_servers_clock_from_its_first_request() {
+    let pool = Pool::new(VALID_FOR, MEMORY);
+    let (seconds, _): (u64, u64) = redis::cmd("TIME").query(&mut pool.server.connection()).unwrap();
+    let latest = pool.requests.latest();
+    let expected = (seconds + VALID_FOR.as_secs()) * 1_000;
+    assert!(latest.abs_diff(expected) < 60_000, "{latest} is not about {expected}");
+    // A client with a wrong server time is told the right one, and its request is applied
+    // nevertheless.
+    for wrong in [0, i64::MAX / 2] {
+        pool.requests.server.is(wrong);
+        let ticket = pool.open();
+        assert_eq!(pool.scripts().release(ticket, 1, false).unwrap().reply, Some(0));
+        pool.requests.close(ticket);
+    }
+    assert_eq!(pool.given(), 2);
+}
+
+/// Once: with losses, copies and delays, in any order.
+#[test]
+fn a_request_is_applied_once_in_whatever_order_its_copies_come() {
+    let pool = Pool::new(VALID_FOR, MEMORY);
+    let mut random = rand::rng();
+    // The commands on their way, of open or closed requests.
+    let mut under_way: Vec<(Ticket, Command)> = Vec::new();
+    let mut open: Vec<Ticket> = Vec::new();
+    let mut answers: Vec<Option<i64>> = Vec::new();
+    let mut applied = 0;
+    for _ in 0..4_000 {
+        if open.len() < 5 && rand::random_bool(0.3) {
+            let ticket = pool.open();
+            open.push(ticket);
+            answers.resize(ticket.number as usize + 1, None);
+            under_way.push((ticket, pool.scripts().release_command(ticket, 1, false)));
+        }
+        if let Some(ticket) = open.choose(&mut random).copied() {
+            if rand::random_bool(0.2) {
+                under_way.push((ticket, pool.scripts().release_command(ticket, 1, true)));
+            } else if rand::random_bool(0.2) {
+                pool.requests.close(ticket);
+                open.retain(|other| other.number != ticket.number);
+            }
+        }
+        if under_way.is_empty() {
+            continue;
+        }
+        let at = rand::random_range(0..under_way.len());
+        let (ticket, command) = under_way[at].clone();
+        // Read twice, now and then.
+        if rand::random_bool(0.7) {
+            under_way.swap_remove(at);
+        }
+        let (before, answer) = (pool.given(), pool.send(&command));
+        let change = pool.given() - before;
+        applied += change;
+        let is_open = open.iter().any(|open| open.number == ticket.number);
+        let known = &mut answers[ticket.number as usize];
+        match (answer, *known) {
+            (Some(_), None) => assert_eq!(change, 1, "it is applied"),
+            (Some(_), Some(_)) => assert_eq!(change, 0, "it was applied before"),
+            (None, _) => assert!(change == 0 && !is_open, "an open request is not refused"),
+        }
+        *known = known.or(answer);
+    }
+    let expected = answers.iter().flatten().count();
+    assert!(applied == i64::try_from(expected).unwrap() && applied > 100, "{applied} {expected}");
+    let mut redis = pool.server.connection();
+    let keys: Vec<String> = redis::cmd("KEYS").arg("redlatch*").query(&mut redis).unwrap();
+    assert!(keys.len() <= 5, "{keys:?}");
+}
+
+#[test]
+fn what_was_abandoned_takes_nothing_whatever_comes_first() {
+    let pool = Pool::new(VALID_FOR, MEMORY);
+    for first_arrives in ["before", "after", "never"] {
+        let ticket = pool.open();
+        let scripts = pool.scripts();
+        if first_arrives == "before" {
+            assert_eq!(scripts.try_acquire(ticket, 1, &[1, 2, 998]).unwrap().reply, 3);
+        }
+        let abandon = scripts.abandon(ticket);
+        let expected = i64::from(first_arrives == "before");
+        assert_eq!(pool.send(&abandon), Some(expected), "{first_arrives}");
+        assert_eq!(pool.send(&abandon), Some(0), "{first_arrives}, again");
+        if first_arrives == "after" {
+            assert_eq!(scripts.try_acquire(ticket, 1, &[1, 2, 998]).unwrap().reply, 0);
+        }
+        pool.requests.close(ticket);
+        assert_eq!(pool.given(), 0, "{first_arrives}");
+    }
+    let ticket = pool.open();
+    assert_eq!(pool.scripts().drain_permits(ticket).unwrap().reply, 1_000);
+    assert_eq!(pool.send(&pool.scripts().abandon(ticket)), Some(1));
+    assert_eq!(pool.given(), 0);
+}
+
+#[test]
+fn permits_are_taken_for_whole_needs_and_of_those_behind_up_to_the_clients_share() {
+    for (free, clients, needs, expected) in [
+        (8, 1, &[1; 10][..], 8),
+        (8, 2, &[1; 10], 4),
+        (8, 3, &[1; 10], 2),
+        (8, 2, &[5, 1, 1], 5),
+        (8, 1, &[9, 1, 1], 0),
+        (8, 1, &[3, 4, 2, 1], 7),
+        (7, 2, &[1, 2, 1], 3),
+        (7, 2, &[2, 2], 2),
+        (1, 9, &[1, 1], 1),
+        (0, 1, &[1], 0),
+    ] {
+        let pool = Pool::new(VALID_FOR, MEMORY);
+        let ticket = pool.open();
+        pool.scripts().set_permits(ticket, free).unwrap();
+        pool.requests.close(ticket);
+        let ticket = pool.open();
+        for copy in ["first", "copy"] {
+            let taken = pool.scripts().try_acquire(ticket, clients, needs).unwrap().reply;
+            assert_eq!(taken, expected, "{copy}: {free} free, {clients} clients, {needs:?}");
+            let left = pool.scripts().available_permits().unwrap();
+            assert_eq!(left, i64::from(free - expected), "taken once");
+        }
+    }
+}
+
+/// As of a process that was stopped, or a machine that slept.
+#[test]
+fn a_copy_that_comes_after_the_servers_memory_is_gone_changes_nothing() {
+    let pool = Pool::new(SHORT, SHORT_MEMORY);
+    let kept = pool.open();
+    let first = pool.scripts().release_command(kept, 1, false);
+    let copy = pool.scripts().release_command(kept, 1, true);
+    let late = pool.open();
+    let never_read = pool.scripts().release_command(late, 1, false);
+    assert_eq!(pool.send(&first), Some(1));
+    thread::sleep(SHORT + A_LITTLE);
+    assert_eq!(pool.send(&copy), Some(-2), "past its time, and remembered");
+    assert_eq!(pool.send(&never_read), None, "past its time");
+    thread::sleep(SHORT_MEMORY + A_LITTLE);
+    let mut redis = pool.server.connection();
+    let keys: Vec<String> = redis::cmd("KEYS").arg("redlatch*").query(&mut redis).unwrap();
+    assert_eq!(keys, Vec::<String>::new());
+    for late in [&first, &copy, &never_read, &pool.scripts().abandon(kept)] {
+        assert_eq!(pool.send(late), None);
+    }
+    assert_eq!(pool.given(), 1);
+}
+
+#[test]
+fn a_call_that_stood_still_between_its_two_copies_says_that_it_does_not_know() {
+    let pool = Pool::new(SHORT, SHORT_MEMORY);
+    let proxy = Proxy::before(&pool.server);
+    let far = route(&proxy.url());
+    let scripts = SemaphoreScripts { route: &far, ..pool.scripts() };
+    // From here on the server knows the script.
+    assert_eq!(scripts.try_acquire(pool.open(), 1, &[1]).unwrap().reply, 1);
+    let ticket = pool.open();
+    proxy.on(Direction::Request, 1, Action::Silence, |bytes| {
+        bytes.windows(4).any(|window| window == b"EVAL")
+    });
+    let outcome = thread::scope(|scope| {
+        let call = scope.spawn(|| scripts.try_acquire(ticket, 1, &[2]));
+        proxy.wait_fired(1, LONG);
+        thread::sleep(SHORT_MEMORY + A_LITTLE);
+        proxy.cut_all();
+        call.join().unwrap()
+    });
+    assert!(matches!(outcome, Err(Trouble::Forgotten(_))), "{outcome:?}");
+    assert_eq!(pool.given(), -3, "taken once");
+}

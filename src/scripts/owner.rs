@@ -1,0 +1,196 @@
+//! Owner ids: `client uuid:number`.
+
+use std::fmt;
+use std::ops::Deref;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rand::TryRng as _;
+use rand::rngs::{SysError, SysRng};
+use uuid::Uuid;
+
+use super::PermitId;
+use crate::connection::decimal;
+
+const UUID: usize = 36;
+/// A uuid, a colon, the longest number there is, and the mark of a writer.
+const LONGEST: usize = UUID + 1 + 20 + WRITES.len();
+/// The end of a writing owner of a read-write lock.
+const WRITES: &str = ":write";
+
+/// One client, and the numbers it gives its acquisitions.
+#[derive(Debug)]
+pub(crate) struct ClientId {
+    uuid: String,
+    /// The client's uuid as a number.
+    seed: u128,
+    next: AtomicU64,
+}
+
+impl ClientId {
+    /// Version 8, where Redisson's are version 4: scripts can tell the two apart.
+    ///
+    /// From the system: a thread's own generator goes on in a forked child where it was, and the
+    /// parent's next client would be the child's.
+    pub(crate) fn random() -> Result<Self, SysError> {
+        let mut bytes = [0; 16];
+        SysRng.try_fill_bytes(&mut bytes)?;
+        let uuid = Uuid::new_v8(bytes);
+        Ok(Self { uuid: uuid.to_string(), seed: uuid.as_u128(), next: AtomicU64::new(1) })
+    }
+
+    pub(crate) fn as_str(&self) -> &str {
+        &self.uuid
+    }
+
+    /// A number that this client has not used before and will not again.
+    pub(crate) fn next_number(&self) -> u64 {
+        self.next.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// A permit's id; the same holds as for [`next_owner`](Self::next_owner). A client's ids follow
+    /// one another from its uuid on: no other client's ids come near them, nor Redisson's, which
+    /// are random.
+    pub(crate) fn next_permit(&self) -> PermitId {
+        PermitId::from_number(self.seed.wrapping_add(self.next_number().into()))
+    }
+
+    /// Fresh owners: a number names one acquisition and is never used again, so that a late command
+    /// of an old hold cannot touch the next one. So an acquire may be sent twice. This process
+    /// counts the levels of a re-entry, and Redis always has 1.
+    pub(crate) fn next_owner(&self) -> Owner {
+        self.next_owner_to(Mode::Lock)
+    }
+
+    /// The same, for a lock held in this mode.
+    pub(crate) fn next_owner_to(&self, mode: Mode) -> Owner {
+        Owner::Lock { client: Uuid::from_u128(self.seed), number: self.next_number(), mode }
+    }
+}
+
+/// The use for which an owner holds a lock.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// Not of a read-write lock.
+    #[default]
+    Lock,
+    Read,
+    Write,
+}
+
+impl Mode {
+    pub(crate) fn suffix(self) -> &'static str {
+        if self == Self::Write { WRITES } else { "" }
+    }
+}
+
+/// The holder of a lock, as Redis knows it. Its text is made for each request: stored, it would
+/// take more of a hold's memory than all its times.
+#[derive(Clone, Copy)]
+pub(crate) enum Owner {
+    Lock {
+        client: Uuid,
+        number: u64,
+        mode: Mode,
+    },
+    /// A permit has its id instead.
+    Permit(PermitId),
+}
+
+impl Owner {
+    /// As Redis has it.
+    pub(crate) fn text(&self) -> OwnerText {
+        match self {
+            Self::Lock { client, number, mode } => {
+                let (mut uuid, mut digits) = ([0; UUID], [0; 20]);
+                let uuid = client.hyphenated().encode_lower(&mut uuid).as_bytes();
+                let number = decimal(*number, &mut digits);
+                OwnerText::of([uuid, b":", number, mode.suffix().as_bytes()])
+            }
+            Self::Permit(id) => OwnerText::of([id.as_bytes()]),
+        }
+    }
+
+    /// Zero of a permit.
+    pub(crate) fn number(&self) -> u64 {
+        match self {
+            Self::Lock { number, .. } => *number,
+            Self::Permit(_) => 0,
+        }
+    }
+
+    pub(crate) fn mode(&self) -> Mode {
+        match self {
+            Self::Lock { mode, .. } => *mode,
+            Self::Permit(_) => Mode::Lock,
+        }
+    }
+}
+
+/// The text of an [`Owner`], in place.
+pub(crate) struct OwnerText {
+    bytes: [u8; LONGEST],
+    len: usize,
+}
+
+impl OwnerText {
+    fn of<const N: usize>(pieces: [&[u8]; N]) -> Self {
+        let mut text = Self { bytes: [0; LONGEST], len: 0 };
+        for piece in pieces {
+            let end = text.len + piece.len();
+            text.bytes[text.len..end].copy_from_slice(piece);
+            text.len = end;
+        }
+        text
+    }
+}
+
+impl Deref for OwnerText {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+}
+
+impl From<PermitId> for Owner {
+    fn from(id: PermitId) -> Self {
+        Self::Permit(id)
+    }
+}
+
+impl fmt::Display for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&String::from_utf8_lossy(&self.text()))
+    }
+}
+
+impl fmt::Debug for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Owner({self})")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_owner_is_a_uuid_and_a_number_never_given_twice() {
+        let client = ClientId::random().unwrap();
+        let (first, second) = (client.next_owner(), client.next_owner());
+        assert_ne!(*first.text(), *second.text());
+        let text = first.to_string();
+        let (uuid, number) = text.split_once(':').unwrap();
+        assert_eq!(Uuid::parse_str(uuid).unwrap().get_version_num(), 8);
+        assert_eq!(number, "1");
+    }
+
+    #[test]
+    fn the_longest_number_fits() {
+        let next = AtomicU64::new(u64::MAX);
+        let client = ClientId { uuid: Uuid::nil().to_string(), seed: u128::MAX, next };
+        assert_eq!(client.next_permit(), PermitId::from_number(u128::from(u64::MAX) - 1));
+        client.next.store(u64::MAX, Ordering::Relaxed);
+        assert!(client.next_owner().to_string().ends_with(&u64::MAX.to_string()));
+    }
+}

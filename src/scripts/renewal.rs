@@ -1,0 +1,182 @@
+//! Renewals: those that fall due together go together, many names by one script.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::Value;
+
+use super::{
+    Replied, Rights, Trouble, error_reply, expirable_semaphore, granted, lock, millis, refused,
+    unexpected,
+};
+use crate::connection::{Cause, Command, Outcome, ReplicaAcks, Route};
+use crate::error::Error;
+use crate::scripts::{LockKeys, Mode, Owner};
+
+/// The result of one hold's renewal.
+#[derive(Debug)]
+pub(crate) enum Renewed {
+    Done(Held),
+    /// Not renewed for another reason; a retry may succeed.
+    Failed(Error),
+    /// Renewed, but too few replicas have that.
+    Unacknowledged(Error),
+}
+
+/// The server's word on a hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Held {
+    No,
+    Yes,
+    /// Held, and for longer than any process has asked for: see [`Longer`].
+    TooLong,
+}
+
+/// The treatment of a lease that is longer than the requested one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Longer {
+    /// The lease stays.
+    Stays,
+    /// The lease stays, and the reply tells of one that is longer than this: no process has asked
+    /// for it, so the server's clock was set back.
+    IsTold(Duration),
+    /// The lease is cut to this.
+    IsCut(Duration),
+}
+
+/// A kind of renewals: one call makes those of one kind together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum RenewalKind {
+    Locks,
+    /// Of expirable semaphores.
+    Permits,
+}
+
+impl RenewalKind {
+    fn rights(self) -> Rights {
+        match self {
+            Self::Locks => Rights::Locks,
+            Self::Permits => Rights::ExpirableSemaphores,
+        }
+    }
+}
+
+pub(crate) fn renew_command<'a>(
+    renewals: RenewalKind,
+    holds: impl Iterator<Item = (&'a str, &'a Owner)> + Clone,
+    lease: Duration,
+    longer: Longer,
+    acks: Option<ReplicaAcks>,
+) -> Command {
+    let mut keys: Vec<&[u8]> = holds.clone().map(|(key, _)| key.as_bytes()).collect();
+    let reads = holds.clone().filter(|(_, owner)| owner.mode() == Mode::Read);
+    let timeouts: Vec<_> =
+        reads.map(|(key, owner)| LockKeys::read_timeout(key, &owner.to_string())).collect();
+    let mut digits = [0; 20];
+    let mut arguments: Vec<&[u8]> = Vec::with_capacity(2 + keys.len());
+    keys.extend(timeouts.iter().map(String::as_bytes));
+    arguments.push(millis(lease, &mut digits));
+    let longest = match longer {
+        Longer::Stays => "0".to_owned(),
+        Longer::IsTold(longest) => longest.as_millis().to_string(),
+        Longer::IsCut(longest) => format!("-{}", longest.as_millis()),
+    };
+    arguments.push(longest.as_bytes());
+    let owners: Vec<_> = holds
+        .map(|(_, owner)| match owner.mode() {
+            Mode::Read => [b"read ", &*owner.text()].concat(),
+            Mode::Lock | Mode::Write => owner.text().to_vec(),
+        })
+        .collect();
+    arguments.extend(owners.iter().map(Vec::as_slice));
+    let script = match renewals {
+        RenewalKind::Locks => &lock::RENEW,
+        RenewalKind::Permits => &expirable_semaphore::RENEW,
+    };
+    // A replica that stopped following after the grant has the old end. As the master it would give
+    // the lock to the next owner, so a guard counts only the renewals that replicas have.
+    Command::script(script, &keys, &arguments).acknowledged(acks)
+}
+
+/// The result for each hold of a [`renew_command`], by the word of the server at `address`.
+pub(crate) fn renewed(
+    renewals: RenewalKind,
+    outcome: Outcome,
+    address: &Arc<str>,
+) -> Result<Vec<Renewed>, Trouble> {
+    let rights = renewals.rights();
+    let Replied { reply, void, .. } = granted(outcome, false, rights, each)?;
+    let renewed = |reply| match is_renewed(reply, rights, || Arc::clone(address)) {
+        // That is so, with or without the replicas.
+        Ok(Held::No) => Renewed::Done(Held::No),
+        Ok(held) => void.clone().map_or(Renewed::Done(held), Renewed::Unacknowledged),
+        Err(refusal) => Renewed::Failed(refusal),
+    };
+    Ok(reply.into_iter().map(renewed).collect())
+}
+
+fn each(reply: Value) -> Result<Vec<Value>, Trouble> {
+    match reply {
+        Value::Array(replies) => Ok(replies),
+        other => Err(unexpected(&other)),
+    }
+}
+
+/// Whether one hold was renewed.
+fn is_renewed(
+    reply: Value,
+    rights: Rights,
+    address: impl FnOnce() -> Arc<str>,
+) -> Result<Held, Error> {
+    match reply {
+        Value::Int(1) => Ok(Held::Yes),
+        Value::Int(2) => Ok(Held::TooLong),
+        Value::Int(0) => Ok(Held::No),
+        Value::BulkString(refusal) => {
+            let error = Arc::new(error_reply(&String::from_utf8_lossy(&refusal)));
+            Err(refused(&Cause::said(error, address()), rights))
+        }
+        other => Err(unexpected(&other).into_error()),
+    }
+}
+
+/// Raises one hold's lease now. `false`: it is not this owner's any more.
+pub(crate) fn extend(
+    renewals: RenewalKind,
+    route: &Route,
+    key: &str,
+    owner: &Owner,
+    lease: Duration,
+    acks: Option<ReplicaAcks>,
+) -> Result<bool, Trouble> {
+    let rights = renewals.rights();
+    let hold = std::iter::once((key, owner));
+    let command = renew_command(renewals, hold, lease, Longer::Stays, acks);
+    let (outcome, in_doubt) = route.call_twice(&command, || command.clone());
+    let Replied { mut reply, void, .. } = granted(outcome, in_doubt, rights, each)?;
+    let Some(reply) = reply.pop() else { return Err(unexpected(&Value::Nil)) };
+    let address = || route.lane().endpoint().health().address();
+    if is_renewed(reply, rights, address).map_err(Trouble::Refused)? == Held::No {
+        return Ok(false);
+    }
+    void.map_or(Ok(true), |void| Err(Trouble::Unknown(void)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_server_refuses_of_several_names_the_server() {
+        let refusal = b"READONLY You can't write against a read only replica.".to_vec();
+        let reply = Value::Array(vec![Value::Int(1), Value::Int(0), Value::BulkString(refusal)]);
+        let renewed = renewed(RenewalKind::Locks, Ok(reply), &"there:1".into()).unwrap();
+        let [Renewed::Done(Held::Yes), Renewed::Done(Held::No), Renewed::Failed(error)] =
+            &renewed[..]
+        else {
+            panic!("{renewed:?}")
+        };
+        assert!(error.to_string().contains("the server at there:1 refuses it"), "{error}");
+        assert!(format!("{error:#}").contains("You can't write against"), "{error:#}");
+    }
+}

@@ -1,0 +1,240 @@
+//! The scripts of the semaphore.
+
+use std::iter;
+use std::sync::LazyLock;
+
+use redis::Value;
+
+use super::once::{MEND, Once, Requests, Ticket, behind, late};
+use super::{Replied, Rights, Trouble, accepted, ask, call_again, flag, number, unexpected};
+use crate::connection::{Command, Outcome, ReplicaAcks, Route, Script};
+use crate::error::{Error, ErrorKind};
+
+static TRY_ACQUIRE: LazyLock<Script> =
+    script!("number.lua", "once.lua", "semaphore/try_acquire.lua");
+static ABANDON: LazyLock<Script> =
+    script!(NUMBER_OR_LIST; "number.lua", "once.lua", "semaphore/abandon.lua");
+static RELEASE: LazyLock<Script> = script!("number.lua", "once.lua", "semaphore/release.lua");
+static ADD_PERMITS: LazyLock<Script> =
+    script!("number.lua", "once.lua", "semaphore/add_permits.lua");
+static DRAIN_PERMITS: LazyLock<Script> =
+    script!("number.lua", "once.lua", "semaphore/drain_permits.lua");
+static SET_PERMITS: LazyLock<Script> =
+    script!("number.lua", "once.lua", "semaphore/set_permits.lua");
+static TRY_SET_PERMITS: LazyLock<Script> =
+    script!("number.lua", "once.lua", "semaphore/try_set_permits.lua");
+static DELETE: LazyLock<Script> = script!("number.lua", "once.lua", "semaphore/delete.lua");
+
+/// See [`super::prepare`].
+pub(super) fn prepare() {
+    for script in [
+        &TRY_ACQUIRE,
+        &ABANDON,
+        &RELEASE,
+        &ADD_PERMITS,
+        &DRAIN_PERMITS,
+        &SET_PERMITS,
+        &TRY_SET_PERMITS,
+        &DELETE,
+        &MEND,
+    ] {
+        LazyLock::force(script);
+    }
+}
+
+/// One semaphore as the scripts see it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SemaphoreScripts<'a> {
+    pub(crate) route: &'a Route,
+    pub(crate) key: &'a str,
+    pub(crate) channel: &'a str,
+    pub(crate) requests: &'a Requests,
+    /// The replicas that must have taken permits before those count.
+    pub(crate) acks: Option<ReplicaAcks>,
+}
+
+impl SemaphoreScripts<'_> {
+    /// Takes permits for the first of these needs, each as a whole, as far as there are enough for
+    /// one of so many `clients`. How many were taken: zero if there were not enough for the first.
+    pub(crate) fn try_acquire(
+        self,
+        ticket: Ticket,
+        clients: u64,
+        needs: &[u32],
+    ) -> Result<Replied<u32>, Trouble> {
+        let needs = needs.iter().map(u32::to_string);
+        let arguments: Vec<String> = iter::once(clients.to_string()).chain(needs).collect();
+        let arguments: Vec<&[u8]> = arguments.iter().map(|it| it.as_bytes()).collect();
+        self.take(&TRY_ACQUIRE, ticket, &arguments, |reply| {
+            let taken = number(reply)?;
+            u32::try_from(taken).map_err(|_| unexpected(&Value::Int(taken)))
+        })
+    }
+
+    /// Undoes a request for permits, now. The reply `false`: the server does not know of it any
+    /// more, and this command changed nothing.
+    pub(crate) fn take_back(self, ticket: Ticket) -> Result<Replied<bool>, Trouble> {
+        let abandon = self.abandon(ticket);
+        let (reply, in_doubt) =
+            call_again(self.route, &abandon, Rights::Semaphores, || abandon.clone())?;
+        if Requests::is_behind(&reply) {
+            return Err(Trouble::Unknown(behind()));
+        }
+        Ok(Replied::counts(!self.requests.is_late(&reply), in_doubt))
+    }
+
+    /// Undoes a request for permits that are not to be had, or whose outcome is not known.
+    pub(crate) fn abandon(self, ticket: Ticket) -> Command {
+        self.once(&ABANDON, ticket, &[self.channel.as_bytes()]).command(true)
+    }
+
+    /// Gives permits back. `None`: there is no such semaphore; otherwise how many listeners heard
+    /// of it, as far as that is known (see [`REFUSED`]). Waits for the replicas that a request for
+    /// permits waits for.
+    pub(crate) fn release(
+        self,
+        ticket: Ticket,
+        permits: u32,
+        if_exists: bool,
+    ) -> Result<Replied<Option<i64>>, Trouble> {
+        let permits = permits.to_string();
+        let arguments = self.release_arguments(&permits, if_exists);
+        self.take(&RELEASE, ticket, &arguments, |reply| number(reply).map(heard_by))
+    }
+
+    /// A release, to be sent first or as a copy.
+    pub(crate) fn release_command(self, ticket: Ticket, permits: u64, copy: bool) -> Command {
+        let permits = permits.to_string();
+        let arguments = self.release_arguments(&permits, false);
+        self.once(&RELEASE, ticket, &arguments).command(copy)
+    }
+
+    pub(crate) fn add_permits(self, ticket: Ticket, permits: i64) -> Result<bool, Trouble> {
+        let permits = permits.to_string();
+        flag(self.call(&ADD_PERMITS, ticket, &[permits.as_bytes(), self.channel.as_bytes()])?)
+    }
+
+    /// As [`add_permits`](Self::add_permits), to be sent again until it is done.
+    pub(crate) fn add_permits_command(self, ticket: Ticket, permits: i64) -> Command {
+        let permits = permits.to_string();
+        let arguments = [permits.as_bytes(), self.channel.as_bytes()];
+        self.once(&ADD_PERMITS, ticket, &arguments).command(true)
+    }
+
+    pub(crate) fn drain_permits(self, ticket: Ticket) -> Result<Replied<i64>, Trouble> {
+        self.take(&DRAIN_PERMITS, ticket, &[], |reply| match reply {
+            // More than Lua's numbers can count.
+            Value::BulkString(text) => {
+                parsed(&text).ok_or_else(|| unexpected(&Value::BulkString(text)))
+            }
+            reply => number(reply),
+        })
+    }
+
+    pub(crate) fn try_set_permits(self, ticket: Ticket, permits: u32) -> Result<bool, Trouble> {
+        let permits = permits.to_string();
+        flag(self.call(&TRY_SET_PERMITS, ticket, &[permits.as_bytes(), self.channel.as_bytes()])?)
+    }
+
+    pub(crate) fn set_permits(self, ticket: Ticket, permits: u32) -> Result<bool, Trouble> {
+        let permits = permits.to_string();
+        flag(self.call(&SET_PERMITS, ticket, &[permits.as_bytes(), self.channel.as_bytes()])?)
+    }
+
+    pub(crate) fn delete(self, ticket: Ticket) -> Result<bool, Trouble> {
+        flag(self.call(&DELETE, ticket, &[])?)
+    }
+
+    pub(crate) fn available_permits(self) -> Result<i64, Trouble> {
+        stored_number(self.route, self.key, Rights::Semaphores)
+    }
+
+    fn release_arguments<'a>(&'a self, permits: &'a str, if_exists: bool) -> [&'a [u8]; 3] {
+        [permits.as_bytes(), self.channel.as_bytes(), if if_exists { b"1" } else { b"0" }]
+    }
+
+    fn once<'a>(
+        &'a self,
+        script: &'static Script,
+        ticket: Ticket,
+        arguments: &'a [&'a [u8]],
+    ) -> Once<'a> {
+        Once {
+            script,
+            rights: Rights::Semaphores,
+            key: self.key,
+            another: None,
+            requests: self.requests,
+            ticket,
+            arguments,
+            acks: None,
+        }
+    }
+
+    /// Sends a request that may take permits.
+    fn take<T>(
+        self,
+        script: &'static Script,
+        ticket: Ticket,
+        arguments: &[&[u8]],
+        read: impl FnOnce(Value) -> Result<T, Trouble>,
+    ) -> Result<Replied<T>, Trouble> {
+        let once = Once { acks: self.acks, ..self.once(script, ticket, arguments) };
+        let Replied { reply, in_doubt, void } = once.take(self.route)?;
+        Ok(Replied { reply: read(reply)?, in_doubt, void })
+    }
+
+    fn call(
+        self,
+        script: &'static Script,
+        ticket: Ticket,
+        arguments: &[&[u8]],
+    ) -> Result<Value, Trouble> {
+        self.once(script, ticket, arguments).call(self.route)
+    }
+}
+
+/// The result of a release that was sent once.
+pub(crate) fn released(outcome: Outcome, requests: &Requests) -> Result<Option<i64>, Trouble> {
+    let reply = accepted(outcome, Rights::Semaphores)?;
+    if Requests::is_behind(&reply) {
+        Err(Trouble::Unsent(behind()))
+    } else if requests.is_late(&reply) {
+        Err(Trouble::Unsent(late()))
+    } else {
+        number(reply).map(heard_by)
+    }
+}
+
+/// The server refused the message of a release, so others may wait.
+pub(crate) const REFUSED: i64 = -1;
+
+/// How many listeners heard of a release; `None`: there was nothing to tell. [`REFUSED`] stands for
+/// itself, and another one below zero says that the number is unknown.
+pub(super) fn heard_by(reply: i64) -> Option<i64> {
+    match reply {
+        0 => None,
+        told => Some(if told > 0 { told - 1 } else { told }),
+    }
+}
+
+/// The number under a key; zero if there is none.
+pub(super) fn stored_number(route: &Route, key: &str, rights: Rights) -> Result<i64, Trouble> {
+    ask(route, &Command::plain(&[b"GET", key.as_bytes()]), rights, |reply| match reply {
+        Value::Nil => Ok(0),
+        // Any other value is the user's data, and not for an error's text.
+        Value::BulkString(text) => parsed(&text).ok_or_else(|| Trouble::Refused(foreign())),
+        _ => Err(Trouble::Refused(foreign())),
+    })
+}
+
+/// A number as Redis writes it: it does not count with `+7` or `007` either.
+pub(super) fn parsed(text: &[u8]) -> Option<i64> {
+    let text = str::from_utf8(text).ok()?;
+    text.parse::<i64>().ok().filter(|number| number.to_string() == text)
+}
+
+fn foreign() -> Error {
+    let message = "the key holds something that is no number: use another name";
+    Error::new(ErrorKind::Redis, message.to_owned())
+}

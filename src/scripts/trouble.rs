@@ -1,0 +1,541 @@
+//! Why a script has no answer, and its meaning for a user.
+
+use std::sync::Arc;
+
+use redis::{RedisError, Value};
+
+use crate::connection::{
+    Cause, ConnectError, Failure, NO_CERTIFICATE, NO_MASTER, NO_SERVICE, REFUSED_CERTIFICATE,
+    error_reply, is_transient, reply_code, was_cut,
+};
+use crate::error::{Error, ErrorKind, Passing};
+
+/// Why a script has no answer.
+#[derive(Clone, Debug)]
+pub(crate) enum Trouble {
+    /// The server refused it: nothing was changed.
+    Refused(Error),
+    /// The request was never sent, or was only a question: nothing was changed.
+    Unsent(Error),
+    /// The request may have run, and may still run.
+    Unknown(Error),
+    /// The request may have run. It will not run any more, and its outcome stays unknown.
+    Forgotten(Error),
+}
+
+impl Trouble {
+    pub(crate) fn into_error(self) -> Error {
+        match self {
+            Self::Refused(error) | Self::Unsent(error) => error.unknown(false),
+            Self::Unknown(error) | Self::Forgotten(error) => error.unknown(true),
+        }
+    }
+
+    /// The trouble of a question, which has changed nothing in any case.
+    pub(crate) fn of_a_question(self) -> Self {
+        match self {
+            Self::Unknown(error) => Self::Unsent(error),
+            trouble => trouble,
+        }
+    }
+
+    /// The error of a request that asked or set something of this name, and left nothing to be
+    /// undone.
+    pub(crate) fn into_error_of(self, name: &Arc<str>) -> Error {
+        let state = match self {
+            Self::Unknown(_) | Self::Forgotten(_) => "whether it was applied is not known",
+            Self::Refused(_) | Self::Unsent(_) => "nothing was changed",
+        };
+        self.into_error().of(name).now(state)
+    }
+}
+
+impl From<Failure> for Trouble {
+    fn from(failure: Failure) -> Self {
+        let Cause { error, address, .. } = failure.cause().clone();
+        let what = match &failure {
+            Failure::Unsent(cause) if was_cut() => {
+                let message = format!(
+                    "the call's own time was over before the server at {address} was asked"
+                );
+                let error = Error::new(ErrorKind::Redis, message);
+                let error = error.caused_by_shared(cause.error.clone());
+                return Self::Unsent(error.passing_as(Passing::Outage));
+            }
+            Failure::TimedOut(_) if was_cut() => {
+                format!("the call's own time was over before the server at {address} answered")
+            }
+            Failure::Unsent(cause) => return Self::Unsent(unreachable(cause)),
+            Failure::Refused(cause) => return Self::Refused(refused(cause, Rights::Connect)),
+            Failure::Unacknowledged(_, cause) => return Self::Unknown(unacknowledged(cause)),
+            // In a cluster: the server's word is the source.
+            Failure::Reset(_) if error.code().is_some() => format!(
+                "the server at {address} stopped the script in its middle: a key of it is on its way to \
+                 another server"
+            ),
+            Failure::Reset(_) => format!("the connection to the server at {address} broke"),
+            Failure::TimedOut(_) => format!(
+                "the server at {address} did not answer in time (raise response_timeout if it is \
+                 only slow)"
+            ),
+        };
+        // The bytes that came were no reply, or no sent command's.
+        let is_odd =
+            matches!(failure, Failure::Reset(_)) && error.kind() == redis::ErrorKind::Parse;
+        let kind = if is_odd { ErrorKind::Protocol } else { ErrorKind::Redis };
+        let error = Error::new(kind, what).caused_by_shared(error);
+        // No sign says that a retry would succeed.
+        Self::Unknown(if is_odd {
+            error.transient(true)
+        } else {
+            error.passing_as(Passing::Outage)
+        })
+    }
+}
+
+impl From<ConnectError> for Error {
+    fn from(error: ConnectError) -> Self {
+        match error {
+            ConnectError::Unusable(why, None) => Self::new(ErrorKind::Config, why),
+            ConnectError::Unusable(why, Some(source)) => {
+                Self::new(ErrorKind::Config, why).caused_by_shared(source)
+            }
+            ConnectError::NotReady(why) => Self::new(ErrorKind::Redis, why).transient(true),
+            ConnectError::Unreachable(cause) => unreachable(&cause),
+        }
+    }
+}
+
+/// A reply of the wrong kind. The error does not show it: it may be a user's data under that key.
+pub(crate) fn unexpected(value: &Value) -> Trouble {
+    let what = match value {
+        Value::Nil => "nothing",
+        Value::Int(_) => "another number",
+        Value::BulkString(_) | Value::SimpleString(_) => "a text",
+        Value::Array(_) => "another list",
+        _ => "something",
+    };
+    let message = format!(
+        "the server answered {what}, which does not fit: the key holds something else (use another \
+         name), or it is no Redis"
+    );
+    Trouble::Unknown(Error::new(ErrorKind::Protocol, message))
+}
+
+/// Why no connection opens.
+pub(crate) fn unreachable(cause: &Cause) -> Error {
+    use redis::ErrorKind as Kind;
+    let Cause { error: source, address, met, .. } = cause;
+    let server = format!("the server at {address}");
+    let detail = source.detail().unwrap_or_default();
+    let (kind, what) = match (source.kind(), source.code().unwrap_or_default()) {
+        (Kind::AuthenticationFailed, _) => {
+            (ErrorKind::Redis, format!("{server} refuses the user or password of the URL"))
+        }
+        (_, "NOAUTH") => {
+            (ErrorKind::Redis, format!("{server} wants a password: put it into the URL"))
+        }
+        (_, "DENIED") => (
+            ErrorKind::Redis,
+            format!(
+                "{server} is in protected mode and lets only its own machine in: give it a password, \
+                 or switch protected-mode off where its network is trusted"
+            ),
+        ),
+        (_, NO_MASTER) => {
+            let message = format!("no master can be had: {detail}");
+            return Error::new(ErrorKind::Redis, message).passing_as(Passing::Outage);
+        }
+        (_, NO_SERVICE) => {
+            let message = format!("no master can be had: {detail}");
+            return Error::new(ErrorKind::Config, message);
+        }
+        _ if detail.contains("max number of clients") => {
+            let message = format!(
+                "{server} has no connection left: raise its maxclients, or close other clients"
+            );
+            return Error::new(ErrorKind::Redis, message).passing_as(Passing::Outage);
+        }
+        _ if detail.contains("DB index") => (
+            ErrorKind::Config,
+            format!("{server} has no database of the number that the URL names"),
+        ),
+        (Kind::Parse, _) => {
+            let message = format!("what answers at {address} is no Redis server");
+            return Error::new(ErrorKind::Protocol, message);
+        }
+        (Kind::Client, _) if detail.starts_with(NO_CERTIFICATE) => (
+            ErrorKind::Redis,
+            format!("{server} asks who the client is: show it a tls_client_certificate"),
+        ),
+        (Kind::Client, _) if detail.starts_with(REFUSED_CERTIFICATE) => (
+            ErrorKind::Redis,
+            format!(
+                "{server} refuses the client certificate: does the server trust the authority that \
+                 signed the tls_client_certificate, and has it not expired?"
+            ),
+        ),
+        (Kind::Client, _) => (
+            ErrorKind::Redis,
+            format!(
+                "the TLS handshake with {server} failed: is its certificate for that host, and trusted \
+                 on this machine (#insecure at the URL's end trusts any), and does that port speak TLS?"
+            ),
+        ),
+        (Kind::InvalidClientConfig, _) => {
+            (ErrorKind::Config, format!("the URL does not fit {server}"))
+        }
+        (Kind::Server(_) | Kind::Extension, _) => {
+            let message = format!("{server} refuses the connection: {source}");
+            return passing(Error::new(ErrorKind::Redis, message), source);
+        }
+        _ if source.is_timeout() => {
+            let hint = if *met { "" } else { "; is the address right?" };
+            let message =
+                format!("no connection to {server} within connect_timeout ({source}){hint}");
+            return Error::new(ErrorKind::Redis, message).passing_as(Passing::Outage);
+        }
+        _ => {
+            let hint = if *met { "does it run?" } else { "does it run, and is the address right?" };
+            let message = format!("no connection to {server} ({source}); {hint}");
+            return Error::new(ErrorKind::Redis, message).passing_as(Passing::Outage);
+        }
+    };
+    Error::new(kind, what).caused_by_shared(source.clone())
+}
+
+/// Too few replicas have the writes.
+pub(crate) fn unacknowledged(cause: &Cause) -> Error {
+    let Cause { error, address, .. } = cause;
+    if error.code().is_some() {
+        let refused = refused(cause, Rights::ReplicaAcks);
+        return refused.after("whether replicas have it is not known: ");
+    }
+    let said = error.detail().unwrap_or("whether replicas have it is not known");
+    let message = format!("only {said}, says the server at {address}");
+    Error::new(ErrorKind::Redis, message).passing_as(Passing::Unacknowledged)
+}
+
+/// The rights that the URL's user needs, by use.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Rights {
+    Connect,
+    Locks,
+    FencedLocks,
+    FairLocks,
+    Conditions,
+    ReadWriteLocks,
+    Semaphores,
+    ExpirableSemaphores,
+    Latches,
+    ReplicaAcks,
+    Subscriptions,
+}
+
+impl Rights {
+    fn advice(self) -> &'static str {
+        match self {
+            Self::Connect => "a client needs EVALSHA, EVAL, PING, PUBLISH and SUBSCRIBE",
+            Self::Locks => {
+                "a lock needs EVALSHA, EVAL, TIME, EXISTS, HEXISTS, HKEYS, HLEN, HSET, HDEL, DEL, \
+                 PEXPIRE, PTTL, LPOS, RPUSH, LPOP, LREM, LLEN, LINDEX, LINSERT, GET, SET, PUBSUB, \
+                 PUBLISH and SUBSCRIBE on its key, on redlatch_queue:*, redlatch_window:* and \
+                 redlatch_asked:* and on its channel"
+            }
+            Self::FencedLocks => {
+                "a fenced lock needs what a lock does, and INCRBY on redisson_lock_token:*"
+            }
+            Self::FairLocks => {
+                "a fair lock needs what a lock does, and HSCAN, TIME, LINSERT, LPOS, LPUSH, \
+                 LRANGE, LREM, LTRIM, RPUSH, ZADD, ZRANGE, ZREM, ZREVRANGE and ZSCORE, on \
+                 redisson_lock_queue:* and redisson_lock_timeout:* too, and PUBSUB"
+            }
+            Self::Conditions => {
+                "a condition needs what its lock does, and TIME, HEXISTS, HGET, HSET, HDEL, HGETALL, \
+                 HVALS, DEL, PEXPIRE, LPOS, RPUSH, LPOP, LREM, LINDEX, LRANGE, PUBSUB and PUBLISH, on \
+                 redlatch_condition:* and redlatch_notified:* too"
+            }
+            Self::ReadWriteLocks => {
+                "a read-write lock needs what a lock does, and HGET, HGETALL and LRANGE, on its key and \
+                 those of its readers ({its name}:*), on redlatch_rwlock_queue:* and \
+                 redlatch_rwlock_window:* and on redisson_rwlock:*"
+            }
+            Self::Semaphores => {
+                "a semaphore needs EVALSHA, EVAL, TIME, EXISTS, GET, SET, DEL, INCRBY, DECRBY, \
+                 PUBLISH and SUBSCRIBE on its key, on redlatch_request:* and on its channel"
+            }
+            Self::ExpirableSemaphores => {
+                "an expirable semaphore needs EVALSHA, EVAL, TIME, GET, SET, DEL, INCRBY, DECRBY, \
+                 PTTL, PEXPIRE, ZADD, ZCARD, ZCOUNT, ZMSCORE, ZRANGE, ZREM, ZREMRANGEBYSCORE, \
+                 ZSCORE, PUBLISH and SUBSCRIBE on its key, on its key of leases ({name}:timeout), \
+                 on redlatch_request:* and on its channel"
+            }
+            Self::Latches => {
+                "a latch needs EVALSHA, EVAL, TIME, GET, SET, DECR, INCRBY, DEL, PUBLISH and SUBSCRIBE on \
+                 its key, on redlatch_request:* and on its channels"
+            }
+            Self::ReplicaAcks => "replica_acks needs WAIT",
+            Self::Subscriptions => {
+                "waiting needs SUBSCRIBE on the channel (in a cluster SSUBSCRIBE, or \
+                 sharded_channels(false))"
+            }
+        }
+    }
+}
+
+/// The error for a reply to a user that needs these rights. This library's words name the cause;
+/// without such words the server's do, and then they are not the source, too.
+pub(crate) fn refused(cause: &Cause, rights: Rights) -> Error {
+    let Cause { error, address, .. } = cause;
+    let (code, detail) = (reply_code(error), error.detail().unwrap_or_default());
+    let told = |hint: &str| {
+        let message = format!("the server at {address} refuses it: {hint}");
+        passing(Error::new(ErrorKind::Redis, message), error)
+    };
+    let is_forbidden = code == "NOPERM";
+    if is_forbidden || code == "ERR" && is_missing(detail) {
+        let (which, advice) = (missing_right(detail), rights.advice());
+        let why = if is_forbidden {
+            "its access rights (ACL) forbid it"
+        } else {
+            "it lacks a command, which rename-command has taken away"
+        };
+        let hint = format!("{why}: {which}{advice} (table of rights: docs/operations.md)");
+        return told(&hint).caused_by_shared(error.clone());
+    }
+    if code == "WRONGTYPE" {
+        let plain = Arc::new(without_script(error));
+        return told(&wrong_type(cause.holds, rights)).caused_by_shared(plain);
+    }
+    let hint = match code {
+        "NOAUTH" => "it wants a password: put it into the URL",
+        "ERR" if detail.contains("not an integer") => {
+            "the key holds something else: use another name"
+        }
+        "ERR" if detail.contains("would overflow") => {
+            "there would be more permits than Redis can count, which is 2^63 - 1"
+        }
+        "TOKENS" => {
+            "the key of its fencing tokens, redisson_lock_token:*, holds no number from 0 to 2^53 to count on \
+             from: set one that is higher than those already seen"
+        }
+        "OOM" => "it has no memory left (maxmemory)",
+        "READONLY" => "it is a read-only replica: connect to the master",
+        "MISCONF" => "it takes no writes since it cannot save its data",
+        "LOADING" => "it is still loading its data: try again in a moment",
+        "BUSY" => "a script keeps it busy (SCRIPT KILL ends it)",
+        "CLUSTERDOWN" | "TRYAGAIN" => {
+            "no server of the cluster has this key, now: it is on its way to another one, or its server \
+             is gone and no other has taken over yet, or they do not agree whose it is"
+        }
+        "MOVED" | "ASK" => {
+            "it is part of a Cluster and has not this key, now: connect to the cluster, by \
+             redis-cluster:// instead of redis://"
+        }
+        "CROSSSLOT" => "the name's braces put key and channel into different slots",
+        _ => return told(&error.to_string()),
+    };
+    told(hint).caused_by_shared(error.clone())
+}
+
+/// The error for a refused type. `holds`: the type under the name's own key.
+fn wrong_type(holds: Option<&'static str>, rights: Rights) -> String {
+    let own = match rights {
+        Rights::Semaphores | Rights::ExpirableSemaphores | Rights::Latches => "a string",
+        _ => "a hash",
+    };
+    match holds {
+        Some(other) if other != own => format!("the key holds {other}: use another name"),
+        // The wrong type is of one of the keys beside it.
+        _ => "a key of this name holds something else: use another name".to_owned(),
+    }
+}
+
+/// The error without the servers' words on the script in which it occurred.
+fn without_script(error: &RedisError) -> RedisError {
+    let detail = error.detail().unwrap_or_default();
+    let detail = detail.split_once(" script: ").map_or(detail, |(said, _)| said);
+    error_reply(&format!("{} {detail}", reply_code(error)))
+}
+
+/// The command that a refusal names, and its key if a script of ours asked for the right: a part of a
+/// sentence. Redis 7.0 names no command that a script tried.
+fn missing_right(detail: &str) -> String {
+    let asked = detail.strip_prefix("the user may not run ").map(str::to_owned);
+    let tried = || {
+        let (_, command) = detail.split_once(" run the '")?;
+        command.split_once('\'').map(|(command, _)| command.to_uppercase())
+    };
+    asked.or_else(tried).map_or_else(String::new, |right| format!("{right} is missing; "))
+}
+
+/// Whether a server says that it knows no such command, to a client or to a script (a script gets
+/// no name).
+fn is_missing(detail: &str) -> bool {
+    let detail = detail.to_ascii_lowercase();
+    let said = ["unknown command", "unknown redis command", "invalid command passed to"];
+    said.iter().any(|said| detail.contains(said))
+}
+
+/// An error with two state from this reply of a server: whether the trouble passes, and whether a
+/// wait goes on over it.
+fn passing(error: Error, reply: &RedisError) -> Error {
+    match reply_code(reply) {
+        "CLUSTERDOWN" | "LOADING" | "MASTERDOWN" | "READONLY" | "TRYAGAIN" => {
+            error.passing_as(Passing::Outage)
+        }
+        "NOREPLICAS" => error.passing_as(Passing::Unacknowledged),
+        _ => error.transient(is_transient(reply)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::*;
+
+    fn said(text: &str) -> Cause {
+        Cause::said(Arc::new(error_reply(text)), "there:1".into())
+    }
+
+    #[test]
+    fn what_passes_is_transient() {
+        let passing = [
+            "BUSY Redis is busy running a script",
+            "CLUSTERDOWN The cluster is down",
+            "ERR max number of clients reached",
+            "LOADING Redis is loading the dataset in memory",
+            "MASTERDOWN Link with MASTER is down",
+            "MISCONF Redis is configured to save RDB snapshots",
+            "NOREPLICAS Not enough good replicas to write",
+            "OOM command not allowed when used memory > 'maxmemory'",
+            "READONLY You can't write against a read only replica",
+            "TRYAGAIN Multiple keys request during rehashing of slot",
+        ];
+        let staying = [
+            "CROSSSLOT Keys in request don't hash to the same slot",
+            "ERR unknown command",
+            "ERR The user executing the script can't run this command or subcommand",
+            "NOAUTH Authentication required",
+            "ERR ACL failure in script: User me has no permissions to run the 'time' command",
+            "NOPERM this user has no permissions to run the 'evalsha' command",
+            "WRONGTYPE Operation against a key holding the wrong kind of value",
+        ];
+        let all = passing.iter().map(|text| (text, true));
+        for (text, transient) in all.chain(staying.iter().map(|text| (text, false))) {
+            let error = refused(&said(text), Rights::Locks);
+            assert_eq!(error.is_transient(), transient, "{text}: {error}");
+            assert_eq!(error.kind(), ErrorKind::Redis, "{text}");
+            assert!(!error.outcome_unknown(), "{text}");
+            let all = format!("{error:#}");
+            let said = text.split_once(' ').unwrap().1;
+            assert_eq!(all.matches(said).count(), 1, "said once: {all}");
+        }
+    }
+
+    #[test]
+    fn a_missing_right_is_named() {
+        for (text, named) in [
+            ("NOPERM the user may not run LPOP redlatch_queue:{x}", "LPOP redlatch_queue:{x} is"),
+            (
+                "ERR ACL failure in script: User me has no permissions to run the 'time' command",
+                "TIME",
+            ),
+            (
+                "NOPERM this user has no permissions to run the 'client|list' command",
+                "CLIENT|LIST is",
+            ),
+        ] {
+            let said = refused(&said(text), Rights::Locks).to_string();
+            assert!(said.contains(named) && said.contains("docs/operations.md"), "{said}");
+        }
+    }
+
+    #[test]
+    fn a_clusters_refusals_say_that_it_is_one() {
+        for text in ["MOVED 866 127.0.0.1:7001", "ASK 866 127.0.0.1:7001"] {
+            let error = refused(&said(text), Rights::Locks);
+            assert!(error.to_string().contains("redis-cluster://"), "{error}");
+            assert_eq!(error.kind(), ErrorKind::Redis);
+        }
+    }
+
+    #[test]
+    fn what_was_sent_and_not_answered_is_not_known() {
+        let broken = || Cause::said(Arc::new(io::Error::other("broken").into()), "there:1".into());
+        let state = |trouble: Trouble| {
+            let error = trouble.into_error();
+            (error.is_transient(), error.outcome_unknown())
+        };
+        assert_eq!(state(Failure::Unsent(broken()).into()), (true, false));
+        assert_eq!(state(Failure::Reset(broken()).into()), (true, true));
+        assert_eq!(state(Failure::TimedOut(broken()).into()), (true, true));
+        assert_eq!(state(unexpected(&Value::Nil)), (false, true));
+        // The first one may have run, with any answer to a copy.
+        let loading = || refused(&said("LOADING wait"), Rights::Locks);
+        assert_eq!(state(Trouble::Refused(loading())), (true, false));
+        assert_eq!(state(Trouble::Unknown(loading())), (true, true));
+        // The question before the request had no answer: the request was not sent.
+        let unknown = Trouble::Unknown(loading()).into_error();
+        assert_eq!(state(Trouble::Unsent(unknown)), (true, false));
+    }
+
+    #[test]
+    fn a_key_of_another_type_is_said_without_the_hash_of_a_script() {
+        let error = refused(
+            &said(
+                "WRONGTYPE Operation against a key holding the wrong kind of value script: \
+                 f_6e92b3c1, on @user_script:27.",
+            ),
+            Rights::Locks,
+        );
+        let all = format!("{error:#}");
+        assert!(all.contains("the wrong kind of value") && !all.contains("script"), "{all}");
+    }
+
+    #[test]
+    fn the_address_is_doubted_only_before_the_first_connection() {
+        for error in [io::ErrorKind::ConnectionRefused, io::ErrorKind::TimedOut] {
+            for met in [false, true] {
+                let cause = Cause {
+                    met,
+                    ..Cause::said(Arc::new(io::Error::from(error).into()), "there:1".into())
+                };
+                let error = unreachable(&cause).to_string();
+                assert_eq!(error.contains("address right?"), !met, "{error}");
+            }
+        }
+    }
+
+    #[test]
+    fn without_a_master_each_sentinels_word_is_part_of_a_sentence() {
+        for (text, sentence) in [
+            (
+                "NOMASTER the Sentinels did not answer in time",
+                "no master can be had: the Sentinels did not answer in time",
+            ),
+            (
+                "NOSERVICE asked for \"x\", here:1 knows no master of this name",
+                "no master can be had: asked for \"x\", here:1 knows no master of this name",
+            ),
+        ] {
+            assert_eq!(unreachable(&said(text)).to_string(), sentence);
+        }
+    }
+
+    #[test]
+    fn no_error_tells_what_a_key_holds() {
+        let secret = || b"precious".to_vec();
+        for value in [
+            Value::BulkString(secret()),
+            Value::SimpleString("precious".to_owned()),
+            Value::Array(vec![Value::BulkString(secret())]),
+            Value::Map(vec![(Value::BulkString(secret()), Value::Nil)]),
+        ] {
+            let error = unexpected(&value).into_error();
+            assert!(!format!("{error:?} {error:#}").contains("precious"), "{error:?}");
+            assert!(error.to_string().contains("something else"), "{error}");
+        }
+    }
+}

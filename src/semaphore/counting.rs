@@ -1,0 +1,479 @@
+//! The semaphore: Redisson's `RSemaphore`.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::cancel::CancelToken;
+#[cfg(doc)]
+use crate::client::Client;
+use crate::error::Error;
+#[cfg(doc)]
+use crate::error::ErrorKind;
+use crate::local::permits;
+use crate::runtime::Session;
+use crate::scripts::semaphore::SemaphoreScripts;
+use crate::scripts::{Replied, Ticket, Trouble};
+use crate::waiting::Wait;
+
+mod permit;
+mod site;
+
+pub use self::permit::Permit;
+use self::site::Giving;
+pub(crate) use self::site::SemaphoreSite;
+
+/// Limits how many threads of all processes do something at once, by permits that they share:
+/// `Semaphore` of java.util.concurrent, Redisson's `RSemaphore`. Made by [`Client::semaphore`].
+///
+/// A clone is the same semaphore, and so is every handle of the same name. It has no permits until
+/// some are set or added.
+///
+/// ```no_run
+/// use std::time::Duration;
+///
+/// # fn main() -> Result<(), redlatch::Error> {
+/// let client = redlatch::Client::connect("redis://127.0.0.1:6379")?;
+/// let downloads = client.semaphore("downloads");
+/// downloads.try_set_permits(8)?; // the first process sets them
+///
+/// let permit = downloads.acquire()?; // waits; a drop gives it back
+/// permit.release()?; // given back, and the server has said so
+///
+/// if let Some(three) = downloads.try_acquire_many_for(3, Duration::from_secs(5))? {
+///     println!("{} at a time", three.permits());
+/// }
+/// # Ok(()) }
+/// ```
+///
+/// # Leases
+///
+/// Permits have none, as in Redisson: **a process that dies with permits takes them with it**, and
+/// they are missing until a process adds them again. Those of an
+/// [`ExpirableSemaphore`](crate::ExpirableSemaphore) come back by themselves.
+///
+/// # Fairness
+///
+/// Threads of one process get permits in the order they came; one that needs many is not passed by
+/// one that needs few: a thread that takes one permit waits behind a thread of its process that
+/// waits for two, even while one permit is free. Between processes there is no order; a process
+/// passes permits on among its own threads for a turn, as it does a lock. If other processes wait
+/// as well, its waiting threads together take no more than its share from the server: half of the
+/// free permits if there is one other process.
+///
+/// # Lost replies
+///
+/// Each request is numbered, and applied once however often it has to be sent. If the outcome of an
+/// acquire stays unknown, the caller gets an error, and the client gives back in the background any
+/// permits it may have taken. The client tries that, and a release that may have been applied, for
+/// four minutes; then it gives up and logs that the outcome is not known. A release that never left
+/// the process is kept for as long as the client is.
+///
+/// # After a failover
+///
+/// A replica that becomes the master may not have heard of the last requests. Each client repeats
+/// the takes and returns of its last 10 s that the new master does not know, up to 10,000: when all
+/// permits that were out have come back, there are as many as before. Until then more may be out
+/// than there are. A client cannot repair the changes of a client that ended in those seconds,
+/// those of Redisson's clients, [`set_permits`](Self::set_permits) and
+/// [`drain_permits`](Self::drain_permits), and none at all if the clocks of the two servers are a
+/// minute or more apart. So a `WARN` names the semaphores in use at each failover: compare
+/// [`available_permits`](Self::available_permits) with the number that should be free when none is
+/// out. With [`replica_acks`](crate::ClientBuilder::replica_acks), taking permits and
+/// [`release`](Permit::release) wait until replicas know of it; a drop does not wait.
+///
+/// # In Redis
+///
+/// The number of free permits as text under the semaphore's name, without a time to live; each
+/// change is published on `redisson_sc:{name}`. Beside it keys that begin with
+/// `redlatch_request:{name}:…` remember which requests were applied, for five minutes after a
+/// client's last request: one for each request that it had open at once. The rights that a user
+/// needs are listed in [Operations](crate::guide::operations).
+#[derive(Clone)]
+pub struct Semaphore {
+    site: Arc<SemaphoreSite>,
+    session: Session,
+}
+
+impl Semaphore {
+    /// Gives the semaphore its permits, if it does not exist: `true`. `false`: it exists, and stays
+    /// as it is.
+    ///
+    /// # Errors
+    ///
+    /// [`Redis`](ErrorKind::Redis) if the server is in trouble, the message says whether it may
+    /// have been applied; or if the key holds something else, which is left as it is.
+    /// [`Protocol`](ErrorKind::Protocol), [`Config`](ErrorKind::Config),
+    /// [`ShutDown`](ErrorKind::ShutDown) and [`Forked`](ErrorKind::Forked) as
+    /// [`available_permits`](Self::available_permits).
+    ///
+    /// The other verbs that change the semaphore fail in these ways.
+    ///
+    /// # Blocking
+    ///
+    /// One round trip.
+    #[must_use = "`false`: it had permits before, and none were set"]
+    pub fn try_set_permits(&self, permits: u32) -> Result<bool, Error> {
+        self.request(|scripts, ticket| scripts.try_set_permits(ticket, permits))
+    }
+
+    /// Sets how many permits are free, regardless of their number before, and makes the semaphore
+    /// if there is none. Waiters on any machine get the permits that there are now, or go on
+    /// waiting.
+    ///
+    /// Permits that are out are not counted, since the server does not know them: they come back on
+    /// top. So it is for a semaphore of which none is out, or of which a process died with some;
+    /// one in use is made larger or smaller by [`add_permits`](Self::add_permits), once for all
+    /// processes.
+    ///
+    /// # Blocking
+    ///
+    /// One round trip.
+    pub fn set_permits(&self, permits: u32) -> Result<(), Error> {
+        self.request(|scripts, ticket| scripts.set_permits(ticket, permits)).map(drop)
+    }
+
+    /// Changes how many permits there are, by a number that may be negative: then there may be
+    /// fewer than none until enough are given back.
+    ///
+    /// # Blocking
+    ///
+    /// One round trip.
+    pub fn add_permits(&self, permits: i64) -> Result<(), Error> {
+        self.check(&Wait::FOREVER)?;
+        let site = &self.site;
+        let ticket = site.open();
+        let outcome = site.scripts().add_permits(ticket, permits);
+        match outcome {
+            Ok(_) => site.applied(ticket, permits),
+            Err(_) => site.requests.close(ticket),
+        }
+        outcome.map(drop).map_err(|trouble| trouble.into_error_of(&site.name))
+    }
+
+    /// Takes all permits that are free, and returns how many they were (negative if there were
+    /// fewer than none).
+    ///
+    /// # Errors
+    ///
+    /// [`Redis`](ErrorKind::Redis) if the server is in trouble: nothing is taken, and the client
+    /// gives back in the background any permits the server may have given. Also the errors of
+    /// [`available_permits`](Self::available_permits).
+    ///
+    /// # Blocking
+    ///
+    /// One round trip.
+    pub fn drain_permits(&self) -> Result<i64, Error> {
+        self.check(&Wait::FOREVER)?;
+        let site = &self.site;
+        let (ticket, asked) = (site.open(), site.route.incarnation());
+        match site.scripts().drain_permits(ticket) {
+            Ok(Replied { reply: taken, void: Some(void), .. }) if taken != 0 => {
+                Err(site.take_back(ticket, asked, taken, void))
+            }
+            Ok(Replied { reply: permits, .. }) => {
+                site.requests.close(ticket);
+                Ok(permits)
+            }
+            Err(trouble) => Err(site.not_taken(ticket, trouble)),
+        }
+    }
+
+    /// Removes the semaphore: it has no permits until some are set or added. `false`: there was
+    /// none.
+    ///
+    /// As in Redisson, no message tells of it: waiters of all processes go on waiting. Permits that
+    /// are out come back nevertheless, and make it anew.
+    ///
+    /// # Blocking
+    ///
+    /// One round trip.
+    pub fn delete(&self) -> Result<bool, Error> {
+        self.request(|scripts, ticket| scripts.delete(ticket))
+    }
+
+    /// How many permits are free. Already old when it returns.
+    ///
+    /// # Errors
+    ///
+    /// [`Redis`](ErrorKind::Redis) if the server is in trouble, or the key holds something else.
+    /// [`Protocol`](ErrorKind::Protocol) if the server's answer makes no sense.
+    /// [`Config`](ErrorKind::Config) if the name is empty. [`ShutDown`](ErrorKind::ShutDown) after
+    /// [`Client::shutdown`], [`Forked`](ErrorKind::Forked) in a forked child: nothing was done.
+    ///
+    /// # Blocking
+    ///
+    /// One round trip.
+    pub fn available_permits(&self) -> Result<i64, Error> {
+        self.check(&Wait::FOREVER)?;
+        self.site
+            .scripts()
+            .available_permits()
+            .map_err(|trouble| trouble.into_error_of(&self.site.name))
+    }
+
+    /// Takes one permit, waiting for as long as it takes.
+    ///
+    /// While permits are free: one round trip. Else the thread queues behind those of its process
+    /// that came before it, and sleeps until permits are given back; a message wakes it, and if
+    /// that is lost, a slow poll of about 5 s.
+    ///
+    /// # Errors
+    ///
+    /// [`Redis`](ErrorKind::Redis) if the server is in trouble, or the key holds something else,
+    /// [`Protocol`](ErrorKind::Protocol) if the server's answer makes no sense: no permit is taken,
+    /// and the client gives back in the background any permits the server may have given.
+    /// [`Config`](ErrorKind::Config) if the name is empty. [`ShutDown`](ErrorKind::ShutDown) after
+    /// [`Client::shutdown`], which ends waits as well. [`Forked`](ErrorKind::Forked) in a forked
+    /// child.
+    ///
+    /// All verbs that take permits fail in these ways.
+    ///
+    /// # Blocking
+    ///
+    /// Until the thread has the permit or an error ends the wait; time does not end it. In an
+    /// outage a call may wait behind another thread's wait on the same connection before its own
+    /// request fails: [`response_timeout`](crate::ClientBuilder::response_timeout) says for how
+    /// long at most.
+    pub fn acquire(&self) -> Result<Permit, Error> {
+        self.acquire_many(1)
+    }
+
+    /// Takes `permits` at once, or waits until there are so many. None is taken before all are
+    /// there. Zero is granted at once.
+    ///
+    /// # Blocking
+    ///
+    /// Until there are so many; for ever if there never are. Zero does not block.
+    pub fn acquire_many(&self, permits: u32) -> Result<Permit, Error> {
+        self.take(permits, Wait::FOREVER)?.ok_or_else(|| Error::shut_down(&self.site.name))
+    }
+
+    /// Takes one permit if one is free now and no thread of this process waits for one.
+    ///
+    /// # Errors
+    ///
+    /// Trouble that a request meets is an error, never `None`.
+    ///
+    /// # Blocking
+    ///
+    /// One round trip; none if a thread of this process waits. A process that keeps taking permits
+    /// which others want lets those go first now and then: for a millisecond and two round trips.
+    #[must_use = "`None`: none was taken; and a permit that is dropped is given back at once"]
+    pub fn try_acquire(&self) -> Result<Option<Permit>, Error> {
+        self.try_acquire_many(1)
+    }
+
+    /// Takes `permits` at once if so many are free now and no thread of this process waits for any.
+    ///
+    /// # Blocking
+    ///
+    /// One round trip; none for zero permits, or if a thread of this process waits.
+    #[must_use = "`None`: none was taken; and a permit that is dropped is given back at once"]
+    pub fn try_acquire_many(&self, permits: u32) -> Result<Option<Permit>, Error> {
+        self.take(permits, Wait::NONE)
+    }
+
+    /// Takes one permit unless that takes longer than `wait`: returns `None` then.
+    ///
+    /// # Blocking
+    ///
+    /// For `wait` at most (the first request has 15 ms in any case, or two round trips to a server
+    /// that is further off). The end of `wait` also ends a request that is on its way: with `None`
+    /// if the server has answered this call before, otherwise with an error. The client then gives
+    /// back in the background any permits the server may have given.
+    #[must_use = "`None`: none was taken; and a permit that is dropped is given back at once"]
+    pub fn try_acquire_for(&self, wait: Duration) -> Result<Option<Permit>, Error> {
+        self.take(1, Wait::at_most(wait))
+    }
+
+    /// Takes `permits` at once unless that takes longer than `wait`: returns `None` then.
+    #[must_use = "`None`: none was taken; and a permit that is dropped is given back at once"]
+    pub fn try_acquire_many_for(
+        &self,
+        permits: u32,
+        wait: Duration,
+    ) -> Result<Option<Permit>, Error> {
+        self.take(permits, Wait::at_most(wait))
+    }
+
+    /// Takes one permit unless that takes until `deadline`: returns `None` then.
+    ///
+    /// # Blocking
+    ///
+    /// Until `deadline`. A deadline that has passed leaves one try at most.
+    #[must_use = "`None`: none was taken; and a permit that is dropped is given back at once"]
+    pub fn try_acquire_until(&self, deadline: Instant) -> Result<Option<Permit>, Error> {
+        self.take(1, Wait::until(deadline))
+    }
+
+    /// Takes `permits` at once unless that takes until `deadline`: returns `None` then.
+    #[must_use = "`None`: none was taken; and a permit that is dropped is given back at once"]
+    pub fn try_acquire_many_until(
+        &self,
+        permits: u32,
+        deadline: Instant,
+    ) -> Result<Option<Permit>, Error> {
+        self.take(permits, Wait::until(deadline))
+    }
+
+    /// Takes one permit, and gives up when `token` is cancelled.
+    ///
+    /// # Errors
+    ///
+    /// [`Cancelled`](ErrorKind::Cancelled), no permit is taken then. Also the errors of
+    /// [`acquire`](Self::acquire). A grant that was decided before the cancel wins.
+    ///
+    /// # Blocking
+    ///
+    /// Until the thread has the permits, or an error or the cancel ends the wait. The cancel ends a
+    /// sleep at once, and a request that is on its way as the end of the time does in
+    /// [`try_acquire_for`](Self::try_acquire_for).
+    pub fn acquire_cancellable(&self, token: &CancelToken) -> Result<Permit, Error> {
+        self.acquire_many_cancellable(1, token)
+    }
+
+    /// Takes `permits` at once, and gives up when `token` is cancelled.
+    pub fn acquire_many_cancellable(
+        &self,
+        permits: u32,
+        token: &CancelToken,
+    ) -> Result<Permit, Error> {
+        self.take(permits, Wait::from(token))?.ok_or_else(|| Error::shut_down(&self.site.name))
+    }
+
+    /// Takes one permit unless that takes longer than `wait` allows: `None`.
+    #[must_use = "`None`: none was taken; and a permit that is dropped is given back at once"]
+    pub fn acquire_within(&self, wait: Wait<'_>) -> Result<Option<Permit>, Error> {
+        self.take(1, wait)
+    }
+
+    /// Takes `permits` at once unless that takes longer than `wait` allows: `None`. All the other
+    /// ways to take some are short forms of this one.
+    ///
+    /// # Errors
+    ///
+    /// [`Cancelled`](ErrorKind::Cancelled) if the token of `wait` was cancelled, no permit is taken
+    /// then. Also the errors of [`acquire`](Self::acquire).
+    ///
+    /// # Blocking
+    ///
+    /// For as long as `wait` allows, as [`try_acquire_for`](Self::try_acquire_for) and, with a
+    /// token, [`acquire_cancellable`](Self::acquire_cancellable) do.
+    #[must_use = "`None`: none was taken; and a permit that is dropped is given back at once"]
+    pub fn acquire_many_within(
+        &self,
+        permits: u32,
+        wait: Wait<'_>,
+    ) -> Result<Option<Permit>, Error> {
+        self.take(permits, wait)
+    }
+
+    /// Gives the semaphore one permit, whether or not one was taken: for permits that were
+    /// [forgotten](Permit::forget), or taken elsewhere.
+    ///
+    /// # Errors
+    ///
+    /// [`Redis`](ErrorKind::Redis) if the server is in trouble, or too few replicas acknowledge it
+    /// (the permit is given back then); the message says whether the release is tried again in the
+    /// background. [`Protocol`](ErrorKind::Protocol),
+    /// [`Config`](ErrorKind::Config), [`ShutDown`](ErrorKind::ShutDown) and
+    /// [`Forked`](ErrorKind::Forked) as [`available_permits`](Self::available_permits).
+    ///
+    /// # Blocking
+    ///
+    /// One round trip, and the wait for replicas that
+    /// [`replica_acks`](crate::ClientBuilder::replica_acks) asks for; none if the permit is passed
+    /// to a thread of this process that waits.
+    pub fn release(&self) -> Result<(), Error> {
+        self.release_many(1)
+    }
+
+    /// Gives `permits` back at once.
+    ///
+    /// # Blocking
+    ///
+    /// One round trip; none if all are passed to threads of this process that wait.
+    pub fn release_many(&self, permits: u32) -> Result<(), Error> {
+        self.check(&Wait::FOREVER)?;
+        self.site.give_back_as(permits, Giving::Awaited)
+    }
+
+    /// Gives `permits` back if the semaphore exists: `false` if it does not.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`release`](Self::release). The request is never sent again in the background: the
+    /// message says whether it may have been applied.
+    ///
+    /// # Blocking
+    ///
+    /// One round trip.
+    #[must_use = "`false`: there is no semaphore, and nothing was given back"]
+    pub fn release_if_exists(&self, permits: u32) -> Result<bool, Error> {
+        self.check(&Wait::FOREVER)?;
+        let site = &self.site;
+        let ticket = site.open();
+        let outcome = site.scripts().release(ticket, permits, true);
+        match &outcome {
+            Ok(Replied { reply: Some(_), .. }) => {
+                site.applied(ticket, permits.into());
+            }
+            _ => site.requests.close(ticket),
+        }
+        let released = outcome.map_err(|trouble| trouble.into_error_of(&site.name))?;
+        match released.void.filter(|_| released.reply.is_some()) {
+            Some(void) => Err(void.of(&site.name).now(site::GIVEN_BACK_HERE)),
+            None => Ok(released.reply.is_some()),
+        }
+    }
+
+    /// The semaphore's name: the key in Redis.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.site.name
+    }
+
+    pub(crate) fn new(session: &Session, name: &str) -> Self {
+        Self { site: SemaphoreSite::of(session.core(), name), session: session.clone() }
+    }
+
+    fn check(&self, wait: &Wait<'_>) -> Result<(), Error> {
+        wait.check(self.session.core(), &self.site.name)?;
+        if self.site.name.is_empty() {
+            return Err(Error::nameless("a semaphore"));
+        }
+        Ok(())
+    }
+
+    /// Sends a request that is applied once.
+    fn request<T>(
+        &self,
+        send: impl FnOnce(SemaphoreScripts<'_>, Ticket) -> Result<T, Trouble>,
+    ) -> Result<T, Error> {
+        self.check(&Wait::FOREVER)?;
+        let site = &self.site;
+        let next = || site.core.id.next_number();
+        let outcome = site.requests.with_one(next, |ticket| send(site.scripts(), ticket));
+        outcome.map_err(|trouble| trouble.into_error_of(&site.name))
+    }
+
+    fn take(&self, permits: u32, wait: Wait<'_>) -> Result<Option<Permit>, Error> {
+        self.check(&wait)?;
+        if permits == 0 {
+            return Ok(Some(self.permit(0)));
+        }
+        let taken = permits::acquire(&self.site, permits, wait)?;
+        Ok(taken.map(|permits| self.permit(permits)))
+    }
+
+    fn permit(&self, permits: u32) -> Permit {
+        Permit { semaphore: self.clone(), permits }
+    }
+}
+
+impl fmt::Debug for Semaphore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Semaphore").field("name", &self.site.name).finish_non_exhaustive()
+    }
+}

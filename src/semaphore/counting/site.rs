@@ -1,0 +1,527 @@
+//! One semaphore of one client: its requests to the server, and their replies.
+
+use std::sync::Arc;
+
+use crate::connection::{Command, Lane, Outcome, ReplyReceiver, Route};
+use crate::error::Error;
+use crate::lease::{Debtor, Orphan};
+use crate::local::permits::{PermitGate, Reply, RequestFailed, Source};
+use crate::runtime::{Core, Member};
+use crate::scripts::semaphore::{REFUSED, SemaphoreScripts, released};
+use crate::scripts::{Replied, Requests, SemaphoreKeys, Ticket, Trouble};
+use crate::sync::atomic::Ordering;
+use crate::sync::{Mutex, clock};
+use crate::waiting::Queued;
+
+/// One semaphore in one client.
+pub(crate) struct SemaphoreSite {
+    pub(super) core: Arc<Core>,
+    pub(super) name: Arc<str>,
+    pub(super) route: Route,
+    pub(super) channel: Arc<str>,
+    pub(super) requests: Arc<Requests>,
+    debt: Mutex<Debt>,
+    gate: PermitGate<u32>,
+}
+
+/// Permits to give back for which no request is open: there were too many, or the server could not
+/// be reached, or refused them. They go out together.
+#[derive(Debug, Default)]
+struct Debt {
+    permits: u64,
+    /// The debt that is being paid just now.
+    paying: Option<(Ticket, u64)>,
+    /// Whether there is an orphan that pays.
+    orphan: bool,
+}
+
+/// How permits are given back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Giving {
+    /// Written, not waited for; sent again if it fails.
+    Posted,
+    /// Waited for; sent again only if it may have been applied.
+    Awaited,
+    /// Waited for, and sent again if it fails: no guard has the permits any more.
+    AwaitedForGood,
+}
+
+/// Past so many unanswered releases, further dropped permits are owed, and go out together: no
+/// thread that drops a permit waits for the server, and the memory for each release, here and on
+/// the server, is bounded.
+const MOST_POSTED: usize = 500;
+
+impl SemaphoreSite {
+    /// The site of a name: one for all its handles.
+    pub(crate) fn of(core: &Arc<Core>, name: &str) -> Arc<Self> {
+        core.members.of::<Self>().get(name, |name| Self {
+            route: core.route(&name),
+            channel: SemaphoreKeys::channel(&name).into(),
+            requests: core.requests_of(&name),
+            debt: Mutex::default(),
+            gate: PermitGate::new(core.round_trip),
+            core: Arc::clone(core),
+            name,
+        })
+    }
+
+    pub(super) fn scripts(&self) -> SemaphoreScripts<'_> {
+        SemaphoreScripts {
+            route: &self.route,
+            key: &self.name,
+            channel: &self.channel,
+            requests: &self.requests,
+            acks: self.core.config.replica_acks,
+        }
+    }
+
+    pub(super) fn open(&self) -> Ticket {
+        self.requests.open_after(self.route.incarnation(), || self.core.id.next_number())
+    }
+
+    /// The server has answered a request that changes how many permits are free by so many.
+    pub(super) fn applied(&self, ticket: Ticket, permits: i64) {
+        self.core.watchdog.applied(&self.name, &self.requests, ticket, permits);
+    }
+
+    /// Undoes a request that has failed, if it may have taken permits.
+    pub(super) fn not_taken(&self, ticket: Ticket, trouble: Trouble) -> Error {
+        let state = match &trouble {
+            Trouble::Unknown(_) => {
+                self.run(self.scripts().abandon(ticket), ticket, 0);
+                if self.core.is_shut_down() {
+                    "no permit is taken; the client has ended and may not have given back what the \
+                     server may have given: look at available_permits"
+                } else {
+                    "no permit is taken; what the server may have given is given back in the \
+                     background, and that is given up four minutes after the request was made"
+                }
+            }
+            Trouble::Forgotten(_) => {
+                self.requests.close(ticket);
+                FORGOTTEN
+            }
+            Trouble::Refused(_) | Trouble::Unsent(_) => {
+                self.requests.close(ticket);
+                "no permit was taken"
+            }
+        };
+        trouble.into_error().of(&self.name).now(state)
+    }
+
+    /// Too few replicas have the permits that a request took, for this reason: gives them back.
+    /// `asked`: which run of the server was met last before that request.
+    pub(super) fn take_back(&self, ticket: Ticket, asked: u64, taken: i64, void: Error) -> Error {
+        let void = void.of(&self.name);
+        let Ok(Replied { reply: is_known, in_doubt, .. }) = self.scripts().take_back(ticket) else {
+            self.run(self.scripts().abandon(ticket), ticket, 0);
+            return void.void(false);
+        };
+        if is_known {
+            self.applied(ticket, 0);
+            return void.void(true);
+        }
+        self.requests.close(ticket);
+        if in_doubt || self.route.incarnation() != asked {
+            // A first copy may have given them back, or another server took them, and this one
+            // never had that request. Given back as well they would be permits out of nothing.
+            return void.unknown(true).now(FORGOTTEN);
+        }
+        // This server took them, and the request came so late that they go back as others would.
+        let ticket = self.open();
+        self.run(self.scripts().add_permits_command(ticket, taken), ticket, taken);
+        void.void(false)
+    }
+
+    /// As [`Source::give_back`], where the caller may wait.
+    pub(super) fn give_back_as(
+        self: &Arc<Self>,
+        permits: u32,
+        giving: Giving,
+    ) -> Result<(), Error> {
+        match self.gate.pass(permits) {
+            0 => Ok(()),
+            // A part was passed on: the caller must not give all of it back again.
+            rest if rest < permits && giving == Giving::Awaited => {
+                self.send_back(rest, Giving::AwaitedForGood)
+            }
+            rest => self.send_back(rest, giving),
+        }
+    }
+
+    fn send_back(self: &Arc<Self>, permits: u32, giving: Giving) -> Result<(), Error> {
+        let posted = giving == Giving::Posted;
+        if posted && self.route.lane().permits_posted.load(Ordering::Relaxed) >= MOST_POSTED {
+            self.owe(permits.into());
+            return Ok(());
+        }
+        let ticket = self.open();
+        let release = Release { site: Arc::clone(self), ticket, permits };
+        if posted {
+            let lane = self.route.lane().into_owned();
+            lane.permits_posted.fetch_add(1, Ordering::Relaxed);
+            let release = Posted { release, lane };
+            let command = self.scripts().release_command(ticket, permits.into(), false);
+            self.core.post(&self.route, command, Arc::new(release));
+            return Ok(());
+        }
+        let outcome = self.scripts().release(ticket, permits, false);
+        release.settle(outcome, giving != Giving::Awaited)
+    }
+
+    /// Gives permits back in the background, with all others owed then.
+    fn owe(self: &Arc<Self>, permits: u64) {
+        let mut debt = self.debt.lock();
+        debt.permits = debt.permits.saturating_add(permits);
+        let orphan = std::mem::replace(&mut debt.orphan, true);
+        drop(debt);
+        if !orphan {
+            self.core.watchdog.adopt(Orphan::owed(&self.name, Arc::clone(self) as _));
+        }
+    }
+
+    fn in_the_background(&self) -> &'static str {
+        if self.core.is_shut_down() { NO_BACKGROUND } else { IN_THE_BACKGROUND }
+    }
+
+    /// A release behind another master is sent again once the renewer told that master the requests
+    /// it missed.
+    fn check_behind(&self, ticket: Ticket, outcome: &Outcome) {
+        if matches!(outcome, Ok(reply) if Requests::is_behind(reply)) {
+            self.requests.must_be_mended(ticket, self.route.incarnation());
+        }
+    }
+
+    /// `permits`: how many it gives, as [`Requests::applied`] has it.
+    fn run(&self, command: Command, ticket: Ticket, permits: i64) {
+        let orphan = Orphan::numbered(&self.name, command, &self.requests, ticket, Some(permits));
+        self.core.watchdog.adopt(orphan);
+    }
+}
+
+impl Source for SemaphoreSite {
+    type Permits = u32;
+
+    fn core(&self) -> &Arc<Core> {
+        &self.core
+    }
+
+    fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+
+    fn channel(&self) -> &Arc<str> {
+        &self.channel
+    }
+
+    fn gate(&self) -> &PermitGate<u32> {
+        &self.gate
+    }
+
+    fn request(self: &Arc<Self>, needs: &[u32], clients: u64) -> Result<Reply<u32>, RequestFailed> {
+        let (ticket, asked) = (self.open(), self.route.incarnation());
+        match self.scripts().try_acquire(ticket, clients, needs) {
+            Ok(Replied { reply: taken @ 1.., void: Some(void), .. }) => {
+                let error = self.take_back(ticket, asked, taken.into(), void);
+                Err(RequestFailed { error, concerns_it_alone: false })
+            }
+            Ok(Replied { reply: taken @ 1.., .. }) => {
+                self.applied(ticket, -i64::from(taken));
+                Ok(Reply::Given(taken))
+            }
+            Ok(_) => {
+                self.requests.close(ticket);
+                Ok(Reply::Refused(None))
+            }
+            Err(trouble) => {
+                let concerns_it_alone =
+                    matches!(trouble, Trouble::Refused(_) | Trouble::Forgotten(_));
+                Err(RequestFailed { error: self.not_taken(ticket, trouble), concerns_it_alone })
+            }
+        }
+    }
+
+    fn give_to_server(self: &Arc<Self>, permits: u32) {
+        // Errors are logged, and the release is sent again.
+        let _ = self.send_back(permits, Giving::Posted);
+    }
+}
+
+impl Debtor for SemaphoreSite {
+    fn command(&self) -> Option<Command> {
+        let permits = {
+            let mut debt = self.debt.lock();
+            // Under one mutex: a thread that owes more from here on leaves another orphan.
+            debt.orphan = debt.permits > 0;
+            std::mem::take(&mut debt.permits)
+        };
+        if permits == 0 {
+            return None;
+        }
+        let ticket = self.open();
+        self.debt.lock().paying = Some((ticket, permits));
+        Some(self.scripts().release_command(ticket, permits, false))
+    }
+
+    fn paid(&self, outcome: &Outcome, resent: bool) {
+        let Some((ticket, permits)) = self.debt.lock().paying.take() else { return };
+        self.check_behind(ticket, outcome);
+        let given = i64::try_from(permits).unwrap_or(i64::MAX);
+        let unpaid = match released(outcome.clone(), &self.requests) {
+            Ok(_) => {
+                self.applied(ticket, given);
+                0
+            }
+            Err(trouble) if resent || matches!(trouble, Trouble::Unknown(_)) => {
+                // The release may have been applied: it goes on as the same request.
+                self.run(self.scripts().release_command(ticket, permits, true), ticket, given);
+                return;
+            }
+            Err(trouble) => {
+                let error = trouble.into_error().of(&self.name);
+                self.core.watchdog.log(log::Level::Debug, || format!("{error:#}"));
+                permits
+            }
+        };
+        self.requests.close(ticket);
+        let mut debt = self.debt.lock();
+        debt.permits = debt.permits.saturating_add(unpaid);
+    }
+}
+
+impl Member for SemaphoreSite {
+    fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+
+    fn is_a_count(&self) -> bool {
+        true
+    }
+
+    fn end(self: Arc<Self>) {
+        self.nudge();
+    }
+}
+
+impl Drop for SemaphoreSite {
+    fn drop(&mut self) {
+        self.core.members.of::<Self>().forget(&self.name);
+        self.core.requests.forget_last(self.requests.key(), &self.requests);
+    }
+}
+
+/// Permits on their way back.
+struct Release {
+    site: Arc<SemaphoreSite>,
+    ticket: Ticket,
+    permits: u32,
+}
+
+impl Release {
+    fn settle(
+        &self,
+        outcome: Result<Replied<Option<i64>>, Trouble>,
+        for_good: bool,
+    ) -> Result<(), Error> {
+        let site = &self.site;
+        let trouble = match outcome {
+            Ok(Replied { reply: heard, void, .. }) => {
+                site.applied(self.ticket, self.permits.into());
+                let heard = heard.unwrap_or(0);
+                if heard == REFUSED {
+                    site.route.lane().endpoint().health().tells_nobody();
+                }
+                site.gate.with_turn(|turn| turn.heard(heard, clock::now()));
+                return match void {
+                    Some(void) => Err(void.of(&site.name).now(GIVEN_BACK_HERE)),
+                    None => Ok(()),
+                };
+            }
+            Err(trouble) => trouble,
+        };
+        let state = match &trouble {
+            Trouble::Unknown(_) => {
+                let copy = site.scripts().release_command(self.ticket, self.permits.into(), true);
+                site.run(copy, self.ticket, self.permits.into());
+                if site.core.is_shut_down() { NO_BACKGROUND } else { FOR_FOUR_MINUTES }
+            }
+            Trouble::Forgotten(_) => {
+                site.requests.close(self.ticket);
+                "whether the permits were given back is not known: look at available_permits"
+            }
+            Trouble::Refused(_) | Trouble::Unsent(_) => {
+                site.requests.close(self.ticket);
+                if for_good {
+                    site.owe(self.permits.into());
+                    site.in_the_background()
+                } else {
+                    "no permit was given back"
+                }
+            }
+        };
+        Err(trouble.into_error().of(&site.name).now(state))
+    }
+}
+
+const FORGOTTEN: &str =
+    "no permit is taken; if some are missing for good, add them with add_permits";
+pub(super) const GIVEN_BACK_HERE: &str =
+    "the permits are given back, do not release them again; a master that comes next may not know";
+const IN_THE_BACKGROUND: &str =
+    "the permits are given back in the background, once: do not release them again";
+/// For a [numbered request](Orphan::numbered), as long as it is valid.
+const FOR_FOUR_MINUTES: &str = "the permits are given back in the background, once, and that is given up four minutes after \
+     the request was made: do not release them again";
+const NO_BACKGROUND: &str =
+    "the client has ended and may not have given the permits back: look at available_permits";
+
+/// A posted release, and its connection: each counts its own.
+struct Posted {
+    release: Release,
+    lane: Arc<Lane>,
+}
+
+impl ReplyReceiver for Posted {
+    fn receive(&self, outcome: Outcome) {
+        let Self { release, lane } = self;
+        lane.permits_posted.fetch_sub(1, Ordering::Relaxed);
+        release.site.check_behind(release.ticket, &outcome);
+        let outcome = released(outcome, &release.site.requests);
+        let outcome = outcome.map(|heard| Replied::counts(heard, false));
+        if let Err(error) = release.settle(outcome, true) {
+            release.site.core.watchdog.tell(error);
+        }
+    }
+}
+
+#[cfg(all(test, testkit, not(shuttle)))]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::sync::mpsc;
+    use std::thread;
+    use std::time::Duration;
+
+    use redlatch_testkit::{Action, Proxy, Server, wait_until};
+
+    use super::*;
+    use crate::config::ClientBuilder;
+    use crate::error::ErrorKind;
+    use crate::runtime::Session;
+    use crate::scripts;
+
+    const VALID_FOR: Duration = Duration::from_millis(500);
+    const MEMORY: Duration = Duration::from_secs(2);
+    const SOON: Duration = Duration::from_secs(20);
+
+    fn too_few() -> Error {
+        Error::new(ErrorKind::Redis, "too few replicas".to_owned())
+    }
+
+    fn session(url: &str) -> Session {
+        let config = ClientBuilder::new(url).response_timeout(SOON).config;
+        Session::open(url, config, |_, _, _| {}).unwrap()
+    }
+
+    /// A semaphore whose requests are remembered for a short time only.
+    fn pool(session: &Session) -> SemaphoreSite {
+        let core = session.core();
+        let key = scripts::requests("pool", core.id.as_str());
+        let requests = Requests::new(&key, &Arc::default()).forgotten_after(VALID_FOR, MEMORY);
+        SemaphoreSite {
+            route: core.route("pool"),
+            channel: SemaphoreKeys::channel("pool").into(),
+            requests: Arc::new(requests),
+            debt: Mutex::default(),
+            gate: PermitGate::new(core.round_trip),
+            core: Arc::clone(core),
+            name: "pool".into(),
+        }
+    }
+
+    /// Three of five are taken. Returns the request, and the run of the server before it.
+    fn take(site: &SemaphoreSite) -> (Ticket, u64) {
+        assert!(site.scripts().set_permits(site.open(), 5).unwrap());
+        let (ticket, asked) = (site.open(), site.route.incarnation());
+        assert_eq!(site.scripts().try_acquire(ticket, 1, &[3]).unwrap().reply, 3);
+        (ticket, asked)
+    }
+
+    fn free(site: &SemaphoreSite) -> i64 {
+        site.scripts().available_permits().unwrap()
+    }
+
+    struct Pays(mpsc::Sender<()>);
+
+    impl Debtor for Pays {
+        fn command(&self) -> Option<Command> {
+            self.0.send(()).is_ok().then(|| Command::plain(&[b"PING"]))
+        }
+
+        fn paid(&self, _: &Outcome, _: bool) {}
+    }
+
+    /// Waits until the background has done all work left to it by now.
+    fn settle(site: &SemaphoreSite) {
+        let (sender, paid) = mpsc::channel();
+        site.core.watchdog.adopt(Orphan::owed(&site.name, Arc::new(Pays(sender))));
+        // The second time: the requests that went with the first one were answered.
+        for _ in 0..2 {
+            paid.recv_timeout(SOON).unwrap();
+        }
+    }
+
+    /// Replicas may be waited for longer than the server remembers a request.
+    #[test]
+    fn what_too_few_replicas_have_is_given_back_though_the_server_has_forgotten_the_request() {
+        let server = Server::start().unwrap();
+        let session = session(&server.url());
+        let site = pool(&session);
+        let (ticket, asked) = take(&site);
+        thread::sleep(MEMORY + VALID_FOR);
+        assert!(site.take_back(ticket, asked, 3, too_few()).outcome_unknown());
+        wait_until("they are given back", SOON, || free(&site) == 5);
+    }
+
+    /// The server never had the request that took them, and does not say that it has forgotten it.
+    #[test]
+    fn what_another_server_took_is_not_given_back_to_this_one() {
+        let (old, new) = (Server::start().unwrap(), Server::start().unwrap());
+        let proxy = Proxy::before(&old);
+        let session = session(&proxy.url());
+        let site = pool(&session);
+        let (ticket, asked) = take(&site);
+        let () = redis::Commands::set(&mut new.connection(), "pool", 5).unwrap();
+        thread::sleep(MEMORY + VALID_FOR);
+        proxy.lead_to(&new);
+        old.kill();
+        let error = site.take_back(ticket, asked, 3, too_few());
+        assert!(error.outcome_unknown() && error.to_string().contains("add_permits"), "{error}");
+        settle(&site);
+        assert_eq!(free(&site), 5);
+    }
+
+    /// The first copy gave them back, and its answer was lost; the second one comes when the server
+    /// has forgotten the first.
+    #[test]
+    fn what_was_given_back_is_not_given_back_again_when_a_copy_is_late() {
+        let server = Server::start().unwrap();
+        let proxy = Proxy::before(&server);
+        let session = session(&proxy.url());
+        let site = pool(&session);
+        let (ticket, asked) = take(&site);
+        // From here on its script is known.
+        assert!(site.scripts().take_back(site.open()).unwrap().reply);
+        proxy.on_request("redisson_sc", Action::Silence);
+        let error = thread::scope(|scope| {
+            let error = scope.spawn(|| site.take_back(ticket, asked, 3, too_few()));
+            proxy.wait_fired(1, SOON);
+            thread::sleep(MEMORY + VALID_FOR);
+            proxy.cut_all();
+            error.join().unwrap()
+        });
+        assert!(error.outcome_unknown() && error.to_string().contains("add_permits"), "{error}");
+        settle(&site);
+        assert_eq!(free(&site), 5);
+    }
+}

@@ -1,0 +1,454 @@
+//! One expirable semaphore of one client: its requests to the server, and this process's permit
+//! leases.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use redis::Value;
+
+use super::permit_lease::{Need, PermitLease};
+use crate::connection::{Outcome, ReplyReceiver, Route};
+use crate::error::{Error, ErrorKind, LostReason};
+use crate::lease::{Orphan, Renewal};
+use crate::local::Asked;
+use crate::local::permits::{PermitGate, Permits, Reply, RequestFailed, Source};
+use crate::pubsub::{Question, Tracked};
+use crate::runtime::{Core, Member};
+use crate::scripts::expirable_semaphore::{Acquired, ExpirableScripts, Released, released};
+use crate::scripts::semaphore::REFUSED;
+use crate::scripts::{ExpirableKeys, PermitId, Replied, Requests, SemaphoreKeys, Ticket, Trouble};
+use crate::sync::{Mutex, clock};
+use crate::waiting::Queued;
+
+/// One expirable semaphore in one client.
+pub(crate) struct ExpirableSite {
+    pub(super) core: Arc<Core>,
+    pub(super) name: Arc<str>,
+    pub(super) timeouts: Arc<str>,
+    /// Another semaphore of this client whose leases have the same key: it was there first.
+    pub(super) twin: Option<Arc<str>>,
+    pub(super) route: Route,
+    channel: Arc<str>,
+    requests: Arc<Requests>,
+    gate: PermitGate<Vec<Arc<PermitLease>>>,
+    /// This process's permit leases. The mutex is taken alone.
+    held: Mutex<HashMap<PermitId, Arc<PermitLease>>>,
+}
+
+impl ExpirableSite {
+    /// The site of a name: one for all its handles.
+    pub(crate) fn of(core: &Arc<Core>, name: &str) -> Arc<Self> {
+        let sites = core.members.of::<Self>();
+        let twin = ExpirableKeys::twin(name);
+        let twin = twin.and_then(|twin| sites.known(&twin)).filter(|site| site.twin.is_none());
+        let twin = twin.map(|site| Arc::clone(&site.name));
+        sites.get(name, |name| Self {
+            twin,
+            route: core.route(&name),
+            timeouts: ExpirableKeys::timeouts(&name).into(),
+            channel: SemaphoreKeys::channel(&name).into(),
+            requests: core.requests_of(&name),
+            gate: PermitGate::new(core.round_trip),
+            held: Mutex::default(),
+            core: Arc::clone(core),
+            name,
+        })
+    }
+
+    pub(super) fn scripts(&self) -> ExpirableScripts<'_> {
+        ExpirableScripts {
+            route: &self.route,
+            key: &self.name,
+            timeouts: &self.timeouts,
+            channel: &self.channel,
+            requests: &self.requests,
+            acks: self.core.config.replica_acks,
+        }
+    }
+
+    /// Sends a request that is applied once.
+    pub(super) fn once<T>(
+        &self,
+        send: impl FnOnce(ExpirableScripts<'_>, Ticket) -> Result<T, Trouble>,
+    ) -> Result<T, Error> {
+        let next = || self.core.id.next_number();
+        let outcome = self.requests.with_one(next, |ticket| send(self.scripts(), ticket));
+        outcome.map_err(|trouble| trouble.into_error_of(&self.name))
+    }
+
+    /// This process's permit lease under an id.
+    pub(super) fn held(&self, id: &PermitId) -> Option<Arc<PermitLease>> {
+        self.held.lock().get(id).cloned()
+    }
+
+    /// The key of the leases.
+    pub(super) fn tracked_key(&self) -> &str {
+        &self.timeouts
+    }
+
+    /// Has the key of the leases tracked: one of them is held for a while now.
+    pub(super) fn track(self: &Arc<Self>) {
+        let who: Weak<dyn Tracked> = Arc::<Self>::downgrade(self);
+        self.core.pubsub.track(&self.timeouts, who);
+    }
+
+    pub(super) fn forget(&self, id: &PermitId) {
+        let forgotten = self.held.lock().remove(id);
+        drop(forgotten);
+    }
+
+    /// Gives permits back in the background that no guard here has any more, but that the server
+    /// may still count as taken, or a late copy of their request may yet take.
+    pub(super) fn release_later(&self, ids: &[PermitId], lease: Duration) {
+        let command = self.scripts().release_command(ids, false);
+        self.core.watchdog.adopt(Orphan::released(&self.name, command, lease));
+    }
+
+    /// A guard has left its permit: it is passed on, or given back with the reply awaited.
+    pub(super) fn release(self: &Arc<Self>, permit_lease: &Arc<PermitLease>) -> Result<(), Error> {
+        if permit_lease.may_pass() {
+            let rest = self.gate.pass(vec![Arc::clone(permit_lease)]);
+            if rest.is_empty() {
+                return Ok(());
+            }
+        }
+        let release = Release::of(self, vec![Arc::clone(permit_lease)]);
+        let command = self.scripts().release_command(&[permit_lease.id], false);
+        release.settle(self.scripts().release(&command))
+    }
+
+    /// Gives permits back by their ids, of any holder: all of them, or none if one is not there any
+    /// more (`false`).
+    pub(super) fn release_ids(self: &Arc<Self>, ids: &[PermitId]) -> Result<bool, Error> {
+        // This process's permit leases are given back in any case.
+        let ours: Vec<_> = ids.iter().filter_map(|id| self.held(id)).collect();
+        ours.iter().for_each(|permit_lease| permit_lease.end());
+        // Before the release is sent: the process's turn may end with it, and the next thread of
+        // the process to ask, before its reply or after it, must let others go first then.
+        self.gate.with_turn(|turn| turn.released(clock::now()));
+        let command = self.scripts().release_command(ids, true);
+        let longest = ours.iter().map(|permit_lease| permit_lease.hold.longest_lease()).max();
+        let longest = longest.unwrap_or_default().max(self.core.config.watchdog_timeout);
+        let asked = ours.iter().map(|permit_lease| permit_lease.hold.asked.incarnation).min();
+        let asked = asked.unwrap_or_else(|| self.route.incarnation());
+        match self.scripts().release(&command) {
+            Ok(Replied { reply, in_doubt, .. }) => {
+                self.hear(&reply);
+                if reply.live == ids.len() {
+                    self.returned_to(asked, ids, longest);
+                    return Ok(true);
+                }
+                if !ours.is_empty() {
+                    let ours: Vec<_> = ours.iter().map(|permit_lease| permit_lease.id).collect();
+                    self.release_later(&ours, longest);
+                }
+                if in_doubt { Err(self.unclear()) } else { Ok(false) }
+            }
+            Err(trouble) => {
+                let again = matches!(trouble, Trouble::Unknown(_)) || !ours.is_empty();
+                let state = if again {
+                    self.core.watchdog.adopt(Orphan::released(&self.name, command, longest));
+                    IN_THE_BACKGROUND
+                } else {
+                    "nothing was changed"
+                };
+                Err(trouble.into_error().of(&self.name).now(state))
+            }
+        }
+    }
+
+    /// The server has answered the release of these, which were asked for in this incarnation.
+    ///
+    /// Another master may not have heard of the release. This thread remembers the ids first, and
+    /// reads the incarnation after that; the renewer looks for released ids after the incarnation
+    /// was raised. So either the renewer finds them, or this thread finds another incarnation.
+    fn returned_to(&self, asked: u64, ids: &[PermitId], lease: Duration) {
+        self.core.returned.are(&self.name, ids, lease);
+        if self.route.incarnation() != asked {
+            let release = self.scripts().release_command(ids, false);
+            self.core.watchdog.adopt(Orphan::left_over(&self.name, release, lease));
+        }
+    }
+
+    fn unclear(&self) -> Error {
+        let message = "the connection to the server broke, and when asked once more it no longer \
+                       knew the permit: it was given back, most likely just now, but its lease may \
+                       have ended before";
+        Error::new(ErrorKind::Redis, message.to_owned()).unknown(true).of(&self.name)
+    }
+
+    /// A release was answered.
+    fn hear(&self, released: &Released) {
+        if let Some(heard) = released.heard {
+            if heard == REFUSED {
+                self.route.lane().endpoint().health().tells_nobody();
+            }
+            self.gate.with_turn(|turn| turn.heard(heard, clock::now()));
+        }
+    }
+
+    fn asked(&self) -> Asked {
+        Asked { forced: 0, incarnation: self.route.incarnation(), at: clock::now() }
+    }
+
+    /// The server gave these: from here on they are renewed, or noticed to end.
+    fn keep(&self, permit_leases: &[Arc<PermitLease>], asked: Asked) {
+        let mut held = self.held.lock();
+        held.extend(
+            permit_leases.iter().map(|permit_lease| (permit_lease.id, Arc::clone(permit_lease))),
+        );
+        drop(held);
+        permit_leases.iter().for_each(|permit_lease| permit_lease.arm());
+        // A connection that met a new run of the server meanwhile had all permit leases renewed,
+        // when these were not yet in the map.
+        if self.route.incarnation() != asked.incarnation {
+            let renewals = permit_leases.iter().filter_map(|permit_lease| permit_lease.renew_now());
+            self.core.watchdog.renew_now(renewals.collect());
+        }
+    }
+
+    /// Too few replicas have these permits, for this reason: gives them back.
+    fn take_back(
+        &self,
+        ids: &[PermitId],
+        lease: Duration,
+        asked: Asked,
+        in_doubt: bool,
+        void: Error,
+    ) -> Error {
+        let released = self.scripts().release(&self.scripts().release_command(ids, false));
+        if let Ok(Replied { reply, .. }) = &released {
+            self.hear(reply);
+            self.returned_to(asked.incarnation, ids, lease);
+        }
+        // A copy of their request may come yet.
+        if in_doubt || released.is_err() {
+            self.release_later(ids, lease);
+        }
+        void.of(&self.name).void(released.is_ok())
+    }
+
+    fn not_taken(&self, trouble: Trouble, ids: &[PermitId], lease: Duration) -> Error {
+        let state = match trouble {
+            Trouble::Unknown(_) | Trouble::Forgotten(_) => {
+                self.release_later(ids, lease);
+                "no permit is held; what the server may have given is given back in the background, \
+                 or comes back when its lease ends"
+            }
+            Trouble::Refused(_) | Trouble::Unsent(_) => "no permit was taken",
+        };
+        trouble.into_error().of(&self.name).now(state)
+    }
+}
+
+impl Source for ExpirableSite {
+    type Permits = Vec<Arc<PermitLease>>;
+
+    fn core(&self) -> &Arc<Core> {
+        &self.core
+    }
+
+    fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+
+    fn channel(&self) -> &Arc<str> {
+        &self.channel
+    }
+
+    fn gate(&self) -> &PermitGate<Self::Permits> {
+        &self.gate
+    }
+
+    fn request(
+        self: &Arc<Self>,
+        needs: &[Need],
+        clients: u64,
+    ) -> Result<Reply<Self::Permits>, RequestFailed> {
+        // One request is on one kind of terms.
+        let Some(Need { terms, .. }) = needs.first().copied() else {
+            return Ok(Reply::Refused(None));
+        };
+        let numbers: Vec<u32> = needs.iter().map(|need| need.permits).collect();
+        let total = numbers.iter().fold(0_u32, |sum, more| sum.saturating_add(*more));
+        // Made here, before the server has the ids: a copy of the request finds its own.
+        let ids: Vec<PermitId> = (0..total).map(|_| self.core.id.next_permit()).collect();
+        let (asked, lease) = (self.asked(), terms.lease());
+        let Replied { reply, in_doubt, void } =
+            self.scripts().try_acquire(lease, clients, &numbers, &ids).map_err(|trouble| {
+                let concerns_it_alone =
+                    matches!(trouble, Trouble::Refused(_) | Trouble::Forgotten(_));
+                RequestFailed { error: self.not_taken(trouble, &ids, lease), concerns_it_alone }
+            })?;
+        let taken = match reply {
+            Acquired::Taken(taken) => taken.min(ids.len()),
+            Acquired::Refused(_) => 0,
+        };
+        let (given, others) = ids.split_at(taken);
+        if in_doubt && !others.is_empty() {
+            // The first copy may come yet, and take them.
+            self.release_later(others, lease);
+        }
+        if let Acquired::Refused(left) = reply {
+            return Ok(Reply::Refused(left));
+        }
+        if let Some(void) = void {
+            return Err(RequestFailed {
+                error: self.take_back(given, lease, asked, in_doubt, void),
+                concerns_it_alone: false,
+            });
+        }
+        let given: Vec<_> =
+            given.iter().map(|id| PermitLease::new(self, *id, terms, asked, in_doubt)).collect();
+        if given.iter().any(|permit_lease| clock::now() >= permit_lease.hold.deadline()) {
+            self.release_later(&ids, lease);
+            return Err(RequestFailed {
+                error: Error::late_grant(&self.name),
+                concerns_it_alone: true,
+            });
+        }
+        self.keep(&given, asked);
+        Ok(Reply::Given(given))
+    }
+
+    fn give_to_server(self: &Arc<Self>, permit_leases: Vec<Arc<PermitLease>>) {
+        let ids: Vec<_> = permit_leases.iter().map(|permit_lease| permit_lease.id).collect();
+        let command = self.scripts().release_command(&ids, false);
+        let release = Release::of(self, permit_leases);
+        self.core.post(&self.route, command, Arc::new(release));
+    }
+
+    fn give_back(self: &Arc<Self>, permit_leases: Vec<Arc<PermitLease>>) {
+        let (passable, mut rest): (Vec<_>, Vec<_>) =
+            permit_leases.into_iter().partition(|permit_lease| permit_lease.may_pass());
+        rest.extend(self.gate.pass(passable));
+        if rest.number() > 0 {
+            self.give_to_server(rest);
+        }
+    }
+}
+
+impl Member for ExpirableSite {
+    fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+
+    fn end(self: Arc<Self>) {
+        self.nudge();
+        let held: Vec<_> = self.held.lock().values().cloned().collect();
+        for permit_leases in held.chunks(Vec::<Arc<PermitLease>>::MOST) {
+            permit_leases.iter().for_each(|permit_lease| permit_lease.lose(LostReason::ShutDown));
+            // An error was logged, and the leases end by themselves.
+            self.give_to_server(permit_leases.to_vec());
+        }
+    }
+
+    fn renew_now(self: Arc<Self>) -> Vec<Renewal> {
+        let held: Vec<_> = self.held.lock().values().cloned().collect();
+        held.iter().filter_map(|permit_lease| permit_lease.renew_now()).collect()
+    }
+}
+
+impl Tracked for ExpirableSite {
+    fn question(self: Arc<Self>) -> Option<Question> {
+        let held = self.held.lock();
+        let tracked = held.values().filter(|permit_lease| permit_lease.hold.is_tracked());
+        let ids: Vec<_> = tracked.map(|permit_lease| permit_lease.id).collect();
+        drop(held);
+        if ids.is_empty() {
+            return None;
+        }
+        let command = self.scripts().are_held_command(&ids);
+        let answered = Box::new(move |reply: &Value| {
+            let is_there: &[Value] = match reply {
+                Value::Array(ends) if ends.len() == ids.len() => ends,
+                _ => &[],
+            };
+            // Change: the answer is only a hint. Permits given back meanwhile are not asked for.
+            let gone = ids
+                .iter()
+                .enumerate()
+                .filter(|(at, _)| is_there.get(*at).is_none_or(|ends| *ends == Value::Nil));
+            let permit_leases = gone.filter_map(|(_, id)| self.held(id));
+            let renewals: Vec<_> =
+                permit_leases.filter_map(|permit_lease| permit_lease.renew_now()).collect();
+            if !renewals.is_empty() {
+                self.core.watchdog.renew_now(renewals);
+            }
+        });
+        Some(Question { command, answered })
+    }
+}
+
+impl Drop for ExpirableSite {
+    fn drop(&mut self) {
+        self.core.members.of::<Self>().forget(&self.name);
+        self.core.requests.forget_last(self.requests.key(), &self.requests);
+    }
+}
+
+/// Permits on their way back.
+struct Release {
+    site: Arc<ExpirableSite>,
+    permit_leases: Vec<Arc<PermitLease>>,
+}
+
+const IN_THE_BACKGROUND: &str = "it is given back in the background, or comes back when its lease \
+                                 ends: do not release it again";
+
+impl Release {
+    /// No guard here has them from now on, and they are not renewed.
+    fn of(site: &Arc<ExpirableSite>, permit_leases: Vec<Arc<PermitLease>>) -> Self {
+        permit_leases.iter().for_each(|permit_lease| permit_lease.end());
+        Self { site: Arc::clone(site), permit_leases }
+    }
+
+    fn settle(&self, outcome: Result<Replied<Released>, Trouble>) -> Result<(), Error> {
+        let site = &self.site;
+        let release_later = |permit_leases: &mut dyn Iterator<Item = &Arc<PermitLease>>| {
+            let (ids, leases): (Vec<_>, Vec<_>) = permit_leases
+                .map(|permit_lease| (permit_lease.id, permit_lease.hold.longest_lease()))
+                .unzip();
+            if let Some(longest) = leases.into_iter().max() {
+                site.release_later(&ids, longest);
+            }
+        };
+        match outcome {
+            Ok(Replied { reply, in_doubt, .. }) => {
+                site.hear(&reply);
+                // Not before the release is answered: the release would find nothing to give back.
+                release_later(
+                    &mut self
+                        .permit_leases
+                        .iter()
+                        .filter(|permit_lease| permit_lease.hold.in_doubt),
+                );
+                for permit_lease in &self.permit_leases {
+                    let asked = permit_lease.hold.asked.incarnation;
+                    site.returned_to(asked, &[permit_lease.id], permit_lease.hold.longest_lease());
+                }
+                if reply.live >= self.permit_leases.len() {
+                    Ok(())
+                } else if in_doubt {
+                    Err(site.unclear())
+                } else {
+                    Err(Error::lost(&site.name, &LostReason::Revoked))
+                }
+            }
+            Err(trouble) => {
+                release_later(&mut self.permit_leases.iter());
+                Err(trouble.into_error().of(&site.name).now(IN_THE_BACKGROUND))
+            }
+        }
+    }
+}
+
+impl ReplyReceiver for Release {
+    fn receive(&self, outcome: Outcome) {
+        let outcome = released(outcome).map(|reply| Replied::counts(reply, false));
+        if let Err(error) = self.settle(outcome) {
+            self.site.core.watchdog.tell(error);
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! The channels that a leader listens to while it sleeps, and when it asks again without a message.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::{Claim, doze};
+use crate::error::{Error, ErrorKind, Passing};
+use crate::pubsub::{Confirmation, Subscription, Waking};
+use crate::runtime::Core;
+use crate::scripts::{self, Rights};
+use crate::sync::{Thread, clock};
+use crate::waiting::Wait;
+
+/// See the module. Times are on [`clock`].
+#[derive(Debug, Default)]
+pub(crate) struct Listening {
+    /// The client's own channel, where scripts tell its waiters.
+    pub(crate) own: Heard,
+    /// The name's.
+    pub(crate) public: Heard,
+    /// Zero, at first: now.
+    pub(crate) ask_at: u64,
+}
+
+/// A channel, and its version when the last request was sent.
+#[derive(Debug, Default)]
+pub(crate) struct Heard {
+    subscription: Option<Subscription>,
+    version: Option<u64>,
+    /// Until when the server must confirm it; `None`: it has, or need not.
+    latest: Option<Instant>,
+}
+
+impl Listening {
+    /// How long a new channel's confirmation may take.
+    pub(crate) fn latest(core: &Core) -> Option<Instant> {
+        Instant::now().checked_add(core.response_timeout().saturating_mul(2))
+    }
+
+    /// Whether messages came or may have been missed since the last request, or `ask_at` has come.
+    pub(super) fn is_due(&self) -> bool {
+        self.own.has_spoken() || self.public.has_spoken() || self.ask_at <= clock::now()
+    }
+
+    /// The leader sends a request: messages that come from here on may be news.
+    pub(super) fn catch_up(&mut self) {
+        self.own.catch_up();
+        self.public.catch_up();
+    }
+
+    pub(crate) fn ask_after(&mut self, sleep: Duration) {
+        self.ask_at = clock::now().saturating_add(clock::nanos(sleep));
+    }
+
+    /// Sleeps until it may be time to ask, or there is `news`, or the wait is over, or for
+    /// `at_most`.
+    pub(super) fn sleep<N>(
+        &mut self,
+        core: &Core,
+        name: &Arc<str>,
+        claim: &Claim<'_, N>,
+        at_most: Duration,
+        news: impl Fn() -> bool,
+    ) -> Result<(), Error> {
+        self.check(core, name)?;
+        {
+            let channels = [&self.own, &self.public];
+            let _waking = channels.map(|heard| heard.wake(claim.thread));
+            let rest = Duration::from_nanos(self.ask_at.saturating_sub(clock::now()));
+            let until = channels.into_iter().map(|heard| heard.latest);
+            let until = until.chain([claim.wait.sleep_until(rest.min(at_most))]);
+            let until = until.flatten().min();
+            doze(core, name, claim.thread, &claim.wait, until, || {
+                news() || channels.iter().any(|heard| heard.has_spoken() || heard.is_refused())
+            })?;
+        }
+        self.check(core, name)
+    }
+
+    /// Fails if the leader cannot listen to a channel that it must listen to.
+    fn check(&mut self, core: &Core, name: &Arc<str>) -> Result<(), Error> {
+        self.own.check(core, name)?;
+        self.public.check(core, name)
+    }
+}
+
+impl Heard {
+    /// Listens from here on, if it does not yet. The leader asks once the server confirms that:
+    /// earlier messages count as missed.
+    pub(crate) fn listen(&mut self, core: &Core, channel: &Arc<str>) {
+        self.subscribe(Listening::latest(core), || core.pubsub.listen(channel));
+    }
+
+    /// As [`listen`](Self::listen), but the wait fails if the server has not confirmed it by
+    /// `latest`, and messages since a [known](Self::known) version do not count as missed.
+    pub(crate) fn subscribe(
+        &mut self,
+        latest: Option<Instant>,
+        listen: impl FnOnce() -> Subscription,
+    ) {
+        if self.subscription.is_none() {
+            self.latest = latest;
+            self.subscription = Some(listen());
+        }
+    }
+
+    /// Sets the channel's version before a request, which may precede the subscription. `None`:
+    /// nobody listens.
+    pub(crate) fn known(&mut self, version: Option<u64>) {
+        self.version = version;
+    }
+
+    /// Whether messages may have come, or been missed, since the last request.
+    pub(crate) fn has_spoken(&self) -> bool {
+        self.subscription.as_ref().is_some_and(|subscription| {
+            subscription.is_confirmed() && self.version != Some(subscription.version())
+        })
+    }
+
+    /// The channel's version before the last request; `None`: nobody listened yet.
+    pub(crate) fn version(&self) -> Option<u64> {
+        self.version
+    }
+
+    pub(crate) fn catch_up(&mut self) {
+        if let Some(subscription) = &self.subscription {
+            self.version = Some(subscription.version());
+        }
+    }
+
+    fn wake<'a>(&'a self, thread: &'a Arc<Thread>) -> Option<Waking<'a>> {
+        self.subscription.as_ref().map(|subscription| subscription.wake(thread))
+    }
+
+    fn is_refused(&self) -> bool {
+        self.latest.is_some()
+            && self.subscription.as_ref().is_some_and(|subscription| {
+                matches!(subscription.confirmation(), Confirmation::Refused(_))
+            })
+    }
+
+    fn check(&mut self, core: &Core, name: &Arc<str>) -> Result<(), Error> {
+        if let (Some(subscription), Some(latest)) = (&self.subscription, self.latest)
+            && is_confirmed(subscription, latest, core, name)
+                .map_err(|error| error.now("nothing is held"))?
+        {
+            self.latest = None;
+        }
+        Ok(())
+    }
+}
+
+/// Blocks until messages on a channel reach the thread. `false`: the wait is over first.
+pub(crate) fn await_confirmation(
+    subscription: &Subscription,
+    core: &Core,
+    name: &Arc<str>,
+    thread: &Arc<Thread>,
+    wait: &Wait<'_>,
+) -> Result<bool, Error> {
+    let Some(latest) = Listening::latest(core) else { return Ok(true) };
+    while !is_confirmed(subscription, latest, core, name)? {
+        if wait.is_over() {
+            return Ok(false);
+        }
+        let version = subscription.version();
+        let until = wait.sleep_until(latest.saturating_duration_since(Instant::now()));
+        let _waking = subscription.wake(thread);
+        doze(core, name, thread, wait, until, || {
+            subscription.version() != version || subscription.is_confirmed()
+        })?;
+    }
+    Ok(true)
+}
+
+/// Fails if a channel is refused, or not confirmed in time.
+fn is_confirmed(
+    subscription: &Subscription,
+    latest: Instant,
+    core: &Core,
+    name: &Arc<str>,
+) -> Result<bool, Error> {
+    match subscription.confirmation() {
+        Confirmation::Confirmed => Ok(true),
+        Confirmation::Refused(cause) => {
+            Err(scripts::refused(&cause, Rights::Subscriptions).of(name))
+        }
+        Confirmation::Pending if Instant::now() >= latest => {
+            let message = format!(
+                "no subscription could be had in time from the server at {}, so what ends the \
+                 wait would not be heard",
+                core.address()
+            );
+            Err(Error::new(ErrorKind::Redis, message).passing_as(Passing::Outage).of(name))
+        }
+        Confirmation::Pending => Ok(false),
+    }
+}

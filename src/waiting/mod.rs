@@ -1,0 +1,414 @@
+//! How a thread waits, for a lock or any other synchronizer.
+//!
+//! ```text
+//! enter: granted at once, or queued behind others of this process, or leading?
+//! queued: asleep until granted, or leading, or the wait is over
+//! leading, repeat:
+//!     granted meanwhile?   done
+//!     time to ask?         ask; granted? done
+//!     else                 sleep until there is news, or that time
+//! install the grant; if it is not ours any more, ask anew
+//! ```
+//!
+//! The leader asks at first, when a message came or may have been missed since the last request,
+//! and after the time that the last answer named. Subscribe first: Redis does not store messages,
+//! so the leader asks again once a channel is confirmed. A wake-up is a hint and promises nothing:
+//! only a reply counts, or a message that grants. Every wait ends: the last answer's time, a slow
+//! poll, the deadline, a cancel, a reconnect of the subscriber and shutdown each bound every sleep.
+
+mod endurance;
+mod listening;
+mod long_wait;
+#[cfg(test)]
+#[cfg(shuttle)]
+mod model_tests;
+mod queue;
+mod wait;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+pub(crate) use endurance::Endurance;
+pub(crate) use listening::{Listening, await_confirmation};
+use long_wait::LongWait;
+pub(crate) use queue::{Baton, Queue, Queued, Signal, Waiter, Wake};
+use queue::{SignalOf, WaiterOf};
+
+use crate::connection::was_cut;
+use crate::error::{Error, ErrorKind};
+use crate::runtime::Core;
+use crate::sync::{Thread, clock, jitter};
+pub use wait::Wait;
+
+/// The hooks of a synchronizer, in about the order in which [`acquire`] calls them. (A leader calls
+/// `has_news` whenever it sleeps: while it pauses, and after an `ask` that got nothing.)
+pub(crate) trait Synchronizer {
+    /// Where its threads queue.
+    type Site: Queued;
+
+    fn site(&self) -> &Self::Site;
+
+    /// A thread arrives. May ask the server once, if that needs no lead.
+    fn enter(&self, claim: &ClaimOf<'_, Self>) -> Result<EnterOf<Self>, Error>;
+
+    /// A thread in the process's queue has woken up.
+    fn look(&self) {}
+
+    /// Another thread has granted the caller this. `None`: the grant is over already.
+    fn receive(&self, grant: GrantOf<Self>) -> Result<Option<GrantOf<Self>>, Error> {
+        Ok(Some(grant))
+    }
+
+    /// A new leader's inquiry, if the leader before left no lead.
+    fn inquiry(&self, claim: &ClaimOf<'_, Self>) -> InquiryOf<Self>;
+
+    /// A grant that reached the leader without a request, since it last looked.
+    fn collect(&self, lead: &mut LeadOf<Self>, claim: &ClaimOf<'_, Self>) -> Option<GrantOf<Self>>;
+
+    /// Whether the leader can collect a grant, or has nobody left to pause for.
+    fn has_news(&self, _inquiry: &InquiryOf<Self>) -> bool {
+        false
+    }
+
+    /// How long the leader waits before it asks: it leaves permits to others, or lets others join
+    /// its request.
+    fn pause(&self, _inquiry: &InquiryOf<Self>) -> Duration {
+        Duration::ZERO
+    }
+
+    /// Asks the server, in one request. If the server refuses, the leader listens for a change.
+    fn ask(
+        &self,
+        lead: &mut LeadOf<Self>,
+        claim: &ClaimOf<'_, Self>,
+    ) -> Result<Try<GrantOf<Self>>, Error>;
+
+    /// Makes the leader's grant the thread's. `None`: the grant is not ours any more.
+    fn install(
+        &self,
+        _baton: &mut Baton<'_, Self::Site>,
+        grant: GrantOf<Self>,
+        _claim: &ClaimOf<'_, Self>,
+    ) -> Result<Option<GrantOf<Self>>, Error> {
+        Ok(Some(grant))
+    }
+}
+
+/// The thread that acquires, its need, and how long it waits.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Claim<'a, N> {
+    pub(crate) thread: &'a Arc<Thread>,
+    pub(crate) need: N,
+    pub(crate) wait: Wait<'a>,
+}
+
+/// How a thread came in.
+pub(crate) enum Enter<N, G, I> {
+    Granted(G),
+    /// Other threads wait before this one, or hold the lock, and this one will not wait.
+    NotNow,
+    Queued(Arc<Waiter<N, G, I>>),
+    /// Boxed: a thread that is granted at once moves none of it.
+    Leads(Option<Box<Lead<I>>>),
+}
+
+/// The server's answer to a request.
+#[derive(Debug)]
+pub(crate) enum Try<T> {
+    Granted(T),
+    /// Not now. Another request is worth it after this time, or once there is news.
+    Busy(Duration),
+}
+
+/// A leader's state while it waits. It goes with the baton.
+#[derive(Debug)]
+pub(crate) struct Lead<I> {
+    pub(crate) listening: Listening,
+    /// The synchronizer's knowledge of its requests; for a lock, its place in the queue.
+    pub(crate) inquiry: I,
+}
+
+impl<I> Lead<I> {
+    pub(crate) fn new(inquiry: I) -> Self {
+        Self { listening: Listening::default(), inquiry }
+    }
+}
+
+type NeedOf<S> = <<S as Synchronizer>::Site as Queued>::Need;
+pub(crate) type GrantOf<S> = <<S as Synchronizer>::Site as Queued>::Grant;
+pub(crate) type LeadOf<S> = Lead<InquiryOf<S>>;
+type InquiryOf<S> = <<S as Synchronizer>::Site as Queued>::Inquiry;
+pub(crate) type ClaimOf<'a, S> = Claim<'a, NeedOf<S>>;
+pub(crate) type EnterOf<S> = Enter<NeedOf<S>, GrantOf<S>, InquiryOf<S>>;
+
+/// Waits until granted, or until the wait is over (`None`). The wait's end also ends a request that
+/// the server has not answered. Then the result is `None` if the server has answered another
+/// request of this call, and the error otherwise.
+pub(crate) fn acquire<S: Synchronizer>(
+    synchronizer: &S,
+    claim: &ClaimOf<'_, S>,
+) -> Result<Option<GrantOf<S>>, Error> {
+    let (core, name) = synchronizer.site().whose();
+    let _limited = claim.wait.limits(core);
+    let entered = synchronizer.enter(claim);
+    // A re-entry ends here.
+    if let Ok(Enter::Granted(grant)) = entered {
+        return Ok(Some(grant));
+    }
+    let mut answered = false;
+    match wait(synchronizer, claim, entered, &mut answered) {
+        Err(error) if was_cut() => {
+            claim.wait.check_cancelled(name)?;
+            if answered { Ok(None) } else { Err(error) }
+        }
+        outcome => outcome,
+    }
+}
+
+/// The wait after a thread's first [`Synchronizer::enter`].
+fn wait<S: Synchronizer>(
+    synchronizer: &S,
+    claim: &ClaimOf<'_, S>,
+    entered: Result<EnterOf<S>, Error>,
+    answered: &mut bool,
+) -> Result<Option<GrantOf<S>>, Error> {
+    let mut first = Some(entered);
+    let mut endurance = Endurance::default();
+    let mut long_wait = LongWait::default();
+    loop {
+        let entered = match first.take().unwrap_or_else(|| synchronizer.enter(claim)) {
+            Ok(entered) => entered,
+            Err(error) => {
+                go_on(synchronizer, claim, &mut endurance, error)?;
+                continue;
+            }
+        };
+        let lead = match entered {
+            Enter::Granted(grant) => return Ok(Some(grant)),
+            Enter::NotNow => return Ok(None),
+            Enter::Leads(lead) => lead.map(|lead| *lead),
+            // Another thread signals it: the one that gave the hold up, or the one that led.
+            Enter::Queued(waiter) => {
+                match await_signal(synchronizer, &waiter, &claim.wait, &mut long_wait)? {
+                    Some(Signal::Baton(lead)) => lead.map(|lead| *lead),
+                    Some(Signal::Granted(grant)) => match synchronizer.receive(grant)? {
+                        None => continue,
+                        granted => return Ok(granted),
+                    },
+                    Some(Signal::Failed(error)) => {
+                        go_on(synchronizer, claim, &mut endurance, error)?;
+                        continue;
+                    }
+                    None => return Ok(None),
+                }
+            }
+        };
+        // The baton's drop, on every path out of there, hands it on (`Queued::hand_on`): it wakes
+        // the first waiter of the process's queue, which then leads. A lock's new leader gets the
+        // lead, too; if nobody waits, the place in Redis's queue is given up. Only `install` may
+        // lay the baton down instead.
+        let baton = Baton::new(synchronizer.site(), lead);
+        let lasting = Lasting { endurance, long_wait, answered };
+        return lead_until_granted(synchronizer, baton, claim, lasting);
+    }
+}
+
+/// Sleeps in the process's queue until signalled, or until the wait is over (`None`).
+fn await_signal<S: Synchronizer>(
+    synchronizer: &S,
+    waiter: &Arc<WaiterOf<S::Site>>,
+    wait: &Wait<'_>,
+    long_wait: &mut LongWait,
+) -> Result<Option<SignalOf<S::Site>>, Error> {
+    let site = synchronizer.site();
+    let (core, name) = site.whose();
+    loop {
+        let at_most = long_wait.goes_on(core, name, waiter.thread());
+        waiter.spin_if_called();
+        if let Some(signal) = waiter.take_signal() {
+            return Ok(Some(signal));
+        }
+        // A grant that was decided before the end of the wait wins.
+        if wait.is_over() {
+            return Ok(site.give_up(waiter));
+        }
+        if let Err(error) = wait.check(core, name) {
+            return match site.give_up(waiter) {
+                None => Err(error),
+                signal => Ok(signal),
+            };
+        }
+        wait.wakeable(waiter.thread(), || {
+            // Checked after the registration, since an earlier cancel woke nobody.
+            if wait.check(core, name).is_ok() {
+                waiter.thread().parker().park_until(wait.sleep_until(slow_poll().min(at_most)));
+            }
+        });
+        synchronizer.look();
+    }
+}
+
+/// A call's state over its requests.
+struct Lasting<'a> {
+    endurance: Endurance,
+    long_wait: LongWait,
+    /// The server has answered one of them.
+    answered: &'a mut bool,
+}
+
+/// Waits on behalf of the process, until a grant stays or the wait is over.
+fn lead_until_granted<S: Synchronizer>(
+    synchronizer: &S,
+    mut baton: Baton<'_, S::Site>,
+    claim: &ClaimOf<'_, S>,
+    mut lasting: Lasting<'_>,
+) -> Result<Option<GrantOf<S>>, Error> {
+    loop {
+        let lead = baton.lead_or(|| synchronizer.inquiry(claim));
+        let granted = match await_grant(synchronizer, lead, claim, &mut lasting) {
+            Ok(granted) => granted,
+            Err(error) => {
+                go_on(synchronizer, claim, &mut lasting.endurance, error)?;
+                continue;
+            }
+        };
+        let Some(grant) = granted else { return Ok(None) };
+        // The server may have taken the grant away meanwhile, and only the server knows.
+        lead.listening.ask_at = 0;
+        if let Some(grant) = synchronizer.install(&mut baton, grant, claim)? {
+            return Ok(Some(grant));
+        }
+        if claim.wait.is_over() {
+            return Ok(None);
+        }
+    }
+}
+
+fn await_grant<S: Synchronizer>(
+    synchronizer: &S,
+    lead: &mut LeadOf<S>,
+    claim: &ClaimOf<'_, S>,
+    Lasting { long_wait, answered, .. }: &mut Lasting<'_>,
+) -> Result<Option<GrantOf<S>>, Error> {
+    let mut answered_at = None;
+    let (site, wait) = (synchronizer.site(), &claim.wait);
+    let (core, name) = site.whose();
+    loop {
+        if let Some(grant) = synchronizer.collect(lead, claim) {
+            return Ok(Some(grant));
+        }
+        let Lead { listening, inquiry } = &mut *lead;
+        let news = || synchronizer.has_news(inquiry);
+        // At first; when a message came on one of its channels, or such a channel was confirmed,
+        // since the last request; or when `ask_at` has come.
+        if listening.is_due() {
+            let pause = synchronizer.pause(inquiry);
+            if !pause.is_zero() {
+                // Deaf to messages: other waiters, which are faster, have heard them.
+                let until = wait.sleep_until(pause);
+                doze(core, name, claim.thread, wait, until, news)?;
+                if let Some(grant) = synchronizer.collect(lead, claim) {
+                    return Ok(Some(grant));
+                }
+            }
+            wait.check(core, name)?;
+            lead.listening.catch_up();
+            // If the request fails, the next leader asks at once: `catch_up` has used up the news.
+            lead.listening.ask_at = 0;
+            let asked_at = wait.is_limited().then(Instant::now);
+            match synchronizer.ask(lead, claim) {
+                Ok(Try::Granted(grant)) => {
+                    site.was_answered(Instant::now());
+                    return Ok(Some(grant));
+                }
+                Ok(Try::Busy(sleep)) => {
+                    **answered = true;
+                    answered_at = Some(Instant::now());
+                    lead.listening.ask_after(sleep);
+                }
+                // A grant that came before the end of the wait wins.
+                Err(error) if was_cut() => {
+                    // If the thread came to lead only at the end of its time, other threads of its
+                    // process kept it waiting, not the server.
+                    **answered |= asked_at.is_some_and(|at| at.elapsed() < TOO_SHORT);
+                    return synchronizer.collect(lead, claim).map(Some).ok_or(error);
+                }
+                Err(error) => return Err(error),
+            }
+        } else {
+            // Parked until a message, `news` (a grant by message), that time, or the end of the
+            // wait.
+            let at_most = long_wait.goes_on(core, name, claim.thread);
+            let slept = listening.sleep(core, name, claim, at_most, news);
+            // No channel was refused, or confirmed too late. If the leader was cancelled, the answer
+            // counts for the threads that queued behind it.
+            let heard = slept.as_ref().err().is_none_or(|it| it.kind() == ErrorKind::Cancelled);
+            if let Some(at) = answered_at.take().filter(|_| heard) {
+                site.was_answered(at);
+            }
+            slept?;
+        }
+        // A grant that came before the end of the wait wins.
+        if wait.is_over() {
+            return Ok(synchronizer.collect(lead, claim));
+        }
+    }
+}
+
+/// A request has failed. If the trouble may pass, the wait goes on after a moment, for as long as
+/// the call endures it. (The leader keeps its lead and asks again. The threads that queued behind
+/// it queue again, and do not ask.) Any other trouble ends the wait, with its error.
+fn go_on<S: Synchronizer>(
+    synchronizer: &S,
+    claim: &ClaimOf<'_, S>,
+    endurance: &mut Endurance,
+    error: Error,
+) -> Result<(), Error> {
+    let (site, wait) = (synchronizer.site(), &claim.wait);
+    let (core, name) = site.whose();
+    // A request that the call's own limit ended says nothing of the server.
+    if !wait.blocks() || was_cut() {
+        return Err(error);
+    }
+    // The leader at that time asked for all threads.
+    if let Some(at) = site.last_answer() {
+        endurance.answered(at);
+    }
+    let Some(pause) = endurance.failed(&error, core.config.failover_timeout) else {
+        return Err(error);
+    };
+    doze(core, name, claim.thread, wait, wait.sleep_until(pause), || false)?;
+    if wait.is_over() { Err(error) } else { Ok(()) }
+}
+
+/// A request that had less time says nothing of the server. (The first request of a thread that
+/// need not queue has more: see [`Wait::limits`].)
+const TOO_SHORT: Duration = Duration::from_millis(10);
+
+/// Sleeps until there is `news`, or until `until`.
+pub(crate) fn doze(
+    core: &Core,
+    name: &Arc<str>,
+    thread: &Arc<Thread>,
+    wait: &Wait<'_>,
+    until: Option<Instant>,
+    news: impl Fn() -> bool,
+) -> Result<(), Error> {
+    wait.wakeable(thread, || {
+        loop {
+            wait.check(core, name)?;
+            if news() || until.is_some_and(|until| Instant::now() >= until) {
+                return Ok(());
+            }
+            thread.parker().park_until(until);
+        }
+    })
+}
+
+/// A sleep's longest time, even if the server names a longer one: a message may be lost. Jittered,
+/// so that processes do not poll together.
+pub(crate) fn slow_poll() -> Duration {
+    SLOW_POLL.mul_f64(0.8 + 0.4 * jitter(clock::now()))
+}
+
+const SLOW_POLL: Duration = Duration::from_secs(5);

@@ -1,0 +1,335 @@
+//! The threads of one process that wait for the same thing, first come, first served. One of them
+//! at a time holds the *baton*: it leads, and it alone talks to Redis.
+//!
+//! The baton is never lost. The leader hands it on, on every path. A thread that leaves the queue
+//! first checks whether it got the baton or a grant meanwhile.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::Lead;
+use crate::connection::was_cut;
+use crate::error::Error;
+use crate::runtime::Core;
+use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::{Mutex, Spin, Thread};
+
+/// The waiters, in order, and whether a thread leads. `N` is a waiter's need, `G` the grant that it
+/// gets, `I` a leader's knowledge of its requests. The queue's owner keeps it behind a mutex, and
+/// decides everything under that mutex.
+#[derive(Debug)]
+pub(crate) struct Queue<N, G, I> {
+    led: bool,
+    waiters: VecDeque<Arc<Waiter<N, G, I>>>,
+    /// Counts the waiters, so that a leader's news reaches those that queued before its request.
+    arrivals: u64,
+    /// When the server last answered a leader.
+    last_answer: Option<Instant>,
+    /// Once somebody has waited.
+    spin: Option<Arc<Spin>>,
+}
+
+/// A thread that stands in a queue.
+#[derive(Debug)]
+pub(crate) struct Waiter<N, G, I> {
+    thread: Arc<Thread>,
+    need: N,
+    arrival: u64,
+    /// Set under the owner's mutex, which thereby decides between a grant and giving up.
+    signal: Mutex<Option<Signal<G, I>>>,
+    told: AtomicBool,
+    /// It is first in line, and is to wait awake for a moment.
+    called: AtomicBool,
+    spin: Arc<Spin>,
+}
+
+/// How a waiter's time in the queue ends.
+#[derive(Debug)]
+pub(crate) enum Signal<G, I> {
+    /// The waiter has its grant.
+    Granted(G),
+    /// The waiter leads now, with the lead of the leader before, if that left one.
+    Baton(Option<Box<Lead<I>>>),
+    /// The leader found the server in trouble.
+    Failed(Error),
+}
+
+/// A thread to wake, once the caller holds no mutex.
+#[must_use]
+#[derive(Debug)]
+pub(crate) struct Wake(Option<Arc<Thread>>);
+
+impl Wake {
+    pub(crate) const NOBODY: Self = Self(None);
+
+    pub(crate) fn thread(thread: &Arc<Thread>) -> Self {
+        Self(Some(Arc::clone(thread)))
+    }
+
+    pub(crate) fn now(self) {
+        if let Some(thread) = self.0 {
+            thread.parker().unpark();
+        }
+    }
+}
+
+impl<N, G, I> Queue<N, G, I> {
+    pub(crate) fn new() -> Self {
+        Self { led: false, waiters: VecDeque::new(), arrivals: 0, last_answer: None, spin: None }
+    }
+
+    /// Whether a thread leads or waits.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.led || !self.waiters.is_empty()
+    }
+
+    /// Takes the baton, if no other thread leads or waits.
+    pub(crate) fn lead(&mut self) -> bool {
+        let free = !self.is_busy();
+        self.led |= free;
+        free
+    }
+
+    /// Lays the baton down, or takes it before all waiters. The caller has decided that under the
+    /// mutex.
+    pub(crate) fn set_led(&mut self, led: bool) {
+        self.led = led;
+    }
+
+    pub(crate) fn is_led(&self) -> bool {
+        self.led
+    }
+
+    pub(crate) fn push(&mut self, thread: &Arc<Thread>, need: N) -> Arc<Waiter<N, G, I>> {
+        self.arrivals += 1;
+        let waiter = Arc::new(Waiter {
+            thread: Arc::clone(thread),
+            need,
+            arrival: self.arrivals,
+            signal: Mutex::new(None),
+            told: AtomicBool::new(false),
+            called: AtomicBool::new(false),
+            spin: Arc::clone(self.spin.get_or_insert_default()),
+        });
+        self.waiters.push_back(Arc::clone(&waiter));
+        waiter
+    }
+
+    /// The caller is about to pass something to the first waiter. The waiter should be awake by
+    /// then, if waiting awake has paid off before.
+    pub(crate) fn call_first(&self) -> Wake {
+        match self.waiters.front() {
+            Some(first) if first.spin.is_worthwhile() => {
+                first.called.store(true, Ordering::Relaxed);
+                Wake::thread(&first.thread)
+            }
+            _ => Wake::NOBODY,
+        }
+    }
+
+    pub(crate) fn give_up(&mut self, waiter: &Arc<Waiter<N, G, I>>) -> Option<Signal<G, I>> {
+        let signal = waiter.take_signal();
+        if signal.is_none() {
+            self.waiters.retain(|queued| !Arc::ptr_eq(queued, waiter));
+        }
+        signal
+    }
+
+    /// The first waiter in the queue.
+    pub(crate) fn first(&self) -> Option<&Waiter<N, G, I>> {
+        self.waiters.front().map(|first| &**first)
+    }
+
+    /// The waiters' needs, in order.
+    pub(crate) fn needs(&self) -> impl Iterator<Item = &N> {
+        self.waiters.iter().map(|waiter| waiter.need())
+    }
+
+    /// Grants the first waiter in the queue the result of `make`.
+    pub(crate) fn grant_first(&mut self, make: impl FnOnce(&Waiter<N, G, I>) -> G) -> Option<Wake> {
+        let first = self.waiters.pop_front()?;
+        let grant = make(&first);
+        Some(first.tell(Signal::Granted(grant)))
+    }
+
+    /// Gives the baton to the first waiter. If the queue is empty, lays the baton down and returns
+    /// the lead.
+    pub(crate) fn promote(&mut self, lead: Option<Lead<I>>) -> (Wake, Option<Lead<I>>) {
+        let first = self.waiters.pop_front();
+        self.led = first.is_some();
+        match first {
+            Some(first) => (first.tell(Signal::Baton(lead.map(Box::new))), None),
+            None => (Wake::NOBODY, lead),
+        }
+    }
+
+    /// The first waiters, at most `most` of them, in order. They stay in the queue.
+    pub(crate) fn first_ones(&self, most: usize) -> Vec<Arc<Waiter<N, G, I>>> {
+        self.waiters.iter().take(most).cloned().collect()
+    }
+
+    /// Signals one waiter, wherever it stands. Returns the signal if the waiter has left the queue.
+    pub(crate) fn tell(
+        &mut self,
+        waiter: &Arc<Waiter<N, G, I>>,
+        signal: Signal<G, I>,
+    ) -> Result<Wake, Signal<G, I>> {
+        match self.waiters.iter().position(|queued| Arc::ptr_eq(queued, waiter)) {
+            Some(at) => {
+                self.waiters.remove(at);
+                Ok(waiter.tell(signal))
+            }
+            None => Err(signal),
+        }
+    }
+
+    fn tell_until(&mut self, arrival: u64, mut signal: impl FnMut() -> Signal<G, I>) -> Vec<Wake> {
+        let mut told = Vec::new();
+        while self.waiters.front().is_some_and(|first| first.arrival <= arrival)
+            && let Some(first) = self.waiters.pop_front()
+        {
+            told.push(first.tell(signal()));
+        }
+        told
+    }
+
+    /// Wakes for all waiters.
+    fn nudge(&self) -> Vec<Wake> {
+        self.waiters.iter().map(|waiter| Wake(Some(Arc::clone(&waiter.thread)))).collect()
+    }
+}
+
+impl<N, G, I> Waiter<N, G, I> {
+    pub(crate) fn thread(&self) -> &Arc<Thread> {
+        &self.thread
+    }
+
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        std::ptr::eq(self, other)
+    }
+
+    pub(crate) fn need(&self) -> &N {
+        &self.need
+    }
+
+    pub(crate) fn take_signal(&self) -> Option<Signal<G, I>> {
+        self.signal.lock().take()
+    }
+
+    /// Waits awake for a moment, if [`Queue::call_first`] called this waiter.
+    pub(super) fn spin_if_called(&self) {
+        if self.called.swap(false, Ordering::Relaxed) {
+            self.spin.spin(|| self.told.load(Ordering::Acquire));
+        }
+    }
+
+    fn tell(&self, signal: Signal<G, I>) -> Wake {
+        *self.signal.lock() = Some(signal);
+        self.told.store(true, Ordering::Release);
+        Wake(Some(Arc::clone(&self.thread)))
+    }
+}
+
+/// A name in one client: its threads stand in a [`Queue`], and one of them leads.
+pub(crate) trait Queued {
+    type Need: Copy;
+    type Grant;
+    type Inquiry;
+
+    fn whose(&self) -> (&Core, &Arc<str>);
+
+    /// Looks at the queue, under the mutex that it is behind.
+    fn with_queue<R>(&self, look: impl FnOnce(&mut QueueOf<Self>) -> R) -> R;
+
+    /// A leader is done: [promotes](Self::promote) the next one.
+    fn hand_on(&self, lead: Option<Lead<Self::Inquiry>>);
+
+    /// As [`Queue::promote`], and wakes the new leader.
+    fn promote(&self, lead: Option<Lead<Self::Inquiry>>) -> Option<Lead<Self::Inquiry>> {
+        let (wake, left) = self.with_queue(|queue| queue.promote(lead));
+        wake.now();
+        left
+    }
+
+    /// Leaves the queue with nothing. `Some`: another thread signalled the waiter first, and the
+    /// signal counts.
+    fn give_up(&self, waiter: &Arc<WaiterOf<Self>>) -> Option<SignalOf<Self>> {
+        self.with_queue(|queue| queue.give_up(waiter))
+    }
+
+    /// How many waiters have queued so far.
+    fn arrivals(&self) -> u64 {
+        self.with_queue(|queue| queue.arrivals)
+    }
+
+    /// The server has answered the leader, at this time.
+    fn was_answered(&self, at: Instant) {
+        self.with_queue(|queue| queue.last_answer = queue.last_answer.max(Some(at)));
+    }
+
+    fn last_answer(&self) -> Option<Instant> {
+        self.with_queue(|queue| queue.last_answer)
+    }
+
+    /// Gives the same signal to all waiters that queued until `arrival`.
+    fn tell_until(&self, arrival: u64, signal: impl FnMut() -> SignalOf<Self>) {
+        let told = self.with_queue(|queue| queue.tell_until(arrival, signal));
+        told.into_iter().for_each(Wake::now);
+    }
+
+    /// The server is in trouble: fails the waiters that queued before the leader's request. If the
+    /// leader's own limit ended the request, fails none: they have other limits, and one of them
+    /// asks next.
+    fn fail_before(&self, arrival: u64, error: &Error) {
+        if was_cut() {
+            return;
+        }
+        self.tell_until(arrival, || Signal::Failed(error.clone()));
+    }
+
+    /// Wakes all waiters, for news that is not the queue's.
+    fn nudge(&self) {
+        let waiting = self.with_queue(|queue| queue.nudge());
+        waiting.into_iter().for_each(Wake::now);
+    }
+}
+
+type QueueOf<Q> = Queue<<Q as Queued>::Need, <Q as Queued>::Grant, <Q as Queued>::Inquiry>;
+pub(super) type WaiterOf<Q> =
+    Waiter<<Q as Queued>::Need, <Q as Queued>::Grant, <Q as Queued>::Inquiry>;
+pub(super) type SignalOf<Q> = Signal<<Q as Queued>::Grant, <Q as Queued>::Inquiry>;
+
+/// The right to talk to Redis about a name. Its drop hands it on, on every path.
+pub(crate) struct Baton<'a, Q: Queued> {
+    queued: &'a Q,
+    pub(crate) lead: Option<Lead<Q::Inquiry>>,
+    is_laid_down: bool,
+}
+
+impl<'a, Q: Queued> Baton<'a, Q> {
+    pub(crate) fn new(queued: &'a Q, lead: Option<Lead<Q::Inquiry>>) -> Self {
+        Self { queued, lead, is_laid_down: false }
+    }
+
+    pub(crate) fn lead_or(
+        &mut self,
+        inquiry: impl FnOnce() -> Q::Inquiry,
+    ) -> &mut Lead<Q::Inquiry> {
+        self.lead.get_or_insert_with(|| Lead::new(inquiry()))
+    }
+
+    /// No thread leads any more. The caller has decided that under the queue's mutex.
+    pub(crate) fn lay_down(&mut self) {
+        self.lead = None;
+        self.is_laid_down = true;
+    }
+}
+
+impl<Q: Queued> Drop for Baton<'_, Q> {
+    fn drop(&mut self) {
+        if !self.is_laid_down {
+            self.queued.hand_on(self.lead.take());
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! The limit of a wait, and its cancel.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::cancel::CancelToken;
+use crate::connection::{Limit, Limited};
+use crate::error::Error;
+use crate::runtime::Core;
+use crate::sync::Thread;
+
+/// How long a call may wait, and a token that may end it sooner. The verbs that end in `_within`
+/// take it, for a time limit together with a [`CancelToken`], or a choice at run time. The other
+/// verbs are short forms of these.
+///
+/// Made from a [`Duration`], an [`Instant`] or a [`CancelToken`] as well.
+///
+/// ```no_run
+/// # use std::time::Duration;
+/// # fn main() -> Result<(), redlatch::Error> {
+/// # let lock = redlatch::Client::connect("redis://127.0.0.1:6379")?.reentrant_lock("orders");
+/// use redlatch::{CancelToken, Wait};
+///
+/// let stop = CancelToken::new(); // a clone of it ends the wait from another thread
+/// let wait = Wait::at_most(Duration::from_secs(3)).cancelled_by(&stop);
+/// if let Some(guard) = lock.lock_within(wait)? {
+///     guard.unlock()?;
+/// }
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Copy, Debug)]
+#[must_use = "it does nothing by itself; give it to a verb that ends in `_within`"]
+pub struct Wait<'a> {
+    patience: Patience,
+    cancel: Option<&'a CancelToken>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Patience {
+    /// One try, which ends by then if there is a time.
+    Once(Option<Instant>),
+    Until(Instant),
+    Forever,
+}
+
+/// The least time for a first request, even past the limit; two round trips if they take longer.
+const LEAST: Duration = Duration::from_millis(15);
+
+impl<'a> Wait<'a> {
+    /// No wait: one try.
+    pub const NONE: Self = Self { patience: Patience::Once(None), cancel: None };
+
+    /// Without a limit.
+    pub const FOREVER: Self = Self { patience: Patience::Forever, cancel: None };
+
+    /// At most `wait` from now. Zero is [`NONE`](Self::NONE), a time that no clock can count is
+    /// [`FOREVER`](Self::FOREVER).
+    pub fn at_most(wait: Duration) -> Self {
+        if wait.is_zero() {
+            return Self::NONE;
+        }
+        Instant::now().checked_add(wait).map_or(Self::FOREVER, Self::until)
+    }
+
+    /// Until `deadline`.
+    pub fn until(deadline: Instant) -> Self {
+        Self { patience: Patience::Until(deadline), cancel: None }
+    }
+
+    /// The same, but it ends when `token` is cancelled, with an error of kind
+    /// [`Cancelled`](crate::ErrorKind::Cancelled). The last token counts.
+    pub fn cancelled_by(self, token: &'a CancelToken) -> Self {
+        Self { cancel: Some(token), ..self }
+    }
+
+    /// Whether it sleeps at all.
+    pub(crate) fn blocks(&self) -> bool {
+        !matches!(self.patience, Patience::Once(_))
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        match self.patience {
+            Patience::Once(_) => true,
+            Patience::Until(deadline) => Instant::now() >= deadline,
+            Patience::Forever => false,
+        }
+    }
+
+    /// Limits the calling thread's requests to this wait, until the returned value is dropped. The
+    /// first request has a little time in any case: a call with a deadline that has passed has one
+    /// try.
+    #[inline]
+    pub(crate) fn limits(&self, core: &Core) -> Limited {
+        if self.is_limited() { self.sets_limit(core) } else { Limit::set(None) }
+    }
+
+    fn sets_limit(&self, core: &Core) -> Limited {
+        let until = match self.patience {
+            Patience::Until(deadline) | Patience::Once(Some(deadline)) => {
+                let least = LEAST.max(core.round_trip.saturating_mul(2));
+                Instant::now().checked_add(least).map(|least| deadline.max(least))
+            }
+            Patience::Once(None) | Patience::Forever => None,
+        };
+        Limit::set(Limit::new(until, self.cancel))
+    }
+
+    /// Whether a request may be ended sooner than the server's silence ends it.
+    #[inline]
+    pub(crate) fn is_limited(&self) -> bool {
+        matches!(self.patience, Patience::Until(_) | Patience::Once(Some(_)))
+            || self.cancel.is_some()
+    }
+
+    /// One try within this wait, which ends by `until`.
+    pub(crate) fn once(&self, until: Instant) -> Self {
+        let until = match self.patience {
+            Patience::Until(deadline) | Patience::Once(Some(deadline)) => until.min(deadline),
+            Patience::Once(None) | Patience::Forever => until,
+        };
+        Self { patience: Patience::Once(Some(until)), ..*self }
+    }
+
+    /// Fails if the wait was cancelled, the client shut down or the process forked.
+    pub(crate) fn check(&self, core: &Core, name: &Arc<str>) -> Result<(), Error> {
+        core.check(name)?;
+        self.check_cancelled(name)
+    }
+
+    /// Fails if the wait was cancelled.
+    pub(crate) fn check_cancelled(&self, name: &Arc<str>) -> Result<(), Error> {
+        if self.cancel.is_some_and(CancelToken::is_cancelled) {
+            return Err(Error::cancelled(name));
+        }
+        Ok(())
+    }
+
+    /// Runs `sleep` with `thread` registered at the cancel token, if there is one.
+    pub(crate) fn wakeable<R>(&self, thread: &Arc<Thread>, sleep: impl FnOnce() -> R) -> R {
+        let _registration = self.cancel.map(|token| token.register(thread));
+        sleep()
+    }
+
+    /// The end of a sleep that should last for `sleep`, but no longer than the wait.
+    pub(crate) fn sleep_until(&self, sleep: Duration) -> Option<Instant> {
+        let sleep = Instant::now().checked_add(sleep);
+        match self.patience {
+            Patience::Once(_) => Some(Instant::now()),
+            Patience::Until(deadline) => Some(sleep.map_or(deadline, |end| end.min(deadline))),
+            Patience::Forever => sleep,
+        }
+    }
+}
+
+impl From<Duration> for Wait<'_> {
+    fn from(wait: Duration) -> Self {
+        Self::at_most(wait)
+    }
+}
+
+impl From<Instant> for Wait<'_> {
+    fn from(deadline: Instant) -> Self {
+        Self::until(deadline)
+    }
+}
+
+impl<'a> From<&'a CancelToken> for Wait<'a> {
+    fn from(token: &'a CancelToken) -> Self {
+        Self::FOREVER.cancelled_by(token)
+    }
+}
