@@ -14,10 +14,18 @@ end
 if redis.call('lpos', waiting, ARGV[3]) or redis.call('hexists', notified, ARGV[3]) == 1 then
     return 1
 end
--- A list never stays without an end: whether PEXPIRE is allowed is asked first. RPUSH is the first
--- write: it is refused without memory, and then the lock could not be taken again either.
-if not redis.acl_check_cmd('pexpire', waiting, KEPT) then
-    return redis.error_reply('NOPERM the user may not run PEXPIRE on the condition')
+-- A list never stays without an end, so PEXPIRE is asked for first. The other commands are those of
+-- the release behind this: without them it would be refused, and the thread would wait for the end of
+-- its own lease. RPUSH is the first write: it is refused without memory, and then the lock could not be
+-- taken again either.
+for _, command in ipairs({
+    {'pexpire', waiting, KEPT}, {'del', lock}, {'lpop', waiting}, {'hset', lock, '', ''},
+    {'time'}, {'pubsub', 'numsub', ''}, {'publish', channel(ARGV[3]), ''},
+}) do
+    if not redis.acl_check_cmd(unpack(command)) then
+        return redis.error_reply('NOPERM the user may not run '
+            .. table.concat({string.upper(command[1]), command[2]}, ' '))
+    end
 end
 redis.call('rpush', waiting, ARGV[3])
 redis.call('pexpire', waiting, KEPT)
