@@ -1,12 +1,12 @@
 //! The order in which the threads of this process get the lock of one name.
 //!
-//! One thread at a time talks to Redis about the name: it has the *baton*. The others stand in a
-//! queue, first come first served, and sleep until they get the hold (the holder passes it on
-//! without a round trip) or the baton.
+//! One thread at a time talks to Redis about the name: it has the *leadership*. The others stand in
+//! a queue, first come first served, and sleep until they get the hold (the holder passes it on
+//! without a round trip) or the leadership.
 //!
 //! ```text
 //!             enter                  admit                 leave (turn over, or nobody waits)
-//!   (free) ----------> led: baton ----------> seat taken ------------------------> led: releasing
+//!   (free) ----------> led: leadership -----> seat taken ------------------------> led: releasing
 //!     ^                  |   ^                  |    ^                                    |
 //!     |    hand on,      |   | hand on,         |    | leave: pass to the first           |
 //!     +---- queue empty -+   +-- to the first --+----+ in the queue                       |
@@ -20,7 +20,7 @@
 //! taken  no   held                          leave: taken by the next, or led, to release
 //!                                           vacate: led by the next, or free
 //!                                           admit: taken by a newer hold, if this one is over
-//! taken  yes  a fair lock's hold, which was the same, but a release leaves the baton where it
+//! taken  yes  a fair lock's hold, which was the same, but a release leaves the leadership where it
 //!             granted beside the leader     is; the leader's admit finds it taken
 //! ```
 //!
@@ -30,10 +30,10 @@
 //! sent. A lock whose threads queue elsewhere does not pass a hold whose renewal is sent, and no
 //! lock passes one whose renewal failed. `force` counts this process's forced unlocks: a hold that
 //! a leader asked for before the last one is `NotOurs`, even if the server granted it. Its leader
-//! keeps the baton and asks again.
+//! keeps the leadership and asks again.
 //!
-//! The baton is never lost. While the queue is not empty, the seat is taken or a thread leads. A
-//! leader that gives up hands the baton on.
+//! The leadership is never lost. While the queue is not empty, the seat is taken or a thread leads.
+//! A leader that gives up hands the leadership on.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -54,7 +54,7 @@ mod tests;
 use seat::Levels;
 pub(crate) use seat::{Folded, Level, Seat};
 
-/// One name's seat, baton and queue in this process.
+/// One name's seat, leadership and queue in this process.
 #[derive(Debug)]
 pub(crate) struct Gate {
     state: Mutex<State>,
@@ -123,7 +123,7 @@ pub(crate) enum LeaveOutcome {
     /// The thread must release the hold.
     Release {
         seat: Seat,
-        /// The thread has the baton; otherwise another one leads already.
+        /// The thread has the leadership; otherwise another one leads already.
         leads: bool,
         /// The turn lasts: a [`Succession`](super::Succession) may pass the hold. (A `Line` ignores
         /// this.)
@@ -156,8 +156,8 @@ impl Gate {
         self.at(|state, now| state.reenter(thread, terms, now))
     }
 
-    /// Gives the seat to the hold that the leader was granted, and lays the baton down (unless the
-    /// hold has a line). The caller knows that the server does not have `gone` any more.
+    /// Gives the seat to the hold that the leader was granted, and gives the leadership up (unless
+    /// the hold has a line). The caller knows that the server does not have `gone` any more.
     pub(crate) fn admit(
         &self,
         tenancy: &Arc<Tenancy>,
@@ -361,13 +361,13 @@ impl State {
         match self.reenter(thread, terms, now) {
             Some(Entered::Occupied) if waits => {}
             Some(entered) => return entered,
-            // If no thread led or waited, this one has the baton now.
+            // If no thread led or waited, this one has the leadership now.
             None if self.queue.lead() => return Entered::Leads,
             None if waits => {}
             None => return Entered::Occupied,
         }
         // At the end of the queue. The thread sleeps (`waiting/mod.rs`, `await_signal`) until a
-        // signal grants it the hold (`leave`, below) or gives it the baton.
+        // signal grants it the hold (`leave`, below) or gives it the leadership.
         let waiter = self.queue.push(thread, terms);
         // The thread is awake already.
         if self.seat.is_some() && self.queue.first().is_some_and(|first| waiter.is(first)) {
@@ -456,9 +456,9 @@ impl State {
                 return LeaveOutcome::Passed { seat, next, second: self.queue.call_first() };
             }
         }
-        // No thread of this process may have the hold. The leaving thread takes the baton for the
-        // release, unless another one has it. So a thread that comes now sends its request behind
-        // the release.
+        // No thread of this process may have the hold. The leaving thread takes the leadership for
+        // the release, unless another one has it. So a thread that comes now sends its request
+        // behind the release.
         self.cohort.released(now, hold.details.chain);
         let leads = !self.queue.is_led();
         self.queue.set_led(true);

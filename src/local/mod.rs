@@ -710,7 +710,7 @@ impl Tenancy {
     }
 
     /// The thread has released it. Returns the callbacks, which nobody calls. The caller drops them
-    /// when it has neither a baton nor a mutex, since dropping them runs the user's code.
+    /// when it has neither a leadership nor a mutex, since dropping them runs the user's code.
     pub(crate) fn finish_released(&self) -> Option<Vec<Callback>> {
         self.finish(Ending::Released)
     }

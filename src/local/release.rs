@@ -11,7 +11,7 @@ use crate::lease::Orphan;
 use crate::runtime::{Core, Grant};
 use crate::scripts::lock::{Chain, LockScripts, Released};
 use crate::scripts::{self, LockKeys, Mode, Owner, Trouble};
-use crate::waiting::Baton;
+use crate::waiting::Leadership;
 
 impl Site {
     /// Ends one level of a tenancy; the last one releases the hold or passes it on.
@@ -54,8 +54,8 @@ impl Site {
                 Ok(())
             }
             (LeaveOutcome::Release { seat, leads, in_turn }, was_held) => {
-                let baton = leads.then(|| Baton::new(self, None));
-                self.leave_last(seat, was_held, baton, in_turn, how)
+                let leadership = leads.then(|| Leadership::new(self, None));
+                self.leave_last(seat, was_held, leadership, in_turn, how)
             }
         }
     }
@@ -66,9 +66,9 @@ impl Site {
         self: &Arc<Self>,
         seat: Seat,
         was_held: bool,
-        // Every path hands the baton on, behind the release: so the next leader's request runs
+        // Every path hands the leadership on, behind the release: so the next leader's request runs
         // after it.
-        mut baton: Option<Baton<'_, Arc<Self>>>,
+        mut leadership: Option<Leadership<'_, Arc<Self>>>,
         in_turn: bool,
         how: Leaving,
     ) -> Result<(), Error> {
@@ -96,7 +96,7 @@ impl Site {
         let passed = line.and_then(|line| line.pass(&tenancy.hold, seat));
         let passed = passed.or_else(|| {
             let wake = self.succession().filter(|_| in_turn)?.pass(&tenancy.hold, seat)?;
-            baton.iter_mut().for_each(Baton::lay_down);
+            leadership.iter_mut().for_each(Leadership::resign);
             Some(wake)
         });
         let done = match passed {
@@ -106,7 +106,7 @@ impl Site {
             }
             None => self.release(&tenancy.hold, how),
         };
-        drop(baton);
+        drop(leadership);
         done
     }
 

@@ -2,8 +2,8 @@
 //! and a process hands it to the next. (A fair lock's hooks are in `lock/fair.rs`, those of a lock
 //! to read or to write in `lock/read_write.rs`.)
 //!
-//! `local/gate.rs` orders the threads of this process, `local/place.rs` is the process's place in the
-//! queue of processes, and `waiting/mod.rs` has the loop that calls these hooks.
+//! `local/gate.rs` orders the threads of this process, `local/place.rs` is the process's place in
+//! the queue of processes, and `waiting/mod.rs` has the loop that calls these hooks.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use super::Handle;
 use crate::error::{Error, LostReason};
 use crate::local::{Entered, Place, Site, Tenancy, Terms};
 use crate::sync::Thread;
-use crate::waiting::{self, Baton, Claim, Enter, EnterOf, Lead, Synchronizer, Try, Wait};
+use crate::waiting::{self, Claim, Enter, EnterOf, Lead, Leadership, Synchronizer, Try, Wait};
 
 /// See the module.
 struct Exclusive<'a>(&'a Handle);
@@ -100,7 +100,7 @@ impl Synchronizer for Exclusive<'_> {
     /// the server does not know this one.
     fn install(
         &self,
-        baton: &mut Baton<'_, Arc<Site>>,
+        leadership: &mut Leadership<'_, Arc<Site>>,
         tenancy: Arc<Tenancy>,
         claim: &Claim<'_, Terms>,
     ) -> Result<Option<Arc<Tenancy>>, Error> {
@@ -109,7 +109,7 @@ impl Synchronizer for Exclusive<'_> {
             return Ok(None);
         }
         // A thread that comes now finds the seat taken. So no thread needs to lead.
-        baton.lay_down();
+        leadership.resign();
         self.0.admitted(tenancy).map(Some)
     }
 }

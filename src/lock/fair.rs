@@ -12,7 +12,7 @@ use crate::runtime::Session;
 use crate::scripts::{self, Trouble};
 use crate::sync::Thread;
 use crate::waiting::{
-    Baton, Claim, Enter, EnterOf, Lead, Queued, Synchronizer, Try, Wait, acquire,
+    Claim, Enter, EnterOf, Lead, Leadership, Queued, Synchronizer, Try, Wait, acquire,
 };
 
 use self::place::FairPlace;
@@ -58,11 +58,11 @@ mod tests;
 ///
 /// # Several locks
 ///
-/// A thread that holds one lock and waits for another waits for ever if the other's holder waits for
-/// the first: both are renewed meanwhile. Take several locks in the same order everywhere, or all at
-/// once ([`MultiLock`](crate::MultiLock)). After 60 s
-/// ([`wait_warning`](crate::ClientBuilder::wait_warning)) the log says `has waited 60 s for "B" while
-/// holding "A"`.
+/// A thread that holds one lock and waits for another waits for ever if the other's holder waits
+/// for the first: both are renewed meanwhile. Take several locks in the same order everywhere, or
+/// all at once ([`MultiLock`](crate::MultiLock)). After 60 s
+/// ([`wait_warning`](crate::ClientBuilder::wait_warning)) the log says `has waited 60 s for "B"
+/// while holding "A"`.
 ///
 /// # Waiters that die
 ///
@@ -163,7 +163,8 @@ impl Synchronizer for FairLock {
         }))
     }
 
-    /// For a thread that takes the newcomers' baton after its owner is gone, or that comes first.
+    /// For a thread that takes the newcomers' leadership after its owner is gone, or that comes
+    /// first.
     fn inquiry(&self, claim: &Claim<'_, Terms>) -> FairPlace {
         FairPlace::new(&self.queue, claim.thread, claim.need, true)
     }
@@ -196,13 +197,13 @@ impl Synchronizer for FairLock {
     /// its place is gone, or the release of the revoked hold gives that place up.
     fn install(
         &self,
-        baton: &mut Baton<'_, Arc<FairQueue>>,
+        leadership: &mut Leadership<'_, Arc<FairQueue>>,
         tenancy: Arc<Tenancy>,
         claim: &Claim<'_, Terms>,
     ) -> Result<Option<Arc<Tenancy>>, Error> {
         let (Self { handle, queue }, hold) = (self, &tenancy.hold);
         let Handle { site, .. } = handle;
-        let Some(Lead { inquiry: place, .. }) = &mut baton.lead else { return Ok(None) };
+        let Some(Lead { inquiry: place, .. }) = &mut leadership.lead else { return Ok(None) };
         let is_ours = match place.stand_down() {
             _ if !place.is_owner_of(hold) => {
                 let is_held = tenancy.is_held();
@@ -221,11 +222,11 @@ impl Synchronizer for FairLock {
         };
         if !is_ours {
             let another = FairPlace::new(queue, claim.thread, claim.need, false);
-            baton.lead = Some(Lead::new(another));
+            leadership.lead = Some(Lead::new(another));
             return Ok(None);
         }
         place.becomes(hold);
-        baton.lay_down();
+        leadership.resign();
         handle.admitted(tenancy).map(Some)
     }
 }

@@ -12,7 +12,7 @@ use crate::runtime::Session;
 use crate::scripts::lock::{Acquired, Chain};
 use crate::scripts::{Mode, Replied, Trouble};
 use crate::sync::{Thread, clock};
-use crate::waiting::{Baton, Claim, Enter, EnterOf, Lead, Synchronizer, Try, Wait, acquire};
+use crate::waiting::{Claim, Enter, EnterOf, Lead, Leadership, Synchronizer, Try, Wait, acquire};
 
 #[cfg(test)]
 #[cfg(shuttle)]
@@ -64,11 +64,11 @@ use pair::{Found, Grant, Need, Pair};
 ///
 /// # Several locks
 ///
-/// A thread that holds one lock and waits for another waits for ever if the other's holder waits for
-/// the first: both are renewed meanwhile. Take several locks in the same order everywhere, or all at
-/// once ([`MultiLock`](crate::MultiLock)). After 60 s
-/// ([`wait_warning`](crate::ClientBuilder::wait_warning)) the log says `has waited 60 s for "B" while
-/// holding "A"`.
+/// A thread that holds one lock and waits for another waits for ever if the other's holder waits
+/// for the first: both are renewed meanwhile. Take several locks in the same order everywhere, or
+/// all at once ([`MultiLock`](crate::MultiLock)). After 60 s
+/// ([`wait_warning`](crate::ClientBuilder::wait_warning)) the log says `has waited 60 s for "B"
+/// while holding "A"`.
 ///
 /// # Leases of readers
 ///
@@ -486,13 +486,13 @@ impl Synchronizer for Side<'_> {
 
     fn install(
         &self,
-        baton: &mut Baton<'_, Pair>,
+        leadership: &mut Leadership<'_, Pair>,
         grant: Grant,
         claim: &Claim<'_, Need>,
     ) -> Result<Option<Grant>, Error> {
         let Grant { mut tenancy, is_seated } = grant;
         if !is_seated {
-            let Some(seated) = self.seat(&tenancy, claim, || baton.lead = None)? else {
+            let Some(seated) = self.seat(&tenancy, claim, || leadership.lead = None)? else {
                 return Ok(None);
             };
             tenancy = seated;
@@ -501,7 +501,7 @@ impl Synchronizer for Side<'_> {
             self.pair.let_readers_in();
         } else {
             // The hold has its seat.
-            baton.lay_down();
+            leadership.resign();
             self.pair.end_reading();
         }
         let tenancy = self.handle.admitted(tenancy)?;

@@ -31,7 +31,7 @@ use std::time::{Duration, Instant};
 pub(crate) use endurance::Endurance;
 pub(crate) use listening::{Listening, await_confirmation};
 use long_wait::LongWait;
-pub(crate) use queue::{Baton, Queue, Queued, Signal, Waiter, Wake};
+pub(crate) use queue::{Leadership, Queue, Queued, Signal, Waiter, Wake};
 use queue::{SignalOf, WaiterOf};
 
 use crate::connection::was_cut;
@@ -86,7 +86,7 @@ pub(crate) trait Synchronizer {
     /// Makes the leader's grant the thread's. `None`: the grant is not ours any more.
     fn install(
         &self,
-        _baton: &mut Baton<'_, Self::Site>,
+        _leadership: &mut Leadership<'_, Self::Site>,
         grant: GrantOf<Self>,
         _claim: &ClaimOf<'_, Self>,
     ) -> Result<Option<GrantOf<Self>>, Error> {
@@ -120,7 +120,7 @@ pub(crate) enum Try<T> {
     Busy(Duration),
 }
 
-/// A leader's state while it waits. It goes with the baton.
+/// A leader's state while it waits. It goes with the leadership.
 #[derive(Debug)]
 pub(crate) struct Lead<I> {
     pub(crate) listening: Listening,
@@ -190,7 +190,7 @@ fn wait<S: Synchronizer>(
             // Another thread signals it: the one that gave the hold up, or the one that led.
             Enter::Queued(waiter) => {
                 match await_signal(synchronizer, &waiter, &claim.wait, &mut long_wait)? {
-                    Some(Signal::Baton(lead)) => lead.map(|lead| *lead),
+                    Some(Signal::Leadership(lead)) => lead.map(|lead| *lead),
                     Some(Signal::Granted(grant)) => match synchronizer.receive(grant)? {
                         None => continue,
                         granted => return Ok(granted),
@@ -203,13 +203,13 @@ fn wait<S: Synchronizer>(
                 }
             }
         };
-        // The baton's drop, on every path out of there, hands it on (`Queued::hand_on`): it wakes
-        // the first waiter of the process's queue, which then leads. A lock's new leader gets the
-        // lead, too; if nobody waits, the place in Redis's queue is given up. Only `install` may
-        // lay the baton down instead.
-        let baton = Baton::new(synchronizer.site(), lead);
+        // The leadership's drop, on every path out of there, hands it on (`Queued::hand_on`): it
+        // wakes the first waiter of the process's queue, which then leads. A lock's new leader gets
+        // the lead, too; if nobody waits, the place in Redis's queue is given up. Only `install`
+        // may give the leadership up instead.
+        let leadership = Leadership::new(synchronizer.site(), lead);
         let lasting = Lasting { endurance, long_wait, answered };
-        return lead_until_granted(synchronizer, baton, claim, lasting);
+        return lead_until_granted(synchronizer, leadership, claim, lasting);
     }
 }
 
@@ -259,12 +259,12 @@ struct Lasting<'a> {
 /// Waits on behalf of the process, until a grant stays or the wait is over.
 fn lead_until_granted<S: Synchronizer>(
     synchronizer: &S,
-    mut baton: Baton<'_, S::Site>,
+    mut leadership: Leadership<'_, S::Site>,
     claim: &ClaimOf<'_, S>,
     mut lasting: Lasting<'_>,
 ) -> Result<Option<GrantOf<S>>, Error> {
     loop {
-        let lead = baton.lead_or(|| synchronizer.inquiry(claim));
+        let lead = leadership.lead_or(|| synchronizer.inquiry(claim));
         let granted = match await_grant(synchronizer, lead, claim, &mut lasting) {
             Ok(granted) => granted,
             Err(error) => {
@@ -275,7 +275,7 @@ fn lead_until_granted<S: Synchronizer>(
         let Some(grant) = granted else { return Ok(None) };
         // The server may have taken the grant away meanwhile, and only the server knows.
         lead.listening.ask_at = 0;
-        if let Some(grant) = synchronizer.install(&mut baton, grant, claim)? {
+        if let Some(grant) = synchronizer.install(&mut leadership, grant, claim)? {
             return Ok(Some(grant));
         }
         if claim.wait.is_over() {
@@ -340,8 +340,8 @@ fn await_grant<S: Synchronizer>(
             // wait.
             let at_most = long_wait.goes_on(core, name, claim.thread);
             let slept = listening.sleep(core, name, claim, at_most, news);
-            // No channel was refused, or confirmed too late. If the leader was cancelled, the answer
-            // counts for the threads that queued behind it.
+            // No channel was refused, or confirmed too late. If the leader was cancelled, the
+            // answer counts for the threads that queued behind it.
             let heard = slept.as_ref().err().is_none_or(|it| it.kind() == ErrorKind::Cancelled);
             if let Some(at) = answered_at.take().filter(|_| heard) {
                 site.was_answered(at);

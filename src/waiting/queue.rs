@@ -1,8 +1,8 @@
 //! The threads of one process that wait for the same thing, first come, first served. One of them
-//! at a time holds the *baton*: it leads, and it alone talks to Redis.
+//! at a time holds the *leadership*: it leads, and it alone talks to Redis.
 //!
-//! The baton is never lost. The leader hands it on, on every path. A thread that leaves the queue
-//! first checks whether it got the baton or a grant meanwhile.
+//! The leadership is never lost. The leader hands it on, on every path. A thread that leaves the
+//! queue first checks whether it got the leadership or a grant meanwhile.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -50,7 +50,7 @@ pub(crate) enum Signal<G, I> {
     /// The waiter has its grant.
     Granted(G),
     /// The waiter leads now, with the lead of the leader before, if that left one.
-    Baton(Option<Box<Lead<I>>>),
+    Leadership(Option<Box<Lead<I>>>),
     /// The leader found the server in trouble.
     Failed(Error),
 }
@@ -84,15 +84,15 @@ impl<N, G, I> Queue<N, G, I> {
         self.led || !self.waiters.is_empty()
     }
 
-    /// Takes the baton, if no other thread leads or waits.
+    /// Takes the leadership, if no other thread leads or waits.
     pub(crate) fn lead(&mut self) -> bool {
         let free = !self.is_busy();
         self.led |= free;
         free
     }
 
-    /// Lays the baton down, or takes it before all waiters. The caller has decided that under the
-    /// mutex.
+    /// Gives the leadership up, or takes it before all waiters. The caller has decided that under
+    /// the mutex.
     pub(crate) fn set_led(&mut self, led: bool) {
         self.led = led;
     }
@@ -153,13 +153,13 @@ impl<N, G, I> Queue<N, G, I> {
         Some(first.tell(Signal::Granted(grant)))
     }
 
-    /// Gives the baton to the first waiter. If the queue is empty, lays the baton down and returns
-    /// the lead.
+    /// Gives the leadership to the first waiter. If the queue is empty, gives the leadership up and
+    /// returns the lead.
     pub(crate) fn promote(&mut self, lead: Option<Lead<I>>) -> (Wake, Option<Lead<I>>) {
         let first = self.waiters.pop_front();
         self.led = first.is_some();
         match first {
-            Some(first) => (first.tell(Signal::Baton(lead.map(Box::new))), None),
+            Some(first) => (first.tell(Signal::Leadership(lead.map(Box::new))), None),
             None => (Wake::NOBODY, lead),
         }
     }
@@ -301,13 +301,13 @@ pub(super) type WaiterOf<Q> =
 pub(super) type SignalOf<Q> = Signal<<Q as Queued>::Grant, <Q as Queued>::Inquiry>;
 
 /// The right to talk to Redis about a name. Its drop hands it on, on every path.
-pub(crate) struct Baton<'a, Q: Queued> {
+pub(crate) struct Leadership<'a, Q: Queued> {
     queued: &'a Q,
     pub(crate) lead: Option<Lead<Q::Inquiry>>,
     is_laid_down: bool,
 }
 
-impl<'a, Q: Queued> Baton<'a, Q> {
+impl<'a, Q: Queued> Leadership<'a, Q> {
     pub(crate) fn new(queued: &'a Q, lead: Option<Lead<Q::Inquiry>>) -> Self {
         Self { queued, lead, is_laid_down: false }
     }
@@ -320,13 +320,13 @@ impl<'a, Q: Queued> Baton<'a, Q> {
     }
 
     /// No thread leads any more. The caller has decided that under the queue's mutex.
-    pub(crate) fn lay_down(&mut self) {
+    pub(crate) fn resign(&mut self) {
         self.lead = None;
         self.is_laid_down = true;
     }
 }
 
-impl<Q: Queued> Drop for Baton<'_, Q> {
+impl<Q: Queued> Drop for Leadership<'_, Q> {
     fn drop(&mut self) {
         if !self.is_laid_down {
             self.queued.hand_on(self.lead.take());

@@ -93,7 +93,7 @@ fn a_waiter_of_the_same_process_moves_up_when_those_before_it_give_up() {
     let lock = client.reentrant_lock("move up");
     at_once(|| {
         hold_as_redisson(&mut redis, "move up", LONG);
-        // The leader leaves with the baton, one behind it without.
+        // The leader leaves with the leadership, one behind it without.
         let leader_lock = lock.clone();
         let token = CancelToken::new();
         let leaders = token.clone();

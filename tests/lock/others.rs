@@ -250,7 +250,7 @@ fn threads_of_one_process_are_served_in_the_order_they_came() {
         let waiters: Vec<_> = (0..10)
             .map(|at| {
                 let (lock, order) = (lock.clone(), Arc::clone(&order));
-                // Not all on the same terms: some are passed the hold, others the baton.
+                // Not all on the same terms: some are passed the hold, others the leadership.
                 let lock = if at % 4 == 3 { lock.with_lease(LONG) } else { lock };
                 let waiter = spawn(move || {
                     let guard = lock.lock().unwrap();

@@ -16,7 +16,7 @@ use crate::local::{Asked, Hold, Site, Tenancy, Terms, clock};
 use crate::runtime::Core;
 use crate::sync::{Mutex, Thread, explore};
 use crate::waiting::{
-    Baton, Claim, Enter, EnterOf, Lead, Queued, Signal, Synchronizer, Try, Wait, acquire,
+    Claim, Enter, EnterOf, Lead, Leadership, Queued, Signal, Synchronizer, Try, Wait, acquire,
 };
 
 const SECOND: u64 = 1_000_000_000;
@@ -66,7 +66,7 @@ struct Name {
     server: Mutex<Option<Arc<Hold>>>,
     /// The last tenancy that came in, until it leaves.
     inside: Mutex<Option<Arc<Tenancy>>>,
-    /// The thread that has the baton. There is one at a time.
+    /// The thread that has the leadership. There is one at a time.
     leader: Mutex<Option<u64>>,
     /// The tickets of the threads that got the lock, in that order.
     served: Mutex<Vec<u64>>,
@@ -185,7 +185,7 @@ impl Synchronizer for Visitor<'_> {
 
     fn install(
         &self,
-        baton: &mut Baton<'_, Name>,
+        leadership: &mut Leadership<'_, Name>,
         tenancy: Arc<Tenancy>,
         claim: &Claim<'_, Terms>,
     ) -> Result<Option<Arc<Tenancy>>, Error> {
@@ -193,7 +193,7 @@ impl Synchronizer for Visitor<'_> {
         match self.name.gate.admit(&tenancy, claim.need, None) {
             Admitted::Seated(stale) => {
                 assert!(stale.is_none(), "one had the seat while another led");
-                baton.lay_down();
+                leadership.resign();
                 Ok(Some(tenancy))
             }
             Admitted::Taken(_) => panic!("one had the seat while another led"),
@@ -297,10 +297,10 @@ impl Name {
         }
     }
 
-    /// The thread has the baton.
+    /// The thread has the leadership.
     fn leads(&self, thread: &Thread) {
         let before = self.leader.lock().replace(thread.id());
-        assert!(before.is_none_or(|before| before == thread.id()), "two have the baton");
+        assert!(before.is_none_or(|before| before == thread.id()), "two have the leadership");
     }
 
     fn leads_no_more(&self) {
@@ -343,7 +343,7 @@ impl Name {
                 }
                 Entered::Leads => {
                     assert!(!tenancy.is_held());
-                    drop(Baton::new(self, None));
+                    drop(Leadership::new(self, None));
                 }
                 Entered::Expired(lost) => self.lose(&lost),
                 other => panic!("{other:?}, of a holder"),
@@ -366,7 +366,7 @@ impl Name {
             Some(Signal::Granted(tenancy)) => {
                 self.leave(&tenancy, *waiter.need());
             }
-            Some(Signal::Baton(lead)) => drop(Baton::new(self, lead.map(|lead| *lead))),
+            Some(Signal::Leadership(lead)) => drop(Leadership::new(self, lead.map(|lead| *lead))),
             Some(Signal::Failed(_)) | None => {}
         }
     }
@@ -393,7 +393,7 @@ impl Name {
             }
             LeaveOutcome::Stepped => unreachable!("nobody shares it"),
             LeaveOutcome::Release { seat, .. } => {
-                let _baton = Baton::new(self, None);
+                let _leadership = Leadership::new(self, None);
                 self.leads(&Thread::current());
                 self.seen.released.fetch_add(1, Ordering::SeqCst);
                 assert!(Arc::ptr_eq(&seat.tenancy, tenancy));
@@ -446,14 +446,14 @@ impl Name {
     fn check(&self) {
         let state = self.gate.state.lock();
         let is_idle = state.seat.is_none() && !state.queue.is_led();
-        assert!(!is_idle || state.queue.first().is_none(), "the baton is lost");
+        assert!(!is_idle || state.queue.first().is_none(), "the leadership is lost");
     }
 
     /// Asserts that nothing is left after all threads have gone.
     fn check_free(&self) {
         let state = self.gate.state.lock();
         assert!(state.seat.is_none(), "a grant that nobody took: {:?}", state.seat);
-        assert!(!state.queue.is_busy(), "a baton that nobody took");
+        assert!(!state.queue.is_busy(), "a leadership that nobody took");
         assert!(self.server.lock().is_none(), "a hold that nobody released");
         assert_eq!(*self.leader.lock(), None);
     }
@@ -518,7 +518,7 @@ fn each_gets_in_first_come_first_served() {
 }
 
 #[test]
-fn a_turn_that_is_over_ends_in_a_release_and_the_baton_goes_round() {
+fn a_turn_that_is_over_ends_in_a_release_and_the_leadership_goes_round() {
     let by_time = Odds { slow: 0.3, ..Odds::default() };
     let by_terms = Odds { other_terms: 0.3, ..Odds::default() };
     for odds in [by_time, by_terms] {

@@ -88,7 +88,7 @@ impl Line for Elsewhere {
 }
 
 #[test]
-fn a_hold_of_another_queue_takes_the_baton_from_nobody_and_is_passed_to_nobody_here() {
+fn a_hold_of_another_queue_takes_the_leadership_from_nobody_and_is_passed_to_nobody_here() {
     let gate = Gate::new();
     let mut state = gate.state.lock();
     let [leader, other, fair] = [(); 3].map(|()| Thread::nobodys());

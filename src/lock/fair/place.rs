@@ -30,7 +30,7 @@ pub(crate) struct FairPlace {
     pub(super) candidate: Candidate<Followers>,
     thread: Arc<Thread>,
     terms: Terms,
-    /// It has the newcomers' baton.
+    /// It has the newcomers' leadership.
     leads: bool,
     /// Receives its messages, from before its first request on. (`None` for a thread that takes the
     /// lock now or not at all.)
@@ -142,8 +142,8 @@ impl FairPlace {
         Some(self.tenancy(hold, followers))
     }
 
-    /// One request. The first request of the thread with the newcomers' baton also asks for the
-    /// newcomers.
+    /// One request. The first request of the thread with the newcomers' leadership also asks for
+    /// the newcomers.
     pub(super) fn ask(&mut self, listening: &mut Listening) -> Result<Try<Arc<Tenancy>>, Error> {
         let queue = Arc::clone(&self.queue);
         let (site, lease) = (&queue.site, self.terms.lease());

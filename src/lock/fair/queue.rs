@@ -2,9 +2,9 @@
 //! in Redis; this module only knows which thread to wake.
 //!
 //! ```text
-//! newcomers: one has the baton, and asks for all newcomers; the others sleep, or leave
-//! standing:  named in a request; each leads from here on, with a place of its own, until it gets the
-//!            lock, a thread of this process passes it on, or its wait is over
+//! newcomers: one has the leadership, and asks for all newcomers; the others sleep, or leave
+//! standing:  named in a request; each leads from here on, with a place of its own, until it gets
+//!            the lock, a thread of this process passes it on, or its wait is over
 //! ```
 //!
 //! Threads that one request names get neighbouring places, and so the lock goes from one to the
@@ -51,7 +51,7 @@ pub(super) type Answer = Result<Lead<FairPlace>, Error>;
 pub(super) struct Waiters {
     newcomers: Newcomers,
     pub(super) standing: Vec<Arc<Expected<Standing>>>,
-    /// The thread that has the newcomers' baton and waits for others.
+    /// The thread that has the newcomers' leadership and waits for others.
     lingering: Option<Arc<Thread>>,
     /// The number of holds that threads are just giving back.
     pub(super) releasing: usize,
@@ -133,7 +133,7 @@ impl FairQueue {
     }
 
     /// The newcomers for which the leader asks. They stay newcomers until they are
-    /// [answered](Self::answer): if they never are, one of them has the baton next.
+    /// [answered](Self::answer): if they never are, one of them has the leadership next.
     pub(super) fn company(self: &Arc<Self>) -> Vec<(Arc<Newcomer>, Lead<FairPlace>)> {
         let mut waiters = self.waiters.lock();
         waiters.lingering = None;
@@ -158,7 +158,7 @@ impl FairQueue {
         }
     }
 
-    /// The server answered the leader's request: the next newcomer has the baton, and the
+    /// The server answered the leader's request: the next newcomer has the leadership, and the
     /// companions lead from here on, or fail. If one has left meanwhile, its place is given up.
     pub(super) fn answer(&self, company: Vec<(Arc<Newcomer>, Answer)>) {
         // Dropped after the mutex is released.
@@ -166,7 +166,7 @@ impl FairQueue {
         let mut waiters = self.waiters.lock();
         for (newcomer, answer) in company {
             let signal = match answer {
-                Ok(lead) => Signal::Baton(Some(Box::new(lead))),
+                Ok(lead) => Signal::Leadership(Some(Box::new(lead))),
                 Err(error) => Signal::Failed(error),
             };
             match waiters.newcomers.tell(&newcomer, signal) {
@@ -245,8 +245,8 @@ impl Queued for Arc<FairQueue> {
         look(&mut self.waiters.lock().newcomers)
     }
 
-    /// A place belongs to its thread, and leaves the queue. If the thread has the newcomers' baton,
-    /// or none existed, the next newcomer gets the baton.
+    /// A place belongs to its thread, and leaves the queue. If the thread has the newcomers'
+    /// leadership, or none existed, the next newcomer gets the leadership.
     fn hand_on(&self, lead: Option<Lead<FairPlace>>) {
         if lead.is_none() {
             let _none = self.promote(None);

@@ -17,17 +17,17 @@ use crate::waiting::Signal;
 
 const SOON: Duration = Duration::from_secs(20);
 
-type Leader<'a> = Baton<'a, Arc<FairQueue>>;
+type Leader<'a> = Leadership<'a, Arc<FairQueue>>;
 
 fn claim<'a>(lock: &FairLock, thread: &'a Arc<Thread>) -> Claim<'a, Terms> {
     Claim { thread, need: lock.handle.terms(), wait: Wait::FOREVER }
 }
 
-/// The first thread, with the newcomers' baton.
+/// The first thread, with the newcomers' leadership.
 fn first(lock: &FairLock) -> Leader<'_> {
     let thread = Thread::current();
     assert!(matches!(lock.enter(&claim(lock, &thread)).unwrap(), Enter::Leads(None)));
-    Baton::new(&lock.queue, None)
+    Leadership::new(&lock.queue, None)
 }
 
 /// `count` threads that come behind the first.
@@ -49,7 +49,7 @@ fn ask(lock: &FairLock, leader: &mut Leader<'_>) -> Result<Try<Arc<Tenancy>>, Er
 /// A newcomer's signal: to lead, with a place if another thread asked for it.
 fn leads<'a>(lock: &'a FairLock, newcomer: &Arc<Newcomer>) -> Leader<'a> {
     match newcomer.take_signal() {
-        Some(Signal::Baton(lead)) => Baton::new(&lock.queue, lead.map(|lead| *lead)),
+        Some(Signal::Leadership(lead)) => Leadership::new(&lock.queue, lead.map(|lead| *lead)),
         other => panic!("{}", other.is_some()),
     }
 }
@@ -260,7 +260,7 @@ fn a_message_that_comes_before_a_companion_looks_is_not_forgotten() {
     let mut leader = first(&lock);
     let company = behind(&lock, 1);
     assert!(matches!(ask(&lock, &mut leader).unwrap(), Try::Busy(_)));
-    let Some(Signal::Baton(Some(mut lead))) = company[0].take_signal() else { panic!() };
+    let Some(Signal::Leadership(Some(mut lead))) = company[0].take_signal() else { panic!() };
     let owner = lead.inquiry.candidate.owner.to_string();
     let (uuid, number) = owner.split_once(':').unwrap();
     let channel = format!("redisson_lock__channel:{{redlatch:{uuid}}}");

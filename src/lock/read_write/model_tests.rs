@@ -42,7 +42,7 @@ impl Process {
     /// Drops the client, when no thread of it has the lock or waits for it.
     fn end(self) {
         let pair = &self.lock.read.pair;
-        assert!(!pair.with_queue(|queue| queue.is_busy()), "a baton that nobody took");
+        assert!(!pair.with_queue(|queue| queue.is_busy()), "a leadership that nobody took");
         for mode in [Mode::Read, Mode::Write] {
             assert!(!pair.site(mode).gate.is_seated(), "a seat that nobody left: {mode:?}");
         }

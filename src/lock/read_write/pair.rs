@@ -1,8 +1,8 @@
 //! One read-write lock in one client: the site of its readers' shared hold, the site of its
-//! writer's hold, and the one queue in which threads of both kinds stand, with one baton.
+//! writer's hold, and the one queue in which threads of both kinds stand, with one leadership.
 //!
 //! ```text
-//!            writer's seat     readers' seat      the baton
+//!            writer's seat     readers' seat      the leadership
 //! free       empty             empty              no thread's; none queues
 //! asked for  empty             empty              a leader's
 //! read       empty             taken by some      no thread's; none queues; or a leader's: a
@@ -13,15 +13,15 @@
 //!            taken             taken by writer    with the seat: it may go down to reading
 //! ```
 //!
-//! Baton: a leader has it, or the writer's seat: so while a thread writes, no thread leads, and
-//! while a thread leads, none writes. A leader that gets the writer's seat leaves the baton with
-//! the seat; a writer that leaves the seat, or finds its hold lost, hands the baton on. While the
-//! queue is not empty, a leader or the seat has the baton.
+//! Leadership: a leader has it, or the writer's seat: so while a thread writes, no thread leads,
+//! and while a thread leads, none writes. A leader that gets the writer's seat leaves the
+//! leadership with the seat; a writer that leaves the seat, or finds its hold lost, hands the
+//! leadership on. While the queue is not empty, a leader or the seat has the leadership.
 //!
 //! Alone: the writer may read, too, and no other thread of the process does. A reader enters
-//! without a command only while the baton is free, or as the leader. Readers that a writer finds
-//! when it gets its seat have lost their hold, since the server grants nothing to a writer beside
-//! them.
+//! without a command only while the leadership is free, or as the leader. Readers that a writer
+//! finds when it gets its seat have lost their hold, since the server grants nothing to a writer
+//! beside them.
 //!
 //! A reader enters beside readers of its process without a command, as long as their turn lasts and
 //! no thread queues, here or by the server's last reply elsewhere. At the turn's end one thread
@@ -220,7 +220,7 @@ impl Pair {
         self.write.gate.tenant().is_none_or(|writing| writing.thread.id() == thread.id())
     }
 
-    /// The baton goes to the next thread in the queue, with the place if that is of its kind.
+    /// The leadership goes to the next thread in the queue, with the place if that is of its kind.
     fn hand_on_to_next(&self, lead: Option<Lead<Option<Place>>>) {
         let mode = |lead: &Lead<Option<Place>>| lead.inquiry.as_ref().map(Place::mode);
         let (wake, left) = self.with_queue(|queue| {
@@ -268,7 +268,7 @@ impl Queued for Pair {
 }
 
 impl Succession for Pair {
-    /// From writer to writer, with the baton. Not if the leaving writer reads on.
+    /// From writer to writer, with the leadership. Not if the leaving writer reads on.
     fn pass(
         &self,
         hold: &Arc<Hold>,
