@@ -306,24 +306,24 @@ impl Synchronizer for CountDownLatch {
         Ok(queued.map_or(Enter::Leads(None), Enter::Queued))
     }
 
-    fn inquiry(&self, _: &Claim<'_, ()>) -> LatchInquiry {
-        LatchInquiry::default()
+    fn request_state(&self, _: &Claim<'_, ()>) -> LatchRequestState {
+        LatchRequestState::default()
     }
 
     /// A message is only a hint: it may be of another database, or of a count before this one.
-    fn collect(&self, _: &mut Lead<LatchInquiry>, _: &Claim<'_, ()>) -> Option<()> {
+    fn collect(&self, _: &mut Lead<LatchRequestState>, _: &Claim<'_, ()>) -> Option<()> {
         None
     }
 
     /// Asks whether the latch is open, for all that came before.
-    fn ask(&self, lead: &mut Lead<LatchInquiry>, claim: &Claim<'_, ()>) -> Result<Try<()>, Error> {
+    fn ask(&self, lead: &mut Lead<LatchRequestState>, claim: &Claim<'_, ()>) -> Result<Try<()>, Error> {
         let (site, core) = (&self.site, &self.site.core);
-        let Lead { listening, inquiry } = lead;
+        let Lead { listening, request_state } = lead;
         // A thread that comes after this may wait for another count: a latch may be set anew.
-        inquiry.arrivals = site.arrivals();
+        request_state.arrivals = site.arrivals();
         match site.scripts().count() {
             Ok(count) if count <= 0 => {
-                site.tell_until(inquiry.arrivals, || Signal::Granted(()));
+                site.tell_until(request_state.arrivals, || Signal::Granted(()));
                 Ok(Try::Granted(()))
             }
             Ok(_) => {
@@ -336,7 +336,7 @@ impl Synchronizer for CountDownLatch {
                 // A question changes nothing, with or without a reply.
                 let error = trouble.into_error().unknown(false).of(&site.name);
                 let error = error.now("waiting has ended");
-                site.fail_before(inquiry.arrivals, &error);
+                site.fail_before(request_state.arrivals, &error);
                 Err(error)
             }
         }
@@ -351,7 +351,7 @@ impl fmt::Debug for CountDownLatch {
 
 /// The leader's last question.
 #[derive(Debug, Default)]
-pub(crate) struct LatchInquiry {
+pub(crate) struct LatchRequestState {
     /// How many threads had come before.
     arrivals: u64,
 }
@@ -363,7 +363,7 @@ pub(crate) struct LatchSite {
     route: Route,
     channel: Arc<str>,
     requests: Arc<Requests>,
-    queue: Mutex<Queue<(), (), LatchInquiry>>,
+    queue: Mutex<Queue<(), (), LatchRequestState>>,
 }
 
 impl LatchSite {
@@ -406,17 +406,17 @@ impl LatchSite {
 impl Queued for LatchSite {
     type Need = ();
     type Grant = ();
-    type Inquiry = LatchInquiry;
+    type RequestState = LatchRequestState;
 
     fn whose(&self) -> (&Core, &Arc<str>) {
         (&self.core, &self.name)
     }
 
-    fn with_queue<R>(&self, look: impl FnOnce(&mut Queue<(), (), LatchInquiry>) -> R) -> R {
+    fn with_queue<R>(&self, look: impl FnOnce(&mut Queue<(), (), LatchRequestState>) -> R) -> R {
         look(&mut self.queue.lock())
     }
 
-    fn hand_on(&self, _: Option<Lead<LatchInquiry>>) {
+    fn hand_on(&self, _: Option<Lead<LatchRequestState>>) {
         // The next leader may wait for another count than this one asked for.
         self.promote(None);
     }

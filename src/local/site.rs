@@ -343,7 +343,7 @@ impl fmt::Debug for Site {
 impl Queued for Arc<Site> {
     type Need = Terms;
     type Grant = Arc<Tenancy>;
-    type Inquiry = Place;
+    type RequestState = Place;
 
     fn whose(&self) -> (&Core, &Arc<str>) {
         (&self.core, &self.name)
@@ -356,7 +356,7 @@ impl Queued for Arc<Site> {
     /// Hands the place to the next leader of the process, or gives it up.
     fn hand_on(&self, lead: Option<Lead<Place>>) {
         if let Some(left) = self.promote(lead) {
-            self.leave_queue(&left.inquiry);
+            self.leave_queue(&left.request_state);
         }
         self.vacant();
     }

@@ -75,12 +75,12 @@ impl Synchronizer for Exclusive<'_> {
         Ok(None)
     }
 
-    fn inquiry(&self, _: &Claim<'_, Terms>) -> Place {
+    fn request_state(&self, _: &Claim<'_, Terms>) -> Place {
         Place::new(&self.0.site)
     }
 
     fn collect(&self, lead: &mut Lead<Place>, claim: &Claim<'_, Terms>) -> Option<Arc<Tenancy>> {
-        lead.inquiry.collect(&mut lead.listening, &self.0.site, claim)
+        lead.request_state.collect(&mut lead.listening, &self.0.site, claim)
     }
 
     fn has_news(&self, place: &Place) -> bool {
@@ -92,7 +92,7 @@ impl Synchronizer for Exclusive<'_> {
         lead: &mut Lead<Place>,
         claim: &Claim<'_, Terms>,
     ) -> Result<Try<Arc<Tenancy>>, Error> {
-        lead.inquiry.ask(&mut lead.listening, &self.0.site, claim)
+        lead.request_state.ask(&mut lead.listening, &self.0.site, claim)
     }
 
     /// `None`: between the grant and here the lease has ended, or the server has answered a forced

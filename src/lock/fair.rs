@@ -165,12 +165,12 @@ impl Synchronizer for FairLock {
 
     /// For a thread that takes the newcomers' leadership after its owner is gone, or that comes
     /// first.
-    fn inquiry(&self, claim: &Claim<'_, Terms>) -> FairPlace {
+    fn request_state(&self, claim: &Claim<'_, Terms>) -> FairPlace {
         FairPlace::new(&self.queue, claim.thread, claim.need, true)
     }
 
     fn collect(&self, lead: &mut Lead<FairPlace>, _: &Claim<'_, Terms>) -> Option<Arc<Tenancy>> {
-        lead.inquiry.collect(&mut lead.listening)
+        lead.request_state.collect(&mut lead.listening)
     }
 
     fn has_news(&self, place: &FairPlace) -> bool {
@@ -187,9 +187,9 @@ impl Synchronizer for FairLock {
         claim: &Claim<'_, Terms>,
     ) -> Result<Try<Arc<Tenancy>>, Error> {
         if claim.wait.blocks() {
-            return lead.inquiry.ask(&mut lead.listening);
+            return lead.request_state.ask(&mut lead.listening);
         }
-        lead.inquiry.ask_once()
+        lead.request_state.ask_once()
     }
 
     /// `None`: see [`lock/exclusive.rs`](crate::lock::exclusive); or the thread slept through the
@@ -203,7 +203,7 @@ impl Synchronizer for FairLock {
     ) -> Result<Option<Arc<Tenancy>>, Error> {
         let (Self { handle, queue }, hold) = (self, &tenancy.hold);
         let Handle { site, .. } = handle;
-        let Some(Lead { inquiry: place, .. }) = &mut leadership.lead else { return Ok(None) };
+        let Some(Lead { request_state: place, .. }) = &mut leadership.lead else { return Ok(None) };
         let is_ours = match place.stand_down() {
             _ if !place.is_owner_of(hold) => {
                 let is_held = tenancy.is_held();

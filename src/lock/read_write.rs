@@ -450,18 +450,18 @@ impl Synchronizer for Side<'_> {
         Ok(Some(Grant { tenancy, is_seated: true }))
     }
 
-    fn inquiry(&self, _: &Claim<'_, Need>) -> Option<Place> {
+    fn request_state(&self, _: &Claim<'_, Need>) -> Option<Place> {
         None
     }
 
     fn collect(&self, lead: &mut Lead<Option<Place>>, claim: &Claim<'_, Need>) -> Option<Grant> {
-        let Lead { listening, inquiry } = lead;
-        let tenancy = inquiry.as_mut()?.collect(listening, &self.handle.site, &on_terms(claim))?;
+        let Lead { listening, request_state } = lead;
+        let tenancy = request_state.as_mut()?.collect(listening, &self.handle.site, &on_terms(claim))?;
         Some(Grant { tenancy, is_seated: false })
     }
 
-    fn has_news(&self, inquiry: &Option<Place>) -> bool {
-        inquiry.as_ref().is_some_and(Place::has_news)
+    fn has_news(&self, request_state: &Option<Place>) -> bool {
+        request_state.as_ref().is_some_and(Place::has_news)
     }
 
     fn ask(
@@ -471,13 +471,13 @@ impl Synchronizer for Side<'_> {
     ) -> Result<Try<Grant>, Error> {
         let site = &self.handle.site;
         self.pair.asks();
-        let Lead { listening, inquiry } = lead;
-        if inquiry.is_none()
+        let Lead { listening, request_state } = lead;
+        if request_state.is_none()
             && let Some(grant) = self.join(claim)?
         {
             return Ok(Try::Granted(grant));
         }
-        let place = inquiry.get_or_insert_with(|| Place::new(site));
+        let place = request_state.get_or_insert_with(|| Place::new(site));
         Ok(match place.ask(listening, site, &on_terms(claim))? {
             Try::Granted(tenancy) => Try::Granted(Grant { tenancy, is_seated: false }),
             Try::Busy(sleep) => Try::Busy(sleep),

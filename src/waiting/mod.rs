@@ -59,20 +59,20 @@ pub(crate) trait Synchronizer {
         Ok(Some(grant))
     }
 
-    /// A new leader's inquiry, if the leader before left no lead.
-    fn inquiry(&self, claim: &ClaimOf<'_, Self>) -> InquiryOf<Self>;
+    /// A new leader's request state, if the leader before left no lead.
+    fn request_state(&self, claim: &ClaimOf<'_, Self>) -> RequestStateOf<Self>;
 
     /// A grant that reached the leader without a request, since it last looked.
     fn collect(&self, lead: &mut LeadOf<Self>, claim: &ClaimOf<'_, Self>) -> Option<GrantOf<Self>>;
 
     /// Whether the leader can collect a grant, or has nobody left to pause for.
-    fn has_news(&self, _inquiry: &InquiryOf<Self>) -> bool {
+    fn has_news(&self, _request: &RequestStateOf<Self>) -> bool {
         false
     }
 
     /// How long the leader waits before it asks: it leaves permits to others, or lets others join
     /// its request.
-    fn pause(&self, _inquiry: &InquiryOf<Self>) -> Duration {
+    fn pause(&self, _request: &RequestStateOf<Self>) -> Duration {
         Duration::ZERO
     }
 
@@ -125,21 +125,21 @@ pub(crate) enum Try<T> {
 pub(crate) struct Lead<I> {
     pub(crate) listening: Listening,
     /// The synchronizer's knowledge of its requests; for a lock, its place in the queue.
-    pub(crate) inquiry: I,
+    pub(crate) request_state: I,
 }
 
 impl<I> Lead<I> {
-    pub(crate) fn new(inquiry: I) -> Self {
-        Self { listening: Listening::default(), inquiry }
+    pub(crate) fn new(request_state: I) -> Self {
+        Self { listening: Listening::default(), request_state }
     }
 }
 
 type NeedOf<S> = <<S as Synchronizer>::Site as Queued>::Need;
 pub(crate) type GrantOf<S> = <<S as Synchronizer>::Site as Queued>::Grant;
-pub(crate) type LeadOf<S> = Lead<InquiryOf<S>>;
-type InquiryOf<S> = <<S as Synchronizer>::Site as Queued>::Inquiry;
+pub(crate) type LeadOf<S> = Lead<RequestStateOf<S>>;
+type RequestStateOf<S> = <<S as Synchronizer>::Site as Queued>::RequestState;
 pub(crate) type ClaimOf<'a, S> = Claim<'a, NeedOf<S>>;
-pub(crate) type EnterOf<S> = Enter<NeedOf<S>, GrantOf<S>, InquiryOf<S>>;
+pub(crate) type EnterOf<S> = Enter<NeedOf<S>, GrantOf<S>, RequestStateOf<S>>;
 
 /// Waits until granted, or until the wait is over (`None`). The wait's end also ends a request that
 /// the server has not answered. Then the result is `None` if the server has answered another
@@ -264,7 +264,7 @@ fn lead_until_granted<S: Synchronizer>(
     mut lasting: Lasting<'_>,
 ) -> Result<Option<GrantOf<S>>, Error> {
     loop {
-        let lead = leadership.lead_or(|| synchronizer.inquiry(claim));
+        let lead = leadership.lead_or(|| synchronizer.request_state(claim));
         let granted = match await_grant(synchronizer, lead, claim, &mut lasting) {
             Ok(granted) => granted,
             Err(error) => {
@@ -297,12 +297,12 @@ fn await_grant<S: Synchronizer>(
         if let Some(grant) = synchronizer.collect(lead, claim) {
             return Ok(Some(grant));
         }
-        let Lead { listening, inquiry } = &mut *lead;
-        let news = || synchronizer.has_news(inquiry);
+        let Lead { listening, request_state } = &mut *lead;
+        let news = || synchronizer.has_news(request_state);
         // At first; when a message came on one of its channels, or such a channel was confirmed,
         // since the last request; or when `ask_at` has come.
         if listening.is_due() {
-            let pause = synchronizer.pause(inquiry);
+            let pause = synchronizer.pause(request_state);
             if !pause.is_zero() {
                 // Deaf to messages: other waiters, which are faster, have heard them.
                 let until = wait.sleep_until(pause);

@@ -31,7 +31,7 @@ struct Client<'a> {
 impl Queued for Client<'_> {
     type Need = ();
     type Grant = ();
-    type Inquiry = ();
+    type RequestState = ();
 
     fn whose(&self) -> (&Core, &Arc<str>) {
         (self.core, &self.name)
@@ -55,7 +55,7 @@ impl<'a, F: Fn() -> bool> Synchronizer for Alone<'a, F> {
         Ok(Enter::Leads(None))
     }
 
-    fn inquiry(&self, _: &Claim<'_, ()>) {}
+    fn request_state(&self, _: &Claim<'_, ()>) {}
 
     fn collect(&self, _: &mut Lead<()>, _: &Claim<'_, ()>) -> Option<()> {
         None

@@ -235,7 +235,7 @@ impl<N, G, I> Waiter<N, G, I> {
 pub(crate) trait Queued {
     type Need: Copy;
     type Grant;
-    type Inquiry;
+    type RequestState;
 
     fn whose(&self) -> (&Core, &Arc<str>);
 
@@ -243,10 +243,10 @@ pub(crate) trait Queued {
     fn with_queue<R>(&self, look: impl FnOnce(&mut QueueOf<Self>) -> R) -> R;
 
     /// A leader is done: [promotes](Self::promote) the next one.
-    fn hand_on(&self, lead: Option<Lead<Self::Inquiry>>);
+    fn hand_on(&self, lead: Option<Lead<Self::RequestState>>);
 
     /// As [`Queue::promote`], and wakes the new leader.
-    fn promote(&self, lead: Option<Lead<Self::Inquiry>>) -> Option<Lead<Self::Inquiry>> {
+    fn promote(&self, lead: Option<Lead<Self::RequestState>>) -> Option<Lead<Self::RequestState>> {
         let (wake, left) = self.with_queue(|queue| queue.promote(lead));
         wake.now();
         left
@@ -295,28 +295,28 @@ pub(crate) trait Queued {
     }
 }
 
-type QueueOf<Q> = Queue<<Q as Queued>::Need, <Q as Queued>::Grant, <Q as Queued>::Inquiry>;
+type QueueOf<Q> = Queue<<Q as Queued>::Need, <Q as Queued>::Grant, <Q as Queued>::RequestState>;
 pub(super) type WaiterOf<Q> =
-    Waiter<<Q as Queued>::Need, <Q as Queued>::Grant, <Q as Queued>::Inquiry>;
-pub(super) type SignalOf<Q> = Signal<<Q as Queued>::Grant, <Q as Queued>::Inquiry>;
+    Waiter<<Q as Queued>::Need, <Q as Queued>::Grant, <Q as Queued>::RequestState>;
+pub(super) type SignalOf<Q> = Signal<<Q as Queued>::Grant, <Q as Queued>::RequestState>;
 
 /// The right to talk to Redis about a name. Its drop hands it on, on every path.
 pub(crate) struct Leadership<'a, Q: Queued> {
     queued: &'a Q,
-    pub(crate) lead: Option<Lead<Q::Inquiry>>,
+    pub(crate) lead: Option<Lead<Q::RequestState>>,
     is_laid_down: bool,
 }
 
 impl<'a, Q: Queued> Leadership<'a, Q> {
-    pub(crate) fn new(queued: &'a Q, lead: Option<Lead<Q::Inquiry>>) -> Self {
+    pub(crate) fn new(queued: &'a Q, lead: Option<Lead<Q::RequestState>>) -> Self {
         Self { queued, lead, is_laid_down: false }
     }
 
     pub(crate) fn lead_or(
         &mut self,
-        inquiry: impl FnOnce() -> Q::Inquiry,
-    ) -> &mut Lead<Q::Inquiry> {
-        self.lead.get_or_insert_with(|| Lead::new(inquiry()))
+        request_state: impl FnOnce() -> Q::RequestState,
+    ) -> &mut Lead<Q::RequestState> {
+        self.lead.get_or_insert_with(|| Lead::new(request_state()))
     }
 
     /// No thread leads any more. The caller has decided that under the queue's mutex.

@@ -77,7 +77,7 @@ struct Name {
 impl Queued for Name {
     type Need = Terms;
     type Grant = Arc<Tenancy>;
-    type Inquiry = Place;
+    type RequestState = Place;
 
     fn whose(&self) -> (&Core, &Arc<str>) {
         (&self.core, &self.name)
@@ -149,7 +149,7 @@ impl Synchronizer for Visitor<'_> {
         Ok(None)
     }
 
-    fn inquiry(&self, _: &Claim<'_, Terms>) -> Place {
+    fn request_state(&self, _: &Claim<'_, Terms>) -> Place {
         Place::new(&Site::of(&self.name.core, "of another gate"))
     }
 

@@ -18,9 +18,9 @@ use crate::sync::{Mutex, Thread, clock};
 use crate::waiting::{Enter, Queue, Wake};
 
 /// The waiting threads with their needs.
-pub(crate) type PermitQueue<P> = Queue<<P as Permits>::Need, P, PermitInquiry>;
+pub(crate) type PermitQueue<P> = Queue<<P as Permits>::Need, P, PermitRequestState>;
 
-type EnterPermits<P> = Enter<<P as Permits>::Need, P, PermitInquiry>;
+type EnterPermits<P> = Enter<<P as Permits>::Need, P, PermitRequestState>;
 
 /// One semaphore's queue in this process.
 #[derive(Debug)]
@@ -47,7 +47,7 @@ struct Leader<P: Permits> {
 
 /// A leader's requests.
 #[derive(Debug, Default)]
-pub(crate) struct PermitInquiry {
+pub(crate) struct PermitRequestState {
     pub(super) tries: u32,
     /// The server has just refused the thread, when it did not lead yet.
     pub(super) was_refused: bool,

@@ -12,7 +12,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use self::gate::{PermitInquiry, PermitQueue, first_unmet};
+use self::gate::{PermitRequestState, PermitQueue, first_unmet};
 use self::turn::Before;
 use crate::error::Error;
 use crate::runtime::Core;
@@ -150,57 +150,57 @@ impl<S: Source> Synchronizer for Arc<S> {
         if let Some(entered) = gate.enter(thread, *need, wait.blocks()) {
             return Ok(entered);
         }
-        let mut inquiry = PermitInquiry::default();
+        let mut request_state = PermitRequestState::default();
         // A thread that finds the gate open is first in line. After the process's turn it stays
         // away like any other: its release and its next request, one behind the other, would win
         // every race. Not if no other process listens: behind a closed gate each thread asks alone.
         if is_turn_over(&**self) {
-            inquiry.rest = rest_of_yield(&**self);
+            request_state.rest = rest_of_yield(&**self);
         }
-        if !wait.blocks() && !inquiry.rest.is_zero() {
+        if !wait.blocks() && !request_state.rest.is_zero() {
             // The thread asks once, when other processes have had their chance.
-            let until = Instant::now().checked_add(std::mem::take(&mut inquiry.rest));
+            let until = Instant::now().checked_add(std::mem::take(&mut request_state.rest));
             doze(self.core(), self.name(), thread, wait, until, || false)?;
             if let Some(entered) = gate.enter(thread, *need, false) {
                 return Ok(entered);
             }
         }
-        if inquiry.rest.is_zero() {
+        if request_state.rest.is_zero() {
             if let Answered { own: Some(own), .. } = ask(self, &[*need], 1)? {
                 return Ok(Enter::Granted(own));
             }
             if wait.is_over() {
                 return Ok(Enter::NotNow);
             }
-            inquiry.was_refused = true;
+            request_state.was_refused = true;
         }
         let entered = gate.refused(thread, *need);
         if let Enter::Leads(_) = entered {
-            if inquiry.rest.is_zero() {
-                inquiry.rest = rest_of_yield(&**self);
+            if request_state.rest.is_zero() {
+                request_state.rest = rest_of_yield(&**self);
             }
-            return Ok(Enter::Leads(Some(Box::new(Lead::new(inquiry)))));
+            return Ok(Enter::Leads(Some(Box::new(Lead::new(request_state)))));
         }
         Ok(entered)
     }
 
-    fn inquiry(&self, _: &ClaimOf<'_, S>) -> PermitInquiry {
-        PermitInquiry { rest: rest_of_yield(&**self), ..PermitInquiry::default() }
+    fn request_state(&self, _: &ClaimOf<'_, S>) -> PermitRequestState {
+        PermitRequestState { rest: rest_of_yield(&**self), ..PermitRequestState::default() }
     }
 
-    fn collect(&self, _: &mut Lead<PermitInquiry>, _: &ClaimOf<'_, S>) -> Option<S::Permits> {
+    fn collect(&self, _: &mut Lead<PermitRequestState>, _: &ClaimOf<'_, S>) -> Option<S::Permits> {
         self.gate().take_given()
     }
 
-    fn has_news(&self, _: &PermitInquiry) -> bool {
+    fn has_news(&self, _: &PermitRequestState) -> bool {
         self.gate().is_given()
     }
 
     /// After the process's turn others go first, and after a message too. The second request only
     /// makes up for messages before it listened.
-    fn pause(&self, inquiry: &PermitInquiry) -> Duration {
-        match inquiry.tries {
-            0 => inquiry.rest,
+    fn pause(&self, request_state: &PermitRequestState) -> Duration {
+        match request_state.tries {
+            0 => request_state.rest,
             1 => Duration::ZERO,
             _ => stay_away(&**self),
         }
@@ -209,13 +209,13 @@ impl<S: Source> Synchronizer for Arc<S> {
     /// Asks for the first in line, and those behind it.
     fn ask(
         &self,
-        lead: &mut Lead<PermitInquiry>,
+        lead: &mut Lead<PermitRequestState>,
         claim: &ClaimOf<'_, S>,
     ) -> Result<Try<S::Permits>, Error> {
-        let (gate, Lead { listening, inquiry }) = (self.gate(), lead);
+        let (gate, Lead { listening, request_state }) = (self.gate(), lead);
         let version = listening.public.version();
-        inquiry.tries = inquiry.tries.saturating_add(1);
-        let left = if version.is_none() && inquiry.was_refused {
+        request_state.tries = request_state.tries.saturating_add(1);
+        let left = if version.is_none() && request_state.was_refused {
             None
         } else if let Some(left) = gate.refusal(version, claim.need) {
             left
@@ -245,7 +245,7 @@ impl<S: Source> Synchronizer for Arc<S> {
 impl<S: Source> Queued for Arc<S> {
     type Need = NeedOf<S>;
     type Grant = S::Permits;
-    type Inquiry = PermitInquiry;
+    type RequestState = PermitRequestState;
 
     fn whose(&self) -> (&Core, &Arc<str>) {
         (self.core(), self.name())
@@ -255,7 +255,7 @@ impl<S: Source> Queued for Arc<S> {
         self.gate().with_queue(look)
     }
 
-    fn hand_on(&self, _: Option<Lead<PermitInquiry>>) {
+    fn hand_on(&self, _: Option<Lead<PermitRequestState>>) {
         // The leader got permits from the server, or gave up, and was passed some at the same
         // moment.
         if let Some(left) = self.gate().leader_leaves() {

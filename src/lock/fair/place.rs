@@ -152,11 +152,11 @@ impl FairPlace {
         let (asked, heard) = (Asked::now(site), site.core.pubsub.own_version(&site.name));
         self.stands(listening, heard);
         self.candidate.asks(asked, lease);
-        for Lead { listening, inquiry: place } in company.iter_mut().map(|(_, lead)| lead) {
+        for Lead { listening, request_state: place } in company.iter_mut().map(|(_, lead)| lead) {
             place.stands(listening, heard);
             place.candidate.asks(asked, lease);
         }
-        let owners = company.iter().map(|(_, lead)| lead.inquiry.candidate.owner);
+        let owners = company.iter().map(|(_, lead)| lead.request_state.candidate.owner);
         let owners: Vec<_> = owners.collect();
         let others = if self.was_queued { Others::Nobody } else { Others::Company(&owners) };
         let replied = queue.scripts().acquire(&site.route, &self.candidate.owner, lease, others);
@@ -166,10 +166,10 @@ impl FairPlace {
                 if was_cut() {
                     // The leader's own limit cut its request, and is not the companions' limit:
                     // each asks for itself, at once.
-                    let _unanswered = lead.inquiry.candidate.heard(reply, |_| true);
+                    let _unanswered = lead.request_state.candidate.heard(reply, |_| true);
                     return (newcomer, Ok(lead));
                 }
-                let answer = lead.inquiry.answered(&mut lead.listening, reply).map(|answer| {
+                let answer = lead.request_state.answered(&mut lead.listening, reply).map(|answer| {
                     if let Try::Busy(sleep) = answer {
                         lead.listening.ask_after(sleep);
                     }

@@ -235,7 +235,7 @@ impl Drop for Returning {
 impl Queued for Arc<FairQueue> {
     type Need = Terms;
     type Grant = Arc<Tenancy>;
-    type Inquiry = FairPlace;
+    type RequestState = FairPlace;
 
     fn whose(&self) -> (&Core, &Arc<str>) {
         (&self.site.core, &self.site.name)

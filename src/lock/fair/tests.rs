@@ -43,7 +43,7 @@ fn behind(lock: &FairLock, count: usize) -> Vec<Arc<Newcomer>> {
 fn ask(lock: &FairLock, leader: &mut Leader<'_>) -> Result<Try<Arc<Tenancy>>, Error> {
     let thread = Thread::current();
     let claim = claim(lock, &thread);
-    lock.ask(leader.lead_or(|| lock.inquiry(&claim)), &claim)
+    lock.ask(leader.lead_or(|| lock.request_state(&claim)), &claim)
 }
 
 /// A newcomer's signal: to lead, with a place if another thread asked for it.
@@ -55,7 +55,7 @@ fn leads<'a>(lock: &'a FairLock, newcomer: &Arc<Newcomer>) -> Leader<'a> {
 }
 
 fn number(leader: &Leader<'_>) -> u64 {
-    leader.lead.as_ref().unwrap().inquiry.candidate.owner.number()
+    leader.lead.as_ref().unwrap().request_state.candidate.owner.number()
 }
 
 /// A thread that was granted the lock and has not read it yet.
@@ -239,7 +239,7 @@ fn the_next_one_leads_where_the_first_dies_while_it_asks() {
     let mut leader = first(&lock);
     let company = behind(&lock, 2);
     let thread = Thread::current();
-    leader.lead_or(|| lock.inquiry(&claim(&lock, &thread)));
+    leader.lead_or(|| lock.request_state(&claim(&lock, &thread)));
     let died = catch_unwind(AssertUnwindSafe(|| {
         let _leader = leader;
         let _company = lock.queue.company();
@@ -261,17 +261,17 @@ fn a_message_that_comes_before_a_companion_looks_is_not_forgotten() {
     let company = behind(&lock, 1);
     assert!(matches!(ask(&lock, &mut leader).unwrap(), Try::Busy(_)));
     let Some(Signal::Leadership(Some(mut lead))) = company[0].take_signal() else { panic!() };
-    let owner = lead.inquiry.candidate.owner.to_string();
+    let owner = lead.request_state.candidate.owner.to_string();
     let (uuid, number) = owner.split_once(':').unwrap();
     let channel = format!("redisson_lock__channel:{{redlatch:{uuid}}}");
     wait_until("it is told", SOON, || {
         let said = format!("ask {number} looks");
         let mut redis = server.connection();
         let () = redis::cmd("PUBLISH").arg(&channel).arg(said).query(&mut redis).unwrap();
-        lock.has_news(&lead.inquiry)
+        lock.has_news(&lead.request_state)
     });
     assert!(lead.listening.ask_at > 0);
-    let Lead { listening, inquiry: place } = &mut *lead;
+    let Lead { listening, request_state: place } = &mut *lead;
     assert!(place.collect(listening).is_none());
     assert_eq!(lead.listening.ask_at, 0, "it sleeps on");
     guard.unlock().unwrap();

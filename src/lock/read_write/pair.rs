@@ -222,7 +222,7 @@ impl Pair {
 
     /// The leadership goes to the next thread in the queue, with the place if that is of its kind.
     fn hand_on_to_next(&self, lead: Option<Lead<Option<Place>>>) {
-        let mode = |lead: &Lead<Option<Place>>| lead.inquiry.as_ref().map(Place::mode);
+        let mode = |lead: &Lead<Option<Place>>| lead.request_state.as_ref().map(Place::mode);
         let (wake, left) = self.with_queue(|queue| {
             let next = queue.first().map(|first| first.need().mode);
             match lead {
@@ -231,7 +231,7 @@ impl Pair {
             }
         });
         wake.now();
-        if let Some(place) = left.and_then(|lead| lead.inquiry) {
+        if let Some(place) = left.and_then(|lead| lead.request_state) {
             self.site(place.mode()).leave_queue(&place);
         }
     }
@@ -251,7 +251,7 @@ impl Queued for Pair {
     type Need = Need;
     type Grant = Grant;
     /// A place in the lock's queue, once the leader has asked for one.
-    type Inquiry = Option<Place>;
+    type RequestState = Option<Place>;
 
     fn whose(&self) -> (&Core, &Arc<str>) {
         (&self.core, &self.name)

@@ -57,7 +57,7 @@ struct Pool {
 impl Queued for Pool {
     type Need = u32;
     type Grant = u32;
-    type Inquiry = PermitInquiry;
+    type RequestState = PermitRequestState;
 
     fn whose(&self) -> (&Core, &Arc<str>) {
         (&self.core, &self.name)
@@ -67,7 +67,7 @@ impl Queued for Pool {
         self.gate.with_queue(look)
     }
 
-    fn hand_on(&self, _: Option<Lead<PermitInquiry>>) {
+    fn hand_on(&self, _: Option<Lead<PermitRequestState>>) {
         if let Some(left) = self.gate.leader_leaves() {
             self.give_back(left);
         }
@@ -93,13 +93,13 @@ impl Synchronizer for Pool {
         Ok(self.gate.refused(claim.thread, claim.need))
     }
 
-    fn inquiry(&self, claim: &Claim<'_, u32>) -> PermitInquiry {
+    fn request_state(&self, claim: &Claim<'_, u32>) -> PermitRequestState {
         // Subscribe first.
         self.listeners.lock().push(Arc::clone(claim.thread));
-        PermitInquiry::default()
+        PermitRequestState::default()
     }
 
-    fn collect(&self, lead: &mut Lead<PermitInquiry>, _: &Claim<'_, u32>) -> Option<u32> {
+    fn collect(&self, lead: &mut Lead<PermitRequestState>, _: &Claim<'_, u32>) -> Option<u32> {
         if self.said.swap(false, Ordering::SeqCst) {
             lead.listening.ask_at = 0;
         }
@@ -108,11 +108,11 @@ impl Synchronizer for Pool {
         given
     }
 
-    fn has_news(&self, _: &PermitInquiry) -> bool {
+    fn has_news(&self, _: &PermitRequestState) -> bool {
         self.gate.is_given() || self.said.load(Ordering::SeqCst)
     }
 
-    fn ask(&self, _: &mut Lead<PermitInquiry>, claim: &Claim<'_, u32>) -> Result<Try<u32>, Error> {
+    fn ask(&self, _: &mut Lead<PermitRequestState>, claim: &Claim<'_, u32>) -> Result<Try<u32>, Error> {
         Ok(match self.request(&self.gate.needs(claim.need))? {
             0 => Try::Busy(Duration::from_secs(30)),
             _ => Try::Granted(claim.need),
