@@ -4,7 +4,7 @@
 //! grant makes a hold and its first tenancy; a pass within the process makes a new tenancy in the
 //! same hold. A guard names its tenancy, so a guard of an earlier tenancy does nothing to the next.
 
-mod candidate;
+mod acquisition;
 mod cohort;
 mod gate;
 mod left;
@@ -33,7 +33,7 @@ pub(crate) use crate::sync::clock;
 use crate::sync::{Mutex, Thread};
 use crate::waiting::Wake;
 
-pub(crate) use candidate::{Candidate, Expected, Granted};
+pub(crate) use acquisition::{Acquisition, Expected, Granted};
 pub(crate) use cohort::{Cohort, GrantDetails};
 pub(crate) use gate::{Admitted, Entered, Folded, Gate, Joining, LeaveOutcome, Level, Seat};
 pub(crate) use place::Place;

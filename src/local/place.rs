@@ -21,7 +21,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::candidate::{Candidate, Expected, Granted};
+use super::acquisition::{Acquisition, Expected, Granted};
 use super::{Asked, GrantDetails, Hold, Site, Tenancy, Terms, clock};
 use crate::connection::Command;
 use crate::error::Error;
@@ -53,7 +53,7 @@ const PER_PLACE: Duration = Duration::from_micros(300);
 /// [given up](Site::give_up).
 #[derive(Debug)]
 pub(crate) struct Place {
-    pub(super) candidate: Candidate<GrantDetails>,
+    pub(super) acquisition: Acquisition<GrantDetails>,
     /// What messages say that name it, from before its first request for a place on. `None`: it has
     /// not asked for one. The hold that it becomes may keep this (`Hold::_expected`).
     standing: Option<Arc<Expected<Standing>>>,
@@ -134,24 +134,24 @@ pub(super) fn details(details: &str) -> Option<GrantDetails> {
 
 impl Place {
     pub(crate) fn new(site: &Site) -> Self {
-        Self { candidate: Candidate::new(site), standing: None, at: None, _companion: None }
+        Self { acquisition: Acquisition::new(site), standing: None, at: None, _companion: None }
     }
 
     /// What it is for.
     pub(crate) fn mode(&self) -> Mode {
-        self.candidate.owner.mode()
+        self.acquisition.owner.mode()
     }
 
     /// The chain of a grant that nobody has read.
     fn unread_chain(&self) -> Chain {
         let grant = self.standing.as_ref().and_then(|it| it.who.mail.lock().grant);
-        let details = grant.map(|granted| granted.details).or(self.candidate.told);
+        let details = grant.map(|granted| granted.details).or(self.acquisition.told);
         details.map_or_else(Chain::default, |details| details.chain)
     }
 
     /// Takes its owner out of queue and lock.
     pub(super) fn give_up_command(&self, site: &Site) -> Command {
-        site.scripts().give_up_command(&self.candidate.owner.text(), self.unread_chain())
+        site.scripts().give_up_command(&self.acquisition.owner.text(), self.unread_chain())
     }
 
     /// Whether something was told and not read.
@@ -208,51 +208,51 @@ impl Place {
             let mail = Mutex::new(Mail { reader, grant: None, open_until: None });
             let (name, database) = (Arc::clone(&site.name), site.core.database());
             let standing = Standing { name, database, mail };
-            let number = self.candidate.owner.number();
+            let number = self.acquisition.owner.number();
             // From here on messages that name this owner reach `told`, above.
             self.standing = Some(Expected::new(&site.core, number, standing));
         }
         listening.own.known(site.core.pubsub.own_version(&site.name));
         let (arrivals, scripts, lease) = (site.arrivals(), site.scripts(), claim.need.lease());
-        self.candidate.asks(Asked::now(site), lease);
+        self.acquisition.asks(Asked::now(site), lease);
         let replied = if waits {
-            let again = self.candidate.again(clock::now());
-            scripts.acquire(&self.candidate.owner, lease, again)
+            let again = self.acquisition.again(clock::now());
+            scripts.acquire(&self.acquisition.owner, lease, again)
         } else {
-            scripts.try_acquire(&self.candidate.owner, lease)
+            scripts.try_acquire(&self.acquisition.owner, lease)
         };
         let is_there = |reply: &Acquired| match reply {
             Acquired::Granted { .. } => true,
             Acquired::Refused(_) => true,
             Acquired::NotTaken => false,
         };
-        let replied = self.candidate.heard(replied, is_there);
+        let replied = self.acquisition.heard(replied, is_there);
         match replied.map_err(|trouble| site.not_taken(trouble, arrivals))? {
             // It stands in the queue now, and its thread sleeps in the driver.
             Acquired::Refused(refused) => Ok(Try::Busy(self.refused(listening, site, &refused))),
             Acquired::NotTaken => Ok(Try::Busy(Duration::ZERO)),
             Acquired::Granted { already, places, tokens } => {
-                if let Some(void) = self.candidate.void.take() {
+                if let Some(void) = self.acquisition.void.take() {
                     // Fresh owners: who leads next is another one.
                     let used = std::mem::replace(self, Self::new(site));
                     let command = used.give_up_command(site);
-                    let error = site.take_back(used.candidate, command, Orphan::requested, void);
+                    let error = site.take_back(used.acquisition, command, Orphan::requested, void);
                     site.fail_others(arrivals, &error);
                     return Err(error);
                 }
-                let told = self.candidate.told(site, already);
+                let told = self.acquisition.told(site, already);
                 // Its deadline: the whole lease, counted from before the request was sent, and less
                 // a little for drift.
-                let hold = self.candidate.granted_by_reply(site, claim.need);
+                let hold = self.acquisition.granted_by_reply(site, claim.need);
                 // Since when ours have it the message knows better.
                 let chain = told.map_or_else(|| site.gate.chain(hold.asked.at), |told| told.chain);
                 // Unnamed: messages name those who stood in the queue when some script ended, and
                 // who got the lock at its first request never did. Unless a copy of that ran before
                 // it.
                 let expected =
-                    if already || self.candidate.may_stand() { self.expected() } else { None };
+                    if already || self.acquisition.may_stand() { self.expected() } else { None };
                 let hold = hold.with_details(GrantDetails { places, chain, tokens }, expected);
-                Ok(match self.candidate.in_time(site, hold, claim.wait.blocks())? {
+                Ok(match self.acquisition.in_time(site, hold, claim.wait.blocks())? {
                     Some(hold) => Try::Granted(tenancy(hold, claim, clock::now())),
                     None => Try::Busy(Duration::ZERO),
                 })
@@ -262,8 +262,8 @@ impl Place {
 
     /// Listens to what may change that. When to ask again though nothing is heard.
     fn refused(&mut self, listening: &mut Listening, site: &Site, refused: &Refused) -> Duration {
-        self.candidate.stands(refused.now);
-        self.candidate.refused(refused.now);
+        self.acquisition.stands(refused.now);
+        self.acquisition.refused(refused.now);
         if refused.is_new && self.at.is_some() {
             // Its place was used up by a grant of which nothing was heard.
             site.core.pubsub.suspect(&site.name);
@@ -299,7 +299,7 @@ impl Place {
         }
         // Its deadline: the lease that the message says, counted from the anchor. It is
         // provisional: the renewer raises it to that of the terms after 50 ms.
-        let (hold, details) = self.candidate.granted_by_message(site, terms, granted)?;
+        let (hold, details) = self.acquisition.granted_by_message(site, terms, granted)?;
         Some(hold.with_details(details, self.expected()))
     }
 

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Candidate, Hold, HoldState, LeaveOutcome, Level, Place, Seat, Site, Tenancy, clock};
+use super::{Acquisition, Hold, HoldState, LeaveOutcome, Level, Place, Seat, Site, Tenancy, clock};
 use crate::connection::{Command, Outcome};
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::lease::Orphan;
@@ -259,7 +259,7 @@ impl Site {
 
     /// Gives up a place, and its hold if the server granted it one at this moment.
     pub(crate) fn leave_queue(self: &Arc<Self>, place: &Place) {
-        self.give_up(&place.candidate, place.give_up_command(self), Orphan::requested);
+        self.give_up(&place.acquisition, place.give_up_command(self), Orphan::requested);
     }
 
     /// Takes an owner that does not want the lock any more out of queue and lock. If the server
@@ -267,18 +267,18 @@ impl Site {
     /// kind.
     pub(crate) fn give_up<D>(
         self: &Arc<Self>,
-        candidate: &Candidate<D>,
+        acquisition: &Acquisition<D>,
         command: Command,
         orphan: fn(&Arc<str>, Command, Duration) -> Orphan,
     ) {
         // Otherwise, while the server is away, each call's command would be resent for minutes.
-        if !candidate.is_known {
+        if !acquisition.is_known {
             return;
         }
         let (site, copy) = (Arc::clone(self), command.clone());
-        let lease = self.core.config.watchdog_timeout.max(candidate.longest);
+        let lease = self.core.config.watchdog_timeout.max(acquisition.longest);
         let later = move || site.core.watchdog.adopt(orphan(&site.name, copy.clone(), lease));
-        if candidate.in_doubt {
+        if acquisition.in_doubt {
             later();
         }
         let rights = self.scripts().rights();
@@ -298,15 +298,15 @@ impl Site {
     /// One round trip: the error says whether the lock is free again.
     pub(crate) fn take_back<D>(
         &self,
-        candidate: Candidate<D>,
+        acquisition: Acquisition<D>,
         command: Command,
         orphan: fn(&Arc<str>, Command, Duration) -> Orphan,
         void: Error,
     ) -> Error {
         let rights = self.scripts().rights();
         let is_free = scripts::lock::release(&self.route, &command, rights, || true).is_ok();
-        if candidate.in_doubt || !is_free {
-            let lease = self.core.config.watchdog_timeout.max(candidate.longest);
+        if acquisition.in_doubt || !is_free {
+            let lease = self.core.config.watchdog_timeout.max(acquisition.longest);
             self.core.watchdog.adopt(orphan(&self.name, command, lease));
         }
         void.of(&self.name).void(is_free)

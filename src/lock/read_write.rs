@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::client::Client;
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::lease::Orphan;
-use crate::local::{Asked, Candidate, GrantDetails, Leaving, Place, Tenancy, Terms};
+use crate::local::{Asked, Acquisition, GrantDetails, Leaving, Place, Tenancy, Terms};
 use crate::lock::{Handle, lock_verbs};
 use crate::runtime::Session;
 use crate::scripts::lock::{Acquired, Chain};
@@ -246,16 +246,16 @@ impl<'a> Side<'a> {
     ) -> Result<Option<Grant>, Error> {
         let site = &self.handle.site;
         let terms = claim.need.terms;
-        let (mut candidate, lease) = (Candidate::<GrantDetails>::new(site), terms.lease());
-        let owner = candidate.owner;
+        let (mut acquisition, lease) = (Acquisition::<GrantDetails>::new(site), terms.lease());
+        let owner = acquisition.owner;
         let undo = || site.disown(&owner, lease);
-        candidate.asks(Asked::now(site), lease);
+        acquisition.asks(Asked::now(site), lease);
         let replied = site.scripts().read_beside(&owner, lease, &writing.hold.owner);
         let is_there = |reply: &Acquired| matches!(reply, Acquired::Granted { .. });
-        let places = match candidate.heard(replied, is_there) {
+        let places = match acquisition.heard(replied, is_there) {
             Ok(Acquired::Granted { places, .. }) => places,
             Ok(Acquired::Refused(_) | Acquired::NotTaken) => {
-                if candidate.in_doubt {
+                if acquisition.in_doubt {
                     undo();
                 }
                 // The thread has lost its write hold, without knowing it.
@@ -265,17 +265,17 @@ impl<'a> Side<'a> {
                 return Ok(None);
             }
             Err(trouble) => {
-                if candidate.in_doubt {
+                if acquisition.in_doubt {
                     undo();
                 }
                 return Err(site.not_taken(trouble, 0));
             }
         };
-        if let Some(void) = candidate.void.take() {
+        if let Some(void) = acquisition.void.take() {
             let command = site.scripts().give_up_command(&owner.text(), Chain::default());
-            return Err(site.take_back(candidate, command, Orphan::requested, void));
+            return Err(site.take_back(acquisition, command, Orphan::requested, void));
         }
-        let hold = candidate.granted_by_reply(site, terms);
+        let hold = acquisition.granted_by_reply(site, terms);
         let details = GrantDetails { places, chain: site.gate.chain(hold.asked.at), tokens: None };
         let hold = hold.with_details(details, None);
         let granted = Arc::new(Tenancy::new(Arc::new(hold), Arc::clone(claim.thread)));

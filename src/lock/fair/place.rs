@@ -14,7 +14,7 @@ use crate::connection::{Command, was_cut};
 use crate::error::Error;
 use crate::lease::Orphan;
 use crate::local::{
-    Asked, Candidate, Expected, GrantDetails, Granted, Hold, Leaving, Site, Tenancy, Terms,
+    Asked, Acquisition, Expected, GrantDetails, Granted, Hold, Leaving, Site, Tenancy, Terms,
 };
 use crate::runtime::{Addressee, Core, News};
 use crate::scripts::fair::{FairAcquired, Followers, Others, followers, over};
@@ -27,7 +27,7 @@ const SHORTEST_ASK: Duration = Duration::from_millis(20);
 /// See the module. A drop without the lock leaves the queue, on every path.
 pub(crate) struct FairPlace {
     queue: Arc<FairQueue>,
-    pub(super) candidate: Candidate<Followers>,
+    pub(super) acquisition: Acquisition<Followers>,
     thread: Arc<Thread>,
     terms: Terms,
     /// It has the newcomers' leadership.
@@ -105,7 +105,7 @@ impl FairPlace {
     ) -> Self {
         Self {
             queue: Arc::clone(queue),
-            candidate: Candidate::new(&queue.site),
+            acquisition: Acquisition::new(&queue.site),
             thread: Arc::clone(thread),
             terms,
             leads,
@@ -137,8 +137,8 @@ impl FairPlace {
         drop(mail);
         // If the grant is not certainly the thread's, the next step is a request.
         listening.ask_at = 0;
-        let Self { queue, candidate, terms, .. } = self;
-        let (hold, followers) = candidate.granted_by_message(&queue.site, *terms, granted)?;
+        let Self { queue, acquisition, terms, .. } = self;
+        let (hold, followers) = acquisition.granted_by_message(&queue.site, *terms, granted)?;
         Some(self.tenancy(hold, followers))
     }
 
@@ -151,22 +151,22 @@ impl FairPlace {
         // Before the request is sent: messages may name all these owners, and overtake the reply.
         let (asked, heard) = (Asked::now(site), site.core.pubsub.own_version(&site.name));
         self.stands(listening, heard);
-        self.candidate.asks(asked, lease);
+        self.acquisition.asks(asked, lease);
         for Lead { listening, request_state: place } in company.iter_mut().map(|(_, lead)| lead) {
             place.stands(listening, heard);
-            place.candidate.asks(asked, lease);
+            place.acquisition.asks(asked, lease);
         }
-        let owners = company.iter().map(|(_, lead)| lead.request_state.candidate.owner);
+        let owners = company.iter().map(|(_, lead)| lead.request_state.acquisition.owner);
         let owners: Vec<_> = owners.collect();
         let others = if self.was_queued { Others::Nobody } else { Others::Company(&owners) };
-        let replied = queue.scripts().acquire(&site.route, &self.candidate.owner, lease, others);
+        let replied = queue.scripts().acquire(&site.route, &self.acquisition.owner, lease, others);
         if std::mem::take(&mut self.leads) {
             let answered = company.into_iter().enumerate().map(|(at, (newcomer, mut lead))| {
                 let reply = behind(&replied, at, lease);
                 if was_cut() {
                     // The leader's own limit cut its request, and is not the companions' limit:
                     // each asks for itself, at once.
-                    let _unanswered = lead.request_state.candidate.heard(reply, |_| true);
+                    let _unanswered = lead.request_state.acquisition.heard(reply, |_| true);
                     return (newcomer, Ok(lead));
                 }
                 let answer = lead.request_state.answered(&mut lead.listening, reply).map(|answer| {
@@ -184,11 +184,11 @@ impl FairPlace {
 
     /// Takes the lock if that is possible now, past no waiter, and without a place in the queue.
     pub(super) fn ask_once(&mut self) -> Result<Try<Arc<Tenancy>>, Error> {
-        let Self { queue, candidate, terms, .. } = self;
+        let Self { queue, acquisition, terms, .. } = self;
         let lease = terms.lease();
-        candidate.asks(Asked::now(&queue.site), lease);
-        let replied = queue.scripts().try_acquire(&queue.site.route, &candidate.owner, lease);
-        let heard = candidate.heard(replied, |taken| *taken);
+        acquisition.asks(Asked::now(&queue.site), lease);
+        let replied = queue.scripts().try_acquire(&queue.site.route, &acquisition.owner, lease);
+        let heard = acquisition.heard(replied, |taken| *taken);
         if heard.map_err(|trouble| queue.trouble(trouble))? {
             return self.granted(false, Followers::new(), false);
         }
@@ -211,7 +211,7 @@ impl FairPlace {
             core: Arc::downgrade(&site.core),
             lock: Arc::clone(&site.name),
             database: site.core.database(),
-            owner: self.candidate.owner,
+            owner: self.acquisition.owner,
             thread: Arc::clone(&self.thread),
             terms: self.terms,
             mail: Mutex::default(),
@@ -226,14 +226,14 @@ impl FairPlace {
     /// the next sign of life finds the missing ones.
     fn comes_back(&mut self, listening: &mut Listening) -> Result<Try<Arc<Tenancy>>, Error> {
         let queue = Arc::clone(&self.queue);
-        let Some(returning) = queue.returns(&self.candidate.owner) else {
+        let Some(returning) = queue.returns(&self.acquisition.owner) else {
             return Ok(Try::Busy(Self::slow_question(&queue.site.core)));
         };
         let lease = self.terms.lease();
-        self.candidate.asks(Asked::now(&queue.site), lease);
+        self.acquisition.asks(Asked::now(&queue.site), lease);
         let others = Others::Returning(&returning.owners);
         let replied =
-            queue.scripts().acquire(&queue.site.route, &self.candidate.owner, lease, others);
+            queue.scripts().acquire(&queue.site.route, &self.acquisition.owner, lease, others);
         let needs_no_question = |replied: &Replied<FairAcquired>| match replied.reply {
             FairAcquired::Queued { by_redisson, .. } => !by_redisson,
             FairAcquired::Granted { .. } => true,
@@ -241,7 +241,7 @@ impl FairPlace {
         };
         if !replied.as_ref().is_ok_and(needs_no_question) {
             // One of Redisson's clients may tell them: each has to listen for itself.
-            queue.ask_all_but(&self.candidate.owner);
+            queue.ask_all_but(&self.acquisition.owner);
         }
         drop(returning);
         self.answered(listening, replied)
@@ -256,13 +256,13 @@ impl FairPlace {
         listening: &mut Listening,
         replied: Result<Replied<FairAcquired>, Trouble>,
     ) -> Result<Try<Arc<Tenancy>>, Error> {
-        let heard = self.candidate.heard(replied, |_| true);
+        let heard = self.acquisition.heard(replied, |_| true);
         match heard.map_err(|trouble| self.queue.trouble(trouble))? {
             FairAcquired::Granted { already, followers, .. } => {
                 self.granted(already, followers, true)
             }
             FairAcquired::Queued { now, ask_after, by_redisson, came_back } => {
-                self.candidate.refused(now);
+                self.acquisition.refused(now);
                 self.was_queued = true;
                 if let Some(standing) = &self.standing {
                     standing.who.mail.lock().is_queued = true;
@@ -279,7 +279,7 @@ impl FairPlace {
                     // Redisson's release sends its message on a channel of this waiter alone. If
                     // neither the holder nor a waiter ahead is Redisson's, none will be before this
                     // waiter asks again, since later ones stand behind.
-                    let channel = self.queue.redissons_channel(&self.candidate.owner);
+                    let channel = self.queue.redissons_channel(&self.acquisition.owner);
                     listening.public.subscribe(latest, || core.pubsub.listen_once(&channel));
                 }
                 // The process's sign of life detects lost messages, so that many waiters do not
@@ -289,7 +289,7 @@ impl FairPlace {
                 Ok(Try::Busy(sleep))
             }
             FairAcquired::Missing { now } => {
-                self.candidate.refused(now);
+                self.acquisition.refused(now);
                 self.comes_back(listening)
             }
         }
@@ -301,23 +301,23 @@ impl FairPlace {
         followers: Followers,
         waits: bool,
     ) -> Result<Try<Arc<Tenancy>>, Error> {
-        if let Some(void) = self.candidate.void.take() {
+        if let Some(void) = self.acquisition.void.take() {
             let command = self.give_up_command();
             // Given up here, and not by the drop. The thread's next request has a new place: with a
             // fresh owner that messages may name, at the end.
             let passed = self.stand_down();
             (self.standing, self.was_queued) = (None, false);
             let site = &self.queue.site;
-            let used = std::mem::replace(&mut self.candidate, Candidate::new(site));
+            let used = std::mem::replace(&mut self.acquisition, Acquisition::new(site));
             if let Some(tenancy) = passed {
                 let _ = site.leave(&tenancy, None, Leaving::Posted);
             }
             return Err(site.take_back(used, command, Orphan::queued, void));
         }
-        let Self { queue, candidate, terms, .. } = self;
-        let told = candidate.told(&queue.site, already);
-        let hold = candidate.granted_by_reply(&queue.site, *terms);
-        Ok(match candidate.in_time(&queue.site, hold, waits)? {
+        let Self { queue, acquisition, terms, .. } = self;
+        let told = acquisition.told(&queue.site, already);
+        let hold = acquisition.granted_by_reply(&queue.site, *terms);
+        Ok(match acquisition.in_time(&queue.site, hold, waits)? {
             Some(hold) => Try::Granted(self.tenancy(hold, told.unwrap_or(followers))),
             None => Try::Busy(Duration::ZERO),
         })
@@ -337,7 +337,7 @@ impl FairPlace {
     /// Whether the server granted this place the hold; otherwise a thread of this process has
     /// passed it on.
     pub(super) fn is_owner_of(&self, hold: &Hold) -> bool {
-        hold.owner.number() == self.candidate.owner.number()
+        hold.owner.number() == self.acquisition.owner.number()
     }
 
     /// From here on no hold is passed to it. `Some`: a hold that was passed before.
@@ -351,7 +351,7 @@ impl FairPlace {
     /// The thread has the lock.
     pub(super) fn becomes(&mut self, hold: &Hold) {
         self.is_used = true;
-        if self.candidate.in_doubt && !self.is_owner_of(hold) {
+        if self.acquisition.in_doubt && !self.is_owner_of(hold) {
             // The release of the passed hold does not undo a late request of this owner.
             self.undo();
         }
@@ -364,7 +364,7 @@ impl FairPlace {
 
     /// Takes its owner out of queue and lock.
     fn give_up_command(&self) -> Command {
-        self.queue.scripts().give_up_command(&self.candidate.owner.text())
+        self.queue.scripts().give_up_command(&self.acquisition.owner.text())
     }
 }
 
@@ -381,14 +381,14 @@ impl Drop for FairPlace {
         call.now();
         let site = &self.queue.site;
         if let Some(tenancy) = passed {
-            if self.candidate.in_doubt {
+            if self.acquisition.in_doubt {
                 self.undo();
             }
             // It was passed the hold and cannot take it: the next thread gets it.
             let _ = site.leave(&tenancy, None, Leaving::Posted);
             return;
         }
-        site.give_up(&self.candidate, self.give_up_command(), Orphan::queued);
+        site.give_up(&self.acquisition, self.give_up_command(), Orphan::queued);
     }
 }
 

@@ -41,9 +41,9 @@ pub(crate) fn find_in(
 ) -> Result<Binary, ServerError> {
     for name in ["redis-server", "valkey-server"] {
         for folder in path.map(env::split_paths).into_iter().flatten() {
-            let candidate = folder.join(name);
-            if candidate.is_file()
-                && let Ok(binary) = Binary::checked(candidate)
+            let acquisition = folder.join(name);
+            if acquisition.is_file()
+                && let Ok(binary) = Binary::checked(acquisition)
             {
                 return Ok(binary);
             }

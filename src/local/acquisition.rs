@@ -33,7 +33,7 @@ const MOST_LATE: u32 = 3;
 
 /// See the module. It ends as a hold, or is [given up](Site::give_up).
 #[derive(Debug)]
-pub(crate) struct Candidate<D> {
+pub(crate) struct Acquisition<D> {
     pub(crate) owner: Owner,
     /// Keeps the owner live.
     live: Arc<LiveOwner>,
@@ -81,7 +81,7 @@ pub(crate) struct Granted<D> {
     pub(crate) details: D,
 }
 
-impl<D> Candidate<D> {
+impl<D> Acquisition<D> {
     pub(crate) fn new(site: &Site) -> Self {
         let (owner, live) = site.core.next_owner_to(site.mode);
         Self {
@@ -250,7 +250,7 @@ impl<D> Candidate<D> {
 }
 
 /// An owner that messages may name while it waits, and the reader of those messages. It stays
-/// expected while it holds, if it [may have stood](Candidate::may_stand) in a queue: if a request
+/// expected while it holds, if it [may have stood](Acquisition::may_stand) in a queue: if a request
 /// found its grant, the message of that grant comes late, and must not be given back.
 pub(crate) struct Expected<A: ?Sized = dyn Addressee> {
     core: Arc<Core>,
