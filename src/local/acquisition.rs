@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use super::{Asked, Hold, Site, Terms, clock};
 use crate::error::Error;
-use crate::runtime::{Addressee, Core, LiveOwner, News};
+use crate::runtime::{Recipient, Core, LiveOwner, News};
 use crate::scripts::lock::Again;
 use crate::scripts::{Owner, Replied, Trouble};
 
@@ -252,23 +252,23 @@ impl<D> Acquisition<D> {
 /// An owner that messages may name while it waits, and the reader of those messages. It stays
 /// expected while it holds, if it [may have stood](Acquisition::may_stand) in a queue: if a request
 /// found its grant, the message of that grant comes late, and must not be given back.
-pub(crate) struct Expected<A: ?Sized = dyn Addressee> {
+pub(crate) struct Expected<A: ?Sized = dyn Recipient> {
     core: Arc<Core>,
     owner: u64,
     pub(crate) who: A,
 }
 
-impl<A: Addressee + 'static> Expected<A> {
+impl<A: Recipient + 'static> Expected<A> {
     /// From here on messages that name this owner reach `who`.
     pub(crate) fn new(core: &Arc<Core>, owner: u64, who: A) -> Arc<Self> {
         let expected = Arc::new(Self { core: Arc::clone(core), owner, who });
-        let addressee: Weak<dyn Addressee> = Arc::<Self>::downgrade(&expected);
-        core.addressees.expect(owner, addressee);
+        let recipient: Weak<dyn Recipient> = Arc::<Self>::downgrade(&expected);
+        core.recipients.expect(owner, recipient);
         expected
     }
 }
 
-impl<A: Addressee + ?Sized> Addressee for Expected<A> {
+impl<A: Recipient + ?Sized> Recipient for Expected<A> {
     fn told(&self, news: &News<'_>) {
         self.who.told(news);
     }
@@ -277,7 +277,7 @@ impl<A: Addressee + ?Sized> Addressee for Expected<A> {
 impl<A: ?Sized> Drop for Expected<A> {
     fn drop(&mut self) {
         if !self.core.is_forked() {
-            self.core.addressees.dismiss(self.owner);
+            self.core.recipients.dismiss(self.owner);
         }
     }
 }

@@ -28,7 +28,7 @@ use crate::error::Error;
 use crate::lease::Orphan;
 use crate::lease::renewal::PROVISIONAL;
 use crate::pubsub::Subscription;
-use crate::runtime::{Addressee, News};
+use crate::runtime::{Recipient, News};
 use crate::scripts::Mode;
 use crate::scripts::lock::{Acquired, Chain, Refused, Start, Tokens};
 use crate::sync::{Mutex, Thread, jitter};
@@ -82,7 +82,7 @@ struct Mail {
 /// The subscriber's thread calls it with what it hears on the client's own channel, where a script
 /// has named this owner (`tell` in `lua/hand_off.lua`). A grant that names an owner which nobody
 /// expects is [given back](super::give_back_stray).
-impl Addressee for Standing {
+impl Recipient for Standing {
     fn told(&self, news: &News<'_>) {
         let received = clock::now();
         let mut mail = self.mail.lock();

@@ -1,4 +1,4 @@
-//! The client's own channel: its messages, and their addressees.
+//! The client's own channel: its messages, and their recipients.
 //!
 //! Scripts name the waiter in the message. A subscription to a pattern would make the server match
 //! every message, of any sender.
@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use crate::sync::Mutex;
 
-/// A script's message to one waiter. On the wire: a verb, the waiter's owner number, and words parted
-/// by single spaces. The last one is a name and may hold spaces.
+/// A script's message to one waiter. On the wire: a verb, the waiter's owner number, and words
+/// parted by single spaces. The last one is a name and may hold spaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum News<'a> {
     /// The waiter should ask for this lock.
@@ -75,12 +75,12 @@ fn word<T: std::str::FromStr>(text: &str) -> Option<(T, &str)> {
 }
 
 /// A waiter that gets messages on the client's own channel.
-pub(crate) trait Addressee: Send + Sync {
+pub(crate) trait Recipient: Send + Sync {
     /// Called on the subscriber's thread with no mutex held; must not block.
     fn told(&self, news: &News<'_>);
 }
 
-impl<A: Addressee + ?Sized> Addressee for Arc<A> {
+impl<A: Recipient + ?Sized> Recipient for Arc<A> {
     fn told(&self, news: &News<'_>) {
         (**self).told(news);
     }
@@ -91,12 +91,12 @@ impl<A: Addressee + ?Sized> Addressee for Arc<A> {
 /// Messages name only owners that had a place: so a grant for an owner that is not here is of a
 /// hold that no thread has.
 #[derive(Default)]
-pub(crate) struct Addressees {
-    waiting: Mutex<HashMap<u64, Weak<dyn Addressee>>>,
+pub(crate) struct Recipients {
+    waiting: Mutex<HashMap<u64, Weak<dyn Recipient>>>,
 }
 
-impl Addressees {
-    pub(crate) fn expect(&self, owner: u64, who: Weak<dyn Addressee>) {
+impl Recipients {
+    pub(crate) fn expect(&self, owner: u64, who: Weak<dyn Recipient>) {
         self.waiting.lock().insert(owner, who);
     }
 
@@ -111,9 +111,9 @@ impl Addressees {
     }
 }
 
-impl fmt::Debug for Addressees {
+impl fmt::Debug for Recipients {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Addressees").field("waiting", &self.waiting.lock().len()).finish()
+        f.debug_struct("Recipients").field("waiting", &self.waiting.lock().len()).finish()
     }
 }
 

@@ -27,8 +27,8 @@ mod todo;
 
 use left_out::LeftOut;
 pub(crate) use members::{Member, Members};
-use message::Addressees;
-pub(crate) use message::{Addressee, Grant, News};
+use message::Recipients;
+pub(crate) use message::{Recipient, Grant, News};
 pub(crate) use owners::LiveOwner;
 use owners::Owners;
 use renewer::RESENT_WITHIN;
@@ -57,7 +57,7 @@ pub(crate) struct Core {
     servers: Servers,
     hasher: RandomState,
     /// The synchronizers of each name.
-    pub(crate) addressees: Arc<Addressees>,
+    pub(crate) recipients: Arc<Recipients>,
     pub(crate) members: Members,
     owners: Owners,
     left_out: LeftOut,
@@ -95,7 +95,7 @@ impl Core {
         })?;
         let (watchdog, jobs) = Watchdog::new(id.as_str(), alive.clone());
         let watched = clock::nanos(config.watchdog_timeout);
-        let addressees = Arc::<Addressees>::default();
+        let recipients = Arc::<Recipients>::default();
         let client = id.as_str().to_owned();
         let names = Names {
             control: LockKeys::control_channel(id.as_str()),
@@ -108,7 +108,7 @@ impl Core {
                 servers.clone(),
                 names,
                 config.client_tracking,
-                Hosted { core: Weak::clone(itself), addressees: Arc::clone(&addressees), stray },
+                Hosted { core: Weak::clone(itself), recipients: Arc::clone(&recipients), stray },
             )),
             id,
             config,
@@ -117,7 +117,7 @@ impl Core {
             alive: Mutex::new(Some(alive)),
             hasher: RandomState::new(),
             watchdog,
-            addressees,
+            recipients,
             members: Members::new(&process),
             owners: Owners::default(),
             left_out: LeftOut::default(),
@@ -332,7 +332,7 @@ type Stray = fn(&Arc<Core>, u64, &News<'_>);
 /// A client as its subscribers see it.
 struct Hosted {
     core: Weak<Core>,
-    addressees: Arc<Addressees>,
+    recipients: Arc<Recipients>,
     stray: Stray,
 }
 
@@ -364,7 +364,7 @@ impl Host for Hosted {
 
     fn message(&self, message: &[u8]) {
         let Some((owner, news)) = News::parse(message) else { return };
-        if !self.addressees.tell(owner, &news) {
+        if !self.recipients.tell(owner, &news) {
             self.core.upgrade().inspect(|core| (self.stray)(core, owner, &news));
         }
     }

@@ -26,7 +26,7 @@ use crate::error::{Error, ErrorKind};
 use crate::lease::{KeepAlive, Orphan};
 use crate::local::{Expected, HoldState, Site, Tenancy};
 use crate::pubsub::Subscription;
-use crate::runtime::{Addressee, Core, Member, News};
+use crate::runtime::{Recipient, Core, Member, News};
 use crate::scripts::condition::{ConditionScripts, Looked, Use, done};
 use crate::scripts::{ConditionKeys, Owner, Trouble};
 use crate::sync::atomic::{AtomicBool, Ordering};
@@ -253,7 +253,7 @@ struct Notice {
     notified: AtomicBool,
 }
 
-impl Addressee for Notice {
+impl Recipient for Notice {
     fn told(&self, news: &News<'_>) {
         let News::Notified { database, waiting } = news else { return };
         if (*database, *waiting) == (self.database, &*self.waiting) {

@@ -111,7 +111,7 @@ impl FairLine {
             waiters.standing.swap_remove(at);
             // The thread still stands in the server's queue. If a message grants it the lock from
             // here on, it has lost this hold.
-            self.queue.site.core.addressees.dismiss(owner.number());
+            self.queue.site.core.recipients.dismiss(owner.number());
             mail.lock().passed = Some(tenancy);
             line.passed.push(*owner);
             return Some(Wake::thread(thread));

@@ -16,7 +16,7 @@ use crate::lease::Orphan;
 use crate::local::{
     Asked, Acquisition, Expected, GrantDetails, Granted, Hold, Leaving, Site, Tenancy, Terms,
 };
-use crate::runtime::{Addressee, Core, News};
+use crate::runtime::{Recipient, Core, News};
 use crate::scripts::fair::{FairAcquired, Followers, Others, followers, over};
 use crate::scripts::{Owner, Replied, Trouble};
 use crate::sync::{Mutex, Thread, clock};
@@ -72,7 +72,7 @@ impl Standing {
     }
 }
 
-impl Addressee for Standing {
+impl Recipient for Standing {
     fn told(&self, news: &News<'_>) {
         match news {
             News::Ask { .. } => self.ask(),
