@@ -224,21 +224,21 @@ impl ClientBuilder {
     /// for at most `connect_timeout`, and `response_timeout` for each of four requests.
     pub fn connect(self) -> Result<Client, Error> {
         self.check()?;
-        Session::open(&self.url, self.config, stray).map(Client)
+        Session::open(&self.url, self.config, unclaimed).map(Client)
     }
 }
 
 /// Handles a script's message to an owner of this client that does not wait any more.
-pub(crate) fn stray(core: &Arc<Core>, owner: u64, news: &News<'_>) {
+pub(crate) fn unclaimed(core: &Arc<Core>, owner: u64, news: &News<'_>) {
     match news {
         News::Ask { lock } => fair::take_out(core, owner, lock),
         News::Grant(grant) => {
-            local::give_back_stray(core, owner, grant);
-            fair::give_back_stray(core, owner, grant);
+            local::give_back_unclaimed(core, owner, grant);
+            fair::give_back_unclaimed(core, owner, grant);
         }
         News::Notified { database, waiting } => {
             condition::pass_on(core, owner, *database, waiting);
         }
-        News::Open { database, lock, .. } => local::give_up_stray(core, owner, *database, lock),
+        News::Open { database, lock, .. } => local::give_up_unclaimed(core, owner, *database, lock),
     }
 }

@@ -85,7 +85,7 @@ impl Orphan {
 
     /// Releases a message's grant, or leaves the queue after a message, for an owner that does not
     /// wait here. Sent until an answer, or the end of the grant.
-    pub(crate) fn stray(name: &Arc<str>, give_up: Command) -> Self {
+    pub(crate) fn unclaimed(name: &Arc<str>, give_up: Command) -> Self {
         Self::new(name, What::Tell(give_up), BRIEF)
     }
 
@@ -302,7 +302,7 @@ mod tests {
             ("queued", Orphan::queued(&name, command(), short), 600, 600),
             ("queued, long", Orphan::queued(&name, command(), long), 600, 3_600),
             ("left over", Orphan::left_over(&name, command(), short), 0, 30),
-            ("stray", Orphan::stray(&name, command()), 0, 3),
+            ("unclaimed", Orphan::unclaimed(&name, command()), 0, 3),
             ("unheard", Orphan::unheard(&name, command(), 0), 0, 3),
         ] {
             let (watchdog, _jobs) = Watchdog::new("", crossbeam_channel::bounded(0).0);

@@ -37,7 +37,7 @@ pub(crate) use acquisition::{Acquisition, Expected, Granted};
 pub(crate) use cohort::{Cohort, GrantDetails};
 pub(crate) use gate::{Admitted, Entered, Folded, Gate, Joining, LeaveOutcome, Level, Seat};
 pub(crate) use place::Place;
-pub(crate) use release::{Leaving, give_back_stray, give_up_stray};
+pub(crate) use release::{Leaving, give_back_unclaimed, give_up_unclaimed};
 pub(crate) use site::{Site, Succession, check_lease};
 pub(crate) use stay::Stay;
 

@@ -81,7 +81,7 @@ struct Mail {
 
 /// The subscriber's thread calls it with what it hears on the client's own channel, where a script
 /// has named this owner (`tell` in `lua/hand_off.lua`). A grant that names an owner which nobody
-/// expects is [given back](super::give_back_stray).
+/// expects is [given back](super::give_back_unclaimed).
 impl Recipient for Standing {
     fn told(&self, news: &News<'_>) {
         let received = clock::now();

@@ -325,7 +325,7 @@ pub(crate) enum Leaving {
 /// Gives up the place of an owner of this client that is first in line but does not wait: a master
 /// that lagged behind the one before it still has the place. Nobody would come for the lock, and
 /// the owners behind that place would wait.
-pub(crate) fn give_up_stray(core: &Core, owner: u64, database: i64, lock: &str) {
+pub(crate) fn give_up_unclaimed(core: &Core, owner: u64, database: i64, lock: &str) {
     if database != core.database() {
         return;
     }
@@ -335,13 +335,13 @@ pub(crate) fn give_up_stray(core: &Core, owner: u64, database: i64, lock: &str) 
         let queue = LockKeys::new(lock, mode, false).queue().to_string();
         let owner = format!("{owner}{suffix}");
         let command = Command::plain(&[b"LREM", queue.as_bytes(), b"1", owner.as_bytes()]);
-        core.watchdog.adopt(Orphan::stray(&name, command));
+        core.watchdog.adopt(Orphan::unclaimed(&name, command));
     }
 }
 
 /// Gives back a grant for an owner of this client that does not wait. No thread has it: a request
 /// came late, or its thread had left.
-pub(crate) fn give_back_stray(core: &Core, owner: u64, grant: &Grant<'_>) {
+pub(crate) fn give_back_unclaimed(core: &Core, owner: u64, grant: &Grant<'_>) {
     let Some(details) = super::place::details(grant.details) else { return };
     if grant.database != core.database() || core.is_shut_down() {
         return;
@@ -360,5 +360,5 @@ pub(crate) fn give_back_stray(core: &Core, owner: u64, grant: &Grant<'_>) {
         acks: None,
     };
     let command = scripts.give_up_command(owner.as_bytes(), details.chain);
-    core.watchdog.adopt(Orphan::stray(&name, command));
+    core.watchdog.adopt(Orphan::unclaimed(&name, command));
 }

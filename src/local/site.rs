@@ -204,7 +204,7 @@ impl Site {
                 // Most likely somebody deleted the key, so no script of ours has served the first
                 // owner in line. The release does, though it finds nothing to release.
                 let release = self.release_command(&seat.tenancy.hold);
-                self.core.watchdog.adopt(Orphan::stray(&self.name, release));
+                self.core.watchdog.adopt(Orphan::unclaimed(&self.name, release));
             }
             self.vacant();
         }
@@ -318,7 +318,7 @@ impl Member for Site {
 
     fn give_up_owner(&self, owner: &str) {
         let give_up = self.scripts().give_up_command(owner.as_bytes(), Chain::default());
-        self.core.watchdog.adopt(Orphan::stray(&self.name, give_up));
+        self.core.watchdog.adopt(Orphan::unclaimed(&self.name, give_up));
     }
 }
 

@@ -16,7 +16,7 @@ use crate::waiting::{
 };
 
 use self::place::FairPlace;
-pub(crate) use self::queue::{FairQueue, give_back_stray, take_out};
+pub(crate) use self::queue::{FairQueue, give_back_unclaimed, take_out};
 
 mod line;
 mod place;

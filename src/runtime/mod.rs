@@ -87,7 +87,7 @@ impl Core {
         config: Config,
         round_trip: Duration,
         alive: Sender<()>,
-        stray: Stray,
+        unclaimed: Unclaimed,
     ) -> Result<(Arc<Self>, Receiver<Job>), Error> {
         let unusable = |message: &str| Error::new(ErrorKind::Config, message.to_owned());
         let process = Process::current().map_err(|source| {
@@ -108,7 +108,7 @@ impl Core {
                 servers.clone(),
                 names,
                 config.client_tracking,
-                Hosted { core: Weak::clone(itself), recipients: Arc::clone(&recipients), stray },
+                Hosted { core: Weak::clone(itself), recipients: Arc::clone(&recipients), unclaimed },
             )),
             id,
             config,
@@ -327,13 +327,13 @@ impl Core {
 }
 
 /// See [`Session::open`].
-type Stray = fn(&Arc<Core>, u64, &News<'_>);
+type Unclaimed = fn(&Arc<Core>, u64, &News<'_>);
 
 /// A client as its subscribers see it.
 struct Hosted {
     core: Weak<Core>,
     recipients: Arc<Recipients>,
-    stray: Stray,
+    unclaimed: Unclaimed,
 }
 
 impl Host for Hosted {
@@ -365,7 +365,7 @@ impl Host for Hosted {
     fn message(&self, message: &[u8]) {
         let Some((owner, news)) = News::parse(message) else { return };
         if !self.recipients.tell(owner, &news) {
-            self.core.upgrade().inspect(|core| (self.stray)(core, owner, &news));
+            self.core.upgrade().inspect(|core| (self.unclaimed)(core, owner, &news));
         }
     }
 }

@@ -35,7 +35,7 @@ impl Core {
         let servers = Servers::One(Arc::new(Node::new(lane, 1)));
         let alive = crossbeam_channel::bounded(0).0;
         let id = crate::scripts::ClientId::random().unwrap();
-        Self::new(id, servers, config, Duration::ZERO, alive, crate::client::stray).unwrap()
+        Self::new(id, servers, config, Duration::ZERO, alive, crate::client::unclaimed).unwrap()
     }
 
     /// Connects, and starts the subscriber.

@@ -12,7 +12,7 @@ use log::Level;
 use super::dispatcher::Dispatcher;
 use super::greet::{greet, may_wait};
 use super::renewer::Renewer;
-use super::{Core, Stray};
+use super::{Core, Unclaimed};
 use crate::config::Config;
 use crate::connection::{
     Cluster, Command, CredentialSource, Credentials, Endpoint, Failure, Lane, Node, Outcome,
@@ -30,9 +30,9 @@ use crate::sync::{Mutex, on_own_thread, spin};
 pub(crate) struct Session(pub(super) Arc<Threads>);
 
 impl Session {
-    /// Connects. `stray` is called for messages to owners of this client that do not wait. It runs
+    /// Connects. `unclaimed` is called for messages to owners of this client that do not wait. It runs
     /// on the subscriber's thread and must not block.
-    pub(crate) fn open(url: &str, config: Config, stray: Stray) -> Result<Self, Error> {
+    pub(crate) fn open(url: &str, config: Config, unclaimed: Unclaimed) -> Result<Self, Error> {
         scripts::prepare();
         spin::prepare();
         let id = ClientId::random().map_err(|source| {
@@ -51,7 +51,7 @@ impl Session {
         let config = Config { connection, ..config };
         let (servers, round_trip) = Self::find(url, &config)?;
         let (alive, ended) = crossbeam_channel::bounded(0);
-        let (core, jobs) = Core::new(id, servers, config, round_trip, alive.clone(), stray)?;
+        let (core, jobs) = Core::new(id, servers, config, round_trip, alive.clone(), unclaimed)?;
         core.watch_servers();
         // From here on a failure drops this, which ends the threads that have started.
         let session = Self(Arc::new(Threads { core, ended, ending: Mutex::new(false) }));

@@ -397,7 +397,7 @@ impl ReplyReceiver for Done {
         if done(outcome).is_err() {
             // If that does not get through either, the record ends without a sign of life, and an
             // entry among the waiters ends when it is notified (`pass_on`).
-            let done = Orphan::stray(&self.site.name, self.command.clone());
+            let done = Orphan::unclaimed(&self.site.name, self.command.clone());
             self.site.core.watchdog.adopt(done);
         }
     }
@@ -413,5 +413,5 @@ pub(crate) fn pass_on(core: &Core, owner: u64, database: i64, waiting: &str) {
     let waiter = format!("{}:{owner}", core.id.as_str());
     let scripts = ConditionScripts { keys: &keys, database };
     let command = scripts.done_command(waiter.as_bytes(), Use::PassedOn);
-    core.watchdog.adopt(Orphan::stray(&waiting.into(), command));
+    core.watchdog.adopt(Orphan::unclaimed(&waiting.into(), command));
 }

@@ -89,7 +89,7 @@ impl Recipient for Standing {
             // send it to and fro.
             News::Grant(grant) => {
                 let core = self.core.upgrade();
-                core.inspect(|core| super::give_back_stray(core, self.owner.number(), grant));
+                core.inspect(|core| super::give_back_unclaimed(core, self.owner.number(), grant));
             }
             News::Open { .. } | News::Notified { .. } => {}
         }

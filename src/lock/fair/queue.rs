@@ -272,7 +272,7 @@ impl Member for FairQueue {
     /// Also lets the next waiter in, which the lock's own scripts do not know.
     fn give_up_owner(&self, owner: &str) {
         let give_up = self.scripts().give_up_command(owner.as_bytes());
-        self.site.core.watchdog.adopt(Orphan::stray(&self.site.name, give_up));
+        self.site.core.watchdog.adopt(Orphan::unclaimed(&self.site.name, give_up));
     }
 }
 
@@ -370,7 +370,7 @@ pub(crate) fn take_out(core: &Core, owner: u64, lock: &str) {
 }
 
 /// The same for a grant: no thread takes the lock, so the client gives it back.
-pub(crate) fn give_back_stray(core: &Core, owner: u64, grant: &Grant<'_>) {
+pub(crate) fn give_back_unclaimed(core: &Core, owner: u64, grant: &Grant<'_>) {
     // Another kind of lock has other details.
     if grant.database == core.database() && followers(grant.details).is_some() {
         give_up(core, owner, grant.lock, |scripts, owner| scripts.give_up_command(owner));
@@ -384,5 +384,5 @@ fn give_up(core: &Core, owner: u64, lock: &str, command: fn(FairScripts<'_>, &[u
     let keys = FairKeys::new(lock);
     let owner = format!("{}:{owner}", core.id.as_str());
     let command = command(scripts(core, lock, &keys), owner.as_bytes());
-    core.watchdog.adopt(Orphan::stray(&Arc::from(lock), command));
+    core.watchdog.adopt(Orphan::unclaimed(&Arc::from(lock), command));
 }

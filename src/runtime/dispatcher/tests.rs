@@ -23,8 +23,8 @@ fn cluster() -> Servers {
     Servers::without_replicas().unwrap()
 }
 
-fn session(cluster: &Servers, stray: fn(&Arc<Core>, u64, &News<'_>)) -> Session {
-    Session::open(&cluster.url(), ClientBuilder::new("redis://localhost").config, stray).unwrap()
+fn session(cluster: &Servers, unclaimed: fn(&Arc<Core>, u64, &News<'_>)) -> Session {
+    Session::open(&cluster.url(), ClientBuilder::new("redis://localhost").config, unclaimed).unwrap()
 }
 
 fn ignore(_: &Arc<Core>, _: u64, _: &News<'_>) {}

@@ -16,8 +16,8 @@ use crate::sync::Mutex;
 const SOON: Duration = Duration::from_secs(20);
 const LEASE: Duration = Duration::from_secs(60);
 
-fn session(server: &Server, stray: fn(&Arc<Core>, u64, &News<'_>)) -> Session {
-    Session::open(&server.url(), ClientBuilder::new(&server.url()).config, stray).unwrap()
+fn session(server: &Server, unclaimed: fn(&Arc<Core>, u64, &News<'_>)) -> Session {
+    Session::open(&server.url(), ClientBuilder::new(&server.url()).config, unclaimed).unwrap()
 }
 
 fn ignore(_: &Arc<Core>, _: u64, _: &News<'_>) {}
