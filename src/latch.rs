@@ -316,7 +316,11 @@ impl Synchronizer for CountDownLatch {
     }
 
     /// Asks whether the latch is open, for all that came before.
-    fn ask(&self, lead: &mut Lead<LatchRequestState>, claim: &Claim<'_, ()>) -> Result<Try<()>, Error> {
+    fn ask(
+        &self,
+        lead: &mut Lead<LatchRequestState>,
+        claim: &Claim<'_, ()>,
+    ) -> Result<Try<()>, Error> {
         let (site, core) = (&self.site, &self.site.core);
         let Lead { listening, request_state } = lead;
         // A thread that comes after this may wait for another count: a latch may be set anew.

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use super::{Asked, Hold, Site, Terms, clock};
 use crate::error::Error;
-use crate::runtime::{Recipient, Core, LiveOwner, News};
+use crate::runtime::{Core, LiveOwner, News, Recipient};
 use crate::scripts::lock::Again;
 use crate::scripts::{Owner, Replied, Trouble};
 

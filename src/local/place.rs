@@ -28,7 +28,7 @@ use crate::error::Error;
 use crate::lease::Orphan;
 use crate::lease::renewal::PROVISIONAL;
 use crate::pubsub::Subscription;
-use crate::runtime::{Recipient, News};
+use crate::runtime::{News, Recipient};
 use crate::scripts::Mode;
 use crate::scripts::lock::{Acquired, Chain, Refused, Start, Tokens};
 use crate::sync::{Mutex, Thread, jitter};

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::client::Client;
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::lease::Orphan;
-use crate::local::{Asked, Acquisition, GrantDetails, Leaving, Place, Tenancy, Terms};
+use crate::local::{Acquisition, Asked, GrantDetails, Leaving, Place, Tenancy, Terms};
 use crate::lock::{Handle, lock_verbs};
 use crate::runtime::Session;
 use crate::scripts::lock::{Acquired, Chain};
@@ -456,7 +456,8 @@ impl Synchronizer for Side<'_> {
 
     fn collect(&self, lead: &mut Lead<Option<Place>>, claim: &Claim<'_, Need>) -> Option<Grant> {
         let Lead { listening, request_state } = lead;
-        let tenancy = request_state.as_mut()?.collect(listening, &self.handle.site, &on_terms(claim))?;
+        let tenancy =
+            request_state.as_mut()?.collect(listening, &self.handle.site, &on_terms(claim))?;
         Some(Grant { tenancy, is_seated: false })
     }
 

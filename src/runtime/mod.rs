@@ -28,7 +28,7 @@ mod todo;
 use left_out::LeftOut;
 pub(crate) use members::{Member, Members};
 use message::Recipients;
-pub(crate) use message::{Recipient, Grant, News};
+pub(crate) use message::{Grant, News, Recipient};
 pub(crate) use owners::LiveOwner;
 use owners::Owners;
 use renewer::RESENT_WITHIN;
@@ -108,7 +108,11 @@ impl Core {
                 servers.clone(),
                 names,
                 config.client_tracking,
-                Hosted { core: Weak::clone(itself), recipients: Arc::clone(&recipients), unclaimed },
+                Hosted {
+                    core: Weak::clone(itself),
+                    recipients: Arc::clone(&recipients),
+                    unclaimed,
+                },
             )),
             id,
             config,

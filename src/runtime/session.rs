@@ -30,8 +30,8 @@ use crate::sync::{Mutex, on_own_thread, spin};
 pub(crate) struct Session(pub(super) Arc<Threads>);
 
 impl Session {
-    /// Connects. `unclaimed` is called for messages to owners of this client that do not wait. It runs
-    /// on the subscriber's thread and must not block.
+    /// Connects. `unclaimed` is called for messages to owners of this client that do not wait. It
+    /// runs on the subscriber's thread and must not block.
     pub(crate) fn open(url: &str, config: Config, unclaimed: Unclaimed) -> Result<Self, Error> {
         scripts::prepare();
         spin::prepare();

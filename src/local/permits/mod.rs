@@ -12,7 +12,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use self::gate::{PermitRequestState, PermitQueue, first_unmet};
+use self::gate::{PermitQueue, PermitRequestState, first_unmet};
 use self::turn::Before;
 use crate::error::Error;
 use crate::runtime::Core;

@@ -26,7 +26,7 @@ use crate::error::{Error, ErrorKind};
 use crate::lease::{KeepAlive, Orphan};
 use crate::local::{Expected, HoldState, Site, Tenancy};
 use crate::pubsub::Subscription;
-use crate::runtime::{Recipient, Core, Member, News};
+use crate::runtime::{Core, Member, News, Recipient};
 use crate::scripts::condition::{ConditionScripts, Looked, Use, done};
 use crate::scripts::{ConditionKeys, Owner, Trouble};
 use crate::sync::atomic::{AtomicBool, Ordering};

@@ -14,9 +14,9 @@ use crate::connection::{Command, was_cut};
 use crate::error::Error;
 use crate::lease::Orphan;
 use crate::local::{
-    Asked, Acquisition, Expected, GrantDetails, Granted, Hold, Leaving, Site, Tenancy, Terms,
+    Acquisition, Asked, Expected, GrantDetails, Granted, Hold, Leaving, Site, Tenancy, Terms,
 };
-use crate::runtime::{Recipient, Core, News};
+use crate::runtime::{Core, News, Recipient};
 use crate::scripts::fair::{FairAcquired, Followers, Others, followers, over};
 use crate::scripts::{Owner, Replied, Trouble};
 use crate::sync::{Mutex, Thread, clock};
@@ -169,12 +169,13 @@ impl FairPlace {
                     let _unanswered = lead.request_state.acquisition.heard(reply, |_| true);
                     return (newcomer, Ok(lead));
                 }
-                let answer = lead.request_state.answered(&mut lead.listening, reply).map(|answer| {
-                    if let Try::Busy(sleep) = answer {
-                        lead.listening.ask_after(sleep);
-                    }
-                    lead
-                });
+                let answer =
+                    lead.request_state.answered(&mut lead.listening, reply).map(|answer| {
+                        if let Try::Busy(sleep) = answer {
+                            lead.listening.ask_after(sleep);
+                        }
+                        lead
+                    });
                 (newcomer, answer)
             });
             queue.answer(answered.collect());

@@ -24,7 +24,8 @@ fn cluster() -> Servers {
 }
 
 fn session(cluster: &Servers, unclaimed: fn(&Arc<Core>, u64, &News<'_>)) -> Session {
-    Session::open(&cluster.url(), ClientBuilder::new("redis://localhost").config, unclaimed).unwrap()
+    Session::open(&cluster.url(), ClientBuilder::new("redis://localhost").config, unclaimed)
+        .unwrap()
 }
 
 fn ignore(_: &Arc<Core>, _: u64, _: &News<'_>) {}

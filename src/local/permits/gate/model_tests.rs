@@ -112,7 +112,11 @@ impl Synchronizer for Pool {
         self.gate.is_given() || self.said.load(Ordering::SeqCst)
     }
 
-    fn ask(&self, _: &mut Lead<PermitRequestState>, claim: &Claim<'_, u32>) -> Result<Try<u32>, Error> {
+    fn ask(
+        &self,
+        _: &mut Lead<PermitRequestState>,
+        claim: &Claim<'_, u32>,
+    ) -> Result<Try<u32>, Error> {
         Ok(match self.request(&self.gate.needs(claim.need))? {
             0 => Try::Busy(Duration::from_secs(30)),
             _ => Try::Granted(claim.need),
