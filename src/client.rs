@@ -14,7 +14,7 @@ use crate::lock::fair::{self, FairLock};
 use crate::lock::fenced::FencedLock;
 use crate::lock::read_write::ReadWriteLock;
 use crate::lock::reentrant::ReentrantLock;
-use crate::runtime::{Core, News, Session};
+use crate::runtime::{Core, Message, Session};
 use crate::semaphore::{ExpirableSemaphore, Semaphore};
 
 #[cfg(test)]
@@ -229,16 +229,18 @@ impl ClientBuilder {
 }
 
 /// Handles a script's message to an owner of this client that does not wait any more.
-pub(crate) fn unclaimed(core: &Arc<Core>, owner: u64, news: &News<'_>) {
+pub(crate) fn unclaimed(core: &Arc<Core>, owner: u64, news: &Message<'_>) {
     match news {
-        News::Ask { lock } => fair::take_out(core, owner, lock),
-        News::Grant(grant) => {
+        Message::Ask { lock } => fair::take_out(core, owner, lock),
+        Message::Grant(grant) => {
             local::give_back_unclaimed(core, owner, grant);
             fair::give_back_unclaimed(core, owner, grant);
         }
-        News::Notified { database, waiting } => {
+        Message::Notified { database, waiting } => {
             condition::pass_on(core, owner, *database, waiting);
         }
-        News::Open { database, lock, .. } => local::give_up_unclaimed(core, owner, *database, lock),
+        Message::Open { database, lock, .. } => {
+            local::give_up_unclaimed(core, owner, *database, lock)
+        }
     }
 }

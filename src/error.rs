@@ -91,10 +91,10 @@ pub enum ErrorKind {
 /// # }
 /// ```
 #[derive(Clone)]
-pub struct Error(Box<Inner>);
+pub struct Error(Box<Details>);
 
 #[derive(Clone)]
-struct Inner {
+struct Details {
     kind: ErrorKind,
     name: Option<Arc<str>>,
     message: String,
@@ -158,7 +158,7 @@ impl Error {
     }
 
     pub(crate) fn new(kind: ErrorKind, message: String) -> Self {
-        Self(Box::new(Inner {
+        Self(Box::new(Details {
             kind,
             name: None,
             message,

@@ -29,7 +29,7 @@ pub(crate) mod read_write;
 pub(crate) mod reentrant;
 mod verbs;
 
-pub(crate) use self::guard::Held;
+pub(crate) use self::guard::HeldLock;
 pub use self::guard::{LockGuard, OwnedLockGuard};
 pub(crate) use self::handle::Handle;
 pub(crate) use self::part::{LockPart, Part};

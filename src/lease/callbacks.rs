@@ -23,7 +23,7 @@ const GATHERED_AT_MOST: u64 = 2_000_000_000;
 /// The most of their names in the line.
 const MOST_NAMES: usize = 10;
 
-enum Job {
+enum CallbackJob {
     /// Never left out: each callback runs once.
     Call(Box<dyn FnOnce() + Send>),
     Line(Level, String),
@@ -41,7 +41,7 @@ pub(super) struct Callbacks {
 struct State {
     /// Shows that the thread has not ended. `None` once the client ends.
     alive: Option<Sender<()>>,
-    queue: VecDeque<Job>,
+    queue: VecDeque<CallbackJob>,
     /// Losses that will become lines.
     lost: Vec<Lost>,
     /// The number of jobs and losses that are lines, or will be.
@@ -99,7 +99,7 @@ impl Callbacks {
     /// Runs `call` on the thread, after all earlier jobs.
     pub(super) fn run(self: &Arc<Self>, call: Box<dyn FnOnce() + Send>) {
         let mut state = self.state.lock();
-        state.queue.push_back(Job::Call(call));
+        state.queue.push_back(CallbackJob::Call(call));
         self.start(state);
     }
 
@@ -116,7 +116,7 @@ impl Callbacks {
             return;
         }
         state.lines += 1;
-        state.queue.push_back(Job::Line(level, line));
+        state.queue.push_back(CallbackJob::Line(level, line));
         self.start(state);
     }
 
@@ -171,8 +171,8 @@ impl Callbacks {
         while let Some((job, left_out)) = self.next() {
             // A job catches the panics of the user's callbacks; this is for a logger's.
             let _ = catch_unwind(AssertUnwindSafe(|| match job {
-                Job::Call(call) => call(),
-                Job::Line(level, line) => {
+                CallbackJob::Call(call) => call(),
+                CallbackJob::Line(level, line) => {
                     log::log!(target: TARGET, level, "{line} [client {}]", self.client);
                 }
             }));
@@ -190,14 +190,14 @@ impl Callbacks {
     }
 
     /// The next job, and how many lines were left out without a report.
-    fn next(&self) -> Option<(Job, u64)> {
+    fn next(&self) -> Option<(CallbackJob, u64)> {
         let mut state = self.state.lock();
         let job = loop {
             let now = clock::now();
             // At the client's end, no line is delayed.
             let ends = state.alive.is_none();
             if let Some(at) = state.lost.iter().position(|lost| ends || lost.due() <= now) {
-                break Some(Job::Line(Level::Warn, state.lost.remove(at).line()));
+                break Some(CallbackJob::Line(Level::Warn, state.lost.remove(at).line()));
             }
             if let Some(job) = state.queue.pop_front() {
                 break Some(job);
@@ -208,8 +208,8 @@ impl Callbacks {
         };
         match &job {
             None => state.running = false,
-            Some(Job::Call(_)) => {}
-            Some(Job::Line(..)) => state.lines -= 1,
+            Some(CallbackJob::Call(_)) => {}
+            Some(CallbackJob::Line(..)) => state.lines -= 1,
         }
         job.map(|job| (job, std::mem::take(&mut state.left_out)))
     }

@@ -26,7 +26,7 @@ use log::Level;
 
 use self::callbacks::Callbacks;
 pub(crate) use self::orphan::{Debtor, Orphan};
-use self::wheel::{Key, Wheel};
+use self::wheel::{Wheel, WheelKey};
 use crate::connection::{Command, Lane, News, Node, Outcome};
 use crate::error::{Error, LostReason};
 use crate::scripts::renewal::{Held, Longer, RenewalKind};
@@ -137,7 +137,7 @@ struct Timer {
 /// An entry of the wheel.
 #[derive(Debug)]
 pub(crate) struct Alarm {
-    key: Key,
+    key: WheelKey,
     due: u64,
 }
 
@@ -356,7 +356,7 @@ impl Watchdog {
         !timer.shut_down
     }
 
-    fn insert(&self, due: u64, item: Item) -> Key {
+    fn insert(&self, due: u64, item: Item) -> WheelKey {
         let mut timer = self.timer.lock();
         // Rounded up, so that an entry that goes off is really due.
         let due = due.div_ceil(TICK);

@@ -49,7 +49,7 @@ pub(crate) struct Wheel<T> {
     buckets: Vec<Bucket>,
     /// One bit per bucket, to pass over 64 empty buckets at once.
     occupied: Vec<u64>,
-    entries: Vec<Entry<T>>,
+    entries: Vec<WheelEntry<T>>,
     /// The head of the list of free cells in `entries`, linked by `next`.
     free: u32,
     len: usize,
@@ -59,7 +59,7 @@ pub(crate) struct Wheel<T> {
 
 /// Names one insert into one wheel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Key {
+pub(crate) struct WheelKey {
     index: u32,
     /// Tells this insert from all others that had or will have the same cell.
     serial: NonZero<u64>,
@@ -83,7 +83,7 @@ impl<T> Wheel<T> {
 
     /// Adds an entry. One that is due already fires at the next [`advance`](Self::advance), even
     /// if that does not move the time.
-    pub(crate) fn insert(&mut self, due: u64, item: T) -> Key {
+    pub(crate) fn insert(&mut self, due: u64, item: T) -> WheelKey {
         let bucket = self.bucket_of(due);
         let tail = self.buckets[bucket].tail;
         // 64 bits, so that it never comes round: unlike a count kept in the cell, it may be
@@ -91,7 +91,7 @@ impl<T> Wheel<T> {
         self.serial = self.serial.saturating_add(1);
         let serial = self.serial;
         let index =
-            self.insert_entry(Entry { due, serial, prev: tail, next: NIL, item: Some(item) });
+            self.insert_entry(WheelEntry { due, serial, prev: tail, next: NIL, item: Some(item) });
 
         // At the tail: entries with the same due tick fire in the order of the list.
         if tail == NIL {
@@ -102,11 +102,11 @@ impl<T> Wheel<T> {
         }
         self.buckets[bucket].tail = index;
         self.len += 1;
-        Key { index, serial }
+        WheelKey { index, serial }
     }
 
     /// Takes an entry out before it fires. `None` if it has fired or was cancelled already.
-    pub(crate) fn cancel(&mut self, key: Key) -> Option<T> {
+    pub(crate) fn cancel(&mut self, key: WheelKey) -> Option<T> {
         let entry = self.entries.get(key.index as usize)?;
         // A free cell keeps the serial number of its last entry.
         if entry.serial != key.serial || entry.item.is_none() {
@@ -219,7 +219,7 @@ impl<T> Wheel<T> {
     }
 
     /// Puts an entry into a free cell.
-    fn insert_entry(&mut self, entry: Entry<T>) -> u32 {
+    fn insert_entry(&mut self, entry: WheelEntry<T>) -> u32 {
         let index = self.free;
         if index != NIL {
             let cell = &mut self.entries[index as usize];
@@ -234,7 +234,7 @@ impl<T> Wheel<T> {
 
     /// Takes an entry out of its bucket's list. It keeps its cell until [`vacate`](Self::vacate).
     fn unlink(&mut self, bucket: usize, index: u32) {
-        let Entry { prev, next, .. } = self.entries[index as usize];
+        let WheelEntry { prev, next, .. } = self.entries[index as usize];
         if prev == NIL {
             self.buckets[bucket].head = next;
         } else {
@@ -280,7 +280,7 @@ impl Bucket {
 
 /// A cell in the slab. It is free if it has no item; then `next` is the next free one.
 #[derive(Debug)]
-struct Entry<T> {
+struct WheelEntry<T> {
     due: u64,
     serial: NonZero<u64>,
     prev: u32,

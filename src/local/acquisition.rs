@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use super::{Asked, Hold, Site, Terms, clock};
 use crate::error::Error;
-use crate::runtime::{Core, LiveOwner, News, Recipient};
+use crate::runtime::{Core, LiveOwner, Message, Recipient};
 use crate::scripts::lock::Again;
 use crate::scripts::{Owner, Replied, Trouble};
 
@@ -269,7 +269,7 @@ impl<A: Recipient + 'static> Expected<A> {
 }
 
 impl<A: Recipient + ?Sized> Recipient for Expected<A> {
-    fn told(&self, news: &News<'_>) {
+    fn told(&self, news: &Message<'_>) {
         self.who.told(news);
     }
 }

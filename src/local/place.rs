@@ -28,7 +28,7 @@ use crate::error::Error;
 use crate::lease::Orphan;
 use crate::lease::renewal::PROVISIONAL;
 use crate::pubsub::Subscription;
-use crate::runtime::{News, Recipient};
+use crate::runtime::{Message, Recipient};
 use crate::scripts::Mode;
 use crate::scripts::lock::{Acquired, Chain, Refused, Start, Tokens};
 use crate::sync::{Mutex, Thread, jitter};
@@ -83,17 +83,19 @@ struct Mail {
 /// has named this owner (`tell` in `lua/hand_off.lua`). A grant that names an owner which nobody
 /// expects is [given back](super::give_back_unclaimed).
 impl Recipient for Standing {
-    fn told(&self, news: &News<'_>) {
+    fn told(&self, news: &Message<'_>) {
         let received = clock::now();
         let mut mail = self.mail.lock();
         match news {
-            News::Grant(grant) if (grant.database, grant.lock) == (self.database, &*self.name) => {
+            Message::Grant(grant)
+                if (grant.database, grant.lock) == (self.database, &*self.name) =>
+            {
                 let Some(details) = details(grant.details) else { return };
                 let granted = Granted { now: grant.now, received, lease: grant.lease, details };
                 // A second copy says nothing new.
                 mail.grant.get_or_insert(granted);
             }
-            News::Open { left, database, lock }
+            Message::Open { left, database, lock }
                 if (*database, *lock) == (self.database, &*self.name) =>
             {
                 mail.open_until = Some(received.saturating_add(clock::nanos(*left)));

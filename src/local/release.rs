@@ -8,7 +8,7 @@ use super::{Acquisition, Hold, HoldState, LeaveOutcome, Level, Place, Seat, Site
 use crate::connection::{Command, Outcome};
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::lease::Orphan;
-use crate::runtime::{Core, Grant};
+use crate::runtime::{Core, GrantMessage};
 use crate::scripts::lock::{Chain, LockScripts, Released};
 use crate::scripts::{self, LockKeys, Mode, Owner, Trouble};
 use crate::waiting::Leadership;
@@ -341,7 +341,7 @@ pub(crate) fn give_up_unclaimed(core: &Core, owner: u64, database: i64, lock: &s
 
 /// Gives back a grant for an owner of this client that does not wait. No thread has it: a request
 /// came late, or its thread had left.
-pub(crate) fn give_back_unclaimed(core: &Core, owner: u64, grant: &Grant<'_>) {
+pub(crate) fn give_back_unclaimed(core: &Core, owner: u64, grant: &GrantMessage<'_>) {
     let Some(details) = super::place::details(grant.details) else { return };
     if grant.database != core.database() || core.is_shut_down() {
         return;

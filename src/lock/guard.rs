@@ -55,14 +55,14 @@ use crate::runtime::Core;
 /// ```
 #[must_use = "dropping the guard releases the lock at once; bind it, or use `with`"]
 pub struct LockGuard {
-    held: Held,
+    held: HeldLock,
     /// `Sync` and not `Send`, as this one is.
     _stays: PhantomData<MutexGuard<'static, ()>>,
 }
 
 impl LockGuard {
     pub(crate) fn new(handle: &Handle, tenancy: Arc<Tenancy>) -> Self {
-        Self { held: Held::new(handle, tenancy), _stays: PhantomData }
+        Self { held: HeldLock::new(handle, tenancy), _stays: PhantomData }
     }
 
     /// Whether the lock is held, as far as this process can know without asking: neither released
@@ -266,11 +266,11 @@ impl fmt::Debug for LockGuard {
 /// With an async runtime, call it in `spawn_blocking`. The [guide](crate::guide#tokio) shows the
 /// rest for tokio.
 #[must_use = "dropping the guard releases the lock at once; bind it"]
-pub struct OwnedLockGuard(Held);
+pub struct OwnedLockGuard(HeldLock);
 
 impl OwnedLockGuard {
     pub(crate) fn new(handle: &Handle, tenancy: Arc<Tenancy>) -> Self {
-        Self(Held::new(handle, tenancy))
+        Self(HeldLock::new(handle, tenancy))
     }
 
     /// Whether the lock is held: as [`LockGuard::is_held`]. No I/O.
@@ -356,7 +356,7 @@ impl fmt::Debug for OwnedLockGuard {
 }
 
 /// One level of a hold, left once. Nothing here asks which thread it is on.
-pub(crate) struct Held {
+pub(crate) struct HeldLock {
     /// The tenancy in which the thread took the level. Dropped before the client, since its drop
     /// may send a request.
     tenancy: Arc<Tenancy>,
@@ -367,7 +367,7 @@ pub(crate) struct Held {
     left: bool,
 }
 
-impl Held {
+impl HeldLock {
     pub(crate) fn new(handle: &Handle, tenancy: Arc<Tenancy>) -> Self {
         let level = handle.level(&tenancy);
         Self { handle: handle.clone(), level, tenancy, left: false }
@@ -464,7 +464,7 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for HeldLock {
     fn drop(&mut self) {
         if !self.left && !self.is_forked() {
             // If it was lost, `on_lost` and the log have reported it.

@@ -5,13 +5,13 @@ use std::time::{Duration, Instant};
 
 use crate::cancel::CancelToken;
 use crate::error::{Error, ErrorKind};
-use crate::lock::{self, Held, Lock, Part};
+use crate::lock::{self, HeldLock, Lock, Part};
 use crate::sync::Thread;
 use crate::waiting::Wait;
 
 pub use self::guard::{MultiLockGuard, OwnedMultiLockGuard};
 
-use self::guard::Levels;
+use self::guard::GuardLevels;
 
 mod guard;
 mod quorum;
@@ -357,7 +357,7 @@ impl MultiLock {
         Ok(self.acquire(&Thread::current(), wait)?.map(MultiLockGuard::new))
     }
 
-    fn acquire(&self, thread: &Arc<Thread>, wait: Wait<'_>) -> Result<Option<Levels>, Error> {
+    fn acquire(&self, thread: &Arc<Thread>, wait: Wait<'_>) -> Result<Option<GuardLevels>, Error> {
         // Before anything that another thread may have locked when this process was forked.
         self.parts.iter().try_for_each(check_process)?;
         if self.rule == Rule::Majority {
@@ -380,16 +380,20 @@ impl MultiLock {
     }
 
     /// Takes one part after the other, in their order, until it does not get one.
-    fn acquire_all(&self, thread: &Arc<Thread>, wait: &Wait<'_>) -> Result<Option<Levels>, Error> {
+    fn acquire_all(
+        &self,
+        thread: &Arc<Thread>,
+        wait: &Wait<'_>,
+    ) -> Result<Option<GuardLevels>, Error> {
         // An unusable part is an error before the first one is taken.
         for part in &*self.parts {
             part.handle().check(wait).map_err(|error| self.failed(part, error))?;
         }
         // Its drop releases the parts, the last one first.
-        let mut levels = Levels::all(self.parts.len());
+        let mut levels = GuardLevels::all(self.parts.len());
         for part in &*self.parts {
             match part.acquire(thread, *wait) {
-                Ok(Some(tenancy)) => levels.push(Held::new(part.handle(), tenancy)),
+                Ok(Some(tenancy)) => levels.push(HeldLock::new(part.handle(), tenancy)),
                 Ok(None) => return Ok(None),
                 Err(error) => return Err(self.failed(part, error)),
             }

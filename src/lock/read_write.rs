@@ -19,7 +19,7 @@ use crate::waiting::{Claim, Enter, EnterOf, Lead, Leadership, Synchronizer, Try,
 mod model_tests;
 mod pair;
 
-use pair::{Found, Grant, Need, Pair};
+use pair::{Found, Pair, ReadWriteGrant, ReadWriteNeed};
 
 /// A lock for many readers or one writer: `ReentrantReadWriteLock` of java.util.concurrent,
 /// Redisson's `RReadWriteLock`. Made by [`Client::read_write_lock`].
@@ -229,7 +229,7 @@ impl<'a> Side<'a> {
 
     fn acquire(&self, thread: &Arc<Thread>, wait: Wait<'_>) -> Result<Option<Arc<Tenancy>>, Error> {
         self.handle.check(&wait)?;
-        let need = Need { mode: self.handle.site.mode, terms: self.handle.terms() };
+        let need = ReadWriteNeed { mode: self.handle.site.mode, terms: self.handle.terms() };
         let granted = acquire(self, &Claim { thread, need, wait })?;
         Ok(granted.map(|grant| grant.tenancy))
     }
@@ -242,8 +242,8 @@ impl<'a> Side<'a> {
     fn read_under(
         &self,
         writing: &Arc<Tenancy>,
-        claim: &Claim<'_, Need>,
-    ) -> Result<Option<Grant>, Error> {
+        claim: &Claim<'_, ReadWriteNeed>,
+    ) -> Result<Option<ReadWriteGrant>, Error> {
         let site = &self.handle.site;
         let terms = claim.need.terms;
         let (mut acquisition, lease) = (Acquisition::<GrantDetails>::new(site), terms.lease());
@@ -290,16 +290,16 @@ impl<'a> Side<'a> {
             return Ok(None);
         }
         let tenancy = self.handle.admitted(tenancy)?;
-        Ok(Some(Grant { tenancy, is_seated: true }))
+        Ok(Some(ReadWriteGrant { tenancy, is_seated: true }))
     }
 
     /// The leader reads beside others of the process: during their turn at once; after it if the
     /// server says that no process waits.
-    fn join(&self, claim: &Claim<'_, Need>) -> Result<Option<Grant>, Error> {
+    fn join(&self, claim: &Claim<'_, ReadWriteNeed>) -> Result<Option<ReadWriteGrant>, Error> {
         if !self.reads() {
             return Ok(None);
         }
-        let Need { terms, .. } = claim.need;
+        let ReadWriteNeed { terms, .. } = claim.need;
         let Some((tenancy, in_turn)) = self.pair.join(claim.thread, terms) else {
             return Ok(None);
         };
@@ -347,7 +347,7 @@ impl<'a> Side<'a> {
         if !tenancy.is_held() || !self.handle.deepen(&tenancy)? {
             return Ok(None);
         }
-        Ok(Some(Grant { tenancy, is_seated: true }))
+        Ok(Some(ReadWriteGrant { tenancy, is_seated: true }))
     }
 
     /// The grant gets its seat; or, if others of the process read under an older hold, a seat
@@ -356,7 +356,7 @@ impl<'a> Side<'a> {
     fn seat(
         &self,
         granted: &Arc<Tenancy>,
-        claim: &Claim<'_, Need>,
+        claim: &Claim<'_, ReadWriteNeed>,
         used_up: impl FnOnce(),
     ) -> Result<Option<Arc<Tenancy>>, Error> {
         let (site, terms) = (&self.handle.site, claim.need.terms);
@@ -395,7 +395,7 @@ impl Synchronizer for Side<'_> {
 
     /// Does the thread hold the lock? May it join readers of this process? Otherwise one thread
     /// asks Redis.
-    fn enter(&self, claim: &Claim<'_, Need>) -> Result<EnterOf<Self>, Error> {
+    fn enter(&self, claim: &Claim<'_, ReadWriteNeed>) -> Result<EnterOf<Self>, Error> {
         loop {
             let found = self.pair.enter(claim.thread, claim.need, claim.wait.blocks());
             return match found {
@@ -403,7 +403,7 @@ impl Synchronizer for Side<'_> {
                     if !self.handle.deepen(&tenancy)? {
                         continue;
                     }
-                    Ok(Enter::Granted(Grant { tenancy, is_seated: true }))
+                    Ok(Enter::Granted(ReadWriteGrant { tenancy, is_seated: true }))
                 }
                 Found::Under(writing) => match self.read_under(&writing, claim)? {
                     Some(grant) => Ok(Enter::Granted(grant)),
@@ -437,8 +437,8 @@ impl Synchronizer for Side<'_> {
     }
 
     /// The receiver looks once more: it may have slept through the rest of the lease.
-    fn receive(&self, grant: Grant) -> Result<Option<Grant>, Error> {
-        let Grant { tenancy, .. } = grant;
+    fn receive(&self, grant: ReadWriteGrant) -> Result<Option<ReadWriteGrant>, Error> {
+        let ReadWriteGrant { tenancy, .. } = grant;
         if !tenancy.is_held() {
             self.handle.site.lose(&tenancy, LostReason::LeaseExpired);
             return Ok(None);
@@ -447,18 +447,22 @@ impl Synchronizer for Side<'_> {
             return Ok(None);
         }
         let tenancy = self.handle.admitted(tenancy)?;
-        Ok(Some(Grant { tenancy, is_seated: true }))
+        Ok(Some(ReadWriteGrant { tenancy, is_seated: true }))
     }
 
-    fn request_state(&self, _: &Claim<'_, Need>) -> Option<Place> {
+    fn request_state(&self, _: &Claim<'_, ReadWriteNeed>) -> Option<Place> {
         None
     }
 
-    fn collect(&self, lead: &mut Lead<Option<Place>>, claim: &Claim<'_, Need>) -> Option<Grant> {
+    fn collect(
+        &self,
+        lead: &mut Lead<Option<Place>>,
+        claim: &Claim<'_, ReadWriteNeed>,
+    ) -> Option<ReadWriteGrant> {
         let Lead { listening, request_state } = lead;
         let tenancy =
             request_state.as_mut()?.collect(listening, &self.handle.site, &on_terms(claim))?;
-        Some(Grant { tenancy, is_seated: false })
+        Some(ReadWriteGrant { tenancy, is_seated: false })
     }
 
     fn has_news(&self, request_state: &Option<Place>) -> bool {
@@ -468,8 +472,8 @@ impl Synchronizer for Side<'_> {
     fn ask(
         &self,
         lead: &mut Lead<Option<Place>>,
-        claim: &Claim<'_, Need>,
-    ) -> Result<Try<Grant>, Error> {
+        claim: &Claim<'_, ReadWriteNeed>,
+    ) -> Result<Try<ReadWriteGrant>, Error> {
         let site = &self.handle.site;
         self.pair.asks();
         let Lead { listening, request_state } = lead;
@@ -480,7 +484,7 @@ impl Synchronizer for Side<'_> {
         }
         let place = request_state.get_or_insert_with(|| Place::new(site));
         Ok(match place.ask(listening, site, &on_terms(claim))? {
-            Try::Granted(tenancy) => Try::Granted(Grant { tenancy, is_seated: false }),
+            Try::Granted(tenancy) => Try::Granted(ReadWriteGrant { tenancy, is_seated: false }),
             Try::Busy(sleep) => Try::Busy(sleep),
         })
     }
@@ -488,10 +492,10 @@ impl Synchronizer for Side<'_> {
     fn install(
         &self,
         leadership: &mut Leadership<'_, Pair>,
-        grant: Grant,
-        claim: &Claim<'_, Need>,
-    ) -> Result<Option<Grant>, Error> {
-        let Grant { mut tenancy, is_seated } = grant;
+        grant: ReadWriteGrant,
+        claim: &Claim<'_, ReadWriteNeed>,
+    ) -> Result<Option<ReadWriteGrant>, Error> {
+        let ReadWriteGrant { mut tenancy, is_seated } = grant;
         if !is_seated {
             let Some(seated) = self.seat(&tenancy, claim, || leadership.lead = None)? else {
                 return Ok(None);
@@ -506,11 +510,11 @@ impl Synchronizer for Side<'_> {
             self.pair.end_reading();
         }
         let tenancy = self.handle.admitted(tenancy)?;
-        Ok(Some(Grant { tenancy, is_seated: true }))
+        Ok(Some(ReadWriteGrant { tenancy, is_seated: true }))
     }
 }
 
 /// The claim without its mode, for a place in the lock's queue.
-fn on_terms<'a>(claim: &Claim<'a, Need>) -> Claim<'a, Terms> {
+fn on_terms<'a>(claim: &Claim<'a, ReadWriteNeed>) -> Claim<'a, Terms> {
     Claim { thread: claim.thread, need: claim.need.terms, wait: claim.wait }
 }

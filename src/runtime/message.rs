@@ -13,11 +13,11 @@ use crate::sync::Mutex;
 /// A script's message to one waiter. On the wire: a verb, the waiter's owner number, and words
 /// parted by single spaces. The last one is a name and may hold spaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum News<'a> {
+pub(crate) enum Message<'a> {
     /// The waiter should ask for this lock.
     Ask { lock: &'a str },
     /// The lock is the waiter's owner's.
-    Grant(Grant<'a>),
+    Grant(GrantMessage<'a>),
     /// The lock is left to others for so long, or (zero) not at all. The waiter is the first in
     /// line, and should ask then.
     Open { left: Duration, database: i64, lock: &'a str },
@@ -27,7 +27,7 @@ pub(crate) enum News<'a> {
 
 /// A script has made an owner the holder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Grant<'a> {
+pub(crate) struct GrantMessage<'a> {
     /// When, by the server's clock in ms.
     pub(crate) now: u64,
     pub(crate) lease: Duration,
@@ -37,30 +37,30 @@ pub(crate) struct Grant<'a> {
     pub(crate) lock: &'a str,
 }
 
-impl<'a> News<'a> {
+impl<'a> Message<'a> {
     /// The message with the number of its owner. `None`: this version does not know such a message.
     pub(super) fn parse(message: &'a [u8]) -> Option<(u64, Self)> {
         let message = std::str::from_utf8(message).ok()?;
         let (verb, rest) = message.split_once(' ')?;
         let (owner, rest) = word(rest)?;
         let news = match verb {
-            "ask" => News::Ask { lock: rest },
+            "ask" => Message::Ask { lock: rest },
             "grant" => {
                 let (now, rest) = word(rest)?;
                 let (lease, rest) = word(rest)?;
                 let (details, rest) = rest.split_once(' ')?;
                 let (database, lock) = word(rest)?;
                 let lease = Duration::from_millis(lease);
-                News::Grant(Grant { now, lease, details, database, lock })
+                Message::Grant(GrantMessage { now, lease, details, database, lock })
             }
             "open" => {
                 let (left, rest) = word(rest)?;
                 let (database, lock) = word(rest)?;
-                News::Open { left: Duration::from_millis(left), database, lock }
+                Message::Open { left: Duration::from_millis(left), database, lock }
             }
             "notify" => {
                 let (database, waiting) = word(rest)?;
-                News::Notified { database, waiting }
+                Message::Notified { database, waiting }
             }
             _ => return None,
         };
@@ -77,11 +77,11 @@ fn word<T: std::str::FromStr>(text: &str) -> Option<(T, &str)> {
 /// A waiter that gets messages on the client's own channel.
 pub(crate) trait Recipient: Send + Sync {
     /// Called on the subscriber's thread with no mutex held; must not block.
-    fn told(&self, news: &News<'_>);
+    fn told(&self, news: &Message<'_>);
 }
 
 impl<A: Recipient + ?Sized> Recipient for Arc<A> {
-    fn told(&self, news: &News<'_>) {
+    fn told(&self, news: &Message<'_>) {
         (**self).told(news);
     }
 }
@@ -105,7 +105,7 @@ impl Recipients {
     }
 
     /// `false`: no waiter has that number.
-    pub(super) fn tell(&self, owner: u64, news: &News<'_>) -> bool {
+    pub(super) fn tell(&self, owner: u64, news: &Message<'_>) -> bool {
         let who = self.waiting.lock().get(&owner).and_then(Weak::upgrade);
         who.as_ref().inspect(|who| who.told(news)).is_some()
     }
@@ -123,22 +123,22 @@ mod tests {
 
     #[test]
     fn a_message_is_what_its_verb_says() {
-        let said = (u64::MAX, News::Ask { lock: " a lock " });
-        assert_eq!(News::parse(format!("ask {}  a lock ", u64::MAX).as_bytes()), Some(said));
-        let grant = Grant {
+        let said = (u64::MAX, Message::Ask { lock: " a lock " });
+        assert_eq!(Message::parse(format!("ask {}  a lock ", u64::MAX).as_bytes()), Some(said));
+        let grant = GrantMessage {
             now: 1_700_000_000_123,
             lease: Duration::from_secs(2),
             details: "lock,3,0,1",
             database: 15,
             lock: "a lock ",
         };
-        let said = (9, News::Grant(grant));
+        let said = (9, Message::Grant(grant));
         let message = b"grant 9 1700000000123 2000 lock,3,0,1 15 a lock ";
-        assert_eq!(News::parse(message), Some(said));
-        let news = News::Open { left: Duration::from_millis(4), database: 0, lock: "l" };
-        assert_eq!(News::parse(b"open 9 4 0 l"), Some((9, news)));
-        let news = News::Notified { database: 3, waiting: "a key " };
-        assert_eq!(News::parse(b"notify 9 3 a key "), Some((9, news)));
+        assert_eq!(Message::parse(message), Some(said));
+        let news = Message::Open { left: Duration::from_millis(4), database: 0, lock: "l" };
+        assert_eq!(Message::parse(b"open 9 4 0 l"), Some((9, news)));
+        let news = Message::Notified { database: 3, waiting: "a key " };
+        assert_eq!(Message::parse(b"notify 9 3 a key "), Some((9, news)));
     }
 
     #[test]
@@ -146,8 +146,8 @@ mod tests {
         for message in
             ["", "0", "1", "ask", "ask 1", "ask one lock", "ask -1 lock", "grant 1 2 3 lock"]
         {
-            assert_eq!(News::parse(message.as_bytes()), None, "{message:?}");
+            assert_eq!(Message::parse(message.as_bytes()), None, "{message:?}");
         }
-        assert_eq!(News::parse(b"ask 1 \xff"), None);
+        assert_eq!(Message::parse(b"ask 1 \xff"), None);
     }
 }

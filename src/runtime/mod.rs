@@ -28,7 +28,7 @@ mod todo;
 use left_out::LeftOut;
 pub(crate) use members::{Member, Members};
 use message::Recipients;
-pub(crate) use message::{Grant, News, Recipient};
+pub(crate) use message::{GrantMessage, Message, Recipient};
 pub(crate) use owners::LiveOwner;
 use owners::Owners;
 use renewer::RESENT_WITHIN;
@@ -331,7 +331,7 @@ impl Core {
 }
 
 /// See [`Session::open`].
-type Unclaimed = fn(&Arc<Core>, u64, &News<'_>);
+type Unclaimed = fn(&Arc<Core>, u64, &Message<'_>);
 
 /// A client as its subscribers see it.
 struct Hosted {
@@ -367,7 +367,7 @@ impl Host for Hosted {
     }
 
     fn message(&self, message: &[u8]) {
-        let Some((owner, news)) = News::parse(message) else { return };
+        let Some((owner, news)) = Message::parse(message) else { return };
         if !self.recipients.tell(owner, &news) {
             self.core.upgrade().inspect(|core| (self.unclaimed)(core, owner, &news));
         }

@@ -784,12 +784,12 @@ fn may_pass(failure: &Failure) -> bool {
     }
 }
 
-type Reply = Arc<Mutex<Option<Outcome>>>;
+type ReplySlot = Arc<Mutex<Option<Outcome>>>;
 
 /// A receiver for the reply to each command, and the place where it puts the reply.
-fn replies_to(commands: &[Command]) -> (Vec<Arc<dyn ReplyReceiver>>, Vec<Reply>) {
+fn replies_to(commands: &[Command]) -> (Vec<Arc<dyn ReplyReceiver>>, Vec<ReplySlot>) {
     let reply = |_: &Command| {
-        let reply = Reply::default();
+        let reply = ReplySlot::default();
         let receiver = Arc::clone(&reply);
         let receiver = move |outcome| *receiver.lock() = Some(outcome);
         (Arc::new(receiver) as Arc<dyn ReplyReceiver>, reply)

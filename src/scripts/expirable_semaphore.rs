@@ -66,7 +66,7 @@ pub(crate) struct ExpirableScripts<'a> {
 
 /// The result of a request for permits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Acquired {
+pub(crate) enum TakenPermit {
     /// The first so many of the ids are permits now.
     Taken(usize),
     /// Not enough for the first. The next lease ends after so long.
@@ -75,7 +75,7 @@ pub(crate) enum Acquired {
 
 /// The result of a release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Released {
+pub(crate) struct ReturnedPermits {
     /// How many were given back before their leases ended.
     pub(crate) live: usize,
     /// How many listeners heard of it, or [`REFUSED`](super::semaphore::REFUSED). `None`: there was
@@ -99,7 +99,7 @@ impl ExpirableScripts<'_> {
         clients: u64,
         needs: &[u32],
         ids: &[PermitId],
-    ) -> Result<Replied<Acquired>, Trouble> {
+    ) -> Result<Replied<TakenPermit>, Trouble> {
         let (mut lease_digits, mut clients_digits, mut threads) = ([0; 20], [0; 20], [0; 20]);
         let needs: Vec<String> = needs.iter().map(u32::to_string).collect();
         let arguments: Vec<&[u8]> = [
@@ -132,7 +132,7 @@ impl ExpirableScripts<'_> {
     }
 
     /// Sends a release and waits for the reply; once more after a reset.
-    pub(crate) fn release(self, command: &Command) -> Result<Replied<Released>, Trouble> {
+    pub(crate) fn release(self, command: &Command) -> Result<Replied<ReturnedPermits>, Trouble> {
         let (outcome, in_doubt) = self.route.call_twice(command, || command.clone());
         let reply = read_released(answered(outcome, in_doubt, RIGHTS)?)?;
         Ok(Replied::counts(reply, in_doubt))
@@ -229,22 +229,22 @@ fn release_command(keys: [&[u8]; 2], channel: &str, ids: &[PermitId], all: bool)
 }
 
 /// The result of a release that was sent once.
-pub(crate) fn released(outcome: Outcome) -> Result<Released, Trouble> {
+pub(crate) fn released(outcome: Outcome) -> Result<ReturnedPermits, Trouble> {
     read_released(accepted(outcome, RIGHTS)?)
 }
 
-fn read_released(reply: Value) -> Result<Released, Trouble> {
+fn read_released(reply: Value) -> Result<ReturnedPermits, Trouble> {
     let Some((live, heard)) = pair(&reply) else { return Err(unexpected(&reply)) };
-    Ok(Released { live: usize::try_from(live).unwrap_or(0), heard: heard_by(heard) })
+    Ok(ReturnedPermits { live: usize::try_from(live).unwrap_or(0), heard: heard_by(heard) })
 }
 
-fn acquired(reply: Value) -> Result<Acquired, Trouble> {
+fn acquired(reply: Value) -> Result<TakenPermit, Trouble> {
     let Value::Array(parts) = &reply else { return Err(unexpected(&reply)) };
     match parts.as_slice() {
         [Value::Int(0), Value::Int(left)] => {
-            Ok(Acquired::Refused(u64::try_from(*left).ok().map(Duration::from_millis)))
+            Ok(TakenPermit::Refused(u64::try_from(*left).ok().map(Duration::from_millis)))
         }
-        [Value::Int(taken @ 1..)] => Ok(Acquired::Taken(usize::try_from(*taken).unwrap_or(0))),
+        [Value::Int(taken @ 1..)] => Ok(TakenPermit::Taken(usize::try_from(*taken).unwrap_or(0))),
         _ => Err(unexpected(&reply)),
     }
 }

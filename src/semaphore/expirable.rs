@@ -21,7 +21,7 @@ mod permit_lease;
 mod site;
 
 pub use self::permit::ExpirablePermit;
-use self::permit_lease::{Need, PermitLease};
+use self::permit_lease::{PermitLease, PermitNeed};
 pub(crate) use self::site::ExpirableSite;
 
 /// Limits how many threads of all processes do something at once, by permits that each have a
@@ -562,7 +562,7 @@ impl ExpirableSemaphore {
         if permits == 0 {
             return Ok(Some(Vec::new()));
         }
-        let need = Need { permits, terms: self.terms };
+        let need = PermitNeed { permits, terms: self.terms };
         loop {
             let Some(permit_leases) = permits::acquire(&self.site, need, wait)? else {
                 return Ok(None);

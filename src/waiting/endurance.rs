@@ -21,11 +21,11 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 pub(crate) struct Endurance {
     /// Since when the server does not answer.
     out: Option<Instant>,
-    unacknowledged: Option<Unacknowledged>,
+    unacknowledged: Option<Spell>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Unacknowledged {
+struct Spell {
     first: Instant,
     last: Instant,
     /// The pause after the next failure.
@@ -49,7 +49,7 @@ impl Endurance {
         let (first, pause) = match trouble {
             Passing::Outage => (*self.out.get_or_insert(now), PAUSE),
             Passing::Unacknowledged => {
-                let new = Unacknowledged { first: now, last: now, pause: PAUSE };
+                let new = Spell { first: now, last: now, pause: PAUSE };
                 let met = self.unacknowledged.get_or_insert(new);
                 if now.saturating_duration_since(met.last) > limit {
                     *met = new;

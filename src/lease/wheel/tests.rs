@@ -195,10 +195,10 @@ fn items_are_dropped_with_the_wheel() {
 
 #[test]
 fn an_entry_is_small() {
-    assert!(size_of::<Entry<u8>>() <= 40 + size_of::<u8>());
-    assert!(size_of::<Entry<u64>>() <= 40 + size_of::<u64>());
-    assert!(size_of::<Entry<Rc<()>>>() <= 40 + size_of::<Rc<()>>());
-    assert!(size_of::<Entry<[u64; 4]>>() <= 40 + size_of::<[u64; 4]>());
+    assert!(size_of::<WheelEntry<u8>>() <= 40 + size_of::<u8>());
+    assert!(size_of::<WheelEntry<u64>>() <= 40 + size_of::<u64>());
+    assert!(size_of::<WheelEntry<Rc<()>>>() <= 40 + size_of::<Rc<()>>());
+    assert!(size_of::<WheelEntry<[u64; 4]>>() <= 40 + size_of::<[u64; 4]>());
 }
 
 #[test]

@@ -16,7 +16,7 @@ pub(crate) struct Seat {
     pub(crate) tenancy: Arc<Tenancy>,
     pub(super) levels: Levels,
     /// For a lock that threads share. (Boxed: a seat is moved, and most have none.)
-    shared: Option<Box<Shared>>,
+    shared: Option<Box<SharedHold>>,
     /// When the hold was granted, or last passed.
     pub(super) since: u64,
     /// Nobody waited for the hold by the server's last reply: other threads may join it.
@@ -27,7 +27,7 @@ pub(crate) struct Seat {
 }
 
 #[derive(Debug, Default)]
-struct Shared {
+struct SharedHold {
     /// The other tenants.
     beside: Beside,
     /// Until when the tenants want the hold.

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use self::gate::{PermitQueue, PermitRequestState, first_unmet};
-use self::turn::Before;
+use self::turn::NextStep;
 use crate::error::Error;
 use crate::runtime::Core;
 use crate::sync::{Thread, clock};
@@ -87,7 +87,7 @@ pub(crate) trait Source: Sized {
     /// the other processes would starve.
     fn request(
         self: &Arc<Self>,
-        needs: &[NeedOf<Self>],
+        needs: &[PermitNeed<Self>],
         clients: u64,
     ) -> Result<Reply<Self::Permits>, RequestFailed>;
 
@@ -104,8 +104,8 @@ pub(crate) trait Source: Sized {
     }
 }
 
-type NeedOf<S> = <<S as Source>::Permits as Permits>::Need;
-type ClaimOf<'a, S> = Claim<'a, NeedOf<S>>;
+type PermitNeed<S> = <<S as Source>::Permits as Permits>::Need;
+type PermitClaim<'a, S> = Claim<'a, PermitNeed<S>>;
 
 /// A lease that has no time left is asked about again after this, and not at once.
 const SHORTEST_SLEEP: Duration = Duration::from_millis(1);
@@ -130,7 +130,7 @@ pub(crate) struct RequestFailed {
 /// Waits for permits. `None`: the wait was over first.
 pub(crate) fn acquire<S: Source>(
     site: &Arc<S>,
-    need: NeedOf<S>,
+    need: PermitNeed<S>,
     wait: Wait<'_>,
 ) -> Result<Option<S::Permits>, Error> {
     waiting::acquire(site, &Claim { thread: &Thread::current(), need, wait })
@@ -145,7 +145,7 @@ impl<S: Source> Synchronizer for Arc<S> {
 
     /// Asks by itself while permits are free; after a refusal leads, or stands in the process's
     /// queue.
-    fn enter(&self, claim: &ClaimOf<'_, S>) -> Result<EnterOf<Self>, Error> {
+    fn enter(&self, claim: &PermitClaim<'_, S>) -> Result<EnterOf<Self>, Error> {
         let (gate, Claim { thread, need, wait }) = (self.gate(), claim);
         if let Some(entered) = gate.enter(thread, *need, wait.blocks()) {
             return Ok(entered);
@@ -184,11 +184,15 @@ impl<S: Source> Synchronizer for Arc<S> {
         Ok(entered)
     }
 
-    fn request_state(&self, _: &ClaimOf<'_, S>) -> PermitRequestState {
+    fn request_state(&self, _: &PermitClaim<'_, S>) -> PermitRequestState {
         PermitRequestState { rest: rest_of_yield(&**self), ..PermitRequestState::default() }
     }
 
-    fn collect(&self, _: &mut Lead<PermitRequestState>, _: &ClaimOf<'_, S>) -> Option<S::Permits> {
+    fn collect(
+        &self,
+        _: &mut Lead<PermitRequestState>,
+        _: &PermitClaim<'_, S>,
+    ) -> Option<S::Permits> {
         self.gate().take_given()
     }
 
@@ -210,7 +214,7 @@ impl<S: Source> Synchronizer for Arc<S> {
     fn ask(
         &self,
         lead: &mut Lead<PermitRequestState>,
-        claim: &ClaimOf<'_, S>,
+        claim: &PermitClaim<'_, S>,
     ) -> Result<Try<S::Permits>, Error> {
         let (gate, Lead { listening, request_state }) = (self.gate(), lead);
         let version = listening.public.version();
@@ -243,7 +247,7 @@ impl<S: Source> Synchronizer for Arc<S> {
 }
 
 impl<S: Source> Queued for Arc<S> {
-    type Need = NeedOf<S>;
+    type Need = PermitNeed<S>;
     type Grant = S::Permits;
     type RequestState = PermitRequestState;
 
@@ -278,7 +282,7 @@ struct Answered<P> {
 /// behind it.
 fn ask<S: Source>(
     site: &Arc<S>,
-    needs: &[NeedOf<S>],
+    needs: &[PermitNeed<S>],
     clients: u64,
 ) -> Result<Answered<S::Permits>, Error> {
     let (arrivals, asked) = (site.arrivals(), clock::now());
@@ -314,7 +318,7 @@ fn own_listeners<S: Source>(site: &S) -> i64 {
 
 fn is_turn_over<S: Source>(site: &S) -> bool {
     let now = clock::now();
-    site.gate().with_turn(|turn| matches!(turn.before(now), Before::Yield(_)))
+    site.gate().with_turn(|turn| matches!(turn.before(now), NextStep::Yield(_)))
 }
 
 /// How many processes want permits, as far as the answers to releases tell. If they tell nothing,
@@ -333,13 +337,13 @@ fn rest_of_yield<S: Source>(site: &S) -> Duration {
     let now = clock::now();
     let own = own_listeners(site);
     site.gate().with_turn(|turn| match turn.before(now) {
-        Before::Yield(last) => {
+        NextStep::Yield(last) => {
             let others = turn.others(own).unwrap_or(1);
             let stays = others > 0;
             turn.end(others);
             turn.yielded(stays);
             if stays { turn.rest(last.at, now) } else { Duration::ZERO }
         }
-        Before::Ask => Duration::ZERO,
+        NextStep::Ask => Duration::ZERO,
     })
 }

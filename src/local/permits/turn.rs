@@ -54,7 +54,7 @@ pub(crate) struct TurnEnd {
 
 /// The first step of a thread that is about to ask Redis.
 #[derive(Debug)]
-pub(crate) enum Before {
+pub(crate) enum NextStep {
     /// Nothing.
     Ask,
     /// The turn is over: stay away, if others heard of this release.
@@ -78,15 +78,19 @@ impl Turn {
     }
 
     /// Before the process asks for permits at `now`.
-    pub(crate) fn before(&mut self, now: u64) -> Before {
-        let Some(last) = self.last else { return Before::Ask };
+    pub(crate) fn before(&mut self, now: u64) -> NextStep {
+        let Some(last) = self.last else { return NextStep::Ask };
         if now.saturating_sub(last.at) >= self.leave {
             // The others have had their chance.
             self.renew();
-            return Before::Ask;
+            return NextStep::Ask;
         }
         // A turn that has not begun has been waited for already.
-        if self.began.is_some() && self.is_over(now) { Before::Yield(last) } else { Before::Ask }
+        if self.began.is_some() && self.is_over(now) {
+            NextStep::Yield(last)
+        } else {
+            NextStep::Ask
+        }
     }
 
     /// The rest of the time to stay away after a release at this time.
@@ -191,14 +195,14 @@ mod tests {
     fn a_turn_ends_after_its_grants() {
         let mut turn = Turn::new(Duration::ZERO);
         for _ in 0..GRANTS {
-            assert!(matches!(turn.before(5), Before::Ask));
+            assert!(matches!(turn.before(5), NextStep::Ask));
             turn.granted(5);
             turn.released(5);
         }
         assert!(!turn.may_pass(5));
-        assert!(matches!(turn.before(5), Before::Yield(_)));
+        assert!(matches!(turn.before(5), NextStep::Yield(_)));
         // A while later the others have had their chance.
-        assert!(matches!(turn.before(5 + YIELD), Before::Ask));
+        assert!(matches!(turn.before(5 + YIELD), NextStep::Ask));
     }
 
     #[test]
@@ -216,11 +220,11 @@ mod tests {
         let now = 2 * LONGEST_TURN;
         turn.released(now);
         assert!(!turn.may_pass(now));
-        assert!(matches!(turn.before(now), Before::Yield(_)));
+        assert!(matches!(turn.before(now), NextStep::Yield(_)));
         turn.end(1);
         // The other permits given back were of the same turn.
         turn.released(now);
-        assert!(matches!(turn.before(now), Before::Ask));
+        assert!(matches!(turn.before(now), NextStep::Ask));
     }
 
     #[test]
@@ -241,14 +245,14 @@ mod tests {
         turn.released(released);
         assert_eq!(turn.others(0), None, "the reply was not read yet");
         turn.heard(1, released);
-        assert!(matches!(turn.before(released), Before::Yield(_)));
+        assert!(matches!(turn.before(released), NextStep::Yield(_)));
         assert_eq!((turn.others(1), turn.others(0)), (Some(0), Some(1)));
         turn.heard(-1, released);
         assert_eq!(turn.others(0), None, "the message was refused");
         // Until the process has stayed away, the turn is over.
-        assert!(matches!(turn.before(released), Before::Yield(_)));
+        assert!(matches!(turn.before(released), NextStep::Yield(_)));
         turn.end(1);
-        assert!(matches!(turn.before(released), Before::Ask));
+        assert!(matches!(turn.before(released), NextStep::Ask));
     }
 
     #[test]

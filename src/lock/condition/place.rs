@@ -26,7 +26,7 @@ use crate::error::{Error, ErrorKind};
 use crate::lease::{KeepAlive, Orphan};
 use crate::local::{Expected, HoldState, Site, Tenancy};
 use crate::pubsub::Subscription;
-use crate::runtime::{Core, Member, News, Recipient};
+use crate::runtime::{Core, Member, Message, Recipient};
 use crate::scripts::condition::{ConditionScripts, Looked, Use, done};
 use crate::scripts::{ConditionKeys, Owner, Trouble};
 use crate::sync::atomic::{AtomicBool, Ordering};
@@ -254,8 +254,8 @@ struct Notice {
 }
 
 impl Recipient for Notice {
-    fn told(&self, news: &News<'_>) {
-        let News::Notified { database, waiting } = news else { return };
+    fn told(&self, news: &Message<'_>) {
+        let Message::Notified { database, waiting } = news else { return };
         if (*database, *waiting) == (self.database, &*self.waiting) {
             self.notified.store(true, Ordering::Release);
             self.reader.parker().unpark();

@@ -16,7 +16,7 @@ use crate::lease::Orphan;
 use crate::local::{
     Acquisition, Asked, Expected, GrantDetails, Granted, Hold, Leaving, Site, Tenancy, Terms,
 };
-use crate::runtime::{Core, News, Recipient};
+use crate::runtime::{Core, Message, Recipient};
 use crate::scripts::fair::{FairAcquired, Followers, Others, followers, over};
 use crate::scripts::{Owner, Replied, Trouble};
 use crate::sync::{Mutex, Thread, clock};
@@ -73,10 +73,12 @@ impl Standing {
 }
 
 impl Recipient for Standing {
-    fn told(&self, news: &News<'_>) {
+    fn told(&self, news: &Message<'_>) {
         match news {
-            News::Ask { .. } => self.ask(),
-            News::Grant(grant) if (grant.database, grant.lock) == (self.database, &*self.lock) => {
+            Message::Ask { .. } => self.ask(),
+            Message::Grant(grant)
+                if (grant.database, grant.lock) == (self.database, &*self.lock) =>
+            {
                 let Some(details) = followers(grant.details) else { return };
                 let (now, lease, received) = (grant.now, grant.lease, clock::now());
                 // A second copy adds nothing.
@@ -87,11 +89,11 @@ impl Recipient for Standing {
             // `x` and `{x}` have one queue: the waiter was granted the other lock, and has lost its
             // place. The next sign of life finds that out. If it asked at once, the two locks might
             // send it to and fro.
-            News::Grant(grant) => {
+            Message::Grant(grant) => {
                 let core = self.core.upgrade();
                 core.inspect(|core| super::give_back_unclaimed(core, self.owner.number(), grant));
             }
-            News::Open { .. } | News::Notified { .. } => {}
+            Message::Open { .. } | Message::Notified { .. } => {}
         }
     }
 }

@@ -24,7 +24,7 @@ use crate::connection::{Command, Outcome};
 use crate::error::Error;
 use crate::lease::{KeepAlive, Orphan, renewal};
 use crate::local::{Expected, Site, Tenancy, Terms};
-use crate::runtime::{Core, Grant, Member};
+use crate::runtime::{Core, GrantMessage, Member};
 use crate::scripts::fair::{FairScripts, Followers, followers, kept_alive};
 use crate::scripts::{FairKeys, Owner, Trouble};
 use crate::sync::{Mutex, Thread, clock};
@@ -46,7 +46,7 @@ pub(crate) struct FairQueue {
 type Newcomers = Queue<Terms, Arc<Tenancy>, FairPlace>;
 pub(super) type Newcomer = Waiter<Terms, Arc<Tenancy>, FairPlace>;
 /// A newcomer's lead after the request that named it.
-pub(super) type Answer = Result<Lead<FairPlace>, Error>;
+pub(super) type QueueAnswer = Result<Lead<FairPlace>, Error>;
 
 pub(super) struct Waiters {
     newcomers: Newcomers,
@@ -160,7 +160,7 @@ impl FairQueue {
 
     /// The server answered the leader's request: the next newcomer has the leadership, and the
     /// companions lead from here on, or fail. If one has left meanwhile, its place is given up.
-    pub(super) fn answer(&self, company: Vec<(Arc<Newcomer>, Answer)>) {
+    pub(super) fn answer(&self, company: Vec<(Arc<Newcomer>, QueueAnswer)>) {
         // Dropped after the mutex is released.
         let (mut told, mut gone) = (Vec::new(), Vec::new());
         let mut waiters = self.waiters.lock();
@@ -370,7 +370,7 @@ pub(crate) fn take_out(core: &Core, owner: u64, lock: &str) {
 }
 
 /// The same for a grant: no thread takes the lock, so the client gives it back.
-pub(crate) fn give_back_unclaimed(core: &Core, owner: u64, grant: &Grant<'_>) {
+pub(crate) fn give_back_unclaimed(core: &Core, owner: u64, grant: &GrantMessage<'_>) {
     // Another kind of lock has other details.
     if grant.database == core.database() && followers(grant.details).is_some() {
         give_up(core, owner, grant.lock, |scripts, owner| scripts.give_up_command(owner));

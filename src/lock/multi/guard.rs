@@ -11,7 +11,7 @@ use super::MultiLock;
 use super::{Rule, quorum};
 use crate::error::{Error, ErrorKind, LostReason, Passing};
 use crate::local::{HoldState, Leaving};
-use crate::lock::{Guard, Held, Part};
+use crate::lock::{Guard, HeldLock, Part};
 use crate::runtime::Core;
 use crate::sync::Mutex;
 
@@ -35,7 +35,7 @@ use crate::sync::Mutex;
 /// ```
 #[must_use = "dropping the guard releases the locks at once; bind it, or use `with`"]
 pub struct MultiLockGuard {
-    levels: Levels,
+    levels: GuardLevels,
     /// `Sync` and not `Send`, as the parts are.
     _stays: PhantomData<MutexGuard<'static, ()>>,
 }
@@ -52,7 +52,7 @@ pub struct MultiLockGuard {
 /// ```
 #[must_use = "dropping the guard releases the locks at once; bind it"]
 pub struct OwnedMultiLockGuard {
-    levels: Levels,
+    levels: GuardLevels,
 }
 
 macro_rules! guard_verbs {
@@ -160,7 +160,7 @@ guard_verbs!(MultiLockGuard);
 guard_verbs!(OwnedMultiLockGuard);
 
 impl MultiLockGuard {
-    pub(super) fn new(levels: Levels) -> Self {
+    pub(super) fn new(levels: GuardLevels) -> Self {
         Self { levels, _stays: PhantomData }
     }
 }
@@ -176,15 +176,15 @@ impl Guard for MultiLockGuard {
 }
 
 impl OwnedMultiLockGuard {
-    pub(super) fn new(levels: Levels) -> Self {
+    pub(super) fn new(levels: GuardLevels) -> Self {
         Self { levels }
     }
 }
 
 /// One level of each of several holds. Nothing here checks the calling thread.
-pub(super) struct Levels {
+pub(super) struct GuardLevels {
     /// In the order of taking.
-    held: Vec<Held>,
+    held: Vec<HeldLock>,
     /// How many must be held.
     needed: usize,
     /// The allowance for clock drift between several servers in one lease.
@@ -192,14 +192,14 @@ pub(super) struct Levels {
     rule: Rule,
 }
 
-impl Levels {
-    /// Levels that are all needed.
+impl GuardLevels {
+    /// GuardLevels that are all needed.
     pub(super) fn all(parts: usize) -> Self {
         let held = Vec::with_capacity(parts);
         Self { held, needed: parts, drift: Duration::ZERO, rule: Rule::All }
     }
 
-    /// Levels of which more than half are needed.
+    /// GuardLevels of which more than half are needed.
     pub(super) fn majority(parts: &[Arc<dyn Part>]) -> Self {
         let leases = parts.iter().map(|part| part.handle().terms().lease());
         let drift = leases.max().unwrap_or_default() / 100 + Duration::from_millis(2);
@@ -207,7 +207,7 @@ impl Levels {
         Self { held: Vec::with_capacity(parts.len()), needed, drift, rule: Rule::Majority }
     }
 
-    pub(super) fn push(&mut self, held: Held) {
+    pub(super) fn push(&mut self, held: HeldLock) {
         self.held.push(held);
     }
 
@@ -221,14 +221,14 @@ impl Levels {
 
     /// The time that the `needed` longest-lasting parts all have left.
     fn remaining(&self) -> Duration {
-        let mut times: Vec<_> = self.held.iter().map(Held::remaining).collect();
+        let mut times: Vec<_> = self.held.iter().map(HeldLock::remaining).collect();
         times.sort_unstable_by(|one, other| other.cmp(one));
         let least = self.needed.checked_sub(1).and_then(|at| times.get(at));
         least.map_or(Duration::ZERO, |least| least.saturating_sub(self.drift))
     }
 
     fn state(&self) -> HoldState {
-        let states: Vec<_> = self.held.iter().map(Held::state).collect();
+        let states: Vec<_> = self.held.iter().map(HeldLock::state).collect();
         let count = |wanted: &[HoldState]| states.iter().filter(|it| wanted.contains(it)).count();
         if count(&[HoldState::Held]) >= self.needed {
             HoldState::Held
@@ -274,12 +274,12 @@ impl Levels {
 
     fn leave_to_expire(mut self) -> Result<(), Error> {
         let held = std::mem::take(&mut self.held);
-        self.ended(held.into_iter().rev().map(Held::leave_to_expire))
+        self.ended(held.into_iter().rev().map(HeldLock::leave_to_expire))
     }
 
     fn unlock(mut self) -> Result<(), Error> {
         // A forked child starts no threads for its parent's holds.
-        if let Some(Held { handle, .. }) = self.held.first() {
+        if let Some(HeldLock { handle, .. }) = self.held.first() {
             handle.site.core.check_process(&handle.site.name)?;
         }
         let held = std::mem::take(&mut self.held).into_iter().rev();
@@ -306,7 +306,7 @@ impl Levels {
 
 /// Releases one after the other. It waits only once for a server that does not answer: it posts the
 /// releases of that client's other holds, as a drop does.
-fn unlock(held: impl Iterator<Item = Held>) -> impl Iterator<Item = Result<(), Error>> {
+fn unlock(held: impl Iterator<Item = HeldLock>) -> impl Iterator<Item = Result<(), Error>> {
     let mut silent: Vec<Arc<Core>> = Vec::new();
     held.map(move |held| {
         let core = Arc::clone(&held.handle.site.core);
@@ -319,7 +319,7 @@ fn unlock(held: impl Iterator<Item = Held>) -> impl Iterator<Item = Result<(), E
     })
 }
 
-impl Drop for Levels {
+impl Drop for GuardLevels {
     fn drop(&mut self) {
         while let Some(last) = self.held.pop() {
             drop(last);

@@ -17,11 +17,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::MOST_LOST;
-use super::guard::Levels;
+use super::guard::GuardLevels;
 use crate::connection::Limit;
 use crate::error::{Error, ErrorKind, Passing};
 use crate::local::Leaving;
-use crate::lock::{Handle, Held, Part};
+use crate::lock::{Handle, HeldLock, Part};
 use crate::sync::{Thread, clock, jitter};
 use crate::waiting::{Endurance, Wait};
 
@@ -38,17 +38,17 @@ pub(super) fn acquire(
     parts: &[Arc<dyn Part>],
     thread: &Arc<Thread>,
     wait: &Wait<'_>,
-) -> Result<Option<Levels>, Error> {
+) -> Result<Option<GuardLevels>, Error> {
     let needed = parts.len() / 2 + 1;
     let (mut pause, mut late) = (FIRST_PAUSE, 0);
     let mut endurance = Endurance::default();
     loop {
-        let mut levels = Levels::majority(parts);
+        let mut levels = GuardLevels::majority(parts);
         let mut failed: Vec<Error> = Vec::new();
         let asked = at_once(parts, |part| {
             let handle = part.handle();
             let tenancy = part.acquire(thread, wait.once(until(handle)))?;
-            Ok(tenancy.map(|tenancy| Held::new(handle, tenancy)))
+            Ok(tenancy.map(|tenancy| HeldLock::new(handle, tenancy)))
         });
         for (part, asked) in parts.iter().zip(asked) {
             match asked {
@@ -97,7 +97,7 @@ pub(super) fn acquire(
 }
 
 /// Releases all at the same time. A dead server does not delay the others.
-pub(super) fn unlock(held: impl Iterator<Item = Held>) -> Vec<Result<(), Error>> {
+pub(super) fn unlock(held: impl Iterator<Item = HeldLock>) -> Vec<Result<(), Error>> {
     at_once(held, |held| {
         let _limited = Limit::set(Limit::new(Some(until(&held.handle)), None));
         held.leave(Leaving::Awaited)

@@ -42,21 +42,21 @@ use crate::waiting::{Lead, Queue, Queued, Waiter, Wake};
 
 /// A thread's request: the mode, and the terms.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Need {
+pub(super) struct ReadWriteNeed {
     pub(super) mode: Mode,
     pub(super) terms: Terms,
 }
 
 /// A thread's grant.
 #[derive(Debug)]
-pub(super) struct Grant {
+pub(super) struct ReadWriteGrant {
     pub(super) tenancy: Arc<Tenancy>,
     /// The site has seated it.
     pub(super) is_seated: bool,
 }
 
-type PairQueue = Queue<Need, Grant, Option<Place>>;
-pub(super) type Waiting = Waiter<Need, Grant, Option<Place>>;
+type PairQueue = Queue<ReadWriteNeed, ReadWriteGrant, Option<Place>>;
+pub(super) type Waiting = Waiter<ReadWriteNeed, ReadWriteGrant, Option<Place>>;
 
 /// See the module.
 pub(super) struct Pair {
@@ -111,7 +111,7 @@ impl Pair {
     }
 
     /// A thread comes: it enters, leads, queues, or finds the lock occupied.
-    pub(super) fn enter(&self, thread: &Arc<Thread>, need: Need, waits: bool) -> Found {
+    pub(super) fn enter(&self, thread: &Arc<Thread>, need: ReadWriteNeed, waits: bool) -> Found {
         self.with_queue(|queue| {
             let found = if need.mode == Mode::Write {
                 self.come_to_write(queue, thread, need.terms, waits)
@@ -195,7 +195,7 @@ impl Pair {
             while let Some(first) = queue.first().filter(|first| first.need().mode == Mode::Read)
                 && let Some((tenancy, _)) = self.join(first.thread(), first.need().terms)
             {
-                woken.extend(queue.grant_first(|_| Grant { tenancy, is_seated: true }));
+                woken.extend(queue.grant_first(|_| ReadWriteGrant { tenancy, is_seated: true }));
             }
         });
         woken.into_iter().for_each(Wake::now);
@@ -248,8 +248,8 @@ fn found(entered: Entered, site: &Arc<Site>) -> Option<Found> {
 }
 
 impl Queued for Pair {
-    type Need = Need;
-    type Grant = Grant;
+    type Need = ReadWriteNeed;
+    type Grant = ReadWriteGrant;
     /// A place in the lock's queue, once the leader has asked for one.
     type RequestState = Option<Place>;
 
@@ -277,7 +277,7 @@ impl Succession for Pair {
         self.with_queue(|queue| {
             let now = clock::now();
             let first = queue.first()?;
-            let Need { mode, terms } = *first.need();
+            let ReadWriteNeed { mode, terms } = *first.need();
             let may_pass = mode == Mode::Write
                 && hold.owner.mode() == Mode::Write
                 && hold.may_pass(terms, now)
@@ -291,7 +291,7 @@ impl Succession for Pair {
             if !seat(&tenancy, terms) {
                 return None;
             }
-            queue.grant_first(|_| Grant { tenancy, is_seated: true })
+            queue.grant_first(|_| ReadWriteGrant { tenancy, is_seated: true })
         })
     }
 

@@ -13,7 +13,7 @@ use redlatch_testkit::{Cluster as Servers, Server, wait_until};
 use crate::config::ClientBuilder;
 use crate::connection::{Cause, Command, Failure, Outcome};
 use crate::pubsub::Confirmation;
-use crate::runtime::{Core, News, Session};
+use crate::runtime::{Core, Message, Session};
 use crate::scripts::LockKeys;
 use crate::sync::Mutex;
 
@@ -23,12 +23,12 @@ fn cluster() -> Servers {
     Servers::without_replicas().unwrap()
 }
 
-fn session(cluster: &Servers, unclaimed: fn(&Arc<Core>, u64, &News<'_>)) -> Session {
+fn session(cluster: &Servers, unclaimed: fn(&Arc<Core>, u64, &Message<'_>)) -> Session {
     Session::open(&cluster.url(), ClientBuilder::new("redis://localhost").config, unclaimed)
         .unwrap()
 }
 
-fn ignore(_: &Arc<Core>, _: u64, _: &News<'_>) {}
+fn ignore(_: &Arc<Core>, _: u64, _: &Message<'_>) {}
 
 /// Another name at the server of `name`, in another slot.
 fn neighbour(cluster: &Servers, name: &str) -> String {

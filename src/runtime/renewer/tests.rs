@@ -10,17 +10,17 @@ use redlatch_testkit::{Server, wait_until};
 use super::*;
 use crate::config::ClientBuilder;
 use crate::lease::{Debtor, Task};
-use crate::runtime::{News, Session};
+use crate::runtime::{Message, Session};
 use crate::sync::Mutex;
 
 const SOON: Duration = Duration::from_secs(20);
 const LEASE: Duration = Duration::from_secs(60);
 
-fn session(server: &Server, unclaimed: fn(&Arc<Core>, u64, &News<'_>)) -> Session {
+fn session(server: &Server, unclaimed: fn(&Arc<Core>, u64, &Message<'_>)) -> Session {
     Session::open(&server.url(), ClientBuilder::new(&server.url()).config, unclaimed).unwrap()
 }
 
-fn ignore(_: &Arc<Core>, _: u64, _: &News<'_>) {}
+fn ignore(_: &Arc<Core>, _: u64, _: &Message<'_>) {}
 
 /// Panics on its first call.
 #[derive(Debug, Default)]

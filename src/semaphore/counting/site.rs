@@ -160,7 +160,7 @@ impl SemaphoreSite {
         if posted {
             let lane = self.route.lane().into_owned();
             lane.permits_posted.fetch_add(1, Ordering::Relaxed);
-            let release = Posted { release, lane };
+            let release = PostedRelease { release, lane };
             let command = self.scripts().release_command(ticket, permits.into(), false);
             self.core.post(&self.route, command, Arc::new(release));
             return Ok(());
@@ -376,12 +376,12 @@ const NO_BACKGROUND: &str =
     "the client has ended and may not have given the permits back: look at available_permits";
 
 /// A posted release, and its connection: each counts its own.
-struct Posted {
+struct PostedRelease {
     release: Release,
     lane: Arc<Lane>,
 }
 
-impl ReplyReceiver for Posted {
+impl ReplyReceiver for PostedRelease {
     fn receive(&self, outcome: Outcome) {
         let Self { release, lane } = self;
         lane.permits_posted.fetch_sub(1, Ordering::Relaxed);

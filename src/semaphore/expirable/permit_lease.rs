@@ -50,22 +50,22 @@ impl State {
 
 /// A thread's need.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Need {
+pub(crate) struct PermitNeed {
     pub(super) permits: u32,
     pub(super) terms: Terms,
 }
 
 impl Permits for Vec<Arc<PermitLease>> {
-    type Need = Need;
+    type Need = PermitNeed;
 
     // A script's `unpack` has a limit, and the server's work in one go should have one.
     const MOST: usize = 1_024;
 
-    fn needed(need: Need) -> u32 {
+    fn needed(need: PermitNeed) -> u32 {
         need.permits
     }
 
-    fn go_together(one: Need, other: Need) -> bool {
+    fn go_together(one: PermitNeed, other: PermitNeed) -> bool {
         one.terms == other.terms
     }
 
@@ -73,7 +73,7 @@ impl Permits for Vec<Arc<PermitLease>> {
         u32::try_from(self.len()).unwrap_or(u32::MAX)
     }
 
-    fn take(&mut self, need: Need) -> Option<Self> {
+    fn take(&mut self, need: PermitNeed) -> Option<Self> {
         let suit = |permit_lease: &Arc<PermitLease>| permit_lease.hold.terms == need.terms;
         if self.iter().filter(|permit_lease| suit(permit_lease)).count() < need.permits as usize {
             return None;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use redis::Value;
 
-use super::permit_lease::{Need, PermitLease};
+use super::permit_lease::{PermitLease, PermitNeed};
 use crate::connection::{Outcome, ReplyReceiver, Route};
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::lease::{Orphan, Renewal};
@@ -15,7 +15,9 @@ use crate::local::Asked;
 use crate::local::permits::{PermitGate, Permits, Reply, RequestFailed, Source};
 use crate::pubsub::{Question, Tracked};
 use crate::runtime::{Core, Member};
-use crate::scripts::expirable_semaphore::{Acquired, ExpirableScripts, Released, released};
+use crate::scripts::expirable_semaphore::{
+    ExpirableScripts, ReturnedPermits, TakenPermit, released,
+};
 use crate::scripts::semaphore::REFUSED;
 use crate::scripts::{ExpirableKeys, PermitId, Replied, Requests, SemaphoreKeys, Ticket, Trouble};
 use crate::sync::{Mutex, clock};
@@ -113,7 +115,7 @@ impl ExpirableSite {
                 return Ok(());
             }
         }
-        let release = Release::of(self, vec![Arc::clone(permit_lease)]);
+        let release = PermitRelease::of(self, vec![Arc::clone(permit_lease)]);
         let command = self.scripts().release_command(&[permit_lease.id], false);
         release.settle(self.scripts().release(&command))
     }
@@ -179,7 +181,7 @@ impl ExpirableSite {
     }
 
     /// A release was answered.
-    fn hear(&self, released: &Released) {
+    fn hear(&self, released: &ReturnedPermits) {
         if let Some(heard) = released.heard {
             if heard == REFUSED {
                 self.route.lane().endpoint().health().tells_nobody();
@@ -263,11 +265,11 @@ impl Source for ExpirableSite {
 
     fn request(
         self: &Arc<Self>,
-        needs: &[Need],
+        needs: &[PermitNeed],
         clients: u64,
     ) -> Result<Reply<Self::Permits>, RequestFailed> {
         // One request is on one kind of terms.
-        let Some(Need { terms, .. }) = needs.first().copied() else {
+        let Some(PermitNeed { terms, .. }) = needs.first().copied() else {
             return Ok(Reply::Refused(None));
         };
         let numbers: Vec<u32> = needs.iter().map(|need| need.permits).collect();
@@ -282,15 +284,15 @@ impl Source for ExpirableSite {
                 RequestFailed { error: self.not_taken(trouble, &ids, lease), concerns_it_alone }
             })?;
         let taken = match reply {
-            Acquired::Taken(taken) => taken.min(ids.len()),
-            Acquired::Refused(_) => 0,
+            TakenPermit::Taken(taken) => taken.min(ids.len()),
+            TakenPermit::Refused(_) => 0,
         };
         let (given, others) = ids.split_at(taken);
         if in_doubt && !others.is_empty() {
             // The first copy may come yet, and take them.
             self.release_later(others, lease);
         }
-        if let Acquired::Refused(left) = reply {
+        if let TakenPermit::Refused(left) = reply {
             return Ok(Reply::Refused(left));
         }
         if let Some(void) = void {
@@ -315,7 +317,7 @@ impl Source for ExpirableSite {
     fn give_to_server(self: &Arc<Self>, permit_leases: Vec<Arc<PermitLease>>) {
         let ids: Vec<_> = permit_leases.iter().map(|permit_lease| permit_lease.id).collect();
         let command = self.scripts().release_command(&ids, false);
-        let release = Release::of(self, permit_leases);
+        let release = PermitRelease::of(self, permit_leases);
         self.core.post(&self.route, command, Arc::new(release));
     }
 
@@ -389,7 +391,7 @@ impl Drop for ExpirableSite {
 }
 
 /// Permits on their way back.
-struct Release {
+struct PermitRelease {
     site: Arc<ExpirableSite>,
     permit_leases: Vec<Arc<PermitLease>>,
 }
@@ -397,14 +399,14 @@ struct Release {
 const IN_THE_BACKGROUND: &str = "it is given back in the background, or comes back when its lease \
                                  ends: do not release it again";
 
-impl Release {
+impl PermitRelease {
     /// No guard here has them from now on, and they are not renewed.
     fn of(site: &Arc<ExpirableSite>, permit_leases: Vec<Arc<PermitLease>>) -> Self {
         permit_leases.iter().for_each(|permit_lease| permit_lease.end());
         Self { site: Arc::clone(site), permit_leases }
     }
 
-    fn settle(&self, outcome: Result<Replied<Released>, Trouble>) -> Result<(), Error> {
+    fn settle(&self, outcome: Result<Replied<ReturnedPermits>, Trouble>) -> Result<(), Error> {
         let site = &self.site;
         let release_later = |permit_leases: &mut dyn Iterator<Item = &Arc<PermitLease>>| {
             let (ids, leases): (Vec<_>, Vec<_>) = permit_leases
@@ -444,7 +446,7 @@ impl Release {
     }
 }
 
-impl ReplyReceiver for Release {
+impl ReplyReceiver for PermitRelease {
     fn receive(&self, outcome: Outcome) {
         let outcome = released(outcome).map(|reply| Replied::counts(reply, false));
         if let Err(error) = self.settle(outcome) {
