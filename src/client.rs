@@ -240,7 +240,7 @@ pub(crate) fn unclaimed(core: &Arc<Core>, owner: u64, news: &Message<'_>) {
             condition::pass_on(core, owner, *database, waiting);
         }
         Message::Open { database, lock, .. } => {
-            local::give_up_unclaimed(core, owner, *database, lock)
+            local::give_up_unclaimed(core, owner, *database, lock);
         }
     }
 }
