@@ -257,7 +257,7 @@ impl Error {
     }
 
     /// The grant does not count, for this reason, and was given back.
-    pub(crate) fn void(self, is_free: bool) -> Self {
+    pub(crate) fn unacknowledged(self, is_free: bool) -> Self {
         let state = if is_free {
             "it was released again, and nothing is held by this call"
         } else {

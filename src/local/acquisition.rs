@@ -60,7 +60,7 @@ pub(crate) struct Acquisition<D> {
     /// The details of a grant by message, while the owner asks for its confirmation.
     pub(super) told: Option<D>,
     /// Why a grant of the last reply does not count: too few replicas have it.
-    pub(crate) void: Option<Error>,
+    pub(crate) unacknowledged: Option<Error>,
 }
 
 /// An exchange whose reply named the server's time, which was not before `sent`.
@@ -98,7 +98,7 @@ impl<D> Acquisition<D> {
             longest: Duration::ZERO,
             late: 0,
             told: None,
-            void: None,
+            unacknowledged: None,
         }
     }
 
@@ -128,8 +128,8 @@ impl<D> Acquisition<D> {
         };
         self.in_doubt |= in_doubt;
         self.is_known |= in_doubt || is_known;
-        replied.map(|Replied { reply, void, .. }| {
-            self.void = void;
+        replied.map(|Replied { reply, unacknowledged, .. }| {
+            self.unacknowledged = unacknowledged;
             reply
         })
     }
@@ -171,7 +171,7 @@ impl<D> Acquisition<D> {
     }
 
     /// The server answered, at this time, that the owner is not the holder. An earlier grant is
-    /// void, in whichever order this process reads the two (see
+    /// unacknowledged, in whichever order this process reads the two (see
     /// [`granted_by_message`](Self::granted_by_message)).
     pub(crate) fn refused(&mut self, now: u64) {
         (self.late, self.told) = (0, None);

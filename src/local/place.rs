@@ -234,11 +234,11 @@ impl Place {
             Acquired::Refused(refused) => Ok(Try::Busy(self.refused(listening, site, &refused))),
             Acquired::NotTaken => Ok(Try::Busy(Duration::ZERO)),
             Acquired::Granted { already, places, tokens } => {
-                if let Some(void) = self.acquisition.void.take() {
+                if let Some(unacknowledged) = self.acquisition.unacknowledged.take() {
                     // Fresh owners: who leads next is another one.
                     let used = std::mem::replace(self, Self::new(site));
                     let command = used.give_up_command(site);
-                    let error = site.take_back(used.acquisition, command, Orphan::requested, void);
+                    let error = site.take_back(used.acquisition, command, Orphan::requested, unacknowledged);
                     site.fail_others(arrivals, &error);
                     return Err(error);
                 }

@@ -290,7 +290,7 @@ impl Site {
         self.core.post(&self.route, command, Arc::new(receiver));
     }
 
-    /// As [`give_up`](Self::give_up), for an owner whose grant is `void`, since too few replicas
+    /// As [`give_up`](Self::give_up), for an owner whose grant is `unacknowledged`: too few replicas
     /// have it.
     ///
     /// # Blocking
@@ -301,7 +301,7 @@ impl Site {
         acquisition: Acquisition<D>,
         command: Command,
         orphan: fn(&Arc<str>, Command, Duration) -> Orphan,
-        void: Error,
+        unacknowledged: Error,
     ) -> Error {
         let rights = self.scripts().rights();
         let is_free = scripts::lock::release(&self.route, &command, rights, || true).is_ok();
@@ -309,7 +309,7 @@ impl Site {
             let lease = self.core.config.watchdog_timeout.max(acquisition.longest);
             self.core.watchdog.adopt(orphan(&self.name, command, lease));
         }
-        void.of(&self.name).void(is_free)
+        unacknowledged.of(&self.name).unacknowledged(is_free)
     }
 }
 

@@ -271,9 +271,9 @@ impl<'a> Side<'a> {
                 return Err(site.not_taken(trouble, 0));
             }
         };
-        if let Some(void) = acquisition.void.take() {
+        if let Some(unacknowledged) = acquisition.unacknowledged.take() {
             let command = site.scripts().give_up_command(&owner.text(), Chain::default());
-            return Err(site.take_back(acquisition, command, Orphan::requested, void));
+            return Err(site.take_back(acquisition, command, Orphan::requested, unacknowledged));
         }
         let hold = acquisition.granted_by_reply(site, terms);
         let details = GrantDetails { places, chain: site.gate.chain(hold.asked.at), tokens: None };
@@ -319,11 +319,11 @@ impl<'a> Side<'a> {
                     leave();
                     return Ok(None);
                 }
-                Ok(Replied { reply: Some(_), void: Some(void), .. }) => {
+                Ok(Replied { reply: Some(_), unacknowledged: Some(unacknowledged), .. }) => {
                     hold.unconfirm();
                     site.orphan_if_lost(hold);
                     leave();
-                    return Err(void.of(&site.name).void(true));
+                    return Err(unacknowledged.of(&site.name).unacknowledged(true));
                 }
                 Ok(Replied { reply: Some(_), .. }) => {
                     hold.confirm(sent_at, counts);

@@ -342,8 +342,8 @@ impl Renewer {
                                 refuse(due, &cause);
                                 tell(due, Err(&cause));
                             }
-                            Renewed::Unacknowledged(void) => {
-                                let cause = format!("{void:#}").into();
+                            Renewed::Unacknowledged(unacknowledged) => {
+                                let cause = format!("{unacknowledged:#}").into();
                                 refuse(due, &cause);
                                 tell(due, Err(&cause));
                             }

@@ -225,13 +225,13 @@ impl LockScripts<'_> {
         owner: &Owner,
         lease: Duration,
     ) -> Result<Replied<Option<u32>>, Trouble> {
-        let Replied { reply, in_doubt, void } =
+        let Replied { reply, in_doubt, unacknowledged } =
             self.ask(&super::read_write::READ_ON, owner, lease, Behind::Nothing)?;
         let reply = match reply {
             Acquired::Granted { places, .. } => Some(places),
             Acquired::Refused(_) | Acquired::NotTaken => None,
         };
-        Ok(Replied { reply, in_doubt, void })
+        Ok(Replied { reply, in_doubt, unacknowledged })
     }
 
     fn script_set(self) -> ScriptSet {

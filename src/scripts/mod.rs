@@ -108,13 +108,13 @@ pub(crate) struct Replied<T> {
     pub(crate) reply: T,
     pub(crate) in_doubt: bool,
     /// Why a grant does not count: too few replicas have it.
-    pub(crate) void: Option<Error>,
+    pub(crate) unacknowledged: Option<Error>,
 }
 
 impl<T> Replied<T> {
     /// The reply to a request whose grants need no replicas, or have them.
     pub(crate) fn counts(reply: T, in_doubt: bool) -> Self {
-        Self { reply, in_doubt, void: None }
+        Self { reply, in_doubt, unacknowledged: None }
     }
 }
 
@@ -125,12 +125,12 @@ fn granted<T>(
     rights: Rights,
     read: impl FnOnce(Value) -> Result<T, Trouble>,
 ) -> Result<Replied<T>, Trouble> {
-    let (outcome, void) = match outcome {
+    let (outcome, unacknowledged) = match outcome {
         Err(Failure::Unacknowledged(reply, cause)) => (Ok(reply), Some(unacknowledged(&cause))),
         outcome => (outcome, None),
     };
     let reply = read(answered(outcome, in_doubt, rights)?)?;
-    Ok(Replied { reply, in_doubt, void })
+    Ok(Replied { reply, in_doubt, unacknowledged })
 }
 
 /// The server's reply, unless it is an error.

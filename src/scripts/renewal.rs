@@ -105,11 +105,11 @@ pub(crate) fn renewed(
     address: &Arc<str>,
 ) -> Result<Vec<Renewed>, Trouble> {
     let rights = renewals.rights();
-    let Replied { reply, void, .. } = granted(outcome, false, rights, each)?;
+    let Replied { reply, unacknowledged, .. } = granted(outcome, false, rights, each)?;
     let renewed = |reply| match is_renewed(reply, rights, || Arc::clone(address)) {
         // That is so, with or without the replicas.
         Ok(Held::No) => Renewed::Done(Held::No),
-        Ok(held) => void.clone().map_or(Renewed::Done(held), Renewed::Unacknowledged),
+        Ok(held) => unacknowledged.clone().map_or(Renewed::Done(held), Renewed::Unacknowledged),
         Err(refusal) => Renewed::Failed(refusal),
     };
     Ok(reply.into_iter().map(renewed).collect())
@@ -153,13 +153,13 @@ pub(crate) fn extend(
     let hold = std::iter::once((key, owner));
     let command = renew_command(renewals, hold, lease, Longer::Stays, acks);
     let (outcome, in_doubt) = route.call_twice(&command, || command.clone());
-    let Replied { mut reply, void, .. } = granted(outcome, in_doubt, rights, each)?;
+    let Replied { mut reply, unacknowledged, .. } = granted(outcome, in_doubt, rights, each)?;
     let Some(reply) = reply.pop() else { return Err(unexpected(&Value::Nil)) };
     let address = || route.lane().endpoint().health().address();
     if is_renewed(reply, rights, address).map_err(Trouble::Refused)? == Held::No {
         return Ok(false);
     }
-    void.map_or(Ok(true), |void| Err(Trouble::Unknown(void)))
+    unacknowledged.map_or(Ok(true), |unacknowledged| Err(Trouble::Unknown(unacknowledged)))
 }
 
 #[cfg(test)]

@@ -180,8 +180,8 @@ impl SemaphoreScripts<'_> {
         read: impl FnOnce(Value) -> Result<T, Trouble>,
     ) -> Result<Replied<T>, Trouble> {
         let once = Once { acks: self.acks, ..self.once(script, ticket, arguments) };
-        let Replied { reply, in_doubt, void } = once.take(self.route)?;
-        Ok(Replied { reply: read(reply)?, in_doubt, void })
+        let Replied { reply, in_doubt, unacknowledged } = once.take(self.route)?;
+        Ok(Replied { reply: read(reply)?, in_doubt, unacknowledged })
     }
 
     fn call(

@@ -168,8 +168,8 @@ impl Semaphore {
         let site = &self.site;
         let (ticket, asked) = (site.open(), site.route.incarnation());
         match site.scripts().drain_permits(ticket) {
-            Ok(Replied { reply: taken, void: Some(void), .. }) if taken != 0 => {
-                Err(site.take_back(ticket, asked, taken, void))
+            Ok(Replied { reply: taken, unacknowledged: Some(unacknowledged), .. }) if taken != 0 => {
+                Err(site.take_back(ticket, asked, taken, unacknowledged))
             }
             Ok(Replied { reply: permits, .. }) => {
                 site.requests.close(ticket);
@@ -422,8 +422,8 @@ impl Semaphore {
             _ => site.requests.close(ticket),
         }
         let released = outcome.map_err(|trouble| trouble.into_error_of(&site.name))?;
-        match released.void.filter(|_| released.reply.is_some()) {
-            Some(void) => Err(void.of(&site.name).now(site::GIVEN_BACK_HERE)),
+        match released.unacknowledged.filter(|_| released.reply.is_some()) {
+            Some(unacknowledged) => Err(unacknowledged.of(&site.name).now(site::GIVEN_BACK_HERE)),
             None => Ok(released.reply.is_some()),
         }
     }

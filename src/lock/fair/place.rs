@@ -304,7 +304,7 @@ impl FairPlace {
         followers: Followers,
         waits: bool,
     ) -> Result<Try<Arc<Tenancy>>, Error> {
-        if let Some(void) = self.acquisition.void.take() {
+        if let Some(unacknowledged) = self.acquisition.unacknowledged.take() {
             let command = self.give_up_command();
             // Given up here, and not by the drop. The thread's next request has a new place: with a
             // fresh owner that messages may name, at the end.
@@ -315,7 +315,7 @@ impl FairPlace {
             if let Some(tenancy) = passed {
                 let _ = site.leave(&tenancy, None, Leaving::Posted);
             }
-            return Err(site.take_back(used, command, Orphan::queued, void));
+            return Err(site.take_back(used, command, Orphan::queued, unacknowledged));
         }
         let Self { queue, acquisition, terms, .. } = self;
         let told = acquisition.told(&queue.site, already);

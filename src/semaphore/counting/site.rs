@@ -111,26 +111,26 @@ impl SemaphoreSite {
 
     /// Too few replicas have the permits that a request took, for this reason: gives them back.
     /// `asked`: which run of the server was met last before that request.
-    pub(super) fn take_back(&self, ticket: Ticket, asked: u64, taken: i64, void: Error) -> Error {
-        let void = void.of(&self.name);
+    pub(super) fn take_back(&self, ticket: Ticket, asked: u64, taken: i64, unacknowledged: Error) -> Error {
+        let unacknowledged = unacknowledged.of(&self.name);
         let Ok(Replied { reply: is_known, in_doubt, .. }) = self.scripts().take_back(ticket) else {
             self.run(self.scripts().abandon(ticket), ticket, 0);
-            return void.void(false);
+            return unacknowledged.unacknowledged(false);
         };
         if is_known {
             self.applied(ticket, 0);
-            return void.void(true);
+            return unacknowledged.unacknowledged(true);
         }
         self.requests.close(ticket);
         if in_doubt || self.route.incarnation() != asked {
             // A first copy may have given them back, or another server took them, and this one
             // never had that request. Given back as well they would be permits out of nothing.
-            return void.unknown(true).now(FORGOTTEN);
+            return unacknowledged.unknown(true).now(FORGOTTEN);
         }
         // This server took them, and the request came so late that they go back as others would.
         let ticket = self.open();
         self.run(self.scripts().add_permits_command(ticket, taken), ticket, taken);
-        void.void(false)
+        unacknowledged.unacknowledged(false)
     }
 
     /// As [`Source::give_back`], where the caller may wait.
@@ -221,8 +221,8 @@ impl Source for SemaphoreSite {
     fn request(self: &Arc<Self>, needs: &[u32], clients: u64) -> Result<Reply<u32>, RequestFailed> {
         let (ticket, asked) = (self.open(), self.route.incarnation());
         match self.scripts().try_acquire(ticket, clients, needs) {
-            Ok(Replied { reply: taken @ 1.., void: Some(void), .. }) => {
-                let error = self.take_back(ticket, asked, taken.into(), void);
+            Ok(Replied { reply: taken @ 1.., unacknowledged: Some(unacknowledged), .. }) => {
+                let error = self.take_back(ticket, asked, taken.into(), unacknowledged);
                 Err(RequestFailed { error, concerns_it_alone: false })
             }
             Ok(Replied { reply: taken @ 1.., .. }) => {
@@ -325,15 +325,15 @@ impl Release {
     ) -> Result<(), Error> {
         let site = &self.site;
         let trouble = match outcome {
-            Ok(Replied { reply: heard, void, .. }) => {
+            Ok(Replied { reply: heard, unacknowledged, .. }) => {
                 site.applied(self.ticket, self.permits.into());
                 let heard = heard.unwrap_or(0);
                 if heard == REFUSED {
                     site.route.lane().endpoint().health().tells_nobody();
                 }
                 site.gate.with_turn(|turn| turn.heard(heard, clock::now()));
-                return match void {
-                    Some(void) => Err(void.of(&site.name).now(GIVEN_BACK_HERE)),
+                return match unacknowledged {
+                    Some(unacknowledged) => Err(unacknowledged.of(&site.name).now(GIVEN_BACK_HERE)),
                     None => Ok(()),
                 };
             }

@@ -217,7 +217,7 @@ impl ExpirableSite {
         lease: Duration,
         asked: Asked,
         in_doubt: bool,
-        void: Error,
+        unacknowledged: Error,
     ) -> Error {
         let released = self.scripts().release(&self.scripts().release_command(ids, false));
         if let Ok(Replied { reply, .. }) = &released {
@@ -228,7 +228,7 @@ impl ExpirableSite {
         if in_doubt || released.is_err() {
             self.release_later(ids, lease);
         }
-        void.of(&self.name).void(released.is_ok())
+        unacknowledged.of(&self.name).unacknowledged(released.is_ok())
     }
 
     fn not_taken(&self, trouble: Trouble, ids: &[PermitId], lease: Duration) -> Error {
@@ -277,7 +277,7 @@ impl Source for ExpirableSite {
         // Made here, before the server has the ids: a copy of the request finds its own.
         let ids: Vec<PermitId> = (0..total).map(|_| self.core.id.next_permit()).collect();
         let (asked, lease) = (self.asked(), terms.lease());
-        let Replied { reply, in_doubt, void } =
+        let Replied { reply, in_doubt, unacknowledged } =
             self.scripts().try_acquire(lease, clients, &numbers, &ids).map_err(|trouble| {
                 let concerns_it_alone =
                     matches!(trouble, Trouble::Refused(_) | Trouble::Forgotten(_));
@@ -295,9 +295,9 @@ impl Source for ExpirableSite {
         if let TakenPermit::Refused(left) = reply {
             return Ok(Reply::Refused(left));
         }
-        if let Some(void) = void {
+        if let Some(unacknowledged) = unacknowledged {
             return Err(RequestFailed {
-                error: self.take_back(given, lease, asked, in_doubt, void),
+                error: self.take_back(given, lease, asked, in_doubt, unacknowledged),
                 concerns_it_alone: false,
             });
         }
