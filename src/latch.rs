@@ -12,7 +12,7 @@ use crate::error::{Error, ErrorKind};
 use crate::lease::Orphan;
 use crate::runtime::{Core, Member, Session};
 use crate::scripts::latch::LatchScripts;
-use crate::scripts::{LatchKeys, Requests, Ticket, Trouble};
+use crate::scripts::{LatchKeys, RequestId, Requests, Trouble};
 use crate::sync::{Mutex, Thread};
 use crate::waiting::{
     Claim, Enter, EnterOf, Lead, Queue, Queued, Signal, Synchronizer, Try, Wait, acquire, slow_poll,
@@ -82,7 +82,7 @@ impl CountDownLatch {
         if count == 0 {
             return Ok(self.count()? == 0);
         }
-        site.once(|scripts, ticket| scripts.try_set_count(ticket, count))
+        site.once(|scripts, request_id| scripts.try_set_count(request_id, count))
     }
 
     /// Counts down by one. The last one opens the latch and wakes the waiters on every machine. An
@@ -101,15 +101,16 @@ impl CountDownLatch {
     pub fn count_down(&self) -> Result<(), Error> {
         self.check(&Wait::FOREVER)?;
         let site = &self.site;
-        let ticket = site.open();
-        let Err(trouble) = site.scripts().count_down(ticket) else {
-            site.requests.close(ticket);
+        let request_id = site.open();
+        let Err(trouble) = site.scripts().count_down(request_id) else {
+            site.requests.close(request_id);
             return Ok(());
         };
         let state = match &trouble {
             Trouble::Unknown(_) => {
-                let command = site.scripts().count_down_copy(ticket);
-                let orphan = Orphan::numbered(&site.name, command, &site.requests, ticket, None);
+                let command = site.scripts().count_down_copy(request_id);
+                let orphan =
+                    Orphan::numbered(&site.name, command, &site.requests, request_id, None);
                 site.core.watchdog.adopt(orphan);
                 if site.core.is_shut_down() {
                     "whether it was counted is not known, and the client has ended: look at the count"
@@ -119,11 +120,11 @@ impl CountDownLatch {
                 }
             }
             Trouble::Forgotten(_) => {
-                site.requests.close(ticket);
+                site.requests.close(request_id);
                 "whether it was counted is not known: look at the count"
             }
             Trouble::Refused(_) | Trouble::Unsent(_) => {
-                site.requests.close(ticket);
+                site.requests.close(request_id);
                 "nothing was counted"
             }
         };
@@ -246,7 +247,7 @@ impl CountDownLatch {
     pub fn delete(&self) -> Result<bool, Error> {
         self.check(&Wait::FOREVER)?;
         let site = &self.site;
-        site.once(|scripts, ticket| scripts.delete(ticket))
+        site.once(|scripts, request_id| scripts.delete(request_id))
     }
 
     /// The latch's name: the key in Redis.
@@ -392,17 +393,17 @@ impl LatchSite {
         }
     }
 
-    fn open(&self) -> Ticket {
+    fn open(&self) -> RequestId {
         self.requests.open(|| self.core.id.next_number())
     }
 
     /// Sends a request that is applied once.
     fn once<T>(
         &self,
-        send: impl FnOnce(LatchScripts<'_>, Ticket) -> Result<T, Trouble>,
+        send: impl FnOnce(LatchScripts<'_>, RequestId) -> Result<T, Trouble>,
     ) -> Result<T, Error> {
         let next = || self.core.id.next_number();
-        let outcome = self.requests.with_one(next, |ticket| send(self.scripts(), ticket));
+        let outcome = self.requests.with_one(next, |request_id| send(self.scripts(), request_id));
         outcome.map_err(|trouble| trouble.into_error_of(&self.name))
     }
 }

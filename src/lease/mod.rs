@@ -30,7 +30,7 @@ use self::wheel::{Wheel, WheelKey};
 use crate::connection::{Command, Lane, News, Node, Outcome};
 use crate::error::{Error, LostReason};
 use crate::scripts::renewal::{Held, Longer, RenewalKind};
-use crate::scripts::{Owner, Requests, Ticket};
+use crate::scripts::{Owner, RequestId, Requests};
 use crate::sync::{Condvar, Mutex, clock};
 
 /// One millisecond.
@@ -95,7 +95,7 @@ pub(crate) enum Job {
     Adopt(Orphan),
     /// The reply to a change of this semaphore came after another server had been told the earlier
     /// ones.
-    Mend(Arc<str>, Arc<Requests>, Ticket),
+    Mend(Arc<str>, Arc<Requests>, RequestId),
     /// A connection was opened.
     Connected,
     KeepAlives(Vec<Arc<dyn KeepAlive>>),
@@ -243,11 +243,11 @@ impl Watchdog {
         &self,
         semaphore: &Arc<str>,
         requests: &Arc<Requests>,
-        ticket: Ticket,
+        request_id: RequestId,
         permits: i64,
     ) {
-        if requests.applied(ticket, semaphore, permits) {
-            let job = Job::Mend(Arc::clone(semaphore), Arc::clone(requests), ticket);
+        if requests.applied(request_id, semaphore, permits) {
+            let job = Job::Mend(Arc::clone(semaphore), Arc::clone(requests), request_id);
             // The other end goes away at the end of the client only.
             let _ = self.jobs.send(job);
         }

@@ -9,7 +9,7 @@ use log::Level;
 
 use super::{Watchdog, renewal};
 use crate::connection::{Command, Failure, Outcome, is_transient};
-use crate::scripts::{Requests, Ticket, VALID_FOR};
+use crate::scripts::{RequestId, Requests, VALID_FOR};
 use crate::sync::clock;
 
 const FIRST_RETRY: u64 = 50_000_000;
@@ -42,7 +42,7 @@ enum What {
     /// Done at its time, or once settled.
     Tell(Command),
     /// Done once the server has applied it, or says that it is too late.
-    Request(Command, Arc<Requests>, Ticket, Option<i64>),
+    Request(Command, Arc<Requests>, RequestId, Option<i64>),
     /// Done once no debt is left.
     Debt(Arc<dyn Debtor>),
 }
@@ -101,10 +101,10 @@ impl Orphan {
         name: &Arc<str>,
         copy: Command,
         requests: &Arc<Requests>,
-        ticket: Ticket,
+        request_id: RequestId,
         permits: Option<i64>,
     ) -> Self {
-        Self::new(name, What::Request(copy, Arc::clone(requests), ticket, permits), VALID_FOR)
+        Self::new(name, What::Request(copy, Arc::clone(requests), request_id, permits), VALID_FOR)
     }
 
     /// A debt for which no request is open. Sent until nothing is owed.
@@ -182,7 +182,7 @@ impl Orphan {
         match &self.what {
             What::Undo { enough, .. } => now >= self.until || is_settled(outcome) && now >= *enough,
             What::Tell(_) => now >= self.until || is_settled(outcome),
-            What::Request(_, requests, ticket, permits) => {
+            What::Request(_, requests, request_id, permits) => {
                 let late = matches!(outcome, Ok(reply) if requests.is_late(reply));
                 // The renewer repeats earlier changes at another master.
                 let behind = matches!(outcome, Ok(reply) if Requests::is_behind(reply));
@@ -197,9 +197,9 @@ impl Orphan {
                 }
                 match permits {
                     Some(permits) if answered && !late => {
-                        watchdog.applied(&self.name, requests, *ticket, *permits);
+                        watchdog.applied(&self.name, requests, *request_id, *permits);
                     }
-                    _ if lost || answered => requests.close(*ticket),
+                    _ if lost || answered => requests.close(*request_id),
                     _ => {}
                 }
                 lost || answered
@@ -345,9 +345,9 @@ mod tests {
         let (watchdog, _jobs) = Watchdog::new("", crossbeam_channel::bounded(0).0);
         let begun = clock::now();
         let is_done = |outcome: Outcome, after: u64| {
-            let ticket = requests.open(|| 1);
+            let request_id = requests.open(|| 1);
             let orphan =
-                Orphan::numbered(&name, Command::plain(&[b"PING"]), &requests, ticket, None);
+                Orphan::numbered(&name, Command::plain(&[b"PING"]), &requests, request_id, None);
             orphan.is_done(&outcome, false, begun + after * SECOND, &watchdog)
         };
         for code in PASSING.into_iter().chain(["NOPERM", "WRONGTYPE"]) {

@@ -171,7 +171,7 @@ impl<D> Acquisition<D> {
     }
 
     /// The server answered, at this time, that the owner is not the holder. An earlier grant is
-    /// unacknowledged, in whichever order this process reads the two (see
+    /// over, in whichever order this process reads the two (see
     /// [`granted_by_message`](Self::granted_by_message)).
     pub(crate) fn refused(&mut self, now: u64) {
         (self.late, self.told) = (0, None);

@@ -238,7 +238,12 @@ impl Place {
                     // Fresh owners: who leads next is another one.
                     let used = std::mem::replace(self, Self::new(site));
                     let command = used.give_up_command(site);
-                    let error = site.take_back(used.acquisition, command, Orphan::requested, unacknowledged);
+                    let error = site.take_back(
+                        used.acquisition,
+                        command,
+                        Orphan::requested,
+                        unacknowledged,
+                    );
                     site.fail_others(arrivals, &error);
                     return Err(error);
                 }

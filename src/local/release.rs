@@ -290,8 +290,7 @@ impl Site {
         self.core.post(&self.route, command, Arc::new(receiver));
     }
 
-    /// As [`give_up`](Self::give_up), for an owner whose grant is `unacknowledged`: too few replicas
-    /// have it.
+    /// As [`give_up`](Self::give_up), for an owner whose grant too few replicas have.
     ///
     /// # Blocking
     ///

@@ -109,9 +109,9 @@ impl Dispatcher {
                 };
                 self.give_to(&node, Job::Adopt(orphan));
             }
-            Job::Mend(name, requests, ticket) => {
+            Job::Mend(name, requests, request_id) => {
                 let node = self.home(&name);
-                self.give_to(&node, Job::Mend(name, requests, ticket));
+                self.give_to(&node, Job::Mend(name, requests, request_id));
             }
             Job::KeepAlives(keep_alives) => {
                 for keep_alive in keep_alives {

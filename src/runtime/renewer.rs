@@ -20,7 +20,7 @@ use crate::connection::{
 use crate::lease::{Job, KeepAlive, Orphan, Renewal, renewal};
 use crate::pubsub::HEARTBEAT;
 use crate::scripts::renewal::{Held, Longer, RenewalKind, Renewed};
-use crate::scripts::{self, Requests, Ticket, Trouble};
+use crate::scripts::{self, RequestId, Requests, Trouble};
 use crate::sync::{Mutex, clock};
 
 /// How many names one script call renews. More would block the server's other clients for longer.
@@ -190,8 +190,8 @@ impl Renewer {
                 self.try_to(Self::meet_the_server);
             }
             Job::Adopt(orphan) => self.orphans.push(orphan),
-            Job::Mend(name, requests, ticket) => {
-                self.try_to(|renewer| renewer.mend_late(&name, &requests, ticket));
+            Job::Mend(name, requests, request_id) => {
+                self.try_to(|renewer| renewer.mend_late(&name, &requests, request_id));
             }
             Job::Connected => self.orphans.iter_mut().for_each(Orphan::hurry),
             Job::KeepAlives(keep_alives) => self.send_keep_alives(keep_alives),
@@ -483,8 +483,8 @@ impl Renewer {
 
     /// The same for one slot, if the reply to its last change came after this server had been told
     /// the earlier ones.
-    fn mend_late(&mut self, name: &Arc<str>, requests: &Requests, ticket: Ticket) {
-        match self.send_mends(&requests.mends_of(ticket)) {
+    fn mend_late(&mut self, name: &Arc<str>, requests: &Requests, request_id: RequestId) {
+        match self.send_mends(&requests.mends_of(request_id)) {
             // The next `RenewAll` repeats all changes.
             None => self.last_run = u64::MAX,
             // This server has applied it, or the renewer has told the server.

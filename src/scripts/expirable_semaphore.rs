@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use redis::Value;
 
-use super::once::{Once, Requests, Ticket};
+use super::once::{Once, RequestId, Requests};
 use super::semaphore::{heard_by, parsed};
 use super::{
     Replied, Rights, Trouble, accepted, answered, ask, flag, granted, millis, number, unexpected,
@@ -165,32 +165,40 @@ impl ExpirableScripts<'_> {
     /// `false`: there is no such permit.
     pub(crate) fn update_lease_time(
         self,
-        ticket: Ticket,
+        request_id: RequestId,
         id: &PermitId,
         lease: Duration,
     ) -> Result<bool, Trouble> {
         let mut digits = [0; 20];
         let arguments: [&[u8]; 2] = [id.as_bytes(), millis(lease, &mut digits)];
-        flag(self.call(&UPDATE_LEASE_TIME, ticket, &arguments)?)
+        flag(self.call(&UPDATE_LEASE_TIME, request_id, &arguments)?)
     }
 
-    pub(crate) fn try_set_permits(self, ticket: Ticket, permits: u32) -> Result<bool, Trouble> {
+    pub(crate) fn try_set_permits(
+        self,
+        request_id: RequestId,
+        permits: u32,
+    ) -> Result<bool, Trouble> {
         let permits = permits.to_string();
-        flag(self.call(&TRY_SET_PERMITS, ticket, &[permits.as_bytes(), self.channel.as_bytes()])?)
+        flag(self.call(
+            &TRY_SET_PERMITS,
+            request_id,
+            &[permits.as_bytes(), self.channel.as_bytes()],
+        )?)
     }
 
-    pub(crate) fn set_permits(self, ticket: Ticket, permits: u32) -> Result<bool, Trouble> {
+    pub(crate) fn set_permits(self, request_id: RequestId, permits: u32) -> Result<bool, Trouble> {
         let permits = permits.to_string();
-        flag(self.call(&SET_PERMITS, ticket, &[permits.as_bytes(), self.channel.as_bytes()])?)
+        flag(self.call(&SET_PERMITS, request_id, &[permits.as_bytes(), self.channel.as_bytes()])?)
     }
 
-    pub(crate) fn add_permits(self, ticket: Ticket, permits: i64) -> Result<bool, Trouble> {
+    pub(crate) fn add_permits(self, request_id: RequestId, permits: i64) -> Result<bool, Trouble> {
         let permits = permits.to_string();
-        flag(self.call(&ADD_PERMITS, ticket, &[permits.as_bytes(), self.channel.as_bytes()])?)
+        flag(self.call(&ADD_PERMITS, request_id, &[permits.as_bytes(), self.channel.as_bytes()])?)
     }
 
-    pub(crate) fn delete(self, ticket: Ticket) -> Result<bool, Trouble> {
-        flag(self.call(&DELETE, ticket, &[])?)
+    pub(crate) fn delete(self, request_id: RequestId) -> Result<bool, Trouble> {
+        flag(self.call(&DELETE, request_id, &[])?)
     }
 
     fn keys(&self) -> [&[u8]; 2] {
@@ -200,13 +208,13 @@ impl ExpirableScripts<'_> {
     fn call(
         self,
         script: &'static Script,
-        ticket: Ticket,
+        request_id: RequestId,
         arguments: &[&[u8]],
     ) -> Result<Value, Trouble> {
         let Self { key, timeouts, requests, .. } = self;
         let another = Some(timeouts);
         let acks = None;
-        Once { script, rights: RIGHTS, key, another, requests, ticket, arguments, acks }
+        Once { script, rights: RIGHTS, key, another, requests, request_id, arguments, acks }
             .call(self.route)
     }
 }

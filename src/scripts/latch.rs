@@ -2,7 +2,7 @@
 
 use std::sync::LazyLock;
 
-use super::once::{Once, Requests, Ticket};
+use super::once::{Once, RequestId, Requests};
 use super::semaphore::stored_number;
 use super::{Rights, Trouble, flag};
 use crate::connection::{Command, Route, Script};
@@ -30,36 +30,36 @@ pub(crate) struct LatchScripts<'a> {
 
 impl LatchScripts<'_> {
     /// `false`: it was open.
-    pub(crate) fn count_down(self, ticket: Ticket) -> Result<bool, Trouble> {
+    pub(crate) fn count_down(self, request_id: RequestId) -> Result<bool, Trouble> {
         let arguments = [self.channel.as_bytes()];
-        flag(self.once(&COUNT_DOWN, ticket, &arguments).call(self.route)?)
+        flag(self.once(&COUNT_DOWN, request_id, &arguments).call(self.route)?)
     }
 
     /// A count-down to be sent again, as long as its outcome is not known.
-    pub(crate) fn count_down_copy(self, ticket: Ticket) -> Command {
+    pub(crate) fn count_down_copy(self, request_id: RequestId) -> Command {
         let arguments = [self.channel.as_bytes()];
-        self.once(&COUNT_DOWN, ticket, &arguments).command(true)
+        self.once(&COUNT_DOWN, request_id, &arguments).command(true)
     }
 
-    pub(crate) fn try_set_count(self, ticket: Ticket, count: u64) -> Result<bool, Trouble> {
+    pub(crate) fn try_set_count(self, request_id: RequestId, count: u64) -> Result<bool, Trouble> {
         let count = count.to_string();
         let arguments: [&[u8]; 2] = [count.as_bytes(), self.channel.as_bytes()];
-        flag(self.once(&TRY_SET_COUNT, ticket, &arguments).call(self.route)?)
+        flag(self.once(&TRY_SET_COUNT, request_id, &arguments).call(self.route)?)
     }
 
     pub(crate) fn count(self) -> Result<i64, Trouble> {
         stored_number(self.route, self.key, Rights::Latches)
     }
 
-    pub(crate) fn delete(self, ticket: Ticket) -> Result<bool, Trouble> {
+    pub(crate) fn delete(self, request_id: RequestId) -> Result<bool, Trouble> {
         let arguments = [self.channel.as_bytes()];
-        flag(self.once(&DELETE, ticket, &arguments).call(self.route)?)
+        flag(self.once(&DELETE, request_id, &arguments).call(self.route)?)
     }
 
     fn once<'a>(
         &'a self,
         script: &'static Script,
-        ticket: Ticket,
+        request_id: RequestId,
         arguments: &'a [&'a [u8]],
     ) -> Once<'a> {
         Once {
@@ -68,7 +68,7 @@ impl LatchScripts<'_> {
             key: self.key,
             another: None,
             requests: self.requests,
-            ticket,
+            request_id,
             arguments,
             acks: None,
         }

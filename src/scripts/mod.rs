@@ -44,7 +44,7 @@ pub(crate) use keys::{
     ConditionKeys, ExpirableKeys, FairKeys, LatchKeys, LockKeys, SemaphoreKeys, has_one_slot,
     requests,
 };
-pub(crate) use once::{Requests, ServerClock, Ticket, VALID_FOR};
+pub(crate) use once::{RequestId, Requests, ServerClock, VALID_FOR};
 pub(crate) use owner::{ClientId, Mode, Owner};
 pub use permit_id::PermitId;
 

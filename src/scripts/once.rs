@@ -88,7 +88,7 @@ struct OpenRequest {
 
 /// A request whose outcome is not known yet: a copy may still be sent.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Ticket {
+pub(crate) struct RequestId {
     number: u64,
     slot: usize,
 }
@@ -123,12 +123,12 @@ impl Requests {
 
     /// Opens a request. `next` gives a number that the client never uses twice: drawn under the
     /// mutex, so that a slot's numbers rise.
-    pub(crate) fn open(&self, next: impl FnOnce() -> u64) -> Ticket {
+    pub(crate) fn open(&self, next: impl FnOnce() -> u64) -> RequestId {
         self.open_after(0, next)
     }
 
     /// Opens a request after this run of the server was met last.
-    pub(crate) fn open_after(&self, run: u64, next: impl FnOnce() -> u64) -> Ticket {
+    pub(crate) fn open_after(&self, run: u64, next: impl FnOnce() -> u64) -> RequestId {
         let latest = self.latest();
         let mut slots = self.slots.lock();
         let open = OpenRequest { number: next(), latest, run };
@@ -138,24 +138,24 @@ impl Requests {
         } else {
             slots.open[slot] = Some(open);
         }
-        Ticket { number: open.number, slot }
+        RequestId { number: open.number, slot }
     }
 
     /// Opens a request that is sent here and now, and in no other copy later.
     pub(crate) fn with_one<T>(
         &self,
         next: impl FnOnce() -> u64,
-        send: impl FnOnce(Ticket) -> Result<T, Trouble>,
+        send: impl FnOnce(RequestId) -> Result<T, Trouble>,
     ) -> Result<T, Trouble> {
-        let ticket = self.open(next);
-        let outcome = send(ticket);
-        self.close(ticket);
+        let request_id = self.open(next);
+        let outcome = send(request_id);
+        self.close(request_id);
         outcome
     }
 
     /// No copy of the request will be sent any more. May be called twice.
-    pub(crate) fn close(&self, ticket: Ticket) {
-        self.slots.lock().close(ticket);
+    pub(crate) fn close(&self, request_id: RequestId) {
+        self.slots.lock().close(request_id);
     }
 
     /// As [`close`](Self::close), of a request that has changed how many permits are free. Zero: of
@@ -170,19 +170,19 @@ impl Requests {
     #[must_use = "`true`: the permits are wrong for good unless the change is made again"]
     pub(crate) fn applied(
         self: &Arc<Self>,
-        ticket: Ticket,
+        request_id: RequestId,
         semaphore: &Arc<str>,
         permits: i64,
     ) -> bool {
         let mut slots = self.slots.lock();
         // Numbers that Lua cannot add up exactly are left out.
-        let open = slots.open_of(ticket).filter(|_| permits.unsigned_abs() < 1 << 40);
+        let open = slots.open_of(request_id).filter(|_| permits.unsigned_abs() < 1 << 40);
         if let Some((open, changes)) = open.zip(self.changes.upgrade()) {
-            let times = [ticket.number, open.latest, open.run];
-            let change = Change::new(ticket.slot, times, permits, semaphore);
+            let times = [request_id.number, open.latest, open.run];
+            let change = Change::new(request_id.slot, times, permits, semaphore);
             changes.add(self, &mut slots.log, change);
         }
-        slots.close(ticket);
+        slots.close(request_id);
         drop(slots);
         let met = self.route.as_ref().map(Route::incarnation);
         open.zip(met).is_some_and(|(open, met)| open.run != met)
@@ -200,8 +200,8 @@ impl Requests {
     }
 
     /// The same for a request's slot.
-    pub(crate) fn mends_of(&self, ticket: Ticket) -> Vec<(Arc<str>, Command)> {
-        self.mends(Some(ticket.slot))
+    pub(crate) fn mends_of(&self, request_id: RequestId) -> Vec<(Arc<str>, Command)> {
+        self.mends(Some(request_id.slot))
     }
 
     fn mend(&self, changes: &[Change]) -> Option<(Arc<str>, Command)> {
@@ -225,11 +225,11 @@ impl Requests {
     /// that change, the server was told to forget it, and nothing is missing: the next request asks
     /// for nothing before it. (The incarnation is raised before anything is sent to another run.)
     /// Otherwise the change must be made again.
-    pub(crate) fn must_be_mended(&self, ticket: Ticket, run: u64) -> bool {
+    pub(crate) fn must_be_mended(&self, request_id: RequestId, run: u64) -> bool {
         self.with_log(|log| {
-            let is_forgotten = log.was_made_by(ticket.slot, run);
+            let is_forgotten = log.was_made_by(request_id.slot, run);
             if is_forgotten {
-                log.forget_slot(ticket.slot);
+                log.forget_slot(request_id.slot);
             }
             !is_forgotten
         })
@@ -247,10 +247,10 @@ impl Requests {
     }
 
     /// Gives a later deadline to a request of which no copy was applied, or ever will be.
-    fn postpone(&self, ticket: Ticket) {
+    fn postpone(&self, request_id: RequestId) {
         let latest = self.latest();
-        if let Some(Some(open)) = self.slots.lock().open.get_mut(ticket.slot)
-            && open.number == ticket.number
+        if let Some(Some(open)) = self.slots.lock().open.get_mut(request_id.slot)
+            && open.number == request_id.number
         {
             open.latest = latest;
         }
@@ -258,10 +258,10 @@ impl Requests {
 
     /// Until when a request may be applied, and its slot's last change before it. Zero, which the
     /// server refuses, if the request is closed; zero if there was no change.
-    fn terms_of(&self, ticket: Ticket) -> [u64; 2] {
+    fn terms_of(&self, request_id: RequestId) -> [u64; 2] {
         let slots = self.slots.lock();
-        let latest = slots.open_of(ticket).map_or(0, |open| open.latest);
-        [latest, slots.log.last_of(ticket.slot)]
+        let latest = slots.open_of(request_id).map_or(0, |open| open.latest);
+        [latest, slots.log.last_of(request_id.slot)]
     }
 
     /// Whether the server says that a request came too late. The reply has its clock.
@@ -280,18 +280,18 @@ impl Requests {
 }
 
 impl Slots {
-    fn close(&mut self, ticket: Ticket) {
-        if let Some(open) = self.open.get_mut(ticket.slot)
-            && open.is_some_and(|open| open.number == ticket.number)
+    fn close(&mut self, request_id: RequestId) {
+        if let Some(open) = self.open.get_mut(request_id.slot)
+            && open.is_some_and(|open| open.number == request_id.number)
         {
             *open = None;
-            self.free.insert(ticket.slot);
+            self.free.insert(request_id.slot);
         }
     }
 
-    fn open_of(&self, ticket: Ticket) -> Option<OpenRequest> {
-        let open = self.open.get(ticket.slot).copied().flatten();
-        open.filter(|open| open.number == ticket.number)
+    fn open_of(&self, request_id: RequestId) -> Option<OpenRequest> {
+        let open = self.open.get(request_id.slot).copied().flatten();
+        open.filter(|open| open.number == request_id.number)
     }
 }
 
@@ -304,7 +304,7 @@ pub(crate) struct Once<'a> {
     /// Another key of the same synchronizer, behind the slot.
     pub(crate) another: Option<&'a str>,
     pub(crate) requests: &'a Requests,
-    pub(crate) ticket: Ticket,
+    pub(crate) request_id: RequestId,
     pub(crate) arguments: &'a [&'a [u8]],
     /// The replicas that must have taken permits before those count.
     pub(crate) acks: Option<ReplicaAcks>,
@@ -313,8 +313,8 @@ pub(crate) struct Once<'a> {
 impl Once<'_> {
     /// The request as it is sent first, or as a copy.
     pub(crate) fn command(&self, copy: bool) -> Command {
-        let (Ticket { number, slot }, requests) = (self.ticket, self.requests);
-        let [latest, before] = requests.terms_of(self.ticket);
+        let (RequestId { number, slot }, requests) = (self.request_id, self.requests);
+        let [latest, before] = requests.terms_of(self.request_id);
         let mut digits = [[0; 20]; 4];
         let [first, second, third, fourth] = &mut digits;
         let mut signed = [b'-'; 21];
@@ -356,12 +356,12 @@ impl Once<'_> {
                 sent_before = in_doubt;
                 behind += 1;
                 if behind > MOST_BEHIND {
-                    self.requests.with_log(|log| log.forget_slot(self.ticket.slot));
+                    self.requests.with_log(|log| log.forget_slot(self.request_id.slot));
                 }
-                if !self.requests.must_be_mended(self.ticket, route.incarnation()) {
+                if !self.requests.must_be_mended(self.request_id, route.incarnation()) {
                     continue;
                 }
-                for (_, mend) in self.requests.mends(Some(self.ticket.slot)) {
+                for (_, mend) in self.requests.mends(Some(self.request_id.slot)) {
                     let (outcome, _) = route.call_twice(&mend, || mend.clone());
                     answered(outcome, in_doubt, self.rights)?;
                 }
@@ -377,7 +377,7 @@ impl Once<'_> {
                 return Err(Trouble::Unsent(late()));
             }
             // The only copy has done nothing: this thread stood still, or a clock jumped.
-            self.requests.postpone(self.ticket);
+            self.requests.postpone(self.request_id);
             again = true;
         }
     }
@@ -398,7 +398,7 @@ impl Once<'_> {
         };
         let Some((seconds, micros)) = now else { return Err(unexpected(&reply)) };
         self.requests.server.is(seconds.saturating_mul(1_000).saturating_add(micros / 1_000));
-        self.requests.postpone(self.ticket);
+        self.requests.postpone(self.request_id);
         Ok(())
     }
 }

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 
 use redis::Value;
 
-use super::once::{MEND, Once, Requests, Ticket, behind, late};
+use super::once::{MEND, Once, RequestId, Requests, behind, late};
 use super::{Replied, Rights, Trouble, accepted, ask, call_again, flag, number, unexpected};
 use crate::connection::{Command, Outcome, ReplicaAcks, Route, Script};
 use crate::error::{Error, ErrorKind};
@@ -58,14 +58,14 @@ impl SemaphoreScripts<'_> {
     /// one of so many `clients`. How many were taken: zero if there were not enough for the first.
     pub(crate) fn try_acquire(
         self,
-        ticket: Ticket,
+        request_id: RequestId,
         clients: u64,
         needs: &[u32],
     ) -> Result<Replied<u32>, Trouble> {
         let needs = needs.iter().map(u32::to_string);
         let arguments: Vec<String> = iter::once(clients.to_string()).chain(needs).collect();
         let arguments: Vec<&[u8]> = arguments.iter().map(|it| it.as_bytes()).collect();
-        self.take(&TRY_ACQUIRE, ticket, &arguments, |reply| {
+        self.take(&TRY_ACQUIRE, request_id, &arguments, |reply| {
             let taken = number(reply)?;
             u32::try_from(taken).map_err(|_| unexpected(&Value::Int(taken)))
         })
@@ -73,8 +73,8 @@ impl SemaphoreScripts<'_> {
 
     /// Undoes a request for permits, now. The reply `false`: the server does not know of it any
     /// more, and this command changed nothing.
-    pub(crate) fn take_back(self, ticket: Ticket) -> Result<Replied<bool>, Trouble> {
-        let abandon = self.abandon(ticket);
+    pub(crate) fn take_back(self, request_id: RequestId) -> Result<Replied<bool>, Trouble> {
+        let abandon = self.abandon(request_id);
         let (reply, in_doubt) =
             call_again(self.route, &abandon, Rights::Semaphores, || abandon.clone())?;
         if Requests::is_behind(&reply) {
@@ -84,8 +84,8 @@ impl SemaphoreScripts<'_> {
     }
 
     /// Undoes a request for permits that are not to be had, or whose outcome is not known.
-    pub(crate) fn abandon(self, ticket: Ticket) -> Command {
-        self.once(&ABANDON, ticket, &[self.channel.as_bytes()]).command(true)
+    pub(crate) fn abandon(self, request_id: RequestId) -> Command {
+        self.once(&ABANDON, request_id, &[self.channel.as_bytes()]).command(true)
     }
 
     /// Gives permits back. `None`: there is no such semaphore; otherwise how many listeners heard
@@ -93,36 +93,41 @@ impl SemaphoreScripts<'_> {
     /// permits waits for.
     pub(crate) fn release(
         self,
-        ticket: Ticket,
+        request_id: RequestId,
         permits: u32,
         if_exists: bool,
     ) -> Result<Replied<Option<i64>>, Trouble> {
         let permits = permits.to_string();
         let arguments = self.release_arguments(&permits, if_exists);
-        self.take(&RELEASE, ticket, &arguments, |reply| number(reply).map(heard_by))
+        self.take(&RELEASE, request_id, &arguments, |reply| number(reply).map(heard_by))
     }
 
     /// A release, to be sent first or as a copy.
-    pub(crate) fn release_command(self, ticket: Ticket, permits: u64, copy: bool) -> Command {
+    pub(crate) fn release_command(
+        self,
+        request_id: RequestId,
+        permits: u64,
+        copy: bool,
+    ) -> Command {
         let permits = permits.to_string();
         let arguments = self.release_arguments(&permits, false);
-        self.once(&RELEASE, ticket, &arguments).command(copy)
+        self.once(&RELEASE, request_id, &arguments).command(copy)
     }
 
-    pub(crate) fn add_permits(self, ticket: Ticket, permits: i64) -> Result<bool, Trouble> {
+    pub(crate) fn add_permits(self, request_id: RequestId, permits: i64) -> Result<bool, Trouble> {
         let permits = permits.to_string();
-        flag(self.call(&ADD_PERMITS, ticket, &[permits.as_bytes(), self.channel.as_bytes()])?)
+        flag(self.call(&ADD_PERMITS, request_id, &[permits.as_bytes(), self.channel.as_bytes()])?)
     }
 
     /// As [`add_permits`](Self::add_permits), to be sent again until it is done.
-    pub(crate) fn add_permits_command(self, ticket: Ticket, permits: i64) -> Command {
+    pub(crate) fn add_permits_command(self, request_id: RequestId, permits: i64) -> Command {
         let permits = permits.to_string();
         let arguments = [permits.as_bytes(), self.channel.as_bytes()];
-        self.once(&ADD_PERMITS, ticket, &arguments).command(true)
+        self.once(&ADD_PERMITS, request_id, &arguments).command(true)
     }
 
-    pub(crate) fn drain_permits(self, ticket: Ticket) -> Result<Replied<i64>, Trouble> {
-        self.take(&DRAIN_PERMITS, ticket, &[], |reply| match reply {
+    pub(crate) fn drain_permits(self, request_id: RequestId) -> Result<Replied<i64>, Trouble> {
+        self.take(&DRAIN_PERMITS, request_id, &[], |reply| match reply {
             // More than Lua's numbers can count.
             Value::BulkString(text) => {
                 parsed(&text).ok_or_else(|| unexpected(&Value::BulkString(text)))
@@ -131,18 +136,26 @@ impl SemaphoreScripts<'_> {
         })
     }
 
-    pub(crate) fn try_set_permits(self, ticket: Ticket, permits: u32) -> Result<bool, Trouble> {
+    pub(crate) fn try_set_permits(
+        self,
+        request_id: RequestId,
+        permits: u32,
+    ) -> Result<bool, Trouble> {
         let permits = permits.to_string();
-        flag(self.call(&TRY_SET_PERMITS, ticket, &[permits.as_bytes(), self.channel.as_bytes()])?)
+        flag(self.call(
+            &TRY_SET_PERMITS,
+            request_id,
+            &[permits.as_bytes(), self.channel.as_bytes()],
+        )?)
     }
 
-    pub(crate) fn set_permits(self, ticket: Ticket, permits: u32) -> Result<bool, Trouble> {
+    pub(crate) fn set_permits(self, request_id: RequestId, permits: u32) -> Result<bool, Trouble> {
         let permits = permits.to_string();
-        flag(self.call(&SET_PERMITS, ticket, &[permits.as_bytes(), self.channel.as_bytes()])?)
+        flag(self.call(&SET_PERMITS, request_id, &[permits.as_bytes(), self.channel.as_bytes()])?)
     }
 
-    pub(crate) fn delete(self, ticket: Ticket) -> Result<bool, Trouble> {
-        flag(self.call(&DELETE, ticket, &[])?)
+    pub(crate) fn delete(self, request_id: RequestId) -> Result<bool, Trouble> {
+        flag(self.call(&DELETE, request_id, &[])?)
     }
 
     pub(crate) fn available_permits(self) -> Result<i64, Trouble> {
@@ -156,7 +169,7 @@ impl SemaphoreScripts<'_> {
     fn once<'a>(
         &'a self,
         script: &'static Script,
-        ticket: Ticket,
+        request_id: RequestId,
         arguments: &'a [&'a [u8]],
     ) -> Once<'a> {
         Once {
@@ -165,7 +178,7 @@ impl SemaphoreScripts<'_> {
             key: self.key,
             another: None,
             requests: self.requests,
-            ticket,
+            request_id,
             arguments,
             acks: None,
         }
@@ -175,11 +188,11 @@ impl SemaphoreScripts<'_> {
     fn take<T>(
         self,
         script: &'static Script,
-        ticket: Ticket,
+        request_id: RequestId,
         arguments: &[&[u8]],
         read: impl FnOnce(Value) -> Result<T, Trouble>,
     ) -> Result<Replied<T>, Trouble> {
-        let once = Once { acks: self.acks, ..self.once(script, ticket, arguments) };
+        let once = Once { acks: self.acks, ..self.once(script, request_id, arguments) };
         let Replied { reply, in_doubt, unacknowledged } = once.take(self.route)?;
         Ok(Replied { reply: read(reply)?, in_doubt, unacknowledged })
     }
@@ -187,10 +200,10 @@ impl SemaphoreScripts<'_> {
     fn call(
         self,
         script: &'static Script,
-        ticket: Ticket,
+        request_id: RequestId,
         arguments: &[&[u8]],
     ) -> Result<Value, Trouble> {
-        self.once(script, ticket, arguments).call(self.route)
+        self.once(script, request_id, arguments).call(self.route)
     }
 }
 

@@ -13,7 +13,7 @@ use crate::error::ErrorKind;
 use crate::local::permits;
 use crate::runtime::Session;
 use crate::scripts::semaphore::SemaphoreScripts;
-use crate::scripts::{Replied, Ticket, Trouble};
+use crate::scripts::{Replied, RequestId, Trouble};
 use crate::waiting::Wait;
 
 mod permit;
@@ -114,7 +114,7 @@ impl Semaphore {
     /// One round trip.
     #[must_use = "`false`: it had permits before, and none were set"]
     pub fn try_set_permits(&self, permits: u32) -> Result<bool, Error> {
-        self.request(|scripts, ticket| scripts.try_set_permits(ticket, permits))
+        self.request(|scripts, request_id| scripts.try_set_permits(request_id, permits))
     }
 
     /// Sets how many permits are free, regardless of their number before, and makes the semaphore
@@ -130,7 +130,7 @@ impl Semaphore {
     ///
     /// One round trip.
     pub fn set_permits(&self, permits: u32) -> Result<(), Error> {
-        self.request(|scripts, ticket| scripts.set_permits(ticket, permits)).map(drop)
+        self.request(|scripts, request_id| scripts.set_permits(request_id, permits)).map(drop)
     }
 
     /// Changes how many permits there are, by a number that may be negative: then there may be
@@ -142,11 +142,11 @@ impl Semaphore {
     pub fn add_permits(&self, permits: i64) -> Result<(), Error> {
         self.check(&Wait::FOREVER)?;
         let site = &self.site;
-        let ticket = site.open();
-        let outcome = site.scripts().add_permits(ticket, permits);
+        let request_id = site.open();
+        let outcome = site.scripts().add_permits(request_id, permits);
         match outcome {
-            Ok(_) => site.applied(ticket, permits),
-            Err(_) => site.requests.close(ticket),
+            Ok(_) => site.applied(request_id, permits),
+            Err(_) => site.requests.close(request_id),
         }
         outcome.map(drop).map_err(|trouble| trouble.into_error_of(&site.name))
     }
@@ -166,16 +166,18 @@ impl Semaphore {
     pub fn drain_permits(&self) -> Result<i64, Error> {
         self.check(&Wait::FOREVER)?;
         let site = &self.site;
-        let (ticket, asked) = (site.open(), site.route.incarnation());
-        match site.scripts().drain_permits(ticket) {
-            Ok(Replied { reply: taken, unacknowledged: Some(unacknowledged), .. }) if taken != 0 => {
-                Err(site.take_back(ticket, asked, taken, unacknowledged))
+        let (request_id, asked) = (site.open(), site.route.incarnation());
+        match site.scripts().drain_permits(request_id) {
+            Ok(Replied { reply: taken, unacknowledged: Some(unacknowledged), .. })
+                if taken != 0 =>
+            {
+                Err(site.take_back(request_id, asked, taken, unacknowledged))
             }
             Ok(Replied { reply: permits, .. }) => {
-                site.requests.close(ticket);
+                site.requests.close(request_id);
                 Ok(permits)
             }
-            Err(trouble) => Err(site.not_taken(ticket, trouble)),
+            Err(trouble) => Err(site.not_taken(request_id, trouble)),
         }
     }
 
@@ -189,7 +191,7 @@ impl Semaphore {
     ///
     /// One round trip.
     pub fn delete(&self) -> Result<bool, Error> {
-        self.request(|scripts, ticket| scripts.delete(ticket))
+        self.request(|scripts, request_id| scripts.delete(request_id))
     }
 
     /// How many permits are free. Already old when it returns.
@@ -413,13 +415,13 @@ impl Semaphore {
     pub fn release_if_exists(&self, permits: u32) -> Result<bool, Error> {
         self.check(&Wait::FOREVER)?;
         let site = &self.site;
-        let ticket = site.open();
-        let outcome = site.scripts().release(ticket, permits, true);
+        let request_id = site.open();
+        let outcome = site.scripts().release(request_id, permits, true);
         match &outcome {
             Ok(Replied { reply: Some(_), .. }) => {
-                site.applied(ticket, permits.into());
+                site.applied(request_id, permits.into());
             }
-            _ => site.requests.close(ticket),
+            _ => site.requests.close(request_id),
         }
         let released = outcome.map_err(|trouble| trouble.into_error_of(&site.name))?;
         match released.unacknowledged.filter(|_| released.reply.is_some()) {
@@ -449,12 +451,12 @@ impl Semaphore {
     /// Sends a request that is applied once.
     fn request<T>(
         &self,
-        send: impl FnOnce(SemaphoreScripts<'_>, Ticket) -> Result<T, Trouble>,
+        send: impl FnOnce(SemaphoreScripts<'_>, RequestId) -> Result<T, Trouble>,
     ) -> Result<T, Error> {
         self.check(&Wait::FOREVER)?;
         let site = &self.site;
         let next = || site.core.id.next_number();
-        let outcome = site.requests.with_one(next, |ticket| send(site.scripts(), ticket));
+        let outcome = site.requests.with_one(next, |request_id| send(site.scripts(), request_id));
         outcome.map_err(|trouble| trouble.into_error_of(&site.name))
     }
 

@@ -153,7 +153,7 @@ impl ExpirableSemaphore {
     #[must_use = "`false`: it had permits before, and none were set"]
     pub fn try_set_permits(&self, permits: u32) -> Result<bool, Error> {
         self.check(&Wait::FOREVER)?;
-        self.site.once(|scripts, ticket| scripts.try_set_permits(ticket, permits))
+        self.site.once(|scripts, request_id| scripts.try_set_permits(request_id, permits))
     }
 
     /// Sets how many permits there are, those that are out included, and makes the semaphore if
@@ -165,7 +165,7 @@ impl ExpirableSemaphore {
     /// One round trip.
     pub fn set_permits(&self, permits: u32) -> Result<(), Error> {
         self.check(&Wait::FOREVER)?;
-        self.site.once(|scripts, ticket| scripts.set_permits(ticket, permits)).map(drop)
+        self.site.once(|scripts, request_id| scripts.set_permits(request_id, permits)).map(drop)
     }
 
     /// Changes how many permits there are, by a number that may be negative: then there may be
@@ -176,7 +176,7 @@ impl ExpirableSemaphore {
     /// One round trip.
     pub fn add_permits(&self, permits: i64) -> Result<(), Error> {
         self.check(&Wait::FOREVER)?;
-        self.site.once(|scripts, ticket| scripts.add_permits(ticket, permits)).map(drop)
+        self.site.once(|scripts, request_id| scripts.add_permits(request_id, permits)).map(drop)
     }
 
     /// Removes the semaphore with all permits, those that are out as well: their guards are lost at
@@ -190,7 +190,7 @@ impl ExpirableSemaphore {
     /// One round trip.
     pub fn delete(&self) -> Result<bool, Error> {
         self.check(&Wait::FOREVER)?;
-        self.site.once(|scripts, ticket| scripts.delete(ticket))
+        self.site.once(|scripts, request_id| scripts.delete(request_id))
     }
 
     /// How many permits are free, those included whose leases have ended. Already old when it
@@ -475,7 +475,8 @@ impl ExpirableSemaphore {
         let site = &self.site;
         check_lease(&site.name, lease)?;
         let Some(held) = site.held(id) else {
-            return site.once(|scripts, ticket| scripts.update_lease_time(ticket, id, lease));
+            return site
+                .once(|scripts, request_id| scripts.update_lease_time(request_id, id, lease));
         };
         // The lease is only raised. If it were shortened while a renewal is on its way, the guard
         // would say "held" for too long.

@@ -38,13 +38,13 @@ impl Pool {
         let key = "redlatch_request:{pool}:client";
         let requests = Requests { valid_for, memory, ..Requests::new(key, &Arc::default()) };
         let pool = Self { route: route(&server.url()), server, requests, numbers: Cell::new(1) };
-        let ticket = pool.open();
-        assert!(pool.scripts().set_permits(ticket, 1_000).unwrap());
-        pool.requests.close(ticket);
+        let request_id = pool.open();
+        assert!(pool.scripts().set_permits(request_id, 1_000).unwrap());
+        pool.requests.close(request_id);
         pool
     }
 
-    fn open(&self) -> Ticket {
+    fn open(&self) -> RequestId {
         self.requests.open(|| self.numbers.replace(self.numbers.get() + 1))
     }
 
@@ -74,12 +74,12 @@ impl Pool {
 fn a_slot_has_one_open_request_and_the_lowest_is_taken_first() {
     let requests = Requests::new("requests", &Arc::default());
     let opened = [5, 6, 7].map(|number| requests.open(|| number));
-    assert_eq!(opened.map(|ticket| ticket.slot), [0, 1, 2]);
+    assert_eq!(opened.map(|request_id| request_id.slot), [0, 1, 2]);
     requests.close(opened[1]);
     requests.close(opened[0]);
     requests.close(opened[0]);
     let again = [8, 9, 10].map(|number| requests.open(|| number));
-    assert_eq!(again.map(|ticket| ticket.slot), [0, 1, 3]);
+    assert_eq!(again.map(|request_id| request_id.slot), [0, 1, 3]);
     // A closed request: its slot is another's.
     requests.close(opened[1]);
     assert_eq!(requests.terms_of(opened[1]), [0, 0]);
@@ -97,9 +97,9 @@ fn a_client_learns_the_servers_clock_from_its_first_request() {
     // nevertheless.
     for wrong in [0, i64::MAX / 2] {
         pool.requests.server.is(wrong);
-        let ticket = pool.open();
-        assert_eq!(pool.scripts().release(ticket, 1, false).unwrap().reply, Some(0));
-        pool.requests.close(ticket);
+        let request_id = pool.open();
+        assert_eq!(pool.scripts().release(request_id, 1, false).unwrap().reply, Some(0));
+        pool.requests.close(request_id);
     }
     assert_eq!(pool.given(), 2);
 }
@@ -110,30 +110,30 @@ fn a_request_is_applied_once_in_whatever_order_its_copies_come() {
     let pool = Pool::new(VALID_FOR, MEMORY);
     let mut random = rand::rng();
     // The commands on their way, of open or closed requests.
-    let mut under_way: Vec<(Ticket, Command)> = Vec::new();
-    let mut open: Vec<Ticket> = Vec::new();
+    let mut under_way: Vec<(RequestId, Command)> = Vec::new();
+    let mut open: Vec<RequestId> = Vec::new();
     let mut answers: Vec<Option<i64>> = Vec::new();
     let mut applied = 0;
     for _ in 0..4_000 {
         if open.len() < 5 && rand::random_bool(0.3) {
-            let ticket = pool.open();
-            open.push(ticket);
-            answers.resize(ticket.number as usize + 1, None);
-            under_way.push((ticket, pool.scripts().release_command(ticket, 1, false)));
+            let request_id = pool.open();
+            open.push(request_id);
+            answers.resize(request_id.number as usize + 1, None);
+            under_way.push((request_id, pool.scripts().release_command(request_id, 1, false)));
         }
-        if let Some(ticket) = open.choose(&mut random).copied() {
+        if let Some(request_id) = open.choose(&mut random).copied() {
             if rand::random_bool(0.2) {
-                under_way.push((ticket, pool.scripts().release_command(ticket, 1, true)));
+                under_way.push((request_id, pool.scripts().release_command(request_id, 1, true)));
             } else if rand::random_bool(0.2) {
-                pool.requests.close(ticket);
-                open.retain(|other| other.number != ticket.number);
+                pool.requests.close(request_id);
+                open.retain(|other| other.number != request_id.number);
             }
         }
         if under_way.is_empty() {
             continue;
         }
         let at = rand::random_range(0..under_way.len());
-        let (ticket, command) = under_way[at].clone();
+        let (request_id, command) = under_way[at].clone();
         // Read twice, now and then.
         if rand::random_bool(0.7) {
             under_way.swap_remove(at);
@@ -141,8 +141,8 @@ fn a_request_is_applied_once_in_whatever_order_its_copies_come() {
         let (before, answer) = (pool.given(), pool.send(&command));
         let change = pool.given() - before;
         applied += change;
-        let is_open = open.iter().any(|open| open.number == ticket.number);
-        let known = &mut answers[ticket.number as usize];
+        let is_open = open.iter().any(|open| open.number == request_id.number);
+        let known = &mut answers[request_id.number as usize];
         match (answer, *known) {
             (Some(_), None) => assert_eq!(change, 1, "it is applied"),
             (Some(_), Some(_)) => assert_eq!(change, 0, "it was applied before"),
@@ -161,24 +161,24 @@ fn a_request_is_applied_once_in_whatever_order_its_copies_come() {
 fn what_was_abandoned_takes_nothing_whatever_comes_first() {
     let pool = Pool::new(VALID_FOR, MEMORY);
     for first_arrives in ["before", "after", "never"] {
-        let ticket = pool.open();
+        let request_id = pool.open();
         let scripts = pool.scripts();
         if first_arrives == "before" {
-            assert_eq!(scripts.try_acquire(ticket, 1, &[1, 2, 998]).unwrap().reply, 3);
+            assert_eq!(scripts.try_acquire(request_id, 1, &[1, 2, 998]).unwrap().reply, 3);
         }
-        let abandon = scripts.abandon(ticket);
+        let abandon = scripts.abandon(request_id);
         let expected = i64::from(first_arrives == "before");
         assert_eq!(pool.send(&abandon), Some(expected), "{first_arrives}");
         assert_eq!(pool.send(&abandon), Some(0), "{first_arrives}, again");
         if first_arrives == "after" {
-            assert_eq!(scripts.try_acquire(ticket, 1, &[1, 2, 998]).unwrap().reply, 0);
+            assert_eq!(scripts.try_acquire(request_id, 1, &[1, 2, 998]).unwrap().reply, 0);
         }
-        pool.requests.close(ticket);
+        pool.requests.close(request_id);
         assert_eq!(pool.given(), 0, "{first_arrives}");
     }
-    let ticket = pool.open();
-    assert_eq!(pool.scripts().drain_permits(ticket).unwrap().reply, 1_000);
-    assert_eq!(pool.send(&pool.scripts().abandon(ticket)), Some(1));
+    let request_id = pool.open();
+    assert_eq!(pool.scripts().drain_permits(request_id).unwrap().reply, 1_000);
+    assert_eq!(pool.send(&pool.scripts().abandon(request_id)), Some(1));
     assert_eq!(pool.given(), 0);
 }
 
@@ -197,12 +197,12 @@ fn permits_are_taken_for_whole_needs_and_of_those_behind_up_to_the_clients_share
         (0, 1, &[1], 0),
     ] {
         let pool = Pool::new(VALID_FOR, MEMORY);
-        let ticket = pool.open();
-        pool.scripts().set_permits(ticket, free).unwrap();
-        pool.requests.close(ticket);
-        let ticket = pool.open();
+        let request_id = pool.open();
+        pool.scripts().set_permits(request_id, free).unwrap();
+        pool.requests.close(request_id);
+        let request_id = pool.open();
         for copy in ["first", "copy"] {
-            let taken = pool.scripts().try_acquire(ticket, clients, needs).unwrap().reply;
+            let taken = pool.scripts().try_acquire(request_id, clients, needs).unwrap().reply;
             assert_eq!(taken, expected, "{copy}: {free} free, {clients} clients, {needs:?}");
             let left = pool.scripts().available_permits().unwrap();
             assert_eq!(left, i64::from(free - expected), "taken once");
@@ -241,12 +241,12 @@ fn a_call_that_stood_still_between_its_two_copies_says_that_it_does_not_know() {
     let scripts = SemaphoreScripts { route: &far, ..pool.scripts() };
     // From here on the server knows the script.
     assert_eq!(scripts.try_acquire(pool.open(), 1, &[1]).unwrap().reply, 1);
-    let ticket = pool.open();
+    let request_id = pool.open();
     proxy.on(Direction::Request, 1, Action::Silence, |bytes| {
         bytes.windows(4).any(|window| window == b"EVAL")
     });
     let outcome = thread::scope(|scope| {
-        let call = scope.spawn(|| scripts.try_acquire(ticket, 1, &[2]));
+        let call = scope.spawn(|| scripts.try_acquire(request_id, 1, &[2]));
         proxy.wait_fired(1, LONG);
         thread::sleep(SHORT_MEMORY + A_LITTLE);
         proxy.cut_all();

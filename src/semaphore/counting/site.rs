@@ -8,7 +8,7 @@ use crate::lease::{Debtor, Orphan};
 use crate::local::permits::{PermitGate, Reply, RequestFailed, Source};
 use crate::runtime::{Core, Member};
 use crate::scripts::semaphore::{REFUSED, SemaphoreScripts, released};
-use crate::scripts::{Replied, Requests, SemaphoreKeys, Ticket, Trouble};
+use crate::scripts::{Replied, RequestId, Requests, SemaphoreKeys, Trouble};
 use crate::sync::atomic::Ordering;
 use crate::sync::{Mutex, clock};
 use crate::waiting::Queued;
@@ -30,7 +30,7 @@ pub(crate) struct SemaphoreSite {
 struct Debt {
     permits: u64,
     /// The debt that is being paid just now.
-    paying: Option<(Ticket, u64)>,
+    paying: Option<(RequestId, u64)>,
     /// Whether there is an orphan that pays.
     orphan: bool,
 }
@@ -75,20 +75,20 @@ impl SemaphoreSite {
         }
     }
 
-    pub(super) fn open(&self) -> Ticket {
+    pub(super) fn open(&self) -> RequestId {
         self.requests.open_after(self.route.incarnation(), || self.core.id.next_number())
     }
 
     /// The server has answered a request that changes how many permits are free by so many.
-    pub(super) fn applied(&self, ticket: Ticket, permits: i64) {
-        self.core.watchdog.applied(&self.name, &self.requests, ticket, permits);
+    pub(super) fn applied(&self, request_id: RequestId, permits: i64) {
+        self.core.watchdog.applied(&self.name, &self.requests, request_id, permits);
     }
 
     /// Undoes a request that has failed, if it may have taken permits.
-    pub(super) fn not_taken(&self, ticket: Ticket, trouble: Trouble) -> Error {
+    pub(super) fn not_taken(&self, request_id: RequestId, trouble: Trouble) -> Error {
         let state = match &trouble {
             Trouble::Unknown(_) => {
-                self.run(self.scripts().abandon(ticket), ticket, 0);
+                self.run(self.scripts().abandon(request_id), request_id, 0);
                 if self.core.is_shut_down() {
                     "no permit is taken; the client has ended and may not have given back what the \
                      server may have given: look at available_permits"
@@ -98,11 +98,11 @@ impl SemaphoreSite {
                 }
             }
             Trouble::Forgotten(_) => {
-                self.requests.close(ticket);
+                self.requests.close(request_id);
                 FORGOTTEN
             }
             Trouble::Refused(_) | Trouble::Unsent(_) => {
-                self.requests.close(ticket);
+                self.requests.close(request_id);
                 "no permit was taken"
             }
         };
@@ -111,25 +111,32 @@ impl SemaphoreSite {
 
     /// Too few replicas have the permits that a request took, for this reason: gives them back.
     /// `asked`: which run of the server was met last before that request.
-    pub(super) fn take_back(&self, ticket: Ticket, asked: u64, taken: i64, unacknowledged: Error) -> Error {
+    pub(super) fn take_back(
+        &self,
+        request_id: RequestId,
+        asked: u64,
+        taken: i64,
+        unacknowledged: Error,
+    ) -> Error {
         let unacknowledged = unacknowledged.of(&self.name);
-        let Ok(Replied { reply: is_known, in_doubt, .. }) = self.scripts().take_back(ticket) else {
-            self.run(self.scripts().abandon(ticket), ticket, 0);
+        let Ok(Replied { reply: is_known, in_doubt, .. }) = self.scripts().take_back(request_id)
+        else {
+            self.run(self.scripts().abandon(request_id), request_id, 0);
             return unacknowledged.unacknowledged(false);
         };
         if is_known {
-            self.applied(ticket, 0);
+            self.applied(request_id, 0);
             return unacknowledged.unacknowledged(true);
         }
-        self.requests.close(ticket);
+        self.requests.close(request_id);
         if in_doubt || self.route.incarnation() != asked {
             // A first copy may have given them back, or another server took them, and this one
             // never had that request. Given back as well they would be permits out of nothing.
             return unacknowledged.unknown(true).now(FORGOTTEN);
         }
         // This server took them, and the request came so late that they go back as others would.
-        let ticket = self.open();
-        self.run(self.scripts().add_permits_command(ticket, taken), ticket, taken);
+        let request_id = self.open();
+        self.run(self.scripts().add_permits_command(request_id, taken), request_id, taken);
         unacknowledged.unacknowledged(false)
     }
 
@@ -155,17 +162,17 @@ impl SemaphoreSite {
             self.owe(permits.into());
             return Ok(());
         }
-        let ticket = self.open();
-        let release = Release { site: Arc::clone(self), ticket, permits };
+        let request_id = self.open();
+        let release = Release { site: Arc::clone(self), request_id, permits };
         if posted {
             let lane = self.route.lane().into_owned();
             lane.permits_posted.fetch_add(1, Ordering::Relaxed);
             let release = PostedRelease { release, lane };
-            let command = self.scripts().release_command(ticket, permits.into(), false);
+            let command = self.scripts().release_command(request_id, permits.into(), false);
             self.core.post(&self.route, command, Arc::new(release));
             return Ok(());
         }
-        let outcome = self.scripts().release(ticket, permits, false);
+        let outcome = self.scripts().release(request_id, permits, false);
         release.settle(outcome, giving != Giving::Awaited)
     }
 
@@ -186,15 +193,16 @@ impl SemaphoreSite {
 
     /// A release behind another master is sent again once the renewer told that master the requests
     /// it missed.
-    fn check_behind(&self, ticket: Ticket, outcome: &Outcome) {
+    fn check_behind(&self, request_id: RequestId, outcome: &Outcome) {
         if matches!(outcome, Ok(reply) if Requests::is_behind(reply)) {
-            self.requests.must_be_mended(ticket, self.route.incarnation());
+            self.requests.must_be_mended(request_id, self.route.incarnation());
         }
     }
 
     /// `permits`: how many it gives, as [`Requests::applied`] has it.
-    fn run(&self, command: Command, ticket: Ticket, permits: i64) {
-        let orphan = Orphan::numbered(&self.name, command, &self.requests, ticket, Some(permits));
+    fn run(&self, command: Command, request_id: RequestId, permits: i64) {
+        let orphan =
+            Orphan::numbered(&self.name, command, &self.requests, request_id, Some(permits));
         self.core.watchdog.adopt(orphan);
     }
 }
@@ -219,24 +227,24 @@ impl Source for SemaphoreSite {
     }
 
     fn request(self: &Arc<Self>, needs: &[u32], clients: u64) -> Result<Reply<u32>, RequestFailed> {
-        let (ticket, asked) = (self.open(), self.route.incarnation());
-        match self.scripts().try_acquire(ticket, clients, needs) {
+        let (request_id, asked) = (self.open(), self.route.incarnation());
+        match self.scripts().try_acquire(request_id, clients, needs) {
             Ok(Replied { reply: taken @ 1.., unacknowledged: Some(unacknowledged), .. }) => {
-                let error = self.take_back(ticket, asked, taken.into(), unacknowledged);
+                let error = self.take_back(request_id, asked, taken.into(), unacknowledged);
                 Err(RequestFailed { error, concerns_it_alone: false })
             }
             Ok(Replied { reply: taken @ 1.., .. }) => {
-                self.applied(ticket, -i64::from(taken));
+                self.applied(request_id, -i64::from(taken));
                 Ok(Reply::Given(taken))
             }
             Ok(_) => {
-                self.requests.close(ticket);
+                self.requests.close(request_id);
                 Ok(Reply::Refused(None))
             }
             Err(trouble) => {
                 let concerns_it_alone =
                     matches!(trouble, Trouble::Refused(_) | Trouble::Forgotten(_));
-                Err(RequestFailed { error: self.not_taken(ticket, trouble), concerns_it_alone })
+                Err(RequestFailed { error: self.not_taken(request_id, trouble), concerns_it_alone })
             }
         }
     }
@@ -258,23 +266,27 @@ impl Debtor for SemaphoreSite {
         if permits == 0 {
             return None;
         }
-        let ticket = self.open();
-        self.debt.lock().paying = Some((ticket, permits));
-        Some(self.scripts().release_command(ticket, permits, false))
+        let request_id = self.open();
+        self.debt.lock().paying = Some((request_id, permits));
+        Some(self.scripts().release_command(request_id, permits, false))
     }
 
     fn paid(&self, outcome: &Outcome, resent: bool) {
-        let Some((ticket, permits)) = self.debt.lock().paying.take() else { return };
-        self.check_behind(ticket, outcome);
+        let Some((request_id, permits)) = self.debt.lock().paying.take() else { return };
+        self.check_behind(request_id, outcome);
         let given = i64::try_from(permits).unwrap_or(i64::MAX);
         let unpaid = match released(outcome.clone(), &self.requests) {
             Ok(_) => {
-                self.applied(ticket, given);
+                self.applied(request_id, given);
                 0
             }
             Err(trouble) if resent || matches!(trouble, Trouble::Unknown(_)) => {
                 // The release may have been applied: it goes on as the same request.
-                self.run(self.scripts().release_command(ticket, permits, true), ticket, given);
+                self.run(
+                    self.scripts().release_command(request_id, permits, true),
+                    request_id,
+                    given,
+                );
                 return;
             }
             Err(trouble) => {
@@ -283,7 +295,7 @@ impl Debtor for SemaphoreSite {
                 permits
             }
         };
-        self.requests.close(ticket);
+        self.requests.close(request_id);
         let mut debt = self.debt.lock();
         debt.permits = debt.permits.saturating_add(unpaid);
     }
@@ -313,7 +325,7 @@ impl Drop for SemaphoreSite {
 /// Permits on their way back.
 struct Release {
     site: Arc<SemaphoreSite>,
-    ticket: Ticket,
+    request_id: RequestId,
     permits: u32,
 }
 
@@ -326,7 +338,7 @@ impl Release {
         let site = &self.site;
         let trouble = match outcome {
             Ok(Replied { reply: heard, unacknowledged, .. }) => {
-                site.applied(self.ticket, self.permits.into());
+                site.applied(self.request_id, self.permits.into());
                 let heard = heard.unwrap_or(0);
                 if heard == REFUSED {
                     site.route.lane().endpoint().health().tells_nobody();
@@ -341,16 +353,17 @@ impl Release {
         };
         let state = match &trouble {
             Trouble::Unknown(_) => {
-                let copy = site.scripts().release_command(self.ticket, self.permits.into(), true);
-                site.run(copy, self.ticket, self.permits.into());
+                let copy =
+                    site.scripts().release_command(self.request_id, self.permits.into(), true);
+                site.run(copy, self.request_id, self.permits.into());
                 if site.core.is_shut_down() { NO_BACKGROUND } else { FOR_FOUR_MINUTES }
             }
             Trouble::Forgotten(_) => {
-                site.requests.close(self.ticket);
+                site.requests.close(self.request_id);
                 "whether the permits were given back is not known: look at available_permits"
             }
             Trouble::Refused(_) | Trouble::Unsent(_) => {
-                site.requests.close(self.ticket);
+                site.requests.close(self.request_id);
                 if for_good {
                     site.owe(self.permits.into());
                     site.in_the_background()
@@ -385,7 +398,7 @@ impl ReplyReceiver for PostedRelease {
     fn receive(&self, outcome: Outcome) {
         let Self { release, lane } = self;
         lane.permits_posted.fetch_sub(1, Ordering::Relaxed);
-        release.site.check_behind(release.ticket, &outcome);
+        release.site.check_behind(release.request_id, &outcome);
         let outcome = released(outcome, &release.site.requests);
         let outcome = outcome.map(|heard| Replied::counts(heard, false));
         if let Err(error) = release.settle(outcome, true) {
@@ -440,11 +453,11 @@ mod tests {
     }
 
     /// Three of five are taken. Returns the request, and the run of the server before it.
-    fn take(site: &SemaphoreSite) -> (Ticket, u64) {
+    fn take(site: &SemaphoreSite) -> (RequestId, u64) {
         assert!(site.scripts().set_permits(site.open(), 5).unwrap());
-        let (ticket, asked) = (site.open(), site.route.incarnation());
-        assert_eq!(site.scripts().try_acquire(ticket, 1, &[3]).unwrap().reply, 3);
-        (ticket, asked)
+        let (request_id, asked) = (site.open(), site.route.incarnation());
+        assert_eq!(site.scripts().try_acquire(request_id, 1, &[3]).unwrap().reply, 3);
+        (request_id, asked)
     }
 
     fn free(site: &SemaphoreSite) -> i64 {
@@ -477,9 +490,9 @@ mod tests {
         let server = Server::start().unwrap();
         let session = session(&server.url());
         let site = pool(&session);
-        let (ticket, asked) = take(&site);
+        let (request_id, asked) = take(&site);
         thread::sleep(MEMORY + VALID_FOR);
-        assert!(site.take_back(ticket, asked, 3, too_few()).outcome_unknown());
+        assert!(site.take_back(request_id, asked, 3, too_few()).outcome_unknown());
         wait_until("they are given back", SOON, || free(&site) == 5);
     }
 
@@ -490,12 +503,12 @@ mod tests {
         let proxy = Proxy::before(&old);
         let session = session(&proxy.url());
         let site = pool(&session);
-        let (ticket, asked) = take(&site);
+        let (request_id, asked) = take(&site);
         let () = redis::Commands::set(&mut new.connection(), "pool", 5).unwrap();
         thread::sleep(MEMORY + VALID_FOR);
         proxy.lead_to(&new);
         old.kill();
-        let error = site.take_back(ticket, asked, 3, too_few());
+        let error = site.take_back(request_id, asked, 3, too_few());
         assert!(error.outcome_unknown() && error.to_string().contains("add_permits"), "{error}");
         settle(&site);
         assert_eq!(free(&site), 5);
@@ -509,12 +522,12 @@ mod tests {
         let proxy = Proxy::before(&server);
         let session = session(&proxy.url());
         let site = pool(&session);
-        let (ticket, asked) = take(&site);
+        let (request_id, asked) = take(&site);
         // From here on its script is known.
         assert!(site.scripts().take_back(site.open()).unwrap().reply);
         proxy.on_request("redisson_sc", Action::Silence);
         let error = thread::scope(|scope| {
-            let error = scope.spawn(|| site.take_back(ticket, asked, 3, too_few()));
+            let error = scope.spawn(|| site.take_back(request_id, asked, 3, too_few()));
             proxy.wait_fired(1, SOON);
             thread::sleep(MEMORY + VALID_FOR);
             proxy.cut_all();

@@ -19,7 +19,9 @@ use crate::scripts::expirable_semaphore::{
     ExpirableScripts, ReturnedPermits, TakenPermit, released,
 };
 use crate::scripts::semaphore::REFUSED;
-use crate::scripts::{ExpirableKeys, PermitId, Replied, Requests, SemaphoreKeys, Ticket, Trouble};
+use crate::scripts::{
+    ExpirableKeys, PermitId, Replied, RequestId, Requests, SemaphoreKeys, Trouble,
+};
 use crate::sync::{Mutex, clock};
 use crate::waiting::Queued;
 
@@ -72,10 +74,10 @@ impl ExpirableSite {
     /// Sends a request that is applied once.
     pub(super) fn once<T>(
         &self,
-        send: impl FnOnce(ExpirableScripts<'_>, Ticket) -> Result<T, Trouble>,
+        send: impl FnOnce(ExpirableScripts<'_>, RequestId) -> Result<T, Trouble>,
     ) -> Result<T, Error> {
         let next = || self.core.id.next_number();
-        let outcome = self.requests.with_one(next, |ticket| send(self.scripts(), ticket));
+        let outcome = self.requests.with_one(next, |request_id| send(self.scripts(), request_id));
         outcome.map_err(|trouble| trouble.into_error_of(&self.name))
     }
 
