@@ -38,9 +38,14 @@
 use std::any::Any;
 use std::sync::Arc;
 
-use super::{Cohort, Hold, Place, Tenancy, Terms, clock};
+use super::cohort::Cohort;
+use super::hold::Hold;
+use super::place::Place;
+use super::tenancy::Tenancy;
+use super::terms::Terms;
 use crate::lease::renewal::Attempt;
 use crate::scripts::lock::Chain;
+use crate::sync::clock;
 use crate::sync::{Mutex, Thread};
 use crate::waiting::{Queue, Waiter, Wake};
 

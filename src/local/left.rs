@@ -6,10 +6,15 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::{Hold, Leaving, Level, Site, Tenancy, clock};
+use super::gate::Level;
+use super::hold::Hold;
+use super::release::Leaving;
+use super::site::Site;
+use super::tenancy::Tenancy;
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::lease::{Renewal, Task};
 use crate::scripts::Mode;
+use crate::sync::clock;
 
 impl Site {
     /// Ends one level of a tenancy, and leaves its hold to its end: from here on this process

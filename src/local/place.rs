@@ -21,8 +21,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::acquisition::{Acquisition, Expected, Granted};
-use super::{Asked, GrantDetails, Hold, Site, Tenancy, Terms, clock};
+use super::acquisition::{Acquisition, Granted};
+use super::cohort::GrantDetails;
+use super::expected::Expected;
+use super::hold::{Asked, Hold};
+use super::site::Site;
+use super::tenancy::Tenancy;
+use super::terms::Terms;
 use crate::connection::Command;
 use crate::error::Error;
 use crate::lease::Orphan;
@@ -31,6 +36,7 @@ use crate::pubsub::Subscription;
 use crate::runtime::{Message, Recipient};
 use crate::scripts::Mode;
 use crate::scripts::lock::{Acquired, Chain, Refused, Start, Tokens};
+use crate::sync::clock;
 use crate::sync::{Mutex, Thread, jitter};
 use crate::waiting::{Claim, Listening, Queued, Try};
 

@@ -4,13 +4,20 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Acquisition, Hold, HoldState, LeaveOutcome, Level, Place, Seat, Site, Tenancy, clock};
+use super::HoldState;
+use super::acquisition::Acquisition;
+use super::gate::{LeaveOutcome, Level, Seat};
+use super::hold::Hold;
+use super::place::Place;
+use super::site::Site;
+use super::tenancy::Tenancy;
 use crate::connection::{Command, Outcome};
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::lease::Orphan;
 use crate::runtime::{Core, GrantMessage};
 use crate::scripts::lock::{Chain, LockScripts, Released};
 use crate::scripts::{self, LockKeys, Mode, Owner, Trouble};
+use crate::sync::clock;
 use crate::waiting::Leadership;
 
 impl Site {

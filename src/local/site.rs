@@ -4,16 +4,21 @@ use std::any::Any;
 use std::fmt;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::Duration;
 
 use super::gate::GateQueue;
-use super::{Admitted, Gate, Hold, Leaving, Place, Seat, Tenancy, Terms, clock};
+use super::gate::{Admitted, Gate, Seat};
+use super::hold::{Asked, Hold};
+use super::place::Place;
+use super::release::Leaving;
+use super::tenancy::Tenancy;
+use super::terms::Terms;
 use crate::connection::Route;
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::lease::{Alarm, Orphan, Renewal};
 use crate::runtime::{Core, Member};
 use crate::scripts::lock::{Chain, LockScripts};
 use crate::scripts::{self, LockKeys, Mode, Trouble};
+use crate::sync::clock;
 use crate::sync::{Mutex, Thread};
 use crate::waiting::{Lead, Queued, Wake};
 
@@ -37,6 +42,13 @@ pub(crate) struct Site {
 }
 
 const FENCED: &str = "fenced";
+
+impl Asked {
+    pub(crate) fn now(site: &Site) -> Self {
+        let (forced, incarnation) = (site.gate.forced(), site.route.incarnation());
+        Self { forced, incarnation, at: clock::now() }
+    }
+}
 
 impl Site {
     /// The site of a name: one for all handles of its re-entrant and fair locks.
@@ -360,19 +372,4 @@ impl Queued for Arc<Site> {
         }
         self.vacant();
     }
-}
-
-/// The longest lease: 300 years, which no sum overflows.
-const LONGEST_LEASE: Duration = Duration::from_millis(10_000_000_000_000);
-
-/// Checks a lease, before the client sends a request.
-pub(crate) fn check_lease(name: &Arc<str>, lease: Duration) -> Result<(), Error> {
-    if lease < Duration::from_millis(1) || lease > LONGEST_LEASE {
-        let message = format!(
-            "a lease of {lease:?} is not usable: it must be from 1 ms to 10^13 ms (300 \
-             years); what is to be kept until it is given back is taken without a lease"
-        );
-        return Err(Error::new(ErrorKind::Config, message).of(name));
-    }
-    Ok(())
 }

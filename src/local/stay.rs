@@ -9,7 +9,7 @@ use std::any::Any;
 use std::borrow::Cow;
 use std::sync::{Arc, Weak};
 
-use super::{Callback, Tenancy};
+use super::tenancy::{Callback, Tenancy};
 use crate::error::LostReason;
 use crate::sync::Mutex;
 

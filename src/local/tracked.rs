@@ -6,7 +6,8 @@ use std::sync::{Arc, Weak};
 
 use redis::Value;
 
-use super::{Hold, Site};
+use super::hold::Hold;
+use super::site::Site;
 use crate::lease::renewal::TRACKED_AFTER;
 use crate::pubsub::{Question, Tracked};
 use crate::runtime::{Core, Member};

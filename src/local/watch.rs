@@ -4,13 +4,17 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use super::{Hold, Seat, Site, Tenancy, clock};
+use super::gate::Seat;
+use super::hold::Hold;
+use super::site::Site;
+use super::tenancy::Tenancy;
 use crate::error::LostReason;
 use crate::lease::renewal::{Attempt, Due, RenewalState};
 use crate::lease::{Renewal, Task};
 use crate::runtime::Member;
 use crate::scripts::Trouble;
 use crate::scripts::renewal::{self, Held, Longer, RenewalKind};
+use crate::sync::clock;
 
 impl Site {
     /// A tenancy has begun: sets the alarm. If the client met another run of the server meanwhile,

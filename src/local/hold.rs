@@ -1,0 +1,466 @@
+//! An owner to which Redis has granted a lock, until when, and whether it was lost.
+
+use std::fmt;
+use std::num::NonZero;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64, Ordering};
+use std::time::Duration;
+
+use super::cohort::GrantDetails;
+use super::expected::Expected;
+use super::tenancy::Tenancy;
+use super::terms::Terms;
+use crate::connection::Command;
+use crate::error::LostReason;
+use crate::lease::renewal::deadline;
+use crate::runtime::LiveOwner;
+use crate::scripts::Owner;
+use crate::scripts::renewal::{Held, Longer};
+use crate::sync::{Mutex, clock};
+use crate::waiting::Wake;
+
+/// A kind of lock that keeps a line of its own in Redis: how it passes and releases a hold.
+pub(crate) trait Line: fmt::Debug + Send + Sync {
+    /// Passes the hold to the next owner in line, if that is a thread of this process that may have
+    /// it now. Otherwise the caller releases the hold, and calls [`released`](Self::released).
+    /// `seat` gives the next tenancy the seat before its thread can know of it: otherwise the
+    /// thread might leave again first.
+    fn pass(
+        &self,
+        hold: &Arc<Hold>,
+        seat: &mut dyn FnMut(&Arc<Tenancy>, Terms) -> bool,
+    ) -> Option<Wake>;
+
+    /// Whether other threads have had the hold after its owner, and still stand in the line.
+    fn has_passed(&self) -> bool;
+
+    /// Releases a hold and lets the next owner in.
+    fn release_command(&self, hold: &Hold) -> Command;
+
+    /// Undoes anything that a late request of the hold's owner may do.
+    fn give_up_command(&self, hold: &Hold) -> Command;
+
+    /// The server has answered the release, or no thread waits for that.
+    fn released(&self);
+
+    /// The hold ends without a release. Returns the commands that take the threads that have had it
+    /// after its owner off the line.
+    fn left(&self) -> Vec<Command>;
+}
+
+/// The state when a leader asked for a hold: it reads all of this before it sends the request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asked {
+    /// How many forced unlocks of this process the server had answered.
+    pub(crate) forced: u64,
+    /// The run of the server that the client met last. If a later run granted the hold, its release
+    /// reports a loss too many, not one too few.
+    pub(crate) incarnation: u64,
+    /// When, on [`clock`].
+    pub(crate) at: u64,
+}
+
+/// One owner id on one key.
+///
+/// A thread that loses the hold sets `lost`, and then reads the deadline and `unconfirmed`. A
+/// thread that gets the server's answer sets those, and then reads `lost` (all `SeqCst`). So one of
+/// the two sees to the release of a hold that was lost while its lease was made longer.
+#[derive(Debug)]
+pub(crate) struct Hold {
+    /// `None`: a lock that keeps no line in Redis.
+    pub(crate) line: Option<Arc<dyn Line>>,
+    pub(crate) owner: Owner,
+    pub(crate) terms: Terms,
+    /// Until when the server keeps the hold for us, on [`clock`]. Only ever raised.
+    pub(super) deadline: AtomicU64,
+    /// The latest end of the tenants that share it, on [`clock`]. Set under the mutex of their
+    /// gate.
+    pub(super) latest_end: AtomicU64,
+    /// The longest lease that any request named, in nanoseconds: the server may keep the hold for
+    /// this long.
+    pub(super) longest: AtomicU64,
+    /// The longest lease that one of its threads asked for, in nanoseconds. (A grant by message may
+    /// be for longer.)
+    pub(super) wanted: AtomicU64,
+    /// Cuts a longer lease of the server's to that.
+    pub(super) cut: Cut,
+    /// The lease that the server granted first, in nanoseconds, and our part of it.
+    pub(super) granted_lease: u64,
+    pub(super) first_lease: u64,
+    /// A message granted the hold with another lease than that of its terms. (A short one, since
+    /// its process might have been stopped.)
+    pub(super) provisional: AtomicBool,
+    /// The details of the grant.
+    pub(crate) details: GrantDetails,
+    /// How many of its fencing tokens are used, of at most 1,024: see [`may_pass`](Self::may_pass).
+    /// Meaningless for a hold without tokens.
+    pub(super) tokens_used: AtomicU16,
+    /// Messages may name the owner.
+    pub(super) _expected: Option<Arc<Expected>>,
+    /// Keeps the owner live until the hold is released. (A permit has none.)
+    pub(super) live: Option<Arc<LiveOwner>>,
+    /// The request that the server granted.
+    pub(crate) asked: Asked,
+    /// A request of this owner was sent twice, or its outcome was not known: a copy may arrive
+    /// after the release, and must be undone then.
+    pub(crate) in_doubt: bool,
+    /// Why it is not ours any more, as the number of a [`LostReason`]; zero if it was not lost. Set
+    /// before any thread looks for the present tenancy, so a later pass passes nothing.
+    pub(super) lost: AtomicU8,
+    /// The last renewal failed.
+    pub(super) unconfirmed: AtomicBool,
+    /// Why the renewal failed, in words for people.
+    pub(super) trouble: Mutex<Option<Arc<str>>>,
+    /// See `tracked.rs`.
+    pub(super) tracked: AtomicBool,
+    /// Until when no thread releases it, on [`clock`]; or zero: see [`leave_out`](Self::leave_out).
+    pub(super) left_until: AtomicU64,
+}
+
+impl Hold {
+    pub(crate) fn new(
+        owner: Owner,
+        terms: Terms,
+        lease: Duration,
+        asked: Asked,
+        in_doubt: bool,
+    ) -> Self {
+        Self {
+            line: None,
+            owner,
+            terms,
+            deadline: AtomicU64::new(deadline(asked.at, lease)),
+            latest_end: AtomicU64::new(u64::MAX),
+            longest: AtomicU64::new(clock::nanos(lease)),
+            wanted: AtomicU64::new(clock::nanos(lease)),
+            cut: Cut::default(),
+            granted_lease: clock::nanos(lease),
+            first_lease: clock::nanos(lease),
+            provisional: AtomicBool::new(false),
+            details: GrantDetails::default(),
+            tokens_used: AtomicU16::new(0),
+            _expected: None,
+            live: None,
+            asked,
+            in_doubt,
+            lost: AtomicU8::new(0),
+            unconfirmed: AtomicBool::new(false),
+            trouble: Mutex::new(None),
+            tracked: AtomicBool::new(false),
+            left_until: AtomicU64::new(0),
+        }
+    }
+
+    /// A hold of a lock without a line that a message granted, with this lease. A renewal raises or
+    /// cuts it to the lease that is `wanted`, unless it ends before.
+    pub(crate) fn handed(
+        owner: Owner,
+        terms: Terms,
+        lease: Duration,
+        wanted: Duration,
+        asked: Asked,
+        in_doubt: bool,
+    ) -> Self {
+        // If the wanted lease is the shorter one, no more than that counts: a renewal cuts the hold
+        // to it.
+        let ours = lease.min(wanted);
+        let hold = Self::new(owner, terms, ours, asked, in_doubt);
+        hold.longest.store(clock::nanos(lease), Ordering::Relaxed);
+        hold.wanted.store(clock::nanos(wanted), Ordering::Relaxed);
+        hold.cut.is_due.store(lease > wanted, Ordering::Relaxed);
+        let hold = Self { granted_lease: clock::nanos(lease), ..hold };
+        hold.provisional.store(lease != wanted, Ordering::Relaxed);
+        hold
+    }
+
+    /// Keeps the owner live with the hold.
+    pub(crate) fn of_live(self, live: &Arc<LiveOwner>) -> Self {
+        Self { live: Some(Arc::clone(live)), ..self }
+    }
+
+    /// The server has answered that the hold is released, or not there.
+    pub(crate) fn ended(&self) {
+        self.live.as_deref().inspect(|live| live.end());
+    }
+
+    /// With the details of its grant. Messages may name the owner for as long as `expected` lives.
+    pub(crate) fn with_details(
+        self,
+        details: GrantDetails,
+        expected: Option<Arc<Expected>>,
+    ) -> Self {
+        Self { details, _expected: expected, ..self }
+    }
+
+    /// In the line of a kind of lock that has one.
+    pub(crate) fn in_line(self, line: Arc<dyn Line>) -> Self {
+        Self { line: Some(line), ..self }
+    }
+
+    /// Whether the hold still has the lease of a grant by message, and not that of its terms.
+    pub(crate) fn is_provisional(&self) -> bool {
+        self.provisional.load(Ordering::Relaxed)
+    }
+
+    /// The same, and the lease of its terms is longer.
+    pub(crate) fn is_to_be_raised(&self) -> bool {
+        self.is_provisional() && !self.outlives_its_terms()
+    }
+
+    /// The hold has the lease of its terms now.
+    pub(crate) fn raised(&self) {
+        self.provisional.store(false, Ordering::Relaxed);
+    }
+
+    /// Whether another process handed the hold on for longer than its terms want.
+    pub(crate) fn outlives_its_terms(&self) -> bool {
+        self.granted_lease > self.first_lease
+    }
+
+    /// Until when the hold is ours, on [`clock`].
+    pub(crate) fn deadline(&self) -> u64 {
+        self.deadline.load(Ordering::SeqCst).min(self.kept_until())
+    }
+
+    /// Until when its tenants want the hold, or the thread that left it to its end.
+    pub(super) fn kept_until(&self) -> u64 {
+        self.latest_end.load(Ordering::SeqCst).max(self.left_until.load(Ordering::SeqCst))
+    }
+
+    /// The tenants that share the hold want it until then. (If the server keeps it for longer, the
+    /// client releases it then.)
+    pub(crate) fn ends_by(&self, until: u64) {
+        self.latest_end.store(until, Ordering::SeqCst);
+    }
+
+    /// Whether the hold ends because no thread wants it for longer, though the server keeps it.
+    pub(super) fn is_unwanted(&self) -> bool {
+        self.kept_until() < self.deadline.load(Ordering::SeqCst)
+    }
+
+    /// The server has confirmed the hold: `lease` from when the request was sent.
+    pub(crate) fn confirm(&self, sent_at: u64, lease: Duration) {
+        self.deadline.fetch_max(deadline(sent_at, lease), Ordering::SeqCst);
+        self.unconfirmed.store(false, Ordering::SeqCst);
+        *self.trouble.lock() = None;
+    }
+
+    /// The caller is about to ask for a lease. (Called before it sends the request, whose outcome
+    /// may stay unknown.) Returns how much of the lease [counts](Self::counts).
+    pub(crate) fn ask(&self, lease: Duration) -> Duration {
+        self.longest.fetch_max(clock::nanos(lease), Ordering::AcqRel);
+        self.wanted.fetch_max(clock::nanos(lease), Ordering::SeqCst);
+        self.counts(lease)
+    }
+
+    /// How much of a lease counts: less if a [`Cut`] is on its way, which the server may carry out
+    /// after it.
+    pub(crate) fn counts(&self, lease: Duration) -> Duration {
+        match self.cut.to.load(Ordering::SeqCst) {
+            0 => lease,
+            cut => lease.min(Duration::from_nanos(cut)),
+        }
+    }
+
+    /// The renewer is about to send a renewal, one at a time. Returns how it treats a lease that is
+    /// longer than any thread has asked for.
+    pub(crate) fn longer(&self) -> Longer {
+        let wanted = self.wanted.load(Ordering::SeqCst);
+        let longest = Duration::from_nanos(wanted);
+        if !self.cut.is_due.load(Ordering::SeqCst) {
+            return Longer::IsTold(longest);
+        }
+        let before = self.cut.to.load(Ordering::SeqCst);
+        let to = if before == 0 { wanted } else { before.min(wanted) };
+        self.cut.to.store(to, Ordering::SeqCst);
+        // Behind the store: a thread that asks raises `wanted` first, and then looks for a cut.
+        if self.wanted.load(Ordering::SeqCst) == wanted {
+            return Longer::IsCut(longest);
+        }
+        self.cut.to.store(before, Ordering::SeqCst);
+        Longer::Stays
+    }
+
+    /// Records the server's answer to such a renewal, and whether the renewal was sent twice.
+    pub(crate) fn longer_heard(&self, longer: Longer, held: Result<Held, ()>, resent: bool) {
+        let is_cut = matches!(longer, Longer::IsCut(_));
+        if is_cut && (resent || held.is_err()) {
+            // The server may still carry out a cut that it has not answered.
+            self.cut.is_lost.store(true, Ordering::SeqCst);
+        }
+        match held {
+            Ok(Held::TooLong) => self.cut.is_due.store(true, Ordering::SeqCst),
+            Ok(Held::Yes | Held::No) if is_cut => {
+                self.cut.is_due.store(false, Ordering::SeqCst);
+                if !self.cut.is_lost.load(Ordering::SeqCst) {
+                    self.cut.to.store(0, Ordering::SeqCst);
+                }
+            }
+            Ok(_) | Err(()) => {}
+        }
+    }
+
+    /// How long the server may keep the hold at most, counted from now.
+    pub(crate) fn longest_lease(&self) -> Duration {
+        Duration::from_nanos(self.longest.load(Ordering::Acquire))
+    }
+
+    /// The hold is not ours any more. The first reason counts.
+    pub(crate) fn lose(&self, reason: LostReason) {
+        let _first =
+            self.lost.compare_exchange(0, reason.number(), Ordering::SeqCst, Ordering::SeqCst);
+    }
+
+    /// Why the server does not have the hold any more. Its lease ends there after this deadline,
+    /// and the client may learn of that end before the watchdog's thread has run.
+    pub(crate) fn why_gone(&self) -> LostReason {
+        let is_over = clock::now() >= self.deadline();
+        if is_over { LostReason::LeaseExpired } else { LostReason::Revoked }
+    }
+
+    pub(crate) fn lost(&self) -> Option<LostReason> {
+        LostReason::from_number(self.lost.load(Ordering::SeqCst))
+    }
+
+    pub(crate) fn is_unconfirmed(&self) -> bool {
+        self.unconfirmed.load(Ordering::SeqCst)
+    }
+
+    /// Whether a thread may pass the hold to a thread with these terms. Only on equal terms: a
+    /// watched hold to a thread that wants the same watched lease, a fixed one to a thread that
+    /// wants the same lease and gets at least nine tenths of it. Never a hold whose lease was made
+    /// longer meanwhile: if the next thread died, others would wait for that longer lease.
+    pub(crate) fn may_pass(&self, terms: Terms, now: u64) -> bool {
+        let left = self.deadline().saturating_sub(now);
+        self.terms == terms
+            && self.details.tokens.is_none_or(|_| self.token_after(self.tokens_used()).is_some())
+            && self.lost().is_none()
+            && !self.is_left_at(now)
+            && !self.is_unconfirmed()
+            && self.longest.load(Ordering::Acquire) == self.granted_lease
+            && if terms.is_watched() {
+                left > 0
+            } else {
+                // For a provisional hold, of its first lease: the next thread raises it to its own.
+                left >= self.first_lease / 10 * 9
+            }
+    }
+
+    /// A tenant leaves the hold to its end: no thread of this process releases it or passes it on
+    /// before its present lease is over.
+    pub(super) fn leave_out(&self) {
+        self.left_until.fetch_max(self.deadline(), Ordering::SeqCst);
+    }
+
+    /// Whether a tenant has [left](Self::leave_out) it to its end, and that end has not come.
+    pub(super) fn is_left(&self) -> bool {
+        self.is_left_at(clock::now())
+    }
+
+    pub(super) fn is_left_at(&self, now: u64) -> bool {
+        now < self.left_until.load(Ordering::SeqCst)
+    }
+
+    pub(super) fn tokens_used(&self) -> u16 {
+        self.tokens_used.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn token_after(&self, used: u16) -> Option<NonZero<u64>> {
+        self.details.tokens?.after(used)
+    }
+
+    /// A renewal failed, for this cause.
+    pub(crate) fn renewal_failed(&self, cause: &Arc<str>) {
+        *self.trouble.lock() = Some(Arc::clone(cause));
+        self.unconfirm();
+    }
+
+    pub(crate) fn unconfirm(&self) {
+        self.unconfirmed.store(true, Ordering::SeqCst);
+    }
+}
+
+/// A cut of a lease that the server keeps for longer than any thread has asked for: its clock was
+/// set back, or another process handed the hold on for longer.
+///
+/// A cut and a request for a longer lease go over two connections, and the server may carry out the
+/// cut last. So if the two meet, one gives way: the thread that asks raises `wanted` and then reads
+/// `to`; the renewer sets `to` and then reads `wanted` (all `SeqCst`). While a cut is on its way,
+/// or was lost, a longer lease counts only as far as the cut leaves it, and the client renews it
+/// only to that.
+#[derive(Debug, Default)]
+pub(super) struct Cut {
+    /// The next renewal cuts the lease.
+    pub(super) is_due: AtomicBool,
+    /// The lease that a cut on its way leaves, in nanoseconds. Zero: none is on its way.
+    pub(super) to: AtomicU64,
+    /// The server has not answered a cut: it may carry it out at any time, as long as the hold
+    /// lasts.
+    pub(super) is_lost: AtomicBool,
+}
+
+#[cfg(all(test, not(shuttle)))]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::scripts::ClientId;
+
+    const LEASE: Duration = Duration::from_secs(3);
+    const LONGER: Duration = Duration::from_secs(30);
+
+    /// A hold that the server keeps for longer than its lease: the next renewal cuts it.
+    fn to_be_cut() -> Hold {
+        let asked = Asked { forced: 0, incarnation: 0, at: clock::now() };
+        let owner = ClientId::random().unwrap().next_owner();
+        let hold = Hold::new(owner, Terms::watched(LEASE), LEASE, asked, false);
+        hold.longer_heard(hold.longer(), Ok(Held::TooLong), false);
+        assert_eq!(hold.counts(LONGER), LONGER);
+        hold
+    }
+
+    #[test]
+    fn no_more_of_a_longer_lease_counts_than_a_cut_leaves_that_may_come_later() {
+        for (answer, resent, is_lost) in [
+            (Ok(Held::Yes), false, false),
+            (Ok(Held::Yes), true, true),
+            (Ok(Held::No), true, true),
+            (Err(()), false, true),
+            (Err(()), true, true),
+        ] {
+            let hold = to_be_cut();
+            let cut = hold.longer();
+            assert_eq!(cut, Longer::IsCut(LEASE));
+            assert_eq!(hold.ask(LONGER), LEASE, "it is on its way");
+            hold.longer_heard(cut, answer, resent);
+            let counts = if is_lost { LEASE } else { LONGER };
+            assert_eq!(hold.counts(LONGER), counts, "{answer:?}, {resent}");
+            // A later cut says nothing about the first.
+            hold.longer_heard(Longer::Stays, Ok(Held::TooLong), false);
+            let cut = hold.longer();
+            assert_eq!(cut, Longer::IsCut(LONGER));
+            hold.longer_heard(cut, Ok(Held::Yes), false);
+            assert_eq!(hold.counts(LONGER), counts, "{answer:?}, {resent}, and another one");
+        }
+    }
+
+    /// If a cut and a longer lease meet, the cut gives way.
+    #[test]
+    fn a_longer_lease_that_is_asked_for_first_is_not_cut() {
+        let hold = to_be_cut();
+        assert_eq!(hold.ask(LONGER), LONGER);
+        assert_eq!(hold.longer(), Longer::IsCut(LONGER));
+        assert_eq!(hold.counts(LONGER), LONGER);
+    }
+
+    #[test]
+    fn what_the_server_has_not_any_more_has_ended_if_its_own_end_is_past() {
+        let why = |at| {
+            let asked = Asked { forced: 0, incarnation: 0, at };
+            let owner = ClientId::random().unwrap().next_owner();
+            Hold::new(owner, Terms::watched(LEASE), LEASE, asked, false).why_gone()
+        };
+        let now = clock::now();
+        assert_eq!(why(now), LostReason::Revoked);
+        assert_eq!(why(now - clock::nanos(LEASE)), LostReason::LeaseExpired);
+    }
+}

@@ -1,0 +1,98 @@
+//! The lease that a thread wants.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::config;
+use crate::error::{Error, ErrorKind};
+use crate::runtime::Core;
+use crate::sync::clock;
+
+/// The longest lease: 300 years, which no sum overflows.
+const LONGEST_LEASE: Duration = Duration::from_millis(10_000_000_000_000);
+
+/// The lease that a thread wants. (Small: each guard and each level has one.)
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Terms {
+    /// In nanoseconds, as [`clock`] counts.
+    lease: u64,
+    is_watched: bool,
+}
+
+impl Terms {
+    /// This lease, renewed by the watchdog.
+    pub(crate) const fn watched(lease: Duration) -> Self {
+        Self { lease: clock::nanos(lease), is_watched: true }
+    }
+
+    /// A lease of its own, never renewed.
+    pub(crate) const fn fixed(lease: Duration) -> Self {
+        Self { lease: clock::nanos(lease), is_watched: false }
+    }
+
+    /// How long the server should keep a hold on these terms.
+    pub(crate) fn lease(self) -> Duration {
+        Duration::from_nanos(self.lease)
+    }
+
+    /// How long that is, on [`clock`].
+    pub(crate) fn nanos(self) -> u64 {
+        self.lease
+    }
+
+    pub(crate) fn is_watched(self) -> bool {
+        self.is_watched
+    }
+
+    /// The lease, if it is renewed.
+    pub(crate) fn watched_lease(self) -> Option<Duration> {
+        self.is_watched.then(|| self.lease())
+    }
+
+    /// The lease, if it is never renewed.
+    pub(crate) fn fixed_lease(self) -> Option<Duration> {
+        (!self.is_watched).then(|| self.lease())
+    }
+
+    /// Checks the lease, before the client sends a request.
+    #[inline]
+    pub(crate) fn check(self, name: &Arc<str>) -> Result<(), Error> {
+        const SHORTEST: u64 = clock::nanos(config::SHORTEST_WATCHDOG);
+        const LONGEST: u64 = clock::nanos(config::LONGEST_WATCHDOG);
+        // The usual case, without arithmetic.
+        if self.is_watched && SHORTEST <= self.lease && self.lease <= LONGEST {
+            return Ok(());
+        }
+        self.checked(name)
+    }
+
+    fn checked(self, name: &Arc<str>) -> Result<(), Error> {
+        if self.is_watched {
+            let checked = config::check_watchdog("with_watchdog", self.lease());
+            checked.map_err(|error| error.of(name))
+        } else {
+            check_lease(name, self.lease())
+        }
+    }
+
+    /// Advice about a lease that is too short.
+    pub(crate) fn longer(self, core: &Core) -> &'static str {
+        match self.watched_lease() {
+            Some(lease) if lease == core.config.watchdog_timeout => "raise watchdog_timeout",
+            Some(_) => "take a longer watched lease",
+            None => "take a longer lease",
+        }
+    }
+}
+
+/// Checks a lease, before the client sends a request.
+pub(crate) fn check_lease(name: &Arc<str>, lease: Duration) -> Result<(), Error> {
+    if lease < Duration::from_millis(1) || lease > LONGEST_LEASE {
+        let message = format!(
+            "a lease of {lease:?} is not usable: it must be from 1 ms to 10^13 ms (300 \
+             years); what is to be kept until it is given back is taken without a lease"
+        );
+        return Err(Error::new(ErrorKind::Config, message).of(name));
+    }
+    Ok(())
+}
