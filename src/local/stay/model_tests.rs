@@ -9,7 +9,8 @@ use shuttle::thread;
 
 use super::Stay;
 use crate::error::LostReason;
-use crate::local::{Asked, Callback, Hold, Tenancy, Terms, clock};
+use crate::local::tenancy::Callback;
+use crate::local::{Asked, Hold, Tenancy, Terms, clock};
 use crate::scripts::ClientId;
 use crate::sync::{Thread, explore};
 
