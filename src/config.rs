@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use redlatch_client::{Credentials, Provider, ReplicaAcks, Settings};
+
 #[cfg(doc)]
 use crate::client::Client;
-use crate::connection::{Credentials, Provider, ReplicaAcks, Settings};
 use crate::error::{Error, ErrorKind};
 
 /// Settings of a [`Client`], before it connects. Made by [`Client::builder`]. An unusable setting

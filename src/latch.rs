@@ -4,16 +4,16 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::cancel::CancelToken;
+use redlatch_client::sync::{Mutex, Thread};
+use redlatch_client::{CancelToken, Route, was_cut};
+
 #[cfg(doc)]
 use crate::client::Client;
-use crate::connection::{Route, was_cut};
 use crate::error::{Error, ErrorKind};
 use crate::lease::Orphan;
 use crate::runtime::{Core, Member, Session};
 use crate::scripts::latch::LatchScripts;
 use crate::scripts::{LatchKeys, RequestId, Requests, Trouble};
-use crate::sync::{Mutex, Thread};
 use crate::waiting::{
     Claim, Enter, EnterOf, Lead, Queue, Queued, Signal, Synchronizer, Try, Wait, acquire, slow_poll,
 };

@@ -163,26 +163,20 @@
 compile_error!("redlatch is for Unix systems: Linux, and macOS and FreeBSD, where it compiles");
 
 mod auto_traits;
-mod cancel;
 mod client;
 mod config;
-mod connection;
 mod error;
 mod latch;
 mod lease;
 mod local;
 mod lock;
-mod pubsub;
 mod runtime;
 mod scripts;
 mod semaphore;
-mod sync;
 mod waiting;
 
-pub use cancel::CancelToken;
 pub use client::Client;
 pub use config::ClientBuilder;
-pub use connection::Credentials;
 pub use error::{Error, ErrorKind, LostReason};
 pub use latch::CountDownLatch;
 pub use local::HoldState;
@@ -193,6 +187,7 @@ pub use lock::multi::{MultiLock, MultiLockGuard, OwnedMultiLockGuard};
 pub use lock::read_write::{ReadLock, ReadWriteLock, WriteLock};
 pub use lock::reentrant::ReentrantLock;
 pub use lock::{Lock, LockGuard, OwnedLockGuard};
+pub use redlatch_client::{CancelToken, Credentials};
 pub use scripts::PermitId;
 pub use semaphore::{ExpirablePermit, ExpirableSemaphore, Permit, Semaphore};
 pub use waiting::Wait;

@@ -4,7 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::cancel::CancelToken;
+use redlatch_client::CancelToken;
+use redlatch_client::sync::Thread;
+
 #[cfg(doc)]
 use crate::client::Client;
 use crate::error::{Error, ErrorKind};
@@ -14,7 +16,6 @@ use crate::lock::fair::FairLock;
 #[cfg(doc)]
 use crate::lock::reentrant::ReentrantLock;
 use crate::runtime::Core;
-use crate::sync::Thread;
 use crate::waiting::Wait;
 
 pub(crate) mod condition;

@@ -5,19 +5,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
+use redlatch_client::CancelToken;
+use redlatch_client::sync::{clock, explore};
+use redlatch_client::testing::model::Server;
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::thread::{self, JoinHandle};
 
 use super::Client;
-use crate::cancel::CancelToken;
-use crate::connection::model::Server;
 use crate::error::{Error, ErrorKind};
 use crate::lease::Job;
 use crate::local::{Site, Tenancy};
 use crate::lock::{Lock, LockGuard};
 use crate::runtime::{Core, Session};
 use crate::scripts::renewal::Held;
-use crate::sync::{clock, explore};
 
 const NAME: &str = "name";
 const ROUNDS: usize = 3;

@@ -9,8 +9,7 @@ use std::time::Duration;
 
 use crossbeam_channel::Sender;
 use log::Level;
-
-use crate::sync::{Condvar, Mutex, MutexGuard, clock, own_thread};
+use redlatch_client::sync::{Condvar, Mutex, MutexGuard, clock, own_thread};
 
 /// The target of every line that this library logs.
 const TARGET: &str = "redlatch";

@@ -23,15 +23,15 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender};
 use log::Level;
+use redlatch_client::sync::{Condvar, Mutex, clock};
+use redlatch_client::{Command, Lane, News, Node, Outcome};
 
 use self::callbacks::Callbacks;
 pub(crate) use self::orphan::{Debtor, Orphan};
 use self::wheel::{Wheel, WheelKey};
-use crate::connection::{Command, Lane, News, Node, Outcome};
 use crate::error::{Error, LostReason};
 use crate::scripts::renewal::{Held, Longer, RenewalKind};
 use crate::scripts::{Owner, RequestId, Requests};
-use crate::sync::{Condvar, Mutex, clock};
 
 /// One millisecond.
 const TICK: u64 = 1_000_000;

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use log::Level;
+use redlatch_client::sync::clock;
+use redlatch_client::{Command, Failure, Outcome, is_transient};
 
 use super::{Watchdog, renewal};
-use crate::connection::{Command, Failure, Outcome, is_transient};
 use crate::scripts::{RequestId, Requests, VALID_FOR};
-use crate::sync::clock;
 
 const FIRST_RETRY: u64 = 50_000_000;
 const LAST_RETRY: u64 = 10_000_000_000;
@@ -280,7 +280,7 @@ mod tests {
     use redis::Value;
 
     use super::*;
-    use crate::connection::{Cause, error_reply};
+    use redlatch_client::{Cause, error_reply};
 
     const SECOND: u64 = 1_000_000_000;
 

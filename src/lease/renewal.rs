@@ -8,9 +8,10 @@
 
 use std::time::Duration;
 
+use redlatch_client::ReplicaAcks;
+use redlatch_client::sync::clock;
+
 use crate::config::Config;
-use crate::connection::ReplicaAcks;
-use crate::sync::clock;
 
 // All times that belong to a lease, in nanoseconds, or as a part of a lease: `3` is a third. The
 // conditions between them stand below.

@@ -13,6 +13,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use redlatch_client::sync::clock;
+
 use super::hold::{Asked, Hold};
 use super::site::Site;
 use super::terms::Terms;
@@ -20,7 +22,6 @@ use crate::error::Error;
 use crate::runtime::LiveOwner;
 use crate::scripts::lock::Again;
 use crate::scripts::{Owner, Replied, Trouble};
-use crate::sync::clock;
 
 const MS: u64 = 1_000_000;
 /// An owner that the server has answered for this long may report others as silent: HEARD of

@@ -38,6 +38,8 @@
 use std::any::Any;
 use std::sync::Arc;
 
+use redlatch_client::sync::{Mutex, Thread, clock};
+
 use super::cohort::Cohort;
 use super::hold::Hold;
 use super::place::Place;
@@ -45,8 +47,6 @@ use super::tenancy::Tenancy;
 use super::terms::Terms;
 use crate::lease::renewal::Attempt;
 use crate::scripts::lock::Chain;
-use crate::sync::clock;
-use crate::sync::{Mutex, Thread};
 use crate::waiting::{Queue, Waiter, Wake};
 
 #[cfg(test)]

@@ -6,17 +6,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64, Ordering};
 use std::time::Duration;
 
+use redlatch_client::Command;
+use redlatch_client::sync::{Mutex, clock};
+
 use super::cohort::GrantDetails;
 use super::expected::Expected;
 use super::tenancy::Tenancy;
 use super::terms::Terms;
-use crate::connection::Command;
 use crate::error::LostReason;
 use crate::lease::renewal::deadline;
 use crate::runtime::LiveOwner;
 use crate::scripts::Owner;
 use crate::scripts::renewal::{Held, Longer};
-use crate::sync::{Mutex, clock};
 use crate::waiting::Wake;
 
 /// A kind of lock that keeps a line of its own in Redis: how it passes and releases a hold.

@@ -6,6 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use redlatch_client::sync::clock;
+
 use super::gate::Level;
 use super::hold::Hold;
 use super::release::Leaving;
@@ -14,7 +16,6 @@ use super::tenancy::Tenancy;
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::lease::{Renewal, Task};
 use crate::scripts::Mode;
-use crate::sync::clock;
 
 impl Site {
     /// Ends one level of a tenancy, and leaves its hold to its end: from here on this process

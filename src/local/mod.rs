@@ -21,7 +21,7 @@ mod tracked;
 mod watch;
 
 use crate::error::LostReason;
-pub(crate) use crate::sync::clock;
+pub(crate) use redlatch_client::sync::clock;
 
 pub(crate) use acquisition::{Acquisition, Granted};
 pub(crate) use cohort::GrantDetails;

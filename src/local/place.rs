@@ -21,6 +21,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use redlatch_client::Command;
+use redlatch_client::pubsub::Subscription;
+use redlatch_client::sync::{Mutex, Thread, clock, jitter};
+
 use super::acquisition::{Acquisition, Granted};
 use super::cohort::GrantDetails;
 use super::expected::Expected;
@@ -28,16 +32,12 @@ use super::hold::{Asked, Hold};
 use super::site::Site;
 use super::tenancy::Tenancy;
 use super::terms::Terms;
-use crate::connection::Command;
 use crate::error::Error;
 use crate::lease::Orphan;
 use crate::lease::renewal::PROVISIONAL;
-use crate::pubsub::Subscription;
 use crate::runtime::{Message, Recipient};
 use crate::scripts::Mode;
 use crate::scripts::lock::{Acquired, Chain, Refused, Start, Tokens};
-use crate::sync::clock;
-use crate::sync::{Mutex, Thread, jitter};
 use crate::waiting::{Claim, Listening, Queued, Try};
 
 const MS: u64 = 1_000_000;

@@ -4,6 +4,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use redlatch_client::sync::clock;
+use redlatch_client::{Command, Outcome};
+
 use super::HoldState;
 use super::acquisition::Acquisition;
 use super::gate::{LeaveOutcome, Level, Seat};
@@ -11,13 +14,11 @@ use super::hold::Hold;
 use super::place::Place;
 use super::site::Site;
 use super::tenancy::Tenancy;
-use crate::connection::{Command, Outcome};
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::lease::Orphan;
 use crate::runtime::{Core, GrantMessage};
 use crate::scripts::lock::{Chain, LockScripts, Released};
 use crate::scripts::{self, LockKeys, Mode, Owner, Trouble};
-use crate::sync::clock;
 use crate::waiting::Leadership;
 
 impl Site {

@@ -5,6 +5,9 @@ use std::fmt;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock, Weak};
 
+use redlatch_client::Route;
+use redlatch_client::sync::{Mutex, Thread, clock};
+
 use super::gate::GateQueue;
 use super::gate::{Admitted, Gate, Seat};
 use super::hold::{Asked, Hold};
@@ -12,14 +15,11 @@ use super::place::Place;
 use super::release::Leaving;
 use super::tenancy::Tenancy;
 use super::terms::Terms;
-use crate::connection::Route;
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::lease::{Alarm, Orphan, Renewal};
 use crate::runtime::{Core, Member};
 use crate::scripts::lock::{Chain, LockScripts};
 use crate::scripts::{self, LockKeys, Mode, Trouble};
-use crate::sync::clock;
-use crate::sync::{Mutex, Thread};
 use crate::waiting::{Lead, Queued, Wake};
 
 /// One name in one client. Its re-entrant and fair locks share one, with all their handles. Its

@@ -9,9 +9,10 @@ use std::any::Any;
 use std::borrow::Cow;
 use std::sync::{Arc, Weak};
 
+use redlatch_client::sync::Mutex;
+
 use super::tenancy::{Callback, Tenancy};
 use crate::error::LostReason;
-use crate::sync::Mutex;
 
 /// See the module.
 #[derive(Default)]

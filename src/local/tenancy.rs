@@ -6,11 +6,12 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
+use redlatch_client::sync::{Mutex, Thread, clock};
+
 use super::HoldState;
 use super::hold::Hold;
 use super::stay::Stay;
 use crate::error::LostReason;
-use crate::sync::{Mutex, Thread, clock};
 
 pub(super) type Callback = Box<dyn FnOnce(LostReason) + Send>;
 

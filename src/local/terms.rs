@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use redlatch_client::sync::clock;
+
 use crate::config;
 use crate::error::{Error, ErrorKind};
 use crate::runtime::Core;
-use crate::sync::clock;
 
 /// The longest lease: 300 years, which no sum overflows.
 const LONGEST_LEASE: Duration = Duration::from_millis(10_000_000_000_000);

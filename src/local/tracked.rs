@@ -5,11 +5,11 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 use redis::Value;
+use redlatch_client::pubsub::{Question, Tracked};
 
 use super::hold::Hold;
 use super::site::Site;
 use crate::lease::renewal::TRACKED_AFTER;
-use crate::pubsub::{Question, Tracked};
 use crate::runtime::{Core, Member};
 use crate::scripts;
 use crate::scripts::Owner;

@@ -4,6 +4,8 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use redlatch_client::sync::clock;
+
 use super::gate::Seat;
 use super::hold::Hold;
 use super::site::Site;
@@ -14,7 +16,6 @@ use crate::lease::{Renewal, Task};
 use crate::runtime::Member;
 use crate::scripts::Trouble;
 use crate::scripts::renewal::{self, Held, Longer, RenewalKind};
-use crate::sync::clock;
 
 impl Site {
     /// A tenancy has begun: sets the alarm. If the client met another run of the server meanwhile,

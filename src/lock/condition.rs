@@ -5,10 +5,10 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::cancel::CancelToken;
+use redlatch_client::{CancelToken, was_cut};
+
 #[cfg(doc)]
 use crate::client::Client;
-use crate::connection::was_cut;
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::local::{Folded, HoldState, Leaving, Site, Stay, Tenancy};
 use crate::lock::fair::FairLock;

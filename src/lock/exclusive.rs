@@ -7,10 +7,11 @@
 
 use std::sync::Arc;
 
+use redlatch_client::sync::Thread;
+
 use super::Handle;
 use crate::error::{Error, LostReason};
 use crate::local::{Entered, Place, Site, Tenancy, Terms};
-use crate::sync::Thread;
 use crate::waiting::{self, Claim, Enter, EnterOf, Lead, Leadership, Synchronizer, Try, Wait};
 
 /// See the module.

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use redlatch_client::sync::Thread;
+
 #[cfg(doc)]
 use crate::client::Client;
 use crate::error::{Error, LostReason};
@@ -10,7 +12,6 @@ use crate::local::{Entered, Site, Tenancy, Terms};
 use crate::lock::{Handle, lock_verbs};
 use crate::runtime::Session;
 use crate::scripts::{self, Trouble};
-use crate::sync::Thread;
 use crate::waiting::{
     Claim, Enter, EnterOf, Lead, Leadership, Queued, Synchronizer, Try, Wait, acquire,
 };

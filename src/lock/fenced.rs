@@ -4,6 +4,8 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 
+use redlatch_client::sync::Thread;
+
 #[cfg(doc)]
 use crate::client::Client;
 use crate::error::Error;
@@ -11,7 +13,6 @@ use crate::local::{Site, Tenancy};
 use crate::lock::{Guard, Handle, LockGuard, OwnedLockGuard, exclusive, lock_verbs};
 use crate::runtime::{Core, Session};
 use crate::scripts::Trouble;
-use crate::sync::Thread;
 use crate::waiting::Wait;
 
 /// A re-entrant lock for data that can refuse late writers: each of its guards has a *fencing

@@ -5,12 +5,13 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::connection::Limit;
+use redlatch_client::Limit;
+use redlatch_client::sync::{Thread, clock};
+
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::local::{Entered, Leaving, Level, Site, Succession, Tenancy, Terms};
 use crate::runtime::Session;
 use crate::scripts::{self, Mode, Trouble};
-use crate::sync::{Thread, clock};
 use crate::waiting::Wait;
 
 /// A client, a name, and the terms on which a thread takes the lock: the handle of any lock.

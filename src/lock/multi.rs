@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::cancel::CancelToken;
+use redlatch_client::CancelToken;
+use redlatch_client::sync::Thread;
+
 use crate::error::{Error, ErrorKind};
 use crate::lock::{self, HeldLock, Lock, Part};
-use crate::sync::Thread;
 use crate::waiting::Wait;
 
 pub use self::guard::{MultiLockGuard, OwnedMultiLockGuard};

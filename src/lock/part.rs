@@ -4,10 +4,11 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use redlatch_client::sync::Thread;
+
 use super::Handle;
 use crate::error::Error;
 use crate::local::Tenancy;
-use crate::sync::Thread;
 use crate::waiting::Wait;
 
 /// A lock as a [`MultiLock`](crate::MultiLock) uses it.

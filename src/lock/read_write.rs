@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use redlatch_client::sync::{Thread, clock};
+
 #[cfg(doc)]
 use crate::client::Client;
 use crate::error::{Error, ErrorKind, LostReason};
@@ -11,7 +13,6 @@ use crate::lock::{Handle, lock_verbs};
 use crate::runtime::Session;
 use crate::scripts::lock::{Acquired, Chain};
 use crate::scripts::{Mode, Replied, Trouble};
-use crate::sync::{Thread, clock};
 use crate::waiting::{Claim, Enter, EnterOf, Lead, Leadership, Synchronizer, Try, Wait, acquire};
 
 #[cfg(test)]

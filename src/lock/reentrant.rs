@@ -10,6 +10,8 @@
 
 use std::sync::Arc;
 
+use redlatch_client::sync::Thread;
+
 #[cfg(doc)]
 use crate::client::Client;
 use crate::error::Error;
@@ -17,7 +19,6 @@ use crate::local::{Site, Tenancy};
 use crate::lock::{Handle, exclusive, lock_verbs};
 use crate::runtime::Session;
 use crate::scripts::Trouble;
-use crate::sync::Thread;
 use crate::waiting::Wait;
 
 /// Lets one thread at a time work on a resource, across processes and machines. Its holder may take

@@ -92,14 +92,14 @@ macro_rules! lock_verbs {
 
             /// The calling thread takes the lock.
             fn take(&self, wait: crate::Wait<'_>) -> Result<Option<$guard>, crate::Error> {
-                let tenancy = self.acquire(&crate::sync::Thread::current(), wait)?;
+                let tenancy = self.acquire(&redlatch_client::sync::Thread::current(), wait)?;
                 Ok(tenancy.map(|tenancy| <$guard>::new(&self.handle, tenancy)))
             }
 
             /// A guard takes the lock for itself, under a `Thread` that equals no real one: no
             /// thread re-enters the hold, and it never counts as dead.
             fn take_owned(&self, wait: crate::Wait<'_>) -> Result<Option<$owned>, crate::Error> {
-                let tenancy = self.acquire(&crate::sync::Thread::nobodys(), wait)?;
+                let tenancy = self.acquire(&redlatch_client::sync::Thread::nobodys(), wait)?;
                 Ok(tenancy.map(|tenancy| <$owned>::new(&self.handle, tenancy)))
             }
 
@@ -177,7 +177,7 @@ macro_rules! lock_verbs {
 
             fn retake(
                 &self,
-                thread: &std::sync::Arc<crate::sync::Thread>,
+                thread: &std::sync::Arc<redlatch_client::sync::Thread>,
                 terms: crate::local::Terms,
             ) -> Result<Option<std::sync::Arc<crate::local::Tenancy>>, crate::Error> {
                 let mut lock = self.clone();
@@ -282,7 +282,7 @@ macro_rules! lock_verbs {
             }
             fn acquire(
                 &self,
-                thread: &std::sync::Arc<crate::sync::Thread>,
+                thread: &std::sync::Arc<redlatch_client::sync::Thread>,
                 wait: crate::Wait<'_>,
             ) -> Result<Option<std::sync::Arc<crate::local::Tenancy>>, crate::Error> {
                 Self::acquire(self, thread, wait)

@@ -14,13 +14,13 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 use log::Level;
+use redlatch_client::pubsub::HEARTBEAT;
+use redlatch_client::sync::own_thread;
+use redlatch_client::{Cluster, Node, slot_of};
 
 use super::Core;
 use super::renewer::{AFTER_A_PANIC, Renewer};
-use crate::connection::{Cluster, Node, slot_of};
 use crate::lease::{Job, Renewal};
-use crate::pubsub::HEARTBEAT;
-use crate::sync::own_thread;
 
 pub(super) struct Dispatcher {
     core: Arc<Core>,

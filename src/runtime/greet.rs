@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use redis::Value;
+use redlatch_client::{Cause, Command, Endpoint, Failure, Lane, ReplicaAcks, Server};
 
-use crate::connection::{Cause, Command, Endpoint, Failure, Lane, ReplicaAcks, Server};
 use crate::error::{Error, ErrorKind};
 use crate::scripts::{Rights, Trouble, refused, unreachable};
 

@@ -3,9 +3,10 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use redlatch_client::sync::Mutex;
+
 use super::Core;
 use crate::lease::Task;
-use crate::sync::Mutex;
 
 /// By owner number. `None`: the client has ended, and keeps nothing.
 pub(super) struct LeftOut(Mutex<Option<HashMap<u64, Arc<dyn Task>>>>);

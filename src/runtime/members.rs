@@ -4,9 +4,10 @@ use std::any::{Any, TypeId};
 use std::fmt;
 use std::sync::Arc;
 
-use crate::connection::slot_of;
+use redlatch_client::slot_of;
+use redlatch_client::sync::{Mutex, Process, Registry, Thread};
+
 use crate::lease::Renewal;
-use crate::sync::{Mutex, Process, Registry, Thread};
 
 /// One name in one client, which all its handles share.
 pub(crate) trait Member: Send + Sync + 'static {

@@ -8,7 +8,7 @@ use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use crate::sync::Mutex;
+use redlatch_client::sync::Mutex;
 
 /// A script's message to one waiter. On the wire: a verb, the waiter's owner number, and words
 /// parted by single spaces. The last one is a name and may hold spaces.

@@ -10,6 +10,12 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
 use log::Level;
+use redlatch_client::pubsub::{Host, Names, PubSub, Subscriber};
+use redlatch_client::sync::{Mutex, Process, Registry, clock, own_thread};
+use redlatch_client::{
+    Command, Failure, Lane, Limit, Node, Outcome, Posted, ReplyReceiver, Route, Servers, slot_of,
+    unfollowed,
+};
 
 mod dispatcher;
 mod greet;
@@ -36,15 +42,9 @@ use returned::Returned;
 pub(crate) use session::Session;
 
 use crate::config::{self, Config};
-use crate::connection::{
-    Command, Failure, Lane, Limit, Node, Outcome, Posted, ReplyReceiver, Route, Servers, slot_of,
-    unfollowed,
-};
 use crate::error::{Error, ErrorKind};
 use crate::lease::{Job, Orphan, Watchdog, renewal};
-use crate::pubsub::{Host, Names, PubSub, Subscriber};
 use crate::scripts::{self, Changes, ClientId, LockKeys, Requests, Rights, ServerClock};
-use crate::sync::{Mutex, Process, Registry, clock, own_thread};
 
 /// The state that a client's handles and background threads share.
 pub(crate) struct Core {

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::Receiver;
+use redlatch_client::sync::Mutex;
+use redlatch_client::{Endpoint, Lane, Node, Servers};
 use shuttle::thread::{self, JoinHandle};
 
 use super::Core;
 use super::session::{Session, Threads};
 use crate::config::ClientBuilder;
-use crate::connection::{Endpoint, Lane, Node, Servers};
 use crate::lease::Job;
-use crate::sync::Mutex;
 
 const URL: &str = "redis://localhost";
 const MINUTE: Duration = Duration::from_secs(60);

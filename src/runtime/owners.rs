@@ -8,9 +8,10 @@ use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
 
+use redlatch_client::sync::Mutex;
+
 use super::Core;
 use crate::scripts::{Mode, Owner};
-use crate::sync::Mutex;
 
 /// The numbers of the live owners.
 #[derive(Default)]

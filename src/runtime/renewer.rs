@@ -10,18 +10,18 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 use log::Level;
 use redis::Value;
-
-use super::todo::Todo;
-use super::{Core, Member};
-use crate::connection::{
+use redlatch_client::pubsub::HEARTBEAT;
+use redlatch_client::sync::{Mutex, clock};
+use redlatch_client::{
     Cause, Command, Endpoint, Failure, Lane, Limit, Link, Node, Outcome, Posted, ReplyReceiver,
     is_redirect, is_transient, slot_of,
 };
+
+use super::todo::Todo;
+use super::{Core, Member};
 use crate::lease::{Job, KeepAlive, Orphan, Renewal, renewal};
-use crate::pubsub::HEARTBEAT;
 use crate::scripts::renewal::{Held, Longer, RenewalKind, Renewed};
 use crate::scripts::{self, RequestId, Requests, Trouble};
-use crate::sync::{Mutex, clock};
 
 /// How many names one script call renews. More would block the server's other clients for longer.
 const NAMES_A_CALL: usize = 128;

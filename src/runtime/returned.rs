@@ -11,8 +11,9 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use redlatch_client::sync::{Mutex, clock};
+
 use crate::scripts::PermitId;
-use crate::sync::{Mutex, clock};
 
 /// A permit is remembered until another one is released so much later: no replica that becomes the
 /// master is further behind. Elapsed time alone does not count, since in an outage of any length

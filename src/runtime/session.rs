@@ -8,21 +8,21 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
 use log::Level;
+use redlatch_client::sync::{Mutex, on_own_thread, spin};
+use redlatch_client::{
+    Cluster, Command, CredentialSource, Credentials, Endpoint, Failure, Lane, Node, Outcome,
+    Posted, Servers, Settings, connection_name, reply_code,
+};
 
 use super::dispatcher::Dispatcher;
 use super::greet::{greet, may_wait};
 use super::renewer::Renewer;
 use super::{Core, Unclaimed};
 use crate::config::Config;
-use crate::connection::{
-    Cluster, Command, CredentialSource, Credentials, Endpoint, Failure, Lane, Node, Outcome,
-    Posted, Servers, Settings, connection_name, reply_code,
-};
 use crate::error::{Error, ErrorKind};
 use crate::lease::Job;
 use crate::scripts;
 use crate::scripts::ClientId;
-use crate::sync::{Mutex, on_own_thread, spin};
 
 /// Each handle and guard keeps a clone: the last drop ends the client, as
 /// [`shut_down`](Self::shut_down) does.
@@ -174,11 +174,7 @@ impl Core {
 impl Core {
     /// Sends new credentials over open connections. The renewers reopen theirs by themselves.
     fn log_in_again(&self, credentials: &Credentials) {
-        let (user, password) = credentials.parts();
-        let mut parts: Vec<&[u8]> = vec![b"AUTH"];
-        parts.extend(user.map(str::as_bytes));
-        parts.push(password.as_bytes());
-        let command = Command::plain(&parts);
+        let command = Command::auth(credentials);
         for node in self.servers.all() {
             // A lane without a connection asks for them when it opens one.
             for lane in node.lanes().iter().filter(|lane| lane.is_open()) {

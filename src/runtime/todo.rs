@@ -3,7 +3,8 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use crate::connection::Lane;
+use redlatch_client::Lane;
+
 use crate::lease::Job;
 
 /// Renewals first, and one of the others after each packet of them, which may take as long as

@@ -12,8 +12,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use redlatch_client::sync::{Mutex, clock};
+
 use super::once::Requests;
-use crate::sync::{Mutex, clock};
 
 /// A change is kept until another one came so much later: no replica that becomes the master is
 /// further behind. Not until so much time has passed, since an outage may last.

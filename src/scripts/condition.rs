@@ -2,8 +2,9 @@
 
 use std::sync::LazyLock;
 
+use redlatch_client::{Command, Outcome, Route, Script, decimal};
+
 use super::{Rights, Trouble, accepted, call, call_again, flag, number};
-use crate::connection::{Command, Outcome, Route, Script, decimal};
 use crate::scripts::{ConditionKeys, Owner};
 
 static WAIT: LazyLock<Script> = script!(NUMBER; "condition/waiters.lua", "condition/wait.lua");

@@ -4,13 +4,13 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use redis::Value;
+use redlatch_client::{Command, Outcome, ReplicaAcks, Route, Script, decimal};
 
 use super::once::{Once, RequestId, Requests};
 use super::semaphore::{heard_by, parsed};
 use super::{
     Replied, Rights, Trouble, accepted, answered, ask, flag, granted, millis, number, unexpected,
 };
-use crate::connection::{Command, Outcome, ReplicaAcks, Route, Script, decimal};
 use crate::scripts::{ExpirableKeys, PermitId, SemaphoreKeys};
 
 static TRY_ACQUIRE: LazyLock<Script> = script!(LIST; "number.lua", "expirable_semaphore/lapse.lua", "expirable_semaphore/try_acquire.lua");

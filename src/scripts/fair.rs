@@ -6,9 +6,9 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use redis::Value;
+use redlatch_client::{Command, Outcome, ReplicaAcks, Route, Script};
 
 use super::{Replied, Rights, Trouble, accepted, flag, granted, millis, unexpected};
-use crate::connection::{Command, Outcome, ReplicaAcks, Route, Script};
 use crate::scripts::{FairKeys, Owner};
 
 static ACQUIRE: LazyLock<Script> = script!(LIST; "fair/line.lua", "fair/acquire.lua");

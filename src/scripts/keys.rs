@@ -1,7 +1,8 @@
 //! Keys and channels, as Redisson makes them from a synchronizer's name.
 
+use redlatch_client::Pieces;
+
 use super::Mode;
-use crate::connection::Pieces;
 
 /// `prefix:{name}`, or `prefix:name` where the name has a brace of its own.
 ///

@@ -2,10 +2,11 @@
 
 use std::sync::LazyLock;
 
+use redlatch_client::{Command, Route, Script};
+
 use super::once::{Once, RequestId, Requests};
 use super::semaphore::stored_number;
 use super::{Rights, Trouble, flag};
-use crate::connection::{Command, Route, Script};
 
 static COUNT_DOWN: LazyLock<Script> = script!("number.lua", "once.lua", "latch/count_down.lua");
 static TRY_SET_COUNT: LazyLock<Script> =

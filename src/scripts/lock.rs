@@ -5,13 +5,13 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use redis::Value;
-
-use super::{Replied, Rights, Trouble, accepted, answered, ask, flag, granted, millis, unexpected};
-use crate::connection::{
+use redlatch_client::sync::clock;
+use redlatch_client::{
     Command, Failure, Outcome, Pieces, ReplicaAcks, Route, Script, decimal, reply_code,
 };
+
+use super::{Replied, Rights, Trouble, accepted, answered, ask, flag, granted, millis, unexpected};
 use crate::scripts::{LockKeys, Mode, Owner};
-use crate::sync::clock;
 
 // Each script is these files of `lua/`, one behind the other.
 static ACQUIRE: LazyLock<Script> =

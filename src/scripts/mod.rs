@@ -6,7 +6,7 @@ macro_rules! script {
     ($replies:ident; $($file:literal),+) => {
         LazyLock::new(|| {
             let code = concat!($(include_str!(concat!("../../lua/", $file))),+);
-            Script::new(code).answers($crate::connection::Replies::$replies)
+            Script::new(code).answers(redlatch_client::Replies::$replies)
         })
     };
     ($($file:literal),+) => {
@@ -32,8 +32,8 @@ mod trouble;
 use std::time::Duration;
 
 use redis::Value;
+use redlatch_client::{Command, Failure, Outcome, Route, decimal, error_reply};
 
-use crate::connection::{Command, Failure, Outcome, Route, decimal, error_reply};
 use crate::error::Error;
 
 pub(crate) use trouble::{Rights, Trouble, refused, unreachable};

@@ -5,14 +5,14 @@ use std::sync::{Arc, LazyLock, Weak};
 use std::time::Duration;
 
 use redis::Value;
+use redlatch_client::sync::atomic::{AtomicI64, Ordering};
+use redlatch_client::sync::{Mutex, clock};
+use redlatch_client::{Command, ReplicaAcks, Route, Script, decimal, write_decimal};
 
 use super::changes::{Change, Changes, Log};
 use super::{Replied, Rights, Trouble, answered, call, granted, millis, unexpected};
-use crate::connection::{Command, ReplicaAcks, Route, Script, decimal, write_decimal};
 use crate::error::{Error, ErrorKind};
 use crate::scripts::SemaphoreKeys;
-use crate::sync::atomic::{AtomicI64, Ordering};
-use crate::sync::{Mutex, clock};
 
 /// How often a client tells a server of the change before a request that the server does not know.
 const MOST_BEHIND: u32 = 3;

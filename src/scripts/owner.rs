@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rand::TryRng as _;
 use rand::rngs::{SysError, SysRng};
+use redlatch_client::decimal;
 use uuid::Uuid;
 
 use super::PermitId;
-use crate::connection::decimal;
 
 const UUID: usize = 36;
 /// A uuid, a colon, the longest number there is, and the mark of a writer.

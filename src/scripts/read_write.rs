@@ -3,8 +3,9 @@
 
 use std::sync::LazyLock;
 
+use redlatch_client::Script;
+
 use super::lock::ScriptSet;
-use crate::connection::Script;
 
 static ACQUIRE: LazyLock<Script> = script!(NUMBER_OR_LIST;
     "read_write/free.lua",

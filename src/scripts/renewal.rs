@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redis::Value;
+use redlatch_client::{Cause, Command, Outcome, ReplicaAcks, Route};
 
 use super::{
     Replied, Rights, Trouble, error_reply, expirable_semaphore, granted, lock, millis, refused,
     unexpected,
 };
-use crate::connection::{Cause, Command, Outcome, ReplicaAcks, Route};
 use crate::error::Error;
 use crate::scripts::{LockKeys, Mode, Owner};
 

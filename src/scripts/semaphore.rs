@@ -4,10 +4,10 @@ use std::iter;
 use std::sync::LazyLock;
 
 use redis::Value;
+use redlatch_client::{Command, Outcome, ReplicaAcks, Route, Script};
 
 use super::once::{MEND, Once, RequestId, Requests, behind, late};
 use super::{Replied, Rights, Trouble, accepted, ask, call_again, flag, number, unexpected};
-use crate::connection::{Command, Outcome, ReplicaAcks, Route, Script};
 use crate::error::{Error, ErrorKind};
 
 static TRY_ACQUIRE: LazyLock<Script> =

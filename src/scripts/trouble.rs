@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use redis::{RedisError, Value};
-
-use crate::connection::{
+use redlatch_client::{
     Cause, ConnectError, Failure, NO_CERTIFICATE, NO_MASTER, NO_SERVICE, REFUSED_CERTIFICATE,
     error_reply, is_transient, reply_code, was_cut,
 };
+
 use crate::error::{Error, ErrorKind, Passing};
 
 /// Why a script has no answer.

@@ -4,7 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::cancel::CancelToken;
+use redlatch_client::CancelToken;
+
 #[cfg(doc)]
 use crate::client::Client;
 use crate::error::{Error, ErrorKind};

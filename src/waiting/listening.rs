@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use redlatch_client::pubsub::{Confirmation, Subscription, Waking};
+use redlatch_client::sync::{Thread, clock};
+
 use super::{Claim, doze};
 use crate::error::{Error, ErrorKind, Passing};
-use crate::pubsub::{Confirmation, Subscription, Waking};
 use crate::runtime::Core;
 use crate::scripts::{self, Rights};
-use crate::sync::{Thread, clock};
 use crate::waiting::Wait;
 
 /// See the module. Times are on [`clock`].

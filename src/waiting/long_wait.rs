@@ -5,9 +5,9 @@
 use std::time::Duration;
 
 use log::Level;
+use redlatch_client::sync::{Thread, clock};
 
 use crate::runtime::Core;
-use crate::sync::{Thread, clock};
 
 /// Since when a thread sleeps, and whether the warning was logged.
 #[derive(Debug, Default)]

@@ -28,16 +28,17 @@ mod wait;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use redlatch_client::sync::{Thread, clock, jitter};
+use redlatch_client::was_cut;
+
 pub(crate) use endurance::Endurance;
 pub(crate) use listening::{Listening, await_confirmation};
 use long_wait::LongWait;
 pub(crate) use queue::{Leadership, Queue, Queued, Signal, Waiter, Wake};
 use queue::{SignalOf, WaiterOf};
 
-use crate::connection::was_cut;
 use crate::error::{Error, ErrorKind};
 use crate::runtime::Core;
-use crate::sync::{Thread, clock, jitter};
 pub use wait::Wait;
 
 /// The hooks of a synchronizer, in about the order in which [`acquire`] calls them. (A leader calls

@@ -3,13 +3,13 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use redlatch_client::CancelToken;
+use redlatch_client::sync::{Mutex, explore};
+use redlatch_client::testing::model::Server;
 use shuttle::thread;
 
 use super::*;
-use crate::cancel::CancelToken;
-use crate::connection::model::Server;
 use crate::error::ErrorKind;
-use crate::sync::{Mutex, explore};
 
 const KEY: &str = "key";
 const CHANNEL: &str = "channel";

@@ -8,12 +8,13 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
+use redlatch_client::sync::atomic::{AtomicBool, Ordering};
+use redlatch_client::sync::{Mutex, Spin, Thread};
+use redlatch_client::was_cut;
+
 use super::Lead;
-use crate::connection::was_cut;
 use crate::error::Error;
 use crate::runtime::Core;
-use crate::sync::atomic::{AtomicBool, Ordering};
-use crate::sync::{Mutex, Spin, Thread};
 
 /// The waiters, in order, and whether a thread leads. `N` is a waiter's need, `G` the grant that it
 /// gets, `I` a leader's knowledge of its requests. The queue's owner keeps it behind a mutex, and

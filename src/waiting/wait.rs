@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::cancel::CancelToken;
-use crate::connection::{Limit, Limited};
+use redlatch_client::sync::Thread;
+use redlatch_client::{CancelToken, Limit, Limited, Registration};
+
 use crate::error::Error;
 use crate::runtime::Core;
-use crate::sync::Thread;
 
 /// How long a call may wait, and a token that may end it sooner. The verbs that end in `_within`
 /// take it, for a time limit together with a [`CancelToken`], or a choice at run time. The other
@@ -137,7 +137,7 @@ impl<'a> Wait<'a> {
 
     /// Runs `sleep` with `thread` registered at the cancel token, if there is one.
     pub(crate) fn wakeable<R>(&self, thread: &Arc<Thread>, sleep: impl FnOnce() -> R) -> R {
-        let _registration = self.cancel.map(|token| token.register(thread));
+        let _registration = self.cancel.map(|token| Registration::of(token, thread));
         sleep()
     }
 

@@ -6,15 +6,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use redlatch_client::CancelToken;
+use redlatch_client::sync::{Mutex, Thread, explore};
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::thread;
 
 use super::{Admitted, Entered, Gate, GateQueue, GateWaiter, LeaveOutcome, Place};
-use crate::cancel::CancelToken;
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::local::{Asked, Hold, Site, Tenancy, Terms, clock};
 use crate::runtime::Core;
-use crate::sync::{Mutex, Thread, explore};
 use crate::waiting::{
     Claim, Enter, EnterOf, Lead, Leadership, Queued, Signal, Synchronizer, Try, Wait, acquire,
 };

@@ -5,10 +5,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use redlatch_client::sync::Thread;
+
 use crate::lease::renewal::{Attempt, RenewalState};
 use crate::local::{Tenancy, Terms, clock};
 use crate::scripts::Mode;
-use crate::sync::Thread;
 
 /// The tenancy that the process has now.
 #[derive(Debug)]

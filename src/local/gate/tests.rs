@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use redlatch_client::Command;
+
 use super::*;
-use crate::connection::Command;
 use crate::local::{Asked, Line};
 use crate::scripts::ClientId;
 use crate::waiting::Signal;

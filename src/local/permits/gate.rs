@@ -12,9 +12,10 @@ use std::iter;
 use std::sync::Arc;
 use std::time::Duration;
 
+use redlatch_client::sync::{Mutex, Thread, clock};
+
 use super::Permits;
 use super::turn::Turn;
-use crate::sync::{Mutex, Thread, clock};
 use crate::waiting::{Enter, Queue, Wake};
 
 /// The waiting threads with their needs.

@@ -12,11 +12,12 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use redlatch_client::sync::{Thread, clock};
+
 use self::gate::{PermitQueue, PermitRequestState, first_unmet};
 use self::turn::NextStep;
 use crate::error::Error;
 use crate::runtime::Core;
-use crate::sync::{Thread, clock};
 use crate::waiting::{
     self, Claim, Enter, EnterOf, Lead, Queued, Synchronizer, Try, Wait, doze, slow_poll,
 };

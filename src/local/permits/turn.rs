@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use crate::sync::{clock, jitter};
+use redlatch_client::sync::{clock, jitter};
 
 /// A turn's grants, before it was ever extended.
 const GRANTS: u32 = 512;

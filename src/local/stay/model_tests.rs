@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use redlatch_client::sync::{Thread, explore};
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::thread;
 
@@ -12,7 +13,6 @@ use crate::error::LostReason;
 use crate::local::tenancy::Callback;
 use crate::local::{Asked, Hold, Tenancy, Terms, clock};
 use crate::scripts::ClientId;
-use crate::sync::{Thread, explore};
 
 const LEASE: Duration = Duration::from_secs(30);
 

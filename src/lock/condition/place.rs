@@ -21,16 +21,17 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use crate::connection::{Command, Outcome, ReplyReceiver, was_cut};
+use redlatch_client::pubsub::Subscription;
+use redlatch_client::sync::atomic::{AtomicBool, Ordering};
+use redlatch_client::sync::{Mutex, Thread, clock, jitter};
+use redlatch_client::{Command, Outcome, ReplyReceiver, was_cut};
+
 use crate::error::{Error, ErrorKind};
 use crate::lease::{KeepAlive, Orphan};
 use crate::local::{Expected, HoldState, Site, Tenancy};
-use crate::pubsub::Subscription;
 use crate::runtime::{Core, Member, Message, Recipient};
 use crate::scripts::condition::{ConditionScripts, Looked, Use, done};
 use crate::scripts::{ConditionKeys, Owner, Trouble};
-use crate::sync::atomic::{AtomicBool, Ordering};
-use crate::sync::{Mutex, Thread, clock, jitter};
 use crate::waiting::{Endurance, Wait, await_confirmation, doze};
 
 /// How often a waiter without messages looks. The death of a waiter notified before it costs it no

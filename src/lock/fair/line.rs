@@ -3,13 +3,14 @@
 use std::fmt;
 use std::sync::Arc;
 
+use redlatch_client::Command;
+use redlatch_client::sync::{Mutex, clock};
+
 use super::place::Standing;
 use super::queue::FairQueue;
-use crate::connection::Command;
 use crate::local::{Expected, Hold, Line, Tenancy, Terms};
 use crate::scripts::Owner;
 use crate::scripts::fair::Followers;
-use crate::sync::{Mutex, clock};
 use crate::waiting::Wake;
 
 /// How recent the server's last confirmation must be for a pass.

@@ -9,8 +9,10 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use redlatch_client::sync::{Mutex, Thread, clock};
+use redlatch_client::{Command, was_cut};
+
 use super::queue::FairQueue;
-use crate::connection::{Command, was_cut};
 use crate::error::Error;
 use crate::lease::Orphan;
 use crate::local::{
@@ -19,7 +21,6 @@ use crate::local::{
 use crate::runtime::{Core, Message, Recipient};
 use crate::scripts::fair::{FairAcquired, Followers, Others, followers, over};
 use crate::scripts::{Owner, Replied, Trouble};
-use crate::sync::{Mutex, Thread, clock};
 use crate::waiting::{Lead, Listening, Queued, Try, slow_poll};
 
 const SHORTEST_ASK: Duration = Duration::from_millis(20);

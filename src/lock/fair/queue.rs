@@ -18,16 +18,17 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use redlatch_client::sync::{Mutex, Thread, clock};
+use redlatch_client::{Command, Outcome};
+
 use super::line::FairLine;
 use super::place::{FairPlace, Standing};
-use crate::connection::{Command, Outcome};
 use crate::error::Error;
 use crate::lease::{KeepAlive, Orphan, renewal};
 use crate::local::{Expected, Site, Tenancy, Terms};
 use crate::runtime::{Core, GrantMessage, Member};
 use crate::scripts::fair::{FairScripts, Followers, followers, kept_alive};
 use crate::scripts::{FairKeys, Owner, Trouble};
-use crate::sync::{Mutex, Thread, clock};
 use crate::waiting::{Lead, Queue, Queued, Signal, Waiter, Wake};
 
 /// The longest time for which the leader waits for other newcomers.

@@ -5,6 +5,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc;
 
+use redlatch_client::sync::clock;
 use redlatch_testkit::{Server, wait_until};
 
 use super::queue::Newcomer;
@@ -12,7 +13,6 @@ use super::*;
 use crate::Client;
 use crate::local::HoldState;
 use crate::lock::LockGuard;
-use crate::sync::clock;
 use crate::waiting::Signal;
 
 const SOON: Duration = Duration::from_secs(20);

@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
+use redlatch_client::sync::Mutex;
+
 #[cfg(doc)]
 use super::MultiLock;
 use super::{Rule, quorum};
@@ -13,7 +15,6 @@ use crate::error::{Error, ErrorKind, LostReason, Passing};
 use crate::local::{HoldState, Leaving};
 use crate::lock::{Guard, HeldLock, Part};
 use crate::runtime::Core;
-use crate::sync::Mutex;
 
 /// Several held locks, or the majority of a quorum. Dropping it releases them all. Made by
 /// [`MultiLock::lock`].

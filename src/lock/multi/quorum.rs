@@ -16,13 +16,14 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use redlatch_client::Limit;
+use redlatch_client::sync::{Thread, clock, jitter};
+
 use super::MOST_LOST;
 use super::guard::GuardLevels;
-use crate::connection::Limit;
 use crate::error::{Error, ErrorKind, Passing};
 use crate::local::Leaving;
 use crate::lock::{Handle, HeldLock, Part};
-use crate::sync::{Thread, clock, jitter};
 use crate::waiting::{Endurance, Wait};
 
 /// The pause after the first failed round; twice as long after each further one, up to the longest.

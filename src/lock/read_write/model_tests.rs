@@ -5,16 +5,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use redlatch_client::CancelToken;
+use redlatch_client::sync::{Thread, clock, explore};
+use redlatch_client::testing::model::Server;
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::thread::{self, JoinHandle};
 
 use super::{Mode, ReadWriteLock};
-use crate::cancel::CancelToken;
-use crate::connection::model::Server;
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::lock::{Lock, LockGuard};
 use crate::runtime::{Core, Session};
-use crate::sync::{Thread, clock, explore};
 use crate::waiting::Queued as _;
 
 const NAME: &str = "name";

@@ -32,12 +32,13 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use redlatch_client::sync::{Mutex, Thread, clock};
+
 use crate::error::Error;
 use crate::lease::Renewal;
 use crate::local::{Entered, Hold, Joining, Place, Site, Succession, Tenancy, Terms};
 use crate::runtime::{Core, Member};
 use crate::scripts::Mode;
-use crate::sync::{Mutex, Thread, clock};
 use crate::waiting::{Lead, Queue, Queued, Waiter, Wake};
 
 /// A thread's request: the mode, and the terms.

@@ -8,14 +8,14 @@ use std::thread;
 use std::time::Duration;
 
 use redis::{RedisError, Value};
+use redlatch_client::pubsub::Confirmation;
+use redlatch_client::sync::Mutex;
+use redlatch_client::{Cause, Command, Failure, Outcome};
 use redlatch_testkit::{Cluster as Servers, Server, wait_until};
 
 use crate::config::ClientBuilder;
-use crate::connection::{Cause, Command, Failure, Outcome};
-use crate::pubsub::Confirmation;
 use crate::runtime::{Core, Message, Session};
 use crate::scripts::LockKeys;
-use crate::sync::Mutex;
 
 const SOON: Duration = Duration::from_secs(20);
 

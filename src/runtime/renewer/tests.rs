@@ -5,13 +5,13 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use redlatch_client::sync::Mutex;
 use redlatch_testkit::{Server, wait_until};
 
 use super::*;
 use crate::config::ClientBuilder;
 use crate::lease::{Debtor, Task};
 use crate::runtime::{Message, Session};
-use crate::sync::Mutex;
 
 const SOON: Duration = Duration::from_secs(20);
 const LEASE: Duration = Duration::from_secs(60);

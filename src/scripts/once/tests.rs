@@ -7,10 +7,10 @@ use std::cell::Cell;
 use std::thread;
 
 use rand::seq::IndexedRandom;
+use redlatch_client::{Endpoint, Lane};
 use redlatch_testkit::{Action, Direction, Proxy, Server};
 
 use super::*;
-use crate::connection::{Endpoint, Lane};
 use crate::scripts::number;
 use crate::scripts::semaphore::SemaphoreScripts;
 

@@ -2,15 +2,16 @@
 
 use std::sync::Arc;
 
-use crate::connection::{Command, Lane, Outcome, ReplyReceiver, Route};
+use redlatch_client::sync::atomic::Ordering;
+use redlatch_client::sync::{Mutex, clock};
+use redlatch_client::{Command, Lane, Outcome, ReplyReceiver, Route};
+
 use crate::error::Error;
 use crate::lease::{Debtor, Orphan};
 use crate::local::permits::{PermitGate, Reply, RequestFailed, Source};
 use crate::runtime::{Core, Member};
 use crate::scripts::semaphore::{REFUSED, SemaphoreScripts, released};
 use crate::scripts::{Replied, RequestId, Requests, SemaphoreKeys, Trouble};
-use crate::sync::atomic::Ordering;
-use crate::sync::{Mutex, clock};
 use crate::waiting::Queued;
 
 /// One semaphore in one client.

@@ -9,6 +9,9 @@ use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use redlatch_client::sync::atomic::{AtomicBool, Ordering};
+use redlatch_client::sync::{Mutex, Thread, clock};
+
 use super::site::ExpirableSite;
 use crate::error::LostReason;
 use crate::lease::renewal::{Attempt, Due, RenewalState};
@@ -17,8 +20,6 @@ use crate::local::permits::Permits;
 use crate::local::{Asked, Hold, Tenancy, Terms};
 use crate::scripts::renewal::{Held, Longer, RenewalKind};
 use crate::scripts::{Owner, PermitId};
-use crate::sync::atomic::{AtomicBool, Ordering};
-use crate::sync::{Mutex, Thread, clock};
 
 pub(crate) struct PermitLease {
     pub(super) id: PermitId,

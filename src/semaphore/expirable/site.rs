@@ -6,14 +6,15 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use redis::Value;
+use redlatch_client::pubsub::{Question, Tracked};
+use redlatch_client::sync::{Mutex, clock};
+use redlatch_client::{Outcome, ReplyReceiver, Route};
 
 use super::permit_lease::{PermitLease, PermitNeed};
-use crate::connection::{Outcome, ReplyReceiver, Route};
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::lease::{Orphan, Renewal};
 use crate::local::Asked;
 use crate::local::permits::{PermitGate, Permits, Reply, RequestFailed, Source};
-use crate::pubsub::{Question, Tracked};
 use crate::runtime::{Core, Member};
 use crate::scripts::expirable_semaphore::{
     ExpirableScripts, ReturnedPermits, TakenPermit, released,
@@ -22,7 +23,6 @@ use crate::scripts::semaphore::REFUSED;
 use crate::scripts::{
     ExpirableKeys, PermitId, Replied, RequestId, Requests, SemaphoreKeys, Trouble,
 };
-use crate::sync::{Mutex, clock};
 use crate::waiting::Queued;
 
 /// One expirable semaphore in one client.

@@ -4,14 +4,14 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
+use redlatch_client::CancelToken;
+use redlatch_client::sync::explore;
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::thread;
 
 use super::*;
-use crate::cancel::CancelToken;
 use crate::error::{Error, ErrorKind};
 use crate::runtime::Core;
-use crate::sync::explore;
 use crate::waiting::{Claim, EnterOf, Lead, Queued, Synchronizer, Try, Wait, acquire};
 
 const PERMITS: u32 = 4;

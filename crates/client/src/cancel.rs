@@ -1,0 +1,88 @@
+//! Ending a wait from another thread.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::{Mutex, Thread};
+
+/// Ends the waits that have it, from any thread, like Java's `Thread.interrupt`.
+///
+/// A clone is the same token. A cancelled token stays cancelled: each later wait with it ends at
+/// once, so make a new token for a new piece of work.
+///
+/// ```
+/// # use redlatch_client as redlatch;
+/// let token = redlatch::CancelToken::new();
+/// let elsewhere = token.clone();
+/// std::thread::spawn(move || elsewhere.cancel()).join().unwrap();
+/// assert!(token.is_cancelled());
+/// ```
+#[derive(Clone, Default)]
+pub struct CancelToken(Arc<Inner>);
+
+#[derive(Default)]
+struct Inner {
+    cancelled: AtomicBool,
+    waiting: Mutex<Vec<Arc<Thread>>>,
+}
+
+impl CancelToken {
+    /// A token that is not cancelled.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Ends every wait with this token, present and future, with an error of kind
+    /// [`Cancelled`]. Does not wait for them. An earlier grant wins:
+    /// the waiter then has the lock.
+    ///
+    /// [`Cancelled`]: https://docs.rs/redlatch/latest/redlatch/enum.ErrorKind.html#variant.Cancelled
+    pub fn cancel(&self) {
+        // The flag before the list: a waiter that registers after this copy was made sees the
+        // flag before it sleeps.
+        self.0.cancelled.store(true, Ordering::SeqCst);
+        let waiting = self.0.waiting.lock().clone();
+        for thread in waiting {
+            thread.parker().unpark();
+        }
+    }
+
+    /// Whether [`cancel`](Self::cancel) was called.
+    #[must_use]
+    #[inline]
+    pub fn is_cancelled(&self) -> bool {
+        self.0.cancelled.load(Ordering::SeqCst)
+    }
+}
+
+impl fmt::Debug for CancelToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CancelToken").field("cancelled", &self.is_cancelled()).finish()
+    }
+}
+
+/// A thread that a token wakes.
+#[derive(Debug)]
+pub struct Registration<'a> {
+    token: &'a CancelToken,
+    thread: Arc<Thread>,
+}
+
+impl<'a> Registration<'a> {
+    /// From now on until the registration is dropped, a cancel wakes `thread`.
+    pub fn of(token: &'a CancelToken, thread: &Arc<Thread>) -> Self {
+        token.0.waiting.lock().push(Arc::clone(thread));
+        Self { token, thread: Arc::clone(thread) }
+    }
+}
+
+impl Drop for Registration<'_> {
+    fn drop(&mut self) {
+        let mut waiting = self.token.0.waiting.lock();
+        if let Some(at) = waiting.iter().position(|thread| Arc::ptr_eq(thread, &self.thread)) {
+            waiting.swap_remove(at);
+        }
+    }
+}

@@ -1,0 +1,385 @@
+//! Commands as bytes.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use redis::Value;
+
+use super::{Credentials, ReplicaAcks};
+use super::{decimal, write_decimal};
+
+/// How clients publish on channels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Channels {
+    /// `PUBLISH`; a client has one channel of its own.
+    Server,
+    /// In a cluster: `PUBLISH`, which reaches all servers. A client has a channel of its own for
+    /// each name, so that it is clear at which server it listens.
+    Cluster,
+    /// The same with `SPUBLISH`, which reaches only the server of the slot.
+    Sharded,
+}
+
+/// A script that the server runs, by its hash once it knows it.
+#[derive(Debug)]
+pub struct Script {
+    server: Text,
+    /// Made at the first need.
+    cluster: OnceLock<Text>,
+    sharded: OnceLock<Text>,
+    replies: Replies,
+}
+
+/// The kinds that a script's replies can be of, besides an error. It says nothing of their values:
+/// a user's data under a key may make an odd number of a reply, but no list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Replies(u8);
+
+impl Replies {
+    const A_NUMBER: u8 = 1;
+    const NOTHING: u8 = 2;
+    const A_TEXT: u8 = 4;
+    const A_LIST: u8 = 8;
+
+    /// A number, or nothing.
+    pub const NUMBER: Self = Self(Self::A_NUMBER | Self::NOTHING);
+    /// A list.
+    pub const LIST: Self = Self(Self::A_LIST);
+    /// A number, nothing, or a list.
+    pub const NUMBER_OR_LIST: Self = Self(Self::A_NUMBER | Self::NOTHING | Self::A_LIST);
+    /// Of a plain command, which may have a reply of any kind.
+    const ALL: Self = Self(u8::MAX);
+    /// All kinds of replies that a script can have in RESP2.
+    pub(crate) const ANY: Self = Self(Self::A_NUMBER | Self::NOTHING | Self::A_TEXT | Self::A_LIST);
+
+    fn include(self, reply: &Value) -> bool {
+        let kind = match reply {
+            // An error may answer any command.
+            Value::ServerError(_) => return true,
+            Value::Int(_) => Self::A_NUMBER,
+            Value::Nil => Self::NOTHING,
+            Value::BulkString(_) | Value::SimpleString(_) | Value::Okay => Self::A_TEXT,
+            Value::Array(_) => Self::A_LIST,
+            _ => return self == Self::ALL,
+        };
+        self.0 & kind != 0
+    }
+}
+
+#[derive(Debug)]
+struct Text {
+    code: Cow<'static, str>,
+    /// How each call by its hash begins, behind the number of its parts. Of one length for all.
+    by_hash: Vec<u8>,
+}
+
+/// The text of a script in `lua/` for one server, and its replacement in a cluster. The script's
+/// first key stands for the name there: all its channels are in that key's slot. An argument could
+/// say where the script runs, but each call to one server would carry it.
+const OWN: [&str; 2] = [
+    "'redisson_lock__channel:{redlatch:'",
+    "('redisson_lock__channel:' .. (string.find(KEYS[1], '{', 1, true) and KEYS[1] \
+     or '{' .. KEYS[1] .. '}') .. ':{redlatch:')",
+];
+const PUBLISH: [&str; 2] = ["'publish'", "'spublish'"];
+const LISTENERS: [&str; 2] = ["'numsub'", "'shardnumsub'"];
+
+impl Script {
+    /// The script with this text, whose replies may be of any kind.
+    pub fn new(code: &'static str) -> Self {
+        let (cluster, sharded) = (OnceLock::new(), OnceLock::new());
+        Self { server: Text::new(code.into()), cluster, sharded, replies: Replies::ANY }
+    }
+
+    /// The same script. A reply of another kind is an error.
+    pub fn answers(self, replies: Replies) -> Self {
+        Self { replies, ..self }
+    }
+
+    fn text(&self, channels: Channels) -> &Text {
+        let in_cluster = || self.server.code.replace(OWN[0], OWN[1]);
+        let sharded = || {
+            let code = in_cluster().replace(PUBLISH[0], PUBLISH[1]);
+            code.replace(LISTENERS[0], LISTENERS[1])
+        };
+        match channels {
+            Channels::Server => &self.server,
+            Channels::Cluster => self.cluster.get_or_init(|| Text::new(in_cluster().into())),
+            Channels::Sharded => self.sharded.get_or_init(|| Text::new(sharded().into())),
+        }
+    }
+}
+
+impl Text {
+    fn new(code: Cow<'static, str>) -> Self {
+        let mut by_hash = Vec::new();
+        push_part(&mut by_hash, b"EVALSHA");
+        push_part(&mut by_hash, redis::Script::new(&code).get_hash().as_bytes());
+        Self { code, by_hash }
+    }
+}
+
+/// One encoded command.
+#[derive(Clone, Debug)]
+pub struct Command {
+    bytes: Vec<u8>,
+    script: Option<ScriptCall>,
+    acks: Option<ReplicaAcks>,
+    replies: Replies,
+    /// ASKING goes before it.
+    asks: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct ScriptCall {
+    script: &'static Script,
+    /// How many parts the command has.
+    parts: usize,
+    /// Where the part behind the script's hash begins.
+    rest: usize,
+}
+
+impl Command {
+    /// A command that is no script call.
+    pub fn plain(parts: &[&[u8]]) -> Self {
+        let mut bytes = Vec::with_capacity(16 + parts.iter().map(|p| p.len() + 16).sum::<usize>());
+        push_header(&mut bytes, b'*', parts.len());
+        for part in parts {
+            push_part(&mut bytes, part);
+        }
+        Self { bytes, script: None, acks: None, replies: Replies::ALL, asks: false }
+    }
+
+    /// Logs the connection in with these.
+    pub fn auth(credentials: &Credentials) -> Self {
+        let (user, password) = credentials.parts();
+        let mut parts: Vec<&[u8]> = vec![b"AUTH"];
+        parts.extend(user.map(str::as_bytes));
+        parts.push(password.as_bytes());
+        Self::plain(&parts)
+    }
+
+    /// Answered when so many replicas have all writes made over its connection so far, or when the
+    /// time is over. The reply: how many have them.
+    pub fn wait(acks: ReplicaAcks) -> Self {
+        let mut digits = [[0; 20]; 2];
+        let [count, millis] = &mut digits;
+        let count = decimal(acks.count.into(), count);
+        // Never zero, which is for ever.
+        Self::plain(&[b"WAIT", count, decimal(whole_millis(acks.within).max(1), millis)])
+    }
+
+    /// A script call: `EVALSHA`, which [`to_eval`](Self::to_eval) turns into `EVAL` for a server
+    /// that does not know the script yet.
+    pub fn script<'a, P: Copy + Into<Pieces<'a>>>(
+        script: &'static Script,
+        keys: &[P],
+        arguments: &[P],
+    ) -> Self {
+        let parts = 3 + keys.len() + arguments.len();
+        let rest = || keys.iter().chain(arguments).map(|part| (*part).into());
+        let size: usize = rest().map(|part: Pieces<'_>| part.len() + 16).sum();
+        let mut bytes = Vec::with_capacity(96 + size);
+        push_header(&mut bytes, b'*', parts);
+        bytes.extend_from_slice(&script.server.by_hash);
+        let begins = bytes.len();
+        let mut digits = [0; 20];
+        push_part(&mut bytes, decimal(keys.len() as u64, &mut digits));
+        rest().for_each(|part| push_pieces(&mut bytes, part));
+        let call = ScriptCall { script, parts, rest: begins };
+        Self { bytes, script: Some(call), acks: None, replies: script.replies, asks: false }
+    }
+
+    /// The command's writes count only when so many replicas have them: a [`wait`](Self::wait) goes
+    /// behind it.
+    pub fn acknowledged(self, acks: Option<ReplicaAcks>) -> Self {
+        Self { acks, ..self }
+    }
+
+    pub(crate) fn acks(&self) -> Option<ReplicaAcks> {
+        self.acks
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// The bytes for a server of this kind.
+    pub(crate) fn bytes_for(&self, channels: Channels) -> Cow<'_, [u8]> {
+        match self.script {
+            Some(ScriptCall { script, rest, .. }) if channels != Channels::Server => {
+                let mut bytes = self.bytes.clone();
+                let by_hash = &script.text(channels).by_hash;
+                bytes[rest - by_hash.len()..rest].copy_from_slice(by_hash);
+                Cow::Owned(bytes)
+            }
+            _ => Cow::Borrowed(&self.bytes),
+        }
+    }
+
+    /// The first key, or the part in its place: behind a script's hash and the number of its keys,
+    /// or behind a plain command's name. `None`: the command has none.
+    pub fn key(&self) -> Option<&[u8]> {
+        let rest = self.script.map_or(0, |call| call.rest);
+        let mut bytes = &self.bytes[rest..];
+        if rest == 0 {
+            bytes = &bytes[1 + bytes.iter().position(|byte| *byte == b'\n')?..];
+        }
+        let (_name, rest) = next_part(bytes)?;
+        next_part(rest).map(|(key, _)| key)
+    }
+
+    /// The number of the script that the command calls, if any: one for each script.
+    pub(crate) fn script_id(&self) -> Option<usize> {
+        self.script.map(|call| std::ptr::from_ref(call.script).addr())
+    }
+
+    /// Whether the server can have meant this reply for this command. If not, the reply is to
+    /// another command (so are all behind it), and it must not be read as a grant or a release.
+    pub(crate) fn may_be_answered(&self, reply: &Value) -> bool {
+        self.replies.include(reply)
+    }
+
+    /// The same command for a server to which its slot is on its way: ASKING goes before it, and
+    /// the script's text with it. (ASKING is good for one command, and a script that the server
+    /// does not know yet would be a second one.)
+    pub(crate) fn asking(&self, channels: Channels) -> Self {
+        let bytes = self.to_eval(channels).unwrap_or_else(|| self.bytes.clone());
+        Self { bytes, script: None, asks: true, ..*self }
+    }
+
+    /// Whether ASKING goes before it, in the same packet.
+    pub(crate) fn asks(&self) -> bool {
+        self.asks
+    }
+
+    /// The same call with the script's text, if it is one.
+    pub(crate) fn to_eval(&self, channels: Channels) -> Option<Vec<u8>> {
+        let ScriptCall { script, parts, rest } = self.script?;
+        let code = &*script.text(channels).code;
+        let mut bytes = Vec::with_capacity(code.len() + self.bytes.len());
+        push_header(&mut bytes, b'*', parts);
+        push_part(&mut bytes, b"EVAL");
+        push_part(&mut bytes, code.as_bytes());
+        bytes.extend_from_slice(&self.bytes[rest..]);
+        Some(bytes)
+    }
+}
+
+fn whole_millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// The first part of some, and those behind it.
+fn next_part(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+    let end = bytes.iter().position(|byte| *byte == b'\r')?;
+    let length: usize = std::str::from_utf8(bytes.get(1..end)?).ok()?.parse().ok()?;
+    let from = end + b"\r\n".len();
+    Some((bytes.get(from..from + length)?, bytes.get(from + length + b"\r\n".len()..)?))
+}
+
+fn push_header(bytes: &mut Vec<u8>, kind: u8, count: usize) {
+    // Written in one piece: a command has many of them.
+    let mut line = *b"000000000000000000000\r\n";
+    let before = write_decimal(count as u64, &mut line[1..21]);
+    line[before] = kind;
+    bytes.extend_from_slice(&line[before..]);
+}
+
+fn push_part(bytes: &mut Vec<u8>, part: &[u8]) {
+    push_pieces(bytes, part.into());
+}
+
+fn push_pieces(bytes: &mut Vec<u8>, part: Pieces<'_>) {
+    push_header(bytes, b'$', part.len());
+    part.push_to(bytes);
+    bytes.extend_from_slice(b"\r\n");
+}
+
+/// One part of a command, in pieces: the writer of the command joins them, so that a lock's
+/// requests make no texts of their own.
+#[derive(Clone, Copy, Debug)]
+pub struct Pieces<'a>([&'a [u8]; 4]);
+
+impl<'a> Pieces<'a> {
+    /// The part that these make together.
+    pub fn of(pieces: [&'a str; 4]) -> Self {
+        Self(pieces.map(str::as_bytes))
+    }
+
+    fn len(self) -> usize {
+        self.0.iter().map(|piece| piece.len()).sum()
+    }
+
+    fn push_to(self, bytes: &mut Vec<u8>) {
+        self.0.iter().for_each(|piece| bytes.extend_from_slice(piece));
+    }
+}
+
+impl<'a> From<&'a [u8]> for Pieces<'a> {
+    fn from(bytes: &'a [u8]) -> Self {
+        Self([bytes, b"", b"", b""])
+    }
+}
+
+impl fmt::Display for Pieces<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|piece| f.write_str(&String::from_utf8_lossy(piece)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::LazyLock;
+
+    use super::*;
+
+    static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new("return KEYS[1]"));
+
+    #[test]
+    fn a_command_is_what_the_redis_crate_would_write() {
+        let expected = redis::cmd("PTTL").arg("a b\0é").get_packed_command();
+        assert_eq!(Command::plain(&[b"PTTL", "a b\0é".as_bytes()]).bytes(), expected);
+    }
+
+    #[test]
+    fn a_script_call_has_two_forms() {
+        let call = Command::script(&SCRIPT, &[&b"key"[..]], &[b"10", b""]);
+        let sha = redis::Script::new("return KEYS[1]").get_hash().to_owned();
+        let by_hash =
+            redis::cmd("EVALSHA").arg(sha).arg(1).arg("key").arg(10).arg("").get_packed_command();
+        let by_text = redis::cmd("EVAL")
+            .arg("return KEYS[1]")
+            .arg(1)
+            .arg("key")
+            .arg(10)
+            .arg("")
+            .get_packed_command();
+        assert_eq!(call.bytes(), by_hash);
+        assert_eq!(call.to_eval(Channels::Server).unwrap(), by_text);
+        assert_eq!(call.key(), Some(&b"key"[..]));
+        assert_eq!(Command::plain(&[b"PTTL", b"a\r\nb"]).key(), Some(&b"a\r\nb"[..]));
+        assert_eq!(Command::plain(&[b"TIME"]).key(), None);
+    }
+
+    #[test]
+    fn in_a_cluster_a_script_speaks_to_its_slots_channels() {
+        static TELLS: LazyLock<Script> = LazyLock::new(|| {
+            Script::new("redis.call('pubsub', 'numsub', 'x') redis.call('publish', 'x', '0')")
+        });
+        let call = Command::script(&TELLS, &[&b"key"[..]], &[]);
+        let text = |channels| String::from_utf8(call.to_eval(channels).unwrap()).unwrap();
+        assert_eq!(text(Channels::Server).matches("'publish'").count(), 1);
+        assert_eq!(text(Channels::Cluster).matches("'publish'").count(), 1);
+        assert_eq!(text(Channels::Sharded).matches("'publish'").count(), 0);
+        assert_eq!(text(Channels::Sharded).matches("'spublish'").count(), 1);
+        assert_eq!(text(Channels::Sharded).matches("'shardnumsub'").count(), 1);
+        assert_eq!(&*call.bytes_for(Channels::Server), call.bytes());
+        let sharded = call.bytes_for(Channels::Sharded).into_owned();
+        let hash = &TELLS.text(Channels::Sharded).by_hash;
+        assert_eq!(sharded.windows(hash.len()).filter(|part| part == hash).count(), 1);
+        assert_eq!(sharded.len(), call.bytes().len());
+    }
+}

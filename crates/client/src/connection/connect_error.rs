@@ -1,0 +1,24 @@
+//! Why a client has no connection.
+
+use std::sync::Arc;
+
+use redis::RedisError;
+
+use super::Cause;
+
+/// Why a client cannot connect.
+#[derive(Clone, Debug)]
+pub enum ConnectError {
+    /// A setting or the URL is not usable, for this reason.
+    Unusable(String, Option<Arc<RedisError>>),
+    /// The cluster serves no keys yet.
+    NotReady(String),
+    /// No connection was opened.
+    Unreachable(Cause),
+}
+
+impl ConnectError {
+    pub(super) fn unusable(why: impl Into<String>) -> Self {
+        Self::Unusable(why.into(), None)
+    }
+}

@@ -1,0 +1,33 @@
+//! Numbers as text, in place.
+
+/// `number` as text, in `digits`.
+pub fn decimal(number: u64, digits: &mut [u8; 20]) -> &[u8] {
+    let at = write_decimal(number, digits);
+    &digits[at..]
+}
+
+/// Writes `number` to the end of `digits`. Returns where it begins.
+pub fn write_decimal(number: u64, digits: &mut [u8]) -> usize {
+    let mut at = digits.len();
+    let mut left = number;
+    loop {
+        at -= 1;
+        digits[at] = b'0' + (left % 10) as u8;
+        left /= 10;
+        if left == 0 {
+            return at;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn decimals_have_no_limit() {
+        for number in [0, 9, 10, u64::MAX] {
+            assert_eq!(decimal(number, &mut [0; 20]), number.to_string().as_bytes());
+        }
+    }
+}

@@ -1,0 +1,409 @@
+//! A server's address, and the opening of connections to it.
+
+use std::fmt;
+#[cfg(not(all(shuttle, feature = "testing")))]
+use std::net::IpAddr;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+#[cfg(not(all(shuttle, feature = "testing")))]
+use std::time::Instant;
+
+use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisResult};
+
+use super::ConnectError;
+use super::host_port::HostPort;
+use super::login::Login;
+#[cfg(not(all(shuttle, feature = "testing")))]
+use super::name::Name;
+#[cfg(not(all(shuttle, feature = "testing")))]
+use super::sentinel::Sentinels;
+use super::server::{Runs, Server};
+#[cfg(not(all(shuttle, feature = "testing")))]
+use super::tls::Tls;
+#[cfg(not(all(shuttle, feature = "testing")))]
+use super::url::SentinelUrl;
+use super::url::explain_url;
+use super::{Channels, Connection, Health};
+use super::{Credentials, Settings};
+
+/// A server's address with everything that opening a connection needs.
+#[derive(Clone)]
+pub struct Endpoint {
+    target: Target,
+    login: Login,
+    /// Counts the servers of a cluster.
+    number: usize,
+    channels: Channels,
+    connect_timeout: Duration,
+    response_timeout: Duration,
+    runs: Arc<Runs>,
+    /// The code that opens these connections asks for all holds by itself.
+    asks: bool,
+    health: Arc<Health>,
+    /// The code that is told of each working connection.
+    opened: Arc<OnceLock<Box<dyn Fn() + Send + Sync>>>,
+}
+
+/// How a server is found.
+#[derive(Clone)]
+enum Target {
+    At {
+        address: ConnectionAddr,
+        #[cfg(not(all(shuttle, feature = "testing")))]
+        tls: Tls,
+        /// For the one server of a client, if its host has a name.
+        #[cfg(not(all(shuttle, feature = "testing")))]
+        name: Option<Arc<Name>>,
+    },
+    /// Where the Sentinels say.
+    #[cfg(not(all(shuttle, feature = "testing")))]
+    Named(Arc<Sentinels>),
+}
+
+impl Endpoint {
+    /// The server of this URL, with these timeouts.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn new(
+        url: &str,
+        connect_timeout: Duration,
+        response_timeout: Duration,
+    ) -> Result<Self, ConnectError> {
+        Self::of(url, &Settings { connect_timeout, response_timeout, ..Settings::default() })
+    }
+
+    /// The server, or the service of Sentinels, of this URL. Opens no connection.
+    pub fn of(url: &str, config: &Settings) -> Result<Self, ConnectError> {
+        #[cfg(not(all(shuttle, feature = "testing")))]
+        if let Some(url) = SentinelUrl::parse(url) {
+            let url = url.map_err(ConnectError::unusable)?;
+            let health = Arc::new(Health::new(&format!("{:?} (by its Sentinels)", url.service)));
+            let settings = Credentials::instead(&config.credentials, url.server.redis_settings());
+            let login = Login::of_servers(settings, config);
+            let sentinels = Sentinels::new(&url, &login, config, &health)?;
+            let timeouts = [config.connect_timeout, config.response_timeout];
+            return Ok(Self::at(Target::Named(Arc::new(sentinels)), login, timeouts, health));
+        }
+        if let Some(why) = explain_url(url) {
+            return Err(ConnectError::unusable(why));
+        }
+        let info = url.into_connection_info().map_err(|source| {
+            ConnectError::Unusable("the URL is not usable".to_owned(), Some(Arc::new(source)))
+        })?;
+        let endpoint = Self::of_server(&info, config)?;
+        #[cfg(not(all(shuttle, feature = "testing")))]
+        let endpoint = endpoint.following_its_name();
+        Ok(endpoint)
+    }
+
+    /// The same endpoint, but if its name leads to another server, the connections go there.
+    #[cfg(not(all(shuttle, feature = "testing")))]
+    fn following_its_name(mut self) -> Self {
+        let HostPort { host, port } = self.host_port();
+        let is_name = !host.is_empty() && host.parse::<IpAddr>().is_err();
+        if let Target::At { name, .. } = &mut self.target
+            && is_name
+        {
+            *name = Some(Arc::new(Name::new(&host, port)));
+        }
+        self
+    }
+
+    fn of_server(info: &ConnectionInfo, config: &Settings) -> Result<Self, ConnectError> {
+        let timeouts = [config.connect_timeout, config.response_timeout];
+        let health = Arc::new(Health::new(&HostPort::text_of(info.addr())));
+        let target = Target::At {
+            address: info.addr().clone(),
+            #[cfg(not(all(shuttle, feature = "testing")))]
+            tls: Tls::new(info.addr(), config)?,
+            #[cfg(not(all(shuttle, feature = "testing")))]
+            name: None,
+        };
+        let settings = Credentials::instead(&config.credentials, info.redis_settings());
+        Ok(Self::at(target, Login::of_servers(settings, config), timeouts, health))
+    }
+
+    /// A server of a cluster, before its kind of channels is known.
+    pub(super) fn of_cluster(
+        info: &ConnectionInfo,
+        config: &Settings,
+    ) -> Result<Self, ConnectError> {
+        Ok(Self::of_server(info, config)?.with_channels(Channels::Cluster))
+    }
+
+    /// Another server of the same cluster.
+    pub(super) fn of_same_cluster(&self, host_port: &HostPort, number: usize) -> Self {
+        let target = match &self.target {
+            #[cfg(not(all(shuttle, feature = "testing")))]
+            Target::At { address, tls, .. } => {
+                let address = host_port.instead_of(address);
+                Target::At { address, tls: tls.clone(), name: None }
+            }
+            #[cfg(all(shuttle, feature = "testing"))]
+            Target::At { address } => Target::At { address: host_port.instead_of(address) },
+            // A cluster has no Sentinels.
+            #[cfg(not(all(shuttle, feature = "testing")))]
+            named @ Target::Named(_) => named.clone(),
+        };
+        let timeouts = [self.connect_timeout, self.response_timeout];
+        let address = match &target {
+            Target::At { address, .. } => HostPort::text_of(address),
+            #[cfg(not(all(shuttle, feature = "testing")))]
+            Target::Named(_) => String::new(),
+        };
+        let health = Arc::new(Health::new(&address));
+        let endpoint = Self::at(target, self.login.clone(), timeouts, health);
+        Self { number, channels: self.channels, ..endpoint }
+    }
+
+    fn at(
+        target: Target,
+        login: Login,
+        [connect_timeout, response_timeout]: [Duration; 2],
+        health: Arc<Health>,
+    ) -> Self {
+        let (number, channels) = (0, Channels::Server);
+        let runs = Arc::new(Runs::new());
+        let (asks, opened) = (false, Arc::default());
+        Self {
+            target,
+            login,
+            number,
+            channels,
+            connect_timeout,
+            response_timeout,
+            runs,
+            asks,
+            health,
+            opened,
+        }
+    }
+
+    pub(super) fn with_channels(self, channels: Channels) -> Self {
+        Self { channels, ..self }
+    }
+
+    /// Counts the servers of a client.
+    #[inline]
+    pub fn number(&self) -> usize {
+        self.number
+    }
+
+    /// How clients publish on channels there.
+    pub(crate) fn channels(&self) -> Channels {
+        self.channels
+    }
+
+    pub(super) fn host_port(&self) -> HostPort {
+        match &self.target {
+            Target::At { address, .. } => HostPort::of(address),
+            #[cfg(not(all(shuttle, feature = "testing")))]
+            Target::Named(_) => HostPort { host: String::new(), port: 0 },
+        }
+    }
+
+    /// Opens a connection and finds out which run of the server it leads to, all within the connect
+    /// timeout, unless the look-up of a host's name alone takes longer. Each call looks the name
+    /// up.
+    pub(crate) fn open(&self) -> RedisResult<Connection> {
+        self.open_within(self.connect_timeout).inspect(|_| self.answers())
+    }
+
+    /// A connection works: its server can be asked.
+    pub(super) fn answers(&self) {
+        if let Some(tell) = self.opened.get() {
+            tell();
+        }
+    }
+
+    #[cfg(all(shuttle, feature = "testing"))]
+    pub(super) fn open_within(&self, _: Duration) -> RedisResult<Connection> {
+        Connection::open()
+    }
+
+    /// As [`open`](Self::open), in a time that may be shorter than the connect timeout.
+    #[cfg(not(all(shuttle, feature = "testing")))]
+    pub(super) fn open_within(&self, within: Duration) -> RedisResult<Connection> {
+        let now = Instant::now();
+        let deadline = now.checked_add(within.min(self.connect_timeout)).unwrap_or(now);
+        let (login, timeout) = (&self.login, self.response_timeout);
+        let opened = match &self.target {
+            Target::At { address, tls, name } => {
+                let opened =
+                    Connection::open(address, tls, login, timeout, deadline, false, &|_| {});
+                opened.and_then(|(mut connection, server)| match name {
+                    Some(name) if !name.watch(connection.closer(), &server) => {
+                        Err((redis::ErrorKind::Io, "its name leads to another address now").into())
+                    }
+                    _ => Ok((connection, server)),
+                })
+            }
+            Target::Named(sentinels) => sentinels.open(timeout, deadline),
+        };
+        let (connection, server) = opened.inspect_err(|error| {
+            if super::reply::is_refusal(error) {
+                self.health.refused(error);
+            } else {
+                self.health.failed(now, error);
+            }
+        })?;
+        if !server.says_its_run() {
+            self.health.lacks(NO_INFO);
+        }
+        self.runs.met(server, self.asks);
+        self.health.opened(now);
+        Ok(connection)
+    }
+
+    /// The longest that opening a connection may take.
+    pub fn connect_timeout(&self) -> Duration {
+        self.connect_timeout
+    }
+
+    /// The longest that a reply may take.
+    pub fn response_timeout(&self) -> Duration {
+        self.response_timeout
+    }
+
+    /// This server with another response timeout, for the code that is told of new runs.
+    pub fn with_response_timeout(&self, response_timeout: Duration) -> Self {
+        let connect_timeout = self.connect_timeout.min(response_timeout);
+        Self { connect_timeout, response_timeout, asks: true, ..self.clone() }
+    }
+
+    /// Counts how often open connections had to get a new user and password.
+    pub fn login_renewals(&self) -> u64 {
+        self.login.renewals()
+    }
+
+    /// Whether the server answers, for the log.
+    #[inline]
+    pub fn health(&self) -> &Arc<Health> {
+        &self.health
+    }
+
+    /// From here on a thread that meets a new run of the server calls `tell`, as it opens a
+    /// connection: it must not block.
+    pub fn on_new_run(&self, tell: impl Fn() + Send + Sync + 'static) {
+        self.runs.on_new(tell);
+    }
+
+    /// From here on a thread that has opened a connection on which the server answers calls `tell`:
+    /// it must not block.
+    pub fn on_opened(&self, tell: impl Fn() + Send + Sync + 'static) {
+        let _only_once = self.opened.set(Box::new(tell));
+    }
+
+    /// From here on `tell` is called when another server is the master: it must not block.
+    pub fn on_moved(&self, tell: impl Fn() + Send + Sync + 'static) {
+        #[cfg(not(all(shuttle, feature = "testing")))]
+        match &self.target {
+            Target::At { name, .. } => {
+                let health = Arc::clone(&self.health);
+                let told = move || {
+                    health.renamed();
+                    tell();
+                };
+                name.as_ref().inspect(|name| name.on_moved(told));
+            }
+            Target::Named(sentinels) => sentinels.on_moved(tell),
+        }
+        #[cfg(all(shuttle, feature = "testing"))]
+        drop(tell);
+    }
+
+    /// The whole life of a thread that follows the master, until [`end`](Self::end). `None`: there
+    /// are neither Sentinels nor a name.
+    pub fn follower(&self) -> Option<Box<dyn FnOnce() + Send>> {
+        #[cfg(not(all(shuttle, feature = "testing")))]
+        return match &self.target {
+            Target::At { address, tls, name } => {
+                let name = Arc::clone(name.as_ref()?);
+                let (address, tls, login) = (address.clone(), tls.clone(), self.login.clone());
+                let timeouts = (self.connect_timeout, self.response_timeout);
+                // A connection beside all others, which no thread uses.
+                let connect = move || {
+                    let now = Instant::now();
+                    let until = now.checked_add(timeouts.0).unwrap_or(now);
+                    let opened =
+                        Connection::open(&address, &tls, &login, timeouts.1, until, true, &|_| {});
+                    let (mut connection, server) = opened.ok()?;
+                    // A replica takes no writes, and may be about to become the master.
+                    let leads = server.is_master != Some(false);
+                    connection.closer().peer().filter(|_| leads).map(|peer| (peer, server))
+                };
+                Some(Box::new(move || name.follow(connect)))
+            }
+            Target::Named(sentinels) => {
+                let sentinels = Arc::clone(sentinels);
+                Some(Box::new(move || sentinels.follow()))
+            }
+        };
+        #[cfg(all(shuttle, feature = "testing"))]
+        None
+    }
+
+    /// The client ends: no thread looks for a master any more.
+    pub fn end(&self) {
+        #[cfg(not(all(shuttle, feature = "testing")))]
+        match &self.target {
+            Target::At { name, .. } => drop(name.as_ref().inspect(|name| name.end())),
+            Target::Named(sentinels) => sentinels.end(),
+        }
+    }
+
+    /// Whether another server may take this one's place.
+    pub(super) fn has_sentinels(&self) -> bool {
+        !matches!(self.target, Target::At { .. })
+    }
+
+    /// The number of the server's run that was met last. No two servers of a client have the same.
+    pub fn incarnation(&self) -> u64 {
+        (self.number as u64) << 32 | self.runs.incarnation()
+    }
+
+    /// Whether the server says which run of it a connection leads to.
+    pub fn says_its_run(&self) -> bool {
+        self.server().is_some_and(|server| server.says_its_run())
+    }
+
+    /// The server's last word on itself.
+    pub fn server(&self) -> Option<Server> {
+        self.runs.last()
+    }
+
+    /// Whether the other one is the same server, as far as addresses and the servers' words tell.
+    pub(crate) fn is_same_server_as(&self, other: &Self) -> bool {
+        let said = (self.server(), other.server());
+        self.address() == other.address()
+            || matches!(said, (Some(one), Some(other)) if one.is_same_run(&other))
+    }
+
+    /// The number of the database that the URL names.
+    pub(crate) fn database(&self) -> i64 {
+        self.login.database()
+    }
+
+    /// The server's address, for people. Never with a user or a password.
+    pub fn address(&self) -> String {
+        self.health.address().to_string()
+    }
+
+    /// The service's name if Sentinels name the server, otherwise its address.
+    pub fn lasting_address(&self) -> String {
+        match &self.target {
+            Target::At { .. } => self.address(),
+            #[cfg(not(all(shuttle, feature = "testing")))]
+            Target::Named(sentinels) => sentinels.service().to_owned(),
+        }
+    }
+}
+
+const NO_INFO: &str = "it refuses INFO, so that each connection may lead to another run of it: with each \
+                       one what is held is asked for once more, and a release whose reply was lost is \
+                       reported as a loss, unless it is known to have been carried out";
+
+impl fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Endpoint({})", self.address())
+    }
+}

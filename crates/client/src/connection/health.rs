@@ -1,0 +1,401 @@
+//! Whether the server can be reached: one log line when it cannot any more, one when it can again.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use super::outage::Outage;
+use crate::sync::Mutex;
+
+/// One server's health, as all connections of a client see it.
+///
+/// An outage begins when a connection cannot be opened, or a reply does not come in time; however
+/// many threads and connections meet it, it is one. It is over at the first reply to a command sent
+/// since. A broken connection is no outage: the thread that opens the next one finds out. Nor is a
+/// server that answers and lets no further connection in (it is full, say, or the password was
+/// changed): the other connections work. This has a log line of its own, and is over when the next
+/// connection opens.
+///
+/// All clients of a process tell of one outage together, once. During an outage each client opens a
+/// connection every few seconds if no other thread sends: so its end is always told.
+pub struct Health {
+    address: Mutex<Arc<str>>,
+    /// A copy of whether the state is `Out`, to be read without the mutex.
+    out: AtomicBool,
+    state: Mutex<State>,
+    /// Whether a connection was ever opened.
+    met: AtomicBool,
+    /// While it refuses connections.
+    refuses: Mutex<Option<Outage>>,
+    /// The lacking rights and features already told: once is enough.
+    lacks: Mutex<Vec<&'static str>>,
+    told: OnceLock<Box<dyn Fn(News) + Send + Sync>>,
+    /// Whether the client has ended.
+    ended: AtomicBool,
+}
+
+enum State {
+    /// Since this time; `None`: always.
+    Works(Option<Instant>),
+    /// Noticed at this time.
+    Out(Instant, Told),
+}
+
+/// Whether an outage was told of, by this client or by another one of the process.
+enum Told {
+    NotYet,
+    Began(Outage),
+    /// The end was told, too: no thread looks for it any more.
+    Ended,
+}
+
+/// News of a server, for the log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum News {
+    /// An outage begins.
+    Out {
+        /// The server.
+        address: Arc<str>,
+        /// The error that was met.
+        cause: String,
+    },
+    /// The outage is over.
+    Back {
+        /// The server.
+        address: Arc<str>,
+        /// How long the outage lasted.
+        after: Duration,
+    },
+    /// The server lets no further connection in.
+    Refuses {
+        /// The server.
+        address: Arc<str>,
+        /// Its words.
+        cause: String,
+    },
+    /// The server lets connections in again.
+    LetsIn {
+        /// The server.
+        address: Arc<str>,
+        /// For how long it refused them.
+        after: Duration,
+    },
+    /// The outage goes on as far as known, and no thread looks any more.
+    GivenUp {
+        /// The server.
+        address: Arc<str>,
+        /// How long the outage has lasted.
+        after: Duration,
+        /// The reason why no thread looks.
+        why: &'static str,
+    },
+    /// Another server is the master now.
+    Moved {
+        /// The new master.
+        address: Arc<str>,
+        /// The old one.
+        from: Arc<str>,
+    },
+    /// The name leads to another server now.
+    Renamed {
+        /// The name.
+        address: Arc<str>,
+    },
+    /// A right is missing; the text says at what cost.
+    Lacks {
+        /// The server.
+        address: Arc<str>,
+        /// The right, and the cost.
+        what: &'static str,
+    },
+    /// A useful right or feature is missing that is not needed.
+    Without {
+        /// The server.
+        address: Arc<str>,
+        /// The right or feature.
+        what: &'static str,
+    },
+}
+
+const NO_MESSAGES: &str = "it refuses the message that something was released (`PUBLISH` is not allowed, or not on \
+                           that channel): who waits for it elsewhere is not told, and finds out by asking, seconds \
+                           later";
+
+impl Health {
+    /// The health of the server at `address`, a text for people: without a user or a password.
+    pub(crate) fn new(address: &str) -> Self {
+        let address = Mutex::new(address.into());
+        let (out, state) = (AtomicBool::new(false), Mutex::new(State::Works(None)));
+        let (refuses, lacks) = (Mutex::new(None), Mutex::default());
+        let (met, ended) = (AtomicBool::new(false), AtomicBool::new(false));
+        Self { address, out, state, met, refuses, lacks, told: OnceLock::new(), ended }
+    }
+
+    /// The server's address, for people.
+    pub fn address(&self) -> Arc<str> {
+        Arc::clone(&self.address.lock())
+    }
+
+    /// From here on the server is another one. `first`: there was none before.
+    pub(super) fn moved(&self, address: &str, first: bool) {
+        let address: Arc<str> = address.into();
+        let from = std::mem::replace(&mut *self.address.lock(), Arc::clone(&address));
+        if !first {
+            self.tell(|address| News::Moved { address, from });
+        }
+    }
+
+    /// From here on the name is another server's.
+    pub(super) fn renamed(&self) {
+        self.tell(|address| News::Renamed { address });
+    }
+
+    /// The client does without a right or feature, and says so.
+    pub(super) fn lacks(&self, what: &'static str) {
+        self.tell_lack(what, |address| News::Lacks { address, what });
+    }
+
+    /// As [`lacks`](Self::lacks), of an optional one.
+    pub(crate) fn does_without(&self, what: &'static str) {
+        self.tell_lack(what, |address| News::Without { address, what });
+    }
+
+    /// The server refuses messages: no waiter was told of a release.
+    pub fn tells_nobody(&self) {
+        self.lacks(NO_MESSAGES);
+    }
+
+    fn tell_lack(&self, what: &'static str, news: impl FnOnce(Arc<str>) -> News) {
+        let mut lacks = self.lacks.lock();
+        if !lacks.contains(&what) {
+            lacks.push(what);
+            // News before there is a listener is kept for it.
+            self.tell(news);
+        }
+    }
+
+    /// From here on `tell` gets the news. It must only put them into a queue: it is called under
+    /// the mutex that keeps them in order.
+    pub fn on_news(&self, tell: impl Fn(News) + Send + Sync + 'static) {
+        let lacks = self.lacks.lock();
+        if self.told.set(Box::new(tell)).is_ok() {
+            lacks.iter().for_each(|&what| self.tell(|address| News::Lacks { address, what }));
+        }
+    }
+
+    /// An attempt that began at `begun` failed: no connection could be opened, or the server did
+    /// not answer in time.
+    pub(crate) fn failed(&self, begun: Instant, cause: &dyn fmt::Display) {
+        let mut state = self.state.lock();
+        // An attempt that failed while the last outage ended says nothing of another one.
+        if let State::Works(since) = *state
+            && since.is_none_or(|since| begun >= since)
+        {
+            *state = State::Out(Instant::now(), Told::NotYet);
+            self.out.store(true, Ordering::Release);
+        }
+        if let State::Out(_, told @ Told::NotYet) = &mut *state
+            && let Some((outage, is_first)) = self.notice(&self.address(), begun)
+        {
+            *told = Told::Began(outage);
+            is_first.then(|| self.tell(|address| News::Out { address, cause: cause.to_string() }));
+        }
+    }
+
+    /// An outage, and whether this client is to tell of it: only a client that can tell of its end.
+    fn notice(&self, what: &str, begun: Instant) -> Option<(Outage, bool)> {
+        let can_tell = self.told.get().is_some() && !self.ended.load(Ordering::Acquire);
+        can_tell.then(|| Outage::notice(what, begun)).flatten()
+    }
+
+    /// The server answered a command sent at `sent`. While all is well this costs a look at a flag.
+    pub(crate) fn works(&self, sent: Instant) {
+        if !self.is_out() {
+            return;
+        }
+        let mut state = self.state.lock();
+        // A late reply to a command sent before the outage says nothing of it.
+        if let State::Out(began, _) = *state
+            && sent >= began
+        {
+            let was = std::mem::replace(&mut *state, State::Works(Some(Instant::now())));
+            self.out.store(false, Ordering::Release);
+            was.end().inspect(|&after| self.tell(|address| News::Back { address, after }));
+        }
+    }
+
+    /// The server refused to let another connection in, by its own word.
+    pub(crate) fn refused(&self, cause: &dyn fmt::Display) {
+        let mut refuses = self.refuses.lock();
+        if refuses.is_none() {
+            let cause = cause.to_string();
+            // One client may have a wrong password while another finds the server full.
+            let what = format!("{}: {cause}", self.address());
+            let Some((outage, is_first)) = self.notice(&what, Instant::now()) else { return };
+            *refuses = Some(outage);
+            is_first.then(|| self.tell(|address| News::Refuses { address, cause }));
+        }
+    }
+
+    /// No thread looks for the end of an outage any more.
+    pub fn give_up(&self, why: &'static str) {
+        let refused = self.refuses.lock().take().and_then(Outage::end);
+        let mut state = self.state.lock();
+        let out = match *state {
+            State::Out(began, _) => {
+                std::mem::replace(&mut *state, State::Out(began, Told::Ended)).end()
+            }
+            State::Works(_) => None,
+        };
+        for after in refused.into_iter().chain(out) {
+            self.tell(|address| News::GivenUp { address, after, why });
+        }
+    }
+
+    /// The client ends.
+    pub fn end(&self) {
+        self.ended.store(true, Ordering::Release);
+        self.give_up("the client has ended");
+    }
+
+    /// Whether a thread must look for the end of an outage.
+    pub fn is_to_be_looked_at(&self) -> bool {
+        self.is_out() || self.refuses.lock().is_some()
+    }
+
+    /// A connection was opened, from `begun` on.
+    pub(crate) fn opened(&self, begun: Instant) {
+        self.met.store(true, Ordering::Relaxed);
+        let mut refuses = self.refuses.lock();
+        if let Some(after) = refuses.take().and_then(Outage::end) {
+            self.tell(|address| News::LetsIn { address, after });
+        }
+        drop(refuses);
+        self.works(begun);
+    }
+
+    /// Whether a connection was ever opened.
+    pub(crate) fn was_met(&self) -> bool {
+        self.met.load(Ordering::Relaxed)
+    }
+
+    /// Whether there is an outage, as far as this client has noticed.
+    pub fn is_out(&self) -> bool {
+        self.out.load(Ordering::Acquire)
+    }
+
+    fn tell(&self, news: impl FnOnce(Arc<str>) -> News) {
+        if let Some(told) = self.told.get() {
+            told(news(self.address()));
+        }
+    }
+}
+
+impl State {
+    /// How long the outage was, if this client is to tell of its end.
+    fn end(self) -> Option<Duration> {
+        match self {
+            Self::Out(_, Told::Began(outage)) => outage.end(),
+            _ => None,
+        }
+    }
+}
+
+impl News {
+    /// The level of its log line.
+    pub fn level(&self) -> log::Level {
+        match self {
+            Self::Out { .. }
+            | Self::Refuses { .. }
+            | Self::Moved { .. }
+            | Self::Renamed { .. }
+            | Self::Lacks { .. } => log::Level::Warn,
+            Self::Back { .. }
+            | Self::LetsIn { .. }
+            | Self::GivenUp { .. }
+            | Self::Without { .. } => log::Level::Info,
+        }
+    }
+}
+
+impl fmt::Display for News {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Out { address, cause } => {
+                write!(f, "the server at {address} cannot be reached or does not answer: {cause}")
+            }
+            Self::Back { address, after } => {
+                let after = after.as_secs_f64();
+                write!(f, "the server at {address} answers again, after {after:.1} s")
+            }
+            Self::Refuses { address, cause } => {
+                write!(f, "the server at {address} lets no further connection in: {cause}")
+            }
+            Self::LetsIn { address, after } => {
+                let after = after.as_secs_f64();
+                write!(f, "the server at {address} lets connections in again, after {after:.1} s")
+            }
+            Self::GivenUp { address, after, why } => {
+                let after = after.as_secs_f64();
+                write!(
+                    f,
+                    "the server at {address} is not asked any more, {after:.1} s after its outage \
+                     began: {why}"
+                )
+            }
+            Self::Moved { address, from } => write!(
+                f,
+                "the Sentinels' master is at {address} now, and was at {from}: what is held is asked \
+                 for there"
+            ),
+            Self::Renamed { address } => write!(
+                f,
+                "the name of {address} leads to another server now: what is held is asked for there"
+            ),
+            Self::Lacks { address, what } | Self::Without { address, what } => {
+                write!(f, "the server at {address}: {what}")
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Health {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Health")
+            .field("address", &self.address())
+            .field("out", &self.out)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_outage_is_told_once_and_so_is_its_end() {
+        let health = Health::new("here:1");
+        let heard = Arc::new(Mutex::new(Vec::new()));
+        let told = Arc::clone(&heard);
+        health.on_news(move |news| told.lock().push(news));
+        let before = Instant::now();
+        health.works(before);
+        for cause in ["refused", "reset"] {
+            health.failed(before, &cause);
+        }
+        health.works(before);
+        let out = News::Out { address: "here:1".into(), cause: "refused".to_owned() };
+        assert_eq!(*heard.lock(), [out], "a late reply does not end it");
+        let in_it = Instant::now();
+        for _ in 0..2 {
+            health.works(Instant::now());
+        }
+        assert_eq!(heard.lock().len(), 2);
+        assert!(matches!(heard.lock()[1], News::Back { .. }));
+        health.failed(in_it, &"late");
+        assert_eq!(heard.lock().len(), 2, "a late failure begins none");
+        health.failed(Instant::now(), &"again");
+        assert_eq!(heard.lock().len(), 3);
+    }
+}

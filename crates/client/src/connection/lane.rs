@@ -1,0 +1,392 @@
+//! A connection that threads share: the first thread writes the commands of all in one packet.
+//!
+//! One thread, the *combiner*, has the link. It writes its own command and those that queued
+//! meanwhile, reads the replies, wakes the others, and hands that role to the first call that came
+//! since. So nothing is lost with one thread, and many threads cost few packets. There is no I/O
+//! thread: with one caller it would cost a third of the rate.
+//!
+//! Order: callers' commands for a name go over the one lane of that name, so a release posted by
+//! `Drop` runs before the next acquire. (Renewals and orphans go over the renewer's connection.)
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::link::{Cause, Failure, Link, ReplyReceiver};
+use super::{Command, Endpoint};
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+mod call;
+mod combiner;
+#[cfg(test)]
+#[cfg(shuttle)]
+mod model_tests;
+
+use self::call::Call;
+use self::combiner::Combiner;
+
+/// So many replies of a link may be unread; further posts then wait in the queue until some are
+/// read, by a thread that waits for the server anyway. (Few in a model, so that it meets this.)
+const MOST_UNREAD: usize = if cfg!(all(shuttle, feature = "testing")) { 2 } else { 1_000 };
+
+/// A shared connection. Opened when first needed, and again after any error.
+pub struct Lane {
+    endpoint: Arc<Endpoint>,
+    state: Mutex<State>,
+    /// Whether the background thread has been asked to look at unread replies.
+    look_requested: AtomicBool,
+    /// How many releases of permits without a waiting thread are written to it, or about to be.
+    /// They must stay well below [`MOST_UNREAD`].
+    pub permits_posted: AtomicUsize,
+}
+
+struct State {
+    /// The link, while no thread combines.
+    link: Option<Box<Link>>,
+    combining: bool,
+    /// Commands not yet written. Invariants: while there is a call among them, a thread combines or
+    /// has been told to; while no thread combines and there are posts, there is no link or it owes
+    /// too much.
+    queue: VecDeque<Pending>,
+    /// Whether the background thread has ended: the combiner sees to posts, too.
+    closed: bool,
+    /// How many threads the last packet served.
+    served: usize,
+    round_trip: Duration,
+}
+
+enum Pending {
+    Call(Command, Arc<Call>),
+    Post(Command, Arc<dyn ReplyReceiver>),
+}
+
+/// Takes the first commands of a queue: so many as may be owed at once.
+fn next_packet(queue: &mut VecDeque<Pending>) -> VecDeque<Pending> {
+    take_first(queue, MOST_UNREAD)
+}
+
+fn take_first(queue: &mut VecDeque<Pending>, most: usize) -> VecDeque<Pending> {
+    let rest = queue.split_off(queue.len().min(most));
+    std::mem::replace(queue, rest)
+}
+
+impl Pending {
+    fn is(&self, call: &Arc<Call>) -> bool {
+        matches!(self, Self::Call(_, own) if Arc::ptr_eq(own, call))
+    }
+
+    /// The parts for a link. The last: whether a thread sleeps until the reply.
+    fn into_parts(self) -> (Command, Arc<dyn ReplyReceiver>, bool) {
+        match self {
+            Self::Call(command, call) => (command, call, true),
+            Self::Post(command, receiver) => (command, receiver, false),
+        }
+    }
+
+    fn fail(self, failure: &Failure) {
+        match self {
+            Self::Call(_, call) => call.receive(Err(failure.clone())),
+            Self::Post(_, receiver) => receiver.receive(Err(failure.clone())),
+        }
+    }
+}
+
+/// The state of a posted command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Posted {
+    /// A reply is owed that no thread has been asked to read: ask the background thread.
+    LookAfter,
+    /// A thread will read the reply in any case.
+    LookedAfter,
+}
+
+impl Lane {
+    /// A lane to this server. It opens its connection at the first command.
+    pub fn new(endpoint: Arc<Endpoint>) -> Self {
+        let state = State {
+            link: None,
+            combining: false,
+            queue: VecDeque::new(),
+            closed: false,
+            served: 0,
+            round_trip: Duration::ZERO,
+        };
+        Self {
+            endpoint,
+            state: Mutex::new(state),
+            look_requested: AtomicBool::new(false),
+            permits_posted: AtomicUsize::new(0),
+        }
+    }
+
+    /// The server that it leads to.
+    pub fn endpoint(&self) -> &Arc<Endpoint> {
+        &self.endpoint
+    }
+
+    /// Opens the link now, so that a wrong address fails here.
+    pub fn connect(&self) -> Result<(), Failure> {
+        let link = Link::open(&self.endpoint)?;
+        self.state.lock().link = Some(Box::new(link));
+        Ok(())
+    }
+
+    /// Sends a command for whose reply no thread waits. When this returns, the command is written,
+    /// or stands in the queue of a combiner that will write it, or (no connection, or one that owes
+    /// too much) of the background thread.
+    pub fn post(&self, command: Command, receiver: Arc<dyn ReplyReceiver>) -> Posted {
+        let mut state = self.state.lock();
+        let room = state.link.as_ref().is_some_and(|link| link.owed() < MOST_UNREAD);
+        if state.combining || !room {
+            state.queue.push_back(Pending::Post(command, receiver));
+            drop(state);
+            return self.look_after();
+        }
+        state.combining = true;
+        let link = state.link.take();
+        drop(state);
+        Combiner::new(self, link, self.endpoint.connect_timeout())
+            .on_link(|link| link.send_one(command, receiver));
+        self.look_after()
+    }
+
+    /// Reads owed replies and writes queued commands, if no other thread is about to. For the
+    /// background thread, and for a caller that wants a post's outcome. Opening a connection may
+    /// take as long as `to_open`: the background thread has renewals to send. If that is too short,
+    /// queued commands fail and their receivers see to them; if it is zero, they fail at once,
+    /// without even a look-up of the host's name. Of a long queue it writes the first packet.
+    ///
+    /// `false`: another thread combines, or more is left. A thread that a post has asked to look
+    /// asks to [look again](Self::look_after).
+    pub fn look(&self, patience: Duration, to_open: Duration) -> bool {
+        // A thread that has asked the server to wait for replicas reads the reply itself; otherwise
+        // it is read when the wait is over.
+        let is_time = |link: &Link| patience.is_zero() || link.waits() <= patience;
+        let mut state = self.state.lock();
+        // Before the reading: a later post asks again.
+        self.look_requested.store(false, Ordering::Release);
+        if state.combining || !state.link.as_deref().is_none_or(is_time) {
+            return false;
+        }
+        if state.queue.is_empty() && state.link.as_ref().is_none_or(|link| link.owed() == 0) {
+            return true;
+        }
+        if state.link.is_none() && to_open.is_zero() {
+            let queue = std::mem::take(&mut state.queue);
+            drop(state);
+            let failure = self.out();
+            queue.into_iter().for_each(|pending| pending.fail(&failure));
+            return true;
+        }
+        state.combining = true;
+        let mut combiner = Combiner::new(self, state.link.take(), to_open);
+        let packet = next_packet(&mut state.queue);
+        // No thread may come back for it.
+        let rest =
+            if to_open.is_zero() { std::mem::take(&mut state.queue) } else { VecDeque::new() };
+        drop(state);
+        let _heard = combiner.write_and_read(packet);
+        combiner.on_link(|link| link.read_all(patience));
+        drop(combiner);
+        if !rest.is_empty() {
+            let failure = self.out();
+            rest.into_iter().for_each(|pending| pending.fail(&failure));
+        }
+        // The rest of the queue is written by now, or not.
+        !self.owes()
+    }
+
+    /// Waits until all posts so far are written and their replies read, or lost: a command of its
+    /// own stands behind them. As [`call_until`](Self::call_until) until `deadline`.
+    pub fn drain(&self, deadline: Instant) {
+        if self.owes() {
+            // Any answer will do, an error too.
+            let _ = self.call_until(&Command::plain(&[b"PING"]), Some(deadline));
+        }
+    }
+
+    /// Whether a command, written or to be written, has an unread reply.
+    fn owes(&self) -> bool {
+        let state = self.state.lock();
+        state.combining
+            || !state.queue.is_empty()
+            || state.link.as_ref().is_some_and(|link| link.owed() > 0)
+    }
+
+    /// From here on no background thread looks after the lane. Queued and owed commands are
+    /// answered or fail, now or, if a thread combines, when that thread is done: a release must not
+    /// be lost here without a word.
+    pub fn close(&self) {
+        self.state.lock().closed = true;
+        self.look(Duration::ZERO, Duration::ZERO);
+    }
+
+    /// Whether there is a connection, as far as the threads have noticed.
+    pub fn is_open(&self) -> bool {
+        let state = self.state.lock();
+        state.combining || state.link.is_some()
+    }
+
+    /// Closes the connection if no command is on its way over it. The next command opens another
+    /// one.
+    pub fn hang_up(&self) {
+        let mut state = self.state.lock();
+        let is_busy = state.combining || !state.queue.is_empty();
+        let link = state.link.take_if(|link| !is_busy && link.owed() == 0);
+        // Not under the mutex.
+        drop(state);
+        drop(link);
+    }
+
+    /// Notes that [`look`](Self::look) must be called. Returns whether a thread was asked to
+    /// already.
+    pub fn look_after(&self) -> Posted {
+        if self.look_requested.swap(true, Ordering::AcqRel) {
+            Posted::LookedAfter
+        } else {
+            Posted::LookAfter
+        }
+    }
+
+    fn out(&self) -> Failure {
+        let out = io::Error::new(io::ErrorKind::NotConnected, "the server cannot be reached");
+        Failure::Unsent(Cause::new(out, self.endpoint.health()))
+    }
+}
+
+impl fmt::Debug for Lane {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Lane({})", self.endpoint.address())
+    }
+}
+
+#[cfg(all(test, testkit, not(shuttle)))]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::io::{BufRead, BufReader, Write};
+    use std::net::TcpListener;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::sync::mpsc;
+    use std::thread;
+
+    use redis::Value;
+    use redlatch_testkit::{Server, wait_until};
+
+    use super::*;
+    use crate::cancel::CancelToken;
+    use crate::connection::ReplicaAcks;
+    use crate::connection::{Limit, Outcome};
+
+    const LONG: Duration = Duration::from_secs(20);
+
+    struct Panics;
+
+    impl ReplyReceiver for Panics {
+        fn receive(&self, _: Outcome) {
+            panic!("as a logger does whose output was closed");
+        }
+    }
+
+    /// The asking thread is gone, and the background thread leaves its request to it.
+    #[test]
+    fn what_replicas_were_asked_for_is_read_by_others_when_that_is_over() {
+        const SHORT: Duration = Duration::from_millis(100);
+        const LONG: Duration = Duration::from_secs(20);
+        let server = Server::start().unwrap();
+        let endpoint = Endpoint::new(&server.url(), LONG, LONG).unwrap();
+        let lane = Arc::new(Lane::new(Arc::new(endpoint)));
+        lane.connect().unwrap();
+        let acks = ReplicaAcks { count: 1, within: SHORT * 5 };
+        let heard = Arc::<Mutex<Option<Outcome>>>::default();
+        let receiver = Arc::clone(&heard);
+        let receiver = move |outcome| *receiver.lock() = Some(outcome);
+        let command = Command::plain(&[b"ECHO", b"one"]).acknowledged(Some(acks));
+        let _look = lane.post(command, Arc::new(receiver));
+        assert!(!lane.look(SHORT, LONG), "who asked may read it still");
+        wait_until("it is read", LONG, || lane.look(SHORT, LONG));
+        assert!(matches!(heard.lock().take(), Some(Err(Failure::Unacknowledged(..)))));
+    }
+
+    /// A server that answers the first ECHO in two halves, the second one when it is told to, and all
+    /// others at once.
+    fn halting() -> (String, mpsc::Receiver<()>, mpsc::Sender<()>, thread::JoinHandle<()>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("redis://{}", listener.local_addr().unwrap());
+        let ((halted, is_halted), (go_on, goes_on)) = (mpsc::channel(), mpsc::channel());
+        let server = thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
+            let mut halts = true;
+            // The last part of each command, behind its length.
+            while let Some(Ok(head)) = lines.next() {
+                let parts: usize = head[1..].parse().unwrap();
+                let last = (0..2 * parts).map(|_| lines.next().unwrap().unwrap()).last().unwrap();
+                if last == "server" {
+                    stream.write_all(b"-ERR not here\r\n").unwrap();
+                    continue;
+                }
+                let reply = format!("${}\r\n{last}\r\n", last.len());
+                let (one, other) = reply.as_bytes().split_at(reply.len() / 2);
+                stream.write_all(one).unwrap();
+                if std::mem::take(&mut halts) {
+                    halted.send(()).unwrap();
+                    goes_on.recv().unwrap();
+                }
+                stream.write_all(other).unwrap();
+            }
+        });
+        (url, is_halted, go_on, server)
+    }
+
+    #[test]
+    fn half_a_reply_is_kept_for_who_reads_after_the_one_that_leaves() {
+        let (url, is_halted, go_on, server) = halting();
+        let endpoint = Endpoint::new(&url, LONG, LONG).unwrap();
+        let lane = Arc::new(Lane::new(Arc::new(endpoint)));
+        lane.connect().unwrap();
+        let echo = |text: &'static [u8]| Command::plain(&[b"ECHO", text]);
+        let token = CancelToken::new();
+        let others = {
+            let (lane, token) = (Arc::clone(&lane), token.clone());
+            thread::spawn(move || {
+                is_halted.recv().unwrap();
+                let next = Arc::clone(&lane);
+                let others = thread::spawn(move || next.call_once(&echo(b"others")));
+                wait_until("it is queued", LONG, || !lane.state.lock().queue.is_empty());
+                token.cancel();
+                others.join().unwrap().unwrap()
+            })
+        };
+        let limited = Limit::set(Limit::new(None, Some(&token)));
+        let outcome = lane.call_once(&echo(b"the first"));
+        drop(limited);
+        assert!(matches!(outcome, Err(Failure::TimedOut(_))), "{outcome:?}");
+        go_on.send(()).unwrap();
+        assert_eq!(others.join().unwrap(), Value::BulkString(b"others".to_vec()));
+        let last = lane.call_once(&echo(b"the last")).unwrap();
+        assert_eq!(last, Value::BulkString(b"the last".to_vec()));
+        drop(lane);
+        server.join().unwrap();
+    }
+
+    /// One reply too few was counted: the next caller must not take another command's reply for its
+    /// own.
+    #[test]
+    fn a_thread_that_panics_while_it_combines_takes_the_connection_along() {
+        const TIMEOUT: Duration = Duration::from_secs(10);
+        let server = Server::start().unwrap();
+        let endpoint = Endpoint::new(&server.url(), TIMEOUT, TIMEOUT).unwrap();
+        let lane = Arc::new(Lane::new(Arc::new(endpoint)));
+        let echo = |text: &[u8]| Command::plain(&[b"ECHO", text]);
+        lane.connect().unwrap();
+        let _look = lane.post(echo(b"first"), Arc::new(Panics));
+        let second = catch_unwind(AssertUnwindSafe(|| lane.call_once(&echo(b"second"))));
+        assert!(second.is_err());
+        let third = thread::scope(|scope| scope.spawn(|| lane.call_once(&echo(b"third"))).join());
+        assert_eq!(third.unwrap().unwrap(), Value::BulkString(b"third".to_vec()));
+    }
+}

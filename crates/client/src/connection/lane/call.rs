@@ -1,0 +1,353 @@
+//! A command whose reply its thread waits for: it combines, or sleeps until the combiner has it.
+
+use std::io;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::{Combiner, Lane, MOST_UNREAD, Pending, State, take_first};
+use crate::connection::Command;
+use crate::connection::limit::{self, Limit};
+use crate::connection::link::{Cause, Failure, Link, Outcome, ReplyReceiver};
+use crate::connection::reply::is_wrong_server_error;
+use crate::sync::{Mutex, Thread, own_thread};
+
+/// A command whose thread sleeps until it has the reply, or is to combine.
+pub(super) struct Call {
+    pub(super) thread: Arc<Thread>,
+    pub(super) state: Mutex<CallState>,
+}
+
+pub(super) enum CallState {
+    /// To be written, or written and not answered.
+    Queued,
+    /// Its thread is to combine. Set under the lane's mutex, as is the `Done` of a thread that
+    /// leaves: so no thread that has left is told to.
+    Combines,
+    /// Answered, or its thread leaves with this.
+    Done(Outcome),
+    /// Its thread has left.
+    Gone,
+}
+
+impl Call {
+    /// The calling thread's.
+    fn queued() -> Arc<Self> {
+        let state = Mutex::new(CallState::Queued);
+        Arc::new(Self { thread: Thread::current(), state })
+    }
+
+    /// The state that its thread is told, and by which it goes on.
+    fn told(&self) -> CallState {
+        let mut state = self.state.lock();
+        let told = std::mem::replace(&mut *state, CallState::Gone);
+        if !matches!(told, CallState::Done(_)) {
+            *state = CallState::Queued;
+        }
+        told
+    }
+}
+
+impl Lane {
+    /// When a call that begins now should be over.
+    pub fn deadline(&self) -> Instant {
+        let now = Instant::now();
+        let time = self.endpoint.connect_timeout().saturating_add(self.endpoint.response_timeout());
+        // No timeout is longer than a year.
+        now.checked_add(time).unwrap_or(now)
+    }
+
+    /// As [`call_once`](Self::call_once), but not in an outage: a thread that drops a hundred
+    /// permits of a client that has ended waits for the outage once.
+    pub fn call_unless_out(self: &Arc<Self>, command: &Command) -> Outcome {
+        if self.endpoint.health().is_out() { Err(self.out()) } else { self.call_once(command) }
+    }
+
+    /// Sends a command once and waits for its reply. The command may wait for the other threads'
+    /// packet that is on its way, and goes with the next one: each connects, if it must, and waits
+    /// for its replies.
+    ///
+    /// If the calling thread has a [`Limit`], it does not wait for longer than that: see
+    /// [`call_limited`](Self::call_limited).
+    pub fn call_once(self: &Arc<Self>, command: &Command) -> Outcome {
+        match Limit::current() {
+            None => self.call_until(command, None),
+            Some(limit) => self.call_limited(command, &limit),
+        }
+    }
+
+    /// As [`call_once`](Self::call_once); after a reset it sends `copy`, if there is time left by
+    /// then: a call whose connections break one after the other ends, too. `true`: it sent `copy`.
+    pub(crate) fn call_twice(
+        self: &Arc<Self>,
+        command: &Command,
+        copy: impl FnOnce() -> Command,
+    ) -> (Outcome, bool) {
+        let deadline = self.deadline();
+        match self.call_once(command) {
+            Err(Failure::Reset(_)) if Instant::now() < deadline => (self.call_once(&copy()), true),
+            // The command changed nothing there. The next connection leads to the master.
+            Err(Failure::Refused(cause))
+                if self.endpoint.has_sentinels()
+                    && is_wrong_server_error(&cause.error)
+                    && Instant::now() < deadline =>
+            {
+                (self.call_once(command), false)
+            }
+            outcome => (outcome, false),
+        }
+    }
+
+    /// As [`call_once`](Self::call_once), of a server to which the command's slot is on its way.
+    pub(crate) fn call_asking(self: &Arc<Self>, command: &Command) -> Outcome {
+        let command = command.asking(self.endpoint.channels());
+        if let Some(limit) = Limit::current() {
+            return self.call_limited(&command, &limit);
+        }
+        let call = Call::queued();
+        let mut state = self.state.lock();
+        state.queue.push_back(Pending::Call(command, Arc::clone(&call)));
+        if !std::mem::replace(&mut state.combining, true) {
+            *call.state.lock() = CallState::Combines;
+        }
+        drop(state);
+        self.follow(&call, None)
+    }
+
+    /// As [`call_once`](Self::call_once), but it waits for other threads' packets until `deadline`
+    /// only. (Not all calls do: a sleep with an end costs a twentieth of the rate of many threads.)
+    pub(super) fn call_until(&self, command: &Command, deadline: Option<Instant>) -> Outcome {
+        let mut state = self.state.lock();
+        if state.combining {
+            let call = Call::queued();
+            state.queue.push_back(Pending::Call(command.clone(), Arc::clone(&call)));
+            drop(state);
+            return self.follow(&call, deadline);
+        }
+        state.combining = true;
+        let link = state.link.take();
+        let queue = std::mem::take(&mut state.queue);
+        drop(state);
+        // Opens a link if there is none. First others' posts, then the own command; calls that come
+        // meanwhile queue. The combiner's drop makes the first of them the next combiner, which
+        // writes the whole queue in one packet (`combine_queue`).
+        let mut combiner = Combiner::new(self, link, self.endpoint.connect_timeout());
+        match combiner.write_and_read(queue) {
+            // No connection opens: the caller need not wait for that twice.
+            Err(unsent @ Failure::Unsent(_)) => Err(unsent),
+            Ok(()) | Err(_) => combiner.exchange(command),
+        }
+    }
+
+    /// Sleeps until another thread has the reply, or combines when told to.
+    fn follow(&self, call: &Arc<Call>, deadline: Option<Instant>) -> Outcome {
+        loop {
+            match call.told() {
+                CallState::Done(outcome) => return outcome,
+                CallState::Combines => self.combine_queue(),
+                CallState::Queued | CallState::Gone => {
+                    call.thread.parker().park_until(deadline);
+                    if deadline.is_some_and(|deadline| Instant::now() >= deadline)
+                        && let Some(failure) = self.abandon(call)
+                    {
+                        return Err(failure);
+                    }
+                }
+            }
+        }
+    }
+
+    /// As [`call_once`](Self::call_once) for a thread with a limit: it leaves when that is over,
+    /// wherever its command stands then, and never opens a connection in its own thread.
+    ///
+    /// | its command when it leaves | its result | the command's end |
+    /// |---|---|---|
+    /// | in the queue | `Unsent` | taken out: it never runs |
+    /// | about to be written, or written, by another combiner | `TimedOut` | it may run; the combiner reads and drops its reply |
+    /// | written in part, or as a whole, by itself | `TimedOut` | it may run; the link keeps the rest of the bytes, and the part of a reply that was read |
+    ///
+    /// If it combines, it hands the link on: to a call in the queue, or else to a call whose
+    /// command is written and which becomes the reader. If no other call waits, the link stays with
+    /// the lane, and the next caller, or the look at an idle link, reads the late reply before its
+    /// own. The link is given up only when the server has answered nothing for as long as
+    /// `response_timeout`, even if other threads wrote meanwhile. If there is no link, or one that
+    /// was silent for long, a thread of its own combines in its place, with the whole time that
+    /// opening a link may take: it serves all calls that wait then.
+    ///
+    /// The senders of a command that may run give back anything it takes, as after any other lost
+    /// reply: they have its owner, ids or number (`lease/orphan.rs`).
+    fn call_limited(self: &Arc<Self>, command: &Command, limit: &Limit) -> Outcome {
+        let call = Call::queued();
+        let mut state = self.state.lock();
+        state.queue.push_back(Pending::Call(command.clone(), Arc::clone(&call)));
+        if !std::mem::replace(&mut state.combining, true) {
+            *call.state.lock() = CallState::Combines;
+        }
+        drop(state);
+        loop {
+            match call.told() {
+                CallState::Done(outcome) => return outcome,
+                CallState::Combines => self.combine_limited(&call, limit),
+                CallState::Queued | CallState::Gone => {
+                    let sleep = || call.thread.parker().park_until(limit.until());
+                    limit.wakeable(&call.thread, sleep);
+                }
+            }
+            if limit.is_over()
+                && let Some(failure) = self.abandon(&call)
+            {
+                limit::cuts();
+                return Err(failure);
+            }
+        }
+    }
+
+    /// Combines until its limit is over, for itself and those in the queue.
+    fn combine_limited(self: &Arc<Self>, call: &Arc<Call>, limit: &Limit) {
+        let mut state = self.state.lock();
+        if limit.is_over() {
+            // Told to combine when its time was over: another thread does.
+            self.leaves(&mut state, call);
+            let link = state.link.take();
+            drop(state);
+            drop(Combiner::new(self, link, Duration::ZERO).with_limit(limit));
+            return;
+        }
+        if !state.link.as_mut().is_some_and(|link| link.is_trusted()) {
+            drop(state);
+            let lane = Arc::clone(self);
+            if let Err(error) = own_thread("redlatch-opener", None, move || lane.combine_queue()) {
+                let mut state = self.state.lock();
+                let failure = self.give_up(&mut state, call, error);
+                let link = state.link.take();
+                drop(state);
+                call.receive(Err(failure));
+                drop(Combiner::new(self, link, Duration::ZERO).with_limit(limit));
+            }
+            return;
+        }
+        drop(state);
+        self.gather();
+        let mut state = self.state.lock();
+        let link = state.link.take();
+        // The link must not owe more and more if one call after the other leaves.
+        let room = MOST_UNREAD.saturating_sub(link.as_ref().map_or(0, |link| link.owed()));
+        let packet = take_first(&mut state.queue, room);
+        state.served = packet.len();
+        drop(state);
+        let mut combiner = Combiner::new(self, link, Duration::ZERO).with_limit(limit);
+        let begun = Instant::now();
+        combiner.write_and_read_limited(packet, limit);
+        let mut state = self.state.lock();
+        state.round_trip = begun.elapsed();
+        if limit.is_over() {
+            self.leaves(&mut state, call);
+        }
+        drop(state);
+        drop(combiner);
+    }
+
+    /// The call's time is over. To be called before it hands the link on, or it would be told to
+    /// combine once more.
+    fn leaves(&self, state: &mut State, call: &Arc<Call>) {
+        let mut own = call.state.lock();
+        if matches!(*own, CallState::Queued) {
+            *own = CallState::Done(Err(self.give_up(state, call, late())));
+            limit::cuts();
+        }
+    }
+
+    /// Takes a call out of the queue. Returns whether its command may run: [`Failure::Unsent`] only
+    /// if it was still there.
+    fn give_up(&self, state: &mut State, call: &Arc<Call>, why: io::Error) -> Failure {
+        let why = Cause::new(why, self.endpoint.health());
+        match state.queue.iter().position(|pending| pending.is(call)) {
+            Some(at) => {
+                state.queue.remove(at);
+                Failure::Unsent(why)
+            }
+            // A combiner has it, and has written it or is about to.
+            None => Failure::TimedOut(why),
+        }
+    }
+
+    /// Gives up a call whose time is over. `None`: it is answered, or its thread combines.
+    fn abandon(&self, call: &Arc<Call>) -> Option<Failure> {
+        // The next combiner is chosen under this mutex: it cannot be a thread that has just left.
+        let mut state = self.state.lock();
+        let mut own = call.state.lock();
+        if !matches!(*own, CallState::Queued) {
+            return None;
+        }
+        *own = CallState::Gone;
+        Some(self.give_up(&mut state, call, late()))
+    }
+
+    /// Combines for the whole queue, in which the caller's own command stands too.
+    fn combine_queue(&self) {
+        self.gather();
+        let mut state = self.state.lock();
+        let link = state.link.take();
+        let queue = std::mem::take(&mut state.queue);
+        state.served = queue.len();
+        drop(state);
+        let mut combiner = Combiner::new(self, link, self.endpoint.connect_timeout());
+        let begun = Instant::now();
+        if queue.is_empty() {
+            // Its own command is written, and the thread that was to read the reply has left.
+            combiner.on_link(Link::read_awaited);
+        }
+        let _heard = combiner.write_and_read(queue);
+        self.state.lock().round_trip = begun.elapsed();
+        drop(combiner);
+    }
+
+    /// On a link with delay, waits a moment for the threads that the last packet served: they are
+    /// about to send again, and a thread that misses this packet waits for two round trips.
+    fn gather(&self) {
+        let (served, patience) = {
+            let state = self.state.lock();
+            (state.served, state.round_trip / 16)
+        };
+        if served < 2 || patience < SHORTEST_GATHER {
+            return;
+        }
+        let until = Instant::now() + patience.min(LONGEST_GATHER);
+        while self.state.lock().queue.len() < served && Instant::now() < until {
+            thread::yield_now();
+        }
+    }
+}
+
+fn late() -> io::Error {
+    io::Error::new(io::ErrorKind::TimedOut, "the call's own time was over")
+}
+
+/// A round trip of a sixth of a millisecond: below that gathering costs more than it brings.
+const SHORTEST_GATHER: Duration = Duration::from_micros(10);
+const LONGEST_GATHER: Duration = Duration::from_micros(500);
+
+impl ReplyReceiver for Call {
+    fn receive(&self, outcome: Outcome) {
+        let mut state = self.state.lock();
+        // Not a reply for a thread that has left: its verb undoes the command's effects.
+        if matches!(*state, CallState::Queued | CallState::Combines) {
+            *state = CallState::Done(outcome);
+            drop(state);
+            self.thread.parker().unpark();
+        }
+    }
+
+    fn has_left(&self) -> bool {
+        matches!(*self.state.lock(), CallState::Done(_) | CallState::Gone)
+    }
+
+    fn takes_over(&self) -> Option<Arc<Thread>> {
+        let mut state = self.state.lock();
+        if !matches!(*state, CallState::Queued) {
+            return None;
+        }
+        *state = CallState::Combines;
+        Some(Arc::clone(&self.thread))
+    }
+}

@@ -1,0 +1,155 @@
+//! The end of a call without an answer: the time limit, the deadline or the cancel token of the
+//! calling thread's verb.
+//!
+//! The limit is the thread's, and not handed from function to function: so no path to a question
+//! (an attempt, a longer lease, a hold's owner) can forget it. Verbs that wait [set](Limit::set)
+//! it, also those without a limit (a logger may take a lock within another's wait).
+//! [`Lane`](super::Lane) and [`Slot`](super::Cluster) read it where a thread would wait for a
+//! server. [Posts](super::Lane::post) and background threads' commands have none.
+
+use std::cell::{Cell, RefCell};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+#[cfg(all(shuttle, feature = "testing"))]
+use shuttle::thread_local;
+
+use crate::cancel::{CancelToken, Registration};
+use crate::sync::Thread;
+
+/// How often a thread that reads from a socket looks whether its token was cancelled: nothing wakes
+/// it there.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub struct Limit {
+    until: Option<Instant>,
+    token: Option<CancelToken>,
+}
+
+thread_local! {
+    /// Whether the other two may be more than nothing: most calls look here alone.
+    static IS_SET: Cell<bool> = const { Cell::new(false) };
+    static CURRENT: RefCell<Option<Limit>> = const { RefCell::new(None) };
+    static CUT: Cell<bool> = const { Cell::new(false) };
+}
+
+impl Limit {
+    /// `None`: nothing ends a call.
+    pub fn new(until: Option<Instant>, token: Option<&CancelToken>) -> Option<Self> {
+        let token = token.cloned();
+        (until.is_some() || token.is_some()).then_some(Self { until, token })
+    }
+
+    /// From here on, until the result is dropped, this limit ends the calling thread's calls.
+    #[inline]
+    pub fn set(limit: Option<Self>) -> Limited {
+        let was_set = IS_SET.try_with(Cell::get).unwrap_or(false);
+        Limited((was_set || limit.is_some()).then(|| Self::replace(limit, was_set)))
+    }
+
+    #[cold]
+    fn replace(limit: Option<Self>, was_set: bool) -> Before {
+        // A thread whose thread-locals are gone waits as long as the server takes.
+        let limit = CURRENT.try_with(|current| current.replace(limit)).unwrap_or(None);
+        let _gone = IS_SET.try_with(|is_set| is_set.set(true));
+        Before { limit, was_cut: set_cut(false), was_set }
+    }
+
+    /// The calling thread's.
+    #[inline]
+    pub(super) fn current() -> Option<Self> {
+        if !IS_SET.try_with(Cell::get).unwrap_or(false) {
+            return None;
+        }
+        CURRENT.try_with(|current| current.borrow().clone()).unwrap_or(None)
+    }
+
+    pub(super) fn until(&self) -> Option<Instant> {
+        self.until
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.token.as_ref().is_some_and(CancelToken::is_cancelled)
+            || self.until.is_some_and(|until| Instant::now() >= until)
+    }
+
+    /// The limit's end, or this if that is earlier.
+    pub(super) fn earlier_of(&self, until: Instant) -> Instant {
+        self.until.map_or(until, |own| own.min(until))
+    }
+
+    /// The end of a sleep that no other thread can end, of a thread that may sleep until `latest`.
+    pub(super) fn soon(&self, latest: Instant) -> Instant {
+        let look = self.token.as_ref().and_then(|_| Instant::now().checked_add(LOOK));
+        [look, self.until].into_iter().flatten().fold(latest, Instant::min)
+    }
+
+    /// Runs `sleep`, which ends at [`until`](Self::until) or when `thread` is woken, as it is by the
+    /// token.
+    pub(super) fn wakeable(&self, thread: &Arc<Thread>, sleep: impl FnOnce()) {
+        let _registration = self.token.as_ref().map(|token| Registration::of(token, thread));
+        // After the registration: an earlier cancel woke no thread.
+        if !self.is_over() {
+            sleep();
+        }
+    }
+
+    /// Sleeps for so long, or until the limit is over.
+    pub(super) fn sleep(&self, pause: Duration) {
+        let now = Instant::now();
+        let end = now.checked_add(pause).unwrap_or(now);
+        while Instant::now() < end && !self.is_over() {
+            thread::sleep(self.soon(end).saturating_duration_since(Instant::now()));
+        }
+    }
+}
+
+/// The calling thread's call was ended by its limit.
+pub(super) fn cuts() {
+    set_cut(true);
+}
+
+/// Whether a call of the calling thread's was ended by its limit, since the last
+/// [`Limit::set`]: then its failure says nothing of the server, and nothing to other threads.
+pub fn was_cut() -> bool {
+    CUT.try_with(Cell::get).unwrap_or(false)
+}
+
+fn set_cut(cut: bool) -> bool {
+    CUT.try_with(|was| was.replace(cut)).unwrap_or(false)
+}
+
+/// Until this is dropped a [`Limit`] is set; then the earlier one is again.
+#[must_use]
+#[derive(Debug)]
+pub struct Limited(Option<Before>);
+
+#[derive(Debug)]
+struct Before {
+    limit: Option<Limit>,
+    was_cut: bool,
+    was_set: bool,
+}
+
+impl Drop for Limited {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(before) = self.0.take() {
+            before.restore();
+        }
+    }
+}
+
+impl Before {
+    #[cold]
+    fn restore(self) {
+        let Self { limit, was_cut, was_set } = self;
+        // Not under the borrow: this may drop a token's last copy.
+        let _gone = CURRENT.try_with(|current| current.replace(limit));
+        set_cut(was_cut);
+        let _gone = IS_SET.try_with(|is_set| is_set.set(was_set));
+    }
+}

@@ -1,0 +1,853 @@
+//! One connection and its owed replies: those of written commands that are not read.
+
+use std::borrow::Cow;
+use std::collections::VecDeque;
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
+
+use super::ReplicaAcks;
+use super::limit::Limit;
+use super::reply::is_wrong_server_reply;
+use super::{Channels, Command, Connection, Endpoint, Health};
+use crate::sync::{Mutex, Thread, clock};
+
+/// A connection that has been silent for longer is tested before it gets a command: a firewall on
+/// the way may have forgotten it, and then the command's outcome would not be known.
+const TRUSTED: u64 = 10_000_000_000;
+/// The time for such a test, besides twice the time that opening the connection took.
+const SHORTEST_LOOK: Duration = Duration::from_millis(100);
+
+/// The result of a command: the server's reply, its error reply, or none.
+pub type Outcome = Result<Value, Failure>;
+
+/// Why there is no reply, or only an error, and whether the command ran.
+#[derive(Clone, Debug)]
+pub enum Failure {
+    /// Never written: nothing happened.
+    Unsent(Cause),
+    /// The connection broke: it may have run, or not.
+    Reset(Cause),
+    /// No reply in time: it may have run, or may still.
+    TimedOut(Cause),
+    /// The server answered with this error. The connection is as good as before.
+    Refused(Cause),
+    /// The command has run and had this reply, but too few replicas have
+    /// [acknowledged](Command::acknowledged) it. The connection is as good as before.
+    Unacknowledged(Value, Cause),
+}
+
+/// The error, and its server.
+#[derive(Clone, Debug)]
+pub struct Cause {
+    /// The error.
+    pub error: Arc<RedisError>,
+    /// The server's address, for people.
+    pub address: Arc<str>,
+    /// Whether there was ever a connection to the server: its address is right then.
+    pub met: bool,
+    /// The type of the value under the command's key, if the server refused it and said so.
+    pub holds: Option<&'static str>,
+}
+
+impl Cause {
+    /// An error that this process met with the server.
+    pub fn new(error: impl Into<RedisError>, health: &Health) -> Self {
+        let error = Arc::new(error.into());
+        Self { error, address: health.address(), met: health.was_met(), holds: None }
+    }
+
+    /// An error that a server itself sent.
+    pub fn said(error: Arc<RedisError>, address: Arc<str>) -> Self {
+        Self { error, address, met: true, holds: None }
+    }
+}
+
+impl Failure {
+    /// The error, and its server.
+    pub fn cause(&self) -> &Cause {
+        match self {
+            Self::Unsent(cause)
+            | Self::Reset(cause)
+            | Self::TimedOut(cause)
+            | Self::Refused(cause)
+            | Self::Unacknowledged(_, cause) => cause,
+        }
+    }
+
+    /// Whether the connection is of no use any more.
+    pub fn is_the_links(&self) -> bool {
+        !matches!(self, Self::Refused(_) | Self::Unacknowledged(..))
+    }
+}
+
+/// The receiver of a reply. The thread that reads the reply calls it, with no mutex held; it must
+/// not block and must not send.
+pub trait ReplyReceiver: Send + Sync {
+    /// Gets the reply, or why there is none: once.
+    fn receive(&self, outcome: Outcome);
+
+    /// Whether a thread slept for the reply and has left. A command that the server has not run by
+    /// then must not be sent again: it would run behind the command that undoes it.
+    fn has_left(&self) -> bool {
+        false
+    }
+
+    /// The reading thread leaves, and the one that sleeps for this reply reads from now on. Returns
+    /// the thread to wake. Called under the lane's mutex.
+    fn takes_over(&self) -> Option<Arc<Thread>> {
+        None
+    }
+}
+
+impl<F: Fn(Outcome) + Send + Sync> ReplyReceiver for F {
+    fn receive(&self, outcome: Outcome) {
+        self(outcome);
+    }
+}
+
+/// A connection with the commands written to it whose replies are not read yet, in order.
+pub struct Link {
+    connection: Connection,
+    owed: VecDeque<Owed>,
+    /// Replies to commands that replicas are not known to have acknowledged. A WAIT is owed behind
+    /// each.
+    unacknowledged: VecDeque<Unacknowledged>,
+    /// How many WAITs are owed, and when the server has answered them at the latest.
+    waits: u32,
+    waits_until: Instant,
+    /// Since when a reply is owed, or when the last one came, if that is later.
+    owes_since: Instant,
+    /// A thread sleeps for a reply that no thread reads: the reader has left.
+    is_left: bool,
+    response_timeout: Duration,
+    channels: Channels,
+    health: Arc<Health>,
+    /// The server's address. The next link may lead elsewhere, by the word of Sentinels.
+    address: Arc<str>,
+    /// `Some` until the first reply that is not a wrong server's.
+    untold: Option<Endpoint>,
+    wrote_at: Instant,
+    /// When the link last got a command, and when it got the last answered one, on [`clock`]: so
+    /// the server lived then or later.
+    trusted_at: u64,
+    heard_at: u64,
+    /// How long it took to open: a few round trips.
+    opened_in: Duration,
+    /// A reply said that this server is not the one to ask.
+    is_wrong: bool,
+    /// The scripts that this link has used: the server knows them.
+    known: Vec<usize>,
+}
+
+impl fmt::Debug for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Link({}, {} owed)", self.address, self.owed.len())
+    }
+}
+
+struct Unacknowledged {
+    receiver: Arc<dyn ReplyReceiver>,
+    reply: Value,
+    awaited: bool,
+}
+
+struct Owed {
+    command: Command,
+    /// `None`: it is a WAIT, which answers all those before it.
+    receiver: Option<Arc<dyn ReplyReceiver>>,
+    /// Whether a thread sleeps until the reply is read.
+    awaited: bool,
+    /// Whether the command went again as EVAL.
+    retried: bool,
+}
+
+impl Link {
+    /// Opens a connection within the endpoint's connect timeout.
+    pub fn open(endpoint: &Endpoint) -> Result<Self, Failure> {
+        Self::open_within(endpoint, endpoint.connect_timeout())
+    }
+
+    /// As [`open`](Self::open), in a time that may be shorter than the connect timeout.
+    pub(crate) fn open_within(endpoint: &Endpoint, within: Duration) -> Result<Self, Failure> {
+        let begun = Instant::now();
+        let opened = endpoint.open_within(within);
+        let connection =
+            opened.map_err(|error| Failure::Unsent(Cause::new(error, endpoint.health())))?;
+        Ok(Self {
+            connection,
+            owed: VecDeque::new(),
+            unacknowledged: VecDeque::new(),
+            waits: 0,
+            waits_until: begun,
+            owes_since: begun,
+            is_left: false,
+            response_timeout: endpoint.response_timeout(),
+            channels: endpoint.channels(),
+            health: Arc::clone(endpoint.health()),
+            address: endpoint.health().address(),
+            untold: Some(endpoint.clone()),
+            wrote_at: begun,
+            trusted_at: clock::now(),
+            heard_at: clock::now(),
+            opened_in: begun.elapsed(),
+            is_wrong: false,
+            known: Vec::new(),
+        })
+    }
+
+    /// Whether the server is not the one to ask, or not now: the link must not be kept, and the
+    /// next one looks the address up anew.
+    pub fn is_wrong(&self) -> bool {
+        self.is_wrong
+    }
+
+    /// Whether the link can be trusted with a command. After a `false` it is of no use any more.
+    pub fn is_alive(&mut self) -> bool {
+        if self.is_trusted() {
+            return true;
+        }
+        if self.connection.is_closed() {
+            return false;
+        }
+        let until = self.deadline_in(self.at_least(SHORTEST_LOOK));
+        self.write(Command::plain(&[b"PING"]).bytes()).is_ok()
+            && self.settle_all(until).is_ok()
+            && self.read(until).is_ok()
+    }
+
+    /// Whether the link can be trusted with a command without a test.
+    pub(super) fn is_trusted(&mut self) -> bool {
+        // One master: if another server has taken over, this one gets no more commands.
+        if self.connection.is_closed() {
+            return false;
+        }
+        self.trusted_at = clock::now();
+        self.trusted_at.saturating_sub(self.heard_at) < TRUSTED
+    }
+
+    /// This time, or a longer one if the server is far off; never longer than the time for any
+    /// reply.
+    pub fn at_least(&self, patience: Duration) -> Duration {
+        self.opened_in.saturating_mul(2).max(patience).min(self.response_timeout)
+    }
+
+    /// How many replies are not read.
+    pub(crate) fn owed(&self) -> usize {
+        self.owed.len()
+    }
+
+    /// Writes `command` and reads its reply, and those owed before it on the way.
+    ///
+    /// After a failure that [is the link's](Failure::is_the_links) the link is of no use any more.
+    pub(crate) fn exchange(&mut self, command: &Command) -> Outcome {
+        if command.acks().is_some() {
+            return self.exchange_acknowledged(command);
+        }
+        self.write(&command.bytes_for(self.channels))?;
+        let mut retried = false;
+        loop {
+            let until = later(self.wrote_at, self.response_timeout.saturating_add(self.waits()));
+            self.settle_all(until)?;
+            let reply = self.read(until)?;
+            if !command.may_be_answered(&reply) {
+                let shifted = self.shifted();
+                return Err(self.fail(shifted));
+            }
+            if retried || !is_noscript(&reply) {
+                return self.said(reply);
+            }
+            let Some(eval) = command.to_eval(self.channels) else { return self.said(reply) };
+            self.write(&eval)?;
+            retried = true;
+        }
+    }
+
+    fn exchange_acknowledged(&mut self, command: &Command) -> Outcome {
+        let outcome = Arc::new(Mutex::new(None));
+        let receiver = {
+            let outcome = Arc::clone(&outcome);
+            move |received| *outcome.lock() = Some(received)
+        };
+        self.send([(command.clone(), Arc::new(receiver) as _, true)])?;
+        self.read_awaited()?;
+        // There is an outcome once all awaited replies were read.
+        outcome.lock().take().unwrap_or_else(|| Err(self.closed()))
+    }
+
+    fn closed(&self) -> Failure {
+        let closed = io::Error::new(io::ErrorKind::ConnectionAborted, "connection closed");
+        Failure::Reset(self.cause(closed))
+    }
+
+    /// A reply came that its command cannot have: it, and the replies behind it, may belong to any
+    /// command. A number read for the wrong command would be a grant.
+    fn shifted(&self) -> Failure {
+        let what = "a reply does not fit its command: the connection is given up";
+        Failure::Reset(self.cause((ErrorKind::Parse, what)))
+    }
+
+    /// How long the server may take, from now on, to answer the owed WAITs.
+    pub(super) fn waits(&self) -> Duration {
+        match self.waits {
+            0 => Duration::ZERO,
+            _ => self.waits_until.saturating_duration_since(Instant::now()),
+        }
+    }
+
+    fn deadline_in(&self, time: Duration) -> Instant {
+        deadline_in(time.saturating_add(self.waits()))
+    }
+
+    /// Writes commands in one packet, their replies owed; behind those whose writes replicas must
+    /// acknowledge it writes one WAIT. After an `Err` the link is of no use, and each command's
+    /// receiver has heard so.
+    pub fn send(
+        &mut self,
+        batch: impl IntoIterator<Item = (Command, Arc<dyn ReplyReceiver>, bool)>,
+    ) -> Result<(), Failure> {
+        let bytes = self.owe(batch);
+        self.write(&bytes)
+    }
+
+    /// As [`send`](Self::send), for a thread that leaves when its limit is over: the next thread
+    /// that reads or writes writes the rest.
+    pub(super) fn send_limited(
+        &mut self,
+        batch: impl IntoIterator<Item = (Command, Arc<dyn ReplyReceiver>, bool)>,
+        limit: &Limit,
+    ) -> Result<(), Failure> {
+        let bytes = self.owe(batch);
+        self.wrote_at = Instant::now();
+        self.connection.append(&bytes);
+        self.write_limited(limit).map(drop)
+    }
+
+    /// Notes that the replies to these commands are owed. Returns the bytes to write.
+    fn owe(
+        &mut self,
+        batch: impl IntoIterator<Item = (Command, Arc<dyn ReplyReceiver>, bool)>,
+    ) -> Vec<u8> {
+        self.begins_to_owe();
+        let mut bytes = Vec::new();
+        let mut acks = None;
+        for (command, receiver, awaited) in batch {
+            if command.asks() {
+                let command = Command::plain(&[b"ASKING"]);
+                bytes.extend_from_slice(command.bytes());
+                self.owed.push_back(Owed {
+                    command,
+                    receiver: None,
+                    awaited: false,
+                    retried: true,
+                });
+            }
+            bytes.extend_from_slice(&command.bytes_for(self.channels));
+            if command.acks().is_some() {
+                acks = command.acks();
+            }
+            // Owed before it is written: its receiver hears of every failure from here on.
+            let receiver = Some(receiver);
+            self.owed.push_back(Owed { command, receiver, awaited, retried: false });
+        }
+        if let Some(acks) = acks {
+            self.owe_wait(acks, &mut bytes);
+        }
+        bytes
+    }
+
+    fn begins_to_owe(&mut self) {
+        if self.owed.is_empty() {
+            self.owes_since = Instant::now();
+        }
+    }
+
+    /// When the server has answered nothing for so long that the link is of no use.
+    fn dead_at(&self) -> Instant {
+        later(self.owes_since, self.response_timeout.saturating_add(self.waits()))
+    }
+
+    /// Writes the unwritten bytes. `false`: the limit was over first.
+    fn write_limited(&mut self, limit: &Limit) -> Result<bool, Failure> {
+        loop {
+            let dead_at = self.dead_at();
+            match self.connection.write_in_part(limit.soon(dead_at)) {
+                Ok(true) => return Ok(true),
+                Ok(false) if Instant::now() >= dead_at => {
+                    let late = io::Error::new(io::ErrorKind::TimedOut, "the server takes nothing");
+                    let late = self.after_write(late.into());
+                    return Err(self.fail(late));
+                }
+                Ok(false) if limit.is_over() => return Ok(false),
+                Ok(false) => {}
+                Err(error) => {
+                    let failure = self.after_write(error);
+                    return Err(self.fail(failure));
+                }
+            }
+        }
+    }
+
+    /// As [`read_awaited`](Self::read_awaited), for a thread that leaves when its limit is over.
+    /// The link keeps the part of a reply read by then for the next reader.
+    ///
+    /// It reads on while `most` replies are owed, even if no thread waits for them.
+    pub(super) fn read_limited(&mut self, limit: &Limit, most: usize) -> Result<(), Failure> {
+        let mut awaited = self.owed.iter().filter(|owed| owed.awaited).count();
+        while awaited > 0
+            || self.owed.len() >= most
+            || self.unacknowledged.iter().any(|it| it.awaited)
+        {
+            self.is_left = true;
+            if !self.write_limited(limit)? {
+                return Ok(());
+            }
+            let Some(owed) = self.owed.pop_front() else { break };
+            let reply = match self.receive_limited(limit) {
+                Ok(Some(reply)) => reply,
+                left => {
+                    self.owed.push_front(owed);
+                    return left.map(drop).map_err(|failure| self.fail(failure));
+                }
+            };
+            let counts = owed.awaited;
+            match self.settled(owed, reply)? {
+                None => awaited -= usize::from(counts),
+                Some(eval) => self.connection.append(&eval),
+            }
+        }
+        self.is_left = false;
+        Ok(())
+    }
+
+    /// Reads one reply. `None`: the limit was over first.
+    fn receive_limited(&mut self, limit: &Limit) -> Result<Option<Value>, Failure> {
+        loop {
+            let dead_at = self.dead_at();
+            match self.connection.receive_in_part(limit.soon(dead_at)) {
+                Ok(reply) => return Ok(Some(self.received(reply))),
+                Err(error) if error.is_timeout() && Instant::now() < dead_at => {
+                    if limit.is_over() {
+                        return Ok(None);
+                    }
+                }
+                Err(error) => {
+                    // Other threads may have written since, each for a moment: that is no sign of
+                    // life.
+                    if error.is_timeout() {
+                        self.health.failed(self.owes_since, &error);
+                    }
+                    return Err(self.after_write(error));
+                }
+            }
+        }
+    }
+
+    /// The receivers whose threads sleep for replies that no thread reads, in order.
+    pub(super) fn left(&self) -> impl Iterator<Item = &Arc<dyn ReplyReceiver>> {
+        let unacknowledged = self.unacknowledged.iter().filter(|it| it.awaited);
+        let owed = self.owed.iter().filter(|it| it.awaited);
+        let all =
+            unacknowledged.map(|it| &it.receiver).chain(owed.filter_map(|it| it.receiver.as_ref()));
+        all.filter(|_| self.is_left)
+    }
+
+    /// Asks, behind all that is in `bytes`, whether replicas have it.
+    fn owe_wait(&mut self, acks: ReplicaAcks, bytes: &mut Vec<u8>) {
+        let command = Command::wait(acks).acknowledged(Some(acks));
+        bytes.extend_from_slice(command.bytes());
+        // This WAIT begins when the one before it is over.
+        self.waits_until = deadline_in(self.waits().saturating_add(acks.within));
+        self.waits += 1;
+        self.owed.push_back(Owed { command, receiver: None, awaited: false, retried: true });
+    }
+
+    /// As [`send`](Self::send), for a single command.
+    pub(crate) fn send_one(
+        &mut self,
+        command: Command,
+        receiver: Arc<dyn ReplyReceiver>,
+    ) -> Result<(), Failure> {
+        if command.acks().is_some() {
+            return self.send([(command, receiver, false)]);
+        }
+        // By its text the first time: a script that the server does not know yet would have to be
+        // sent again, but then behind the next command of its name.
+        let text = match command.script_id() {
+            Some(script) if !self.known.contains(&script) => {
+                self.known.push(script);
+                command.to_eval(self.channels)
+            }
+            _ => None,
+        };
+        let bytes = text.map_or_else(|| command.bytes_for(self.channels), Cow::Owned);
+        self.begins_to_owe();
+        self.wrote_at = Instant::now();
+        let written = self.connection.send_packed_command(&bytes, self.wrote_at);
+        drop(bytes);
+        let receiver = Some(receiver);
+        self.owed.push_back(Owed { command, receiver, awaited: false, retried: false });
+        written.map_err(|error| self.fail(self.after_write(error)))
+    }
+
+    /// Reads until no reply is owed for which a thread sleeps; those of later posts may stay
+    /// unread.
+    pub(crate) fn read_awaited(&mut self) -> Result<(), Failure> {
+        self.read_awaited_within(self.response_timeout)
+    }
+
+    /// As [`read_awaited`](Self::read_awaited), and not longer than this.
+    pub fn read_awaited_within(&mut self, patience: Duration) -> Result<(), Failure> {
+        let mut awaited = self.owed.iter().filter(|owed| owed.awaited).count();
+        let mut until = self.deadline_in(patience);
+        // The answer to a WAIT is read if it acknowledges an awaited reply.
+        while awaited > 0 || self.unacknowledged.iter().any(|it| it.awaited) {
+            let Some(owed) = self.owed.pop_front() else { break };
+            let counts = owed.awaited;
+            if self.settle(owed, until)? {
+                awaited -= usize::from(counts);
+            } else {
+                // The command was sent anew just now.
+                until = self.deadline_in(patience);
+            }
+        }
+        self.is_left = false;
+        Ok(())
+    }
+
+    /// Reads every reply owed, waiting at most `patience` for each, and ten times that for all.
+    pub(crate) fn read_all(&mut self, patience: Duration) -> Result<(), Failure> {
+        let last = self.deadline_in(patience.saturating_mul(10));
+        while let Some(owed) = self.owed.pop_front() {
+            self.settle(owed, self.deadline_in(patience).min(last))?;
+        }
+        Ok(())
+    }
+
+    /// Reads exactly the replies owed now: a command that has to go again as `EVAL` is owed behind
+    /// all commands written after it.
+    fn settle_all(&mut self, until: Instant) -> Result<(), Failure> {
+        for _ in 0..self.owed.len() {
+            let Some(owed) = self.owed.pop_front() else { break };
+            self.settle(owed, until)?;
+        }
+        self.is_left = false;
+        Ok(())
+    }
+
+    /// Reads the reply to `owed` and hands it over. `false`: the server did not know the script,
+    /// so the command is owed again, as EVAL and behind all others.
+    fn settle(&mut self, owed: Owed, until: Instant) -> Result<bool, Failure> {
+        let reply = match self.receive(until) {
+            Ok(reply) => reply,
+            Err(failure) => {
+                self.owed.push_front(owed);
+                return Err(self.fail(failure));
+            }
+        };
+        match self.settled(owed, reply)? {
+            None => Ok(true),
+            Some(eval) => self.write(&eval).map(|()| false),
+        }
+    }
+
+    /// Hands over the reply to `owed`. `Some`: the server did not know the script, so the command
+    /// is owed again, behind all others, and these bytes are to be written for it.
+    fn settled(&mut self, owed: Owed, reply: Value) -> Result<Option<Vec<u8>>, Failure> {
+        if !owed.command.may_be_answered(&reply) {
+            self.owed.push_front(owed);
+            let shifted = self.shifted();
+            return Err(self.fail(shifted));
+        }
+        let Some(receiver) = owed.receiver else {
+            self.acknowledged(&reply, &owed.command);
+            return Ok(None);
+        };
+        if !owed.retried
+            && is_noscript(&reply)
+            && !receiver.has_left()
+            && let Some(mut eval) = owed.command.to_eval(self.channels)
+        {
+            // The server's scripts were flushed: it may know none any more.
+            self.known.clear();
+            let acks = owed.command.acks();
+            self.owed.push_back(Owed { retried: true, receiver: Some(receiver), ..owed });
+            if let Some(acks) = acks {
+                // The WAIT that was written with it is answered before it runs.
+                self.owe_wait(acks, &mut eval);
+            }
+            return Ok(Some(eval));
+        }
+        match reply {
+            // The command has granted nothing, so its caller need not wait for replicas.
+            Value::ServerError(_) | Value::Nil => receiver.receive(self.said(reply)),
+            // The WAIT behind it is owed: its answer comes later than this one.
+            reply if owed.command.acks().is_some() => {
+                let awaited = owed.awaited;
+                self.unacknowledged.push_back(Unacknowledged { receiver, reply, awaited });
+            }
+            reply => receiver.receive(Ok(reply)),
+        }
+        Ok(None)
+    }
+
+    fn said(&self, reply: Value) -> Outcome {
+        match reply {
+            Value::ServerError(error) => Err(Failure::Refused(self.cause(error))),
+            reply => Ok(reply),
+        }
+    }
+
+    fn cause(&self, error: impl Into<RedisError>) -> Cause {
+        Cause::said(Arc::new(error.into()), Arc::clone(&self.address))
+    }
+
+    fn after_write(&self, error: RedisError) -> Failure {
+        let timed_out = error.is_timeout();
+        let cause = self.cause(error);
+        if timed_out { Failure::TimedOut(cause) } else { Failure::Reset(cause) }
+    }
+
+    /// The answer to a WAIT, which was written behind all unacknowledged commands, over the same
+    /// connection.
+    fn acknowledged(&mut self, answer: &Value, wait: &Command) {
+        let Some(acks) = wait.acks() else { return };
+        self.waits = self.waits.saturating_sub(1);
+        // The next one begins now, if it has not begun.
+        let rest = deadline_in(acks.within.saturating_mul(self.waits));
+        self.waits_until = self.waits_until.min(rest);
+        let too_few = match answer {
+            Value::Int(had) if *had >= i64::from(acks.count) => None,
+            Value::Int(had) => Some(too_few(*had, acks)),
+            Value::ServerError(error) => Some(error.clone().into()),
+            _ => Some((ErrorKind::Parse, "WAIT was not answered with a number").into()),
+        };
+        let cause = too_few.map(|error| self.cause(error));
+        // One by one: if one panics, the others hear when the link goes.
+        while let Some(Unacknowledged { receiver, reply, .. }) = self.unacknowledged.pop_front() {
+            receiver.receive(match &cause {
+                None => Ok(reply),
+                Some(cause) => Err(Failure::Unacknowledged(reply, cause.clone())),
+            });
+        }
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+        self.wrote_at = Instant::now();
+        let written = self.connection.send_packed_command(bytes, self.wrote_at);
+        written.map_err(|error| self.fail(self.after_write(error)))
+    }
+
+    fn read(&mut self, until: Instant) -> Outcome {
+        self.receive(until).map_err(|failure| self.fail(failure))
+    }
+
+    /// Reads one reply. All of a batch have one deadline, so a server that dribbles is found out.
+    fn receive(&mut self, until: Instant) -> Outcome {
+        match self.connection.receive_until(until) {
+            Ok(reply) => Ok(self.received(reply)),
+            Err(error) => Err(self.not_received(error)),
+        }
+    }
+
+    fn received(&mut self, reply: Value) -> Value {
+        self.owes_since = self.owes_since.max(self.wrote_at);
+        self.is_wrong |= is_wrong_server_reply(&reply);
+        // Not for a wrong server: orphans would be sent, find it wrong, open the next link, and so
+        // on.
+        if !self.is_wrong
+            && let Some(endpoint) = self.untold.take()
+        {
+            endpoint.answers();
+        }
+        // Only at the last reply, to the last command: others may have lain here for long.
+        if self.owed.is_empty() {
+            self.heard_at = self.trusted_at;
+            self.health.works(self.wrote_at);
+        }
+        reply
+    }
+
+    fn not_received(&self, error: RedisError) -> Failure {
+        // Not after the short patience for replies that no thread waits for.
+        if error.is_timeout() && self.wrote_at.elapsed() >= self.response_timeout {
+            self.health.failed(self.wrote_at, &error);
+        }
+        self.after_write(error)
+    }
+
+    /// Tells every receiver of an owed reply that none will come.
+    fn fail(&mut self, failure: Failure) -> Failure {
+        // One by one: if one panics, the others hear when the link goes.
+        while let Some(Unacknowledged { receiver, .. }) = self.unacknowledged.pop_front() {
+            receiver.receive(Err(failure.clone()));
+        }
+        while let Some(owed) = self.owed.pop_front() {
+            owed.receiver.inspect(|receiver| receiver.receive(Err(failure.clone())));
+        }
+        failure
+    }
+}
+
+impl Drop for Link {
+    /// However a link ends, by a panic too, no thread is left asleep.
+    fn drop(&mut self) {
+        if !self.owed.is_empty() || !self.unacknowledged.is_empty() {
+            let closed = self.closed();
+            self.fail(closed);
+        }
+    }
+}
+
+fn deadline_in(time: Duration) -> Instant {
+    later(Instant::now(), time)
+}
+
+fn later(now: Instant, time: Duration) -> Instant {
+    // No timeout is longer than a year.
+    now.checked_add(time).unwrap_or(now)
+}
+
+fn too_few(had: i64, ReplicaAcks { count, within }: ReplicaAcks) -> RedisError {
+    let said = format!("{had} of {count} replicas acknowledged it within {within:?}");
+    (ErrorKind::Client, "too few replicas", said).into()
+}
+
+fn is_noscript(reply: &Value) -> bool {
+    matches!(reply, Value::ServerError(error) if error.kind() == Some(ServerErrorKind::NoScript))
+}
+
+#[cfg(test)]
+#[cfg(all(testkit, not(shuttle)))]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::sync::LazyLock;
+
+    use redlatch_testkit::Server;
+
+    use super::*;
+    use crate::connection::{Replies, Script};
+
+    const TIMEOUT: Duration = Duration::from_secs(10);
+
+    fn link(server: &Server) -> Link {
+        Link::open(&Endpoint::new(&server.url(), TIMEOUT, TIMEOUT).unwrap()).unwrap()
+    }
+
+    fn hears() -> (Arc<Mutex<Option<Outcome>>>, Arc<dyn ReplyReceiver>) {
+        let heard = Arc::<Mutex<Option<Outcome>>>::default();
+        let receiver = Arc::clone(&heard);
+        (heard, Arc::new(move |outcome| *receiver.lock() = Some(outcome)))
+    }
+
+    /// Another lane has found the next master meanwhile.
+    #[test]
+    fn what_goes_wrong_names_the_server_that_the_connection_leads_to() {
+        let server = Server::start().unwrap();
+        let mut link = link(&server);
+        let address = link.health.address();
+        link.health.moved("elsewhere:1", false);
+        let (heard, receiver) = hears();
+        link.send_one(Command::plain(&[b"NO"]), receiver).unwrap();
+        let refused = link.exchange(&Command::plain(&[b"NO"])).unwrap_err();
+        let posted = heard.lock().take().unwrap().unwrap_err();
+        server.kill();
+        let broken = link.exchange(&Command::plain(&[b"PING"])).unwrap_err();
+        for failure in [&refused, &posted, &broken] {
+            assert_eq!(failure.cause().address, address, "{failure:?}");
+        }
+        assert!(matches!((refused, posted), (Failure::Refused(_), Failure::Refused(_))));
+    }
+
+    /// An odd value is the command's own affair. A reply of another kind is another command's.
+    #[test]
+    fn a_reply_that_its_script_cannot_give_ends_the_connection() {
+        static NUMBER: LazyLock<Script> =
+            LazyLock::new(|| Script::new("return 77").answers(Replies::NUMBER));
+        static NO_LIST: LazyLock<Script> =
+            LazyLock::new(|| Script::new("return 78").answers(Replies::LIST));
+        let call = |script| Command::script::<&[u8]>(script, &[], &[]);
+        let server = Server::start().unwrap();
+        for awaited in [false, true] {
+            let mut link = link(&server);
+            assert_eq!(link.exchange(&call(&NUMBER)).unwrap(), Value::Int(77));
+            let (first, last) = (hears(), hears());
+            if awaited {
+                link.send_one(Command::plain(&[b"PING"]), first.1).unwrap();
+                let outcome = link.exchange(&call(&NO_LIST));
+                assert!(matches!(outcome, Err(Failure::Reset(_))), "{outcome:?}");
+                assert!(matches!(first.0.lock().take(), Some(Ok(_))));
+                continue;
+            }
+            link.send_one(call(&NO_LIST), first.1).unwrap();
+            link.send_one(call(&NUMBER), last.1).unwrap();
+            assert!(link.read_all(TIMEOUT).is_err());
+            for heard in [first.0, last.0] {
+                let heard = heard.lock().take();
+                assert!(matches!(heard, Some(Err(Failure::Reset(_)))), "{heard:?}");
+            }
+        }
+    }
+
+    /// A command and its ASKING are one entry of the queue, and two replies.
+    #[test]
+    fn what_asks_has_its_own_reply_and_not_that_to_its_asking() {
+        let server = Server::start().unwrap();
+        let mut link = link(&server);
+        let (asked, behind) = (hears(), hears());
+        let echo = |text: &[u8]| Command::plain(&[b"ECHO", text]);
+        let asking = echo(b"1").asking(Channels::Server);
+        link.send([(asking, asked.1, true), (echo(b"2"), behind.1, true)]).unwrap();
+        assert_eq!(link.owed(), 3);
+        link.read_awaited().unwrap();
+        for (heard, text) in [(asked.0, "1"), (behind.0, "2")] {
+            let reply = heard.lock().take().unwrap().unwrap();
+            assert_eq!(reply, Value::BulkString(text.into()));
+        }
+    }
+
+    fn panics(_: Outcome) {
+        panic!("as nothing should");
+    }
+
+    /// No replica there: the answer takes as long as it may.
+    const ACKS: ReplicaAcks = ReplicaAcks { count: 1, within: Duration::from_millis(500) };
+
+    /// The link would break for waiting threads, whose commands may have run.
+    #[test]
+    fn a_connection_is_alive_while_the_server_waits_for_replicas() {
+        let server = Server::start().unwrap();
+        let mut link = link(&server);
+        let (heard, receiver) = hears();
+        let command = Command::plain(&[b"PING"]).acknowledged(Some(ACKS));
+        link.send_one(command, receiver).unwrap();
+        link.heard_at = 0;
+        assert!(link.is_alive());
+        assert!(matches!(heard.lock().take(), Some(Err(Failure::Unacknowledged(..)))));
+    }
+
+    #[test]
+    fn a_panic_of_one_who_hears_leaves_the_others_not_without_a_word() {
+        let server = Server::start().unwrap();
+        let command = |acks| Command::plain(&[b"PING"]).acknowledged(acks);
+        for acks in [None, Some(ACKS)] {
+            let mut link = link(&server);
+            let (first, last) = (hears(), hears());
+            let batch = [first.1, Arc::new(panics), last.1];
+            let batch = batch.map(|receiver| (command(acks), receiver, false));
+            if acks.is_none() {
+                // The link breaks before a reply comes.
+                link.connection.closer().close();
+            }
+            let done = catch_unwind(AssertUnwindSafe(|| {
+                link.send(batch).and_then(|()| link.read_all(TIMEOUT))
+            }));
+            assert!(done.is_err());
+            drop(link);
+            assert!(first.0.lock().is_some() && last.0.lock().is_some(), "{acks:?}");
+        }
+    }
+}

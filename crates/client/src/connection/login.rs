@@ -1,0 +1,92 @@
+//! A client's login at a server that it connects to.
+
+use std::borrow::Cow;
+use std::io;
+use std::sync::Arc;
+use std::time::Instant;
+
+use redis::{RedisConnectionInfo, RedisResult};
+
+use super::{CredentialSource, Settings};
+
+/// The login of a connection.
+#[derive(Clone)]
+pub(crate) struct Login {
+    settings: RedisConnectionInfo,
+    /// The connection's name on the server. Empty: none.
+    name: Arc<str>,
+    /// The source of user and password, instead of the settings' own.
+    source: Option<Arc<CredentialSource>>,
+}
+
+impl Login {
+    pub(super) fn new(settings: RedisConnectionInfo, config: &Settings) -> Self {
+        Self { settings, name: Arc::clone(&config.name), source: None }
+    }
+
+    /// For a server whose user and password may change.
+    pub(super) fn of_servers(settings: RedisConnectionInfo, config: &Settings) -> Self {
+        Self { source: config.credential_source.clone(), ..Self::new(settings, config) }
+    }
+
+    /// With the user and the password of now.
+    pub(super) fn settings(&self, deadline: Instant) -> RedisResult<Cow<'_, RedisConnectionInfo>> {
+        let Some(source) = &self.source else { return Ok(Cow::Borrowed(&self.settings)) };
+        match source.ask(deadline) {
+            Ok(credentials) => Ok(Cow::Owned(credentials.in_place(&self.settings))),
+            Err(why) => Err(io::Error::other(format!("no user and password: {why}")).into()),
+        }
+    }
+
+    /// Whether the next connection may have another user or password than the last.
+    pub(super) fn may_change(&self) -> bool {
+        self.source.is_some()
+    }
+
+    /// Counts how often open connections had to get new ones.
+    pub(super) fn renewals(&self) -> u64 {
+        self.source.as_ref().map_or(0, |source| source.renewals())
+    }
+
+    pub(super) fn database(&self) -> i64 {
+        self.settings.db()
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+}
+
+/// The name of a client's connections: its name and its id, without characters that the server
+/// allows in no name.
+pub fn connection_name(name: Option<&str>, id: &str) -> Arc<str> {
+    let name = name.map_or_else(default_name, str::to_owned);
+    let name: String =
+        name.chars().map(|it| if it.is_ascii_graphic() { it } else { '-' }).collect();
+    format!("{name}#{id}").into()
+}
+
+/// The program, its host and its process.
+fn default_name() -> String {
+    let program = std::env::args_os().next().map(std::path::PathBuf::from);
+    let program = program.as_ref().and_then(|path| path.file_name());
+    let program = program.map_or_else(|| "redlatch".into(), |name| name.to_string_lossy());
+    let system = rustix::system::uname();
+    let host = system.nodename().to_string_lossy();
+    format!("{program}@{host}:{}", std::process::id())
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_has_only_what_a_server_takes_and_the_clients_id_behind_it() {
+        let named = |name| connection_name(Some(name), "id").to_string();
+        assert_eq!(named("billing@host-7"), "billing@host-7#id");
+        assert_eq!(named("my service\n\u{fc}"), "my-service--#id");
+        let own = connection_name(None, "id");
+        assert!(own.ends_with(&format!(":{}#id", std::process::id())), "{own}");
+        assert!(own.contains('@') && own.bytes().all(|byte| byte.is_ascii_graphic()), "{own}");
+    }
+}

@@ -1,0 +1,70 @@
+//! How a command reaches Redis: encoded once, combined with other threads', answered or not.
+
+mod cluster;
+mod command;
+mod connect_error;
+mod credentials;
+mod decimal;
+mod endpoint;
+mod health;
+mod host_port;
+mod lane;
+mod limit;
+mod link;
+mod login;
+#[cfg(all(shuttle, feature = "testing"))]
+pub mod model;
+#[cfg(not(all(shuttle, feature = "testing")))]
+mod name;
+mod node;
+mod outage;
+mod reply;
+#[cfg(not(all(shuttle, feature = "testing")))]
+mod resp;
+mod route;
+#[cfg(not(all(shuttle, feature = "testing")))]
+mod sentinel;
+mod server;
+mod servers;
+mod settings;
+mod slot;
+#[cfg(not(all(shuttle, feature = "testing")))]
+mod socket;
+#[cfg(not(all(shuttle, feature = "testing")))]
+mod stream;
+#[cfg(not(all(shuttle, feature = "testing")))]
+mod tls;
+mod url;
+
+pub use cluster::{Cluster, unfollowed};
+pub(crate) use command::Channels;
+pub use command::{Command, Pieces, Replies, Script};
+pub use connect_error::ConnectError;
+pub use credentials::Credentials;
+pub use credentials::{CredentialSource, Provider};
+pub use decimal::{decimal, write_decimal};
+pub use endpoint::Endpoint;
+pub(crate) use health::Health;
+pub use health::News;
+pub use lane::{Lane, Posted};
+pub use limit::{Limit, Limited, was_cut};
+pub use link::{Cause, Failure, Link, Outcome, ReplyReceiver};
+pub use login::connection_name;
+pub use node::Node;
+pub use reply::{
+    NO_CERTIFICATE, NO_MASTER, NO_SERVICE, REFUSED_CERTIFICATE, error_reply, is_redirect,
+    is_transient, reply_code,
+};
+pub use route::Route;
+pub use server::Server;
+pub use servers::Servers;
+#[cfg(feature = "tls")]
+pub use settings::TlsSettings;
+pub use settings::{ReplicaAcks, Settings};
+pub(crate) use slot::SLOTS;
+pub use slot::slot_of;
+
+#[cfg(all(shuttle, feature = "testing"))]
+pub(crate) use model::{Closer, Connection};
+#[cfg(not(all(shuttle, feature = "testing")))]
+pub(crate) use {socket::Closer, stream::Connection};

@@ -1,0 +1,168 @@
+//! Where a host's name leads: it may lead to another server one day, while the old one lives on.
+//!
+//! ```text
+//! open      each connection is remembered, with its address and the run that answers there
+//! follow    a thread looks the name up now and then. Connections lead to an address that is gone
+//!           from the answer: connect to the new one, beside them
+//! moved     another run of a server, and no replica: those connections are closed, and all
+//!           holds are asked for
+//! ```
+//!
+//! No other thread would end those connections: an old master that was cut off from the others
+//! takes writes for as long as it lives. The look-up has a thread of its own, since it is the
+//! system's and may take as long as it likes.
+//!
+//! One master: once the name is known to have left an address, no connection that leads there is
+//! used, unless the name leads there again.
+
+use std::io;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use super::Closer;
+use super::server::Server;
+use crate::sync::{Condvar, Mutex};
+
+/// How often the name is looked up.
+const EVERY: Duration = Duration::from_secs(5);
+
+/// The name of one server.
+pub(super) struct Name {
+    host: String,
+    port: u16,
+    state: Mutex<State>,
+    ended: Condvar,
+    moved: OnceLock<Box<dyn Fn() + Send + Sync>>,
+}
+
+#[derive(Default)]
+struct State {
+    open: Vec<Open>,
+    /// The addresses that the name has left.
+    left: Vec<SocketAddr>,
+    ended: bool,
+}
+
+/// A connection.
+struct Open {
+    address: SocketAddr,
+    server: Server,
+    closer: Closer,
+}
+
+/// The addresses of a host. The look-up is the system's and has no deadline.
+pub(super) fn look_up(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
+    #[cfg(feature = "testing")]
+    if let Some(addresses) = crate::testing::led(host) {
+        return Ok(addresses);
+    }
+    Ok((host, port).to_socket_addrs()?.collect())
+}
+
+fn contain(addresses: &[SocketAddr], address: &SocketAddr) -> bool {
+    // Without the scope of an IPv6 address, which a name does not say.
+    addresses.iter().any(|one| (one.ip(), one.port()) == (address.ip(), address.port()))
+}
+
+impl Name {
+    pub(super) fn new(host: &str, port: u16) -> Self {
+        let (host, state) = (host.to_owned(), Mutex::default());
+        Self { host, port, state, ended: Condvar::new(), moved: OnceLock::new() }
+    }
+
+    /// From here on `tell` is called whenever the name leads to another server. It must not block.
+    pub(super) fn on_moved(&self, tell: impl Fn() + Send + Sync + 'static) {
+        let _only_once = self.moved.set(Box::new(tell));
+    }
+
+    /// Ends the following thread.
+    pub(super) fn end(&self) {
+        self.state.lock().ended = true;
+        self.ended.notify_all();
+    }
+
+    /// A connection was opened, to this run of a server. `false`: the name has left its address,
+    /// and it must not be used.
+    pub(super) fn watch(&self, closer: Closer, server: &Server) -> bool {
+        let Some(address) = closer.peer() else { return true };
+        let mut state = self.state.lock();
+        if contain(&state.left, &address) {
+            return false;
+        }
+        state.open.retain(|open| !open.closer.is_done());
+        state.open.push(Open { address, server: server.clone(), closer });
+        true
+    }
+
+    /// The thread's whole life: until [`end`](Self::end). `connect` opens a connection by the name,
+    /// and returns its address and its server.
+    pub(super) fn follow(&self, connect: impl Fn() -> Option<(SocketAddr, Server)>) {
+        while self.rest() {
+            // A name server that does not answer says nothing of where the name leads.
+            let Ok(answer) = look_up(&self.host, self.port) else { continue };
+            if self.has_left(&answer)
+                && let Some((address, server)) = connect()
+            {
+                self.leads_to(&answer, address, &server);
+            }
+        }
+    }
+
+    /// Sleeps. `false`: the client has ended.
+    fn rest(&self) -> bool {
+        let until = Instant::now() + self.pause();
+        let mut state = self.state.lock();
+        while !state.ended && Instant::now() < until {
+            (state, _) = self.ended.wait_until(state, until);
+        }
+        !state.ended
+    }
+
+    /// The time between two look-ups.
+    fn pause(&self) -> Duration {
+        #[cfg(feature = "testing")]
+        if crate::testing::led(&self.host).is_some() {
+            return crate::testing::LOOK_UP;
+        }
+        EVERY
+    }
+
+    /// Whether connections lead to addresses that the name does not lead to.
+    /// Another address alone says nothing: the same server may answer there.
+    fn has_left(&self, answer: &[SocketAddr]) -> bool {
+        let mut state = self.state.lock();
+        if answer.is_empty() {
+            return false;
+        }
+        // The name came back.
+        state.left.retain(|left| !contain(answer, left));
+        state.open.retain(|open| !open.closer.is_done());
+        state.open.iter().any(|open| !contain(answer, &open.address))
+    }
+
+    /// This server was met where the name leads: closes all connections that lead elsewhere, and
+    /// not to this very run of it.
+    fn leads_to(&self, answer: &[SocketAddr], address: SocketAddr, server: &Server) {
+        let mut state = self.state.lock();
+        let stays = |open: &Open| {
+            contain(answer, &open.address) || open.address == address
+                // A server that does not say which run it is may be the same one.
+                || !server.says_its_run() || !open.server.says_its_run()
+                || open.server.is_same_run(server)
+        };
+        let gone: Vec<_> = state.open.extract_if(.., |open| !stays(open)).collect();
+        // Before any of them is opened anew: one that is being opened leads there, too.
+        state.left.extend(gone.iter().map(|open| open.address));
+        state.left.sort();
+        state.left.dedup();
+        drop(state);
+        if gone.is_empty() {
+            return;
+        }
+        gone.iter().for_each(|open| open.closer.close());
+        if let Some(tell) = self.moved.get() {
+            tell();
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! One server, and the connections that threads share to it.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::{Endpoint, Lane};
+
+/// One server with its lanes. Opens nothing by itself.
+pub struct Node {
+    /// How connections to the server are opened.
+    pub endpoint: Arc<Endpoint>,
+    lanes: Vec<Arc<Lane>>,
+}
+
+impl Node {
+    /// A server to which a lane leads already.
+    pub fn new(lane: Arc<Lane>, lanes: usize) -> Self {
+        let endpoint = Arc::clone(lane.endpoint());
+        let mut all = vec![lane];
+        all.resize_with(lanes.max(1), || Arc::new(Lane::new(Arc::clone(&endpoint))));
+        Self { endpoint, lanes: all }
+    }
+
+    /// Counts the servers of a client.
+    #[inline]
+    pub fn number(&self) -> usize {
+        self.endpoint.number()
+    }
+
+    /// The connections that threads share.
+    #[inline]
+    pub fn lanes(&self) -> &[Arc<Lane>] {
+        &self.lanes
+    }
+
+    /// Any lane: for commands of no name.
+    #[inline]
+    pub fn any_lane(&self) -> &Arc<Lane> {
+        &self.lanes[0]
+    }
+
+    /// The lane of a name with this hash.
+    pub(crate) fn lane(&self, hash: u64) -> &Arc<Lane> {
+        &self.lanes[(hash % self.lanes.len() as u64) as usize]
+    }
+}
+
+impl fmt::Debug for Node {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Node({})", self.endpoint.address())
+    }
+}

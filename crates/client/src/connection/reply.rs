@@ -1,0 +1,223 @@
+//! An error reply's meaning for the server that sends it.
+
+#[cfg(not(all(shuttle, feature = "testing")))]
+use redis::ErrorKind;
+use redis::{RedisError, Value};
+
+use super::host_port::HostPort;
+use super::{Failure, Outcome, SLOTS};
+
+/// The code of an error reply: its first word; `NOPERM` if the user of a script lacks the right to
+/// a command, a key or a channel: servers only say `ERR` of that.
+pub fn reply_code(error: &RedisError) -> &str {
+    code(error.code().unwrap_or_default(), error.detail())
+}
+
+fn code<'a>(code: &'a str, detail: Option<&str>) -> &'a str {
+    if code == "ERR" && detail.is_some_and(forbids_a_script) { "NOPERM" } else { code }
+}
+
+/// Whether this is a server's text for a right that the user of a script lacks.
+fn forbids_a_script(detail: &str) -> bool {
+    // Redis later than 7.0, and Valkey; Redis 7.0. Only at the beginning: a user's name may be behind it.
+    ["ACL failure in script: ", "The user executing the script can't "]
+        .iter()
+        .any(|said| detail.starts_with(said))
+}
+
+/// Whether this reply says that the server is not the one to ask, or not now: the connection leads
+/// to the wrong place. The next one looks the address up anew.
+pub(super) fn is_wrong_server_reply(reply: &Value) -> bool {
+    let Value::ServerError(error) = reply else { return false };
+    is_wrong_code(code(error.code(), error.details()))
+}
+
+/// The same for the error that such a reply has become.
+pub(super) fn is_wrong_server_error(error: &RedisError) -> bool {
+    is_wrong_code(reply_code(error))
+}
+
+fn is_wrong_code(code: &str) -> bool {
+    matches!(code, "READONLY" | "LOADING" | "MASTERDOWN")
+}
+
+/// The server to which a cluster's server redirects a client. It has run nothing, but for
+/// [`Halfway`](Self::Halfway).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Redirect {
+    /// The slot is the server's there, from now on.
+    Moved { slot: u16, host_port: HostPort },
+    /// The slot is on its way there. This once.
+    Ask { host_port: HostPort },
+    /// To no other one, now: the slot's keys are in two places, or no server has it, or not yet.
+    Later,
+    /// The same, in the middle of a script, which may have changed something before.
+    Halfway,
+}
+
+/// The redirect in a command's outcome, if any.
+pub(super) fn redirect(outcome: &Outcome) -> Option<Redirect> {
+    let Err(Failure::Refused(cause)) = outcome else { return None };
+    redirect_of(&cause.error)
+}
+
+/// The same for its error.
+pub(super) fn redirect_of(error: &RedisError) -> Option<Redirect> {
+    redirect_as(error.code().unwrap_or_default(), error.detail())
+}
+
+/// Whether a server of a cluster refuses a command because another one is to be asked, now or soon.
+pub fn is_redirect(error: &RedisError) -> bool {
+    redirect_of(error).is_some()
+}
+
+fn redirect_as(code: &str, details: Option<&str>) -> Option<Redirect> {
+    let host_port = || {
+        let (slot, host_port) = details?.split_once(' ')?;
+        let (host, port) = host_port.split(' ').next()?.rsplit_once(':')?;
+        // Empty or a question mark: the server does not know that one's address.
+        let host = Some(host).filter(|host| !host.is_empty() && *host != "?")?;
+        let host_port = HostPort { host: host.to_owned(), port: port.parse().ok()? };
+        Some((slot.parse().ok().filter(|slot| *slot < SLOTS)?, host_port))
+    };
+    match code {
+        "MOVED" => Some(
+            host_port()
+                .map_or(Redirect::Later, |(slot, host_port)| Redirect::Moved { slot, host_port }),
+        ),
+        "ASK" => {
+            Some(host_port().map_or(Redirect::Later, |(_, host_port)| Redirect::Ask { host_port }))
+        }
+        "TRYAGAIN" | "CLUSTERDOWN" | "LOADING" | "MASTERDOWN" | "READONLY" => Some(Redirect::Later),
+        // While its slot is on its way a key that is not there counts as another server's: one that
+        // the script has just deleted, too.
+        "ERR" if details.is_some_and(|it| it.contains("a non local key")) => {
+            Some(Redirect::Halfway)
+        }
+        _ => None,
+    }
+}
+
+/// Whether a server has answered a connecting client, but does not let it in.
+#[cfg(not(all(shuttle, feature = "testing")))]
+pub(super) fn is_refusal(error: &RedisError) -> bool {
+    error.kind() == ErrorKind::AuthenticationFailed
+        || error.code().is_some_and(|code| ![NO_MASTER, NO_SERVICE].contains(&code))
+}
+
+/// The code of an error of our own: the Sentinels know no master, now.
+pub const NO_MASTER: &str = "NOMASTER";
+/// The code for a name that none of the Sentinels knows.
+pub const NO_SERVICE: &str = "NOSERVICE";
+
+/// The text of an error by which the server asks for the client's identity, as a part of TLS.
+pub const NO_CERTIFICATE: &str = "the server wants a certificate of the client";
+/// The text for a refused one.
+pub const REFUSED_CERTIFICATE: &str = "the server refuses the certificate of the client";
+
+/// Whether a server says by this error, before any question, that it lets no client in.
+pub(super) fn turns_away(error: &RedisError) -> bool {
+    error.code() == Some("DENIED")
+        || error.detail().is_some_and(|text| text.contains("max number of clients"))
+}
+
+/// Whether a server with this answer may answer otherwise before long: it starts, is busy or full,
+/// or another one takes over.
+pub fn is_transient(error: &RedisError) -> bool {
+    matches!(
+        reply_code(error),
+        "BUSY"
+            | "CLUSTERDOWN"
+            | "LOADING"
+            | "MASTERDOWN"
+            | "MISCONF"
+            | "NOREPLICAS"
+            | "OOM"
+            | "READONLY"
+            | "TRYAGAIN"
+    ) || error.detail().is_some_and(|detail| detail.contains("max number of clients reached"))
+}
+
+/// An error reply that came as text inside of another reply.
+pub fn error_reply(text: &str) -> RedisError {
+    let (code, detail) = text.split_once(' ').unwrap_or((text, ""));
+    redis::make_extension_error(code.to_owned(), Some(detail.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The words of Redis 7.0.15, 7.4.1 and 8.2.3 and Valkey 8.1.8, 9.0.0 and 9.1.2.
+    #[test]
+    fn a_right_that_a_script_lacks_is_known_whatever_the_servers_version() {
+        for text in [
+            "-NOPERM this user has no permissions to run the 'evalsha' command",
+            "-ERR The user executing the script can't publish to the channel mentioned in the command \
+             script: 32b7, on @user_script:1.",
+            "-ERR The user executing the script can't access at least one of the keys mentioned in the \
+             command arguments",
+            "-ERR ACL failure in script: User me has no permissions to run the 'time' command script: \
+             1a8c, on @user_script:1.",
+            "-ERR ACL failure in script: User me has no permissions to run the 'time' command script: \
+             on @user_script:1.",
+            "-ERR ACL failure in script: User me has no permissions to run the 'incrby' command",
+            "-ERR ACL failure in script: No permissions to access a key script: on @user_script:1.",
+            "-ERR ACL failure in script: No permissions to access a channel",
+        ] {
+            let error = redis::parse_redis_value(format!("{text}\r\n").as_bytes()).unwrap();
+            let Value::ServerError(error) = error else { panic!("{text}") };
+            assert_eq!(reply_code(&error.into()), "NOPERM", "{text}");
+        }
+    }
+
+    #[test]
+    fn where_a_cluster_sends_a_command_is_read() {
+        let redirect = |text: &str| match redis::parse_redis_value(text.as_bytes()).unwrap() {
+            Value::ServerError(error) => redirect_of(&error.into()),
+            _ => None,
+        };
+        let host_port = |host: &str| HostPort { host: host.to_owned(), port: 7_001 };
+        for (text, expected) in [
+            (
+                "-MOVED 866 10.0.0.1:7001\r\n",
+                Some(Redirect::Moved { slot: 866, host_port: host_port("10.0.0.1") }),
+            ),
+            (
+                "-MOVED 866 ::1:7001\r\n",
+                Some(Redirect::Moved { slot: 866, host_port: host_port("::1") }),
+            ),
+            ("-ASK 866 there:7001\r\n", Some(Redirect::Ask { host_port: host_port("there") })),
+            ("-MOVED 866\r\n", Some(Redirect::Later)),
+            ("-MOVED 866 :7001\r\n", Some(Redirect::Later)),
+            ("-MOVED 866 ?:7001\r\n", Some(Redirect::Later)),
+            ("-ASK 866 ?:7001\r\n", Some(Redirect::Later)),
+            ("-MOVED 99999 there:7001\r\n", Some(Redirect::Later)),
+            ("-TRYAGAIN Multiple keys request during rehashing of slot\r\n", Some(Redirect::Later)),
+            ("-CLUSTERDOWN Hash slot not served\r\n", Some(Redirect::Later)),
+            (
+                "-ERR Script attempted to access a non local key in a cluster node script: f_1\r\n",
+                Some(Redirect::Halfway),
+            ),
+            ("-WRONGTYPE no\r\n", None),
+            ("+OK\r\n", None),
+        ] {
+            assert_eq!(redirect(text), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_wrong_server_is_known_by_its_words() {
+        let reply = |text: &str| redis::parse_redis_value(text.as_bytes()).unwrap();
+        for text in [
+            "-READONLY You can't write against a read only replica.\r\n",
+            "-LOADING Redis is loading the dataset in memory\r\n",
+            "-MASTERDOWN Link with MASTER is down\r\n",
+        ] {
+            assert!(is_wrong_server_reply(&reply(text)), "{text}");
+        }
+        for text in ["-ERR unknown command 'READONLY'\r\n", "-OOM no memory\r\n", "+OK\r\n"] {
+            assert!(!is_wrong_server_reply(&reply(text)), "{text}");
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! A server's word on itself at the opening of a connection: which run of which server it is.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use redis::{ErrorKind as Cause, RedisError, RedisResult, Value};
+
+use super::reply::turns_away;
+use crate::sync::Mutex;
+
+/// The answer to `INFO server`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Server {
+    /// A random text, new for each run of a server. `None`: the user has no right to ask.
+    run_id: Option<String>,
+    /// Whether it is a Sentinel, which has no data.
+    pub is_sentinel: bool,
+    /// `None`: the server was not asked, or must not say.
+    pub(super) is_master: Option<bool>,
+}
+
+impl Server {
+    /// Reads the answer to `INFO server`.
+    pub(super) fn of(reply: Value) -> RedisResult<Self> {
+        match reply {
+            Value::BulkString(text) => Ok(Self::parse(&String::from_utf8_lossy(&text))),
+            Value::VerbatimString { text, .. } => Ok(Self::parse(&text)),
+            // The server must not say, the command has another name, or a service has none. (But
+            // not one that turns clients away: `turns_away`.)
+            Value::ServerError(error) => match RedisError::from(error) {
+                error
+                    if matches!(error.code(), Some("NOPERM" | "ERR") | None)
+                        && !turns_away(&error) =>
+                {
+                    Ok(Self::default())
+                }
+                error => Err(error),
+            },
+            _ => Err((Cause::Parse, "the answer to INFO is none that a Redis server gives").into()),
+        }
+    }
+
+    fn parse(info: &str) -> Self {
+        let field = |name: &str| {
+            let lines = info.lines().filter_map(|line| line.split_once(':'));
+            lines.filter(|(field, _)| *field == name).map(|(_, value)| value.trim()).next()
+        };
+        Self {
+            run_id: field("run_id").map(str::to_owned),
+            // Valkey 8 and later use the second name.
+            is_sentinel: ["redis_mode", "server_mode"].map(field).contains(&Some("sentinel")),
+            is_master: None,
+        }
+    }
+
+    /// With the server's answer to `ROLE`.
+    pub(super) fn in_role(self, reply: &Value) -> Self {
+        let role = match reply {
+            Value::Array(parts) => parts.first(),
+            _ => None,
+        };
+        let is_master = match role {
+            Some(Value::BulkString(role)) => Some(role == b"master"),
+            Some(Value::SimpleString(role)) => Some(role == "master"),
+            _ => None,
+        };
+        Self { is_master, ..self }
+    }
+
+    /// Whether the server says which run it is.
+    pub(super) fn says_its_run(&self) -> bool {
+        self.run_id.is_some()
+    }
+
+    /// Whether both say that they are the same run of the same server.
+    pub(super) fn is_same_run(&self, other: &Self) -> bool {
+        self.run_id.is_some() && self.run_id == other.run_id
+    }
+}
+
+/// The runs of the server that a client has met.
+///
+/// A server that was started anew (or a replica that took its place) may not know the holds: its
+/// word "not held" is no sign that a release was carried out. A server that must not say which run
+/// it is counts as a new one with every connection: then the client reports such a release as a
+/// loss, and asks for its holds once more.
+pub(super) struct Runs {
+    last: Mutex<Option<Server>>,
+    /// Counts them.
+    incarnation: AtomicU64,
+    /// The code that is told of each run but the first.
+    told: OnceLock<Box<dyn Fn() + Send + Sync>>,
+}
+
+impl Runs {
+    pub(super) fn new() -> Self {
+        Self { last: Mutex::new(None), incarnation: AtomicU64::new(0), told: OnceLock::new() }
+    }
+
+    /// A connection was opened to this server. `asked`: the code that is told opened it. If the
+    /// server does not say which run it is, that code's next connection would be news again, and so
+    /// on for ever.
+    pub(super) fn met(&self, server: Server, asked: bool) {
+        let mut last = self.last.lock();
+        let is_vain = asked && server.run_id.is_none();
+        let is_first = last.is_none();
+        let is_same = last.as_ref().is_some_and(|last| last.is_same_run(&server));
+        *last = Some(server);
+        if !is_same {
+            // Before any command goes over the connection: a thread that reads the number after an
+            // answer of this run finds it raised.
+            self.incarnation.fetch_add(1, Ordering::AcqRel);
+        }
+        drop(last);
+        if !is_same
+            && !is_first
+            && !is_vain
+            && let Some(tell) = self.told.get()
+        {
+            tell();
+        }
+    }
+
+    pub(super) fn last(&self) -> Option<Server> {
+        self.last.lock().clone()
+    }
+
+    pub(super) fn incarnation(&self) -> u64 {
+        self.incarnation.load(Ordering::Acquire)
+    }
+
+    /// From here on a thread that meets a new run calls `tell`, as it opens a connection: it must
+    /// not block.
+    pub(super) fn on_new(&self, tell: impl Fn() + Send + Sync + 'static) {
+        let _only_once = self.told.set(Box::new(tell));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicUsize;
+
+    use super::*;
+
+    const INFO: &str = "# Server\r\nredis_version:7.0.15\r\nredis_mode:standalone\r\n\
+                        run_id:0a1b\r\ntcp_port:6379\r\n";
+
+    fn server(run_id: Option<&str>) -> Server {
+        Server { run_id: run_id.map(str::to_owned), ..Server::default() }
+    }
+
+    #[test]
+    fn what_a_server_says_is_read() {
+        let redis = Server::of(Value::BulkString(INFO.into())).unwrap();
+        assert_eq!(redis.run_id.as_deref(), Some("0a1b"));
+        assert!(!redis.is_sentinel);
+        assert!(Server::parse("redis_mode:sentinel\r\n").is_sentinel);
+        assert!(Server::parse("redis_version:7.2.4\r\nserver_mode:sentinel\r\n").is_sentinel);
+        assert!(!Server::parse("redis_version:7.2.4\r\nserver_mode:standalone\r\n").is_sentinel);
+        assert!(Server::of(Value::Okay).is_err());
+    }
+
+    #[test]
+    fn a_new_run_is_told_once_and_the_first_is_none() {
+        let runs = Runs::new();
+        let told = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&told);
+        runs.on_new(move || {
+            count.fetch_add(1, Ordering::SeqCst);
+        });
+        let seen = || (runs.incarnation(), told.load(Ordering::SeqCst));
+        for (run_id, expected) in
+            [("a", (1, 0)), ("a", (1, 0)), ("b", (2, 1)), ("b", (2, 1)), ("a", (3, 2))]
+        {
+            runs.met(server(Some(run_id)), true);
+            assert_eq!(seen(), expected);
+        }
+        runs.met(server(None), false);
+        runs.met(server(None), false);
+        assert_eq!(seen(), (5, 4), "a server that does not say may be another one each time");
+    }
+}

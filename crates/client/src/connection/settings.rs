@@ -1,0 +1,81 @@
+//! A client's settings for its connections.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::credentials::{CredentialSource, Credentials};
+
+/// The settings of a client's connections.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The name of the connections, once the client has an id.
+    pub name: Arc<str>,
+    /// The longest that opening a connection may take.
+    pub connect_timeout: Duration,
+    /// The longest that a reply may take.
+    pub response_timeout: Duration,
+    /// Whether messages go over sharded channels in a cluster.
+    pub sharded_channels: bool,
+    /// User and password, instead of the URL's.
+    pub credentials: Option<Credentials>,
+    /// Asks the provider for credentials, once the client connects.
+    pub credential_source: Option<Arc<CredentialSource>>,
+    /// The same for the Sentinels.
+    pub sentinel_credentials: Option<Credentials>,
+    #[cfg(feature = "tls")]
+    /// Whom TLS trusts, and as whom.
+    pub tls: TlsSettings,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            name: Arc::default(),
+            connect_timeout: Duration::from_secs(5),
+            response_timeout: Duration::from_secs(3),
+            sharded_channels: true,
+            credentials: None,
+            credential_source: None,
+            sentinel_credentials: None,
+            #[cfg(feature = "tls")]
+            tls: TlsSettings::default(),
+        }
+    }
+}
+
+/// How many replicas must have a write before it counts, and how long that may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReplicaAcks {
+    /// So many replicas.
+    pub count: u32,
+    /// The longest that they may take.
+    pub within: Duration,
+}
+
+/// The trusted authorities, and the client's identity; all in PEM.
+#[cfg(feature = "tls")]
+#[derive(Clone, Default)]
+pub struct TlsSettings {
+    /// `None`: the system's authorities.
+    pub authorities: Option<Vec<u8>>,
+    /// The client's certificate, with the intermediate ones, and its key.
+    pub identity: Option<(Vec<u8>, Vec<u8>)>,
+}
+
+#[cfg(feature = "tls")]
+impl TlsSettings {
+    pub(crate) fn is_set(&self) -> bool {
+        self.authorities.is_some() || self.identity.is_some()
+    }
+}
+
+/// Without the key.
+#[cfg(feature = "tls")]
+impl std::fmt::Debug for TlsSettings {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("TlsSettings")
+            .field("authorities", &self.authorities.is_some())
+            .field("identity", &self.identity.is_some())
+            .finish()
+    }
+}

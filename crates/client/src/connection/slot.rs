@@ -1,0 +1,49 @@
+//! Which of a cluster's slots a key or channel belongs to.
+
+pub(crate) const SLOTS: u16 = 16_384;
+
+/// The slot of a key, or of a channel of a cluster's: the text in its first braces decides, if
+/// there is any.
+pub fn slot_of(key: &[u8]) -> u16 {
+    crc16(tag(key)) % SLOTS
+}
+
+fn tag(key: &[u8]) -> &[u8] {
+    let Some(open) = key.iter().position(|byte| *byte == b'{') else { return key };
+    let behind = &key[open + 1..];
+    match behind.iter().position(|byte| *byte == b'}') {
+        None | Some(0) => key,
+        Some(close) => &behind[..close],
+    }
+}
+
+/// CRC-16/XMODEM, as the servers have it.
+fn crc16(bytes: &[u8]) -> u16 {
+    bytes.iter().fold(0, |crc, byte| {
+        (0..8).fold(crc ^ (u16::from(*byte) << 8), |crc, _| {
+            if crc & 0x8000 == 0 { crc << 1 } else { (crc << 1) ^ 0x1021 }
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As servers compute it (`CLUSTER KEYSLOT`).
+    #[test]
+    fn a_slot_is_the_servers() {
+        for (key, slot) in [
+            ("", 0),
+            ("123456789", 12_739),
+            ("foo", 12_182),
+            ("{foo}bar", 12_182),
+            ("bar{foo}{x}", 12_182),
+            ("foo{}{bar}", 8_363),
+            ("a{b", 13_340),
+            ("a}b", 7_866),
+        ] {
+            assert_eq!(slot_of(key.as_bytes()), slot, "{key}");
+        }
+    }
+}

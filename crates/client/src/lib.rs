@@ -1,0 +1,32 @@
+//! The Redis client under [redlatch](https://docs.rs/redlatch): synchronous, multiplexed, with
+//! Sentinel, Cluster, push messages and TLS. It knows no lock.
+//!
+//! This is a part of redlatch, published because a package needs the packages that it is made of.
+//! Its API makes no promise of its own yet: redlatch depends on exactly its own version of it.
+
+// These pages are for people who change redlatch, and have the private items at hand.
+#![allow(rustdoc::private_intra_doc_links)]
+
+// Leases are counted on `CLOCK_BOOTTIME` or `CLOCK_MONOTONIC`, and a read's timeout is
+// `WouldBlock`.
+#[cfg(not(unix))]
+compile_error!("redlatch is for Unix systems: Linux, and macOS and FreeBSD, where it compiles");
+
+mod cancel;
+mod connection;
+pub mod pubsub;
+pub mod sync;
+#[cfg(feature = "testing")]
+#[doc(hidden)]
+pub mod testing;
+
+pub use cancel::{CancelToken, Registration};
+#[cfg(feature = "tls")]
+pub use connection::TlsSettings;
+pub use connection::{
+    Cause, Cluster, Command, ConnectError, CredentialSource, Credentials, Endpoint, Failure, Lane,
+    Limit, Limited, Link, NO_CERTIFICATE, NO_MASTER, NO_SERVICE, News, Node, Outcome, Pieces,
+    Posted, Provider, REFUSED_CERTIFICATE, ReplicaAcks, Replies, ReplyReceiver, Route, Script,
+    Server, Servers, Settings, connection_name, decimal, error_reply, is_redirect, is_transient,
+    reply_code, slot_of, unfollowed, was_cut, write_decimal,
+};

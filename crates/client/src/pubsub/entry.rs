@@ -1,0 +1,189 @@
+//! One channel: whether it is subscribed, how many messages came, and its waiting threads.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::connection::Cause;
+use crate::sync::atomic::{AtomicUsize, Ordering};
+use crate::sync::{Mutex, Thread};
+
+/// A channel that a thread of this process listens to, or did a short while ago.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    channel: Arc<str>,
+    kind: ChannelKind,
+    /// The number of the server that this process asks for it. Changed under the mutex of all
+    /// channels.
+    home: AtomicUsize,
+    state: Mutex<State>,
+}
+
+/// The use of a channel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ChannelKind {
+    /// A name's: it is kept for a while after its last listener, for the next one.
+    Shared,
+    /// One waiter's: no other thread ever listens to it.
+    Single,
+    /// All clients of a cluster with the same kind of channels listen to it: others find them by
+    /// it.
+    Common,
+    /// The client's, of one server or for one name: each message is for the owner that it names,
+    /// and is no news of the channel itself.
+    Own,
+}
+
+#[derive(Debug)]
+struct State {
+    confirmation: Confirmation,
+    /// Counts the news that a waiter may have missed: messages, and confirmations after a
+    /// reconnect. A waiter reads it before it tries, and sleeps only while it has not moved.
+    version: u64,
+    waiting: Vec<Arc<Thread>>,
+    /// When the last listener left, if there is none.
+    idle_since: Option<Instant>,
+    listeners: usize,
+}
+
+/// Whether the server sends messages of a channel.
+#[derive(Clone, Debug)]
+pub enum Confirmation {
+    /// Asked for, not confirmed: a message now would be lost.
+    Pending,
+    /// It sends them.
+    Confirmed,
+    /// The server refuses it.
+    Refused(Cause),
+}
+
+impl Entry {
+    pub(crate) fn new(channel: Arc<str>, kind: ChannelKind, version: u64, home: usize) -> Self {
+        let state = State {
+            confirmation: Confirmation::Pending,
+            version,
+            waiting: Vec::new(),
+            idle_since: None,
+            listeners: 0,
+        };
+        Self { channel, kind, home: AtomicUsize::new(home), state: Mutex::new(state) }
+    }
+
+    pub(crate) fn channel(&self) -> &Arc<str> {
+        &self.channel
+    }
+
+    pub(crate) fn kind(&self) -> ChannelKind {
+        self.kind
+    }
+
+    pub(crate) fn home(&self) -> usize {
+        self.home.load(Ordering::Relaxed)
+    }
+
+    /// Returns the number of its old home.
+    pub(crate) fn move_to(&self, home: usize) -> usize {
+        self.home.swap(home, Ordering::Relaxed)
+    }
+
+    pub(crate) fn confirmation(&self) -> Confirmation {
+        self.state.lock().confirmation.clone()
+    }
+
+    pub(crate) fn is_confirmed(&self) -> bool {
+        matches!(self.state.lock().confirmation, Confirmation::Confirmed)
+    }
+
+    pub(crate) fn is_refused(&self) -> bool {
+        matches!(self.state.lock().confirmation, Confirmation::Refused(_))
+    }
+
+    pub(crate) fn version(&self) -> u64 {
+        self.state.lock().version
+    }
+
+    pub(crate) fn listen(&self) {
+        let mut state = self.state.lock();
+        state.listeners += 1;
+        state.idle_since = None;
+    }
+
+    pub(crate) fn leave(&self) {
+        let mut state = self.state.lock();
+        state.listeners -= 1;
+        if state.listeners == 0 {
+            state.idle_since = Some(Instant::now());
+        }
+    }
+
+    pub(crate) fn is_listened_to(&self) -> bool {
+        self.state.lock().listeners > 0
+    }
+
+    pub(crate) fn idle_since(&self) -> Option<Instant> {
+        self.state.lock().idle_since
+    }
+
+    /// From here on until [`forget`](Self::forget), all news of the channel wakes `thread`.
+    pub(crate) fn wake(&self, thread: &Arc<Thread>) {
+        self.state.lock().waiting.push(Arc::clone(thread));
+    }
+
+    pub(crate) fn forget(&self, thread: &Arc<Thread>) {
+        let mut state = self.state.lock();
+        if let Some(at) = state.waiting.iter().position(|waiting| Arc::ptr_eq(waiting, thread)) {
+            state.waiting.swap_remove(at);
+        }
+    }
+
+    /// A message came.
+    pub(crate) fn heard(&self) {
+        let mut state = self.state.lock();
+        state.version += 1;
+        Self::wake_all(state);
+    }
+
+    pub(crate) fn answered(&self, confirmation: Confirmation) {
+        let mut state = self.state.lock();
+        state.confirmation = confirmation;
+        // Messages may have been missed until now. Waiters are woken once their channel is
+        // confirmed, not before: a try made earlier could sleep through the next message.
+        state.version += 1;
+        Self::wake_all(state);
+    }
+
+    /// The connection is gone. Wakes no thread, since there is no news yet.
+    pub(crate) fn disconnected(&self) {
+        let mut state = self.state.lock();
+        if let Confirmation::Confirmed = state.confirmation {
+            state.confirmation = Confirmation::Pending;
+        }
+    }
+
+    /// The subscriber asks for the channel, perhaps once more.
+    pub(crate) fn ask_again(&self) {
+        self.state.lock().confirmation = Confirmation::Pending;
+    }
+
+    /// Wakes all threads, for news that is not the channel's own.
+    pub(crate) fn nudge(&self) {
+        Self::wake_all(self.state.lock());
+    }
+
+    fn wake_all(state: impl std::ops::Deref<Target = State>) {
+        match state.waiting.as_slice() {
+            [] => {}
+            [thread] => {
+                let thread = Arc::clone(thread);
+                drop(state);
+                thread.parker().unpark();
+            }
+            threads => {
+                let threads = threads.to_vec();
+                drop(state);
+                for thread in threads {
+                    thread.parker().unpark();
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,661 @@
+//! How a wake-up arrives: for each server one subscriber thread and one connection, for each
+//! channel one entry.
+//!
+//! The thread sleeps in a read of its connection. To make it look at its queue of new channels, a
+//! message is published on a channel of the client's own, which works over TCP, TLS and unix
+//! sockets alike. The same message, sent every few seconds, shows that the connection is alive.
+//! With one server, scripts tell waiters of this client there, too. In a cluster they do
+//! so on a channel of the name's, since the client's would belong to another slot.
+//!
+//! An entry has a home: the server that has the channel's slot. When the slot moves to another
+//! server, the entry moves there, and is confirmed anew. Its waiters notice no more than of a
+//! reconnect. Tracked keys move the same way (`tracking.rs`).
+
+mod entry;
+mod event;
+mod subscriber;
+mod tracking;
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry as MapEntry;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::{Duration, Instant};
+
+use redis::Value;
+
+use entry::ChannelKind;
+pub use entry::Confirmation;
+pub(crate) use entry::Entry;
+pub use subscriber::Subscriber;
+use tracking::{MOST_KEYS, ToTrack, Tracking};
+pub use tracking::{Question, Tracked};
+
+use crate::connection::{Channels, Command, Failure, Node, Outcome, Servers, slot_of};
+use crate::sync::{Condvar, Mutex, Thread};
+
+/// How often the control message goes out while there are subscriptions.
+pub const HEARTBEAT: Duration = Duration::from_secs(3);
+/// One question asks whether at most so many channels have listeners of the other kind.
+const MOST_COMPARED: usize = 100;
+/// A message arrives within this time of its sending, or not at all.
+const TELLS_WITHIN: Duration = Duration::from_millis(300);
+
+/// The channels this process listens to.
+pub struct PubSub {
+    servers: Servers,
+    names: Names,
+    channels: Channels,
+    state: Mutex<State>,
+    /// Whether the server refuses the control message. The log says so already.
+    muted: AtomicBool,
+    /// In a cluster: the channel to which all clients with this kind of channels listen.
+    common: Option<Arc<str>>,
+    /// Whether the client asks if others have the other kind: until the log said so, or the server
+    /// refused.
+    compares: AtomicBool,
+    /// Whether the client asks servers to track the keys of its holds.
+    may_track: bool,
+    shut_down: AtomicBool,
+    /// The only one, with one server.
+    sole: OnceLock<Arc<Subscriber>>,
+    host: Box<dyn Host>,
+}
+
+/// The control message: look at the queue of new channels. Or it only shows that the connection
+/// lives.
+const LOOK: &str = "0";
+
+/// The channels of the client.
+pub struct Names {
+    /// The client's own channel.
+    pub control: String,
+    /// The client's own channel for a key in a cluster: it must be in the key's slot.
+    pub own: Box<dyn Fn(&str) -> String + Send + Sync>,
+    /// The channel to which all clients of a cluster listen that have sharded channels, or the
+    /// other kind.
+    pub common: fn(sharded: bool) -> String,
+}
+
+impl fmt::Debug for Names {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Names({})", self.control)
+    }
+}
+
+/// The client, as its subscribers need it.
+pub trait Host: Send + Sync {
+    /// Starts the thread of a subscriber. Called with a mutex held. `false`: the system gives none.
+    fn start(&self, subscriber: Arc<Subscriber>) -> bool;
+
+    /// Wakes the thread that listens to a server from its read, with a
+    /// [`control_message`](PubSub::control_message).
+    fn tell(&self, node: &Arc<Node>);
+
+    /// The same, soon: without I/O here.
+    fn tell_soon(&self, node: Arc<Node>);
+
+    /// Gets a message of the client's own channel, but for its control messages. Called on a
+    /// subscriber's thread with no mutex held.
+    fn message(&self, message: &[u8]);
+}
+
+struct State {
+    entries: HashMap<Arc<str>, Arc<Entry>>,
+    /// For each server with channels, by its number.
+    queues: HashMap<usize, SubscriberQueue>,
+    /// The first version of a new entry: past those of all dropped ones, so that no channel ever
+    /// has a version twice.
+    first_version: u64,
+}
+
+/// The news for a subscriber's thread.
+struct SubscriberQueue {
+    /// Whether the thread was started.
+    runs: bool,
+    subscriber: Arc<Subscriber>,
+    /// Channels to ask the server for.
+    wanted: Vec<Arc<Entry>>,
+    /// Channels that have another home now.
+    left: Vec<Arc<Entry>>,
+    /// Holds that have lasted for a while, to be tracked under their keys.
+    to_track: Vec<ToTrack>,
+    /// Tracked keys may have another home since the thread last looked.
+    moved: bool,
+    /// Whether the thread sleeps in a read, where only a control message reaches it.
+    reading: bool,
+}
+
+impl State {
+    fn drop_entries(&mut self, is_unwanted: impl Fn(&Entry) -> bool) -> Vec<Arc<Entry>> {
+        let dropped = self.entries.extract_if(|_, entry| is_unwanted(entry));
+        let dropped: Vec<_> = dropped.map(|(_, entry)| entry).collect();
+        let versions = dropped.iter().map(|entry| entry.version() + 1);
+        self.first_version = versions.fold(self.first_version, u64::max);
+        dropped
+    }
+
+    /// Gives up the channels of a server that have no listener any more. Returns those of which the
+    /// subscriber must tell the server.
+    fn sweep(&mut self, server: usize, grace: Duration) -> Vec<Arc<Entry>> {
+        // The server knows nothing of a channel that it refused.
+        self.drop_entries(|entry| {
+            entry.home() == server && entry.idle_since().is_some() && entry.is_refused()
+        });
+        // Only a confirmed one: then the server's confirmations come in the order of the requests,
+        // and a confirmation always means the present entry.
+        self.drop_entries(|entry| {
+            if entry.home() != server {
+                return false;
+            }
+            let grace = if entry.kind() == ChannelKind::Single { Duration::ZERO } else { grace };
+            entry.idle_since().is_some_and(|since| since.elapsed() >= grace) && entry.is_confirmed()
+        })
+    }
+}
+
+impl fmt::Debug for PubSub {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PubSub({})", self.names.control)
+    }
+}
+
+impl PubSub {
+    /// No method of `host` may block. `may_track`: the client asks servers to tell when the keys of
+    /// its holds change.
+    pub fn new(servers: Servers, names: Names, may_track: bool, host: impl Host + 'static) -> Self {
+        let state = State { entries: HashMap::new(), queues: HashMap::new(), first_version: 0 };
+        let channels = servers.channels();
+        let in_cluster = channels != Channels::Server;
+        let common = in_cluster.then(|| (names.common)(channels == Channels::Sharded).into());
+        Self {
+            channels,
+            servers,
+            names,
+            common,
+            compares: AtomicBool::new(in_cluster),
+            state: Mutex::new(state),
+            muted: AtomicBool::new(false),
+            may_track,
+            shut_down: AtomicBool::new(false),
+            sole: OnceLock::new(),
+            host: Box::new(host),
+        }
+    }
+
+    /// The only subscriber, with one server.
+    fn sole(&self) -> &Arc<Subscriber> {
+        if let Some(sole) = self.sole.get() {
+            return sole;
+        }
+        // All other threads find the same subscriber, and none waits with a mutex for this one.
+        let subscriber = self.subscriber(&self.servers.first());
+        self.sole.get_or_init(|| subscriber)
+    }
+
+    /// The subscriber of a server.
+    pub fn subscriber(&self, node: &Arc<Node>) -> Arc<Subscriber> {
+        Arc::clone(&self.queue(&mut self.state.lock(), node).subscriber)
+    }
+
+    fn queue<'a>(&self, state: &'a mut State, node: &Arc<Node>) -> &'a mut SubscriberQueue {
+        state.queues.entry(node.number()).or_insert_with(|| {
+            let mut own = self.names.control.clone();
+            if self.channels != Channels::Server {
+                // Every server of a cluster hears a message.
+                own = format!("{own}:{}", node.number());
+            }
+            let subscriber = Arc::new(Subscriber {
+                node: Arc::clone(node),
+                own: Arc::new(Entry::new(own.into(), ChannelKind::Own, 0, node.number())),
+                common: self.common.as_ref().map(|common| {
+                    let common = Arc::clone(common);
+                    Arc::new(Entry::new(common, ChannelKind::Common, 0, node.number()))
+                }),
+                work: Condvar::new(),
+                tracks: AtomicBool::new(self.may_track),
+                closer: Mutex::new(None),
+                heard: AtomicU64::new(0),
+                suspected: Mutex::new(None),
+            });
+            SubscriberQueue {
+                runs: self.host.start(Arc::clone(&subscriber)),
+                subscriber,
+                wanted: Vec::new(),
+                left: Vec::new(),
+                to_track: Vec::new(),
+                moved: false,
+                reading: false,
+            }
+        })
+    }
+
+    /// Listens to a channel; its messages count once it is confirmed.
+    pub fn listen(&self, channel: &Arc<str>) -> Subscription {
+        self.listen_to(channel, ChannelKind::Shared)
+    }
+
+    /// As [`listen`](Self::listen), to a channel that no other thread will listen to.
+    pub fn listen_once(&self, channel: &Arc<str>) -> Subscription {
+        self.listen_to(channel, ChannelKind::Single)
+    }
+
+    fn listen_to(&self, channel: &Arc<str>, kind: ChannelKind) -> Subscription {
+        let mut state = self.state.lock();
+        // Under the mutex: `moved` runs after the servers know of a move, and then finds this
+        // entry.
+        let home = self.servers.home(channel.as_bytes());
+        let first_version = state.first_version;
+        let (entry, new) = match state.entries.entry(Arc::clone(channel)) {
+            MapEntry::Occupied(entry) => (Arc::clone(entry.get()), false),
+            MapEntry::Vacant(vacant) => {
+                let entry = Entry::new(Arc::clone(channel), kind, first_version, home.number());
+                (Arc::clone(vacant.insert(Arc::new(entry))), true)
+            }
+        };
+        // Under the map's mutex, where the thread looks for idle entries: it cannot drop this one
+        // between the look-up and here.
+        entry.listen();
+        // A channel that was refused is asked for again: rights may have been granted since.
+        let again = entry.is_refused();
+        if again {
+            entry.ask_again();
+        }
+        let mut tell = None;
+        if new || again {
+            // If the channel was to move meanwhile, the server says so.
+            entry.move_to(home.number());
+            tell = self.want(&mut state, &home, &entry);
+        }
+        drop(state);
+        tell.inspect(|node| self.host.tell(node));
+        Subscription { entry }
+    }
+
+    /// Has a server asked for a channel.
+    fn want(&self, state: &mut State, home: &Arc<Node>, entry: &Arc<Entry>) -> Option<Arc<Node>> {
+        let queue = self.queue(state, home);
+        queue.wanted.push(Arc::clone(entry));
+        queue.subscriber.work.notify_one();
+        queue.reading.then(|| Arc::clone(home))
+    }
+
+    /// Slots, in their order, have another server: the channels move there now, and tracked keys
+    /// when the old server's thread looks. (Nothing hurries it: the holds there are renewed now.)
+    pub fn moved(&self, slots: &[u16]) {
+        let mut state = self.state.lock();
+        state.queues.values_mut().for_each(|queue| queue.moved = true);
+        let is_moved = |channel: &str| slots.binary_search(&slot_of(channel.as_bytes())).is_ok();
+        let moved = |entry: &&Arc<Entry>| is_moved(entry.channel());
+        let moved: Vec<_> = state.entries.values().filter(moved).cloned().collect();
+        let mut tell: Vec<Arc<Node>> = Vec::new();
+        for entry in moved {
+            let home = self.servers.home(entry.channel().as_bytes());
+            let old = entry.move_to(home.number());
+            if old == home.number() {
+                continue;
+            }
+            entry.disconnected();
+            if let Some(queue) = state.queues.get_mut(&old) {
+                queue.wanted.retain(|wanted| !Arc::ptr_eq(wanted, &entry));
+                queue.left.push(Arc::clone(&entry));
+                let node = &queue.subscriber.node;
+                tell.extend(queue.reading.then(|| Arc::clone(node)));
+            }
+            tell.extend(self.want(&mut state, &home, &entry));
+        }
+        drop(state);
+        tell.sort_by_key(|node| node.number());
+        tell.dedup_by_key(|node| node.number());
+        tell.iter().for_each(|node| self.host.tell(node));
+    }
+
+    /// Listens to the channel of the client's own on which scripts tell this key's waiters. The
+    /// version moves when messages may have been missed.
+    pub fn listen_to_own(&self, key: &str) -> Subscription {
+        if self.channels == Channels::Server {
+            let Subscriber { own, work, .. } = &**self.sole();
+            let state = self.state.lock();
+            own.listen();
+            // A subscriber with a connection has asked for it, and there is no connection after a
+            // refusal.
+            if own.is_refused() {
+                own.ask_again();
+            }
+            work.notify_one();
+            drop(state);
+            Subscription { entry: Arc::clone(own) }
+        } else {
+            self.listen_to(&self.own_channel(key).into(), ChannelKind::Own)
+        }
+    }
+
+    /// In a cluster each key has its own such channel: it must be in the key's slot.
+    fn own_channel(&self, key: &str) -> String {
+        (self.names.own)(key)
+    }
+
+    /// Moves when messages on the channel of the client's own for this key may have been missed.
+    /// `None`: no thread listens to it.
+    pub fn own_version(&self, key: &str) -> Option<u64> {
+        if self.channels == Channels::Server {
+            return Some(self.sole().own.version());
+        }
+        let state = self.state.lock();
+        state.entries.get(&*self.own_channel(key)).map(|entry| entry.version())
+    }
+
+    /// Whether it is worth while to [`track`](Self::track) this key: as far as this client knows,
+    /// its server may.
+    pub fn tracks(&self, key: &str) -> bool {
+        if !self.may_track || self.channels == Channels::Server {
+            return self.may_track && self.sole().tracks();
+        }
+        let home = self.servers.home(key.as_bytes());
+        let state = self.state.lock();
+        state.queues.get(&home.number()).is_none_or(|queue| queue.subscriber.tracks())
+    }
+
+    /// From here on, while there is a connection, the subscriber asks the server about `who` at
+    /// each change of `key`. No I/O.
+    pub fn track(&self, key: &Arc<str>, who: Weak<dyn Tracked>) {
+        let mut state = self.state.lock();
+        let home = self.servers.home(key.as_bytes());
+        let queue = self.queue(&mut state, &home);
+        if !queue.subscriber.tracks() || queue.to_track.len() >= MOST_KEYS {
+            return;
+        }
+        // The thread that put the first hold there has told the subscriber of all.
+        let tell = queue.reading && queue.to_track.is_empty();
+        queue.to_track.push((Arc::clone(key), who));
+        queue.subscriber.work.notify_one();
+        drop(state);
+        if tell {
+            self.host.tell_soon(home);
+        }
+    }
+
+    /// Gives tracked keys that have another home now to that server's thread.
+    fn hand_on(&self, subscriber: &Subscriber, tracking: &mut Tracking) {
+        let here = subscriber.node.number();
+        let is_elsewhere = |key: &str| self.servers.home(key.as_bytes()).number() != here;
+        // Before the look: the thread looks again after a later move.
+        if let Some(queue) = self.state.lock().queues.get_mut(&here) {
+            queue.moved = false;
+        }
+        let mut left = tracking.leave(is_elsewhere);
+        if let Some(queue) = self.state.lock().queues.get_mut(&here) {
+            left.extend(queue.to_track.extract_if(.., |(key, _)| is_elsewhere(key)));
+        }
+        for (key, who) in left {
+            self.track(&key, who);
+        }
+    }
+
+    /// A thread found out by a question something that a message should have told. That message may
+    /// be on its way. But if the connection brings nothing at all until the next thread finds out,
+    /// it is dead, and no error says so: it ends here, and the next one begins.
+    pub fn suspect(&self, key: &str) {
+        let subscriber = match self.channels {
+            Channels::Server => Arc::clone(self.sole()),
+            _ => self.subscriber(&self.servers.home(key.as_bytes())),
+        };
+        let heard = subscriber.heard.load(Ordering::Relaxed);
+        let now = Instant::now();
+        let mut suspected = subscriber.suspected.lock();
+        let dead = suspected.is_some_and(|(before, since)| {
+            before == heard && now.saturating_duration_since(since) >= TELLS_WITHIN
+        });
+        if suspected.is_none_or(|(before, _)| before != heard) {
+            *suspected = Some((heard, now));
+        }
+        if dead {
+            *suspected = None;
+            drop(suspected);
+            subscriber.end_connection();
+        }
+    }
+
+    /// A connection has led to another run of this server, or to another server. The connection for
+    /// messages may still lead to the last run or server, which lives on: it ends here, and the
+    /// next one begins.
+    pub fn met_new_run(&self, server: usize) {
+        let state = self.state.lock();
+        let subscriber = state.queues.get(&server).map(|queue| Arc::clone(&queue.subscriber));
+        drop(state);
+        // If the server does not say which run it is, each connection counts as a new run.
+        if let Some(subscriber) = subscriber
+            && subscriber.node.endpoint.says_its_run()
+        {
+            subscriber.end_connection();
+        }
+    }
+
+    /// The subscriber is to open its connection to this server anew, with another user or password.
+    pub fn open_anew(&self, server: usize) {
+        let state = self.state.lock();
+        let subscriber = state.queues.get(&server).map(|queue| Arc::clone(&queue.subscriber));
+        drop(state);
+        subscriber.inspect(|subscriber| subscriber.end_connection());
+    }
+
+    /// A subscription to a confirmed channel, if there is one.
+    pub fn listening(&self, channel: &Arc<str>) -> Option<Subscription> {
+        let state = self.state.lock();
+        let entry = state.entries.get(channel).filter(|entry| entry.is_confirmed())?;
+        entry.listen();
+        Some(Subscription { entry: Arc::clone(entry) })
+    }
+
+    /// Makes the thread of a server look at its queue.
+    pub fn control_message(&self, node: &Arc<Node>) -> Command {
+        let subscriber = self.subscriber(node);
+        Command::plain(&[b"PUBLISH", subscriber.own.channel().as_bytes(), LOOK.as_bytes()])
+    }
+
+    /// Sets whether the right to publish is missing from now on. Returns whether it was before.
+    pub fn is_muted(&self, now: bool) -> bool {
+        self.muted.swap(now, Ordering::Relaxed)
+    }
+
+    /// The servers with a connection whose life a heartbeat should show.
+    pub fn heartbeats(&self) -> Vec<Arc<Node>> {
+        let mut state = self.state.lock();
+        for queue in state.queues.values_mut().filter(|queue| !queue.runs) {
+            queue.runs = self.host.start(Arc::clone(&queue.subscriber));
+        }
+        let reading = state.queues.values().filter(|queue| queue.reading);
+        reading.map(|queue| Arc::clone(&queue.subscriber.node)).collect()
+    }
+
+    /// Asks this server of a cluster how many clients listen by the other kind of channels: any of
+    /// redlatch's, and Redisson's to the channels of this client.
+    pub fn comparisons(&self, node: &Node) -> Vec<Command> {
+        if !self.compares.load(Ordering::Relaxed) {
+            return Vec::new();
+        }
+        let state = self.state.lock();
+        let shared = state
+            .entries
+            .values()
+            .filter(|entry| entry.home() == node.number() && entry.kind() == ChannelKind::Shared);
+        let shared: Vec<_> =
+            shared.map(|it| Arc::clone(it.channel())).take(MOST_COMPARED).collect();
+        drop(state);
+        let ours: Arc<str> = (self.names.common)(self.channels != Channels::Sharded).into();
+        let question = |question: &[u8], channels: &[Arc<str>]| {
+            let channels = channels.iter().map(|channel| channel.as_bytes());
+            Command::plain(&[b"PUBSUB", question].into_iter().chain(channels).collect::<Vec<_>>())
+        };
+        match self.channels {
+            Channels::Sharded => {
+                let channels: Vec<_> = std::iter::once(ours).chain(shared).collect();
+                vec![question(b"NUMSUB", &channels)]
+            }
+            _ if shared.is_empty() => vec![question(b"NUMSUB", &[ours])],
+            _ => vec![question(b"NUMSUB", &[ours]), question(b"SHARDNUMSUB", &shared)],
+        }
+    }
+
+    /// The answer to a comparison. Returns the log's words on it, once.
+    pub fn compared(&self, outcome: &Outcome) -> Option<String> {
+        let found = match outcome {
+            Ok(Value::Array(counts)) => counts.iter().any(|it| matches!(it, Value::Int(1..))),
+            Ok(_) => false,
+            // This client has no right to ask.
+            Err(Failure::Refused(_)) => {
+                self.compares.store(false, Ordering::Relaxed);
+                false
+            }
+            Err(_) => false,
+        };
+        (found && self.compares.swap(false, Ordering::Relaxed)).then(|| {
+            let [here, there] = match self.channels {
+                Channels::Sharded => [("SPUBLISH", true), ("PUBLISH", false)],
+                _ => [("PUBLISH", false), ("SPUBLISH", true)],
+            }
+            .map(|(command, sharded)| format!("{command} (sharded_channels({sharded}))"));
+            format!(
+                "other clients of the cluster use {there}, and this one {here}: neither wakes the \
+                 other, and waits last seconds longer. Set sharded_channels to the same for all, and \
+                 Redisson's shardedSubscriptionMode"
+            )
+        })
+    }
+
+    /// A server has left the cluster: a thread that sleeps there ends. (A thread that reads looks
+    /// at its next message.)
+    pub fn let_go(&self, node: &Node) {
+        if let Some(queue) = self.state.lock().queues.get(&node.number()) {
+            queue.subscriber.work.notify_one();
+        }
+    }
+
+    /// Ends each subscriber's thread, unless it is opening a connection just now, and every wait.
+    pub fn shut_down(&self) {
+        // Before the look for a connection: a thread that is opening one finds the flag after it
+        // has left its closer there.
+        self.shut_down.store(true, Ordering::SeqCst);
+        let state = self.state.lock();
+        let queues = state.queues.values();
+        let subscribers: Vec<_> = queues.map(|queue| Arc::clone(&queue.subscriber)).collect();
+        let entries: Vec<_> = state.entries.values().cloned().collect();
+        drop(state);
+        for subscriber in subscribers {
+            // No message: whether one gets through depends on the server, and on other connections.
+            let closer = subscriber.closer.lock().take();
+            if let Some(closer) = closer {
+                closer.close();
+            }
+            let state = self.state.lock();
+            subscriber.work.notify_one();
+            drop(state);
+            subscriber.own.nudge();
+        }
+        for entry in entries {
+            entry.nudge();
+        }
+    }
+}
+
+/// A channel that a thread listens to, until this is dropped.
+#[derive(Debug)]
+pub struct Subscription {
+    entry: Arc<Entry>,
+}
+
+impl Subscription {
+    /// Moves with all news of the channel. A waiter reads it before it asks the server, and sleeps only
+    /// while it has not moved.
+    pub fn version(&self) -> u64 {
+        self.entry.version()
+    }
+
+    /// Whether the server sends messages of the channel.
+    pub fn confirmation(&self) -> Confirmation {
+        self.entry.confirmation()
+    }
+
+    /// Whether it certainly does.
+    pub fn is_confirmed(&self) -> bool {
+        self.entry.is_confirmed()
+    }
+
+    /// Until the result is dropped, all news of the channel wakes `thread`.
+    pub fn wake<'a>(&'a self, thread: &'a Arc<Thread>) -> Waking<'a> {
+        self.entry.wake(thread);
+        Waking { subscription: self, thread }
+    }
+}
+
+impl Drop for Subscription {
+    fn drop(&mut self) {
+        self.entry.leave();
+    }
+}
+
+/// A thread that a channel wakes.
+#[derive(Debug)]
+pub struct Waking<'a> {
+    subscription: &'a Subscription,
+    thread: &'a Arc<Thread>,
+}
+
+impl Drop for Waking<'_> {
+    fn drop(&mut self) {
+        self.subscription.entry.forget(self.thread);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::connection::{Cause, Endpoint, Lane, error_reply};
+
+    struct Nobody;
+
+    impl Host for Nobody {
+        fn start(&self, _: Arc<Subscriber>) -> bool {
+            true
+        }
+        fn tell(&self, _: &Arc<Node>) {}
+        fn tell_soon(&self, _: Arc<Node>) {}
+        fn message(&self, _: &[u8]) {}
+    }
+
+    #[test]
+    fn a_channel_that_nobody_listens_to_is_given_up() {
+        const MINUTE: Duration = Duration::from_secs(60);
+        let endpoint = Endpoint::new("redis://localhost", MINUTE, MINUTE).unwrap();
+        let lane = Arc::new(Lane::new(Arc::new(endpoint)));
+        let servers = Servers::One(Arc::new(Node::new(lane, 1)));
+        let names = Names {
+            control: "control".to_owned(),
+            own: Box::new(str::to_owned),
+            common: |sharded| sharded.to_string(),
+        };
+        let pubsub = PubSub::new(servers, names, true, Nobody);
+        let listened = ["confirmed", "refused", "pending"].map(|name| pubsub.listen(&name.into()));
+        listened[0].entry.answered(Confirmation::Confirmed);
+        let refusal = Cause::said(Arc::new(error_reply("ERR no")), "here:1".into());
+        listened[1].entry.answered(Confirmation::Refused(refusal));
+        let sweep = |grace| pubsub.state.lock().sweep(0, grace).len();
+        let left = || pubsub.state.lock().entries.len();
+        assert_eq!((sweep(Duration::ZERO), left()), (0, 3), "somebody listens");
+
+        drop(listened);
+        assert_eq!(
+            (sweep(MINUTE), left()),
+            (0, 2),
+            "the refused one needs neither time nor a word"
+        );
+        assert_eq!((sweep(Duration::ZERO), left()), (1, 1), "a pending one waits for its answer");
+
+        let single = pubsub.listen_once(&"single".into());
+        single.entry.answered(Confirmation::Confirmed);
+        assert_eq!((sweep(MINUTE), left()), (0, 2), "somebody listens");
+        drop(single);
+        assert_eq!((sweep(MINUTE), left()), (1, 1), "nobody will again");
+    }
+}

@@ -1,0 +1,34 @@
+//! Small random numbers, so that processes do not act together.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// From 0 to 1, evenly. Good enough for waiting times, not for secrets.
+///
+/// Not the `rand` crate's: its generator is a thread-local, and a waiter whose thread-locals are
+/// being destroyed would panic there, which ends the process.
+pub fn jitter(now: u64) -> f64 {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    // splitmix64. Processes differ by their number, calls by the clock and the count.
+    let count = COUNT.fetch_add(0x9E37_79B9_7F4A_7C15, Ordering::Relaxed);
+    let mut bits = count ^ now ^ u64::from(std::process::id()).rotate_left(32);
+    bits = (bits ^ (bits >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    bits = (bits ^ (bits >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    bits ^= bits >> 31;
+    (bits >> 11) as f64 / (1_u64 << 53) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_spread_evenly_though_the_clock_stands_still() {
+        let mut tenths = [0; 10];
+        for _ in 0..10_000 {
+            let number = jitter(7);
+            assert!((0.0..1.0).contains(&number), "{number}");
+            tenths[(number * 10.0) as usize] += 1;
+        }
+        assert!(tenths.iter().all(|count| (800..1_200).contains(count)), "{tenths:?}");
+    }
+}

@@ -1,0 +1,139 @@
+//! [`Mutex`] and [`Condvar`] for the model tests: called as those of `mutex.rs` are, scheduled by
+//! shuttle.
+//!
+//! A model test runs its threads as coroutines and tries many orders of their steps. It finds bugs
+//! that a test on real threads meets once a month, and a thread that no other wakes is an error at
+//! once. `RUSTFLAGS="--cfg shuttle" CARGO_TARGET_DIR=target/shuttle cargo test --lib model` runs
+//! them; one that fails prints the schedule, which `shuttle::replay` runs again.
+
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::sync::PoisonError;
+use std::time::{Duration, Instant};
+
+use shuttle::sync;
+
+/// A mutex without poison.
+#[derive(Debug, Default)]
+pub struct Mutex<T>(sync::Mutex<T>);
+
+impl<T> Mutex<T> {
+    /// A mutex that no thread holds.
+    pub fn new(value: T) -> Self {
+        Self(sync::Mutex::new(value))
+    }
+
+    /// Waits until no other thread holds it.
+    pub fn lock(&self) -> MutexGuard<'_, T> {
+        MutexGuard { mutex: &self.0, held: locked(&self.0) }
+    }
+
+    /// The value, without locking: no other thread has the mutex.
+    pub fn get_mut(&mut self) -> &mut T {
+        self.0.get_mut().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn locked<T>(mutex: &sync::Mutex<T>) -> sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+pub struct MutexGuard<'a, T> {
+    mutex: &'a sync::Mutex<T>,
+    held: sync::MutexGuard<'a, T>,
+}
+
+impl<T> Deref for MutexGuard<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.held
+    }
+}
+
+impl<T> DerefMut for MutexGuard<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.held
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for MutexGuard<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.held.fmt(f)
+    }
+}
+
+/// The condition variable of a [`Mutex`].
+#[derive(Debug, Default)]
+pub struct Condvar(sync::Condvar);
+
+/// A sleep no longer than this is a pause, which no other thread need end: it times out at once. A
+/// longer one never does, since that would hide a lost wake-up.
+const PAUSE: Duration = Duration::from_millis(100);
+
+impl Condvar {
+    /// One that no thread waits for.
+    pub fn new() -> Self {
+        Self(sync::Condvar::new())
+    }
+
+    pub fn notify_all(&self) {
+        self.0.notify_all();
+    }
+
+    pub fn wait<'a, T>(&self, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+        let MutexGuard { mutex, held } = guard;
+        let held = self.0.wait(held).unwrap_or_else(PoisonError::into_inner);
+        MutexGuard { mutex, held }
+    }
+
+    pub fn wait_until<'a, T>(
+        &self,
+        guard: MutexGuard<'a, T>,
+        until: Instant,
+    ) -> (MutexGuard<'a, T>, bool) {
+        self.wait_for(guard, until.saturating_duration_since(Instant::now()))
+    }
+
+    pub fn wait_for<'a, T>(
+        &self,
+        guard: MutexGuard<'a, T>,
+        sleep: Duration,
+    ) -> (MutexGuard<'a, T>, bool) {
+        if sleep > PAUSE {
+            return (self.wait(guard), false);
+        }
+        let MutexGuard { mutex, held } = guard;
+        drop(held);
+        shuttle::thread::yield_now();
+        (MutexGuard { mutex, held: locked(mutex) }, true)
+    }
+
+    /// Wakes one waiting thread.
+    pub fn notify_one(&self) {
+        self.0.notify_one();
+    }
+}
+
+/// Runs `scenario` in so many random orders of its threads' steps, and in as many of those with
+/// few switches between threads, which random ones seldom are. With `REDLATCH_LONG=1` in ten times as
+/// many: they are others in each run.
+pub fn explore(schedules: usize, scenario: impl Fn() + Send + Sync + 'static) {
+    use shuttle::scheduler::{PctScheduler, RandomScheduler};
+    use shuttle::{Config, Runner};
+
+    let schedules = match std::env::var_os("REDLATCH_LONG") {
+        Some(_) => schedules.saturating_mul(10),
+        None => schedules,
+    };
+    let scenario = std::sync::Arc::new(scenario);
+    let again = std::sync::Arc::clone(&scenario);
+    let mut config = Config::new();
+    config.stack_size = 0x2_0000;
+    config.silence_warnings = true;
+    Runner::new(RandomScheduler::new(schedules), config.clone()).run(move || scenario());
+    Runner::new(PctScheduler::new(SWITCHES, schedules), config).run(move || again());
+}
+
+/// So many switches are enough for nearly every known bug.
+const SWITCHES: usize = 3;

@@ -1,0 +1,35 @@
+//! The threads that a client starts for itself.
+
+use std::cell::Cell;
+use std::io;
+
+use crossbeam_channel::Sender;
+
+#[cfg(all(shuttle, feature = "testing"))]
+use shuttle::thread;
+#[cfg(not(all(shuttle, feature = "testing")))]
+use std::thread;
+
+thread_local! {
+    static OWN: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Starts one of a client's own threads, which keeps `alive` until it ends.
+pub fn own_thread(
+    name: &str,
+    alive: Option<Sender<()>>,
+    work: impl FnOnce() + Send + 'static,
+) -> io::Result<()> {
+    let thread = thread::Builder::new().name(name.to_owned()).spawn(move || {
+        OWN.set(true);
+        work();
+        drop(alive);
+    });
+    thread.map(drop)
+}
+
+/// Whether a client ends on one of its own threads: an `on_lost` callback may have owned the last
+/// handle. That thread must not wait for itself.
+pub fn on_own_thread() -> bool {
+    OWN.try_with(Cell::get).unwrap_or(false)
+}

@@ -1,0 +1,118 @@
+//! A thread's identity: a number that is never used again, its parker, and whether it is still
+//! alive.
+
+use std::cell::Cell;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use super::Parker;
+#[cfg(all(shuttle, feature = "testing"))]
+use shuttle::thread_local;
+
+/// A thread of this process, for as long as any code needs it.
+///
+/// Not `std::thread::Thread`: a hold may outlive its thread, and the watchdog must find out.
+/// Its number is our own: other crates use a thread's id again after the thread has ended.
+pub struct Thread {
+    id: u64,
+    is_nobodys: bool,
+    dead: AtomicBool,
+    parker: Parker,
+}
+
+impl Thread {
+    /// The calling thread.
+    ///
+    /// While the thread's own thread-locals are being destroyed it counts as dead already, so that
+    /// its holds are not renewed for ever; and a destructor may still take a lock. From then on
+    /// this returns another `Thread`, which is never dead, and the same at each call by its
+    /// [`id`](Self::id) alone: so the thread re-enters its holds, and does not wait for itself.
+    #[inline]
+    pub fn current() -> Arc<Self> {
+        CURRENT
+            .try_with(|local| Arc::clone(&local.0))
+            .unwrap_or_else(|_| Arc::new(Self::of_id(late_id())))
+    }
+
+    /// A placeholder that is no thread, and never dead: the owner of a hold that belongs to a
+    /// guard. During the wait for that hold it sleeps and wakes like a thread.
+    pub fn nobodys() -> Arc<Self> {
+        Arc::new(Self { is_nobodys: true, ..Self::new() })
+    }
+
+    /// Whether it is a placeholder: no thread comes again under its [`id`](Self::id).
+    #[inline]
+    pub fn is_nobodys(&self) -> bool {
+        self.is_nobodys
+    }
+
+    /// Whether it is the calling thread.
+    #[inline]
+    pub fn is_current(&self) -> bool {
+        let id = CURRENT.try_with(|local| local.0.id).unwrap_or_else(|_| late_id());
+        id == self.id
+    }
+
+    /// Its number.
+    #[inline]
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Whether the thread has ended.
+    #[inline]
+    pub fn is_dead(&self) -> bool {
+        self.dead.load(Ordering::Acquire)
+    }
+
+    /// Where it sleeps.
+    #[inline]
+    pub fn parker(&self) -> &Parker {
+        &self.parker
+    }
+
+    fn new() -> Self {
+        Self::of_id(next_id())
+    }
+
+    fn of_id(id: u64) -> Self {
+        Self { id, is_nobodys: false, dead: AtomicBool::new(false), parker: Parker::new() }
+    }
+}
+
+impl fmt::Debug for Thread {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Thread({}{})", self.id, if self.is_dead() { ", dead" } else { "" })
+    }
+}
+
+fn next_id() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+/// The calling thread's id when it has no [`CURRENT`] any more.
+fn late_id() -> u64 {
+    let id = LATE.try_with(|late| {
+        if late.get() == 0 {
+            late.set(next_id());
+        }
+        late.get()
+    });
+    id.unwrap_or_else(|_| next_id())
+}
+
+struct Local(Arc<Thread>);
+
+impl Drop for Local {
+    fn drop(&mut self) {
+        self.0.dead.store(true, Ordering::Release);
+    }
+}
+
+thread_local! {
+    static CURRENT: Local = Local(Arc::new(Thread::new()));
+    /// Without a destructor, so it lives to the last. 0: none yet.
+    static LATE: Cell<u64> = const { Cell::new(0) };
+}
