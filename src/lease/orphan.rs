@@ -33,6 +33,9 @@ pub(crate) struct Orphan {
     /// When it was last sent.
     tried: u64,
     retry: u64,
+    /// The server has answered an [undo](What::Undo). It is sent again only since the undone
+    /// request may come late.
+    was_answered: bool,
 }
 
 enum What {
@@ -122,7 +125,16 @@ impl Orphan {
     fn new(name: &Arc<str>, what: What, lasts: Duration) -> Self {
         let until = clock::now().saturating_add(clock::nanos(lasts));
         let (name, server) = (Arc::clone(name), None);
-        Self { name, server, what, until, due: 0, tried: 0, retry: FIRST_RETRY }
+        Self {
+            name,
+            server,
+            what,
+            until,
+            due: 0,
+            tried: 0,
+            retry: FIRST_RETRY,
+            was_answered: false,
+        }
     }
 
     /// The name of its lock or semaphore.
@@ -162,6 +174,7 @@ impl Orphan {
         if self.is_done(outcome, resent, now, watchdog) {
             return false;
         }
+        self.was_answered = is_settled(outcome) && matches!(self.what, What::Undo { .. });
         let owes_more = is_answered(outcome) && matches!(self.what, What::Debt(_));
         if owes_more {
             // The debt may have grown, and waits for no back-off and for no other orphan.
@@ -219,9 +232,18 @@ impl Orphan {
         self.retry = self.retry.saturating_mul(2).min(LAST_RETRY);
     }
 
-    /// A connection works: a waiting orphan need not wait longer. But not at once, or each break of
-    /// a bad connection would be a reason to send again.
+    /// A connection works: an orphan without an answer need not wait longer. But not at once, or
+    /// each break of a bad connection would be a reason to send again. An answered undo keeps its
+    /// back-off: a call that is cut leaves an undo and opens a connection, so each call would send
+    /// the undos of all earlier ones.
     pub(crate) fn hurry(&mut self) {
+        if !self.was_answered {
+            self.start_anew();
+        }
+    }
+
+    /// The server may know less than the one that answered: it is sent soon, whatever was answered.
+    pub(crate) fn start_anew(&mut self) {
         self.retry = FIRST_RETRY;
         self.due = self.due.min(self.tried.saturating_add(FIRST_RETRY));
     }
@@ -336,6 +358,28 @@ mod tests {
     fn refusal(code: &str) -> Outcome {
         let error = Arc::new(error_reply(&format!("{code} for a reason")));
         Err(Failure::Refused(Cause::said(error, "a server".into())))
+    }
+
+    #[test]
+    fn a_new_connection_hurries_what_was_not_answered() {
+        let name = Arc::from("name");
+        let (watchdog, _jobs) = Watchdog::new("", crossbeam_channel::bounded(0).0);
+        let lease = Duration::from_secs(30);
+        let error = redis::RedisError::from(io::Error::other("no reply"));
+        let lost = Err(Failure::TimedOut(Cause::said(Arc::new(error), "a server".into())));
+        for (outcome, is_hurried) in [(lost, true), (Ok(Value::Okay), false)] {
+            let mut orphan = Orphan::requested(&name, Command::plain(&[b"PING"]), lease);
+            let now = clock::now();
+            for _ in 0..3 {
+                assert!(orphan.goes_on(&outcome, false, now, &watchdog, false));
+            }
+            let (later, soon) = (now + 4 * FIRST_RETRY, now + FIRST_RETRY);
+            assert_eq!(orphan.due(), later);
+            orphan.hurry();
+            assert_eq!(orphan.due(), if is_hurried { soon } else { later }, "{outcome:?}");
+            orphan.start_anew();
+            assert_eq!(orphan.due(), soon, "at another run of the server");
+        }
     }
 
     #[test]

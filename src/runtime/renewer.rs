@@ -179,6 +179,7 @@ impl Renewer {
                 // The old connection may lead to a server that is master no more, and still
                 // answers.
                 self.link = None;
+                self.orphans.iter_mut().for_each(Orphan::start_anew);
                 let mut members = self.core.members.all();
                 members.retain(|member| self.is_home(member.name()));
                 let mut renewals = Vec::new();

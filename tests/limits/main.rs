@@ -324,3 +324,30 @@ fn a_limited_call_without_a_thread_to_connect_on_fails_and_leaves_the_way_free_f
     names.iter().for_each(|name| wait_free(&server, name, SOON));
     assert!(own.try_lock_for(LONG).unwrap().is_some());
 }
+
+/// A cut call leaves a give-up, which the client sends again with back-off although the server has
+/// answered it. If each new connection hurried all of these, a bad network would multiply them.
+#[test]
+fn a_new_connection_does_not_repeat_the_answered_give_ups_of_cut_calls() {
+    const CALLS: u64 = 50;
+    const BREAKS: u64 = 20;
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let client = impatient(&proxy.url()).connect().unwrap();
+    let lock = client.reentrant_lock("l");
+    proxy.set_delay(UNIT / 4);
+    for _ in 0..CALLS {
+        let _cut = lock.try_lock_for(UNIT / 10);
+    }
+    proxy.set_delay(Duration::ZERO);
+    drop(lock.lock().unwrap());
+    let before = Commands::so_far(&server).scripts();
+    for _ in 0..BREAKS {
+        assert!(proxy.cut_all() > 0);
+        wait_until("it is connected again", SOON, || lock.lock().is_ok());
+        thread::sleep(UNIT);
+    }
+    let sent = Commands::so_far(&server).scripts() - before;
+    assert!(sent < CALLS * BREAKS / 2, "{sent} scripts for {CALLS} calls and {BREAKS} breaks");
+}
