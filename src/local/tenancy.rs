@@ -162,7 +162,8 @@ impl Tenancy {
         let why = match (trouble, self.hold.terms.fixed_lease()) {
             (Some(cause), _) => format!("its renewals failed: {cause}"),
             (None, _) if self.hold.is_unwanted() => {
-                "it was a fixed one; who shared the hold and kept it for longer has left".to_owned()
+                "it was a fixed one; the thread that kept the shared hold for longer has left"
+                    .to_owned()
             }
             (None, Some(lease)) => format!("it was a fixed one, of {lease:?}"),
             (None, None) if self.thread.is_dead() => {
