@@ -138,7 +138,20 @@ pub(crate) fn behind(proxy: &Proxy, warm_up: impl FnOnce(&Client)) -> Client {
     client
 }
 
-/// The result of a call with so short a time that a busy machine may not answer within it.
+/// The result of a call with so short a time that a busy machine may not answer within it: of the
+/// first such call with an answer.
+#[track_caller]
+pub(crate) fn answered<T>(call: impl Fn() -> Result<T, Error>) -> T {
+    let until = Instant::now() + SOON;
+    loop {
+        match call() {
+            Err(error) if is_unanswered(&error) && Instant::now() < until => {}
+            got => return got.unwrap(),
+        }
+    }
+}
+
+/// The result of such a call: `None` without an answer.
 #[track_caller]
 pub(crate) fn if_answered<T>(got: Result<Option<T>, Error>) -> Option<T> {
     got.or_else(unanswered).unwrap()
@@ -146,7 +159,11 @@ pub(crate) fn if_answered<T>(got: Result<Option<T>, Error>) -> Option<T> {
 
 /// `None` if the error says that the call's own time was over.
 pub(crate) fn unanswered<T>(error: Error) -> Result<Option<T>, Error> {
-    if error.to_string().contains("the call's own time was over") { Ok(None) } else { Err(error) }
+    if is_unanswered(&error) { Ok(None) } else { Err(error) }
+}
+
+fn is_unanswered(error: &Error) -> bool {
+    error.to_string().contains("the call's own time was over")
 }
 
 /// Whether an error is about the server, names its subject, and has this in its text.

@@ -86,7 +86,7 @@ fn a_waiter_can_give_up_before_the_request_of_another_is_answered() {
 
     // A waiter whose request has not been sent.
     let timed = lock.clone();
-    assert!(elsewhere(move || timed.try_lock_for(UNIT / 10).unwrap().is_none()));
+    assert!(elsewhere(move || answered(|| timed.try_lock_for(UNIT / 10)).is_none()));
     let (waiting, cancel) = waits(&lock);
     waiting.wait_asleep();
     cancel.cancel();
