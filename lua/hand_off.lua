@@ -20,7 +20,7 @@ local PROVISIONAL = 2000
 local WINDOW, AGE = 4, 10
 -- How long the queue outlives the last request. (As text, which the server need not make of it.)
 local KEPT = '60000'
--- How long a place counts as heard of after its last request: a waiter asks every 1.2 s at the
+-- How long an entry counts as heard of after its last request: a waiter asks every 1.2 s at the
 -- latest. And how long a request may have been on its way without suspicion that the server stood
 -- still.
 local HEARD, PROMPT = 2000, 400
@@ -75,14 +75,14 @@ local function stuck()
         or public and denied('publish', public, '')
 end
 
--- A key that exists while a place counts as heard of, with the time at which its owner came. Only a
+-- A key that exists while an entry counts as heard of, with the time at which its owner came. Only a
 -- repeated request writes it: it would cost each first request and each hand-off a command.
 local function asked_key(owner)
     return (string.gsub(queue, 'queue', 'asked', 1)) .. ':' .. owner
 end
 
--- Gives an owner that came at that time, and has lost its place since, a place in front of those
--- that came later, but behind each that is known to have come earlier: its place; nil if that is the
+-- Gives an owner that came at that time, and has lost its entry since, an entry in front of those
+-- that came later, but behind each that is known to have come earlier: its position; nil if that is the
 -- end. An owner that has not asked again came later as well, if it would have asked by now.
 local function come_back(owner, came)
     local is_old = now() - came >= HEARD
@@ -99,9 +99,9 @@ local function come_back(owner, came)
     return first and redis.call('linsert', queue, 'before', first, owner) and place
 end
 
--- The owner's place, at the end of the queue if it had none; and 1 if that is new. `came`: it asks
+-- The owner's position, at the end of the queue if it had none; and 1 if that is new. `came`: it asks
 -- again, and has waited since then, by the server's clock. Commands that may be refused come before
--- the place. The first PEXPIRE also makes room: after a command that writes, memory is no reason to
+-- the entry. The first PEXPIRE also makes room: after a command that writes, memory is no reason to
 -- refuse.
 local function stand(owner, came)
     local place = redis.call('lpos', queue, owner)
@@ -119,8 +119,8 @@ local function stand(owner, came)
     return place, 1
 end
 
--- The lock is free though places wait: a grant was not used, or its holder has died. Takes the
--- places ahead of `asker` out of the queue that have not asked for HEARD, though the server has
+-- The lock is free though entries wait: a grant was not used, or its holder has died. Takes the
+-- entries ahead of `asker` out of the queue that have not asked for HEARD, though the server has
 -- answered the asker all the while: otherwise each of them would be granted the lock for
 -- PROVISIONAL. `sent`: the server's clock when the request was sent, as reckoned by a client that
 -- the server has answered promptly for HEARD; nil: it has not. A request that came late shows that
@@ -163,7 +163,7 @@ local function window_left()
 end
 
 -- Tells the first process that listens to ask when the window ends, or at once (0): no other
--- process would. `asker` keeps its place: its subscription may be on the way, and it asks again
+-- process would. `asker` keeps its entry: its subscription may be on the way, and it asks again
 -- once that is confirmed.
 local function announce(left, asker)
     while true do

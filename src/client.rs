@@ -104,7 +104,7 @@ impl Client {
 
     /// The lock of this name: Redisson's `RLock`, `redisson.getLock(name)`.
     ///
-    /// No I/O. Handles of one name share the client's hold and its place in the queue. Keeping a
+    /// No I/O. Handles of one name share the client's hold and its entry in the queue. Keeping a
     /// handle or making one for each call makes no difference. An empty name is an error of the
     /// first call that needs the server.
     #[must_use]

@@ -1,17 +1,17 @@
--- Takes a fair lock, or a place in its queue.
+-- Takes a fair lock, or an entry in its queue.
 --
 -- KEYS and ARGV 1 to 3: line.lua
 -- ARGV 4 lease in ms, 5 owner, 6 whether an earlier request of this owner was answered "queued" (1,
 --      2) or not (0), 7.. with 1: the owners of the same client that wait and were queued as well;
---      with 0: those that come with it, and get the places behind it, in this order
+--      with 0: those that come with it, and get the entries behind it, in this order
 -- reply: {1, followers, now} = taken; {2, followers, now} = it was this owner's already; the
 --        followers are the numbers of those of the same client that stand directly behind, in their
 --        order, parted by commas, or '-'; now = the server's time in ms, if others came with it
 --        {0, now, ask, redisson, back} = queued; ask = ms after which it may ask again unless told
 --        before (-1: only when told; the same for its companions); redisson = 1 if a client of
 --        Redisson's may tell them, on each owner's own channel: it holds the lock, or (at the first
---        request) stands ahead; back = 1 if it had lost its place, and has come back
---        {3, now} = with 2: it has lost its place. Nothing was done for it.
+--        request) stands ahead; back = 1 if it had lost its entry, and has come back
+--        {3, now} = with 2: it has lost its entry. Nothing was done for it.
 --
 -- The owner names one acquisition, so the request may be sent again: a holder is granted again, a
 -- waiter stays where it is. A waiter that was queued and is not in the queue was dropped from its
@@ -75,7 +75,7 @@ local function push(ids, command, ...)
     return length
 end
 
--- Puts the owner and its companions at the end; returns the owner's place.
+-- Puts the owner and its companions at the end; returns the owner's position.
 local function line_up(redissons_ahead)
     local ids = {}
     for i = 5, #ARGV do
@@ -134,7 +134,7 @@ local function come_back(ids)
     local raised = run + 1
     local last = #back
     while last > 0 do
-        -- The owners with one place, from the last on, and not too many at a time.
+        -- The owners with one entry, from the last on, and not too many at a time.
         local these, behind = {}, places[last]
         while last > 0 and places[last] == behind and #these < 500 do
             these[#these + 1] = back[last]
@@ -196,7 +196,7 @@ if not held_by then
         held_by, left = head, PROVISIONAL
     elseif head == owner or not head then
         if company then
-            -- All get their places, and the owner the first: the command that needs memory goes
+            -- All get their entries, and the owner the first: the command that needs memory goes
             -- before all others, and nothing comes that could not be undone.
             redis.call('zadd', timeouts, 'xx', 0, '')
             may_hand_on()

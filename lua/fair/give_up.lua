@@ -1,7 +1,7 @@
 -- Leaves the queue of a fair lock, or the lock itself if it was granted meanwhile.
 --
 -- KEYS and ARGV 1 to 3: line.lua
--- ARGV 4 owner, 5 whether only its place is given up (1), and not a hold (0)
+-- ARGV 4 owner, 5 whether only its entry is given up (1), and not a hold (0)
 -- reply: 2 = it held the lock and has given it back, 1 = it waited and has left, 0 = neither
 --
 -- No waiter behind is shifted: this one added no time to their scores. If the lock is free the line

@@ -21,7 +21,7 @@
 -- sets the scores of the owners. Ours come back to the head or enter at the end, Redisson's enter
 -- at the end. So none of Redisson's is in a queue that once had ours alone, and has only ours
 -- behind the one that was its last then. A waiter of ours that was silent for two seconds while the
--- server answered others is set to its base: a grant would find it stopped. It keeps its place, and
+-- server answered others is set to its base: a grant would find it stopped. It keeps its entry, and
 -- when it goes on it is alive again. But no silence counts while this process was silent itself:
 -- then the server stood still, or its clock was set forward. If the lock is free, it goes to the
 -- first in line. While it is held no waiter is dropped.

@@ -1,4 +1,4 @@
--- Takes a lock, or a place in its queue. free.lua, which runs before all of it, is its part for a
+-- Takes a lock, or an entry in its queue. free.lua, which runs before all of it, is its part for a
 -- free lock without waiters: EXISTS, HSET, PEXPIRE, and INCRBY if there are tokens. Then nothing
 -- else runs.
 --
@@ -10,11 +10,11 @@
 --        -1 - n wait; with tokens {n, the last of this hold's}
 --        {now, left, place, whose, fresh} = refused; now: the server's time in ms; left: ms until
 --        another request is worth it; place 0 = first in line; whose: 0 = a holder of ours, 1 =
---        Redisson's, 2 = none, a window is open; fresh: 1 = the place is new
+--        Redisson's, 2 = none, a window is open; fresh: 1 = the entry is new
 --        WRONGTYPE = the key holds no lock
 --
 -- Every request is this one: the first, one sent again, a poll, the one after a reconnect. So a
--- lost place is taken anew, and a grant that lost its message is found. A copy that comes late cuts
+-- lost entry is taken anew, and a grant that lost its message is found. A copy that comes late cuts
 -- no lease that was extended since.
 local lease, owner = ARGV[1], ARGV[2]
 database = ARGV[3] or 0

@@ -50,7 +50,7 @@ local function take_tokens()
     return trouble
 end
 
--- The reply to an owner that was granted the lock: the number of waiting places, or -1 - that
+-- The reply to an owner that was granted the lock: the number of waiting entries, or -1 - that
 -- number if this owner had it already.
 local function taken(places)
     return token and {places, token} or places

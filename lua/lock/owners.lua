@@ -1,4 +1,4 @@
--- Returns the owners of one client that have these locks, or a place in their queues.
+-- Returns the owners of one client that have these locks, or an entry in their queues.
 --
 -- KEYS 1..n the locks
 -- ARGV 1 the client's uuid

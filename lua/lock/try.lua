@@ -1,4 +1,4 @@
--- Takes a lock that is free, or this owner's already. Past the queue, and without a place in it.
+-- Takes a lock that is free, or this owner's already. Past the queue, and without an entry in it.
 --
 -- KEYS see holder.lua
 -- ARGV 1 lease in ms, 2 owner, 3 number of the database, if it is not 0

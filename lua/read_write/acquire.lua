@@ -1,4 +1,4 @@
--- Takes a read-write lock to read or to write, or a place in its queue.
+-- Takes a read-write lock to read or to write, or an entry in its queue.
 --
 -- KEYS see ../hand_off.lua
 -- ARGV as of ../lock/acquire.lua

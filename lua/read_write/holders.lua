@@ -4,7 +4,7 @@
 -- KEYS, and the variables that each script sets, see ../hand_off.lua
 --
 -- An owner is the hash's field: `uuid:number` reads, `uuid:number:write` writes. The queue has it
--- in the same form, so a place shows whether its owner waits to read or to write.
+-- in the same form, so an entry shows whether its owner waits to read or to write.
 --
 -- When a script of ours ends, the first in line waits for a reason: the lock is held by a writer,
 -- or by readers and the first wants to write, or a free lock is left to others for a window. Or the

@@ -1,4 +1,4 @@
--- Takes a read-write lock if that is possible now, without a place in its queue. It takes a free
+-- Takes a read-write lock if that is possible now, without an entry in its queue. It takes a free
 -- lock past the queue; it enters beside readers only if there are no waiters.
 --
 -- KEYS see ../hand_off.lua

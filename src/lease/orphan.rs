@@ -74,13 +74,13 @@ impl Orphan {
     }
 
     /// A request without a waiting caller: its outcome is not known, or a copy may come late. Sent
-    /// for as long as a hold that it may take. (A place in a lock's queue is given back when it is
+    /// for as long as a hold that it may take. (An entry in a lock's queue is given back when it is
     /// granted.)
     pub(crate) fn requested(name: &Arc<str>, give_up: Command, lease: Duration) -> Self {
         Self::released(name, give_up, lease)
     }
 
-    /// The same for a request that may take a place that has no lease and keeps others out: for 10
+    /// The same for a request that may take an entry that has no lease and keeps others out: for 10
     /// minutes at least.
     pub(crate) fn queued(name: &Arc<str>, give_up: Command, lease: Duration) -> Self {
         Self::undo(name, give_up, lease.max(LATEST), LATEST)

@@ -48,7 +48,7 @@ pub(crate) struct Acquisition<D> {
     asked_again: bool,
     /// The last exchange that named the server's time.
     anchor: Option<Anchor>,
-    /// Since when it has a place, by the server's clock, as the first such reply said.
+    /// Since when it has an entry, by the server's clock, as the first such reply said.
     came: Option<u64>,
     /// Since when, and until when, the server has answered it promptly, without a pause.
     steady: Option<(u64, u64)>,
@@ -143,7 +143,7 @@ impl<D> Acquisition<D> {
         self.in_doubt || self.asked_again
     }
 
-    /// The extra arguments of the next request, if the owner already has a place.
+    /// The extra arguments of the next request, if the owner already has an entry.
     pub(super) fn again(&self, now: u64) -> Option<Again> {
         let steady = self.steady.filter(|(since, last)| {
             now.saturating_sub(*since) >= STEADY && now.saturating_sub(*last) <= PAUSE
@@ -153,7 +153,7 @@ impl<D> Acquisition<D> {
         self.came.map(|came| Again { came, sent })
     }
 
-    /// A reply said that the owner has a place, at this time of the server's. Called before
+    /// A reply said that the owner has an entry, at this time of the server's. Called before
     /// [`refused`](Self::refused), since it looks at the exchange before this one.
     pub(super) fn stands(&mut self, server: u64) {
         self.came.get_or_insert(server);

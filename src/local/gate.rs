@@ -42,7 +42,7 @@ use redlatch_client::sync::{Mutex, Thread, clock};
 
 use super::cohort::Cohort;
 use super::hold::Hold;
-use super::place::Place;
+use super::queue_entry::QueueEntry;
 use super::tenancy::Tenancy;
 use super::terms::Terms;
 use crate::lease::renewal::Attempt;
@@ -74,8 +74,8 @@ struct State {
     forced: u64,
 }
 
-pub(super) type GateQueue = Queue<Terms, Arc<Tenancy>, Place>;
-pub(crate) type GateWaiter = Waiter<Terms, Arc<Tenancy>, Place>;
+pub(super) type GateQueue = Queue<Terms, Arc<Tenancy>, QueueEntry>;
+pub(crate) type GateWaiter = Waiter<Terms, Arc<Tenancy>, QueueEntry>;
 
 /// Whether a thread may share a hold with others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

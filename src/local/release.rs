@@ -11,7 +11,7 @@ use super::HoldState;
 use super::acquisition::Acquisition;
 use super::gate::{LeaveOutcome, Level, Seat};
 use super::hold::Hold;
-use super::place::Place;
+use super::queue_entry::QueueEntry;
 use super::site::Site;
 use super::tenancy::Tenancy;
 use crate::error::{Error, ErrorKind, LostReason};
@@ -212,7 +212,7 @@ impl Site {
     }
 
     /// Cleans up after a hold that has ended. The server may still have it, if `may_be_held`; and a
-    /// request of its owner that was sent twice may yet take the lock, or a place in its queue.
+    /// request of its owner that was sent twice may yet take the lock, or an entry in its queue.
     pub(super) fn orphan(self: &Arc<Self>, hold: &Arc<Hold>, may_be_held: bool) {
         if hold.is_left() {
             return self.let_expire(hold);
@@ -253,21 +253,21 @@ impl Site {
         lost
     }
 
-    /// No thread waits for a request of this owner any more, but it may take the lock or a place in
+    /// No thread waits for a request of this owner any more, but it may take the lock or an entry in
     /// its queue, or have done so.
     pub(crate) fn disown(&self, owner: &Owner, lease: Duration) {
         let give_up = self.scripts().give_up_command(&owner.text(), Chain::default());
         self.core.watchdog.adopt(Orphan::requested(&self.name, give_up, lease));
     }
 
-    /// As [`disown`](Self::disown), for a kind of lock whose places have no lease.
+    /// As [`disown`](Self::disown), for a kind of lock whose entries have no lease.
     pub(crate) fn undo(&self, give_up: Command, lease: Duration) {
         self.core.watchdog.adopt(Orphan::queued(&self.name, give_up, lease));
     }
 
-    /// Gives up a place, and its hold if the server granted it one at this moment.
-    pub(crate) fn leave_queue(self: &Arc<Self>, place: &Place) {
-        self.give_up(&place.acquisition, place.give_up_command(self), Orphan::requested);
+    /// Gives up an entry, and its hold if the server granted it one at this moment.
+    pub(crate) fn leave_queue(self: &Arc<Self>, entry: &QueueEntry) {
+        self.give_up(&entry.acquisition, entry.give_up_command(self), Orphan::requested);
     }
 
     /// Takes an owner that does not want the lock any more out of queue and lock. If the server
@@ -329,14 +329,14 @@ pub(crate) enum Leaving {
     Awaited,
 }
 
-/// Gives up the place of an owner of this client that is first in line but does not wait: a master
-/// that lagged behind the one before it still has the place. Nobody would come for the lock, and
-/// the owners behind that place would wait.
+/// Gives up the entry of an owner of this client that is first in line but does not wait: a master
+/// that lagged behind the one before it still has the entry. Nobody would come for the lock, and
+/// the owners behind that entry would wait.
 pub(crate) fn give_up_unclaimed(core: &Core, owner: u64, database: i64, lock: &str) {
     if database != core.database() {
         return;
     }
-    // Its place alone, for each kind of lock: other threads may share the owner's hold.
+    // Its entry alone, for each kind of lock: other threads may share the owner's hold.
     let (name, owner) = (lock.into(), format!("{}:{owner}", core.id.as_str()));
     for (mode, suffix) in [(Mode::Lock, ""), (Mode::Read, ""), (Mode::Write, ":write")] {
         let queue = LockKeys::new(lock, mode, false).queue().to_string();
@@ -349,11 +349,11 @@ pub(crate) fn give_up_unclaimed(core: &Core, owner: u64, database: i64, lock: &s
 /// Gives back a grant for an owner of this client that does not wait. No thread has it: a request
 /// came late, or its thread had left.
 pub(crate) fn give_back_unclaimed(core: &Core, owner: u64, grant: &GrantMessage<'_>) {
-    let Some(details) = super::place::details(grant.details) else { return };
+    let Some(details) = super::queue_entry::details(grant.details) else { return };
     if grant.database != core.database() || core.is_shut_down() {
         return;
     }
-    let Some((mode, _)) = super::place::kind(grant.details) else { return };
+    let Some((mode, _)) = super::queue_entry::kind(grant.details) else { return };
     let name: Arc<str> = grant.lock.into();
     let owner = format!("{}:{owner}{}", core.id.as_str(), mode.suffix());
     let keys = LockKeys::new(&name, mode, details.tokens.is_some());

@@ -11,7 +11,7 @@ use redlatch_client::sync::{Mutex, Thread, clock};
 use super::gate::GateQueue;
 use super::gate::{Admitted, Gate, Seat};
 use super::hold::{Asked, Hold};
-use super::place::Place;
+use super::queue_entry::QueueEntry;
 use super::release::Leaving;
 use super::tenancy::Tenancy;
 use super::terms::Terms;
@@ -355,7 +355,7 @@ impl fmt::Debug for Site {
 impl Queued for Arc<Site> {
     type Need = Terms;
     type Grant = Arc<Tenancy>;
-    type RequestState = Place;
+    type RequestState = QueueEntry;
 
     fn whose(&self) -> (&Core, &Arc<str>) {
         (&self.core, &self.name)
@@ -365,8 +365,8 @@ impl Queued for Arc<Site> {
         self.gate.with_queue(look)
     }
 
-    /// Hands the place to the next leader of the process, or gives it up.
-    fn hand_on(&self, lead: Option<Lead<Place>>) {
+    /// Hands the entry to the next leader of the process, or gives it up.
+    fn hand_on(&self, lead: Option<Lead<QueueEntry>>) {
         if let Some(left) = self.promote(lead) {
             self.leave_queue(&left.request_state);
         }

@@ -18,10 +18,10 @@ use crate::scripts::condition::ConditionScripts;
 use crate::scripts::{ConditionKeys, Trouble};
 use crate::waiting::Wait;
 
-pub(crate) use self::place::pass_on;
-use self::place::{ConditionPlace, Ended};
+pub(crate) use self::entry::pass_on;
+use self::entry::{ConditionEntry, Ended};
 
-mod place;
+mod entry;
 
 /// A place where threads that have a lock wait for a change, on any machine, until the thread that
 /// makes the change notifies them: `Condition` of java.util.concurrent, across processes. Made by
@@ -238,8 +238,8 @@ impl Condition {
             return Ok(false);
         }
         let before = |error: Error| error.now("the lock is held as before");
-        let mut place = ConditionPlace::new(site, &self.keys, &tenancy.thread);
-        if !place.listen(&wait).map_err(before)? {
+        let mut entry = ConditionEntry::new(site, &self.keys, &tenancy.thread);
+        if !entry.listen(&wait).map_err(before)? {
             return Ok(false);
         }
         // The entry exists before the lock is left. In one packet with the release, both might be
@@ -247,7 +247,7 @@ impl Condition {
         // exists. A refusal must find the lock still held.
         let stands = {
             let _limited = wait.limits(&site.core);
-            let stands = place.stand(&tenancy.hold.owner);
+            let stands = entry.stand(&tenancy.hold.owner);
             if was_cut() {
                 // The wait is over, and the lock was not left: the drop undoes a request that may
                 // have arrived.
@@ -267,8 +267,8 @@ impl Condition {
         // From here on a notification finds the entry, and no thread can notify before this one has
         // left the lock.
         let left = Suspended::all_levels(site, &tenancy)?;
-        let ended = place.sleep(&wait).map_err(nothing_held)?;
-        let notified = (ended == Ended::Notified).then(|| place.notified());
+        let ended = entry.sleep(&wait).map_err(nothing_held)?;
+        let notified = (ended == Ended::Notified).then(|| entry.notified());
         // Neither time nor a cancel ends this: the caller gets back what it had.
         let again = self.lock.retake(&tenancy.thread, left.levels.terms());
         let again = again.and_then(|again| again.ok_or_else(|| Error::shut_down(&site.name)));

@@ -2,8 +2,8 @@
 //! and a process hands it to the next. (A fair lock's hooks are in `lock/fair.rs`, those of a lock
 //! to read or to write in `lock/read_write.rs`.)
 //!
-//! `local/gate.rs` orders the threads of this process, `local/place.rs` is the process's place in
-//! the queue of processes, and `waiting/mod.rs` has the loop that calls these hooks.
+//! `local/gate.rs` orders the threads of this process, `local/queue_entry.rs` is the process's
+//! entry in the queue of processes, and `waiting/mod.rs` has the loop that calls these hooks.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use redlatch_client::sync::Thread;
 
 use super::Handle;
 use crate::error::{Error, LostReason};
-use crate::local::{Entered, Place, Site, Tenancy, Terms};
+use crate::local::{Entered, QueueEntry, Site, Tenancy, Terms};
 use crate::waiting::{self, Claim, Enter, EnterOf, Lead, Leadership, Synchronizer, Try, Wait};
 
 /// See the module.
@@ -76,21 +76,25 @@ impl Synchronizer for Exclusive<'_> {
         Ok(None)
     }
 
-    fn request_state(&self, _: &Claim<'_, Terms>) -> Place {
-        Place::new(&self.0.site)
+    fn request_state(&self, _: &Claim<'_, Terms>) -> QueueEntry {
+        QueueEntry::new(&self.0.site)
     }
 
-    fn collect(&self, lead: &mut Lead<Place>, claim: &Claim<'_, Terms>) -> Option<Arc<Tenancy>> {
+    fn collect(
+        &self,
+        lead: &mut Lead<QueueEntry>,
+        claim: &Claim<'_, Terms>,
+    ) -> Option<Arc<Tenancy>> {
         lead.request_state.collect(&mut lead.listening, &self.0.site, claim)
     }
 
-    fn has_news(&self, place: &Place) -> bool {
-        place.has_news()
+    fn has_news(&self, entry: &QueueEntry) -> bool {
+        entry.has_news()
     }
 
     fn ask(
         &self,
-        lead: &mut Lead<Place>,
+        lead: &mut Lead<QueueEntry>,
         claim: &Claim<'_, Terms>,
     ) -> Result<Try<Arc<Tenancy>>, Error> {
         lead.request_state.ask(&mut lead.listening, &self.0.site, claim)

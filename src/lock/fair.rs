@@ -16,11 +16,11 @@ use crate::waiting::{
     Claim, Enter, EnterOf, Lead, Leadership, Queued, Synchronizer, Try, Wait, acquire,
 };
 
-use self::place::FairPlace;
+use self::entry::FairEntry;
 pub(crate) use self::queue::{FairQueue, give_back_unclaimed, take_out};
 
+mod entry;
 mod line;
-mod place;
 mod queue;
 #[cfg(all(test, testkit, not(shuttle)))]
 mod tests;
@@ -71,7 +71,7 @@ mod tests;
 /// a killed process, which costs nothing. A waiter in a stopped process is granted the lock for two
 /// seconds, and costs the others that time, once. Waiters of processes that were silent for two
 /// seconds, while the server answered others, are passed: many that stopped together, as on a host
-/// that lost its power, cost no more than one. A waiter gets its place at the head back when its
+/// that lost its power, cost no more than one. A waiter gets its entry at the head back when its
 /// process goes on. Each process gives a sign of life for its waiters every second, or every third
 /// of [`fair_wait_timeout`](crate::ClientBuilder::fair_wait_timeout) if that is less. A living
 /// waiter is never dropped, however long it waits. A process that dies as it is granted a lock
@@ -153,8 +153,8 @@ impl Synchronizer for FairLock {
             }
         }
         if !waits {
-            let place = FairPlace::new(&self.queue, claim.thread, claim.need, false);
-            return Ok(Enter::Leads(Some(Box::new(Lead::new(place)))));
+            let entry = FairEntry::new(&self.queue, claim.thread, claim.need, false);
+            return Ok(Enter::Leads(Some(Box::new(Lead::new(entry)))));
         }
         Ok(self.queue.with_queue(|newcomers| {
             if newcomers.lead() {
@@ -166,25 +166,25 @@ impl Synchronizer for FairLock {
 
     /// For a thread that takes the newcomers' leadership after its owner is gone, or that comes
     /// first.
-    fn request_state(&self, claim: &Claim<'_, Terms>) -> FairPlace {
-        FairPlace::new(&self.queue, claim.thread, claim.need, true)
+    fn request_state(&self, claim: &Claim<'_, Terms>) -> FairEntry {
+        FairEntry::new(&self.queue, claim.thread, claim.need, true)
     }
 
-    fn collect(&self, lead: &mut Lead<FairPlace>, _: &Claim<'_, Terms>) -> Option<Arc<Tenancy>> {
+    fn collect(&self, lead: &mut Lead<FairEntry>, _: &Claim<'_, Terms>) -> Option<Arc<Tenancy>> {
         lead.request_state.collect(&mut lead.listening)
     }
 
-    fn has_news(&self, place: &FairPlace) -> bool {
-        place.has_news()
+    fn has_news(&self, entry: &FairEntry) -> bool {
+        entry.has_news()
     }
 
-    fn pause(&self, place: &FairPlace) -> Duration {
-        place.linger()
+    fn pause(&self, entry: &FairEntry) -> Duration {
+        entry.linger()
     }
 
     fn ask(
         &self,
-        lead: &mut Lead<FairPlace>,
+        lead: &mut Lead<FairEntry>,
         claim: &Claim<'_, Terms>,
     ) -> Result<Try<Arc<Tenancy>>, Error> {
         if claim.wait.blocks() {
@@ -195,7 +195,7 @@ impl Synchronizer for FairLock {
 
     /// `None`: see [`lock/exclusive.rs`](crate::lock::exclusive); or the thread slept through the
     /// rest of the lease of a hold that was passed to it. Then the thread asks as another owner:
-    /// its place is gone, or the release of the revoked hold gives that place up.
+    /// its entry is gone, or the release of the revoked hold gives that entry up.
     fn install(
         &self,
         leadership: &mut Leadership<'_, Arc<FairQueue>>,
@@ -204,9 +204,9 @@ impl Synchronizer for FairLock {
     ) -> Result<Option<Arc<Tenancy>>, Error> {
         let (Self { handle, queue }, hold) = (self, &tenancy.hold);
         let Handle { site, .. } = handle;
-        let Some(Lead { request_state: place, .. }) = &mut leadership.lead else { return Ok(None) };
-        let is_ours = match place.stand_down() {
-            _ if !place.is_owner_of(hold) => {
+        let Some(Lead { request_state: entry, .. }) = &mut leadership.lead else { return Ok(None) };
+        let is_ours = match entry.stand_down() {
+            _ if !entry.is_owner_of(hold) => {
                 let is_held = tenancy.is_held();
                 if !is_held {
                     site.lose(&tenancy, LostReason::LeaseExpired);
@@ -222,11 +222,11 @@ impl Synchronizer for FairLock {
             None => site.admit(&tenancy, claim.need)?,
         };
         if !is_ours {
-            let another = FairPlace::new(queue, claim.thread, claim.need, false);
+            let another = FairEntry::new(queue, claim.thread, claim.need, false);
             leadership.lead = Some(Lead::new(another));
             return Ok(None);
         }
-        place.becomes(hold);
+        entry.becomes(hold);
         leadership.resign();
         handle.admitted(tenancy).map(Some)
     }

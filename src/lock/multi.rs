@@ -441,7 +441,7 @@ fn check_process(part: &Arc<dyn Part>) -> Result<(), Error> {
     site.core.check_process(&site.name)
 }
 
-/// A part's place in the one order. The name is first, since it is the same for all processes, and
+/// A part's entry in the one order. The name is first, since it is the same for all processes, and
 /// an address may not be. A failover does not change it.
 fn rank(part: &Arc<dyn Part>) -> (Arc<str>, String, i64) {
     let site = &part.handle().site;

@@ -8,7 +8,7 @@ use redlatch_client::sync::{Thread, clock};
 use crate::client::Client;
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::lease::Orphan;
-use crate::local::{Acquisition, Asked, GrantDetails, Leaving, Place, Tenancy, Terms};
+use crate::local::{Acquisition, Asked, GrantDetails, Leaving, QueueEntry, Tenancy, Terms};
 use crate::lock::{Handle, lock_verbs};
 use crate::runtime::Session;
 use crate::scripts::lock::{Acquired, Chain};
@@ -451,13 +451,13 @@ impl Synchronizer for Side<'_> {
         Ok(Some(ReadWriteGrant { tenancy, is_seated: true }))
     }
 
-    fn request_state(&self, _: &Claim<'_, ReadWriteNeed>) -> Option<Place> {
+    fn request_state(&self, _: &Claim<'_, ReadWriteNeed>) -> Option<QueueEntry> {
         None
     }
 
     fn collect(
         &self,
-        lead: &mut Lead<Option<Place>>,
+        lead: &mut Lead<Option<QueueEntry>>,
         claim: &Claim<'_, ReadWriteNeed>,
     ) -> Option<ReadWriteGrant> {
         let Lead { listening, request_state } = lead;
@@ -466,13 +466,13 @@ impl Synchronizer for Side<'_> {
         Some(ReadWriteGrant { tenancy, is_seated: false })
     }
 
-    fn has_news(&self, request_state: &Option<Place>) -> bool {
-        request_state.as_ref().is_some_and(Place::has_news)
+    fn has_news(&self, request_state: &Option<QueueEntry>) -> bool {
+        request_state.as_ref().is_some_and(QueueEntry::has_news)
     }
 
     fn ask(
         &self,
-        lead: &mut Lead<Option<Place>>,
+        lead: &mut Lead<Option<QueueEntry>>,
         claim: &Claim<'_, ReadWriteNeed>,
     ) -> Result<Try<ReadWriteGrant>, Error> {
         let site = &self.handle.site;
@@ -483,8 +483,8 @@ impl Synchronizer for Side<'_> {
         {
             return Ok(Try::Granted(grant));
         }
-        let place = request_state.get_or_insert_with(|| Place::new(site));
-        Ok(match place.ask(listening, site, &on_terms(claim))? {
+        let entry = request_state.get_or_insert_with(|| QueueEntry::new(site));
+        Ok(match entry.ask(listening, site, &on_terms(claim))? {
             Try::Granted(tenancy) => Try::Granted(ReadWriteGrant { tenancy, is_seated: false }),
             Try::Busy(sleep) => Try::Busy(sleep),
         })
@@ -515,7 +515,7 @@ impl Synchronizer for Side<'_> {
     }
 }
 
-/// The claim without its mode, for a place in the lock's queue.
+/// The claim without its mode, for an entry in the lock's queue.
 fn on_terms<'a>(claim: &Claim<'a, ReadWriteNeed>) -> Claim<'a, Terms> {
     Claim { thread: claim.thread, need: claim.need.terms, wait: claim.wait }
 }

@@ -66,7 +66,7 @@ use crate::waiting::Wait;
 ///
 /// [`try_lock`](Self::try_lock) takes a free lock past the queue. A waiter in a killed process
 /// costs the others nothing. A waiter that stands still (a stopped process, a network that is cut
-/// without an error) costs them 2 s, and loses its place.
+/// without an error) costs them 2 s, and loses its entry.
 ///
 /// Redisson's clients know no queue. While some of them wait, redlatch leaves a part of the
 /// releases to them: the lock is free for 4 ms, and no process in the queue takes it. How often

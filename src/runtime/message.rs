@@ -87,8 +87,8 @@ impl<A: Recipient + ?Sized> Recipient for Arc<A> {
 }
 
 /// The waiters of this client that expect messages, by the numbers of their owners: each from
-/// before its first request on, and no longer than it has a place, or the lock after it had one.
-/// Messages name only owners that had a place: so a grant for an owner that is not here is of a
+/// before its first request on, and no longer than it has an entry, or the lock after it had one.
+/// Messages name only owners that had an entry: so a grant for an owner that is not here is of a
 /// hold that no thread has.
 #[derive(Default)]
 pub(crate) struct Recipients {

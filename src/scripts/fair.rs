@@ -55,10 +55,10 @@ pub(crate) enum FairAcquired {
         ask_after: Option<Duration>,
         /// Whether one of Redisson's clients may tell the waiter, on the owner's own channel.
         by_redisson: bool,
-        /// The owner had lost its place, and has it again.
+        /// The owner had lost its entry, and has it again.
         came_back: bool,
     },
-    /// The owner has lost its place.
+    /// The owner has lost its entry.
     Missing {
         /// The server's time when it answered, in ms.
         now: u64,
@@ -68,11 +68,11 @@ pub(crate) enum FairAcquired {
 /// The other owners of the same client that a request names.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Others<'a> {
-    /// The owner asks for the first time, and these come with it: they get the places behind it.
+    /// The owner asks for the first time, and these come with it: they get the entries behind it.
     Company(&'a [Owner]),
     /// The owner was queued before, and asks for itself alone.
     Nobody,
-    /// The owner was queued before and has lost its place: these, which were queued too, come back
+    /// The owner was queued before and has lost its entry: these, which were queued too, come back
     /// with it if they have lost theirs.
     Returning(&'a [Owner]),
 }
@@ -94,12 +94,12 @@ pub(crate) struct KeptAlive {
     pub(crate) again: Option<Duration>,
     /// The first in line of a free lock, if it should ask now.
     pub(crate) first: Option<u64>,
-    /// The owners that have lost their places.
+    /// The owners that have lost their entries.
     pub(crate) missing: HashSet<u64>,
 }
 
 impl FairScripts<'_> {
-    /// Takes the lock or a place in the queue; asks for the place if the owner has one already.
+    /// Takes the lock or an entry in the queue; asks for the entry if the owner has one already.
     pub(crate) fn acquire(
         self,
         route: &Route,

@@ -70,7 +70,7 @@ impl<'a> LockKeys<'a> {
         pieces(prefix, self.name)
     }
 
-    /// redlatch's clients that listen to the [`public`](Self::public) channel with a place in the
+    /// redlatch's clients that listen to the [`public`](Self::public) channel with an entry in the
     /// queue listen here, too: so the clients of Redisson, which know only that one, can be
     /// counted.
     pub(crate) fn companion(self) -> String {

@@ -101,7 +101,7 @@ fn minus(number: u64, digits: &mut [u8; 20]) -> &[u8] {
     &digits[sign..]
 }
 
-/// The arguments of a question that is not the first one for its place. In ms, by the server's
+/// The arguments of a question that is not the first one for its entry. In ms, by the server's
 /// clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Again {
@@ -170,7 +170,7 @@ pub(crate) struct Refused {
     pub(crate) place: u32,
     /// One of Redisson's holds it: its release is told in public.
     pub(crate) by_redisson: bool,
-    /// The place is new.
+    /// The entry is new.
     pub(crate) is_new: bool,
 }
 
@@ -187,7 +187,7 @@ pub(crate) struct LockScripts<'a> {
 }
 
 impl LockScripts<'_> {
-    /// Takes the lock or a place in its queue; asks for the place if the owner has one already, or
+    /// Takes the lock or an entry in its queue; asks for the entry if the owner has one already, or
     /// had one (`again`).
     pub(crate) fn acquire(
         self,
@@ -199,7 +199,7 @@ impl LockScripts<'_> {
         self.ask(self.script_set().acquire, owner, lease, behind)
     }
 
-    /// Takes the lock if it is free, past the queue, and without a place in it.
+    /// Takes the lock if it is free, past the queue, and without an entry in it.
     pub(crate) fn try_acquire(
         self,
         owner: &Owner,
@@ -250,7 +250,7 @@ impl LockScripts<'_> {
     ) -> Result<Replied<Acquired>, Trouble> {
         let command = self.request(script, owner, lease, behind);
         // Over the name's lane; after a reset once more, which is right, since the owner finds its
-        // own hold or place. The second value: whether it was sent twice.
+        // own hold or entry. The second value: whether it was sent twice.
         let (outcome, in_doubt) = self.route.call_twice(&command, || command.clone());
         // An error reply is a `Trouble`; any other one `acquired` reads, below.
         granted(outcome, in_doubt, self.rights(), acquired)

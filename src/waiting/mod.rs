@@ -125,7 +125,7 @@ pub(crate) enum Try<T> {
 #[derive(Debug)]
 pub(crate) struct Lead<I> {
     pub(crate) listening: Listening,
-    /// The synchronizer's knowledge of its requests; for a lock, its place in the queue.
+    /// The synchronizer's knowledge of its requests; for a lock, its entry in the queue.
     pub(crate) request_state: I,
 }
 
@@ -206,7 +206,7 @@ fn wait<S: Synchronizer>(
         };
         // The leadership's drop, on every path out of there, hands it on (`Queued::hand_on`): it
         // wakes the first waiter of the process's queue, which then leads. A lock's new leader gets
-        // the lead, too; if nobody waits, the place in Redis's queue is given up. Only `install`
+        // the lead, too; if nobody waits, the entry in Redis's queue is given up. Only `install`
         // may give the leadership up instead.
         let leadership = Leadership::new(synchronizer.site(), lead);
         let lasting = Lasting { endurance, long_wait, answered };

@@ -25,12 +25,12 @@ pub(crate) use redlatch_testkit::wait_until;
 pub(crate) const UNIT: Duration = Duration::from_millis(100);
 /// How long something may take that should happen at once.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
-/// A lease that a machine which stands still for nearly two seconds renews in time, too (two thirds of it
-/// are left at least), and whose end a test can wait for.
+/// A lease that a machine which stands still for nearly two seconds renews in time, too (two thirds
+/// of it are left at least), and whose end a test can wait for.
 pub(crate) const RENEWED: Duration = Duration::from_millis(30 * UNIT.as_millis() as u64);
 /// A lease that no test sees the end of.
 pub(crate) const LONG: Duration = Duration::from_secs(60);
-/// A waiter for a lock asks after 0.8 s at the earliest (`POLL` in `local/place.rs`), and for
+/// A waiter for a lock asks after 0.8 s at the earliest (`POLL` in `local/queue_entry.rs`), and for
 /// anything else after 4 s. A waiter that is in so soon after its last question heard a message.
 pub(crate) const BEFORE_A_QUESTION: Duration = Duration::from_millis(700);
 /// Longer than any test needs. Past it something hangs.
@@ -74,8 +74,8 @@ pub(crate) fn has_own_process() -> bool {
     false
 }
 
-/// Runs `work` while the system gives this process no further thread. For a test in a process of its
-/// own.
+/// Runs `work` while the system gives this process no further thread. For a test in a process of
+/// its own.
 pub(crate) fn without_room_for_threads<T>(work: impl FnOnce() -> T) -> T {
     // Otherwise new threads would get the stacks of ended ones.
     let all = Arc::new(Barrier::new(33));
@@ -273,8 +273,8 @@ pub(crate) fn elsewhere<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'st
     spawn(work).join()
 }
 
-/// Waits until this process's threads of this name (of its first 15 characters) have nothing to do: they
-/// sleep, and not for a reply. In a test that has its own process.
+/// Waits until this process's threads of this name (of its first 15 characters) have nothing to do:
+/// they sleep, and not for a reply. In a test that has its own process.
 pub(crate) fn wait_idle(name: &str) {
     wait_until(&format!("{name} has nothing to do"), SOON, || {
         let mut named = tasks().filter(|(_, thread)| thread == name).map(|(id, _)| id);

@@ -224,7 +224,7 @@ fn a_stopped_head_costs_the_others_its_provisional_lease() {
     // No longer than that: the whole lease is a minute.
     let took = begun.elapsed();
     assert!(took >= PROVISIONAL, "{took:?}");
-    // The waiter reads of its grant now, and does not enter, since that is over: it has its place
+    // The waiter reads of its grant now, and does not enter, since that is over: it has its entry
     // anew.
     let guard = one.fair_lock("stalls").lock().unwrap();
     worker.sigcont();

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// A request of a waiter of this owner arrives once more. Returns whether the owner has a place
+/// A request of a waiter of this owner arrives once more. Returns whether the owner has an entry
 /// then.
 fn ask_late(server: &Server, name: &str, owner: &str, lease: Duration) -> bool {
     let script = concat!(

@@ -133,7 +133,7 @@ pub(crate) struct Waiter {
     /// The waiter was dropped for a good reason and is not back.
     pub(crate) dropped: bool,
     pub(crate) came_back: bool,
-    /// The place was lost with the keys.
+    /// The entry was lost with the keys.
     pub(crate) place_lost: bool,
     /// Redisson's: from here its own wait counts.
     pub(crate) base: i64,

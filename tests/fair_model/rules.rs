@@ -346,7 +346,7 @@ fn check_grant(step: &Step<'_>, world: &mut World, serial: &mut u64) -> Result<C
     let waiter = &mut world.waiters[w];
     rank_anew(waiter, serial);
     waiter.came_back |= waiter.dropped;
-    // A gone owner's place is given back at once.
+    // A gone owner's entry is given back at once.
     if waiter.phase != Phase::Gone {
         check_order(w, false, world)?;
     }
@@ -392,7 +392,7 @@ fn rank_anew(waiter: &mut Waiter, serial: &mut u64) {
     }
 }
 
-/// No waiter that came earlier and is still entitled to its place waits. A thread that passes a
+/// No waiter that came earlier and is still entitled to its entry waits. A thread that passes a
 /// hold on does not know of waiters that have come back to the head since it was taken.
 pub(crate) fn check_order(granted: usize, passed: bool, world: &World) -> Result<(), Broken> {
     let granted = &world.waiters[granted];
@@ -464,7 +464,7 @@ pub(crate) fn check_blocked(
     let head = world.waiter(&blocked.head);
     let client = &world.clients[head.client];
     let bound = if client.is_ours && head.phase != Phase::Waiting && client.well_since.is_some() {
-        // A gone owner's place: its client takes it out when it is told, and one message may be
+        // A gone owner's entry: its client takes it out when it is told, and one message may be
         // lost.
         2 * LOOK
     } else if world.is_dead(head) || client.well_since.is_none() {

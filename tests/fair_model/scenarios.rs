@@ -84,7 +84,7 @@ impl Direct {
         self.run_ours(Script::GiveUp, &[owner, "0"])
     }
 
-    /// Leaves the owner's place, and not a hold.
+    /// Leaves the owner's entry, and not a hold.
     fn leave(&mut self, owner: &str) -> RedisResult<i64> {
         self.run_ours(Script::GiveUp, &[owner, "1"])
     }
@@ -257,7 +257,7 @@ fn a_request_sent_again_changes_nothing() {
     assert_eq!(direct.left(), 0);
 }
 
-/// Waiters that come together stand one behind the other, or have the lock and the places behind
+/// Waiters that come together stand one behind the other, or have the lock and the entries behind
 /// it; those that are there already stay.
 #[test]
 fn a_request_of_many_that_is_sent_again_changes_nothing() {
@@ -280,7 +280,7 @@ fn a_request_of_many_that_is_sent_again_changes_nothing() {
     assert_eq!(direct.acquire_with(two[0], &two[1..]).unwrap()[0], Value::Int(0));
     assert_eq!(direct.queue(), [one[1], one[2], two[1], two[0]]);
     assert_eq!(direct.release(one[0], &[]).unwrap(), Some(1));
-    // The holder keeps the lock and gets no place.
+    // The holder keeps the lock and gets no entry.
     assert_eq!(direct.acquire_with(two[0], &[one[1]]).unwrap()[0], Value::Int(0));
     assert_eq!(direct.queue(), [one[2], two[1], two[0]]);
     direct.release(one[1], &[one[2], two[1], two[0]]).unwrap();
@@ -573,7 +573,7 @@ fn refuse_everything(server: &Server, deaf: bool) {
                 let left: i64 = admin.command(&["PTTL", LOCK]);
                 assert!(left > 0 || left == -2, "a lock without an end: {what}");
                 assert!(after.list.iter().all(|id| after.set.contains(id)), "{what}");
-                // Two refusals may leave a score without a place, which does no harm.
+                // Two refusals may leave a score without an entry, which does no harm.
                 assert!(denied.len() > 1 || after.list == after.set, "half a place: {what}");
                 let holds = after.holders.contains(&owner);
                 let waits = after.list.contains(&owner);
@@ -585,7 +585,7 @@ fn refuse_everything(server: &Server, deaf: bool) {
                     Ok(None) => {}
                     Err(_) => {
                         let held = before.holders.contains(&owner) || before.list.contains(&owner);
-                        // An owner that says it waited may have its place again: it gives that up.
+                        // An owner that says it waited may have its entry again: it gives that up.
                         let comes_back = !holds && (2..=3).contains(&action);
                         assert!(!holds && !waits || held || comes_back, "{what}");
                     }

@@ -227,7 +227,7 @@ impl Simulation<'_> {
 
     // ---- ours -----------------------------------------------------------------------------
 
-    /// A queued owner asks alone, and brings all of its client along if it has lost its place.
+    /// A queued owner asks alone, and brings all of its client along if it has lost its entry.
     pub(crate) fn request(&mut self, w: usize) -> Result<Value, Broken> {
         if self.world.waiters[w].registered.is_some() {
             let reply = self.request_as(w, "2")?;

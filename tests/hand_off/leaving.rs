@@ -79,7 +79,7 @@ fn a_very_short_wait_leaves_neither_place_nor_hold() {
     let server = server();
     let mut lapses = Lapses::of(&server);
     let mut redis = server.connection();
-    // One thread each: with more, the place goes from one to the next.
+    // One thread each: with more, the entry goes from one to the next.
     let clients: [Client; 6] = std::array::from_fn(|_| warm(&server));
     let before = lapses.so_far();
     let (inside, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));

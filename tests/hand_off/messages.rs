@@ -66,7 +66,7 @@ fn a_process_that_was_stopped_over_its_grant_does_not_enter() {
     let took = last.wait_in() - before_the_grant;
     assert!(took >= PROVISIONAL, "it was not granted the lock: {took:?}");
     stopped.sigcont();
-    // The continued process has asked, and has its place again.
+    // The continued process has asked, and has its entry again.
     wait_in_line(&server, name, 1);
     assert_eq!(queue(&mut redis, name), line[2..3]);
     assert_eq!(stopped.try_line(Duration::ZERO), None, "two are inside");
@@ -77,7 +77,7 @@ fn a_process_that_was_stopped_over_its_grant_does_not_enter() {
     wait_left(&server, name);
 }
 
-/// The connection of the waiter's subscriber breaks around the grant: the waiter asks for its place
+/// The connection of the waiter's subscriber breaks around the grant: the waiter asks for its entry
 /// when it listens again.
 #[test]
 fn a_grant_to_a_connection_that_breaks_is_found_when_it_listens_again() {
@@ -186,7 +186,7 @@ fn a_message_for_another_lock_or_database_grants_nothing() {
     wait_left(&server, "mine");
 }
 
-/// A place without a waiter: a request came late, say. Its grant goes on to the next at once.
+/// An entry without a waiter: a request came late, say. Its grant goes on to the next at once.
 #[test]
 fn a_grant_without_a_waiter_is_given_back_at_once() {
     let _bounded = bounded();
@@ -281,7 +281,7 @@ fn a_hold_got_anew_by_asking_outlasts_an_old_grant_message() {
     wait_left(&server, "anew");
 }
 
-/// The same with one request that was sent twice: the first copy got a place, and a grant by an
+/// The same with one request that was sent twice: the first copy got an entry, and a grant by an
 /// unread message; the second one the lock.
 #[test]
 fn a_hold_by_a_second_copy_of_a_request_outlasts_the_first_copys_message() {
@@ -298,7 +298,7 @@ fn a_hold_by_a_second_copy_of_a_request_outlasts_the_first_copys_message() {
         let copy =
             if runs(bytes, acquire, "twice") { copies.fetch_add(1, Ordering::SeqCst) } else { 9 };
         if copy == 1 {
-            // By now the place is used up, and its grant has ended.
+            // By now the entry is used up, and its grant has ended.
             let mut redis = other.lock().unwrap();
             tell.send(queue(&mut redis, "twice").remove(0)).unwrap();
             let () = redis.del(&["twice", &queue_key("twice")]).unwrap();
@@ -319,7 +319,7 @@ fn a_hold_by_a_second_copy_of_a_request_outlasts_the_first_copys_message() {
     wait_left(&server, "twice");
 }
 
-/// A master that lagged behind the one before it has places that were given up there. An owner that
+/// A master that lagged behind the one before it has entries that were given up there. An owner that
 /// leaves the lock to Redisson tells the first in line, and no process would come.
 #[test]
 fn a_place_without_a_waiter_is_given_up_when_it_is_told_to_ask() {

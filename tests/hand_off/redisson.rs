@@ -75,7 +75,7 @@ fn one_of_redissons_clients_has_its_turns_beside_ours_that_make_a_handle_for_eac
     }
 }
 
-/// As Redisson's `forceUnlock` does it: no process with a place listens in public.
+/// As Redisson's `forceUnlock` does it: no process with an entry listens in public.
 #[test]
 fn after_a_hold_was_taken_away_by_force_the_next_in_line_comes_at_once() {
     let _bounded = bounded();

@@ -78,7 +78,7 @@ fn a_cancel_that_races_with_the_release_loses_no_lock() {
         for waiter in waiters {
             if waiter.join() { granted += 1 } else { cancelled += 1 }
         }
-        // Neither a hold nor a place in the queue is left.
+        // Neither a hold nor an entry in the queue is left.
         lock.try_lock().unwrap().expect("free").unlock().unwrap();
     }
     println!("{granted} granted, {cancelled} cancelled");

@@ -245,7 +245,7 @@ fn without_a_right_all_is_done_or_nothing() {
         check(&mut master, "acquire");
         let is_held = master.holder() == Some(1);
         assert_eq!(matches!(reply, Reply::Granted { .. }), is_held, "{denied}: {reply:?}");
-        // Refused with a place, or an error and no place.
+        // Refused with an entry, or an error and no entry.
         let () = master.command(&["FLUSHALL"]);
         assert!(master.takes(1));
         let reply = user.acquire(2);

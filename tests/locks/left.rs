@@ -142,7 +142,7 @@ fn a_lost_lock_is_not_left_to_expire(kind: Kind) {
     leaves_nothing(&server);
 }
 
-/// The place of a thread to which a hold was passed is given up, and that of its owner with it.
+/// The entry of a thread to which a hold was passed is given up, and that of its owner with it.
 #[test]
 fn a_fair_hold_that_was_passed_and_is_left_leaves_no_place_in_line() {
     let _bounded = bounded();

@@ -137,14 +137,14 @@ enum State {
     Holding(Hold),
 }
 
-/// A place, or the way to it. It is the process's, not a thread's: the next thread inherits it.
+/// An entry, or the way to it. It is the process's, not a thread's: the next thread inherits it.
 #[derive(Debug)]
 struct Wait {
     number: u64,
     /// When its first request was sent.
     began: Time,
     anchor: Option<Anchor>,
-    /// Since when it has a place, in the server's ms.
+    /// Since when it has an entry, in the server's ms.
     came: Option<i64>,
     /// Since when, and until when, the server has answered it promptly.
     steady: Option<(Time, Time)>,
@@ -173,7 +173,7 @@ impl Wait {
         self.came.map(|came| Again { came, sent })
     }
 
-    /// A question that was sent then was answered at that time of the server's: it has a place.
+    /// A question that was sent then was answered at that time of the server's: it has an entry.
     fn stands(&mut self, now: Time, sent: Time, server: Time) {
         self.came.get_or_insert(server / MS);
         let is_expected = self
@@ -321,7 +321,7 @@ impl Process {
         self.state = State::Idle;
     }
 
-    /// Gives back all that the server has of this owner, a place or the lock, now or later.
+    /// Gives back all that the server has of this owner, an entry or the lock, now or later.
     fn give_back(&mut self, now: Time, number: u64, chain: Chain, in_doubt: bool) {
         self.send(Request::GiveUp { number, chain });
         if in_doubt && self.broken != Some(Rule::Late) {
@@ -363,7 +363,7 @@ impl Process {
         }
     }
 
-    /// The place, or the lock, shows that a message was sent which did not come. If it does not
+    /// The entry, or the lock, shows that a message was sent which did not come. If it does not
     /// come now, the subscription is dead without an error.
     fn suspect(&mut self, now: Time, number: u64) {
         self.suspect = Some(number);

@@ -66,7 +66,7 @@ impl Direct {
         matches!(self.acquire(client), Reply::Granted { .. })
     }
 
-    /// The place it has now.
+    /// The entry it has now.
     pub(crate) fn place(&mut self, client: usize) -> i64 {
         match self.acquire(client) {
             Reply::Refused(refused) => refused.place,

@@ -13,7 +13,7 @@ use super::store::Store;
 /// In how many histories something broken must have been found out.
 const SEEDS: u64 = 250;
 
-/// The broken part, its place, and the checks that notice it.
+/// The broken part, its entry, and the checks that notice it.
 pub(crate) struct Mutant {
     pub(crate) what: &'static str,
     broken: Broken,

@@ -27,9 +27,9 @@ pub(crate) struct Step<'a> {
     pub(crate) is_old: bool,
     /// The server's clock jumps.
     pub(crate) has_jumped: bool,
-    /// The same for the owners with a place.
+    /// The same for the owners with an entry.
     pub(crate) others: &'a dyn Fn(&str) -> Option<i64>,
-    /// Whether a place has not asked for so long that it may be passed.
+    /// Whether an entry has not asked for so long that it may be passed.
     pub(crate) is_silent: &'a dyn Fn(&str) -> bool,
 }
 
@@ -140,7 +140,7 @@ pub(crate) fn check(
     Ok(seen)
 }
 
-/// Nothing without an end, and no owner with two places.
+/// Nothing without an end, and no owner with two entries.
 fn check_keys(state: &State) -> Result<(), Broken> {
     if !state.holders.is_empty() && state.left < 0 {
         return Err("a lock without an end".to_owned());

@@ -22,7 +22,7 @@ use super::wire::{Message, Released, Reply, Request, own_channel};
 const START: Time = 1_763_692_800_000_000;
 /// How long a history may go on after its end.
 const AFTERMATH: Time = 100 * SECOND;
-/// For so long after a loss of keys, some may not have taken their places again.
+/// For so long after a loss of keys, some may not have taken their entries again.
 const LOST: Time = 12 * SECOND;
 /// A waiter that has not asked for so long may be passed.
 const SILENT: Time = 2 * SECOND;
@@ -119,7 +119,7 @@ pub(crate) struct Lock {
     pub(crate) disturbed: Vec<Time>,
     /// The last fencing token with which a holder entered.
     pub(crate) token: i64,
-    /// For each owner that had a place: since when it says that it waits (ms, the server's clock),
+    /// For each owner that had an entry: since when it says that it waits (ms, the server's clock),
     /// and when it asked last.
     heard: HashMap<String, (i64, Time)>,
     waits: Waits,

@@ -14,7 +14,7 @@ pub(crate) struct Site {
     pub(crate) tokens: Option<String>,
     /// The channel for releases that concern all clients.
     pub(crate) public: String,
-    /// Beside the public one, for ours that have a place: so that the others can be counted.
+    /// Beside the public one, for ours that have an entry: so that the others can be counted.
     pub(crate) companion: String,
 }
 

@@ -38,7 +38,7 @@ pub(crate) enum Request {
     Renew { number: u64, lease: i64 },
 }
 
-/// The arguments of a question that is not the first one for its place; ms, by the server's clock.
+/// The arguments of a question that is not the first one for its entry; ms, by the server's clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Again {
     /// Since when it waits.
@@ -74,7 +74,7 @@ pub(crate) struct Refused {
     pub(crate) left: i64,
     pub(crate) place: i64,
     pub(crate) whose: Whose,
-    /// The place is new.
+    /// The entry is new.
     pub(crate) is_fresh: bool,
 }
 

@@ -11,7 +11,7 @@ use redlatch_client::sync::{Mutex, Thread, explore};
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::thread;
 
-use super::{Admitted, Entered, Gate, GateQueue, GateWaiter, LeaveOutcome, Place};
+use super::{Admitted, Entered, Gate, GateQueue, GateWaiter, LeaveOutcome, QueueEntry};
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::local::{Asked, Hold, Site, Tenancy, Terms, clock};
 use crate::runtime::Core;
@@ -77,7 +77,7 @@ struct Name {
 impl Queued for Name {
     type Need = Terms;
     type Grant = Arc<Tenancy>;
-    type RequestState = Place;
+    type RequestState = QueueEntry;
 
     fn whose(&self) -> (&Core, &Arc<str>) {
         (&self.core, &self.name)
@@ -87,12 +87,12 @@ impl Queued for Name {
         self.gate.with_queue(look)
     }
 
-    fn hand_on(&self, lead: Option<Lead<Place>>) {
+    fn hand_on(&self, lead: Option<Lead<QueueEntry>>) {
         self.leads_no_more();
         self.promote(lead);
     }
 
-    fn give_up(&self, waiter: &Arc<GateWaiter>) -> Option<Signal<Arc<Tenancy>, Place>> {
+    fn give_up(&self, waiter: &Arc<GateWaiter>) -> Option<Signal<Arc<Tenancy>, QueueEntry>> {
         let decided = self.with_queue(|queue| queue.give_up(waiter));
         let seen = match decided {
             Some(_) => &self.seen.won_against_giving_up,
@@ -149,11 +149,11 @@ impl Synchronizer for Visitor<'_> {
         Ok(None)
     }
 
-    fn request_state(&self, _: &Claim<'_, Terms>) -> Place {
-        Place::new(&Site::of(&self.name.core, "of another gate"))
+    fn request_state(&self, _: &Claim<'_, Terms>) -> QueueEntry {
+        QueueEntry::new(&Site::of(&self.name.core, "of another gate"))
     }
 
-    fn collect(&self, _: &mut Lead<Place>, claim: &Claim<'_, Terms>) -> Option<Arc<Tenancy>> {
+    fn collect(&self, _: &mut Lead<QueueEntry>, claim: &Claim<'_, Terms>) -> Option<Arc<Tenancy>> {
         self.name.leads(claim.thread);
         None
     }
@@ -161,7 +161,7 @@ impl Synchronizer for Visitor<'_> {
     /// Asks the server, unless the server is in trouble.
     fn ask(
         &self,
-        _: &mut Lead<Place>,
+        _: &mut Lead<QueueEntry>,
         claim: &Claim<'_, Terms>,
     ) -> Result<Try<Arc<Tenancy>>, Error> {
         let (name, terms) = (self.name, claim.need);

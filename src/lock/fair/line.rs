@@ -6,7 +6,7 @@ use std::sync::Arc;
 use redlatch_client::Command;
 use redlatch_client::sync::{Mutex, clock};
 
-use super::place::Standing;
+use super::entry::Standing;
 use super::queue::FairQueue;
 use crate::local::{Expected, Hold, Line, Tenancy, Terms};
 use crate::scripts::Owner;

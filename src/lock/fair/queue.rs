@@ -3,11 +3,11 @@
 //!
 //! ```text
 //! newcomers: one has the leadership, and asks for all newcomers; the others sleep, or leave
-//! standing:  named in a request; each leads from here on, with a place of its own, until it gets
+//! standing:  named in a request; each leads from here on, with an entry of its own, until it gets
 //!            the lock, a thread of this process passes it on, or its wait is over
 //! ```
 //!
-//! Threads that one request names get neighbouring places, and so the lock goes from one to the
+//! Threads that one request names get neighbouring entries, and so the lock goes from one to the
 //! next without the server. The server's order is that of the requests, and within a request that
 //! of arrival. If threads lock again and again, that order stays as it is: neighbours of different
 //! processes would stay neighbours for ever, each grant a hand-over. So if the process already has
@@ -21,8 +21,8 @@ use std::time::Duration;
 use redlatch_client::sync::{Mutex, Thread, clock};
 use redlatch_client::{Command, Outcome};
 
+use super::entry::{FairEntry, Standing};
 use super::line::FairLine;
-use super::place::{FairPlace, Standing};
 use crate::error::Error;
 use crate::lease::{KeepAlive, Orphan, renewal};
 use crate::local::{Expected, Site, Tenancy, Terms};
@@ -44,10 +44,10 @@ pub(crate) struct FairQueue {
     pub(super) waiters: Mutex<Waiters>,
 }
 
-type Newcomers = Queue<Terms, Arc<Tenancy>, FairPlace>;
-pub(super) type Newcomer = Waiter<Terms, Arc<Tenancy>, FairPlace>;
+type Newcomers = Queue<Terms, Arc<Tenancy>, FairEntry>;
+pub(super) type Newcomer = Waiter<Terms, Arc<Tenancy>, FairEntry>;
 /// A newcomer's lead after the request that named it.
-pub(super) type QueueAnswer = Result<Lead<FairPlace>, Error>;
+pub(super) type QueueAnswer = Result<Lead<FairEntry>, Error>;
 
 pub(super) struct Waiters {
     newcomers: Newcomers,
@@ -60,7 +60,7 @@ pub(super) struct Waiters {
     kept_alive: bool,
     /// Since when, and until when, the server answered signs of life without a gap.
     steady: Option<Steady>,
-    /// Whether a thread is asking for all that have lost their places.
+    /// Whether a thread is asking for all that have lost their entries.
     are_returning: bool,
 }
 
@@ -135,14 +135,14 @@ impl FairQueue {
 
     /// The newcomers for which the leader asks. They stay newcomers until they are
     /// [answered](Self::answer): if they never are, one of them has the leadership next.
-    pub(super) fn company(self: &Arc<Self>) -> Vec<(Arc<Newcomer>, Lead<FairPlace>)> {
+    pub(super) fn company(self: &Arc<Self>) -> Vec<(Arc<Newcomer>, Lead<FairEntry>)> {
         let mut waiters = self.waiters.lock();
         waiters.lingering = None;
         let newcomers = waiters.newcomers.first_ones(MOST);
         drop(waiters);
         let lead = |newcomer: Arc<Newcomer>| {
-            let place = FairPlace::new(self, newcomer.thread(), *newcomer.need(), false);
-            (newcomer, Lead::new(place))
+            let entry = FairEntry::new(self, newcomer.thread(), *newcomer.need(), false);
+            (newcomer, Lead::new(entry))
         };
         newcomers.into_iter().map(lead).collect()
     }
@@ -160,7 +160,7 @@ impl FairQueue {
     }
 
     /// The server answered the leader's request: the next newcomer has the leadership, and the
-    /// companions lead from here on, or fail. If one has left meanwhile, its place is given up.
+    /// companions lead from here on, or fail. If one has left meanwhile, its entry is given up.
     pub(super) fn answer(&self, company: Vec<(Arc<Newcomer>, QueueAnswer)>) {
         // Dropped after the mutex is released.
         let (mut told, mut gone) = (Vec::new(), Vec::new());
@@ -221,7 +221,7 @@ impl FairQueue {
     }
 }
 
-/// A thread's request for all waiters of its process that have lost their places.
+/// A thread's request for all waiters of its process that have lost their entries.
 pub(super) struct Returning {
     queue: Arc<FairQueue>,
     pub(super) owners: Vec<Owner>,
@@ -236,7 +236,7 @@ impl Drop for Returning {
 impl Queued for Arc<FairQueue> {
     type Need = Terms;
     type Grant = Arc<Tenancy>;
-    type RequestState = FairPlace;
+    type RequestState = FairEntry;
 
     fn whose(&self) -> (&Core, &Arc<str>) {
         (&self.site.core, &self.site.name)
@@ -246,9 +246,9 @@ impl Queued for Arc<FairQueue> {
         look(&mut self.waiters.lock().newcomers)
     }
 
-    /// A place belongs to its thread, and leaves the queue. If the thread has the newcomers'
+    /// An entry belongs to its thread, and leaves the queue. If the thread has the newcomers'
     /// leadership, or none existed, the next newcomer gets the leadership.
-    fn hand_on(&self, lead: Option<Lead<FairPlace>>) {
+    fn hand_on(&self, lead: Option<Lead<FairEntry>>) {
         if lead.is_none() {
             let _none = self.promote(None);
         }
@@ -364,7 +364,7 @@ fn scripts<'a>(core: &Core, key: &'a str, keys: &'a FairKeys) -> FairScripts<'a>
     FairScripts { key, keys, fair_wait, database, acks: core.config.replica_acks }
 }
 
-/// Handles a message for an owner of this client that does not wait. No thread has its place: a
+/// Handles a message for an owner of this client that does not wait. No thread has its entry: a
 /// request came late, or its passed hold was revoked. A hold of that owner stays.
 pub(crate) fn take_out(core: &Core, owner: u64, lock: &str) {
     give_up(core, owner, lock, |scripts, owner| scripts.leave_command(owner));

@@ -46,7 +46,7 @@ fn ask(lock: &FairLock, leader: &mut Leader<'_>) -> Result<Try<Arc<Tenancy>>, Er
     lock.ask(leader.lead_or(|| lock.request_state(&claim)), &claim)
 }
 
-/// A newcomer's signal: to lead, with a place if another thread asked for it.
+/// A newcomer's signal: to lead, with an entry if another thread asked for it.
 fn leads<'a>(lock: &'a FairLock, newcomer: &Arc<Newcomer>) -> Leader<'a> {
     match newcomer.take_signal() {
         Some(Signal::Leadership(lead)) => Leadership::new(&lock.queue, lead.map(|lead| *lead)),
@@ -271,8 +271,8 @@ fn a_message_that_comes_before_a_companion_looks_is_not_forgotten() {
         lock.has_news(&lead.request_state)
     });
     assert!(lead.listening.ask_at > 0);
-    let Lead { listening, request_state: place } = &mut *lead;
-    assert!(place.collect(listening).is_none());
+    let Lead { listening, request_state: entry } = &mut *lead;
+    assert!(entry.collect(listening).is_none());
     assert_eq!(lead.listening.ask_at, 0, "it sleeps on");
     guard.unlock().unwrap();
 }

@@ -36,7 +36,7 @@ use redlatch_client::sync::{Mutex, Thread, clock};
 
 use crate::error::Error;
 use crate::lease::Renewal;
-use crate::local::{Entered, Hold, Joining, Place, Site, Succession, Tenancy, Terms};
+use crate::local::{Entered, Hold, Joining, QueueEntry, Site, Succession, Tenancy, Terms};
 use crate::runtime::{Core, Member};
 use crate::scripts::Mode;
 use crate::waiting::{Lead, Queue, Queued, Waiter, Wake};
@@ -56,8 +56,8 @@ pub(super) struct ReadWriteGrant {
     pub(super) is_seated: bool,
 }
 
-type PairQueue = Queue<ReadWriteNeed, ReadWriteGrant, Option<Place>>;
-pub(super) type Waiting = Waiter<ReadWriteNeed, ReadWriteGrant, Option<Place>>;
+type PairQueue = Queue<ReadWriteNeed, ReadWriteGrant, Option<QueueEntry>>;
+pub(super) type Waiting = Waiter<ReadWriteNeed, ReadWriteGrant, Option<QueueEntry>>;
 
 /// See the module.
 pub(super) struct Pair {
@@ -221,9 +221,10 @@ impl Pair {
         self.write.gate.tenant().is_none_or(|writing| writing.thread.id() == thread.id())
     }
 
-    /// The leadership goes to the next thread in the queue, with the place if that is of its kind.
-    fn hand_on_to_next(&self, lead: Option<Lead<Option<Place>>>) {
-        let mode = |lead: &Lead<Option<Place>>| lead.request_state.as_ref().map(Place::mode);
+    /// The leadership goes to the next thread in the queue, with the entry if that is of its kind.
+    fn hand_on_to_next(&self, lead: Option<Lead<Option<QueueEntry>>>) {
+        let mode =
+            |lead: &Lead<Option<QueueEntry>>| lead.request_state.as_ref().map(QueueEntry::mode);
         let (wake, left) = self.with_queue(|queue| {
             let next = queue.first().map(|first| first.need().mode);
             match lead {
@@ -232,8 +233,8 @@ impl Pair {
             }
         });
         wake.now();
-        if let Some(place) = left.and_then(|lead| lead.request_state) {
-            self.site(place.mode()).leave_queue(&place);
+        if let Some(entry) = left.and_then(|lead| lead.request_state) {
+            self.site(entry.mode()).leave_queue(&entry);
         }
     }
 }
@@ -251,8 +252,8 @@ fn found(entered: Entered, site: &Arc<Site>) -> Option<Found> {
 impl Queued for Pair {
     type Need = ReadWriteNeed;
     type Grant = ReadWriteGrant;
-    /// A place in the lock's queue, once the leader has asked for one.
-    type RequestState = Option<Place>;
+    /// An entry in the lock's queue, once the leader has asked for one.
+    type RequestState = Option<QueueEntry>;
 
     fn whose(&self) -> (&Core, &Arc<str>) {
         (&self.core, &self.name)
@@ -262,8 +263,8 @@ impl Queued for Pair {
         look(&mut self.queue.lock())
     }
 
-    /// The place goes to the next leader of the process, or is given up.
-    fn hand_on(&self, lead: Option<Lead<Option<Place>>>) {
+    /// The entry goes to the next leader of the process, or is given up.
+    fn hand_on(&self, lead: Option<Lead<Option<QueueEntry>>>) {
         self.hand_on_to_next(lead);
     }
 }

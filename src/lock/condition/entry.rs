@@ -1,4 +1,4 @@
-//! A waiter's place on a condition, from the moment at which its thread still has the lock until
+//! A waiter's entry on a condition, from the moment at which its thread still has the lock until
 //! its notification is used.
 //!
 //! ```text
@@ -50,7 +50,7 @@ pub(super) enum Ended {
 }
 
 /// See the module.
-pub(super) struct ConditionPlace<'a> {
+pub(super) struct ConditionEntry<'a> {
     site: &'a Arc<Site>,
     thread: &'a Arc<Thread>,
     notice: Arc<Notice>,
@@ -62,7 +62,7 @@ pub(super) struct ConditionPlace<'a> {
     stands: bool,
 }
 
-impl<'a> ConditionPlace<'a> {
+impl<'a> ConditionEntry<'a> {
     pub(super) fn new(
         site: &'a Arc<Site>,
         keys: &Arc<ConditionKeys>,
@@ -207,7 +207,7 @@ impl<'a> ConditionPlace<'a> {
     }
 }
 
-impl Drop for ConditionPlace<'_> {
+impl Drop for ConditionEntry<'_> {
     fn drop(&mut self) {
         if self.stands && !self.site.core.is_forked() {
             self.enrolled.done(Use::PassedOn);
@@ -245,7 +245,7 @@ impl fmt::Debug for Enrolled {
     }
 }
 
-/// The messages to a place.
+/// The messages to an entry.
 #[derive(Debug)]
 struct Notice {
     database: i64,

@@ -1,5 +1,5 @@
-//! A process's place in the queue of a lock: from its first request to the hold, or the end of its
-//! wait. (Of `try_lock` it is only what asks: no place in Redis, and no standing.)
+//! A process's entry in the queue of a lock: from its first request to the hold, or the end of its
+//! wait. (Of `try_lock` it is only what asks: no entry in Redis, and no standing.)
 //!
 //! ```text
 //! register the owner; ask: taken? no: asleep in the queue
@@ -13,7 +13,7 @@
 //! the grant may overtake its reply. (Not for `try_lock`: no message names it.)
 //!
 //! A hand-off between processes costs a message and a wake-up, a pass inside one process costs no
-//! command: so a thread has no place of its own.
+//! command: so a thread has no entry of its own.
 //!
 //! Grant: a message grants only if it names an owner that waits here, this database and this key,
 //! once, and within its deadline. Every other message is a hint.
@@ -52,15 +52,15 @@ const _: () = assert!(POLL.as_millis() * 12 / 10 < PROVISIONAL as u128 / 1_000_0
 const FIRST: u32 = 2;
 /// Behind the end that the server told: it cuts its times to whole milliseconds.
 const PAST_END: Duration = Duration::from_millis(1);
-/// And so much later for each place, so that not all come at once.
+/// And so much later for each entry, so that not all come at once.
 const PER_PLACE: Duration = Duration::from_micros(300);
 
 /// See the module. Whoever has it uses it up: it becomes a hold, or is
 /// [given up](Site::give_up).
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct QueueEntry {
     pub(super) acquisition: Acquisition<GrantDetails>,
-    /// What messages say that name it, from before its first request for a place on. `None`: it has
+    /// What messages say that name it, from before its first request for an entry on. `None`: it has
     /// not asked for one. The hold that it becomes may keep this (`Hold::_expected`).
     standing: Option<Arc<Expected<Standing>>>,
     /// Where it stood when it last asked. `None`: nowhere.
@@ -140,7 +140,7 @@ pub(super) fn details(details: &str) -> Option<GrantDetails> {
     Some(GrantDetails { places, chain: Chain { start: Start::Server(start), count }, tokens })
 }
 
-impl Place {
+impl QueueEntry {
     pub(crate) fn new(site: &Site) -> Self {
         Self { acquisition: Acquisition::new(site), standing: None, at: None, _companion: None }
     }
@@ -203,7 +203,7 @@ impl Place {
     }
 
     /// One request: the first one, a poll, and the one after a reconnect are the same. Who will not
-    /// wait takes the lock if it is free, past the queue, and leaves no place behind.
+    /// wait takes the lock if it is free, past the queue, and leaves no entry behind.
     pub(crate) fn ask(
         &mut self,
         listening: &mut Listening,
@@ -278,7 +278,7 @@ impl Place {
         self.acquisition.stands(refused.now);
         self.acquisition.refused(refused.now);
         if refused.is_new && self.at.is_some() {
-            // Its place was used up by a grant of which nothing was heard.
+            // Its entry was used up by a grant of which nothing was heard.
             site.core.pubsub.suspect(&site.name);
         }
         let place = refused.place;

@@ -1,7 +1,7 @@
-//! One thread's place in a fair lock's queue, from its first request to the hold or the end of its
+//! One thread's entry in a fair lock's queue, from its first request to the hold or the end of its
 //! wait.
 //!
-//! The process knows the place before Redis does: a hold may be passed to it from the moment it
+//! The process knows the entry before Redis does: a hold may be passed to it from the moment it
 //! stands in the process's list. A grant, or a passed hold, wakes the thread, and then there is no
 //! need to ask. The thread asks when a script of ours or of Redisson's tells it to, after a
 //! reconnect, and, if it is first, when the holder's lease ends.
@@ -26,7 +26,7 @@ use crate::waiting::{Lead, Listening, Queued, Try, slow_poll};
 const SHORTEST_ASK: Duration = Duration::from_millis(20);
 
 /// See the module. A drop without the lock leaves the queue, on every path.
-pub(crate) struct FairPlace {
+pub(crate) struct FairEntry {
     queue: Arc<FairQueue>,
     pub(super) acquisition: Acquisition<Followers>,
     thread: Arc<Thread>,
@@ -99,7 +99,7 @@ impl Recipient for Standing {
     }
 }
 
-impl FairPlace {
+impl FairEntry {
     pub(super) fn new(
         queue: &Arc<FairQueue>,
         thread: &Arc<Thread>,
@@ -155,9 +155,9 @@ impl FairPlace {
         let (asked, heard) = (Asked::now(site), site.core.pubsub.own_version(&site.name));
         self.stands(listening, heard);
         self.acquisition.asks(asked, lease);
-        for Lead { listening, request_state: place } in company.iter_mut().map(|(_, lead)| lead) {
-            place.stands(listening, heard);
-            place.acquisition.asks(asked, lease);
+        for Lead { listening, request_state: entry } in company.iter_mut().map(|(_, lead)| lead) {
+            entry.stands(listening, heard);
+            entry.acquisition.asks(asked, lease);
         }
         let owners = company.iter().map(|(_, lead)| lead.request_state.acquisition.owner);
         let owners: Vec<_> = owners.collect();
@@ -186,7 +186,7 @@ impl FairPlace {
         self.answered(listening, replied)
     }
 
-    /// Takes the lock if that is possible now, past no waiter, and without a place in the queue.
+    /// Takes the lock if that is possible now, past no waiter, and without an entry in the queue.
     pub(super) fn ask_once(&mut self) -> Result<Try<Arc<Tenancy>>, Error> {
         let Self { queue, acquisition, terms, .. } = self;
         let lease = terms.lease();
@@ -201,8 +201,8 @@ impl FairPlace {
 }
 
 /// The steps of a request.
-impl FairPlace {
-    /// A request for the place follows: from here on a hold may be passed to it, and its sign of
+impl FairEntry {
+    /// A request for the entry follows: from here on a hold may be passed to it, and its sign of
     /// life is due. Messages on the client's own channel after version `heard` may be missed, and
     /// the client asks again for those.
     fn stands(&mut self, listening: &mut Listening, heard: Option<u64>) {
@@ -225,7 +225,7 @@ impl FairPlace {
         self.standing = Some(standing);
     }
 
-    /// The thread has lost its place, perhaps with all waiters of this process. One of them asks
+    /// The thread has lost its entry, perhaps with all waiters of this process. One of them asks
     /// for all, and a waiter that this request places behind it need not ask. If the request fails,
     /// the next sign of life finds the missing ones.
     fn comes_back(&mut self, listening: &mut Listening) -> Result<Try<Arc<Tenancy>>, Error> {
@@ -273,7 +273,7 @@ impl FairPlace {
                 }
                 let Site { core, name, .. } = &*self.queue.site;
                 if came_back {
-                    // A grant used its place up and the message never arrived, or the client did
+                    // A grant used its entry up and the message never arrived, or the client did
                     // not listen.
                     core.pubsub.suspect(name);
                 }
@@ -307,7 +307,7 @@ impl FairPlace {
     ) -> Result<Try<Arc<Tenancy>>, Error> {
         if let Some(unacknowledged) = self.acquisition.unacknowledged.take() {
             let command = self.give_up_command();
-            // Given up here, and not by the drop. The thread's next request has a new place: with a
+            // Given up here, and not by the drop. The thread's next request has a new entry: with a
             // fresh owner that messages may name, at the end.
             let passed = self.stand_down();
             (self.standing, self.was_queued) = (None, false);
@@ -336,9 +336,9 @@ impl FairPlace {
     }
 }
 
-/// The end of a place.
-impl FairPlace {
-    /// Whether the server granted this place the hold; otherwise a thread of this process has
+/// The end of an entry.
+impl FairEntry {
+    /// Whether the server granted this entry the hold; otherwise a thread of this process has
     /// passed it on.
     pub(super) fn is_owner_of(&self, hold: &Hold) -> bool {
         hold.owner.number() == self.acquisition.owner.number()
@@ -372,7 +372,7 @@ impl FairPlace {
     }
 }
 
-impl Drop for FairPlace {
+impl Drop for FairEntry {
     fn drop(&mut self) {
         if self.leads {
             let _none = self.queue.promote(None);
