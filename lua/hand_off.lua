@@ -43,8 +43,8 @@ local function now()
     return time
 end
 
--- A replica refuses this command, which changes nothing. A replica knows a lock as its master knew it
--- some time ago: a client that believed it would leave the master's hold behind.
+-- A replica refuses this command, which changes nothing. A replica knows a lock as its master knew
+-- it some time ago: a client that believed it would leave the master's hold behind.
 local function ensure_master()
     redis.call('lrem', queue, 1, '')
 end
@@ -53,8 +53,8 @@ local function length()
     return redis.call('llen', queue)
 end
 
--- A refusal if the user may not run this command; nil: the user may. A script asks before a change for
--- the commands behind it.
+-- A refusal if the user may not run this command; nil: the user may. A script asks before a change
+-- for the commands behind it.
 local function denied(command, key, ...)
     if not redis.acl_check_cmd(command, key, ...) then
         return redis.error_reply('NOPERM the user may not run ' .. string.upper(command) .. ' ' .. key)
@@ -66,8 +66,8 @@ local function own_channel(owner)
     return 'redisson_lock__channel:{redlatch:' .. string.sub(owner, 1, 36) .. '}'
 end
 
--- The reason why this user may not grant the lock to waiters, or say that it is free; nil: none. (The
--- caller has asked for the length: any other data under the queue's key is an error, too.)
+-- The reason why this user may not grant the lock to waiters, or say that it is free; nil: none.
+-- (The caller has asked for the length: any other data under the queue's key is an error, too.)
 local function stuck()
     now()
     return denied('lpop', queue) or denied('hset', lock, '', '')
@@ -75,15 +75,15 @@ local function stuck()
         or public and denied('publish', public, '')
 end
 
--- A key that exists while an entry counts as heard of, with the time at which its owner came. Only a
--- repeated request writes it: it would cost each first request and each hand-off a command.
+-- A key that exists while an entry counts as heard of, with the time at which its owner came. Only
+-- a repeated request writes it: it would cost each first request and each hand-off a command.
 local function asked_key(owner)
     return (string.gsub(queue, 'queue', 'asked', 1)) .. ':' .. owner
 end
 
 -- Gives an owner that came at that time, and has lost its entry since, an entry in front of those
--- that came later, but behind each that is known to have come earlier: its position; nil if that is the
--- end. An owner that has not asked again came later as well, if it would have asked by now.
+-- that came later, but behind each that is known to have come earlier: its position; nil if that is
+-- the end. An owner that has not asked again came later as well, if it would have asked by now.
 local function come_back(owner, came)
     local is_old = now() - came >= HEARD
     local place, first
@@ -99,10 +99,10 @@ local function come_back(owner, came)
     return first and redis.call('linsert', queue, 'before', first, owner) and place
 end
 
--- The owner's position, at the end of the queue if it had none; and 1 if that is new. `came`: it asks
--- again, and has waited since then, by the server's clock. Commands that may be refused come before
--- the entry. The first PEXPIRE also makes room: after a command that writes, memory is no reason to
--- refuse.
+-- The owner's position, at the end of the queue if it had none; and 1 if that is new. `came`: it
+-- asks again, and has waited since then, by the server's clock. Commands that may be refused come
+-- before the entry. The first PEXPIRE also makes room: after a command that writes, memory is no
+-- reason to refuse.
 local function stand(owner, came)
     local place = redis.call('lpos', queue, owner)
     local exists = redis.call('pexpire', queue, KEPT)
@@ -183,8 +183,8 @@ end
 -- them all, all would ask and one would get the lock. Hands on a lock that was set free. 1: `grant`
 -- made the next process its owner. 2: it is left to others for a window. 0: free, and `message`
 -- says so in public; 3: the same, and the chain ends, since no other client listens. The
--- chain is the time since when ours have had the lock without a window (ms; not above zero: minus its
--- age), and how many of them; it travels with the grant and comes back with the release.
+-- chain is the time since when ours have had the lock without a window (ms; not above zero: minus
+-- its age), and how many of them; it travels with the grant and comes back with the release.
 local function hand_on(since, count, message, grant)
     local start, reply = math.max(since > 0 and since or now() + since, 0), 0
     -- A chain from the future: the clock was set back.

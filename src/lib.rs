@@ -155,7 +155,8 @@
 //!
 //! # Features
 //!
-//! - `tls`: `rediss://` URLs, through rustls with ring. The build needs a C compiler. Off by default.
+//! - `tls`: `rediss://` URLs, through rustls with ring. The build needs a C compiler. Off by
+//!   default.
 
 // Leases are counted on `CLOCK_BOOTTIME` or `CLOCK_MONOTONIC`, and a read's timeout is
 // `WouldBlock`.

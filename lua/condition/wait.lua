@@ -15,9 +15,9 @@ if redis.call('lpos', waiting, ARGV[3]) or redis.call('hexists', notified, ARGV[
     return 1
 end
 -- A list never stays without an end, so PEXPIRE is asked for first. The other commands are those of
--- the release behind this: without them it would be refused, and the thread would wait for the end of
--- its own lease. RPUSH is the first write: it is refused without memory, and then the lock could not be
--- taken again either.
+-- the release behind this: without them it would be refused, and the thread would wait for the end
+-- of its own lease. RPUSH is the first write: it is refused without memory, and then the lock could
+-- not be taken again either.
 for _, command in ipairs({
     {'pexpire', waiting, KEPT}, {'del', lock}, {'lpop', waiting}, {'hset', lock, '', ''},
     {'time'}, {'pubsub', 'numsub', ''}, {'publish', channel(ARGV[3]), ''},

@@ -90,8 +90,8 @@ local function raise(left, lease)
     redis.call('pexpire', lock, left < tonumber(lease) and lease or left)
 end
 
--- Takes the lock, which is free: it never stays without an end. A refused lease (one too long) undoes
--- the HSET.
+-- Takes the lock, which is free: it never stays without an end. A refused lease (one too long)
+-- undoes the HSET.
 local function take(owner, lease)
     permit('pexpire', lock, '')
     redis.call('hset', lock, owner, 1)

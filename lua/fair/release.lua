@@ -6,8 +6,8 @@
 -- reply: nil = not this owner's (any more); 1 = handed on; 0 = free, and one of Redisson's has been
 --        told if it is first
 --
--- One HDEL is the owner's check and the deletion. It is allowed without memory. The commands behind it
--- are asked for before it. The owner names one acquisition: sent again, the request answers nil.
+-- One HDEL is the owner's check and the deletion. It is allowed without memory. The commands behind
+-- it are asked for before it. The owner names one acquisition: sent again, the request answers nil.
 local owner, line = ARGV[4], front()
 
 -- Other data written over the lock is not this owner's either.

@@ -10,7 +10,7 @@
 --        ends; 4 = others still hold it, or its owner, a writer, reads on, and readers were let in
 --
 -- The owner names one acquisition, so the request may be sent again: the second time it answers nil
--- and grants nothing, since the first one left nothing to grant. A lock that was lost meanwhile may be
--- free with a queue: then it is granted.
+-- and grants nothing, since the first one left nothing to grant. A lock that was lost meanwhile may
+-- be free with a queue: then it is granted.
 public, database = ARGV[2], ARGV[5] or 0
 return release(ARGV[1], tonumber(ARGV[3] or 0), tonumber(ARGV[4] or 0))

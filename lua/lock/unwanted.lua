@@ -4,9 +4,9 @@
 -- The rest would do the same. But to make its functions costs a run as much as these commands.
 -- (With a chain by the server's clock there was a waiter a moment ago: then they do not matter.)
 --
--- One HDEL checks the owner and ends its hold: a lock has one field. The message comes before it: if
--- the server refuses the message, nothing is done. (If the lock is not this owner's, the message wakes
--- a client for nothing.)
+-- One HDEL checks the owner and ends its hold: a lock has one field. The message comes before it:
+-- if the server refuses the message, nothing is done. (If the lock is not this owner's, the message
+-- wakes a client for nothing.)
 local redis, KEYS, ARGV = redis, KEYS, ARGV
 local told = 0
 if ARGV[3] then

@@ -173,9 +173,9 @@ local function some(owner)
 end
 
 -- Ends the hold of `owner`, which has one; returns whether the lock is free now, whether it is left
--- to Redisson's alone, and the reason if the user may not, and then nothing is done. As in Redisson: the remaining readers keep it for as long as the
--- longest of them, and if all have lapsed it is free. Queries come before the change. DEL and HDEL
--- are allowed without memory.
+-- to Redisson's alone, and the reason if the user may not, and then nothing is done. As in
+-- Redisson: the remaining readers keep it for as long as the longest of them, and if all have
+-- lapsed it is free. Queries come before the change. DEL and HDEL are allowed without memory.
 local function drop(owner)
     -- (A writer has one field more at most.)
     local size = writes(owner) and 3 or redis.call('hlen', lock)
@@ -265,10 +265,10 @@ end
 -- Grants the lock to the first in line that listens; if that is a reader, to all readers up to the
 -- next writer. The first result: whether any owner was granted it. `asker` needs no message, since
 -- it reads the reply, and gets `lease`; the second is whether it was its turn, the third the reason
--- why it, or the one before it, still got nothing. (The caller has asked `stuck`.) A writer that is first
--- and has to wait for readers is passed if it is dead. A call may let thousands of readers in, and
--- the server serves no other client meanwhile. So values that are the same for all of them are
--- asked for once, and more and more of them are looked at together.
+-- why it, or the one before it, still got nothing. (The caller has asked `stuck`.) A writer that is
+-- first and has to wait for readers is passed if it is dead. A call may let thousands of readers
+-- in, and the server serves no other client meanwhile. So values that are the same for all of them
+-- are asked for once, and more and more of them are looked at together.
 local MOST_TOGETHER = 100
 local function grant(start, count, asker, lease)
     local granted, asked, trouble = false, false, nil

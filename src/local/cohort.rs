@@ -25,7 +25,8 @@ pub(crate) struct GrantDetails {
     pub(crate) tokens: Option<Tokens>,
 }
 
-/// One process's turn at one name. Times are by [`clock`](redlatch_client::sync::clock), in nanoseconds.
+/// One process's turn at one name. Times are by [`clock`](redlatch_client::sync::clock), in
+/// nanoseconds.
 #[derive(Debug, Default)]
 pub(crate) struct Cohort {
     /// When the server granted the turn's hold, and how long the turn may be.

@@ -60,8 +60,8 @@ const PER_PLACE: Duration = Duration::from_micros(300);
 #[derive(Debug)]
 pub(crate) struct QueueEntry {
     pub(super) acquisition: Acquisition<GrantDetails>,
-    /// What messages say that name it, from before its first request for an entry on. `None`: it has
-    /// not asked for one. The hold that it becomes may keep this (`Hold::_expected`).
+    /// What messages say that name it, from before its first request for an entry on. `None`: it
+    /// has not asked for one. The hold that it becomes may keep this (`Hold::_expected`).
     standing: Option<Arc<Expected<Standing>>>,
     /// Where it stood when it last asked. `None`: nowhere.
     at: Option<u32>,

@@ -253,8 +253,8 @@ impl Site {
         lost
     }
 
-    /// No thread waits for a request of this owner any more, but it may take the lock or an entry in
-    /// its queue, or have done so.
+    /// No thread waits for a request of this owner any more, but it may take the lock or an entry
+    /// in its queue, or have done so.
     pub(crate) fn disown(&self, owner: &Owner, lease: Duration) {
         let give_up = self.scripts().give_up_command(&owner.text(), Chain::default());
         self.core.watchdog.adopt(Orphan::requested(&self.name, give_up, lease));

@@ -342,7 +342,8 @@ impl MultiLock {
         Self { parts, rule: self.rule }
     }
 
-    /// The same locks with this watched lease each: [`Lock::with_watchdog`](crate::Lock::with_watchdog).
+    /// The same locks with this watched lease each:
+    /// [`Lock::with_watchdog`](crate::Lock::with_watchdog).
     #[must_use]
     pub fn with_watchdog(&self, timeout: Duration) -> Self {
         let parts = self.parts.iter().map(|part| part.with_watchdog(timeout)).collect();

@@ -50,11 +50,11 @@ use crate::waiting::Wait;
 ///
 /// # Several locks
 ///
-/// A thread that holds one lock and waits for another waits for ever if the other's holder waits for
-/// the first: both are renewed meanwhile. Take several locks in the same order everywhere, or all at
-/// once ([`MultiLock`](crate::MultiLock)). After 60 s
-/// ([`wait_warning`](crate::ClientBuilder::wait_warning)) the log says `has waited 60 s for "B" while
-/// holding "A"`.
+/// A thread that holds one lock and waits for another waits for ever if the other's holder waits
+/// for the first: both are renewed meanwhile. Take several locks in the same order everywhere, or
+/// all at once ([`MultiLock`](crate::MultiLock)). After 60 s
+/// ([`wait_warning`](crate::ClientBuilder::wait_warning)) the log says `has waited 60 s for "B"
+/// while holding "A"`.
 ///
 /// # Fairness
 ///

@@ -10,8 +10,9 @@ use redlatch_client::{Cause, Command, Endpoint, Failure, Lane, ReplicaAcks, Serv
 use crate::error::{Error, ErrorKind};
 use crate::scripts::{Rights, Trouble, refused, unreachable};
 
-/// The same for every client, so that nothing on the server grows with their number. Scripts ask before
-/// their first write whether the writes behind it are allowed: a server before Redis 7.0 cannot say.
+/// The same for every client, so that nothing on the server grows with their number. Scripts ask
+/// before their first write whether the writes behind it are allowed: a server before Redis 7.0
+/// cannot say.
 const SCRIPT: &str = "return redis.acl_check_cmd and ARGV[1]";
 const WORD: &[u8] = b"redlatch";
 

@@ -216,8 +216,8 @@ fn acquired(reply: Value) -> Result<FairAcquired, Trouble> {
 }
 
 /// After how long a lease with `left` ms to go has certainly ended; `None`: no time was named. A
-/// script's time is cut to whole milliseconds, and a lease lasts until the millisecond of its end is
-/// over, so a question after `left` ms may find it held.
+/// script's time is cut to whole milliseconds, and a lease lasts until the millisecond of its end
+/// is over, so a question after `left` ms may find it held.
 fn ends_after(left: i64) -> Option<Duration> {
     u64::try_from(left).ok().map(|left| over(Duration::from_millis(left)))
 }

@@ -358,8 +358,8 @@ fn without_script(error: &RedisError) -> RedisError {
     error_reply(&format!("{} {detail}", reply_code(error)))
 }
 
-/// The command that a refusal names, and its key if a script of ours asked for the right: a part of a
-/// sentence. Redis 7.0 names no command that a script tried.
+/// The command that a refusal names, and its key if a script of ours asked for the right: a part of
+/// a sentence. Redis 7.0 names no command that a script tried.
 fn missing_right(detail: &str) -> String {
     let asked = detail.strip_prefix("the user may not run ").map(str::to_owned);
     let tried = || {

@@ -47,14 +47,14 @@ impl Permit {
     ///
     /// [`Redis`](ErrorKind::Redis) if the server is in trouble, [`Protocol`](ErrorKind::Protocol)
     /// if its answer makes no sense: the release is sent again in the background until it is
-    /// answered. [`Redis`](ErrorKind::Redis) too if too few replicas acknowledge it: the permits are
-    /// given back then. [`Forked`](ErrorKind::Forked) in a forked child: nothing was done.
+    /// answered. [`Redis`](ErrorKind::Redis) too if too few replicas acknowledge it: the permits
+    /// are given back then. [`Forked`](ErrorKind::Forked) in a forked child: nothing was done.
     ///
     /// # Blocking
     ///
     /// One round trip, and the wait for replicas that
-    /// [`replica_acks`](crate::ClientBuilder::replica_acks) asks for; none if the permits are passed
-    /// to threads of this process that wait.
+    /// [`replica_acks`](crate::ClientBuilder::replica_acks) asks for; none if the permits are
+    /// passed to threads of this process that wait.
     pub fn release(mut self) -> Result<(), Error> {
         let permits = std::mem::take(&mut self.permits);
         let site = &self.semaphore.site;
