@@ -10,7 +10,7 @@ use redlatch_client::Command;
 use redlatch_client::sync::{Mutex, clock};
 
 use super::cohort::GrantDetails;
-use super::expected::Expected;
+use super::registered::Registered;
 use super::tenancy::Tenancy;
 use super::terms::Terms;
 use crate::error::LostReason;
@@ -97,7 +97,7 @@ pub(crate) struct Hold {
     /// Meaningless for a hold without tokens.
     pub(super) tokens_used: AtomicU16,
     /// Messages may name the owner.
-    pub(super) _expected: Option<Arc<Expected>>,
+    pub(super) _registered: Option<Arc<Registered>>,
     /// Keeps the owner live until the hold is released. (A permit has none.)
     pub(super) live: Option<Arc<LiveOwner>>,
     /// The request that the server granted.
@@ -140,7 +140,7 @@ impl Hold {
             provisional: AtomicBool::new(false),
             details: GrantDetails::default(),
             tokens_used: AtomicU16::new(0),
-            _expected: None,
+            _registered: None,
             live: None,
             asked,
             in_doubt,
@@ -184,13 +184,14 @@ impl Hold {
         self.live.as_deref().inspect(|live| live.end());
     }
 
-    /// With the details of its grant. Messages may name the owner for as long as `expected` lives.
+    /// With the details of its grant. Messages may name the owner for as long as `registered`
+    /// lives.
     pub(crate) fn with_details(
         self,
         details: GrantDetails,
-        expected: Option<Arc<Expected>>,
+        registered: Option<Arc<Registered>>,
     ) -> Self {
-        Self { details, _expected: expected, ..self }
+        Self { details, _registered: registered, ..self }
     }
 
     /// In the line of a kind of lock that has one.

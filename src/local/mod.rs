@@ -6,12 +6,12 @@
 
 mod acquisition;
 mod cohort;
-mod expected;
 mod gate;
 mod hold;
 mod left;
 pub(crate) mod permits;
 mod queue_entry;
+mod registered;
 mod release;
 mod site;
 mod stay;
@@ -25,10 +25,10 @@ pub(crate) use redlatch_client::sync::clock;
 
 pub(crate) use acquisition::{Acquisition, Granted};
 pub(crate) use cohort::GrantDetails;
-pub(crate) use expected::Expected;
 pub(crate) use gate::{Entered, Folded, Joining, Level};
 pub(crate) use hold::{Asked, Hold, Line};
 pub(crate) use queue_entry::QueueEntry;
+pub(crate) use registered::Registered;
 pub(crate) use release::{Leaving, give_back_unclaimed, give_up_unclaimed};
 pub(crate) use site::{Site, Succession};
 pub(crate) use stay::Stay;

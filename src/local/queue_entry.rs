@@ -1,5 +1,5 @@
 //! A process's entry in the queue of a lock: from its first request to the hold, or the end of its
-//! wait. (Of `try_lock` it is only what asks: no entry in Redis, and no standing.)
+//! wait. (Of `try_lock` it is only what asks: no entry in Redis, and no inbox.)
 //!
 //! ```text
 //! register the owner; ask: taken? no: asleep in the queue
@@ -27,8 +27,8 @@ use redlatch_client::sync::{Mutex, Thread, clock, jitter};
 
 use super::acquisition::{Acquisition, Granted};
 use super::cohort::GrantDetails;
-use super::expected::Expected;
 use super::hold::{Asked, Hold};
+use super::registered::Registered;
 use super::site::Site;
 use super::tenancy::Tenancy;
 use super::terms::Terms;
@@ -60,25 +60,25 @@ const PER_PLACE: Duration = Duration::from_micros(300);
 #[derive(Debug)]
 pub(crate) struct QueueEntry {
     pub(super) acquisition: Acquisition<GrantDetails>,
-    /// What messages say that name it, from before its first request for an entry on. `None`: it
-    /// has not asked for one. The hold that it becomes may keep this (`Hold::_expected`).
-    standing: Option<Arc<Expected<Standing>>>,
+    /// The messages to it, from before its first request for an entry on. `None`: it has not asked
+    /// for one. The hold that it becomes may keep this (`Hold::_registered`).
+    inbox: Option<Arc<Registered<Inbox>>>,
     /// Where it stood when it last asked. `None`: nowhere.
     at: Option<u32>,
     /// What only counts it as one of ours, while it listens in public.
     _companion: Option<Subscription>,
 }
 
-/// An owner that stands in the queue, or has the lock since, for those who tell it something.
-struct Standing {
+/// The messages to an owner that stands in the queue, or has the lock since.
+struct Inbox {
     name: Arc<str>,
     database: i64,
-    mail: Mutex<Mail>,
+    unread: Mutex<Unread>,
 }
 
-/// What it was told and has not read.
-struct Mail {
-    /// Who waits for that.
+/// The messages that no thread has read.
+struct Unread {
+    /// The thread that waits for them.
     reader: Arc<Thread>,
     grant: Option<Granted<GrantDetails>>,
     /// When it should ask: at the end of a window, or at once.
@@ -86,12 +86,12 @@ struct Mail {
 }
 
 /// The subscriber's thread calls it with what it hears on the client's own channel, where a script
-/// has named this owner (`tell` in `lua/hand_off.lua`). A grant that names an owner which nobody
-/// expects is [given back](super::give_back_unclaimed).
-impl Recipient for Standing {
+/// has named this owner (`tell` in `lua/hand_off.lua`). A grant that names an owner without an
+/// inbox is [given back](super::give_back_unclaimed).
+impl Recipient for Inbox {
     fn told(&self, news: &Message<'_>) {
         let received = clock::now();
-        let mut mail = self.mail.lock();
+        let mut unread = self.unread.lock();
         match news {
             Message::Grant(grant)
                 if (grant.database, grant.lock) == (self.database, &*self.name) =>
@@ -99,17 +99,17 @@ impl Recipient for Standing {
                 let Some(details) = details(grant.details) else { return };
                 let granted = Granted { now: grant.now, received, lease: grant.lease, details };
                 // A second copy says nothing new.
-                mail.grant.get_or_insert(granted);
+                unread.grant.get_or_insert(granted);
             }
             Message::Open { left, database, lock }
                 if (*database, *lock) == (self.database, &*self.name) =>
             {
-                mail.open_until = Some(received.saturating_add(clock::nanos(*left)));
+                unread.open_until = Some(received.saturating_add(clock::nanos(*left)));
             }
             _ => return,
         }
-        let reader = Arc::clone(&mail.reader);
-        drop(mail);
+        let reader = Arc::clone(&unread.reader);
+        drop(unread);
         reader.parker().unpark();
     }
 }
@@ -142,7 +142,7 @@ pub(super) fn details(details: &str) -> Option<GrantDetails> {
 
 impl QueueEntry {
     pub(crate) fn new(site: &Site) -> Self {
-        Self { acquisition: Acquisition::new(site), standing: None, at: None, _companion: None }
+        Self { acquisition: Acquisition::new(site), inbox: None, at: None, _companion: None }
     }
 
     /// What it is for.
@@ -152,7 +152,7 @@ impl QueueEntry {
 
     /// The chain of a grant that nobody has read.
     fn unread_chain(&self) -> Chain {
-        let grant = self.standing.as_ref().and_then(|it| it.who.mail.lock().grant);
+        let grant = self.inbox.as_ref().and_then(|it| it.recipient.unread.lock().grant);
         let details = grant.map(|granted| granted.details).or(self.acquisition.told);
         details.map_or_else(Chain::default, |details| details.chain)
     }
@@ -164,9 +164,9 @@ impl QueueEntry {
 
     /// Whether something was told and not read.
     pub(crate) fn has_news(&self) -> bool {
-        self.standing.as_ref().is_some_and(|standing| {
-            let mail = standing.who.mail.lock();
-            mail.grant.is_some() || mail.open_until.is_some()
+        self.inbox.as_ref().is_some_and(|inbox| {
+            let unread = inbox.recipient.unread.lock();
+            unread.grant.is_some() || unread.open_until.is_some()
         })
     }
 
@@ -178,12 +178,12 @@ impl QueueEntry {
         site: &Site,
         claim: &Claim<'_, Terms>,
     ) -> Option<Arc<Tenancy>> {
-        let mut mail = self.standing.as_ref()?.who.mail.lock();
-        if !Arc::ptr_eq(&mail.reader, claim.thread) {
-            mail.reader = Arc::clone(claim.thread);
+        let mut unread = self.inbox.as_ref()?.recipient.unread.lock();
+        if !Arc::ptr_eq(&unread.reader, claim.thread) {
+            unread.reader = Arc::clone(claim.thread);
         }
-        let (grant, open_until) = (mail.grant.take(), mail.open_until.take());
-        drop(mail);
+        let (grant, open_until) = (unread.grant.take(), unread.open_until.take());
+        drop(unread);
         if let Some(until) = open_until {
             listening.ask_at = listening.ask_at.min(until);
         }
@@ -211,14 +211,14 @@ impl QueueEntry {
         claim: &Claim<'_, Terms>,
     ) -> Result<Try<Arc<Tenancy>>, Error> {
         let waits = claim.wait.blocks();
-        if waits && self.standing.is_none() {
+        if waits && self.inbox.is_none() {
             let reader = Arc::clone(claim.thread);
-            let mail = Mutex::new(Mail { reader, grant: None, open_until: None });
+            let unread = Mutex::new(Unread { reader, grant: None, open_until: None });
             let (name, database) = (Arc::clone(&site.name), site.core.database());
-            let standing = Standing { name, database, mail };
+            let inbox = Inbox { name, database, unread };
             let number = self.acquisition.owner.number();
             // From here on messages that name this owner reach `told`, above.
-            self.standing = Some(Expected::new(&site.core, number, standing));
+            self.inbox = Some(Registered::new(&site.core, number, inbox));
         }
         listening.own.known(site.core.pubsub.own_version(&site.name));
         let (arrivals, scripts, lease) = (site.arrivals(), site.scripts(), claim.need.lease());
@@ -262,9 +262,9 @@ impl QueueEntry {
                 // Unnamed: messages name those who stood in the queue when some script ended, and
                 // who got the lock at its first request never did. Unless a copy of that ran before
                 // it.
-                let expected =
-                    if already || self.acquisition.may_stand() { self.expected() } else { None };
-                let hold = hold.with_details(GrantDetails { places, chain, tokens }, expected);
+                let registered =
+                    if already || self.acquisition.may_stand() { self.registered() } else { None };
+                let hold = hold.with_details(GrantDetails { places, chain, tokens }, registered);
                 Ok(match self.acquisition.in_time(site, hold, claim.wait.blocks())? {
                     Some(hold) => Try::Granted(tenancy(hold, claim, clock::now())),
                     None => Try::Busy(Duration::ZERO),
@@ -313,11 +313,11 @@ impl QueueEntry {
         // Its deadline: the lease that the message says, counted from the anchor. It is
         // provisional: the renewer raises it to that of the terms after 50 ms.
         let (hold, details) = self.acquisition.granted_by_message(site, terms, granted)?;
-        Some(hold.with_details(details, self.expected()))
+        Some(hold.with_details(details, self.registered()))
     }
 
-    fn expected(&self) -> Option<Arc<Expected>> {
-        self.standing.clone().map(|standing| standing as Arc<Expected>)
+    fn registered(&self) -> Option<Arc<Registered>> {
+        self.inbox.clone().map(|inbox| inbox as Arc<Registered>)
     }
 }
 

@@ -96,18 +96,18 @@ pub(crate) struct Recipients {
 }
 
 impl Recipients {
-    pub(crate) fn expect(&self, owner: u64, who: Weak<dyn Recipient>) {
-        self.waiting.lock().insert(owner, who);
+    pub(crate) fn register(&self, owner: u64, recipient: Weak<dyn Recipient>) {
+        self.waiting.lock().insert(owner, recipient);
     }
 
-    pub(crate) fn dismiss(&self, owner: u64) {
+    pub(crate) fn remove(&self, owner: u64) {
         self.waiting.lock().remove(&owner);
     }
 
     /// `false`: no waiter has that number.
     pub(super) fn tell(&self, owner: u64, news: &Message<'_>) -> bool {
-        let who = self.waiting.lock().get(&owner).and_then(Weak::upgrade);
-        who.as_ref().inspect(|who| who.told(news)).is_some()
+        let recipient = self.waiting.lock().get(&owner).and_then(Weak::upgrade);
+        recipient.as_ref().inspect(|recipient| recipient.told(news)).is_some()
     }
 }
 

@@ -28,7 +28,7 @@ use redlatch_client::{Command, Outcome, ReplyReceiver, was_cut};
 
 use crate::error::{Error, ErrorKind};
 use crate::lease::{KeepAlive, Orphan};
-use crate::local::{Expected, HoldState, Site, Tenancy};
+use crate::local::{HoldState, Registered, Site, Tenancy};
 use crate::runtime::{Core, Member, Message, Recipient};
 use crate::scripts::condition::{ConditionScripts, Looked, Use, done};
 use crate::scripts::{ConditionKeys, Owner, Trouble};
@@ -77,12 +77,12 @@ impl<'a> ConditionEntry<'a> {
             notified: AtomicBool::new(false),
         });
         // The process knows the waiter before Redis does.
-        let expected = Expected::new(core, waiter.number(), Arc::clone(&notice));
+        let registered = Registered::new(core, waiter.number(), Arc::clone(&notice));
         let enrolled = Enrolled {
             site: Arc::clone(site),
             keys: Arc::clone(keys),
             waiter,
-            _expected: expected,
+            _registered: registered,
         };
         let own = core.pubsub.listen_to_own(&keys.waiting);
         Self { site, thread, notice, own, seen: 0, enrolled, stands: false }
@@ -223,7 +223,7 @@ struct Enrolled {
     waiter: Owner,
     /// Messages may name the waiter, until its notification is used: a late message must not be
     /// passed on.
-    _expected: Arc<Expected>,
+    _registered: Arc<Registered>,
 }
 
 impl Enrolled {

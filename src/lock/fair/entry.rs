@@ -16,7 +16,7 @@ use super::queue::FairQueue;
 use crate::error::Error;
 use crate::lease::Orphan;
 use crate::local::{
-    Acquisition, Asked, Expected, GrantDetails, Granted, Hold, Leaving, Site, Tenancy, Terms,
+    Acquisition, Asked, GrantDetails, Granted, Hold, Leaving, Registered, Site, Tenancy, Terms,
 };
 use crate::runtime::{Core, Message, Recipient};
 use crate::scripts::fair::{FairAcquired, Followers, Others, followers, over};
@@ -35,7 +35,7 @@ pub(crate) struct FairEntry {
     leads: bool,
     /// Receives its messages, from before its first request on. (`None` for a thread that takes the
     /// lock now or not at all.)
-    pub(super) standing: Option<Arc<Expected<Standing>>>,
+    pub(super) queued: Option<Arc<Registered<QueuedThread>>>,
     /// A request was answered "queued".
     was_queued: bool,
     /// It has become a hold.
@@ -43,19 +43,19 @@ pub(crate) struct FairEntry {
 }
 
 /// A thread that stands in the queue, for the threads that send it messages.
-pub(super) struct Standing {
+pub(super) struct QueuedThread {
     core: Weak<Core>,
     lock: Arc<str>,
     database: i64,
     pub(super) owner: Owner,
     pub(super) thread: Arc<Thread>,
     pub(super) terms: Terms,
-    pub(super) mail: Mutex<Mail>,
+    pub(super) inbox: Mutex<FairInbox>,
 }
 
 /// The messages that it has not read.
 #[derive(Default)]
-pub(super) struct Mail {
+pub(super) struct FairInbox {
     /// It should send a request.
     asks: bool,
     /// A request was answered "queued".
@@ -66,14 +66,14 @@ pub(super) struct Mail {
     pub(super) passed: Option<Arc<Tenancy>>,
 }
 
-impl Standing {
+impl QueuedThread {
     pub(super) fn ask(&self) {
-        self.mail.lock().asks = true;
+        self.inbox.lock().asks = true;
         self.thread.parker().unpark();
     }
 }
 
-impl Recipient for Standing {
+impl Recipient for QueuedThread {
     fn told(&self, news: &Message<'_>) {
         match news {
             Message::Ask { .. } => self.ask(),
@@ -84,7 +84,7 @@ impl Recipient for Standing {
                 let (now, lease, received) = (grant.now, grant.lease, clock::now());
                 // A second copy adds nothing.
                 let granted = Granted { now, received, lease, details };
-                self.mail.lock().granted.get_or_insert(granted);
+                self.inbox.lock().granted.get_or_insert(granted);
                 self.thread.parker().unpark();
             }
             // `x` and `{x}` have one queue: the waiter was granted the other lock, and has lost its
@@ -112,7 +112,7 @@ impl FairEntry {
             thread: Arc::clone(thread),
             terms,
             leads,
-            standing: None,
+            queued: None,
             was_queued: false,
             is_used: false,
         }
@@ -123,21 +123,22 @@ impl FairEntry {
         if self.leads { self.queue.linger(&self.thread) } else { Duration::ZERO }
     }
 
-    /// Whether there is unread mail, or no thread is left that may come along.
+    /// Whether the inbox has something, or no thread is left that may come along.
     pub(super) fn has_news(&self) -> bool {
-        let Some(standing) = &self.standing else { return self.leads && !self.queue.is_busy() };
-        let mail = standing.who.mail.lock();
-        mail.asks || mail.granted.is_some() || mail.passed.is_some()
+        let Some(queued) = &self.queued else { return self.leads && !self.queue.is_busy() };
+        let inbox = queued.recipient.inbox.lock();
+        inbox.asks || inbox.granted.is_some() || inbox.passed.is_some()
     }
 
-    /// Reads the mail: returns the lock, if it was granted to the thread and the grant still holds.
+    /// Reads the inbox: returns the lock, if it was granted to the thread and the grant still
+    /// holds.
     pub(super) fn collect(&mut self, listening: &mut Listening) -> Option<Arc<Tenancy>> {
-        let mut mail = self.standing.as_ref()?.who.mail.lock();
-        if std::mem::take(&mut mail.asks) {
+        let mut inbox = self.queued.as_ref()?.recipient.inbox.lock();
+        if std::mem::take(&mut inbox.asks) {
             listening.ask_at = 0;
         }
-        let Some(granted) = mail.granted.take() else { return mail.passed.take() };
-        drop(mail);
+        let Some(granted) = inbox.granted.take() else { return inbox.passed.take() };
+        drop(inbox);
         // If the grant is not certainly the thread's, the next step is a request.
         listening.ask_at = 0;
         let Self { queue, acquisition, terms, .. } = self;
@@ -207,22 +208,22 @@ impl FairEntry {
     /// the client asks again for those.
     fn stands(&mut self, listening: &mut Listening, heard: Option<u64>) {
         listening.own.known(heard);
-        if self.standing.is_some() {
+        if self.queued.is_some() {
             return;
         }
         let site = &self.queue.site;
-        let standing = Standing {
+        let queued = QueuedThread {
             core: Arc::downgrade(&site.core),
             lock: Arc::clone(&site.name),
             database: site.core.database(),
             owner: self.acquisition.owner,
             thread: Arc::clone(&self.thread),
             terms: self.terms,
-            mail: Mutex::default(),
+            inbox: Mutex::default(),
         };
-        let standing = Expected::new(&site.core, standing.owner.number(), standing);
-        self.queue.stand(Arc::clone(&standing));
-        self.standing = Some(standing);
+        let queued = Registered::new(&site.core, queued.owner.number(), queued);
+        self.queue.stand(Arc::clone(&queued));
+        self.queued = Some(queued);
     }
 
     /// The thread has lost its entry, perhaps with all waiters of this process. One of them asks
@@ -268,8 +269,8 @@ impl FairEntry {
             FairAcquired::Queued { now, ask_after, by_redisson, came_back } => {
                 self.acquisition.refused(now);
                 self.was_queued = true;
-                if let Some(standing) = &self.standing {
-                    standing.who.mail.lock().is_queued = true;
+                if let Some(queued) = &self.queued {
+                    queued.recipient.inbox.lock().is_queued = true;
                 }
                 let Site { core, name, .. } = &*self.queue.site;
                 if came_back {
@@ -310,7 +311,7 @@ impl FairEntry {
             // Given up here, and not by the drop. The thread's next request has a new entry: with a
             // fresh owner that messages may name, at the end.
             let passed = self.stand_down();
-            (self.standing, self.was_queued) = (None, false);
+            (self.queued, self.was_queued) = (None, false);
             let site = &self.queue.site;
             let used = std::mem::replace(&mut self.acquisition, Acquisition::new(site));
             if let Some(tenancy) = passed {
@@ -328,9 +329,9 @@ impl FairEntry {
     }
 
     fn tenancy(&self, hold: Hold, followers: Followers) -> Arc<Tenancy> {
-        let expected = self.standing.clone().map(|standing| standing as Arc<Expected>);
+        let registered = self.queued.clone().map(|queued| queued as Arc<Registered>);
         let hold = hold
-            .with_details(GrantDetails::default(), expected)
+            .with_details(GrantDetails::default(), registered)
             .in_line(self.queue.line(followers));
         Arc::new(Tenancy::new(Arc::new(hold), Arc::clone(&self.thread)))
     }
@@ -346,10 +347,10 @@ impl FairEntry {
 
     /// From here on no hold is passed to it. `Some`: a hold that was passed before.
     pub(super) fn stand_down(&self) -> Option<Arc<Tenancy>> {
-        let standing = self.standing.as_ref()?;
+        let queued = self.queued.as_ref()?;
         let mut waiters = self.queue.waiters.lock();
-        waiters.standing.retain(|other| !Arc::ptr_eq(other, standing));
-        standing.who.mail.lock().passed.take()
+        waiters.queued.retain(|other| !Arc::ptr_eq(other, queued));
+        queued.recipient.inbox.lock().passed.take()
     }
 
     /// The thread has the lock.

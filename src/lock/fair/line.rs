@@ -6,9 +6,9 @@ use std::sync::Arc;
 use redlatch_client::Command;
 use redlatch_client::sync::{Mutex, clock};
 
-use super::entry::Standing;
+use super::entry::QueuedThread;
 use super::queue::FairQueue;
-use crate::local::{Expected, Hold, Line, Tenancy, Terms};
+use crate::local::{Hold, Line, Registered, Tenancy, Terms};
 use crate::scripts::Owner;
 use crate::scripts::fair::Followers;
 use crate::waiting::Wake;
@@ -94,10 +94,11 @@ impl FairLine {
             let next = line.followers.pop_front()?;
             // A thread that is gone has left the queue, or is about to: the thread behind it is
             // next.
-            let is_next = |standing: &Arc<Expected<Standing>>| standing.who.owner.number() == next;
-            let Some(at) = waiters.standing.iter().position(is_next) else { continue };
-            let standing = Arc::clone(&waiters.standing[at]);
-            let Standing { owner, thread, terms, mail, .. } = &standing.who;
+            let is_next =
+                |queued: &Arc<Registered<QueuedThread>>| queued.recipient.owner.number() == next;
+            let Some(at) = waiters.queued.iter().position(is_next) else { continue };
+            let queued = Arc::clone(&waiters.queued[at]);
+            let QueuedThread { owner, thread, terms, inbox, .. } = &queued.recipient;
             if !hold.may_pass(*terms, now) {
                 line.followers.clear();
                 return None;
@@ -106,14 +107,14 @@ impl FairLine {
             if !seat(&tenancy, *terms) {
                 // The hold was lost at this very moment: the next thread learns that from the
                 // server.
-                standing.who.ask();
+                queued.recipient.ask();
                 return None;
             }
-            waiters.standing.swap_remove(at);
+            waiters.queued.swap_remove(at);
             // The thread still stands in the server's queue. If a message grants it the lock from
             // here on, it has lost this hold.
-            self.queue.site.core.recipients.dismiss(owner.number());
-            mail.lock().passed = Some(tenancy);
+            self.queue.site.core.recipients.remove(owner.number());
+            inbox.lock().passed = Some(tenancy);
             line.passed.push(*owner);
             return Some(Wake::thread(thread));
         }

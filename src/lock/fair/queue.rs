@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! newcomers: one has the leadership, and asks for all newcomers; the others sleep, or leave
-//! standing:  named in a request; each leads from here on, with an entry of its own, until it gets
+//! queued:    named in a request; each leads from here on, with an entry of its own, until it gets
 //!            the lock, a thread of this process passes it on, or its wait is over
 //! ```
 //!
@@ -21,11 +21,11 @@ use std::time::Duration;
 use redlatch_client::sync::{Mutex, Thread, clock};
 use redlatch_client::{Command, Outcome};
 
-use super::entry::{FairEntry, Standing};
+use super::entry::{FairEntry, QueuedThread};
 use super::line::FairLine;
 use crate::error::Error;
 use crate::lease::{KeepAlive, Orphan, renewal};
-use crate::local::{Expected, Site, Tenancy, Terms};
+use crate::local::{Registered, Site, Tenancy, Terms};
 use crate::runtime::{Core, GrantMessage, Member};
 use crate::scripts::fair::{FairScripts, Followers, followers, kept_alive};
 use crate::scripts::{FairKeys, Owner, Trouble};
@@ -51,7 +51,7 @@ pub(super) type QueueAnswer = Result<Lead<FairEntry>, Error>;
 
 pub(super) struct Waiters {
     newcomers: Newcomers,
-    pub(super) standing: Vec<Arc<Expected<Standing>>>,
+    pub(super) queued: Vec<Arc<Registered<QueuedThread>>>,
     /// The thread that has the newcomers' leadership and waits for others.
     lingering: Option<Arc<Thread>>,
     /// The number of holds that threads are just giving back.
@@ -76,7 +76,7 @@ struct Steady {
 impl Waiters {
     /// Whether others of this process stand in the queue, or give the lock back just now.
     fn are_busy(&self) -> bool {
-        self.releasing > 0 || !self.standing.is_empty()
+        self.releasing > 0 || !self.queued.is_empty()
     }
 
     /// Wakes the lingering leader if no thread is left for it to wait for. Called when a thread is
@@ -93,7 +93,7 @@ impl FairQueue {
         site.core.members.of::<Self>().get(&site.name, |name| {
             let waiters = Waiters {
                 newcomers: Queue::new(),
-                standing: Vec::new(),
+                queued: Vec::new(),
                 lingering: None,
                 releasing: 0,
                 kept_alive: false,
@@ -147,10 +147,10 @@ impl FairQueue {
         newcomers.into_iter().map(lead).collect()
     }
 
-    /// From here on a hold may be passed to `standing`, and its sign of life is due.
-    pub(super) fn stand(self: &Arc<Self>, standing: Arc<Expected<Standing>>) {
+    /// From here on a hold may be passed to `queued`, and its sign of life is due.
+    pub(super) fn stand(self: &Arc<Self>, queued: Arc<Registered<QueuedThread>>) {
         let mut waiters = self.waiters.lock();
-        waiters.standing.push(standing);
+        waiters.queued.push(queued);
         let first = !std::mem::replace(&mut waiters.kept_alive, true);
         drop(waiters);
         if first {
@@ -188,21 +188,19 @@ impl FairQueue {
         if std::mem::replace(&mut waiters.are_returning, true) {
             return None;
         }
-        let others = waiters
-            .standing
-            .iter()
-            .map(|standing| &standing.who)
-            .filter(|who| who.owner.number() != owner.number() && who.mail.lock().is_queued);
-        let owners = others.map(|who| who.owner).collect();
+        let others = waiters.queued.iter().map(|queued| &queued.recipient).filter(|queued| {
+            queued.owner.number() != owner.number() && queued.inbox.lock().is_queued
+        });
+        let owners = others.map(|queued| queued.owner).collect();
         drop(waiters);
         Some(Returning { queue: Arc::clone(self), owners })
     }
 
     /// Makes all waiters but this one ask.
     pub(super) fn ask_all_but(&self, owner: &Owner) {
-        let standing = self.waiters.lock().standing.clone();
-        let others = standing.iter().filter(|one| one.who.owner.number() != owner.number());
-        others.for_each(|one| one.who.ask());
+        let queued = self.waiters.lock().queued.clone();
+        let others = queued.iter().filter(|one| one.recipient.owner.number() != owner.number());
+        others.for_each(|one| one.recipient.ask());
     }
 
     pub(super) fn trouble(&self, trouble: Trouble) -> Error {
@@ -261,8 +259,8 @@ impl Member for FairQueue {
     }
 
     fn end(self: Arc<Self>) {
-        let standing = self.waiters.lock().standing.clone();
-        standing.iter().for_each(|standing| standing.who.thread.parker().unpark());
+        let queued = self.waiters.lock().queued.clone();
+        queued.iter().for_each(|queued| queued.recipient.thread.parker().unpark());
         self.nudge();
     }
 
@@ -293,11 +291,11 @@ impl fmt::Debug for FairQueue {
 impl KeepAlive for FairQueue {
     fn command(&self) -> Option<Command> {
         let mut waiters = self.waiters.lock();
-        if waiters.standing.is_empty() {
+        if waiters.queued.is_empty() {
             (waiters.kept_alive, waiters.steady) = (false, None);
             return None;
         }
-        let owners: Vec<_> = waiters.standing.iter().map(|standing| standing.who.owner).collect();
+        let owners: Vec<_> = waiters.queued.iter().map(|queued| queued.recipient.owner).collect();
         let steady = waiters.steady;
         drop(waiters);
         let steady = steady.is_some_and(|steady| {
@@ -312,13 +310,14 @@ impl KeepAlive for FairQueue {
         match kept_alive(outcome) {
             Ok(kept) => {
                 self.was_answered();
-                let standing = self.waiters.lock().standing.clone();
+                let queued = self.waiters.lock().queued.clone();
                 // One waiter asks for all that are missing: the oldest.
-                let missing = |who: &&Standing| kept.missing.contains(&who.owner.number());
-                let all = || standing.iter().map(|standing| &standing.who);
-                let eldest = all().filter(missing).min_by_key(|who| who.owner.number());
-                let first = all().find(|who| kept.first == Some(who.owner.number()));
-                first.into_iter().chain(eldest).for_each(Standing::ask);
+                let missing =
+                    |queued: &&QueuedThread| kept.missing.contains(&queued.owner.number());
+                let all = || queued.iter().map(|queued| &queued.recipient);
+                let eldest = all().filter(missing).min_by_key(|queued| queued.owner.number());
+                let first = all().find(|queued| kept.first == Some(queued.owner.number()));
+                first.into_iter().chain(eldest).for_each(QueuedThread::ask);
                 // Bounded below, against any reply of the server.
                 kept.again.map_or(period, |again| again.max(SHORTEST_PERIOD).min(period))
             }
