@@ -10,7 +10,7 @@ use redlatch_client::{CancelToken, Route, was_cut};
 #[cfg(doc)]
 use crate::client::Client;
 use crate::error::{Error, ErrorKind};
-use crate::lease::Orphan;
+use crate::lease::Cleanup;
 use crate::runtime::{Core, Member, Session};
 use crate::scripts::latch::LatchScripts;
 use crate::scripts::{LatchKeys, RequestId, Requests, Trouble};
@@ -109,9 +109,9 @@ impl CountDownLatch {
         let state = match &trouble {
             Trouble::Unknown(_) => {
                 let command = site.scripts().count_down_copy(request_id);
-                let orphan =
-                    Orphan::numbered(&site.name, command, &site.requests, request_id, None);
-                site.core.watchdog.adopt(orphan);
+                let cleanup =
+                    Cleanup::numbered(&site.name, command, &site.requests, request_id, None);
+                site.core.watchdog.clean_up(cleanup);
                 if site.core.is_shut_down() {
                     "whether it was counted is not known, and the client has ended: look at the count"
                 } else {

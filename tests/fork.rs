@@ -20,8 +20,8 @@ use redlatch_testkit::Cluster;
 struct Child(i32);
 
 impl Child {
-    /// Forks. The child works as one of a server that forks its workers does, on the only thread that
-    /// it has.
+    /// Forks. The child works as one of a server that forks its workers does, on the only thread
+    /// that it has.
     fn of(work: impl FnOnce()) -> Self {
         match fork().unwrap() {
             Fork::Parent(pid) => Self(pid),

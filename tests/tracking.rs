@@ -473,7 +473,8 @@ fn a_question_that_the_server_does_not_answer_is_asked_again() {
     held.losses.wait();
 }
 
-/// One server that knows no such commands, one whose rights forbid them, and a client that does without.
+/// One server that knows no such commands, one whose rights forbid them, and a client that does
+/// without.
 #[test]
 fn where_the_server_does_not_track_a_renewal_tells() {
     let _bounded = bounded();

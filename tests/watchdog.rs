@@ -64,8 +64,8 @@ fn experiment_1_the_watchdog_keeps_a_lock_that_is_not_released() {
     guard.unlock().unwrap();
 }
 
-/// From when the lock was taken the server lets no further connection in, and the lane answers. Once the
-/// client's other connection stays, and once it is cut, too.
+/// From when the lock was taken the server lets no further connection in, and the lane answers.
+/// Once the client's other connection stays, and once it is cut, too.
 #[test]
 fn a_hold_is_renewed_where_no_further_connection_can_be_had() {
     let _bounded = bounded();
@@ -790,8 +790,8 @@ fn a_deadline_counts_from_before_the_request_was_sent() {
     let lease = UNIT * 10;
     let lock = lock.with_lease(lease);
 
-    // The reply comes after more than half of the lease. (Or still later, on a busy machine: then see
-    // below.)
+    // The reply comes after more than half of the lease. (Or still later, on a busy machine: then
+    // see below.)
     wait_until("it comes before its end", SOON, || {
         proxy.on_request("late", Action::DelayReply(lease * 6 / 10));
         let begun = Instant::now();
@@ -901,8 +901,8 @@ fn holds_of_many_phases_are_all_kept_at_a_distance() {
     assert_eq!(held, guards.len());
 }
 
-// The server's clock is set back: every time to live is longer by that. A test cannot set the clock,
-// but it can make a time to live longer, which looks the same.
+// The server's clock is set back: every time to live is longer by that. A test cannot set the
+// clock, but it can make a time to live longer, which looks the same.
 
 fn in_time(redis: &mut redis::Connection, key: &str, longest: Duration) -> bool {
     let left = pttl(redis, key);

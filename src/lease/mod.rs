@@ -7,12 +7,12 @@
 //!
 //! The *watchdog* waits for the wheel and never does I/O, so that a lost hold is reported at once
 //! even while the server does not answer. The *renewer* (`runtime/renewer.rs`) sends the background
-//! commands: renewals, and orphans (commands without a waiting caller); and it reads replies that
+//! commands: renewals, and cleanups (commands without a waiting caller); and it reads replies that
 //! no caller waits for. The *callbacks* thread runs `on_lost` and writes log lines. The
 //! *subscriber* (`pubsub/`) receives messages.
 
 mod callbacks;
-mod orphan;
+mod cleanup;
 pub(crate) mod renewal;
 mod wheel;
 
@@ -27,7 +27,7 @@ use redlatch_client::sync::{Condvar, Mutex, clock};
 use redlatch_client::{Command, Lane, News, Node, Outcome};
 
 use self::callbacks::Callbacks;
-pub(crate) use self::orphan::{Debtor, Orphan};
+pub(crate) use self::cleanup::{Cleanup, Debtor};
 use self::wheel::{Wheel, WheelKey};
 use crate::error::{Error, LostReason};
 use crate::scripts::renewal::{Held, Longer, RenewalKind};
@@ -92,7 +92,7 @@ pub(crate) enum Job {
     Renew(Vec<Renewal>),
     /// All holds: the server may not know them any more.
     RenewAll,
-    Adopt(Orphan),
+    CleanUp(Cleanup),
     /// The reply to a change of this semaphore came after another server had been told the earlier
     /// ones.
     Mend(Arc<str>, Arc<Requests>, RequestId),
@@ -223,18 +223,18 @@ impl Watchdog {
         let _ = self.jobs.send(Job::LookAt(node));
     }
 
-    /// Sends an orphan now, and again with back-off until it is done.
-    pub(crate) fn adopt(&self, orphan: Orphan) {
+    /// Sends a cleanup now, and again with back-off until it is done.
+    pub(crate) fn clean_up(&self, cleanup: Cleanup) {
         // The check and the send are one step: otherwise the job might come behind the last one,
         // and be lost silently.
         let timer = self.timer.lock();
         if timer.shut_down {
             drop(timer);
-            orphan.give_up(self);
+            cleanup.give_up(self);
             return;
         }
         // It does not block, and the receiver goes away after the end only.
-        let _ = self.jobs.send(Job::Adopt(orphan));
+        let _ = self.jobs.send(Job::CleanUp(cleanup));
     }
 
     /// The server has answered a request that changes by `permits` how many of a semaphore are
@@ -331,8 +331,8 @@ impl Watchdog {
                 let _ = self.jobs.send(Job::Look(lanes));
             }
         }
-        // Sent by this thread, after all its other jobs. An orphan adopted before the end that it
-        // has seen comes before this job.
+        // Sent by this thread, after all its other jobs. A cleanup given to it before the end that
+        // it has seen comes before this job.
         let _ = self.jobs.send(Job::End);
     }
 
@@ -369,7 +369,7 @@ impl Watchdog {
         key
     }
 
-    /// Ends the watchdog's thread, and then the renewer's, which sends the remaining orphans once
+    /// Ends the watchdog's thread, and then the renewer's, which sends the remaining cleanups once
     /// more.
     pub(crate) fn shut_down(&self) {
         self.timer.lock().shut_down = true;

@@ -81,7 +81,7 @@ impl Task for Left {
         self.site.core.left_no_more(self.hold.owner.number());
         // A late copy of its request would take the lock anew; and a read-write lock's hold does
         // not end by itself while another hold keeps the lock.
-        self.site.orphan(&self.hold, self.site.mode != Mode::Lock);
+        self.site.clean_up(&self.hold, self.site.mode != Mode::Lock);
         None
     }
 }

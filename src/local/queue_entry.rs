@@ -33,7 +33,7 @@ use super::site::Site;
 use super::tenancy::Tenancy;
 use super::terms::Terms;
 use crate::error::Error;
-use crate::lease::Orphan;
+use crate::lease::Cleanup;
 use crate::lease::renewal::PROVISIONAL;
 use crate::runtime::{Message, Recipient};
 use crate::scripts::Mode;
@@ -247,7 +247,7 @@ impl QueueEntry {
                     let error = site.take_back(
                         used.acquisition,
                         command,
-                        Orphan::requested,
+                        Cleanup::requested,
                         unacknowledged,
                     );
                     site.fail_others(arrivals, &error);

@@ -15,7 +15,7 @@ use super::queue_entry::QueueEntry;
 use super::site::Site;
 use super::tenancy::Tenancy;
 use crate::error::{Error, ErrorKind, LostReason};
-use crate::lease::Orphan;
+use crate::lease::Cleanup;
 use crate::runtime::{Core, GrantMessage};
 use crate::scripts::lock::{Chain, LockScripts, Released};
 use crate::scripts::{self, LockKeys, Mode, Owner, Trouble};
@@ -85,7 +85,7 @@ impl Site {
             let reason = tenancy.hold.lost().unwrap_or(LostReason::LeaseExpired);
             tenancy.hold.lose(reason);
             self.declare_lost(tenancy, reason);
-            self.orphan_lost(&seat, reason);
+            self.clean_up_lost(&seat, reason);
             return Err(self.lost_error(tenancy, reason));
         }
         // Dropped last: values that the callbacks captured may take this very lock.
@@ -167,8 +167,8 @@ impl Site {
         outcome: Result<Released, Trouble>,
     ) -> Result<(), Error> {
         let name = &self.name;
-        // Only after the release is answered: an earlier orphan could leave it nothing to release.
-        self.orphan(hold, outcome.is_err());
+        // Only after the release is answered: an earlier cleanup could leave it nothing to release.
+        self.clean_up(hold, outcome.is_err());
         if outcome.is_ok() {
             hold.ended();
             // The old master may have answered this release after the renewer asked the new master
@@ -179,7 +179,7 @@ impl Site {
             // this thread finds another incarnation.
             if self.route.incarnation() != hold.asked.incarnation {
                 let (release, lease) = (self.release_command(hold), hold.longest_lease());
-                self.core.watchdog.adopt(Orphan::left_over(name, release, lease));
+                self.core.watchdog.clean_up(Cleanup::left_over(name, release, lease));
             }
         }
         match outcome {
@@ -213,7 +213,7 @@ impl Site {
 
     /// Cleans up after a hold that has ended. The server may still have it, if `may_be_held`; and a
     /// request of its owner that was sent twice may yet take the lock, or an entry in its queue.
-    pub(super) fn orphan(self: &Arc<Self>, hold: &Arc<Hold>, may_be_held: bool) {
+    pub(super) fn clean_up(self: &Arc<Self>, hold: &Arc<Hold>, may_be_held: bool) {
         if hold.is_left() {
             return self.let_expire(hold);
         }
@@ -229,23 +229,23 @@ impl Site {
 
     fn release_later(&self, hold: &Hold) {
         let (release, lease) = (self.release_command(hold), hold.longest_lease());
-        self.core.watchdog.adopt(Orphan::released(&self.name, release, lease));
+        self.core.watchdog.clean_up(Cleanup::released(&self.name, release, lease));
     }
 
-    /// As [`orphan`](Self::orphan), for a hold that was lost for this reason.
-    pub(super) fn orphan_lost(self: &Arc<Self>, seat: &Seat, reason: LostReason) {
+    /// As [`clean_up`](Self::clean_up), for a hold that was lost for this reason.
+    pub(super) fn clean_up_lost(self: &Arc<Self>, seat: &Seat, reason: LostReason) {
         let hold = &seat.tenancy.hold;
         // A read-write lock's hold does not end by itself while another hold keeps the lock: a
         // write hold would keep out readers that may read beside the other one.
         let outlives = reason == LostReason::LeaseExpired
             && (self.mode != Mode::Lock || seat.may_outlive() || clock::now() < hold.deadline());
         // The threads that the hold was passed to still stand in the server's line.
-        self.orphan(hold, outlives || hold.line.as_ref().is_some_and(|line| line.has_passed()));
+        self.clean_up(hold, outlives || hold.line.as_ref().is_some_and(|line| line.has_passed()));
     }
 
     /// A request has made the lease of a hold longer, or may have. If the hold was lost meanwhile,
     /// no thread has it: releases it in the background. Returns whether it was lost.
-    pub(crate) fn orphan_if_lost(&self, hold: &Hold) -> bool {
+    pub(crate) fn clean_up_if_lost(&self, hold: &Hold) -> bool {
         let lost = hold.lost().is_some();
         if lost && !hold.is_left() {
             self.release_later(hold);
@@ -257,27 +257,27 @@ impl Site {
     /// in its queue, or have done so.
     pub(crate) fn disown(&self, owner: &Owner, lease: Duration) {
         let give_up = self.scripts().give_up_command(&owner.text(), Chain::default());
-        self.core.watchdog.adopt(Orphan::requested(&self.name, give_up, lease));
+        self.core.watchdog.clean_up(Cleanup::requested(&self.name, give_up, lease));
     }
 
     /// As [`disown`](Self::disown), for a kind of lock whose entries have no lease.
     pub(crate) fn undo(&self, give_up: Command, lease: Duration) {
-        self.core.watchdog.adopt(Orphan::queued(&self.name, give_up, lease));
+        self.core.watchdog.clean_up(Cleanup::queued(&self.name, give_up, lease));
     }
 
     /// Gives up an entry, and its hold if the server granted it one at this moment.
     pub(crate) fn leave_queue(self: &Arc<Self>, entry: &QueueEntry) {
-        self.give_up(&entry.acquisition, entry.give_up_command(self), Orphan::requested);
+        self.give_up(&entry.acquisition, entry.give_up_command(self), Cleanup::requested);
     }
 
     /// Takes an owner that does not want the lock any more out of queue and lock. If the server
-    /// does not answer that, or a request of the owner may come later, adopts an orphan of this
+    /// does not answer that, or a request of the owner may come later, leaves a cleanup of this
     /// kind.
     pub(crate) fn give_up<D>(
         self: &Arc<Self>,
         acquisition: &Acquisition<D>,
         command: Command,
-        orphan: fn(&Arc<str>, Command, Duration) -> Orphan,
+        cleanup: fn(&Arc<str>, Command, Duration) -> Cleanup,
     ) {
         // Otherwise, while the server is away, each call's command would be resent for minutes.
         if !acquisition.is_known {
@@ -285,7 +285,7 @@ impl Site {
         }
         let (site, copy) = (Arc::clone(self), command.clone());
         let lease = self.core.config.watchdog_timeout.max(acquisition.longest);
-        let later = move || site.core.watchdog.adopt(orphan(&site.name, copy.clone(), lease));
+        let later = move || site.core.watchdog.clean_up(cleanup(&site.name, copy.clone(), lease));
         if acquisition.in_doubt {
             later();
         }
@@ -307,14 +307,14 @@ impl Site {
         &self,
         acquisition: Acquisition<D>,
         command: Command,
-        orphan: fn(&Arc<str>, Command, Duration) -> Orphan,
+        cleanup: fn(&Arc<str>, Command, Duration) -> Cleanup,
         unacknowledged: Error,
     ) -> Error {
         let rights = self.scripts().rights();
         let is_free = scripts::lock::release(&self.route, &command, rights, || true).is_ok();
         if acquisition.in_doubt || !is_free {
             let lease = self.core.config.watchdog_timeout.max(acquisition.longest);
-            self.core.watchdog.adopt(orphan(&self.name, command, lease));
+            self.core.watchdog.clean_up(cleanup(&self.name, command, lease));
         }
         unacknowledged.of(&self.name).unacknowledged(is_free)
     }
@@ -342,7 +342,7 @@ pub(crate) fn give_up_unclaimed(core: &Core, owner: u64, database: i64, lock: &s
         let queue = LockKeys::new(lock, mode, false).queue().to_string();
         let owner = format!("{owner}{suffix}");
         let command = Command::plain(&[b"LREM", queue.as_bytes(), b"1", owner.as_bytes()]);
-        core.watchdog.adopt(Orphan::unclaimed(&name, command));
+        core.watchdog.clean_up(Cleanup::unclaimed(&name, command));
     }
 }
 
@@ -367,5 +367,5 @@ pub(crate) fn give_back_unclaimed(core: &Core, owner: u64, grant: &GrantMessage<
         acks: None,
     };
     let command = scripts.give_up_command(owner.as_bytes(), details.chain);
-    core.watchdog.adopt(Orphan::unclaimed(&name, command));
+    core.watchdog.clean_up(Cleanup::unclaimed(&name, command));
 }

@@ -16,7 +16,7 @@ use super::release::Leaving;
 use super::tenancy::Tenancy;
 use super::terms::Terms;
 use crate::error::{Error, ErrorKind, LostReason};
-use crate::lease::{Alarm, Orphan, Renewal};
+use crate::lease::{Alarm, Cleanup, Renewal};
 use crate::runtime::{Core, Member};
 use crate::scripts::lock::{Chain, LockScripts};
 use crate::scripts::{self, LockKeys, Mode, Trouble};
@@ -161,7 +161,7 @@ impl Site {
                         let hold = &seat.tenancy.hold;
                         hold.lose(LostReason::Revoked);
                         self.declare_all_lost(&seat, LostReason::Revoked);
-                        self.orphan(hold, true);
+                        self.clean_up(hold, true);
                     }
                     return Ok(true);
                 }
@@ -211,12 +211,12 @@ impl Site {
         wake.now();
         if let Some(seat) = seat {
             self.declare_all_lost(&seat, reason);
-            self.orphan_lost(&seat, reason);
+            self.clean_up_lost(&seat, reason);
             if reason == LostReason::Revoked {
                 // Most likely somebody deleted the key, so no script of ours has served the first
                 // owner in line. The release does, though it finds nothing to release.
                 let release = self.release_command(&seat.tenancy.hold);
-                self.core.watchdog.adopt(Orphan::unclaimed(&self.name, release));
+                self.core.watchdog.clean_up(Cleanup::unclaimed(&self.name, release));
             }
             self.vacant();
         }
@@ -330,7 +330,7 @@ impl Member for Site {
 
     fn give_up_owner(&self, owner: &str) {
         let give_up = self.scripts().give_up_command(owner.as_bytes(), Chain::default());
-        self.core.watchdog.adopt(Orphan::unclaimed(&self.name, give_up));
+        self.core.watchdog.clean_up(Cleanup::unclaimed(&self.name, give_up));
     }
 }
 

@@ -122,7 +122,7 @@ impl Site {
                 self.renewed(hold, sent_at, counts, Err(&cause));
             }
         }
-        self.orphan_if_lost(hold);
+        self.clean_up_if_lost(hold);
         tenancy.remaining() >= slack
     }
 
@@ -144,7 +144,7 @@ impl Site {
             Ok(false) => return self.lose(tenancy, hold.why_gone()),
             Err(_) => hold.unconfirm(),
         }
-        self.orphan_if_lost(hold);
+        self.clean_up_if_lost(hold);
     }
 
     /// The server's answer to a renewal that was sent at `sent_at`, and how much of its lease

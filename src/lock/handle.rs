@@ -100,7 +100,7 @@ impl Handle {
                 match site.extend(hold, lease) {
                     Ok(true) => {
                         hold.confirm(sent_at, counts);
-                        if site.orphan_if_lost(hold) {
+                        if site.clean_up_if_lost(hold) {
                             return Ok(false);
                         }
                     }
@@ -111,7 +111,7 @@ impl Handle {
                     Err(trouble) => {
                         if let Trouble::Unknown(_) = trouble {
                             hold.unconfirm();
-                            site.orphan_if_lost(hold);
+                            site.clean_up_if_lost(hold);
                         }
                         // Ends the inner level; the outer ones stay as they were.
                         let which = self.level(tenancy);

@@ -7,7 +7,7 @@ use redlatch_client::sync::{Thread, clock};
 #[cfg(doc)]
 use crate::client::Client;
 use crate::error::{Error, ErrorKind, LostReason};
-use crate::lease::Orphan;
+use crate::lease::Cleanup;
 use crate::local::{Acquisition, Asked, GrantDetails, Leaving, QueueEntry, Tenancy, Terms};
 use crate::lock::{Handle, lock_verbs};
 use crate::runtime::Session;
@@ -274,7 +274,7 @@ impl<'a> Side<'a> {
         };
         if let Some(unacknowledged) = acquisition.unacknowledged.take() {
             let command = site.scripts().give_up_command(&owner.text(), Chain::default());
-            return Err(site.take_back(acquisition, command, Orphan::requested, unacknowledged));
+            return Err(site.take_back(acquisition, command, Cleanup::requested, unacknowledged));
         }
         let hold = acquisition.granted_by_reply(site, terms);
         let details = GrantDetails { places, chain: site.gate.chain(hold.asked.at), tokens: None };
@@ -322,13 +322,13 @@ impl<'a> Side<'a> {
                 }
                 Ok(Replied { reply: Some(_), unacknowledged: Some(unacknowledged), .. }) => {
                     hold.unconfirm();
-                    site.orphan_if_lost(hold);
+                    site.clean_up_if_lost(hold);
                     leave();
                     return Err(unacknowledged.of(&site.name).unacknowledged(true));
                 }
                 Ok(Replied { reply: Some(_), .. }) => {
                     hold.confirm(sent_at, counts);
-                    site.orphan_if_lost(hold);
+                    site.clean_up_if_lost(hold);
                     site.gate.reopen(hold, sent_at);
                 }
                 Ok(Replied { reply: None, .. }) => {
@@ -338,7 +338,7 @@ impl<'a> Side<'a> {
                 Err(trouble) => {
                     if let Trouble::Unknown(_) = trouble {
                         hold.unconfirm();
-                        site.orphan_if_lost(hold);
+                        site.clean_up_if_lost(hold);
                     }
                     leave();
                     return Err(site.not_taken(trouble, 0));

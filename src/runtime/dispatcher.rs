@@ -102,12 +102,12 @@ impl Dispatcher {
                     self.give_to(node, Job::Moved(slots.clone()));
                 }
             }
-            Job::Adopt(orphan) => {
-                let node = match orphan.server() {
+            Job::CleanUp(cleanup) => {
+                let node = match cleanup.server() {
                     Some(number) => self.cluster.numbered(number),
-                    None => self.home(orphan.name()),
+                    None => self.home(cleanup.name()),
                 };
-                self.give_to(&node, Job::Adopt(orphan));
+                self.give_to(&node, Job::CleanUp(cleanup));
             }
             Job::Mend(name, requests, request_id) => {
                 let node = self.home(&name);

@@ -43,7 +43,7 @@ pub(crate) use session::Session;
 
 use crate::config::{self, Config};
 use crate::error::{Error, ErrorKind};
-use crate::lease::{Job, Orphan, Watchdog, renewal};
+use crate::lease::{Cleanup, Job, Watchdog, renewal};
 use crate::scripts::{self, Changes, ClientId, LockKeys, Requests, Rights, ServerClock};
 
 /// The state that a client's handles and background threads share.
@@ -314,7 +314,7 @@ impl Core {
             Err(_) if !self.is_shut_down() => {
                 let name = Arc::from("the subscriber");
                 let message = self.pubsub.control_message(node);
-                self.watchdog.adopt(Orphan::unheard(&name, message, node.number()));
+                self.watchdog.clean_up(Cleanup::unheard(&name, message, node.number()));
             }
             Err(_) => {}
         }

@@ -19,7 +19,7 @@ use redlatch_client::{
 
 use super::todo::Todo;
 use super::{Core, Member};
-use crate::lease::{Job, KeepAlive, Orphan, Renewal, renewal};
+use crate::lease::{Cleanup, Job, KeepAlive, Renewal, renewal};
 use crate::scripts::renewal::{Held, Longer, RenewalKind, Renewed};
 use crate::scripts::{self, RequestId, Requests, Trouble};
 
@@ -56,8 +56,8 @@ pub(crate) struct Renewer {
     login_renewals: u64,
     /// Its lanes are used if the renewer cannot open a connection of its own.
     node: Arc<Node>,
-    /// Orphans that are not done yet.
-    orphans: Vec<Orphan>,
+    /// Cleanups that are not done yet.
+    cleanups: Vec<Cleanup>,
     /// When to ask once more for the holds, since the server did not answer.
     ask_again: Option<u64>,
     /// The last run of the server to which earlier releases were repeated.
@@ -80,7 +80,7 @@ impl Renewer {
         let endpoint = node.endpoint.with_response_timeout(patience);
         let (server, in_cluster) = (node.number(), core.servers.cluster().is_some());
         let names_a_call = if in_cluster { 1 } else { NAMES_A_CALL };
-        let (link, orphans, ask_again) = (None, Vec::new(), None);
+        let (link, cleanups, ask_again) = (None, Vec::new(), None);
         let node = Arc::clone(node);
         let last_run = endpoint.incarnation();
         let login_renewals = endpoint.login_renewals();
@@ -93,7 +93,7 @@ impl Renewer {
             unanswered: 0,
             login_renewals,
             node,
-            orphans,
+            cleanups,
             ask_again,
             last_run,
             refusing: None,
@@ -116,9 +116,9 @@ impl Renewer {
             jobs.try_iter().for_each(|job| todo.put(job));
             match todo.next() {
                 Some(Job::End) => {
-                    // Orphans left after a turn have paid, and may owe more.
-                    while !self.orphans.is_empty() {
-                        self.try_to(|renewer| renewer.see_to_orphans(u64::MAX));
+                    // Cleanups left after a turn have paid, and may owe more.
+                    while !self.cleanups.is_empty() {
+                        self.try_to(|renewer| renewer.send_due_cleanups(u64::MAX));
                     }
                     return;
                 }
@@ -129,7 +129,7 @@ impl Renewer {
                     Ok(job) => todo.put(job),
                     Err(RecvTimeoutError::Timeout) => {}
                     Err(RecvTimeoutError::Disconnected) => {
-                        self.orphans.into_iter().for_each(|it| self.core.watchdog.adopt(it));
+                        self.cleanups.into_iter().for_each(|it| self.core.watchdog.clean_up(it));
                         return;
                     }
                 },
@@ -140,7 +140,7 @@ impl Renewer {
             }
             // One packet, after the urgent jobs: while the server is away a packet takes its time.
             if !todo.is_urgent() {
-                self.try_to(|renewer| renewer.see_to_orphans(now));
+                self.try_to(|renewer| renewer.send_due_cleanups(now));
             }
             if self.core.servers.cluster().is_none() {
                 self.core.heartbeat();
@@ -150,7 +150,7 @@ impl Renewer {
 
     /// How long the thread may sleep if no job comes.
     fn pause(&self) -> Duration {
-        let next = self.orphans.iter().map(Orphan::due).chain(self.ask_again).min();
+        let next = self.cleanups.iter().map(Cleanup::due).chain(self.ask_again).min();
         let pause = next.map(|at| Duration::from_nanos(at.saturating_sub(clock::now())));
         pause.unwrap_or(HEARTBEAT).min(HEARTBEAT)
     }
@@ -179,7 +179,7 @@ impl Renewer {
                 // The old connection may lead to a server that is master no more, and still
                 // answers.
                 self.link = None;
-                self.orphans.iter_mut().for_each(Orphan::start_anew);
+                self.cleanups.iter_mut().for_each(Cleanup::start_anew);
                 let mut members = self.core.members.all();
                 members.retain(|member| self.is_home(member.name()));
                 let mut renewals = Vec::new();
@@ -190,11 +190,11 @@ impl Renewer {
                 self.try_to(|renewer| renewer.give_back_leftovers(members));
                 self.try_to(Self::meet_the_server);
             }
-            Job::Adopt(orphan) => self.orphans.push(orphan),
+            Job::CleanUp(cleanup) => self.cleanups.push(cleanup),
             Job::Mend(name, requests, request_id) => {
                 self.try_to(|renewer| renewer.mend_late(&name, &requests, request_id));
             }
-            Job::Connected => self.orphans.iter_mut().for_each(Orphan::hurry),
+            Job::Connected => self.cleanups.iter_mut().for_each(Cleanup::hurry),
             Job::KeepAlives(keep_alives) => self.send_keep_alives(keep_alives),
             Job::TellSubscriber(node) => self.core.tell_subscriber(&node),
             Job::Look(lanes) => lanes.iter().for_each(|lane| self.look(lane)),
@@ -556,59 +556,59 @@ impl Renewer {
         for (name, returned) in self.core.returned.to(|name| is_meant(self, name)) {
             for ids in returned.ids.chunks(NAMES_A_CALL) {
                 let release = scripts::expirable_semaphore::release_again_command(&name, ids);
-                self.orphans.push(Orphan::left_over(&name, release, returned.lease));
+                self.cleanups.push(Cleanup::left_over(&name, release, returned.lease));
             }
         }
     }
 
-    /// Sends due orphans, as many as fit in one packet, and keeps unfinished ones for later. The
+    /// Sends due cleanups, as many as fit in one packet, and keeps unfinished ones for later. The
     /// others wait for their next turn: there may be thousands, each packet takes a round trip, and
     /// a renewal that falls due meanwhile goes before the next one.
-    fn see_to_orphans(&mut self, now: u64) {
-        let due = self.orphans.extract_if(.., |orphan| orphan.due() <= now);
+    fn send_due_cleanups(&mut self, now: u64) {
+        let due = self.cleanups.extract_if(.., |cleanup| cleanup.due() <= now);
         let mut due: VecDeque<_> = due.take(NAMES_A_CALL).collect();
         if self.core.servers.cluster().is_some() && !self.core.is_shut_down() {
             // The server may be gone for good, and the slot another server's.
-            let (here, elsewhere) = due.into_iter().partition(|orphan| match orphan.server() {
+            let (here, elsewhere) = due.into_iter().partition(|cleanup| match cleanup.server() {
                 Some(number) => number == self.server,
-                None => self.is_home(orphan.name()),
+                None => self.is_home(cleanup.name()),
             });
             due = here;
             let elsewhere: VecDeque<_> = elsewhere;
-            elsewhere.into_iter().for_each(|orphan| self.core.watchdog.adopt(orphan));
+            elsewhere.into_iter().for_each(|cleanup| self.core.watchdog.clean_up(cleanup));
         }
-        self.try_to(|renewer| renewer.send_orphans(&mut due));
+        self.try_to(|renewer| renewer.send_cleanups(&mut due));
         // None, unless a job panicked.
         while !due.is_empty() {
             let outcome = Err(self.panicked());
-            if !self.try_to(|renewer| renewer.orphan_heard(&mut due, &outcome, true)) {
+            if !self.try_to(|renewer| renewer.cleanup_heard(&mut due, &outcome, true)) {
                 due.pop_front();
             }
         }
     }
 
-    /// Sends the orphans in one packet.
-    fn send_orphans(&mut self, due: &mut VecDeque<Orphan>) {
+    /// Sends the cleanups in one packet.
+    fn send_cleanups(&mut self, due: &mut VecDeque<Cleanup>) {
         let mut commands = Vec::new();
-        due.retain(|orphan| wants(orphan.command(), &mut commands));
+        due.retain(|cleanup| wants(cleanup.command(), &mut commands));
         if commands.is_empty() {
             return;
         }
         let (outcomes, resent) = self.exchange(&commands, None);
         for outcome in &outcomes {
-            self.orphan_heard(due, outcome, resent);
+            self.cleanup_heard(due, outcome, resent);
         }
     }
 
-    /// Takes the outcome of the first orphan's command. The orphan is taken out afterwards: a panic
-    /// loses none.
-    fn orphan_heard(&mut self, due: &mut VecDeque<Orphan>, outcome: &Outcome, resent: bool) {
+    /// Takes the outcome of the first cleanup's command. The cleanup is taken out afterwards: a
+    /// panic loses none.
+    fn cleanup_heard(&mut self, due: &mut VecDeque<Cleanup>, outcome: &Outcome, resent: bool) {
         let (watchdog, ended) = (&self.core.watchdog, self.core.is_shut_down());
         let goes_on = due
             .front_mut()
-            .is_some_and(|orphan| orphan.goes_on(outcome, resent, clock::now(), watchdog, ended));
-        let orphan = due.pop_front();
-        self.orphans.extend(orphan.filter(|_| goes_on));
+            .is_some_and(|cleanup| cleanup.goes_on(outcome, resent, clock::now(), watchdog, ended));
+        let cleanup = due.pop_front();
+        self.cleanups.extend(cleanup.filter(|_| goes_on));
     }
 
     /// Sends the due keep-alives' commands, all in one packet.
@@ -637,7 +637,7 @@ impl Renewer {
     fn look(&self, lane: &Arc<Lane>) {
         let patience = PATIENCE + self.core.round_trip.saturating_mul(4);
         // Renewals wait meanwhile. In an outage no connection is opened: a posted command fails,
-        // and is sent as an orphan.
+        // and is sent as a cleanup.
         let to_open = if self.endpoint.health().is_out() {
             Duration::ZERO
         } else {

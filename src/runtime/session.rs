@@ -259,7 +259,7 @@ impl Threads {
         }
         core.members.all().into_iter().for_each(|member| member.end());
         core.pubsub.shut_down();
-        // Every release is answered, or has become an orphan, before the wheel stops. After this,
+        // Every release is answered, or has become a cleanup, before the wheel stops. After this,
         // the caller of a post waits for its reply.
         core.closed.store(true, Ordering::SeqCst);
         let patience = core.config.connection.response_timeout;
@@ -269,7 +269,7 @@ impl Threads {
             if begun.elapsed() < patience {
                 lane.drain(begun + patience);
             }
-            // A command that is queued or unanswered there becomes an orphan, or is logged.
+            // A command that is queued or unanswered there becomes a cleanup, or is logged.
             lane.close();
         }
         for node in nodes {

@@ -1,6 +1,7 @@
 //! Redis Cluster: every synchronizer there, slots that move while they are used, masters that die.
 
-// With REDLATCH_SOAK=600 slots move for so many seconds: `cargo test --test cluster again_and_again --
+// With REDLATCH_SOAK=600 slots move for so many seconds: `cargo test --test cluster again_and_again
+// --
 // --nocapture`.
 
 #![allow(clippy::unwrap_used)]

@@ -252,7 +252,8 @@ impl<'a> Simulation<'a> {
         Ok(())
     }
 
-    /// A lease that has ended costs hardly more than itself while a process of ours that is well waits.
+    /// A lease that has ended costs hardly more than itself while a process of ours that is well
+    /// waits.
     fn check_unclaimed(&mut self, now: i64) -> Result<(), Broken> {
         let head = self.state.head();
         if !self.state.holders.is_empty() || !head.is_some_and(is_ours) {

@@ -484,7 +484,7 @@ fn an_extended_hold_whose_release_is_lost_does_not_stay_for_its_extended_lease()
 }
 
 #[test]
-fn an_extension_that_is_answered_after_the_holds_end_leaves_no_orphan() {
+fn an_extension_that_is_answered_after_the_holds_end_leaves_no_cleanup() {
     let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);

@@ -137,8 +137,8 @@ fn a_level_of_the_watchdogs_takes_nothing_from_a_fixed_lease_that_is_longer() {
     waiter.join();
 }
 
-/// If its process is killed, others wait for that lease, and not for the provisional one. In one round at
-/// least of some: a busy machine may be late.
+/// If its process is killed, others wait for that lease, and not for the provisional one. In one
+/// round at least of some: a busy machine may be late.
 #[test]
 fn a_lease_that_is_shorter_than_the_provisional_one_is_cut_to_once_it_is_held_for_a_moment() {
     let _bounded = bounded();

@@ -149,7 +149,8 @@ fn a_check_right_after_a_hand_over_raises_the_hold() {
     }
 }
 
-/// A time that cannot be, since the server's clock was set, makes no hold longer than a hand-over's.
+/// A time that cannot be, since the server's clock was set, makes no hold longer than a
+/// hand-over's.
 #[test]
 fn a_grant_from_the_time_to_come_counts_from_its_receipt() {
     let _bounded = bounded();

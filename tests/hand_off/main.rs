@@ -24,7 +24,8 @@ use redlatch_testkit::{Action, Direction, Job, Proxy, Server, Worker};
 /// How long a lock is granted for by message: `lua/hand_off.lua`.
 const PROVISIONAL: Duration = Duration::from_secs(2);
 
-/// Where this executable's workers begin: a process that takes a lock and keeps it until it is told.
+/// Where this executable's workers begin: a process that takes a lock and keeps it until it is
+/// told.
 #[test]
 fn worker() {
     let Some(job) = Job::from_env() else { return };
@@ -160,8 +161,8 @@ fn count_script(proxy: &Proxy, code: &'static str, name: &str) -> Arc<AtomicU64>
 }
 
 /// Runs `work` with a hold of this lock that its client, which is behind the proxy, was handed by
-/// message; and when it came. Where the client asked meanwhile, as it does now and then, the answer to
-/// that may have told it first: then once more.
+/// message; and when it came. Where the client asked meanwhile, as it does now and then, the answer
+/// to that may have told it first: then once more.
 fn handed<T: Send + 'static>(
     server: &Server,
     proxy: &Proxy,

@@ -319,8 +319,8 @@ fn a_hold_by_a_second_copy_of_a_request_outlasts_the_first_copys_message() {
     wait_left(&server, "twice");
 }
 
-/// A master that lagged behind the one before it has entries that were given up there. An owner that
-/// leaves the lock to Redisson tells the first in line, and no process would come.
+/// A master that lagged behind the one before it has entries that were given up there. An owner
+/// that leaves the lock to Redisson tells the first in line, and no process would come.
 #[test]
 fn a_place_without_a_waiter_is_given_up_when_it_is_told_to_ask() {
     let _bounded = bounded();

@@ -85,7 +85,8 @@ fn after_a_hold_was_taken_away_by_force_the_next_in_line_comes_at_once() {
     once_within(UNIT, || {
         let guard = one.reentrant_lock("forced").lock().unwrap();
         let guest = Guest::in_line(&server, &other, "forced", 1);
-        // Time is the subject: it is held for long enough to be tracked, and the next question is far off.
+        // Time is the subject: it is held for long enough to be tracked, and the next question is
+        // far off.
         thread::sleep(UNIT * 3);
         let deleted = Instant::now();
         release_as_redisson(&mut redis, "forced", &channel("forced"));

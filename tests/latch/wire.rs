@@ -59,7 +59,8 @@ fn a_java_services_last_count_down_wakes_and_another_message_does_not() {
             waiters.iter().for_each(Running::wait_asleep);
         }
         assert!(waiters.iter().all(|waiter| !waiter.is_finished()));
-        // One question for each message, one at first and one when they listen; and none in between.
+        // One question for each message, one at first and one when they listen; and none in
+        // between.
         let asked = asked() - set;
         assert!(asked <= 5 + 2, "{asked} questions for five messages");
         let () = redis::pipe()

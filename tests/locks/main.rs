@@ -45,8 +45,8 @@ const FAIR: Kind = Kind {
     leased: |client, name, lease| Arc::new(client.fair_lock(name).with_lease(lease)),
 };
 
-/// The lock of a read-write lock for writers: its hash is another one, and so are its channel and its
-/// queue.
+/// The lock of a read-write lock for writers: its hash is another one, and so are its channel and
+/// its queue.
 const WRITE: Kind = Kind {
     plain: |client, name| Arc::new(client.read_write_lock(name).write().clone()),
     leased: |client, name, lease| Arc::new(client.read_write_lock(name).write().with_lease(lease)),

@@ -119,8 +119,8 @@ pub(crate) enum Output {
     Unlisten,
     /// The own channel, on a new connection.
     Resubscribe,
-    /// The caller has the lock under this number until then, unless that is extended; and with which
-    /// fencing token.
+    /// The caller has the lock under this number until then, unless that is extended; and with
+    /// which fencing token.
     Entered(u64, Time, Option<i64>),
     Extended(Time),
     /// The caller has it no more.

@@ -103,8 +103,8 @@ impl Direct {
         self.command(&["EXISTS", &keys[0], &keys[1], &keys[2]])
     }
 
-    /// A master that was demoted must answer each of these that it takes no writes. (It never finds the
-    /// new one, so it keeps what it has.)
+    /// A master that was demoted must answer each of these that it takes no writes. (It never finds
+    /// the new one, so it keeps what it has.)
     pub(crate) fn demoted(&mut self, client: usize, requests: &[Request]) -> Result<(), Broken> {
         let () = self.command(&["REPLICAOF", "127.0.0.1", "1"]);
         let replies: Vec<_> =

@@ -1,7 +1,7 @@
 -- What there is after a step. KEYS lock, queue, window; stands behind simulated.lua.
--- reply: mode, holders, how long the longest timeout of each lasts, the lock's time left, the queue and
--- its time left, the window's, how many timeouts there are at all, and the messages that were sent
--- meanwhile: channel, text, ...
+-- reply: mode, holders, how long the longest timeout of each lasts, the lock's time left, the queue
+-- and its time left, the window's, how many timeouts there are at all, and the messages that were
+-- sent meanwhile: channel, text, ...
 local messages = redis.call('lrange', 'sim:messages', 0, -1)
 redis.call('del', 'sim:messages')
 local holders, timeouts = {}, {}

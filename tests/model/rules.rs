@@ -34,7 +34,8 @@ pub(crate) struct Step<'a> {
 }
 
 impl Step<'_> {
-    /// Whether it may take the fields of dead readers along, and give the lock the time of the others.
+    /// Whether it may take the fields of dead readers along, and give the lock the time of the
+    /// others.
     fn counts_readers(&self) -> bool {
         let asks = matches!(self.script, Script::Acquire | Script::Try);
         self.script.leaves() || asks && self.owner.is_some_and(|owner| writes(owner))

@@ -39,8 +39,8 @@ pub(crate) fn check(
                 });
                 let [short, rest] = both;
                 let what = format!("{denied} denied, state {at}, {request:?}");
-                // Each script asks for the rights that it may need, and then is refused whole. (A lock
-                // without waiters is taken without LLEN.)
+                // Each script asks for the rights that it may need, and then is refused whole. (A
+                // lock without waiters is taken without LLEN.)
                 prepare(&mut master, state);
                 let untouched = redis::cmd("EVAL").arg(ALL).arg(0).query(&mut master).unwrap();
                 let may_differ = matches!(request, Request::Release { .. }) || denied == "llen";

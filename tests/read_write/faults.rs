@@ -18,8 +18,8 @@ fn reader() {
     let _ = job.wait_line();
 }
 
-/// The readers are let in together for two seconds each, one of them stands still for longer, and the
-/// other one keeps the lock meanwhile.
+/// The readers are let in together for two seconds each, one of them stands still for longer, and
+/// the other one keeps the lock meanwhile.
 #[test]
 fn a_reader_that_stood_still_and_is_told_that_it_reads_keeps_writers_out() {
     let _bounded = bounded();

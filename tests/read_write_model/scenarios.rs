@@ -152,8 +152,8 @@ fn readers_behind_a_dead_writer_enter_beside_redissons() {
     left_to_redisson(&server, &Scripts::of(&ReadWriteLock)).unwrap();
 }
 
-/// A reader passes a dead writer in front of it while another reader holds the lock, and its shorter
-/// lease cuts no other.
+/// A reader passes a dead writer in front of it while another reader holds the lock, and its
+/// shorter lease cuts no other.
 pub(crate) fn behind_a_dead_writer(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     let mut direct = direct(server, scripts);
     direct.run(1, &acquire(READS));
@@ -296,7 +296,8 @@ fn each_of_very_many_readers_leaves_and_cuts_no_others_lease() {
     crowd_leaves(&server, &Scripts::of(&ReadWriteLock)).unwrap();
 }
 
-/// One of many readers in front asks: those ahead of it and behind it are told, and it reads the reply.
+/// One of many readers in front asks: those ahead of it and behind it are told, and it reads the
+/// reply.
 pub(crate) fn asker_among_others(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     let mut direct = direct(server, scripts);
     direct.run(1, &acquire(WRITES));

@@ -437,8 +437,8 @@ fn a_release_that_was_passed_in_part_is_not_said_to_be_none() {
             permit.forget();
             first.release_many(3)
         });
-        // Asleep is not enough: while its first request is on its way another one may get before it,
-        // and then there are not three for it until that one's is given back.
+        // Asleep is not enough: while its first request is on its way another one may get before
+        // it, and then there are not three for it until that one's is given back.
         wait_subscribed(&server, &channel(name));
         let second = spawn(move || second.acquire().map(Permit::forget));
         second.wait_asleep();

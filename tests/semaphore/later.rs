@@ -81,7 +81,7 @@ fn a_release_in_an_outage_is_made_as_soon_as_a_connection_works() {
     });
 }
 
-/// Each is an orphan of its own, and all are sent again at the same moment.
+/// Each is a cleanup of its own, and all are sent again at the same moment.
 #[test]
 fn hundreds_of_releases_that_are_sent_again_together_are_all_given_back_once() {
     const PERMITS: u32 = 400;

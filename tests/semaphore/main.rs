@@ -149,8 +149,8 @@ impl Count {
     }
 }
 
-/// Threads of two clients contend, while `trouble` is made, until it says that this was enough and there
-/// were some grants. Errors of the server's are expected.
+/// Threads of two clients contend, while `trouble` is made, until it says that this was enough and
+/// there were some grants. Errors of the server's are expected.
 fn contend(
     urls: [String; 2],
     server: &Server,

@@ -38,7 +38,8 @@ impl CancelToken {
     /// [`Cancelled`]. Does not wait for them. An earlier grant wins:
     /// the waiter then has the lock.
     ///
-    /// [`Cancelled`]: https://docs.rs/redlatch/latest/redlatch/enum.ErrorKind.html#variant.Cancelled
+    /// [`Cancelled`]:
+    /// https://docs.rs/redlatch/latest/redlatch/enum.ErrorKind.html#variant.Cancelled
     pub fn cancel(&self) {
         // The flag before the list: a waiter that registers after this copy was made sees the
         // flag before it sleeps.

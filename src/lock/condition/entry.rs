@@ -27,7 +27,7 @@ use redlatch_client::sync::{Mutex, Thread, clock, jitter};
 use redlatch_client::{Command, Outcome, ReplyReceiver, was_cut};
 
 use crate::error::{Error, ErrorKind};
-use crate::lease::{KeepAlive, Orphan};
+use crate::lease::{Cleanup, KeepAlive};
 use crate::local::{HoldState, Registered, Site, Tenancy};
 use crate::runtime::{Core, Member, Message, Recipient};
 use crate::scripts::condition::{ConditionScripts, Looked, Use, done};
@@ -398,8 +398,8 @@ impl ReplyReceiver for Done {
         if done(outcome).is_err() {
             // If that does not get through either, the record ends without a sign of life, and an
             // entry among the waiters ends when it is notified (`pass_on`).
-            let done = Orphan::unclaimed(&self.site.name, self.command.clone());
-            self.site.core.watchdog.adopt(done);
+            let done = Cleanup::unclaimed(&self.site.name, self.command.clone());
+            self.site.core.watchdog.clean_up(done);
         }
     }
 }
@@ -414,5 +414,5 @@ pub(crate) fn pass_on(core: &Core, owner: u64, database: i64, waiting: &str) {
     let waiter = format!("{}:{owner}", core.id.as_str());
     let scripts = ConditionScripts { keys: &keys, database };
     let command = scripts.done_command(waiter.as_bytes(), Use::PassedOn);
-    core.watchdog.adopt(Orphan::unclaimed(&waiting.into(), command));
+    core.watchdog.clean_up(Cleanup::unclaimed(&waiting.into(), command));
 }

@@ -14,7 +14,7 @@ use redlatch_client::{Command, was_cut};
 
 use super::queue::FairQueue;
 use crate::error::Error;
-use crate::lease::Orphan;
+use crate::lease::Cleanup;
 use crate::local::{
     Acquisition, Asked, GrantDetails, Granted, Hold, Leaving, Registered, Site, Tenancy, Terms,
 };
@@ -317,7 +317,7 @@ impl FairEntry {
             if let Some(tenancy) = passed {
                 let _ = site.leave(&tenancy, None, Leaving::Posted);
             }
-            return Err(site.take_back(used, command, Orphan::queued, unacknowledged));
+            return Err(site.take_back(used, command, Cleanup::queued, unacknowledged));
         }
         let Self { queue, acquisition, terms, .. } = self;
         let told = acquisition.told(&queue.site, already);
@@ -393,7 +393,7 @@ impl Drop for FairEntry {
             let _ = site.leave(&tenancy, None, Leaving::Posted);
             return;
         }
-        site.give_up(&self.acquisition, self.give_up_command(), Orphan::queued);
+        site.give_up(&self.acquisition, self.give_up_command(), Cleanup::queued);
     }
 }
 

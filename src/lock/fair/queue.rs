@@ -24,7 +24,7 @@ use redlatch_client::{Command, Outcome};
 use super::entry::{FairEntry, QueuedThread};
 use super::line::FairLine;
 use crate::error::Error;
-use crate::lease::{KeepAlive, Orphan, renewal};
+use crate::lease::{Cleanup, KeepAlive, renewal};
 use crate::local::{Registered, Site, Tenancy, Terms};
 use crate::runtime::{Core, GrantMessage, Member};
 use crate::scripts::fair::{FairScripts, Followers, followers, kept_alive};
@@ -271,7 +271,7 @@ impl Member for FairQueue {
     /// Also lets the next waiter in, which the lock's own scripts do not know.
     fn give_up_owner(&self, owner: &str) {
         let give_up = self.scripts().give_up_command(owner.as_bytes());
-        self.site.core.watchdog.adopt(Orphan::unclaimed(&self.site.name, give_up));
+        self.site.core.watchdog.clean_up(Cleanup::unclaimed(&self.site.name, give_up));
     }
 }
 
@@ -384,5 +384,5 @@ fn give_up(core: &Core, owner: u64, lock: &str, command: fn(FairScripts<'_>, &[u
     let keys = FairKeys::new(lock);
     let owner = format!("{}:{owner}", core.id.as_str());
     let command = command(scripts(core, lock, &keys), owner.as_bytes());
-    core.watchdog.adopt(Orphan::unclaimed(&Arc::from(lock), command));
+    core.watchdog.clean_up(Cleanup::unclaimed(&Arc::from(lock), command));
 }

@@ -96,12 +96,12 @@ impl Debtor for Poor {
 }
 
 #[test]
-fn an_orphan_that_panicked_is_sent_again() {
+fn a_cleanup_that_panicked_is_sent_again() {
     let server = Server::start().unwrap();
     let session = session(&server, ignore);
     let poor = Arc::new(Poor::default());
-    let orphan = Orphan::owed(&"poor".into(), Arc::clone(&poor) as _);
-    session.core().watchdog.adopt(orphan);
+    let cleanup = Cleanup::owed(&"poor".into(), Arc::clone(&poor) as _);
+    session.core().watchdog.clean_up(cleanup);
     // On the second call it is told that the connection broke.
     poor.0.wait_called(3);
 }
@@ -112,7 +112,7 @@ struct Settles<F>(AtomicBool, F);
 impl<F: Fn() + Send + Sync + 'static> Settles<F> {
     fn adopted_by(core: &Core, paid: F) {
         let debtor = Arc::new(Self(AtomicBool::new(false), paid));
-        core.watchdog.adopt(Orphan::owed(&"settles".into(), debtor as _));
+        core.watchdog.clean_up(Cleanup::owed(&"settles".into(), debtor as _));
     }
 }
 

@@ -7,7 +7,7 @@ use redlatch_client::sync::{Mutex, clock};
 use redlatch_client::{Command, Lane, Outcome, ReplyReceiver, Route};
 
 use crate::error::Error;
-use crate::lease::{Debtor, Orphan};
+use crate::lease::{Cleanup, Debtor};
 use crate::local::permits::{PermitGate, Reply, RequestFailed, Source};
 use crate::runtime::{Core, Member};
 use crate::scripts::semaphore::{REFUSED, SemaphoreScripts, released};
@@ -32,8 +32,8 @@ struct Debt {
     permits: u64,
     /// The debt that is being paid just now.
     paying: Option<(RequestId, u64)>,
-    /// Whether there is an orphan that pays.
-    orphan: bool,
+    /// Whether there is a cleanup that pays.
+    has_cleanup: bool,
 }
 
 /// How permits are given back.
@@ -181,10 +181,10 @@ impl SemaphoreSite {
     fn owe(self: &Arc<Self>, permits: u64) {
         let mut debt = self.debt.lock();
         debt.permits = debt.permits.saturating_add(permits);
-        let orphan = std::mem::replace(&mut debt.orphan, true);
+        let cleanup = std::mem::replace(&mut debt.has_cleanup, true);
         drop(debt);
-        if !orphan {
-            self.core.watchdog.adopt(Orphan::owed(&self.name, Arc::clone(self) as _));
+        if !cleanup {
+            self.core.watchdog.clean_up(Cleanup::owed(&self.name, Arc::clone(self) as _));
         }
     }
 
@@ -202,9 +202,9 @@ impl SemaphoreSite {
 
     /// `permits`: how many it gives, as [`Requests::applied`] has it.
     fn run(&self, command: Command, request_id: RequestId, permits: i64) {
-        let orphan =
-            Orphan::numbered(&self.name, command, &self.requests, request_id, Some(permits));
-        self.core.watchdog.adopt(orphan);
+        let cleanup =
+            Cleanup::numbered(&self.name, command, &self.requests, request_id, Some(permits));
+        self.core.watchdog.clean_up(cleanup);
     }
 }
 
@@ -260,8 +260,8 @@ impl Debtor for SemaphoreSite {
     fn command(&self) -> Option<Command> {
         let permits = {
             let mut debt = self.debt.lock();
-            // Under one mutex: a thread that owes more from here on leaves another orphan.
-            debt.orphan = debt.permits > 0;
+            // Under one mutex: a thread that owes more from here on leaves another cleanup.
+            debt.has_cleanup = debt.permits > 0;
             std::mem::take(&mut debt.permits)
         };
         if permits == 0 {
@@ -383,7 +383,7 @@ pub(super) const GIVEN_BACK_HERE: &str =
     "the permits are given back, do not release them again; a master that comes next may not know";
 const IN_THE_BACKGROUND: &str =
     "the permits are given back in the background, once: do not release them again";
-/// For a [numbered request](Orphan::numbered), as long as it is valid.
+/// For a [numbered request](Cleanup::numbered), as long as it is valid.
 const FOR_FOUR_MINUTES: &str = "the permits are given back in the background, once, and that is given up four minutes after \
      the request was made: do not release them again";
 const NO_BACKGROUND: &str =
@@ -478,7 +478,7 @@ mod tests {
     /// Waits until the background has done all work left to it by now.
     fn settle(site: &SemaphoreSite) {
         let (sender, paid) = mpsc::channel();
-        site.core.watchdog.adopt(Orphan::owed(&site.name, Arc::new(Pays(sender))));
+        site.core.watchdog.clean_up(Cleanup::owed(&site.name, Arc::new(Pays(sender))));
         // The second time: the requests that went with the first one were answered.
         for _ in 0..2 {
             paid.recv_timeout(SOON).unwrap();

@@ -12,7 +12,7 @@ use redlatch_client::{Outcome, ReplyReceiver, Route};
 
 use super::permit_lease::{PermitLease, PermitNeed};
 use crate::error::{Error, ErrorKind, LostReason};
-use crate::lease::{Orphan, Renewal};
+use crate::lease::{Cleanup, Renewal};
 use crate::local::Asked;
 use crate::local::permits::{PermitGate, Permits, Reply, RequestFailed, Source};
 use crate::runtime::{Core, Member};
@@ -106,7 +106,7 @@ impl ExpirableSite {
     /// may still count as taken, or a late copy of their request may yet take.
     pub(super) fn release_later(&self, ids: &[PermitId], lease: Duration) {
         let command = self.scripts().release_command(ids, false);
-        self.core.watchdog.adopt(Orphan::released(&self.name, command, lease));
+        self.core.watchdog.clean_up(Cleanup::released(&self.name, command, lease));
     }
 
     /// A guard has left its permit: it is passed on, or given back with the reply awaited.
@@ -152,7 +152,7 @@ impl ExpirableSite {
             Err(trouble) => {
                 let again = matches!(trouble, Trouble::Unknown(_)) || !ours.is_empty();
                 let state = if again {
-                    self.core.watchdog.adopt(Orphan::released(&self.name, command, longest));
+                    self.core.watchdog.clean_up(Cleanup::released(&self.name, command, longest));
                     IN_THE_BACKGROUND
                 } else {
                     "nothing was changed"
@@ -171,7 +171,7 @@ impl ExpirableSite {
         self.core.returned.are(&self.name, ids, lease);
         if self.route.incarnation() != asked {
             let release = self.scripts().release_command(ids, false);
-            self.core.watchdog.adopt(Orphan::left_over(&self.name, release, lease));
+            self.core.watchdog.clean_up(Cleanup::left_over(&self.name, release, lease));
         }
     }
 

@@ -1,5 +1,5 @@
--- What a Redisson client has the server do for a read lock's `unlock`. 4.7 remembers the answer for a
--- request that is sent again, 3.16.8 does not (four KEYS, two ARGV).
+-- What a Redisson client has the server do for a read lock's `unlock`. 4.7 remembers the answer for
+-- a request that is sent again, 3.16.8 does not (four KEYS, two ARGV).
 -- KEYS lock, channel, timeouts, prefix of all timeouts, memory of this unlock; ARGV message, owner,
 -- command that publishes, memory's time to live. nil = not its own, 0 = others hold it, 1 = free.
 local answered = KEYS[5] and redis.call('get', KEYS[5])

@@ -1,5 +1,5 @@
--- What a Redisson client has the server do for a write lock's `unlock`. 4.7 remembers the answer for a
--- request that is sent again, 3.16.8 does not (two KEYS, three ARGV).
+-- What a Redisson client has the server do for a write lock's `unlock`. 4.7 remembers the answer
+-- for a request that is sent again, 3.16.8 does not (two KEYS, three ARGV).
 -- KEYS lock, channel, memory of this unlock; ARGV message, lease, owner, command that publishes,
 -- memory's time to live. nil = not its own, 0 = still held, 1 = free, or held to read.
 local answered = KEYS[3] and redis.call('get', KEYS[3])

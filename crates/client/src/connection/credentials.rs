@@ -16,7 +16,8 @@ use crate::sync::{Condvar, Mutex};
 /// User and password of a server's user, as
 /// [`credentials_with`] returns them.
 ///
-/// [`credentials_with`]: https://docs.rs/redlatch/latest/redlatch/struct.ClientBuilder.html#method.credentials_with
+/// [`credentials_with`]:
+/// https://docs.rs/redlatch/latest/redlatch/struct.ClientBuilder.html#method.credentials_with
 #[derive(Clone, PartialEq, Eq)]
 pub struct Credentials {
     user: String,

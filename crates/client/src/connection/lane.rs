@@ -6,7 +6,7 @@
 //! thread: with one caller it would cost a third of the rate.
 //!
 //! Order: callers' commands for a name go over the one lane of that name, so a release posted by
-//! `Drop` runs before the next acquire. (Renewals and orphans go over the renewer's connection.)
+//! `Drop` runs before the next acquire. (Renewals and cleanups go over the renewer's connection.)
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -311,8 +311,8 @@ mod tests {
         assert!(matches!(heard.lock().take(), Some(Err(Failure::Unacknowledged(..)))));
     }
 
-    /// A server that answers the first ECHO in two halves, the second one when it is told to, and all
-    /// others at once.
+    /// A server that answers the first ECHO in two halves, the second one when it is told to, and
+    /// all others at once.
     fn halting() -> (String, mpsc::Receiver<()>, mpsc::Sender<()>, thread::JoinHandle<()>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("redis://{}", listener.local_addr().unwrap());

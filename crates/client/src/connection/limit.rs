@@ -87,8 +87,8 @@ impl Limit {
         [look, self.until].into_iter().flatten().fold(latest, Instant::min)
     }
 
-    /// Runs `sleep`, which ends at [`until`](Self::until) or when `thread` is woken, as it is by the
-    /// token.
+    /// Runs `sleep`, which ends at [`until`](Self::until) or when `thread` is woken, as it is by
+    /// the token.
     pub(super) fn wakeable(&self, thread: &Arc<Thread>, sleep: impl FnOnce()) {
         let _registration = self.token.as_ref().map(|token| Registration::of(token, thread));
         // After the registration: an earlier cancel woke no thread.

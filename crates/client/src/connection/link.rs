@@ -656,7 +656,7 @@ impl Link {
     fn received(&mut self, reply: Value) -> Value {
         self.owes_since = self.owes_since.max(self.wrote_at);
         self.is_wrong |= is_wrong_server_reply(&reply);
-        // Not for a wrong server: orphans would be sent, find it wrong, open the next link, and so
+        // Not for a wrong server: cleanups would be sent, find it wrong, open the next link, and so
         // on.
         if !self.is_wrong
             && let Some(endpoint) = self.untold.take()

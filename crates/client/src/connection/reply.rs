@@ -19,7 +19,8 @@ fn code<'a>(code: &'a str, detail: Option<&str>) -> &'a str {
 
 /// Whether this is a server's text for a right that the user of a script lacks.
 fn forbids_a_script(detail: &str) -> bool {
-    // Redis later than 7.0, and Valkey; Redis 7.0. Only at the beginning: a user's name may be behind it.
+    // Redis later than 7.0, and Valkey; Redis 7.0. Only at the beginning: a user's name may be
+    // behind it.
     ["ACL failure in script: ", "The user executing the script can't "]
         .iter()
         .any(|said| detail.starts_with(said))

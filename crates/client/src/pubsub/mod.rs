@@ -566,8 +566,8 @@ pub struct Subscription {
 }
 
 impl Subscription {
-    /// Moves with all news of the channel. A waiter reads it before it asks the server, and sleeps only
-    /// while it has not moved.
+    /// Moves with all news of the channel. A waiter reads it before it asks the server, and sleeps
+    /// only while it has not moved.
     pub fn version(&self) -> u64 {
         self.entry.version()
     }

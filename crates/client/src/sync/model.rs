@@ -116,8 +116,8 @@ impl Condvar {
 }
 
 /// Runs `scenario` in so many random orders of its threads' steps, and in as many of those with
-/// few switches between threads, which random ones seldom are. With `REDLATCH_LONG=1` in ten times as
-/// many: they are others in each run.
+/// few switches between threads, which random ones seldom are. With `REDLATCH_LONG=1` in ten times
+/// as many: they are others in each run.
 pub fn explore(schedules: usize, scenario: impl Fn() + Send + Sync + 'static) {
     use shuttle::scheduler::{PctScheduler, RandomScheduler};
     use shuttle::{Config, Runner};

@@ -175,7 +175,7 @@ impl Lane {
     /// opening a link may take: it serves all calls that wait then.
     ///
     /// The senders of a command that may run give back anything it takes, as after any other lost
-    /// reply: they have its owner, ids or number (`lease/orphan.rs`).
+    /// reply: they have its owner, ids or number (`lease/cleanup.rs`).
     fn call_limited(self: &Arc<Self>, command: &Command, limit: &Limit) -> Outcome {
         let call = Call::queued();
         let mut state = self.state.lock();

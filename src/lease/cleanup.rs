@@ -22,7 +22,7 @@ const _: () = assert!(BRIEF.as_nanos() > renewal::PROVISIONAL as u128);
 
 /// A command sent in the background, again and again with back-off, and as soon as a connection is
 /// opened.
-pub(crate) struct Orphan {
+pub(crate) struct Cleanup {
     name: Arc<str>,
     /// In a cluster: the number of its one server. `None`: the server that has the name.
     server: Option<usize>,
@@ -59,7 +59,7 @@ pub(crate) trait Debtor: Send + Sync {
     fn paid(&self, outcome: &Outcome, resent: bool);
 }
 
-impl Orphan {
+impl Cleanup {
     /// A hold that no thread here has any more, but perhaps the server: its release was not
     /// answered, or its lease was extended after it was lost. Sent for that lease, or until an
     /// answer after 10 minutes.
@@ -177,7 +177,7 @@ impl Orphan {
         self.was_answered = is_settled(outcome) && matches!(self.what, What::Undo { .. });
         let owes_more = is_answered(outcome) && matches!(self.what, What::Debt(_));
         if owes_more {
-            // The debt may have grown, and waits for no back-off and for no other orphan.
+            // The debt may have grown, and waits for no back-off and for no other cleanup.
             self.retry = FIRST_RETRY;
         }
         if owes_more || !ended {
@@ -232,7 +232,7 @@ impl Orphan {
         self.retry = self.retry.saturating_mul(2).min(LAST_RETRY);
     }
 
-    /// A connection works: an orphan without an answer need not wait longer. But not at once, or
+    /// A connection works: a cleanup without an answer need not wait longer. But not at once, or
     /// each break of a bad connection would be a reason to send again. An answered undo keeps its
     /// back-off: a call that is cut leaves an undo and opens a connection, so each call would send
     /// the undos of all earlier ones.
@@ -263,8 +263,8 @@ fn is_settled(outcome: &Outcome) -> bool {
     }
 }
 
-impl Orphan {
-    /// Logs the consequences of the client's end for this orphan.
+impl Cleanup {
+    /// Logs the consequences of the client's end for this cleanup.
     pub(super) fn give_up(&self, watchdog: &Watchdog) {
         let name = &self.name;
         let (level, what) = match &self.what {
@@ -289,9 +289,9 @@ impl Orphan {
     }
 }
 
-impl fmt::Debug for Orphan {
+impl fmt::Debug for Cleanup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Orphan({:?})", self.name)
+        write!(f, "Cleanup({:?})", self.name)
     }
 }
 
@@ -316,20 +316,20 @@ mod tests {
         };
         let (short, long) = (Duration::from_secs(30), Duration::from_secs(3_600));
         let begun = clock::now();
-        for (what, orphan, enough, lasts) in [
-            ("released", Orphan::released(&name, command(), short), 30, 30),
-            ("released, long", Orphan::released(&name, command(), long), 600, 3_600),
-            ("requested", Orphan::requested(&name, command(), short), 30, 30),
-            ("requested, long", Orphan::requested(&name, command(), long), 600, 3_600),
-            ("queued", Orphan::queued(&name, command(), short), 600, 600),
-            ("queued, long", Orphan::queued(&name, command(), long), 600, 3_600),
-            ("left over", Orphan::left_over(&name, command(), short), 0, 30),
-            ("unclaimed", Orphan::unclaimed(&name, command()), 0, 3),
-            ("unheard", Orphan::unheard(&name, command(), 0), 0, 3),
+        for (what, cleanup, enough, lasts) in [
+            ("released", Cleanup::released(&name, command(), short), 30, 30),
+            ("released, long", Cleanup::released(&name, command(), long), 600, 3_600),
+            ("requested", Cleanup::requested(&name, command(), short), 30, 30),
+            ("requested, long", Cleanup::requested(&name, command(), long), 600, 3_600),
+            ("queued", Cleanup::queued(&name, command(), short), 600, 600),
+            ("queued, long", Cleanup::queued(&name, command(), long), 600, 3_600),
+            ("left over", Cleanup::left_over(&name, command(), short), 0, 30),
+            ("unclaimed", Cleanup::unclaimed(&name, command()), 0, 3),
+            ("unheard", Cleanup::unheard(&name, command(), 0), 0, 3),
         ] {
             let (watchdog, _jobs) = Watchdog::new("", crossbeam_channel::bounded(0).0);
             let is_done = |outcome: &Outcome, after: u64| {
-                orphan.is_done(outcome, false, begun + after, &watchdog)
+                cleanup.is_done(outcome, false, begun + after, &watchdog)
             };
             for settled in
                 [Ok(Value::Okay), Ok(Value::Nil), refusal("NOPERM"), refusal("WRONGTYPE")]
@@ -368,17 +368,17 @@ mod tests {
         let error = redis::RedisError::from(io::Error::other("no reply"));
         let lost = Err(Failure::TimedOut(Cause::said(Arc::new(error), "a server".into())));
         for (outcome, is_hurried) in [(lost, true), (Ok(Value::Okay), false)] {
-            let mut orphan = Orphan::requested(&name, Command::plain(&[b"PING"]), lease);
+            let mut cleanup = Cleanup::requested(&name, Command::plain(&[b"PING"]), lease);
             let now = clock::now();
             for _ in 0..3 {
-                assert!(orphan.goes_on(&outcome, false, now, &watchdog, false));
+                assert!(cleanup.goes_on(&outcome, false, now, &watchdog, false));
             }
             let (later, soon) = (now + 4 * FIRST_RETRY, now + FIRST_RETRY);
-            assert_eq!(orphan.due(), later);
-            orphan.hurry();
-            assert_eq!(orphan.due(), if is_hurried { soon } else { later }, "{outcome:?}");
-            orphan.start_anew();
-            assert_eq!(orphan.due(), soon, "at another run of the server");
+            assert_eq!(cleanup.due(), later);
+            cleanup.hurry();
+            assert_eq!(cleanup.due(), if is_hurried { soon } else { later }, "{outcome:?}");
+            cleanup.start_anew();
+            assert_eq!(cleanup.due(), soon, "at another run of the server");
         }
     }
 
@@ -390,9 +390,9 @@ mod tests {
         let begun = clock::now();
         let is_done = |outcome: Outcome, after: u64| {
             let request_id = requests.open(|| 1);
-            let orphan =
-                Orphan::numbered(&name, Command::plain(&[b"PING"]), &requests, request_id, None);
-            orphan.is_done(&outcome, false, begun + after * SECOND, &watchdog)
+            let cleanup =
+                Cleanup::numbered(&name, Command::plain(&[b"PING"]), &requests, request_id, None);
+            cleanup.is_done(&outcome, false, begun + after * SECOND, &watchdog)
         };
         for code in PASSING.into_iter().chain(["NOPERM", "WRONGTYPE"]) {
             assert!(!is_done(refusal(code), VALID_FOR.as_secs() - 1), "{code}: was not applied");
