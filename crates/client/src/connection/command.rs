@@ -280,6 +280,7 @@ fn next_part(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     Some((bytes.get(from..from + length)?, bytes.get(from + length + b"\r\n".len()..)?))
 }
 
+#[inline]
 fn push_header(bytes: &mut Vec<u8>, kind: u8, count: usize) {
     // Written in one piece: a command has many of them.
     let mut line = *b"000000000000000000000\r\n";
@@ -288,10 +289,12 @@ fn push_header(bytes: &mut Vec<u8>, kind: u8, count: usize) {
     bytes.extend_from_slice(&line[before..]);
 }
 
+#[inline]
 fn push_part(bytes: &mut Vec<u8>, part: &[u8]) {
     push_pieces(bytes, part.into());
 }
 
+#[inline]
 fn push_pieces(bytes: &mut Vec<u8>, part: Pieces<'_>) {
     push_header(bytes, b'$', part.len());
     part.push_to(bytes);
@@ -305,20 +308,24 @@ pub struct Pieces<'a>([&'a [u8]; 4]);
 
 impl<'a> Pieces<'a> {
     /// The part that these make together.
+    #[inline]
     pub fn of(pieces: [&'a str; 4]) -> Self {
         Self(pieces.map(str::as_bytes))
     }
 
+    #[inline]
     fn len(self) -> usize {
         self.0.iter().map(|piece| piece.len()).sum()
     }
 
+    #[inline]
     fn push_to(self, bytes: &mut Vec<u8>) {
         self.0.iter().for_each(|piece| bytes.extend_from_slice(piece));
     }
 }
 
 impl<'a> From<&'a [u8]> for Pieces<'a> {
+    #[inline]
     fn from(bytes: &'a [u8]) -> Self {
         Self([bytes, b"", b"", b""])
     }

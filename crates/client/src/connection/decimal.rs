@@ -1,12 +1,14 @@
 //! Numbers as text, in place.
 
 /// `number` as text, in `digits`.
+#[inline]
 pub fn decimal(number: u64, digits: &mut [u8; 20]) -> &[u8] {
     let at = write_decimal(number, digits);
     &digits[at..]
 }
 
 /// Writes `number` to the end of `digits`. Returns where it begins.
+#[inline]
 pub fn write_decimal(number: u64, digits: &mut [u8]) -> usize {
     let mut at = digits.len();
     let mut left = number;

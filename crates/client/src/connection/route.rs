@@ -31,6 +31,7 @@ impl Route {
     }
 
     /// The number of the server's run that was met last there.
+    #[inline]
     pub fn incarnation(&self) -> u64 {
         self.lane().endpoint().incarnation()
     }
