@@ -174,7 +174,7 @@ fn so_it_is_with_two_processes() {
 }
 
 #[test]
-fn those_who_wait_for_a_fair_lock_end() {
+fn the_waiters_for_a_fair_lock_end() {
     explore(400, || {
         play(1, 4, Process::fair_lock, user);
     });
@@ -222,7 +222,7 @@ fn disturb(
 }
 
 #[test]
-fn nobody_holds_after_a_shutdown() {
+fn no_thread_holds_after_a_shutdown() {
     explore(4_000, || {
         let server = disturb(take, Process::check, |process, server| {
             process.client.shutdown();
@@ -233,7 +233,7 @@ fn nobody_holds_after_a_shutdown() {
 }
 
 #[test]
-fn who_holds_is_told_of_a_force_unlock() {
+fn the_holder_is_told_of_a_force_unlock() {
     explore(1_000, || {
         // The renewer undoes such a grant, and no thread must wait for that here.
         let look = |_: &Process, _: &Server| thread::yield_now();
@@ -338,16 +338,16 @@ fn take_away(keeps: bool, breaks: bool) {
 }
 
 #[test]
-fn what_is_taken_away_is_told() {
+fn a_lost_hold_is_told() {
     explore(500, || take_away(true, false));
 }
 
 #[test]
-fn what_is_taken_away_is_told_whatever_breaks() {
+fn a_lost_hold_is_told_at_any_failure() {
     explore(500, || take_away(true, true));
 }
 
 #[test]
-fn what_is_given_back_is_not_told_as_lost() {
+fn a_released_hold_is_not_told_as_lost() {
     explore(500, || take_away(false, true));
 }

@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_connection_hurries_what_was_not_answered() {
+    fn a_new_connection_hurries_an_unanswered_cleanup() {
         let name = Arc::from("name");
         let (watchdog, _jobs) = Watchdog::new("", crossbeam_channel::bounded(0).0);
         let lease = Duration::from_secs(30);

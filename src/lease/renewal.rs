@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_next_follows_from_what_is_known() {
+    fn the_next_step_follows_from_the_last_answer() {
         // The grid is 64 parts of a lease, and a third of it is at 11 s.
         let third = 11 * SECOND / (30 * SECOND / 64) * (30 * SECOND / 64);
         let lease = |seconds| Some(Duration::from_secs(seconds));
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn what_failed_is_tried_again_at_once_and_then_later_and_later() {
+    fn a_failed_renewal_is_tried_again_at_once_and_then_later_and_later() {
         let mut attempt = Attempt::Done;
         for (failed, pause) in (1..).zip([150, 300, 600, 1_200, 2_400, 2_400]) {
             attempt = attempt.sent().fails(false, seconds(30), SECOND);

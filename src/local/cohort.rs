@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chain_goes_on_while_nobody_else_was_let_in() {
+    fn a_chain_goes_on_until_another_client_is_let_in() {
         let mut cohort = Cohort::default();
         let first = Chain { start: Start::Here(7), count: 1 };
         assert_eq!(cohort.chain(7), first);
@@ -128,7 +128,7 @@ mod tests {
 
     /// Two processes that hold the lock in turns, each for too short a time to send its chain.
     #[test]
-    fn a_chain_that_was_not_told_of_goes_on_past_who_began_it_anew() {
+    fn an_unsent_chain_goes_on_past_the_process_that_began_another() {
         let mut cohort = Cohort::default();
         let (first, end) = (Chain { start: Start::Here(7), count: 1 }, 6 + SAME_CHAIN);
         cohort.released(end, first);

@@ -455,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_server_has_not_any_more_has_ended_if_its_own_end_is_past() {
+    fn a_level_that_the_server_no_longer_has_has_ended_if_its_own_end_is_past() {
         let why = |at| {
             let asked = Asked { forced: 0, incarnation: 0, at };
             let owner = ClientId::random().unwrap().next_owner();

@@ -38,7 +38,7 @@ impl Core {
     }
 
     /// The client has ended.
-    pub(super) fn forget_what_was_left(&self) {
+    pub(super) fn forget_left_holds(&self) {
         let left = self.left_out.0.lock().take();
         drop(left);
     }

@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_message_is_what_its_verb_says() {
+    fn a_message_is_of_its_verbs_kind() {
         let said = (u64::MAX, Message::Ask { lock: " a lock " });
         assert_eq!(Message::parse(format!("ask {}  a lock ", u64::MAX).as_bytes()), Some(said));
         let grant = GrantMessage {
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_is_nothing() {
+    fn an_unknown_message_is_ignored() {
         for message in
             ["", "0", "1", "ask", "ask 1", "ask one lock", "ask -1 lock", "grant 1 2 3 lock"]
         {

@@ -280,7 +280,7 @@ impl Threads {
         core.watchdog.shut_down();
         core.alive.lock().take();
         self.await_threads(begun);
-        core.forget_what_was_left();
+        core.forget_left_holds();
         core.members.close();
         true
     }

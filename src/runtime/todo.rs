@@ -62,7 +62,7 @@ mod tests {
 
     /// With replicas that must acknowledge, renewals may always be due.
     #[test]
-    fn what_is_no_renewal_has_its_turn_while_renewals_never_end() {
+    fn other_jobs_have_their_turn_while_renewals_never_end() {
         let mut todo = Todo::default();
         todo.put(Job::Connected);
         todo.put(Job::Connected);

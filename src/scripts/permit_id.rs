@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_id_is_an_error() {
+    fn text_that_is_no_id_is_an_error() {
         for text in
             ["", "00", "+0112233445566778899aabbccddeeff", "é0112233445566778899aabbccddeef"]
         {

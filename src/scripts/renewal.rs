@@ -167,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_server_refuses_of_several_names_the_server() {
+    fn an_error_of_one_of_several_servers_names_it() {
         let refusal = b"READONLY You can't write against a read only replica.".to_vec();
         let reply = Value::Array(vec![Value::Int(1), Value::Int(0), Value::BulkString(refusal)]);
         let renewed = renewed(RenewalKind::Locks, Ok(reply), &"there:1".into()).unwrap();

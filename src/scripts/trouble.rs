@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn what_passes_is_transient() {
+    fn errors_that_pass_are_transient() {
         let passing = [
             "BUSY Redis is busy running a script",
             "CLUSTERDOWN The cluster is down",
@@ -462,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_sent_and_not_answered_is_not_known() {
+    fn the_outcome_of_an_unanswered_request_is_not_known() {
         let broken = || Cause::said(Arc::new(io::Error::other("broken").into()), "there:1".into());
         let state = |trouble: Trouble| {
             let error = trouble.into_error();
@@ -525,7 +525,7 @@ mod tests {
     }
 
     #[test]
-    fn no_error_tells_what_a_key_holds() {
+    fn no_error_shows_a_keys_value() {
         let secret = || b"precious".to_vec();
         for value in [
             Value::BulkString(secret()),

@@ -84,13 +84,13 @@ mod tests {
     }
 
     #[test]
-    fn a_call_endures_what_passes_for_so_long_from_its_first_failure() {
+    fn a_call_endures_failures_for_so_long_from_its_first_one() {
         let at = [0.0, 30.0, 59.95, 60.0, 61.0];
         assert_eq!(pauses(Passing::Outage, &at), [Some(100), Some(100), Some(50), None, None]);
     }
 
     #[test]
-    fn who_lacks_replicas_asks_less_and_less_often() {
+    fn a_waiter_without_replicas_asks_less_and_less_often() {
         let at = [0.0, 0.1, 0.3, 0.7, 1.5, 2.5, 59.5, 60.5];
         let pauses = pauses(Passing::Unacknowledged, &at);
         let expected = [100, 200, 400, 800, 1_000, 1_000, 500].map(Some);

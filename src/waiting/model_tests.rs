@@ -153,7 +153,7 @@ fn each_message_lets_the_next_one_in() {
 }
 
 #[test]
-fn one_message_wakes_all_who_wait() {
+fn one_message_wakes_all_waiters() {
     explore(1_000, || announce(&[CHANNEL; 3]));
 }
 
@@ -163,7 +163,7 @@ fn a_channel_that_is_asked_for_at_any_moment_is_subscribed() {
 }
 
 #[test]
-fn what_came_while_the_subscriber_was_cut_off_is_made_up_for() {
+fn messages_missed_while_the_subscriber_was_cut_off_are_made_up_for() {
     explore(800, || {
         play(2, &CancelToken::new(), |server| {
             for _ in 0..3 {

@@ -297,7 +297,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
 
     #[test]
-    fn does_what_a_searched_list_does(
+    fn does_as_a_searched_list_does(
         start in prop_oneof![0..5000_u64, any::<u64>(), u64::MAX - 5000..=u64::MAX],
         buckets in prop::sample::select(vec![1, 2, 8, 64, 128, 1024]),
         calls in prop::collection::vec(call(), 1..120),

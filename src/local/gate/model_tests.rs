@@ -528,7 +528,7 @@ fn a_turn_that_is_over_ends_in_a_release_and_the_leadership_goes_round() {
 }
 
 #[test]
-fn who_gives_up_leaves_nothing_behind() {
+fn a_waiter_that_gives_up_leaves_nothing_behind() {
     let odds = Odds { impatient: 0.5, slow: 0.2, ..Odds::default() };
     let seen = model(odds, |name| assert!(name.served.lock().is_sorted()));
     assert!(happened(&seen.given_up) && happened(&seen.won_against_giving_up));
@@ -584,7 +584,7 @@ fn a_lease_that_is_over_opens_the_gate_though_the_holder_sleeps_on() {
 }
 
 #[test]
-fn a_leaders_error_fails_those_who_came_before_and_no_others() {
+fn a_leaders_error_fails_the_waiters_before_it_and_no_others() {
     let odds = Odds { error: 0.4, slow: 0.4, ..Odds::default() };
     let seen = model(odds, |name| assert!(name.served.lock().is_sorted()));
     assert!(happened(&seen.failed));

@@ -53,7 +53,7 @@ struct Beside {
 
 impl Beside {
     fn of(&mut self, thread: &Thread) -> &mut Vec<Tenant> {
-        if thread.is_nobodys() { &mut self.nobodys } else { &mut self.threads }
+        if thread.is_no_threads() { &mut self.nobodys } else { &mut self.threads }
     }
 
     fn push(&mut self, tenant: Tenant) {
@@ -176,7 +176,7 @@ impl Seat {
         if self.tenancy.thread.id() == thread.id() {
             return Some((&self.tenancy, &mut self.levels));
         }
-        let shared = self.shared.as_mut().filter(|_| !thread.is_nobodys())?;
+        let shared = self.shared.as_mut().filter(|_| !thread.is_no_threads())?;
         let is_its = |tenant: &&mut Tenant| tenant.tenancy.thread.id() == thread.id();
         let tenant = shared.beside.threads.iter_mut().find(is_its)?;
         Some((&tenant.tenancy, &mut tenant.levels))

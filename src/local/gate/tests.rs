@@ -89,7 +89,7 @@ impl Line for Elsewhere {
 }
 
 #[test]
-fn a_hold_of_another_queue_takes_the_leadership_from_nobody_and_is_passed_to_nobody_here() {
+fn a_hold_of_another_queue_leaves_the_leadership_and_is_passed_to_no_thread_here() {
     let gate = Gate::new();
     let mut state = gate.state.lock();
     let [leader, other, fair] = [(); 3].map(|()| Thread::nobodys());
@@ -127,7 +127,7 @@ fn a_hold_that_is_over_is_neither_entered_nor_in_the_way() {
 }
 
 #[test]
-fn what_was_asked_for_before_a_forced_unlock_is_not_ours() {
+fn a_grant_asked_for_before_a_forced_unlock_is_not_ours() {
     let gate = Gate::new();
     gate.force();
     let mut state = gate.state.lock();
@@ -163,7 +163,7 @@ fn a_renewal_on_its_way_goes_with_the_hold_and_one_that_failed_keeps_it() {
 /// It ends before the others can leave, too: then nobody has the lock, and its guard must not say
 /// "held".
 #[test]
-fn who_leaves_a_hold_that_others_share_has_it_no_more() {
+fn a_thread_that_leaves_a_shared_hold_has_it_no_more() {
     let gate = Gate::new();
     let [one, two] = [(); 2].map(|()| Thread::nobodys());
     let asked = Asked { forced: 0, incarnation: 0, at: clock::now() };

@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_granted_goes_to_the_first_whose_whole_need_it_covers_and_the_rest_back() {
+    fn granted_permits_go_to_the_first_whose_whole_need_they_cover_and_the_rest_back() {
         let gate = PermitGate::<u32>::new(Duration::ZERO);
         queued(&gate, &[1, 2, 3, 1]);
         assert_eq!(gate.granted(4, clock::now()), 1, "the next needs three, and nobody passes it");

@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_new_site_gives_back_was_the_turn_of_one_that_is_gone() {
+    fn a_new_site_gives_back_permits_of_the_turn_of_an_earlier_site() {
         let mut turn = Turn::new(Duration::ZERO);
         let now = 2 * LONGEST_TURN;
         turn.released(now);
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_alone_has_nobody_to_stay_away_for() {
+    fn a_process_that_is_alone_does_not_yield() {
         let mut turn = Turn::new(Duration::ZERO);
         // A hold of 150 ms. Only this process's own subscriber heard of its release.
         let released = 150_000_000;
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_yield_that_nobody_used_makes_the_next_turn_longer() {
+    fn an_unused_yield_makes_the_next_turn_longer() {
         let mut turn = Turn::new(Duration::ZERO);
         turn.yielded(false);
         turn.renew();

@@ -163,7 +163,7 @@ fn queued(server: &Server, name: &str) -> Vec<u64> {
 }
 
 #[test]
-fn the_first_asks_for_all_who_have_come_and_the_next_one_for_those_who_came_since() {
+fn the_first_thread_asks_for_all_newcomers_and_the_next_one_for_later_newcomers() {
     let server = Server::start().unwrap();
     let client = Client::connect(&server.url()).unwrap();
     let lock = client.fair_lock("together").with_lease(SOON / 20);
@@ -278,7 +278,7 @@ fn a_message_that_comes_before_a_companion_looks_is_not_forgotten() {
 }
 
 #[test]
-fn what_the_server_refuses_to_one_it_refuses_to_all_who_came_with_it() {
+fn a_refusal_is_that_of_all_threads_of_the_request() {
     let server = Server::start().unwrap();
     let client = Client::connect(&server.url()).unwrap();
     let lock = client.fair_lock("refused");

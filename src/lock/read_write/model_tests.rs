@@ -259,12 +259,12 @@ fn rob(take: Take, trouble: fn(&Process, &Server)) {
 }
 
 #[test]
-fn who_says_held_is_alone_though_the_lock_is_deleted() {
+fn a_guard_that_says_held_is_alone_though_the_lock_is_deleted() {
     explore(1_000, || rob(take, |_, server| server.delete(NAME)));
 }
 
 #[test]
-fn who_says_held_is_alone_though_the_lock_is_unlocked_by_force() {
+fn a_guard_that_says_held_is_alone_though_the_lock_is_unlocked_by_force() {
     explore(1_000, || {
         // The renewer undoes such a grant, and no thread must wait for that here.
         rob(try_to_take, |process, _| {
@@ -278,7 +278,7 @@ fn who_says_held_is_alone_though_the_lock_is_unlocked_by_force() {
 /// A writer takes the read lock as well. Between the server's reply and its seat the lock is
 /// deleted, a renewal finds that out, and the next writer writes.
 #[test]
-fn who_is_granted_to_read_under_a_lost_hold_does_not_read_beside_the_next_writer() {
+fn a_reader_granted_under_a_lost_hold_does_not_read_beside_the_next_writer() {
     explore(2_000, || {
         let server = Server::start(0);
         let process = Process::start();
@@ -355,7 +355,7 @@ fn await_refusals(server: &Server, refusals: usize) {
 
 /// Also as long as the loss is unnoticed.
 #[test]
-fn who_reads_no_longer_is_not_told_that_it_reads() {
+fn a_thread_that_reads_no_longer_is_not_told_that_it_reads() {
     explore(10, || {
         let _server = Server::start(0);
         let process = Process::start();

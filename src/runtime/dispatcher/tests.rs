@@ -38,7 +38,7 @@ fn neighbour(cluster: &Servers, name: &str) -> String {
 }
 
 #[test]
-fn what_is_posted_to_a_server_that_has_lost_the_slot_was_not_sent() {
+fn a_command_posted_to_a_server_that_has_lost_the_slot_was_not_sent() {
     let cluster = cluster();
     let session = session(&cluster, ignore);
     let core = session.core();

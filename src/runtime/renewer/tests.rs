@@ -128,7 +128,7 @@ impl<F: Fn() + Send + Sync> Debtor for Settles<F> {
 }
 
 #[test]
-fn a_renewal_waits_for_one_packet_of_what_is_left_over_and_no_more() {
+fn a_renewal_waits_for_one_packet_of_cleanups_and_no_more() {
     const MANY: usize = 10 * NAMES_A_CALL;
     let server = Server::start().unwrap();
     let session = session(&server, ignore);

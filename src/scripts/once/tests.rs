@@ -158,7 +158,7 @@ fn a_request_is_applied_once_in_whatever_order_its_copies_come() {
 }
 
 #[test]
-fn what_was_abandoned_takes_nothing_whatever_comes_first() {
+fn an_abandoned_request_takes_nothing_in_any_order() {
     let pool = Pool::new(VALID_FOR, MEMORY);
     for first_arrives in ["before", "after", "never"] {
         let request_id = pool.open();

@@ -342,7 +342,7 @@ impl Release {
                 site.applied(self.request_id, self.permits.into());
                 let heard = heard.unwrap_or(0);
                 if heard == REFUSED {
-                    site.route.lane().endpoint().health().tells_nobody();
+                    site.route.lane().endpoint().health().lacks_publish();
                 }
                 site.gate.with_turn(|turn| turn.heard(heard, clock::now()));
                 return match unacknowledged {
@@ -487,7 +487,8 @@ mod tests {
 
     /// Replicas may be waited for longer than the server remembers a request.
     #[test]
-    fn what_too_few_replicas_have_is_given_back_though_the_server_has_forgotten_the_request() {
+    fn permits_that_too_few_replicas_have_are_given_back_though_the_server_has_forgotten_the_request()
+     {
         let server = Server::start().unwrap();
         let session = session(&server.url());
         let site = pool(&session);
@@ -499,7 +500,7 @@ mod tests {
 
     /// The server never had the request that took them, and does not say that it has forgotten it.
     #[test]
-    fn what_another_server_took_is_not_given_back_to_this_one() {
+    fn permits_of_another_server_are_not_given_back_to_this_one() {
         let (old, new) = (Server::start().unwrap(), Server::start().unwrap());
         let proxy = Proxy::before(&old);
         let session = session(&proxy.url());
@@ -518,7 +519,7 @@ mod tests {
     /// The first copy gave them back, and its answer was lost; the second one comes when the server
     /// has forgotten the first.
     #[test]
-    fn what_was_given_back_is_not_given_back_again_when_a_copy_is_late() {
+    fn permits_are_not_given_back_again_by_a_late_copy() {
         let server = Server::start().unwrap();
         let proxy = Proxy::before(&server);
         let session = session(&proxy.url());

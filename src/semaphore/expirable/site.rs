@@ -186,7 +186,7 @@ impl ExpirableSite {
     fn hear(&self, released: &ReturnedPermits) {
         if let Some(heard) = released.heard {
             if heard == REFUSED {
-                self.route.lane().endpoint().health().tells_nobody();
+                self.route.lane().endpoint().health().lacks_publish();
             }
             self.gate.with_turn(|turn| turn.heard(heard, clock::now()));
         }

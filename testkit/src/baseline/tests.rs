@@ -94,7 +94,7 @@ fn no_more_than_the_permits_are_out() {
 }
 
 #[test]
-fn a_hold_is_what_redisson_would_see() {
+fn a_hold_looks_as_redissons_does() {
     let (server, client) = set_up();
     let mut handle = client.lock_with_lease("l", Duration::from_secs(7)).handle().unwrap();
     handle.lock().unwrap();

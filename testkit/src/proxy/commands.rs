@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_command_goes_on_as_it_comes() {
+    fn bytes_that_are_no_command_pass_unchanged() {
         for other in [&b"\x16\x03\x01abc"[..], b"PING\r\n", b"*x\r\n", b"*1\r\n+a\r\n"] {
             let mut commands = Commands::default();
             commands.add(other);

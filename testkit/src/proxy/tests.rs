@@ -91,7 +91,7 @@ fn a_lost_request_never_happens() {
 }
 
 #[test]
-fn what_came_before_a_lost_request_happens() {
+fn requests_before_a_lost_request_are_carried_out() {
     let (server, proxy) = set_up();
     let mut client = client(&proxy);
     proxy.on_request("DECR", Action::LoseRequest);
@@ -181,7 +181,7 @@ fn a_message_can_be_lost_with_its_connection() {
 }
 
 #[test]
-fn connections_are_cut_by_what_was_sent() {
+fn connections_are_cut_by_the_requests_on_them() {
     let (_server, proxy) = set_up();
     let (mut one, mut two) = (client(&proxy), client(&proxy));
     let mut subscriber = one.as_pubsub();

@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_command_says_what_it_said() {
+    fn the_error_of_a_failed_command_has_its_output() {
         let error = run(Command::new("sh").args(["-c", "echo why >&2; exit 3"])).unwrap_err();
         assert!(error.contains("why") && error.contains('3'), "{error}");
         assert!(run(&mut Command::new("no-such-program")).is_err());

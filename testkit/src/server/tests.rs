@@ -51,7 +51,7 @@ fn a_port_that_is_taken_is_an_error() {
 }
 
 #[test]
-fn nobody_gets_the_port_of_a_server_that_is_killed() {
+fn no_other_server_gets_the_port_of_a_killed_server() {
     let server = Server::start().unwrap();
     let port = server.port();
     server.kill();
@@ -62,7 +62,7 @@ fn nobody_gets_the_port_of_a_server_that_is_killed() {
 }
 
 #[test]
-fn a_replica_has_what_its_master_has() {
+fn a_replica_has_its_masters_keys() {
     let master = Server::builder().password("word").start().unwrap();
     let () = redis::cmd("SET").arg("key").arg(7).query(&mut master.connection()).unwrap();
     let replica = Server::builder().password("word").replica_of(&master).start().unwrap();

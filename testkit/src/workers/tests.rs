@@ -51,7 +51,7 @@ fn lines_go_both_ways() {
 }
 
 #[test]
-fn a_missing_line_fails_with_what_was_said() {
+fn a_missing_line_fails_with_the_lines_that_came() {
     let mut worker = Worker::spawn_test(ENTRY, "echo", &["x"]);
     let failed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         worker.expect_line("nothing", Duration::from_millis(300))

@@ -346,7 +346,7 @@ mod tests {
     static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new("return KEYS[1]"));
 
     #[test]
-    fn a_command_is_what_the_redis_crate_would_write() {
+    fn a_command_is_as_the_redis_crate_would_write_it() {
         let expected = redis::cmd("PTTL").arg("a b\0é").get_packed_command();
         assert_eq!(Command::plain(&[b"PTTL", "a b\0é".as_bytes()]).bytes(), expected);
     }

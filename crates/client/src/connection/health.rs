@@ -162,7 +162,7 @@ impl Health {
     }
 
     /// The server refuses messages: no waiter was told of a release.
-    pub fn tells_nobody(&self) {
+    pub fn lacks_publish(&self) {
         self.lacks(NO_MESSAGES);
     }
 

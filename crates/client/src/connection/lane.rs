@@ -293,7 +293,7 @@ mod tests {
 
     /// The asking thread is gone, and the background thread leaves its request to it.
     #[test]
-    fn what_replicas_were_asked_for_is_read_by_others_when_that_is_over() {
+    fn other_threads_read_replies_when_a_wait_for_replicas_is_over() {
         const SHORT: Duration = Duration::from_millis(100);
         const LONG: Duration = Duration::from_secs(20);
         let server = Server::start().unwrap();
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn half_a_reply_is_kept_for_who_reads_after_the_one_that_leaves() {
+    fn half_a_reply_is_kept_for_the_thread_that_reads_next() {
         let (url, is_halted, go_on, server) = halting();
         let endpoint = Endpoint::new(&url, LONG, LONG).unwrap();
         let lane = Arc::new(Lane::new(Arc::new(endpoint)));

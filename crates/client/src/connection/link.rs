@@ -745,7 +745,7 @@ mod tests {
 
     /// Another lane has found the next master meanwhile.
     #[test]
-    fn what_goes_wrong_names_the_server_that_the_connection_leads_to() {
+    fn an_error_names_the_server_that_the_connection_leads_to() {
         let server = Server::start().unwrap();
         let mut link = link(&server);
         let address = link.health.address();
@@ -794,7 +794,7 @@ mod tests {
 
     /// A command and its ASKING are one entry of the queue, and two replies.
     #[test]
-    fn what_asks_has_its_own_reply_and_not_that_to_its_asking() {
+    fn an_asking_command_has_its_own_reply_and_not_that_to_its_asking() {
         let server = Server::start().unwrap();
         let mut link = link(&server);
         let (asked, behind) = (hears(), hears());
@@ -830,7 +830,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_of_one_who_hears_leaves_the_others_not_without_a_word() {
+    fn a_panic_of_one_listener_does_not_keep_replies_from_the_others() {
         let server = Server::start().unwrap();
         let command = |acks| Command::plain(&[b"PING"]).acknowledged(acks);
         for acks in [None, Some(ACKS)] {

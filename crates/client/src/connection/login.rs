@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_has_only_what_a_server_takes_and_the_clients_id_behind_it() {
+    fn a_name_has_only_the_letters_a_server_takes_and_the_clients_id_behind_it() {
         let named = |name| connection_name(Some(name), "id").to_string();
         assert_eq!(named("billing@host-7"), "billing@host-7#id");
         assert_eq!(named("my service\n\u{fc}"), "my-service--#id");

@@ -364,7 +364,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
         #[test]
-        fn replies_are_what_the_redis_crate_reads_in_whatever_pieces_they_come(
+        fn replies_are_as_the_redis_crate_reads_them_in_any_pieces(
             replies in vec(reply(), 1..4),
             lengths in vec(1..9_usize, 0..60),
         ) {
@@ -384,7 +384,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_pushed_between_replies_shifts_none_of_them(
+        fn pushed_messages_between_replies_shift_none_of_them(
             all in vec((vec(push(), 0..3), reply()), 1..5),
             lengths in vec(1..9_usize, 0..60),
         ) {
@@ -481,7 +481,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_read_before_a_timeout_is_kept_and_its_room_is_not() {
+    fn bytes_read_before_a_timeout_are_kept_and_their_room_is_not() {
         struct Slow<'a>(Vec<io::Result<&'a [u8]>>);
         impl Read for Slow<'_> {
             fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {

@@ -299,7 +299,7 @@ impl Sentinels {
         {
             return Ok(FoundMaster { master: answer.master.clone(), doubt: None });
         }
-        let doubt = self.nobody_says(&refusals, &stale);
+        let doubt = self.no_master_error(&refusals, &stale);
         match known {
             // No Sentinel says better. Open connections use this master anyway, and `ROLE` finds
             // out a server that is none.
@@ -356,7 +356,7 @@ impl Sentinels {
         }
     }
 
-    fn nobody_says(&self, refusals: &[(HostPort, Refusal)], stale: &[Answer]) -> RedisError {
+    fn no_master_error(&self, refusals: &[(HostPort, Refusal)], stale: &[Answer]) -> RedisError {
         let said = refusals.iter().map(|(host_port, refusal)| format!("{host_port} {refusal}"));
         let old = stale.iter().map(|answer| format!("{} knows less than was known", answer.by));
         let said: Vec<_> = said.chain(old).collect();

@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_server_says_is_read() {
+    fn the_answer_of_info_is_read() {
         let redis = Server::of(Value::BulkString(INFO.into())).unwrap();
         assert_eq!(redis.run_id.as_deref(), Some("0a1b"));
         assert!(!redis.is_sentinel);

@@ -368,7 +368,7 @@ mod tests {
     /// A process that was stopped in its read finds the reply there; over TLS a record's head comes
     /// before the rest of it.
     #[test]
-    fn what_came_before_the_deadline_is_read_after_it_in_however_many_pieces() {
+    fn bytes_that_came_before_the_deadline_are_read_after_it_in_any_pieces() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let soon = Instant::now() + Duration::from_secs(1);
         let address = listener.local_addr().unwrap();

@@ -181,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_can_be_used_has_nothing_wrong_with_it() {
+    fn a_usable_url_has_no_error() {
         for url in [
             "redis://localhost",
             "redis://localhost:6379",
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_is_explained_and_the_password_not_repeated() {
+    fn an_unusable_url_is_explained_and_its_password_not_repeated() {
         for (url, word) in [
             ("", "is empty"),
             (" ", "is empty"),

@@ -625,7 +625,7 @@ mod tests {
     }
 
     #[test]
-    fn a_channel_that_nobody_listens_to_is_given_up() {
+    fn a_channel_without_listeners_is_given_up() {
         const MINUTE: Duration = Duration::from_secs(60);
         let endpoint = Endpoint::new("redis://localhost", MINUTE, MINUTE).unwrap();
         let lane = Arc::new(Lane::new(Arc::new(endpoint)));

@@ -70,7 +70,7 @@ fn a_wake_up_is_kept_and_counts_once() {
 
 /// All sleepers rely on this: the waker puts news where the sleeper looks, then wakes it.
 #[test]
-fn who_looks_before_each_sleep_misses_no_news() {
+fn a_thread_that_looks_before_each_sleep_misses_no_news() {
     explore(2_000, || {
         let sleeper = Thread::current();
         let news = Arc::new(AtomicUsize::new(0));

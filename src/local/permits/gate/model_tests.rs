@@ -244,21 +244,21 @@ fn play(odds: Odds) -> Arc<Seen> {
 }
 
 #[test]
-fn what_a_leader_gets_for_those_behind_it_reaches_them_or_goes_back() {
+fn permits_that_a_leader_gets_for_others_reach_them_or_go_back() {
     let seen = play(Odds { slow: 0.5, ..Odds::default() });
     assert!(seen.together.load(Ordering::SeqCst) > 0);
     assert!(seen.passed.load(Ordering::SeqCst) > 0);
 }
 
 #[test]
-fn who_leaves_while_the_leader_asks_for_it_takes_no_permit_along() {
+fn a_waiter_that_leaves_while_the_leader_asks_for_it_takes_no_permit_along() {
     let seen = play(Odds { impatient: 0.5, slow: 0.5, ..Odds::default() });
     assert!(seen.surplus.load(Ordering::SeqCst) > 0);
     assert!(seen.given_up.load(Ordering::SeqCst) > 0);
 }
 
 #[test]
-fn a_leader_whose_answer_is_lost_keeps_nobody_waiting() {
+fn a_leader_whose_answer_is_lost_keeps_no_thread_waiting() {
     let seen = play(Odds { impatient: 0.3, slow: 0.3, error: 0.3 });
     assert!(seen.failed.load(Ordering::SeqCst) > 0);
     assert!(seen.together.load(Ordering::SeqCst) > 0);

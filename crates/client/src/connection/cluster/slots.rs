@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_which_slots_is_read() {
+    fn the_servers_of_the_slots_are_read() {
         let server = |host: Value, port| Value::Array(vec![host, Value::Int(port), text("id")]);
         let reply = Value::Array(vec![
             Value::Array(vec![
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn who_sees_a_majority_counts_more_and_then_who_knows_of_the_later_master() {
+    fn a_server_that_sees_a_majority_counts_more_and_then_the_one_with_the_later_master() {
         let says = |state: &str, epoch: u64| {
             let info = format!("cluster_state:{state}\r\ncluster_current_epoch:{epoch}\r\n");
             Weight::of(&Value::BulkString(info.into()))

@@ -66,7 +66,7 @@ fn a_script_that_was_stopped_where_its_slot_goes_to_counts_as_one_that_may_have_
 }
 
 #[test]
-fn nobody_is_asked_when_the_time_of_a_call_is_over() {
+fn no_server_is_asked_when_the_time_of_a_call_is_over() {
     let (servers, slot) = slot();
     let to = servers.another(slot.number);
     servers.begin_move(slot.number, to);

@@ -229,12 +229,12 @@ fn each_caller_gets_its_own_reply_and_all_run_in_the_order_sent() {
 }
 
 #[test]
-fn a_broken_connection_strands_nobody() {
+fn a_broken_connection_strands_no_thread() {
     explore(1_000, || drop(play(3, Play::user)));
 }
 
 #[test]
-fn a_reply_that_nobody_waits_for_is_looked_after() {
+fn an_abandoned_reply_is_looked_after() {
     explore(1_000, || {
         for user in [Play::poster, Play::looker] {
             let (play, _) = play(0, user);
@@ -244,7 +244,7 @@ fn a_reply_that_nobody_waits_for_is_looked_after() {
 }
 
 #[test]
-fn who_leaves_strands_nobody_and_shifts_no_reply() {
+fn a_thread_that_leaves_strands_no_other_and_shifts_no_reply() {
     for breaks in [0, 3] {
         explore(1_500, move || play_leaving(breaks));
     }

@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_used_is_explained_and_the_password_not_repeated() {
+    fn an_unusable_url_is_explained_and_its_password_not_repeated() {
         for (url, word) in [
             ("redis-cluster://", "no host"),
             ("redis-cluster://one,,two", "no host"),

@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_used_is_explained_and_the_password_not_repeated() {
+    fn an_unusable_url_is_explained_and_its_password_not_repeated() {
         for (url, word) in [
             ("redis-sentinel://one:26379", "does not say what"),
             ("redis-sentinel://one:26379/", "does not say what"),
