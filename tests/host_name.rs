@@ -54,7 +54,7 @@ fn a_client_goes_with_its_name_though_the_old_server_lives_on() {
     // The new one knows neither.
     wait_until("the loss is told", SOON, || held.state() != HoldState::Held);
     assert_eq!(held.state(), HoldState::Lost(LostReason::Revoked));
-    wait_until("who waits is in there", SOON, || waiter.is_finished());
+    wait_until("the waiter is in there", SOON, || waiter.is_finished());
     waiter.join().unwrap().unwrap();
     let before = scripts(&old);
     for at in 0..20 {

@@ -189,7 +189,7 @@ fn scenarios(options: &Options) -> Vec<Scenario> {
             guard: Guard::FairLock,
             lease,
             kills: 0,
-            story: "The same under a FairLock: all threads stand in one queue, and whoever came\n\
+            story: "The same under a FairLock: all threads stand in one queue, and the thread that came\n\
                     first is served first, of whichever process it is."
                 .to_owned(),
         },

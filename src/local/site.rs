@@ -186,7 +186,8 @@ impl Site {
     /// As [`admit`](Self::admit).
     pub(crate) fn has_granted(&self, hold: &Hold) -> Result<bool, Error> {
         scripts::lock::is_held_by(&self.route, &self.name, &hold.owner).map_err(|trouble| {
-            let state = "nothing is held; what the server granted is released in the background";
+            let state =
+                "nothing is held; a hold that the server granted is released in the background";
             trouble.into_error().of(&self.name).now(state)
         })
     }

@@ -316,7 +316,7 @@ impl MultiLock {
     /// no thread.
     #[must_use = "`None`: none was taken; and a guard that is dropped releases all"]
     pub fn lock_owned_within(&self, wait: Wait<'_>) -> Result<Option<OwnedMultiLockGuard>, Error> {
-        let levels = self.acquire(&Thread::nobodys(), wait)?;
+        let levels = self.acquire(&Thread::placeholder(), wait)?;
         Ok(levels.map(OwnedMultiLockGuard::new))
     }
 

@@ -99,7 +99,7 @@ macro_rules! lock_verbs {
             /// A guard takes the lock for itself, under a `Thread` that equals no real one: no
             /// thread re-enters the hold, and it never counts as dead.
             fn take_owned(&self, wait: crate::Wait<'_>) -> Result<Option<$owned>, crate::Error> {
-                let tenancy = self.acquire(&redlatch_client::sync::Thread::nobodys(), wait)?;
+                let tenancy = self.acquire(&redlatch_client::sync::Thread::placeholder(), wait)?;
                 Ok(tenancy.map(|tenancy| <$owned>::new(&self.handle, tenancy)))
             }
 

@@ -95,7 +95,7 @@ fn understand(reply: &Value) -> Result<(), Error> {
              (redis.acl_check_cmd); upgrade it to Redis 7.0, Valkey 7.2 or later",
         ),
         _ => {
-            let message = "what answers there is no Redis server: it does not run a script";
+            let message = "the program there is no Redis server: it does not run a script";
             Err(Error::new(ErrorKind::Protocol, message.to_owned()))
         }
     }

@@ -241,7 +241,7 @@ impl Renewer {
         self.core.watchdog.log(Level::Warn, || {
             format!(
                 "the slot of {:?}{others} is at the server at {address} now, by a failover or since it \
-                 was moved: what is held is asked for there",
+                 was moved: each hold is asked for there",
                 first.name()
             )
         });

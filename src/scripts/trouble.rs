@@ -161,12 +161,12 @@ pub(crate) fn unreachable(cause: &Cause) -> Error {
             format!("{server} has no database of the number that the URL names"),
         ),
         (Kind::Parse, _) => {
-            let message = format!("what answers at {address} is no Redis server");
+            let message = format!("the program at {address} is no Redis server");
             return Error::new(ErrorKind::Protocol, message);
         }
         (Kind::Client, _) if detail.starts_with(NO_CERTIFICATE) => (
             ErrorKind::Redis,
-            format!("{server} asks who the client is: show it a tls_client_certificate"),
+            format!("{server} asks for a client certificate: set tls_client_certificate"),
         ),
         (Kind::Client, _) if detail.starts_with(REFUSED_CERTIFICATE) => (
             ErrorKind::Redis,
@@ -243,20 +243,20 @@ impl Rights {
                  redlatch_asked:* and on its channel"
             }
             Self::FencedLocks => {
-                "a fenced lock needs what a lock does, and INCRBY on redisson_lock_token:*"
+                "a fenced lock needs the rights of a lock, and INCRBY on redisson_lock_token:*"
             }
             Self::FairLocks => {
-                "a fair lock needs what a lock does, and HSCAN, TIME, LINSERT, LPOS, LPUSH, \
+                "a fair lock needs the rights of a lock, and HSCAN, TIME, LINSERT, LPOS, LPUSH, \
                  LRANGE, LREM, LTRIM, RPUSH, ZADD, ZRANGE, ZREM, ZREVRANGE and ZSCORE, on \
                  redisson_lock_queue:* and redisson_lock_timeout:* too, and PUBSUB"
             }
             Self::Conditions => {
-                "a condition needs what its lock does, and TIME, HEXISTS, HGET, HSET, HDEL, HGETALL, \
+                "a condition needs the rights of its lock, and TIME, HEXISTS, HGET, HSET, HDEL, HGETALL, \
                  HVALS, DEL, PEXPIRE, LPOS, RPUSH, LPOP, LREM, LINDEX, LRANGE, PUBSUB and PUBLISH, on \
                  redlatch_condition:* and redlatch_notified:* too"
             }
             Self::ReadWriteLocks => {
-                "a read-write lock needs what a lock does, and HGET, HGETALL and LRANGE, on its key and \
+                "a read-write lock needs the rights of a lock, and HGET, HGETALL and LRANGE, on its key and \
                  those of its readers ({its name}:*), on redlatch_rwlock_queue:* and \
                  redlatch_rwlock_window:* and on redisson_rwlock:*"
             }

@@ -84,7 +84,7 @@ fn no_waiter_is_forgotten_and_none_is_told_twice(kind: Kind) {
         }
         guard.unlock().unwrap();
     }
-    wait_until("all are back who were told", SOON, || {
+    wait_until("all notified waiters are back", SOON, || {
         back.load(Ordering::SeqCst) == turns.load(Ordering::SeqCst)
     });
     let guard = notifier.lock.lock().unwrap();

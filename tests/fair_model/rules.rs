@@ -215,8 +215,8 @@ fn check_drop(step: &Step<'_>, w: usize, world: &World) -> Result<(), Broken> {
     }
     if world.is_ours(w) {
         let by_ours = step.script.is_some_and(|script| !script.is_redissons());
-        let is_no_threads = waiter.phase == Phase::Gone;
-        if is_no_threads || by_ours && !world.client_of(w).is_heard() {
+        let is_gone = waiter.phase == Phase::Gone;
+        if is_gone || by_ours && !world.client_of(w).is_heard() {
             return Ok(());
         }
         return match world.client_of(w).well_since {

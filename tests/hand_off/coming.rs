@@ -89,9 +89,9 @@ fn locks_that_share_a_channel_share_no_queue() {
         let guest = Guest::of(&twins[1].reentrant_lock(twin));
         guest.thread.wait_asleep();
         guard.unlock().unwrap();
-        assert_eq!(owner(&mut redis, name), None, "{name} has let in who waits for {twin}");
+        assert_eq!(owner(&mut redis, name), None, "{name} has let in the waiter for {twin}");
         guest.thread.wait_asleep();
-        assert!(!guest.is_in(), "{name} has let in who waits for {twin}");
+        assert!(!guest.is_in(), "{name} has let in the waiter for {twin}");
         held.leaves();
         guest.wait_in();
         guest.leaves();

@@ -449,7 +449,7 @@ pub(crate) fn silent(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     let (mut direct, _listeners) = lapsed(server, scripts);
     let reply = ask_again(&mut direct, 4, 2_500, Some(0));
     let is_granted = matches!(reply, Reply::Granted { .. });
-    ensure(is_granted, "whoever asks stands behind the silent")?;
+    ensure(is_granted, "the asker stands behind the silent")?;
     // A process that has asked a moment ago is not silent.
     let (mut direct, _listeners) = lapsed(server, scripts);
     assert!(direct.takes(2));
@@ -482,7 +482,7 @@ pub(crate) fn back(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
             Reply::Refused(refused) => refused.place,
             other => return Err(format!("{other:?}")),
         };
-        ensure(place == expected, "whoever comes back does not stand where it stood")?;
+        ensure(place == expected, "a waiter that comes back does not stand where it stood")?;
     }
     Ok(())
 }

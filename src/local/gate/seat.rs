@@ -48,12 +48,12 @@ struct Tenant {
 #[derive(Debug, Default)]
 struct Beside {
     threads: Vec<Tenant>,
-    nobodys: Vec<Tenant>,
+    placeholders: Vec<Tenant>,
 }
 
 impl Beside {
     fn of(&mut self, thread: &Thread) -> &mut Vec<Tenant> {
-        if thread.is_no_threads() { &mut self.nobodys } else { &mut self.threads }
+        if thread.is_placeholder() { &mut self.placeholders } else { &mut self.threads }
     }
 
     fn push(&mut self, tenant: Tenant) {
@@ -79,11 +79,11 @@ impl Beside {
     }
 
     fn pop(&mut self) -> Option<Tenant> {
-        self.threads.pop().or_else(|| self.nobodys.pop())
+        self.threads.pop().or_else(|| self.placeholders.pop())
     }
 
     fn iter(&self) -> impl Iterator<Item = &Tenant> {
-        self.threads.iter().chain(&self.nobodys)
+        self.threads.iter().chain(&self.placeholders)
     }
 }
 
@@ -176,7 +176,7 @@ impl Seat {
         if self.tenancy.thread.id() == thread.id() {
             return Some((&self.tenancy, &mut self.levels));
         }
-        let shared = self.shared.as_mut().filter(|_| !thread.is_no_threads())?;
+        let shared = self.shared.as_mut().filter(|_| !thread.is_placeholder())?;
         let is_its = |tenant: &&mut Tenant| tenant.tenancy.thread.id() == thread.id();
         let tenant = shared.beside.threads.iter_mut().find(is_its)?;
         Some((&tenant.tenancy, &mut tenant.levels))

@@ -33,7 +33,7 @@ const HELD: (bool, bool) = (true, false);
 fn each_state_is_left_as_the_table_says() {
     let gate = Gate::new();
     let mut state = gate.state.lock();
-    let [one, two] = [(); 2].map(|()| Thread::nobodys());
+    let [one, two] = [(); 2].map(|()| Thread::placeholder());
     let enter =
         |state: &mut State, thread, now| state.enter(thread, Terms::watched(LEASE), true, now);
     assert_eq!(is(&state), FREE);
@@ -92,7 +92,7 @@ impl Line for Elsewhere {
 fn a_hold_of_another_queue_leaves_the_leadership_and_is_passed_to_no_thread_here() {
     let gate = Gate::new();
     let mut state = gate.state.lock();
-    let [leader, other, fair] = [(); 3].map(|()| Thread::nobodys());
+    let [leader, other, fair] = [(); 3].map(|()| Thread::placeholder());
     assert!(matches!(state.enter(&leader, Terms::watched(LEASE), true, 0), Entered::Leads));
     let asked = Asked { forced: 0, incarnation: 0, at: 0 };
     let owner = ClientId::random().unwrap().next_owner();
@@ -115,7 +115,7 @@ fn a_hold_of_another_queue_leaves_the_leadership_and_is_passed_to_no_thread_here
 fn a_hold_that_is_over_is_neither_entered_nor_in_the_way() {
     let gate = Gate::new();
     let mut state = gate.state.lock();
-    let thread = Thread::nobodys();
+    let thread = Thread::placeholder();
     let old = granted(&thread, 0);
     state.admit(&old, Terms::watched(LEASE), None, 0);
     let entered = state.enter(&thread, Terms::watched(LEASE), true, OVER);
@@ -131,7 +131,7 @@ fn a_grant_asked_for_before_a_forced_unlock_is_not_ours() {
     let gate = Gate::new();
     gate.force();
     let mut state = gate.state.lock();
-    let thread = Thread::nobodys();
+    let thread = Thread::placeholder();
     state.enter(&thread, Terms::watched(LEASE), true, 0);
     for (forced, held) in [(0, LED), (1, HELD)] {
         state.admit(&granted(&thread, forced), Terms::watched(LEASE), None, 0);
@@ -144,7 +144,7 @@ fn a_renewal_on_its_way_goes_with_the_hold_and_one_that_failed_keeps_it() {
     for (fails, passed) in [(false, true), (true, false)] {
         let gate = Gate::new();
         let mut state = gate.state.lock();
-        let [one, two] = [(); 2].map(|()| Thread::nobodys());
+        let [one, two] = [(); 2].map(|()| Thread::placeholder());
         let tenancy = granted(&one, 0);
         state.admit(&tenancy, Terms::watched(LEASE), None, 0);
         let seat = state.seat.as_mut().unwrap();
@@ -165,7 +165,7 @@ fn a_renewal_on_its_way_goes_with_the_hold_and_one_that_failed_keeps_it() {
 #[test]
 fn a_thread_that_leaves_a_shared_hold_has_it_no_more() {
     let gate = Gate::new();
-    let [one, two] = [(); 2].map(|()| Thread::nobodys());
+    let [one, two] = [(); 2].map(|()| Thread::placeholder());
     let asked = Asked { forced: 0, incarnation: 0, at: clock::now() };
     let owner = ClientId::random().unwrap().next_owner();
     let hold = Hold::new(owner, Terms::watched(LEASE), LEASE, asked, false);

@@ -184,7 +184,11 @@ fn the_first_thread_asks_for_all_newcomers_and_the_next_one_for_later_newcomers(
     let second = first(&lock);
     let others = behind(&lock, 1);
     assert!(matches!(ask(&lock, &mut company[0]).unwrap(), Try::Busy(_)));
-    assert_eq!(queued(&server, "together"), line, "who was asked for asks for itself alone");
+    assert_eq!(
+        queued(&server, "together"),
+        line,
+        "a thread that was asked for asks for itself alone"
+    );
     let mut all = vec![second];
     assert!(matches!(ask(&lock, &mut all[0]).unwrap(), Try::Busy(_)));
     all.push(leads(&lock, &others[0]));

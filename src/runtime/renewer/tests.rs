@@ -198,7 +198,7 @@ fn a_panic_of_the_subscribers_is_an_outage_and_ends_nothing() {
         heard > 0 && CLUMSY.0.load(Ordering::SeqCst) > 1
     });
     wait_until("it is confirmed again", SOON, || own.is_confirmed());
-    assert!(own.version() > 1, "what was missed meanwhile is not asked for");
+    assert!(own.version() > 1, "messages missed meanwhile are not asked for");
 }
 
 #[test]

@@ -127,7 +127,7 @@ impl PermitLease {
     /// A guard has the permit lease now. `None`: it was lost on its way there.
     pub(super) fn admit(&self) -> Option<Arc<Tenancy>> {
         // No thread's: a permit may be sent to another one, and its thread's end says nothing.
-        let tenancy = Arc::new(Tenancy::new(Arc::clone(&self.hold), Thread::nobodys()));
+        let tenancy = Arc::new(Tenancy::new(Arc::clone(&self.hold), Thread::placeholder()));
         let mut state = self.state.lock();
         if state.is_over || !tenancy.is_held() {
             return None;

@@ -399,7 +399,7 @@ impl Endpoint {
 }
 
 const NO_INFO: &str = "it refuses INFO, so that each connection may lead to another run of it: with each \
-                       one what is held is asked for once more, and a release whose reply was lost is \
+                       one each hold is asked for once more, and a release whose reply was lost is \
                        reported as a loss, unless it is known to have been carried out";
 
 impl fmt::Debug for Endpoint {

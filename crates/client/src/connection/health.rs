@@ -119,7 +119,7 @@ pub enum News {
 }
 
 const NO_MESSAGES: &str = "it refuses the message that something was released (`PUBLISH` is not allowed, or not on \
-                           that channel): who waits for it elsewhere is not told, and finds out by asking, seconds \
+                           that channel): waiters elsewhere are not told, and find out by asking, seconds \
                            later";
 
 impl Health {
@@ -346,12 +346,12 @@ impl fmt::Display for News {
             }
             Self::Moved { address, from } => write!(
                 f,
-                "the Sentinels' master is at {address} now, and was at {from}: what is held is asked \
+                "the Sentinels' master is at {address} now, and was at {from}: each hold is asked \
                  for there"
             ),
             Self::Renamed { address } => write!(
                 f,
-                "the name of {address} leads to another server now: what is held is asked for there"
+                "the name of {address} leads to another server now: each hold is asked for there"
             ),
             Self::Lacks { address, what } | Self::Without { address, what } => {
                 write!(f, "the server at {address}: {what}")

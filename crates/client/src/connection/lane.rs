@@ -306,7 +306,7 @@ mod tests {
         let receiver = move |outcome| *receiver.lock() = Some(outcome);
         let command = Command::plain(&[b"ECHO", b"one"]).acknowledged(Some(acks));
         let _look = lane.post(command, Arc::new(receiver));
-        assert!(!lane.look(SHORT, LONG), "who asked may read it still");
+        assert!(!lane.look(SHORT, LONG), "the thread that asked may read it still");
         wait_until("it is read", LONG, || lane.look(SHORT, LONG));
         assert!(matches!(heard.lock().take(), Some(Err(Failure::Unacknowledged(..)))));
     }

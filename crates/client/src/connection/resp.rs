@@ -236,7 +236,7 @@ fn part(bytes: &[u8]) -> RedisResult<(Value, &[u8])> {
 }
 
 fn nonsense() -> RedisError {
-    (ErrorKind::Parse, "what was answered is not Redis's protocol").into()
+    (ErrorKind::Parse, "the answer is not in Redis's protocol").into()
 }
 
 #[cfg(test)]

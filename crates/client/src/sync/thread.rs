@@ -16,7 +16,7 @@ use shuttle::thread_local;
 /// Its number is our own: other crates use a thread's id again after the thread has ended.
 pub struct Thread {
     id: u64,
-    is_no_threads: bool,
+    is_placeholder: bool,
     dead: AtomicBool,
     parker: Parker,
 }
@@ -37,14 +37,14 @@ impl Thread {
 
     /// A placeholder that is no thread, and never dead: the owner of a hold that belongs to a
     /// guard. During the wait for that hold it sleeps and wakes like a thread.
-    pub fn nobodys() -> Arc<Self> {
-        Arc::new(Self { is_no_threads: true, ..Self::new() })
+    pub fn placeholder() -> Arc<Self> {
+        Arc::new(Self { is_placeholder: true, ..Self::new() })
     }
 
     /// Whether it is a placeholder: no thread comes again under its [`id`](Self::id).
     #[inline]
-    pub fn is_no_threads(&self) -> bool {
-        self.is_no_threads
+    pub fn is_placeholder(&self) -> bool {
+        self.is_placeholder
     }
 
     /// Whether it is the calling thread.
@@ -77,7 +77,7 @@ impl Thread {
     }
 
     fn of_id(id: u64) -> Self {
-        Self { id, is_no_threads: false, dead: AtomicBool::new(false), parker: Parker::new() }
+        Self { id, is_placeholder: false, dead: AtomicBool::new(false), parker: Parker::new() }
     }
 }
 

@@ -55,7 +55,7 @@ impl fmt::Display for Refusal {
             ),
             Self::NoSentinel => write!(f, "is no Sentinel"),
             Self::Unknown => write!(f, "knows no master of this name"),
-            Self::Odd => write!(f, "answers what no Sentinel does"),
+            Self::Odd => write!(f, "gives an answer that no Sentinel gives"),
         }
     }
 }
