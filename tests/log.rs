@@ -453,7 +453,7 @@ fn a_release_without_its_message_is_logged_once() {
     permit.release().unwrap();
     assert_eq!(proxy.fired(), 1);
     client.shutdown();
-    assert_eq!(LOGGER.lines("is not told"), []);
+    assert_eq!(LOGGER.lines("are not told"), []);
 
     let mut user = User::new(&server, "mute");
     user.set(&["-publish"]);
@@ -462,7 +462,7 @@ fn a_release_without_its_message_is_logged_once() {
         let semaphore = client.semaphore("semaphore");
         let expirable = client.expirable_semaphore("expirable");
         let _ = (semaphore.try_set_permits(1).unwrap(), expirable.try_set_permits(1).unwrap());
-        let said = LOGGER.lines("is not told").len();
+        let said = LOGGER.lines("are not told").len();
         for _ in 0..3 {
             match kind {
                 "semaphore" => semaphore.acquire().unwrap().release().unwrap(),
@@ -471,7 +471,7 @@ fn a_release_without_its_message_is_logged_once() {
         }
         // The lines are written by then.
         client.shutdown();
-        let lines = LOGGER.lines("is not told");
+        let lines = LOGGER.lines("are not told");
         assert_eq!(lines.len(), said + 1, "{kind}: {lines:?}");
         assert!(lines[said].0 == Level::Warn && lines[said].1.contains("PUBLISH"), "{lines:?}");
     }
