@@ -52,7 +52,8 @@ mod model_tests;
 ///
 /// A forked child has a client's memory and sockets, and none of its threads. There every call of
 /// the client fails with kind [`Forked`](ErrorKind::Forked), guards say that they are lost, and
-/// drops do nothing: the parent keeps its holds. Connect a new client in the child.
+/// drops do nothing: the parent keeps its holds. The child cannot connect a client of its own: fork
+/// before the first client connects, or run another program in the child (`exec`).
 #[derive(Clone)]
 pub struct Client(Session);
 

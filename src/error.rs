@@ -16,7 +16,7 @@ use std::time::Duration;
 ///         ErrorKind::LeaseLost => "look at what was done since",
 ///         ErrorKind::EndsTooSoon => "stop here, the lock may end",
 ///         ErrorKind::Cancelled | ErrorKind::ShutDown => "end the work",
-///         ErrorKind::Forked => "connect a client in this process",
+///         ErrorKind::Forked => "fork before the first client connects",
 ///         _ if error.is_transient() => "try again in a moment",
 ///         _ => "look at the server",
 ///     }
@@ -39,8 +39,8 @@ pub enum ErrorKind {
     Cancelled,
     /// The client was shut down. It holds nothing.
     ShutDown,
-    /// The process is a child that was forked from the one that connected the client. Nothing was
-    /// done; the parent keeps its holds. Connect a new client in the child.
+    /// The process is a child that was forked from one that had connected a client. Nothing was
+    /// done; the parent keeps its holds. Fork before the first client connects.
     Forked,
     /// The server refused, broke the connection, or did not answer in time.
     Redis,
@@ -270,9 +270,18 @@ impl Error {
     pub(crate) fn forked(name: &Arc<str>) -> Self {
         let message =
             "this process was forked from the one that connected the client, which keeps \
-                       what it holds; nothing is held here, connect a new client in this process"
+                       what it holds; nothing is held here, fork before the first client connects"
                 .to_owned();
         Self::new(ErrorKind::Forked, message).of(name)
+    }
+
+    pub(crate) fn forked_after_connect() -> Self {
+        let message =
+            "this process was forked from one that had connected a client, whose threads \
+                       and mutexes are not usable here; fork before the first client connects, or \
+                       run a program of its own in the child (exec)"
+                .to_owned();
+        Self::new(ErrorKind::Forked, message)
     }
 
     pub(crate) fn shut_down(name: &Arc<str>) -> Self {

@@ -124,7 +124,8 @@
 //!
 //! A client belongs to its process. In a forked child each of its calls fails with kind
 //! [`Forked`](ErrorKind::Forked), guards say that they are lost, and drops do nothing: the parent
-//! keeps its holds. The child connects a client of its own, and makes [`CancelToken`]s of its own.
+//! keeps its holds. Once a process has connected a client, its forked children cannot connect one:
+//! fork before the first client connects, or run another program in the child (`exec`).
 //!
 //! # Panics
 //!

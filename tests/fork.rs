@@ -59,7 +59,7 @@ fn alone() -> MutexGuard<'static, ()> {
 fn is_forked<T>(outcome: Result<T, Error>) {
     let error = outcome.map(drop).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Forked, "{error}");
-    assert!(error.to_string().contains("connect a new client"), "{error}");
+    assert!(error.to_string().contains("before the first client connects"), "{error}");
 }
 
 /// The child uses all that it is given, and drops it.
@@ -255,19 +255,18 @@ fn work_under_a_lock_that_forks_returns_an_error_in_the_child() {
 }
 
 #[test]
-fn a_forked_child_connects_a_client_of_its_own_and_is_another_owner() {
-    let _alone = alone();
+fn children_forked_before_the_first_connect_are_clients_of_their_own() {
+    if !has_own_process() {
+        return;
+    }
     let _bounded = bounded();
     let server = server();
-    let parents = client(&server);
-    let guard = parents.reentrant_lock("parent's").lock().unwrap();
-    // Each of them, and the parent itself, goes on where this thread's generator stands.
+    // Each of them, and the parent itself, goes on where this thread's random generator stands.
     let children: Vec<_> = (0..3)
         .map(|at| {
             let url = server.url();
             Child::of(move || {
                 let client = Client::builder(&url).watchdog_timeout(LONG).connect().unwrap();
-                assert!(client.reentrant_lock("parent's").try_lock().unwrap().is_none());
                 client.reentrant_lock(&format!("child:{at}")).lock().unwrap().forget();
                 // The holds stay, for the parent to look at.
                 process::exit(0);
@@ -275,18 +274,36 @@ fn a_forked_child_connects_a_client_of_its_own_and_is_another_owner() {
         })
         .collect();
     children.into_iter().for_each(Child::join);
-    let second = client(&server);
-    let theirs = second.reentrant_lock("second").lock().unwrap();
+    let client = client(&server);
+    let guard = client.reentrant_lock("parent's").lock().unwrap();
     let mut redis = server.connection();
-    let mut clients: Vec<_> = ["parent's", "second", "child:0", "child:1", "child:2"]
+    let mut clients: Vec<_> = ["parent's", "child:0", "child:1", "child:2"]
         .iter()
         .map(|name| holder(&mut redis, name).unwrap().0.split(':').next().unwrap().to_owned())
         .collect();
     clients.sort();
     clients.dedup();
-    assert_eq!(clients.len(), 5, "each is a client of its own: {clients:?}");
-    theirs.unlock().unwrap();
+    assert_eq!(clients.len(), 4, "each is a client of its own: {clients:?}");
     guard.unlock().unwrap();
+}
+
+#[test]
+fn a_child_forked_after_a_connect_cannot_connect_and_nor_can_its_children() {
+    let _alone = alone();
+    let _bounded = bounded();
+    let server = server();
+    let parents = client(&server);
+    let guard = parents.reentrant_lock("parent's").lock().unwrap();
+    let child = Child::of(|| {
+        is_forked(Client::connect(&server.url()));
+        Child::of(|| is_forked(Client::connect(&server.url()))).join();
+    });
+    child.join();
+    // That the parent's client has ended changes nothing.
+    guard.unlock().unwrap();
+    parents.shutdown();
+    Child::of(|| is_forked(Client::connect(&server.url()))).join();
+    client(&server).reentrant_lock("parent's").lock().unwrap().unlock().unwrap();
 }
 
 #[test]
@@ -328,7 +345,7 @@ fn fork_in_the_middle(client: &Client, url: &str) {
         .collect();
     let (lock, other) = (client.reentrant_lock("mine"), client.reentrant_lock("other"));
     let several = MultiLock::new(&[&lock, &other]).unwrap();
-    for round in 0..100 {
+    for _ in 0..100 {
         let guard = lock.lock().unwrap();
         let mut permit = Some(client.semaphore("semaphore").acquire().unwrap());
         let mut guards = Some((guard, lock.lock().unwrap()));
@@ -336,42 +353,11 @@ fn fork_in_the_middle(client: &Client, url: &str) {
         let child = Child::of(|| {
             drop((permit.take(), guards.take()));
             use_all(copy.take().unwrap(), several.clone());
-            if round % 10 == 0 {
-                let own = Client::connect(url).unwrap();
-                let threads: Vec<_> = (0..3)
-                    .map(|_| own.reentrant_lock("own"))
-                    .map(|lock| std::thread::spawn(move || drop(lock.lock().unwrap())))
-                    .collect();
-                threads.into_iter().for_each(|thread| thread.join().unwrap());
-            }
+            is_forked(Client::connect(url));
         });
         child.join();
         assert!(guards.as_ref().unwrap().0.is_held());
     }
     over.store(true, Ordering::Relaxed);
     threads.into_iter().for_each(Running::join);
-}
-
-/// The parent's threads sleep when it forks. Their condition variables are in the child's memory,
-/// and its own threads may have their stacks.
-#[test]
-fn children_of_a_parent_whose_threads_sleep_work_with_clients_of_their_own() {
-    let _alone = alone();
-    let _bounded = bounded();
-    let server = server();
-    let client = client(&server);
-    client.reentrant_lock("warm").lock().unwrap().unlock().unwrap();
-    for _ in 0..30 {
-        let child = Child::of(|| {
-            let own = Client::connect(&server.url()).unwrap();
-            let threads: Vec<_> = (0..6)
-                .map(|_| own.reentrant_lock("own"))
-                .map(|lock| {
-                    std::thread::spawn(move || (0..20).for_each(|_| drop(lock.lock().unwrap())))
-                })
-                .collect();
-            threads.into_iter().for_each(|thread| thread.join().unwrap());
-        });
-        child.join();
-    }
 }

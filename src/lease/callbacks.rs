@@ -203,7 +203,7 @@ impl Callbacks {
             }
             let Some(due) = state.lost.iter().map(Lost::due).min() else { break None };
             let pause = Duration::from_nanos(due.saturating_sub(now));
-            state = self.changed.wait_for(state, pause).0;
+            self.changed.wait_for(&mut state, pause);
         };
         match &job {
             None => state.running = false,

@@ -349,7 +349,7 @@ impl Watchdog {
             let next = timer.wheel.next_due(latest).unwrap_or(latest);
             timer.wakes_at = next;
             let sleep = Duration::from_nanos((next * TICK).saturating_sub(clock::now()));
-            (timer, _) = self.changed.wait_for(timer, sleep);
+            self.changed.wait_for(&mut timer, sleep);
             timer.wheel.advance(clock::now() / TICK, fired);
         }
         timer.wakes_at = 0;

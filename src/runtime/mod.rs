@@ -83,16 +83,13 @@ impl Core {
     /// Each thread of the client keeps a clone of `alive` until it ends.
     fn new(
         id: ClientId,
+        process: Process,
         servers: Servers,
         config: Config,
         round_trip: Duration,
         alive: Sender<()>,
         unclaimed: Unclaimed,
-    ) -> Result<(Arc<Self>, Receiver<Job>), Error> {
-        let unusable = |message: &str| Error::new(ErrorKind::Config, message.to_owned());
-        let process = Process::current().map_err(|source| {
-            unusable("the system does not tell when the process is forked").caused_by(source)
-        })?;
+    ) -> (Arc<Self>, Receiver<Job>) {
         let (watchdog, jobs) = Watchdog::new(id.as_str(), alive.clone());
         let watched = clock::nanos(config.watchdog_timeout);
         let recipients = Arc::<Recipients>::default();
@@ -135,7 +132,7 @@ impl Core {
             shut_down: AtomicBool::new(false),
             closed: AtomicBool::new(false),
         });
-        Ok((core, jobs))
+        (core, jobs)
     }
 
     /// How a name's commands reach its server.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
 use log::Level;
-use redlatch_client::sync::{Mutex, on_own_thread, spin};
+use redlatch_client::sync::{Mutex, Process, on_own_thread};
 use redlatch_client::{
     Cluster, Command, CredentialSource, Credentials, Endpoint, Failure, Lane, Node, Outcome,
     Posted, Servers, Settings, connection_name, reply_code,
@@ -21,7 +21,6 @@ use super::{Core, Unclaimed};
 use crate::config::Config;
 use crate::error::{Error, ErrorKind};
 use crate::lease::Job;
-use crate::scripts;
 use crate::scripts::ClientId;
 
 /// Each handle and guard keeps a clone: the last drop ends the client, as
@@ -33,8 +32,14 @@ impl Session {
     /// Connects. `unclaimed` is called for messages to owners of this client that do not wait. It
     /// runs on the subscriber's thread and must not block.
     pub(crate) fn open(url: &str, config: Config, unclaimed: Unclaimed) -> Result<Self, Error> {
-        scripts::prepare();
-        spin::prepare();
+        let process = Process::current().map_err(|source| {
+            let message = "the system does not tell when the process is forked".to_owned();
+            Error::new(ErrorKind::Config, message).caused_by(source)
+        })?;
+        // Before any mutex: another thread of the parent may have it.
+        if !process.may_connect() {
+            return Err(Error::forked_after_connect());
+        }
         let id = ClientId::random().map_err(|source| {
             let message = "the system gives no random number for the client's id".to_owned();
             Error::new(ErrorKind::Config, message).caused_by(source)
@@ -51,7 +56,8 @@ impl Session {
         let config = Config { connection, ..config };
         let (servers, round_trip) = Self::find(url, &config)?;
         let (alive, ended) = crossbeam_channel::bounded(0);
-        let (core, jobs) = Core::new(id, servers, config, round_trip, alive.clone(), unclaimed)?;
+        let (core, jobs) =
+            Core::new(id, process, servers, config, round_trip, alive.clone(), unclaimed);
         core.watch_servers();
         // From here on a failure drops this, which ends the threads that have started.
         let session = Self(Arc::new(Threads { core, ended, ending: Mutex::new(false) }));

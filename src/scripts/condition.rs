@@ -14,13 +14,6 @@ static KEEP_ALIVE: LazyLock<Script> =
     script!(NUMBER; "condition/waiters.lua", "condition/keep_alive.lua");
 static DONE: LazyLock<Script> = script!(NUMBER; "condition/waiters.lua", "condition/done.lua");
 
-/// See [`super::prepare`].
-pub(super) fn prepare() {
-    for script in [&WAIT, &NOTIFY, &LOOK, &KEEP_ALIVE, &DONE] {
-        LazyLock::force(script);
-    }
-}
-
 /// One condition as the scripts see it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ConditionScripts<'a> {

@@ -34,24 +34,6 @@ static TRY_SET_PERMITS: LazyLock<Script> =
 static ADD_PERMITS: LazyLock<Script> =
     script!("number.lua", "once.lua", "semaphore/add_permits.lua");
 
-/// See [`super::prepare`].
-pub(super) fn prepare() {
-    for script in [
-        &TRY_ACQUIRE,
-        &RELEASE,
-        &RENEW,
-        &REMAINING_LEASE,
-        &PERMITS,
-        &UPDATE_LEASE_TIME,
-        &SET_PERMITS,
-        &DELETE,
-        &TRY_SET_PERMITS,
-        &ADD_PERMITS,
-    ] {
-        LazyLock::force(script);
-    }
-}
-
 /// One expirable semaphore as the scripts see it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ExpirableScripts<'a> {

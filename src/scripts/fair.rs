@@ -18,13 +18,6 @@ static RELEASE: LazyLock<Script> = script!(NUMBER; "fair/line.lua", "fair/releas
 static FORCE_UNLOCK: LazyLock<Script> = script!(NUMBER; "fair/line.lua", "fair/force_unlock.lua");
 static KEEP_ALIVE: LazyLock<Script> = script!(LIST; "fair/line.lua", "fair/keep_alive.lua");
 
-/// See [`super::prepare`].
-pub(super) fn prepare() {
-    for script in [&ACQUIRE, &TRY, &GIVE_UP, &RELEASE, &FORCE_UNLOCK, &KEEP_ALIVE] {
-        LazyLock::force(script);
-    }
-}
-
 /// One fair lock as the scripts see it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FairScripts<'a> {

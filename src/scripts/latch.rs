@@ -13,13 +13,6 @@ static TRY_SET_COUNT: LazyLock<Script> =
     script!("number.lua", "once.lua", "latch/try_set_count.lua");
 static DELETE: LazyLock<Script> = script!("number.lua", "once.lua", "latch/delete.lua");
 
-/// See [`super::prepare`].
-pub(super) fn prepare() {
-    for script in [&COUNT_DOWN, &TRY_SET_COUNT, &DELETE] {
-        LazyLock::force(script);
-    }
-}
-
 /// One latch as the scripts see it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LatchScripts<'a> {

@@ -30,13 +30,6 @@ static STATE: LazyLock<Script> =
     script!(NUMBER; "hand_off.lua", "lock/holder.lua", "lock/state.lua");
 static OWNERS: LazyLock<Script> = script!(LIST; "lock/owners.lua");
 
-/// See [`super::prepare`].
-pub(super) fn prepare() {
-    for script in [&ACQUIRE, &TRY, &RELEASE, &GIVE_UP, &FORCE_UNLOCK, &STATE, &RENEW, &OWNERS] {
-        LazyLock::force(script);
-    }
-}
-
 /// The scripts of one kind of lock.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ScriptSet {

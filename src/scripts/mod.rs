@@ -48,18 +48,6 @@ pub(crate) use once::{RequestId, Requests, ServerClock, VALID_FOR};
 pub(crate) use owner::{ClientId, Mode, Owner};
 pub use permit_id::PermitId;
 
-/// Makes every script known to this process now. A child that is forked while another thread is
-/// just making one would wait for that thread at its own first use of it, for ever.
-pub(crate) fn prepare() {
-    lock::prepare();
-    fair::prepare();
-    semaphore::prepare();
-    expirable_semaphore::prepare();
-    latch::prepare();
-    condition::prepare();
-    read_write::prepare();
-}
-
 /// Sends a command and waits for its reply. After a reset it is sent once more, on a new
 /// connection. So only for commands that may be sent twice as they are. (A command that must say
 /// that it is a copy goes by [`call_again`]. A forced unlock is sent once, by
@@ -155,43 +143,4 @@ fn number(value: Value) -> Result<i64, Trouble> {
 /// Durations become milliseconds here, and only here.
 fn millis(duration: Duration, digits: &mut [u8; 20]) -> &[u8] {
     decimal(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX), digits)
-}
-
-#[cfg(test)]
-mod tests {
-    /// Read from the sources, not from the scripts that this process has made: other tests make
-    /// some, too.
-    #[test]
-    fn every_script_is_made_before_the_first_fork() {
-        let body = |source: &str| {
-            let (_, rest) = source.split_once("fn prepare() {").unwrap();
-            rest.split_once("\n}").unwrap().0.to_owned()
-        };
-        let all = body(include_str!("mod.rs"));
-        for (module, source) in [
-            ("lock", include_str!("lock.rs")),
-            ("fair", include_str!("fair.rs")),
-            ("semaphore", include_str!("semaphore.rs")),
-            ("expirable_semaphore", include_str!("expirable_semaphore.rs")),
-            ("latch", include_str!("latch.rs")),
-            ("condition", include_str!("condition.rs")),
-            ("read_write", include_str!("read_write.rs")),
-        ] {
-            assert!(all.contains(&format!("{module}::prepare();")), "{module}");
-            let prepared = body(source);
-            let mut names: Vec<_> =
-                prepared.split(|it: char| !it.is_ascii_uppercase() && it != '_').collect();
-            names.retain(|name| name.len() > 1);
-            let scripts: Vec<_> = source
-                .lines()
-                .map(|line| line.trim_start_matches("pub(super) "))
-                .filter_map(|line| line.strip_prefix("static ")?.split_once(": LazyLock<Script>"))
-                .map(|(name, _)| name)
-                .collect();
-            assert!(scripts.len() > 2, "{module}: {scripts:?}");
-            for script in scripts {
-                assert!(names.contains(&script), "{module}: {script} is not prepared: {names:?}");
-            }
-        }
-    }
 }

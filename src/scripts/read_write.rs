@@ -36,10 +36,3 @@ pub(super) static SCRIPTS: ScriptSet = ScriptSet {
     give_up: &GIVE_UP,
     force_unlock: &FORCE_UNLOCK,
 };
-
-/// See [`super::prepare`].
-pub(super) fn prepare() {
-    for script in [&ACQUIRE, &TRY, &RELEASE, &GIVE_UP, &FORCE_UNLOCK, &STATE, &READ_ON] {
-        LazyLock::force(script);
-    }
-}

@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 use redis::Value;
 use redlatch_client::{Command, Outcome, ReplicaAcks, Route, Script};
 
-use super::once::{MEND, Once, RequestId, Requests, behind, late};
+use super::once::{Once, RequestId, Requests, behind, late};
 use super::{Replied, Rights, Trouble, accepted, ask, call_again, flag, number, unexpected};
 use crate::error::{Error, ErrorKind};
 
@@ -24,23 +24,6 @@ static SET_PERMITS: LazyLock<Script> =
 static TRY_SET_PERMITS: LazyLock<Script> =
     script!("number.lua", "once.lua", "semaphore/try_set_permits.lua");
 static DELETE: LazyLock<Script> = script!("number.lua", "once.lua", "semaphore/delete.lua");
-
-/// See [`super::prepare`].
-pub(super) fn prepare() {
-    for script in [
-        &TRY_ACQUIRE,
-        &ABANDON,
-        &RELEASE,
-        &ADD_PERMITS,
-        &DRAIN_PERMITS,
-        &SET_PERMITS,
-        &TRY_SET_PERMITS,
-        &DELETE,
-        &MEND,
-    ] {
-        LazyLock::force(script);
-    }
-}
 
 /// One semaphore as the scripts see it.
 #[derive(Clone, Copy, Debug)]

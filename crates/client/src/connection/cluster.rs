@@ -300,7 +300,7 @@ impl Cluster {
             // As long as it takes, and no longer than a call may.
             let until = Instant::now() + SAYS_WITHIN.saturating_mul(4);
             while state.looking && Instant::now() < until {
-                (state, _) = self.looked.wait_for(state, SAYS_WITHIN);
+                self.looked.wait_for(&mut state, SAYS_WITHIN);
             }
             return;
         }

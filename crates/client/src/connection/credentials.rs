@@ -174,7 +174,7 @@ impl CredentialSource {
             if Instant::now() >= deadline {
                 return Err("credentials_with did not return in time".to_owned());
             }
-            (state, _) = changed.wait_until(state, deadline);
+            changed.wait_until(&mut state, deadline);
         }
         state.answer.clone()
     }
@@ -242,10 +242,10 @@ impl Shared {
                 state.begun += 1;
                 return Some(renews);
             }
-            state = match state.renew_at {
-                Some(at) => self.changed.wait_until(state, at).0,
-                None => self.changed.wait(state),
-            };
+            match state.renew_at {
+                Some(at) => drop(self.changed.wait_until(&mut state, at)),
+                None => self.changed.wait(&mut state),
+            }
         }
     }
 

@@ -114,7 +114,7 @@ impl Name {
         let until = Instant::now() + self.pause();
         let mut state = self.state.lock();
         while !state.ended && Instant::now() < until {
-            (state, _) = self.ended.wait_until(state, until);
+            self.ended.wait_until(&mut state, until);
         }
         !state.ended
     }

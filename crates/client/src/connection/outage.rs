@@ -2,9 +2,9 @@
 //! tells of it, and the last one that finds it over tells of its end.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
-use std::thread;
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 /// An outage that a client has noticed. Until it is dropped, the client has not found it over.
 pub(super) struct Outage {
@@ -24,18 +24,19 @@ static OUTAGES: Mutex<BTreeMap<String, Known>> = Mutex::new(BTreeMap::new());
 /// An outage that has ended is known for this long: another client may notice it late.
 const KEPT: Duration = Duration::from_secs(60);
 
+/// No thread keeps the mutex for this long.
+const KEPT_BY_THREAD: Duration = Duration::from_secs(1);
+
 impl Outage {
     /// A client notices that `what` is out of order, by a request that began at `begun`. Returns
     /// also whether it is the first one, which tells of it. `None`: the outage is over since, for
     /// all.
     pub(super) fn notice(what: &str, begun: Instant) -> Option<(Self, bool)> {
         let now = Instant::now();
-        // A forked child is in none of its parent's outages.
-        let key = format!("{} {what}", std::process::id());
-        let Some(mut known) = known() else { return Some((Self { key: None, began: now }, true)) };
+        let mut known = OUTAGES.lock();
         known.retain(|_, it| it.ended.is_none_or(|ended| ended.elapsed() < KEPT));
         let new = || Known { clients: 0, began: now, ended: None };
-        let it = known.entry(key.clone()).or_insert_with(new);
+        let it = known.entry(what.to_owned()).or_insert_with(new);
         if it.ended.is_some_and(|ended| begun < ended) {
             return None;
         }
@@ -45,7 +46,7 @@ impl Outage {
         it.clients += 1;
         let (is_first, began) = (it.clients == 1, it.began);
         drop(known);
-        Some((Self { key: Some(key), began }, is_first))
+        Some((Self { key: Some(what.to_owned()), began }, is_first))
     }
 
     /// The client finds the outage over. If it is the last one: how long the outage was.
@@ -55,7 +56,8 @@ impl Outage {
 
     fn leave(&mut self) -> bool {
         let Some(key) = self.key.take() else { return true };
-        let Some(mut known) = known() else { return true };
+        // A forked child may drop an outage of its parent, whose thread had the mutex at the fork.
+        let Some(mut known) = OUTAGES.try_lock_for(KEPT_BY_THREAD) else { return true };
         let Some(it) = known.get_mut(&key) else { return true };
         it.clients -= 1;
         let is_last = it.clients == 0;
@@ -68,16 +70,4 @@ impl Drop for Outage {
     fn drop(&mut self) {
         self.leave();
     }
-}
-
-/// `None`: the mutex stays locked, since the thread that has it is not in this forked child.
-fn known() -> Option<MutexGuard<'static, BTreeMap<String, Known>>> {
-    for _ in 0..10_000 {
-        match OUTAGES.try_lock() {
-            Ok(known) => return Some(known),
-            Err(TryLockError::Poisoned(known)) => return Some(PoisonError::into_inner(known)),
-            Err(TryLockError::WouldBlock) => thread::yield_now(),
-        }
-    }
-    None
 }

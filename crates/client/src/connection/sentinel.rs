@@ -228,7 +228,7 @@ impl Sentinels {
             state.master.as_ref().is_some_and(|it| it.host_port == failed.host_port)
         };
         while !state.ended && is_known(&state) && Instant::now() < until {
-            (state, _) = self.changed.wait_until(state, until);
+            self.changed.wait_until(&mut state, until);
         }
         !state.ended && Instant::now() < deadline
     }
@@ -242,7 +242,7 @@ impl Sentinels {
             if Instant::now() >= deadline {
                 return Err(no_master("the Sentinels did not answer in time".to_owned()));
             }
-            (state, _) = self.changed.wait_until(state, deadline);
+            self.changed.wait_until(&mut state, deadline);
         }
         if state.ended {
             return Err(no_master("the client has ended".to_owned()));

@@ -73,7 +73,8 @@ impl PubSub {
             // Channels without a listener by now need not be subscribed again.
             state.drop_entries(|entry| entry.home() == server && entry.idle_since().is_some());
             if !self.is_shut_down() {
-                drop(subscriber.work.wait_for(state, retry));
+                subscriber.work.wait_for(&mut state, retry);
+                drop(state);
                 retry = (retry * 2).min(LAST_RETRY);
                 if let Some(cluster) = self.servers.cluster() {
                     // Another server may have this one's slots.
@@ -94,7 +95,7 @@ impl PubSub {
                 state.queues.remove(&subscriber.node.number());
                 return false;
             }
-            state = subscriber.work.wait(state);
+            subscriber.work.wait(&mut state);
         }
         !self.is_shut_down()
     }

@@ -3,18 +3,16 @@
 
 pub mod clock;
 mod jitter;
-#[cfg(not(all(shuttle, feature = "testing")))]
-mod mutex;
 mod own;
 mod parker;
 mod process;
 mod registry;
-pub mod spin;
+mod spin;
 mod thread;
 
 #[cfg(not(all(shuttle, feature = "testing")))]
 pub use {
-    mutex::{Condvar, Mutex, MutexGuard},
+    parking_lot::{Condvar, Mutex, MutexGuard},
     std::sync::atomic,
 };
 

@@ -1,4 +1,4 @@
-//! [`Mutex`] and [`Condvar`] for the model tests: called as those of `mutex.rs` are, scheduled by
+//! [`Mutex`] and [`Condvar`] for the model tests: called as those of parking_lot are, scheduled by
 //! shuttle.
 //!
 //! A model test runs its threads as coroutines and tries many orders of their steps. It finds bugs
@@ -25,7 +25,7 @@ impl<T> Mutex<T> {
 
     /// Waits until no other thread holds it.
     pub fn lock(&self) -> MutexGuard<'_, T> {
-        MutexGuard { mutex: &self.0, held: locked(&self.0) }
+        MutexGuard { mutex: &self.0, held: Some(locked(&self.0)) }
     }
 
     /// The value, without locking: no other thread has the mutex.
@@ -40,20 +40,32 @@ fn locked<T>(mutex: &sync::Mutex<T>) -> sync::MutexGuard<'_, T> {
 
 pub struct MutexGuard<'a, T> {
     mutex: &'a sync::Mutex<T>,
-    held: sync::MutexGuard<'a, T>,
+    /// `None` only within a wait.
+    held: Option<sync::MutexGuard<'a, T>>,
+}
+
+impl<'a, T> MutexGuard<'a, T> {
+    /// Puts another guard of the mutex in place of the held one, which `wait` has used.
+    fn exchange(
+        &mut self,
+        wait: impl FnOnce(sync::MutexGuard<'a, T>, &'a sync::Mutex<T>) -> sync::MutexGuard<'a, T>,
+    ) {
+        let held = self.held.take().expect("the guard holds its mutex");
+        self.held = Some(wait(held, self.mutex));
+    }
 }
 
 impl<T> Deref for MutexGuard<'_, T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        &self.held
+        self.held.as_ref().expect("the guard holds its mutex")
     }
 }
 
 impl<T> DerefMut for MutexGuard<'_, T> {
     fn deref_mut(&mut self) -> &mut T {
-        &mut self.held
+        self.held.as_mut().expect("the guard holds its mutex")
     }
 }
 
@@ -81,37 +93,41 @@ impl Condvar {
         self.0.notify_all();
     }
 
-    pub fn wait<'a, T>(&self, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
-        let MutexGuard { mutex, held } = guard;
-        let held = self.0.wait(held).unwrap_or_else(PoisonError::into_inner);
-        MutexGuard { mutex, held }
+    pub fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
+        guard.exchange(|held, _| self.0.wait(held).unwrap_or_else(PoisonError::into_inner));
     }
 
-    pub fn wait_until<'a, T>(
-        &self,
-        guard: MutexGuard<'a, T>,
-        until: Instant,
-    ) -> (MutexGuard<'a, T>, bool) {
+    pub fn wait_until<T>(&self, guard: &mut MutexGuard<'_, T>, until: Instant) -> TimedOut {
         self.wait_for(guard, until.saturating_duration_since(Instant::now()))
     }
 
-    pub fn wait_for<'a, T>(
-        &self,
-        guard: MutexGuard<'a, T>,
-        sleep: Duration,
-    ) -> (MutexGuard<'a, T>, bool) {
+    pub fn wait_for<T>(&self, guard: &mut MutexGuard<'_, T>, sleep: Duration) -> TimedOut {
         if sleep > PAUSE {
-            return (self.wait(guard), false);
+            self.wait(guard);
+            return TimedOut(false);
         }
-        let MutexGuard { mutex, held } = guard;
-        drop(held);
-        shuttle::thread::yield_now();
-        (MutexGuard { mutex, held: locked(mutex) }, true)
+        guard.exchange(|held, mutex| {
+            drop(held);
+            shuttle::thread::yield_now();
+            locked(mutex)
+        });
+        TimedOut(true)
     }
 
     /// Wakes one waiting thread.
     pub fn notify_one(&self) {
         self.0.notify_one();
+    }
+}
+
+/// Whether the time ended a wait.
+#[derive(Clone, Copy, Debug)]
+pub struct TimedOut(bool);
+
+impl TimedOut {
+    /// Whether the time ended the wait.
+    pub fn timed_out(self) -> bool {
+        self.0
     }
 }
 

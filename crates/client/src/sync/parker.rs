@@ -42,14 +42,10 @@ impl Parker {
         loop {
             let timed_out = match deadline {
                 None => {
-                    guard = self.condvar.wait(guard);
+                    self.condvar.wait(&mut guard);
                     false
                 }
-                Some(deadline) => {
-                    let (locked, timed_out) = self.condvar.wait_until(guard, deadline);
-                    guard = locked;
-                    timed_out
-                }
+                Some(deadline) => self.condvar.wait_until(&mut guard, deadline).timed_out(),
             };
             if self.take_token() {
                 return;

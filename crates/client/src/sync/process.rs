@@ -2,8 +2,12 @@
 //! mutexes that they had locked stay locked there for ever, and its sockets are the parent's.
 
 use std::error::Error;
+use std::sync::OnceLock;
 
 use forkguard::Guard;
+
+/// The process in which the first client connected: this one, or one that it was forked from.
+static FIRST: OnceLock<Process> = OnceLock::new();
 
 /// The process that made a value.
 #[derive(Clone, Debug)]
@@ -13,6 +17,14 @@ impl Process {
     /// This process. An error: the system allows no handler of `fork`.
     pub fn current() -> Result<Self, impl Error + Send + Sync + 'static> {
         Guard::try_new().map(Self)
+    }
+
+    /// Whether this process may connect a client: no process that it was forked from has connected
+    /// one. parking_lot keeps the sleeping threads of a process in one table. A child has the
+    /// entries of its parent's threads there, and its own threads may get their stacks: one client
+    /// of ten hung or crashed.
+    pub fn may_connect(&self) -> bool {
+        !FIRST.get_or_init(|| self.clone()).is_forked()
     }
 
     /// Whether this is a child that was forked from it. Costs a look at a counter, which a handler

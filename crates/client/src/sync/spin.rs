@@ -33,12 +33,6 @@ pub struct Spin {
 static MORE_PROCESSORS: LazyLock<bool> =
     LazyLock::new(|| available_parallelism().is_ok_and(|count| count > NonZero::<usize>::MIN));
 
-/// Counts the processors now. A child that is forked while another thread is just counting them
-/// would wait for that thread at its own first use, for ever.
-pub fn prepare() {
-    LazyLock::force(&MORE_PROCESSORS);
-}
-
 impl Spin {
     /// Whether to spin this time.
     #[inline]

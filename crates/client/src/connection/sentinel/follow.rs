@@ -62,7 +62,7 @@ impl Sentinels {
         let until = Instant::now() + sleep;
         let mut state = self.state.lock();
         while !state.ended && Instant::now() < until {
-            (state, _) = self.changed.wait_until(state, until);
+            self.changed.wait_until(&mut state, until);
         }
         !state.ended
     }
