@@ -6,6 +6,7 @@
 //! - [`Sentinels`]: a master, its replicas and the Sentinels that watch them.
 //! - [`Proxy`]: a network in front of a server that is slow, or fails when it is told to.
 //! - [`Worker`] and [`Job`]: more processes, for tests that need several.
+//! - [`signal`] and [`Guard`]: to stop a process that is not a worker.
 //! - [`PlainClient`]: Redisson's algorithms done plainly, for the benches to compare with.
 //! - [`wait_until`]: for conditions that announce themselves in no other way.
 
@@ -16,7 +17,7 @@ mod cluster;
 mod proxy;
 mod sentinels;
 mod server;
-mod signal;
+pub mod signal;
 mod workers;
 
 pub use baseline::{
@@ -28,4 +29,4 @@ pub use cluster::Cluster;
 pub use proxy::{Action, Direction, Proxy};
 pub use sentinels::{Sentinels, SentinelsBuilder};
 pub use server::{Provided, Server, ServerBuilder, ServerError};
-pub use workers::{Job, Worker, wait_until};
+pub use workers::{Guard, Job, Worker, wait_until};

@@ -1,4 +1,4 @@
-//! Signals to processes that this crate started.
+//! Signals to processes that the tests started.
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +8,11 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// Stops a process where it is, and returns when none of its threads runs any more.
-pub(crate) fn stop(pid: u32) {
+///
+/// # Panics
+///
+/// If `pid` is no process id.
+pub fn stop(pid: u32) {
     send(pid, Signal::STOP);
     // A signal reaches one thread after another.
     let until = Instant::now() + Duration::from_secs(1);
@@ -35,7 +39,11 @@ fn state(folder: &Path) -> Option<char> {
 }
 
 /// Lets a stopped process go on.
-pub(crate) fn go_on(pid: u32) {
+///
+/// # Panics
+///
+/// If `pid` is no process id.
+pub fn go_on(pid: u32) {
     send(pid, Signal::CONT);
 }
 

@@ -202,14 +202,21 @@ impl Drop for Worker {
     }
 }
 
-/// Kills a worker when this process dies: one that is stopped does not see the end of its input.
+/// Kills a process when this process dies: one that is stopped does not see the end of its input.
+/// To be made before the stop, and dropped before the process is waited for.
 #[derive(Debug)]
-struct Guard {
+pub struct Guard {
     shell: Child,
 }
 
 impl Guard {
-    fn of(pid: u32) -> Self {
+    /// For the process of this id, which this process has started.
+    ///
+    /// # Panics
+    ///
+    /// If there is no shell.
+    #[must_use]
+    pub fn of(pid: u32) -> Self {
         let shell = Command::new("sh")
             .args(["-c", "trap '' INT QUIT TERM HUP; read -r line || kill -9 \"$0\""])
             .arg(pid.to_string())
