@@ -1,5 +1,9 @@
-//! A process with the real Redisson: the program in `interop/`.
+//! Processes with the real Redisson: the program in `interop/`.
+//!
+//! A process of Java's takes most of a second to start, so the tests share one for each version.
+//! Each test has clients of its own in it. A test that kills or stops a process has its own.
 
+use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{self, BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
@@ -8,12 +12,118 @@ use std::sync::OnceLock;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::SystemTime;
 
+use redlatch_testkit::{Guard, signal};
+
 use super::*;
 
-/// A process of Redisson's, which dies with this value.
-pub(crate) struct Java {
-    child: Child,
-    stdin: ChildStdin,
+/// A version of Redisson's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Version {
+    New,
+    Old,
+}
+
+impl Version {
+    const ALL: [Self; 2] = [Self::New, Self::Old];
+
+    fn number(self) -> &'static str {
+        match self {
+            Self::New => "4.7.0",
+            Self::Old => "3.16.8",
+        }
+    }
+}
+
+/// Runs the test beside each version; not at all, with a word, where Java or Maven is missing.
+pub(crate) fn beside_redisson(test: impl Fn(Version)) {
+    if let Err(why) = built() {
+        let _ = writeln!(io::stderr(), "SKIPPED, no test beside Redisson: {why}");
+        return;
+    }
+    for version in Version::ALL {
+        println!("beside Redisson {}", version.number());
+        test(version);
+    }
+}
+
+/// A process of Java's, which dies with this value.
+#[derive(Debug)]
+pub(crate) struct Jvm {
+    child: Mutex<Child>,
+    pid: u32,
+    stdin: Mutex<ChildStdin>,
+    /// Where the lines of each client go.
+    clients: Arc<Mutex<HashMap<String, Sender<String>>>>,
+    guard: Mutex<Option<Guard>>,
+}
+
+impl Jvm {
+    pub(crate) fn start(version: Version) -> Arc<Self> {
+        let folder = built().as_ref().unwrap();
+        let classes = format!("{folder}/interop.jar:{folder}/{}/*", version.number());
+        let mut child = Command::new("java")
+            .args(["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xmx256m", "-cp", &classes])
+            .args(["-Dorg.slf4j.simpleLogger.defaultLogLevel=off", "interop.Interop"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let clients: Arc<Mutex<HashMap<String, Sender<String>>>> = Arc::default();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
+        let (pid, stdin) = (child.id(), Mutex::new(child.stdin.take().unwrap()));
+        thread::spawn({
+            let clients = Arc::clone(&clients);
+            // Ends with the process.
+            move || {
+                for line in lines {
+                    let Some((client, rest)) = line.split_once(' ') else { continue };
+                    // A test that has ended waits for nothing more.
+                    let _ = clients.lock().unwrap().get(client).map(|to| to.send(rest.to_owned()));
+                }
+                clients.lock().unwrap().clear();
+            }
+        });
+        let (child, guard) = (Mutex::new(child), Mutex::default());
+        Arc::new(Self { child, pid, stdin, clients, guard })
+    }
+
+    /// The one that all tests share: it is never harmed.
+    pub(crate) fn shared(version: Version) -> Arc<Self> {
+        // Its input ends with this process, and so does it.
+        static SHARED: [OnceLock<Arc<Jvm>>; 2] = [OnceLock::new(), OnceLock::new()];
+        let shared = &SHARED[usize::from(version == Version::Old)];
+        Arc::clone(shared.get_or_init(|| Self::start(version)))
+    }
+
+    pub(crate) fn kill(&self) {
+        let _ = self.child.lock().unwrap().kill();
+        // Before the wait: the process id may be another's after it.
+        *self.guard.lock().unwrap() = None;
+        let _ = self.child.lock().unwrap().wait();
+    }
+
+    /// Stops the process where it is, until it may go on.
+    pub(crate) fn stop(&self) {
+        self.guard.lock().unwrap().get_or_insert_with(|| Guard::of(self.pid));
+        signal::stop(self.pid);
+    }
+
+    pub(crate) fn go_on(&self) {
+        signal::go_on(self.pid);
+    }
+}
+
+impl Drop for Jvm {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// A client of Redisson's: what a Java service has.
+#[derive(Debug)]
+pub(crate) struct Redisson {
+    jvm: Arc<Jvm>,
+    name: String,
     lines: Receiver<String>,
     /// Replies that came while another thread's was waited for.
     kept: Vec<String>,
@@ -21,64 +131,60 @@ pub(crate) struct Java {
     pub(crate) id: String,
 }
 
-impl Java {
-    /// Starts one on this server; `None`, with a word, if Java or Maven is missing.
-    pub(crate) fn start(server: &Server) -> Option<Self> {
-        Self::at(&server.url(), None)
+impl Redisson {
+    /// One whose locks are renewed for so long that no test sees their end.
+    pub(crate) fn on(jvm: &Arc<Jvm>, server: &Server) -> Self {
+        Self::at(jvm, &server.url(), LONG)
     }
 
-    /// The same, with this watchdog timeout and at any URL.
-    pub(crate) fn at(url: &str, watchdog: Option<Duration>) -> Option<Self> {
-        let classes = match built() {
-            Ok(classes) => classes,
-            Err(why) => {
-                let _ = writeln!(io::stderr(), "skipped: {why}");
-                return None;
-            }
-        };
-        let mut child = Command::new("java")
-            .args(["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xmx256m", "-cp", classes])
-            .args(["-Dorg.slf4j.simpleLogger.defaultLogLevel=error", "interop.Interop", url])
-            .args(watchdog.map(|timeout| timeout.as_millis().to_string()))
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
+    pub(crate) fn of(version: Version, server: &Server) -> Self {
+        Self::on(&Jvm::shared(version), server)
+    }
+
+    /// One with this watchdog timeout, and at any URL.
+    pub(crate) fn at(jvm: &Arc<Jvm>, url: &str, watchdog: Duration) -> Self {
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        let name = format!("client{}", NUMBER.fetch_add(1, Ordering::Relaxed));
         let (sender, lines) = channel();
-        let stdout = BufReader::new(child.stdout.take().unwrap());
-        // Ends with the process.
-        thread::spawn(move || {
-            stdout.lines().map_while(Result::ok).try_for_each(|line| sender.send(line))
-        });
-        let stdin = child.stdin.take().unwrap();
-        let mut java = Self { child, stdin, lines, kept: Vec::new(), id: String::new() };
-        java.id = java.reply("ready");
-        Some(java)
+        jvm.clients.lock().unwrap().insert(name.clone(), sender);
+        let (jvm, kept, id) = (Arc::clone(jvm), Vec::new(), String::new());
+        let mut redisson = Self { jvm, name, lines, kept, id };
+        let connect = format!("connect {url} {}", watchdog.as_millis());
+        redisson.id = redisson.ask("main", &connect);
+        redisson
     }
 
-    /// Tells a thread of the process to do something.
+    /// Tells a thread of the client to do something.
     #[track_caller]
-    pub(crate) fn tell(&mut self, thread: &str, command: &str) {
-        writeln!(self.stdin, "{thread} {command}").unwrap();
+    pub(crate) fn tell(&self, thread: &str, command: &str) {
+        let line = format!("{} {thread} {command}\n", self.name);
+        self.jvm.stdin.lock().unwrap().write_all(line.as_bytes()).unwrap();
     }
 
     /// That thread's next line.
     #[track_caller]
     pub(crate) fn reply(&mut self, thread: &str) -> String {
+        self.reply_within(thread, SOON).unwrap_or_else(|| {
+            panic!("Redisson's thread {thread:?} says nothing, or its process has ended");
+        })
+    }
+
+    /// That thread's next line, if it comes in this time.
+    pub(crate) fn reply_within(&mut self, thread: &str, time: Duration) -> Option<String> {
         let of_thread = |line: &String| line.split(' ').next() == Some(thread);
+        let until = Instant::now() + time;
         let line = match self.kept.iter().position(of_thread) {
             Some(at) => self.kept.remove(at),
             None => loop {
-                let line = self.lines.recv_timeout(SOON).unwrap_or_else(|error| {
-                    panic!("Redisson's thread {thread:?} says nothing: {error}");
-                });
+                let left = until.saturating_duration_since(Instant::now());
+                let line = self.lines.recv_timeout(left).ok()?;
                 if of_thread(&line) {
                     break line;
                 }
                 self.kept.push(line);
             },
         };
-        line[thread.len()..].trim_start().to_owned()
+        Some(line[thread.len()..].trim_start().to_owned())
     }
 
     /// Both.
@@ -93,26 +199,44 @@ impl Java {
     pub(crate) fn run(&mut self, thread: &str, command: &str) {
         assert_eq!(self.ask(thread, command), "ok", "{thread} {command}");
     }
-}
 
-impl Drop for Java {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+    /// Whether the answer is Java's `true`; no other than `false` will do otherwise.
+    #[track_caller]
+    pub(crate) fn says(&mut self, thread: &str, command: &str) -> bool {
+        let answer = self.ask(thread, command);
+        answer.parse().unwrap_or_else(|_| panic!("{thread} {command}: {answer}"))
     }
 }
 
-/// The class path of the program, which is built by the first that asks; or why there is none.
-fn built() -> Result<&'static str, &'static str> {
+impl Drop for Redisson {
+    fn drop(&mut self) {
+        // In order: no thread of the test waits for it. A process that was killed hears nothing.
+        let line = format!("{} main shutdown\n", self.name);
+        let _ = self.jvm.stdin.lock().map(|mut stdin| stdin.write_all(line.as_bytes()));
+        let _ = self.jvm.clients.lock().map(|mut clients| clients.remove(&self.name));
+    }
+}
+
+/// A name as a command has it.
+pub(crate) fn quoted(name: &str) -> String {
+    let quote = |byte: u8| match byte {
+        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' => char::from(byte).to_string(),
+        _ => format!("%{byte:02X}"),
+    };
+    name.bytes().map(quote).collect()
+}
+
+/// The folder of the program, which is built by the first test that asks; or why there is none.
+fn built() -> &'static Result<String, String> {
     static BUILT: OnceLock<Result<String, String>> = OnceLock::new();
-    BUILT.get_or_init(build).as_deref().map_err(String::as_str)
+    BUILT.get_or_init(build)
 }
 
 fn build() -> Result<String, String> {
     for (program, argument) in [("java", "-version"), ("mvn", "-version")] {
         let output = Command::new(program).arg(argument).output();
         if !output.is_ok_and(|output| output.status.success()) {
-            return Err(format!("no test beside Redisson: `{program}` is not to be had"));
+            return Err(format!("`{program}` is not to be had"));
         }
     }
     let interop = Path::new(env!("CARGO_MANIFEST_DIR")).join("interop");
@@ -121,19 +245,28 @@ fn build() -> Result<String, String> {
     // Other processes that build it wait here.
     let lock = File::create(target.join("lock")).unwrap();
     lock.lock().unwrap();
-    let (jar, pom) = (target.join("interop.jar"), interop.join("pom.xml"));
-    let source = interop.join("src/main/java/interop/Interop.java");
-    if modified(&jar) < modified(&pom).max(modified(&source)) {
-        let mut maven = Command::new("mvn");
-        maven.args(["-q", "-B", "-f"]).arg(&pom).arg(format!("-Dbuilt={}", target.display()));
-        let output = maven.arg("package").output().unwrap();
-        if !output.status.success() {
-            let said = String::from_utf8_lossy(&output.stdout).into_owned();
-            assert!(std::env::var_os("CI").is_none(), "{maven:?}: {said}");
-            return Err(format!("no test beside Redisson: Maven cannot build {interop:?}: {said}"));
+    let (done, pom) = (target.join("done"), interop.join("pom.xml"));
+    let sources = fs::read_dir(interop.join("src/main/java/interop")).unwrap();
+    let sources = sources.map(|file| modified(&file.unwrap().path())).max().unwrap();
+    if modified(&done) < modified(&pom).max(sources) {
+        for (version, goal) in Version::ALL.into_iter().zip([
+            "package",
+            // Only its libraries: the program is the same.
+            "dependency:copy-dependencies@libraries",
+        ]) {
+            let mut maven = Command::new("mvn");
+            maven.args(["-q", "-B", "-f"]).arg(&pom).arg(goal);
+            maven.arg(format!("-Dbuilt={}", target.display()));
+            let output = maven.arg(format!("-Dredisson={}", version.number())).output().unwrap();
+            if !output.status.success() {
+                let said = String::from_utf8_lossy(&output.stdout).into_owned();
+                assert!(std::env::var_os("CI").is_none(), "{maven:?}: {said}");
+                return Err(format!("Maven cannot build {interop:?}: {said}"));
+            }
         }
+        File::create(done).unwrap();
     }
-    Ok(format!("{}:{}", jar.display(), target.join("lib/*").display()))
+    Ok(target.display().to_string())
 }
 
 fn modified(path: &PathBuf) -> Option<SystemTime> {

@@ -1,70 +1,274 @@
-//! The plain lock: Redisson wakes waiters here, and the reverse.
+//! What all locks have in common: one holds it, the others wait, and a release wakes one.
 
 use super::*;
+
+/// A lease whose end a test waits for.
+const LEASE: Duration = Duration::from_millis(6 * UNIT.as_millis() as u64);
+
+#[test]
+fn neither_gets_what_the_other_holds() {
+    let _bounded = bounded();
+    beside_redisson(|version| {
+        let server = server();
+        let client = client(&server);
+        let mut java = Redisson::of(version, &server);
+        for kind in Kind::exclusive(version) {
+            let (lock, named) = (kind.ours(&client, "job"), kind.named("job"));
+            // Redisson's thread has it.
+            java.run("a", &format!("lock {named}"));
+            assert!(lock.is_locked().unwrap() && !lock.is_held_by_current_thread());
+            assert!(lock.remaining_lease().unwrap().unwrap() > LONG / 2);
+            assert!(lock.try_lock().unwrap().is_none());
+            assert!(lock.try_lock_for(UNIT * 2).unwrap().is_none());
+            java.run("a", &format!("unlock {named}"));
+            // A thread of this process has it.
+            let guard = lock.lock().unwrap();
+            assert!(java.says("a", &format!("isLocked {named}")));
+            assert!(!java.says("a", &format!("isHeld {named}")));
+            let remaining: u128 = java.ask("a", &format!("remaining {named}")).parse().unwrap();
+            assert!(remaining > LONG.as_millis() / 2, "{remaining}");
+            assert!(!java.says("a", &format!("tryLock {named}")));
+            let begun = Instant::now();
+            assert!(!java.says("a", &format!("tryLock {named} 200 1000")));
+            assert!(begun.elapsed() >= UNIT * 2);
+            guard.unlock().unwrap();
+            // Free, it is either's within a wait, with a lease.
+            assert!(java.says("a", &format!("tryLock {named} 1000 10000")), "{kind:?}");
+            let left = lock.remaining_lease().unwrap().unwrap();
+            assert!(left <= Duration::from_secs(10) && left > Duration::from_secs(2), "{left:?}");
+            java.run("a", &format!("unlock {named}"));
+            let lease = Duration::from_secs(10);
+            let guard = kind.leased(&client, "job", lease).try_lock_for(SOON).unwrap().unwrap();
+            let remaining: u128 = java.ask("a", &format!("remaining {named}")).parse().unwrap();
+            assert!(remaining <= 10_000 && remaining > 2_000, "{remaining}");
+            guard.unlock().unwrap();
+            assert!(!java.says("a", &format!("isLocked {named}")));
+        }
+    });
+}
 
 #[test]
 fn a_release_by_redisson_wakes_a_thread_that_waits_here() {
     let _bounded = bounded();
-    let server = server();
-    let Some(mut java) = Java::start(&server) else { return };
-    let client = client(&server);
-    let lock = client.reentrant_lock("job");
-    at_once(|| {
-        java.run("a", "lock lock job");
-        assert!(lock.is_locked().unwrap());
-        let waits = spawn({
-            let lock = lock.clone();
-            move || lock.lock().unwrap().unlock().unwrap()
-        });
-        waits.wait_queued();
-        java.run("a", "unlock lock job");
-        waits.join();
+    beside_redisson(|version| {
+        let server = server();
+        let client = client(&server);
+        let mut java = Redisson::of(version, &server);
+        for kind in Kind::all(version) {
+            let (lock, named) = (kind.ours(&client, "job"), kind.named("job"));
+            // A reader waits for a writer.
+            let held = if kind == Kind::Read { Kind::Write.named("job") } else { named };
+            at_once(|| {
+                java.run("a", &format!("lock {held}"));
+                let lock = Arc::clone(&lock);
+                let waits = spawn(move || lock.lock().unwrap().unlock().unwrap());
+                waits.wait_queued();
+                java.run("a", &format!("unlock {held}"));
+                waits.join();
+            });
+            assert!(!java.says("a", &format!("isLocked {held}")), "{kind:?}");
+        }
     });
-    assert_eq!(java.ask("a", "isLocked lock job"), "false");
 }
 
 #[test]
 fn a_release_here_wakes_a_thread_of_redissons_that_waits() {
     let _bounded = bounded();
-    let server = server();
-    let Some(mut java) = Java::start(&server) else { return };
-    let client = client(&server);
-    let lock = client.reentrant_lock("job");
-    // Until the end of the lease, a minute, Redisson asks only when it hears a release.
-    once_within(SOON / 2, || {
-        let guard = lock.lock().unwrap();
-        assert_eq!(java.ask("a", "isLocked lock job"), "true");
-        java.tell("a", "lock lock job");
-        wait_subscribed(&server, "redisson_lock__channel:{job}");
-        guard.unlock().unwrap();
-        let released = Instant::now();
-        assert_eq!(java.reply("a"), "ok");
-        assert!(lock.try_lock().unwrap().is_none());
-        java.run("a", "unlock lock job");
-        released.elapsed()
+    beside_redisson(|version| {
+        let server = server();
+        let client = client(&server);
+        let mut java = Redisson::of(version, &server);
+        for kind in Kind::all(version) {
+            let (lock, named) = (kind.ours(&client, "job"), kind.named("job"));
+            let held = if kind == Kind::Read { Kind::Write.ours(&client, "job") } else { lock };
+            // Until the end of the lease, a minute, Redisson asks only when it hears a release.
+            once_within(SOON / 2, || {
+                let guard = held.lock().unwrap();
+                java.tell("a", &format!("lock {named}"));
+                kind.wait_until_redisson_waits(&server, "job");
+                guard.unlock().unwrap();
+                let released = Instant::now();
+                assert_eq!(java.reply("a"), "ok");
+                assert!(held.try_lock().unwrap().is_none());
+                java.run("a", &format!("unlock {named}"));
+                released.elapsed()
+            });
+        }
     });
 }
 
 #[test]
-fn a_forced_unlock_by_redisson_is_told_to_the_holder_here() {
+fn a_lease_that_is_not_renewed_ends_for_both() {
     let _bounded = bounded();
-    let server = server();
-    let Some(mut java) = Java::start(&server) else { return };
-    // Without a message from Redis a renewal would find out, after twenty seconds.
-    let client = client(&server);
-    let lock = client.reentrant_lock("job");
-    once_within(BEFORE_A_QUESTION, || {
-        let guard = lock.lock().unwrap();
-        let (sender, lost) = mpsc::channel();
-        guard.on_lost(move |reason| sender.send(reason).unwrap());
-        // The client asks the server to tell of holds older than 100 ms.
-        wait_until("the key is tracked", SOON, || tracked_keys(&server) == 1);
-        let forced = Instant::now();
-        assert_eq!(java.ask("a", "forceUnlock lock job"), "true");
-        let reason = lost.recv_timeout(SOON).unwrap();
-        assert_eq!(reason, LostReason::Revoked);
-        assert!(!guard.is_held());
-        forced.elapsed()
+    beside_redisson(|version| {
+        let server = server();
+        let client = client(&server);
+        let mut java = Redisson::of(version, &server);
+        for kind in Kind::exclusive(version) {
+            let (lock, named) = (kind.ours(&client, "job"), kind.named("job"));
+            let begun = Instant::now();
+            java.run("a", &format!("lock {named} {}", LEASE.as_millis()));
+            let guard = lock.lock().unwrap();
+            assert!(begun.elapsed() >= LEASE, "{kind:?}: {:?}", begun.elapsed());
+            let said = java.ask("a", &format!("unlock {named}"));
+            assert!(said.contains("IllegalMonitorState"), "{said}");
+            assert!(guard.is_held() && lock.is_locked().unwrap());
+            guard.unlock().unwrap();
+            let begun = Instant::now();
+            let guard = kind.leased(&client, "job", LEASE).lock().unwrap();
+            java.run("a", &format!("lock {named}"));
+            assert!(begun.elapsed() >= LEASE, "{kind:?}: {:?}", begun.elapsed());
+            assert!(!guard.is_held());
+            assert_eq!(guard.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
+            assert!(java.says("a", &format!("isHeld {named}")));
+            java.run("a", &format!("unlock {named}"));
+        }
+    });
+}
+
+#[test]
+fn both_renew_what_they_hold() {
+    let _bounded = bounded();
+    beside_redisson(|version| {
+        let server = server();
+        let client = watched(&server, RENEWED);
+        let mut java = Redisson::at(&Jvm::shared(version), &server.url(), RENEWED);
+        let (mut guards, mut held) = (Vec::new(), Vec::new());
+        for kind in Kind::all(version) {
+            let [theirs, mine] = ["theirs", "mine"].map(|whose| format!("{whose} {kind:?}"));
+            java.run("a", &format!("lock {}", kind.named(&theirs)));
+            guards.push(kind.ours(&client, &mine).lock().unwrap());
+            held.extend([(&server, theirs), (&server, mine)]);
+        }
+        let names: Vec<String> = held.iter().map(|(_, name)| name.clone()).collect();
+        wait_all_renewed(held);
+        // No renewal of one made the other's longer or shorter than its own.
+        let mut redis = server.connection();
+        for name in names {
+            let left = pttl(&mut redis, &name);
+            assert!(left > 0 && left <= RENEWED.as_millis().try_into().unwrap(), "{name}: {left}");
+        }
+        assert!(guards.iter().all(|guard| guard.is_held()));
+        for kind in Kind::all(version) {
+            java.run("a", &format!("unlock {}", kind.named(&format!("theirs {kind:?}"))));
+        }
+    });
+}
+
+#[test]
+fn a_hold_that_was_taken_twice_lasts_until_its_second_release() {
+    let _bounded = bounded();
+    beside_redisson(|version| {
+        let server = server();
+        let client = client(&server);
+        let mut java = Redisson::of(version, &server);
+        for kind in Kind::exclusive(version) {
+            let (lock, named) = (kind.ours(&client, "job"), kind.named("job"));
+            java.run("a", &format!("lock {named}"));
+            java.run("a", &format!("lock {named}"));
+            assert_eq!(java.ask("a", &format!("holdCount {named}")), "2");
+            java.run("a", &format!("unlock {named}"));
+            assert!(lock.try_lock().unwrap().is_none());
+            java.run("a", &format!("unlock {named}"));
+            let first = lock.try_lock().unwrap().expect("it is free");
+            let second = lock.lock().unwrap();
+            first.unlock().unwrap();
+            assert!(!java.says("a", &format!("tryLock {named}")));
+            second.unlock().unwrap();
+            assert!(java.says("a", &format!("tryLock {named}")));
+            java.run("a", &format!("unlock {named}"));
+        }
+    });
+}
+
+#[test]
+fn only_its_holder_unlocks_it() {
+    let _bounded = bounded();
+    beside_redisson(|version| {
+        let server = server();
+        let client = client(&server);
+        let mut java = Redisson::of(version, &server);
+        let mut redis = server.connection();
+        for kind in Kind::exclusive(version) {
+            let (lock, named) = (kind.ours(&client, "job"), kind.named("job"));
+            let guard = lock.lock().unwrap();
+            let held = holder(&mut redis, "job");
+            let said = java.ask("a", &format!("unlock {named}"));
+            assert!(said.contains("IllegalMonitorState"), "{kind:?}: {said}");
+            assert_eq!(holder(&mut redis, "job"), held);
+            assert!(guard.is_held());
+            guard.unlock().unwrap();
+            java.run("a", &format!("lock {named}"));
+            let held = holder(&mut redis, "job");
+            assert!(held.as_ref().unwrap().0.starts_with(&java.id));
+            assert_eq!(lock.unlock().unwrap_err().kind(), ErrorKind::NotHeld);
+            // Another thread of its own process does not, either.
+            let said = java.ask("b", &format!("unlock {named}"));
+            assert!(said.contains("IllegalMonitorState"), "{kind:?}: {said}");
+            assert_eq!(holder(&mut redis, "job"), held);
+            java.run("a", &format!("unlock {named}"));
+        }
+    });
+}
+
+#[test]
+fn a_forced_unlock_by_redisson_is_told_to_the_holder_here_and_wakes_a_waiter() {
+    let _bounded = bounded();
+    beside_redisson(|version| {
+        let server = server();
+        // Without a message from Redis a renewal would find out, after twenty seconds.
+        let (client, other) = (client(&server), client(&server));
+        let mut java = Redisson::of(version, &server);
+        for kind in Kind::exclusive(version) {
+            let (lock, named) = (kind.ours(&client, "job"), kind.named("job"));
+            let waiting = kind.ours(&other, "job");
+            once_within(BEFORE_A_QUESTION, || {
+                let guard = lock.lock().unwrap();
+                let (sender, lost) = mpsc::channel();
+                guard.on_lost(move |reason| sender.send(reason).unwrap());
+                let waiting = Arc::clone(&waiting);
+                let waits = spawn(move || waiting.lock().unwrap().unlock().unwrap());
+                waits.wait_queued();
+                // The client asks the server to tell of holds older than 100 ms.
+                wait_until("the key is tracked", SOON, || tracked_keys(&server) > 0);
+                let forced = Instant::now();
+                assert!(java.says("a", &format!("forceUnlock {named}")));
+                let reason = lost.recv_timeout(SOON).unwrap();
+                assert_eq!(reason, LostReason::Revoked);
+                assert!(!guard.is_held());
+                waits.join();
+                forced.elapsed()
+            });
+            assert!(!java.says("a", &format!("forceUnlock {named}")));
+        }
+    });
+}
+
+#[test]
+fn a_forced_unlock_here_takes_the_lock_from_redisson_and_wakes_its_waiter() {
+    let _bounded = bounded();
+    beside_redisson(|version| {
+        let server = server();
+        let client = client(&server);
+        let mut java = Redisson::of(version, &server);
+        for kind in Kind::exclusive(version) {
+            let (lock, named) = (kind.ours(&client, "job"), kind.named("job"));
+            once_within(SOON / 2, || {
+                java.run("a", &format!("lock {named}"));
+                java.tell("b", &format!("lock {named}"));
+                kind.wait_until_redisson_waits(&server, "job");
+                let forced = Instant::now();
+                assert!(lock.force_unlock().unwrap());
+                assert_eq!(java.reply("b"), "ok");
+                let took = forced.elapsed();
+                assert!(!java.says("a", &format!("isHeld {named}")));
+                let said = java.ask("a", &format!("unlock {named}"));
+                assert!(said.contains("IllegalMonitorState"), "{kind:?}: {said}");
+                java.run("b", &format!("unlock {named}"));
+                took
+            });
+            assert!(!lock.force_unlock().unwrap());
+        }
     });
 }
 

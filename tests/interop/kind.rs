@@ -1,0 +1,94 @@
+//! The kinds of locks that both libraries have.
+
+use super::*;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Plain,
+    Fair,
+    Read,
+    Write,
+    Fenced,
+}
+
+impl Kind {
+    /// Those that this version has and that have one holder.
+    pub(crate) fn exclusive(version: Version) -> Vec<Self> {
+        let mut kinds = vec![Self::Plain, Self::Fair, Self::Write];
+        if version == Version::New {
+            kinds.push(Self::Fenced);
+        }
+        kinds
+    }
+
+    pub(crate) fn all(version: Version) -> Vec<Self> {
+        let mut kinds = Self::exclusive(version);
+        kinds.push(Self::Read);
+        kinds
+    }
+
+    /// What a command of the Java program calls it.
+    pub(crate) fn java(self) -> &'static str {
+        match self {
+            Self::Plain => "lock",
+            Self::Fair => "fairLock",
+            Self::Read => "readLock",
+            Self::Write => "writeLock",
+            Self::Fenced => "fencedLock",
+        }
+    }
+
+    pub(crate) fn of_java(word: &str) -> Self {
+        let all = Self::all(Version::New);
+        all.into_iter().find(|kind| kind.java() == word).expect("a kind that both have")
+    }
+
+    /// The end of a command: the kind and the name.
+    pub(crate) fn named(self, name: &str) -> String {
+        format!("{} {}", self.java(), quoted(name))
+    }
+
+    /// redlatch's lock of this kind.
+    pub(crate) fn ours(self, client: &Client, name: &str) -> Arc<dyn Lock> {
+        match self {
+            Self::Plain => Arc::new(client.reentrant_lock(name)),
+            Self::Fair => Arc::new(client.fair_lock(name)),
+            Self::Read => Arc::new(client.read_write_lock(name).read().clone()),
+            Self::Write => Arc::new(client.read_write_lock(name).write().clone()),
+            Self::Fenced => Arc::new(client.fenced_lock(name)),
+        }
+    }
+
+    /// The same with a lease that is not renewed.
+    pub(crate) fn leased(self, client: &Client, name: &str, lease: Duration) -> Arc<dyn Lock> {
+        match self {
+            Self::Plain => Arc::new(client.reentrant_lock(name).with_lease(lease)),
+            Self::Fair => Arc::new(client.fair_lock(name).with_lease(lease)),
+            Self::Read => Arc::new(client.read_write_lock(name).read().with_lease(lease)),
+            Self::Write => Arc::new(client.read_write_lock(name).write().with_lease(lease)),
+            Self::Fenced => Arc::new(client.fenced_lock(name).with_lease(lease)),
+        }
+    }
+
+    /// Waits until a thread of Redisson's sleeps in a wait for the lock.
+    pub(crate) fn wait_until_redisson_waits(self, server: &Server, name: &str) {
+        match self {
+            Self::Read | Self::Write => {
+                wait_subscribed(server, &format!("redisson_rwlock:{{{name}}}"));
+            }
+            Self::Plain | Self::Fenced => wait_subscribed(server, &channel(name)),
+            // Each waiter for a fair lock has a channel of its own.
+            Self::Fair => {
+                let mut redis = server.connection();
+                wait_until("a waiter listens", SOON, || {
+                    let channels: Vec<String> = redis::cmd("PUBSUB")
+                        .arg("CHANNELS")
+                        .arg(format!("{}:*", channel(name)))
+                        .query(&mut redis)
+                        .unwrap();
+                    !channels.is_empty()
+                });
+            }
+        }
+    }
+}
