@@ -25,7 +25,7 @@ impl Fallen {
         let kinds = Kind::all(version);
         let jvm = Jvm::start(version);
         let mut theirs = Redisson::at(&jvm, &server.url(), RENEWED);
-        let java = Redisson::of(version, &server);
+        let mut java = Redisson::of(version, &server);
         let named: Vec<_> = kinds.iter().map(|kind| kind.java()).collect();
         let mut ours = Worker::spawn_test("worker", "holder", &[&server.url(), &named.join(" ")]);
         ours.expect_line("holds", SOON);

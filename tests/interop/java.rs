@@ -127,6 +127,8 @@ pub(crate) struct Redisson {
     lines: Receiver<String>,
     /// Replies that came while another thread's was waited for.
     kept: Vec<String>,
+    /// Each thread's last command.
+    told: HashMap<String, String>,
     /// The beginning of its locks' owners.
     pub(crate) id: String,
 }
@@ -147,8 +149,8 @@ impl Redisson {
         let name = format!("client{}", NUMBER.fetch_add(1, Ordering::Relaxed));
         let (sender, lines) = channel();
         jvm.clients.lock().unwrap().insert(name.clone(), sender);
-        let (jvm, kept, id) = (Arc::clone(jvm), Vec::new(), String::new());
-        let mut redisson = Self { jvm, name, lines, kept, id };
+        let (jvm, kept, told) = (Arc::clone(jvm), Vec::new(), HashMap::new());
+        let mut redisson = Self { jvm, name, lines, kept, told, id: String::new() };
         let connect = format!("connect {url} {}", watchdog.as_millis());
         redisson.id = redisson.ask("main", &connect);
         redisson
@@ -156,7 +158,8 @@ impl Redisson {
 
     /// Tells a thread of the client to do something.
     #[track_caller]
-    pub(crate) fn tell(&self, thread: &str, command: &str) {
+    pub(crate) fn tell(&mut self, thread: &str, command: &str) {
+        self.told.insert(thread.to_owned(), command.to_owned());
         let line = format!("{} {thread} {command}\n", self.name);
         self.jvm.stdin.lock().unwrap().write_all(line.as_bytes()).unwrap();
     }
@@ -165,7 +168,8 @@ impl Redisson {
     #[track_caller]
     pub(crate) fn reply(&mut self, thread: &str) -> String {
         self.reply_within(thread, SOON).unwrap_or_else(|| {
-            panic!("Redisson's thread {thread:?} says nothing, or its process has ended");
+            let told = self.told.get(thread);
+            panic!("Redisson's thread {thread:?} says nothing to {told:?}, or has ended");
         })
     }
 

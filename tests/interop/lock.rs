@@ -76,13 +76,12 @@ fn a_release_here_wakes_a_thread_of_redissons_that_waits() {
     let _bounded = bounded();
     beside_redisson(|version| {
         let server = server();
-        let client = client(&server);
+        let client = watched(&server, RENEWED);
         let mut java = Redisson::of(version, &server);
         for kind in Kind::all(version) {
             let (lock, named) = (kind.ours(&client, "job"), kind.named("job"));
             let held = if kind == Kind::Read { Kind::Write.ours(&client, "job") } else { lock };
-            // Until the end of the lease, a minute, Redisson asks only when it hears a release.
-            once_within(SOON / 2, || {
+            once_within(HEARD, || {
                 let guard = held.lock().unwrap();
                 java.tell("a", &format!("lock {named}"));
                 kind.wait_until_redisson_waits(&server, "job");
@@ -250,10 +249,10 @@ fn a_forced_unlock_here_takes_the_lock_from_redisson_and_wakes_its_waiter() {
     beside_redisson(|version| {
         let server = server();
         let client = client(&server);
-        let mut java = Redisson::of(version, &server);
+        let mut java = Redisson::at(&Jvm::shared(version), &server.url(), RENEWED);
         for kind in Kind::exclusive(version) {
             let (lock, named) = (kind.ours(&client, "job"), kind.named("job"));
-            once_within(SOON / 2, || {
+            once_within(HEARD, || {
                 java.run("a", &format!("lock {named}"));
                 java.tell("b", &format!("lock {named}"));
                 kind.wait_until_redisson_waits(&server, "job");

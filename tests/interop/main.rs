@@ -8,6 +8,7 @@ mod ends;
 mod java;
 mod kind;
 mod lock;
+mod wire;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, Sender};
@@ -20,6 +21,12 @@ use java::{Jvm, Redisson, Version, beside_redisson, quoted};
 use kind::Kind;
 use redlatch::{Client, ErrorKind, Lock, LockGuard, LostReason, OwnedLockGuard};
 use redlatch_testkit::{Job, Server, Worker};
+
+/// A waiter of Redisson's that is in before this has heard a message. One that has not asks when
+/// the lease ends that it read, which was [`RENEWED`]. A round in which it did not hear proves
+/// nothing: the message of a writer's release, `1`, wakes only threads of Redisson's that sleep
+/// already, and not one that is about to.
+const HEARD: Duration = Duration::from_millis(RENEWED.as_millis() as u64 / 2);
 
 /// The processes that the tests start, in their roles.
 #[test]

@@ -1,0 +1,448 @@
+//! What each library writes and says, seen from the server: the same calls, the same bytes.
+
+use std::collections::BTreeMap;
+
+use redis::{Commands as _, Connection};
+
+use super::*;
+
+/// Names that a library might escape, cut, or take apart. The last three are of no use in a
+/// cluster; on one server they are names as others.
+const NAMES: [&str; 11] = [
+    "job",
+    "two words",
+    "a:b:c",
+    "é\"☃\\ 日本 %20",
+    "x{t}y",
+    "{t}",
+    "a{b}c{d}",
+    "-1",
+    "a}b",
+    "a{b",
+    "{}a",
+];
+
+/// The names, and a very long one.
+fn names() -> Vec<String> {
+    let mut names: Vec<_> = NAMES.map(str::to_owned).into();
+    names.push("long ".repeat(2_000));
+    names
+}
+
+/// Redisson's rule for keys and channels.
+fn derived(prefix: &str, name: &str) -> String {
+    if name.contains('{') { format!("{prefix}:{name}") } else { format!("{prefix}:{{{name}}}") }
+}
+
+/// A server as an observer sees it: all keys that both libraries know, with their types, values and
+/// remaining times, and all messages since the last look.
+struct Observer {
+    redis: Connection,
+    messages: mpsc::Receiver<(String, String)>,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+struct Seen {
+    keys: BTreeMap<String, (String, String, i64)>,
+    messages: Vec<(String, String)>,
+}
+
+impl Observer {
+    fn new(server: &Server) -> Self {
+        let (sender, messages) = mpsc::channel();
+        let mut connection = server.connection();
+        let (ready, is_ready) = mpsc::channel();
+        thread::spawn(move || {
+            let mut subscriber = connection.as_pubsub();
+            subscriber.psubscribe("*").unwrap();
+            ready.send(()).unwrap();
+            // Until the server is gone, or the observer.
+            while let Ok(message) = subscriber.get_message() {
+                let channel = message.get_channel_name().to_owned();
+                if sender.send((channel, message.get_payload().unwrap())).is_err() {
+                    break;
+                }
+            }
+        });
+        is_ready.recv().unwrap();
+        Self { redis: server.connection(), messages }
+    }
+
+    /// With the owners of this client's called the same as any other's.
+    fn look(&mut self, id: &str) -> Seen {
+        let () = self.redis.publish("end", "").unwrap();
+        let said = self.messages.iter().take_while(|(channel, _)| channel != "end");
+        let messages = said
+            // A client's own channel: between clients of ours.
+            .filter(|(channel, _)| !channel.starts_with("redisson_lock__channel:{redlatch:"))
+            .map(|(channel, message)| (without_owner(&channel, id), message))
+            .collect();
+        let mut names: Vec<String> = self.redis.keys("*").unwrap();
+        // What one of the two keeps for itself.
+        names.retain(|it| !it.starts_with("redlatch_") && !it.starts_with("redisson_unlock_latch"));
+        let keys = names.into_iter().map(|name| {
+            let kind: String = redis::cmd("TYPE").arg(&name).query(&mut self.redis).unwrap();
+            let value = match kind.as_str() {
+                // A grant of ours takes many at a time.
+                "string" if name.starts_with("redisson_lock_token") => "a token".to_owned(),
+                "string" => self.redis.get::<_, String>(&name).unwrap(),
+                "hash" => {
+                    let fields: BTreeMap<String, String> = self.redis.hgetall(&name).unwrap();
+                    format!("{fields:?}")
+                }
+                "list" => {
+                    format!("{:?}", self.redis.lrange::<_, Vec<String>>(&name, 0, -1).unwrap())
+                }
+                "zset" => self.sorted_set(&name),
+                kind => panic!("{name:?} is a {kind}"),
+            };
+            // To the next ten seconds: the leases are multiples of that.
+            let left = pttl(&mut self.redis, &name);
+            let left = if left > 0 { (left + 9_999) / 10_000 * 10 } else { left };
+            (without_owner(&name, id), (kind, without_owner(&value, id), left))
+        });
+        let keys = keys.collect();
+        Seen { keys, messages }
+    }
+
+    /// The members (a permit's id by its length only), with the time that each has left.
+    fn sorted_set(&mut self, name: &str) -> String {
+        let members: Vec<(Vec<u8>, f64)> = self.redis.zrange_withscores(name, 0, -1).unwrap();
+        let (seconds, micros): (i64, i64) = redis::cmd("TIME").query(&mut self.redis).unwrap();
+        let left = |score: f64| match score as i64 - seconds * 1_000 - micros / 1_000 {
+            left if left > 100_000_000_000 => "for ever".to_owned(),
+            left => format!("for {} s", (left + 9_999) / 10_000 * 10),
+        };
+        let member = |(member, score): (Vec<u8>, f64)| match String::from_utf8(member) {
+            Ok(text) if text.contains(':') => text,
+            Ok(text) => format!("{} bytes {}", text.len(), left(score)),
+            Err(bytes) => format!("{} bytes {}", bytes.as_bytes().len(), left(score)),
+        };
+        format!("{:?}", members.into_iter().map(member).collect::<Vec<_>>())
+    }
+
+    /// Nothing is left to see.
+    fn clear(&mut self) {
+        let () = redis::cmd("FLUSHALL").query(&mut self.redis).unwrap();
+        let _ = self.look("");
+    }
+}
+
+/// The text with each `id:number` replaced.
+fn without_owner(text: &str, id: &str) -> String {
+    let owner = format!("{id}:");
+    let mut parts = text.split(&owner);
+    let first = parts.next().unwrap().to_owned();
+    parts.fold(first, |text, part| {
+        text + "OWNER" + part.trim_start_matches(|it: char| it.is_ascii_digit())
+    })
+}
+
+/// The lock is held, with a lease that is renewed; it is free; held with a lease that is not; free;
+/// held; taken away.
+#[test]
+fn a_lock_of_either_has_the_same_keys_and_messages() {
+    let _bounded = bounded();
+    beside_redisson(|version| {
+        let server = server();
+        let mut java = Redisson::of(version, &server);
+        let client = client(&server);
+        let mut observer = Observer::new(&server);
+        for name in names() {
+            for kind in Kind::all(version) {
+                let named = kind.named(&name);
+                let theirs = [
+                    format!("lock {named}"),
+                    format!("unlock {named}"),
+                    format!("tryLock {named} 0 30000"),
+                    format!("unlock {named}"),
+                    format!("lock {named}"),
+                    format!("forceUnlock {named}"),
+                    format!("forceUnlock {named}"),
+                ]
+                .map(|command| {
+                    let answer = java.ask("a", &command);
+                    assert!(["ok", "true", "false"].contains(&&*answer), "{command}: {answer}");
+                    observer.look(&java.id)
+                });
+                observer.clear();
+                let lock = kind.ours(&client, &name);
+                let leased = kind.leased(&client, &name, Duration::from_secs(30));
+                let mut see = || observer.look(client.id());
+                let guard = lock.lock().unwrap();
+                let held = see();
+                guard.unlock().unwrap();
+                let free = see();
+                let guard = leased.try_lock().unwrap().unwrap();
+                let held_with_lease = see();
+                drop(guard);
+                // A guard that is dropped is released in the background.
+                let mut redis = server.connection();
+                wait_until("it is free", SOON, || !redis.exists::<_, bool>(&name).unwrap());
+                let free_again = see();
+                lock.lock().unwrap().forget();
+                let kept = see();
+                assert!(lock.force_unlock().unwrap());
+                let taken = see();
+                assert!(!lock.force_unlock().unwrap());
+                let ours = [held, free, held_with_lease, free_again, kept, taken, see()];
+                for (theirs, ours) in theirs.into_iter().zip(ours) {
+                    assert_eq!(ours, theirs, "{kind:?} {name:?}: redlatch's, Redisson's");
+                }
+                observer.clear();
+            }
+        }
+    });
+}
+
+#[test]
+fn a_lock_of_any_name_is_one_lock_and_wakes_the_others_waiters() {
+    let _bounded = bounded();
+    beside_redisson(|version| {
+        let server = server();
+        let mut java = Redisson::of(version, &server);
+        for name in names() {
+            let client = watched(&server, RENEWED);
+            for kind in Kind::exclusive(version) {
+                let (lock, named) = (kind.ours(&client, &name), kind.named(&name));
+                once_within(HEARD, || {
+                    let guard = lock.lock().unwrap();
+                    java.tell("a", &format!("lock {named}"));
+                    let prefix = match kind {
+                        Kind::Write => "redisson_rwlock",
+                        _ => "redisson_lock__channel",
+                    };
+                    let mut redis = server.connection();
+                    let channel = derived(prefix, &name);
+                    wait_until("Redisson waits", SOON, || {
+                        let channels: Vec<String> =
+                            redis::cmd("PUBSUB").arg("CHANNELS").query(&mut redis).unwrap();
+                        channels.iter().any(|it| match kind {
+                            Kind::Fair => it.starts_with(&format!("{channel}:{}", java.id)),
+                            _ => *it == channel,
+                        })
+                    });
+                    guard.unlock().unwrap();
+                    let released = Instant::now();
+                    assert_eq!(java.reply("a"), "ok");
+                    let took = released.elapsed();
+                    java.run("a", &format!("unlock {named}"));
+                    took
+                });
+                at_once(|| {
+                    java.run("a", &format!("lock {named}"));
+                    let waiting = Arc::clone(&lock);
+                    let waits = spawn(move || waiting.lock().unwrap().unlock().unwrap());
+                    waits.wait_queued();
+                    java.run("a", &format!("unlock {named}"));
+                    waits.join();
+                });
+            }
+        }
+    });
+}
+
+/// All but the times: a waiter of Redisson's may be silent for five minutes, one of ours for ten
+/// seconds.
+#[test]
+fn a_waiter_for_a_fair_lock_of_either_stands_in_the_same_queue() {
+    let _bounded = bounded();
+    beside_redisson(|version| {
+        let server = server();
+        let mut observer = Observer::new(&server);
+        for name in names() {
+            let (mut java, client) = (Redisson::of(version, &server), client(&server));
+            let mut redis = server.connection();
+            let queue = derived("redisson_lock_queue", &name);
+            let mut first_in_line = || {
+                wait_until("it waits", SOON, || redis.llen::<_, u64>(&queue).unwrap() == 1);
+                redis.lindex::<_, String>(&queue, 0).unwrap()
+            };
+            let mut redis = server.connection();
+            let mut release = |owner: &str| {
+                let channel = derived("redisson_lock__channel", &name);
+                release_as_redisson(&mut redis, &name, &format!("{channel}:{owner}"));
+            };
+            hold_as_redisson(&mut server.connection(), &name, LONG);
+            java.tell("a", &format!("lock {}", Kind::Fair.named(&name)));
+            let owner = first_in_line();
+            let theirs = observer.look(&java.id);
+            release(&owner);
+            assert_eq!(java.reply("a"), "ok");
+            java.run("a", &format!("unlock {}", Kind::Fair.named(&name)));
+            observer.clear();
+            hold_as_redisson(&mut server.connection(), &name, LONG);
+            let lock = client.fair_lock(&name);
+            let waits = spawn(move || lock.lock().unwrap().unlock().unwrap());
+            let owner = first_in_line();
+            let ours = observer.look(client.id());
+            assert_eq!(ours, theirs, "{name:?}: redlatch's, Redisson's");
+            release(&owner);
+            waits.join();
+            observer.clear();
+        }
+    });
+}
+
+#[test]
+fn a_semaphore_of_either_has_the_same_keys_and_messages() {
+    let _bounded = bounded();
+    beside_redisson(|version| {
+        let server = server();
+        let mut java = Redisson::of(version, &server);
+        let client = client(&server);
+        let mut observer = Observer::new(&server);
+        for name in names() {
+            let named = format!("semaphore {}", quoted(&name));
+            let theirs = [
+                format!("trySetPermits {named} 3"),
+                format!("trySetPermits {named} 4"),
+                format!("acquire {named} 2"),
+                format!("tryAcquire {named} 2"),
+                format!("release {named} 2"),
+                format!("addPermits {named} 5"),
+                format!("drainPermits {named}"),
+            ]
+            .map(|command| (java.ask("a", &command), observer.look(&java.id)));
+            observer.clear();
+            let semaphore = client.semaphore(&name);
+            let mut ours = Vec::new();
+            let mut see = |answer: String| ours.push((answer, observer.look(client.id())));
+            see(semaphore.try_set_permits(3).unwrap().to_string());
+            see(semaphore.try_set_permits(4).unwrap().to_string());
+            let permit = semaphore.acquire_many(2).unwrap();
+            see("ok".to_owned());
+            see(semaphore.try_acquire_many(2).unwrap().is_some().to_string());
+            permit.release().unwrap();
+            see("ok".to_owned());
+            semaphore.add_permits(5).unwrap();
+            see("ok".to_owned());
+            see(semaphore.drain_permits().unwrap().to_string());
+            for (theirs, ours) in theirs.into_iter().zip(ours) {
+                assert_eq!(ours, theirs, "{name:?}: redlatch's, Redisson's");
+            }
+            observer.clear();
+        }
+    });
+}
+
+/// 3.16's ids are text, twice as long.
+#[test]
+fn a_semaphore_with_leases_of_either_has_the_same_keys_and_messages() {
+    let _bounded = bounded();
+    beside_redisson(|version| {
+        let server = server();
+        let mut java = Redisson::of(version, &server);
+        let mut observer = Observer::new(&server);
+        let same = |command: &str, mut theirs: Seen, ours: Seen| {
+            if version == Version::Old {
+                theirs.keys.values_mut().for_each(|(_, value, _)| {
+                    *value = value.replace("32 bytes", "16 bytes");
+                });
+            }
+            assert_eq!(ours, theirs, "{command}: redlatch's, Redisson's");
+        };
+        for name in names() {
+            // One client may not name both `x` and `{x}`.
+            let client = client(&server);
+            let named = format!("permitExpirableSemaphore {}", quoted(&name));
+            let mut ask = |java: &mut Redisson, command: &str| {
+                let answer = java.ask("a", command);
+                assert!(!answer.starts_with("error"), "{command}: {answer}");
+                (answer, observer.look(&java.id))
+            };
+            let (_, set) = ask(&mut java, &format!("trySetPermits {named} 3"));
+            let (id, taken) = ask(&mut java, &format!("acquire {named} 30000"));
+            let (_, longer) = ask(&mut java, &format!("updateLeaseTime {named} {id} 90000"));
+            let (_, second) = ask(&mut java, &format!("acquire {named} 50000"));
+            let (_, back) = ask(&mut java, &format!("release {named} {id}"));
+            observer.clear();
+            let semaphore = client.expirable_semaphore(&name);
+            let mut see = || observer.look(client.id());
+            assert!(semaphore.try_set_permits(3).unwrap());
+            same("trySetPermits", set, see());
+            let permit = semaphore.with_lease(Duration::from_secs(30)).acquire().unwrap();
+            same("acquire", taken, see());
+            let id = permit.into_id();
+            assert!(semaphore.update_lease_time(&id, Duration::from_secs(90)).unwrap());
+            same("updateLeaseTime", longer, see());
+            let other = semaphore.with_lease(Duration::from_secs(50)).acquire().unwrap();
+            same("acquire", second, see());
+            semaphore.release(&id).unwrap();
+            same("release", back, see());
+            let _stays_out = other.into_id();
+            observer.clear();
+        }
+    });
+}
+
+#[test]
+fn a_latch_of_either_has_the_same_keys_and_messages() {
+    let _bounded = bounded();
+    beside_redisson(|version| {
+        let server = server();
+        let mut java = Redisson::of(version, &server);
+        let client = client(&server);
+        let mut observer = Observer::new(&server);
+        for name in names() {
+            let named = format!("latch {}", quoted(&name));
+            let theirs = [
+                format!("trySetCount {named} 2"),
+                format!("trySetCount {named} 3"),
+                format!("countDown {named}"),
+                format!("getCount {named}"),
+                format!("countDown {named}"),
+                format!("countDown {named}"),
+            ]
+            .map(|command| (java.ask("a", &command), observer.look(&java.id)));
+            observer.clear();
+            let latch = client.count_down_latch(&name);
+            let mut ours = Vec::new();
+            let mut see = |answer: String| ours.push((answer, observer.look(client.id())));
+            see(latch.try_set_count(2).unwrap().to_string());
+            see(latch.try_set_count(3).unwrap().to_string());
+            latch.count_down().unwrap();
+            see("ok".to_owned());
+            see(latch.count().unwrap().to_string());
+            latch.count_down().unwrap();
+            see("ok".to_owned());
+            latch.count_down().unwrap();
+            see("ok".to_owned());
+            for (theirs, ours) in theirs.into_iter().zip(ours) {
+                assert_eq!(ours, theirs, "{name:?}: redlatch's, Redisson's");
+            }
+            observer.clear();
+        }
+    });
+}
+
+#[test]
+fn the_tokens_of_a_fenced_lock_grow_from_one_library_to_the_other() {
+    let _bounded = bounded();
+    beside_redisson(|version| {
+        if version == Version::Old {
+            // It has no fenced locks.
+            return;
+        }
+        let server = server();
+        let mut java = Redisson::of(version, &server);
+        let client = client(&server);
+        let (lock, named) = (client.fenced_lock("job"), Kind::Fenced.named("job"));
+        let mut last = 0;
+        let mut grows = |token: u64| {
+            assert!(token > last, "{token} after {last}");
+            last = token;
+        };
+        for _ in 0..3 {
+            let token = java.ask("a", &format!("lockAndGetToken {named}"));
+            grows(token.parse().unwrap());
+            java.run("a", &format!("unlock {named}"));
+            let guard = lock.lock().unwrap();
+            grows(guard.token().get());
+            // The last of those that this grant may give to threads of the process.
+            let of_grant: u64 = java.ask("a", &format!("getToken {named}")).parse().unwrap();
+            assert!(of_grant >= guard.token().get(), "{of_grant}");
+            guard.unlock().unwrap();
+        }
+    });
+}
