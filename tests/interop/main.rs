@@ -5,6 +5,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod ends;
+mod fair;
 mod java;
 mod kind;
 mod lock;
@@ -19,7 +20,7 @@ use std::time::{Duration, Instant};
 use common::*;
 use java::{Jvm, Redisson, Version, beside_redisson, quoted};
 use kind::Kind;
-use redlatch::{Client, ErrorKind, Lock, LockGuard, LostReason, OwnedLockGuard};
+use redlatch::{CancelToken, Client, ErrorKind, Lock, LockGuard, LostReason, OwnedLockGuard};
 use redlatch_testkit::{Job, Server, Worker};
 
 /// A waiter of Redisson's that is in before this has heard a message. One that has not asks when
@@ -34,6 +35,7 @@ fn worker() {
     let Some(job) = Job::from_env() else { return };
     match job.role() {
         "holder" => ends::holder_process(&job),
+        "waiter" => fair::waiter_process(&job),
         role => panic!("no role {role}"),
     }
     job.done();

@@ -1,0 +1,344 @@
+//! The fair lock: threads of both libraries in one queue, some of which leave it in every way.
+
+use redis::Commands as _;
+
+use super::*;
+
+/// How long a waiter of ours may be silent: a dead one of Redisson's behind it blocks the queue for
+/// as long, too.
+const FAIR_WAIT: Duration = Duration::from_millis(10 * UNIT.as_millis() as u64);
+/// The limit of a wait of Redisson's that ends by itself, or whose process is killed.
+const LIMIT: Duration = Duration::from_millis(30 * UNIT.as_millis() as u64);
+/// The waiters of the tests that harm one more, which stands at each place among these.
+const OTHERS: [Whose; 4] = [Whose::Theirs, Whose::Ours, Whose::Theirs, Whose::Ours];
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Whose {
+    Ours,
+    Theirs,
+}
+
+/// A waiter in a queue. It is in the lock until it is told to leave.
+enum Waiter {
+    Ours {
+        is_in: mpsc::Receiver<bool>,
+        leave: Sender<()>,
+        cancel: CancelToken,
+    },
+    Theirs {
+        thread: String,
+    },
+    /// In another process, which the test harms.
+    Victim,
+}
+
+/// A fair lock and its queue, in which each waiter came after the one before.
+struct Line {
+    name: String,
+    redis: redis::Connection,
+    url: String,
+    java: Redisson,
+    waiters: Vec<Waiter>,
+    here: Vec<Running<()>>,
+}
+
+impl Line {
+    /// The lock is held by the first waiter, which is of either library's.
+    fn new(version: Version, server: &Server, name: &str, holder: Whose) -> Self {
+        let java = Redisson::at(&Jvm::shared(version), &server.url(), RENEWED);
+        let (name, url) = (name.to_owned(), server.url());
+        let (waiters, here) = (Vec::new(), Vec::new());
+        let mut line = Self { name, redis: server.connection(), url, java, waiters, here };
+        line.add(holder);
+        line.comes_in(0);
+        line
+    }
+
+    fn named(&self) -> String {
+        Kind::Fair.named(&self.name)
+    }
+
+    fn add(&mut self, whose: Whose) {
+        match whose {
+            Whose::Ours => self.add_ours(),
+            Whose::Theirs => self.add_theirs("lock", ""),
+        }
+    }
+
+    /// A process of its own, as far as the server sees.
+    fn add_ours(&mut self) {
+        let client = Client::builder(&self.url)
+            .watchdog_timeout(RENEWED)
+            .fair_wait_timeout(FAIR_WAIT)
+            .connect()
+            .unwrap();
+        let lock = client.fair_lock(&self.name);
+        let ((sender, is_in), (leave, leaves)) = (mpsc::channel(), mpsc::channel());
+        let cancel = CancelToken::new();
+        let token = cancel.clone();
+        self.here.push(spawn(move || {
+            let guard = lock.lock_cancellable(&token);
+            sender.send(guard.is_ok()).unwrap();
+            let Ok(guard) = guard else { return };
+            leaves.recv().unwrap();
+            guard.unlock().unwrap();
+        }));
+        self.added(Waiter::Ours { is_in, leave, cancel });
+    }
+
+    fn add_theirs(&mut self, verb: &str, limit: &str) {
+        let thread = format!("t{}", self.waiters.len());
+        let named = self.named();
+        self.java.tell(&thread, &format!("{verb} {named} {limit}"));
+        self.added(Waiter::Theirs { thread });
+    }
+
+    /// Waits until it stands in the queue, behind the others.
+    fn added(&mut self, waiter: Waiter) {
+        let (queue, before) =
+            (format!("redisson_lock_queue:{{{}}}", self.name), self.waiters.len());
+        self.waiters.push(waiter);
+        let redis = &mut self.redis;
+        // The first one holds the lock.
+        wait_until("it stands in line", SOON, || redis.llen::<_, usize>(&queue).unwrap() == before);
+    }
+
+    #[track_caller]
+    fn comes_in(&mut self, place: usize) {
+        match &self.waiters[place] {
+            Waiter::Ours { is_in, .. } => {
+                let said = is_in.recv_timeout(SOON);
+                assert_eq!(said, Ok(true), "ours at {place} of {:?} does not come in", self.name);
+            }
+            Waiter::Theirs { thread } => {
+                let said = self.java.reply(&thread.clone());
+                let name = &self.name;
+                assert!(["ok", "true"].contains(&&*said), "theirs at {place} of {name:?}: {said}");
+            }
+            Waiter::Victim => {}
+        }
+    }
+
+    fn leaves(&mut self, place: usize) {
+        match &self.waiters[place] {
+            Waiter::Ours { leave, .. } => leave.send(()).unwrap(),
+            Waiter::Theirs { thread } => {
+                let (thread, named) = (thread.clone(), self.named());
+                self.java.run(&thread, &format!("unlock {named}"));
+            }
+            Waiter::Victim => {}
+        }
+    }
+
+    /// These waiters come in, one after the other in this order; nobody else, as each stays in
+    /// until the next is waited for.
+    fn come_in_order(&mut self, places: impl IntoIterator<Item = usize>) {
+        for place in places {
+            self.comes_in(place);
+            self.leaves(place);
+        }
+    }
+
+    fn gives_up(&mut self, place: usize) {
+        match &self.waiters[place] {
+            Waiter::Ours { is_in, cancel, .. } => {
+                cancel.cancel();
+                assert_eq!(is_in.recv_timeout(SOON), Ok(false));
+            }
+            // Its time ends.
+            Waiter::Theirs { thread } => {
+                assert_eq!(self.java.reply(&thread.clone()), "false");
+            }
+            Waiter::Victim => {}
+        }
+    }
+
+    /// Nothing is left, and no thread.
+    fn ends(mut self) {
+        self.here.drain(..).for_each(Running::join);
+        for key in ["redisson_lock_queue", "redisson_lock_timeout"] {
+            let key = format!("{key}:{{{}}}", self.name);
+            assert!(!self.redis.exists::<_, bool>(&key).unwrap(), "{key}");
+        }
+    }
+}
+
+#[test]
+fn waiters_come_in_in_the_order_of_arrival_whoever_gives_up() {
+    let _bounded = bounded();
+    beside_redisson(|version| {
+        let server = server();
+        let both = [Whose::Ours, Whose::Theirs];
+        thread::scope(|scope| {
+            for holder in both {
+                for leaver in 0..=OTHERS.len() {
+                    let server = &server;
+                    scope.spawn(move || {
+                        let name = format!("{holder:?} {leaver}");
+                        let mut line = Line::new(version, server, &name, holder);
+                        for (place, whose) in OTHERS.into_iter().enumerate() {
+                            match whose {
+                                Whose::Theirs if place == leaver => {
+                                    line.add_theirs("tryLock", &LIMIT.as_millis().to_string());
+                                }
+                                whose => line.add(whose),
+                            }
+                        }
+                        // Nobody leaves the last of these queues.
+                        if leaver < OTHERS.len() {
+                            line.gives_up(leaver + 1);
+                        }
+                        line.leaves(0);
+                        line.come_in_order((1..=OTHERS.len()).filter(|place| *place != leaver + 1));
+                        line.ends();
+                    });
+                }
+            }
+        });
+    });
+}
+
+/// A queue for each place among the others at which a victim can stand.
+fn lines(version: Version, server: &Server, mut victim: impl FnMut(&str)) -> Vec<Line> {
+    let at = |place: usize| {
+        let name = format!("line{place}");
+        let holder = if place.is_multiple_of(2) { Whose::Ours } else { Whose::Theirs };
+        let mut line = Line::new(version, server, &name, holder);
+        for before in 0..=OTHERS.len() {
+            if before == place {
+                victim(&name);
+                line.added(Waiter::Victim);
+            }
+            if let Some(whose) = OTHERS.get(before) {
+                line.add(*whose);
+            }
+        }
+        line
+    };
+    (0..=OTHERS.len()).map(at).collect()
+}
+
+/// The holders leave, and all but the victims come in, in the order in which they came.
+fn others_come_in(lines: &mut [Line]) {
+    thread::scope(|scope| {
+        for line in lines {
+            scope.spawn(|| {
+                line.leaves(0);
+                line.come_in_order(1..line.waiters.len());
+            });
+        }
+    });
+}
+
+#[test]
+fn a_killed_process_of_ours_is_passed_at_every_place() {
+    let _bounded = bounded();
+    beside_redisson(|version| {
+        let server = server();
+        let mut ours = Worker::spawn_test("worker", "waiter", &[&server.url()]);
+        let mut lines = lines(version, &server, |name| ours.send_line(&format!("lock {name}")));
+        ours.sigkill();
+        others_come_in(&mut lines);
+        lines.into_iter().for_each(Line::ends);
+    });
+}
+
+/// Such a waiter blocks the queue until its own time has passed.
+#[test]
+fn a_killed_process_of_redissons_is_passed_at_every_place_when_its_time_is_over() {
+    let _bounded = bounded();
+    beside_redisson(|version| {
+        let server = server();
+        let jvm = Jvm::start(version);
+        let mut theirs = Redisson::on(&jvm, &server);
+        let limit = (LIMIT * 2).as_millis();
+        let mut lines = lines(version, &server, |name| {
+            theirs.tell(name, &format!("tryLock {} {limit}", Kind::Fair.named(name)));
+        });
+        jvm.kill();
+        others_come_in(&mut lines);
+    });
+}
+
+#[test]
+fn a_stopped_process_of_ours_is_passed_at_every_place_and_comes_back() {
+    let _bounded = bounded();
+    beside_redisson(|version| {
+        let server = server();
+        let mut ours = Worker::spawn_test("worker", "waiter", &[&server.url()]);
+        let mut lines = lines(version, &server, |name| ours.send_line(&format!("lock {name}")));
+        ours.sigstop();
+        others_come_in(&mut lines);
+        ours.sigcont();
+        for _ in &lines {
+            let name = ours.expect_line("in ", SOON);
+            ours.send_line(&format!("unlock {name}"));
+        }
+        for line in &mut lines {
+            let redis = &mut line.redis;
+            wait_until("it is free", SOON, || !redis.exists::<_, bool>(&line.name).unwrap());
+        }
+        lines.into_iter().for_each(Line::ends);
+    });
+}
+
+/// The server cannot tell it from one that is about to come.
+#[test]
+fn a_stopped_process_of_redissons_keeps_its_place_until_it_goes_on() {
+    let _bounded = bounded();
+    beside_redisson(|version| {
+        let server = server();
+        let jvm = Jvm::start(version);
+        let mut theirs = Redisson::on(&jvm, &server);
+        let mut lines = lines(version, &server, |name| {
+            theirs.tell(name, &format!("lock {}", Kind::Fair.named(name)));
+        });
+        jvm.stop();
+        let mut redis = server.connection();
+        for (place, line) in lines.iter_mut().enumerate() {
+            line.leaves(0);
+            line.come_in_order(1..=place);
+        }
+        thread::sleep(UNIT * 3);
+        for line in &lines {
+            assert!(!redis.exists::<_, bool>(&line.name).unwrap(), "{:?} is taken", line.name);
+        }
+        jvm.go_on();
+        for (place, line) in lines.iter_mut().enumerate() {
+            assert_eq!(theirs.reply(&line.name), "ok");
+            theirs.run(&line.name.clone(), &format!("unlock {}", line.named()));
+            line.come_in_order(place + 2..line.waiters.len());
+        }
+        lines.into_iter().for_each(Line::ends);
+    });
+}
+
+/// A thread for each lock that it is told to take.
+pub(crate) fn waiter_process(job: &Job) {
+    let client = Client::builder(job.arg(0))
+        .watchdog_timeout(RENEWED)
+        .fair_wait_timeout(FAIR_WAIT)
+        .connect()
+        .unwrap();
+    let mut leave = std::collections::HashMap::new();
+    thread::scope(|scope| {
+        loop {
+            let line = job.wait_line();
+            let (verb, name) = line.split_once(' ').unwrap();
+            if verb == "unlock" {
+                let leave: Sender<()> = leave.remove(name).unwrap();
+                leave.send(()).unwrap();
+                continue;
+            }
+            let (sender, leaves) = mpsc::channel();
+            leave.insert(name.to_owned(), sender);
+            let (name, lock) = (name.to_owned(), client.fair_lock(name));
+            scope.spawn(move || {
+                let guard = lock.lock().unwrap();
+                job.say(&format!("in {name}"));
+                leaves.recv().unwrap();
+                guard.unlock().unwrap();
+            });
+        }
+    });
+}
