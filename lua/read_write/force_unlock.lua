@@ -16,4 +16,4 @@ elseif mode ~= ARGV[2] then
     return 0
 end
 return length() and stuck() or redis.call('del', lock)
-    and hand_on(0, 0, mode == 'write' and '1' or '0', grant) and 1
+    and hand_over(0, 0, mode == 'write' and '1' or '0') and 1

@@ -338,6 +338,19 @@ local function grant(start, count, asker, lease)
     return granted, asked, trouble
 end
 
+-- As `hand_on`. A writer's release that lets readers of ours in is told to Redisson's, too: they may
+-- read beside them, and would sleep until the last of ours leaves, or for the rest of a lease.
+local function hand_over(since, count, message)
+    local reply = hand_on(since, count, message, grant)
+    if reply == 1 and message == '1' and redis.call('hget', lock, 'mode') == 'read' then
+        local heard = redis.call('pubsub', 'numsub', public, public .. ':redlatch')
+        if heard[2] > heard[4] then
+            redis.call('publish', public, message)
+        end
+    end
+    return reply
+end
+
 -- Any script that comes by does the pending hand-over.
 local function look()
     local mode = redis.pcall('hget', lock, 'mode')
@@ -367,7 +380,7 @@ local function release(owner, since, count)
     if trouble then
         return trouble
     elseif free then
-        return hand_on(since, count, message, grant)
+        return hand_over(since, count, message)
     elseif is_left and not writes(owner) then
         -- Redisson's came in beside ours, and will leave in public. The first in line must listen.
         -- (Before it the dead are passed, and readers behind them let in.)

@@ -158,3 +158,30 @@ fn a_waiter_behind_redisson_is_let_in_by_its_release() {
         assert!(heard, "it asked, and did not hear");
     }
 }
+
+/// Redisson's readers hear only what is said in public, and may read beside readers of ours.
+#[test]
+fn a_writers_release_that_lets_readers_in_is_said_in_public() {
+    let _bounded = bounded();
+    let server = server();
+    for forced in [false, true] {
+        let lock = client(&server).read_write_lock("said");
+        let writing = lock.write().lock().unwrap();
+        let reader = Guest::of(client(&server).read_write_lock("said").read());
+        wait_queue(&server, "said", 1);
+        let mut connection = server.connection();
+        connection.set_read_timeout(Some(SOON)).unwrap();
+        let mut java = connection.as_pubsub();
+        java.subscribe("redisson_rwlock:{said}").unwrap();
+        if forced {
+            assert!(lock.write().force_unlock().unwrap());
+            drop(writing);
+        } else {
+            writing.unlock().unwrap();
+        }
+        reader.wait_in();
+        assert_eq!(java.get_message().unwrap().get_payload::<String>().unwrap(), "1");
+        reader.leaves();
+        wait_left(&server, "said");
+    }
+}

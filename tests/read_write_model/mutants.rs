@@ -176,7 +176,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     script(
         "a forced unlock grants nobody",
         Script::ForceUnlock,
-        "hand_on(0, 0, mode == 'write' and '1' or '0', grant) and 1",
+        "hand_over(0, 0, mode == 'write' and '1' or '0') and 1",
         "1",
         0,
     ),
