@@ -8,7 +8,7 @@ use super::*;
 /// as long, too.
 const FAIR_WAIT: Duration = Duration::from_millis(10 * UNIT.as_millis() as u64);
 /// The limit of a wait of Redisson's that ends by itself, or whose process is killed.
-const LIMIT: Duration = Duration::from_millis(30 * UNIT.as_millis() as u64);
+const LIMIT: Duration = Duration::from_millis(20 * UNIT.as_millis() as u64);
 /// The waiters of the tests that harm one more, which stands at each place among these.
 const OTHERS: [Whose; 4] = [Whose::Theirs, Whose::Ours, Whose::Theirs, Whose::Ours];
 

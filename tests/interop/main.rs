@@ -9,6 +9,9 @@ mod fair;
 mod java;
 mod kind;
 mod lock;
+mod multi_lock;
+mod permits;
+mod read_write;
 mod wire;
 
 use std::sync::atomic::{AtomicU64, Ordering};

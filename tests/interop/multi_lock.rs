@@ -1,0 +1,80 @@
+//! Several locks at once. Both libraries take them one after the other, and the order of their
+//! names is the order in which this one does.
+
+use redlatch::MultiLock;
+
+use super::*;
+
+const NAMES: [&str; 3] = ["a", "b", "c"];
+/// What a command of the Java program calls them together.
+const NAMED: &str = "multiLock a%2Cb%2Cc";
+
+fn ours(client: &Client) -> MultiLock {
+    let [a, b, c] = NAMES.map(|name| client.reentrant_lock(name));
+    MultiLock::new(&[&a, &b, &c]).unwrap()
+}
+
+#[test]
+fn several_locks_are_held_by_one_library_at_a_time() {
+    let _bounded = bounded();
+    beside_redisson(|version| {
+        let server = server();
+        let client = client(&server);
+        let mut java = Redisson::of(version, &server);
+        let mut redis = server.connection();
+        let all = ours(&client);
+        java.run("x", &format!("lock {NAMED}"));
+        assert!(NAMES.iter().all(|name| holder(&mut redis, name).unwrap().0.starts_with(&java.id)));
+        assert!(all.try_lock().unwrap().is_none());
+        assert!(all.try_lock_for(UNIT * 2).unwrap().is_none());
+        java.run("x", &format!("unlock {NAMED}"));
+        let guard = all.lock().unwrap();
+        assert!(
+            NAMES.iter().all(|name| holder(&mut redis, name).unwrap().0.starts_with(client.id()))
+        );
+        assert!(!java.says("x", &format!("tryLock {NAMED}")));
+        assert!(!java.says("x", &format!("tryLock {NAMED} 200 5000")));
+        guard.unlock().unwrap();
+        // One of them in the other's hands is enough to refuse all, and nothing stays taken.
+        for name in NAMES {
+            let single = client.reentrant_lock(name).lock().unwrap();
+            assert!(!java.says("x", &format!("tryLock {NAMED} 200 5000")));
+            single.unlock().unwrap();
+            assert!(NAMES.iter().all(|name| holder(&mut redis, name).is_none()));
+            java.run("x", &format!("lock lock {name}"));
+            assert!(all.try_lock().unwrap().is_none());
+            java.run("x", &format!("unlock lock {name}"));
+            assert!(NAMES.iter().all(|name| holder(&mut redis, name).is_none()));
+        }
+    });
+}
+
+#[test]
+fn several_locks_that_are_released_go_to_the_others_waiter() {
+    let _bounded = bounded();
+    beside_redisson(|version| {
+        let server = server();
+        let client = watched(&server, RENEWED);
+        let mut java = Redisson::at(&Jvm::shared(version), &server.url(), RENEWED);
+        let all = ours(&client);
+        at_once(|| {
+            java.run("x", &format!("lock {NAMED}"));
+            let waiting = all.clone();
+            let waits = spawn(move || waiting.lock().unwrap().unlock().unwrap());
+            waits.wait_queued();
+            java.run("x", &format!("unlock {NAMED}"));
+            waits.join();
+        });
+        once_within(HEARD, || {
+            let guard = all.lock().unwrap();
+            java.tell("x", &format!("lock {NAMED}"));
+            Kind::Plain.wait_until_redisson_waits(&server, "a");
+            guard.unlock().unwrap();
+            let released = Instant::now();
+            assert_eq!(java.reply("x"), "ok");
+            let took = released.elapsed();
+            java.run("x", &format!("unlock {NAMED}"));
+            took
+        });
+    });
+}
