@@ -49,7 +49,7 @@ const _: () = {
     outlives_its_maker::<Permit>();
 };
 
-/// Two traits with one name: the name is ambiguous, and this does not compile, for who is `Send`.
+/// Two traits with one name: the name is ambiguous, and this does not compile, for a type that is `Send`.
 trait NotSend<Which> {
     fn stays() {}
 }

@@ -238,7 +238,7 @@ impl Error {
 
     /// `longer`: the remedy for a hold that must be certain for longer.
     pub(crate) fn ends_too_soon(remaining: Duration, slack: Duration, longer: &str) -> Self {
-        // For people, who read no nanoseconds: rounded down.
+        // Rounded down: people read no nanoseconds.
         let certain = match remaining.as_millis() {
             0 => Duration::from_micros(remaining.subsec_micros().into()),
             _ => Duration::new(remaining.as_secs(), remaining.subsec_millis() * 1_000_000),

@@ -121,7 +121,7 @@ local function may_hand_on()
     permit('publish', own_channel(''), '')
 end
 
--- The first in line, whom the script may have to hand the lock on to.
+-- The first in line, to which the script may have to hand the lock on.
 local function front()
     local line = redis.call('lrange', queue, 0, FOLLOWERS)
     if line[1] then
@@ -167,7 +167,7 @@ end
 -- asking, and will read the reply. `alive`: these are, whether they listen or not. Returns the
 -- first, whether it holds the lock now, and whether a waiter was dropped. A first waiter that does
 -- not hold the lock asks, or is Redisson's, and stays. PUBLISH alone would count another client's
--- pattern subscription, and a dead process would look alive. `line`: what `front` has returned.
+-- pattern subscription, and a dead process would look alive. `line`: the reply of `front`.
 local function hand_on(asks, alive, line)
     local dropped = false
     line = line or front()

@@ -22,7 +22,7 @@ fn permits_are_set_counted_added_and_removed() {
     semaphore.add_permits(4).unwrap();
     assert_eq!(counts(), (5, 2, 7));
     semaphore.set_permits(1).unwrap();
-    assert_eq!(counts(), (-1, 2, 1), "what is out stays with who has it");
+    assert_eq!(counts(), (-1, 2, 1), "permits that are out stay with their holders");
     assert!(two.iter().all(ExpirablePermit::is_held));
     assert!(semaphore.try_acquire().unwrap().is_none());
     drop(two);

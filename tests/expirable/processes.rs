@@ -144,7 +144,10 @@ fn the_permits_of_a_killed_process_come_back_when_their_leases_end_and_not_befor
     let (permits, entered) = waiter.join();
     let after = entered - killed;
     assert!(after + UNIT / 2 >= left, "after {after:?} of {left:?}");
-    assert!(semaphore.remaining_lease(&living[0]).unwrap().is_some(), "who lives keeps its own");
+    assert!(
+        semaphore.remaining_lease(&living[0]).unwrap().is_some(),
+        "a living process keeps its own"
+    );
     assert!(permits.iter().all(ExpirablePermit::is_held));
     drop(permits);
     stays(&server, "killed", 2, 1);

@@ -28,7 +28,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         0,
     ),
     script(
-        "who is not the holder does not look",
+        "an owner that is not the holder does not look",
         Script::Holders,
         "        look()\n        return false",
         "        return false",
@@ -65,7 +65,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         17,
     ),
     script(
-        "who asks grants nobody but itself",
+        "an owner that asks grants nobody but itself",
         Script::Acquire,
         "if granted == owner then",
         "if granted ~= owner and granted then redis.call('del', lock) end
@@ -73,7 +73,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         1,
     ),
     script(
-        "who asks takes a free lock past the queue",
+        "an owner that asks takes a free lock past the queue",
         Script::Acquire,
         "local granted, trouble = grant_head(now(), 1, owner, lease)",
         "redis.pcall('lrem', queue, 1, owner)
@@ -81,14 +81,14 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         1,
     ),
     script(
-        "who asks takes the lock in a window",
+        "an owner that asks takes the lock in a window",
         Script::Acquire,
         "if not left then",
         "if true then",
         0,
     ),
     script(
-        "who asks again has a second place",
+        "an owner that asks again has a second place",
         Script::HandOff,
         "local place = redis.call('lpos', queue, owner)",
         "local place = false",
@@ -102,14 +102,14 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         0,
     ),
     script(
-        "who gives up stays in the queue",
+        "an owner that gives up stays in the queue",
         Script::GiveUp,
         "redis.call('lrem', queue, 1, ARGV[1])",
         "",
         697,
     ),
     script(
-        "who gives up keeps what it was granted",
+        "an owner that gives up keeps what it was granted",
         Script::GiveUp,
         "return release(ARGV[1], tonumber(ARGV[3] or 0), tonumber(ARGV[4] or 0))",
         "return false",
@@ -137,7 +137,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         30,
     ),
     script(
-        "ours who listen count as Redisson's",
+        "our listeners count as Redisson's",
         Script::HandOff,
         "heard[2] - heard[4]",
         "heard[2]",
@@ -158,7 +158,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         1,
     ),
     script(
-        "who is handed the lock is told no token",
+        "an owner that is handed the lock is told no token",
         Script::Holders,
         "token and string.format(',%.0f', token) or ''",
         "''",
@@ -179,21 +179,21 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         scenarios::silent,
     ),
     seldom(
-        "who asks again is not heard",
+        "an owner that asks again is not heard",
         Script::HandOff,
         "redis.call('set', asked_key(owner), string.format('%.0f', came), 'px', HEARD)",
         "",
         scenarios::silent,
     ),
     seldom(
-        "a question that came late says who is silent",
+        "a question that came late says which owner is silent",
         Script::HandOff,
         "math.abs(now() - sent) > PROMPT",
         "false",
         scenarios::silent_server,
     ),
     seldom(
-        "who comes back stands behind those that came later",
+        "an owner that comes back stands behind those that came later",
         Script::HandOff,
         "place = came and come_back(owner, came) or",
         "place =",

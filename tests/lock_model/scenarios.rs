@@ -456,7 +456,7 @@ pub(crate) fn silent(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     ask_again(&mut direct, 3, 2_600, Some(0));
     let () = direct.command(&["DEL", "orders"]);
     ask_again(&mut direct, 4, 2_500, Some(0));
-    ensure(direct.holder() == Some(3), "somebody who has asked just now is passed")?;
+    ensure(direct.holder() == Some(3), "an owner that asked just now is passed")?;
     Ok(())
 }
 

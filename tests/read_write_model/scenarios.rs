@@ -307,18 +307,18 @@ pub(crate) fn asker_among_others(server: &Server, scripts: &Scripts) -> Result<(
     }
     let () = direct.command(&["DEL", "prices"]);
     let reply = direct.run(4, &acquire(READS));
-    ensure(matches!(reply, Reply::Granted { .. }), "who asks is not let in")?;
+    ensure(matches!(reply, Reply::Granted { .. }), "the asking owner is not let in")?;
     ensure(there(&mut direct).0.len() == 6, "not all are let in")?;
     let timeout = format!("{}:1", timeouts("prices", &owner(4, READS)));
     let left: i64 = direct.command(&["PTTL", &timeout]);
-    ensure(left > LEASE / 2, "who asks has not its whole lease")?;
+    ensure(left > LEASE / 2, "the asking owner has not its whole lease")?;
     // A reader that was not told hears this, and so does the one that asked.
     for client in 2..8 {
         let _heard: i64 =
             direct.command(&["PUBLISH", &own_channel(&uuid(true, client)), "open 1 0 0 prices"]);
     }
     let itself = listeners.remove(2).hears();
-    ensure(!matches!(itself.what, What::Grant { .. }), "who asks is told, too")?;
+    ensure(!matches!(itself.what, What::Grant { .. }), "the asking owner gets a message, too")?;
     for listener in &mut listeners {
         ensure(matches!(listener.hears().what, What::Grant { .. }), "it is told something else")?;
     }
@@ -369,7 +369,7 @@ fn a_writer_gets_the_lock_of_very_many_dead_readers() {
     crowd_dies(&server, &Scripts::of(&ReadWriteLock)).unwrap();
 }
 
-/// Those who were killed leave nothing behind for as long as others come and go.
+/// Killed processes leave nothing behind for as long as others come and go.
 pub(crate) fn the_dead_leave(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     for dead in [10, CROWD - 2] {
         let mut direct = direct(server, scripts);

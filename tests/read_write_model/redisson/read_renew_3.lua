@@ -1,5 +1,5 @@
 -- What a Redisson 3.16.8 client has the server do to renew a read lock: it renews the timeouts of
--- all who read, whoever they are.
+-- all readers, of any client.
 -- KEYS lock, prefix of all timeouts; ARGV lease, owner. 1 = renewed, 0 = not its own.
 if redis.call('hget', KEYS[1], ARGV[2]) == false then
     return 0

@@ -507,7 +507,7 @@ struct View {
 }
 
 const NO_CLUSTER_INFO: &str = "it refuses CLUSTER INFO: where a server is cut off from the others of \
-                               its cluster, it may be asked in vain who has which slot until it is back";
+                               its cluster, it may be asked in vain which server has which slot until it is back";
 
 /// One slot of a cluster, for a name with this hash.
 #[derive(Clone, Debug)]

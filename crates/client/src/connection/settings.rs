@@ -23,7 +23,7 @@ pub struct Settings {
     /// The same for the Sentinels.
     pub sentinel_credentials: Option<Credentials>,
     #[cfg(feature = "tls")]
-    /// Whom TLS trusts, and as whom.
+    /// The authorities that TLS trusts, and the client's identity.
     pub tls: TlsSettings,
 }
 
