@@ -14,7 +14,8 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::link::{Cause, Failure, Link, ReplyReceiver};
+use super::link::{Link, ReplyReceiver};
+use super::outcome::{Cause, Failure};
 use super::{Command, Endpoint};
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

@@ -11,6 +11,7 @@ use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 
 use super::ReplicaAcks;
 use super::limit::Limit;
+use super::outcome::{Cause, Failure, Outcome};
 use super::reply::is_wrong_server_reply;
 use super::{Channels, Command, Connection, Endpoint, Health};
 use crate::sync::{Mutex, Thread, clock};
@@ -20,69 +21,6 @@ use crate::sync::{Mutex, Thread, clock};
 const TRUSTED: u64 = 10_000_000_000;
 /// The time for such a test, besides twice the time that opening the connection took.
 const SHORTEST_LOOK: Duration = Duration::from_millis(100);
-
-/// The result of a command: the server's reply, its error reply, or none.
-pub type Outcome = Result<Value, Failure>;
-
-/// Why there is no reply, or only an error, and whether the command ran.
-#[derive(Clone, Debug)]
-pub enum Failure {
-    /// Never written: nothing happened.
-    Unsent(Cause),
-    /// The connection broke: it may have run, or not.
-    Reset(Cause),
-    /// No reply in time: it may have run, or may still.
-    TimedOut(Cause),
-    /// The server answered with this error. The connection is as good as before.
-    Refused(Cause),
-    /// The command has run and had this reply, but too few replicas have
-    /// [acknowledged](Command::acknowledged) it. The connection is as good as before.
-    Unacknowledged(Value, Cause),
-}
-
-/// The error, and its server.
-#[derive(Clone, Debug)]
-pub struct Cause {
-    /// The error.
-    pub error: Arc<RedisError>,
-    /// The server's address, for people.
-    pub address: Arc<str>,
-    /// Whether there was ever a connection to the server: its address is right then.
-    pub met: bool,
-    /// The type of the value under the command's key, if the server refused it and said so.
-    pub holds: Option<&'static str>,
-}
-
-impl Cause {
-    /// An error that this process met with the server.
-    pub fn new(error: impl Into<RedisError>, health: &Health) -> Self {
-        let error = Arc::new(error.into());
-        Self { error, address: health.address(), met: health.was_met(), holds: None }
-    }
-
-    /// An error that a server itself sent.
-    pub fn said(error: Arc<RedisError>, address: Arc<str>) -> Self {
-        Self { error, address, met: true, holds: None }
-    }
-}
-
-impl Failure {
-    /// The error, and its server.
-    pub fn cause(&self) -> &Cause {
-        match self {
-            Self::Unsent(cause)
-            | Self::Reset(cause)
-            | Self::TimedOut(cause)
-            | Self::Refused(cause)
-            | Self::Unacknowledged(_, cause) => cause,
-        }
-    }
-
-    /// Whether the connection is of no use any more.
-    pub fn is_the_links(&self) -> bool {
-        !matches!(self, Self::Refused(_) | Self::Unacknowledged(..))
-    }
-}
 
 /// The receiver of a reply. The thread that reads the reply calls it, with no mutex held; it must
 /// not block and must not send.

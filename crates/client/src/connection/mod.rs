@@ -18,6 +18,7 @@ pub mod model;
 mod name;
 mod node;
 mod outage;
+mod outcome;
 mod reply;
 #[cfg(not(all(shuttle, feature = "testing")))]
 mod resp;
@@ -48,9 +49,10 @@ pub(crate) use health::Health;
 pub use health::News;
 pub use lane::{Lane, Posted};
 pub use limit::{Limit, Limited, was_cut};
-pub use link::{Cause, Failure, Link, Outcome, ReplyReceiver};
+pub use link::{Link, ReplyReceiver};
 pub use login::connection_name;
 pub use node::Node;
+pub use outcome::{Cause, Failure, Outcome};
 pub use reply::{
     NO_CERTIFICATE, NO_MASTER, NO_SERVICE, REFUSED_CERTIFICATE, error_reply, is_redirect,
     is_transient, reply_code,

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use super::{Combiner, Lane, MOST_UNREAD, Pending, State, take_first};
 use crate::connection::Command;
 use crate::connection::limit::{self, Limit};
-use crate::connection::link::{Cause, Failure, Link, Outcome, ReplyReceiver};
+use crate::connection::link::{Link, ReplyReceiver};
+use crate::connection::outcome::{Cause, Failure, Outcome};
 use crate::connection::reply::is_wrong_server_error;
 use crate::sync::{Mutex, Thread, own_thread};
 

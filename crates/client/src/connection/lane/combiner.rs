@@ -7,7 +7,8 @@ use std::time::Duration;
 use super::{Lane, MOST_UNREAD, Pending, next_packet};
 use crate::connection::Command;
 use crate::connection::limit::Limit;
-use crate::connection::link::{Failure, Link, Outcome, ReplyReceiver};
+use crate::connection::link::{Link, ReplyReceiver};
+use crate::connection::outcome::{Failure, Outcome};
 
 /// The thread that combines for a lane, with its link. A drop hands both on, after a panic too.
 pub(super) struct Combiner<'a> {
