@@ -13,6 +13,7 @@
 
 mod callbacks;
 mod cleanup;
+pub(crate) mod deadline;
 pub(crate) mod renewal;
 mod wheel;
 

@@ -11,6 +11,8 @@ use std::time::Duration;
 use redlatch_client::ReplicaAcks;
 use redlatch_client::sync::clock;
 
+use super::deadline::drift;
+pub(crate) use super::deadline::{PROVISIONAL, deadline};
 use crate::config::Config;
 
 // All times that belong to a lease, in nanoseconds, or as a part of a lease: `3` is a third. The
@@ -30,14 +32,7 @@ const MOST_DOUBLED: u32 = 4;
 const PATIENCE: u32 = 6;
 /// The part of that patience that replicas have to acknowledge it, on top.
 const ACKNOWLEDGED: u32 = 4;
-/// How far two clocks may drift apart in a lease. Up to a millisecond more is lost, since Redis
-/// counts whole ones.
-const DRIFT: u64 = 1_000;
-
-/// The lease of a grant by message (PROVISIONAL in the scripts). If its process is stopped, the
-/// others wait this long for the lock.
-pub(crate) const PROVISIONAL: u64 = 2_000 * MS;
-/// When such a hold is raised to its lease: a shorter hold costs no further command.
+/// When a hold by message is raised to its lease: a shorter hold costs no further command.
 const RAISED_AFTER: u64 = 50 * MS;
 /// How long the reply to that may take, and after what pause it is tried again.
 pub(crate) const RAISED_WITHIN: Duration = Duration::from_millis(500);
@@ -59,7 +54,7 @@ const _: () = {
     let patience = patience + patience / ACKNOWLEDGED as u64;
     let attempts = 3 * patience + (1 + 2) * (LEASE / RETRY);
     assert!(
-        attempts + LEASE / DRIFT < LEASE - LEASE / RENEWED_AFTER,
+        attempts + drift(LEASE) < LEASE - LEASE / RENEWED_AFTER,
         "three attempts that each have no reply end before the deadline"
     );
     assert!(LEASE / GRID < LEASE / RENEWED_AFTER, "a short hold costs no renewal");
@@ -84,19 +79,6 @@ pub(crate) fn patience(watchdog_timeout: Duration) -> Duration {
 pub(crate) fn acks(config: &Config) -> Option<ReplicaAcks> {
     let longest = patience(config.watchdog_timeout) / ACKNOWLEDGED;
     config.replica_acks.map(|acks| ReplicaAcks { within: acks.within.min(longest), ..acks })
-}
-
-/// Never longer: a guard never says "held" past the deadline counted from before the request was
-/// sent, less the drift of two clocks in a lease.
-pub(crate) fn deadline(sent_at: u64, lease: Duration) -> u64 {
-    // Redis counts whole milliseconds: the request is cut to them, and up to one has passed
-    // already.
-    let lease = clock::nanos(lease) / MS * MS;
-    sent_at.saturating_add(lease - drift(lease))
-}
-
-const fn drift(lease: u64) -> u64 {
-    lease / DRIFT + if lease > 2 * MS { MS } else { 0 }
 }
 
 /// The state of a hold. Times are by [`clock`].

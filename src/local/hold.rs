@@ -10,6 +10,7 @@ use redlatch_client::Command;
 use redlatch_client::sync::{Mutex, clock};
 
 use super::cohort::GrantDetails;
+use super::exchanges::Asked;
 use super::registered::Registered;
 use super::tenancy::Tenancy;
 use super::terms::Terms;
@@ -47,18 +48,6 @@ pub(crate) trait Line: fmt::Debug + Send + Sync {
     /// The hold ends without a release. Returns the commands that take the threads that have had it
     /// after its owner off the line.
     fn left(&self) -> Vec<Command>;
-}
-
-/// The state when a leader asked for a hold: it reads all of this before it sends the request.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Asked {
-    /// How many forced unlocks of this process the server had answered.
-    pub(crate) forced: u64,
-    /// The run of the server that the client met last. If a later run granted the hold, its release
-    /// reports a loss too many, not one too few.
-    pub(crate) incarnation: u64,
-    /// When, on [`clock`].
-    pub(crate) at: u64,
 }
 
 /// One owner id on one key.

@@ -6,6 +6,10 @@
 
 mod acquisition;
 mod cohort;
+mod exchanges;
+#[cfg(all(test, not(shuttle)))]
+#[path = "exchanges/tests.rs"]
+mod exchanges_tests;
 mod gate;
 mod hold;
 mod left;
@@ -21,12 +25,15 @@ mod tracked;
 mod watch;
 
 use crate::error::LostReason;
+use crate::lease::deadline;
+use crate::scripts::lock::Again;
 pub(crate) use redlatch_client::sync::clock;
 
-pub(crate) use acquisition::{Acquisition, Granted};
+pub(crate) use acquisition::Acquisition;
 pub(crate) use cohort::GrantDetails;
+pub(crate) use exchanges::{Asked, Granted};
 pub(crate) use gate::{Entered, Folded, Joining, Level};
-pub(crate) use hold::{Asked, Hold, Line};
+pub(crate) use hold::{Hold, Line};
 pub(crate) use queue_entry::QueueEntry;
 pub(crate) use registered::Registered;
 pub(crate) use release::{Leaving, give_back_unclaimed, give_up_unclaimed};

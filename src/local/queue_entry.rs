@@ -25,9 +25,10 @@ use redlatch_client::Command;
 use redlatch_client::pubsub::Subscription;
 use redlatch_client::sync::{Mutex, Thread, clock, jitter};
 
-use super::acquisition::{Acquisition, Granted};
+use super::acquisition::Acquisition;
 use super::cohort::GrantDetails;
-use super::hold::{Asked, Hold};
+use super::exchanges::{Asked, Granted};
+use super::hold::Hold;
 use super::registered::Registered;
 use super::site::Site;
 use super::tenancy::Tenancy;
@@ -153,7 +154,8 @@ impl QueueEntry {
     /// The chain of a grant that nobody has read.
     fn unread_chain(&self) -> Chain {
         let grant = self.inbox.as_ref().and_then(|it| it.recipient.unread.lock().grant);
-        let details = grant.map(|granted| granted.details).or(self.acquisition.told);
+        let told = self.acquisition.exchanges.unconfirmed().copied();
+        let details = grant.map(|granted| granted.details).or(told);
         details.map_or_else(Chain::default, |details| details.chain)
     }
 
@@ -224,7 +226,7 @@ impl QueueEntry {
         let (arrivals, scripts, lease) = (site.arrivals(), site.scripts(), claim.need.lease());
         self.acquisition.asks(Asked::now(site), lease);
         let replied = if waits {
-            let again = self.acquisition.again(clock::now());
+            let again = self.acquisition.exchanges.again(clock::now());
             scripts.acquire(&self.acquisition.owner, lease, again)
         } else {
             scripts.try_acquire(&self.acquisition.owner, lease)
@@ -254,6 +256,9 @@ impl QueueEntry {
                     return Err(error);
                 }
                 let told = self.acquisition.told(site, already);
+                if !self.acquisition.in_time(site, claim.need, claim.wait.blocks())? {
+                    return Ok(Try::Busy(Duration::ZERO));
+                }
                 // Its deadline: the whole lease, counted from before the request was sent, and less
                 // a little for drift.
                 let hold = self.acquisition.granted_by_reply(site, claim.need);
@@ -262,20 +267,20 @@ impl QueueEntry {
                 // Unnamed: messages name those who stood in the queue when some script ended, and
                 // who got the lock at its first request never did. Unless a copy of that ran before
                 // it.
-                let registered =
-                    if already || self.acquisition.may_stand() { self.registered() } else { None };
+                let registered = if already || self.acquisition.exchanges.may_stand() {
+                    self.registered()
+                } else {
+                    None
+                };
                 let hold = hold.with_details(GrantDetails { places, chain, tokens }, registered);
-                Ok(match self.acquisition.in_time(site, hold, claim.wait.blocks())? {
-                    Some(hold) => Try::Granted(tenancy(hold, claim, clock::now())),
-                    None => Try::Busy(Duration::ZERO),
-                })
+                Ok(Try::Granted(tenancy(hold, claim, clock::now())))
             }
         }
     }
 
     /// Listens to what may change that. When to ask again though nothing is heard.
     fn refused(&mut self, listening: &mut Listening, site: &Site, refused: &Refused) -> Duration {
-        self.acquisition.stands(refused.now);
+        self.acquisition.exchanges.stands(clock::now(), refused.now);
         self.acquisition.refused(refused.now);
         if refused.is_new && self.at.is_some() {
             // Its entry was used up by a grant of which nothing was heard.

@@ -9,6 +9,7 @@ use redlatch_client::{Command, Outcome};
 
 use super::HoldState;
 use super::acquisition::Acquisition;
+use super::exchanges::Undo;
 use super::gate::{LeaveOutcome, Level, Seat};
 use super::hold::Hold;
 use super::queue_entry::QueueEntry;
@@ -280,13 +281,14 @@ impl Site {
         cleanup: fn(&Arc<str>, Command, Duration) -> Cleanup,
     ) {
         // Otherwise, while the server is away, each call's command would be resent for minutes.
-        if !acquisition.is_known {
+        let undo = acquisition.exchanges.undo();
+        if undo == Undo::Nothing {
             return;
         }
         let (site, copy) = (Arc::clone(self), command.clone());
-        let lease = self.core.config.watchdog_timeout.max(acquisition.longest);
+        let lease = self.core.config.watchdog_timeout.max(acquisition.exchanges.longest());
         let later = move || site.core.watchdog.clean_up(cleanup(&site.name, copy.clone(), lease));
-        if acquisition.in_doubt {
+        if undo == Undo::NowAndLater {
             later();
         }
         let rights = self.scripts().rights();
@@ -312,8 +314,8 @@ impl Site {
     ) -> Error {
         let rights = self.scripts().rights();
         let is_free = scripts::lock::release(&self.route, &command, rights, || true).is_ok();
-        if acquisition.in_doubt || !is_free {
-            let lease = self.core.config.watchdog_timeout.max(acquisition.longest);
+        if acquisition.is_in_doubt() || !is_free {
+            let lease = self.core.config.watchdog_timeout.max(acquisition.exchanges.longest());
             self.core.watchdog.clean_up(cleanup(&self.name, command, lease));
         }
         unacknowledged.of(&self.name).unacknowledged(is_free)

@@ -8,9 +8,10 @@ use std::sync::{Arc, OnceLock, Weak};
 use redlatch_client::Route;
 use redlatch_client::sync::{Mutex, Thread, clock};
 
+use super::exchanges::Asked;
 use super::gate::GateQueue;
 use super::gate::{Admitted, Gate, Seat};
-use super::hold::{Asked, Hold};
+use super::hold::Hold;
 use super::queue_entry::QueueEntry;
 use super::release::Leaving;
 use super::tenancy::Tenancy;

@@ -256,7 +256,7 @@ impl<'a> Side<'a> {
         let places = match acquisition.heard(replied, is_there) {
             Ok(Acquired::Granted { places, .. }) => places,
             Ok(Acquired::Refused(_) | Acquired::NotTaken) => {
-                if acquisition.in_doubt {
+                if acquisition.is_in_doubt() {
                     undo();
                 }
                 // The thread has lost its write hold, without knowing it.
@@ -266,7 +266,7 @@ impl<'a> Side<'a> {
                 return Ok(None);
             }
             Err(trouble) => {
-                if acquisition.in_doubt {
+                if acquisition.is_in_doubt() {
                     undo();
                 }
                 return Err(site.not_taken(trouble, 0));

@@ -96,7 +96,7 @@ fn minus(number: u64, digits: &mut [u8; 20]) -> &[u8] {
 
 /// The arguments of a question that is not the first one for its entry. In ms, by the server's
 /// clock.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Again {
     /// Since when the owner has waited.
     pub(crate) came: u64,

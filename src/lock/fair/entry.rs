@@ -321,11 +321,11 @@ impl FairEntry {
         }
         let Self { queue, acquisition, terms, .. } = self;
         let told = acquisition.told(&queue.site, already);
+        if !acquisition.in_time(&queue.site, *terms, waits)? {
+            return Ok(Try::Busy(Duration::ZERO));
+        }
         let hold = acquisition.granted_by_reply(&queue.site, *terms);
-        Ok(match acquisition.in_time(&queue.site, hold, waits)? {
-            Some(hold) => Try::Granted(self.tenancy(hold, told.unwrap_or(followers))),
-            None => Try::Busy(Duration::ZERO),
-        })
+        Ok(Try::Granted(self.tenancy(hold, told.unwrap_or(followers))))
     }
 
     fn tenancy(&self, hold: Hold, followers: Followers) -> Arc<Tenancy> {
@@ -356,7 +356,7 @@ impl FairEntry {
     /// The thread has the lock.
     pub(super) fn becomes(&mut self, hold: &Hold) {
         self.is_used = true;
-        if self.acquisition.in_doubt && !self.is_owner_of(hold) {
+        if self.acquisition.is_in_doubt() && !self.is_owner_of(hold) {
             // The release of the passed hold does not undo a late request of this owner.
             self.undo();
         }
@@ -386,7 +386,7 @@ impl Drop for FairEntry {
         call.now();
         let site = &self.queue.site;
         if let Some(tenancy) = passed {
-            if self.acquisition.in_doubt {
+            if self.acquisition.is_in_doubt() {
                 self.undo();
             }
             // It was passed the hold and cannot take it: the next thread gets it.

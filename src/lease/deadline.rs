@@ -1,0 +1,27 @@
+//! Until when a lease lasts for its holder. This file is pure, and imports nothing of the crate: the
+//! random models of the scripts (`tests/model/`) compile it, too.
+
+use std::time::Duration;
+
+const MS: u64 = 1_000_000;
+
+/// How far two clocks may drift apart in a lease. Up to a millisecond more is lost, since Redis
+/// counts whole ones.
+const DRIFT: u64 = 1_000;
+
+/// The lease of a grant by message (PROVISIONAL in the scripts). If its process is stopped, the
+/// others wait this long for the lock.
+pub(crate) const PROVISIONAL: u64 = 2_000 * MS;
+
+/// Never longer: a guard never says "held" past the deadline counted from before the request was
+/// sent, less the drift of two clocks in a lease.
+pub(crate) fn deadline(sent_at: u64, lease: Duration) -> u64 {
+    // Redis counts whole milliseconds: the request is cut to them, and up to one has passed
+    // already.
+    let lease = u64::try_from(lease.as_nanos()).unwrap_or(u64::MAX) / MS * MS;
+    sent_at.saturating_add(lease - drift(lease))
+}
+
+pub(crate) const fn drift(lease: u64) -> u64 {
+    lease / DRIFT + if lease > 2 * MS { MS } else { 0 }
+}

@@ -1,0 +1,310 @@
+//! What the exchanges of one owner with the server say: what the server may have of the owner, and
+//! until when a grant is the owner's.
+//!
+//! Pure: time goes in, and decisions come out. Nothing is sent here, no clock is read, and nothing
+//! of the crate is imported but what the parent module names; the random models of the scripts
+//! (`tests/model/`) compile this file, too. It does not know the owner's number, so two owners with
+//! the same past are equal.
+//!
+//! ```text
+//!          asks            refused (at the server's time)
+//!   new ---------> asked ---------------------------------> anchored, waiting
+//!                    |                                             | asks ...
+//!                    | granted by reply                            | granted by message
+//!                    v                                             v
+//!        until = asked + lease          until = anchor's time + (grant's now - anchor's now) + lease
+//! ```
+//!
+//! Anchor: the deadline of a grant by message counts from an earlier exchange of the same wait, by
+//! the server's clock; without one, from the first request. The process may have been stopped, and
+//! another one may have the lock when this one reads the message:
+//!
+//! ```text
+//! server    grant to A (2 s)              its end: grant to B
+//! A         stopped ............................................ reads the grant: too late
+//! ```
+//!
+//! A younger refusal voids a grant, whichever the owner reads first: a grant and a reply come over
+//! two connections, so the reply to a question that ran after the end of the grant may overtake the
+//! message of that grant.
+//!
+//! Acknowledged: if replicas must have a grant, a message only makes the owner ask. Another
+//! connection has written the grant, and the server answers only for this connection's writes; the
+//! request finds the hold, and writes it anew.
+//!
+//! Silent: the owner may report others as silent only while the server answers it promptly, without
+//! a pause, and by a clock that does not jump. After a pause it may be this process that was
+//! stopped, and the others may have asked meanwhile.
+
+use std::time::Duration;
+
+use super::Again;
+use super::deadline::deadline;
+
+const MS: u64 = 1_000_000;
+/// An owner that the server has answered for this long may report others as silent: HEARD of
+/// `lua/hand_off.lua`.
+const STEADY: u64 = 2_000 * MS;
+/// A reply that takes longer shows that the server, or this process, stood still: PROMPT there.
+const PROMPT: u64 = 400 * MS;
+/// The next request follows a reply within this time, unless this process stood still.
+const PAUSE: u64 = 1_500 * MS;
+/// At this many grants in a row that arrive after their own end, the wait fails.
+const MOST_LATE: u32 = 3;
+
+/// The state when a leader asked for a hold: it reads all of this before it sends the request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Asked {
+    /// How many forced unlocks of this process the server had answered.
+    pub(crate) forced: u64,
+    /// The run of the server that the client met last. If a later run granted the hold, its release
+    /// reports a loss too many, not one too few.
+    pub(crate) incarnation: u64,
+    /// When, by the process's own clock, in nanoseconds. (So are all times here that are not the
+    /// server's.)
+    pub(crate) at: u64,
+}
+
+/// See the module. `D`: the details of a grant.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Exchanges<D> {
+    /// When the first request was sent.
+    began: Option<u64>,
+    /// The last request.
+    asked: Option<Asked>,
+    /// The last request was not the first.
+    asked_again: bool,
+    /// The last exchange that named the server's time.
+    anchor: Option<Anchor>,
+    /// Since when the owner has an entry, by the server's clock, as the first such reply said.
+    came: Option<u64>,
+    /// Since when, and until when, the server has answered it promptly, without a pause.
+    steady: Option<(u64, u64)>,
+    /// A request was sent twice, or its outcome is not known: a copy may arrive later.
+    in_doubt: bool,
+    /// The server may know the owner.
+    is_known: bool,
+    /// The longest lease that a request named.
+    longest: Duration,
+    /// How many grants in a row were read after their own end.
+    late: u32,
+    /// The details of a grant by message, while the owner asks for its confirmation.
+    told: Option<D>,
+}
+
+/// An exchange whose reply named the server's time, which was not before `sent`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Anchor {
+    sent: u64,
+    /// In ms.
+    server: u64,
+}
+
+/// A grant by message, with the details of its kind of lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Granted<D> {
+    /// By the server's clock, in ms.
+    pub(crate) now: u64,
+    pub(crate) received: u64,
+    pub(crate) lease: Duration,
+    pub(crate) details: D,
+}
+
+/// What must be so at the reader of a grant by message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Reader {
+    /// The lease that it wants.
+    pub(crate) lease: Duration,
+    /// The run of the server that the client met last.
+    pub(crate) incarnation: u64,
+    /// Replicas must have a grant before it counts.
+    pub(crate) needs_replicas: bool,
+}
+
+/// Whether a grant by reply was read before its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum InTime {
+    Yes,
+    /// Only the server knows whether the hold is still the owner's.
+    Ask,
+    /// That happens again and again.
+    Fail,
+}
+
+/// What the end of a wait leaves to undo at the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Undo {
+    /// The server has never heard of the owner.
+    Nothing,
+    /// An entry, or the lock.
+    Once,
+    /// The same, now and later: a copy of a request may still come.
+    NowAndLater,
+}
+
+impl<D> Exchanges<D> {
+    pub(crate) const fn new() -> Self {
+        Self {
+            began: None,
+            asked: None,
+            asked_again: false,
+            anchor: None,
+            came: None,
+            steady: None,
+            in_doubt: false,
+            is_known: false,
+            longest: Duration::ZERO,
+            late: 0,
+            told: None,
+        }
+    }
+
+    /// The owner is about to send a request for this lease.
+    #[inline]
+    pub(crate) fn asks(&mut self, asked: Asked, lease: Duration) {
+        self.began.get_or_insert(asked.at);
+        if self.asked.is_some_and(|before| before.incarnation != asked.incarnation) {
+            // Another server, with another clock, or one that was started anew: other owners may
+            // not be back yet.
+            (self.anchor, self.steady) = (None, None);
+        }
+        self.asked_again = self.asked.is_some();
+        self.asked = Some(asked);
+        self.longest = self.longest.max(lease);
+    }
+
+    /// The outcome of a request. `in_doubt`: the server may carry out a copy of it, now or later.
+    /// `is_there`: the reply says that the server has the owner in its queue or as the holder now.
+    #[inline]
+    pub(crate) fn heard(&mut self, in_doubt: bool, is_there: bool) {
+        self.in_doubt |= in_doubt;
+        self.is_known |= in_doubt || is_there;
+    }
+
+    /// The last request.
+    pub(crate) fn asked(&self) -> Option<Asked> {
+        self.asked
+    }
+
+    pub(crate) fn is_in_doubt(&self) -> bool {
+        self.in_doubt
+    }
+
+    /// The longest lease that a request named.
+    pub(crate) fn longest(&self) -> Duration {
+        self.longest
+    }
+
+    /// Whether the server may have had the owner in a queue: the last answered request was not the
+    /// only one, or the server may have run it twice.
+    pub(crate) fn may_stand(&self) -> bool {
+        self.in_doubt || self.asked_again
+    }
+
+    /// The extra arguments of the next request, if the owner already has an entry.
+    #[inline]
+    pub(crate) fn again(&self, now: u64) -> Option<Again> {
+        let came = self.came?;
+        let steady = self.steady.filter(|(since, last)| {
+            now.saturating_sub(*since) >= STEADY && now.saturating_sub(*last) <= PAUSE
+        });
+        let anchor = self.anchor.filter(|_| steady.is_some());
+        let sent = anchor.map(|anchor| anchor.server + now.saturating_sub(anchor.sent) / MS);
+        Some(Again { came, sent })
+    }
+
+    /// A reply said that the owner has an entry, at this time of the server's. Called before
+    /// [`refused`](Self::refused), since it looks at the exchange before this one.
+    pub(crate) fn stands(&mut self, now: u64, server: u64) {
+        self.came.get_or_insert(server);
+        let Some(asked) = self.asked else { return };
+        // A jump of the server's clock ends the steady time, too: other owners that have just asked
+        // may look silent by the new time.
+        let is_expected = self.anchor.is_none_or(|anchor| {
+            let expected = anchor.server + asked.at.saturating_sub(anchor.sent) / MS;
+            expected.abs_diff(server) <= PROMPT / MS
+        });
+        let is_prompt = is_expected && now.saturating_sub(asked.at) <= PROMPT;
+        let goes_on = |last| asked.at.saturating_sub(last) <= PAUSE;
+        self.steady = match self.steady {
+            _ if !is_prompt => None,
+            Some((since, last)) if goes_on(last) => Some((since, now)),
+            _ => Some((now, now)),
+        };
+    }
+
+    /// The server answered, at this time of its own, that the owner is not the holder. An earlier
+    /// grant is over, in whichever order this process reads the two.
+    pub(crate) fn refused(&mut self, server: u64) {
+        (self.late, self.told) = (0, None);
+        if self.anchor.is_none_or(|anchor| anchor.server < server) {
+            self.anchor = self.asked.map(|asked| Anchor { sent: asked.at, server });
+        }
+    }
+
+    /// The details of a grant that a message named, and that no reply has confirmed.
+    pub(crate) fn unconfirmed(&self) -> Option<&D> {
+        self.told.as_ref()
+    }
+
+    /// A reply granted the lock, which may `already` have been the owner's. Returns the details
+    /// that a message named for that earlier grant.
+    #[inline]
+    pub(crate) fn confirmed(&mut self, already: bool) -> Option<D> {
+        self.told.take().filter(|_| already)
+    }
+
+    /// Whether the reply to the last request, which granted this lease, is read before the end of
+    /// the lease. `waits`: the owner may ask again.
+    #[inline]
+    pub(crate) fn in_time(&mut self, now: u64, lease: Duration, waits: bool) -> InTime {
+        if self.asked.is_some_and(|asked| now < deadline(asked.at, lease)) {
+            return InTime::Yes;
+        }
+        self.late += 1;
+        if self.late == MOST_LATE || !waits { InTime::Fail } else { InTime::Ask }
+    }
+
+    /// A message has granted the lock. Returns from when its lease counts, and its details; or
+    /// nothing, if the lock may not be the owner's any more, or replicas must have the grant: the
+    /// owner asks then.
+    pub(crate) fn granted_by_message(
+        &mut self,
+        now: u64,
+        granted: Granted<D>,
+        reader: Reader,
+    ) -> Option<(Asked, D)> {
+        // The server refused the owner after this grant: the grant was taken away again, or the
+        // server's clock was set back between the two.
+        if self.anchor.is_some_and(|anchor| granted.now < anchor.server) {
+            return None;
+        }
+        if reader.needs_replicas {
+            self.told = Some(granted.details);
+            return None;
+        }
+        let asked = self.asked.filter(|asked| asked.incarnation == reader.incarnation)?;
+        // The server did not grant it before this, whenever this process read the message.
+        let not_before = match self.anchor {
+            // (Anybody may write anything on the channel.)
+            Some(anchor) => {
+                anchor.sent.saturating_add((granted.now - anchor.server).saturating_mul(MS))
+            }
+            None => self.began?,
+        };
+        let asked = Asked { at: not_before.min(granted.received), ..asked };
+        // If the wanted lease is the shorter one, no more than that counts: a renewal cuts the hold
+        // to it.
+        let counts = granted.lease.min(reader.lease);
+        (now < deadline(asked.at, counts)).then_some((asked, granted.details))
+    }
+
+    /// The owner does not want the lock any more.
+    pub(crate) fn undo(&self) -> Undo {
+        match (self.is_known, self.in_doubt) {
+            (false, _) => Undo::Nothing,
+            (true, false) => Undo::Once,
+            (true, true) => Undo::NowAndLater,
+        }
+    }
+}
