@@ -7,10 +7,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use redlatch_client::Command;
 use redlatch_client::sync::clock;
 
 use super::exchanges::{Asked, Exchanges, Granted, InTime, Reader};
 use super::hold::Hold;
+use super::release::Left;
 use super::site::Site;
 use super::terms::Terms;
 use crate::error::Error;
@@ -23,7 +25,7 @@ pub(crate) struct Acquisition<D> {
     pub(crate) owner: Owner,
     /// Keeps the owner live.
     live: Arc<LiveOwner>,
-    pub(super) exchanges: Exchanges<D>,
+    exchanges: Exchanges<D>,
     /// Why a grant of the last reply does not count: too few replicas have it.
     pub(crate) unacknowledged: Option<Error>,
 }
@@ -37,6 +39,11 @@ impl<D> Acquisition<D> {
     /// A copy of a request may arrive later.
     pub(crate) fn is_in_doubt(&self) -> bool {
         self.exchanges.is_in_doubt()
+    }
+
+    /// What is left of it, which this command takes out of queue and lock.
+    pub(crate) fn left(&self, command: Command) -> Left {
+        Left { undo: self.exchanges.undo(), longest: self.exchanges.longest(), command }
     }
 
     /// The caller is about to send a request of this owner, for this lease.

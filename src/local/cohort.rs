@@ -17,7 +17,7 @@ const JOINED: u64 = 3_000_000;
 const SAME_CHAIN: u64 = 10_000_000;
 
 /// The details of a grant about other processes, and its tokens.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct GrantDetails {
     /// How many processes wait behind.
     pub(crate) places: u32,

@@ -242,11 +242,6 @@ impl<D> Exchanges<D> {
         }
     }
 
-    /// The details of a grant that a message named, and that no reply has confirmed.
-    pub(crate) fn unconfirmed(&self) -> Option<&D> {
-        self.told.as_ref()
-    }
-
     /// A reply granted the lock, which may `already` have been the owner's. Returns the details
     /// that a message named for that earlier grant.
     #[inline]

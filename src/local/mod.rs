@@ -6,6 +6,10 @@
 
 mod acquisition;
 mod cohort;
+mod entry;
+#[cfg(all(test, not(shuttle)))]
+#[path = "entry/tests.rs"]
+mod entry_tests;
 mod exchanges;
 #[cfg(all(test, not(shuttle)))]
 #[path = "exchanges/tests.rs"]

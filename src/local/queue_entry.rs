@@ -8,6 +8,9 @@
 //!                              -> ask
 //! ```
 //!
+//! `entry.rs` decides. This file has the owner, sends the requests, listens, and keeps the inbox
+//! under its mutex.
+//!
 //! One for each process and name, however many threads wait: it is the leader's, who hands it to
 //! the next leader with the lead. The owner is registered before the first request is sent, since
 //! the grant may overtake its reply. (Not for `try_lock`: no message names it.)
@@ -21,59 +24,45 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redlatch_client::Command;
 use redlatch_client::pubsub::Subscription;
 use redlatch_client::sync::{Mutex, Thread, clock, jitter};
 
-use super::acquisition::Acquisition;
 use super::cohort::GrantDetails;
-use super::exchanges::{Asked, Granted};
+use super::entry::{Action, Actions, By, Entered, Entry, Event, Inbox, Listens, Reply, Told};
+use super::exchanges::{Asked, Granted, Reader, Undo};
 use super::hold::Hold;
 use super::registered::Registered;
+use super::release::Left;
 use super::site::Site;
 use super::tenancy::Tenancy;
 use super::terms::Terms;
 use crate::error::Error;
 use crate::lease::Cleanup;
-use crate::lease::renewal::PROVISIONAL;
-use crate::runtime::{Message, Recipient};
-use crate::scripts::Mode;
-use crate::scripts::lock::{Acquired, Chain, Refused, Start, Tokens};
+use crate::runtime::{LiveOwner, Message, Recipient};
+use crate::scripts::lock::{Acquired, Chain, Start, Tokens};
+use crate::scripts::{Mode, Owner, Replied, Trouble};
 use crate::waiting::{Claim, Listening, Queued, Try};
 
-const MS: u64 = 1_000_000;
-/// How often a waiter asks that hears nothing. It is less than the lease of a grant by message: so
-/// while such a grant lasts every waiter asks at least once, is told when that lease ends, and asks
-/// again then. If the process that was granted the lock is stopped, the waiters lose that lease and
-/// no more. (Every waiter asks, not only the first in line, since a waiter knows only where it
-/// stood when it last asked.)
-const POLL: Duration = Duration::from_secs(1);
-const _: () = assert!(POLL.as_millis() * 12 / 10 < PROVISIONAL as u128 / 1_000_000);
-/// So many from the head listen for Redisson's releases. A second one, in case the first is dead.
-const FIRST: u32 = 2;
-/// Behind the end that the server told: it cuts its times to whole milliseconds.
-const PAST_END: Duration = Duration::from_millis(1);
-/// And so much later for each entry, so that not all come at once.
-const PER_PLACE: Duration = Duration::from_micros(300);
-
 /// See the module. Whoever has it uses it up: it becomes a hold, or is
-/// [given up](Site::give_up).
+/// [given up](Site::leave_queue).
 #[derive(Debug)]
 pub(crate) struct QueueEntry {
-    pub(super) acquisition: Acquisition<GrantDetails>,
+    owner: Owner,
+    /// Keeps the owner live.
+    live: Arc<LiveOwner>,
+    entry: Entry<GrantDetails>,
     /// The messages to it, from before its first request for an entry on. `None`: it has not asked
     /// for one. The hold that it becomes may keep this (`Hold::_registered`).
-    inbox: Option<Arc<Registered<Inbox>>>,
-    /// Where it stood when it last asked. `None`: nowhere.
-    at: Option<u32>,
+    mailbox: Option<Arc<Registered<Mailbox>>>,
     /// What only counts it as one of ours, while it listens in public.
     _companion: Option<Subscription>,
 }
 
-/// The messages to an owner that stands in the queue, or has the lock since.
-struct Inbox {
+/// Where the messages to an owner go that stands in the queue, or has the lock since.
+struct Mailbox {
     name: Arc<str>,
     database: i64,
+    is_fenced: bool,
     unread: Mutex<Unread>,
 }
 
@@ -81,34 +70,37 @@ struct Inbox {
 struct Unread {
     /// The thread that waits for them.
     reader: Arc<Thread>,
-    grant: Option<Granted<GrantDetails>>,
-    /// When it should ask: at the end of a window, or at once.
-    open_until: Option<u64>,
+    inbox: Inbox<GrantDetails>,
 }
 
 /// The subscriber's thread calls it with what it hears on the client's own channel, where a script
-/// has named this owner (`tell` in `lua/hand_off.lua`). A grant that names an owner without an
-/// inbox is [given back](super::give_back_unclaimed).
-impl Recipient for Inbox {
+/// has named this owner (`tell` in `lua/hand_off.lua`). A grant that names an owner without a
+/// mailbox is [given back](super::give_back_unclaimed).
+impl Recipient for Mailbox {
     fn told(&self, news: &Message<'_>) {
         let received = clock::now();
-        let mut unread = self.unread.lock();
-        match news {
+        let told = match news {
             Message::Grant(grant)
                 if (grant.database, grant.lock) == (self.database, &*self.name) =>
             {
                 let Some(details) = details(grant.details) else { return };
-                let granted = Granted { now: grant.now, received, lease: grant.lease, details };
-                // A second copy says nothing new.
-                unread.grant.get_or_insert(granted);
+                if self.is_fenced && details.tokens.is_none() {
+                    // Who released it knows of no tokens: a re-entrant lock of this name. The reply
+                    // to a question has some.
+                    Told::Missed
+                } else {
+                    Told::Grant(Granted { now: grant.now, received, lease: grant.lease, details })
+                }
             }
             Message::Open { left, database, lock }
                 if (*database, *lock) == (self.database, &*self.name) =>
             {
-                unread.open_until = Some(received.saturating_add(clock::nanos(*left)));
+                Told::Open { until: received.saturating_add(clock::nanos(*left)) }
             }
             _ => return,
-        }
+        };
+        let mut unread = self.unread.lock();
+        unread.inbox.told(told);
         let reader = Arc::clone(&unread.reader);
         drop(unread);
         reader.parker().unpark();
@@ -143,154 +135,161 @@ pub(super) fn details(details: &str) -> Option<GrantDetails> {
 
 impl QueueEntry {
     pub(crate) fn new(site: &Site) -> Self {
-        Self { acquisition: Acquisition::new(site), inbox: None, at: None, _companion: None }
+        let (owner, live) = site.core.next_owner_to(site.mode);
+        Self { owner, live, entry: Entry::new(), mailbox: None, _companion: None }
     }
 
     /// What it is for.
     pub(crate) fn mode(&self) -> Mode {
-        self.acquisition.owner.mode()
-    }
-
-    /// The chain of a grant that nobody has read.
-    fn unread_chain(&self) -> Chain {
-        let grant = self.inbox.as_ref().and_then(|it| it.recipient.unread.lock().grant);
-        let told = self.acquisition.exchanges.unconfirmed().copied();
-        let details = grant.map(|granted| granted.details).or(told);
-        details.map_or_else(Chain::default, |details| details.chain)
-    }
-
-    /// Takes its owner out of queue and lock.
-    pub(super) fn give_up_command(&self, site: &Site) -> Command {
-        site.scripts().give_up_command(&self.acquisition.owner.text(), self.unread_chain())
+        self.owner.mode()
     }
 
     /// Whether something was told and not read.
     pub(crate) fn has_news(&self) -> bool {
-        self.inbox.as_ref().is_some_and(|inbox| {
-            let unread = inbox.recipient.unread.lock();
-            unread.grant.is_some() || unread.open_until.is_some()
-        })
+        let unread = |it: &Arc<Registered<Mailbox>>| !it.recipient.unread.lock().inbox.is_empty();
+        self.mailbox.as_ref().is_some_and(unread)
     }
 
-    /// Takes out what was told: the lock, if a message said that it is ours and that is still so.
-    /// From here on the thread is woken for it.
+    /// What was told and not read; it is read now.
+    fn take_inbox(&self) -> Inbox<GrantDetails> {
+        let Some(mailbox) = &self.mailbox else { return Inbox::new() };
+        std::mem::replace(&mut mailbox.recipient.unread.lock().inbox, Inbox::new())
+    }
+
+    /// Reads what was told: returns the lock, if a message said that it is ours and that is still
+    /// so. From here on the thread is woken for it.
     pub(crate) fn collect(
         &mut self,
         listening: &mut Listening,
         site: &Site,
         claim: &Claim<'_, Terms>,
     ) -> Option<Arc<Tenancy>> {
-        let mut unread = self.inbox.as_ref()?.recipient.unread.lock();
+        let mut unread = self.mailbox.as_ref()?.recipient.unread.lock();
         if !Arc::ptr_eq(&unread.reader, claim.thread) {
             unread.reader = Arc::clone(claim.thread);
         }
-        let (grant, open_until) = (unread.grant.take(), unread.open_until.take());
+        let mut inbox = std::mem::replace(&mut unread.inbox, Inbox::new());
         drop(unread);
-        if let Some(until) = open_until {
-            listening.ask_at = listening.ask_at.min(until);
-        }
-        if listening.public.has_spoken() {
-            listening.public.catch_up();
-            // The first one asks at once, the second in case the first one is dead.
-            let place = u64::from(self.at.unwrap_or(0));
-            if place < u64::from(FIRST) {
-                listening.ask_at = listening.ask_at.min(clock::now() + place * MS);
+        for (heard, told) in
+            [(&mut listening.public, Told::Public), (&mut listening.own, Told::Missed)]
+        {
+            if heard.has_spoken() {
+                heard.catch_up();
+                inbox.told(told);
             }
         }
-        let granted = grant?;
-        // If it is not certain that it is ours, the next thing to do is to ask.
-        listening.ask_at = 0;
-        let hold = self.granted_by_message(site, claim.need, granted)?;
-        Some(tenancy(hold, claim, clock::now()))
+        if inbox.is_empty() {
+            return None;
+        }
+        let reader = Reader {
+            lease: claim.need.lease(),
+            incarnation: site.route.incarnation(),
+            needs_replicas: site.core.config.replica_acks.is_some(),
+        };
+        let now = clock::now();
+        let Actions { then, .. } = self.entry.step(now, Event::Reads { inbox, reader });
+        listening.ask_at = self.entry.ask_at();
+        let Action::Enter(entered) = then else { return None };
+        Some(self.enters(site, claim, entered, now))
     }
 
-    /// One request: the first one, a poll, and the one after a reconnect are the same. Who will not
-    /// wait takes the lock if it is free, past the queue, and leaves no entry behind.
+    /// One request. Who will not wait takes the lock if it is free, past the queue, and leaves no
+    /// entry behind.
     pub(crate) fn ask(
         &mut self,
         listening: &mut Listening,
         site: &Arc<Site>,
         claim: &Claim<'_, Terms>,
     ) -> Result<Try<Arc<Tenancy>>, Error> {
-        let waits = claim.wait.blocks();
-        if waits && self.inbox.is_none() {
+        let (waits, lease) = (claim.wait.blocks(), claim.need.lease());
+        if waits && self.mailbox.is_none() {
             let reader = Arc::clone(claim.thread);
-            let unread = Mutex::new(Unread { reader, grant: None, open_until: None });
-            let (name, database) = (Arc::clone(&site.name), site.core.database());
-            let inbox = Inbox { name, database, unread };
-            let number = self.acquisition.owner.number();
+            let mailbox = Mailbox {
+                name: Arc::clone(&site.name),
+                database: site.core.database(),
+                is_fenced: site.keys().is_fenced,
+                unread: Mutex::new(Unread { reader, inbox: Inbox::new() }),
+            };
             // From here on messages that name this owner reach `told`, above.
-            self.inbox = Some(Registered::new(&site.core, number, inbox));
+            self.mailbox = Some(Registered::new(&site.core, self.owner.number(), mailbox));
         }
         listening.own.known(site.core.pubsub.own_version(&site.name));
-        let (arrivals, scripts, lease) = (site.arrivals(), site.scripts(), claim.need.lease());
-        self.acquisition.asks(Asked::now(site), lease);
+        let (arrivals, scripts, asked) = (site.arrivals(), site.scripts(), Asked::now(site));
+        let asks = Event::Asks { asked, lease, queues: waits };
+        let again = match self.entry.step(asked.at, asks).then {
+            Action::Ask { again } => again,
+            then => return self.done(site, claim, then, asked.at),
+        };
         let replied = if waits {
-            let again = self.acquisition.exchanges.again(clock::now());
-            scripts.acquire(&self.acquisition.owner, lease, again)
+            scripts.acquire(&self.owner, lease, again)
         } else {
-            scripts.try_acquire(&self.acquisition.owner, lease)
+            scripts.try_acquire(&self.owner, lease)
         };
-        let is_there = |reply: &Acquired| match reply {
-            Acquired::Granted { .. } => true,
-            Acquired::Refused(_) => true,
-            Acquired::NotTaken => false,
-        };
-        let replied = self.acquisition.heard(replied, is_there);
-        match replied.map_err(|trouble| site.not_taken(trouble, arrivals))? {
-            // It stands in the queue now, and its thread sleeps in the driver.
-            Acquired::Refused(refused) => Ok(Try::Busy(self.refused(listening, site, &refused))),
-            Acquired::NotTaken => Ok(Try::Busy(Duration::ZERO)),
-            Acquired::Granted { already, places, tokens } => {
-                if let Some(unacknowledged) = self.acquisition.unacknowledged.take() {
-                    // Fresh owners: who leads next is another one.
-                    let used = std::mem::replace(self, Self::new(site));
-                    let command = used.give_up_command(site);
-                    let error = site.take_back(
-                        used.acquisition,
-                        command,
-                        Cleanup::requested,
-                        unacknowledged,
-                    );
-                    site.fail_others(arrivals, &error);
-                    return Err(error);
-                }
-                let told = self.acquisition.told(site, already);
-                if !self.acquisition.in_time(site, claim.need, claim.wait.blocks())? {
-                    return Ok(Try::Busy(Duration::ZERO));
-                }
-                // Its deadline: the whole lease, counted from before the request was sent, and less
-                // a little for drift.
-                let hold = self.acquisition.granted_by_reply(site, claim.need);
-                // Since when ours have it the message knows better.
-                let chain = told.map_or_else(|| site.gate.chain(hold.asked.at), |told| told.chain);
-                // Unnamed: messages name those who stood in the queue when some script ended, and
-                // who got the lock at its first request never did. Unless a copy of that ran before
-                // it.
-                let registered = if already || self.acquisition.exchanges.may_stand() {
-                    self.registered()
-                } else {
-                    None
-                };
-                let hold = hold.with_details(GrantDetails { places, chain, tokens }, registered);
-                Ok(Try::Granted(tenancy(hold, claim, clock::now())))
+        let Replied { reply, in_doubt, unacknowledged } = match replied {
+            Ok(replied) => replied,
+            Err(trouble) => {
+                let is_unknown = matches!(trouble, Trouble::Unknown(_));
+                let event = if is_unknown { Event::Unknown } else { Event::Failed };
+                let _due = self.entry.step(asked.at, event);
+                return Err(site.not_taken(trouble, arrivals));
             }
+        };
+        if let (Acquired::Granted { .. }, Some(unacknowledged)) = (&reply, unacknowledged) {
+            let error = self.taken_back(site, in_doubt, unacknowledged);
+            site.fail_others(arrivals, &error);
+            return Err(error);
+        }
+        let reply = match reply {
+            Acquired::Granted { already, places, tokens } => {
+                let details = GrantDetails { places, chain: Chain::default(), tokens };
+                Reply::Granted { already, lease, waits, details }
+            }
+            Acquired::Refused(refused) => Reply::Refused {
+                now: refused.now,
+                left: refused.left,
+                place: refused.place,
+                by_redisson: refused.by_redisson,
+                is_new: refused.is_new,
+                jitter: (jitter(asked.at) * 1_000.0) as u32,
+            },
+            Acquired::NotTaken => Reply::NotTaken,
+        };
+        let now = clock::now();
+        let answered = Event::Answered { reply, in_doubt };
+        let Actions { listens, suspects, then } = self.entry.step(now, answered);
+        if suspects {
+            site.core.pubsub.suspect(&site.name);
+        }
+        if listens != Listens::AsBefore {
+            self.listens(listening, site, listens);
+        }
+        self.done(site, claim, then, now)
+    }
+
+    fn done(
+        &self,
+        site: &Site,
+        claim: &Claim<'_, Terms>,
+        then: Action<GrantDetails>,
+        now: u64,
+    ) -> Result<Try<Arc<Tenancy>>, Error> {
+        match then {
+            Action::Enter(entered) => Ok(Try::Granted(self.enters(site, claim, entered, now))),
+            Action::Fail => Err(Error::late_grant(&site.name)),
+            // It stands in the queue now, or asks once more, and its thread sleeps in the driver.
+            Action::Sleep { until } => {
+                Ok(Try::Busy(Duration::from_nanos(until.saturating_sub(now))))
+            }
+            Action::Ask { .. } | Action::GiveBack { .. } => Ok(Try::Busy(Duration::ZERO)),
         }
     }
 
-    /// Listens to what may change that. When to ask again though nothing is heard.
-    fn refused(&mut self, listening: &mut Listening, site: &Site, refused: &Refused) -> Duration {
-        self.acquisition.exchanges.stands(clock::now(), refused.now);
-        self.acquisition.refused(refused.now);
-        if refused.is_new && self.at.is_some() {
-            // Its entry was used up by a grant of which nothing was heard.
-            site.core.pubsub.suspect(&site.name);
-        }
-        let place = refused.place;
-        self.at = Some(place);
+    /// Listens to what may change a refusal.
+    #[inline(never)]
+    fn listens(&mut self, listening: &mut Listening, site: &Site, listens: Listens) {
         let latest = Listening::latest(&site.core);
         listening.own.subscribe(latest, || site.core.pubsub.listen_to_own(&site.name));
-        if refused.by_redisson && place < FIRST {
+        if listens == Listens::ToPublic {
             let keys = site.keys();
             // First: it must never look as if there were one more of Redisson's.
             self._companion
@@ -299,33 +298,63 @@ impl QueueEntry {
                 .public
                 .subscribe(None, || site.core.pubsub.listen(&keys.public().to_string().into()));
         }
-        let poll = POLL.mul_f64(0.8 + 0.4 * jitter(clock::now()));
-        let end = refused.left.saturating_add(PAST_END + PER_PLACE * place);
-        poll.min(end)
     }
 
-    /// `None`: it is certain no more that it is ours.
-    fn granted_by_message(
-        &mut self,
+    /// The owner has the lock.
+    fn enters(
+        &self,
         site: &Site,
-        terms: Terms,
-        granted: Granted<GrantDetails>,
-    ) -> Option<Hold> {
-        if site.keys().is_fenced && granted.details.tokens.is_none() {
-            // Who released it knows of no tokens: a re-entrant lock of this name.
-            return None;
-        }
-        // Its deadline: the lease that the message says, counted from the anchor. It is
-        // provisional: the renewer raises it to that of the terms after 50 ms.
-        let (hold, details) = self.acquisition.granted_by_message(site, terms, granted)?;
-        Some(hold.with_details(details, self.registered()))
+        claim: &Claim<'_, Terms>,
+        entered: Entered<GrantDetails>,
+        now: u64,
+    ) -> Arc<Tenancy> {
+        let Entered { asked, in_doubt, by } = entered;
+        let (terms, lease) = (claim.need, claim.need.lease());
+        let registered = || self.mailbox.clone().map(|mailbox| mailbox as Arc<Registered>);
+        let hold = match by {
+            // Its deadline: the whole lease, counted from before the request was sent, and less a
+            // little for drift.
+            By::Reply { told, details, may_be_named } => {
+                // Since when ours have it the message knows better.
+                let chain = told.map_or_else(|| site.gate.chain(asked.at), |told| told.chain);
+                let registered = if may_be_named { registered() } else { None };
+                Hold::new(self.owner, terms, lease, asked, in_doubt)
+                    .with_details(GrantDetails { chain, ..details }, registered)
+            }
+            // Its deadline: the lease that the message says, counted from the anchor. It is
+            // provisional: the renewer raises it to that of the terms after 50 ms.
+            By::Message { lease: granted, details } => {
+                Hold::handed(self.owner, terms, granted, lease, asked, in_doubt)
+                    .with_details(details, registered())
+            }
+        };
+        let hold = Arc::new(hold.of_live(&self.live));
+        Arc::new(Tenancy::since(hold, Arc::clone(claim.thread), now))
     }
 
-    fn registered(&self) -> Option<Arc<Registered>> {
-        self.inbox.clone().map(|inbox| inbox as Arc<Registered>)
+    /// Too few replicas have its grant. Fresh owners: who leads next is another one.
+    #[inline(never)]
+    fn taken_back(&mut self, site: &Arc<Site>, in_doubt: bool, unacknowledged: Error) -> Error {
+        let mut used = std::mem::replace(self, Self::new(site));
+        let inbox = used.take_inbox();
+        let left = used.left(site, Event::Unacknowledged { in_doubt, inbox });
+        // The owner stays live until that is done.
+        site.take_back(left, Cleanup::requested, unacknowledged)
     }
-}
 
-fn tenancy(hold: Hold, claim: &Claim<'_, Terms>, now: u64) -> Arc<Tenancy> {
-    Arc::new(Tenancy::since(Arc::new(hold), Arc::clone(claim.thread), now))
+    /// No thread of the process wants the lock any more. What is left of its owner.
+    pub(super) fn ends(&mut self, site: &Site) -> Left {
+        let inbox = self.take_inbox();
+        self.left(site, Event::Ends { inbox })
+    }
+
+    fn left(&mut self, site: &Site, end: Event<GrantDetails>) -> Left {
+        let (undo, details) = match self.entry.step(clock::now(), end).then {
+            Action::GiveBack { undo, details } => (undo, details),
+            _ => (Undo::NowAndLater, None),
+        };
+        let chain = details.map_or_else(Chain::default, |details| details.chain);
+        let command = site.scripts().give_up_command(&self.owner.text(), chain);
+        Left { undo, longest: self.entry.longest(), command }
+    }
 }

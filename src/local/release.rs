@@ -8,7 +8,6 @@ use redlatch_client::sync::clock;
 use redlatch_client::{Command, Outcome};
 
 use super::HoldState;
-use super::acquisition::Acquisition;
 use super::exchanges::Undo;
 use super::gate::{LeaveOutcome, Level, Seat};
 use super::hold::Hold;
@@ -267,26 +266,25 @@ impl Site {
     }
 
     /// Gives up an entry, and its hold if the server granted it one at this moment.
-    pub(crate) fn leave_queue(self: &Arc<Self>, entry: &QueueEntry) {
-        self.give_up(&entry.acquisition, entry.give_up_command(self), Cleanup::requested);
+    pub(crate) fn leave_queue(self: &Arc<Self>, mut entry: QueueEntry) {
+        self.give_up(entry.ends(self), Cleanup::requested);
     }
 
     /// Takes an owner that does not want the lock any more out of queue and lock. If the server
     /// does not answer that, or a request of the owner may come later, leaves a cleanup of this
     /// kind.
-    pub(crate) fn give_up<D>(
+    pub(crate) fn give_up(
         self: &Arc<Self>,
-        acquisition: &Acquisition<D>,
-        command: Command,
+        left: Left,
         cleanup: fn(&Arc<str>, Command, Duration) -> Cleanup,
     ) {
+        let Left { undo, longest, command } = left;
         // Otherwise, while the server is away, each call's command would be resent for minutes.
-        let undo = acquisition.exchanges.undo();
         if undo == Undo::Nothing {
             return;
         }
         let (site, copy) = (Arc::clone(self), command.clone());
-        let lease = self.core.config.watchdog_timeout.max(acquisition.exchanges.longest());
+        let lease = self.core.config.watchdog_timeout.max(longest);
         let later = move || site.core.watchdog.clean_up(cleanup(&site.name, copy.clone(), lease));
         if undo == Undo::NowAndLater {
             later();
@@ -305,21 +303,31 @@ impl Site {
     /// # Blocking
     ///
     /// One round trip: the error says whether the lock is free again.
-    pub(crate) fn take_back<D>(
+    pub(crate) fn take_back(
         &self,
-        acquisition: Acquisition<D>,
-        command: Command,
+        left: Left,
         cleanup: fn(&Arc<str>, Command, Duration) -> Cleanup,
         unacknowledged: Error,
     ) -> Error {
+        let Left { undo, longest, command } = left;
         let rights = self.scripts().rights();
         let is_free = scripts::lock::release(&self.route, &command, rights, || true).is_ok();
-        if acquisition.is_in_doubt() || !is_free {
-            let lease = self.core.config.watchdog_timeout.max(acquisition.exchanges.longest());
+        if undo == Undo::NowAndLater || !is_free {
+            let lease = self.core.config.watchdog_timeout.max(longest);
             self.core.watchdog.clean_up(cleanup(&self.name, command, lease));
         }
         unacknowledged.of(&self.name).unacknowledged(is_free)
     }
+}
+
+/// What the server may have of an owner that does not want the lock any more.
+#[derive(Debug)]
+pub(crate) struct Left {
+    pub(super) undo: Undo,
+    /// The longest lease that a request of the owner named.
+    pub(super) longest: Duration,
+    /// Takes the owner out of queue and lock.
+    pub(super) command: Command,
 }
 
 /// Whether a thread that leaves waits for the server's answer.

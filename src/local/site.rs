@@ -370,7 +370,7 @@ impl Queued for Arc<Site> {
     /// Hands the entry to the next leader of the process, or gives it up.
     fn hand_on(&self, lead: Option<Lead<QueueEntry>>) {
         if let Some(left) = self.promote(lead) {
-            self.leave_queue(&left.request_state);
+            self.leave_queue(left.request_state);
         }
         self.vacant();
     }

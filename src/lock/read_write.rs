@@ -274,7 +274,8 @@ impl<'a> Side<'a> {
         };
         if let Some(unacknowledged) = acquisition.unacknowledged.take() {
             let command = site.scripts().give_up_command(&owner.text(), Chain::default());
-            return Err(site.take_back(acquisition, command, Cleanup::requested, unacknowledged));
+            let left = acquisition.left(command);
+            return Err(site.take_back(left, Cleanup::requested, unacknowledged));
         }
         let hold = acquisition.granted_by_reply(site, terms);
         let details = GrantDetails { places, chain: site.gate.chain(hold.asked.at), tokens: None };

@@ -50,7 +50,7 @@ static SCRIPTS: ScriptSet = ScriptSet {
 
 /// Since when redlatch's processes have had the lock without leaving it to Redisson's, and how many
 /// of them, the holder included.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Chain {
     pub(crate) start: Start,
     pub(crate) count: u64,
@@ -63,7 +63,7 @@ const AGE: u64 = 10_000_000;
 
 /// When a chain began. A process granted the lock by reply counts by its own clock: the server's
 /// would cost each uncontended lock a command.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) enum Start {
     #[default]
     Unknown,
@@ -131,7 +131,7 @@ pub(crate) enum Acquired {
 
 /// The fencing tokens of one hold: a range, since it may be passed from thread to thread, and each
 /// gets the next one. No other hold has any of them, and a later one has higher ones.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Tokens {
     last: NonZero<u64>,
 }

@@ -317,7 +317,7 @@ impl FairEntry {
             if let Some(tenancy) = passed {
                 let _ = site.leave(&tenancy, None, Leaving::Posted);
             }
-            return Err(site.take_back(used, command, Cleanup::queued, unacknowledged));
+            return Err(site.take_back(used.left(command), Cleanup::queued, unacknowledged));
         }
         let Self { queue, acquisition, terms, .. } = self;
         let told = acquisition.told(&queue.site, already);
@@ -393,7 +393,7 @@ impl Drop for FairEntry {
             let _ = site.leave(&tenancy, None, Leaving::Posted);
             return;
         }
-        site.give_up(&self.acquisition, self.give_up_command(), Cleanup::queued);
+        site.give_up(self.acquisition.left(self.give_up_command()), Cleanup::queued);
     }
 }
 

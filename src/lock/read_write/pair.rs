@@ -234,7 +234,7 @@ impl Pair {
         });
         wake.now();
         if let Some(entry) = left.and_then(|lead| lead.request_state) {
-            self.site(entry.mode()).leave_queue(&entry);
+            self.site(entry.mode()).leave_queue(entry);
         }
     }
 }

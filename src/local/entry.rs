@@ -1,0 +1,374 @@
+//! A process's entry in the queue of a lock as a state machine: what happened and the time go in,
+//! what is to be done comes out. `queue_entry.rs` does it.
+//!
+//! ```text
+//!         asks                    refused: sleeps until the poll, an end, or what it is told
+//!   new ───────> asking ──────────────────────────────────────────────> sleeping
+//!                 ^ │ granted by reply                  granted by message │ │ due
+//!                 │ └──────────────────────> entered <─────────────────────┘ │
+//!                 └──────────────────────────────────────────────────────────┘
+//!   ends, at any time: undoes what the server may have of the owner
+//! ```
+//!
+//! Pure, as `exchanges.rs` is: no number, no clock, no chance, no mutex, nothing of the crate. So the
+//! random models of the scripts (`tests/model/`) run this file, and a state can be copied, compared
+//! and hashed. Two types, since two threads have a part in it: the waiting thread owns the
+//! [`Entry`], and the subscriber's thread fills the [`Inbox`], under a mutex of the caller's.
+//!
+//! Invariants, and what would break them:
+//!
+//! - *one at a time*: an entry has one request on its way. A reply does not say which request it
+//!   answers. If two were on their way, the reply to the first would count as the reply to the
+//!   second, the anchor would be too late, and so would be the deadline of a grant by message.
+//! - *hint*: whatever is heard makes the owner ask, and grants nothing, but for a grant by message
+//!   that [counts](Exchanges::granted_by_message). A grant that does not count makes it ask, too: the
+//!   server may still have the owner as the holder.
+//! - *anchor*, *granted late*, *silent*: see `exchanges.rs`.
+//! - *read after the reply*: the inbox is read between requests only. A message that comes while a
+//!   request is on its way waits there, and the reply decides whether it still counts: the server
+//!   may have refused the owner after the grant.
+//! - *every wait ends*: whoever is refused sleeps at most until [`POLL`], which is less than the
+//!   lease of a grant by message. So while such a grant lasts every waiter asks at least once, is
+//!   told when that lease ends, and asks again then. If the process that was granted the lock is
+//!   stopped, the waiters lose that lease and no more. (Every waiter asks, not only the first in
+//!   line, since a waiter knows only where it stood when it last asked.)
+//! - *no news is lost*: a request that fails leaves the entry due, since it has used up the news
+//!   that led to it. The next leader asks at once. So does a leader whose grant is not ours any more
+//!   when it is installed.
+//! - *nobody's entry*: an owner that was granted the lock by its first request alone was never in a
+//!   queue, so no message names it. If the server may have run a copy of that request, or if the
+//!   owner has asked before, the message of its grant may come late and must not be given back.
+//! - *undone*: at its end the owner is taken out of queue and lock, if the server may know it; again
+//!   and again, if a copy of a request may still come.
+
+use std::time::Duration;
+
+use super::Again;
+use super::deadline::PROVISIONAL;
+use super::exchanges::{Asked, Exchanges, Granted, InTime, Reader, Undo};
+
+const MS: u64 = 1_000_000;
+/// How often a waiter asks that hears nothing, from this to the other, in nanoseconds.
+const POLL: (u64, u64) = (800 * MS, 1_200 * MS);
+const _: () = assert!(POLL.1 < PROVISIONAL);
+/// So many from the head listen for Redisson's releases. A second one, in case the first is dead.
+const FIRST: u32 = 2;
+/// Behind the end that the server told: it cuts its times to whole milliseconds.
+const PAST_END: u64 = MS;
+/// And so much later for each entry, so that not all come at once.
+const PER_PLACE: u64 = 300_000;
+
+/// See the module. `D`: the details of a grant.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Entry<D> {
+    exchanges: Exchanges<D>,
+    /// Where it stood when it last asked. `None`: nowhere.
+    place: Option<u32>,
+    /// A request is on its way.
+    is_asking: bool,
+    /// When it asks though it hears nothing. Zero: at once.
+    ask_at: u64,
+}
+
+/// What an owner was told, and has not read.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Inbox<D> {
+    grant: Option<Granted<D>>,
+    open_until: Option<u64>,
+    is_public: bool,
+    is_missed: bool,
+}
+
+/// What an owner is told, by whichever channel.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Told<D> {
+    /// The lock is the owner's.
+    Grant(Granted<D>),
+    /// A window is open until then, and the owner should ask.
+    Open { until: u64 },
+    /// One of Redisson's clients has released the lock; or may have, since the channel was
+    /// confirmed only now.
+    Public,
+    /// The channel of the client's own was confirmed anew: messages may have been missed.
+    Missed,
+}
+
+/// What happens to an entry.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Event<D> {
+    /// It is [due](Entry::ask_at), and asks for this lease. `queues`: for an entry, too.
+    Asks { asked: Asked, lease: Duration, queues: bool },
+    /// The server answers the request. `in_doubt`: the request was sent twice, and a copy may still
+    /// come.
+    Answered { reply: Reply<D>, in_doubt: bool },
+    /// The server has not run the request.
+    Failed,
+    /// Nobody knows whether the server has run the request: no reply came, or the thread did not
+    /// wait for it, because its wait ended or was cancelled.
+    Unknown,
+    /// Its thread reads what it was told.
+    Reads { inbox: Inbox<D>, reader: Reader },
+    /// Too few replicas have the grant of the last reply. The entry is used up.
+    Unacknowledged { in_doubt: bool, inbox: Inbox<D> },
+    /// No thread of the process wants the lock any more. The entry is used up.
+    Ends { inbox: Inbox<D> },
+}
+
+/// The server's answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Reply<D> {
+    Granted {
+        /// The lock was the owner's before.
+        already: bool,
+        /// The lease that was asked for.
+        lease: Duration,
+        /// The owner may ask again.
+        waits: bool,
+        details: D,
+    },
+    /// The owner stands in the queue.
+    Refused {
+        /// The server's clock, in ms.
+        now: u64,
+        /// How long another question is in vain, unless a message comes.
+        left: Duration,
+        /// In the queue, 0 is first in line.
+        place: u32,
+        by_redisson: bool,
+        /// The entry is new.
+        is_new: bool,
+        /// By chance from 0 to 1,000: so that processes do not poll together.
+        jitter: u32,
+    },
+    /// The lock is another owner's, and this owner has no entry.
+    NotTaken,
+}
+
+/// What is to be done, in this order.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Actions<D> {
+    /// Listen to this from here on.
+    pub(crate) listens: Listens,
+    /// A message should have come before this reply. If it does not come either, the subscription
+    /// is dead without an error.
+    pub(crate) suspects: bool,
+    pub(crate) then: Action<D>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Listens {
+    AsBefore,
+    /// To the channel of the client's own.
+    ToOwn,
+    /// Also to the channel of Redisson's releases.
+    ToPublic,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Action<D> {
+    /// Sleep until then, or until the owner is told something. Zero: ask at once.
+    Sleep { until: u64 },
+    /// Send the request, with these arguments.
+    Ask { again: Option<Again> },
+    /// The lock is the owner's.
+    Enter(Entered<D>),
+    /// End the wait: grants arrive after their own end, again and again.
+    Fail,
+    /// Give back what the server may have of the owner: an entry, or the lock. `details`: of a
+    /// grant that was told.
+    GiveBack { undo: Undo, details: Option<D> },
+}
+
+/// A grant that counts.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Entered<D> {
+    /// The lease counts from its time.
+    pub(crate) asked: Asked,
+    /// A copy of a request may take the lock once more.
+    pub(crate) in_doubt: bool,
+    pub(crate) by: By<D>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum By<D> {
+    /// For this lease: a short one, since its process might be stopped.
+    Message { lease: Duration, details: D },
+    /// For the lease that was asked for, since its process is awake.
+    Reply {
+        details: D,
+        /// The details that a message named for the same grant.
+        told: Option<D>,
+        /// Messages may name the owner, though it has the lock.
+        may_be_named: bool,
+    },
+}
+
+impl<D> Entry<D> {
+    pub(crate) const fn new() -> Self {
+        Self { exchanges: Exchanges::new(), place: None, is_asking: false, ask_at: 0 }
+    }
+
+    /// When it asks though it hears nothing. Zero: at once.
+    pub(crate) fn ask_at(&self) -> u64 {
+        self.ask_at
+    }
+
+    /// The longest lease that a request named.
+    pub(crate) fn longest(&self) -> Duration {
+        self.exchanges.longest()
+    }
+
+    /// `now`: by the process's own clock, which never jumps.
+    #[inline]
+    pub(crate) fn step(&mut self, now: u64, event: Event<D>) -> Actions<D> {
+        match event {
+            Event::Asks { asked, lease, queues } => self.asks(now, asked, lease, queues).into(),
+            Event::Answered { reply, in_doubt } => self.answered(now, reply, in_doubt),
+            Event::Failed => self.unanswered(false).into(),
+            Event::Unknown => self.unanswered(true).into(),
+            Event::Reads { inbox, reader } => self.reads(now, inbox, reader).into(),
+            Event::Unacknowledged { in_doubt, inbox } => {
+                self.exchanges.heard(in_doubt, true);
+                self.ends(inbox).into()
+            }
+            Event::Ends { inbox } => self.ends(inbox).into(),
+        }
+    }
+
+    /// The first request, a poll, and the one after a reconnect are the same. Who will not wait
+    /// takes the lock if it is free, past the queue, and leaves no entry behind.
+    #[inline]
+    fn asks(&mut self, now: u64, asked: Asked, lease: Duration, queues: bool) -> Action<D> {
+        if self.is_asking {
+            return self.sleeps();
+        }
+        self.exchanges.asks(asked, lease);
+        (self.is_asking, self.ask_at) = (true, 0);
+        Action::Ask { again: if queues { self.exchanges.again(now) } else { None } }
+    }
+
+    #[inline]
+    fn answered(&mut self, now: u64, reply: Reply<D>, in_doubt: bool) -> Actions<D> {
+        let Some(asked) = self.exchanges.asked().filter(|_| self.is_asking) else {
+            return self.sleeps().into();
+        };
+        self.is_asking = false;
+        self.exchanges.heard(in_doubt, !matches!(reply, Reply::NotTaken));
+        match reply {
+            Reply::Granted { already, lease, waits, details } => {
+                let told = self.exchanges.confirmed(already);
+                let suspects = already && told.is_none();
+                let then = match self.exchanges.in_time(now, lease, waits) {
+                    InTime::Yes => {
+                        let may_be_named = already || self.exchanges.may_stand();
+                        self.entered(asked, By::Reply { told, details, may_be_named })
+                    }
+                    InTime::Ask => self.sleeps(),
+                    InTime::Fail => Action::Fail,
+                };
+                Actions { listens: Listens::AsBefore, suspects, then }
+            }
+            Reply::Refused { now: server, left, place, by_redisson, is_new, jitter } => {
+                self.exchanges.stands(now, server);
+                self.exchanges.refused(server);
+                // Its entry was used up by a grant of which nothing was heard.
+                let suspects = is_new && self.place.is_some();
+                self.place = Some(place);
+                let is_first = by_redisson && place < FIRST;
+                let listens = if is_first { Listens::ToPublic } else { Listens::ToOwn };
+                self.ask_at = now.saturating_add(nap(left, place, jitter));
+                Actions { listens, suspects, then: self.sleeps() }
+            }
+            Reply::NotTaken => self.sleeps().into(),
+        }
+    }
+
+    /// The request has no answer, and leaves the entry due.
+    fn unanswered(&mut self, in_doubt: bool) -> Action<D> {
+        if std::mem::take(&mut self.is_asking) {
+            self.exchanges.heard(in_doubt, false);
+        }
+        self.sleeps()
+    }
+
+    fn reads(&mut self, now: u64, inbox: Inbox<D>, reader: Reader) -> Action<D> {
+        let Inbox { grant, open_until, is_public, is_missed } = inbox;
+        if let Some(until) = open_until {
+            self.ask_at = self.ask_at.min(until);
+        }
+        if is_public {
+            // The first one asks at once, the second in case the first one is dead.
+            let place = self.place.unwrap_or(0);
+            if place < FIRST {
+                self.ask_at = self.ask_at.min(now.saturating_add(u64::from(place) * MS));
+            }
+        }
+        if is_missed {
+            self.ask_at = 0;
+        }
+        let Some(granted) = grant else { return self.sleeps() };
+        // If it is not certain that it is ours, the next thing to do is to ask.
+        self.ask_at = 0;
+        let lease = granted.lease;
+        match self.exchanges.granted_by_message(now, granted, reader) {
+            Some((asked, details)) => self.entered(asked, By::Message { lease, details }),
+            None => self.sleeps(),
+        }
+    }
+
+    fn ends(&mut self, inbox: Inbox<D>) -> Action<D> {
+        self.is_asking = false;
+        // The details of a grant that nobody has read, or that no reply has confirmed.
+        let told = self.exchanges.confirmed(true);
+        let details = inbox.grant.map(|granted| granted.details).or(told);
+        Action::GiveBack { undo: self.exchanges.undo(), details }
+    }
+
+    #[inline]
+    fn entered(&mut self, asked: Asked, by: By<D>) -> Action<D> {
+        // If the grant is not ours any more when it is installed, only the server knows.
+        self.ask_at = 0;
+        Action::Enter(Entered { asked, in_doubt: self.exchanges.is_in_doubt(), by })
+    }
+
+    fn sleeps(&self) -> Action<D> {
+        Action::Sleep { until: self.ask_at }
+    }
+}
+
+impl<D> From<Action<D>> for Actions<D> {
+    #[inline]
+    fn from(then: Action<D>) -> Self {
+        Self { listens: Listens::AsBefore, suspects: false, then }
+    }
+}
+
+impl<D> Inbox<D> {
+    pub(crate) const fn new() -> Self {
+        Self { grant: None, open_until: None, is_public: false, is_missed: false }
+    }
+
+    /// From here on the owner's thread has something to read: it must be woken.
+    pub(crate) fn told(&mut self, told: Told<D>) {
+        match told {
+            // A second copy says nothing new.
+            Told::Grant(granted) if self.grant.is_some() => drop(granted),
+            Told::Grant(granted) => self.grant = Some(granted),
+            Told::Open { until } => self.open_until = Some(until),
+            Told::Public => self.is_public = true,
+            Told::Missed => self.is_missed = true,
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.grant.is_none() && self.open_until.is_none() && !self.is_public && !self.is_missed
+    }
+}
+
+/// How long a waiter sleeps that hears nothing: until the end that the server told, or the poll.
+fn nap(left: Duration, place: u32, jitter: u32) -> u64 {
+    let left = u64::try_from(left.as_nanos()).unwrap_or(u64::MAX);
+    let end = left.saturating_add(PAST_END + PER_PLACE * u64::from(place));
+    let (least, most) = POLL;
+    end.min(least + (most - least) / 1_000 * u64::from(jitter.min(1_000)))
+}

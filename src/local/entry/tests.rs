@@ -1,0 +1,315 @@
+//! Each step of the machine as a table, without a server: what happens in which state, what is to
+//! be done, and when the owner asks next.
+
+use std::time::Duration;
+
+use super::entry::{Action, Actions, By, Entered, Entry, Event, Inbox, Listens, Reply, Told};
+use super::exchanges::{Asked, Granted, Reader, Undo};
+use crate::scripts::lock::Again;
+
+const MS: u64 = 1_000_000;
+/// The server's clock, in ms, when the process's own shows 0.
+const SERVER: u64 = 1_763_692_800_000;
+const LEASE: Duration = Duration::from_secs(30);
+const PROVISIONAL: Duration = Duration::from_secs(2);
+const AT_ONCE: Action<char> = Action::Sleep { until: 0 };
+
+/// In ms.
+fn asked(at: u64) -> Asked {
+    Asked { forced: 0, incarnation: 1, at: at * MS }
+}
+
+/// In ms.
+fn asks(at: u64) -> Event<char> {
+    Event::Asks { asked: asked(at), lease: LEASE, queues: true }
+}
+
+fn answered(reply: Reply<char>) -> Event<char> {
+    Event::Answered { reply, in_doubt: false }
+}
+
+fn granted(already: bool) -> Event<char> {
+    answered(Reply::Granted { already, lease: LEASE, waits: true, details: 'r' })
+}
+
+/// At this time of the server's, in ms, of a lock that is another owner's for longer than any poll
+/// lasts.
+fn refused(now: u64, place: u32) -> Reply<char> {
+    let left = LEASE;
+    let (by_redisson, is_new, jitter) = (false, false, 500);
+    Reply::Refused { now: SERVER + now, left, place, by_redisson, is_new, jitter }
+}
+
+/// A message of this server's time, received at this time of the process's. In ms.
+fn grant(server: u64, received: u64) -> Told<char> {
+    let (now, received) = (SERVER + server, received * MS);
+    Told::Grant(Granted { now, received, lease: PROVISIONAL, details: 'm' })
+}
+
+fn reads<const N: usize>(told: [Told<char>; N]) -> Event<char> {
+    let mut inbox = Inbox::new();
+    told.into_iter().for_each(|told| inbox.told(told));
+    let reader = Reader { lease: LEASE, incarnation: 1, needs_replicas: false };
+    Event::Reads { inbox, reader }
+}
+
+/// An owner that has sent its first request at 100 ms.
+fn asking() -> Entry<char> {
+    let mut entry = Entry::new();
+    let actions = entry.step(100 * MS, asks(100));
+    assert_eq!(actions, Action::Ask { again: None }.into());
+    entry
+}
+
+/// The same after a refusal at that place; it polls at 1,101 ms.
+fn sleeping_at(place: u32) -> Entry<char> {
+    let mut entry = asking();
+    entry.step(101 * MS, answered(refused(100, place)));
+    assert_eq!(entry.ask_at(), 1_101 * MS);
+    entry
+}
+
+fn sleeping() -> Entry<char> {
+    sleeping_at(0)
+}
+
+/// The same, and it has asked again, at 1,101 ms.
+fn polling() -> Entry<char> {
+    let mut entry = sleeping();
+    let again = Some(Again { came: SERVER + 100, sent: None });
+    let actions = entry.step(1_101 * MS, asks(1_101));
+    assert_eq!(actions, Action::Ask { again }.into());
+    entry
+}
+
+fn entered(at: u64, in_doubt: bool, by: By<char>) -> Action<char> {
+    Action::Enter(Entered { asked: asked(at), in_doubt, by })
+}
+
+fn by_reply(told: Option<char>, may_be_named: bool) -> By<char> {
+    By::Reply { details: 'r', told, may_be_named }
+}
+
+fn by_message() -> By<char> {
+    By::Message { lease: PROVISIONAL, details: 'm' }
+}
+
+/// The state, the event, and the time of it in ms; the action, and when it asks next, in ms.
+type Row = (&'static str, fn() -> Entry<char>, fn() -> Event<char>, u64, Action<char>, u64);
+
+#[test]
+fn each_state_is_left_as_the_table_says() {
+    let twice: fn() -> Event<char> = || {
+        let reply = Reply::Granted { already: false, lease: LEASE, waits: true, details: 'r' };
+        Event::Answered { reply, in_doubt: true }
+    };
+    let try_late: fn() -> Event<char> =
+        || answered(Reply::Granted { already: false, lease: LEASE, waits: false, details: 'r' });
+    let give_back = |undo, details| Action::GiveBack { undo, details };
+    let ends: fn() -> Event<char> = || Event::Ends { inbox: Inbox::new() };
+    let ends_granted: fn() -> Event<char> = || {
+        let mut inbox = Inbox::new();
+        inbox.told(grant(600, 700));
+        Event::Ends { inbox }
+    };
+    let unacknowledged: fn() -> Event<char> =
+        || Event::Unacknowledged { in_doubt: false, inbox: Inbox::new() };
+    let in_doubt: fn() -> Entry<char> = || {
+        let mut entry = asking();
+        entry.step(200 * MS, Event::Unknown);
+        entry
+    };
+    let rows: [Row; 28] = [
+        // A request on its way.
+        ("granted", asking, || granted(false), 101, entered(100, false, by_reply(None, false)), 0),
+        ("granted by a copy", asking, twice, 101, entered(100, true, by_reply(None, true)), 0),
+        ("not taken", asking, || answered(Reply::NotTaken), 101, AT_ONCE, 0),
+        ("failed", asking, || Event::Failed, 101, AT_ONCE, 0),
+        ("no answer", asking, || Event::Unknown, 101, AT_ONCE, 0),
+        ("one at a time", asking, || asks(150), 150, AT_ONCE, 0),
+        ("granted too late", asking, || granted(false), 30_100, AT_ONCE, 0),
+        ("granted too late for a try", asking, try_late, 30_100, Action::Fail, 0),
+        ("over at once", asking, ends, 101, give_back(Undo::Nothing, None), 0),
+        ("over in doubt", in_doubt, ends, 201, give_back(Undo::NowAndLater, None), 0),
+        ("too few replicas", asking, unacknowledged, 101, give_back(Undo::Once, None), 0),
+        // Asleep: what is told makes it ask, and when.
+        ("nothing", sleeping, || reads([]), 300, Action::Sleep { until: 1_101 * MS }, 1_101),
+        (
+            "a window",
+            sleeping,
+            || reads([Told::Open { until: 304 * MS }]),
+            300,
+            Action::Sleep { until: 304 * MS },
+            304,
+        ),
+        (
+            "a window that ends behind the poll",
+            sleeping,
+            || reads([Told::Open { until: 2_000 * MS }]),
+            300,
+            Action::Sleep { until: 1_101 * MS },
+            1_101,
+        ),
+        ("a new subscription", sleeping, || reads([Told::Missed]), 300, AT_ONCE, 0),
+        (
+            "a public release",
+            sleeping,
+            || reads([Told::Public]),
+            300,
+            Action::Sleep { until: 300 * MS },
+            300,
+        ),
+        (
+            "a public release, as the second",
+            || sleeping_at(1),
+            || reads([Told::Public]),
+            300,
+            Action::Sleep { until: 301 * MS },
+            301,
+        ),
+        (
+            "a public release, as the third",
+            || sleeping_at(2),
+            || reads([Told::Public]),
+            300,
+            Action::Sleep { until: 1_101 * MS },
+            1_101,
+        ),
+        (
+            "a grant",
+            sleeping,
+            || reads([grant(600, 700)]),
+            700,
+            entered(600, false, by_message()),
+            0,
+        ),
+        (
+            "a grant, twice",
+            sleeping,
+            || reads([grant(600, 700), grant(610, 710)]),
+            711,
+            entered(600, false, by_message()),
+            0,
+        ),
+        ("a grant that is read late", sleeping, || reads([grant(600, 700)]), 2_600, AT_ONCE, 0),
+        ("a grant before the refusal", sleeping, || reads([grant(99, 700)]), 700, AT_ONCE, 0),
+        ("over", sleeping, ends, 300, give_back(Undo::Once, None), 1_101),
+        ("over, and granted", sleeping, ends_granted, 701, give_back(Undo::Once, Some('m')), 1_101),
+        (
+            "a reply to nothing",
+            sleeping,
+            || granted(false),
+            300,
+            { Action::Sleep { until: 1_101 * MS } },
+            1_101,
+        ),
+        // A second request on its way.
+        (
+            "granted now",
+            polling,
+            || granted(false),
+            1_102,
+            { entered(1_101, false, by_reply(None, true)) },
+            0,
+        ),
+        (
+            "granted before",
+            polling,
+            || granted(true),
+            1_102,
+            { entered(1_101, false, by_reply(None, true)) },
+            0,
+        ),
+        ("failed again", polling, || Event::Failed, 1_102, AT_ONCE, 0),
+    ];
+    for (what, state, event, now, then, ask_at) in rows {
+        let mut entry = state();
+        let actions = entry.step(now * MS, event());
+        assert_eq!(actions.then, then, "{what}");
+        assert_eq!(entry.ask_at(), ask_at * MS, "{what}");
+    }
+}
+
+#[test]
+fn a_refused_owner_listens_and_sleeps_until_the_end_or_the_poll() {
+    let ms = Duration::from_millis;
+    for (left, place, by_redisson, jitter, listens, until) in [
+        (LEASE, 0, false, 0, Listens::ToOwn, 901_000),
+        (LEASE, 0, false, 1_000, Listens::ToOwn, 1_301_000),
+        (LEASE, 7, false, 500, Listens::ToOwn, 1_101_000),
+        (ms(20), 0, false, 500, Listens::ToOwn, 122_000),
+        (ms(20), 2, false, 500, Listens::ToOwn, 122_600),
+        (ms(0), 0, true, 500, Listens::ToPublic, 102_000),
+        (LEASE, 1, true, 500, Listens::ToPublic, 1_101_000),
+        (LEASE, 2, true, 500, Listens::ToOwn, 1_101_000),
+    ] {
+        let mut entry = asking();
+        let is_new = true;
+        let now = SERVER + 100;
+        let reply = Reply::Refused { now, left, place, by_redisson, is_new, jitter };
+        let until = until * 1_000;
+        let expected = Actions { listens, suspects: false, then: Action::Sleep { until } };
+        assert_eq!(entry.step(101 * MS, answered(reply)), expected, "{left:?} {place}");
+    }
+}
+
+#[test]
+fn a_message_that_should_have_come_makes_the_subscription_suspect() {
+    let is_new = |is_new| match refused(1_101, 3) {
+        Reply::Refused { now, left, place, by_redisson, jitter, .. } => {
+            answered(Reply::Refused { now, left, place, by_redisson, is_new, jitter })
+        }
+        other => answered(other),
+    };
+    for (what, mut entry, event, suspects) in [
+        ("granted while it slept", polling(), granted(true), true),
+        ("a free lock", polling(), granted(false), false),
+        ("its entry is gone", polling(), is_new(true), true),
+        ("its entry is there", polling(), is_new(false), false),
+        ("its first entry", asking(), is_new(true), false),
+    ] {
+        assert_eq!(entry.step(1_102 * MS, event).suspects, suspects, "{what}");
+    }
+}
+
+/// If replicas must have a grant, a message makes the owner ask, and the reply has it all.
+#[test]
+fn the_reply_confirms_a_grant_that_replicas_must_have() {
+    let mut entry = sleeping();
+    let Event::Reads { inbox, reader } = reads([grant(600, 700)]) else { panic!() };
+    let reader = Reader { needs_replicas: true, ..reader };
+    assert_eq!(entry.step(700 * MS, Event::Reads { inbox, reader }), AT_ONCE.into());
+    entry.step(700 * MS, asks(700));
+    let mut over = entry.clone();
+    let actions = entry.step(701 * MS, granted(true));
+    assert_eq!(actions, entered(700, false, by_reply(Some('m'), true)).into());
+    let inbox = Inbox::new();
+    let left = over.step(701 * MS, Event::Unacknowledged { in_doubt: true, inbox });
+    let give_back = Action::GiveBack { undo: Undo::NowAndLater, details: Some('m') };
+    assert_eq!(left, give_back.into());
+}
+
+/// A grant that comes while a question is on its way, and the refusal of that question: whichever is
+/// younger counts, since the server's time of both is compared.
+#[test]
+fn a_refusal_that_is_younger_than_the_grant_voids_it_in_either_order() {
+    for (refusal, grants) in [(1_101, false), (599, true), (600, true)] {
+        let mut entry = polling();
+        entry.step(1_102 * MS, answered(refused(refusal, 0)));
+        let actions = entry.step(1_103 * MS, reads([grant(600, 700)]));
+        assert_eq!(matches!(actions.then, Action::Enter(_)), grants, "{refusal}");
+        assert_eq!(entry.ask_at(), 0, "only the server knows");
+    }
+}
+
+/// So a model checker finds each state once, however it came there.
+#[test]
+fn owners_with_the_same_past_are_equal() {
+    assert_eq!(polling(), polling());
+    assert_ne!(polling(), sleeping());
+    let mut failed = polling();
+    failed.step(1_102 * MS, Event::Failed);
+    let mut unknown = polling();
+    unknown.step(1_102 * MS, Event::Unknown);
+    assert_ne!(failed, unknown);
+}
