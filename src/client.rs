@@ -17,8 +17,7 @@ use crate::lock::reentrant::ReentrantLock;
 use crate::runtime::{Core, Message, Session};
 use crate::semaphore::{ExpirableSemaphore, Semaphore};
 
-#[cfg(test)]
-#[cfg(shuttle)]
+#[cfg(all(test, models))]
 mod model_tests;
 
 /// A client of one Redis server, of the master that Sentinels name, or of a cluster. It makes the

@@ -49,8 +49,7 @@ use crate::lease::renewal::Attempt;
 use crate::scripts::lock::Chain;
 use crate::waiting::{Queue, Waiter, Wake};
 
-#[cfg(test)]
-#[cfg(shuttle)]
+#[cfg(all(test, models))]
 mod model_tests;
 mod seat;
 #[cfg(test)]

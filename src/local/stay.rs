@@ -111,6 +111,5 @@ impl Tenancy {
     }
 }
 
-#[cfg(test)]
-#[cfg(shuttle)]
+#[cfg(all(test, models))]
 mod model_tests;

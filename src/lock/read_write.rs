@@ -15,8 +15,7 @@ use crate::scripts::lock::{Acquired, Chain};
 use crate::scripts::{Mode, Replied, Trouble};
 use crate::waiting::{Claim, Enter, EnterOf, Lead, Leadership, Synchronizer, Try, Wait, acquire};
 
-#[cfg(test)]
-#[cfg(shuttle)]
+#[cfg(all(test, models))]
 mod model_tests;
 mod pair;
 

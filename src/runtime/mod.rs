@@ -22,8 +22,7 @@ mod greet;
 mod left_out;
 mod members;
 mod message;
-#[cfg(test)]
-#[cfg(shuttle)]
+#[cfg(all(test, models))]
 mod model;
 mod owners;
 mod renewer;

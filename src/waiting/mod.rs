@@ -19,8 +19,7 @@
 mod endurance;
 mod listening;
 mod long_wait;
-#[cfg(test)]
-#[cfg(shuttle)]
+#[cfg(all(test, models))]
 mod model_tests;
 mod queue;
 mod wait;

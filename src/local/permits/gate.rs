@@ -262,8 +262,7 @@ impl<P: Permits> State<P> {
     }
 }
 
-#[cfg(test)]
-#[cfg(shuttle)]
+#[cfg(all(test, models))]
 mod model_tests;
 
 #[cfg(all(test, not(shuttle)))]

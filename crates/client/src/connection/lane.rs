@@ -17,13 +17,12 @@ use std::time::{Duration, Instant};
 use super::link::{Link, ReplyReceiver};
 use super::outcome::{Cause, Failure};
 use super::{Command, Endpoint};
-use crate::sync::Mutex;
+use crate::sync::{IS_MODEL, Mutex};
 use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 mod call;
 mod combiner;
-#[cfg(test)]
-#[cfg(shuttle)]
+#[cfg(all(test, models))]
 mod model_tests;
 
 use self::call::Call;
@@ -31,7 +30,7 @@ use self::combiner::Combiner;
 
 /// So many replies of a link may be unread; further posts then wait in the queue until some are
 /// read, by a thread that waits for the server anyway. (Few in a model, so that it meets this.)
-const MOST_UNREAD: usize = if cfg!(all(shuttle, feature = "testing")) { 2 } else { 1_000 };
+const MOST_UNREAD: usize = if IS_MODEL { 2 } else { 1_000 };
 
 /// A shared connection. Opened when first needed, and again after any error.
 pub struct Lane {

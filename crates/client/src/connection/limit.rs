@@ -12,11 +12,8 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-#[cfg(all(shuttle, feature = "testing"))]
-use shuttle::thread_local;
-
 use crate::cancel::{CancelToken, Registration};
-use crate::sync::Thread;
+use crate::sync::{Thread, thread_local};
 
 /// How often a thread that reads from a socket looks whether its token was cancelled: nothing wakes
 /// it there.

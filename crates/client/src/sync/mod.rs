@@ -1,5 +1,8 @@
 //! The meeting points of a process's threads: mutexes, parkers, the identities of threads and the
 //! process.
+//!
+//! All that the models of all interleavings need otherwise than the system has it stands in
+//! `model.rs`, under the same names as in `system.rs`. The choice is made here and nowhere else.
 
 pub mod clock;
 mod jitter;
@@ -11,20 +14,15 @@ mod spin;
 mod thread;
 
 #[cfg(not(all(shuttle, feature = "testing")))]
-pub use {
-    parking_lot::{Condvar, Mutex, MutexGuard},
-    std::sync::atomic,
-};
-
+#[path = "system.rs"]
+mod backend;
 #[cfg(all(shuttle, feature = "testing"))]
-pub use {
-    model::{Condvar, Mutex, MutexGuard},
-    shuttle::sync::atomic,
-};
+#[path = "model.rs"]
+mod backend;
 
+pub use backend::*;
+pub(crate) use backend::{IS_MODEL, thread_local};
 pub use jitter::jitter;
-#[cfg(all(shuttle, feature = "testing"))]
-pub use model::explore;
 pub use own::{on_own_thread, own_thread};
 pub use parker::Parker;
 pub use process::Process;
@@ -32,9 +30,5 @@ pub use registry::Registry;
 pub use spin::Spin;
 pub use thread::Thread;
 
-/// The same over shuttle's scheduler, for the model tests.
-#[cfg(all(shuttle, feature = "testing"))]
-mod model;
-#[cfg(test)]
-#[cfg(shuttle)]
+#[cfg(all(test, models))]
 mod model_tests;

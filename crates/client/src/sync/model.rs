@@ -1,5 +1,5 @@
-//! [`Mutex`] and [`Condvar`] for the model tests: called as those of parking_lot are, scheduled by
-//! shuttle.
+//! Threads, mutexes and the clock for the model tests: called as those of `system.rs` are, scheduled
+//! by shuttle.
 //!
 //! A model test runs its threads as coroutines and tries many orders of their steps. It finds bugs
 //! that a test on real threads meets once a month, and a thread that no other wakes is an error at
@@ -12,6 +12,12 @@ use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 use shuttle::sync;
+
+pub use shuttle::sync::atomic;
+pub(crate) use shuttle::{thread, thread_local};
+
+/// Whether this is the models' version.
+pub(crate) const IS_MODEL: bool = true;
 
 /// A mutex without poison.
 #[derive(Debug, Default)]
@@ -38,6 +44,7 @@ fn locked<T>(mutex: &sync::Mutex<T>) -> sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// The right to the value of a [`Mutex`].
 pub struct MutexGuard<'a, T> {
     mutex: &'a sync::Mutex<T>,
     /// `None` only within a wait.
@@ -89,18 +96,22 @@ impl Condvar {
         Self(sync::Condvar::new())
     }
 
+    /// Wakes all waiting threads.
     pub fn notify_all(&self) {
         self.0.notify_all();
     }
 
+    /// Waits for a notification.
     pub fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
         guard.exchange(|held, _| self.0.wait(held).unwrap_or_else(PoisonError::into_inner));
     }
 
+    /// As [`wait_for`](Self::wait_for), until then.
     pub fn wait_until<T>(&self, guard: &mut MutexGuard<'_, T>, until: Instant) -> TimedOut {
         self.wait_for(guard, until.saturating_duration_since(Instant::now()))
     }
 
+    /// Waits for so long at most.
     pub fn wait_for<T>(&self, guard: &mut MutexGuard<'_, T>, sleep: Duration) -> TimedOut {
         if sleep > PAUSE {
             self.wait(guard);
@@ -108,7 +119,7 @@ impl Condvar {
         }
         guard.exchange(|held, mutex| {
             drop(held);
-            shuttle::thread::yield_now();
+            thread::yield_now();
             locked(mutex)
         });
         TimedOut(true)
@@ -153,3 +164,32 @@ pub fn explore(schedules: usize, scenario: impl Fn() + Send + Sync + 'static) {
 
 /// So many switches are enough for nearly every known bug.
 const SWITCHES: usize = 3;
+
+/// The clock that leases are counted on: moved by chance and by the tests, so that a schedule can be
+/// run again.
+pub(super) mod clock {
+    pub use self::model::now;
+
+    /// The clock, for tests that move it.
+    pub mod model {
+        use std::cell::Cell;
+
+        use shuttle::rand::{Rng, thread_rng};
+
+        // All threads of a model run on one, and each model on a thread of its own.
+        thread_local! {
+            static NOW: Cell<u64> = const { Cell::new(1) };
+        }
+
+        /// Nanoseconds.
+        pub fn now() -> u64 {
+            advance(if thread_rng().gen_bool(0.5) { 25_000 } else { 0 });
+            NOW.get()
+        }
+
+        /// Time passes.
+        pub fn advance(nanos: u64) {
+            NOW.set(NOW.get() + nanos);
+        }
+    }
+}

@@ -5,10 +5,7 @@ use std::io;
 
 use crossbeam_channel::Sender;
 
-#[cfg(all(shuttle, feature = "testing"))]
-use shuttle::thread;
-#[cfg(not(all(shuttle, feature = "testing")))]
-use std::thread;
+use super::backend::thread;
 
 thread_local! {
     static OWN: Cell<bool> = const { Cell::new(false) };

@@ -12,6 +12,8 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
 
+use super::IS_MODEL;
+
 /// As long as a wake-up may take: past that, sleeping would have been as fast.
 const LONGEST_SPIN: Duration = Duration::from_micros(30);
 /// The worth of a hold that finds its thread awake, the credit of a pass without spinning, and the
@@ -38,7 +40,7 @@ impl Spin {
     #[inline]
     pub fn is_worthwhile(&self) -> bool {
         // In a model nothing happens while a thread spins.
-        if cfg!(all(shuttle, feature = "testing")) || !*MORE_PROCESSORS {
+        if IS_MODEL || !*MORE_PROCESSORS {
             return false;
         }
         let worthwhile = self.balance.load(Ordering::Relaxed) >= 0;

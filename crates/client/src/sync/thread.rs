@@ -6,9 +6,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use super::Parker;
-#[cfg(all(shuttle, feature = "testing"))]
-use shuttle::thread_local;
+use super::{Parker, thread_local};
 
 /// A thread of this process, for as long as any code needs it.
 ///
