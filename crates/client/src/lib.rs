@@ -24,9 +24,10 @@ pub use cancel::{CancelToken, Registration};
 #[cfg(feature = "tls")]
 pub use connection::TlsSettings;
 pub use connection::{
-    Cause, Cluster, Command, ConnectError, CredentialSource, Credentials, Endpoint, Failure, Lane,
-    Limit, Limited, Link, NO_CERTIFICATE, NO_MASTER, NO_SERVICE, News, Node, Outcome, Pieces,
-    Posted, Provider, REFUSED_CERTIFICATE, ReplicaAcks, Replies, ReplyReceiver, Route, Script,
-    Server, Servers, Settings, connection_name, decimal, error_reply, is_redirect, is_transient,
-    reply_code, slot_of, unfollowed, was_cut, write_decimal,
+    Cause, Cluster, Command, ConnectError, CredentialSource, Credentials, Dialer, Endpoint,
+    Failure, Lane, Limit, Limited, Link, NO_CERTIFICATE, NO_MASTER, NO_SERVICE, News, Node,
+    Outcome, Pieces, Posted, Provider, REFUSED_CERTIFICATE, ReplicaAcks, Replies, ReplyReceiver,
+    Route, Script, Server, Servers, Settings, Transport, Way, connection_name, decimal,
+    error_reply, is_redirect, is_transient, reply_code, slot_of, unfollowed, was_cut,
+    write_decimal,
 };

@@ -19,7 +19,7 @@ use super::name::Name;
 use super::sentinel::Sentinels;
 use super::server::{Runs, Server};
 #[cfg(not(all(shuttle, feature = "testing")))]
-use super::tls::Tls;
+use super::stream::Network;
 #[cfg(not(all(shuttle, feature = "testing")))]
 use super::url::SentinelUrl;
 use super::url::explain_url;
@@ -50,7 +50,7 @@ enum Target {
     At {
         address: ConnectionAddr,
         #[cfg(not(all(shuttle, feature = "testing")))]
-        tls: Tls,
+        network: Network,
         /// For the one server of a client, if its host has a name.
         #[cfg(not(all(shuttle, feature = "testing")))]
         name: Option<Arc<Name>>,
@@ -114,7 +114,7 @@ impl Endpoint {
         let target = Target::At {
             address: info.addr().clone(),
             #[cfg(not(all(shuttle, feature = "testing")))]
-            tls: Tls::new(info.addr(), config)?,
+            network: Network::new(info.addr(), config)?,
             #[cfg(not(all(shuttle, feature = "testing")))]
             name: None,
         };
@@ -134,9 +134,9 @@ impl Endpoint {
     pub(super) fn of_same_cluster(&self, host_port: &HostPort, number: usize) -> Self {
         let target = match &self.target {
             #[cfg(not(all(shuttle, feature = "testing")))]
-            Target::At { address, tls, .. } => {
+            Target::At { address, network, .. } => {
                 let address = host_port.instead_of(address);
-                Target::At { address, tls: tls.clone(), name: None }
+                Target::At { address, network: network.clone(), name: None }
             }
             #[cfg(all(shuttle, feature = "testing"))]
             Target::At { address } => Target::At { address: host_port.instead_of(address) },
@@ -227,9 +227,9 @@ impl Endpoint {
         let deadline = now.checked_add(within.min(self.connect_timeout)).unwrap_or(now);
         let (login, timeout) = (&self.login, self.response_timeout);
         let opened = match &self.target {
-            Target::At { address, tls, name } => {
+            Target::At { address, network, name } => {
                 let opened =
-                    Connection::open(address, tls, login, timeout, deadline, false, &|_| {});
+                    Connection::open(address, network, login, timeout, deadline, false, &|_| {});
                 opened.and_then(|(mut connection, server)| match name {
                     Some(name) if !name.watch(connection.closer(), &server) => {
                         Err((redis::ErrorKind::Io, "its name leads to another address now").into())
@@ -316,16 +316,24 @@ impl Endpoint {
     pub fn follower(&self) -> Option<Box<dyn FnOnce() + Send>> {
         #[cfg(not(all(shuttle, feature = "testing")))]
         return match &self.target {
-            Target::At { address, tls, name } => {
+            Target::At { address, network, name } => {
                 let name = Arc::clone(name.as_ref()?);
-                let (address, tls, login) = (address.clone(), tls.clone(), self.login.clone());
+                let (address, network, login) =
+                    (address.clone(), network.clone(), self.login.clone());
                 let timeouts = (self.connect_timeout, self.response_timeout);
                 // A connection beside all others, which no thread uses.
                 let connect = move || {
                     let now = Instant::now();
                     let until = now.checked_add(timeouts.0).unwrap_or(now);
-                    let opened =
-                        Connection::open(&address, &tls, &login, timeouts.1, until, true, &|_| {});
+                    let opened = Connection::open(
+                        &address,
+                        &network,
+                        &login,
+                        timeouts.1,
+                        until,
+                        true,
+                        &|_| {},
+                    );
                     let (mut connection, server) = opened.ok()?;
                     // A replica takes no writes, and may be about to become the master.
                     let leads = server.is_master != Some(false);

@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 use super::link::{Link, ReplyReceiver};
 use super::outcome::{Cause, Failure};
 use super::{Command, Endpoint};
-use crate::sync::{IS_MODEL, Mutex};
 use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use crate::sync::{IS_MODEL, Mutex};
 
 mod call;
 mod combiner;

@@ -35,6 +35,7 @@ mod socket;
 mod stream;
 #[cfg(not(all(shuttle, feature = "testing")))]
 mod tls;
+mod transport;
 mod url;
 
 pub use cluster::{Cluster, unfollowed};
@@ -65,6 +66,7 @@ pub use settings::TlsSettings;
 pub use settings::{ReplicaAcks, Settings};
 pub(crate) use slot::SLOTS;
 pub use slot::slot_of;
+pub use transport::{Dialer, Transport, Way};
 
 #[cfg(all(shuttle, feature = "testing"))]
 pub(crate) use model::{Closer, Connection};

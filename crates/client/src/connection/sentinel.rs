@@ -25,7 +25,7 @@ use super::host_port::HostPort;
 use super::login::Login;
 use super::reply::{NO_MASTER, NO_SERVICE, is_refusal};
 use super::server::Server;
-use super::tls::Tls;
+use super::stream::Network;
 use super::url::SentinelUrl;
 use super::{Closer, Connection, Health};
 use super::{Credentials, Settings};
@@ -49,7 +49,7 @@ pub(crate) struct Sentinels {
     of_sentinels: Manner,
     of_servers: Manner,
     /// The TLS settings of both.
-    tls: Tls,
+    network: Network,
     connect_timeout: Duration,
     response_timeout: Duration,
     health: Arc<Health>,
@@ -125,7 +125,7 @@ impl Sentinels {
         };
         // One scheme stands for all of them.
         let address = url.server.addr();
-        let (tls, insecure) = (Tls::new(address, config)?, insecure(address));
+        let (network, insecure) = (Network::new(address, config)?, insecure(address));
         let login = url.sentinels.first().unwrap_or(&url.server).redis_settings();
         let of_sentinels = Credentials::instead(&config.sentinel_credentials, login);
         let of_sentinels = Login::new(of_sentinels, config);
@@ -144,7 +144,7 @@ impl Sentinels {
             service: url.service.clone(),
             of_sentinels: Manner { insecure, login: of_sentinels },
             of_servers: Manner { insecure, login: of_servers.clone() },
-            tls,
+            network,
             connect_timeout: config.connect_timeout,
             response_timeout: config.response_timeout,
             health: Arc::clone(health),
@@ -191,8 +191,8 @@ impl Sentinels {
             let Manner { login, .. } = &self.of_servers;
             let address = self.of_servers.address(&master.host_port);
             let watch = |closer| self.watch(&master.host_port, closer);
-            let (tls, timeout) = (&self.tls, response_timeout);
-            let opened = Connection::open(&address, tls, login, timeout, until, true, &watch);
+            let (network, timeout) = (&self.network, response_timeout);
+            let opened = Connection::open(&address, network, login, timeout, until, true, &watch);
             let error = match opened {
                 Ok((_, server)) if server.is_master == Some(false) => {
                     no_master(format!("{} is named, and is a replica", master.host_port))

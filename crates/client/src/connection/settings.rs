@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::credentials::{CredentialSource, Credentials};
+use super::transport::Dialer;
 
 /// The settings of a client's connections.
 #[derive(Clone, Debug)]
@@ -22,6 +23,8 @@ pub struct Settings {
     pub credential_source: Option<Arc<CredentialSource>>,
     /// The same for the Sentinels.
     pub sentinel_credentials: Option<Credentials>,
+    /// Opens the streams of bytes to the servers. `None`: the network does.
+    pub dialer: Option<Dialer>,
     #[cfg(feature = "tls")]
     /// The authorities that TLS trusts, and the client's identity.
     pub tls: TlsSettings,
@@ -37,6 +40,7 @@ impl Default for Settings {
             credentials: None,
             credential_source: None,
             sentinel_credentials: None,
+            dialer: None,
             #[cfg(feature = "tls")]
             tls: TlsSettings::default(),
         }

@@ -6,17 +6,16 @@
 //! socket's own timeout begins anew with every byte. So the deadline is kept here.
 
 use std::io::{self, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
 use socket2::{SockRef, TcpKeepalive};
 
 use super::name::look_up;
+use super::transport::{Transport, Way};
 
 /// The system probes a connection that was silent for so long. A firewall forgets connections that
 /// are silent for minutes, without a word.
@@ -48,20 +47,9 @@ pub(super) struct Socket {
 }
 
 struct OpenSocket {
-    stream: Stream,
+    stream: Box<dyn Transport>,
     /// A thread of this process has ended it.
     closed: AtomicBool,
-}
-
-enum Stream {
-    Tcp(TcpStream),
-    Unix(UnixStream),
-}
-
-#[derive(Clone, Copy)]
-enum Way {
-    Read,
-    Write,
 }
 
 impl Socket {
@@ -95,7 +83,7 @@ impl Socket {
         options.set_tcp_keepalive(&keep_alive)?;
         #[cfg(any(target_os = "linux", target_os = "android", target_os = "fuchsia"))]
         options.set_tcp_user_timeout(Some(UNDELIVERED))?;
-        Ok(Self::new(Stream::Tcp(stream), deadline))
+        Ok(Self::over(Box::new(stream), deadline))
     }
 
     pub(super) fn unix(path: &std::path::Path, deadline: Instant) -> io::Result<Self> {
@@ -111,7 +99,7 @@ impl Socket {
             let connected = socket.connect(&address);
             socket.set_nonblocking(false)?;
             match connected {
-                Ok(()) => return Ok(Self::new(Stream::Unix(socket.into()), deadline)),
+                Ok(()) => return Ok(Self::over(Box::new(UnixStream::from(socket)), deadline)),
                 // Too many connections wait to be accepted; here the system does not wait with
                 // them.
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -122,7 +110,8 @@ impl Socket {
         }
     }
 
-    fn new(stream: Stream, deadline: Instant) -> Self {
+    /// Over an open stream.
+    pub(super) fn over(stream: Box<dyn Transport>, deadline: Instant) -> Self {
         let open = Arc::new(OpenSocket { stream, closed: AtomicBool::new(false) });
         let armed = [Duration::MAX; 2];
         Self { open, deadline, left: None, armed, looks: 0, in_part: false }
@@ -146,23 +135,14 @@ impl Socket {
 
     /// Sleeps until the socket can be read, or written to.
     fn await_turn(&self, way: Way) -> io::Result<()> {
-        let flags = match way {
-            Way::Read => PollFlags::IN,
-            Way::Write => PollFlags::OUT,
-        };
         loop {
             let left = self.deadline.saturating_duration_since(Instant::now());
-            let timeout = Timespec::try_from(left).ok();
-            let mut ready = [match &self.open.stream {
-                Stream::Tcp(stream) => PollFd::new(stream, flags),
-                Stream::Unix(stream) => PollFd::new(stream, flags),
-            }];
-            match poll(&mut ready, timeout.as_ref()) {
+            match self.open.stream.is_ready(way, left) {
                 // Bytes that came before the deadline are read, however late it is.
-                Ok(0) => return Err(io::ErrorKind::WouldBlock.into()),
-                Ok(_) => return Ok(()),
-                Err(Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
+                Ok(false) => return Err(io::ErrorKind::WouldBlock.into()),
+                Ok(true) => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
             }
         }
     }
@@ -200,12 +180,7 @@ impl Socket {
     fn set_timeout(&mut self, way: Way, left: Duration, anew: bool) -> io::Result<()> {
         let armed = &mut self.armed[way as usize];
         if anew || *armed > left.saturating_add(LATE) {
-            match (&self.open.stream, way) {
-                (Stream::Tcp(stream), Way::Read) => stream.set_read_timeout(Some(left))?,
-                (Stream::Tcp(stream), Way::Write) => stream.set_write_timeout(Some(left))?,
-                (Stream::Unix(stream), Way::Read) => stream.set_read_timeout(Some(left))?,
-                (Stream::Unix(stream), Way::Write) => stream.set_write_timeout(Some(left))?,
-            }
+            self.open.stream.set_timeout(way, left)?;
             *armed = left;
         }
         Ok(())
@@ -215,7 +190,7 @@ impl Socket {
     fn until_deadline(
         &mut self,
         way: Way,
-        mut attempt: impl FnMut(&Stream) -> io::Result<usize>,
+        mut attempt: impl FnMut(&dyn Transport) -> io::Result<usize>,
     ) -> io::Result<usize> {
         let mut anew = false;
         loop {
@@ -229,7 +204,7 @@ impl Socket {
                     self.set_timeout(way, left.max(LEAST), anew)?;
                 }
             }
-            match attempt(&self.open.stream) {
+            match attempt(&*self.open.stream) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     if self.in_part {
@@ -261,18 +236,12 @@ impl Closer {
         let Some(open) = self.0.upgrade() else { return };
         open.closed.store(true, Ordering::Release);
         // The socket may be closed already.
-        let _ = match &open.stream {
-            Stream::Tcp(stream) => stream.shutdown(Shutdown::Both),
-            Stream::Unix(stream) => stream.shutdown(Shutdown::Both),
-        };
+        let _ = open.stream.shut_down();
     }
 
     /// The address of the other side. `None`: it has none, or the socket was closed.
     pub(super) fn peer(&self) -> Option<SocketAddr> {
-        match &self.0.upgrade()?.stream {
-            Stream::Tcp(stream) => stream.peer_addr().ok(),
-            Stream::Unix(_) => None,
-        }
+        self.0.upgrade()?.stream.peer()
     }
 
     /// Whether there is nothing left to close.
@@ -296,19 +265,13 @@ fn late() -> io::Error {
 
 impl Read for Socket {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.until_deadline(Way::Read, |stream| match stream {
-            Stream::Tcp(stream) => (&mut &*stream).read(buffer),
-            Stream::Unix(stream) => (&mut &*stream).read(buffer),
-        })
+        self.until_deadline(Way::Read, |stream| stream.read(buffer))
     }
 }
 
 impl Write for Socket {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.until_deadline(Way::Write, |stream| match stream {
-            Stream::Tcp(stream) => (&mut &*stream).write(bytes),
-            Stream::Unix(stream) => (&mut &*stream).write(bytes),
-        })
+        self.until_deadline(Way::Write, |stream| stream.write(bytes))
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -345,10 +308,7 @@ mod tests {
     /// The one of `addresses` that accepts a connection within a second.
     fn connect(addresses: &[SocketAddr]) -> io::Result<SocketAddr> {
         let socket = Socket::to_one_of(addresses, Instant::now() + Duration::from_secs(1))?;
-        match &socket.open.stream {
-            Stream::Tcp(stream) => stream.peer_addr(),
-            Stream::Unix(_) => unreachable!(),
-        }
+        Ok(socket.open.stream.peer().unwrap())
     }
 
     #[test]

@@ -8,7 +8,6 @@ use redis::{
     RedisResult, Value,
 };
 
-use super::Command;
 use super::login::Login;
 use super::reply::{is_refusal, turns_away};
 use super::resp::Replies;
@@ -17,6 +16,8 @@ use super::socket::{Closer, Socket};
 use super::tls::Tls;
 #[cfg(feature = "tls")]
 use super::tls::{TlsStream, wants_certificate};
+use super::transport::Dialer;
+use super::{Command, ConnectError, Settings};
 
 /// A connection whose server has let the client in.
 pub(crate) struct Connection {
@@ -40,7 +41,7 @@ impl Connection {
     /// is connected. `with_role`: also asks the server whether it is a master.
     pub(super) fn open(
         address: &ConnectionAddr,
-        tls: &Tls,
+        network: &Network,
         login: &Login,
         response_timeout: Duration,
         deadline: Instant,
@@ -50,7 +51,7 @@ impl Connection {
         let open = || -> RedisResult<(Self, Server)> {
             let settings = login.settings(deadline)?;
             let mut connection = Self {
-                stream: Stream::connect(address, deadline, tls)?,
+                stream: network.connect(address, deadline)?,
                 replies: Replies::new(),
                 unwritten: Vec::new(),
                 read_timeout: response_timeout,
@@ -219,25 +220,46 @@ fn deadline_in(timeout: Duration) -> Instant {
     now.checked_add(timeout).unwrap_or(now)
 }
 
-impl Stream {
-    #[cfg_attr(not(feature = "tls"), expect(unused_variables))]
-    fn connect(address: &ConnectionAddr, deadline: Instant, tls: &Tls) -> RedisResult<Self> {
-        match address {
-            ConnectionAddr::Tcp(host, port) => Ok(Self::Plain(Socket::tcp(host, *port, deadline)?)),
-            #[cfg(feature = "tls")]
-            ConnectionAddr::TcpTls { host, port, .. } => {
-                let socket = Socket::tcp(host, *port, deadline)?;
-                Ok(Self::Tls(Box::new(tls.connect(host, socket)?)))
-            }
-            ConnectionAddr::Unix(path) => Ok(Self::Plain(Socket::unix(path, deadline)?)),
-            // Looked at before a client is made.
-            _ => {
-                Err((Cause::InvalidClientConfig, "this build cannot connect to such an address")
-                    .into())
-            }
-        }
+/// How streams to servers of one kind are opened.
+#[derive(Clone)]
+pub(super) struct Network {
+    #[cfg_attr(not(feature = "tls"), expect(dead_code))]
+    tls: Tls,
+    dialer: Option<Dialer>,
+}
+
+impl Network {
+    /// For servers at addresses of this kind.
+    pub(super) fn new(address: &ConnectionAddr, config: &Settings) -> Result<Self, ConnectError> {
+        Ok(Self { tls: Tls::new(address, config)?, dialer: config.dialer.clone() })
     }
 
+    fn connect(&self, address: &ConnectionAddr, deadline: Instant) -> RedisResult<Stream> {
+        let socket = match (&self.dialer, address) {
+            (Some(dialer), _) => Socket::over(dialer.dial(address, deadline)?, deadline),
+            (None, ConnectionAddr::Tcp(host, port)) => Socket::tcp(host, *port, deadline)?,
+            #[cfg(feature = "tls")]
+            (None, ConnectionAddr::TcpTls { host, port, .. }) => {
+                Socket::tcp(host, *port, deadline)?
+            }
+            (None, ConnectionAddr::Unix(path)) => Socket::unix(path, deadline)?,
+            _ => {
+                // Looked at before a client is made.
+                let why = "this build cannot connect to such an address";
+                return Err((Cause::InvalidClientConfig, why).into());
+            }
+        };
+        match address {
+            #[cfg(feature = "tls")]
+            ConnectionAddr::TcpTls { host, .. } => {
+                Ok(Stream::Tls(Box::new(self.tls.connect(host, socket)?)))
+            }
+            _ => Ok(Stream::Plain(socket)),
+        }
+    }
+}
+
+impl Stream {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match self {
             Self::Plain(socket) => socket.write(bytes),

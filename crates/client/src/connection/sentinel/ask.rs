@@ -135,8 +135,8 @@ impl Sentinels {
     ) -> RedisResult<Connection> {
         let address = self.of_sentinels.address(host_port);
         let login = &self.of_sentinels.login;
-        let (tls, timeout) = (&self.tls, self.response_timeout);
-        Connection::open(&address, tls, login, timeout, deadline, false, &|_| {})
+        let (network, timeout) = (&self.network, self.response_timeout);
+        Connection::open(&address, network, login, timeout, deadline, false, &|_| {})
             .map(|(connection, _)| connection)
     }
 }

@@ -1,0 +1,143 @@
+//! The streams of bytes under the connections: over the network, or to a server in this process.
+
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use redis::ConnectionAddr;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+/// A stream of bytes to a server. One thread at a time reads and writes; any thread may shut it
+/// down.
+pub trait Transport: Send + Sync {
+    /// Reads bytes that are there, and sleeps until there are some, for the timeout at most: then it
+    /// fails with `WouldBlock`. Zero: the other side has ended the stream.
+    fn read(&self, buffer: &mut [u8]) -> io::Result<usize>;
+
+    /// Writes some of the bytes, and sleeps until there is room, for the timeout at most.
+    fn write(&self, bytes: &[u8]) -> io::Result<usize>;
+
+    /// Sets the timeout of reads or writes from here on. It is not zero.
+    fn set_timeout(&self, way: Way, timeout: Duration) -> io::Result<()>;
+
+    /// Sleeps until a read or write would not have to wait. `false`: the time was over first.
+    fn is_ready(&self, way: Way, within: Duration) -> io::Result<bool>;
+
+    /// Ends the stream. A thread that sleeps in a read or write of it wakes.
+    fn shut_down(&self) -> io::Result<()>;
+
+    /// The address of the other side, if it has one.
+    fn peer(&self) -> Option<SocketAddr>;
+}
+
+/// Towards this process, or away from it.
+#[derive(Clone, Copy, Debug)]
+pub enum Way {
+    /// For a read.
+    Read,
+    /// For a write.
+    Write,
+}
+
+impl Transport for TcpStream {
+    fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        Read::read(&mut &*self, buffer)
+    }
+
+    fn write(&self, bytes: &[u8]) -> io::Result<usize> {
+        Write::write(&mut &*self, bytes)
+    }
+
+    fn set_timeout(&self, way: Way, timeout: Duration) -> io::Result<()> {
+        match way {
+            Way::Read => self.set_read_timeout(Some(timeout)),
+            Way::Write => self.set_write_timeout(Some(timeout)),
+        }
+    }
+
+    fn is_ready(&self, way: Way, within: Duration) -> io::Result<bool> {
+        is_ready(self, way, within)
+    }
+
+    fn shut_down(&self) -> io::Result<()> {
+        self.shutdown(Shutdown::Both)
+    }
+
+    fn peer(&self) -> Option<SocketAddr> {
+        self.peer_addr().ok()
+    }
+}
+
+impl Transport for UnixStream {
+    fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        Read::read(&mut &*self, buffer)
+    }
+
+    fn write(&self, bytes: &[u8]) -> io::Result<usize> {
+        Write::write(&mut &*self, bytes)
+    }
+
+    fn set_timeout(&self, way: Way, timeout: Duration) -> io::Result<()> {
+        match way {
+            Way::Read => self.set_read_timeout(Some(timeout)),
+            Way::Write => self.set_write_timeout(Some(timeout)),
+        }
+    }
+
+    fn is_ready(&self, way: Way, within: Duration) -> io::Result<bool> {
+        is_ready(self, way, within)
+    }
+
+    fn shut_down(&self) -> io::Result<()> {
+        self.shutdown(Shutdown::Both)
+    }
+
+    fn peer(&self) -> Option<SocketAddr> {
+        None
+    }
+}
+
+fn is_ready(stream: &impl AsFd, way: Way, within: Duration) -> io::Result<bool> {
+    let flags = match way {
+        Way::Read => PollFlags::IN,
+        Way::Write => PollFlags::OUT,
+    };
+    let timeout = Timespec::try_from(within).ok();
+    Ok(poll(&mut [PollFd::new(stream, flags)], timeout.as_ref())? > 0)
+}
+
+type Dial = dyn Fn(&ConnectionAddr, Instant) -> io::Result<Box<dyn Transport>> + Send + Sync;
+
+/// Opens streams to a server that is in this process, whatever its address.
+#[derive(Clone)]
+pub struct Dialer(Arc<Dial>);
+
+impl Dialer {
+    /// `dial` gets the address, and the time when the stream must be open.
+    pub fn new(
+        dial: impl Fn(&ConnectionAddr, Instant) -> io::Result<Box<dyn Transport>>
+        + Send
+        + Sync
+        + 'static,
+    ) -> Self {
+        Self(Arc::new(dial))
+    }
+
+    pub(super) fn dial(
+        &self,
+        address: &ConnectionAddr,
+        deadline: Instant,
+    ) -> io::Result<Box<dyn Transport>> {
+        (self.0)(address, deadline)
+    }
+}
+
+impl fmt::Debug for Dialer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Dialer").finish_non_exhaustive()
+    }
+}
