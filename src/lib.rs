@@ -172,6 +172,8 @@ mod latch;
 mod lease;
 mod local;
 mod lock;
+#[cfg(all(test, models))]
+mod model;
 mod runtime;
 mod scripts;
 mod semaphore;

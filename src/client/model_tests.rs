@@ -7,7 +7,6 @@ use std::time::Instant;
 
 use redlatch_client::CancelToken;
 use redlatch_client::sync::{clock, explore};
-use redlatch_client::testing::model::Server;
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::thread::{self, JoinHandle};
 
@@ -16,6 +15,7 @@ use crate::error::{Error, ErrorKind};
 use crate::lease::Job;
 use crate::local::{Site, Tenancy};
 use crate::lock::{Lock, LockGuard};
+use crate::model::Server;
 use crate::runtime::{Core, Session};
 use crate::scripts::renewal::Held;
 
@@ -30,8 +30,8 @@ struct Process {
 }
 
 impl Process {
-    fn start() -> Self {
-        Self::of(Core::model())
+    fn start(server: &Server) -> Self {
+        Self::of(Core::model(server))
     }
 
     fn of(core: Arc<Core>) -> Self {
@@ -123,8 +123,8 @@ fn play(
     lock: fn(&Process) -> Arc<dyn Lock>,
     user: fn(&dyn Lock, &AtomicUsize),
 ) -> usize {
-    let server = Server::start(0);
-    let processes: Vec<_> = (0..processes).map(|_| Process::start()).collect();
+    let server = Server::start();
+    let processes: Vec<_> = (0..processes).map(|_| Process::start(&server)).collect();
     let inside = Arc::new(AtomicUsize::new(0));
     let users: Vec<_> = processes
         .iter()
@@ -193,9 +193,9 @@ fn disturb(
     look: fn(&Process, &Server),
     trouble: fn(&Process, &Server),
 ) -> Arc<Server> {
-    let server = Server::start(0);
+    let server = Server::start();
     server.forget_scripts();
-    let process = Arc::new(Process::start());
+    let process = Arc::new(Process::start(&server));
     let users: Vec<_> = (0..3)
         .map(|_| {
             let (process, server) = (Arc::clone(&process), Arc::clone(&server));
@@ -247,9 +247,9 @@ fn the_holder_is_told_of_a_force_unlock() {
 #[test]
 fn a_shutdown_ends_every_wait() {
     explore(500, || {
-        let server = Server::start(0);
+        let server = Server::start();
         assert!(server.take(NAME, b"another process"));
-        let process = Process::start();
+        let process = Process::start(&server);
         let users: Vec<_> = (0..3)
             .map(|_| {
                 let lock = process.lock();
@@ -269,8 +269,8 @@ fn a_shutdown_ends_every_wait() {
 /// A lock is held for a while, and taken away; its holder keeps or releases it, and connections of
 /// the subscriber break meanwhile.
 fn take_away(keeps: bool, breaks: bool) {
-    let server = Server::start(0);
-    let (core, jobs) = Core::model_with_jobs();
+    let server = Server::start();
+    let (core, jobs) = Core::model_with_jobs(&server);
     let process = Process::of(Arc::clone(&core));
     // Another waiter is there: the subscriber has a connection by now, or will soon.
     let waits = thread_rng().gen_bool(0.7).then(|| core.pubsub.listen_to_own(NAME));

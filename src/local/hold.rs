@@ -390,7 +390,7 @@ pub(super) struct Cut {
     pub(super) is_lost: AtomicBool,
 }
 
-#[cfg(all(test, not(shuttle)))]
+#[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;

@@ -7,11 +7,11 @@
 mod acquisition;
 mod cohort;
 mod entry;
-#[cfg(all(test, not(shuttle)))]
+#[cfg(test)]
 #[path = "entry/tests.rs"]
 mod entry_tests;
 mod exchanges;
-#[cfg(all(test, not(shuttle)))]
+#[cfg(test)]
 #[path = "exchanges/tests.rs"]
 mod exchanges_tests;
 mod gate;

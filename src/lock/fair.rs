@@ -22,7 +22,7 @@ pub(crate) use self::queue::{FairQueue, give_back_unclaimed, take_out};
 mod entry;
 mod line;
 mod queue;
-#[cfg(all(test, testkit, not(shuttle)))]
+#[cfg(all(test, testkit))]
 mod tests;
 
 /// A lock granted in the order of the requests, across threads, processes and machines: Redisson's

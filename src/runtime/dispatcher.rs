@@ -214,5 +214,5 @@ impl Hired {
     }
 }
 
-#[cfg(all(test, testkit, not(shuttle)))]
+#[cfg(all(test, testkit))]
 mod tests;

@@ -13,24 +13,26 @@ use super::Core;
 use super::session::{Session, Threads};
 use crate::config::ClientBuilder;
 use crate::lease::Job;
+use crate::model::Server;
 
 const URL: &str = "redis://localhost";
 const MINUTE: Duration = Duration::from_secs(60);
+const HOUR: Duration = Duration::from_secs(3_600);
 
 impl Core {
     /// A client without threads.
-    pub(crate) fn model() -> Arc<Self> {
-        Self::model_with_jobs().0
+    pub(crate) fn model(server: &Server) -> Arc<Self> {
+        Self::model_with_jobs(server).0
     }
 
     /// The same, with the jobs that its renewer would get.
-    pub(crate) fn model_with_jobs() -> (Arc<Self>, Receiver<Job>) {
-        let config = ClientBuilder::new(URL).config;
-        let endpoint = Endpoint::new(
-            URL,
-            config.connection.connect_timeout,
-            config.connection.response_timeout,
-        );
+    pub(crate) fn model_with_jobs(server: &Server) -> (Arc<Self>, Receiver<Job>) {
+        let mut config = ClientBuilder::new(URL).config;
+        config.connection.dialer = Some(server.dialer());
+        // In a model no time passes while a thread sleeps, but steps take some.
+        config.connection.connect_timeout = HOUR;
+        config.connection.response_timeout = HOUR;
+        let endpoint = Endpoint::of(URL, &config.connection);
         let lane = Arc::new(Lane::new(Arc::new(endpoint.unwrap())));
         let servers = Servers::One(Arc::new(Node::new(lane, 1)));
         let alive = crossbeam_channel::bounded(0).0;

@@ -829,5 +829,5 @@ impl Core {
     }
 }
 
-#[cfg(all(test, testkit, not(shuttle)))]
+#[cfg(all(test, testkit))]
 mod tests;

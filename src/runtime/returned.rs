@@ -85,7 +85,7 @@ fn forget(all: &mut VecDeque<One>, now: u64, age: u64) {
     all.drain(..old.max(many));
 }
 
-#[cfg(all(test, not(shuttle)))]
+#[cfg(test)]
 mod tests {
     use super::*;
 

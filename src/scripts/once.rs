@@ -424,5 +424,5 @@ fn forgotten() -> Error {
     Error::new(ErrorKind::Redis, message)
 }
 
-#[cfg(all(test, testkit, not(shuttle)))]
+#[cfg(all(test, testkit))]
 mod tests;

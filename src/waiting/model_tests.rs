@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use redlatch_client::CancelToken;
 use redlatch_client::sync::{Mutex, explore};
-use redlatch_client::testing::model::Server;
 use shuttle::thread;
 
 use super::*;
 use crate::error::ErrorKind;
+use crate::model::Server;
 
 const KEY: &str = "key";
 const CHANNEL: &str = "channel";
@@ -86,8 +86,8 @@ fn wait(core: &Core, channel: &str, cancel: &CancelToken, attempt: impl Fn() -> 
 
 /// `waiters` threads that each take and release the lock, with `trouble` beside them.
 fn play(waiters: u8, cancel: &CancelToken, trouble: impl FnOnce(&Server) + Send + 'static) {
-    let server = Server::start(0);
-    let core = Core::model();
+    let server = Server::start();
+    let core = Core::model(&server);
     let subscriber = core.connect();
     assert!(server.take(KEY, b"another process"));
     let trouble = {
@@ -118,8 +118,8 @@ fn play(waiters: u8, cancel: &CancelToken, trouble: impl FnOnce(&Server) + Send 
 
 /// Threads that wait for something that happens once, each on the channel of its own given here.
 fn announce(channels: &'static [&'static str]) {
-    let server = Server::start(0);
-    let core = Core::model();
+    let server = Server::start();
+    let core = Core::model(&server);
     let subscriber = core.connect();
     let happened = Arc::new(AtomicBool::new(false));
     let waiters: Vec<_> = channels
@@ -186,8 +186,8 @@ fn a_cancel_races_with_a_message() {
 #[test]
 fn a_cancel_ends_a_wait_that_nothing_else_ends() {
     explore(1_000, || {
-        let _server = Server::start(0);
-        let core = Core::model();
+        let server = Server::start();
+        let core = Core::model(&server);
         let subscriber = core.connect();
         let token = CancelToken::new();
         let cancel = token.clone();

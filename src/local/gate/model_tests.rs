@@ -14,6 +14,7 @@ use shuttle::thread;
 use super::{Admitted, Entered, Gate, GateQueue, GateWaiter, LeaveOutcome, QueueEntry};
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::local::{Asked, Hold, Site, Tenancy, Terms, clock};
+use crate::model::Server;
 use crate::runtime::Core;
 use crate::waiting::{
     Claim, Enter, EnterOf, Lead, Leadership, Queued, Signal, Synchronizer, Try, Wait, acquire,
@@ -247,7 +248,7 @@ impl Name {
             gate: Gate::new(),
             odds,
             seen: Arc::clone(seen),
-            core: Core::model(),
+            core: Core::model(&Server::start()),
             name: "name".into(),
             tickets: Mutex::new(0),
             server: Mutex::new(None),

@@ -265,7 +265,7 @@ impl<P: Permits> State<P> {
 #[cfg(all(test, models))]
 mod model_tests;
 
-#[cfg(all(test, not(shuttle)))]
+#[cfg(test)]
 mod tests {
     use super::*;
 

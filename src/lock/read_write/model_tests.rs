@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 
 use redlatch_client::CancelToken;
 use redlatch_client::sync::{Thread, clock, explore};
-use redlatch_client::testing::model::Server;
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::thread::{self, JoinHandle};
 
 use super::{Mode, ReadWriteLock};
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::lock::{Lock, LockGuard};
+use crate::model::Server;
 use crate::runtime::{Core, Session};
 use crate::waiting::Queued as _;
 
@@ -32,8 +32,8 @@ struct Process {
 }
 
 impl Process {
-    fn start() -> Self {
-        let core = Core::model();
+    fn start(server: &Server) -> Self {
+        let core = Core::model(server);
         let subscriber = core.connect();
         let session = Session::model(core);
         Self { lock: ReadWriteLock::new(&session, NAME), session, subscriber }
@@ -155,8 +155,8 @@ fn write(lock: &ReadWriteLock, guard: LockGuard, inside: &Inside, seen: &Seen) {
 
 /// Lets `threads` threads of each process use the lock.
 fn play(processes: usize, threads: usize, seen: &Arc<Seen>) {
-    let server = Server::start(0);
-    let processes: Vec<_> = (0..processes).map(|_| Process::start()).collect();
+    let server = Server::start();
+    let processes: Vec<_> = (0..processes).map(|_| Process::start(&server)).collect();
     let inside = Arc::new(Inside::default());
     let users: Vec<_> = processes
         .iter()
@@ -241,8 +241,8 @@ fn robbed(lock: &ReadWriteLock, take: Take) {
 }
 
 fn rob(take: Take, trouble: fn(&Process, &Server)) {
-    let server = Server::start(0);
-    let process = Process::start();
+    let server = Server::start();
+    let process = Process::start(&server);
     let users: Vec<_> = (0..3)
         .map(|_| {
             let lock = process.lock.clone();
@@ -280,8 +280,8 @@ fn a_guard_that_says_held_is_alone_though_the_lock_is_unlocked_by_force() {
 #[test]
 fn a_reader_granted_under_a_lost_hold_does_not_read_beside_the_next_writer() {
     explore(2_000, || {
-        let server = Server::start(0);
-        let process = Process::start();
+        let server = Server::start();
+        let process = Process::start(&server);
         let inside = Arc::new(Inside::default());
         let writing = process.lock.write().lock().unwrap();
         let (lock, next) = (process.lock.clone(), Arc::clone(&inside));
@@ -317,8 +317,8 @@ fn a_reader_granted_under_a_lost_hold_does_not_read_beside_the_next_writer() {
 #[test]
 fn an_owner_whose_hold_was_not_needed_is_not_used_again() {
     explore(1_000, || {
-        let server = Server::start(0);
-        let (process, other) = (Process::start(), Process::start());
+        let server = Server::start();
+        let (process, other) = (Process::start(&server), Process::start(&server));
         let reading = process.lock.read().lock().unwrap();
         clock::model::advance(PAST_JOINING);
         let token = CancelToken::new();
@@ -357,8 +357,8 @@ fn await_refusals(server: &Server, refusals: usize) {
 #[test]
 fn a_thread_that_reads_no_longer_is_not_told_that_it_reads() {
     explore(10, || {
-        let _server = Server::start(0);
-        let process = Process::start();
+        let server = Server::start();
+        let process = Process::start(&server);
         let reading = process.lock.read().lock().unwrap();
         clock::model::advance(PAST_A_LEASE);
         // (The server still has the hold: no thread releases it in a model.)
@@ -371,10 +371,10 @@ fn a_thread_that_reads_no_longer_is_not_told_that_it_reads() {
 #[test]
 fn a_shutdown_ends_every_wait() {
     explore(500, || {
-        let server = Server::start(0);
-        let other = Process::start();
+        let server = Server::start();
+        let other = Process::start(&server);
         let held = other.lock.write().lock().unwrap();
-        let process = Process::start();
+        let process = Process::start(&server);
         let users: Vec<_> = (0..4)
             .map(|at| {
                 let lock = process.lock.clone();

@@ -408,7 +408,7 @@ impl ReplyReceiver for PostedRelease {
     }
 }
 
-#[cfg(all(test, testkit, not(shuttle)))]
+#[cfg(all(test, testkit))]
 mod tests {
     #![allow(clippy::unwrap_used)]
 

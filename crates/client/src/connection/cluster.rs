@@ -684,5 +684,5 @@ impl fmt::Debug for Cluster {
     }
 }
 
-#[cfg(all(test, testkit, not(shuttle)))]
+#[cfg(all(test, testkit))]
 mod tests;

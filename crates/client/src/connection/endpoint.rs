@@ -1,11 +1,9 @@
 //! A server's address, and the opening of connections to it.
 
 use std::fmt;
-#[cfg(not(all(shuttle, feature = "testing")))]
 use std::net::IpAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
-#[cfg(not(all(shuttle, feature = "testing")))]
 use std::time::Instant;
 
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisResult};
@@ -13,14 +11,10 @@ use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisResult};
 use super::ConnectError;
 use super::host_port::HostPort;
 use super::login::Login;
-#[cfg(not(all(shuttle, feature = "testing")))]
 use super::name::Name;
-#[cfg(not(all(shuttle, feature = "testing")))]
 use super::sentinel::Sentinels;
 use super::server::{Runs, Server};
-#[cfg(not(all(shuttle, feature = "testing")))]
 use super::stream::Network;
-#[cfg(not(all(shuttle, feature = "testing")))]
 use super::url::SentinelUrl;
 use super::url::explain_url;
 use super::{Channels, Connection, Health};
@@ -49,14 +43,11 @@ pub struct Endpoint {
 enum Target {
     At {
         address: ConnectionAddr,
-        #[cfg(not(all(shuttle, feature = "testing")))]
         network: Network,
         /// For the one server of a client, if its host has a name.
-        #[cfg(not(all(shuttle, feature = "testing")))]
         name: Option<Arc<Name>>,
     },
     /// Where the Sentinels say.
-    #[cfg(not(all(shuttle, feature = "testing")))]
     Named(Arc<Sentinels>),
 }
 
@@ -73,7 +64,6 @@ impl Endpoint {
 
     /// The server, or the service of Sentinels, of this URL. Opens no connection.
     pub fn of(url: &str, config: &Settings) -> Result<Self, ConnectError> {
-        #[cfg(not(all(shuttle, feature = "testing")))]
         if let Some(url) = SentinelUrl::parse(url) {
             let url = url.map_err(ConnectError::unusable)?;
             let health = Arc::new(Health::new(&format!("{:?} (by its Sentinels)", url.service)));
@@ -89,14 +79,10 @@ impl Endpoint {
         let info = url.into_connection_info().map_err(|source| {
             ConnectError::Unusable("the URL is not usable".to_owned(), Some(Arc::new(source)))
         })?;
-        let endpoint = Self::of_server(&info, config)?;
-        #[cfg(not(all(shuttle, feature = "testing")))]
-        let endpoint = endpoint.following_its_name();
-        Ok(endpoint)
+        Ok(Self::of_server(&info, config)?.following_its_name())
     }
 
     /// The same endpoint, but if its name leads to another server, the connections go there.
-    #[cfg(not(all(shuttle, feature = "testing")))]
     fn following_its_name(mut self) -> Self {
         let HostPort { host, port } = self.host_port();
         let is_name = !host.is_empty() && host.parse::<IpAddr>().is_err();
@@ -113,9 +99,7 @@ impl Endpoint {
         let health = Arc::new(Health::new(&HostPort::text_of(info.addr())));
         let target = Target::At {
             address: info.addr().clone(),
-            #[cfg(not(all(shuttle, feature = "testing")))]
             network: Network::new(info.addr(), config)?,
-            #[cfg(not(all(shuttle, feature = "testing")))]
             name: None,
         };
         let settings = Credentials::instead(&config.credentials, info.redis_settings());
@@ -133,21 +117,16 @@ impl Endpoint {
     /// Another server of the same cluster.
     pub(super) fn of_same_cluster(&self, host_port: &HostPort, number: usize) -> Self {
         let target = match &self.target {
-            #[cfg(not(all(shuttle, feature = "testing")))]
             Target::At { address, network, .. } => {
                 let address = host_port.instead_of(address);
                 Target::At { address, network: network.clone(), name: None }
             }
-            #[cfg(all(shuttle, feature = "testing"))]
-            Target::At { address } => Target::At { address: host_port.instead_of(address) },
             // A cluster has no Sentinels.
-            #[cfg(not(all(shuttle, feature = "testing")))]
             named @ Target::Named(_) => named.clone(),
         };
         let timeouts = [self.connect_timeout, self.response_timeout];
         let address = match &target {
             Target::At { address, .. } => HostPort::text_of(address),
-            #[cfg(not(all(shuttle, feature = "testing")))]
             Target::Named(_) => String::new(),
         };
         let health = Arc::new(Health::new(&address));
@@ -196,7 +175,6 @@ impl Endpoint {
     pub(super) fn host_port(&self) -> HostPort {
         match &self.target {
             Target::At { address, .. } => HostPort::of(address),
-            #[cfg(not(all(shuttle, feature = "testing")))]
             Target::Named(_) => HostPort { host: String::new(), port: 0 },
         }
     }
@@ -215,13 +193,7 @@ impl Endpoint {
         }
     }
 
-    #[cfg(all(shuttle, feature = "testing"))]
-    pub(super) fn open_within(&self, _: Duration) -> RedisResult<Connection> {
-        Connection::open()
-    }
-
     /// As [`open`](Self::open), in a time that may be shorter than the connect timeout.
-    #[cfg(not(all(shuttle, feature = "testing")))]
     pub(super) fn open_within(&self, within: Duration) -> RedisResult<Connection> {
         let now = Instant::now();
         let deadline = now.checked_add(within.min(self.connect_timeout)).unwrap_or(now);
@@ -295,7 +267,6 @@ impl Endpoint {
 
     /// From here on `tell` is called when another server is the master: it must not block.
     pub fn on_moved(&self, tell: impl Fn() + Send + Sync + 'static) {
-        #[cfg(not(all(shuttle, feature = "testing")))]
         match &self.target {
             Target::At { name, .. } => {
                 let health = Arc::clone(&self.health);
@@ -307,15 +278,12 @@ impl Endpoint {
             }
             Target::Named(sentinels) => sentinels.on_moved(tell),
         }
-        #[cfg(all(shuttle, feature = "testing"))]
-        drop(tell);
     }
 
     /// The whole life of a thread that follows the master, until [`end`](Self::end). `None`: there
     /// are neither Sentinels nor a name.
     pub fn follower(&self) -> Option<Box<dyn FnOnce() + Send>> {
-        #[cfg(not(all(shuttle, feature = "testing")))]
-        return match &self.target {
+        match &self.target {
             Target::At { address, network, name } => {
                 let name = Arc::clone(name.as_ref()?);
                 let (address, network, login) =
@@ -345,14 +313,11 @@ impl Endpoint {
                 let sentinels = Arc::clone(sentinels);
                 Some(Box::new(move || sentinels.follow()))
             }
-        };
-        #[cfg(all(shuttle, feature = "testing"))]
-        None
+        }
     }
 
     /// The client ends: no thread looks for a master any more.
     pub fn end(&self) {
-        #[cfg(not(all(shuttle, feature = "testing")))]
         match &self.target {
             Target::At { name, .. } => drop(name.as_ref().inspect(|name| name.end())),
             Target::Named(sentinels) => sentinels.end(),
@@ -400,7 +365,6 @@ impl Endpoint {
     pub fn lasting_address(&self) -> String {
         match &self.target {
             Target::At { .. } => self.address(),
-            #[cfg(not(all(shuttle, feature = "testing")))]
             Target::Named(sentinels) => sentinels.service().to_owned(),
         }
     }

@@ -369,7 +369,7 @@ impl fmt::Debug for Health {
     }
 }
 
-#[cfg(all(test, not(shuttle)))]
+#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -263,7 +263,7 @@ impl fmt::Debug for Lane {
     }
 }
 
-#[cfg(all(test, testkit, not(shuttle)))]
+#[cfg(all(test, testkit))]
 mod tests {
     #![allow(clippy::unwrap_used)]
 

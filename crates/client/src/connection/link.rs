@@ -659,7 +659,7 @@ fn is_noscript(reply: &Value) -> bool {
 }
 
 #[cfg(test)]
-#[cfg(all(testkit, not(shuttle)))]
+#[cfg(testkit)]
 mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::sync::LazyLock;

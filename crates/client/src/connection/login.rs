@@ -76,7 +76,7 @@ fn default_name() -> String {
     format!("{program}@{host}:{}", std::process::id())
 }
 
-#[cfg(all(test, not(shuttle)))]
+#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -12,28 +12,20 @@ mod lane;
 mod limit;
 mod link;
 mod login;
-#[cfg(all(shuttle, feature = "testing"))]
-pub mod model;
-#[cfg(not(all(shuttle, feature = "testing")))]
 mod name;
 mod node;
 mod outage;
 mod outcome;
 mod reply;
-#[cfg(not(all(shuttle, feature = "testing")))]
 mod resp;
 mod route;
-#[cfg(not(all(shuttle, feature = "testing")))]
 mod sentinel;
 mod server;
 mod servers;
 mod settings;
 mod slot;
-#[cfg(not(all(shuttle, feature = "testing")))]
 mod socket;
-#[cfg(not(all(shuttle, feature = "testing")))]
 mod stream;
-#[cfg(not(all(shuttle, feature = "testing")))]
 mod tls;
 mod transport;
 mod url;
@@ -68,7 +60,4 @@ pub(crate) use slot::SLOTS;
 pub use slot::slot_of;
 pub use transport::{Dialer, Transport, Way};
 
-#[cfg(all(shuttle, feature = "testing"))]
-pub(crate) use model::{Closer, Connection};
-#[cfg(not(all(shuttle, feature = "testing")))]
 pub(crate) use {socket::Closer, stream::Connection};

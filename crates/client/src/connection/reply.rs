@@ -1,6 +1,5 @@
 //! An error reply's meaning for the server that sends it.
 
-#[cfg(not(all(shuttle, feature = "testing")))]
 use redis::ErrorKind;
 use redis::{RedisError, Value};
 
@@ -100,7 +99,6 @@ fn redirect_as(code: &str, details: Option<&str>) -> Option<Redirect> {
 }
 
 /// Whether a server has answered a connecting client, but does not let it in.
-#[cfg(not(all(shuttle, feature = "testing")))]
 pub(super) fn is_refusal(error: &RedisError) -> bool {
     error.kind() == ErrorKind::AuthenticationFailed
         || error.code().is_some_and(|code| ![NO_MASTER, NO_SERVICE].contains(&code))

@@ -280,7 +280,7 @@ impl Write for Socket {
 }
 
 #[cfg(test)]
-#[cfg(all(target_os = "linux", not(shuttle)))]
+#[cfg(target_os = "linux")]
 mod tests {
     use std::net::TcpListener;
 

@@ -1,11 +1,9 @@
 //! The fault of a URL, in words that never repeat a part of it: any part may be the password.
 
 mod cluster;
-#[cfg(not(all(shuttle, feature = "testing")))]
 mod sentinel;
 
 pub(super) use cluster::ClusterUrl;
-#[cfg(not(all(shuttle, feature = "testing")))]
 pub(super) use sentinel::SentinelUrl;
 
 /// Why a URL cannot be used, if it is clear why. A URL that cannot be used for another reason is

@@ -11,6 +11,7 @@ use shuttle::thread;
 
 use super::*;
 use crate::error::{Error, ErrorKind};
+use crate::model::Server;
 use crate::runtime::Core;
 use crate::waiting::{Claim, EnterOf, Lead, Queued, Synchronizer, Try, Wait, acquire};
 
@@ -130,7 +131,7 @@ impl Pool {
             gate: PermitGate::new(Duration::ZERO),
             odds,
             seen: Arc::clone(seen),
-            core: Core::model(),
+            core: Core::model(&Server::start()),
             name: "name".into(),
             free: Mutex::new(PERMITS),
             listeners: Mutex::new(Vec::new()),

@@ -7,20 +7,38 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use redis::Value;
+use shuttle::rand::{Rng, thread_rng};
 use shuttle::thread;
 
 use super::{Lane, MOST_UNREAD, Posted};
 use crate::cancel::CancelToken;
-use crate::connection::model::{RETURN_ARGUMENT, Server};
 use crate::connection::{
-    Command, Endpoint, Failure, Limit, Outcome, ReplyReceiver, Script, was_cut,
+    Command, Endpoint, Failure, Limit, Outcome, ReplyReceiver, Script, Settings, was_cut,
 };
 use crate::sync::{Mutex, explore};
+use crate::testing::model::{Keys, Peers, Redis, Server};
 
 const MINUTE: Duration = Duration::from_secs(60);
 const THREADS: usize = 3;
 const ROUNDS: usize = 3;
 const LOOKS: usize = 4;
+
+/// Returns its argument. The server does not know it from the start.
+const RETURN_ARGUMENT: &str = "return ARGV[1]";
+
+/// A server without keys, whose only script returns its argument.
+#[derive(Debug)]
+struct NoKeys;
+
+impl Keys for NoKeys {
+    fn command(&mut self, _: &mut Peers, _: i64, command: &[Vec<u8>]) -> Value {
+        unreachable!("{command:?}")
+    }
+
+    fn script(&mut self, _: &mut Peers, _: i64, _: &str, arguments: &[Vec<u8>]) -> Value {
+        Value::BulkString(arguments[0].clone())
+    }
+}
 
 /// A post's receiver: counts its outcomes.
 #[derive(Default)]
@@ -36,16 +54,23 @@ impl ReplyReceiver for Heard {
 
 struct Play {
     lane: Arc<Lane>,
-    server: Arc<Server>,
+    server: Arc<Server<NoKeys>>,
     /// How often the background thread was asked to look.
     asked: AtomicUsize,
 }
 
 impl Play {
     fn new(breaks: usize) -> Arc<Self> {
-        let server = Server::start(breaks);
+        let chance = |most| thread_rng().gen_range(0..=most);
+        let server = Server::start(Redis::new(NoKeys, Vec::new()), 0, breaks, chance);
         server.has_little_room();
-        let endpoint = Endpoint::new("redis://localhost", MINUTE, MINUTE).unwrap();
+        let settings = Settings {
+            connect_timeout: MINUTE,
+            response_timeout: MINUTE,
+            dialer: Some(server.dialer()),
+            ..Settings::default()
+        };
+        let endpoint = Endpoint::of("redis://localhost", &settings).unwrap();
         let lane = Lane::new(Arc::new(endpoint));
         // No thread posts on a lane that was never open: posts give back taken locks or permits.
         let _ = lane.connect();

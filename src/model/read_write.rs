@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 
 use redis::Value;
 
-use super::{NOW, State, numbers, sha};
+use super::{ModelStep, numbers, sha};
 
 /// The holders of a lock.
 #[derive(Default)]
@@ -57,7 +57,7 @@ fn writes(owner: &[u8]) -> bool {
     owner.ends_with(b":write")
 }
 
-impl State {
+impl ModelStep<'_> {
     /// Runs a script of read-write locks. `None`: the script is none.
     pub(super) fn read_or_write(&mut self, sha: &str, arguments: &[Vec<u8>]) -> Option<Value> {
         let key = arguments[0].as_slice();
@@ -126,8 +126,8 @@ impl State {
         if self.holders(key).know(owner) {
             return Value::Int(self.waiting(key).len() as i64);
         }
-        self.refusals += 1;
-        numbers(&[NOW, 30_000, at, 0, i64::from(place.is_none())])
+        *self.refusals += 1;
+        numbers(&[self.now, 30_000, at, 0, i64::from(place.is_none())])
     }
 
     fn try_to_share(&mut self, key: &[u8], owner: &[u8], writer: Option<&[u8]>) -> Value {
@@ -157,7 +157,7 @@ impl State {
             return Value::Nil;
         }
         if self.holders(key).is_free() {
-            self.publish(channel, b"0");
+            self.peers.publish(channel, b"0");
             return Value::Int(0);
         }
         Value::Int(4)
@@ -170,7 +170,7 @@ impl State {
             let (client, number) = name.split_once(':').unwrap();
             let number = number.trim_end_matches(":write");
             let channel = format!("redisson_lock__channel:{{redlatch:{client}}}").into_bytes();
-            let listens = self.connections.iter().any(|peer| peer.channels.contains(&channel));
+            let listens = self.peers.listen(&channel);
             let asks = asker == Some(&head);
             if !listens && !asks {
                 self.waiting(key).pop_front();
@@ -188,8 +188,9 @@ impl State {
                 };
                 let kind = if writes(&head) { "write" } else { "read" };
                 let lock = String::from_utf8_lossy(key);
-                let message = format!("grant {number} {NOW} 2000 {kind},{behind},{NOW},1 0 {lock}");
-                self.publish(&channel, message.as_bytes());
+                let now = self.now;
+                let message = format!("grant {number} {now} 2000 {kind},{behind},{now},1 0 {lock}");
+                self.peers.publish(&channel, message.as_bytes());
             }
         }
     }
