@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use redlatch_client::sync::{Mutex, Thread};
 use redlatch_client::{CancelToken, Route, was_cut};
@@ -192,16 +192,6 @@ impl CountDownLatch {
         self.await_open(Wait::at_most(wait))
     }
 
-    /// Waits until the count is zero, or until `deadline`: returns `false` then.
-    ///
-    /// # Blocking
-    ///
-    /// Until `deadline`. A deadline that has passed leaves one look.
-    #[must_use = "`false`: it is not open, and time is over"]
-    pub fn wait_until(&self, deadline: Instant) -> Result<bool, Error> {
-        self.await_open(Wait::until(deadline))
-    }
-
     /// Waits until the count is zero, and gives up when `token` is cancelled.
     ///
     /// # Errors
@@ -227,10 +217,10 @@ impl CountDownLatch {
     /// # Blocking
     ///
     /// For as long as `wait` allows, as [`wait_for`](Self::wait_for) and, with a token,
-    /// [`wait_cancellable`](Self::wait_cancellable) do.
+    /// [`wait_cancellable`](Self::wait_cancellable) do. A deadline that has passed leaves one look.
     #[must_use = "`false`: it is not open, and time is over"]
-    pub fn wait_within(&self, wait: Wait<'_>) -> Result<bool, Error> {
-        self.await_open(wait)
+    pub fn wait_within<'a>(&self, wait: impl Into<Wait<'a>>) -> Result<bool, Error> {
+        self.await_open(wait.into())
     }
 
     /// Removes the latch, which opens it: waiters go on. `false`: there was none.

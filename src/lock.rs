@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use redlatch_client::CancelToken;
 use redlatch_client::sync::Thread;
@@ -127,14 +127,6 @@ pub trait Lock: fmt::Debug + Send + Sync {
     #[must_use = "`None`: it was not taken; and a guard that is dropped releases it"]
     fn try_lock_for(&self, wait: Duration) -> Result<Option<LockGuard>, Error>;
 
-    /// Takes the lock unless that takes until `deadline`: returns `None` then.
-    ///
-    /// # Blocking
-    ///
-    /// Until `deadline`. A deadline that has passed leaves one try at most.
-    #[must_use = "`None`: it was not taken; and a guard that is dropped releases it"]
-    fn try_lock_until(&self, deadline: Instant) -> Result<Option<LockGuard>, Error>;
-
     /// Takes the lock, and gives up when `token` is cancelled: at once if it already is.
     ///
     /// # Errors
@@ -150,7 +142,8 @@ pub trait Lock: fmt::Debug + Send + Sync {
     fn lock_cancellable(&self, token: &CancelToken) -> Result<LockGuard, Error>;
 
     /// Takes the lock unless that takes longer than `wait` allows: `None`. All the other ways to
-    /// take it are short forms of this one.
+    /// take it are short forms of this one. A lock's own method takes a [`Duration`], a deadline
+    /// ([`Instant`](std::time::Instant)) or a `&CancelToken` as it is; here they need an `into()`.
     ///
     /// # Errors
     ///
@@ -160,7 +153,8 @@ pub trait Lock: fmt::Debug + Send + Sync {
     /// # Blocking
     ///
     /// For as long as `wait` allows, as [`try_lock_for`](Self::try_lock_for) and, with a token,
-    /// [`lock_cancellable`](Self::lock_cancellable) do.
+    /// [`lock_cancellable`](Self::lock_cancellable) do. A deadline that has passed leaves one try at
+    /// most.
     #[must_use = "`None`: it was not taken; and a guard that is dropped releases it"]
     fn lock_within(&self, wait: Wait<'_>) -> Result<Option<LockGuard>, Error>;
 

@@ -76,7 +76,7 @@ fn take(lock: &dyn Lock) -> Result<Option<LockGuard>, Error> {
 fn try_to_take(lock: &dyn Lock) -> Result<Option<LockGuard>, Error> {
     match thread_rng().gen_range(0..4) {
         0 => lock.try_lock(),
-        1 => match lock.try_lock_until(Instant::now()) {
+        1 => match lock.lock_within(Instant::now().into()) {
             // The model's steps take real time: the limit passed before the answer.
             Err(error) if error.is_transient() => Ok(None),
             taken => taken,

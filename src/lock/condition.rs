@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use redlatch_client::{CancelToken, was_cut};
 
@@ -189,16 +189,6 @@ impl Condition {
         self.wait_within(guard, Wait::at_most(wait))
     }
 
-    /// Releases the lock, sleeps until a notify or `deadline`, and takes the lock again.
-    ///
-    /// # Blocking
-    ///
-    /// Until `deadline`. A deadline that has passed does not leave the lock.
-    #[must_use = "`false`: nobody has notified it, and time is over"]
-    pub fn wait_until(&self, guard: &LockGuard, deadline: Instant) -> Result<bool, Error> {
-        self.wait_within(guard, Wait::until(deadline))
-    }
-
     /// Releases the lock, sleeps until a notify or until `token` is cancelled, and takes the lock
     /// again.
     ///
@@ -227,9 +217,15 @@ impl Condition {
     /// # Blocking
     ///
     /// For as long as `wait` allows, as [`wait_for`](Self::wait_for) and, with a token,
-    /// [`wait_cancellable`](Self::wait_cancellable) do.
+    /// [`wait_cancellable`](Self::wait_cancellable) do. A deadline that has passed does not leave
+    /// the lock.
     #[must_use = "`false`: nobody has notified it, and time is over"]
-    pub fn wait_within(&self, guard: &LockGuard, wait: Wait<'_>) -> Result<bool, Error> {
+    pub fn wait_within<'a>(
+        &self,
+        guard: &LockGuard,
+        wait: impl Into<Wait<'a>>,
+    ) -> Result<bool, Error> {
+        let wait = wait.into();
         let (site, tenancy) = self.check_guard(guard)?;
         if let Err(error) = wait.check(&site.core, &site.name) {
             return Err(error.now("the lock is held as before"));
@@ -311,10 +307,10 @@ impl Condition {
     ///
     /// `wait` bounds the sum of all sleeps.
     #[must_use = "`false`: time is over, and the condition is still true"]
-    pub fn wait_while_within(
+    pub fn wait_while_within<'a>(
         &self,
         guard: &LockGuard,
-        wait: Wait<'_>,
+        wait: impl Into<Wait<'a>>,
         mut condition: impl FnMut() -> bool,
     ) -> Result<bool, Error> {
         self.try_wait_while_within(guard, wait, || Ok(condition()))
@@ -353,12 +349,13 @@ impl Condition {
     ///
     /// `wait` bounds the sum of all sleeps.
     #[must_use = "`false`: time is over, and the condition is still true"]
-    pub fn try_wait_while_within<E: From<Error>>(
+    pub fn try_wait_while_within<'a, E: From<Error>>(
         &self,
         guard: &LockGuard,
-        wait: Wait<'_>,
+        wait: impl Into<Wait<'a>>,
         mut condition: impl FnMut() -> Result<bool, E>,
     ) -> Result<bool, E> {
+        let wait = wait.into();
         while condition()? {
             // Also after the end of the wait: the condition is checked once more.
             if !self.wait_within(guard, wait)? {

@@ -1,7 +1,7 @@
 //! Several locks taken together: Redisson's `RedissonMultiLock`, and its `RedissonRedLock`.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use redlatch_client::CancelToken;
 use redlatch_client::sync::Thread;
@@ -252,17 +252,6 @@ impl MultiLock {
         self.take(Wait::at_most(wait))
     }
 
-    /// Takes all the locks unless that takes until `deadline`: returns `None` then.
-    ///
-    /// # Blocking
-    ///
-    /// Until `deadline`; a request that is on its way ends as in
-    /// [`try_lock_for`](Self::try_lock_for).
-    #[must_use = "`None`: none was taken; and a guard that is dropped releases all"]
-    pub fn try_lock_until(&self, deadline: Instant) -> Result<Option<MultiLockGuard>, Error> {
-        self.take(Wait::until(deadline))
-    }
-
     /// Takes all the locks, and gives up when `token` is cancelled.
     ///
     /// # Errors
@@ -291,8 +280,11 @@ impl MultiLock {
     /// For as long as `wait` allows, as [`try_lock_for`](Self::try_lock_for) and, with a token,
     /// [`lock_cancellable`](Self::lock_cancellable) do.
     #[must_use = "`None`: none was taken; and a guard that is dropped releases all"]
-    pub fn lock_within(&self, wait: Wait<'_>) -> Result<Option<MultiLockGuard>, Error> {
-        self.take(wait)
+    pub fn lock_within<'a>(
+        &self,
+        wait: impl Into<Wait<'a>>,
+    ) -> Result<Option<MultiLockGuard>, Error> {
+        self.take(wait.into())
     }
 
     /// Takes all the locks for a guard that belongs to no thread: see
@@ -315,8 +307,11 @@ impl MultiLock {
     /// Takes all the locks unless that takes longer than `wait` allows, for a guard that belongs to
     /// no thread.
     #[must_use = "`None`: none was taken; and a guard that is dropped releases all"]
-    pub fn lock_owned_within(&self, wait: Wait<'_>) -> Result<Option<OwnedMultiLockGuard>, Error> {
-        let levels = self.acquire(&Thread::placeholder(), wait)?;
+    pub fn lock_owned_within<'a>(
+        &self,
+        wait: impl Into<Wait<'a>>,
+    ) -> Result<Option<OwnedMultiLockGuard>, Error> {
+        let levels = self.acquire(&Thread::placeholder(), wait.into())?;
         Ok(levels.map(OwnedMultiLockGuard::new))
     }
 

@@ -36,16 +36,6 @@ macro_rules! lock_verbs {
                 self.take(crate::Wait::at_most(wait))
             }
 
-            /// Takes the lock unless that takes until `deadline`:
-            /// [`Lock::try_lock_until`](crate::Lock::try_lock_until).
-            #[must_use = "`None`: it was not taken; and a guard that is dropped releases it"]
-            pub fn try_lock_until(
-                &self,
-                deadline: std::time::Instant,
-            ) -> Result<Option<$guard>, crate::Error> {
-                self.take(crate::Wait::until(deadline))
-            }
-
             /// Takes the lock unless `token` is cancelled:
             /// [`Lock::lock_cancellable`](crate::Lock::lock_cancellable).
             pub fn lock_cancellable(
@@ -59,11 +49,11 @@ macro_rules! lock_verbs {
             /// Takes the lock unless that takes longer than `wait` allows:
             /// [`Lock::lock_within`](crate::Lock::lock_within).
             #[must_use = "`None`: it was not taken; and a guard that is dropped releases it"]
-            pub fn lock_within(
+            pub fn lock_within<'a>(
                 &self,
-                wait: crate::Wait<'_>,
+                wait: impl Into<crate::Wait<'a>>,
             ) -> Result<Option<$guard>, crate::Error> {
-                self.take(wait)
+                self.take(wait.into())
             }
 
             /// Takes the lock for a guard that belongs to no thread, waiting for as long as it
@@ -83,11 +73,11 @@ macro_rules! lock_verbs {
             /// Takes the lock for a guard that belongs to no thread, unless that takes longer than
             /// `wait` allows: [`Lock::lock_owned_within`](crate::Lock::lock_owned_within).
             #[must_use = "`None`: it was not taken; and a guard that is dropped releases it"]
-            pub fn lock_owned_within(
+            pub fn lock_owned_within<'a>(
                 &self,
-                wait: crate::Wait<'_>,
+                wait: impl Into<crate::Wait<'a>>,
             ) -> Result<Option<$owned>, crate::Error> {
-                self.take_owned(wait)
+                self.take_owned(wait.into())
             }
 
             /// The calling thread takes the lock.
@@ -198,12 +188,6 @@ macro_rules! lock_verbs {
                 wait: std::time::Duration,
             ) -> Result<Option<crate::LockGuard>, crate::Error> {
                 Self::try_lock_for(self, wait).map(|guard| guard.map(Into::into))
-            }
-            fn try_lock_until(
-                &self,
-                deadline: std::time::Instant,
-            ) -> Result<Option<crate::LockGuard>, crate::Error> {
-                Self::try_lock_until(self, deadline).map(|guard| guard.map(Into::into))
             }
             fn lock_cancellable(
                 &self,

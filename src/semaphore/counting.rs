@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use redlatch_client::CancelToken;
 
@@ -300,26 +300,6 @@ impl Semaphore {
         self.take(permits, Wait::at_most(wait))
     }
 
-    /// Takes one permit unless that takes until `deadline`: returns `None` then.
-    ///
-    /// # Blocking
-    ///
-    /// Until `deadline`. A deadline that has passed leaves one try at most.
-    #[must_use = "`None`: none was taken; and a permit that is dropped is given back at once"]
-    pub fn try_acquire_until(&self, deadline: Instant) -> Result<Option<Permit>, Error> {
-        self.take(1, Wait::until(deadline))
-    }
-
-    /// Takes `permits` at once unless that takes until `deadline`: returns `None` then.
-    #[must_use = "`None`: none was taken; and a permit that is dropped is given back at once"]
-    pub fn try_acquire_many_until(
-        &self,
-        permits: u32,
-        deadline: Instant,
-    ) -> Result<Option<Permit>, Error> {
-        self.take(permits, Wait::until(deadline))
-    }
-
     /// Takes one permit, and gives up when `token` is cancelled.
     ///
     /// # Errors
@@ -347,8 +327,8 @@ impl Semaphore {
 
     /// Takes one permit unless that takes longer than `wait` allows: `None`.
     #[must_use = "`None`: none was taken; and a permit that is dropped is given back at once"]
-    pub fn acquire_within(&self, wait: Wait<'_>) -> Result<Option<Permit>, Error> {
-        self.take(1, wait)
+    pub fn acquire_within<'a>(&self, wait: impl Into<Wait<'a>>) -> Result<Option<Permit>, Error> {
+        self.take(1, wait.into())
     }
 
     /// Takes `permits` at once unless that takes longer than `wait` allows: `None`. All the other
@@ -362,14 +342,15 @@ impl Semaphore {
     /// # Blocking
     ///
     /// For as long as `wait` allows, as [`try_acquire_for`](Self::try_acquire_for) and, with a
-    /// token, [`acquire_cancellable`](Self::acquire_cancellable) do.
+    /// token, [`acquire_cancellable`](Self::acquire_cancellable) do. A deadline that has passed
+    /// leaves one try at most.
     #[must_use = "`None`: none was taken; and a permit that is dropped is given back at once"]
-    pub fn acquire_many_within(
+    pub fn acquire_many_within<'a>(
         &self,
         permits: u32,
-        wait: Wait<'_>,
+        wait: impl Into<Wait<'a>>,
     ) -> Result<Option<Permit>, Error> {
-        self.take(permits, wait)
+        self.take(permits, wait.into())
     }
 
     /// Gives the semaphore one permit, whether or not one was taken: for permits that were

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use redlatch_client::CancelToken;
 
@@ -319,26 +319,6 @@ impl ExpirableSemaphore {
         self.take(permits, Wait::at_most(wait))
     }
 
-    /// Takes one permit unless that takes until `deadline`: returns `None` then.
-    ///
-    /// # Blocking
-    ///
-    /// Until `deadline`. A deadline that has passed leaves one try at most.
-    #[must_use = "`None`: none was taken; and a permit that is dropped is given back at once"]
-    pub fn try_acquire_until(&self, deadline: Instant) -> Result<Option<ExpirablePermit>, Error> {
-        self.take(1, Wait::until(deadline)).map(first)
-    }
-
-    /// Takes `permits` at once unless that takes until `deadline`: returns `None` then.
-    #[must_use = "`None`: none was taken; and a permit that is dropped is given back at once"]
-    pub fn try_acquire_many_until(
-        &self,
-        permits: u32,
-        deadline: Instant,
-    ) -> Result<Option<Vec<ExpirablePermit>>, Error> {
-        self.take(permits, Wait::until(deadline))
-    }
-
     /// Takes one permit, and gives up when `token` is cancelled.
     ///
     /// # Errors
@@ -366,8 +346,11 @@ impl ExpirableSemaphore {
 
     /// Takes one permit unless that takes longer than `wait` allows: `None`.
     #[must_use = "`None`: none was taken; and a permit that is dropped is given back at once"]
-    pub fn acquire_within(&self, wait: Wait<'_>) -> Result<Option<ExpirablePermit>, Error> {
-        self.take(1, wait).map(first)
+    pub fn acquire_within<'a>(
+        &self,
+        wait: impl Into<Wait<'a>>,
+    ) -> Result<Option<ExpirablePermit>, Error> {
+        self.take(1, wait.into()).map(first)
     }
 
     /// Takes `permits` at once unless that takes longer than `wait` allows: `None`. All the other
@@ -381,14 +364,15 @@ impl ExpirableSemaphore {
     /// # Blocking
     ///
     /// For as long as `wait` allows, as [`try_acquire_for`](Self::try_acquire_for) and, with a
-    /// token, [`acquire_cancellable`](Self::acquire_cancellable) do.
+    /// token, [`acquire_cancellable`](Self::acquire_cancellable) do. A deadline that has passed
+    /// leaves one try at most.
     #[must_use = "`None`: none was taken; and a permit that is dropped is given back at once"]
-    pub fn acquire_many_within(
+    pub fn acquire_many_within<'a>(
         &self,
         permits: u32,
-        wait: Wait<'_>,
+        wait: impl Into<Wait<'a>>,
     ) -> Result<Option<Vec<ExpirablePermit>>, Error> {
-        self.take(permits, wait)
+        self.take(permits, wait.into())
     }
 
     /// Gives a permit back by its id, even one taken on another machine. A guard of this client

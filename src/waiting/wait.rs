@@ -13,7 +13,8 @@ use crate::runtime::Core;
 /// take it, for a time limit together with a [`CancelToken`], or a choice at run time. The other
 /// verbs are short forms of these.
 ///
-/// Made from a [`Duration`], an [`Instant`] or a [`CancelToken`] as well.
+/// A [`Duration`], a deadline ([`Instant`]) and a reference to a [`CancelToken`] are a `Wait`, too:
+/// `lock.lock_within(deadline)`.
 ///
 /// ```no_run
 /// # use std::time::Duration;
@@ -26,6 +27,8 @@ use crate::runtime::Core;
 /// if let Some(guard) = lock.lock_within(wait)? {
 ///     guard.unlock()?;
 /// }
+/// let deadline = std::time::Instant::now() + Duration::from_secs(3);
+/// drop(lock.lock_within(deadline)?);
 /// # Ok(()) }
 /// ```
 #[derive(Clone, Copy, Debug)]

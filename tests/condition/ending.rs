@@ -17,7 +17,7 @@ fn a_wait_without_a_notification_ends_in_time_and_leaves_nothing(kind: Kind) {
     let begun = Instant::now();
     assert!(!monitor.condition.wait_for(&guard, UNIT).unwrap());
     assert!(begun.elapsed() >= UNIT);
-    assert!(!monitor.condition.wait_until(&guard, Instant::now() + UNIT).unwrap());
+    assert!(!monitor.condition.wait_within(&guard, Instant::now() + UNIT).unwrap());
     assert!(guard.is_held());
     let before = Commands::so_far(&server).scripts();
     for wait in [Duration::ZERO.into(), Instant::now().into(), Wait::NONE] {

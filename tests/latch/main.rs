@@ -184,7 +184,7 @@ fn a_bounded_wait_ends_at_its_deadline() {
                 at_once(|| {
                     let begun = Instant::now();
                     assert!(!latch.wait_for(UNIT * 2).unwrap());
-                    assert!(!latch.wait_until(begun + UNIT * 3).unwrap());
+                    assert!(!latch.wait_within(begun + UNIT * 3).unwrap());
                     assert!(begun.elapsed() >= UNIT * 3);
                 });
             })
@@ -219,7 +219,7 @@ fn a_call_that_does_not_wait_is_told_the_truth_though_others_wait() {
     // Without a message: a waiter finds out later.
     let () = server.connection().del("truth").unwrap();
     assert!(answered(|| latch.wait_for(Duration::ZERO)));
-    assert!(answered(|| latch.wait_until(Instant::now())));
+    assert!(answered(|| latch.wait_within(Instant::now())));
     assert!(latch.wait_within(redlatch::Wait::NONE).unwrap());
     assert!(!waiter.is_finished());
     assert!(!latch.delete().unwrap());

@@ -76,14 +76,14 @@ fn a_bounded_wait_ends_at_its_deadline_and_not_before() {
             assert!(lock.try_lock_for(wait).unwrap().is_none());
             assert!(begun.elapsed() >= wait);
             let begun = Instant::now();
-            assert!(lock.try_lock_until(begun + wait).unwrap().is_none());
+            assert!(lock.lock_within(begun + wait).unwrap().is_none());
             assert!(begun.elapsed() >= wait);
         });
     }
     guard.unlock().unwrap();
     // A deadline that has passed leaves one try.
     let past = Instant::now();
-    let guard = other.reentrant_lock("bounded").try_lock_until(past).unwrap();
+    let guard = other.reentrant_lock("bounded").lock_within(past).unwrap();
     guard.expect("it is free").unlock().unwrap();
 }
 

@@ -449,7 +449,7 @@ fn any_lock_may_stand_behind_the_trait() {
             lock.lock().unwrap(),
             lock.try_lock().unwrap().unwrap(),
             lock.try_lock_for(UNIT).unwrap().unwrap(),
-            answered(|| lock.try_lock_until(Instant::now())).unwrap(),
+            answered(|| lock.lock_within(Instant::now().into())).unwrap(),
             lock.lock_cancellable(&token).unwrap(),
         ];
         assert_eq!(lock.hold_count(), 5);

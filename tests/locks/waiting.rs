@@ -21,9 +21,9 @@ fn a_bounded_wait_ends_at_its_deadline_and_leaves_nothing(kind: Kind) {
             at_once(|| {
                 let begun = Instant::now();
                 assert!(lock.try_lock_for(UNIT).unwrap().is_none());
-                assert!(lock.try_lock_until(begun + UNIT * 2).unwrap().is_none());
+                assert!(lock.lock_within((begun + UNIT * 2).into()).unwrap().is_none());
                 assert!(answered(|| lock.try_lock_for(Duration::ZERO)).is_none());
-                assert!(lock.try_lock_until(begun).unwrap().is_none());
+                assert!(lock.lock_within(begun.into()).unwrap().is_none());
                 assert!(begun.elapsed() >= UNIT * 2);
             });
         });

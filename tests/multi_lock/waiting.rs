@@ -58,7 +58,7 @@ fn a_time_limit_is_for_the_whole() {
     let all = all_of(&ours, &NAMES);
     let begun = Instant::now();
     assert!(all.try_lock_for(UNIT * 5).unwrap().is_none());
-    assert!(all.try_lock_until(Instant::now() + UNIT * 5).unwrap().is_none());
+    assert!(all.lock_within(Instant::now() + UNIT * 5).unwrap().is_none());
     let took = begun.elapsed();
     assert!(took >= UNIT * 10 && took < SOON, "{took:?}");
     wait_free(&server, "a", SOON);
@@ -96,7 +96,7 @@ fn a_limit_ends_the_whole_where_a_server_says_nothing() {
     wait_free(&here, "a", SOON);
     for limited in [
         all.try_lock_for(UNIT * 5),
-        all.try_lock_until(Instant::now() + UNIT * 5),
+        all.lock_within(Instant::now() + UNIT * 5),
         all.lock_within(Wait::at_most(UNIT * 5).cancelled_by(&CancelToken::new())),
         all.lock_owned_within(Wait::at_most(UNIT * 5)).map(|_| None),
     ] {

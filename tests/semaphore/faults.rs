@@ -557,7 +557,7 @@ fn many_permits_are_waited_for_until_a_deadline_or_a_cancel() {
     let permit = semaphore.acquire_many_cancellable(2, &CancelToken::new()).unwrap();
     assert_eq!(permit.permits(), 2);
     let begun = Instant::now();
-    assert!(semaphore.try_acquire_many_until(2, begun + UNIT).unwrap().is_none());
+    assert!(semaphore.acquire_many_within(2, begun + UNIT).unwrap().is_none());
     assert!(begun.elapsed() >= UNIT);
     let token = CancelToken::new();
     let (waiting, cancel) = (semaphore.clone(), token.clone());
@@ -567,7 +567,7 @@ fn many_permits_are_waited_for_until_a_deadline_or_a_cancel() {
     assert_eq!(waiter.join().unwrap_err().kind(), ErrorKind::Cancelled);
     drop(permit);
     let late = Instant::now() + SOON;
-    assert_eq!(semaphore.try_acquire_many_until(3, late).unwrap().unwrap().permits(), 3);
+    assert_eq!(semaphore.acquire_many_within(3, late).unwrap().unwrap().permits(), 3);
     stays(&server, "even", 3);
 }
 
