@@ -2,6 +2,8 @@
 
 mod counting;
 mod expirable;
+mod verbs;
 
 pub use counting::{Permit, Semaphore};
 pub use expirable::{ExpirablePermit, ExpirableSemaphore};
+use verbs::permit_verbs;

@@ -2,10 +2,8 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
 
-use redlatch_client::CancelToken;
-
+use super::permit_verbs;
 #[cfg(doc)]
 use crate::client::Client;
 use crate::error::Error;
@@ -95,6 +93,8 @@ pub struct Semaphore {
     site: Arc<SemaphoreSite>,
     session: Session,
 }
+
+permit_verbs!(Semaphore, Permit, Permit);
 
 impl Semaphore {
     /// Gives the semaphore its permits, if it does not exist: `true`. `false`: it exists, and stays
@@ -215,144 +215,6 @@ impl Semaphore {
             .map_err(|trouble| trouble.into_error_of(&self.site.name))
     }
 
-    /// Takes one permit, waiting for as long as it takes.
-    ///
-    /// While permits are free: one round trip. Else the thread queues behind those of its process
-    /// that came before it, and sleeps until permits are given back; a message wakes it, and if
-    /// that is lost, a slow poll of about 5 s.
-    ///
-    /// # Errors
-    ///
-    /// [`Redis`](ErrorKind::Redis) if the server is in trouble, or the key holds something else,
-    /// [`Protocol`](ErrorKind::Protocol) if the server's answer makes no sense: no permit is taken,
-    /// and the client gives back in the background any permits the server may have given.
-    /// [`Config`](ErrorKind::Config) if the name is empty. [`ShutDown`](ErrorKind::ShutDown) after
-    /// [`Client::shutdown`], which ends waits as well. [`Forked`](ErrorKind::Forked) in a forked
-    /// child.
-    ///
-    /// All verbs that take permits fail in these ways.
-    ///
-    /// # Blocking
-    ///
-    /// Until the thread has the permit or an error ends the wait; time does not end it. In an
-    /// outage a call may wait behind another thread's wait on the same connection before its own
-    /// request fails: [`response_timeout`](crate::ClientBuilder::response_timeout) says for how
-    /// long at most.
-    pub fn acquire(&self) -> Result<Permit, Error> {
-        self.acquire_many(1)
-    }
-
-    /// Takes `permits` at once, or waits until there are so many. None is taken before all are
-    /// there. Zero is granted at once.
-    ///
-    /// # Blocking
-    ///
-    /// Until there are so many; for ever if there never are. Zero does not block.
-    pub fn acquire_many(&self, permits: u32) -> Result<Permit, Error> {
-        self.take(permits, Wait::FOREVER)?.ok_or_else(|| Error::shut_down(&self.site.name))
-    }
-
-    /// Takes one permit if one is free now and no thread of this process waits for one.
-    ///
-    /// # Errors
-    ///
-    /// Trouble that a request meets is an error, never `None`.
-    ///
-    /// # Blocking
-    ///
-    /// One round trip; none if a thread of this process waits. A process that keeps taking permits
-    /// which others want lets those go first now and then: for a millisecond and two round trips.
-    #[must_use = "`None`: none was taken; and a permit that is dropped is given back at once"]
-    pub fn try_acquire(&self) -> Result<Option<Permit>, Error> {
-        self.try_acquire_many(1)
-    }
-
-    /// Takes `permits` at once if so many are free now and no thread of this process waits for any.
-    ///
-    /// # Blocking
-    ///
-    /// One round trip; none for zero permits, or if a thread of this process waits.
-    #[must_use = "`None`: none was taken; and a permit that is dropped is given back at once"]
-    pub fn try_acquire_many(&self, permits: u32) -> Result<Option<Permit>, Error> {
-        self.take(permits, Wait::NONE)
-    }
-
-    /// Takes one permit unless that takes longer than `wait`: returns `None` then.
-    ///
-    /// # Blocking
-    ///
-    /// For `wait` at most (the first request has 15 ms in any case, or two round trips to a server
-    /// that is further off). The end of `wait` also ends a request that is on its way: with `None`
-    /// if the server has answered this call before, otherwise with an error. The client then gives
-    /// back in the background any permits the server may have given.
-    #[must_use = "`None`: none was taken; and a permit that is dropped is given back at once"]
-    pub fn try_acquire_for(&self, wait: Duration) -> Result<Option<Permit>, Error> {
-        self.take(1, Wait::at_most(wait))
-    }
-
-    /// Takes `permits` at once unless that takes longer than `wait`: returns `None` then.
-    #[must_use = "`None`: none was taken; and a permit that is dropped is given back at once"]
-    pub fn try_acquire_many_for(
-        &self,
-        permits: u32,
-        wait: Duration,
-    ) -> Result<Option<Permit>, Error> {
-        self.take(permits, Wait::at_most(wait))
-    }
-
-    /// Takes one permit, and gives up when `token` is cancelled.
-    ///
-    /// # Errors
-    ///
-    /// [`Cancelled`](ErrorKind::Cancelled), no permit is taken then. Also the errors of
-    /// [`acquire`](Self::acquire). A grant that was decided before the cancel wins.
-    ///
-    /// # Blocking
-    ///
-    /// Until the thread has the permits, or an error or the cancel ends the wait. The cancel ends a
-    /// sleep at once, and a request that is on its way as the end of the time does in
-    /// [`try_acquire_for`](Self::try_acquire_for).
-    pub fn acquire_cancellable(&self, token: &CancelToken) -> Result<Permit, Error> {
-        self.acquire_many_cancellable(1, token)
-    }
-
-    /// Takes `permits` at once, and gives up when `token` is cancelled.
-    pub fn acquire_many_cancellable(
-        &self,
-        permits: u32,
-        token: &CancelToken,
-    ) -> Result<Permit, Error> {
-        self.take(permits, Wait::from(token))?.ok_or_else(|| Error::shut_down(&self.site.name))
-    }
-
-    /// Takes one permit unless that takes longer than `wait` allows: `None`.
-    #[must_use = "`None`: none was taken; and a permit that is dropped is given back at once"]
-    pub fn acquire_within<'a>(&self, wait: impl Into<Wait<'a>>) -> Result<Option<Permit>, Error> {
-        self.take(1, wait.into())
-    }
-
-    /// Takes `permits` at once unless that takes longer than `wait` allows: `None`. All the other
-    /// ways to take some are short forms of this one.
-    ///
-    /// # Errors
-    ///
-    /// [`Cancelled`](ErrorKind::Cancelled) if the token of `wait` was cancelled, no permit is taken
-    /// then. Also the errors of [`acquire`](Self::acquire).
-    ///
-    /// # Blocking
-    ///
-    /// For as long as `wait` allows, as [`try_acquire_for`](Self::try_acquire_for) and, with a
-    /// token, [`acquire_cancellable`](Self::acquire_cancellable) do. A deadline that has passed
-    /// leaves one try at most.
-    #[must_use = "`None`: none was taken; and a permit that is dropped is given back at once"]
-    pub fn acquire_many_within<'a>(
-        &self,
-        permits: u32,
-        wait: impl Into<Wait<'a>>,
-    ) -> Result<Option<Permit>, Error> {
-        self.take(permits, wait.into())
-    }
-
     /// Gives the semaphore one permit, whether or not one was taken: for permits that were
     /// [forgotten](Permit::forget), or taken elsewhere.
     ///
@@ -440,6 +302,10 @@ impl Semaphore {
         let next = || site.core.id.next_number();
         let outcome = site.requests.with_one(next, |request_id| send(site.scripts(), request_id));
         outcome.map_err(|trouble| trouble.into_error_of(&site.name))
+    }
+
+    fn take_one(&self, wait: Wait<'_>) -> Result<Option<Permit>, Error> {
+        self.take(1, wait)
     }
 
     fn take(&self, permits: u32, wait: Wait<'_>) -> Result<Option<Permit>, Error> {

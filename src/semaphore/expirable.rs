@@ -4,8 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redlatch_client::CancelToken;
-
+use super::permit_verbs;
 #[cfg(doc)]
 use crate::client::Client;
 use crate::error::{Error, ErrorKind};
@@ -65,6 +64,9 @@ pub(crate) use self::site::ExpirableSite;
 ///
 /// Times are the server's alone. No client's clock frees a permit early or keeps it for longer.
 ///
+/// Several permits that are taken at once have an id and a lease each, and are given back one by
+/// one. 1,024 are the most, more an error of kind [`Config`](ErrorKind::Config).
+///
 /// # Fairness
 ///
 /// As a [`Semaphore`](crate::Semaphore)'s: threads of one process get permits in the order they
@@ -113,6 +115,8 @@ pub struct ExpirableSemaphore {
     session: Session,
     terms: Terms,
 }
+
+permit_verbs!(ExpirableSemaphore, ExpirablePermit, Vec<ExpirablePermit>);
 
 impl ExpirableSemaphore {
     /// The same semaphore, whose permits are taken for this long and never renewed. It must be from
@@ -227,152 +231,6 @@ impl ExpirableSemaphore {
     /// One round trip.
     pub fn permits(&self) -> Result<i64, Error> {
         self.counts().map(|counts| counts.free.saturating_add(counts.out))
-    }
-
-    /// Takes one permit, waiting for as long as it takes.
-    ///
-    /// While permits are free: one round trip. Else the thread queues behind those of its process
-    /// that came before it, and sleeps until permits are given back or a lease ends.
-    ///
-    /// # Errors
-    ///
-    /// [`Redis`](ErrorKind::Redis) if the server is in trouble, if a key holds something else, or
-    /// if the lease was over before the reply was read; [`Protocol`](ErrorKind::Protocol) if the
-    /// server's answer makes no sense: no permit is held, and the client gives back in the
-    /// background any permits the server may have given. [`Config`](ErrorKind::Config) if the name
-    /// is empty or the lease not usable. [`ShutDown`](ErrorKind::ShutDown) after
-    /// [`Client::shutdown`], which ends waits as well. [`Forked`](ErrorKind::Forked) in a forked
-    /// child.
-    ///
-    /// All verbs that take permits fail in these ways.
-    ///
-    /// # Blocking
-    ///
-    /// Until the thread has the permit or an error ends the wait; time does not end it. In an
-    /// outage a call may wait behind another thread's wait on the same connection before its own
-    /// request fails: [`response_timeout`](crate::ClientBuilder::response_timeout) says for how
-    /// long at most.
-    pub fn acquire(&self) -> Result<ExpirablePermit, Error> {
-        self.one(self.take(1, Wait::FOREVER)?)
-    }
-
-    /// Takes so many permits at once, or waits until there are so many: each with an id and a lease
-    /// of its own, to be given back by itself. None is taken before all are there. Zero is granted
-    /// at once, 1,024 are the most.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`acquire`](Self::acquire); [`Config`](ErrorKind::Config) for more than 1,024.
-    ///
-    /// # Blocking
-    ///
-    /// Until there are so many; for ever if there never are. Zero does not block.
-    pub fn acquire_many(&self, permits: u32) -> Result<Vec<ExpirablePermit>, Error> {
-        self.take(permits, Wait::FOREVER)?.ok_or_else(|| Error::shut_down(&self.site.name))
-    }
-
-    /// Takes one permit if one is free now and no thread of this process waits for one.
-    ///
-    /// # Errors
-    ///
-    /// Trouble that a request meets is an error, never `None`.
-    ///
-    /// # Blocking
-    ///
-    /// One round trip; none if a thread of this process waits. A process that keeps taking permits
-    /// which others want lets those go first now and then: for a millisecond and two round trips.
-    #[must_use = "`None`: none was taken; and a permit that is dropped is given back at once"]
-    pub fn try_acquire(&self) -> Result<Option<ExpirablePermit>, Error> {
-        self.take(1, Wait::NONE).map(first)
-    }
-
-    /// Takes `permits` at once if so many are free now and no thread of this process waits for any.
-    ///
-    /// # Blocking
-    ///
-    /// One round trip; none for zero permits, or if a thread of this process waits.
-    #[must_use = "`None`: none was taken; and a permit that is dropped is given back at once"]
-    pub fn try_acquire_many(&self, permits: u32) -> Result<Option<Vec<ExpirablePermit>>, Error> {
-        self.take(permits, Wait::NONE)
-    }
-
-    /// Takes one permit unless that takes longer than `wait`: returns `None` then.
-    ///
-    /// # Blocking
-    ///
-    /// For `wait` at most (the first request has 15 ms in any case, or two round trips to a server
-    /// that is further off). The end of `wait` also ends a request that is on its way: with `None`
-    /// if the server has answered this call before, otherwise with an error. The client then gives
-    /// back in the background any permits the server may have given.
-    #[must_use = "`None`: none was taken; and a permit that is dropped is given back at once"]
-    pub fn try_acquire_for(&self, wait: Duration) -> Result<Option<ExpirablePermit>, Error> {
-        self.take(1, Wait::at_most(wait)).map(first)
-    }
-
-    /// Takes `permits` at once unless that takes longer than `wait`: returns `None` then.
-    #[must_use = "`None`: none was taken; and a permit that is dropped is given back at once"]
-    pub fn try_acquire_many_for(
-        &self,
-        permits: u32,
-        wait: Duration,
-    ) -> Result<Option<Vec<ExpirablePermit>>, Error> {
-        self.take(permits, Wait::at_most(wait))
-    }
-
-    /// Takes one permit, and gives up when `token` is cancelled.
-    ///
-    /// # Errors
-    ///
-    /// [`Cancelled`](ErrorKind::Cancelled), no permit is taken then. Also the errors of
-    /// [`acquire`](Self::acquire). A grant that was decided before the cancel wins.
-    ///
-    /// # Blocking
-    ///
-    /// Until the thread has the permits, or an error or the cancel ends the wait. The cancel ends a
-    /// sleep at once, and a request that is on its way as the end of the time does in
-    /// [`try_acquire_for`](Self::try_acquire_for).
-    pub fn acquire_cancellable(&self, token: &CancelToken) -> Result<ExpirablePermit, Error> {
-        self.one(self.take(1, Wait::from(token))?)
-    }
-
-    /// Takes `permits` at once, and gives up when `token` is cancelled.
-    pub fn acquire_many_cancellable(
-        &self,
-        permits: u32,
-        token: &CancelToken,
-    ) -> Result<Vec<ExpirablePermit>, Error> {
-        self.take(permits, Wait::from(token))?.ok_or_else(|| Error::shut_down(&self.site.name))
-    }
-
-    /// Takes one permit unless that takes longer than `wait` allows: `None`.
-    #[must_use = "`None`: none was taken; and a permit that is dropped is given back at once"]
-    pub fn acquire_within<'a>(
-        &self,
-        wait: impl Into<Wait<'a>>,
-    ) -> Result<Option<ExpirablePermit>, Error> {
-        self.take(1, wait.into()).map(first)
-    }
-
-    /// Takes `permits` at once unless that takes longer than `wait` allows: `None`. All the other
-    /// ways to take some are short forms of this one.
-    ///
-    /// # Errors
-    ///
-    /// [`Cancelled`](ErrorKind::Cancelled) if the token of `wait` was cancelled, no permit is taken
-    /// then. Also the errors of [`acquire_many`](Self::acquire_many).
-    ///
-    /// # Blocking
-    ///
-    /// For as long as `wait` allows, as [`try_acquire_for`](Self::try_acquire_for) and, with a
-    /// token, [`acquire_cancellable`](Self::acquire_cancellable) do. A deadline that has passed
-    /// leaves one try at most.
-    #[must_use = "`None`: none was taken; and a permit that is dropped is given back at once"]
-    pub fn acquire_many_within<'a>(
-        &self,
-        permits: u32,
-        wait: impl Into<Wait<'a>>,
-    ) -> Result<Option<Vec<ExpirablePermit>>, Error> {
-        self.take(permits, wait.into())
     }
 
     /// Gives a permit back by its id, even one taken on another machine. A guard of this client
@@ -541,6 +399,10 @@ impl ExpirableSemaphore {
         self.site.scripts().counts().map_err(|trouble| trouble.into_error_of(&self.site.name))
     }
 
+    fn take_one(&self, wait: Wait<'_>) -> Result<Option<ExpirablePermit>, Error> {
+        Ok(self.take(1, wait)?.and_then(|mut permits| permits.pop()))
+    }
+
     fn take(&self, permits: u32, wait: Wait<'_>) -> Result<Option<Vec<ExpirablePermit>>, Error> {
         self.check(&wait)?;
         self.check_number(permits as usize)?;
@@ -567,17 +429,9 @@ impl ExpirableSemaphore {
         }
     }
 
-    fn one(&self, taken: Option<Vec<ExpirablePermit>>) -> Result<ExpirablePermit, Error> {
-        first(taken).ok_or_else(|| Error::shut_down(&self.site.name))
-    }
-
     fn give_back(&self, permit_leases: Vec<Arc<PermitLease>>) {
         self.site.give_back(permit_leases);
     }
-}
-
-fn first(taken: Option<Vec<ExpirablePermit>>) -> Option<ExpirablePermit> {
-    taken?.pop()
 }
 
 impl fmt::Debug for ExpirableSemaphore {
