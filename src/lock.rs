@@ -9,13 +9,14 @@ use redlatch_client::sync::Thread;
 
 #[cfg(doc)]
 use crate::client::Client;
-use crate::error::{Error, ErrorKind};
-use crate::local::{Tenancy, Terms};
+use crate::error::Error;
+#[cfg(doc)]
+use crate::error::ErrorKind;
+use crate::local::Terms;
 #[cfg(doc)]
 use crate::lock::fair::FairLock;
 #[cfg(doc)]
 use crate::lock::reentrant::ReentrantLock;
-use crate::runtime::Core;
 use crate::waiting::Wait;
 
 pub(crate) mod condition;
@@ -30,16 +31,16 @@ pub(crate) mod read_write;
 pub(crate) mod reentrant;
 mod verbs;
 
-pub(crate) use self::guard::HeldLock;
+pub(crate) use self::guard::{Held, HeldLock};
 pub use self::guard::{LockGuard, OwnedLockGuard};
 pub(crate) use self::handle::Handle;
-pub(crate) use self::part::{LockPart, Part};
-pub(crate) use self::verbs::lock_verbs;
+pub(crate) use self::part::{Part, Parts};
+pub(crate) use self::verbs::{one_lock, own_verbs};
 
 /// The verbs of every lock of this library, for code that takes any of them.
 ///
 /// Object-safe: `&dyn Lock` works. Each lock has the same methods of its own, so using one needs no
-/// import of this trait.
+/// import of this trait. Only this library's locks implement it.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -95,7 +96,9 @@ pub trait Lock: fmt::Debug + Send + Sync {
     ///
     /// Until the thread has the lock or an error ends the wait; time does not end it. Each request
     /// ends after [`response_timeout`](crate::ClientBuilder::response_timeout), in an outage too.
-    fn lock(&self) -> Result<LockGuard, Error>;
+    fn lock(&self) -> Result<LockGuard, Error> {
+        LockGuard::take(self, Wait::FOREVER)
+    }
 
     /// Takes the lock if that is possible now: `None` if another thread holds it, or if a thread of
     /// this process waits for it, asks for it, or is just releasing it. It takes a free
@@ -113,7 +116,9 @@ pub trait Lock: fmt::Debug + Send + Sync {
     /// thread that holds it is: each thread asks for itself), or if the calling thread holds the
     /// lock already (but see [`lock`](Self::lock)).
     #[must_use = "`None`: it was not taken; and a guard that is dropped releases it"]
-    fn try_lock(&self) -> Result<Option<LockGuard>, Error>;
+    fn try_lock(&self) -> Result<Option<LockGuard>, Error> {
+        LockGuard::try_take(self, Wait::NONE)
+    }
 
     /// Takes the lock unless that takes longer than `wait`: returns `None` then. A wait of zero is
     /// [`try_lock`](Self::try_lock), one too long for any clock is [`lock`](Self::lock).
@@ -125,7 +130,9 @@ pub trait Lock: fmt::Debug + Send + Sync {
     /// if the server has answered this call before, otherwise with an error. The client then
     /// releases in the background a hold that the server may have granted.
     #[must_use = "`None`: it was not taken; and a guard that is dropped releases it"]
-    fn try_lock_for(&self, wait: Duration) -> Result<Option<LockGuard>, Error>;
+    fn try_lock_for(&self, wait: Duration) -> Result<Option<LockGuard>, Error> {
+        LockGuard::try_take(self, wait.into())
+    }
 
     /// Takes the lock, and gives up when `token` is cancelled: at once if it already is.
     ///
@@ -139,7 +146,9 @@ pub trait Lock: fmt::Debug + Send + Sync {
     /// Until the thread has the lock, or an error or the cancel ends the wait. The cancel ends a
     /// sleep at once, and a request that is on its way as the end of the time does in
     /// [`try_lock_for`](Self::try_lock_for).
-    fn lock_cancellable(&self, token: &CancelToken) -> Result<LockGuard, Error>;
+    fn lock_cancellable(&self, token: &CancelToken) -> Result<LockGuard, Error> {
+        LockGuard::take(self, token.into())
+    }
 
     /// Takes the lock unless that takes longer than `wait` allows: `None`. All the other ways to
     /// take it are short forms of this one. A lock's own method takes a [`Duration`], a deadline
@@ -156,7 +165,9 @@ pub trait Lock: fmt::Debug + Send + Sync {
     /// [`lock_cancellable`](Self::lock_cancellable) do. A deadline that has passed leaves one try at
     /// most.
     #[must_use = "`None`: it was not taken; and a guard that is dropped releases it"]
-    fn lock_within(&self, wait: Wait<'_>) -> Result<Option<LockGuard>, Error>;
+    fn lock_within(&self, wait: Wait<'_>) -> Result<Option<LockGuard>, Error> {
+        LockGuard::try_take(self, wait)
+    }
 
     /// Takes the lock for a guard that belongs to no thread and may be sent to another. It waits
     /// for every other holder, a guard of its own thread too: it is not re-entrant, and
@@ -167,16 +178,22 @@ pub trait Lock: fmt::Debug + Send + Sync {
     ///
     /// For ever if only the calling thread could drop the guard that it waits for. In async code
     /// call it where blocking is allowed (`spawn_blocking`).
-    fn lock_owned(&self) -> Result<OwnedLockGuard, Error>;
+    fn lock_owned(&self) -> Result<OwnedLockGuard, Error> {
+        LockGuard::take(self, Wait::FOREVER)
+    }
 
     /// Takes the lock if that is possible now, for a guard that belongs to no thread.
     #[must_use = "`None`: it was not taken; and a guard that is dropped releases it"]
-    fn try_lock_owned(&self) -> Result<Option<OwnedLockGuard>, Error>;
+    fn try_lock_owned(&self) -> Result<Option<OwnedLockGuard>, Error> {
+        LockGuard::try_take(self, Wait::NONE)
+    }
 
     /// Takes the lock unless that takes longer than `wait` allows, for a guard that belongs to no
     /// thread.
     #[must_use = "`None`: it was not taken; and a guard that is dropped releases it"]
-    fn lock_owned_within(&self, wait: Wait<'_>) -> Result<Option<OwnedLockGuard>, Error>;
+    fn lock_owned_within(&self, wait: Wait<'_>) -> Result<Option<OwnedLockGuard>, Error> {
+        LockGuard::try_take(self, wait)
+    }
 
     /// Releases one level of the calling thread's hold, the one taken last: for code that has no
     /// guard at hand, after [`LockGuard::forget`].
@@ -225,7 +242,9 @@ pub trait Lock: fmt::Debug + Send + Sync {
     fn is_locked(&self) -> Result<bool, Error>;
 
     /// Whether the calling thread holds the lock, as its guard would report. No I/O.
-    fn is_held_by_current_thread(&self) -> bool;
+    fn is_held_by_current_thread(&self) -> bool {
+        self.hold_count() > 0
+    }
 
     /// How many levels the calling thread has taken and not released; zero if it does not hold the
     /// lock. No I/O.
@@ -246,13 +265,6 @@ pub trait Lock: fmt::Debug + Send + Sync {
     /// The lock's name: the key in Redis.
     fn name(&self) -> &str;
 
-    /// The lock as a part of a [`MultiLock`](crate::MultiLock). Each lock of this library returns
-    /// one; a lock that wraps such a lock forwards to it.
-    #[doc(hidden)]
-    fn part(&self) -> Option<LockPart> {
-        None
-    }
-
     /// The same lock with a fixed lease, counted from each time it is taken and never renewed.
     ///
     /// From 1 ms to 10¹³ ms; with another lease, the first call that takes the lock fails. A thread
@@ -261,7 +273,10 @@ pub trait Lock: fmt::Debug + Send + Sync {
     #[must_use]
     fn with_lease(&self, lease: Duration) -> Self
     where
-        Self: Sized;
+        Self: Sized,
+    {
+        self.on(Terms::fixed(lease))
+    }
 
     /// The same lock with a watched lease of its own: the watchdog renews it at a third of this
     /// instead of the client's [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout), so
@@ -293,7 +308,10 @@ pub trait Lock: fmt::Debug + Send + Sync {
     #[must_use]
     fn with_watchdog(&self, timeout: Duration) -> Self
     where
-        Self: Sized;
+        Self: Sized,
+    {
+        self.on(Terms::watched(timeout))
+    }
 
     /// Takes the lock, runs `work` with the guard, and releases the lock: so no caller can forget
     /// to bind the guard.
@@ -348,46 +366,21 @@ pub trait Lock: fmt::Debug + Send + Sync {
         Self: Sized,
         E: From<Error>,
     {
-        run(self.lock()?, work)
+        self.lock()?.release_after(work)
     }
-}
 
-/// A lock of any kind that a thread takes again after a wait on a condition.
-pub(crate) trait Retake: fmt::Debug + Send + Sync {
-    fn handle(&self) -> &Handle;
+    /// The one step behind all verbs that take the lock. `None`: the wait ended first.
+    #[doc(hidden)]
+    #[must_use = "`None`: it was not taken; and a hold that is dropped is released"]
+    fn acquire(&self, thread: &Arc<Thread>, wait: Wait<'_>) -> Result<Option<Held>, Error>;
 
-    /// Takes the lock, however long that takes. `None`: the client was shut down.
-    #[must_use = "`None`: it was not taken; and a guard that is dropped releases it"]
-    fn retake(&self, thread: &Arc<Thread>, terms: Terms) -> Result<Option<Arc<Tenancy>>, Error>;
-}
+    /// The locks of one name that it consists of; none if it can be no part of others.
+    #[doc(hidden)]
+    fn parts(&self) -> Parts;
 
-/// The part of a guard that [`Lock::with`] needs.
-pub(crate) trait Guard {
-    fn core(&self) -> Arc<Core>;
-    fn unlock(self) -> Result<(), Error>;
-}
-
-/// Runs `work` while the lock is held, and releases it: [`Lock::with`].
-pub(crate) fn run<G: Guard, R, E: From<Error>>(
-    guard: G,
-    work: impl FnOnce(&G) -> Result<R, E>,
-) -> Result<R, E> {
-    let result = work(&guard)?;
-    let core = guard.core();
-    match guard.unlock() {
-        // In a forked child the lock is the parent's, and the child must not log here.
-        Err(error)
-            if matches!(
-                error.kind(),
-                ErrorKind::LeaseLost | ErrorKind::NotHeld | ErrorKind::Forked
-            ) =>
-        {
-            Err(error.into())
-        }
-        Err(error) => {
-            core.watchdog.tell(error);
-            Ok(result)
-        }
-        Ok(()) => Ok(result),
-    }
+    /// The same lock on these terms.
+    #[doc(hidden)]
+    fn on(&self, terms: Terms) -> Self
+    where
+        Self: Sized;
 }

@@ -14,7 +14,7 @@ const LONGEST_LEASE: Duration = Duration::from_millis(10_000_000_000_000);
 
 /// The lease that a thread wants. (Small: each guard and each level has one.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Terms {
+pub struct Terms {
     /// In nanoseconds, as [`clock`] counts.
     lease: u64,
     is_watched: bool,

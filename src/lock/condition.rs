@@ -13,7 +13,7 @@ use crate::error::{Error, ErrorKind, LostReason};
 use crate::local::{Folded, HoldState, Leaving, Site, Stay, Tenancy};
 use crate::lock::fair::FairLock;
 use crate::lock::reentrant::ReentrantLock;
-use crate::lock::{LockGuard, Retake};
+use crate::lock::{Held, HeldLock, LockGuard, Part};
 use crate::scripts::condition::ConditionScripts;
 use crate::scripts::{ConditionKeys, Trouble};
 use crate::waiting::Wait;
@@ -112,7 +112,7 @@ mod entry;
 /// may hold the lock meanwhile; they know nothing of conditions.
 #[derive(Clone)]
 pub struct Condition {
-    lock: Arc<dyn Retake>,
+    lock: Arc<dyn Part>,
     name: Arc<str>,
     keys: Arc<ConditionKeys>,
 }
@@ -266,7 +266,9 @@ impl Condition {
         let ended = entry.sleep(&wait).map_err(nothing_held)?;
         let notified = (ended == Ended::Notified).then(|| entry.notified());
         // Neither time nor a cancel ends this: the caller gets back what it had.
-        let again = self.lock.retake(&tenancy.thread, left.levels.terms());
+        let lock = self.lock.with_terms(left.levels.terms());
+        let again = lock.acquire(&tenancy.thread, Wait::FOREVER);
+        let again = again.map(|held| held.and_then(Held::one).map(HeldLock::into_tenancy));
         let again = again.and_then(|again| again.ok_or_else(|| Error::shut_down(&site.name)));
         let again = again.map_err(nothing_held)?;
         if let Some(notified) = &notified {
@@ -410,7 +412,7 @@ impl Condition {
         &self.lock.handle().site.name
     }
 
-    fn new(lock: impl Retake + 'static, name: &str) -> Self {
+    fn new(lock: impl Part + 'static, name: &str) -> Self {
         let keys = ConditionKeys::new(&lock.handle().site.name, name);
         Self { lock: Arc::new(lock), name: name.into(), keys: Arc::new(keys) }
     }
@@ -462,11 +464,12 @@ impl Condition {
         guard: &'a LockGuard,
     ) -> Result<(&'a Arc<Site>, Arc<Tenancy>), Error> {
         self.check_usable()?;
-        let (site, tenancy) = guard.site_and_tenancy();
-        if !Arc::ptr_eq(site, &self.lock.handle().site) {
+        let own = &self.lock.handle().site;
+        let held = guard.one().map(HeldLock::site_and_tenancy);
+        let Some((site, tenancy)) = held.filter(|(site, _)| Arc::ptr_eq(site, own)) else {
             let message = "the guard is another lock's, or another client's; nothing was changed";
-            return Err(Error::new(ErrorKind::NotHeld, message.to_owned()).of(&site.name));
-        }
+            return Err(Error::new(ErrorKind::NotHeld, message.to_owned()).of(&own.name));
+        };
         if !tenancy.thread.is_current() {
             return Err(site.not_held_by_thread());
         }

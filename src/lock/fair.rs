@@ -9,7 +9,7 @@ use redlatch_client::sync::Thread;
 use crate::client::Client;
 use crate::error::{Error, LostReason};
 use crate::local::{Entered, Site, Tenancy, Terms};
-use crate::lock::{Handle, lock_verbs};
+use crate::lock::{Handle, one_lock};
 use crate::runtime::Session;
 use crate::scripts::{self, Trouble};
 use crate::waiting::{
@@ -109,7 +109,7 @@ pub struct FairLock {
     handle: Handle,
 }
 
-lock_verbs!(FairLock);
+one_lock!(FairLock);
 
 impl FairLock {
     pub(crate) fn new(session: &Session, name: &str) -> Self {
@@ -123,7 +123,7 @@ impl FairLock {
         scripts::lock::force_unlock(route, name, &self.queue.scripts().force_unlock_command())
     }
 
-    fn acquire(&self, thread: &Arc<Thread>, wait: Wait<'_>) -> Result<Option<Arc<Tenancy>>, Error> {
+    fn take(&self, thread: &Arc<Thread>, wait: Wait<'_>) -> Result<Option<Arc<Tenancy>>, Error> {
         self.handle.check(&wait)?;
         acquire(self, &Claim { thread, need: self.handle.terms(), wait })
     }

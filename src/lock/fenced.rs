@@ -1,7 +1,6 @@
 //! The fenced lock: Redisson's `RFencedLock`, a re-entrant lock whose holds have numbers.
 
 use std::fmt;
-use std::ops::Deref;
 use std::sync::Arc;
 
 use redlatch_client::sync::Thread;
@@ -10,8 +9,8 @@ use redlatch_client::sync::Thread;
 use crate::client::Client;
 use crate::error::Error;
 use crate::local::{Site, Tenancy};
-use crate::lock::{Guard, Handle, LockGuard, OwnedLockGuard, exclusive, lock_verbs};
-use crate::runtime::{Core, Session};
+use crate::lock::{Handle, HeldLock, Lock, LockGuard, OwnedLockGuard, exclusive, one_lock};
+use crate::runtime::Session;
 use crate::scripts::Trouble;
 use crate::waiting::Wait;
 
@@ -93,7 +92,7 @@ pub struct FencedLock {
     handle: Handle,
 }
 
-lock_verbs!(FencedLock, FencedLockGuard, OwnedFencedLockGuard);
+one_lock!(FencedLock, FencedLockGuard, OwnedFencedLockGuard);
 
 impl FencedLock {
     pub(crate) fn new(session: &Session, name: &str) -> Self {
@@ -101,7 +100,7 @@ impl FencedLock {
         Self { handle: Handle::new(session.clone(), site) }
     }
 
-    fn acquire(&self, thread: &Arc<Thread>, wait: Wait<'_>) -> Result<Option<Arc<Tenancy>>, Error> {
+    fn take(&self, thread: &Arc<Thread>, wait: Wait<'_>) -> Result<Option<Arc<Tenancy>>, Error> {
         exclusive::acquire(&self.handle, thread, wait)
     }
 
@@ -139,6 +138,11 @@ impl FencedLock {
 pub struct FencingToken(u64);
 
 impl FencingToken {
+    /// `None`: the lock has no tokens.
+    pub(super) fn of(held: &HeldLock) -> Option<Self> {
+        held.token().map(Self)
+    }
+
     /// From 1 to 2^53.
     #[must_use]
     pub fn get(self) -> u64 {
@@ -173,9 +177,7 @@ impl From<FencingToken> for i64 {
 ///     Ok(())
 /// }
 /// ```
-#[must_use = "dropping the guard releases the lock at once; bind it, or use `with`"]
-#[derive(Debug)]
-pub struct FencedLockGuard(LockGuard);
+pub type FencedLockGuard = LockGuard<FencedLock>;
 
 /// A held [`FencedLock`] that belongs to no thread: an [`OwnedLockGuard`], and its token.
 ///
@@ -189,78 +191,20 @@ pub struct FencedLockGuard(LockGuard);
 /// });
 /// # Ok(()) }
 /// ```
-#[must_use = "dropping the guard releases the lock at once; bind it"]
-#[derive(Debug)]
-pub struct OwnedFencedLockGuard(OwnedLockGuard);
+pub type OwnedFencedLockGuard = OwnedLockGuard<FencedLock>;
 
-/// The methods of both guards.
-macro_rules! fenced_guard {
-    ($guard:ident, $plain:ident) => {
-        impl $guard {
-            pub(crate) fn new(handle: &Handle, tenancy: Arc<Tenancy>) -> Self {
-                Self($plain::new(handle, tenancy))
-            }
-
-            /// The token of this hold. Higher than that of each guard before, on any machine; the
-            /// same for all levels that a thread takes. It stays the same after the hold is lost.
-            #[must_use]
-            pub fn token(&self) -> FencingToken {
-                // A fenced lock is never granted without a token. (Zero: no fence accepts it.)
-                FencingToken(self.0.token().unwrap_or(0))
-            }
-
-            /// Releases the lock, or one level of it.
-            ///
-            /// # Blocking
-            ///
-            /// One round trip at most.
-            pub fn unlock(self) -> Result<(), Error> {
-                self.0.unlock()
-            }
-
-            /// Lets go of the guard and leaves the lock to the end of its lease: as
-            /// [`LockGuard::leave_to_expire`].
-            ///
-            /// # Blocking
-            ///
-            /// One round trip at most.
-            pub fn leave_to_expire(self) -> Result<(), Error> {
-                self.0.leave_to_expire()
-            }
-        }
-
-        impl Deref for $guard {
-            type Target = $plain;
-
-            fn deref(&self) -> &$plain {
-                &self.0
-            }
-        }
-
-        impl From<$guard> for $plain {
-            fn from(guard: $guard) -> Self {
-                guard.0
-            }
-        }
-    };
-}
-
-fenced_guard!(FencedLockGuard, LockGuard);
-fenced_guard!(OwnedFencedLockGuard, OwnedLockGuard);
-
-impl FencedLockGuard {
-    /// Lets go of the guard and keeps the lock: as [`LockGuard::forget`].
-    pub fn forget(self) {
-        self.0.forget();
+impl<O> LockGuard<FencedLock, O> {
+    /// The token of this hold. Higher than that of each guard before, on any machine; the same for
+    /// all levels that a thread takes. It stays the same after the hold is lost.
+    #[must_use]
+    pub fn token(&self) -> FencingToken {
+        // A fenced lock is never granted without a token. (Zero: no fence accepts it.)
+        self.one().and_then(FencingToken::of).unwrap_or(FencingToken(0))
     }
 }
 
-impl Guard for FencedLockGuard {
-    fn core(&self) -> Arc<Core> {
-        self.0.core()
-    }
-
-    fn unlock(self) -> Result<(), Error> {
-        self.0.unlock()
+impl<O> From<LockGuard<FencedLock, O>> for LockGuard<dyn Lock, O> {
+    fn from(guard: LockGuard<FencedLock, O>) -> Self {
+        guard.into_guard_of()
     }
 }

@@ -1,4 +1,4 @@
-//! The guards of a held lock.
+//! The guard of a held lock.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -7,18 +7,25 @@ use std::num::NonZero;
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
-#[cfg(doc)]
-use super::Lock;
-use super::{Guard, Handle};
+use redlatch_client::sync::Thread;
+
+use super::multi::GuardLevels;
+use super::{Handle, Lock};
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::local::{HoldState, Leaving, Level, Site, Tenancy};
 use crate::runtime::Core;
+use crate::waiting::Wait;
 
 /// A held lock. Dropping it releases the lock.
 ///
 /// The hold belongs to the thread that took it, so a guard stays there: it is not `Send`. It is
 /// `Sync`: other threads that work for its thread may ask it whether the lock is still held. It
 /// keeps its client alive. ([`OwnedLockGuard`] is for a hold that goes from thread to thread.)
+///
+/// The types say what else a guard can tell: a `LockGuard<FencedLock>`
+/// ([`FencedLockGuard`](crate::FencedLockGuard)) has a token, a `LockGuard<MultiLock>`
+/// ([`MultiLockGuard`](crate::MultiLockGuard)) the names of its parts. Both become a
+/// plain `LockGuard` by `into()`.
 ///
 /// A drop writes the release and does not wait for the server: if the release fails, the client
 /// logs that and tries again in the background. [`unlock`](Self::unlock) waits and reports.
@@ -54,174 +61,10 @@ use crate::runtime::Core;
 /// }
 /// ```
 #[must_use = "dropping the guard releases the lock at once; bind it, or use `with`"]
-pub struct LockGuard {
-    held: HeldLock,
-    /// `Sync` and not `Send`, as this one is.
-    _stays: PhantomData<MutexGuard<'static, ()>>,
-}
-
-impl LockGuard {
-    pub(crate) fn new(handle: &Handle, tenancy: Arc<Tenancy>) -> Self {
-        Self { held: HeldLock::new(handle, tenancy), _stays: PhantomData }
-    }
-
-    /// Whether the lock is held, as far as this process can know without asking: neither released
-    /// nor lost, and before the deadline that the server last confirmed. No I/O.
-    #[must_use]
-    pub fn is_held(&self) -> bool {
-        self.held.is_held()
-    }
-
-    /// The state of the hold, as far as this process knows it. No I/O.
-    #[must_use]
-    pub fn state(&self) -> HoldState {
-        self.held.state()
-    }
-
-    /// For how long the lock is certainly held if no renewal succeeds any more; zero if it is
-    /// lost. For a lock that another process handed on, this is less than 2 s at first, and as much
-    /// as for any other soon after it was held for 50 ms, or after a [`check`](Self::check) for
-    /// more. No I/O.
-    #[must_use]
-    pub fn remaining(&self) -> Duration {
-        self.held.remaining()
-    }
-
-    /// Fails unless the lock is certainly held for `slack` more. Call it before each step that
-    /// needs the lock and takes no longer than that.
-    ///
-    /// The watchdog renews a watched hold when a third of its lease has gone. So the certain time
-    /// is between two thirds of `watchdog_timeout` (20 s by default) and all of it, less the time
-    /// of a renewal: a slack of more than two thirds is too long now and then, though all is well.
-    /// Take half of it at most, or a longer `watchdog_timeout`.
-    ///
-    /// # Blocking
-    ///
-    /// Not at all, except for a round trip if another process has just handed the lock on: such a
-    /// hold is certain for 2 s at first, and a longer slack makes it longer at once.
-    ///
-    /// # Errors
-    ///
-    /// [`LeaseLost`](ErrorKind::LeaseLost) if the hold is lost,
-    /// [`EndsTooSoon`](ErrorKind::EndsTooSoon) if it is held and may end before the slack does,
-    /// [`NotHeld`](ErrorKind::NotHeld) if it was released, by [`Lock::unlock`],
-    /// [`Forked`](ErrorKind::Forked) in a forked child.
-    pub fn check(&self, slack: Duration) -> Result<(), Error> {
-        self.held.check(slack)
-    }
-
-    /// Registers `callback`, which the client calls once if the hold is lost before it is released:
-    /// at the lease's end, at a renewal that the server answers with "not yours", at a
-    /// `force_unlock` by this client. If the hold is lost already, soon after this call. If the
-    /// client learns of a loss only when [`unlock`](Self::unlock) asks the server, only the error
-    /// tells it.
-    ///
-    /// Once a lock was held for 100 ms, the server tells the client when its key changes
-    /// ([`client_tracking`](crate::ClientBuilder::client_tracking)): if somebody deletes it,
-    /// flushes the server's data or shortens its time to live, the client renews at once, and calls
-    /// the callback some milliseconds later. This is also true of a fixed lease.
-    ///
-    /// Callbacks run on a thread of the client, one after the other, so each should be short.
-    pub fn on_lost(&self, callback: impl FnOnce(LostReason) + Send + 'static) {
-        self.held.on_lost(Box::new(callback));
-    }
-
-    /// Releases the lock, or one level of it.
-    ///
-    /// # Errors
-    ///
-    /// [`LeaseLost`](ErrorKind::LeaseLost) if the hold was lost before: its present holder keeps
-    /// the lock. [`NotHeld`](ErrorKind::NotHeld) if all levels were released before: levels are
-    /// counted, not told apart, so after a [`Lock::unlock`] the last guard finds none.
-    /// [`Redis`](ErrorKind::Redis) if the server is in trouble: the caller no longer holds the
-    /// lock, and the client tries its release again in the background, so that others get it at the
-    /// latest when the lease ends. Also if the connection broke and the server, asked once more, no
-    /// longer knows the hold: most likely it was released then, but it may have been lost before.
-    /// [`Forked`](ErrorKind::Forked) in a forked child: nothing was done.
-    ///
-    /// # Blocking
-    ///
-    /// One round trip. None for an inner level, or if the hold passes to a waiting thread of this
-    /// process.
-    pub fn unlock(self) -> Result<(), Error> {
-        self.held.leave(Leaving::Awaited)
-    }
-
-    /// Lets go of the guard and keeps the lock, until [`Lock::unlock`] on the same thread, the end
-    /// of the client, or (once the thread has ended) the end of the lease. For a lock that must
-    /// outlast the client, see [`leave_to_expire`](Self::leave_to_expire).
-    pub fn forget(mut self) {
-        self.held.left = true;
-        if self.held.is_forked() {
-            return;
-        }
-        let site = &self.held.handle.site;
-        site.gate.keep(&self.held.tenancy(), self.held.handle.kept());
-    }
-
-    /// Lets go of the guard and leaves the lock to the end of its lease: until then nobody gets it,
-    /// even if this client, its process or its machine ends. "Once an hour on one of all machines"
-    /// is `with_lease` of a little less than an hour, `try_lock` and this. (With a lease of a whole
-    /// hour, the lock may still be taken when the next run is due: then no machine runs.)
-    ///
-    /// The thread does not hold the lock any more: to it, as to all others, the lock is taken.
-    /// Nothing renews the lock, so it ends when the rest of its lease has passed: with
-    /// [`with_lease`](Lock::with_lease) the rest of that lease, for a watched hold between two
-    /// thirds of [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout) and all of it.
-    /// Neither [`shutdown`](crate::Client::shutdown) nor the last drop of the client releases it;
-    /// [`force_unlock`](Lock::force_unlock) ends it. A server that loses its data, or a failover to
-    /// a replica that does not have the lock, ends it as well.
-    ///
-    /// If the thread has several levels, this ends one. The others hold the lock as before, and the
-    /// watchdog renews it for them if they are watched; but the end of the last one does not
-    /// release it before the end of the lease that it had here. The same is true of readers that
-    /// share a hold in this process.
-    ///
-    /// # Errors
-    ///
-    /// [`LeaseLost`](ErrorKind::LeaseLost), [`NotHeld`](ErrorKind::NotHeld) and
-    /// [`Forked`](ErrorKind::Forked) as [`unlock`](Self::unlock): nothing is left then.
-    /// [`Redis`](ErrorKind::Redis) if another process had just handed the lock on and the server is
-    /// in trouble: its lease ends within 2 s.
-    ///
-    /// # Blocking
-    ///
-    /// Not at all, except for a round trip if another process has just handed the lock on.
-    pub fn leave_to_expire(self) -> Result<(), Error> {
-        self.held.leave_to_expire()
-    }
-
-    /// The lock's name.
-    #[must_use]
-    pub fn name(&self) -> &str {
-        &self.held.handle.site.name
-    }
-
-    /// The site of its lock, and the present tenancy, for a wait on a condition.
-    pub(crate) fn site_and_tenancy(&self) -> (&Arc<Site>, Arc<Tenancy>) {
-        (&self.held.handle.site, self.held.tenancy().into_owned())
-    }
-
-    /// The fencing token, if the lock has tokens.
-    pub(crate) fn token(&self) -> Option<u64> {
-        self.held.tenancy().token().map(NonZero::get)
-    }
-}
-
-impl Guard for LockGuard {
-    fn core(&self) -> Arc<Core> {
-        Arc::clone(&self.held.handle.site.core)
-    }
-
-    fn unlock(self) -> Result<(), Error> {
-        Self::unlock(self)
-    }
-}
-
-impl fmt::Debug for LockGuard {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.held.describe("LockGuard", f)
-    }
+pub struct LockGuard<L: ?Sized = dyn Lock, O = OfThread> {
+    held: Held,
+    _of: PhantomData<fn(&L)>,
+    _owner: PhantomData<O>,
 }
 
 /// A held lock that belongs to no thread: it may be sent to another one, and dropped there. For
@@ -265,112 +108,290 @@ impl fmt::Debug for LockGuard {
 ///
 /// With an async runtime, call it in `spawn_blocking`. The [guide](crate::guide#tokio) shows the
 /// rest for tokio.
-#[must_use = "dropping the guard releases the lock at once; bind it"]
-pub struct OwnedLockGuard(HeldLock);
+pub type OwnedLockGuard<L = dyn Lock> = LockGuard<L, OfGuard>;
 
-impl OwnedLockGuard {
-    pub(crate) fn new(handle: &Handle, tenancy: Arc<Tenancy>) -> Self {
-        Self(HeldLock::new(handle, tenancy))
+/// The hold belongs to the thread that took it. (So its guard is `Sync` and not `Send`, as this
+/// is.)
+#[derive(Debug)]
+pub struct OfThread(PhantomData<MutexGuard<'static, ()>>);
+
+/// The hold belongs to its guard.
+#[derive(Debug)]
+pub struct OfGuard(());
+
+/// Whose a hold is.
+pub trait Owner {
+    fn thread() -> Arc<Thread>;
+}
+
+impl Owner for OfThread {
+    fn thread() -> Arc<Thread> {
+        Thread::current()
+    }
+}
+
+/// A guard takes the lock for itself, under a `Thread` that equals no real one: no thread re-enters
+/// the hold, and it never counts as dead.
+impl Owner for OfGuard {
+    fn thread() -> Arc<Thread> {
+        Thread::placeholder()
+    }
+}
+
+/// What a guard holds, opaque to other crates.
+#[derive(Debug)]
+pub enum Held {
+    One(HeldLock),
+    Several(GuardLevels),
+}
+
+impl Held {
+    /// What was taken of a lock of one name.
+    pub(super) fn one(self) -> Option<HeldLock> {
+        match self {
+            Self::One(held) => Some(held),
+            Self::Several(_) => None,
+        }
+    }
+}
+
+/// The same for one lock and for several.
+macro_rules! each {
+    ($held:expr, $it:ident => $what:expr) => {
+        match $held {
+            Held::One($it) => $what,
+            Held::Several($it) => $what,
+        }
+    };
+}
+
+impl<L: ?Sized, O> LockGuard<L, O> {
+    pub(super) fn new(held: Held) -> Self {
+        Self { held, _of: PhantomData, _owner: PhantomData }
     }
 
-    /// Whether the lock is held: as [`LockGuard::is_held`]. No I/O.
+    /// Whether the lock is held, as far as this process can know without asking: neither released
+    /// nor lost, and before the deadline that the server last confirmed. No I/O.
     #[must_use]
     pub fn is_held(&self) -> bool {
-        self.0.is_held()
+        each!(&self.held, held => held.is_held())
     }
 
     /// The state of the hold, as far as this process knows it. No I/O.
     #[must_use]
     pub fn state(&self) -> HoldState {
-        self.0.state()
+        each!(&self.held, held => held.state())
     }
 
-    /// For how long the lock is certainly held: as [`LockGuard::remaining`]. No I/O.
+    /// For how long the lock is certainly held if no renewal succeeds any more; zero if it is
+    /// lost. For a lock that another process handed on, this is less than 2 s at first, and as much
+    /// as for any other soon after it was held for 50 ms, or after a [`check`](Self::check) for
+    /// more. No I/O.
     #[must_use]
     pub fn remaining(&self) -> Duration {
-        self.0.remaining()
+        each!(&self.held, held => held.remaining())
     }
 
-    /// Fails unless the lock is certainly held for `slack` more: as [`LockGuard::check`].
+    /// Fails unless the lock is certainly held for `slack` more. Call it before each step that
+    /// needs the lock and takes no longer than that.
+    ///
+    /// The watchdog renews a watched hold when a third of its lease has gone. So the certain time
+    /// is between two thirds of `watchdog_timeout` (20 s by default) and all of it, less the time
+    /// of a renewal: a slack of more than two thirds is too long now and then, though all is well.
+    /// Take half of it at most, or a longer `watchdog_timeout`.
+    ///
+    /// # Blocking
+    ///
+    /// Not at all, except for a round trip if another process has just handed the lock on: such a
+    /// hold is certain for 2 s at first, and a longer slack makes it longer at once.
     ///
     /// # Errors
     ///
     /// [`LeaseLost`](ErrorKind::LeaseLost) if the hold is lost,
     /// [`EndsTooSoon`](ErrorKind::EndsTooSoon) if it is held and may end before the slack does,
+    /// [`NotHeld`](ErrorKind::NotHeld) if it was released, by [`Lock::unlock`],
     /// [`Forked`](ErrorKind::Forked) in a forked child.
-    ///
-    /// # Blocking
-    ///
-    /// Not at all, or one round trip soon after a hand-off.
     pub fn check(&self, slack: Duration) -> Result<(), Error> {
-        self.0.check(slack)
+        each!(&self.held, held => held.check(slack))
     }
 
     /// Registers `callback`, which the client calls once if the hold is lost before it is released:
-    /// as [`LockGuard::on_lost`].
+    /// at the lease's end, at a renewal that the server answers with "not yours", at a
+    /// `force_unlock` by this client. If the hold is lost already, soon after this call. If the
+    /// client learns of a loss only when [`unlock`](Self::unlock) asks the server, only the error
+    /// tells it.
+    ///
+    /// Once a lock was held for 100 ms, the server tells the client when its key changes
+    /// ([`client_tracking`](crate::ClientBuilder::client_tracking)): if somebody deletes it,
+    /// flushes the server's data or shortens its time to live, the client renews at once, and calls
+    /// the callback some milliseconds later. This is also true of a fixed lease.
+    ///
+    /// Callbacks run on a thread of the client, one after the other, so each should be short.
     pub fn on_lost(&self, callback: impl FnOnce(LostReason) + Send + 'static) {
-        self.0.on_lost(Box::new(callback));
+        each!(&self.held, held => held.on_lost(Box::new(callback)));
     }
 
-    /// Releases the lock.
+    /// Releases the lock, or one level of it.
     ///
     /// # Errors
     ///
-    /// [`LeaseLost`](ErrorKind::LeaseLost) if the hold was lost before; [`Redis`](ErrorKind::Redis)
-    /// if the server is in trouble; [`Forked`](ErrorKind::Forked) in a forked child. Also the
-    /// errors of [`LockGuard::unlock`].
+    /// [`LeaseLost`](ErrorKind::LeaseLost) if the hold was lost before: its present holder keeps
+    /// the lock. [`NotHeld`](ErrorKind::NotHeld) if all levels were released before: levels are
+    /// counted, not told apart, so after a [`Lock::unlock`] the last guard finds none.
+    /// [`Redis`](ErrorKind::Redis) if the server is in trouble: the caller no longer holds the
+    /// lock, and the client tries its release again in the background, so that others get it at the
+    /// latest when the lease ends. Also if the connection broke and the server, asked once more, no
+    /// longer knows the hold: most likely it was released then, but it may have been lost before.
+    /// [`Forked`](ErrorKind::Forked) in a forked child: nothing was done.
     ///
     /// # Blocking
     ///
-    /// One round trip. None if the hold passes to a waiting thread of this process.
+    /// One round trip. None for an inner level, or if the hold passes to a waiting thread of this
+    /// process.
     pub fn unlock(self) -> Result<(), Error> {
-        self.0.leave(Leaving::Awaited)
+        each!(self.held, held => held.unlock())
     }
 
-    /// Lets go of the guard and leaves the lock to the end of its lease, even if this client ends:
-    /// as [`LockGuard::leave_to_expire`].
+    /// Lets go of the guard and leaves the lock to the end of its lease: until then nobody gets it,
+    /// even if this client, its process or its machine ends. "Once an hour on one of all machines"
+    /// is `with_lease` of a little less than an hour, `try_lock` and this. (With a lease of a whole
+    /// hour, the lock may still be taken when the next run is due: then no machine runs.)
+    ///
+    /// The thread does not hold the lock any more: to it, as to all others, the lock is taken.
+    /// Nothing renews the lock, so it ends when the rest of its lease has passed: with
+    /// [`with_lease`](Lock::with_lease) the rest of that lease, for a watched hold between two
+    /// thirds of [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout) and all of it.
+    /// Neither [`shutdown`](crate::Client::shutdown) nor the last drop of the client releases it;
+    /// [`force_unlock`](Lock::force_unlock) ends it. A server that loses its data, or a failover to
+    /// a replica that does not have the lock, ends it as well.
+    ///
+    /// If the thread has several levels, this ends one. The others hold the lock as before, and the
+    /// watchdog renews it for them if they are watched; but the end of the last one does not
+    /// release it before the end of the lease that it had here. The same is true of readers that
+    /// share a hold in this process.
+    ///
+    /// # Errors
+    ///
+    /// [`LeaseLost`](ErrorKind::LeaseLost), [`NotHeld`](ErrorKind::NotHeld) and
+    /// [`Forked`](ErrorKind::Forked) as [`unlock`](Self::unlock): nothing is left then.
+    /// [`Redis`](ErrorKind::Redis) if another process had just handed the lock on and the server is
+    /// in trouble: its lease ends within 2 s.
     ///
     /// # Blocking
     ///
-    /// One round trip at most.
+    /// Not at all, except for a round trip if another process has just handed the lock on.
     pub fn leave_to_expire(self) -> Result<(), Error> {
-        self.0.leave_to_expire()
+        each!(self.held, held => held.leave_to_expire())
     }
 
     /// The lock's name.
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.0.handle.site.name
+        each!(&self.held, held => held.name())
     }
 
-    /// The fencing token, if the lock has tokens.
-    pub(crate) fn token(&self) -> Option<u64> {
-        self.0.tenancy.token().map(NonZero::get)
+    /// Runs `work`, and releases the lock: [`Lock::with`].
+    pub(super) fn release_after<R, E: From<Error>>(
+        self,
+        work: impl FnOnce(&Self) -> Result<R, E>,
+    ) -> Result<R, E> {
+        let result = work(&self)?;
+        let core = each!(&self.held, held => Arc::clone(held.core()));
+        match self.unlock() {
+            // In a forked child the lock is the parent's, and the child must not log here.
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    ErrorKind::LeaseLost | ErrorKind::NotHeld | ErrorKind::Forked
+                ) =>
+            {
+                Err(error.into())
+            }
+            Err(error) => {
+                core.watchdog.tell(error);
+                Ok(result)
+            }
+            Ok(()) => Ok(result),
+        }
+    }
+
+    /// The lock of one name that it holds.
+    pub(super) fn one(&self) -> Option<&HeldLock> {
+        match &self.held {
+            Held::One(held) => Some(held),
+            Held::Several(_) => None,
+        }
+    }
+
+    /// The locks that it holds together.
+    pub(super) fn several(&self) -> Option<&GuardLevels> {
+        match &self.held {
+            Held::Several(levels) => Some(levels),
+            Held::One(_) => None,
+        }
+    }
+
+    /// The same hold, as that of another kind of lock.
+    pub(super) fn into_guard_of<K: ?Sized>(self) -> LockGuard<K, O> {
+        LockGuard::new(self.held)
     }
 }
 
-impl fmt::Debug for OwnedLockGuard {
+impl<L: ?Sized, O: Owner> LockGuard<L, O> {
+    /// Takes the lock. `None`: the wait ended first.
+    pub(super) fn try_take<K: Lock + ?Sized>(
+        lock: &K,
+        wait: Wait<'_>,
+    ) -> Result<Option<Self>, Error> {
+        Ok(Lock::acquire(lock, &O::thread(), wait)?.map(Self::new))
+    }
+
+    /// Takes the lock; only an error ends the wait first.
+    pub(super) fn take<K: Lock + ?Sized>(lock: &K, wait: Wait<'_>) -> Result<Self, Error> {
+        Self::try_take(lock, wait)?.ok_or_else(|| Error::shut_down(&lock.name().into()))
+    }
+}
+
+impl<L: ?Sized> LockGuard<L> {
+    /// Lets go of the guard and keeps the lock, until [`Lock::unlock`] on the same thread, the end
+    /// of the client, or (once the thread has ended) the end of the lease. For a lock that must
+    /// outlast the client, see [`leave_to_expire`](Self::leave_to_expire).
+    pub fn forget(self) {
+        each!(self.held, held => held.forget());
+    }
+}
+
+impl<L: ?Sized, O> fmt::Debug for LockGuard<L, O> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.describe("OwnedLockGuard", f)
+        f.debug_struct("LockGuard")
+            .field("name", &self.name())
+            .field("state", &self.state())
+            .field("remaining", &self.remaining())
+            .finish()
     }
 }
 
 /// One level of a hold, left once. Nothing here asks which thread it is on.
-pub(crate) struct HeldLock {
+pub struct HeldLock {
     /// The tenancy in which the thread took the level. Dropped before the client, since its drop
     /// may send a request.
     tenancy: Arc<Tenancy>,
     pub(crate) handle: Handle,
     /// The level that this guard ends. If the tenancy shares a hold, other guards have its other
-    /// levels.
-    level: Level,
+    /// levels. `None`: the one that its thread took last.
+    level: Option<Level>,
     left: bool,
 }
 
 impl HeldLock {
-    pub(crate) fn new(handle: &Handle, tenancy: Arc<Tenancy>) -> Self {
-        let level = handle.level(&tenancy);
+    pub(super) fn new(handle: &Handle, tenancy: Arc<Tenancy>) -> Self {
+        let level = Some(handle.level(&tenancy));
         Self { handle: handle.clone(), level, tenancy, left: false }
+    }
+
+    /// The level that the thread took last, whoever has its guard.
+    pub(super) fn last(handle: &Handle, tenancy: Arc<Tenancy>) -> Self {
+        Self { handle: handle.clone(), level: None, tenancy, left: false }
     }
 
     /// The present tenancy: its thread may have waited on a condition meanwhile.
@@ -384,22 +405,22 @@ impl HeldLock {
         self.handle.session.core().is_forked()
     }
 
-    pub(crate) fn is_held(&self) -> bool {
+    pub(super) fn is_held(&self) -> bool {
         !self.is_forked() && self.tenancy().is_held()
     }
 
-    pub(crate) fn state(&self) -> HoldState {
+    pub(super) fn state(&self) -> HoldState {
         if self.is_forked() {
             return HoldState::Lost(LostReason::Forked);
         }
         self.tenancy().state()
     }
 
-    pub(crate) fn remaining(&self) -> Duration {
+    pub(super) fn remaining(&self) -> Duration {
         if self.is_forked() { Duration::ZERO } else { self.tenancy().remaining() }
     }
 
-    pub(crate) fn check(&self, slack: Duration) -> Result<(), Error> {
+    pub(super) fn check(&self, slack: Duration) -> Result<(), Error> {
         let name = &self.handle.site.name;
         match self.state() {
             HoldState::Lost(LostReason::Forked) => Err(Error::forked(name)),
@@ -417,7 +438,7 @@ impl HeldLock {
                     return self.check(slack);
                 }
                 // The tenant that keeps a shared hold for longer may leave before that.
-                let own = self.level.remaining();
+                let own = self.level.map_or(Duration::MAX, Level::remaining);
                 if own >= slack
                     && (remaining >= slack || self.handle.site.raise(&self.tenancy(), slack))
                 {
@@ -433,7 +454,7 @@ impl HeldLock {
         }
     }
 
-    pub(crate) fn on_lost(&self, callback: Box<dyn FnOnce(LostReason) + Send>) {
+    pub(super) fn on_lost(&self, callback: Box<dyn FnOnce(LostReason) + Send>) {
         if self.is_forked() {
             return;
         }
@@ -443,24 +464,57 @@ impl HeldLock {
         }
     }
 
-    pub(crate) fn leave(mut self, how: Leaving) -> Result<(), Error> {
-        self.left = true;
-        self.handle.session.core().check_process(&self.handle.site.name)?;
-        self.handle.site.leave(&self.tenancy(), Some(self.level), how)
+    pub(super) fn unlock(self) -> Result<(), Error> {
+        self.leave(Leaving::Awaited)
     }
 
-    pub(crate) fn leave_to_expire(mut self) -> Result<(), Error> {
+    pub(super) fn forget(mut self) {
         self.left = true;
-        self.handle.session.core().check_process(&self.handle.site.name)?;
-        self.handle.site.leave_to_expire(&self.tenancy(), Some(self.level))
+        if !self.is_forked() {
+            self.handle.site.gate.keep(&self.tenancy(), self.handle.kept());
+        }
     }
 
-    fn describe(&self, guard: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct(guard)
-            .field("name", &&*self.handle.site.name)
-            .field("state", &self.state())
-            .field("remaining", &self.remaining())
-            .finish()
+    pub(super) fn leave(mut self, how: Leaving) -> Result<(), Error> {
+        self.left = true;
+        self.handle.session.core().check_process(&self.handle.site.name)?;
+        self.handle.site.leave(&self.tenancy(), self.level, how)
+    }
+
+    pub(super) fn leave_to_expire(mut self) -> Result<(), Error> {
+        self.left = true;
+        self.handle.session.core().check_process(&self.handle.site.name)?;
+        self.handle.site.leave_to_expire(&self.tenancy(), self.level)
+    }
+
+    /// The tenancy with its level, which no guard ends.
+    pub(super) fn into_tenancy(mut self) -> Arc<Tenancy> {
+        self.left = true;
+        Arc::clone(&self.tenancy)
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.handle.site.name
+    }
+
+    pub(super) fn core(&self) -> &Arc<Core> {
+        &self.handle.site.core
+    }
+
+    /// The site of the lock, and the present tenancy, for a wait on a condition.
+    pub(super) fn site_and_tenancy(&self) -> (&Arc<Site>, Arc<Tenancy>) {
+        (&self.handle.site, self.tenancy().into_owned())
+    }
+
+    /// The fencing token, if the lock has tokens.
+    pub(super) fn token(&self) -> Option<u64> {
+        self.tenancy().token().map(NonZero::get)
+    }
+}
+
+impl fmt::Debug for HeldLock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HeldLock").field("name", &self.name()).finish_non_exhaustive()
     }
 }
 
@@ -468,7 +522,7 @@ impl Drop for HeldLock {
     fn drop(&mut self) {
         if !self.left && !self.is_forked() {
             // If it was lost, `on_lost` and the log have reported it.
-            let _ = self.handle.site.leave(&self.tenancy(), Some(self.level), Leaving::Posted);
+            let _ = self.handle.site.leave(&self.tenancy(), self.level, Leaving::Posted);
         }
     }
 }

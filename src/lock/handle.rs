@@ -44,17 +44,11 @@ impl Handle {
         }
     }
 
-    pub(crate) fn with_lease(&self, lease: Duration) -> Self {
-        self.on(Terms::fixed(lease))
-    }
-
-    pub(crate) fn with_watchdog(&self, timeout: Duration) -> Self {
-        self.site.core.watches_for(timeout);
-        self.on(Terms::watched(timeout))
-    }
-
     /// The same handle, with these terms.
     pub(crate) fn on(&self, terms: Terms) -> Self {
+        if let Some(lease) = terms.watched_lease() {
+            self.site.core.watches_for(lease);
+        }
         Self { terms, ..self.clone() }
     }
 

@@ -3,16 +3,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redlatch_client::CancelToken;
 use redlatch_client::sync::Thread;
 
+use super::own_verbs;
 use crate::error::{Error, ErrorKind};
-use crate::lock::{self, HeldLock, Lock, Part};
+use crate::local::Terms;
+use crate::lock::{Held, HeldLock, Lock, Part, Parts};
 use crate::waiting::Wait;
 
+pub(crate) use self::guard::GuardLevels;
 pub use self::guard::{MultiLockGuard, OwnedMultiLockGuard};
-
-use self::guard::GuardLevels;
 
 mod guard;
 mod quorum;
@@ -21,8 +21,8 @@ mod quorum;
 /// them, on as many servers: [`quorum`](Self::quorum).
 ///
 /// They may be of any kind, of one client or of several, on one server or on several. A `MultiLock`
-/// has no key in Redis: it and a holder of one of its locks exclude each other. It has the verbs of
-/// a [`Lock`] that take it, and is none: ask each part for the rest.
+/// has no key in Redis: it and a holder of one of its locks exclude each other. It is a [`Lock`],
+/// and its methods are those of one: see "As one lock".
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -80,6 +80,22 @@ mod quorum;
 /// none, nor does a part that this process passes from thread to thread. The drop of the guard
 /// waits for no reply.
 ///
+/// # As one lock
+///
+/// - Verbs that take it fail as [`Lock::lock`] of a part does, with the name of that part and its
+///   server's address: no more is held than before, since the parts taken so far are released. Also
+///   with [`Redis`](ErrorKind::Redis) if a part was lost again and again during the wait for the
+///   next ones. A time limit is for all parts together. [`try_lock`](Self::try_lock) asks for no
+///   part behind the first one that it does not get.
+/// - [`unlock`](Self::unlock) releases the calling thread's last level of each part. It is an error
+///   if the thread does not hold one of them: the others are released in any case.
+///   [`force_unlock`](Self::force_unlock) is for each part.
+/// - [`hold_count`](Self::hold_count) and [`remaining_lease`](Self::remaining_lease) return the
+///   least of the parts (of those that are held, for the lease);
+///   [`is_locked`](Self::is_locked) returns whether any part is held.
+/// - [`name`](Self::name) is the [names](Self::names) of the parts, with commas between.
+/// - In the list of another `MultiLock` it stands for its parts.
+///
 /// # Parts
 ///
 /// - A lock that is listed twice is taken once, as listed first, even if two clients of one server
@@ -93,6 +109,8 @@ mod quorum;
 pub struct MultiLock {
     /// In the order of taking.
     parts: Arc<[Arc<dyn Part>]>,
+    /// The names of the parts.
+    name: Arc<str>,
     rule: Rule,
 }
 
@@ -101,6 +119,8 @@ enum Rule {
     All,
     Majority,
 }
+
+own_verbs!(MultiLock, MultiLockGuard, OwnedMultiLockGuard);
 
 /// How often the first parts may be lost during the wait for the others.
 const MOST_LOST: u32 = 3;
@@ -111,11 +131,11 @@ impl MultiLock {
     /// # Errors
     ///
     /// [`Config`](ErrorKind::Config) if the list is empty, lists one name on one server as two
-    /// kinds of lock, or has a lock that is not of this library; [`Forked`](ErrorKind::Forked) in a
-    /// forked child.
+    /// kinds of lock, or has a [`quorum`](Self::quorum), which is no part;
+    /// [`Forked`](ErrorKind::Forked) in a forked child.
     pub fn new(locks: &[&dyn Lock]) -> Result<Self, Error> {
         let mut taken: Vec<Arc<dyn Part>> = Vec::with_capacity(locks.len());
-        for part in parts(locks)? {
+        for part in parts(locks, Rule::All)? {
             match taken.iter().find(|other| is_same(&***other, &*part)) {
                 None => taken.push(part),
                 Some(other) if other.kind() == part.kind() => {}
@@ -132,7 +152,7 @@ impl MultiLock {
             }
         }
         taken.sort_by_cached_key(rank);
-        Ok(Self { parts: taken.into(), rule: Rule::All })
+        Ok(Self::of(taken, Rule::All))
     }
 
     /// Returns a majority of these locks, each on an independent server: Redisson's RedLock. It can
@@ -147,7 +167,9 @@ impl MultiLock {
     /// parts, and tries again after a random time: so waiters have no order. The watchdog renews
     /// each part; a renewal counts if more than half have it:
     /// [`remaining`](MultiLockGuard::remaining) is that of a majority, and the guard is lost when
-    /// fewer are left.
+    /// fewer are left. All verbs speak for a majority: they fail if so many servers are in trouble
+    /// that the others are none, and [`is_locked`](Self::is_locked) means that a majority is held.
+    /// To take it costs one round trip, and so does its release: all servers at the same time.
     ///
     /// # Guarantee
     ///
@@ -190,9 +212,9 @@ impl MultiLock {
     /// # Errors
     ///
     /// [`Config`](ErrorKind::Config) if the list is empty, has two locks on one server, or has a
-    /// lock that is not of this library; [`Forked`](ErrorKind::Forked) in a forked child.
+    /// `MultiLock`; [`Forked`](ErrorKind::Forked) in a forked child.
     pub fn quorum(locks: &[&dyn Lock]) -> Result<Self, Error> {
-        let parts = parts(locks)?;
+        let parts = parts(locks, Rule::Majority)?;
         for (at, part) in parts.iter().enumerate() {
             let core = &part.handle().site.core;
             let mut others = parts.iter().take(at).map(|other| &other.handle().site.core);
@@ -206,143 +228,7 @@ impl MultiLock {
                 return Err(Error::new(ErrorKind::Config, message).of(name));
             }
         }
-        Ok(Self { parts: parts.into(), rule: Rule::Majority })
-    }
-
-    /// Takes the locks, and waits without a limit.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`lock`](Lock::lock) of a part, with the name of that part and its server's
-    /// address: no more is held than before, since the parts taken so far are released. For a
-    /// [`quorum`](Self::quorum), if so many servers are in trouble that the others are no majority.
-    /// Also [`Redis`](ErrorKind::Redis) if a part was lost again and again during the wait for the
-    /// next ones.
-    ///
-    /// All verbs that take the locks fail in these ways.
-    ///
-    /// # Blocking
-    ///
-    /// Until all locks (or the majority) are taken, or an error ends the wait; time does not end
-    /// it. If all are free, one round trip for each; for a quorum, one for all at the same time.
-    pub fn lock(&self) -> Result<MultiLockGuard, Error> {
-        self.take(Wait::FOREVER)?.ok_or_else(|| self.shut_down())
-    }
-
-    /// Takes the locks if that is possible now: `None` if one cannot be taken, or no majority; no
-    /// more is held then. It asks for no part behind the first one that it does not get.
-    ///
-    /// # Blocking
-    ///
-    /// One round trip for each part; for a quorum, one for all at the same time.
-    #[must_use = "`None`: none was taken; and a guard that is dropped releases all"]
-    pub fn try_lock(&self) -> Result<Option<MultiLockGuard>, Error> {
-        self.take(Wait::NONE)
-    }
-
-    /// Takes all the locks unless that takes longer than `wait`: returns `None` then. The limit is
-    /// for all parts together.
-    ///
-    /// # Blocking
-    ///
-    /// For `wait` at most, even if the parts' servers do not answer. (The first request for each
-    /// part has 15 ms in any case, or two round trips to a server that is further off.)
-    #[must_use = "`None`: none was taken; and a guard that is dropped releases all"]
-    pub fn try_lock_for(&self, wait: Duration) -> Result<Option<MultiLockGuard>, Error> {
-        self.take(Wait::at_most(wait))
-    }
-
-    /// Takes all the locks, and gives up when `token` is cancelled.
-    ///
-    /// # Errors
-    ///
-    /// [`Cancelled`](ErrorKind::Cancelled), nothing more is held then. Also the errors of
-    /// [`lock`](Self::lock).
-    ///
-    /// # Blocking
-    ///
-    /// Until all are taken, or an error or the cancel ends the wait. The cancel ends a sleep
-    /// and a request that is on its way.
-    pub fn lock_cancellable(&self, token: &CancelToken) -> Result<MultiLockGuard, Error> {
-        self.take(Wait::from(token))?.ok_or_else(|| self.shut_down())
-    }
-
-    /// Takes the locks unless that takes longer than `wait` allows: `None`. The other verbs are
-    /// short forms of this one.
-    ///
-    /// # Errors
-    ///
-    /// [`Cancelled`](ErrorKind::Cancelled) if the token of `wait` was cancelled, nothing more is
-    /// held then. Also the errors of [`lock`](Self::lock).
-    ///
-    /// # Blocking
-    ///
-    /// For as long as `wait` allows, as [`try_lock_for`](Self::try_lock_for) and, with a token,
-    /// [`lock_cancellable`](Self::lock_cancellable) do.
-    #[must_use = "`None`: none was taken; and a guard that is dropped releases all"]
-    pub fn lock_within<'a>(
-        &self,
-        wait: impl Into<Wait<'a>>,
-    ) -> Result<Option<MultiLockGuard>, Error> {
-        self.take(wait.into())
-    }
-
-    /// Takes all the locks for a guard that belongs to no thread: see
-    /// [`OwnedLockGuard`](crate::OwnedLockGuard). It waits for every other holder of a part, a
-    /// guard of its own thread too.
-    ///
-    /// # Blocking
-    ///
-    /// For ever if only the calling thread could drop the guard that it waits for.
-    pub fn lock_owned(&self) -> Result<OwnedMultiLockGuard, Error> {
-        self.lock_owned_within(Wait::FOREVER)?.ok_or_else(|| self.shut_down())
-    }
-
-    /// Takes all the locks if that is possible now, for a guard that belongs to no thread.
-    #[must_use = "`None`: none was taken; and a guard that is dropped releases all"]
-    pub fn try_lock_owned(&self) -> Result<Option<OwnedMultiLockGuard>, Error> {
-        self.lock_owned_within(Wait::NONE)
-    }
-
-    /// Takes all the locks unless that takes longer than `wait` allows, for a guard that belongs to
-    /// no thread.
-    #[must_use = "`None`: none was taken; and a guard that is dropped releases all"]
-    pub fn lock_owned_within<'a>(
-        &self,
-        wait: impl Into<Wait<'a>>,
-    ) -> Result<Option<OwnedMultiLockGuard>, Error> {
-        let levels = self.acquire(&Thread::placeholder(), wait.into())?;
-        Ok(levels.map(OwnedMultiLockGuard::new))
-    }
-
-    /// Takes the locks, runs `work` with the guard, and releases them: as [`Lock::with`].
-    ///
-    /// # Errors
-    ///
-    /// Those of `work`; of kind [`LeaseLost`](ErrorKind::LeaseLost) if a part was lost before its
-    /// end (for a quorum, the majority). Also the errors of [`lock`](Self::lock): `work` did not
-    /// run. An error of the release is logged.
-    pub fn with<R, E: From<Error>>(
-        &self,
-        work: impl FnOnce(&MultiLockGuard) -> Result<R, E>,
-    ) -> Result<R, E> {
-        lock::run(self.lock()?, work)
-    }
-
-    /// The same locks with a fixed lease each, never renewed. From 1 ms to 10¹³ ms; with another
-    /// lease, the first call that takes the locks fails.
-    #[must_use]
-    pub fn with_lease(&self, lease: Duration) -> Self {
-        let parts = self.parts.iter().map(|part| part.with_lease(lease)).collect();
-        Self { parts, rule: self.rule }
-    }
-
-    /// The same locks with this watched lease each:
-    /// [`Lock::with_watchdog`](crate::Lock::with_watchdog).
-    #[must_use]
-    pub fn with_watchdog(&self, timeout: Duration) -> Self {
-        let parts = self.parts.iter().map(|part| part.with_watchdog(timeout)).collect();
-        Self { parts, rule: self.rule }
+        Ok(Self::of(parts, Rule::Majority))
     }
 
     /// The names of the locks, in the order of taking, each once.
@@ -350,15 +236,43 @@ impl MultiLock {
         self.parts.iter().map(|part| &*part.handle().site.name)
     }
 
-    fn take(&self, wait: Wait<'_>) -> Result<Option<MultiLockGuard>, Error> {
-        Ok(self.acquire(&Thread::current(), wait)?.map(MultiLockGuard::new))
+    fn of(parts: Vec<Arc<dyn Part>>, rule: Rule) -> Self {
+        let mut names: Vec<_> = parts.iter().map(|part| &*part.handle().site.name).collect();
+        names.dedup();
+        Self { name: names.join(", ").into(), parts: parts.into(), rule }
     }
 
-    fn acquire(&self, thread: &Arc<Thread>, wait: Wait<'_>) -> Result<Option<GuardLevels>, Error> {
+    /// How many of the parts must be held.
+    fn needed(&self) -> usize {
+        match self.rule {
+            Rule::All => self.parts.len(),
+            Rule::Majority => self.parts.len() / 2 + 1,
+        }
+    }
+
+    /// Asks each part; those of a quorum at the same time. An error of one is an error, unless the
+    /// others are a quorum's majority.
+    fn ask<T: Send>(
+        &self,
+        ask: impl Fn(&Arc<dyn Part>) -> Result<T, Error> + Sync,
+    ) -> Result<Vec<T>, Error> {
+        self.parts.iter().try_for_each(check_process)?;
+        let asked = match self.rule {
+            Rule::All => self.parts.iter().map(ask).collect(),
+            Rule::Majority => quorum::ask(&self.parts, ask),
+        };
+        let (answered, failed): (Vec<_>, Vec<_>) = asked.into_iter().partition(Result::is_ok);
+        match failed.into_iter().find_map(Result::err) {
+            Some(error) if answered.len() < self.needed() => Err(error),
+            _ => Ok(answered.into_iter().flatten().collect()),
+        }
+    }
+
+    fn take(&self, thread: &Arc<Thread>, wait: Wait<'_>) -> Result<Option<GuardLevels>, Error> {
         // Before anything that another thread may have locked when this process was forked.
         self.parts.iter().try_for_each(check_process)?;
         if self.rule == Rule::Majority {
-            return quorum::acquire(&self.parts, thread, &wait);
+            return quorum::acquire(self, thread, &wait);
         }
         for _ in 0..MOST_LOST {
             let Some(levels) = self.acquire_all(thread, &wait)? else { return Ok(None) };
@@ -387,12 +301,11 @@ impl MultiLock {
             part.handle().check(wait).map_err(|error| self.failed(part, error))?;
         }
         // Its drop releases the parts, the last one first.
-        let mut levels = GuardLevels::all(self.parts.len());
+        let mut levels = GuardLevels::of(self);
         for part in &*self.parts {
-            match part.acquire(thread, *wait) {
-                Ok(Some(tenancy)) => levels.push(HeldLock::new(part.handle(), tenancy)),
-                Ok(None) => return Ok(None),
-                Err(error) => return Err(self.failed(part, error)),
+            match part.acquire(thread, *wait).map_err(|error| self.failed(part, error))? {
+                Some(held) => levels.push(held),
+                None => return Ok(None),
             }
         }
         Ok(Some(levels))
@@ -408,26 +321,86 @@ impl MultiLock {
         );
         error.now(&state)
     }
+}
 
-    fn shut_down(&self) -> Error {
-        let name = self.parts.first().map(|part| Arc::clone(&part.handle().site.name));
-        Error::shut_down(&name.unwrap_or_default())
+impl Lock for MultiLock {
+    fn unlock(&self) -> Result<(), Error> {
+        self.parts.iter().try_for_each(check_process)?;
+        let (mut levels, mut missing) = (GuardLevels::of(self), None);
+        for part in &*self.parts {
+            match part.handle().tenancy() {
+                Some((tenancy, _)) => {
+                    levels.push(Held::One(HeldLock::last(part.handle(), tenancy)));
+                }
+                None => missing = missing.or_else(|| Some(part.handle().site.not_held_by_thread())),
+            }
+        }
+        let missing = missing.filter(|_| levels.len() < self.needed());
+        levels.unlock()?;
+        missing.map_or(Ok(()), Err)
+    }
+
+    fn force_unlock(&self) -> Result<bool, Error> {
+        let ended = self.ask(|part| part.force_unlock())?;
+        Ok(ended.contains(&true))
+    }
+
+    fn is_locked(&self) -> Result<bool, Error> {
+        let taken = self.ask(|part| part.is_locked())?.into_iter().filter(|it| *it).count();
+        Ok(taken >= if self.rule == Rule::All { 1 } else { self.needed() })
+    }
+
+    fn hold_count(&self) -> usize {
+        let mut counts: Vec<_> = self.parts.iter().map(|part| part.hold_count()).collect();
+        counts.sort_unstable();
+        counts[self.parts.len() - self.needed()]
+    }
+
+    fn remaining_lease(&self) -> Result<Option<Duration>, Error> {
+        let leases = self.ask(|part| part.remaining_lease())?;
+        let mut leases: Vec<_> = leases.into_iter().flatten().collect();
+        leases.sort_unstable();
+        let needed = if self.rule == Rule::All { leases.len() } else { self.needed() };
+        Ok(leases.len().checked_sub(needed).and_then(|least| leases.get(least).copied()))
+    }
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn acquire(&self, thread: &Arc<Thread>, wait: Wait<'_>) -> Result<Option<Held>, Error> {
+        Ok(self.take(thread, wait)?.map(Held::Several))
+    }
+
+    fn parts(&self) -> Parts {
+        match self.rule {
+            Rule::All => Parts(self.parts.to_vec()),
+            Rule::Majority => Parts(Vec::new()),
+        }
+    }
+
+    fn on(&self, terms: Terms) -> Self {
+        let parts = self.parts.iter().map(|part| part.with_terms(terms)).collect();
+        Self { parts, name: Arc::clone(&self.name), rule: self.rule }
     }
 }
 
-fn parts(locks: &[&dyn Lock]) -> Result<Vec<Arc<dyn Part>>, Error> {
+/// The parts of these locks: one of each in a quorum.
+fn parts(locks: &[&dyn Lock], rule: Rule) -> Result<Vec<Arc<dyn Part>>, Error> {
+    let config = |message: &str| Error::new(ErrorKind::Config, message.to_owned());
     if locks.is_empty() {
-        let message = "to be taken together there must be one lock at least";
-        return Err(Error::new(ErrorKind::Config, message.to_owned()));
+        return Err(config("to be taken together there must be one lock at least"));
     }
-    let part = |lock: &&dyn Lock| {
-        lock.part().map(|part| part.0).ok_or_else(|| {
-            let message = "it is not a lock of this library, so it cannot be taken together with \
-                           others; list the one that it is made of";
-            Error::new(ErrorKind::Config, message.to_owned()).of(&lock.name().into())
-        })
-    };
-    let parts: Vec<_> = locks.iter().map(part).collect::<Result<_, _>>()?;
+    let mut parts = Vec::with_capacity(locks.len());
+    for lock in locks {
+        let Parts(mut own) = lock.parts();
+        if own.is_empty() || (rule == Rule::Majority && own.len() > 1) {
+            let message = "a quorum is no part of several locks, and several locks are no part of a \
+                           quorum; list locks of one name";
+            return Err(config(message).of(&lock.name().into()));
+        }
+        parts.append(&mut own);
+    }
     parts.iter().try_for_each(check_process)?;
     Ok(parts)
 }

@@ -1,30 +1,22 @@
-//! A lock as one of several that are taken together.
+//! A lock of one name, whatever its kind.
 
-use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
 
-use redlatch_client::sync::Thread;
+use super::{Handle, Lock};
+use crate::local::Terms;
 
-use super::Handle;
-use crate::error::Error;
-use crate::local::Tenancy;
-use crate::waiting::Wait;
-
-/// A lock as a [`MultiLock`](crate::MultiLock) uses it.
-pub(crate) trait Part: fmt::Debug + Send + Sync {
+/// A lock of one name: one of several in a [`MultiLock`](crate::MultiLock), or that of a
+/// [`Condition`](crate::Condition).
+pub(crate) trait Part: Lock {
     /// Two kinds of one name are two locks that get in each other's way.
     fn kind(&self) -> &'static str;
 
     fn handle(&self) -> &Handle;
 
-    fn with_lease(&self, lease: Duration) -> Arc<dyn Part>;
-
-    fn with_watchdog(&self, timeout: Duration) -> Arc<dyn Part>;
-
-    fn acquire(&self, thread: &Arc<Thread>, wait: Wait<'_>) -> Result<Option<Arc<Tenancy>>, Error>;
+    /// The same lock on these terms.
+    fn with_terms(&self, terms: Terms) -> Arc<dyn Part>;
 }
 
-/// A [`Part`], opaque to other crates.
+/// The parts of a [`Lock`], opaque to other crates.
 #[derive(Debug)]
-pub struct LockPart(pub(crate) Arc<dyn Part>);
+pub struct Parts(pub(crate) Vec<Arc<dyn Part>>);

@@ -9,7 +9,7 @@ use crate::client::Client;
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::lease::Cleanup;
 use crate::local::{Acquisition, Asked, GrantDetails, Leaving, QueueEntry, Tenancy, Terms};
-use crate::lock::{Handle, lock_verbs};
+use crate::lock::{Handle, one_lock};
 use crate::runtime::Session;
 use crate::scripts::lock::{Acquired, Chain};
 use crate::scripts::{Mode, Replied, Trouble};
@@ -159,8 +159,8 @@ pub struct WriteLock {
     pair: Arc<Pair>,
 }
 
-lock_verbs!(ReadLock);
-lock_verbs!(WriteLock);
+one_lock!(ReadLock);
+one_lock!(WriteLock);
 
 impl ReadWriteLock {
     pub(crate) fn new(session: &Session, name: &str) -> Self {
@@ -195,8 +195,8 @@ impl ReadWriteLock {
 }
 
 impl ReadLock {
-    fn acquire(&self, thread: &Arc<Thread>, wait: Wait<'_>) -> Result<Option<Arc<Tenancy>>, Error> {
-        Side::new(&self.handle, &self.pair).acquire(thread, wait)
+    fn take(&self, thread: &Arc<Thread>, wait: Wait<'_>) -> Result<Option<Arc<Tenancy>>, Error> {
+        Side::new(&self.handle, &self.pair).take(thread, wait)
     }
 
     fn send_force_unlock(&self) -> Result<bool, Trouble> {
@@ -205,8 +205,8 @@ impl ReadLock {
 }
 
 impl WriteLock {
-    fn acquire(&self, thread: &Arc<Thread>, wait: Wait<'_>) -> Result<Option<Arc<Tenancy>>, Error> {
-        Side::new(&self.handle, &self.pair).acquire(thread, wait)
+    fn take(&self, thread: &Arc<Thread>, wait: Wait<'_>) -> Result<Option<Arc<Tenancy>>, Error> {
+        Side::new(&self.handle, &self.pair).take(thread, wait)
     }
 
     /// Also ends the writer's reads under its hold.
@@ -227,7 +227,7 @@ impl<'a> Side<'a> {
         Self { handle, pair }
     }
 
-    fn acquire(&self, thread: &Arc<Thread>, wait: Wait<'_>) -> Result<Option<Arc<Tenancy>>, Error> {
+    fn take(&self, thread: &Arc<Thread>, wait: Wait<'_>) -> Result<Option<Arc<Tenancy>>, Error> {
         self.handle.check(&wait)?;
         let need = ReadWriteNeed { mode: self.handle.site.mode, terms: self.handle.terms() };
         let granted = acquire(self, &Claim { thread, need, wait })?;

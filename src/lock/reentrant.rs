@@ -3,10 +3,9 @@
 //! `docs/architecture.md`, "The path of one lock", has the way of a call from here to Redis and
 //! back.
 //!
-//! `lock_verbs!` (`lock/verbs.rs`) makes all verbs. `lock()` is `acquire`, below, with the calling
+//! `one_lock!` (`lock/verbs.rs`) makes all verbs. `lock()` is `take`, below, with the calling
 //! thread and a wait without an end; a `LockGuard` holds the tenancy that it returns. `try_lock`
-//! and the others differ in the wait, `lock_owned` in the thread: a placeholder `Thread` that
-//! equals no real one.
+//! and the others differ in the wait, `lock_owned` in the thread (`lock/guard.rs`).
 
 use std::sync::Arc;
 
@@ -16,7 +15,7 @@ use redlatch_client::sync::Thread;
 use crate::client::Client;
 use crate::error::Error;
 use crate::local::{Site, Tenancy};
-use crate::lock::{Handle, exclusive, lock_verbs};
+use crate::lock::{Handle, exclusive, one_lock};
 use crate::runtime::Session;
 use crate::scripts::Trouble;
 use crate::waiting::Wait;
@@ -93,7 +92,7 @@ pub struct ReentrantLock {
     handle: Handle,
 }
 
-lock_verbs!(ReentrantLock);
+one_lock!(ReentrantLock);
 
 impl ReentrantLock {
     pub(crate) fn new(session: &Session, name: &str) -> Self {
@@ -102,7 +101,7 @@ impl ReentrantLock {
     }
 
     /// `None`: the wait ended first.
-    fn acquire(&self, thread: &Arc<Thread>, wait: Wait<'_>) -> Result<Option<Arc<Tenancy>>, Error> {
+    fn take(&self, thread: &Arc<Thread>, wait: Wait<'_>) -> Result<Option<Arc<Tenancy>>, Error> {
         exclusive::acquire(&self.handle, thread, wait)
     }
 

@@ -1,278 +1,217 @@
-//! The macro that gives all locks their verbs.
+//! The macros that give each lock its verbs.
 
-/// Gives a lock its verbs: methods of its own, and the traits [`Lock`](crate::Lock),
-/// [`Part`](crate::lock::Part) (one of several locks) and [`Retake`](crate::lock::Retake) (after a
-/// wait on a condition). The type has a `handle` and
-/// `fn acquire(&self, &Arc<Thread>, Wait<'_>) -> Result<Option<Arc<Tenancy>>, Error>` and
-/// `fn send_force_unlock(&self) -> Result<bool, Trouble>`.
-macro_rules! lock_verbs {
-    ($lock:ident) => {
-        $crate::lock::lock_verbs!($lock, $crate::LockGuard, $crate::OwnedLockGuard);
-    };
-    // A lock whose own guards say more, and become these.
+/// Gives a lock the verbs of [`Lock`](crate::Lock) as methods of its own, so that using one needs
+/// no import of the trait.
+macro_rules! own_verbs {
     ($lock:ident, $guard:ty, $owned:ty) => {
-        /// The verbs of [`Lock`](crate::Lock), which documents the result, the errors and the round
-        /// trips of each.
-        impl $lock {
-            /// Takes the lock, waiting for as long as it takes: [`Lock::lock`](crate::Lock::lock).
-            pub fn lock(&self) -> Result<$guard, crate::Error> {
-                self.take(crate::Wait::FOREVER)?
-                    .ok_or_else(|| crate::Error::shut_down(&self.handle.site.name))
-            }
+        const _: () = {
+            use std::time::Duration;
 
-            /// Takes the lock if that is possible now: [`Lock::try_lock`](crate::Lock::try_lock).
-            #[must_use = "`None`: it was not taken; and a guard that is dropped releases it"]
-            pub fn try_lock(&self) -> Result<Option<$guard>, crate::Error> {
-                self.take(crate::Wait::NONE)
-            }
+            use redlatch_client::CancelToken;
 
-            /// Takes the lock unless that takes longer than `wait`:
-            /// [`Lock::try_lock_for`](crate::Lock::try_lock_for).
-            #[must_use = "`None`: it was not taken; and a guard that is dropped releases it"]
-            pub fn try_lock_for(
-                &self,
-                wait: std::time::Duration,
-            ) -> Result<Option<$guard>, crate::Error> {
-                self.take(crate::Wait::at_most(wait))
-            }
+            use crate::error::Error;
+            use crate::lock::{Lock, LockGuard};
+            use crate::waiting::Wait;
 
-            /// Takes the lock unless `token` is cancelled:
-            /// [`Lock::lock_cancellable`](crate::Lock::lock_cancellable).
-            pub fn lock_cancellable(
-                &self,
-                token: &crate::CancelToken,
-            ) -> Result<$guard, crate::Error> {
-                self.take(crate::Wait::from(token))?
-                    .ok_or_else(|| crate::Error::shut_down(&self.handle.site.name))
-            }
+            /// The verbs of [`Lock`](crate::Lock), which documents the result, the errors and the
+            /// round trips of each.
+            impl $lock {
+                /// See [`Lock::lock`](crate::Lock::lock).
+                pub fn lock(&self) -> Result<$guard, Error> {
+                    LockGuard::take(self, Wait::FOREVER)
+                }
 
-            /// Takes the lock unless that takes longer than `wait` allows:
-            /// [`Lock::lock_within`](crate::Lock::lock_within).
-            #[must_use = "`None`: it was not taken; and a guard that is dropped releases it"]
-            pub fn lock_within<'a>(
-                &self,
-                wait: impl Into<crate::Wait<'a>>,
-            ) -> Result<Option<$guard>, crate::Error> {
-                self.take(wait.into())
-            }
+                /// See [`Lock::try_lock`](crate::Lock::try_lock).
+                #[must_use = "`None`: it was not taken; and a guard that is dropped releases it"]
+                pub fn try_lock(&self) -> Result<Option<$guard>, Error> {
+                    LockGuard::try_take(self, Wait::NONE)
+                }
 
-            /// Takes the lock for a guard that belongs to no thread, waiting for as long as it
-            /// takes: [`Lock::lock_owned`](crate::Lock::lock_owned).
-            pub fn lock_owned(&self) -> Result<$owned, crate::Error> {
-                self.take_owned(crate::Wait::FOREVER)?
-                    .ok_or_else(|| crate::Error::shut_down(&self.handle.site.name))
-            }
+                /// See [`Lock::try_lock_for`](crate::Lock::try_lock_for).
+                #[must_use = "`None`: it was not taken; and a guard that is dropped releases it"]
+                pub fn try_lock_for(&self, wait: Duration) -> Result<Option<$guard>, Error> {
+                    LockGuard::try_take(self, wait.into())
+                }
 
-            /// Takes the lock for a guard that belongs to no thread, if that is possible now:
-            /// [`Lock::try_lock_owned`](crate::Lock::try_lock_owned).
-            #[must_use = "`None`: it was not taken; and a guard that is dropped releases it"]
-            pub fn try_lock_owned(&self) -> Result<Option<$owned>, crate::Error> {
-                self.take_owned(crate::Wait::NONE)
-            }
+                /// See [`Lock::lock_cancellable`](crate::Lock::lock_cancellable).
+                pub fn lock_cancellable(&self, token: &CancelToken) -> Result<$guard, Error> {
+                    LockGuard::take(self, token.into())
+                }
 
-            /// Takes the lock for a guard that belongs to no thread, unless that takes longer than
-            /// `wait` allows: [`Lock::lock_owned_within`](crate::Lock::lock_owned_within).
-            #[must_use = "`None`: it was not taken; and a guard that is dropped releases it"]
-            pub fn lock_owned_within<'a>(
-                &self,
-                wait: impl Into<crate::Wait<'a>>,
-            ) -> Result<Option<$owned>, crate::Error> {
-                self.take_owned(wait.into())
-            }
+                /// See [`Lock::lock_within`](crate::Lock::lock_within). A limit, a deadline or a
+                /// cancel token is a wait, too.
+                #[must_use = "`None`: it was not taken; and a guard that is dropped releases it"]
+                pub fn lock_within<'a>(
+                    &self,
+                    wait: impl Into<Wait<'a>>,
+                ) -> Result<Option<$guard>, Error> {
+                    LockGuard::try_take(self, wait.into())
+                }
 
-            /// The calling thread takes the lock.
-            fn take(&self, wait: crate::Wait<'_>) -> Result<Option<$guard>, crate::Error> {
-                let tenancy = self.acquire(&redlatch_client::sync::Thread::current(), wait)?;
-                Ok(tenancy.map(|tenancy| <$guard>::new(&self.handle, tenancy)))
-            }
+                /// See [`Lock::lock_owned`](crate::Lock::lock_owned).
+                pub fn lock_owned(&self) -> Result<$owned, Error> {
+                    LockGuard::take(self, Wait::FOREVER)
+                }
 
-            /// A guard takes the lock for itself, under a `Thread` that equals no real one: no
-            /// thread re-enters the hold, and it never counts as dead.
-            fn take_owned(&self, wait: crate::Wait<'_>) -> Result<Option<$owned>, crate::Error> {
-                let tenancy = self.acquire(&redlatch_client::sync::Thread::placeholder(), wait)?;
-                Ok(tenancy.map(|tenancy| <$owned>::new(&self.handle, tenancy)))
-            }
+                /// See [`Lock::try_lock_owned`](crate::Lock::try_lock_owned).
+                #[must_use = "`None`: it was not taken; and a guard that is dropped releases it"]
+                pub fn try_lock_owned(&self) -> Result<Option<$owned>, Error> {
+                    LockGuard::try_take(self, Wait::NONE)
+                }
 
-            /// Takes the lock, runs `work`, releases it: [`Lock::with`](crate::Lock::with).
-            pub fn with<R, E: From<crate::Error>>(
-                &self,
-                work: impl FnOnce(&$guard) -> Result<R, E>,
-            ) -> Result<R, E> {
-                crate::lock::run(self.lock()?, work)
-            }
+                /// See [`Lock::lock_owned_within`](crate::Lock::lock_owned_within).
+                #[must_use = "`None`: it was not taken; and a guard that is dropped releases it"]
+                pub fn lock_owned_within<'a>(
+                    &self,
+                    wait: impl Into<Wait<'a>>,
+                ) -> Result<Option<$owned>, Error> {
+                    LockGuard::try_take(self, wait.into())
+                }
 
-            /// Releases one level of the calling thread's hold:
-            /// [`Lock::unlock`](crate::Lock::unlock).
-            pub fn unlock(&self) -> Result<(), crate::Error> {
-                self.handle.unlock()
-            }
+                /// See [`Lock::with`](crate::Lock::with).
+                pub fn with<R, E: From<Error>>(
+                    &self,
+                    work: impl FnOnce(&$guard) -> Result<R, E>,
+                ) -> Result<R, E> {
+                    self.lock()?.release_after(work)
+                }
 
-            /// Takes the lock away from its holder:
-            /// [`Lock::force_unlock`](crate::Lock::force_unlock).
-            pub fn force_unlock(&self) -> Result<bool, crate::Error> {
-                self.handle.force_unlock(|| self.send_force_unlock())
-            }
+                /// See [`Lock::unlock`](crate::Lock::unlock).
+                pub fn unlock(&self) -> Result<(), Error> {
+                    Lock::unlock(self)
+                }
 
-            /// Whether anybody holds the lock: [`Lock::is_locked`](crate::Lock::is_locked).
-            pub fn is_locked(&self) -> Result<bool, crate::Error> {
-                self.handle.is_locked()
-            }
+                /// See [`Lock::force_unlock`](crate::Lock::force_unlock).
+                pub fn force_unlock(&self) -> Result<bool, Error> {
+                    Lock::force_unlock(self)
+                }
 
-            /// Whether the calling thread holds the lock. No I/O.
-            #[must_use]
-            pub fn is_held_by_current_thread(&self) -> bool {
-                self.handle.hold_count() > 0
-            }
+                /// See [`Lock::is_locked`](crate::Lock::is_locked).
+                pub fn is_locked(&self) -> Result<bool, Error> {
+                    Lock::is_locked(self)
+                }
 
-            /// How many levels the calling thread holds. No I/O.
-            #[must_use]
-            pub fn hold_count(&self) -> usize {
-                self.handle.hold_count()
-            }
+                /// See [`Lock::is_held_by_current_thread`](crate::Lock::is_held_by_current_thread).
+                #[must_use]
+                pub fn is_held_by_current_thread(&self) -> bool {
+                    Lock::is_held_by_current_thread(self)
+                }
 
-            /// How long the lock lasts unless its holder renews it:
-            /// [`Lock::remaining_lease`](crate::Lock::remaining_lease).
-            pub fn remaining_lease(&self) -> Result<Option<std::time::Duration>, crate::Error> {
-                self.handle.remaining_lease()
-            }
+                /// See [`Lock::hold_count`](crate::Lock::hold_count).
+                #[must_use]
+                pub fn hold_count(&self) -> usize {
+                    Lock::hold_count(self)
+                }
 
-            /// The lock's name: the key in Redis.
-            #[must_use]
-            pub fn name(&self) -> &str {
-                &self.handle.site.name
-            }
+                /// See [`Lock::remaining_lease`](crate::Lock::remaining_lease).
+                pub fn remaining_lease(&self) -> Result<Option<Duration>, Error> {
+                    Lock::remaining_lease(self)
+                }
 
-            /// The same lock with a fixed lease: [`Lock::with_lease`](crate::Lock::with_lease).
-            #[must_use]
-            pub fn with_lease(&self, lease: std::time::Duration) -> Self {
-                let mut lock = self.clone();
-                lock.handle = self.handle.with_lease(lease);
-                lock
-            }
+                /// See [`Lock::name`](crate::Lock::name).
+                #[must_use]
+                pub fn name(&self) -> &str {
+                    Lock::name(self)
+                }
 
-            /// The same lock with a watched lease of its own:
-            /// [`Lock::with_watchdog`](crate::Lock::with_watchdog).
-            #[must_use]
-            pub fn with_watchdog(&self, timeout: std::time::Duration) -> Self {
-                let mut lock = self.clone();
-                lock.handle = self.handle.with_watchdog(timeout);
-                lock
-            }
-        }
+                /// See [`Lock::with_lease`](crate::Lock::with_lease).
+                #[must_use]
+                pub fn with_lease(&self, lease: Duration) -> Self {
+                    Lock::with_lease(self, lease)
+                }
 
-        impl crate::lock::Retake for $lock {
-            fn handle(&self) -> &crate::lock::Handle {
-                &self.handle
+                /// See [`Lock::with_watchdog`](crate::Lock::with_watchdog).
+                #[must_use]
+                pub fn with_watchdog(&self, timeout: Duration) -> Self {
+                    Lock::with_watchdog(self, timeout)
+                }
             }
-
-            fn retake(
-                &self,
-                thread: &std::sync::Arc<redlatch_client::sync::Thread>,
-                terms: crate::local::Terms,
-            ) -> Result<Option<std::sync::Arc<crate::local::Tenancy>>, crate::Error> {
-                let mut lock = self.clone();
-                lock.handle = self.handle.on(terms);
-                lock.acquire(thread, crate::Wait::FOREVER)
-            }
-        }
-
-        impl crate::Lock for $lock {
-            fn lock(&self) -> Result<crate::LockGuard, crate::Error> {
-                Self::lock(self).map(Into::into)
-            }
-            fn try_lock(&self) -> Result<Option<crate::LockGuard>, crate::Error> {
-                Self::try_lock(self).map(|guard| guard.map(Into::into))
-            }
-            fn try_lock_for(
-                &self,
-                wait: std::time::Duration,
-            ) -> Result<Option<crate::LockGuard>, crate::Error> {
-                Self::try_lock_for(self, wait).map(|guard| guard.map(Into::into))
-            }
-            fn lock_cancellable(
-                &self,
-                token: &crate::CancelToken,
-            ) -> Result<crate::LockGuard, crate::Error> {
-                Self::lock_cancellable(self, token).map(Into::into)
-            }
-            fn lock_within(
-                &self,
-                wait: crate::Wait<'_>,
-            ) -> Result<Option<crate::LockGuard>, crate::Error> {
-                Self::lock_within(self, wait).map(|guard| guard.map(Into::into))
-            }
-            fn lock_owned(&self) -> Result<crate::OwnedLockGuard, crate::Error> {
-                Self::lock_owned(self).map(Into::into)
-            }
-            fn try_lock_owned(&self) -> Result<Option<crate::OwnedLockGuard>, crate::Error> {
-                Self::try_lock_owned(self).map(|guard| guard.map(Into::into))
-            }
-            fn lock_owned_within(
-                &self,
-                wait: crate::Wait<'_>,
-            ) -> Result<Option<crate::OwnedLockGuard>, crate::Error> {
-                Self::lock_owned_within(self, wait).map(|guard| guard.map(Into::into))
-            }
-            fn unlock(&self) -> Result<(), crate::Error> {
-                Self::unlock(self)
-            }
-            fn force_unlock(&self) -> Result<bool, crate::Error> {
-                Self::force_unlock(self)
-            }
-            fn is_locked(&self) -> Result<bool, crate::Error> {
-                Self::is_locked(self)
-            }
-            fn is_held_by_current_thread(&self) -> bool {
-                Self::is_held_by_current_thread(self)
-            }
-            fn hold_count(&self) -> usize {
-                Self::hold_count(self)
-            }
-            fn remaining_lease(&self) -> Result<Option<std::time::Duration>, crate::Error> {
-                Self::remaining_lease(self)
-            }
-            fn name(&self) -> &str {
-                Self::name(self)
-            }
-            fn with_lease(&self, lease: std::time::Duration) -> Self {
-                Self::with_lease(self, lease)
-            }
-            fn with_watchdog(&self, timeout: std::time::Duration) -> Self {
-                Self::with_watchdog(self, timeout)
-            }
-            fn part(&self) -> Option<crate::lock::LockPart> {
-                Some(crate::lock::LockPart(std::sync::Arc::new(self.clone())))
-            }
-        }
-
-        impl crate::lock::Part for $lock {
-            fn kind(&self) -> &'static str {
-                stringify!($lock)
-            }
-            fn handle(&self) -> &crate::lock::Handle {
-                &self.handle
-            }
-            fn with_lease(
-                &self,
-                lease: std::time::Duration,
-            ) -> std::sync::Arc<dyn crate::lock::Part> {
-                std::sync::Arc::new(Self::with_lease(self, lease))
-            }
-            fn with_watchdog(
-                &self,
-                timeout: std::time::Duration,
-            ) -> std::sync::Arc<dyn crate::lock::Part> {
-                std::sync::Arc::new(Self::with_watchdog(self, timeout))
-            }
-            fn acquire(
-                &self,
-                thread: &std::sync::Arc<redlatch_client::sync::Thread>,
-                wait: crate::Wait<'_>,
-            ) -> Result<Option<std::sync::Arc<crate::local::Tenancy>>, crate::Error> {
-                Self::acquire(self, thread, wait)
-            }
-        }
+        };
     };
 }
 
-pub(crate) use lock_verbs;
+/// Makes a type a lock of one name. The type has a `handle` and
+/// `fn take(&self, &Arc<Thread>, Wait<'_>) -> Result<Option<Arc<Tenancy>>, Error>` and
+/// `fn send_force_unlock(&self) -> Result<bool, Trouble>`.
+macro_rules! one_lock {
+    ($lock:ident) => {
+        $crate::lock::one_lock!($lock, $crate::lock::LockGuard, $crate::lock::OwnedLockGuard);
+    };
+    // A lock whose guards say more.
+    ($lock:ident, $guard:ty, $owned:ty) => {
+        $crate::lock::own_verbs!($lock, $guard, $owned);
+
+        const _: () = {
+            use std::sync::Arc;
+            use std::time::Duration;
+
+            use redlatch_client::sync::Thread;
+
+            use crate::error::Error;
+            use crate::local::Terms;
+            use crate::lock::{Handle, Held, HeldLock, Lock, Part, Parts};
+            use crate::waiting::Wait;
+
+            impl Lock for $lock {
+                fn unlock(&self) -> Result<(), Error> {
+                    self.handle.unlock()
+                }
+
+                fn force_unlock(&self) -> Result<bool, Error> {
+                    self.handle.force_unlock(|| self.send_force_unlock())
+                }
+
+                fn is_locked(&self) -> Result<bool, Error> {
+                    self.handle.is_locked()
+                }
+
+                fn hold_count(&self) -> usize {
+                    self.handle.hold_count()
+                }
+
+                fn remaining_lease(&self) -> Result<Option<Duration>, Error> {
+                    self.handle.remaining_lease()
+                }
+
+                fn name(&self) -> &str {
+                    &self.handle.site.name
+                }
+
+                fn acquire(
+                    &self,
+                    thread: &Arc<Thread>,
+                    wait: Wait<'_>,
+                ) -> Result<Option<Held>, Error> {
+                    let tenancy = self.take(thread, wait)?;
+                    Ok(tenancy.map(|tenancy| Held::One(HeldLock::new(&self.handle, tenancy))))
+                }
+
+                fn parts(&self) -> Parts {
+                    Parts(vec![Arc::new(self.clone())])
+                }
+
+                fn on(&self, terms: Terms) -> Self {
+                    let mut lock = self.clone();
+                    lock.handle = self.handle.on(terms);
+                    lock
+                }
+            }
+
+            impl Part for $lock {
+                fn kind(&self) -> &'static str {
+                    stringify!($lock)
+                }
+
+                fn handle(&self) -> &Handle {
+                    &self.handle
+                }
+
+                fn with_terms(&self, terms: Terms) -> Arc<dyn Part> {
+                    Arc::new(self.on(terms))
+                }
+            }
+        };
+    };
+}
+
+pub(crate) use {one_lock, own_verbs};

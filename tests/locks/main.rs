@@ -12,7 +12,9 @@ use std::time::{Duration, Instant};
 
 use common::*;
 use redis::Commands as _;
-use redlatch::{CancelToken, Client, ErrorKind, HoldState, Lock, LostReason, OwnedLockGuard, Wait};
+use redlatch::{
+    CancelToken, Client, ErrorKind, HoldState, Lock, LostReason, MultiLock, OwnedLockGuard, Wait,
+};
 use redlatch_testkit::Server;
 
 /// Short enough to see its end.
@@ -52,6 +54,16 @@ const WRITE: Kind = Kind {
     leased: |client, name, lease| Arc::new(client.read_write_lock(name).write().with_lease(lease)),
 };
 
+/// Several locks that are one: all that a lock does, they do.
+const SEVERAL: Kind = Kind {
+    plain: |client, name| Arc::new(several(client, name)),
+    leased: |client, name, lease| Arc::new(several(client, name).with_lease(lease)),
+};
+
+fn several(client: &Client, name: &str) -> MultiLock {
+    MultiLock::new(&[&client.reentrant_lock(name)]).unwrap()
+}
+
 /// Runs each of these over each kind.
 macro_rules! over_all_kinds {
     ($($test:ident)*) => {
@@ -63,6 +75,9 @@ macro_rules! over_all_kinds {
         }
         mod write {
             $(#[test] fn $test() { super::$test(super::WRITE) })*
+        }
+        mod several {
+            $(#[test] fn $test() { super::$test(super::SEVERAL) })*
         }
     };
 }

@@ -247,6 +247,112 @@ fn with_returns_the_result_of_its_work() {
     assert!(!NAMES.into_iter().any(|name| is_held(&server, name)));
 }
 
+// Several locks as one.
+
+#[test]
+fn code_over_any_lock_takes_counts_and_releases_several() {
+    let _bounded = bounded();
+    let server = server();
+    let (client, other) = (client(&server), client(&server));
+    let all = all_of(&client, &["b", "a", "c"]);
+    let all: &dyn Lock = &all;
+    assert_eq!(all.name(), "a, b, c");
+    assert_eq!((all.is_locked().unwrap(), all.remaining_lease().unwrap()), (false, None));
+    let guard = all.lock().unwrap();
+    all.lock_within(SOON.into()).unwrap().unwrap().forget();
+    assert_eq!((guard.name(), guard.state()), ("a, b, c", HoldState::Held));
+    assert!(all.hold_count() == 2 && all.is_held_by_current_thread());
+    assert!(elsewhere({
+        let part = other.reentrant_lock("c");
+        move || part.try_lock().unwrap().is_none()
+    }));
+    all.unlock().unwrap();
+    assert!(guard.is_held() && all.hold_count() == 1);
+    guard.forget();
+    assert!(NAMES.iter().all(|name| is_held(&server, name)));
+    all.unlock().unwrap();
+    assert!(!NAMES.iter().any(|name| is_held(&server, name)));
+    assert!(all.hold_count() == 0 && !all.is_held_by_current_thread());
+    let owned = all.lock_owned().unwrap();
+    assert!(all.try_lock_owned().unwrap().is_none());
+    elsewhere(move || owned.unlock().unwrap());
+    assert!(!all.is_locked().unwrap());
+}
+
+#[test]
+fn an_unlock_leaves_each_part_once_and_one_that_is_not_held_is_an_error() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let (all, parts) = (all_of(&client, &NAMES), NAMES.map(|name| client.reentrant_lock(name)));
+    let counts = || parts.each_ref().map(|part| part.hold_count());
+    assert_eq!(all.unlock().unwrap_err().kind(), ErrorKind::NotHeld);
+    let outer = parts[0].lock().unwrap();
+    assert!(all.is_locked().unwrap() && !all.is_held_by_current_thread());
+    all.lock().unwrap().forget();
+    assert_eq!((counts(), all.hold_count()), ([2, 1, 1], 1));
+    // One is lost: what is left of the others goes, as at the end of a guard.
+    assert!(parts[1].force_unlock().unwrap());
+    assert_eq!(all.hold_count(), 0);
+    let error = all.unlock().unwrap_err();
+    assert_eq!((error.kind(), error.name()), (ErrorKind::NotHeld, Some("b")));
+    assert_eq!(counts(), [1, 0, 0]);
+    assert!(outer.is_held() && !is_held(&server, "c"));
+    outer.unlock().unwrap();
+}
+
+#[test]
+fn the_lease_of_several_is_the_least_and_force_takes_each_part_away() {
+    let _bounded = bounded();
+    let server = server();
+    let (client, other) = (client(&server), client(&server));
+    let short = client.reentrant_lock("b").with_lease(LONG / 4);
+    let (a, c) = (client.reentrant_lock("a"), client.fair_lock("c"));
+    let all = MultiLock::new(&[&a, &short, &c]).unwrap();
+    let guard = all.lock().unwrap();
+    let lost = losses(&guard);
+    assert!(all.remaining_lease().unwrap().unwrap() <= LONG / 4);
+    let longer = all.with_lease(LONG / 2).lock().unwrap();
+    let left = all.remaining_lease().unwrap().unwrap();
+    assert!(left > LONG / 4 && left <= LONG / 2, "{left:?}");
+    let theirs = MultiLock::new(&[
+        &other.reentrant_lock("a"),
+        &other.reentrant_lock("b"),
+        &other.fair_lock("c"),
+    ]);
+    let theirs = theirs.unwrap();
+    assert!(theirs.is_locked().unwrap() && !theirs.is_held_by_current_thread());
+    assert!(theirs.force_unlock().unwrap() && !theirs.force_unlock().unwrap());
+    assert!(!theirs.is_locked().unwrap());
+    wait_until("the holder is told", SOON, || lost.load(Ordering::SeqCst) == 1);
+    drop((longer, guard));
+    theirs.try_lock().unwrap().expect("all are free").unlock().unwrap();
+}
+
+#[test]
+fn several_in_the_list_of_several_stand_for_their_parts() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let (inner, b) = (all_of(&client, &["c", "a"]), client.reentrant_lock("b"));
+    let all = MultiLock::new(&[&inner, &b, &client.reentrant_lock("a")]).unwrap();
+    assert_eq!(all.names().collect::<Vec<_>>(), NAMES);
+    let guard = all.lock().unwrap();
+    assert!(inner.is_held_by_current_thread());
+    let again = inner.lock().unwrap();
+    guard.unlock().unwrap();
+    assert!(again.is_held() && !is_held(&server, "b"));
+    again.unlock().unwrap();
+    // A kind of another part counts in there, too, and a majority is no part.
+    let fair = MultiLock::new(&[&inner, &client.fair_lock("a")]);
+    let quorum = MultiLock::quorum(&[&b]).unwrap();
+    let (outer, votes) = (MultiLock::new(&[&inner, &quorum]), MultiLock::quorum(&[&inner]));
+    for wrong in [fair, outer, votes] {
+        assert_eq!(wrong.unwrap_err().kind(), ErrorKind::Config);
+    }
+    assert!(!NAMES.iter().any(|name| is_held(&server, name)));
+}
+
 // Contention.
 
 /// Where this executable's workers begin.

@@ -128,6 +128,32 @@ fn with_two_of_five_servers_dead_it_is_had_and_with_three_it_is_an_error_in_time
     }
 }
 
+#[test]
+fn code_over_any_lock_has_a_majority_and_needs_no_more() {
+    let _bounded = bounded();
+    let servers = five();
+    let (ours, theirs) = (voting(&servers), voting(&servers));
+    let (ours, theirs): (&dyn Lock, &dyn Lock) = (&ours, &theirs);
+    assert_eq!(ours.name(), "vote");
+    let one = client(&servers[1]).reentrant_lock("vote");
+    one.lock().unwrap().forget();
+    assert!(!theirs.is_locked().unwrap() && theirs.remaining_lease().unwrap().is_none());
+    one.unlock().unwrap();
+    ours.lock().unwrap().forget();
+    servers[0].kill();
+    servers[3].kill();
+    assert!(ours.hold_count() == 1 && ours.is_held_by_current_thread());
+    assert!(theirs.is_locked().unwrap() && theirs.remaining_lease().unwrap() <= Some(VOTE));
+    assert_eq!(theirs.unlock().unwrap_err().kind(), ErrorKind::NotHeld);
+    ours.unlock().unwrap();
+    assert!(!theirs.is_locked().unwrap() && ours.hold_count() == 0);
+    let guard = ours.lock().unwrap();
+    assert!(theirs.force_unlock().unwrap() && !theirs.force_unlock().unwrap());
+    wait_until("it is told", SOON, || !guard.is_held());
+    servers[4].kill();
+    assert_eq!(theirs.is_locked().unwrap_err().kind(), ErrorKind::Redis);
+}
+
 /// Also where the lock is to be had at once.
 #[test]
 fn a_token_that_was_cancelled_before_ends_a_quorums_wait_too() {

@@ -1,27 +1,31 @@
 //! The guards of several held locks.
 
-use std::fmt;
-use std::marker::PhantomData;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use redlatch_client::sync::Mutex;
 
-#[cfg(doc)]
-use super::MultiLock;
-use super::{Rule, quorum};
+use super::{MultiLock, Rule, quorum};
 use crate::error::{Error, ErrorKind, LostReason, Passing};
 use crate::local::{HoldState, Leaving};
-use crate::lock::{Guard, HeldLock, Part};
+use crate::lock::{Held, HeldLock, Lock, LockGuard, OwnedLockGuard};
 use crate::runtime::Core;
 
 /// Several held locks, or the majority of a quorum. Dropping it releases them all. Made by
 /// [`MultiLock::lock`].
 ///
-/// Like a [`LockGuard`](crate::LockGuard) it stays on its thread, and other threads may ask it; it
-/// speaks for all its parts. When it loses one part (for a quorum: so many that the rest is no
-/// majority), it is lost; the others stay held, and renewed, until it is dropped.
+/// It speaks for all its parts:
+///
+/// - [`remaining`](LockGuard::remaining) is the least of theirs. For a quorum it is that of a
+///   majority, less a hundredth of the lease and 2 ms for clock drift.
+/// - When it loses one part (for a quorum: so many that the rest is no majority), it is lost, and
+///   calls back once; the others stay held, and renewed, until it is dropped.
+/// - [`unlock`](LockGuard::unlock) releases this guard's level of each part, the last one first, in
+///   one round trip each (for a quorum: one for all at the same time). It waits only once for a
+///   server that does not answer.
+/// - An error has the name of a part, a lost one before others, and concerns that part alone: the
+///   others are released, or left to expire, in any case. A quorum's is one of a majority.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -34,12 +38,7 @@ use crate::runtime::Core;
 ///     guard.unlock() // of all
 /// }
 /// ```
-#[must_use = "dropping the guard releases the locks at once; bind it, or use `with`"]
-pub struct MultiLockGuard {
-    levels: GuardLevels,
-    /// `Sync` and not `Send`, as the parts are.
-    _stays: PhantomData<MutexGuard<'static, ()>>,
-}
+pub type MultiLockGuard = LockGuard<MultiLock>;
 
 /// Several held locks that belong to no thread: like an [`OwnedLockGuard`](crate::OwnedLockGuard),
 /// it may be sent to another thread, and dropped there. Made by [`MultiLock::lock_owned`].
@@ -51,139 +50,24 @@ pub struct MultiLockGuard {
 /// std::thread::spawn(move || drop(guard)); // both are released there
 /// # Ok(()) }
 /// ```
-#[must_use = "dropping the guard releases the locks at once; bind it"]
-pub struct OwnedMultiLockGuard {
-    levels: GuardLevels,
-}
+pub type OwnedMultiLockGuard = OwnedLockGuard<MultiLock>;
 
-macro_rules! guard_verbs {
-    ($guard:ident) => {
-        impl $guard {
-            /// Whether all parts are held (for a quorum: a majority), as far as this process can
-            /// know without asking. No I/O.
-            #[must_use]
-            pub fn is_held(&self) -> bool {
-                self.levels.is_held()
-            }
-
-            /// The state of all parts together, as far as this process knows it. No I/O.
-            #[must_use]
-            pub fn state(&self) -> HoldState {
-                self.levels.state()
-            }
-
-            /// For how long the parts are certainly held if no renewal succeeds any more: the least
-            /// of all parts. For a quorum: for how long a majority is, less a hundredth of the
-            /// lease and 2 ms for clock drift. Zero if they are lost. No I/O.
-            #[must_use]
-            pub fn remaining(&self) -> Duration {
-                self.levels.remaining()
-            }
-
-            /// Fails unless the parts are certainly held for `slack` more: as
-            /// [`LockGuard::check`](crate::LockGuard::check) of each part, or of a quorum's
-            /// majority.
-            ///
-            /// # Errors
-            ///
-            /// [`LeaseLost`](ErrorKind::LeaseLost) with the name of a lost part,
-            /// [`EndsTooSoon`](ErrorKind::EndsTooSoon) with the name of a part that may end before
-            /// the slack does, [`NotHeld`](ErrorKind::NotHeld) for a part that was released by its
-            /// own `unlock`, [`Forked`](ErrorKind::Forked) in a forked child.
-            ///
-            /// # Blocking
-            ///
-            /// Not at all, except for a round trip for each part that another process has just
-            /// handed on, if it is certain for less than the slack.
-            pub fn check(&self, slack: Duration) -> Result<(), Error> {
-                self.levels.check(slack)
-            }
-
-            /// Registers `callback`, which the client calls once when the first part is lost before
-            /// it is released (for a quorum: when so many are lost that the rest is no majority).
-            /// As [`LockGuard::on_lost`](crate::LockGuard::on_lost).
-            pub fn on_lost(&self, callback: impl FnOnce(LostReason) + Send + 'static) {
-                self.levels.on_lost(Box::new(callback));
-            }
-
-            /// Releases this guard's level of each part, the last one first.
-            ///
-            /// # Errors
-            ///
-            /// As [`LockGuard::unlock`](crate::LockGuard::unlock), with the name of the failed
-            /// part: a lost part before others. All the others are released in any case. For a
-            /// quorum only if less than a majority was still held, or could be confirmed.
-            /// # Blocking
-            ///
-            /// One round trip for each part that is released; for a quorum, one for all at the same
-            /// time. It waits only once for a server that does not answer, even if that has several
-            /// parts.
-            pub fn unlock(self) -> Result<(), Error> {
-                self.levels.unlock()
-            }
-
-            /// Lets go of the guard and leaves each part to the end of its own lease: as
-            /// [`LockGuard::leave_to_expire`](crate::LockGuard::leave_to_expire).
-            ///
-            /// # Errors
-            ///
-            /// As [`LockGuard::leave_to_expire`](crate::LockGuard::leave_to_expire), with the name
-            /// of the failed part. All the others are left to expire in any case. For a quorum only
-            /// if fewer than a majority are.
-            ///
-            /// # Blocking
-            ///
-            /// Not at all, except for a round trip for each part that another process has just
-            /// handed on.
-            pub fn leave_to_expire(self) -> Result<(), Error> {
-                self.levels.leave_to_expire()
-            }
-
-            /// The names of the held locks, in the order of taking.
-            pub fn names(&self) -> impl Iterator<Item = &str> {
-                self.levels.names()
-            }
-        }
-
-        impl fmt::Debug for $guard {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.debug_struct(stringify!($guard))
-                    .field("names", &self.names().collect::<Vec<_>>())
-                    .field("state", &self.state())
-                    .field("remaining", &self.remaining())
-                    .finish()
-            }
-        }
-    };
-}
-
-guard_verbs!(MultiLockGuard);
-guard_verbs!(OwnedMultiLockGuard);
-
-impl MultiLockGuard {
-    pub(super) fn new(levels: GuardLevels) -> Self {
-        Self { levels, _stays: PhantomData }
+impl<O> LockGuard<MultiLock, O> {
+    /// The names of the held locks, in the order of taking.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.several().into_iter().flat_map(|levels| &levels.held).map(HeldLock::name)
     }
 }
 
-impl Guard for MultiLockGuard {
-    fn core(&self) -> Arc<Core> {
-        Arc::clone(&self.levels.held[0].handle.site.core)
-    }
-
-    fn unlock(self) -> Result<(), Error> {
-        Self::unlock(self)
-    }
-}
-
-impl OwnedMultiLockGuard {
-    pub(super) fn new(levels: GuardLevels) -> Self {
-        Self { levels }
+impl<O> From<LockGuard<MultiLock, O>> for LockGuard<dyn Lock, O> {
+    fn from(guard: LockGuard<MultiLock, O>) -> Self {
+        guard.into_guard_of()
     }
 }
 
 /// One level of each of several holds. Nothing here checks the calling thread.
-pub(super) struct GuardLevels {
+#[derive(Debug)]
+pub struct GuardLevels {
     /// In the order of taking.
     held: Vec<HeldLock>,
     /// How many must be held.
@@ -191,44 +75,46 @@ pub(super) struct GuardLevels {
     /// The allowance for clock drift between several servers in one lease.
     drift: Duration,
     rule: Rule,
+    /// The names of all parts.
+    name: Arc<str>,
 }
 
 impl GuardLevels {
-    /// GuardLevels that are all needed.
-    pub(super) fn all(parts: usize) -> Self {
-        let held = Vec::with_capacity(parts);
-        Self { held, needed: parts, drift: Duration::ZERO, rule: Rule::All }
+    /// None yet.
+    pub(super) fn of(lock: &MultiLock) -> Self {
+        let drift = match lock.rule {
+            Rule::All => Duration::ZERO,
+            Rule::Majority => {
+                let leases = lock.parts.iter().map(|part| part.handle().terms().lease());
+                leases.max().unwrap_or_default() / 100 + Duration::from_millis(2)
+            }
+        };
+        let held = Vec::with_capacity(lock.parts.len());
+        let name = Arc::clone(&lock.name);
+        Self { held, needed: lock.needed(), drift, rule: lock.rule, name }
     }
 
-    /// GuardLevels of which more than half are needed.
-    pub(super) fn majority(parts: &[Arc<dyn Part>]) -> Self {
-        let leases = parts.iter().map(|part| part.handle().terms().lease());
-        let drift = leases.max().unwrap_or_default() / 100 + Duration::from_millis(2);
-        let needed = parts.len() / 2 + 1;
-        Self { held: Vec::with_capacity(parts.len()), needed, drift, rule: Rule::Majority }
-    }
-
-    pub(super) fn push(&mut self, held: HeldLock) {
-        self.held.push(held);
+    pub(super) fn push(&mut self, held: Held) {
+        self.held.extend(held.one());
     }
 
     pub(super) fn len(&self) -> usize {
         self.held.len()
     }
 
-    pub(super) fn is_held(&self) -> bool {
+    pub(in crate::lock) fn is_held(&self) -> bool {
         !self.remaining().is_zero()
     }
 
     /// The time that the `needed` longest-lasting parts all have left.
-    fn remaining(&self) -> Duration {
+    pub(in crate::lock) fn remaining(&self) -> Duration {
         let mut times: Vec<_> = self.held.iter().map(HeldLock::remaining).collect();
         times.sort_unstable_by(|one, other| other.cmp(one));
         let least = self.needed.checked_sub(1).and_then(|at| times.get(at));
         least.map_or(Duration::ZERO, |least| least.saturating_sub(self.drift))
     }
 
-    fn state(&self) -> HoldState {
+    pub(in crate::lock) fn state(&self) -> HoldState {
         let states: Vec<_> = self.held.iter().map(HeldLock::state).collect();
         let count = |wanted: &[HoldState]| states.iter().filter(|it| wanted.contains(it)).count();
         if count(&[HoldState::Held]) >= self.needed {
@@ -241,7 +127,7 @@ impl GuardLevels {
         }
     }
 
-    fn check(&self, slack: Duration) -> Result<(), Error> {
+    pub(in crate::lock) fn check(&self, slack: Duration) -> Result<(), Error> {
         let slack = slack.saturating_add(self.drift);
         let checks = self.held.iter().map(|held| held.check(slack));
         let (passed, failed): (Vec<_>, Vec<_>) = checks.partition(Result::is_ok);
@@ -256,7 +142,7 @@ impl GuardLevels {
         Err(failed.swap_remove(at))
     }
 
-    fn on_lost(&self, callback: Box<dyn FnOnce(LostReason) + Send>) {
+    pub(in crate::lock) fn on_lost(&self, callback: Box<dyn FnOnce(LostReason) + Send>) {
         let spare = self.held.len().saturating_sub(self.needed);
         let heard = Arc::new((AtomicUsize::new(0), Mutex::new(Some(callback))));
         for held in &self.held {
@@ -273,12 +159,12 @@ impl GuardLevels {
         }
     }
 
-    fn leave_to_expire(mut self) -> Result<(), Error> {
+    pub(in crate::lock) fn leave_to_expire(mut self) -> Result<(), Error> {
         let held = std::mem::take(&mut self.held);
         self.ended(held.into_iter().rev().map(HeldLock::leave_to_expire))
     }
 
-    fn unlock(mut self) -> Result<(), Error> {
+    pub(in crate::lock) fn unlock(mut self) -> Result<(), Error> {
         // A forked child starts no threads for its parent's holds.
         if let Some(HeldLock { handle, .. }) = self.held.first() {
             handle.site.core.check_process(&handle.site.name)?;
@@ -300,8 +186,17 @@ impl GuardLevels {
         }
     }
 
-    fn names(&self) -> impl Iterator<Item = &str> {
-        self.held.iter().map(|held| &*held.handle.site.name)
+    /// Lets go of each level, and keeps the locks.
+    pub(in crate::lock) fn forget(mut self) {
+        std::mem::take(&mut self.held).into_iter().for_each(HeldLock::forget);
+    }
+
+    pub(in crate::lock) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(in crate::lock) fn core(&self) -> &Arc<Core> {
+        self.held[0].core()
     }
 }
 

@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 use redlatch_client::Limit;
 use redlatch_client::sync::{Thread, clock, jitter};
 
-use super::MOST_LOST;
 use super::guard::GuardLevels;
+use super::{MOST_LOST, MultiLock};
 use crate::error::{Error, ErrorKind, Passing};
 use crate::local::Leaving;
 use crate::lock::{Handle, HeldLock, Part};
@@ -36,21 +36,17 @@ const SHORTEST_PATIENCE: Duration = Duration::from_millis(50);
 const ROUND_TRIPS: u32 = 8;
 
 pub(super) fn acquire(
-    parts: &[Arc<dyn Part>],
+    lock: &MultiLock,
     thread: &Arc<Thread>,
     wait: &Wait<'_>,
 ) -> Result<Option<GuardLevels>, Error> {
-    let needed = parts.len() / 2 + 1;
+    let (parts, needed) = (&*lock.parts, lock.needed());
     let (mut pause, mut late) = (FIRST_PAUSE, 0);
     let mut endurance = Endurance::default();
     loop {
-        let mut levels = GuardLevels::majority(parts);
+        let mut levels = GuardLevels::of(lock);
         let mut failed: Vec<Error> = Vec::new();
-        let asked = at_once(parts, |part| {
-            let handle = part.handle();
-            let tenancy = part.acquire(thread, wait.once(until(handle)))?;
-            Ok(tenancy.map(|tenancy| HeldLock::new(handle, tenancy)))
-        });
+        let asked = at_once(parts, |part| part.acquire(thread, wait.once(until(part.handle()))));
         for (part, asked) in parts.iter().zip(asked) {
             match asked {
                 Ok(Some(held)) => levels.push(held),
@@ -95,6 +91,17 @@ pub(super) fn acquire(
             return Ok(None);
         }
     }
+}
+
+/// Asks all at the same time, each for a short time.
+pub(super) fn ask<T: Send>(
+    parts: &[Arc<dyn Part>],
+    ask: impl Fn(&Arc<dyn Part>) -> Result<T, Error> + Sync,
+) -> Vec<Result<T, Error>> {
+    at_once(parts, |part| {
+        let _limited = Limit::set(Limit::new(Some(until(part.handle())), None));
+        ask(part)
+    })
 }
 
 /// Releases all at the same time. A dead server does not delay the others.
