@@ -188,6 +188,17 @@ pub trait Lock: fmt::Debug + Send + Sync {
         LockGuard::try_take(self, Wait::NONE)
     }
 
+    /// Takes the lock unless that takes longer than `wait`, for a guard that belongs to no thread.
+    #[must_use = "`None`: it was not taken; and a guard that is dropped releases it"]
+    fn try_lock_owned_for(&self, wait: Duration) -> Result<Option<OwnedLockGuard>, Error> {
+        LockGuard::try_take(self, wait.into())
+    }
+
+    /// Takes the lock for a guard that belongs to no thread, and gives up when `token` is cancelled.
+    fn lock_owned_cancellable(&self, token: &CancelToken) -> Result<OwnedLockGuard, Error> {
+        LockGuard::take(self, token.into())
+    }
+
     /// Takes the lock unless that takes longer than `wait` allows, for a guard that belongs to no
     /// thread.
     #[must_use = "`None`: it was not taken; and a guard that is dropped releases it"]

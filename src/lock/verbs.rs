@@ -59,6 +59,17 @@ macro_rules! own_verbs {
                     LockGuard::try_take(self, Wait::NONE)
                 }
 
+                /// See [`Lock::try_lock_owned_for`](crate::Lock::try_lock_owned_for).
+                #[must_use = "`None`: it was not taken; and a guard that is dropped releases it"]
+                pub fn try_lock_owned_for(&self, wait: Duration) -> Result<Option<$owned>, Error> {
+                    LockGuard::try_take(self, wait.into())
+                }
+
+                /// See [`Lock::lock_owned_cancellable`](crate::Lock::lock_owned_cancellable).
+                pub fn lock_owned_cancellable(&self, token: &CancelToken) -> Result<$owned, Error> {
+                    LockGuard::take(self, token.into())
+                }
+
                 /// See [`Lock::lock_owned_within`](crate::Lock::lock_owned_within).
                 #[must_use = "`None`: it was not taken; and a guard that is dropped releases it"]
                 pub fn lock_owned_within<'a>(

@@ -24,6 +24,7 @@ fn an_owned_guard_belongs_to_no_thread_and_excludes_every_thread(kind: Kind) {
     assert_eq!(lock.unlock().unwrap_err().kind(), ErrorKind::NotHeld);
     assert!(lock.try_lock().unwrap().is_none());
     assert!(lock.try_lock_owned().unwrap().is_none());
+    assert!(answered(|| lock.try_lock_owned_for(UNIT / 2)).is_none());
     assert!(answered(|| lock.try_lock_for(UNIT / 2)).is_none());
     assert!(answered(|| lock.lock_owned_within(Wait::at_most(UNIT / 2))).is_none());
     assert!(owned.is_held());
@@ -34,6 +35,8 @@ fn an_owned_guard_belongs_to_no_thread_and_excludes_every_thread(kind: Kind) {
     assert!(answered(|| lock.lock_owned_within(Wait::at_most(UNIT / 2))).is_none());
     guard.unlock().unwrap();
     drop(lock.try_lock_owned().unwrap().expect("it is free"));
+    lock.try_lock_owned_for(SOON).unwrap().expect("it is free").unlock().unwrap();
+    lock.lock_owned_cancellable(&CancelToken::new()).unwrap().unlock().unwrap();
     leaves_nothing(&server);
 }
 
@@ -140,10 +143,8 @@ fn a_wait_for_an_owned_guard_ends_like_any_other(kind: Kind) {
     for waits in [&client, &other] {
         let (lock, token) = (kind.make(waits, "wait"), CancelToken::new());
         let cancel = token.clone();
-        let waiter = spawn(move || {
-            let wait = Wait::FOREVER.cancelled_by(&cancel);
-            lock.lock_owned_within(wait).map(drop).unwrap_err().kind()
-        });
+        let waiter =
+            spawn(move || lock.lock_owned_cancellable(&cancel).map(drop).unwrap_err().kind());
         waiter.wait_asleep();
         token.cancel();
         assert_eq!(waiter.join(), ErrorKind::Cancelled);

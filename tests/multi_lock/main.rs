@@ -273,8 +273,8 @@ fn code_over_any_lock_takes_counts_and_releases_several() {
     all.unlock().unwrap();
     assert!(!NAMES.iter().any(|name| is_held(&server, name)));
     assert!(all.hold_count() == 0 && !all.is_held_by_current_thread());
-    let owned = all.lock_owned().unwrap();
-    assert!(all.try_lock_owned().unwrap().is_none());
+    let owned = all.lock_owned_cancellable(&CancelToken::new()).unwrap();
+    assert!(all.try_lock_owned_for(UNIT).unwrap().is_none());
     elsewhere(move || owned.unlock().unwrap());
     assert!(!all.is_locked().unwrap());
 }
