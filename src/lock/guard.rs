@@ -24,7 +24,7 @@ use crate::waiting::Wait;
 ///
 /// The types say what else a guard can tell: a `LockGuard<FencedLock>`
 /// ([`FencedLockGuard`](crate::FencedLockGuard)) has a token, a `LockGuard<MultiLock>`
-/// ([`MultiLockGuard`](crate::MultiLockGuard)) the names of its parts. Both become a
+/// ([`MultiLockGuard`](crate::MultiLockGuard)) the tokens and names of its parts. Both become a
 /// plain `LockGuard` by `into()`.
 ///
 /// A drop writes the release and does not wait for the server: if the release fails, the client

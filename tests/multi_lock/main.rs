@@ -353,6 +353,24 @@ fn several_in_the_list_of_several_stand_for_their_parts() {
     assert!(!NAMES.iter().any(|name| is_held(&server, name)));
 }
 
+#[test]
+fn each_fenced_part_has_a_token_of_its_own() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let [first, last] = ["first", "last"].map(|name| client.fenced_lock(name));
+    let before = first.lock().unwrap().token();
+    let all = MultiLock::new(&[&last, &client.reentrant_lock("middle"), &first]).unwrap();
+    let guard = all.lock().unwrap();
+    let tokens: Vec<_> = guard.tokens().collect();
+    let own = [&first, &last].map(|part| (part.name(), part.lock().unwrap().token()));
+    assert_eq!(tokens, own);
+    assert!(tokens[0].1 > before);
+    guard.unlock().unwrap();
+    let owned = all.lock_owned().unwrap();
+    assert!(owned.tokens().zip(own).all(|(now, then)| now.0 == then.0 && now.1 > then.1));
+}
+
 // Contention.
 
 /// Where this executable's workers begin.

@@ -9,6 +9,7 @@ use redlatch_client::sync::Mutex;
 use super::{MultiLock, Rule, quorum};
 use crate::error::{Error, ErrorKind, LostReason, Passing};
 use crate::local::{HoldState, Leaving};
+use crate::lock::fenced::FencingToken;
 use crate::lock::{Held, HeldLock, Lock, LockGuard, OwnedLockGuard};
 use crate::runtime::Core;
 
@@ -56,6 +57,12 @@ impl<O> LockGuard<MultiLock, O> {
     /// The names of the held locks, in the order of taking.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.several().into_iter().flat_map(|levels| &levels.held).map(HeldLock::name)
+    }
+
+    /// The fencing tokens of those parts that have one, with their names, in the order of taking.
+    pub fn tokens(&self) -> impl Iterator<Item = (&str, FencingToken)> {
+        let held = self.several().into_iter().flat_map(|levels| &levels.held);
+        held.filter_map(|held| Some((held.name(), FencingToken::of(held)?)))
     }
 }
 
