@@ -13,7 +13,7 @@ use shuttle::thread::{self, JoinHandle};
 use super::Client;
 use crate::error::{Error, ErrorKind};
 use crate::lease::Job;
-use crate::local::{Site, Tenancy};
+use crate::local::{Leaseholder, Site, Tenancy};
 use crate::lock::{Lock, LockGuard};
 use crate::model::Server;
 use crate::runtime::{Core, Session};

@@ -45,6 +45,7 @@ pub(crate) use site::{Site, Succession};
 pub(crate) use stay::Stay;
 pub(crate) use tenancy::Tenancy;
 pub(crate) use terms::{Terms, check_lease};
+pub(crate) use watch::{Leaseholder, Renewing};
 
 /// The state of a guard's hold, as far as this process knows it.
 ///

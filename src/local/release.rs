@@ -14,6 +14,7 @@ use super::hold::Hold;
 use super::queue_entry::QueueEntry;
 use super::site::Site;
 use super::tenancy::Tenancy;
+use super::watch::Leaseholder;
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::lease::Cleanup;
 use crate::runtime::{Core, GrantMessage};
@@ -84,7 +85,7 @@ impl Site {
         if !was_held {
             let reason = tenancy.hold.lost().unwrap_or(LostReason::LeaseExpired);
             tenancy.hold.lose(reason);
-            self.declare_lost(tenancy, reason);
+            tenancy.declare_lost(&self.core, &self.name, reason);
             self.clean_up_lost(&seat, reason);
             return Err(self.lost_error(tenancy, reason));
         }

@@ -6,6 +6,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock, Weak};
 
 use redlatch_client::Route;
+use redlatch_client::pubsub::Tracked;
 use redlatch_client::sync::{Mutex, Thread, clock};
 
 use super::exchanges::Asked;
@@ -16,10 +17,12 @@ use super::queue_entry::QueueEntry;
 use super::release::Leaving;
 use super::tenancy::Tenancy;
 use super::terms::Terms;
+use super::watch::{Leaseholder, Renewing};
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::lease::{Alarm, Cleanup, Renewal};
 use crate::runtime::{Core, Member};
 use crate::scripts::lock::{Chain, LockScripts};
+use crate::scripts::renewal::RenewalKind;
 use crate::scripts::{self, LockKeys, Mode, Trouble};
 use crate::waiting::{Lead, Queued, Wake};
 
@@ -38,8 +41,8 @@ pub(crate) struct Site {
     succession: OnceLock<Weak<dyn Succession>>,
     /// Until when the last hold that was left to its end lasts, on [`clock`]; zero: there was none.
     pub(super) left_until: AtomicU64,
-    /// The wheel's entry for the hold in the seat. Taken after the gate's mutex, never before.
-    pub(super) alarm: Mutex<Option<Alarm>>,
+    /// The wheel's entry for the hold in the seat.
+    alarm: Mutex<Option<Alarm>>,
 }
 
 const FENCED: &str = "fenced";
@@ -205,23 +208,9 @@ impl Site {
 
     /// A tenancy's hold is not ours any more, even if another tenancy has it by now.
     pub(crate) fn lose(self: &Arc<Self>, tenancy: &Arc<Tenancy>, reason: LostReason) {
-        // The hold before the seat: a thread that gets in must not meet a guard that says "held",
-        // and no thread must pass the hold on meanwhile.
         tenancy.hold.lose(reason);
-        self.declare_lost(tenancy, reason);
-        let (seat, wake) = self.gate.vacate(&tenancy.hold);
-        wake.now();
-        if let Some(seat) = seat {
-            self.declare_all_lost(&seat, reason);
-            self.clean_up_lost(&seat, reason);
-            if reason == LostReason::Revoked {
-                // Most likely somebody deleted the key, so no script of ours has served the first
-                // owner in line. The release does, though it finds nothing to release.
-                let release = self.release_command(&seat.tenancy.hold);
-                self.core.watchdog.clean_up(Cleanup::unclaimed(&self.name, release));
-            }
-            self.vacant();
-        }
+        tenancy.declare_lost(&self.core, &self.name, reason);
+        self.lose_hold(&tenancy.hold, reason);
     }
 
     /// Sends a forced unlock, which ends the hold in the seat if the server answers `true`.
@@ -251,21 +240,13 @@ impl Site {
 
     fn declare_all_lost(&self, seat: &Seat, reason: LostReason) {
         for tenancy in seat.tenancies() {
-            self.declare_lost(tenancy, reason);
+            tenancy.declare_lost(&self.core, &self.name, reason);
         }
     }
 
     fn vacant(&self) {
         if let Some(succession) = self.succession() {
             succession.vacant(self.mode);
-        }
-    }
-
-    pub(super) fn declare_lost(&self, tenancy: &Arc<Tenancy>, reason: LostReason) {
-        if let Some(callbacks) = tenancy.lose(reason) {
-            let loss_message = || tenancy.loss_message(reason, self.core.config.max_hold);
-            self.core.watchdog.tell_lost(&self.name, loss_message);
-            self.core.watchdog.call_back(&self.name, reason, callbacks);
         }
     }
 
@@ -311,11 +292,8 @@ impl Member for Site {
         }
     }
 
-    /// A renewal before its time. For a hold that needs none, or whose renewal is on its way, only
-    /// asks whether the server knows it.
     fn renew_now(self: Arc<Self>) -> Vec<Renewal> {
-        let due = self.begin_renewal(true, clock::now());
-        due.iter().map(|(tenancy, lease)| self.renewal(&tenancy.hold, *lease)).collect()
+        self.early_renewal().into_iter().collect()
     }
 
     fn is_held_by(&self, thread: &Thread) -> bool {
@@ -333,6 +311,52 @@ impl Member for Site {
     fn give_up_owner(&self, owner: &str) {
         let give_up = self.scripts().give_up_command(owner.as_bytes(), Chain::default());
         self.core.watchdog.clean_up(Cleanup::unclaimed(&self.name, give_up));
+    }
+}
+
+impl Leaseholder for Site {
+    const KIND: RenewalKind = RenewalKind::Locks;
+
+    fn core(&self) -> &Core {
+        &self.core
+    }
+
+    fn key(&self) -> &Arc<str> {
+        &self.name
+    }
+
+    fn alarm(&self) -> &Mutex<Option<Alarm>> {
+        &self.alarm
+    }
+
+    fn with_hold<R>(&self, look: impl FnOnce(Renewing<'_>) -> R) -> Option<R> {
+        self.gate.with_seat(|seat| {
+            let seat = seat?;
+            let state = seat.renewal_state();
+            Some(look(seat.renewing(state)))
+        })
+    }
+
+    fn asks_if_changed(self: &Arc<Self>) -> Weak<dyn Tracked> {
+        Arc::<Self>::downgrade(self)
+    }
+
+    fn lose_hold(self: &Arc<Self>, hold: &Arc<Hold>, reason: LostReason) {
+        // The hold before the seat: a thread that gets in must not meet a guard that says "held",
+        // and no thread must pass the hold on meanwhile.
+        hold.lose(reason);
+        let (seat, wake) = self.gate.vacate(hold);
+        wake.now();
+        let Some(seat) = seat else { return };
+        self.declare_all_lost(&seat, reason);
+        self.clean_up_lost(&seat, reason);
+        if reason == LostReason::Revoked {
+            // Most likely somebody deleted the key, so no script of ours has served the first owner
+            // in line. The release does, though it finds nothing to release.
+            let release = self.release_command(hold);
+            self.core.watchdog.clean_up(Cleanup::unclaimed(&self.name, release));
+        }
+        self.vacant();
     }
 }
 

@@ -12,6 +12,7 @@ use super::HoldState;
 use super::hold::Hold;
 use super::stay::Stay;
 use crate::error::LostReason;
+use crate::runtime::Core;
 
 pub(super) type Callback = Box<dyn FnOnce(LostReason) + Send>;
 
@@ -203,6 +204,14 @@ impl Tenancy {
     /// held.
     pub(crate) fn lose(&self, reason: LostReason) -> Option<Vec<Callback>> {
         self.finish(Ending::Lost(reason))
+    }
+
+    /// The tenancy was lost: logs that, and has its callbacks called.
+    pub(crate) fn declare_lost(&self, core: &Core, name: &Arc<str>, reason: LostReason) {
+        if let Some(callbacks) = self.lose(reason) {
+            core.watchdog.tell_lost(name, || self.loss_message(reason, core.config.max_hold));
+            core.watchdog.call_back(name, reason, callbacks);
+        }
     }
 
     pub(super) fn finish(&self, how: Ending) -> Option<Vec<Callback>> {

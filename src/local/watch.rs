@@ -1,21 +1,198 @@
-//! The watch over a site's hold: its alarm on the wheel, and its renewals. `lease/renewal.rs`
-//! decides when they are due.
+//! The watch over a hold: its alarm on the wheel, its renewals, and how its end is noticed.
+//! `lease/renewal.rs` decides when they are due.
+//!
+//! A [`Leaseholder`] says who wants its hold, and what follows if the hold is lost. All the rest is
+//! the same for a lock and for a permit, and stands here once.
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use redlatch_client::sync::clock;
+use redlatch_client::pubsub::Tracked;
+use redlatch_client::sync::{Mutex, clock};
 
 use super::gate::Seat;
 use super::hold::Hold;
 use super::site::Site;
 use super::tenancy::Tenancy;
 use crate::error::LostReason;
-use crate::lease::renewal::{Attempt, Due, RenewalState};
-use crate::lease::{Renewal, Task};
-use crate::runtime::Member;
+use crate::lease::renewal::{Attempt, RenewalState, TRACKED_AFTER};
+use crate::lease::{Alarm, Renewal, Task};
+use crate::runtime::{Core, Member};
 use crate::scripts::Trouble;
 use crate::scripts::renewal::{self, Held, Longer, RenewalKind};
+
+/// Has a hold that the wheel watches: a lock's site, for the hold in its seat, or a permit.
+pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
+    const KIND: RenewalKind;
+
+    fn core(&self) -> &Core;
+
+    /// The key of the hold's renewals, and the one to track.
+    fn key(&self) -> &Arc<str>;
+
+    /// The wheel's entry for the hold. Taken after the leaseholder's own mutex, never before.
+    fn alarm(&self) -> &Mutex<Option<Alarm>>;
+
+    /// Looks at the hold, under the leaseholder's own mutex. `None`: there is none any more.
+    fn with_hold<R>(&self, look: impl FnOnce(Renewing<'_>) -> R) -> Option<R>;
+
+    /// Whether somebody else may have asked for a longer lease: then no renewal cuts one.
+    fn may_be_longer(&self) -> bool {
+        false
+    }
+
+    /// Asks whether the hold is there when its tracked key has changed.
+    fn asks_if_changed(self: &Arc<Self>) -> Weak<dyn Tracked>;
+
+    /// The hold is not this process's any more: tells whoever has it.
+    fn lose_hold(self: &Arc<Self>, hold: &Arc<Hold>, reason: LostReason);
+
+    /// Sets the alarm to the next thing to do about the hold.
+    fn arm(self: &Arc<Self>) {
+        if let Some(at) = self.with_hold(|renewing| renewing.next(&**self)) {
+            self.arm_at(at);
+        }
+    }
+
+    /// An alarm that goes off too early sets the next one; only a late alarm would be wrong.
+    fn arm_at(self: &Arc<Self>, at: u64) {
+        let mut alarm = self.alarm().lock();
+        if alarm.as_ref().is_none_or(|alarm| alarm.due() > at) {
+            let task: Weak<dyn Task> = Arc::<Self>::downgrade(self);
+            let watchdog = &self.core().watchdog;
+            if let Some(old) = alarm.replace(watchdog.alarm(at, task)) {
+                watchdog.cancel(old);
+            }
+        }
+    }
+
+    /// Has the server track the hold, if it is time.
+    fn track(self: &Arc<Self>, now: u64) {
+        let begins = self.with_hold(|renewing| {
+            renewing.tracked_from(&**self) <= now
+                && !renewing.hold.tracked.swap(true, Ordering::Relaxed)
+        });
+        if begins == Some(true) {
+            self.core().pubsub.track(self.key(), self.asks_if_changed());
+        }
+    }
+
+    /// A renewal before its time. For a hold that needs none, or whose renewal is on its way, only
+    /// asks whether the server knows it.
+    fn early_renewal(self: &Arc<Self>) -> Option<Renewal> {
+        let now = clock::now();
+        let (hold, lease) = self.with_hold(|renewing| {
+            let lease = renewing.state.next(&self.core().config, now).lease;
+            (Arc::clone(renewing.hold), renewing.begins(lease, now))
+        })?;
+        Some(self.renewal(hold, lease))
+    }
+
+    fn renewal(self: &Arc<Self>, hold: Arc<Hold>, lease: Option<Duration>) -> Renewal {
+        let (kind, key, owner) = (Self::KIND, Arc::clone(self.key()), hold.owner);
+        let (urgent, until) = (hold.is_to_be_raised(), hold.deadline());
+        // Read before `longer`, which may make this renewal a cut.
+        let counts = lease.map_or(Duration::ZERO, |lease| hold.counts(lease));
+        let stays = lease.is_none() || self.may_be_longer();
+        let longer = if stays { Longer::Stays } else { hold.longer() };
+        let itself = Arc::clone(self);
+        let renewed = Box::new(move |sent_at, renewed: Result<Held, &Arc<str>>, resent| {
+            hold.longer_heard(longer, renewed.map_err(drop), resent);
+            itself.renewed(&hold, sent_at, counts, renewed);
+        });
+        Renewal { kind, key, owner, lease, longer, urgent, until, renewed }
+    }
+
+    /// The server's answer to a renewal that was sent at `sent_at`, and how much of its lease
+    /// counts.
+    fn renewed(
+        self: &Arc<Self>,
+        hold: &Arc<Hold>,
+        sent_at: u64,
+        counts: Duration,
+        renewed: Result<Held, &Arc<str>>,
+    ) {
+        let now = clock::now();
+        let is_there = self.with_hold(|renewing| {
+            // A reply for a hold that has ended is ignored.
+            if !Arc::ptr_eq(renewing.hold, hold) {
+                return false;
+            }
+            *renewing.attempt = match renewed {
+                Ok(held @ (Held::Yes | Held::TooLong)) => {
+                    hold.confirm(sent_at, counts);
+                    hold.raised();
+                    // The next renewal cuts a lease that is too long, at once.
+                    if held == Held::TooLong { Attempt::again(now) } else { Attempt::Done }
+                }
+                Ok(Held::No) => Attempt::Done,
+                Err(cause) => {
+                    hold.renewal_failed(cause);
+                    renewing.attempt.fails(hold.is_to_be_raised(), counts, now)
+                }
+            };
+            true
+        });
+        match is_there {
+            Some(true) if renewed == Ok(Held::No) => self.lose_hold(hold, hold.why_gone()),
+            Some(true) => self.arm(),
+            Some(false) | None => {}
+        }
+    }
+}
+
+impl<T: Leaseholder> Task for T {
+    fn due(self: Arc<Self>) -> Option<Renewal> {
+        *self.alarm().lock() = None;
+        let now = clock::now();
+        self.track(now);
+        let (hold, lease) = self.with_hold(|renewing| {
+            let due = renewing.state.next(&self.core().config, now);
+            let lease = due.lease.filter(|_| due.at <= now);
+            (Arc::clone(renewing.hold), renewing.begins(lease, now))
+        })?;
+        if now >= hold.deadline() {
+            self.lose_hold(&hold, LostReason::LeaseExpired);
+            return None;
+        }
+        self.arm();
+        lease.map(|lease| self.renewal(hold, Some(lease)))
+    }
+}
+
+/// A hold under its leaseholder's mutex, and what its renewal depends on.
+pub(crate) struct Renewing<'a> {
+    pub(crate) hold: &'a Arc<Hold>,
+    pub(crate) state: RenewalState,
+    /// The progress of its renewal, to be changed.
+    pub(crate) attempt: &'a mut Attempt,
+}
+
+impl Renewing<'_> {
+    /// When to do the next thing about the hold.
+    fn next(&self, holder: &impl Leaseholder) -> u64 {
+        let due = self.state.next(&holder.core().config, clock::now());
+        due.at.min(self.tracked_from(holder))
+    }
+
+    /// When the server should begin to track the hold's key. `u64::MAX`: it does already, or cannot.
+    fn tracked_from(&self, holder: &impl Leaseholder) -> u64 {
+        if self.hold.is_tracked() || !holder.core().pubsub.tracks(holder.key()) {
+            return u64::MAX;
+        }
+        self.state.granted.saturating_add(TRACKED_AFTER)
+    }
+
+    /// The lease of a renewal that the caller must send now. `None`: there is none to send, or it is
+    /// too late.
+    pub(super) fn begins(self, lease: Option<Duration>, now: u64) -> Option<Duration> {
+        let lease = lease.filter(|_| now < self.hold.deadline())?;
+        *self.attempt = self.attempt.sent();
+        self.hold.ask(lease);
+        Some(lease)
+    }
+}
 
 impl Site {
     /// A tenancy has begun: sets the alarm. If the client met another run of the server meanwhile,
@@ -28,63 +205,16 @@ impl Site {
         }
     }
 
-    /// Sets the wheel's alarm to the next thing to do about the hold in the seat.
-    pub(crate) fn arm(self: &Arc<Self>) {
-        self.arm_by(Seat::renewal_state);
-    }
-
-    /// As [`arm`](Self::arm), if `tenancy` wants this watched lease from now on. Does not look at
-    /// the other tenancies, which may be many thousands: nothing about them has changed.
+    /// As [`arm`](Leaseholder::arm), if `tenancy` wants this watched lease from now on. Does not
+    /// look at the other tenancies, which may be many thousands: nothing about them has changed.
     pub(crate) fn arm_for(self: &Arc<Self>, tenancy: &Tenancy, lease: Duration) {
-        self.arm_by(|seat| seat.renewal_state_of(Some((tenancy.since, lease))));
-    }
-
-    fn arm_by(self: &Arc<Self>, renewal_state: impl FnOnce(&Seat) -> RenewalState) {
         let next = |seat: &mut Seat| {
-            let renewal_state = renewal_state(seat);
-            let tracked =
-                seat.tenancy.hold.tracked_from(renewal_state.granted, &self.name, &self.core);
-            renewal_state.next(&self.core.config, clock::now()).at.min(tracked)
+            let state = seat.renewal_state_of(Some((tenancy.since, lease)));
+            seat.renewing(state).next(&**self)
         };
-        let Some(at) = self.gate.with_seat(|seat| seat.map(next)) else { return };
-        let mut alarm = self.alarm.lock();
-        // An alarm that goes off too early sets the next one; only a late alarm would be wrong.
-        if alarm.as_ref().is_none_or(|alarm| alarm.due() > at) {
-            let task: Weak<dyn Task> = Arc::<Self>::downgrade(self);
-            let new = self.core.watchdog.alarm(at, task);
-            if let Some(old) = alarm.replace(new) {
-                self.core.watchdog.cancel(old);
-            }
+        if let Some(at) = self.gate.with_seat(|seat| seat.map(next)) {
+            self.arm_at(at);
         }
-    }
-
-    /// The tenancy in the seat, and the lease to which the caller must renew it now: if a renewal
-    /// is due, or `early`.
-    pub(super) fn begin_renewal(
-        &self,
-        early: bool,
-        now: u64,
-    ) -> Option<(Arc<Tenancy>, Option<Duration>)> {
-        self.gate.with_seat(|seat| {
-            let seat = seat?;
-            let Due { at, lease } = seat.renewal_state().next(&self.core.config, now);
-            let lease = lease.filter(|lease| (early || at <= now) && seat.renews(*lease, now));
-            Some((Arc::clone(&seat.tenancy), lease))
-        })
-    }
-
-    pub(super) fn renewal(self: &Arc<Self>, hold: &Arc<Hold>, lease: Option<Duration>) -> Renewal {
-        let (key, owner, urgent) = (Arc::clone(&self.name), hold.owner, hold.is_to_be_raised());
-        // Read before `longer`, which may make this renewal a cut.
-        let counts = lease.map_or(Duration::ZERO, |lease| hold.counts(lease));
-        let longer = lease.map_or(Longer::Stays, |_| hold.longer());
-        let until = hold.deadline();
-        let (site, hold) = (Arc::clone(self), Arc::clone(hold));
-        let renewed = Box::new(move |sent_at, renewed: Result<Held, &Arc<str>>, resent| {
-            hold.longer_heard(longer, renewed.map_err(drop), resent);
-            site.renewed(&hold, sent_at, counts, renewed);
-        });
-        Renewal { kind: RenewalKind::Locks, key, owner, lease, longer, urgent, until, renewed }
     }
 
     /// Raises a hold that a message granted to its lease now, instead of at the next renewal, if
@@ -145,55 +275,5 @@ impl Site {
             Err(_) => hold.unconfirm(),
         }
         self.clean_up_if_lost(hold);
-    }
-
-    /// The server's answer to a renewal that was sent at `sent_at`, and how much of its lease
-    /// counts.
-    pub(crate) fn renewed(
-        self: &Arc<Self>,
-        hold: &Arc<Hold>,
-        sent_at: u64,
-        counts: Duration,
-        renewed: Result<Held, &Arc<str>>,
-    ) {
-        let now = clock::now();
-        let tenancy = self.gate.with_seat(|seat| {
-            // A reply for a hold that has ended is ignored.
-            let seat = seat.filter(|seat| Arc::ptr_eq(&seat.tenancy.hold, hold))?;
-            seat.attempt = match renewed {
-                Ok(held @ (Held::Yes | Held::TooLong)) => {
-                    hold.confirm(sent_at, counts);
-                    hold.raised();
-                    // The next renewal cuts a lease that is too long, at once.
-                    if held == Held::TooLong { Attempt::again(now) } else { Attempt::Done }
-                }
-                Ok(Held::No) => Attempt::Done,
-                Err(cause) => {
-                    hold.renewal_failed(cause);
-                    seat.attempt.fails(hold.is_to_be_raised(), counts, now)
-                }
-            };
-            Some(Arc::clone(&seat.tenancy))
-        });
-        match tenancy {
-            Some(tenancy) if renewed == Ok(Held::No) => self.lose(&tenancy, hold.why_gone()),
-            Some(_) => self.arm(),
-            None => {}
-        }
-    }
-}
-
-impl Task for Site {
-    fn due(self: Arc<Self>) -> Option<Renewal> {
-        *self.alarm.lock() = None;
-        let now = clock::now();
-        self.track(now);
-        let (tenancy, lease) = self.begin_renewal(false, now)?;
-        if now >= tenancy.hold.deadline() {
-            self.lose(&tenancy, LostReason::LeaseExpired);
-            return None;
-        }
-        self.arm();
-        lease.map(|lease| self.renewal(&tenancy.hold, Some(lease)))
     }
 }

@@ -9,7 +9,7 @@ use redlatch_client::Limit;
 use redlatch_client::sync::{Thread, clock};
 
 use crate::error::{Error, ErrorKind, LostReason};
-use crate::local::{Entered, Leaving, Level, Site, Succession, Tenancy, Terms};
+use crate::local::{Entered, Leaseholder, Leaving, Level, Site, Succession, Tenancy, Terms};
 use crate::runtime::Session;
 use crate::scripts::{self, Mode, Trouble};
 use crate::waiting::Wait;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use redlatch_client::sync::Thread;
 
 use crate::lease::renewal::{Attempt, RenewalState};
-use crate::local::{Tenancy, Terms, clock};
+use crate::local::{Renewing, Tenancy, Terms, clock};
 use crate::scripts::Mode;
 
 /// The tenancy that the process has now.
@@ -254,15 +254,9 @@ impl Seat {
         self.attempt.is_sent() || hold.is_unconfirmed() || hold.outlives_its_terms()
     }
 
-    /// The caller is about to send a renewal to this lease. `false`: it is too late.
-    pub(in crate::local) fn renews(&mut self, lease: Duration, now: u64) -> bool {
-        let hold = &self.tenancy.hold;
-        let in_time = now < hold.deadline();
-        if in_time {
-            self.attempt = self.attempt.sent();
-            hold.ask(lease);
-        }
-        in_time
+    /// The hold, as its renewal sees it in this state.
+    pub(in crate::local) fn renewing(&mut self, state: RenewalState) -> Renewing<'_> {
+        Renewing { hold: &self.tenancy.hold, state, attempt: &mut self.attempt }
     }
 
     /// The state on which the hold's renewal depends.

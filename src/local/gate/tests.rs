@@ -148,7 +148,9 @@ fn a_renewal_on_its_way_goes_with_the_hold_and_one_that_failed_keeps_it() {
         let tenancy = granted(&one, 0);
         state.admit(&tenancy, Terms::watched(LEASE), None, 0);
         let seat = state.seat.as_mut().unwrap();
-        assert!(!seat.renews(LEASE, OVER) && seat.renews(LEASE, 0));
+        let before = seat.renewal_state();
+        assert_eq!(seat.renewing(before).begins(Some(LEASE), OVER), None);
+        assert_eq!(seat.renewing(before).begins(Some(LEASE), 0), Some(LEASE));
         if fails {
             tenancy.hold.renewal_failed(&"no server".into());
             seat.attempt = seat.attempt.fails(false, LEASE, 0);

@@ -9,16 +9,18 @@ use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use redlatch_client::pubsub::Tracked;
 use redlatch_client::sync::atomic::{AtomicBool, Ordering};
 use redlatch_client::sync::{Mutex, Thread, clock};
 
 use super::site::ExpirableSite;
 use crate::error::LostReason;
-use crate::lease::renewal::{Attempt, Due, RenewalState};
-use crate::lease::{Alarm, Renewal, Task};
+use crate::lease::Alarm;
+use crate::lease::renewal::{Attempt, RenewalState};
 use crate::local::permits::Permits;
-use crate::local::{Asked, Hold, Tenancy, Terms};
-use crate::scripts::renewal::{Held, Longer, RenewalKind};
+use crate::local::{Asked, Hold, Leaseholder, Renewing, Tenancy, Terms};
+use crate::runtime::Core;
+use crate::scripts::renewal::RenewalKind;
 use crate::scripts::{Owner, PermitId};
 
 pub(crate) struct PermitLease {
@@ -28,6 +30,7 @@ pub(crate) struct PermitLease {
     /// The id was read.
     is_told: AtomicBool,
     state: Mutex<State>,
+    alarm: Mutex<Option<Alarm>>,
 }
 
 #[derive(Default)]
@@ -38,15 +41,6 @@ struct State {
     /// The permit was given back, let go of, or lost.
     is_over: bool,
     attempt: Attempt,
-    /// The wheel's entry. Taken after nothing else's mutex but this one's.
-    alarm: Option<Alarm>,
-}
-
-impl State {
-    /// Since when a guard has had the permit lease.
-    fn since(&self, now: u64) -> u64 {
-        self.tenancy.as_ref().map_or(now, |tenancy| tenancy.since)
-    }
 }
 
 /// A thread's need.
@@ -106,6 +100,7 @@ impl PermitLease {
             site: Arc::clone(site),
             is_told: AtomicBool::new(false),
             state: Mutex::default(),
+            alarm: Mutex::default(),
         })
     }
 
@@ -167,12 +162,8 @@ impl PermitLease {
         if !first {
             return;
         }
-        if let Some(tenancy) = tenancy
-            && let Some(callbacks) = tenancy.lose(reason)
-        {
-            let (core, name) = (&self.site.core, &self.site.name);
-            core.watchdog.tell_lost(name, || tenancy.loss_message(reason, core.config.max_hold));
-            core.watchdog.call_back(name, reason, callbacks);
+        if let Some(tenancy) = tenancy {
+            tenancy.declare_lost(&self.site.core, &self.site.name, reason);
         }
         // A renewal may have made the lease longer, or a late copy of the request may take the
         // permit anew.
@@ -188,50 +179,15 @@ impl PermitLease {
     fn finish(&self) -> (Option<Arc<Tenancy>>, bool, bool) {
         let mut state = self.state.lock();
         let first = !std::mem::replace(&mut state.is_over, true);
-        let (tenancy, alarm, renewing) =
-            (state.tenancy.take(), state.alarm.take(), state.attempt.is_sent());
+        let (tenancy, renewing) = (state.tenancy.take(), state.attempt.is_sent());
         drop(state);
+        // A thread that sets the alarm at this moment leaves one that finds nothing to do.
+        let alarm = self.alarm.lock().take();
         if let Some(alarm) = alarm {
             self.site.core.watchdog.cancel(alarm);
         }
         self.site.forget(&self.id);
         (tenancy, renewing, first)
-    }
-
-    /// Sets the wheel's alarm to the next thing to do.
-    pub(super) fn arm(self: &Arc<Self>) {
-        let mut state = self.state.lock();
-        if state.is_over {
-            return;
-        }
-        let now = clock::now();
-        let tracked =
-            self.hold.tracked_from(state.since(now), self.site.tracked_key(), &self.site.core);
-        let at = self.next(&state, now).at.min(tracked);
-        // An alarm that goes off too early sets the next one; only a late one is wrong.
-        if state.alarm.as_ref().is_none_or(|alarm| alarm.due() > at) {
-            let watchdog = &self.site.core.watchdog;
-            let task: Weak<dyn Task> = Arc::<Self>::downgrade(self);
-            if let Some(old) = state.alarm.replace(watchdog.alarm(at, task)) {
-                watchdog.cancel(old);
-            }
-        }
-    }
-
-    /// The permit lease's next thing to do.
-    fn next(&self, state: &State, now: u64) -> Due {
-        let since = state.since(now);
-        let renewal_state = RenewalState {
-            granted: since,
-            since,
-            deadline: self.hold.deadline(),
-            is_provisional: false,
-            // Also on the permit lease's way to the next guard.
-            watched: self.hold.terms.watched_lease().map(|lease| self.hold.counts(lease)),
-            fixed: None,
-            attempt: state.attempt,
-        };
-        renewal_state.next(&self.site.core.config, now)
     }
 
     /// The server's answer to a lease that a reader of the id asked for at `sent_at`.
@@ -245,101 +201,55 @@ impl PermitLease {
             self.site.release_later(&[self.id], lease);
         }
     }
-
-    /// A renewal before its time; if the permit is not to be renewed, or is being renewed, the
-    /// question whether the server knows it.
-    pub(super) fn renew_now(self: &Arc<Self>) -> Option<Renewal> {
-        let now = clock::now();
-        let mut state = self.state.lock();
-        if state.is_over {
-            return None;
-        }
-        let lease = self.next(&state, now).lease;
-        let lease = lease.filter(|lease| self.begin_renewal(&mut state, *lease, now));
-        drop(state);
-        Some(self.renewal(lease))
-    }
-
-    /// `false`: it is too late.
-    fn begin_renewal(&self, state: &mut State, lease: Duration, now: u64) -> bool {
-        let in_time = now < self.hold.deadline();
-        if in_time {
-            state.attempt = state.attempt.sent();
-            self.hold.ask(lease);
-        }
-        in_time
-    }
-
-    fn renewal(self: &Arc<Self>, lease: Option<Duration>) -> Renewal {
-        let (kind, key) = (RenewalKind::Permits, Arc::clone(&self.site.timeouts));
-        let (owner, itself) = (self.hold.owner, Arc::clone(self));
-        // Before the cut that this one may be.
-        let counts = lease.map_or(Duration::ZERO, |lease| self.hold.counts(lease));
-        // A reader of the id may have asked for a longer lease.
-        let is_known = lease.is_none() || self.is_told.load(Ordering::SeqCst);
-        let longer = if is_known { Longer::Stays } else { self.hold.longer() };
-        let renewed = Box::new(move |sent_at, renewed: Result<Held, &Arc<str>>, resent| {
-            itself.hold.longer_heard(longer, renewed.map_err(drop), resent);
-            itself.renewed(sent_at, counts, renewed);
-        });
-        let until = self.hold.deadline();
-        Renewal { kind, key, owner, lease, longer, urgent: false, until, renewed }
-    }
-
-    /// The server's answer to a renewal that was sent at `sent_at`, and how much of its lease
-    /// counts.
-    fn renewed(self: &Arc<Self>, sent_at: u64, counts: Duration, renewed: Result<Held, &Arc<str>>) {
-        let mut state = self.state.lock();
-        // A reply for a permit lease that is over is ignored.
-        if state.is_over {
-            return;
-        }
-        state.attempt = match renewed {
-            Ok(held @ (Held::Yes | Held::TooLong)) => {
-                self.hold.confirm(sent_at, counts);
-                // The next renewal cuts a lease that is too long at once.
-                if held == Held::TooLong { Attempt::again(clock::now()) } else { Attempt::Done }
-            }
-            Ok(Held::No) => Attempt::Done,
-            Err(cause) => {
-                self.hold.renewal_failed(cause);
-                state.attempt.fails(false, counts, clock::now())
-            }
-        };
-        drop(state);
-        if renewed == Ok(Held::No) {
-            self.lose(self.hold.why_gone());
-        } else {
-            self.arm();
-        }
-    }
 }
 
-impl Task for PermitLease {
-    fn due(self: Arc<Self>) -> Option<Renewal> {
-        let now = clock::now();
+impl Leaseholder for PermitLease {
+    const KIND: RenewalKind = RenewalKind::Permits;
+
+    fn core(&self) -> &Core {
+        &self.site.core
+    }
+
+    fn key(&self) -> &Arc<str> {
+        &self.site.timeouts
+    }
+
+    fn alarm(&self) -> &Mutex<Option<Alarm>> {
+        &self.alarm
+    }
+
+    fn with_hold<R>(&self, look: impl FnOnce(Renewing<'_>) -> R) -> Option<R> {
         let mut state = self.state.lock();
-        state.alarm = None;
-        if state.is_over {
+        let State { tenancy, is_over, attempt } = &mut *state;
+        if *is_over {
             return None;
         }
-        if now >= self.hold.deadline() {
-            drop(state);
-            self.lose(LostReason::LeaseExpired);
-            return None;
-        }
-        let Due { at, lease } = self.next(&state, now);
-        let lease = lease.filter(|_| at <= now);
-        let lease = lease.filter(|lease| self.begin_renewal(&mut state, *lease, now));
-        let site = &self.site;
-        let is_tracked =
-            self.hold.begins_to_be_tracked(state.since(now), now, site.tracked_key(), &site.core);
-        drop(state);
-        if is_tracked {
-            self.site.track();
-        }
-        self.arm();
-        lease.map(|lease| self.renewal(Some(lease)))
+        let since = tenancy.as_ref().map_or_else(clock::now, |tenancy| tenancy.since);
+        let hold = &self.hold;
+        let state = RenewalState {
+            granted: since,
+            since,
+            deadline: hold.deadline(),
+            is_provisional: false,
+            // Also on the permit lease's way to the next guard.
+            watched: hold.terms.watched_lease().map(|lease| hold.counts(lease)),
+            fixed: None,
+            attempt: *attempt,
+        };
+        Some(look(Renewing { hold, state, attempt }))
+    }
+
+    /// A reader of the id may have asked for a longer lease.
+    fn may_be_longer(&self) -> bool {
+        self.is_told.load(Ordering::SeqCst)
+    }
+
+    fn asks_if_changed(self: &Arc<Self>) -> Weak<dyn Tracked> {
+        Arc::<ExpirableSite>::downgrade(&self.site)
+    }
+
+    fn lose_hold(self: &Arc<Self>, _its: &Arc<Hold>, reason: LostReason) {
+        self.lose(reason);
     }
 }
 

@@ -2,7 +2,7 @@
 //! leases.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 use redis::Value;
@@ -13,8 +13,8 @@ use redlatch_client::{Outcome, ReplyReceiver, Route};
 use super::permit_lease::{PermitLease, PermitNeed};
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::lease::{Cleanup, Renewal};
-use crate::local::Asked;
 use crate::local::permits::{PermitGate, Permits, Reply, RequestFailed, Source};
+use crate::local::{Asked, Leaseholder};
 use crate::runtime::{Core, Member};
 use crate::scripts::expirable_semaphore::{
     ExpirableScripts, ReturnedPermits, TakenPermit, released,
@@ -29,6 +29,7 @@ use crate::waiting::Queued;
 pub(crate) struct ExpirableSite {
     pub(super) core: Arc<Core>,
     pub(super) name: Arc<str>,
+    /// The key of the leases.
     pub(super) timeouts: Arc<str>,
     /// Another semaphore of this client whose leases have the same key: it was there first.
     pub(super) twin: Option<Arc<str>>,
@@ -84,17 +85,6 @@ impl ExpirableSite {
     /// This process's permit lease under an id.
     pub(super) fn held(&self, id: &PermitId) -> Option<Arc<PermitLease>> {
         self.held.lock().get(id).cloned()
-    }
-
-    /// The key of the leases.
-    pub(super) fn tracked_key(&self) -> &str {
-        &self.timeouts
-    }
-
-    /// Has the key of the leases tracked: one of them is held for a while now.
-    pub(super) fn track(self: &Arc<Self>) {
-        let who: Weak<dyn Tracked> = Arc::<Self>::downgrade(self);
-        self.core.pubsub.track(&self.timeouts, who);
     }
 
     pub(super) fn forget(&self, id: &PermitId) {
@@ -207,7 +197,8 @@ impl ExpirableSite {
         // A connection that met a new run of the server meanwhile had all permit leases renewed,
         // when these were not yet in the map.
         if self.route.incarnation() != asked.incarnation {
-            let renewals = permit_leases.iter().filter_map(|permit_lease| permit_lease.renew_now());
+            let renewals =
+                permit_leases.iter().filter_map(|permit_lease| permit_lease.early_renewal());
             self.core.watchdog.renew_now(renewals.collect());
         }
     }
@@ -350,7 +341,7 @@ impl Member for ExpirableSite {
 
     fn renew_now(self: Arc<Self>) -> Vec<Renewal> {
         let held: Vec<_> = self.held.lock().values().cloned().collect();
-        held.iter().filter_map(|permit_lease| permit_lease.renew_now()).collect()
+        held.iter().filter_map(|permit_lease| permit_lease.early_renewal()).collect()
     }
 }
 
@@ -376,7 +367,7 @@ impl Tracked for ExpirableSite {
                 .filter(|(at, _)| is_there.get(*at).is_none_or(|ends| *ends == Value::Nil));
             let permit_leases = gone.filter_map(|(_, id)| self.held(id));
             let renewals: Vec<_> =
-                permit_leases.filter_map(|permit_lease| permit_lease.renew_now()).collect();
+                permit_leases.filter_map(|permit_lease| permit_lease.early_renewal()).collect();
             if !renewals.is_empty() {
                 self.core.watchdog.renew_now(renewals);
             }
