@@ -1,8 +1,9 @@
 //! Commands that must still reach the server although no caller waits for them: mostly releases of
-//! holds that no thread has. A constructor for each reason says how long its command is sent.
+//! holds that no thread has, and signs of life. A constructor for each reason says how long its
+//! command is sent.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use log::Level;
@@ -48,6 +49,8 @@ enum What {
     Request(Command, Arc<Requests>, RequestId, Option<i64>),
     /// Done once no debt is left.
     Debt(Arc<dyn Debtor>),
+    /// Done once it is not needed any more.
+    KeepAlive(Weak<dyn KeepAlive>),
 }
 
 /// A debtor owes the server changes, and computes the amount when it can be sent.
@@ -57,6 +60,15 @@ pub(crate) trait Debtor: Send + Sync {
 
     /// Takes the outcome. `resent`: the command went twice, the first time without an outcome.
     fn paid(&self, outcome: &Outcome, resent: bool);
+}
+
+/// A command that is sent regularly, for as long as it is needed.
+pub(crate) trait KeepAlive: fmt::Debug + Send + Sync {
+    /// The command to send now. `None`: none any more, until the keep-alive is scheduled again.
+    fn command(&self) -> Option<Command>;
+
+    /// Takes the outcome, and returns after how long the keep-alive is due again.
+    fn done(&self, outcome: Outcome) -> Duration;
 }
 
 impl Cleanup {
@@ -115,6 +127,16 @@ impl Cleanup {
         Self::new(name, What::Debt(debtor), Duration::MAX)
     }
 
+    /// Sent after `pause`, and then whenever the keep-alive asks for it.
+    pub(super) fn regular(
+        name: &Arc<str>,
+        keep_alive: &Arc<dyn KeepAlive>,
+        pause: Duration,
+    ) -> Self {
+        let what = What::KeepAlive(Arc::downgrade(keep_alive));
+        Self::new(name, what, Duration::MAX).after(pause)
+    }
+
     /// Sends a command for `lasts`, and only until it is answered after `enough`.
     fn undo(name: &Arc<str>, command: Command, lasts: Duration, enough: Duration) -> Self {
         let enough = clock::now().saturating_add(clock::nanos(enough));
@@ -158,7 +180,13 @@ impl Cleanup {
                 Some(command.clone())
             }
             What::Debt(debtor) => debtor.command(),
+            What::KeepAlive(keep_alive) => keep_alive.upgrade()?.command(),
         }
+    }
+
+    /// Whether it comes before all others: the server forgets a waiter that gives no sign of life.
+    pub(crate) fn is_regular(&self) -> bool {
+        matches!(self.what, What::KeepAlive(_))
     }
 
     /// Whether to send it again after this outcome. `ended`: the client has, and only a debt with
@@ -171,6 +199,12 @@ impl Cleanup {
         watchdog: &Watchdog,
         ended: bool,
     ) -> bool {
+        if let What::KeepAlive(keep_alive) = &self.what {
+            let Some(keep_alive) = keep_alive.upgrade() else { return false };
+            self.due = now.saturating_add(clock::nanos(keep_alive.done(outcome.clone())));
+            self.tried = now;
+            return !ended;
+        }
         if self.is_done(outcome, resent, now, watchdog) {
             return false;
         }
@@ -222,6 +256,7 @@ impl Cleanup {
                 debtor.paid(outcome, resent);
                 false
             }
+            What::KeepAlive(_) => false,
         }
     }
 
@@ -232,12 +267,17 @@ impl Cleanup {
         self.retry = self.retry.saturating_mul(2).min(LAST_RETRY);
     }
 
+    /// Due after `pause`.
+    pub(crate) fn after(self, pause: Duration) -> Self {
+        Self { due: clock::now().saturating_add(clock::nanos(pause)), ..self }
+    }
+
     /// A connection works: a cleanup without an answer need not wait longer. But not at once, or
     /// each break of a bad connection would be a reason to send again. An answered undo keeps its
     /// back-off: a call that is cut leaves an undo and opens a connection, so each call would send
     /// the undos of all earlier ones.
     pub(crate) fn hurry(&mut self) {
-        if !self.was_answered {
+        if !self.was_answered && !self.is_regular() {
             self.start_anew();
         }
     }
@@ -273,7 +313,7 @@ impl Cleanup {
                 "could not be released before the client ended; it ends with its lease, a place in a \
                  queue when it lapses",
             ),
-            What::Tell(_) => return,
+            What::Tell(_) | What::KeepAlive(_) => return,
             What::Request(..) => (
                 Level::Error,
                 "what was given back or counted down before the client ended may not have been \

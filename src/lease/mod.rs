@@ -25,10 +25,10 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, Sender};
 use log::Level;
 use redlatch_client::sync::{Condvar, Mutex, clock};
-use redlatch_client::{Command, Lane, News, Node, Outcome};
+use redlatch_client::{Lane, News, Node};
 
 use self::callbacks::Callbacks;
-pub(crate) use self::cleanup::{Cleanup, Debtor};
+pub(crate) use self::cleanup::{Cleanup, Debtor, KeepAlive};
 use self::wheel::{Wheel, WheelKey};
 use crate::error::{Error, LostReason};
 use crate::scripts::renewal::{Held, Longer, RenewalKind};
@@ -81,8 +81,6 @@ impl fmt::Debug for Renewal {
 enum Item {
     /// A hold's task is due.
     Task(Weak<dyn Task>),
-    /// A keep-alive is due.
-    KeepAlive(Weak<dyn KeepAlive>),
     /// A lane may have replies to read.
     Lane(Arc<Lane>),
 }
@@ -99,7 +97,6 @@ pub(crate) enum Job {
     Mend(Arc<str>, Arc<Requests>, RequestId),
     /// A connection was opened.
     Connected,
-    KeepAlives(Vec<Arc<dyn KeepAlive>>),
     /// The subscriber of this server has something to read.
     TellSubscriber(Arc<Node>),
     /// In a cluster: these slots (sorted) have another server.
@@ -109,15 +106,6 @@ pub(crate) enum Job {
     LookAt(Arc<Node>),
     /// The client has ended; there is no job after this.
     End,
-}
-
-/// A command that is sent regularly, for as long as it is needed.
-pub(crate) trait KeepAlive: fmt::Debug + Send + Sync {
-    /// The command to send now. `None`: none any more, until the keep-alive is scheduled again.
-    fn command(&self) -> Option<Command>;
-
-    /// Takes the outcome, and returns after how long the keep-alive is due again.
-    fn done(&self, outcome: Outcome) -> Duration;
 }
 
 /// The wheel, and the channels to the two other threads.
@@ -206,12 +194,6 @@ impl Watchdog {
         move || drop(jobs.send(Job::Connected))
     }
 
-    /// Does a keep-alive after `pause`, and then whenever the keep-alive asks for it.
-    pub(crate) fn schedule(&self, keep_alive: &Arc<dyn KeepAlive>, pause: Duration) {
-        let due = clock::now().saturating_add(clock::nanos(pause));
-        self.insert(due, Item::KeepAlive(Arc::downgrade(keep_alive)));
-    }
-
     /// Makes the renewer wake the subscriber of a server from its read.
     pub(crate) fn tell_subscriber(&self, node: Arc<Node>) {
         // The receiver goes away at the end of the client only.
@@ -236,6 +218,16 @@ impl Watchdog {
         }
         // It does not block, and the receiver goes away after the end only.
         let _ = self.jobs.send(Job::CleanUp(cleanup));
+    }
+
+    /// Sends a keep-alive of this name after `pause`, and then whenever the keep-alive asks for it.
+    pub(crate) fn schedule(
+        &self,
+        name: &Arc<str>,
+        keep_alive: &Arc<dyn KeepAlive>,
+        pause: Duration,
+    ) {
+        self.clean_up(Cleanup::regular(name, keep_alive, pause));
     }
 
     /// The server has answered a request that changes by `permits` how many of a semaphore are
@@ -301,7 +293,6 @@ impl Watchdog {
         let mut fired = Vec::new();
         while self.wait(&mut fired) {
             let mut renewals = Vec::new();
-            let mut keep_alives = Vec::new();
             let mut lanes = Vec::new();
             for item in fired.drain(..) {
                 match item {
@@ -316,7 +307,6 @@ impl Watchdog {
                             }
                         }
                     }
-                    Item::KeepAlive(keep_alive) => keep_alives.extend(keep_alive.upgrade()),
                     Item::Lane(lane) => lanes.push(lane),
                 }
             }
@@ -324,9 +314,6 @@ impl Watchdog {
             // The receiver goes away after this thread only.
             if !renewals.is_empty() {
                 let _ = self.jobs.send(Job::Renew(renewals));
-            }
-            if !keep_alives.is_empty() {
-                let _ = self.jobs.send(Job::KeepAlives(keep_alives));
             }
             if !lanes.is_empty() {
                 let _ = self.jobs.send(Job::Look(lanes));

@@ -19,7 +19,7 @@ use redlatch_client::sync::own_thread;
 use redlatch_client::{Cluster, Node, slot_of};
 
 use super::Core;
-use super::renewer::{AFTER_A_PANIC, Renewer};
+use super::renewer::Renewer;
 use crate::lease::{Job, Renewal};
 
 pub(super) struct Dispatcher {
@@ -112,22 +112,6 @@ impl Dispatcher {
             Job::Mend(name, requests, request_id) => {
                 let node = self.home(&name);
                 self.give_to(&node, Job::Mend(name, requests, request_id));
-            }
-            Job::KeepAlives(keep_alives) => {
-                for keep_alive in keep_alives {
-                    // The keep-alive is asked for its command again there.
-                    match self.try_to(|| keep_alive.command()) {
-                        Some(Some(command)) => {
-                            let slot = slot_of(command.key().unwrap_or_default());
-                            self.give_to(
-                                &self.cluster.node(slot),
-                                Job::KeepAlives(vec![keep_alive]),
-                            );
-                        }
-                        Some(None) => {}
-                        None => self.core.watchdog.schedule(&keep_alive, AFTER_A_PANIC),
-                    }
-                }
             }
             Job::TellSubscriber(node) => {
                 self.give_to(&Arc::clone(&node), Job::TellSubscriber(node));

@@ -19,7 +19,7 @@ use redlatch_client::{
 
 use super::todo::Todo;
 use super::{Core, Member};
-use crate::lease::{Cleanup, Job, KeepAlive, Renewal, renewal};
+use crate::lease::{Cleanup, Job, Renewal, renewal};
 use crate::scripts::renewal::{Held, Longer, RenewalKind, Renewed};
 use crate::scripts::{self, RequestId, Requests, Trouble};
 
@@ -37,7 +37,7 @@ const ASK_AGAIN: u64 = 1_000_000_000;
 /// to that of any other.
 const MOST_DOUBLED: u32 = 20;
 /// When a keep-alive that panicked is due again.
-pub(super) const AFTER_A_PANIC: Duration = Duration::from_secs(1);
+const AFTER_A_PANIC: Duration = Duration::from_secs(1);
 
 /// A server's thread with its own connection: renewals neither wait for the callers' commands nor
 /// delay them.
@@ -195,7 +195,6 @@ impl Renewer {
                 self.try_to(|renewer| renewer.mend_late(&name, &requests, request_id));
             }
             Job::Connected => self.cleanups.iter_mut().for_each(Cleanup::hurry),
-            Job::KeepAlives(keep_alives) => self.send_keep_alives(keep_alives),
             Job::TellSubscriber(node) => self.core.tell_subscriber(&node),
             Job::Look(lanes) => lanes.iter().for_each(|lane| self.look(lane)),
             Job::LookAt(node) => {
@@ -565,8 +564,10 @@ impl Renewer {
     /// others wait for their next turn: there may be thousands, each packet takes a round trip, and
     /// a renewal that falls due meanwhile goes before the next one.
     fn send_due_cleanups(&mut self, now: u64) {
-        let due = self.cleanups.extract_if(.., |cleanup| cleanup.due() <= now);
-        let mut due: VecDeque<_> = due.take(NAMES_A_CALL).collect();
+        let is_due = |cleanup: &Cleanup| cleanup.due() <= now;
+        let regular = self.cleanups.extract_if(.., |it| it.is_regular() && is_due(it));
+        let mut due: VecDeque<_> = regular.collect();
+        due.extend(self.cleanups.extract_if(.., |it| is_due(it)).take(NAMES_A_CALL));
         if self.core.servers.cluster().is_some() && !self.core.is_shut_down() {
             // The server may be gone for good, and the slot another server's.
             let (here, elsewhere) = due.into_iter().partition(|cleanup| match cleanup.server() {
@@ -582,7 +583,8 @@ impl Renewer {
         while !due.is_empty() {
             let outcome = Err(self.panicked());
             if !self.try_to(|renewer| renewer.cleanup_heard(&mut due, &outcome, true)) {
-                due.pop_front();
+                let regular = due.pop_front().filter(Cleanup::is_regular);
+                self.cleanups.extend(regular.map(|it| it.after(AFTER_A_PANIC)));
             }
         }
     }
@@ -609,29 +611,6 @@ impl Renewer {
             .is_some_and(|cleanup| cleanup.goes_on(outcome, resent, clock::now(), watchdog, ended));
         let cleanup = due.pop_front();
         self.cleanups.extend(cleanup.filter(|_| goes_on));
-    }
-
-    /// Sends the due keep-alives' commands, all in one packet.
-    fn send_keep_alives(&mut self, keep_alives: Vec<Arc<dyn KeepAlive>>) {
-        let mut due = keep_alives.into();
-        self.try_to(|renewer| renewer.send_due_keep_alives(&mut due));
-        // None, unless a job panicked.
-        for keep_alive in due {
-            self.core.watchdog.schedule(&keep_alive, AFTER_A_PANIC);
-        }
-    }
-
-    fn send_due_keep_alives(&mut self, due: &mut VecDeque<Arc<dyn KeepAlive>>) {
-        let mut commands = Vec::new();
-        due.retain(|keep_alive| wants(keep_alive.command(), &mut commands));
-        for outcome in self.exchange(&commands, None).0 {
-            // Taken out afterwards: a panic loses none.
-            if let Some(pause) = due.front().map(|keep_alive| keep_alive.done(outcome))
-                && let Some(keep_alive) = due.pop_front()
-            {
-                self.core.watchdog.schedule(&keep_alive, pause);
-            }
-        }
     }
 
     fn look(&self, lane: &Arc<Lane>) {

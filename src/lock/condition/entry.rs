@@ -327,7 +327,7 @@ impl Signs {
         drop(given);
         if is_first {
             let keep_alive: Arc<dyn KeepAlive> = Arc::clone(self) as _;
-            self.site.core.watchdog.schedule(&keep_alive, SIGN_OF_LIFE);
+            self.site.core.watchdog.schedule(&self.name, &keep_alive, SIGN_OF_LIFE);
         }
         back
     }

@@ -155,7 +155,7 @@ impl FairQueue {
         drop(waiters);
         if first {
             let keep_alive: Arc<dyn KeepAlive> = Arc::clone(self) as _;
-            self.site.core.watchdog.schedule(&keep_alive, self.period());
+            self.site.core.watchdog.schedule(&self.site.name, &keep_alive, self.period());
         }
     }
 

@@ -10,7 +10,7 @@ use redlatch_testkit::{Server, wait_until};
 
 use super::*;
 use crate::config::ClientBuilder;
-use crate::lease::{Debtor, Task};
+use crate::lease::{Debtor, KeepAlive, Task};
 use crate::runtime::{Message, Session};
 
 const SOON: Duration = Duration::from_secs(20);
@@ -77,7 +77,8 @@ fn a_keep_alive_that_panicked_is_done_again() {
     let server = Server::start().unwrap();
     let session = session(&server, ignore);
     let diligent = Arc::new(Diligent::default());
-    session.core().watchdog.schedule(&(Arc::clone(&diligent) as _), Duration::ZERO);
+    let keep_alive = Arc::clone(&diligent) as _;
+    session.core().watchdog.schedule(&"diligent".into(), &keep_alive, Duration::ZERO);
     diligent.0.wait_called(3);
 }
 
