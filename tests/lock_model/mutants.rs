@@ -225,8 +225,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "if grant(now(), 1) then",
     ),
     unfair("a chain that began with a reply has no age", Script::HandOff, "or -since", "or 0"),
-    client("a deadline counts from the receipt of the message", Rule::Anchor, 18),
-    client("a copy that comes late is not undone", Rule::Late, 67),
+    client("a deadline counts from the receipt of the message", Rule::Anchor, 1),
+    client("a copy that comes late is not undone", Rule::Late, 4),
     slow("nobody listens to Redisson's releases", Rule::Listen),
     slow("a chain ends where nobody else of ours waits", Rule::Continue),
 ];

@@ -423,7 +423,8 @@ fn clock(direct: &mut Direct) -> i64 {
 /// long the question was on its way; `None`: it may not call others silent.
 fn ask_again(direct: &mut Direct, client: usize, waited: i64, late: Option<i64>) -> Reply {
     let now = clock(direct);
-    let again = Some(Again { came: now - waited, sent: late.map(|late| now - late) });
+    let ago = |ago| (now - ago) as u64;
+    let again = Some(Again { came: ago(waited), sent: late.map(ago) });
     direct.run(client, &Request::Acquire { number: 1, lease: LEASE, again })
 }
 

@@ -1,5 +1,6 @@
-//! One process and one lock: a client of ours as a state machine without I/O. This is the reference
-//! for the library.
+//! One process and one lock, without I/O: the library's own machine (`src/local/entry.rs`) decides
+//! how the process waits, and this file has what stands around it in the library. That is the
+//! thread that leads, its requests and messages, its hold, and what it gives back.
 //!
 //! ```text
 //!            Lock                     granted by reply or message
@@ -10,12 +11,20 @@
 //!    └─────────────────────────────── its deadline, or a word that it is lost: give_up
 //! ```
 //!
+//! As in the library, a thread that has sent a request does nothing else until the reply, or the
+//! end of its wait: what it is told meanwhile stays in its inbox.
+//!
 //! Times are microseconds on the process's own clock, which never jumps; those of the wire are
 //! milliseconds.
 
+use std::time::Duration;
+
+use super::library::deadline::deadline;
+use super::library::entry::{self, Action, Actions, By, Entered, Entry, Event, Inbox, Told};
+use super::library::exchanges::{Asked, Granted, Reader, Undo};
 use super::random::Random;
 use super::site::Site;
-use super::wire::{Again, Chain, Message, Refused, Released, Reply, Request, What, Whose};
+use super::wire::{Chain, Message, Released, Reply, Request, What, Whose};
 
 pub(crate) type Time = i64;
 pub(crate) const MS: Time = 1_000;
@@ -26,20 +35,9 @@ const AGE: Time = 10 * MS;
 /// The whole lease, in ms.
 pub(crate) const LEASE: i64 = 30_000;
 
-/// The time by which a deadline by message is shortened: the server's clock is read in whole
-/// milliseconds, and clocks run a little differently.
-const DRIFT: Time = 2 * MS;
 /// A hold that lasts so long is raised to the whole lease.
 const RAISE: Time = 50 * MS;
 const RAISE_AGAIN: Time = 400 * MS;
-/// How often a waiter without messages asks: at least once in a provisional lease, whose end it
-/// learns then.
-const POLL: Time = SECOND;
-/// A process that has been answered promptly for so long may call others silent, unless it stood
-/// still itself.
-const STEADY: Time = 2 * SECOND;
-const PROMPT: Time = 400 * MS;
-const PAUSE: Time = 1_500 * MS;
 /// A grant that was found by asking should have come as a message so long ago.
 const SUSPECT: Time = 300 * MS;
 /// A copy of a request may reach the server so late: until then it is undone again and again.
@@ -51,11 +49,9 @@ const LATE: [Time; 6] = [
     8 * SECOND + SECOND / 2,
     9 * SECOND + SECOND / 2,
 ];
-/// So many from the head listen to the public channel while Redisson has the lock.
-const LISTENERS: i64 = 2;
 
-/// A rule that a test may switch off, to see its purpose. `machine.rs` shows the purpose of the
-/// others: they save time, and no history is long enough to tell.
+/// A rule that a test may switch off, to see its purpose. (The others save time, and no history is
+/// long enough to tell.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rule {
     /// The deadline of a grant by message counts from the last exchange, not from its receipt.
@@ -98,10 +94,8 @@ pub(crate) enum Input {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Timer {
-    /// Ask, unless another event has asked since: the second is the number of this nap.
-    Poll(u64, u64),
-    /// Ask in any case.
-    Ask(u64),
+    /// Look whether it is time to ask. The second is the number of this nap.
+    Ask(u64, u64),
     Raise(u64),
     Deadline(u64),
     Suspect(u64),
@@ -132,60 +126,31 @@ pub(crate) enum Output {
 #[derive(Debug)]
 enum State {
     Idle,
-    Trying { number: u64, in_doubt: bool },
-    Waiting(Wait),
+    Waiting(Box<Wait>),
     Holding(Hold),
 }
 
-/// An entry, or the way to it. It is the process's, not a thread's: the next thread inherits it.
+/// A thread that waits, or tries.
 #[derive(Debug)]
 struct Wait {
     number: u64,
-    /// When its first request was sent.
-    began: Time,
-    anchor: Option<Anchor>,
-    /// Since when it has an entry, in the server's ms.
-    came: Option<i64>,
-    /// Since when, and until when, the server has answered it promptly.
-    steady: Option<(Time, Time)>,
-    /// A copy of a request may still come.
-    in_doubt: bool,
-    /// Where it stood when it last asked.
-    place: Option<i64>,
+    entry: Entry<Details>,
+    inbox: Inbox<Details>,
+    /// It stands in the queue, and may ask again.
+    waits: bool,
+    /// On its way.
+    request: Option<Request>,
+    /// It was sent twice.
+    is_copy: bool,
     nap: u64,
     listens: bool,
 }
 
-/// An exchange whose reply had the server's time: that was not before `sent`.
-#[derive(Clone, Copy, Debug)]
-struct Anchor {
-    sent: Time,
-    server: Time,
-}
-
-impl Wait {
-    /// The arguments of the next question.
-    fn again(&self, now: Time) -> Option<Again> {
-        let is_steady =
-            self.steady.is_some_and(|(since, last)| now - since >= STEADY && now - last <= PAUSE);
-        let anchor = self.anchor.filter(|_| is_steady);
-        let sent = anchor.map(|anchor| (anchor.server + now - anchor.sent) / MS);
-        self.came.map(|came| Again { came, sent })
-    }
-
-    /// A question that was sent then was answered at that time of the server's: it has an entry.
-    fn stands(&mut self, now: Time, sent: Time, server: Time) {
-        self.came.get_or_insert(server / MS);
-        let is_expected = self
-            .anchor
-            .is_none_or(|anchor| (anchor.server + sent - anchor.sent - server).abs() <= PROMPT);
-        let is_prompt = is_expected && now - sent <= PROMPT;
-        self.steady = match self.steady {
-            _ if !is_prompt => None,
-            Some((since, last)) if sent - last <= PAUSE => Some((since, now)),
-            _ => Some((now, now)),
-        };
-    }
+/// What a grant says besides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Details {
+    chain: Chain,
+    token: Option<i64>,
 }
 
 #[derive(Debug)]
@@ -194,8 +159,8 @@ struct Hold {
     until: Time,
     is_raised: bool,
     in_doubt: bool,
-    /// The server's time of a grant by message.
-    granted: Option<Time>,
+    /// Messages may name the owner: they are its own, and not given back.
+    is_registered: bool,
     chain: OwnChain,
 }
 
@@ -248,21 +213,25 @@ impl Process {
     }
 
     pub(crate) fn is_waiting(&self) -> bool {
-        matches!(self.state, State::Waiting(_))
+        matches!(&self.state, State::Waiting(wait) if wait.waits)
+    }
+
+    /// A request is on its way, and its thread does nothing else.
+    pub(crate) fn is_asking(&self) -> bool {
+        matches!(&self.state, State::Waiting(wait) if wait.request.is_some())
     }
 
     pub(crate) fn on(&mut self, now: Time, input: Input) -> Vec<Output> {
         match input {
-            Input::Lock => self.lock(now),
-            Input::TryLock => self.try_lock(),
+            Input::Lock => self.begin(now, true),
+            Input::TryLock => self.begin(now, false),
             Input::GiveUp => self.stop_waiting(now),
             Input::Unlock => self.unlock(now),
             Input::Reply { sent, request, reply } => self.replied(now, sent, &request, reply),
             Input::InDoubt(request) => self.doubt(now, request),
             Input::Message(message) => self.told(now, message),
-            Input::Public => self.public(now),
-            // Messages without a listener are lost.
-            Input::Subscribed | Input::Listening => self.ask(now),
+            Input::Public | Input::Listening => self.tell(now, Told::Public),
+            Input::Subscribed => self.tell(now, Told::Missed),
             Input::Timer(timer) => self.timer(now, timer),
         }
         std::mem::take(&mut self.outputs)
@@ -270,226 +239,224 @@ impl Process {
 
     // ---- waiting --------------------------------------------------------------------------
 
-    fn next_number(&mut self) -> u64 {
+    fn begin(&mut self, now: Time, waits: bool) {
         self.numbers = self.site.kind.next_number(self.numbers, &mut self.random);
-        self.numbers
-    }
-
-    fn lock(&mut self, now: Time) {
-        // Before the request is sent: the grant may overtake its reply.
-        let number = self.next_number();
-        self.state = State::Waiting(Wait {
-            number,
-            began: now,
-            anchor: None,
-            came: None,
-            steady: None,
-            in_doubt: false,
-            place: None,
+        self.state = State::Waiting(Box::new(Wait {
+            number: self.numbers,
+            entry: Entry::new(),
+            inbox: Inbox::new(),
+            waits,
+            request: None,
+            is_copy: false,
             nap: 0,
             listens: false,
-        });
-        self.ask(now);
+        }));
+        self.go_on(now);
     }
 
-    fn try_lock(&mut self) {
-        let number = self.next_number();
-        self.state = State::Trying { number, in_doubt: false };
-        self.send(Request::Try { number, lease: LEASE });
+    /// As the driver that waits: reads what was told, asks if it is time, and sleeps otherwise.
+    fn go_on(&mut self, now: Time) {
+        let State::Waiting(wait) = &mut self.state else { return };
+        if wait.request.is_some() {
+            return;
+        }
+        if !wait.inbox.is_empty() {
+            let inbox = std::mem::replace(&mut wait.inbox, Inbox::new());
+            let reader = Reader { lease: whole(), incarnation: 0, needs_replicas: false };
+            let event = Event::Reads { inbox, reader };
+            if let Action::Enter(entered) = wait.entry.step(nanos(now), event).then {
+                return self.enter(now, entered);
+            }
+        }
+        let (number, ask_at) = (wait.number, wait.entry.ask_at());
+        if ask_at > nanos(now) {
+            wait.nap += 1;
+            let timer = Timer::Ask(number, wait.nap);
+            let until = (ask_at.div_ceil(1_000)).min(i64::MAX as u64) as Time;
+            return self.outputs.push(Output::At(until, timer));
+        }
+        let asked = Asked { forced: 0, incarnation: 0, at: nanos(now) };
+        let asks = Event::Asks { asked, lease: whole(), queues: wait.waits };
+        let Action::Ask { again } = wait.entry.step(nanos(now), asks).then else { return };
+        let request = if wait.waits {
+            Request::Acquire { number, lease: LEASE, again }
+        } else {
+            Request::Try { number, lease: LEASE }
+        };
+        (wait.request, wait.is_copy) = (Some(request.clone()), false);
+        self.send(request);
     }
 
-    /// Any question is this one. A nap that is under way ends with the reply.
-    fn ask(&mut self, now: Time) {
-        if let State::Waiting(wait) = &self.state {
-            let (number, again) = (wait.number, wait.again(now));
-            self.send(Request::Acquire { number, lease: LEASE, again });
+    /// The thread finds that in its inbox.
+    fn tell(&mut self, now: Time, told: Told<Details>) {
+        if let State::Waiting(wait) = &mut self.state {
+            wait.inbox.told(told);
+            self.go_on(now);
         }
     }
 
+    fn answered(&mut self, now: Time, reply: Reply) {
+        let jitter = self.random.between(0, 1_000) as u32;
+        let State::Waiting(wait) = &mut self.state else { return };
+        let (number, waits) = (wait.number, wait.waits);
+        wait.request = None;
+        let reply = match reply {
+            Reply::Granted { already, token } => {
+                let details = Details { chain: Chain::default(), token };
+                entry::Reply::Granted { already, lease: whole(), waits, details }
+            }
+            Reply::Refused(refused) => entry::Reply::Refused {
+                now: refused.now as u64,
+                left: Duration::from_millis(refused.left.max(0) as u64),
+                place: refused.place as u32,
+                by_redisson: refused.whose == Whose::Redissons,
+                is_new: refused.is_fresh,
+                jitter,
+            },
+            Reply::NotTaken => entry::Reply::NotTaken,
+            _ => {
+                wait.entry.step(nanos(now), Event::Failed);
+                return self.fail(now);
+            }
+        };
+        let event = Event::Answered { reply, in_doubt: wait.is_copy };
+        let Actions { listens, suspects, then } = wait.entry.step(nanos(now), event);
+        if listens == entry::Listens::ToPublic && !wait.listens && self.broken != Some(Rule::Listen)
+        {
+            wait.listens = true;
+            self.outputs.push(Output::Listen);
+        }
+        if suspects {
+            // The message was sent, and has not come. If it does not come now, the subscription is
+            // dead without an error.
+            self.suspect = Some(number);
+            self.outputs.push(Output::At(now + SUSPECT, Timer::Suspect(number)));
+        }
+        match then {
+            Action::Enter(entered) => self.enter(now, entered),
+            Action::Sleep { .. } if waits => self.go_on(now),
+            _ => self.fail(now),
+        }
+    }
+
+    /// The first copy of a request may be carried out never or late. The connection sends another
+    /// one; if that is lost as well, the waiter asks anew.
+    fn doubt(&mut self, now: Time, request: Request) {
+        match request {
+            Request::Acquire { number, .. } | Request::Try { number, .. } => {
+                let State::Waiting(wait) = &mut self.state else { return };
+                if wait.number != number || wait.request.is_none() {
+                    return;
+                }
+                if !std::mem::replace(&mut wait.is_copy, true) {
+                    return self.send(request);
+                }
+                wait.request = None;
+                wait.entry.step(nanos(now), Event::Unknown);
+                if wait.waits { self.go_on(now) } else { self.fail(now) }
+            }
+            Request::Release { .. } | Request::GiveUp { .. } => self.send(request),
+            // Timers see to these.
+            Request::Renew { .. } => {}
+        }
+    }
+
+    fn fail(&mut self, now: Time) {
+        self.stop_waiting(now);
+        self.outputs.push(Output::Refused);
+    }
+
     fn stop_waiting(&mut self, now: Time) {
-        if let State::Waiting(wait) = &self.state {
-            let (number, in_doubt) = (wait.number, wait.in_doubt);
-            self.idle();
-            self.give_back(now, number, Chain::default(), in_doubt);
+        let State::Waiting(wait) = &mut self.state else { return };
+        if wait.request.is_some() {
+            // The thread does not wait for the reply.
+            wait.entry.step(nanos(now), Event::Unknown);
+        }
+        let inbox = std::mem::replace(&mut wait.inbox, Inbox::new());
+        let number = wait.number;
+        let end = wait.entry.step(nanos(now), Event::Ends { inbox }).then;
+        self.idle();
+        if let Action::GiveBack { undo, details } = end {
+            let chain = details.map_or_else(Chain::default, |details| details.chain);
+            self.give_back(now, number, chain, undo);
         }
     }
 
     fn idle(&mut self) {
-        if let State::Waiting(Wait { listens: true, .. }) = &self.state {
+        if matches!(&self.state, State::Waiting(wait) if wait.listens) {
             self.outputs.push(Output::Unlisten);
         }
         self.state = State::Idle;
     }
 
-    /// Gives back all that the server has of this owner, an entry or the lock, now or later.
-    fn give_back(&mut self, now: Time, number: u64, chain: Chain, in_doubt: bool) {
+    /// Gives back what the server has of this owner, an entry or the lock, now or later.
+    fn give_back(&mut self, now: Time, number: u64, chain: Chain, undo: Undo) {
+        if undo == Undo::Nothing {
+            return;
+        }
         self.send(Request::GiveUp { number, chain });
-        if in_doubt && self.broken != Some(Rule::Late) {
+        if undo == Undo::NowAndLater && self.broken != Some(Rule::Late) {
             self.outputs.push(Output::At(now + LATE[0], Timer::Late(number, 0)));
         }
     }
 
-    fn refused(&mut self, now: Time, sent: Time, refused: &Refused) {
-        let server = refused.now * MS;
-        if let State::Holding(hold) = &self.state {
-            // One the server gave before the grant says nothing about it.
-            if hold.granted.is_some_and(|granted| granted < server) {
-                self.lose(now);
-            }
-            return;
-        }
-        let State::Waiting(wait) = &mut self.state else { return };
-        let had_place = wait.place.is_some();
-        wait.stands(now, sent, server);
-        if wait.anchor.is_none_or(|anchor| anchor.server < server) {
-            wait.anchor = Some(Anchor { sent, server });
-        }
-        wait.place = Some(refused.place);
-        wait.nap += 1;
-        let number = wait.number;
-        let place = refused.place;
-        let listens = refused.whose == Whose::Redissons && place < LISTENERS;
-        let listen_now = listens && !wait.listens && self.broken != Some(Rule::Listen);
-        wait.listens |= listen_now;
-        let after_holder = refused.left.max(0) * MS + MS + place * 300;
-        let poll = POLL * self.random.between(80, 120) / 100;
-        let timer = Timer::Poll(number, wait.nap);
-        if listen_now {
-            self.outputs.push(Output::Listen);
-        }
-        self.outputs.push(Output::At(now + poll.min(after_holder), timer));
-        if refused.is_fresh && had_place {
-            self.suspect(now, number);
-        }
-    }
-
-    /// The entry, or the lock, shows that a message was sent which did not come. If it does not
-    /// come now, the subscription is dead without an error.
-    fn suspect(&mut self, now: Time, number: u64) {
-        self.suspect = Some(number);
-        self.outputs.push(Output::At(now + SUSPECT, Timer::Suspect(number)));
-    }
-
-    fn public(&mut self, now: Time) {
-        if let State::Waiting(wait) = &self.state {
-            match wait.place {
-                // The first one asks at once, the second in case the first one is dead.
-                None | Some(0) => self.ask(now),
-                Some(place) if place < LISTENERS => {
-                    self.outputs.push(Output::At(now + place * MS, Timer::Ask(wait.number)));
-                }
-                Some(_) => {}
-            }
-        }
-    }
-
-    // ---- being granted --------------------------------------------------------------------
-
     fn told(&mut self, now: Time, message: Message) {
         debug_assert_eq!((message.database, &message.lock), (self.site.database, &self.site.lock));
         let number = message.number;
+        let waits =
+            matches!(&self.state, State::Waiting(wait) if wait.number == number && wait.waits);
         match message.what {
-            What::Open { left } => {
-                if matches!(&self.state, State::Waiting(wait) if wait.number == number) {
-                    self.outputs.push(Output::At(now + left * MS, Timer::Ask(number)));
-                }
+            What::Open { left } if waits => {
+                self.tell(now, Told::Open { until: nanos(now + left * MS) });
             }
+            What::Open { .. } => {}
             What::Grant { now: granted, lease, chain, token, .. } => {
                 if self.suspect == Some(number) {
                     self.suspect = None;
                 }
-                match &self.state {
-                    State::Waiting(wait) if wait.number == number => {
-                        self.granted_by_message(now, granted * MS, lease * MS, (chain, token));
-                    }
-                    // A second copy, or the reply was faster.
-                    State::Holding(hold) if hold.number == number => {}
-                    State::Trying { number: own, .. } if *own == number => {}
-                    _ => self.send(Request::GiveUp { number, chain }),
+                let granted =
+                    if self.broken == Some(Rule::Anchor) { u64::MAX } else { granted as u64 };
+                let holds = |hold: &Hold| hold.number == number && hold.is_registered;
+                if waits {
+                    self.tell(
+                        now,
+                        Told::Grant(Granted {
+                            now: granted,
+                            received: nanos(now),
+                            lease: Duration::from_millis(lease as u64),
+                            details: Details { chain, token },
+                        }),
+                    );
+                } else if !matches!(&self.state, State::Holding(hold) if holds(hold)) {
+                    self.send(Request::GiveUp { number, chain });
                 }
             }
         }
     }
 
-    fn granted_by_message(
-        &mut self,
-        now: Time,
-        granted: Time,
-        lease: Time,
-        (chain, token): (Chain, Option<i64>),
-    ) {
+    // ---- a hold ---------------------------------------------------------------------------
+
+    fn enter(&mut self, now: Time, entered: Entered<Details>) {
         let State::Waiting(wait) = &self.state else { return };
-        // The server granted it not before this, and not after now.
-        let not_before = match wait.anchor {
-            _ if self.broken == Some(Rule::Anchor) => now,
-            // A refusal that is younger than the grant: it is over.
-            Some(anchor) if anchor.server > granted => return self.ask(now),
-            Some(anchor) => anchor.sent + granted - anchor.server,
-            None => wait.began,
-        };
-        let until = not_before.min(now) + lease - DRIFT;
-        if until <= now {
-            // Too late. The owner finds out whether it still has it.
-            return self.ask(now);
-        }
-        self.hold(now, until, Some(granted), (OwnChain { here: None, chain }, token));
-    }
-
-    fn granted_by_reply(&mut self, now: Time, sent: Time, already: bool, token: Option<i64>) {
-        let until = sent + LEASE * MS - DRIFT;
-        match &mut self.state {
-            State::Holding(hold) => {
-                hold.is_raised = true;
-                if hold.until < until && now < hold.until {
-                    hold.until = until;
-                    self.outputs.push(Output::Extended(until));
-                }
+        let number = wait.number;
+        let Entered { asked, in_doubt, by } = entered;
+        let (lease, is_raised, is_registered, chain, token) = match by {
+            By::Message { lease, details } => {
+                let chain = OwnChain { here: None, chain: details.chain };
+                (lease.min(whole()), false, true, chain, details.token)
             }
-            State::Waiting(_) | State::Trying { .. } => {
-                // Ours have kept the lock among themselves all the while. (The scripts do not tell
-                // of a young chain: it began anew with the process in between.)
-                let is_young = |end, own: OwnChain| own.here.is_some_and(|here| end - here < AGE);
-                let chain = match self.last {
-                    Some((end, own))
-                        if sent - end < if is_young(end, own) { 2 * AGE } else { AGE }
-                            && self.broken != Some(Rule::Continue) =>
-                    {
-                        let chain = Chain { count: own.chain.count + 1, ..own.chain };
-                        OwnChain { chain, ..own }
-                    }
-                    _ => OwnChain { here: Some(sent), chain: Chain { since: 0, count: 1 } },
+            By::Reply { details, told, may_be_named } => {
+                let chain = match told {
+                    Some(told) => OwnChain { here: None, chain: told.chain },
+                    None => self.chain((asked.at / 1_000) as Time),
                 };
-                if let (true, State::Waiting(wait)) = (already, &self.state) {
-                    let number = wait.number;
-                    self.suspect(now, number);
-                }
-                self.hold(now, until, None, (chain, token));
+                (whole(), true, may_be_named && wait.waits, chain, details.token)
             }
-            State::Idle => {}
-        }
-    }
-
-    fn hold(
-        &mut self,
-        now: Time,
-        until: Time,
-        granted: Option<Time>,
-        (chain, token): (OwnChain, Option<i64>),
-    ) {
-        let (number, in_doubt) = match &self.state {
-            State::Waiting(wait) => (wait.number, wait.in_doubt),
-            State::Trying { number, in_doubt } => (*number, *in_doubt),
-            _ => return,
         };
+        let until = (deadline(asked.at, lease) / 1_000) as Time;
         self.idle();
-        if until <= now {
-            self.state = State::Idle;
-            self.give_back(now, number, chain.said(now), in_doubt);
-            self.outputs.push(Output::Refused);
-            return;
-        }
-        let is_raised = granted.is_none();
-        self.state = State::Holding(Hold { number, until, is_raised, in_doubt, granted, chain });
+        self.state =
+            State::Holding(Hold { number, until, is_raised, in_doubt, is_registered, chain });
         self.outputs.push(Output::Entered(number, until, token));
         self.outputs.push(Output::At(until, Timer::Deadline(number)));
         if !is_raised {
@@ -497,7 +464,22 @@ impl Process {
         }
     }
 
-    // ---- the end of a hold ----------------------------------------------------------------
+    /// The chain of a hold that was asked for then. It goes on if ours have kept the lock among
+    /// themselves all the while. (The scripts do not tell of a young chain: it began anew with the
+    /// process in between.)
+    fn chain(&self, asked: Time) -> OwnChain {
+        let is_young = |end, own: OwnChain| own.here.is_some_and(|here| end - here < AGE);
+        match self.last {
+            Some((end, own))
+                if asked - end < if is_young(end, own) { 2 * AGE } else { AGE }
+                    && self.broken != Some(Rule::Continue) =>
+            {
+                let chain = Chain { count: own.chain.count + 1, ..own.chain };
+                OwnChain { chain, ..own }
+            }
+            _ => OwnChain { here: Some(asked), chain: Chain { since: 0, count: 1 } },
+        }
+    }
 
     fn unlock(&mut self, now: Time) {
         let State::Holding(hold) = &self.state else { return };
@@ -507,76 +489,18 @@ impl Process {
         self.last = Some((now, own));
         self.send(Request::Release { number, chain });
         if in_doubt {
-            self.give_back(now, number, chain, true);
+            self.give_back(now, number, chain, Undo::NowAndLater);
         }
     }
 
     /// Past its deadline, or by a word of the server's. The server's part of it is given back.
     fn lose(&mut self, now: Time) {
         let State::Holding(hold) = &self.state else { return };
-        let (number, in_doubt) = (hold.number, hold.in_doubt);
+        let undo = if hold.in_doubt { Undo::NowAndLater } else { Undo::Once };
+        let number = hold.number;
         self.state = State::Idle;
         self.outputs.push(Output::Lost);
-        self.give_back(now, number, Chain::default(), in_doubt);
-    }
-
-    fn released(&mut self, released: Released) {
-        match released {
-            Released::Window | Released::Alone => self.last = None,
-            Released::HandedOn | Released::Free | Released::NotHeld => {}
-        }
-    }
-
-    // ---- replies and timers ---------------------------------------------------------------
-
-    fn replied(&mut self, now: Time, sent: Time, request: &Request, reply: Reply) {
-        let current = match &self.state {
-            State::Idle => None,
-            State::Trying { number, .. } => Some(*number),
-            State::Waiting(wait) => Some(wait.number),
-            State::Holding(hold) => Some(hold.number),
-        };
-        match (request, reply) {
-            (_, Reply::Released(released)) => self.released(released),
-            (Request::Acquire { number, .. } | Request::Try { number, .. }, reply)
-                if current == Some(*number) =>
-            {
-                match reply {
-                    Reply::Granted { already, token } => {
-                        self.granted_by_reply(now, sent, already, token);
-                    }
-                    Reply::Refused(refused) => self.refused(now, sent, &refused),
-                    Reply::NotTaken | Reply::Error(_) => self.not_taken(now),
-                    _ => {}
-                }
-            }
-            // The acquisition's thread has left meanwhile, and so has its give-up; but that may be
-            // lost.
-            (Request::Acquire { number, .. }, Reply::Granted { .. }) => {
-                self.send(Request::GiveUp { number: *number, chain: Chain::default() });
-            }
-            (Request::Renew { number, lease }, Reply::Renewed(held))
-                if current == Some(*number) =>
-            {
-                self.renewed(now, sent + lease * MS - DRIFT, held);
-            }
-            _ => {}
-        }
-    }
-
-    fn not_taken(&mut self, now: Time) {
-        match self.state {
-            State::Trying { number, in_doubt } => {
-                self.idle();
-                if in_doubt {
-                    self.give_back(now, number, Chain::default(), true);
-                }
-            }
-            State::Waiting(_) => self.stop_waiting(now),
-            // A question that was on its way when it was granted.
-            State::Idle | State::Holding(_) => return,
-        }
-        self.outputs.push(Output::Refused);
+        self.give_back(now, number, Chain::default(), undo);
     }
 
     fn renewed(&mut self, now: Time, until: Time, held: bool) {
@@ -591,39 +515,36 @@ impl Process {
         }
     }
 
-    /// A waiter for an answer asks again. An acquisition that is over is given back for as long as
-    /// the first copy may come.
-    fn doubt(&mut self, now: Time, request: Request) {
-        match request {
-            Request::Acquire { number: asked, .. } | Request::Try { number: asked, .. } => {
-                match &mut self.state {
-                    State::Waiting(Wait { number, in_doubt, .. })
-                    | State::Trying { number, in_doubt }
-                        if *number == asked =>
-                    {
-                        *in_doubt = true;
-                        self.send(request);
-                    }
-                    State::Holding(Hold { number, in_doubt, .. }) if *number == asked => {
-                        *in_doubt = true;
-                    }
-                    _ => self.give_back(now, asked, Chain::default(), true),
+    // ---- replies and timers ---------------------------------------------------------------
+
+    fn replied(&mut self, now: Time, sent: Time, request: &Request, reply: Reply) {
+        match (request, reply) {
+            (_, Reply::Released(Released::Window | Released::Alone)) => self.last = None,
+            (Request::Acquire { number, .. } | Request::Try { number, .. }, reply) => {
+                let is_awaited = |wait: &Wait| wait.number == *number && wait.request.is_some();
+                // Nobody waits for any other: its thread has left, and given up what it may have.
+                if matches!(&self.state, State::Waiting(wait) if is_awaited(wait)) {
+                    self.answered(now, reply);
                 }
             }
-            Request::Release { .. } | Request::GiveUp { .. } => self.send(request),
-            // Timers see to these.
-            Request::Renew { .. } => {}
+            (Request::Renew { number, lease }, Reply::Renewed(held)) => {
+                let lease = Duration::from_millis(*lease as u64);
+                let until = (deadline(nanos(sent), lease) / 1_000) as Time;
+                if matches!(&self.state, State::Holding(hold) if hold.number == *number) {
+                    self.renewed(now, until, held);
+                }
+            }
+            _ => {}
         }
     }
 
     fn timer(&mut self, now: Time, timer: Timer) {
         match (timer, &mut self.state) {
-            (Timer::Poll(number, nap), State::Waiting(wait))
+            (Timer::Ask(number, nap), State::Waiting(wait))
                 if (number, nap) == (wait.number, wait.nap) =>
             {
-                self.ask(now);
+                self.go_on(now);
             }
-            (Timer::Ask(number), State::Waiting(wait)) if number == wait.number => self.ask(now),
             (Timer::Raise(number), State::Holding(hold))
                 if number == hold.number && !hold.is_raised =>
             {
@@ -656,4 +577,14 @@ impl Process {
     fn send(&mut self, request: Request) {
         self.outputs.push(Output::Send(request));
     }
+}
+
+/// The whole lease.
+fn whole() -> Duration {
+    Duration::from_millis(LEASE as u64)
+}
+
+/// As the library counts.
+fn nanos(time: Time) -> u64 {
+    time as u64 * 1_000
 }

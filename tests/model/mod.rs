@@ -9,6 +9,7 @@ pub(crate) mod client;
 pub(crate) mod direct;
 pub(crate) mod histories;
 pub(crate) mod kind;
+pub(crate) mod library;
 pub(crate) mod mutant;
 pub(crate) mod plan;
 pub(crate) mod random;

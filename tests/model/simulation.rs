@@ -1,5 +1,5 @@
 //! One random history: events in the order of simulated time, the real scripts for the server,
-//! `client.rs` for processes of ours, and a check of the rules after each.
+//! the library's machine for processes of ours, and a check of the rules after each.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 

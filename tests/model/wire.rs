@@ -39,12 +39,12 @@ pub(crate) enum Request {
 }
 
 /// The arguments of a question that is not the first one for its entry; ms, by the server's clock.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Again {
     /// Since when it waits.
-    pub(crate) came: i64,
+    pub(crate) came: u64,
     /// The time of sending, if the client may call others silent.
-    pub(crate) sent: Option<i64>,
+    pub(crate) sent: Option<u64>,
 }
 
 /// A script's answer.

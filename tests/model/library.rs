@@ -1,0 +1,11 @@
+//! The library's own files that the models run. They import nothing of their crate but through the
+//! module that they stand in.
+
+pub(crate) use super::wire::Again;
+
+#[path = "../../src/lease/deadline.rs"]
+pub(crate) mod deadline;
+#[path = "../../src/local/entry.rs"]
+pub(crate) mod entry;
+#[path = "../../src/local/exchanges.rs"]
+pub(crate) mod exchanges;
