@@ -1,0 +1,228 @@
+//! What must hold of a round's history. Each check is a function of the history alone.
+
+use std::collections::{BTreeMap, HashMap};
+
+use crate::clock::ms;
+use crate::history::{Event, Fault, Grant, Kind, Outcome, Round};
+
+mod claims;
+mod fair;
+mod fenced;
+mod losses;
+mod order;
+mod tokens;
+mod waits;
+
+pub(crate) use fenced::lost_writes;
+pub(crate) use order::export;
+
+/// What is too late on a busy machine, too.
+pub(crate) const SLACK: u64 = ms(1500);
+
+/// The lease of a grant by message, in ns: it may be longer than the lease that was asked for.
+const PROVISIONAL: u64 = ms(2000);
+
+/// An acquisition from its call to its end.
+#[derive(Clone, Debug)]
+pub(crate) struct Hold {
+    pub(crate) process: u32,
+    pub(crate) grant: Grant,
+    /// When the guard said "held", and until when.
+    pub(crate) seen: Vec<[u64; 2]>,
+    /// When the release began; and until when the guard said "held" just before, zero if it did not.
+    pub(crate) leaving: Option<[u64; 2]>,
+    pub(crate) left: Option<(u64, Outcome)>,
+    /// When the callback of the loss ran.
+    pub(crate) lost: Option<u64>,
+    pub(crate) killed: Option<u64>,
+}
+
+impl Hold {
+    /// Until when the guard has said that it is held, as far as it was asked.
+    pub(crate) fn deadline(&self) -> u64 {
+        let seen = self.seen.iter().chain(&self.leaving).map(|[_, until]| *until);
+        seen.fold(self.grant.until, u64::max)
+    }
+
+    /// Until when the holder may take itself for the holder.
+    pub(crate) fn claims_until(&self) -> u64 {
+        let ends = [self.leaving.map(|[at, _]| at), self.lost, self.killed];
+        let end = ends.into_iter().flatten().fold(self.deadline(), u64::min);
+        end.max(self.grant.at)
+    }
+
+    /// When the server had certainly ended it, or will have.
+    fn is_over(&self) -> u64 {
+        match self.left {
+            Some((at, Outcome::Done | Outcome::Lost)) => at,
+            _ => u64::MAX,
+        }
+    }
+
+    /// The fault that may have made the server forget this hold before `at`.
+    fn forgotten<'a>(&self, faults: &'a [Fault], at: u64) -> Option<&'a Fault> {
+        faults.iter().find(|it| it.forgets && self.grant.at <= it.to && at >= it.from)
+    }
+}
+
+/// One broken rule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Violation {
+    pub(crate) check: &'static str,
+    pub(crate) name: String,
+    pub(crate) from: u64,
+    pub(crate) to: u64,
+    pub(crate) text: String,
+}
+
+/// What the checks of one round, or of all rounds, have found.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Findings {
+    pub(crate) violations: Vec<Violation>,
+    pub(crate) counts: BTreeMap<&'static str, u64>,
+}
+
+impl Findings {
+    fn violation(&mut self, check: &'static str, name: &str, at: [u64; 2], text: String) {
+        let [from, to] = at;
+        self.violations.push(Violation { check, name: name.to_owned(), from, to, text });
+    }
+
+    pub(crate) fn count(&mut self, what: &'static str, by: u64) {
+        *self.counts.entry(what).or_default() += by;
+    }
+
+    pub(crate) fn counted(&self, what: &str) -> u64 {
+        self.counts.get(what).copied().unwrap_or(0)
+    }
+
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.violations.extend(other.violations.iter().cloned());
+        for (what, count) in &other.counts {
+            if *what == "longest wait" {
+                let longest = self.counted(what).max(*count);
+                self.counts.insert(what, longest);
+            } else {
+                self.count(what, *count);
+            }
+        }
+    }
+}
+
+/// Checks all rules.
+pub(crate) fn check(round: &Round) -> Findings {
+    let mut found = Findings::default();
+    let names = holds(round, &mut found);
+    for (name, holds) in &names {
+        found.count("acquisitions", holds.len() as u64);
+        let switches = holds.windows(2).filter(|it| it[0].process != it[1].process).count();
+        found.count("switches", switches as u64);
+        claims::check(name, holds, &round.faults, &mut found);
+        order::check(name, holds, &round.faults, &mut found);
+        match holds.first().map(|hold| hold.grant.kind) {
+            Some(Kind::Fenced) => tokens::check(name, holds, &round.faults, &mut found),
+            Some(Kind::Fair) => fair::check(name, holds, round, &mut found),
+            _ => {}
+        }
+        losses::check(name, holds, round, &mut found);
+        waits::idle(name, holds, round, &mut found);
+        for hold in holds {
+            let (from, to) = (hold.grant.call, hold.grant.at);
+            let wait = (to - from).saturating_sub(round.stopped(hold.process, from, to));
+            let longest = found.counted("longest wait").max(wait);
+            found.counts.insert("longest wait", longest);
+        }
+    }
+    waits::check(round, &mut found);
+    found
+}
+
+/// The holds of each name, in the order in which they were granted.
+pub(crate) fn holds(round: &Round, found: &mut Findings) -> BTreeMap<String, Vec<Hold>> {
+    let mut names: BTreeMap<String, Vec<Hold>> = BTreeMap::new();
+    for process in &round.processes {
+        let mut open: HashMap<u64, Hold> = HashMap::new();
+        for event in &process.events {
+            match event {
+                Event::Granted(grant) => {
+                    let hold = Hold {
+                        process: process.number,
+                        grant: grant.clone(),
+                        seen: Vec::new(),
+                        leaving: None,
+                        left: None,
+                        lost: None,
+                        killed: process.killed,
+                    };
+                    open.insert(grant.id, hold);
+                }
+                Event::Seen { id, at, until } => {
+                    if let Some(hold) = open.get_mut(id) {
+                        hold.seen.push([*at, *until]);
+                    }
+                }
+                Event::Leaving { id, at, until } => {
+                    if let Some(hold) = open.get_mut(id) {
+                        hold.leaving = Some([*at, *until]);
+                    }
+                }
+                Event::Left { id, at, outcome } => {
+                    if let Some(hold) = open.get_mut(id) {
+                        hold.left = Some((*at, *outcome));
+                    }
+                }
+                Event::Lost { id, at } => {
+                    if let Some(hold) = open.get_mut(id) {
+                        hold.lost = Some(*at);
+                    }
+                }
+                Event::Odd { at, text } => {
+                    found.violation("odd", "", [*at, *at], text.clone());
+                }
+                Event::Missed { .. } | Event::Stepped { .. } => {}
+            }
+        }
+        for hold in open.into_values() {
+            names.entry(hold.grant.name.clone()).or_default().push(hold);
+        }
+    }
+    for holds in names.values_mut() {
+        holds.sort_by_key(|hold| (hold.grant.at, hold.grant.call));
+    }
+    names
+}
+
+/// For the checks' own tests.
+#[cfg(test)]
+mod testing {
+    use super::*;
+
+    /// A hold of an exclusive lock with a lease of 100 s; times in ms.
+    pub(super) fn hold(process: u32, call: u64, at: u64, leaving: u64) -> Hold {
+        Hold {
+            process,
+            grant: Grant {
+                id: at,
+                kind: Kind::Reentrant,
+                name: "a".to_owned(),
+                weight: 1,
+                capacity: 1,
+                call: ms(call),
+                at: ms(at),
+                until: ms(at + 100_000),
+                lease: ms(100_000),
+                token: 0,
+                is_watched: true,
+            },
+            seen: Vec::new(),
+            leaving: Some([ms(leaving), ms(at + 100_000)]),
+            left: Some((ms(leaving + 1), Outcome::Done)),
+            lost: None,
+            killed: None,
+        }
+    }
+
+    pub(super) fn fault(from: u64, to: u64, process: Option<u32>, forgets: bool) -> Fault {
+        Fault { kind: "stop", from: ms(from), to: ms(to), process, forgets }
+    }
+}

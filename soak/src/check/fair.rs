@@ -1,0 +1,59 @@
+//! A fair lock is granted in the order of arrival.
+
+use super::{Findings, Hold};
+use crate::clock::ms;
+use crate::history::Round;
+
+/// A call that began so much later stands behind, if nothing delayed either of them.
+const LATER: u64 = ms(400);
+/// So many that overtake one call are no accident of the machine.
+const MANY: usize = 3;
+/// How long the queue may be mixed up after a fault.
+const AFTER: u64 = ms(5000);
+
+pub(super) fn check(name: &str, holds: &[Hold], round: &Round, found: &mut Findings) {
+    for (at, hold) in holds.iter().enumerate() {
+        let (call, granted) = (hold.grant.call, hold.grant.at);
+        let came_later = |other: &&Hold| other.grant.call > call + LATER;
+        // Those before it in the list were granted before it.
+        let recent = holds[..at].iter().rev().take_while(|other| other.grant.at > call);
+        let overtakers: Vec<_> = recent.filter(came_later).collect();
+        if overtakers.len() < MANY
+            || round.faults.iter().any(|it| it.from <= granted && it.to + AFTER >= call)
+        {
+            continue;
+        }
+        let text = format!(
+            "{} calls that began {} ms and more after that of process {} hold {} were granted first",
+            overtakers.len(),
+            LATER / ms(1),
+            hold.process,
+            hold.grant.id
+        );
+        found.violation("fair order", name, [call, granted], text);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{fault, hold};
+    use super::*;
+
+    #[test]
+    fn calls_that_are_overtaken_again_and_again_are_found() {
+        let mut holds: Vec<_> =
+            (0..5).map(|at| hold(2, 1000 + 10 * at, 1005 + 10 * at, 1009 + 10 * at)).collect();
+        holds.push(hold(1, 0, 2000, 2001));
+        let mut round = Round::default();
+        let mut found = Findings::default();
+        check("a", &holds, &round, &mut found);
+        assert_eq!(found.violations.len(), 1);
+        // A stopped waiter is passed.
+        round.faults.push(fault(500, 600, Some(1), false));
+        check("a", &holds, &round, &mut found);
+        assert_eq!(found.violations.len(), 1);
+        let in_order: Vec<_> = (0..5).map(|at| hold(1, at, 1000 * at + 5, 1000 * at + 9)).collect();
+        check("a", &in_order, &Round::default(), &mut found);
+        assert_eq!(found.violations.len(), 1);
+    }
+}

@@ -1,0 +1,357 @@
+//! What happened: one event a line, in a file for each worker process.
+//!
+//! A line is written with one call before the worker goes on, so a killed worker leaves all its
+//! lines behind. The fields of a line are separated by spaces, the first one is the event's letter.
+
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Write};
+use std::str::FromStr;
+
+/// Which rule holds for a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Kind {
+    Reentrant,
+    Fair,
+    ReadWrite,
+    Fenced,
+    /// Permits without leases.
+    Semaphore,
+    /// Permits with leases.
+    Expirable,
+}
+
+/// How a call or a release ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Outcome {
+    Done,
+    /// `None` or `false`: not now, or not in time.
+    Not,
+    Cancelled,
+    /// The lease was lost before.
+    Lost,
+    /// The server was in trouble; it may have applied the request.
+    Trouble,
+    /// A drop: the caller was told nothing.
+    Posted,
+    /// Any other error.
+    Wrong,
+}
+
+macro_rules! letters {
+    ($type:ident { $($variant:ident $letter:literal),+ $(,)? }) => {
+        impl fmt::Display for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(match self { $(Self::$variant => $letter),+ })
+            }
+        }
+
+        impl FromStr for $type {
+            type Err = ();
+            fn from_str(text: &str) -> Result<Self, ()> {
+                match text { $($letter => Ok(Self::$variant),)+ _ => Err(()) }
+            }
+        }
+    };
+}
+
+letters!(Kind {
+    Reentrant "reentrant", Fair "fair", ReadWrite "readwrite", Fenced "fenced",
+    Semaphore "semaphore", Expirable "expirable",
+});
+letters!(Outcome {
+    Done "done", Not "not", Cancelled "cancelled", Lost "lost", Trouble "trouble",
+    Posted "posted", Wrong "wrong",
+});
+letters!(Step { Set "set", CountDown "down", Wait "wait", Notify "notify", Sleep "sleep" });
+
+/// A call about a latch or a condition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// Sets a latch's count.
+    Set,
+    /// Counts a latch down.
+    CountDown,
+    /// Waits for a latch.
+    Wait,
+    /// Notifies waiters on a condition.
+    Notify,
+    /// Waits on a condition.
+    Sleep,
+}
+
+/// An acquisition that a caller was told of. Times are by [`crate::clock`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Grant {
+    /// Unique in its process.
+    pub(crate) id: u64,
+    pub(crate) kind: Kind,
+    pub(crate) name: String,
+    /// How much of the name's capacity it takes.
+    pub(crate) weight: u64,
+    pub(crate) capacity: u64,
+    pub(crate) call: u64,
+    pub(crate) at: u64,
+    /// Until when the guard says "held", as it said at first.
+    pub(crate) until: u64,
+    /// The lease that was asked for, in ns; zero: it has none.
+    pub(crate) lease: u64,
+    /// Zero: it has none.
+    pub(crate) token: u64,
+    /// Whether a callback was registered that tells of a loss.
+    pub(crate) is_watched: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Event {
+    Granted(Grant),
+    /// The guard said "held" until then.
+    Seen {
+        id: u64,
+        at: u64,
+        until: u64,
+    },
+    /// The holder begins to release. `until` is zero if the guard said that it is lost.
+    Leaving {
+        id: u64,
+        at: u64,
+        until: u64,
+    },
+    Left {
+        id: u64,
+        at: u64,
+        outcome: Outcome,
+    },
+    /// The callback of a loss ran.
+    Lost {
+        id: u64,
+        at: u64,
+    },
+    /// A call ended without a grant. `bound`: after how many ns it should have.
+    Missed {
+        kind: Kind,
+        name: String,
+        call: u64,
+        at: u64,
+        bound: u64,
+        outcome: Outcome,
+    },
+    /// Of a latch or a condition. `number` is the latch's count, or how many waiters were notified.
+    Stepped {
+        step: Step,
+        name: String,
+        call: u64,
+        at: u64,
+        bound: u64,
+        number: u64,
+        outcome: Outcome,
+    },
+    /// A condition that must hold inside a process did not.
+    Odd {
+        at: u64,
+        text: String,
+    },
+}
+
+impl fmt::Display for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Granted(it) => write!(
+                f,
+                "G {} {} {} {} {} {} {} {} {} {} {}",
+                it.id,
+                it.kind,
+                it.name,
+                it.weight,
+                it.capacity,
+                it.call,
+                it.at,
+                it.until,
+                it.lease,
+                it.token,
+                u8::from(it.is_watched)
+            ),
+            Self::Seen { id, at, until } => write!(f, "S {id} {at} {until}"),
+            Self::Leaving { id, at, until } => write!(f, "R {id} {at} {until}"),
+            Self::Left { id, at, outcome } => write!(f, "D {id} {at} {outcome}"),
+            Self::Lost { id, at } => write!(f, "L {id} {at}"),
+            Self::Missed { kind, name, call, at, bound, outcome } => {
+                write!(f, "M {kind} {name} {call} {at} {bound} {outcome}")
+            }
+            Self::Stepped { step, name, call, at, bound, number, outcome } => {
+                write!(f, "T {step} {name} {call} {at} {bound} {number} {outcome}")
+            }
+            Self::Odd { at, text } => write!(f, "O {at} {}", text.replace(['\n', '\r'], " ")),
+        }
+    }
+}
+
+impl FromStr for Event {
+    type Err = ();
+
+    fn from_str(line: &str) -> Result<Self, ()> {
+        let mut fields = line.split(' ');
+        let letter = fields.next().ok_or(())?;
+        if letter == "O" {
+            let (_, rest) = line.split_once(' ').ok_or(())?;
+            let (at, text) = rest.split_once(' ').ok_or(())?;
+            return Ok(Self::Odd { at: at.parse().map_err(drop)?, text: text.to_owned() });
+        }
+        let fields = &mut fields;
+        let event = match letter {
+            "G" => Self::Granted(Grant {
+                id: next(fields)?,
+                kind: next(fields)?,
+                name: next(fields)?,
+                weight: next(fields)?,
+                capacity: next(fields)?,
+                call: next(fields)?,
+                at: next(fields)?,
+                until: next(fields)?,
+                lease: next(fields)?,
+                token: next(fields)?,
+                is_watched: next::<u8>(fields)? == 1,
+            }),
+            "S" => Self::Seen { id: next(fields)?, at: next(fields)?, until: next(fields)? },
+            "R" => Self::Leaving { id: next(fields)?, at: next(fields)?, until: next(fields)? },
+            "D" => Self::Left { id: next(fields)?, at: next(fields)?, outcome: next(fields)? },
+            "L" => Self::Lost { id: next(fields)?, at: next(fields)? },
+            "M" => Self::Missed {
+                kind: next(fields)?,
+                name: next(fields)?,
+                call: next(fields)?,
+                at: next(fields)?,
+                bound: next(fields)?,
+                outcome: next(fields)?,
+            },
+            "T" => Self::Stepped {
+                step: next(fields)?,
+                name: next(fields)?,
+                call: next(fields)?,
+                at: next(fields)?,
+                bound: next(fields)?,
+                number: next(fields)?,
+                outcome: next(fields)?,
+            },
+            _ => return Err(()),
+        };
+        fields.next().is_none().then_some(event).ok_or(())
+    }
+}
+
+fn next<T: FromStr>(fields: &mut std::str::Split<'_, char>) -> Result<T, ()> {
+    fields.next().ok_or(())?.parse().map_err(drop)
+}
+
+/// A worker's file. Its threads write to it together.
+#[derive(Debug)]
+pub(crate) struct Log(File);
+
+impl Log {
+    pub(crate) fn create(path: &str) -> io::Result<Self> {
+        File::options().append(true).create(true).open(path).map(Self)
+    }
+
+    /// # Panics
+    ///
+    /// If the disk is full: without its history a run proves nothing.
+    pub(crate) fn write(&self, event: &Event) {
+        // One write of a file that is open to append: lines of threads do not mix.
+        if let Err(error) = (&self.0).write_all(format!("{event}\n").as_bytes()) {
+            panic!("the history cannot be written: {error}");
+        }
+    }
+}
+
+/// What one process did.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Process {
+    pub(crate) number: u32,
+    pub(crate) events: Vec<Event>,
+    /// When the nemesis killed it.
+    pub(crate) killed: Option<u64>,
+}
+
+/// Something that the nemesis did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Fault {
+    pub(crate) kind: &'static str,
+    pub(crate) from: u64,
+    pub(crate) to: u64,
+    /// The process that it was done to; `None`: the server, or all.
+    pub(crate) process: Option<u32>,
+    /// Whether the server may have forgotten something.
+    pub(crate) forgets: bool,
+}
+
+/// The time between two quiet moments: nothing is held at its beginning and at its end.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Round {
+    pub(crate) processes: Vec<Process>,
+    pub(crate) faults: Vec<Fault>,
+}
+
+impl Round {
+    /// For how long this process stood still between these times.
+    pub(crate) fn stopped(&self, process: u32, from: u64, to: u64) -> u64 {
+        let faults = self.faults.iter();
+        faults
+            .filter(|fault| fault.kind.starts_with("stop") && fault.process == Some(process))
+            .map(|fault| fault.to.min(to).saturating_sub(fault.from.max(from)))
+            .sum()
+    }
+}
+
+/// A worker's file as a process. A line cut short, the last one of a killed process, is left out.
+pub(crate) fn parse(number: u32, text: &str, killed: Option<u64>) -> Result<Process, String> {
+    let mut events = Vec::new();
+    let mut lines = text.split_inclusive('\n').peekable();
+    while let Some(line) = lines.next() {
+        match line.trim_end().parse() {
+            Ok(event) => events.push(event),
+            Err(()) if lines.peek().is_none() && !line.ends_with('\n') => {}
+            Err(()) => {
+                return Err(format!("process {number} wrote a line that is no event: {line}"));
+            }
+        }
+    }
+    Ok(Process { number, events, killed })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_read_as_it_was_written() {
+        let events = [
+            Event::Granted(Grant {
+                id: 1,
+                kind: Kind::ReadWrite,
+                name: "r1-a".to_owned(),
+                weight: 2,
+                capacity: 3,
+                call: 4,
+                at: 5,
+                until: 6,
+                lease: 7,
+                token: 8,
+                is_watched: true,
+            }),
+            Event::Leaving { id: 1, at: 2, until: 0 },
+            Event::Left { id: 1, at: 2, outcome: Outcome::Lost },
+            Event::Odd { at: 3, text: "two words".to_owned() },
+        ];
+        for event in events {
+            assert_eq!(event.to_string().parse(), Ok(event));
+        }
+        assert_eq!("G 1 reentrant".parse::<Event>(), Err(()));
+        assert_eq!("L 1 2 3".parse::<Event>(), Err(()));
+    }
+
+    #[test]
+    fn only_the_last_line_may_be_cut_short() {
+        assert_eq!(parse(1, "L 1 2\nL 2", None).unwrap().events.len(), 1);
+        assert!(parse(1, "L 1\nL 2 3\n", None).is_err());
+    }
+}

@@ -1,0 +1,63 @@
+//! Random work on all synchronizers under faults, with a history that is checked: `--help` tells
+//! more, and SOAK.md has what came of it.
+
+use std::env;
+use std::process::ExitCode;
+
+use redlatch_testkit::Job;
+
+mod check;
+mod clock;
+mod history;
+mod nemesis;
+mod options;
+mod report;
+mod run;
+mod store;
+mod worker;
+mod world;
+
+use options::Options;
+
+fn main() -> ExitCode {
+    if let Some(job) = Job::from_env() {
+        worker::run(&job);
+    }
+    let args: Vec<_> = env::args().skip(1).collect();
+    let done = options::parse(&args).and_then(|options| {
+        if options.help {
+            print!("{}", options::HELP);
+            Ok(true)
+        } else {
+            soak(&options)
+        }
+    });
+    match done {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(1),
+        Err(error) => {
+            eprintln!("soak: {error}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// Whether all was as it should be.
+fn soak(options: &Options) -> Result<bool, String> {
+    println!("seed {}, topology {}", options.seed, options.topology);
+    let all = run::run(options)?;
+    println!("{}", report::ledger(options, &all));
+    if options.canary {
+        let is_found = |check: &str, name: &str| {
+            let mut violations = all.found.violations.iter();
+            violations.any(|it| it.check == check && it.name.contains(name))
+        };
+        let planted = [("claims", "reentrant"), ("claims", "semaphore"), ("tokens", "fenced")];
+        for (check, name) in planted {
+            let was = if is_found(check, name) { "found" } else { "NOT FOUND" };
+            println!("canary: {check} of a {name}: {was}");
+        }
+        return Ok(planted.iter().all(|(check, name)| is_found(check, name)));
+    }
+    Ok(all.found.violations.is_empty())
+}

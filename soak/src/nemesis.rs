@@ -1,0 +1,293 @@
+//! Does harm, and writes down what and when.
+//!
+//! Two threads do it at the same time: one to the processes, one to the servers and the network.
+
+use std::fs;
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rand::rngs::StdRng;
+use rand::seq::IndexedRandom;
+use rand::{RngExt, SeedableRng};
+use redlatch_testkit::{Action, Cluster, Direction, Proxy, Sentinels, Server, wait_until};
+
+use crate::clock::now;
+use crate::history::Fault;
+use crate::run::Crew;
+use crate::world::{World, ask, is_master};
+
+/// How long servers may take to become well again.
+const BOUND: Duration = Duration::from_secs(60);
+
+pub(crate) struct Nemesis<'a> {
+    pub(crate) world: &'a World,
+    /// Before the names of this round.
+    pub(crate) prefix: &'a str,
+    pub(crate) faults: Mutex<Vec<Fault>>,
+    pub(crate) until: Instant,
+    pub(crate) seed: u64,
+}
+
+impl Nemesis<'_> {
+    /// Goes on until its time is over, and leaves all well behind.
+    pub(crate) fn rage(&self, crew: &mut Crew<'_>) {
+        thread::scope(|scope| {
+            let _servers = scope.spawn(|| self.harm_servers());
+            self.harm_processes(crew);
+        });
+    }
+
+    fn is_over(&self) -> bool {
+        Instant::now() >= self.until
+    }
+
+    /// Does it, and writes down that it did.
+    fn fault(&self, kind: &'static str, process: Option<u32>, forgets: bool, act: impl FnOnce()) {
+        let from = now();
+        act();
+        let fault = Fault { kind, from, to: now(), process, forgets };
+        self.faults.lock().unwrap_or_else(PoisonError::into_inner).push(fault);
+    }
+
+    fn harm_processes(&self, crew: &mut Crew<'_>) {
+        let mut rng = StdRng::seed_from_u64(self.seed);
+        while !self.is_over() {
+            sleep(&mut rng, 50..1200);
+            let at = rng.random_range(0..crew.members.len());
+            match rng.random_range(0..10) {
+                0..3 => {
+                    let killed = crew.members[at].number;
+                    self.fault("kill", Some(killed), false, || crew.replace(at));
+                }
+                3..8 => self.stop(crew, at, rng.random_range(20..800), "stop"),
+                // Longer than the leases.
+                _ => self.stop(crew, at, rng.random_range(3200..5000), "stop beyond a lease"),
+            }
+        }
+    }
+
+    fn stop(&self, crew: &mut Crew<'_>, at: usize, millis: u64, kind: &'static str) {
+        let member = &mut crew.members[at];
+        self.fault(kind, Some(member.number), false, || {
+            member.worker.sigstop();
+            thread::sleep(Duration::from_millis(millis));
+            member.worker.sigcont();
+        });
+    }
+
+    fn harm_servers(&self) {
+        let mut rng = StdRng::seed_from_u64(self.seed ^ 0xabcd);
+        while !self.is_over() {
+            sleep(&mut rng, 50..1500);
+            let special = rng.random_bool(0.6);
+            match self.world {
+                World::One { server, network } if special => {
+                    if rng.random_bool(0.6) {
+                        self.harm_network(network, &mut rng);
+                    } else {
+                        self.harm_one(server, &mut rng);
+                    }
+                }
+                World::Sentinel(sentinels) if rng.random_ratio(1, 4) => {
+                    self.fail_over(sentinels, &mut rng);
+                }
+                World::Cluster(cluster) if special => self.harm_cluster(cluster, &mut rng),
+                _ => {
+                    if let Some(server) = self.world.masters().choose(&mut rng) {
+                        self.harm_any(server, &mut rng);
+                    }
+                }
+            }
+        }
+    }
+
+    /// What any server survives, with its data.
+    fn harm_any(&self, server: &Server, rng: &mut StdRng) {
+        let tell = |command: &[&str]| drop(ask::<redis::Value>(server, command));
+        match rng.random_range(0..8) {
+            0 => self.fault("server stopped", None, false, || {
+                server.pause();
+                // Shorter than it takes others to choose another master.
+                sleep(rng, 50..700);
+                server.resume();
+            }),
+            1 => {
+                let millis = rng.random_range(50..800);
+                self.fault("CLIENT PAUSE", None, false, || {
+                    tell(&["CLIENT", "PAUSE", &millis.to_string()]);
+                    thread::sleep(Duration::from_millis(millis));
+                });
+            }
+            2 | 3 => {
+                let kind = if rng.random_bool(0.5) { "normal" } else { "pubsub" };
+                self.fault("CLIENT KILL", None, false, || tell(&["CLIENT", "KILL", "TYPE", kind]));
+            }
+            4 => self.fault("SCRIPT FLUSH", None, false, || tell(&["SCRIPT", "FLUSH"])),
+            5 | 6 => self.fault("memory full", None, false, || {
+                tell(&["CONFIG", "SET", "maxmemory", "1"]);
+                sleep(rng, 50..700);
+                self.surely(server, &["CONFIG", "SET", "maxmemory", "0"]);
+            }),
+            _ => {
+                const COMMANDS: [&str; 12] = [
+                    "hset", "hdel", "del", "pexpire", "publish", "lpop", "rpush", "lrem", "incrby",
+                    "set", "zadd", "decrby",
+                ];
+                let command = COMMANDS.choose(rng).copied().unwrap_or("hset");
+                self.fault("command denied", None, false, || {
+                    tell(&["ACL", "SETUSER", "default", &format!("-{command}")]);
+                    sleep(rng, 20..500);
+                    self.surely(server, &["ACL", "SETUSER", "default", "+@all"]);
+                });
+            }
+        }
+    }
+
+    /// Tries until it is done: a server must not stay broken.
+    fn surely(&self, server: &Server, command: &[&str]) {
+        wait_until("a server is mended", BOUND, || ask::<redis::Value>(server, command).is_some());
+    }
+
+    fn harm_one(&self, server: &Server, rng: &mut StdRng) {
+        match rng.random_range(0..6) {
+            0..3 => self.fault("restart with data", None, false, || server.restart_empty()),
+            3 | 4 => self.fault("restart without data", None, true, || {
+                let dir: Option<Vec<String>> = ask(server, &["CONFIG", "GET", "dir"]);
+                server.kill();
+                if let Some([_, dir]) = dir.as_deref() {
+                    let _ = fs::remove_dir_all(PathBuf::from(dir).join("appendonlydir"));
+                }
+                server.restart_empty();
+            }),
+            _ => self.fault("FLUSHALL", None, true, || {
+                let _: Option<redis::Value> = ask(server, &["FLUSHALL"]);
+            }),
+        }
+    }
+
+    fn harm_network(&self, network: &Proxy, rng: &mut StdRng) {
+        match rng.random_range(0..8) {
+            0 => self.fault("cut", None, false, || {
+                let _ = network.cut_all();
+            }),
+            1 => self.fault("messages cut", None, false, || {
+                let _ = network.cut_matching("SUBSCRIBE");
+            }),
+            2 => {
+                let delay = Duration::from_millis(rng.random_range(1..40));
+                self.fault("delay", None, false, || {
+                    network.set_delay(delay);
+                    sleep(rng, 200..2000);
+                    network.set_delay(Duration::ZERO);
+                });
+            }
+            3 => self.fault("network frozen", None, false, || {
+                network.freeze();
+                sleep(rng, 50..2500);
+                network.thaw();
+            }),
+            4 => self.fault("connections refused", None, false, || {
+                network.refuse();
+                network.cut_all();
+                sleep(rng, 50..1500);
+                network.accept();
+            }),
+            5 => self.fault("byte by byte", None, false, || {
+                network.trickle(true);
+                sleep(rng, 50..500);
+                network.trickle(false);
+            }),
+            _ => {
+                let actions = [
+                    Action::LoseRequest,
+                    Action::LoseReply,
+                    Action::DelayReply(Duration::from_millis(rng.random_range(10..1800))),
+                    Action::Silence,
+                ];
+                let action = actions.choose(rng).copied().unwrap_or(Action::LoseReply);
+                let direction = match action {
+                    Action::LoseRequest => Direction::Request,
+                    _ => Direction::Reply,
+                };
+                let shots = rng.random_range(1..6);
+                self.fault("replies and requests lost or late", None, false, || {
+                    network.on(direction, shots, action, |_| true);
+                    sleep(rng, 100..800);
+                    network.clear_rules();
+                });
+            }
+        }
+    }
+
+    fn fail_over(&self, sentinels: &Sentinels, rng: &mut StdRng) {
+        if rng.random_bool(0.5) {
+            self.fault("failover on command", None, true, || {
+                sentinels.fail_over();
+                sentinels.wait_ready();
+            });
+        } else {
+            self.fault("master killed", None, true, || {
+                let old = sentinels.master();
+                old.kill();
+                sentinels.wait_switched(old);
+                sentinels.revive(old);
+            });
+        }
+    }
+
+    fn harm_cluster(&self, cluster: &Cluster, rng: &mut StdRng) {
+        const NAMES: [&str; 5] =
+            ["reentrant-0", "reentrant-1", "fair-0", "readwrite-0", "readwrite-1"];
+        let name = NAMES.choose(rng).copied().unwrap_or("fair-0");
+        let slot = cluster.slot(&format!("{}{name}", self.prefix));
+        if rng.random_ratio(1, 4) {
+            self.fault("master killed", None, true, || {
+                let old = cluster.owner(slot);
+                cluster.fail_over(slot);
+                old.restart_empty();
+                // Back, so that the first servers are the masters.
+                let linked = || {
+                    let info: Option<String> = ask(old, &["INFO", "replication"]);
+                    info.is_some_and(|info| info.contains("master_link_status:up"))
+                };
+                wait_until("a killed server has its data again", BOUND, linked);
+                wait_until("a killed server is a master again", BOUND, || {
+                    let _: Option<redis::Value> = ask(old, &["CLUSTER", "FAILOVER"]);
+                    thread::sleep(Duration::from_millis(200));
+                    is_master(old)
+                });
+                wait_until("all know it", BOUND, || cluster.owner(slot).port() == old.port());
+            });
+        } else {
+            self.fault("slot moved", None, false, || {
+                cluster.move_slot(slot, cluster.another(slot));
+            });
+        }
+    }
+}
+
+fn sleep(rng: &mut StdRng, millis: std::ops::Range<u64>) {
+    thread::sleep(Duration::from_millis(rng.random_range(millis)));
+}
+
+/// For the canary: breaks what the server knows, and tells nobody.
+pub(crate) fn plant(server: &Server, prefix: &str, until: Instant) {
+    let run = |command: &[&str]| drop(ask::<redis::Value>(server, command));
+    let keys =
+        |pattern: String| ask::<Vec<String>>(server, &["KEYS", &pattern]).unwrap_or_default();
+    while Instant::now() < until {
+        thread::sleep(Duration::from_millis(20));
+        // Two holders.
+        run(&["DEL", &format!("{prefix}reentrant-0")]);
+        // Too many permits.
+        for name in keys(format!("{prefix}semaphore-*")) {
+            run(&["INCRBY", &name, "5"]);
+        }
+        // Tokens that were given before.
+        for name in keys(format!("redisson_lock_token:*{prefix}fenced-*")) {
+            run(&["SET", &name, "0"]);
+        }
+    }
+}

@@ -1,0 +1,252 @@
+//! A run: rounds of a storm and a calm, each checked when it is over.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use redlatch_testkit::{Server, Worker};
+use tempfile::TempDir;
+
+use crate::check::{self, Findings, Violation};
+use crate::clock::now;
+use crate::history::{Fault, Round, parse};
+use crate::nemesis::{self, Nemesis};
+use crate::options::Options;
+use crate::report;
+use crate::store::Store;
+use crate::worker::Task;
+use crate::world::{World, ask};
+
+/// How long a worker may take to end when all is well.
+const END: Duration = Duration::from_secs(40);
+
+/// A process, and what it is asked to do.
+pub(crate) struct Member {
+    pub(crate) number: u32,
+    pub(crate) worker: Worker,
+    log: PathBuf,
+}
+
+/// The processes of a round.
+pub(crate) struct Crew<'a> {
+    pub(crate) members: Vec<Member>,
+    options: &'a Options,
+    world: &'a World,
+    store: &'a Server,
+    folder: &'a TempDir,
+    prefix: &'a str,
+    /// Those that were killed, and when.
+    dead: Vec<(u32, PathBuf, u64)>,
+    next: u32,
+}
+
+impl Crew<'_> {
+    fn hire(&mut self) -> Member {
+        let number = self.next;
+        self.next += 1;
+        let log = self.folder.path().join(format!("{}{number}", self.prefix));
+        let task = Task {
+            url: self.world.url(number),
+            store: self.store.url(),
+            log: log.display().to_string(),
+            prefix: self.prefix.to_owned(),
+            seed: self.options.seed.wrapping_mul(10_007).wrapping_add(number.into()),
+            threads: self.options.threads,
+            only: self.options.only.clone(),
+        };
+        let args = task.args();
+        let args: Vec<_> = args.iter().map(String::as_str).collect();
+        Member { number, worker: Worker::spawn("worker", &args), log }
+    }
+
+    /// Kills a process, and starts another one in its place.
+    pub(crate) fn replace(&mut self, at: usize) {
+        let killed = now();
+        self.members[at].worker.sigkill();
+        let new = self.hire();
+        let old = std::mem::replace(&mut self.members[at], new);
+        self.dead.push((old.number, old.log, killed));
+    }
+
+    /// Has all threads end, and reads what the processes wrote.
+    fn finish(mut self, found: &mut Findings) -> Result<Round, String> {
+        let mut round = Round::default();
+        for member in &mut self.members {
+            member.worker.send_line("end");
+        }
+        let until = Instant::now() + END;
+        for mut member in self.members {
+            let mut killed = None;
+            loop {
+                let left = until.saturating_duration_since(Instant::now());
+                match member.worker.try_line(left) {
+                    Some(line) if line == "done" => break,
+                    Some(_) => {}
+                    None => {
+                        found.violations.push(Violation {
+                            check: "ends",
+                            name: self.prefix.to_owned(),
+                            from: now(),
+                            to: now(),
+                            text: format!("process {} has not ended in {END:?}", member.number),
+                        });
+                        killed = Some(now());
+                        break;
+                    }
+                }
+            }
+            member.worker.sigkill();
+            self.dead.push((member.number, member.log, killed.unwrap_or(u64::MAX)));
+        }
+        for (number, log, killed) in self.dead {
+            // A process that was killed at once has none.
+            let text = fs::read_to_string(&log).unwrap_or_default();
+            let killed = (killed != u64::MAX).then_some(killed);
+            round.processes.push(parse(number, &text, killed)?);
+            let _ = fs::remove_file(log);
+        }
+        Ok(round)
+    }
+}
+
+/// What a whole run has found.
+#[derive(Debug, Default)]
+pub(crate) struct Outcome {
+    pub(crate) found: Findings,
+    pub(crate) faults: BTreeMap<&'static str, u64>,
+    pub(crate) lost_fenced: u64,
+    pub(crate) lost_unfenced: u64,
+    pub(crate) elapsed: Duration,
+    pub(crate) version: String,
+}
+
+/// Runs rounds until the time is over, or until the first violation if that was asked for.
+pub(crate) fn run(options: &Options) -> Result<Outcome, String> {
+    let world = World::start(options.topology).map_err(|error| error.to_string())?;
+    let store = Server::start().map_err(|error| error.to_string())?;
+    let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
+    let begun = Instant::now();
+    let mut all = Outcome { version: world.version(), ..Outcome::default() };
+    let mut before: Option<String> = None;
+    let mut next = 1;
+    for number in 1.. {
+        let prefix = format!("r{number}-");
+        let crew = Crew {
+            members: Vec::new(),
+            options,
+            world: &world,
+            store: &store,
+            folder: &folder,
+            prefix: &prefix,
+            dead: Vec::new(),
+            next,
+        };
+        let mut found = Findings::default();
+        let (round, last) = one_round(crew, number, &mut found)?;
+        next = last;
+        let mut checked = check::check(&round);
+        found.add(&checked);
+        if let Some(export) = &options.export {
+            report::export(export, &round)
+                .map_err(|error| format!("{}: {error}", export.display()))?;
+        }
+        // The leases of the round before are over.
+        if let Some(before) = before.replace(prefix.clone()) {
+            left_over(&world, &before, &mut found);
+        }
+        let mut reader = Store::connect(&store.url()).map_err(|error| error.to_string())?;
+        let written = reader.written(&prefix).map_err(|error| error.to_string())?;
+        let [fenced, unfenced] =
+            written.map(|lists| lists.iter().map(|it| check::lost_writes(it)).sum::<u64>());
+        if fenced > 0 {
+            let (name, text) = (prefix.clone(), format!("{fenced} accepted writes were lost"));
+            found.violations.push(Violation { check: "fenced", name, from: 0, to: now(), text });
+        }
+        all.lost_fenced += fenced;
+        all.lost_unfenced += unfenced;
+        for fault in &round.faults {
+            *all.faults.entry(fault.kind).or_default() += 1;
+        }
+        all.elapsed = begun.elapsed();
+        all.found.add(&found);
+        report::progress(number, &all, &found);
+        checked.violations.clone_from(&found.violations);
+        if !found.violations.is_empty() {
+            let page = report::keep(options, &world.version(), number, &round, &checked);
+            page.map_err(|error| format!("the history is not kept: {error}"))?;
+        }
+        let stops = options.until_violation && !all.found.violations.is_empty();
+        if stops || all.elapsed.as_secs_f64() >= options.minutes * 60.0 {
+            break;
+        }
+    }
+    if let Some(before) = before {
+        std::thread::sleep(Duration::from_secs(4));
+        let mut found = Findings::default();
+        left_over(&world, &before, &mut found);
+        for violation in &found.violations {
+            println!("{}: {}", violation.check, violation.text);
+        }
+        all.found.add(&found);
+    }
+    Ok(all)
+}
+
+fn one_round(
+    mut crew: Crew<'_>,
+    number: u64,
+    found: &mut Findings,
+) -> Result<(Round, u32), String> {
+    let options = crew.options;
+    for _ in 0..options.processes {
+        let member = crew.hire();
+        crew.members.push(member);
+    }
+    for member in &mut crew.members {
+        member.worker.expect_line("ready", Duration::from_secs(30));
+    }
+    let begun = Instant::now();
+    let storm = begun + options.storm;
+    let faults: Vec<Fault> = if options.canary {
+        for server in crew.world.masters() {
+            nemesis::plant(server, crew.prefix, storm);
+        }
+        Vec::new()
+    } else {
+        let seed = options.seed.wrapping_mul(1_000_003).wrapping_add(number);
+        let (world, prefix) = (crew.world, crew.prefix);
+        let nemesis = Nemesis { world, prefix, faults: Vec::new().into(), until: storm, seed };
+        nemesis.rage(&mut crew);
+        nemesis.faults.into_inner().unwrap_or_default()
+    };
+    std::thread::sleep(options.calm);
+    let next = crew.next;
+    let mut round = crew.finish(found)?;
+    round.faults = faults;
+    round.faults.sort_by_key(|fault| fault.from);
+    Ok((round, next))
+}
+
+/// No key of a round is left but permits, counts and tokens, and what goes by itself.
+fn left_over(world: &World, prefix: &str, found: &mut Findings) {
+    for server in world.masters() {
+        let keys: Vec<String> = ask(server, &["KEYS", &format!("*{prefix}*")]).unwrap_or_default();
+        for key in keys {
+            let lasts: i64 = ask(server, &["PTTL", &key]).unwrap_or(-2);
+            let stays = ["semaphore-", "expirable-", "latch-", "redisson_lock_token"];
+            let may_stay = stays.iter().any(|it| key.contains(it));
+            let is_lock = key.starts_with(prefix) && !may_stay && lasts > 0;
+            if is_lock || lasts == -1 && !may_stay {
+                found.violations.push(Violation {
+                    check: "left over",
+                    name: key.clone(),
+                    from: now(),
+                    to: now(),
+                    text: format!("{key} is still there, for {lasts} ms"),
+                });
+            }
+            found.count("keys that go by themselves", u64::from(lasts > 0));
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! The data that the locks protect: values on a server of their own, which never fails.
+//!
+//! Each fenced lock has two of them. Every write adds one to the value that was read, after a sleep.
+//! The store refuses an older token for the fenced value, and takes any write of its unfenced twin.
+
+use redis::{Connection, RedisResult, Script};
+
+/// A read counts as well: the token of a reader that goes on must be the newest.
+const READ: &str = r"
+if tonumber(ARGV[1]) < tonumber(redis.call('hget', KEYS[1], 'token') or '0') then
+    return -1
+end
+redis.call('hset', KEYS[1], 'token', ARGV[1])
+return tonumber(redis.call('hget', KEYS[1], 'value') or '0')";
+
+const WRITE: &str = r"
+if tonumber(ARGV[1]) < tonumber(redis.call('hget', KEYS[1], 'token') or '0') then
+    return 0
+end
+redis.call('hset', KEYS[1], 'token', ARGV[1], 'value', ARGV[2])
+redis.call('rpush', KEYS[2], ARGV[2])
+return 1";
+
+pub(crate) struct Store {
+    connection: Connection,
+    read: Script,
+    write: Script,
+}
+
+impl Store {
+    pub(crate) fn connect(url: &str) -> RedisResult<Self> {
+        let connection = redis::Client::open(url)?.get_connection()?;
+        Ok(Self { connection, read: Script::new(READ), write: Script::new(WRITE) })
+    }
+
+    /// Adds one to both values of this lock, and sleeps between the read and the write.
+    pub(crate) fn add(&mut self, lock: &str, token: u64, sleep: impl FnOnce()) -> RedisResult<()> {
+        let (fenced, twin) = (format!("fenced:{lock}"), format!("unfenced:{lock}"));
+        let read: i64 = self.read.key(&fenced).arg(token).invoke(&mut self.connection)?;
+        let unfenced: Option<i64> = redis::cmd("GET").arg(&twin).query(&mut self.connection)?;
+        let unfenced = unfenced.unwrap_or(0) + 1;
+        sleep();
+        redis::pipe()
+            .atomic()
+            .cmd("SET")
+            .arg(&twin)
+            .arg(unfenced)
+            .cmd("RPUSH")
+            .arg(format!("{twin}:log"))
+            .arg(unfenced)
+            .query::<()>(&mut self.connection)?;
+        if read >= 0 {
+            let log = format!("{fenced}:log");
+            let write = self
+                .write
+                .key(fenced)
+                .key(log)
+                .arg(token)
+                .arg(read + 1)
+                .invoke(&mut self.connection);
+            let _accepted: bool = write?;
+        }
+        Ok(())
+    }
+
+    /// The values written to the locks of this prefix, for each: fenced ones, and unfenced ones.
+    pub(crate) fn written(&mut self, prefix: &str) -> RedisResult<[Vec<Vec<u64>>; 2]> {
+        let mut all = [Vec::new(), Vec::new()];
+        for (kind, lists) in ["fenced", "unfenced"].into_iter().zip(&mut all) {
+            let pattern = format!("{kind}:{prefix}*:log");
+            let keys: Vec<String> = redis::cmd("KEYS").arg(pattern).query(&mut self.connection)?;
+            for key in keys {
+                let list =
+                    redis::cmd("LRANGE").arg(key).arg(0).arg(-1).query(&mut self.connection)?;
+                lists.push(list);
+            }
+        }
+        Ok(all)
+    }
+}
