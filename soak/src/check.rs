@@ -223,6 +223,6 @@ mod testing {
     }
 
     pub(super) fn fault(from: u64, to: u64, process: Option<u32>, forgets: bool) -> Fault {
-        Fault { kind: "stop", from: ms(from), to: ms(to), process, forgets }
+        Fault { kind: "stop".to_owned(), from: ms(from), to: ms(to), process, forgets }
     }
 }

@@ -4,8 +4,9 @@
 //! lines behind. The fields of a line are separated by spaces, the first one is the event's letter.
 
 use std::fmt;
-use std::fs::File;
-use std::io::{self, Write};
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write};
+use std::path::Path;
 use std::str::FromStr;
 
 /// Which rule holds for a name.
@@ -264,7 +265,7 @@ impl Log {
 }
 
 /// What one process did.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Process {
     pub(crate) number: u32,
     pub(crate) events: Vec<Event>,
@@ -275,7 +276,7 @@ pub(crate) struct Process {
 /// Something that the nemesis did.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Fault {
-    pub(crate) kind: &'static str,
+    pub(crate) kind: String,
     pub(crate) from: u64,
     pub(crate) to: u64,
     /// The process that it was done to; `None`: the server, or all.
@@ -285,7 +286,7 @@ pub(crate) struct Fault {
 }
 
 /// The time between two quiet moments: nothing is held at its beginning and at its end.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Round {
     pub(crate) processes: Vec<Process>,
     pub(crate) faults: Vec<Fault>,
@@ -318,6 +319,56 @@ pub(crate) fn parse(number: u32, text: &str, killed: Option<u64>) -> Result<Proc
     Ok(Process { number, events, killed })
 }
 
+/// Writes a round to a folder, for [`load`].
+pub(crate) fn save(round: &Round, folder: &Path) -> io::Result<()> {
+    let mut about = BufWriter::new(File::create(folder.join("round"))?);
+    for fault in &round.faults {
+        let Fault { kind, from, to, process, forgets } = fault;
+        let process = process.map_or_else(|| "-".to_owned(), |it| it.to_string());
+        writeln!(about, "fault {from} {to} {process} {forgets} {kind}")?;
+    }
+    for process in &round.processes {
+        let killed = process.killed.map_or_else(|| "-".to_owned(), |it| it.to_string());
+        writeln!(about, "process {} {killed}", process.number)?;
+        let path = folder.join(format!("process-{}", process.number));
+        let mut file = BufWriter::new(File::create(path)?);
+        for event in &process.events {
+            writeln!(file, "{event}")?;
+        }
+        file.flush()?;
+    }
+    about.flush()
+}
+
+/// Reads a round that was kept.
+pub(crate) fn load(folder: &Path) -> Result<Round, String> {
+    let read = |name: &str| {
+        let path = folder.join(name);
+        fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))
+    };
+    let mut round = Round::default();
+    for line in read("round")?.lines() {
+        let fields: Vec<_> = line.splitn(6, ' ').collect();
+        let wrong = |_| format!("no line of a round: {line}");
+        match fields[..] {
+            ["fault", from, to, process, forgets, kind] => round.faults.push(Fault {
+                kind: kind.to_owned(),
+                from: from.parse().map_err(wrong)?,
+                to: to.parse().map_err(wrong)?,
+                process: process.parse().ok(),
+                forgets: forgets == "true",
+            }),
+            ["process", number, killed] => {
+                let number = number.parse().map_err(wrong)?;
+                let text = read(&format!("process-{number}"))?;
+                round.processes.push(parse(number, &text, killed.parse().ok())?);
+            }
+            _ => return Err(format!("no line of a round: {line}")),
+        }
+    }
+    Ok(round)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -347,6 +398,28 @@ mod tests {
         }
         assert_eq!("G 1 reentrant".parse::<Event>(), Err(()));
         assert_eq!("L 1 2 3".parse::<Event>(), Err(()));
+    }
+
+    #[test]
+    fn a_round_is_loaded_as_it_was_saved() {
+        let events = vec![Event::Lost { id: 1, at: 2 }];
+        let fault = |process| Fault {
+            kind: "CLIENT KILL".to_owned(),
+            from: 1,
+            to: 2,
+            process,
+            forgets: process.is_none(),
+        };
+        let round = Round {
+            processes: vec![
+                Process { number: 1, events, killed: Some(7) },
+                Process { number: 2, ..Process::default() },
+            ],
+            faults: vec![fault(Some(1)), fault(None)],
+        };
+        let folder = tempfile::tempdir().unwrap();
+        save(&round, folder.path()).unwrap();
+        assert_eq!(load(folder.path()).unwrap(), round);
     }
 
     #[test]

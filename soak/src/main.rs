@@ -44,6 +44,14 @@ fn main() -> ExitCode {
 
 /// Whether all was as it should be.
 fn soak(options: &Options) -> Result<bool, String> {
+    if let Some(folder) = &options.check {
+        let found = check::check(&history::load(folder)?);
+        for violation in &found.violations {
+            println!("{} of {:?}: {}", violation.check, violation.name, violation.text);
+        }
+        println!("{} violations", found.violations.len());
+        return Ok(found.violations.is_empty());
+    }
     println!("seed {}, topology {}", options.seed, options.topology);
     let all = run::run(options)?;
     println!("{}", report::ledger(options, &all));

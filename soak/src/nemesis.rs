@@ -47,7 +47,7 @@ impl Nemesis<'_> {
     fn fault(&self, kind: &'static str, process: Option<u32>, forgets: bool, act: impl FnOnce()) {
         let from = now();
         act();
-        let fault = Fault { kind, from, to: now(), process, forgets };
+        let fault = Fault { kind: kind.to_owned(), from, to: now(), process, forgets };
         self.faults.lock().unwrap_or_else(PoisonError::into_inner).push(fault);
     }
 

@@ -20,6 +20,7 @@ Random work on all synchronizers under faults, with a history that is checked.
   --only A,B       only these: reentrant, fair, readwrite, fenced, multi, semaphore, expirable,
                    latch, condition
   --export FILE    appends the operations as JSON lines, for other checkers
+  --check FOLDER   checks a history that was kept
   --until-violation  ends with the first violation
   --canary         breaks the server's data on purpose, and fails unless that is found
   --mutants        looks for each known bug (needs RUSTFLAGS='--cfg soak_mutants')
@@ -38,6 +39,7 @@ pub(crate) struct Options {
     pub(crate) calm: Duration,
     pub(crate) only: String,
     pub(crate) export: Option<PathBuf>,
+    pub(crate) check: Option<PathBuf>,
     pub(crate) until_violation: bool,
     pub(crate) canary: bool,
     pub(crate) mutants: bool,
@@ -57,6 +59,7 @@ pub(crate) fn parse(args: &[String]) -> Result<Options, String> {
         calm: Duration::from_secs(7),
         only: String::new(),
         export: None,
+        check: None,
         until_violation: false,
         canary: false,
         mutants: false,
@@ -76,6 +79,7 @@ pub(crate) fn parse(args: &[String]) -> Result<Options, String> {
             "--calm" => options.calm = Duration::from_secs(number(arg, value()?)?),
             "--only" => options.only = value()?.clone(),
             "--export" => options.export = Some(value()?.into()),
+            "--check" => options.check = Some(value()?.into()),
             "--until-violation" => options.until_violation = true,
             "--canary" => options.canary = true,
             "--mutants" => options.mutants = true,

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use crate::check::{self, Findings};
 use crate::clock::ms;
-use crate::history::{Event, Round};
+use crate::history::{Event, Round, save};
 use crate::options::Options;
 use crate::run::Outcome;
 
@@ -97,14 +97,7 @@ pub(crate) fn keep(
     let folder =
         target.join("soak").join(format!("{}-{}-{number}", options.topology, options.seed));
     fs::create_dir_all(&folder)?;
-    for process in &round.processes {
-        let mut file =
-            BufWriter::new(File::create(folder.join(format!("process-{}", process.number)))?);
-        for event in &process.events {
-            writeln!(file, "{event}")?;
-        }
-        file.flush()?;
-    }
+    save(round, &folder)?;
     let mut page = BufWriter::new(File::create(folder.join("page.txt"))?);
     writeln!(
         page,
@@ -129,7 +122,7 @@ pub(crate) fn keep(
         }
     }
     page.flush()?;
-    println!("  kept: {}", folder.join("page.txt").display());
+    println!("  kept: {0}/page.txt; `--check {0}` checks it again", folder.display());
     Ok(())
 }
 

@@ -114,7 +114,7 @@ impl Crew<'_> {
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {
     pub(crate) found: Findings,
-    pub(crate) faults: BTreeMap<&'static str, u64>,
+    pub(crate) faults: BTreeMap<String, u64>,
     pub(crate) lost_fenced: u64,
     pub(crate) lost_unfenced: u64,
     pub(crate) elapsed: Duration,
@@ -166,7 +166,7 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, String> {
         all.lost_fenced += fenced;
         all.lost_unfenced += unfenced;
         for fault in &round.faults {
-            *all.faults.entry(fault.kind).or_default() += 1;
+            *all.faults.entry(fault.kind.clone()).or_default() += 1;
         }
         all.elapsed = begun.elapsed();
         all.found.add(&found);

@@ -41,8 +41,9 @@ enum Answer {
     Unknown,
 }
 
-/// `holds`: of one name. Holds beside a loss of data are left out: the server may have forgotten
-/// them at any time.
+/// `holds`: of one name. Left out are holds that had ended before their callers learned of them, since
+/// nobody knows when. Holds beside a loss of data are left out, too: the server may have
+/// forgotten them at any time.
 pub(super) fn check(name: &str, holds: &[Hold], faults: &[Fault], found: &mut Findings) {
     let is_count = holds.first().is_some_and(|it| it.grant.kind == Kind::Semaphore);
     if is_count && faults.iter().any(|fault| fault.forgets) {
@@ -52,7 +53,8 @@ pub(super) fn check(name: &str, holds: &[Hold], faults: &[Fault], found: &mut Fi
         let to = hold.left.map_or_else(|| hold.deadline(), |(at, _)| at);
         faults.iter().any(|it| it.forgets && hold.grant.call <= it.to && to >= it.from)
     };
-    let holds: Vec<_> = holds.iter().filter(|hold| !beside(hold)).collect();
+    let holds: Vec<_> =
+        holds.iter().filter(|hold| hold.deadline() > hold.grant.at && !beside(hold)).collect();
     let Some(capacity) = holds.first().map(|hold| hold.grant.capacity) else { return };
     for part in parts(&operations(&holds)) {
         found.count("orders searched", 1);
@@ -145,7 +147,8 @@ fn search(operations: &[Operation], capacity: u64) -> Answer {
     let (mut held, mut first, mut marks) = (0, 0, 0u64);
     let mut known: HashSet<u64> = HashSet::new();
     let mut path: Vec<Step> = Vec::new();
-    let mut furthest = 0;
+    // How many were in order at best, and which operation had to be the next one then.
+    let mut furthest = (0, 0);
     let mut left = BUDGET * operations.len() + 1000;
     let mut options = candidates(operations, &ordered, first, &holding, held, capacity);
     loop {
@@ -164,19 +167,23 @@ fn search(operations: &[Operation], capacity: u64) -> Answer {
             while ordered.get(first) == Some(&true) {
                 first += 1;
             }
-            furthest = furthest.max(first);
             path.push(step);
             options = if known.insert(marks) {
                 candidates(operations, &ordered, first, &holding, held, capacity)
             } else {
                 Vec::new()
             };
+            if path.len() > furthest.0 {
+                let open = (first..operations.len()).filter(|at| !ordered[*at]);
+                let next = open.min_by_key(|at| operations[*at].done);
+                furthest = (path.len(), next.unwrap_or(first));
+            }
             if options.is_empty() && all_over(operations, &ordered, first) {
                 return Answer::Explained;
             }
         } else {
             let Some(step) = path.pop() else {
-                return Answer::Contradiction(furthest.min(operations.len() - 1));
+                return Answer::Contradiction(furthest.1);
             };
             undo(operations[step.chosen], &mut holding, &mut held);
             ordered[step.chosen] = false;
