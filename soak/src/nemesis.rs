@@ -4,6 +4,7 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -13,11 +14,15 @@ use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
 use redlatch_testkit::{Action, Cluster, Direction, Proxy, Sentinels, Server, wait_until};
 
-use crate::clock::now;
+use crate::clock::{ms, now};
 use crate::history::Fault;
 use crate::run::Crew;
 use crate::world::{World, ask, is_master};
 
+/// How much earlier a new master may have been chosen than it was seen, in ns, and how much longer the
+/// old one may have been believed.
+const BEFORE: u64 = ms(4000);
+const AFTER: u64 = ms(2000);
 /// How long servers may take to become well again.
 const BOUND: Duration = Duration::from_secs(60);
 
@@ -39,6 +44,35 @@ impl Nemesis<'_> {
         });
     }
 
+    /// Looks for new masters until `ended`: servers on a busy machine may choose one by themselves.
+    pub(crate) fn watch(&self, ended: &AtomicBool) {
+        if matches!(self.world, World::One { .. }) {
+            return;
+        }
+        let (mut known, mut looked) = (self.world.leaders(), now());
+        while !ended.load(Ordering::Relaxed) {
+            thread::sleep(Duration::from_millis(150));
+            let (began, leaders) = (now(), self.world.leaders());
+            // Servers that do not answer are no news.
+            if !leaders.is_empty() && leaders != known {
+                let (from, to) = (looked.saturating_sub(BEFORE), now() + AFTER);
+                self.note(Fault {
+                    kind: "another master".to_owned(),
+                    from,
+                    to,
+                    process: None,
+                    forgets: true,
+                });
+                known = leaders;
+            }
+            looked = began;
+        }
+    }
+
+    fn note(&self, fault: Fault) {
+        self.faults.lock().unwrap_or_else(PoisonError::into_inner).push(fault);
+    }
+
     fn is_over(&self) -> bool {
         Instant::now() >= self.until
     }
@@ -48,7 +82,7 @@ impl Nemesis<'_> {
         let from = now();
         act();
         let fault = Fault { kind: kind.to_owned(), from, to: now(), process, forgets };
-        self.faults.lock().unwrap_or_else(PoisonError::into_inner).push(fault);
+        self.note(fault);
     }
 
     fn harm_processes(&self, crew: &mut Crew<'_>) {
@@ -240,6 +274,13 @@ impl Nemesis<'_> {
     fn harm_cluster(&self, cluster: &Cluster, rng: &mut StdRng) {
         const NAMES: [&str; 5] =
             ["reentrant-0", "reentrant-1", "fair-0", "readwrite-0", "readwrite-1"];
+        // The kit's moves and failovers are between the first servers and their replicas. (They may
+        // have changed places when the machine was busy.)
+        let mut first = cluster.servers().iter().take(3);
+        if !first.all(is_master) {
+            self.fault("masters brought back", None, true, || bring_back(cluster));
+            return;
+        }
         let name = NAMES.choose(rng).copied().unwrap_or("fair-0");
         let slot = cluster.slot(&format!("{}{name}", self.prefix));
         if rng.random_ratio(1, 4) {
@@ -247,23 +288,26 @@ impl Nemesis<'_> {
                 let old = cluster.owner(slot);
                 cluster.fail_over(slot);
                 old.restart_empty();
-                // Back, so that the first servers are the masters.
-                let linked = || {
-                    let info: Option<String> = ask(old, &["INFO", "replication"]);
-                    info.is_some_and(|info| info.contains("master_link_status:up"))
-                };
-                wait_until("a killed server has its data again", BOUND, linked);
-                wait_until("a killed server is a master again", BOUND, || {
-                    let _: Option<redis::Value> = ask(old, &["CLUSTER", "FAILOVER"]);
-                    thread::sleep(Duration::from_millis(200));
-                    is_master(old)
-                });
-                wait_until("all know it", BOUND, || cluster.owner(slot).port() == old.port());
+                bring_back(cluster);
             });
         } else {
             self.fault("slot moved", None, false, || {
                 cluster.move_slot(slot, cluster.another(slot));
             });
+        }
+    }
+}
+
+/// Makes the first servers the masters again, when they have their data.
+fn bring_back(cluster: &Cluster) {
+    for server in cluster.servers().iter().take(3) {
+        let until = Instant::now() + BOUND;
+        while !is_master(server) && Instant::now() < until {
+            let info: Option<String> = ask(server, &["INFO", "replication"]);
+            if info.is_some_and(|info| info.contains("master_link_status:up")) {
+                let _: Option<redis::Value> = ask(server, &["CLUSTER", "FAILOVER"]);
+            }
+            thread::sleep(Duration::from_millis(300));
         }
     }
 }

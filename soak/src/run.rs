@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use redlatch_testkit::{Server, Worker};
@@ -10,7 +12,7 @@ use tempfile::TempDir;
 
 use crate::check::{self, Findings, Violation};
 use crate::clock::now;
-use crate::history::{Fault, Round, parse};
+use crate::history::{Round, parse};
 use crate::nemesis::{self, Nemesis};
 use crate::options::Options;
 use crate::report;
@@ -182,7 +184,7 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, String> {
         }
     }
     if let Some(before) = before {
-        std::thread::sleep(Duration::from_secs(4));
+        thread::sleep(Duration::from_secs(4));
         let mut found = Findings::default();
         left_over(&world, &before, &mut found);
         for violation in &found.violations {
@@ -206,24 +208,25 @@ fn one_round(
     for member in &mut crew.members {
         member.worker.expect_line("ready", Duration::from_secs(30));
     }
-    let begun = Instant::now();
-    let storm = begun + options.storm;
-    let faults: Vec<Fault> = if options.canary {
-        for server in crew.world.masters() {
-            nemesis::plant(server, crew.prefix, storm);
+    let storm = Instant::now() + options.storm;
+    let seed = options.seed.wrapping_mul(1_000_003).wrapping_add(number);
+    let (world, prefix) = (crew.world, crew.prefix);
+    let nemesis = Nemesis { world, prefix, faults: Vec::new().into(), until: storm, seed };
+    let ended = AtomicBool::new(false);
+    let (mut round, next) = thread::scope(|scope| {
+        let _watch = scope.spawn(|| nemesis.watch(&ended));
+        if options.canary {
+            world.masters().iter().for_each(|server| nemesis::plant(server, prefix, storm));
+        } else {
+            nemesis.rage(&mut crew);
         }
-        Vec::new()
-    } else {
-        let seed = options.seed.wrapping_mul(1_000_003).wrapping_add(number);
-        let (world, prefix) = (crew.world, crew.prefix);
-        let nemesis = Nemesis { world, prefix, faults: Vec::new().into(), until: storm, seed };
-        nemesis.rage(&mut crew);
-        nemesis.faults.into_inner().unwrap_or_default()
-    };
-    std::thread::sleep(options.calm);
-    let next = crew.next;
-    let mut round = crew.finish(found)?;
-    round.faults = faults;
+        thread::sleep(options.calm);
+        let next = crew.next;
+        let round = crew.finish(found);
+        ended.store(true, Ordering::Relaxed);
+        Ok::<_, String>((round?, next))
+    })?;
+    round.faults = nemesis.faults.into_inner().unwrap_or_default();
     round.faults.sort_by_key(|fault| fault.from);
     Ok((round, next))
 }

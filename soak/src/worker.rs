@@ -257,7 +257,8 @@ impl Worker {
         while !self.shared.is_ending.load(Ordering::Relaxed) {
             let kind = match self.rng.random_range(0..100) {
                 0..28 => "reentrant",
-                28..42 => "fair",
+                28..41 => "fair",
+                41 => "long",
                 42..58 => "readwrite",
                 58..70 => "fenced",
                 70..76 => "multi",
@@ -272,6 +273,7 @@ impl Worker {
             match kind {
                 "reentrant" => self.reentrant(),
                 "fair" => self.fair(),
+                "long" => self.long(),
                 "readwrite" => self.read_write(),
                 "fenced" => self.fenced(),
                 "multi" => self.multi(),
@@ -286,9 +288,41 @@ impl Worker {
     fn reentrant(&mut self) {
         let (name, terms) = (self.one_of("reentrant", 2), self.terms());
         let lock = terms.of(self.client.reentrant_lock(&name));
+        if self.rng.random_ratio(1, 4) {
+            return self.burst(&lock, &name, terms);
+        }
         for _ in 0..self.rng.random_range(1..30) {
             self.lock(&lock, About::lock(Kind::Reentrant, &name, terms));
         }
+    }
+
+    /// Many short acquisitions, which the threads of a process pass on among themselves.
+    fn burst(&mut self, lock: &dyn Lock, name: &str, terms: Terms) {
+        for _ in 0..self.rng.random_range(100..600) {
+            let about = About::lock(Kind::Reentrant, name, terms);
+            let taken = self.acquire(about, How::Lock, Duration::ZERO, |_| lock.lock().map(Some));
+            let Some(kept) = taken else { return };
+            hold(&self.shared, &kept, Duration::from_micros(3));
+            leave(&self.shared, kept, self.rng.random_bool(0.5));
+        }
+    }
+
+    /// A hold that lasts for longer than its lease, by its renewals.
+    fn long(&mut self) {
+        let name = self.one_of("long", 2);
+        let terms = match self.terms() {
+            Terms::Fixed(_) => Terms::Usual,
+            renewed => renewed,
+        };
+        let lock = terms.of(self.client.reentrant_lock(&name));
+        let stay = Duration::from_millis(self.rng.random_range(1000..6000));
+        let about = About::lock(Kind::Reentrant, &name, terms);
+        let how = How::For(Duration::from_millis(200));
+        let taken =
+            self.acquire(about, how, stay, |_| lock.try_lock_for(Duration::from_millis(200)));
+        let Some(kept) = taken else { return };
+        hold(&self.shared, &kept, stay);
+        leave(&self.shared, kept, false);
     }
 
     fn fair(&mut self) {

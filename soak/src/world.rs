@@ -37,6 +37,9 @@ impl FromStr for Topology {
     }
 }
 
+/// How long a master may be silent: longer than a busy machine makes it.
+const DOWN: Duration = Duration::from_millis(3000);
+
 #[derive(Debug)]
 pub(crate) enum World {
     /// A server with its data on disk, and a faulty network that every other worker uses.
@@ -58,7 +61,9 @@ impl World {
                 let network = Proxy::before(&server);
                 Self::One { server, network }
             }
-            Topology::Sentinel => Self::Sentinel(Box::new(Sentinels::start()?)),
+            Topology::Sentinel => {
+                Self::Sentinel(Box::new(Sentinels::builder().down_after(DOWN).start()?))
+            }
             Topology::Cluster => Self::Cluster(Cluster::start()?),
         })
     }
@@ -88,6 +93,11 @@ impl World {
             Self::Sentinel(sentinels) => vec![sentinels.master()],
             Self::Cluster(cluster) => cluster.servers().iter().filter(|it| is_master(it)).collect(),
         }
+    }
+
+    /// The ports of all that take themselves for masters.
+    pub(crate) fn leaders(&self) -> Vec<u16> {
+        self.servers().into_iter().filter(|it| is_master(it)).map(Server::port).collect()
     }
 
     /// `redis 7.0.15`.

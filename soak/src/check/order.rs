@@ -174,8 +174,16 @@ fn search(operations: &[Operation], capacity: u64) -> Answer {
                 Vec::new()
             };
             if path.len() > furthest.0 {
-                let open = (first..operations.len()).filter(|at| !ordered[*at]);
-                let next = open.min_by_key(|at| operations[*at].done);
+                let mut next: Option<usize> = None;
+                for at in first..operations.len() {
+                    let before = next.map_or(u64::MAX, |it| operations[it].done);
+                    if operations[at].call > before {
+                        break;
+                    }
+                    if !ordered[at] && operations[at].done < before {
+                        next = Some(at);
+                    }
+                }
                 furthest = (path.len(), next.unwrap_or(first));
             }
             if options.is_empty() && all_over(operations, &ordered, first) {
