@@ -26,7 +26,7 @@ pub(crate) enum Version {
 impl Version {
     const ALL: [Self; 2] = [Self::New, Self::Old];
 
-    fn number(self) -> &'static str {
+    pub(crate) fn number(self) -> &'static str {
         match self {
             Self::New => "4.7.0",
             Self::Old => "3.16.8",
@@ -34,10 +34,18 @@ impl Version {
     }
 }
 
+/// Whether the calling test can run; if not, says why.
+pub(crate) fn is_beside_redisson() -> bool {
+    if let Err(why) = built() {
+        let test = thread::current().name().unwrap_or("?").to_owned();
+        let _ = writeln!(io::stderr(), "SKIPPED {test}, no test beside Redisson: {why}");
+    }
+    built().is_ok()
+}
+
 /// Runs the test beside each version; not at all, with a word, where Java or Maven is missing.
 pub(crate) fn beside_redisson(test: impl Fn(Version)) {
-    if let Err(why) = built() {
-        let _ = writeln!(io::stderr(), "SKIPPED, no test beside Redisson: {why}");
+    if !is_beside_redisson() {
         return;
     }
     for version in Version::ALL {
@@ -154,6 +162,10 @@ impl Redisson {
         let connect = format!("connect {url} {}", watchdog.as_millis());
         redisson.id = redisson.ask("main", &connect);
         redisson
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
     }
 
     /// Tells a thread of the client to do something.

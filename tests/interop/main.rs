@@ -12,6 +12,7 @@ mod lock;
 mod multi_lock;
 mod permits;
 mod read_write;
+mod soak;
 mod wire;
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,7 +22,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::*;
-use java::{Jvm, Redisson, Version, beside_redisson, quoted};
+use java::{Jvm, Redisson, Version, beside_redisson, is_beside_redisson, quoted};
 use kind::Kind;
 use redlatch::{CancelToken, Client, ErrorKind, Lock, LockGuard, LostReason, OwnedLockGuard};
 use redlatch_testkit::{Job, Server, Worker};
@@ -39,6 +40,7 @@ fn worker() {
     match job.role() {
         "holder" => ends::holder_process(&job),
         "waiter" => fair::waiter_process(&job),
+        "turns" => soak::turns_process(&job),
         role => panic!("no role {role}"),
     }
     job.done();

@@ -16,8 +16,11 @@ import org.redisson.api.RedissonClient;
 import org.redisson.client.codec.StringCodec;
 
 /**
- * Threads that take turns, and have Redis check each turn by two scripts of the caller's: one when
- * it begins, one when it ends.
+ * Threads that take turns, and have Redis check each turn by two scripts of the caller's, which it
+ * has loaded: one when the turn begins, one when it ends. The words of the command: how many
+ * threads, for how many ms, ms of each hold and of each wait at most, `kept` or `fresh` handles,
+ * how many may hold it, the client for the checks, the digests of the two scripts, the name under
+ * which the turns count, and the lease of a permit.
  */
 final class Loop {
     private final RedissonClient redisson;
@@ -33,6 +36,8 @@ final class Loop {
     private final String limit;
     private final String enters;
     private final String leaves;
+    private final String side;
+    private final long lease;
     private final Turns kept;
 
     Loop(RedissonClient redisson, RedissonClient checks, String kind, String name, String[] rest) {
@@ -48,6 +53,8 @@ final class Loop {
         limit = rest[5];
         enters = rest[7];
         leaves = rest[8];
+        side = rest[9];
+        lease = Long.parseLong(rest[10]);
         kept = turns();
     }
 
@@ -75,7 +82,8 @@ final class Loop {
         for (int turn = 1; System.nanoTime() < end; turn++) {
             try {
                 // Every fourth turn at a read-write lock is a writer's.
-                take(me, turn % 4 == 0 ? "write" : "read");
+                String mode = kind.equals("readWriteLock") && turn % 4 != 0 ? "read" : "write";
+                failed += take(me, mode) ? 0 : 1;
             } catch (InterruptedException interrupted) {
                 throw interrupted;
             } catch (Exception failure) {
@@ -87,21 +95,23 @@ final class Loop {
         return failed;
     }
 
-    private void take(String me, String mode) throws Exception {
+    /** Whether it came within the wait. */
+    private boolean take(String me, String mode) throws Exception {
         Turns turns = fresh ? turns() : kept;
         long asked = System.nanoTime();
         Callable<?> release = turns.begin(mode);
         if (release == null) {
-            return;
+            return false;
         }
         long waited = TimeUnit.NANOSECONDS.toMillis(System.nanoTime() - asked);
         try {
             String seen = check(enters, me, mode, limit);
             Thread.sleep(hold);
-            check(leaves, me, mode, limit, seen, "redisson", String.valueOf(waited));
+            check(leaves, me, mode, limit, seen, side, String.valueOf(waited));
         } finally {
             release.call();
         }
+        return true;
     }
 
     private String check(String script, Object... values) {
@@ -119,9 +129,7 @@ final class Loop {
             case "semaphore" -> {
                 RSemaphore semaphore = redisson.getSemaphore(name);
                 return mode -> {
-                    if (wait < 0) {
-                        semaphore.acquire();
-                    } else if (!semaphore.tryAcquire(1, wait, TimeUnit.MILLISECONDS)) {
+                    if (!semaphore.tryAcquire(1, wait, TimeUnit.MILLISECONDS)) {
                         return null;
                     }
                     return done(semaphore::release);
@@ -130,10 +138,7 @@ final class Loop {
             case "permitExpirableSemaphore" -> {
                 RPermitExpirableSemaphore semaphore = redisson.getPermitExpirableSemaphore(name);
                 return mode -> {
-                    // A permit is not renewed: this lease is longer than any turn.
-                    String id = wait < 0
-                            ? semaphore.acquire(3_000, TimeUnit.MILLISECONDS)
-                            : semaphore.tryAcquire(wait, 3_000, TimeUnit.MILLISECONDS);
+                    String id = semaphore.tryAcquire(wait, lease, TimeUnit.MILLISECONDS);
                     return id == null ? null : done(() -> semaphore.release(id));
                 };
             }
@@ -149,9 +154,7 @@ final class Loop {
     }
 
     private Callable<?> begin(RLock lock) throws InterruptedException {
-        if (wait < 0) {
-            lock.lock();
-        } else if (!lock.tryLock(wait, TimeUnit.MILLISECONDS)) {
+        if (!lock.tryLock(wait, TimeUnit.MILLISECONDS)) {
             return null;
         }
         return done(lock::unlock);

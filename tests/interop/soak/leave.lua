@@ -1,0 +1,21 @@
+-- A holder is about to leave: notes whether a writer came in and left meanwhile.
+--
+-- KEYS 1 what is held; ARGV 1 the holder, 2 `read` or `write`, 3 how many may write, 4 what enter.lua
+-- has replied, 5 the holder's side, 6 how long it had waited, in ms
+-- reply: as of enter.lua
+local key, me, mode, limit, seen, side = KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+local turns = redis.call('get', key .. ':turns') or '0'
+redis.call('zrem', key .. ':' .. mode, me)
+if limit == '1' then
+    if turns ~= seen then
+        redis.call('rpush', 'overlaps', key .. ': a turn ended while ' .. me .. ' had it to ' .. mode)
+    end
+    if mode == 'write' then
+        redis.call('set', key .. ':turns', turns + 1)
+    end
+end
+redis.call('hincrby', key .. ':of', side, 1)
+if tonumber(ARGV[6]) > tonumber(redis.call('hget', key .. ':longest', side) or '0') then
+    redis.call('hset', key .. ':longest', side, ARGV[6])
+end
+return turns

@@ -1,0 +1,481 @@
+//! Processes of both libraries take turns at everything. Each holder has Redis check that it is
+//! alone.
+
+use std::collections::HashMap;
+use std::env;
+
+use redis::{Commands as _, Connection};
+use redlatch::{Error, ExpirablePermit, Permit};
+use redlatch_testkit::Proxy;
+
+use super::*;
+
+/// Longer than the other tests' leases: a machine that is busy for seconds loses no hold.
+const LEASE: Duration = Duration::from_secs(10);
+/// A wait longer than this has missed something. (Redisson's for a semaphore would last for ever.)
+const ENOUGH: Duration = Duration::from_secs(10);
+/// How many threads of each process.
+const THREADS: usize = 4;
+/// How many permits a semaphore has.
+const PERMITS: &str = "4";
+/// What can be held: the kind, and how many hold it at a time.
+const KINDS: [(&str, &str); 6] = [
+    ("lock", "1"),
+    ("fairLock", "1"),
+    ("readWriteLock", "1"),
+    ("semaphore", PERMITS),
+    ("permitExpirableSemaphore", PERMITS),
+    // Redisson 3.16 has none.
+    ("fencedLock", "1"),
+];
+
+/// `REDLATCH_SOAK`, and whether it is set.
+fn length() -> (Duration, bool) {
+    let set: Option<u64> = env::var("REDLATCH_SOAK").ok().and_then(|it| it.parse().ok());
+    (Duration::from_secs(set.unwrap_or(3)), set.is_some())
+}
+
+/// The scripts that check.
+struct Checks {
+    redis: Connection,
+    enter: String,
+    leave: String,
+}
+
+impl Checks {
+    fn new(server: &Server) -> Self {
+        let mut redis = server.connection();
+        let mut load = |script| redis::cmd("SCRIPT").arg("LOAD").arg(script).query(&mut redis);
+        let enter = load(include_str!("enter.lua")).unwrap();
+        let leave = load(include_str!("leave.lua")).unwrap();
+        Self { redis, enter, leave }
+    }
+
+    /// No two held what one may hold.
+    fn no_overlap(&mut self) {
+        let overlaps: Vec<String> = self.redis.lrange("overlaps", 0, 10).unwrap();
+        assert_eq!(overlaps, Vec::<String>::new());
+    }
+
+    fn of(&mut self, name: &str, what: &str) -> HashMap<String, u64> {
+        self.redis.hgetall(format!("check:{name}:{what}")).unwrap()
+    }
+}
+
+/// Turns at one name. In a command's words: see `Loop.java`.
+#[derive(Clone, Copy)]
+struct Turns<'a> {
+    kind: &'a str,
+    name: &'a str,
+    time: Duration,
+    hold: Duration,
+    wait: Duration,
+    /// Of Redisson's permits, which are not renewed.
+    lease: Duration,
+    fresh: bool,
+    limit: &'a str,
+}
+
+impl Turns<'_> {
+    fn command(&self, checks: &Checks, client: &str, side: &str) -> String {
+        let Turns { kind, name, time, hold, wait, lease, fresh, limit } = *self;
+        let [time, hold, wait, lease] = [time, hold, wait, lease].map(|it| it.as_millis());
+        let handles = if fresh { "fresh" } else { "kept" };
+        let Checks { enter, leave, .. } = checks;
+        format!(
+            "loop {kind} {name} {THREADS} {time} {hold} {wait} {handles} {limit} {client} {enter} \
+             {leave} {side} {lease}"
+        )
+    }
+}
+
+/// A process of Redisson's with a client for the locks and one for the checks.
+struct Theirs {
+    version: Version,
+    locks: Redisson,
+    checks: Redisson,
+}
+
+impl Theirs {
+    fn new(version: Version, jvm: &Arc<Jvm>, url: &str, server: &Server) -> Self {
+        let locks = Redisson::at(jvm, url, LEASE);
+        Self { version, locks, checks: Redisson::on(jvm, server) }
+    }
+
+    fn has(&self, kind: &str) -> bool {
+        kind != "fencedLock" || self.version == Version::New
+    }
+
+    fn side(&self) -> &'static str {
+        self.version.number()
+    }
+
+    fn begin(&mut self, turns: &Turns<'_>, checks: &Checks) {
+        let command = turns.command(checks, self.checks.name(), self.side());
+        self.locks.tell(turns.name, &command);
+    }
+
+    /// How many calls failed, if the process lives.
+    fn end(&mut self, name: &str) -> u64 {
+        self.locks.reply(name).parse().unwrap()
+    }
+}
+
+/// A process of ours.
+fn ours(url: &str, server: &Server) -> Worker {
+    Worker::spawn_test("worker", "turns", &[url, &server.url()])
+}
+
+/// Gives a semaphore its permits.
+fn prepare(client: &Client, kind: &str, name: &str) {
+    let permits = PERMITS.parse().unwrap();
+    match kind {
+        "semaphore" => assert!(client.semaphore(name).try_set_permits(permits).unwrap()),
+        "permitExpirableSemaphore" => {
+            assert!(client.expirable_semaphore(name).try_set_permits(permits).unwrap());
+        }
+        _ => {}
+    }
+}
+
+/// Two processes of each library, with holds of 20 ms. Without `REDLATCH_SOAK` all kinds at once
+/// for some seconds; with it one kind after the other, and the shares must be fair.
+#[test]
+fn both_libraries_take_turns() {
+    if !is_beside_redisson() {
+        return;
+    }
+    let (length, is_soak) = length();
+    let server = server();
+    let client = client(&server);
+    let mut checks = Checks::new(&server);
+    let versions = [Version::New, Version::Old];
+    let mut theirs = versions.map(|version| {
+        // A soak measures: a process of its own has nothing else to do.
+        let jvm = if is_soak { Jvm::start(version) } else { Jvm::shared(version) };
+        Theirs::new(version, &jvm, &server.url(), &server)
+    });
+    let mut ours = [ours(&server.url(), &server), ours(&server.url(), &server)];
+    if is_soak {
+        // A JVM is slow until it has compiled what it runs.
+        let time = Duration::from_secs(15);
+        let _failed = take_turns(
+            &KINDS.map(|kind| (kind, false)),
+            time,
+            "warm",
+            &client,
+            &mut theirs,
+            &mut ours,
+            &mut checks,
+        );
+    }
+    let both = |fresh| KINDS.map(|kind| (kind, fresh));
+    let all: Vec<_> = both(false).into_iter().chain(both(true)).collect();
+    let rounds = if is_soak { all.chunks(1) } else { all.chunks(all.len()) };
+    let time = if is_soak { length / u32::try_from(all.len()).unwrap() } else { length };
+    let mut unfair = Vec::new();
+    for round in rounds {
+        let failed = take_turns(round, time, "", &client, &mut theirs, &mut ours, &mut checks);
+        for ((kind, _), fresh) in round {
+            let name = named(kind, *fresh, "");
+            let (turns, longest) = (checks.of(&name, "of"), checks.of(&name, "longest"));
+            let of = |side: &str| turns.get(side).copied().unwrap_or(0);
+            let total: u64 = turns.values().sum();
+            let redissons = total - of("redlatch");
+            let share = redissons as f64 * 2.0 / total.max(1) as f64;
+            let waited = longest.iter().filter(|(side, _)| *side != "redlatch").map(|(_, it)| *it);
+            let waited = waited.max().unwrap_or(0);
+            println!("{name}: Redisson has {share:.2} of an even share, {turns:?}, ms {longest:?}");
+            assert!(redissons > 0 && of("redlatch") > 0, "{name}: {turns:?}");
+            if share < 0.5 || waited > 3_000 || failed > 0 {
+                unfair.push(format!("{name}: {share:.2}, at most {waited} ms, {failed} failed"));
+            }
+        }
+    }
+    assert!(!is_soak || unfair.is_empty(), "{unfair:#?}");
+}
+
+fn named(kind: &str, fresh: bool, prefix: &str) -> String {
+    format!("{prefix}{kind}-{}", if fresh { "fresh" } else { "kept" })
+}
+
+/// Of each of these kinds at the same time; how many of Redisson's calls failed.
+fn take_turns(
+    kinds: &[((&str, &str), bool)],
+    time: Duration,
+    prefix: &str,
+    client: &Client,
+    theirs: &mut [Theirs; 2],
+    ours: &mut [Worker; 2],
+    checks: &mut Checks,
+) -> u64 {
+    let hold = Duration::from_millis(20);
+    for ((kind, limit), fresh) in kinds {
+        let name = &named(kind, *fresh, prefix);
+        prepare(client, kind, name);
+        let turns =
+            Turns { kind, name, time, hold, wait: ENOUGH, lease: LONG, fresh: *fresh, limit };
+        // Of each library as many threads.
+        for (theirs, ours) in theirs.iter_mut().zip(ours.iter_mut()).filter(|it| it.0.has(kind)) {
+            theirs.begin(&turns, checks);
+            ours.send_line(&turns.command(checks, "-", "redlatch"));
+        }
+    }
+    let mut failed = [0; 2];
+    for ((kind, _), fresh) in kinds {
+        for (theirs, ours) in theirs.iter_mut().zip(ours.iter_mut()).filter(|it| it.0.has(kind)) {
+            let name = named(kind, *fresh, prefix);
+            let said = theirs.locks.reply_within(&name, time + SOON);
+            failed[0] += said.expect("its threads end").parse::<u64>().unwrap();
+            failed[1] += ours.expect_line("failed ", time + SOON).parse::<u64>().unwrap();
+        }
+    }
+    checks.no_overlap();
+    assert_eq!(failed[1], 0, "calls of ours");
+    failed[0]
+}
+
+/// The same while connections break, and processes are killed and replaced. (A semaphore without
+/// leases loses the permits of a process that is killed.)
+#[test]
+fn no_two_hold_what_one_may_hold_while_processes_die_and_connections_break() {
+    if !is_beside_redisson() {
+        return;
+    }
+    let (length, _) = length();
+    let server = server();
+    let client = client(&server);
+    let mut checks = Checks::new(&server);
+    let proxies = [Proxy::before(&server), Proxy::before(&server)];
+    let kinds = KINDS.into_iter().filter(|(kind, _)| *kind != "semaphore");
+    let kinds: Vec<_> = kinds.collect();
+    for (kind, _) in &kinds {
+        prepare(&client, kind, kind);
+    }
+    let their_process = |version| {
+        let jvm = Jvm::start(version);
+        let theirs = Theirs::new(version, &jvm, &proxies[0].url(), &server);
+        (jvm, theirs)
+    };
+    let our_process = || ours(&proxies[1].url(), &server);
+    let mut theirs = [Version::New, Version::Old].map(their_process);
+    let mut ours = [our_process(), our_process()];
+    let end = Instant::now() + length;
+    let turns = |at: usize| {
+        let (kind, limit) = kinds[at];
+        let time = end.saturating_duration_since(Instant::now());
+        let (hold, wait) = (Duration::from_millis(5), Duration::from_secs(1));
+        Turns {
+            kind,
+            name: kind,
+            time,
+            hold,
+            wait,
+            lease: LEASE,
+            fresh: at.is_multiple_of(2),
+            limit,
+        }
+    };
+    let they_begin = |theirs: &mut Theirs, checks: &Checks| {
+        for turns in (0..kinds.len()).map(turns) {
+            if theirs.has(turns.kind) {
+                theirs.begin(&turns, checks);
+            }
+        }
+    };
+    let ours_begin = |ours: &mut Worker, checks: &Checks| {
+        for turns in (0..kinds.len()).map(turns) {
+            ours.send_line(&turns.command(checks, "-", "redlatch"));
+        }
+    };
+    theirs.iter_mut().for_each(|(_, theirs)| they_begin(theirs, &checks));
+    ours.iter_mut().for_each(|ours| ours_begin(ours, &checks));
+    let mut random = Random::new();
+    let (mut killed, mut cut) = ([0, 0], 0);
+    let pause = Duration::from_secs(2).min(length / 4);
+    let mut next_kill = Instant::now() + pause;
+    while Instant::now() < end || killed[1] == 0 {
+        thread::sleep(UNIT + Duration::from_millis(random.below(300)));
+        if random.below(2) == 0 {
+            cut += proxies[usize::from(random.below(2) == 0)].cut_all();
+        }
+        if Instant::now() < next_kill {
+            continue;
+        }
+        let at = usize::from(random.below(2) == 0);
+        if killed[0] <= killed[1] {
+            theirs[at].0.kill();
+            theirs[at] = their_process(theirs[at].1.version);
+            they_begin(&mut theirs[at].1, &checks);
+            killed[0] += 1;
+        } else {
+            ours[at].sigkill();
+            ours[at] = our_process();
+            ours_begin(&mut ours[at], &checks);
+            killed[1] += 1;
+        }
+        // A process of Java's has taken a second to start.
+        next_kill = Instant::now() + pause;
+    }
+    let mut failed = [0, 0];
+    for (kind, _) in &kinds {
+        for (_, theirs) in theirs.iter_mut().filter(|(_, theirs)| theirs.has(kind)) {
+            failed[0] += theirs.end(kind);
+        }
+        for ours in &mut ours {
+            failed[1] += ours.expect_line("failed ", SOON).parse::<u64>().unwrap();
+        }
+    }
+    let mut redissons = 0;
+    println!("killed {killed:?} (Redisson's, ours), cut {cut}, failed calls {failed:?}");
+    for (kind, _) in &kinds {
+        let turns = checks.of(kind, "of");
+        println!("{kind}: {turns:?}, longest waits in ms {:?}", checks.of(kind, "longest"));
+        assert!(turns.contains_key("redlatch"), "{kind}: {turns:?}");
+        redissons += turns.len() - 1;
+    }
+    // A process of Java's that was just started may be too slow for some.
+    assert!(redissons > 0);
+    checks.no_overlap();
+    // What the dead held comes back. (But a dead waiter of Redisson's blocks a fair lock's queue for
+    // minutes, if it stood behind one of ours that stood behind one of Redisson's.)
+    for (kind, _) in kinds.iter().filter(|(kind, _)| *kind != "fairLock") {
+        let lock = match *kind {
+            "permitExpirableSemaphore" => {
+                let semaphore = client.expirable_semaphore(kind);
+                let all = semaphore.try_acquire_many_for(PERMITS.parse().unwrap(), SOON);
+                drop(all.unwrap().expect("all permits come back"));
+                continue;
+            }
+            "readWriteLock" => Kind::Write.ours(&client, kind),
+            kind => Kind::of_java(kind).ours(&client, kind),
+        };
+        drop(lock.try_lock_for(SOON).unwrap().unwrap_or_else(|| panic!("{kind} is not free")));
+    }
+}
+
+/// What a thread of ours has for a turn.
+enum Held {
+    Lock(LockGuard),
+    Permit(Permit),
+    Expirable(ExpirablePermit),
+}
+
+impl Held {
+    fn release(self) -> Result<(), Error> {
+        match self {
+            Self::Lock(guard) => guard.unlock(),
+            Self::Permit(permit) => permit.release(),
+            Self::Expirable(permit) => permit.release(),
+        }
+    }
+}
+
+type Begin = Box<dyn Fn(bool, Duration) -> Result<Option<Held>, Error>>;
+
+/// What a handle does: takes the turn, of a writer if it matters, within the wait.
+fn handle(client: &Client, kind: &str, name: &str) -> Begin {
+    fn take(lock: &dyn Lock, wait: Duration) -> Result<Option<Held>, Error> {
+        Ok(lock.try_lock_for(wait)?.map(Held::Lock))
+    }
+    match kind {
+        "semaphore" => {
+            let semaphore = client.semaphore(name);
+            Box::new(move |_, wait| Ok(semaphore.try_acquire_for(wait)?.map(Held::Permit)))
+        }
+        "permitExpirableSemaphore" => {
+            let semaphore = client.expirable_semaphore(name);
+            Box::new(move |_, wait| Ok(semaphore.try_acquire_for(wait)?.map(Held::Expirable)))
+        }
+        "readWriteLock" => {
+            let lock = client.read_write_lock(name);
+            Box::new(
+                move |writes, wait| {
+                    if writes { take(lock.write(), wait) } else { take(lock.read(), wait) }
+                },
+            )
+        }
+        kind => {
+            let lock = Kind::of_java(kind).ours(client, name);
+            Box::new(move |_, wait| take(&*lock, wait))
+        }
+    }
+}
+
+/// Does the commands of Java's loops.
+pub(crate) fn turns_process(job: &Job) {
+    let client = Client::builder(job.arg(0))
+        .watchdog_timeout(LEASE)
+        // A dead waiter of Redisson's for a fair lock that came behind one of ours blocks the queue
+        // for so long.
+        .fair_wait_timeout(UNIT * 10)
+        .connect()
+        .unwrap();
+    let server = redis::Client::open(job.arg(1)).unwrap();
+    thread::scope(|scope| {
+        loop {
+            let line = job.wait_line();
+            let (client, server) = (&client, &server);
+            scope.spawn(move || {
+                let words: Vec<&str> = line.split(' ').collect();
+                let threads: usize = words[3].parse().unwrap();
+                let failed: u64 = thread::scope(|scope| {
+                    let threads: Vec<_> = (0..threads)
+                        .map(|at| {
+                            scope.spawn({
+                                let words = &words;
+                                move || take_turns_here(client, server, words, at)
+                            })
+                        })
+                        .collect();
+                    threads.into_iter().map(|thread| thread.join().unwrap()).sum()
+                });
+                job.say(&format!("failed {failed}"));
+            });
+        }
+    });
+}
+
+fn take_turns_here(client: &Client, server: &redis::Client, words: &[&str], at: usize) -> u64 {
+    let &["loop", kind, name, _, time, hold, wait, handles, limit, _, enter, leave, side, _] =
+        words
+    else {
+        panic!("no loop: {words:?}");
+    };
+    let millis = |word: &str| word.parse().map(Duration::from_millis);
+    let (time, hold, wait) = (millis(time).unwrap(), millis(hold).unwrap(), millis(wait).unwrap());
+    let mut redis = server.get_connection().unwrap();
+    let me = format!("{}:{at}", client.id());
+    let end = Instant::now() + time;
+    let kept = handle(client, kind, name);
+    let mut failed = 0;
+    for turn in 1_u64.. {
+        if Instant::now() >= end {
+            break;
+        }
+        let fresh = (handles == "fresh").then(|| handle(client, kind, name));
+        let writes = kind != "readWriteLock" || turn.is_multiple_of(4);
+        let mode = if writes { "write" } else { "read" };
+        let asked = Instant::now();
+        match fresh.as_ref().unwrap_or(&kept)(writes, wait) {
+            Ok(Some(held)) => {
+                let waited = asked.elapsed().as_millis().to_string();
+                let mut check = |script: &str, more: &[&str]| -> String {
+                    let mut check = redis::cmd("EVALSHA");
+                    check.arg(script).arg(1).arg(format!("check:{name}")).arg(&[&me, mode, limit]);
+                    check.arg(more).query(&mut redis).unwrap()
+                };
+                let seen = check(enter, &[]);
+                thread::sleep(hold);
+                check(leave, &[&seen, side, &waited]);
+                failed += u64::from(held.release().is_err());
+            }
+            Ok(None) => failed += 1,
+            Err(_) => {
+                failed += 1;
+                thread::sleep(Duration::from_millis(5));
+            }
+        }
+    }
+    failed
+}
