@@ -446,3 +446,47 @@ fn the_tokens_of_a_fenced_lock_grow_from_one_library_to_the_other() {
         }
     });
 }
+
+/// As the guide has them.
+#[test]
+fn each_library_does_with_the_rights_to_its_own_keys_and_channels() {
+    let _bounded = bounded();
+    beside_redisson(|version| {
+        let server = server();
+        let mut theirs = User::new(&server, "theirs");
+        theirs.set(&["resetkeys", "resetchannels"]);
+        let guide = include_str!("../../docs/redisson.md");
+        let (_, rights) =
+            guide.split_once("- Redisson, for names that begin with `shop`:").unwrap();
+        let (rights, _) = rights.split_once("\n\n").unwrap();
+        let words = rights.split([' ', '\n', '`']).filter(|it| it.starts_with(['~', '&']));
+        theirs.set(&words.collect::<Vec<_>>());
+        let mut java = Redisson::at(&Jvm::shared(version), theirs.url(), LONG);
+        let client = client(&server);
+        for kind in Kind::all(version) {
+            let (name, lock) =
+                (format!("shop {kind:?}"), kind.ours(&client, &format!("shop {kind:?}")));
+            let guard = lock.lock().unwrap();
+            let rival = if kind == Kind::Read { Kind::Write } else { kind };
+            java.tell("a", &format!("lock {}", rival.named(&name)));
+            rival.wait_until_redisson_waits(&server, &name);
+            guard.unlock().unwrap();
+            assert_eq!(java.reply("a"), "ok");
+            java.run("a", &format!("unlock {}", rival.named(&name)));
+            java.run("a", &format!("lock {}", kind.named(&name)));
+            java.run("a", &format!("unlock {}", kind.named(&name)));
+        }
+        assert!(java.says("a", "trySetPermits semaphore shop%20s 1"));
+        java.run("a", "acquire semaphore shop%20s");
+        assert!(!java.says("a", "tryAcquire semaphore shop%20s 1 100"));
+        java.run("a", "release semaphore shop%20s");
+        assert!(java.says("a", "trySetPermits permitExpirableSemaphore shop%20e 1"));
+        let id = java.ask("a", "acquire permitExpirableSemaphore shop%20e 60000");
+        assert_eq!(java.ask("a", "tryAcquire permitExpirableSemaphore shop%20e 100"), "none");
+        java.run("a", &format!("release permitExpirableSemaphore shop%20e {id}"));
+        assert!(java.says("a", "trySetCount latch shop%20l 1"));
+        assert!(!java.says("a", "await latch shop%20l 100"));
+        java.run("a", "countDown latch shop%20l");
+        java.run("a", "await latch shop%20l");
+    });
+}

@@ -88,7 +88,13 @@ public final class Interop {
         // A test has many clients: each has few threads, and connections when it needs them.
         config.setThreads(8).setNettyThreads(4);
         SingleServerConfig server = config.useSingleServer();
-        server.setAddress(words[0]).setDatabase(database(words[0]));
+        URI url = URI.create(words[0]);
+        server.setAddress("redis://" + url.getHost() + ":" + url.getPort());
+        server.setDatabase(database(url));
+        if (url.getUserInfo() != null) {
+            String[] user = url.getUserInfo().split(":");
+            server.setUsername(user[0]).setPassword(user[1]);
+        }
         server.setConnectionMinimumIdleSize(1);
         if (words.length > 1) {
             config.setLockWatchdogTimeout(Long.parseLong(words[1]));
@@ -100,8 +106,8 @@ public final class Interop {
     }
 
     /** The number behind the address; Redisson itself does not read it. */
-    private static int database(String url) {
-        String path = URI.create(url).getPath();
+    private static int database(URI url) {
+        String path = url.getPath();
         return path.length() > 1 ? Integer.parseInt(path.substring(1)) : 0;
     }
 }
