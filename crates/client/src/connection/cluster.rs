@@ -59,7 +59,7 @@ pub struct Cluster {
     /// The pattern of the servers' endpoints.
     manner: Endpoint,
     lanes: OnceLock<usize>,
-    state: Mutex<State>,
+    state: Mutex<ClusterState>,
     /// A thread has looked at the slots.
     looked: Condvar,
     on_node: OnceLock<OnNode>,
@@ -70,7 +70,7 @@ pub struct Cluster {
 type OnNode = Box<dyn Fn(&Arc<Node>) + Send + Sync>;
 type OnMoved = Box<dyn Fn(&[u16]) + Send + Sync>;
 
-struct State {
+struct ClusterState {
     /// By number. None is ever removed.
     nodes: Vec<(HostPort, Arc<Node>)>,
     /// The number of each slot's server.
@@ -127,7 +127,7 @@ impl Cluster {
             let channels =
                 if config.sharded_channels { Channels::Sharded } else { Channels::Cluster };
             let seeds: Vec<_> = url.nodes.iter().map(|info| HostPort::of(info.addr())).collect();
-            let state = State {
+            let state = ClusterState {
                 nodes: Vec::new(),
                 owners: vec![NOBODY; SLOTS.into()],
                 known: seeds.clone(),
@@ -422,7 +422,7 @@ impl Cluster {
     }
 }
 
-impl State {
+impl ClusterState {
     /// The servers that have slots.
     fn masters(&self) -> impl Iterator<Item = &(HostPort, Arc<Node>)> {
         self.nodes.iter().filter(|(_, node)| self.has_slots(node))

@@ -107,17 +107,17 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 pub struct CredentialSource(Arc<Shared>);
 
 struct Shared {
-    state: Mutex<State>,
+    state: Mutex<SourceState>,
     changed: Condvar,
     /// How often open connections were given new credentials.
     renewals: AtomicU64,
-    renewed: OnceLock<Box<Renewed>>,
+    renewed: OnceLock<Box<CredentialsRenewed>>,
 }
 
 /// Gets new credentials for open connections, or the reason why there are none.
-type Renewed = dyn Fn(Result<&Credentials, &str>) + Send + Sync;
+type CredentialsRenewed = dyn Fn(Result<&Credentials, &str>) + Send + Sync;
 
-struct State {
+struct SourceState {
     /// Calls are numbered. The last one that a thread waits for, that was begun, that was answered.
     wanted: u64,
     begun: u64,
@@ -136,7 +136,7 @@ impl CredentialSource {
     ///
     /// The system gives no thread.
     pub fn start(provider: &Provider) -> io::Result<Self> {
-        let state = State {
+        let state = SourceState {
             wanted: 0,
             begun: 0,
             answered: 0,

@@ -23,7 +23,7 @@ pub struct Health {
     address: Mutex<Arc<str>>,
     /// A copy of whether the state is `Out`, to be read without the mutex.
     out: AtomicBool,
-    state: Mutex<State>,
+    state: Mutex<Reach>,
     /// Whether a connection was ever opened.
     met: AtomicBool,
     /// While it refuses connections.
@@ -35,15 +35,15 @@ pub struct Health {
     ended: AtomicBool,
 }
 
-enum State {
+enum Reach {
     /// Since this time; `None`: always.
     Works(Option<Instant>),
     /// Noticed at this time.
-    Out(Instant, Told),
+    Out(Instant, Noted),
 }
 
 /// Whether an outage was told of, by this client or by another one of the process.
-enum Told {
+enum Noted {
     NotYet,
     Began(Outage),
     /// The end was told, too: no thread looks for it any more.
@@ -126,7 +126,7 @@ impl Health {
     /// The health of the server at `address`, a text for people: without a user or a password.
     pub(crate) fn new(address: &str) -> Self {
         let address = Mutex::new(address.into());
-        let (out, state) = (AtomicBool::new(false), Mutex::new(State::Works(None)));
+        let (out, state) = (AtomicBool::new(false), Mutex::new(Reach::Works(None)));
         let (refuses, lacks) = (Mutex::new(None), Mutex::default());
         let (met, ended) = (AtomicBool::new(false), AtomicBool::new(false));
         Self { address, out, state, met, refuses, lacks, told: OnceLock::new(), ended }
@@ -189,16 +189,16 @@ impl Health {
     pub(crate) fn failed(&self, begun: Instant, cause: &dyn fmt::Display) {
         let mut state = self.state.lock();
         // An attempt that failed while the last outage ended says nothing of another one.
-        if let State::Works(since) = *state
+        if let Reach::Works(since) = *state
             && since.is_none_or(|since| begun >= since)
         {
-            *state = State::Out(Instant::now(), Told::NotYet);
+            *state = Reach::Out(Instant::now(), Noted::NotYet);
             self.out.store(true, Ordering::Release);
         }
-        if let State::Out(_, told @ Told::NotYet) = &mut *state
+        if let Reach::Out(_, told @ Noted::NotYet) = &mut *state
             && let Some((outage, is_first)) = self.notice(&self.address(), begun)
         {
-            *told = Told::Began(outage);
+            *told = Noted::Began(outage);
             is_first.then(|| self.tell(|address| News::Out { address, cause: cause.to_string() }));
         }
     }
@@ -216,10 +216,10 @@ impl Health {
         }
         let mut state = self.state.lock();
         // A late reply to a command sent before the outage says nothing of it.
-        if let State::Out(began, _) = *state
+        if let Reach::Out(began, _) = *state
             && sent >= began
         {
-            let was = std::mem::replace(&mut *state, State::Works(Some(Instant::now())));
+            let was = std::mem::replace(&mut *state, Reach::Works(Some(Instant::now())));
             self.out.store(false, Ordering::Release);
             was.end().inspect(|&after| self.tell(|address| News::Back { address, after }));
         }
@@ -243,10 +243,10 @@ impl Health {
         let refused = self.refuses.lock().take().and_then(Outage::end);
         let mut state = self.state.lock();
         let out = match *state {
-            State::Out(began, _) => {
-                std::mem::replace(&mut *state, State::Out(began, Told::Ended)).end()
+            Reach::Out(began, _) => {
+                std::mem::replace(&mut *state, Reach::Out(began, Noted::Ended)).end()
             }
-            State::Works(_) => None,
+            Reach::Works(_) => None,
         };
         for after in refused.into_iter().chain(out) {
             self.tell(|address| News::GivenUp { address, after, why });
@@ -292,11 +292,11 @@ impl Health {
     }
 }
 
-impl State {
+impl Reach {
     /// How long the outage was, if this client is to tell of its end.
     fn end(self) -> Option<Duration> {
         match self {
-            Self::Out(_, Told::Began(outage)) => outage.end(),
+            Self::Out(_, Noted::Began(outage)) => outage.end(),
             _ => None,
         }
     }

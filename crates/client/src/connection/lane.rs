@@ -35,7 +35,7 @@ const MOST_UNREAD: usize = if IS_MODEL { 2 } else { 1_000 };
 /// A shared connection. Opened when first needed, and again after any error.
 pub struct Lane {
     endpoint: Arc<Endpoint>,
-    state: Mutex<State>,
+    state: Mutex<LaneState>,
     /// Whether the background thread has been asked to look at unread replies.
     look_requested: AtomicBool,
     /// How many releases of permits without a waiting thread are written to it, or about to be.
@@ -43,7 +43,7 @@ pub struct Lane {
     pub permits_posted: AtomicUsize,
 }
 
-struct State {
+struct LaneState {
     /// The link, while no thread combines.
     link: Option<Box<Link>>,
     combining: bool,
@@ -106,7 +106,7 @@ pub enum Posted {
 impl Lane {
     /// A lane to this server. It opens its connection at the first command.
     pub fn new(endpoint: Arc<Endpoint>) -> Self {
-        let state = State {
+        let state = LaneState {
             link: None,
             combining: false,
             queue: VecDeque::new(),

@@ -31,13 +31,13 @@ const EVERY: Duration = Duration::from_secs(5);
 pub(super) struct Name {
     host: String,
     port: u16,
-    state: Mutex<State>,
+    state: Mutex<NameState>,
     ended: Condvar,
     moved: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
 #[derive(Default)]
-struct State {
+struct NameState {
     open: Vec<Open>,
     /// The addresses that the name has left.
     left: Vec<SocketAddr>,

@@ -21,7 +21,7 @@ const ROOM: usize = 4 << 10;
 const END: &[u8] = b"\r\n";
 
 /// The bytes that have come over a connection and were not taken.
-pub(super) struct Replies {
+pub(super) struct ReplyReader {
     /// The buffer. The bytes are in `from..to`.
     room: Vec<u8>,
     from: usize,
@@ -30,7 +30,7 @@ pub(super) struct Replies {
     look: Look,
 }
 
-impl Replies {
+impl ReplyReader {
     pub(super) fn new() -> Self {
         Self { room: vec![0; ROOM], from: 0, to: 0, look: Look::default() }
     }
@@ -248,18 +248,18 @@ mod tests {
     use super::*;
 
     /// A stream in pieces of these lengths, and the rest as one; then the end.
-    struct Pieces<'a> {
+    struct InPieces<'a> {
         bytes: &'a [u8],
         lengths: std::slice::Iter<'a, usize>,
     }
 
-    impl<'a> Pieces<'a> {
+    impl<'a> InPieces<'a> {
         fn of(bytes: &'a [u8], lengths: &'a [usize]) -> Self {
             Self { bytes, lengths: lengths.iter() }
         }
     }
 
-    impl Read for Pieces<'_> {
+    impl Read for InPieces<'_> {
         fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
             let length = self.lengths.next().copied().unwrap_or(usize::MAX);
             (&mut self.bytes).take(length as u64).read(room)
@@ -268,7 +268,7 @@ mod tests {
 
     /// All replies in `bytes`, and why there are no more.
     fn read(bytes: &[u8], lengths: &[usize]) -> (Vec<Value>, RedisError) {
-        let (mut replies, mut pieces) = (Replies::new(), Pieces::of(bytes, lengths));
+        let (mut replies, mut pieces) = (ReplyReader::new(), InPieces::of(bytes, lengths));
         let mut all = Vec::new();
         loop {
             let taken = replies.take(&mut pieces);
@@ -391,7 +391,7 @@ mod tests {
             let replies = all.iter().map(|(_, reply)| reply.clone()).collect::<Vec<_>>().concat();
             let bytes = all.iter().flat_map(|(pushes, reply)| [pushes.concat(), reply.clone()]);
             let bytes = bytes.collect::<Vec<_>>().concat();
-            let (mut among, mut pieces) = (Replies::new(), Pieces::of(&bytes, &lengths));
+            let (mut among, mut pieces) = (ReplyReader::new(), InPieces::of(&bytes, &lengths));
             // A reply of those that are made up here may be a push.
             for expected in expected(&replies).into_iter().filter_map(reply_of) {
                 prop_assert_eq!(among.take_reply(&mut pieces).unwrap(), expected);
@@ -474,7 +474,7 @@ mod tests {
                 Ok(read)
             }
         }
-        let mut replies = Replies::new();
+        let mut replies = ReplyReader::new();
         let mut stream = (&b"*33554432\r\n:1\r\n:"[..]).chain(Endless);
         assert!(is_nonsense(&replies.take(&mut stream).unwrap_err()));
         assert!(replies.room.len() <= 2 * LARGEST);
@@ -500,7 +500,7 @@ mod tests {
             Slow(vec![Ok(b"*2\r\n:"), late(), Ok(b"1\r"), late(), Ok(b"\n$20000\r\n")]);
         stream.0.extend(long.chunks(10).map(Ok));
         stream.0.extend([late(), Ok(&b"\r\n"[..])]);
-        let mut replies = Replies::new();
+        let mut replies = ReplyReader::new();
         let mut lates = 0;
         let reply = loop {
             match replies.take(&mut stream) {

@@ -53,13 +53,13 @@ pub(crate) struct Sentinels {
     connect_timeout: Duration,
     response_timeout: Duration,
     health: Arc<Health>,
-    state: Mutex<State>,
+    state: Mutex<SentinelsState>,
     /// The state has changed.
     changed: Condvar,
     moved: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
-struct State {
+struct SentinelsState {
     /// The one that answered last comes first.
     sentinels: Vec<HostPort>,
     master: Option<Master>,
@@ -130,7 +130,7 @@ impl Sentinels {
         let of_sentinels = Credentials::instead(&config.sentinel_credentials, login);
         let of_sentinels = Login::new(of_sentinels, config);
         let sentinels = url.sentinels.iter().map(|info| HostPort::of(info.addr())).collect();
-        let state = State {
+        let state = SentinelsState {
             sentinels,
             master: None,
             asking: false,
@@ -224,7 +224,7 @@ impl Sentinels {
         let now = Instant::now();
         let until = now.checked_add(AGAIN).map_or(deadline, |again| again.min(deadline));
         let mut state = self.state.lock();
-        let is_known = |state: &State| {
+        let is_known = |state: &SentinelsState| {
             state.master.as_ref().is_some_and(|it| it.host_port == failed.host_port)
         };
         while !state.ended && is_known(&state) && Instant::now() < until {

@@ -10,7 +10,7 @@ use redis::{
 
 use super::login::Login;
 use super::reply::{is_refusal, turns_away};
-use super::resp::Replies;
+use super::resp::ReplyReader;
 use super::server::Server;
 use super::socket::{Closer, Socket};
 use super::tls::Tls;
@@ -22,7 +22,7 @@ use super::{Command, ConnectError, Settings};
 /// A connection whose server has let the client in.
 pub(crate) struct Connection {
     stream: Stream,
-    replies: Replies,
+    replies: ReplyReader,
     /// The bytes left by a thread without time to write them: they go before all others.
     unwritten: Vec<u8>,
     read_timeout: Duration,
@@ -52,7 +52,7 @@ impl Connection {
             let settings = login.settings(deadline)?;
             let mut connection = Self {
                 stream: network.connect(address, deadline)?,
-                replies: Replies::new(),
+                replies: ReplyReader::new(),
                 unwritten: Vec::new(),
                 read_timeout: response_timeout,
                 write_timeout: response_timeout,

@@ -15,7 +15,7 @@ pub(crate) struct Entry {
     /// The number of the server that this process asks for it. Changed under the mutex of all
     /// channels.
     home: AtomicUsize,
-    state: Mutex<State>,
+    state: Mutex<EntryState>,
 }
 
 /// The use of a channel.
@@ -34,7 +34,7 @@ pub(crate) enum ChannelKind {
 }
 
 #[derive(Debug)]
-struct State {
+struct EntryState {
     confirmation: Confirmation,
     /// Counts the news that a waiter may have missed: messages, and confirmations after a
     /// reconnect. A waiter reads it before it tries, and sleeps only while it has not moved.
@@ -58,7 +58,7 @@ pub enum Confirmation {
 
 impl Entry {
     pub(crate) fn new(channel: Arc<str>, kind: ChannelKind, version: u64, home: usize) -> Self {
-        let state = State {
+        let state = EntryState {
             confirmation: Confirmation::Pending,
             version,
             waiting: Vec::new(),
@@ -169,7 +169,7 @@ impl Entry {
         Self::wake_all(self.state.lock());
     }
 
-    fn wake_all(state: impl std::ops::Deref<Target = State>) {
+    fn wake_all(state: impl std::ops::Deref<Target = EntryState>) {
         match state.waiting.as_slice() {
             [] => {}
             [thread] => {

@@ -47,7 +47,7 @@ pub struct PubSub {
     servers: Servers,
     names: Names,
     channels: Channels,
-    state: Mutex<State>,
+    state: Mutex<ChannelsState>,
     /// Whether the server refuses the control message. The log says so already.
     muted: AtomicBool,
     /// In a cluster: the channel to which all clients with this kind of channels listen.
@@ -101,7 +101,7 @@ pub trait Host: Send + Sync {
     fn message(&self, message: &[u8]);
 }
 
-struct State {
+struct ChannelsState {
     entries: HashMap<Arc<str>, Arc<Entry>>,
     /// For each server with channels, by its number.
     queues: HashMap<usize, SubscriberQueue>,
@@ -127,7 +127,7 @@ struct SubscriberQueue {
     reading: bool,
 }
 
-impl State {
+impl ChannelsState {
     fn drop_entries(&mut self, is_unwanted: impl Fn(&Entry) -> bool) -> Vec<Arc<Entry>> {
         let dropped = self.entries.extract_if(|_, entry| is_unwanted(entry));
         let dropped: Vec<_> = dropped.map(|(_, entry)| entry).collect();
@@ -165,7 +165,8 @@ impl PubSub {
     /// No method of `host` may block. `may_track`: the client asks servers to tell when the keys of
     /// its holds change.
     pub fn new(servers: Servers, names: Names, may_track: bool, host: impl Host + 'static) -> Self {
-        let state = State { entries: HashMap::new(), queues: HashMap::new(), first_version: 0 };
+        let state =
+            ChannelsState { entries: HashMap::new(), queues: HashMap::new(), first_version: 0 };
         let channels = servers.channels();
         let in_cluster = channels != Channels::Server;
         let common = in_cluster.then(|| (names.common)(channels == Channels::Sharded).into());
@@ -199,7 +200,7 @@ impl PubSub {
         Arc::clone(&self.queue(&mut self.state.lock(), node).subscriber)
     }
 
-    fn queue<'a>(&self, state: &'a mut State, node: &Arc<Node>) -> &'a mut SubscriberQueue {
+    fn queue<'a>(&self, state: &'a mut ChannelsState, node: &Arc<Node>) -> &'a mut SubscriberQueue {
         state.queues.entry(node.number()).or_insert_with(|| {
             let mut own = self.names.control.clone();
             if self.channels != Channels::Server {
@@ -274,7 +275,12 @@ impl PubSub {
     }
 
     /// Has a server asked for a channel.
-    fn want(&self, state: &mut State, home: &Arc<Node>, entry: &Arc<Entry>) -> Option<Arc<Node>> {
+    fn want(
+        &self,
+        state: &mut ChannelsState,
+        home: &Arc<Node>,
+        entry: &Arc<Entry>,
+    ) -> Option<Arc<Node>> {
         let queue = self.queue(state, home);
         queue.wanted.push(Arc::clone(entry));
         queue.subscriber.work.notify_one();

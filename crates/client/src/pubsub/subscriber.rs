@@ -11,8 +11,8 @@ use redis::{RedisError, Value};
 
 use super::entry::{ChannelKind, Confirmation, Entry};
 use super::event::Event;
-use super::tracking::{NO_TRACKING, Step, Steps, Told, Tracking};
-use super::{LOOK, PubSub, State};
+use super::tracking::{NO_TRACKING, Step, Steps, Tracking, TrackingNews};
+use super::{ChannelsState, LOOK, PubSub};
 use crate::connection::{Cause, Channels, Closer, Command, Connection, Node, is_redirect, slot_of};
 use crate::sync::{Condvar, Mutex};
 
@@ -101,7 +101,7 @@ impl PubSub {
     }
 
     /// Whether a thread listens to a channel there, or a hold is to be tracked.
-    fn is_wanted(&self, subscriber: &Subscriber, is_tracked: bool, state: &State) -> bool {
+    fn is_wanted(&self, subscriber: &Subscriber, is_tracked: bool, state: &ChannelsState) -> bool {
         let server = subscriber.node.number();
         let is_to_track =
             || state.queues.get(&server).is_some_and(|queue| !queue.to_track.is_empty());
@@ -333,7 +333,7 @@ impl PubSub {
     }
 
     /// The entries of one server, the own one first.
-    fn all_entries(&self, subscriber: &Subscriber, state: &State) -> Vec<Arc<Entry>> {
+    fn all_entries(&self, subscriber: &Subscriber, state: &ChannelsState) -> Vec<Arc<Entry>> {
         let server = subscriber.node.number();
         let others = state.entries.values().filter(|entry| entry.home() == server);
         let always = std::iter::once(&subscriber.own).chain(&subscriber.common);
@@ -424,8 +424,8 @@ impl Subscriber {
     ) -> Steps {
         let Some((told, steps)) = tracking.answered(step, reply) else { return Steps::default() };
         match told {
-            Told::Tracks => self.tracks.store(true, Ordering::Relaxed),
-            Told::Refuses => self.does_not_track(),
+            TrackingNews::Tracks => self.tracks.store(true, Ordering::Relaxed),
+            TrackingNews::Refuses => self.does_not_track(),
         }
         steps
     }

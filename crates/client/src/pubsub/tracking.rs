@@ -76,13 +76,13 @@ pub(super) struct Tracking {
     keys: HashMap<Arc<str>, Key>,
     /// The keys that were asked for too often, or in vain.
     late: Vec<Arc<str>>,
-    state: State,
+    state: Progress,
     hang_ups: u32,
 }
 
 /// The progress of the steps on the present connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum State {
+enum Progress {
     #[default]
     Off,
     Begun,
@@ -91,7 +91,7 @@ enum State {
 
 #[derive(Default)]
 struct Key {
-    held: Vec<Held>,
+    held: Vec<Interest>,
     /// When the key's period began, and the number of questions in it.
     since: u64,
     asks: u32,
@@ -99,7 +99,7 @@ struct Key {
     is_late: bool,
 }
 
-struct Held {
+struct Interest {
     who: Weak<dyn Tracked>,
     /// It has a hold that was not asked for yet.
     has_new: bool,
@@ -117,7 +117,7 @@ pub(super) type Steps = (Vec<Command>, Vec<Step>);
 
 /// Whether the server tracks, by its last answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Told {
+pub(super) enum TrackingNews {
     Tracks,
     Refuses,
 }
@@ -129,7 +129,7 @@ impl Tracking {
             self.hang_ups = 0;
             return Steps::default();
         }
-        self.state = State::Begun;
+        self.state = Progress::Begun;
         // With `REDIRECT` one connection would ask and another one would get the messages, and each
         // may break alone. `NOLOOP` would end the tracking of a key without a word.
         let commands = [&[b"HELLO" as &[u8], b"3"][..], &[b"CLIENT", b"TRACKING", b"ON"]];
@@ -138,8 +138,8 @@ impl Tracking {
 
     /// The connection is gone.
     pub(super) fn end(&mut self) {
-        self.hang_ups += u32::from(self.state == State::Begun);
-        self.state = State::Off;
+        self.hang_ups += u32::from(self.state == Progress::Begun);
+        self.state = Progress::Off;
     }
 
     /// Whether any hold is to be tracked. Forgets the others.
@@ -182,7 +182,7 @@ impl Tracking {
                     known.push(key);
                 }
                 None => {
-                    held.push(Held { who, has_new: true });
+                    held.push(Interest { who, has_new: true });
                     fresh.push(key);
                 }
             }
@@ -219,26 +219,26 @@ impl Tracking {
         &mut self,
         step: Step,
         reply: Result<&Value, &RedisError>,
-    ) -> Option<(Told, Steps)> {
+    ) -> Option<(TrackingNews, Steps)> {
         match (step, reply) {
             (Step::Hello, reply) => {
                 self.hang_ups = 0;
                 // In RESP2 the server would track for a connection that it never tells.
                 if !matches!(reply, Ok(Value::Map(_))) {
-                    self.state = State::Off;
+                    self.state = Progress::Off;
                 }
                 None
             }
-            (Step::Begin, Ok(Value::Okay)) if self.state == State::Begun => {
-                self.state = State::On;
+            (Step::Begin, Ok(Value::Okay)) if self.state == Progress::Begun => {
+                self.state = Progress::On;
                 let mut steps = Steps::default();
                 let all: Vec<_> = self.keys.keys().cloned().collect();
                 all.iter().for_each(|key| self.ask(key, &mut steps, |_| true));
-                Some((Told::Tracks, steps))
+                Some((TrackingNews::Tracks, steps))
             }
             (Step::Begin, _) => {
-                self.state = State::Off;
-                Some((Told::Refuses, Steps::default()))
+                self.state = Progress::Off;
+                Some((TrackingNews::Refuses, Steps::default()))
             }
             // The server did not look at the key (a script keeps it busy, say), and so does not
             // track it either.
@@ -276,8 +276,8 @@ impl Tracking {
         }
     }
 
-    fn ask(&mut self, key: &Arc<str>, steps: &mut Steps, wants: impl Fn(&Held) -> bool) {
-        if self.state != State::On {
+    fn ask(&mut self, key: &Arc<str>, steps: &mut Steps, wants: impl Fn(&Interest) -> bool) {
+        if self.state != Progress::On {
             return;
         }
         let Some(entry) = self.keys.get_mut(key) else { return };

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::{Combiner, Lane, MOST_UNREAD, Pending, State, take_first};
+use super::{Combiner, Lane, LaneState, MOST_UNREAD, Pending, take_first};
 use crate::connection::Command;
 use crate::connection::limit::{self, Limit};
 use crate::connection::link::{Link, ReplyReceiver};
@@ -250,7 +250,7 @@ impl Lane {
 
     /// The call's time is over. To be called before it hands the link on, or it would be told to
     /// combine once more.
-    fn leaves(&self, state: &mut State, call: &Arc<Call>) {
+    fn leaves(&self, state: &mut LaneState, call: &Arc<Call>) {
         let mut own = call.state.lock();
         if matches!(*own, CallState::Queued) {
             *own = CallState::Done(Err(self.give_up(state, call, late())));
@@ -260,7 +260,7 @@ impl Lane {
 
     /// Takes a call out of the queue. Returns whether its command may run: [`Failure::Unsent`] only
     /// if it was still there.
-    fn give_up(&self, state: &mut State, call: &Arc<Call>, why: io::Error) -> Failure {
+    fn give_up(&self, state: &mut LaneState, call: &Arc<Call>, why: io::Error) -> Failure {
         let why = Cause::new(why, self.endpoint.health());
         match state.queue.iter().position(|pending| pending.is(call)) {
             Some(at) => {
