@@ -101,10 +101,10 @@ pub(crate) enum Event<D> {
     /// The server answers the request. `in_doubt`: the request was sent twice, and a copy may still
     /// come.
     Answered { reply: Reply<D>, in_doubt: bool },
-    /// The server has not run the request.
+    /// The server has run no copy of the request, and will run none.
     Failed,
-    /// Nobody knows whether the server has run the request: no reply came, or the thread did not
-    /// wait for it, because its wait ended or was cancelled.
+    /// Nobody knows whether the server has run the request, or will: no reply came, or an error to
+    /// its second copy, or the thread did not wait, because its wait ended or was cancelled.
     Unknown,
     /// Its thread reads what it was told.
     Reads { inbox: Inbox<D>, reader: Reader },

@@ -315,7 +315,9 @@ impl Process {
             },
             Reply::NotTaken => entry::Reply::NotTaken,
             _ => {
-                wait.entry.step(nanos(now), Event::Failed);
+                // The first copy may run, even if the second did not.
+                let event = if wait.is_copy { Event::Unknown } else { Event::Failed };
+                wait.entry.step(nanos(now), event);
                 return self.fail(now);
             }
         };
