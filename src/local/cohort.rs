@@ -3,8 +3,10 @@
 //! A pass inside a process costs no round trip, but without a bound other processes would starve.
 //! So a process has the lock for a *turn*, and then hands it to the next process. The more
 //! processes wait, the shorter a turn is, so that the last of sixteen does not wait for a second.
+//!
+//! This file is pure, as `entry.rs` is.
 
-use crate::scripts::lock::{Chain, Start, Tokens};
+use super::{Chain, Start};
 
 /// How long one round of turns should take.
 const ROUND: u64 = 20_000_000;
@@ -16,17 +18,7 @@ const JOINED: u64 = 3_000_000;
 /// A process that takes the lock again within this time has not left it to others.
 const SAME_CHAIN: u64 = 10_000_000;
 
-/// The details of a grant about other processes, and its tokens.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub(crate) struct GrantDetails {
-    /// How many processes wait behind.
-    pub(crate) places: u32,
-    pub(crate) chain: Chain,
-    pub(crate) tokens: Option<Tokens>,
-}
-
-/// One process's turn at one name. Times are by [`clock`](redlatch_client::sync::clock), in
-/// nanoseconds.
+/// One process's turn at one name. Times are by the process's own clock, in nanoseconds.
 #[derive(Debug, Default)]
 pub(crate) struct Cohort {
     /// When the server granted the turn's hold, and how long the turn may be.

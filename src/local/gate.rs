@@ -46,7 +46,7 @@ use super::queue_entry::QueueEntry;
 use super::tenancy::Tenancy;
 use super::terms::Terms;
 use crate::lease::renewal::Attempt;
-use crate::scripts::lock::Chain;
+use crate::scripts::Chain;
 use crate::waiting::{Queue, Waiter, Wake};
 
 #[cfg(all(test, models))]

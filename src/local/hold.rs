@@ -9,7 +9,6 @@ use std::time::Duration;
 use redlatch_client::Command;
 use redlatch_client::sync::{Mutex, clock};
 
-use super::cohort::GrantDetails;
 use super::exchanges::Asked;
 use super::registered::Registered;
 use super::tenancy::Tenancy;
@@ -17,8 +16,9 @@ use super::terms::Terms;
 use crate::error::LostReason;
 use crate::lease::renewal::deadline;
 use crate::runtime::LiveOwner;
-use crate::scripts::Owner;
+use crate::scripts::lock::Tokens;
 use crate::scripts::renewal::{Held, Longer};
+use crate::scripts::{Chain, Owner};
 use crate::waiting::Wake;
 
 /// A kind of lock that keeps a line of its own in Redis: how it passes and releases a hold.
@@ -48,6 +48,15 @@ pub(crate) trait Line: fmt::Debug + Send + Sync {
     /// The hold ends without a release. Returns the commands that take the threads that have had it
     /// after its owner off the line.
     fn left(&self) -> Vec<Command>;
+}
+
+/// The details of a grant about other processes, and its tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct GrantDetails {
+    /// How many processes wait behind.
+    pub(crate) places: u32,
+    pub(crate) chain: Chain,
+    pub(crate) tokens: Option<Tokens>,
 }
 
 /// One owner id on one key.

@@ -31,13 +31,13 @@ mod watch;
 use crate::error::LostReason;
 use crate::lease::deadline;
 use crate::scripts::lock::Again;
+use crate::scripts::{Chain, Start};
 pub(crate) use redlatch_client::sync::clock;
 
 pub(crate) use acquisition::Acquisition;
-pub(crate) use cohort::GrantDetails;
 pub(crate) use exchanges::{Asked, Granted};
 pub(crate) use gate::{Entered, Folded, Joining, Level};
-pub(crate) use hold::{Hold, Line};
+pub(crate) use hold::{GrantDetails, Hold, Line};
 pub(crate) use queue_entry::QueueEntry;
 pub(crate) use registered::Registered;
 pub(crate) use release::{Leaving, give_back_unclaimed, give_up_unclaimed};

@@ -27,10 +27,9 @@ use std::time::Duration;
 use redlatch_client::pubsub::Subscription;
 use redlatch_client::sync::{Mutex, Thread, clock, jitter};
 
-use super::cohort::GrantDetails;
 use super::entry::{Action, Actions, By, Entered, Entry, Event, Inbox, Listens, Reply, Told};
 use super::exchanges::{Asked, Granted, Reader, Undo};
-use super::hold::Hold;
+use super::hold::{GrantDetails, Hold};
 use super::registered::Registered;
 use super::release::Left;
 use super::site::Site;
@@ -39,8 +38,8 @@ use super::terms::Terms;
 use crate::error::Error;
 use crate::lease::Cleanup;
 use crate::runtime::{LiveOwner, Message, Recipient};
-use crate::scripts::lock::{Acquired, Chain, Start, Tokens};
-use crate::scripts::{Mode, Owner, Replied, Trouble};
+use crate::scripts::lock::{Acquired, Tokens};
+use crate::scripts::{Chain, Mode, Owner, Replied, Start, Trouble};
 use crate::waiting::{Claim, Listening, Queued, Try};
 
 /// See the module. Whoever has it uses it up: it becomes a hold, or is

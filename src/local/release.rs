@@ -18,8 +18,8 @@ use super::watch::Leaseholder;
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::lease::Cleanup;
 use crate::runtime::{Core, GrantMessage};
-use crate::scripts::lock::{Chain, LockScripts, Released};
-use crate::scripts::{self, LockKeys, Mode, Owner, Trouble};
+use crate::scripts::lock::{LockScripts, Released};
+use crate::scripts::{self, Chain, LockKeys, Mode, Owner, Trouble};
 use crate::waiting::Leadership;
 
 impl Site {

@@ -21,9 +21,9 @@ use super::watch::{Leaseholder, Renewing};
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::lease::{Alarm, Cleanup, Renewal};
 use crate::runtime::{Core, Member};
-use crate::scripts::lock::{Chain, LockScripts};
+use crate::scripts::lock::LockScripts;
 use crate::scripts::renewal::RenewalKind;
-use crate::scripts::{self, LockKeys, Mode, Trouble};
+use crate::scripts::{self, Chain, LockKeys, Mode, Trouble};
 use crate::waiting::{Lead, Queued, Wake};
 
 /// One name in one client. Its re-entrant and fair locks share one, with all their handles. Its

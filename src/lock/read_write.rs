@@ -11,7 +11,8 @@ use crate::lease::Cleanup;
 use crate::local::{Acquisition, Asked, GrantDetails, Leaving, QueueEntry, Tenancy, Terms};
 use crate::lock::{Handle, one_lock};
 use crate::runtime::Session;
-use crate::scripts::lock::{Acquired, Chain};
+use crate::scripts::Chain;
+use crate::scripts::lock::Acquired;
 use crate::scripts::{Mode, Replied, Trouble};
 use crate::waiting::{Claim, Enter, EnterOf, Lead, Leadership, Synchronizer, Try, Wait, acquire};
 

@@ -10,6 +10,7 @@ use redlatch_client::{
     Command, Failure, Outcome, Pieces, ReplicaAcks, Route, Script, decimal, reply_code,
 };
 
+use super::chain::{Chain, Since, Start};
 use super::{Replied, Rights, Trouble, accepted, answered, ask, flag, granted, millis, unexpected};
 use crate::scripts::{LockKeys, Mode, Owner};
 
@@ -48,42 +49,12 @@ static SCRIPTS: ScriptSet = ScriptSet {
     force_unlock: &FORCE_UNLOCK,
 };
 
-/// Since when redlatch's processes have had the lock without leaving it to Redisson's, and how many
-/// of them, the holder included.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub(crate) struct Chain {
-    pub(crate) start: Start,
-    pub(crate) count: u64,
-}
-
-/// A younger chain is of no interest yet. As AGE of `lua/hand_off.lua`, in nanoseconds.
-/// The release does not tell of it: the two arguments cost the server as much as a command. So a
-/// chain may count from up to 10 ms too late.
-const AGE: u64 = 10_000_000;
-
-/// When a chain began. A process granted the lock by reply counts by its own clock: the server's
-/// would cost each uncontended lock a command.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub(crate) enum Start {
-    #[default]
-    Unknown,
-    /// By the server's clock, in ms, from a grant by message.
-    Server(u64),
-    /// By [`clock`].
-    Here(u64),
-}
-
-impl Start {
-    /// The scripts' argument: by the server's clock, or minus the age, in ms. `None`: no argument.
-    fn since(self, digits: &mut [u8; 20]) -> Option<&[u8]> {
-        match self {
-            Self::Unknown => None,
-            Self::Server(at) => Some(decimal(at, digits)),
-            Self::Here(at) => {
-                let age = clock::now().saturating_sub(at);
-                (age >= AGE).then(|| minus(age / 1_000_000, digits))
-            }
-        }
+/// The scripts' argument: when a chain began, by the server's clock, or minus its age, in ms.
+/// `None`: no argument.
+fn since(start: Start, digits: &mut [u8; 20]) -> Option<&[u8]> {
+    match start.since(clock::now)? {
+        Since::Server(at) => Some(decimal(at, digits)),
+        Since::Ago(age) => Some(minus(age, digits)),
     }
 }
 
@@ -294,7 +265,7 @@ impl LockScripts<'_> {
     fn ending(self, script: &'static LazyLock<Script>, owner: &[u8], chain: Chain) -> Command {
         let (mut since, mut count) = ([0; 20], [0; 20]);
         let (owner, channel) = (owner.into(), self.keys.public());
-        match chain.start.since(&mut since) {
+        match self::since(chain.start, &mut since) {
             Some(since) => {
                 let count = decimal(chain.count, &mut count);
                 self.command(script, &[owner, channel, since.into(), count.into()], Behind::Nothing)
@@ -530,13 +501,14 @@ fn time_left(left: i64) -> Duration {
 
 #[cfg(test)]
 mod tests {
+    use super::super::chain::AGE;
     use super::*;
 
     /// From that age on the server looks for other waiters, and a chain without an argument is
     /// never old.
     #[test]
     fn a_chain_is_told_of_from_the_age_on_in_which_it_counts() {
-        let said = |start: Start| start.since(&mut [0; 20]).map(<[u8]>::to_vec);
+        let said = |start: Start| since(start, &mut [0; 20]).map(<[u8]>::to_vec);
         let script = include_str!("../../lua/hand_off.lua");
         assert!(script.contains(&format!("WINDOW, AGE = 4, {}\n", AGE / 1_000_000)));
         let shortcuts = [

@@ -14,6 +14,7 @@ macro_rules! script {
     };
 }
 
+mod chain;
 mod changes;
 pub(crate) mod condition;
 pub(crate) mod expirable_semaphore;
@@ -39,6 +40,7 @@ use crate::error::Error;
 pub(crate) use trouble::{Rights, Trouble, refused, unreachable};
 use trouble::{unacknowledged, unexpected};
 
+pub(crate) use chain::{Chain, Start};
 pub(crate) use changes::Changes;
 pub(crate) use keys::{
     ConditionKeys, ExpirableKeys, FairKeys, LatchKeys, LockKeys, SemaphoreKeys, has_one_slot,

@@ -19,19 +19,20 @@
 
 use std::time::Duration;
 
+use super::library::chain::Since;
+use super::library::cohort::Cohort;
 use super::library::deadline::deadline;
 use super::library::entry::{self, Action, Actions, By, Entered, Entry, Event, Inbox, Told};
 use super::library::exchanges::{Asked, Granted, Reader, Undo};
+use super::library::{Chain, Start};
 use super::random::Random;
 use super::site::Site;
-use super::wire::{Chain, Message, Released, Reply, Request, What, Whose};
+use super::wire::{self, Message, Released, Reply, Request, What, Whose};
 
 pub(crate) type Time = i64;
 pub(crate) const MS: Time = 1_000;
 pub(crate) const SECOND: Time = 1_000 * MS;
 
-/// The scripts' AGE: as long as ours keep the lock before others are given a turn.
-const AGE: Time = 10 * MS;
 /// The whole lease, in ms.
 pub(crate) const LEASE: i64 = 30_000;
 
@@ -147,7 +148,7 @@ struct Wait {
 }
 
 /// What a grant says besides.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Details {
     chain: Chain,
     token: Option<i64>,
@@ -161,24 +162,7 @@ struct Hold {
     in_doubt: bool,
     /// Messages may name the owner: they are its own, and not given back.
     is_registered: bool,
-    chain: OwnChain,
-}
-
-/// The chain of a hold, and when it began if no message said so.
-#[derive(Clone, Copy, Debug)]
-struct OwnChain {
-    here: Option<Time>,
     chain: Chain,
-}
-
-impl OwnChain {
-    /// As a release says it.
-    fn said(self, now: Time) -> Chain {
-        match self.here {
-            Some(here) => Chain { since: -((now - here) / MS), ..self.chain },
-            None => self.chain,
-        }
-    }
 }
 
 #[derive(Debug)]
@@ -187,8 +171,7 @@ pub(crate) struct Process {
     broken: Option<Rule>,
     state: State,
     numbers: u64,
-    /// The end of the last hold, and its chain.
-    last: Option<(Time, OwnChain)>,
+    cohort: Cohort,
     suspect: Option<u64>,
     random: Random,
     outputs: Vec<Output>,
@@ -201,7 +184,7 @@ impl Process {
             broken,
             state: State::Idle,
             numbers: 0,
-            last: None,
+            cohort: Cohort::default(),
             suspect: None,
             random: Random::new(seed),
             outputs: Vec::new(),
@@ -302,7 +285,7 @@ impl Process {
         wait.request = None;
         let reply = match reply {
             Reply::Granted { already, token } => {
-                let details = Details { chain: Chain::default(), token };
+                let details = Details { token, ..Details::default() };
                 entry::Reply::Granted { already, lease: whole(), waits, details }
             }
             Reply::Refused(refused) => entry::Reply::Refused {
@@ -396,7 +379,7 @@ impl Process {
         if undo == Undo::Nothing {
             return;
         }
-        self.send(Request::GiveUp { number, chain });
+        self.send(Request::GiveUp { number, chain: said(chain, now) });
         if undo == Undo::NowAndLater && self.broken != Some(Rule::Late) {
             self.outputs.push(Output::At(now + LATE[0], Timer::Late(number, 0)));
         }
@@ -416,6 +399,8 @@ impl Process {
                 if self.suspect == Some(number) {
                     self.suspect = None;
                 }
+                let start = Start::Server(chain.since as u64);
+                let chain = Chain { start, count: chain.count as u64 };
                 let granted =
                     if self.broken == Some(Rule::Anchor) { u64::MAX } else { granted as u64 };
                 let holds = |hold: &Hold| hold.number == number && hold.is_registered;
@@ -430,7 +415,7 @@ impl Process {
                         }),
                     );
                 } else if !matches!(&self.state, State::Holding(hold) if holds(hold)) {
-                    self.send(Request::GiveUp { number, chain });
+                    self.give_back(now, number, chain, Undo::Once);
                 }
             }
         }
@@ -444,13 +429,15 @@ impl Process {
         let Entered { asked, in_doubt, by } = entered;
         let (lease, is_raised, is_registered, chain, token) = match by {
             By::Message { lease, details } => {
-                let chain = OwnChain { here: None, chain: details.chain };
-                (lease.min(whole()), false, true, chain, details.token)
+                (lease.min(whole()), false, true, details.chain, details.token)
             }
             By::Reply { details, told, may_be_named } => {
                 let chain = match told {
-                    Some(told) => OwnChain { here: None, chain: told.chain },
-                    None => self.chain((asked.at / 1_000) as Time),
+                    Some(told) => told.chain,
+                    None if self.broken == Some(Rule::Continue) => {
+                        Cohort::default().chain(asked.at)
+                    }
+                    None => self.cohort.chain(asked.at),
                 };
                 (whole(), true, may_be_named && wait.waits, chain, details.token)
             }
@@ -466,30 +453,13 @@ impl Process {
         }
     }
 
-    /// The chain of a hold that was asked for then. It goes on if ours have kept the lock among
-    /// themselves all the while. (The scripts do not tell of a young chain: it began anew with the
-    /// process in between.)
-    fn chain(&self, asked: Time) -> OwnChain {
-        let is_young = |end, own: OwnChain| own.here.is_some_and(|here| end - here < AGE);
-        match self.last {
-            Some((end, own))
-                if asked - end < if is_young(end, own) { 2 * AGE } else { AGE }
-                    && self.broken != Some(Rule::Continue) =>
-            {
-                let chain = Chain { count: own.chain.count + 1, ..own.chain };
-                OwnChain { chain, ..own }
-            }
-            _ => OwnChain { here: Some(asked), chain: Chain { since: 0, count: 1 } },
-        }
-    }
-
     fn unlock(&mut self, now: Time) {
         let State::Holding(hold) = &self.state else { return };
         let (number, in_doubt) = (hold.number, hold.in_doubt);
-        let (own, chain) = (hold.chain, hold.chain.said(now));
+        let chain = hold.chain;
         self.state = State::Idle;
-        self.last = Some((now, own));
-        self.send(Request::Release { number, chain });
+        self.cohort.released(nanos(now), chain);
+        self.send(Request::Release { number, chain: said(chain, now) });
         if in_doubt {
             self.give_back(now, number, chain, Undo::NowAndLater);
         }
@@ -521,7 +491,9 @@ impl Process {
 
     fn replied(&mut self, now: Time, sent: Time, request: &Request, reply: Reply) {
         match (request, reply) {
-            (_, Reply::Released(Released::Window | Released::Alone)) => self.last = None,
+            (_, Reply::Released(Released::Window | Released::Alone)) => {
+                self.cohort.left_to_others();
+            }
             (Request::Acquire { number, .. } | Request::Try { number, .. }, reply) => {
                 let is_awaited = |wait: &Wait| wait.number == *number && wait.request.is_some();
                 // Nobody waits for any other: its thread has left, and given up what it may have.
@@ -566,7 +538,8 @@ impl Process {
                 self.outputs.push(Output::Resubscribe);
             }
             (Timer::Late(number, sent), _) => {
-                self.send(Request::GiveUp { number, chain: Chain::default() });
+                let chain = wire::Chain::default();
+                self.send(Request::GiveUp { number, chain });
                 if let Some(next) = LATE.get(sent + 1) {
                     let at = now + next - LATE[sent];
                     self.outputs.push(Output::At(at, Timer::Late(number, sent + 1)));
@@ -589,4 +562,13 @@ fn whole() -> Duration {
 /// As the library counts.
 fn nanos(time: Time) -> u64 {
     time as u64 * 1_000
+}
+
+/// As a request has it.
+fn said(chain: Chain, now: Time) -> wire::Chain {
+    match chain.start.since(|| nanos(now)) {
+        None => wire::Chain::default(),
+        Some(Since::Server(at)) => wire::Chain { since: at as i64, count: chain.count as i64 },
+        Some(Since::Ago(age)) => wire::Chain { since: -(age as i64), count: chain.count as i64 },
+    }
 }

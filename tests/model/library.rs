@@ -1,8 +1,14 @@
 //! The library's own files that the models run. They import nothing of their crate but through the
 //! module that they stand in.
 
+pub(crate) use chain::{Chain, Start};
+
 pub(crate) use super::wire::Again;
 
+#[path = "../../src/scripts/chain.rs"]
+pub(crate) mod chain;
+#[path = "../../src/local/cohort.rs"]
+pub(crate) mod cohort;
 #[path = "../../src/lease/deadline.rs"]
 pub(crate) mod deadline;
 #[path = "../../src/local/entry.rs"]
