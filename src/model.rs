@@ -352,12 +352,22 @@ impl ModelStep<'_> {
     }
 }
 
-static ACQUIRE: LazyLock<String> =
-    script!("lock/free.lua", "hand_off.lua", "lock/holder.lua", "lock/acquire.lua");
+static ACQUIRE: LazyLock<String> = script!(
+    "lock/free.lua",
+    "lock/queue_up.lua",
+    "hand_off.lua",
+    "lock/holder.lua",
+    "lock/acquire.lua"
+);
 static TRY: LazyLock<String> =
     script!("lock/free.lua", "hand_off.lua", "lock/holder.lua", "lock/try.lua");
-static RELEASE: LazyLock<String> =
-    script!("lock/unwanted.lua", "hand_off.lua", "lock/holder.lua", "lock/release.lua");
+static RELEASE: LazyLock<String> = script!(
+    "lock/unwanted.lua",
+    "lock/hand_over.lua",
+    "hand_off.lua",
+    "lock/holder.lua",
+    "lock/release.lua"
+);
 static GIVE_UP: LazyLock<String> = script!("hand_off.lua", "lock/holder.lua", "lock/give_up.lua");
 static FORCE_UNLOCK: LazyLock<String> =
     script!("hand_off.lua", "lock/holder.lua", "lock/force_unlock.lua");

@@ -29,6 +29,7 @@ impl RawPair {
         let acquire = call(
             concat!(
                 include_str!("../../lua/lock/free.lua"),
+                include_str!("../../lua/lock/queue_up.lua"),
                 include_str!("../../lua/hand_off.lua"),
                 include_str!("../../lua/lock/holder.lua"),
                 include_str!("../../lua/lock/acquire.lua")
@@ -38,6 +39,7 @@ impl RawPair {
         let release = call(
             concat!(
                 include_str!("../../lua/lock/unwanted.lua"),
+                include_str!("../../lua/lock/hand_over.lua"),
                 include_str!("../../lua/hand_off.lua"),
                 include_str!("../../lua/lock/holder.lua"),
                 include_str!("../../lua/lock/release.lua")

@@ -1,6 +1,7 @@
--- Takes a lock, or an entry in its queue. free.lua, which runs before all of it, is its part for a
--- free lock without waiters: EXISTS, HSET, PEXPIRE, and INCRBY if there are tokens. Then nothing
--- else runs.
+-- Takes a lock, or an entry in its queue. free.lua, which runs before the rest, is its part for a
+-- free lock without waiters: EXISTS, HSET, PEXPIRE, and INCRBY if there are tokens. queue_up.lua is
+-- its part for an owner that comes while another has the lock: HRANDFIELD, TIME, RPUSH, PTTL or
+-- LPOS, and PEXPIRE. Then nothing else runs.
 --
 -- KEYS see holder.lua
 -- ARGV 1 lease in ms, 2 owner, 3 number of the database, if it is not 0 or more follows; in any
@@ -9,8 +10,9 @@
 -- reply: n from 0 on = taken, and n processes wait; n below 0 = it was this owner's already, and
 --        -1 - n wait; with tokens {n, the last of this hold's}
 --        {now, left, place, whose, fresh} = refused; now: the server's time in ms; left: ms until
---        another request is worth it; place 0 = first in line; whose: 0 = a holder of ours, 1 =
---        Redisson's, 2 = none, a window is open; fresh: 1 = the entry is new
+--        another request is worth it (2000 for an owner behind others that asks for the first
+--        time); place 0 = first in line; whose: 0 = a holder of ours, 1 = Redisson's, 2 = none, a
+--        window is open; fresh: 1 = the entry is new
 --        WRONGTYPE = the key holds no lock
 --
 -- Every request is this one: the first, one sent again, a poll, the one after a reconnect. So a
@@ -20,12 +22,11 @@ local lease, owner = ARGV[1], ARGV[2]
 database = ARGV[3] or 0
 local came, sent = tonumber(ARGV[4] or ''), tonumber(ARGV[5] or '')
 now()
-if redis.call('exists', lock, queue, window) == 0 then
-    return hold(owner, lease) or taken(0)
-end
 local who, left, foreign = holder()
 if foreign then
     return foreign
+elseif not who and redis.call('exists', queue, window) == 0 then
+    return hold(owner, lease) or taken(0)
 elseif who == owner then
     -- Also if that changes nothing: a client that waits for replicas waits for the writes of its
     -- own connection, and this hold was perhaps written on another.

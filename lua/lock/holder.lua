@@ -15,15 +15,15 @@ local TOKENS = 1024
 
 -- The lock's owner, and for how long; nil if there is none. The third: the key holds no lock. A
 -- lock always has one field, an owner, and a time to live: a wait for another hash would not end.
--- (HLEN first: it may have a million fields.)
+-- (It may have a million fields: two tell.)
 local function holder()
-    local fields = redis.call('hlen', lock)
-    if fields == 0 then
+    local fields = redis.call('hrandfield', lock, 2)
+    local owner = fields[1]
+    if not owner then
         return nil
     end
     local left = redis.call('pttl', lock)
-    local owner = fields == 1 and redis.call('hkeys', lock)[1]
-    if not owner or left == -1 or string.match(owner, '^[%x-]+:()%d+$') ~= 38 then
+    if fields[2] or left == -1 or string.match(owner, '^[%x-]+:()%d+$') ~= 38 then
         return nil, left, redis.error_reply(
             'WRONGTYPE the hash is no lock: no owner alone, or no time to live')
     end

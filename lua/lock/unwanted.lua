@@ -2,7 +2,7 @@
 -- its queue nor, if it is time to ask (AGE there), in public.
 --
 -- The rest would do the same. But to make its functions costs a run as much as these commands.
--- (With a chain by the server's clock there was a waiter a moment ago: then they do not matter.)
+-- (With a chain by the server's clock there was a waiter a moment ago: that is hand_over.lua's.)
 --
 -- One HDEL checks the owner and ends its hold: a lock has one field. The message comes before it:
 -- if the server refuses the message, nothing is done. (If the lock is not this owner's, the message
@@ -18,7 +18,8 @@ if ARGV[3] then
         told = heard[2] == heard[4] and 3
     end
 end
-if told and redis.call('llen', KEYS[2]) == 0 and redis.call('publish', ARGV[2], '0')
+local length = told and redis.call('llen', KEYS[2])
+if length == 0 and redis.call('publish', ARGV[2], '0')
     and redis.pcall('hdel', KEYS[1], ARGV[1]) == 1 then
     return told
 end

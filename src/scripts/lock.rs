@@ -15,12 +15,22 @@ use super::{Replied, Rights, Trouble, accepted, answered, ask, flag, granted, mi
 use crate::scripts::{LockKeys, Mode, Owner};
 
 // Each script is these files of `lua/`, one behind the other.
-static ACQUIRE: LazyLock<Script> =
-    script!(NUMBER_OR_LIST; "lock/free.lua", "hand_off.lua", "lock/holder.lua", "lock/acquire.lua");
+static ACQUIRE: LazyLock<Script> = script!(NUMBER_OR_LIST;
+    "lock/free.lua",
+    "lock/queue_up.lua",
+    "hand_off.lua",
+    "lock/holder.lua",
+    "lock/acquire.lua"
+);
 static TRY: LazyLock<Script> =
     script!(NUMBER_OR_LIST; "lock/free.lua", "hand_off.lua", "lock/holder.lua", "lock/try.lua");
-static RELEASE: LazyLock<Script> =
-    script!(NUMBER; "lock/unwanted.lua", "hand_off.lua", "lock/holder.lua", "lock/release.lua");
+static RELEASE: LazyLock<Script> = script!(NUMBER;
+    "lock/unwanted.lua",
+    "lock/hand_over.lua",
+    "hand_off.lua",
+    "lock/holder.lua",
+    "lock/release.lua"
+);
 static GIVE_UP: LazyLock<Script> =
     script!(NUMBER; "hand_off.lua", "lock/holder.lua", "lock/give_up.lua");
 static FORCE_UNLOCK: LazyLock<Script> =
@@ -512,11 +522,13 @@ mod tests {
         let script = include_str!("../../lua/hand_off.lua");
         assert!(script.contains(&format!("WINDOW, AGE = 4, {}\n", AGE / 1_000_000)));
         let shortcuts = [
-            (include_str!("../../lua/lock/unwanted.lua"), "since <= -"),
-            (include_str!("../../lua/read_write/unwanted.lua"), "since > -"),
+            (include_str!("../../lua/lock/unwanted.lua"), "since <= -AGE then"),
+            (include_str!("../../lua/lock/hand_over.lua"), "math.abs(now - since) < AGE)"),
+            (include_str!("../../lua/read_write/unwanted.lua"), "since > -AGE and"),
         ];
+        let age = (AGE / 1_000_000).to_string();
         for (shortcut, condition) in shortcuts {
-            assert!(shortcut.contains(&format!("{condition}{} ", AGE / 1_000_000)));
+            assert!(shortcut.contains(&condition.replace("AGE", &age)));
         }
         assert_eq!(said(Start::Unknown), None);
         assert_eq!(said(Start::Here(clock::now())), None);

@@ -237,8 +237,8 @@ impl Rights {
         match self {
             Self::Connect => "a client needs EVALSHA, EVAL, PING, PUBLISH and SUBSCRIBE",
             Self::Locks => {
-                "a lock needs EVALSHA, EVAL, TIME, EXISTS, HEXISTS, HKEYS, HLEN, HSET, HDEL, DEL, \
-                 PEXPIRE, PTTL, LPOS, RPUSH, LPOP, LREM, LLEN, LINDEX, LINSERT, GET, SET, PUBSUB, \
+                "a lock needs EVALSHA, EVAL, TIME, EXISTS, HEXISTS, HKEYS, HLEN, HRANDFIELD, HSET, \
+                 HDEL, DEL, PEXPIRE, PTTL, LPOS, RPUSH, LPOP, LREM, LLEN, LINDEX, LINSERT, GET, SET, PUBSUB, \
                  PUBLISH and SUBSCRIBE on its key, on redlatch_queue:*, redlatch_window:* and \
                  redlatch_asked:* and on its channel"
             }

@@ -97,7 +97,13 @@ fn takes(bytes: &[u8]) -> bool {
     calls(
         bytes,
         &[
-            lock_script!("free.lua", "../hand_off.lua", "holder.lua", "acquire.lua"),
+            lock_script!(
+                "free.lua",
+                "queue_up.lua",
+                "../hand_off.lua",
+                "holder.lua",
+                "acquire.lua"
+            ),
             lock_script!("free.lua", "../hand_off.lua", "holder.lua", "try.lua"),
             renew,
         ],
@@ -108,7 +114,13 @@ fn gives_back(bytes: &[u8]) -> bool {
     calls(
         bytes,
         &[
-            lock_script!("unwanted.lua", "../hand_off.lua", "holder.lua", "release.lua"),
+            lock_script!(
+                "unwanted.lua",
+                "hand_over.lua",
+                "../hand_off.lua",
+                "holder.lua",
+                "release.lua"
+            ),
             lock_script!("../hand_off.lua", "holder.lua", "give_up.lua"),
             lock_script!("../hand_off.lua", "holder.lua", "force_unlock.lua"),
         ],

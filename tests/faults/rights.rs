@@ -92,8 +92,8 @@ fn the_rights_that_the_message_names_are_enough() {
     let client = restricted(&server, &["-@all", "+ping"]);
     let error = client.reentrant_lock("rights").lock().map(drop).unwrap_err().to_string();
     let all =
-        "EVALSHA EVAL EXISTS HEXISTS HKEYS HLEN HSET DEL PEXPIRE PTTL TIME LPOS RPUSH LPOP LREM \
-         LLEN LINDEX LINSERT GET SET PUBSUB PUBLISH SUBSCRIBE"
+        "EVALSHA EVAL EXISTS HEXISTS HKEYS HLEN HRANDFIELD HSET DEL PEXPIRE PTTL TIME LPOS RPUSH \
+         LPOP LREM LLEN LINDEX LINSERT GET SET PUBSUB PUBLISH SUBSCRIBE"
             .split(' ');
     let mut rights = vec!["-@all".to_owned()];
     for right in all {

@@ -110,13 +110,7 @@ fn a_release_that_is_sent_twice_grants_once() {
     let guard = releasing.reentrant_lock("twice").lock().unwrap();
     let guests = [1, 2].map(|places| Guest::in_line(&server, &warm(&server), "twice", places));
     let line = queue(&mut redis, "twice");
-    on_script(
-        &proxy,
-        lock_script!("unwanted.lua", "../hand_off.lua", "holder.lua", "release.lua"),
-        "twice",
-        1,
-        Action::LoseReply,
-    );
+    on_script(&proxy, RELEASE, "twice", 1, Action::LoseReply);
     assert!(guard.unlock().unwrap_err().outcome_unknown());
     assert_eq!(proxy.fired(), 1);
     assert_eq!(owner(&mut redis, "twice").as_ref(), Some(&line[0]));

@@ -119,13 +119,22 @@ fn wait_left(server: &Server, name: &str) {
     wait_until("nobody stands in line", SOON, || queue(&mut redis, name).is_empty());
 }
 
-const RENEW: &str = include_str!("../../lua/lock/renew.lua");
-
 macro_rules! lock_script {
     ($($file:literal),+) => {
         concat!($(include_str!(concat!("../../lua/lock/", $file))),+)
     };
 }
+
+const RENEW: &[&str] = &[include_str!("../../lua/lock/renew.lua")];
+const ACQUIRE: &[&str] =
+    &[lock_script!("free.lua", "queue_up.lua", "../hand_off.lua", "holder.lua", "acquire.lua")];
+const RELEASE: &[&str] = &[lock_script!(
+    "unwanted.lua",
+    "hand_over.lua",
+    "../hand_off.lua",
+    "holder.lua",
+    "release.lua"
+)];
 
 mod coming;
 mod handed;
@@ -136,23 +145,27 @@ mod missing;
 mod redisson;
 mod silent;
 
+/// Texts of one script.
+type Codes = &'static [&'static str];
+
 /// Whether the request runs this script for this lock.
-fn runs(bytes: &[u8], code: &str, name: &str) -> bool {
-    let hash = redis::Script::new(code);
-    (contains(bytes, hash.get_hash()) || contains(bytes, code)) && contains(bytes, name)
+fn runs(bytes: &[u8], codes: Codes, name: &str) -> bool {
+    let is_run =
+        |code: &&str| contains(bytes, redis::Script::new(code).get_hash()) || contains(bytes, code);
+    contains(bytes, name) && codes.iter().any(is_run)
 }
 
 /// Does this to the next requests that run this script for this lock.
-fn on_script(proxy: &Proxy, code: &'static str, name: &'static str, shots: usize, action: Action) {
-    proxy.on(Direction::Request, shots, action, move |bytes| runs(bytes, code, name));
+fn on_script(proxy: &Proxy, codes: Codes, name: &'static str, shots: usize, action: Action) {
+    proxy.on(Direction::Request, shots, action, move |bytes| runs(bytes, codes, name));
 }
 
 /// Counts them from here on.
-fn count_script(proxy: &Proxy, code: &'static str, name: &str) -> Arc<AtomicU64> {
+fn count_script(proxy: &Proxy, codes: Codes, name: &str) -> Arc<AtomicU64> {
     let count = Arc::new(AtomicU64::new(0));
     let (seen, name) = (Arc::clone(&count), name.to_owned());
     proxy.on(Direction::Request, 1, Action::Silence, move |bytes| {
-        if runs(bytes, code, &name) {
+        if runs(bytes, codes, &name) {
             seen.fetch_add(1, Ordering::SeqCst);
         }
         false
@@ -170,8 +183,7 @@ fn handed<T: Send + 'static>(
     work: impl FnOnce(LockGuard, Instant) -> T + Send + 'static,
 ) -> Running<T> {
     let name = lock.name().to_owned();
-    let code = lock_script!("free.lua", "../hand_off.lua", "holder.lua", "acquire.lua");
-    let asked = count_script(proxy, code, &name);
+    let asked = count_script(proxy, ACQUIRE, &name);
     let giving = client(server).reentrant_lock(&name);
     let mut giver = giving.lock().unwrap();
     let (tell, told) = mpsc::channel();

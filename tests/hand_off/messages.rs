@@ -8,19 +8,9 @@ fn a_grant_that_overtakes_the_reply_counts() {
     let server = server();
     let proxy = Proxy::before(&server);
     let (one, other) = (client(&server), behind_by(&server, &proxy, 2));
-    let asked = count_script(
-        &proxy,
-        lock_script!("free.lua", "../hand_off.lua", "holder.lua", "acquire.lua"),
-        "overtaken",
-    );
+    let asked = count_script(&proxy, ACQUIRE, "overtaken");
     let guard = one.reentrant_lock("overtaken").lock().unwrap();
-    on_script(
-        &proxy,
-        lock_script!("free.lua", "../hand_off.lua", "holder.lua", "acquire.lua"),
-        "overtaken",
-        1,
-        Action::HoldReply,
-    );
+    on_script(&proxy, ACQUIRE, "overtaken", 1, Action::HoldReply);
     let guest = Guest::in_line(&server, &other, "overtaken", 1);
     // The reply says "refused", and waits on its way.
     proxy.wait_fired(1, SOON);
@@ -124,11 +114,7 @@ fn a_subscriber_that_hears_nothing_is_renewed() {
     let server = server();
     let proxy = Proxy::before(&server);
     let (one, other) = (client(&server), behind(&server, &proxy));
-    let asked = count_script(
-        &proxy,
-        lock_script!("free.lua", "../hand_off.lua", "holder.lua", "acquire.lua"),
-        "half open",
-    );
+    let asked = count_script(&proxy, ACQUIRE, "half open");
     proxy.on_reply("grant ", Action::Silence);
     let mut rounds = 0;
     loop {
@@ -293,10 +279,9 @@ fn a_hold_by_a_second_copy_of_a_request_outlasts_the_first_copys_message() {
     hold_as_redisson(&mut redis, "twice", LONG);
     let (tell, places) = mpsc::channel();
     let (other, copies) = (Mutex::new(server.connection()), AtomicU64::new(0));
-    let acquire = lock_script!("free.lua", "../hand_off.lua", "holder.lua", "acquire.lua");
     proxy.on(Direction::Request, 2, Action::LoseReply, move |bytes| {
         let copy =
-            if runs(bytes, acquire, "twice") { copies.fetch_add(1, Ordering::SeqCst) } else { 9 };
+            if runs(bytes, ACQUIRE, "twice") { copies.fetch_add(1, Ordering::SeqCst) } else { 9 };
         if copy == 1 {
             // By now the entry is used up, and its grant has ended.
             let mut redis = other.lock().unwrap();

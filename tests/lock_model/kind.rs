@@ -36,7 +36,9 @@ impl Kind for PlainLock {
     fn texts(&self) -> Vec<(Script, &'static str)> {
         vec![
             (Script::Free, include_str!("../../lua/lock/free.lua")),
+            (Script::QueueUp, include_str!("../../lua/lock/queue_up.lua")),
             (Script::Unwanted, include_str!("../../lua/lock/unwanted.lua")),
+            (Script::HandOver, include_str!("../../lua/lock/hand_over.lua")),
             (Script::HandOff, include_str!("../../lua/hand_off.lua")),
             (Script::Holders, include_str!("../../lua/lock/holder.lua")),
             (Script::Acquire, include_str!("../../lua/lock/acquire.lua")),

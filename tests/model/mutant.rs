@@ -91,7 +91,12 @@ impl Mutant {
         };
         match self.by {
             By::Scene(scene) => scene(server, &scripts).err(),
-            By::Share => share(&mut Store::new(server, &scripts), rule),
+            By::Share => {
+                // Before it the shortcut would do the same unbroken.
+                let is_hidden = matches!(self.broken, Broken::Script(Script::HandOff, ..));
+                let scripts = if is_hidden { scripts.without(Script::HandOver) } else { scripts };
+                share(&mut Store::new(server, &scripts), rule)
+            }
             By::Seed(first) => {
                 let mut store = Store::new(server, &scripts);
                 std::iter::once(first).chain(0..SEEDS).find_map(|seed| {

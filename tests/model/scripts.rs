@@ -13,7 +13,9 @@ use super::wire::{Chain, Request};
 pub(crate) enum Script {
     /// These stand before some of ours, and shorten them.
     Free,
+    QueueUp,
     Unwanted,
+    HandOver,
     /// These stand before the others of ours.
     HandOff,
     Holders,
@@ -94,12 +96,13 @@ impl Script {
         matches!(self, Self::ForceUnlock | Self::RedissonForceUnlock)
     }
 
-    /// The shortcut before the prelude.
-    fn shortcut(self) -> Option<Self> {
+    /// The shortcuts before the prelude, as far as the kind of lock has them.
+    fn shortcuts(self) -> &'static [Self] {
         match self {
-            Self::Acquire | Self::Try => Some(Self::Free),
-            Self::Release => Some(Self::Unwanted),
-            _ => None,
+            Self::Acquire => &[Self::Free, Self::QueueUp],
+            Self::Try => &[Self::Free],
+            Self::Release => &[Self::Unwanted, Self::HandOver],
+            _ => &[],
         }
     }
 
@@ -135,17 +138,23 @@ impl Scripts {
         scripts
     }
 
+    /// All but this shortcut.
+    pub(crate) fn without(mut self, shortcut: Script) -> Self {
+        self.0.remove(&shortcut);
+        self
+    }
+
     pub(crate) fn all(&self) -> impl Iterator<Item = Script> {
         self.0.keys().copied()
     }
 
     /// As the server gets it.
     pub(crate) fn text(&self, script: Script) -> String {
-        let shortcut = script.shortcut().map_or("", |shortcut| &self.0[&shortcut]);
-        shortcut.to_owned() + &self.rest(script)
+        let shortcuts = script.shortcuts().iter().filter_map(|shortcut| self.0.get(shortcut));
+        shortcuts.map(String::as_str).collect::<String>() + &self.rest(script)
     }
 
-    /// The same without its shortcut.
+    /// The same without its shortcuts.
     pub(crate) fn rest(&self, script: Script) -> String {
         if !script.has_prelude() {
             return self.0[&script].clone();

@@ -1,0 +1,34 @@
+-- Stands behind unwanted.lua in release.lua: hands a lock without tokens to the first in line that
+-- listens, or sets it free, while it is too early for a window (AGE of ../hand_off.lua).
+--
+-- The rest would do the same. (As in free.lua, what it costs more are its functions.)
+--
+-- One HDEL checks the owner and ends its hold: a lock has one field. LLEN has found that the queue
+-- is one, and what follows the HDEL is asked for.
+local redis, KEYS, ARGV, may = redis, KEYS, ARGV, redis.acl_check_cmd
+local since, own = tonumber(ARGV[3] or 0), 'redisson_lock__channel:{redlatch:'
+if since >= 0 and not KEYS[4] then
+    length = length or redis.call('llen', KEYS[2])
+    local clock = redis.call('time')
+    local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
+    if (since == 0 or math.abs(now - since) < 10)
+        and may('lpop', KEYS[2]) and may('pubsub', 'numsub', '') and may('hset', KEYS[1], '', '')
+        and may('pexpire', KEYS[1], '') and may('publish', own .. '}', '')
+        and may('publish', ARGV[2], '') and redis.pcall('hdel', KEYS[1], ARGV[1]) == 1 then
+        for places = length - 1, 0, -1 do
+            local head = redis.call('lpop', KEYS[2])
+            local channel = own .. string.sub(head, 1, 36) .. '}'
+            if redis.call('pubsub', 'numsub', channel)[2] > 0 then
+                redis.call('hset', KEYS[1], head, '1')
+                redis.call('pexpire', KEYS[1], '2000')
+                redis.call('publish', channel, 'grant ' .. string.sub(head, 38) .. ' ' .. now
+                    .. ' 2000 lock,' .. places .. ',' .. (since > 0 and since or now) .. ','
+                    .. (ARGV[4] or 0) + 1 .. ' ' .. (ARGV[5] or 0) .. ' ' .. KEYS[1])
+                return 1
+            end
+        end
+        redis.call('publish', ARGV[2], '0')
+        return 0
+    end
+end
+
