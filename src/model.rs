@@ -32,7 +32,7 @@ impl Server {
     /// Starts one that knows the scripts from the beginning: there is no renewer that would read the
     /// reply to a release which is to be sent again.
     pub(crate) fn start() -> Arc<Self> {
-        let locks = [&*ACQUIRE, &TRY, &RELEASE, &GIVE_UP, &FORCE_UNLOCK, &RENEW];
+        let locks = [&*ACQUIRE, &ACQUIRE_HELD, &TRY, &RELEASE, &GIVE_UP, &FORCE_UNLOCK, &RENEW];
         let fair = [&*FAIR_ACQUIRE, &FAIR_TRY, &FAIR_RELEASE, &FAIR_GIVE_UP, &FAIR_FORCE_UNLOCK];
         let mut scripts: Vec<_> = locks.into_iter().chain(fair).cloned().collect();
         scripts.extend(read_write::scripts());
@@ -167,7 +167,7 @@ impl ModelStep<'_> {
     /// Runs a script of locks.
     fn evaluate(&mut self, sha: &str, arguments: &[Vec<u8>]) -> Value {
         let key = &arguments[0];
-        if sha == *ACQUIRE {
+        if sha == *ACQUIRE || sha == *ACQUIRE_HELD {
             self.acquire(key, &arguments[4], true)
         } else if sha == *TRY {
             self.acquire(key, &arguments[4], false)
@@ -355,6 +355,13 @@ impl ModelStep<'_> {
 static ACQUIRE: LazyLock<String> = script!(
     "lock/free.lua",
     "lock/queue_up.lua",
+    "hand_off.lua",
+    "lock/holder.lua",
+    "lock/acquire.lua"
+);
+static ACQUIRE_HELD: LazyLock<String> = script!(
+    "lock/queue_up.lua",
+    "lock/free.lua",
     "hand_off.lua",
     "lock/holder.lua",
     "lock/acquire.lua"

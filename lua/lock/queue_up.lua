@@ -1,4 +1,4 @@
--- Stands behind free.lua in acquire.lua: adds an entry for an owner that asks for the
+-- Stands behind or before free.lua in acquire.lua: adds an entry for an owner that asks for the
 -- first time, while another owner of ours has the lock.
 --
 -- The rest would do the same, but for PTTL: the first in line asks when the lease ends, and so

@@ -52,6 +52,14 @@ impl Cohort {
         self.last = Some((now, chain));
     }
 
+    /// Whether another process handed the last hold to this one, and this one released it a moment
+    /// ago: then another one most likely has the lock.
+    pub(crate) fn takes_turns(&self, now: u64) -> bool {
+        self.last.is_some_and(|(end, chain)| {
+            matches!(chain.start, Start::Server(_)) && now.saturating_sub(end) < SAME_CHAIN
+        })
+    }
+
     /// The release left the lock to Redisson's clients.
     pub(crate) fn left_to_others(&mut self) {
         self.last = None;
@@ -116,6 +124,18 @@ mod tests {
         }
         cohort.left_to_others();
         assert_eq!(cohort.chain(11), Chain { start: Start::Here(11), count: 1 });
+    }
+
+    #[test]
+    fn a_process_takes_turns_while_others_hand_it_the_lock() {
+        let mut cohort = Cohort::default();
+        assert!(!cohort.takes_turns(0), "nobody had it");
+        cohort.released(5, Chain { start: Start::Here(1), count: 1 });
+        assert!(!cohort.takes_turns(6), "granted by reply: the lock was free");
+        cohort.released(5, Chain { start: Start::Server(1), count: 1 });
+        assert!(cohort.takes_turns(4 + SAME_CHAIN) && !cohort.takes_turns(5 + SAME_CHAIN));
+        cohort.left_to_others();
+        assert!(!cohort.takes_turns(6));
     }
 
     /// Two processes that hold the lock in turns, each for too short a time to send its chain.

@@ -349,6 +349,11 @@ impl Gate {
         self.state.lock().cohort.chain(asked_at)
     }
 
+    /// Whether this process and others have the lock in turns now.
+    pub(crate) fn takes_turns(&self, now: u64) -> bool {
+        self.state.lock().cohort.takes_turns(now)
+    }
+
     /// The last release left the lock to Redisson's clients.
     pub(crate) fn left_to_others(&self) {
         self.state.lock().cohort.left_to_others();

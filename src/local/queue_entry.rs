@@ -220,7 +220,8 @@ impl QueueEntry {
             then => return self.done(site, claim, then, asked.at),
         };
         let replied = if waits {
-            scripts.acquire(&self.owner, lease, again)
+            let is_held = again.is_some() || site.gate.takes_turns(asked.at);
+            scripts.acquire(&self.owner, lease, again, is_held)
         } else {
             scripts.try_acquire(&self.owner, lease)
         };

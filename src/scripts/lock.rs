@@ -22,6 +22,14 @@ static ACQUIRE: LazyLock<Script> = script!(NUMBER_OR_LIST;
     "lock/holder.lua",
     "lock/acquire.lua"
 );
+/// The same with its shortcuts the other way round.
+static ACQUIRE_HELD: LazyLock<Script> = script!(NUMBER_OR_LIST;
+    "lock/queue_up.lua",
+    "lock/free.lua",
+    "hand_off.lua",
+    "lock/holder.lua",
+    "lock/acquire.lua"
+);
 static TRY: LazyLock<Script> =
     script!(NUMBER_OR_LIST; "lock/free.lua", "hand_off.lua", "lock/holder.lua", "lock/try.lua");
 static RELEASE: LazyLock<Script> = script!(NUMBER;
@@ -45,6 +53,8 @@ static OWNERS: LazyLock<Script> = script!(LIST; "lock/owners.lua");
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ScriptSet {
     pub(super) acquire: &'static LazyLock<Script>,
+    /// The same for a lock that most likely is held: it does not look first whether it is free.
+    pub(super) acquire_held: &'static LazyLock<Script>,
     pub(super) try_acquire: &'static LazyLock<Script>,
     pub(super) release: &'static LazyLock<Script>,
     pub(super) give_up: &'static LazyLock<Script>,
@@ -53,6 +63,7 @@ pub(super) struct ScriptSet {
 
 static SCRIPTS: ScriptSet = ScriptSet {
     acquire: &ACQUIRE,
+    acquire_held: &ACQUIRE_HELD,
     try_acquire: &TRY,
     release: &RELEASE,
     give_up: &GIVE_UP,
@@ -162,15 +173,17 @@ pub(crate) struct LockScripts<'a> {
 
 impl LockScripts<'_> {
     /// Takes the lock or an entry in its queue; asks for the entry if the owner has one already, or
-    /// had one (`again`).
+    /// had one (`again`). `is_held`: most likely another process has the lock.
     pub(crate) fn acquire(
         self,
         owner: &Owner,
         lease: Duration,
         again: Option<Again>,
+        is_held: bool,
     ) -> Result<Replied<Acquired>, Trouble> {
-        let behind = again.map_or(Behind::Nothing, Behind::Again);
-        self.ask(self.script_set().acquire, owner, lease, behind)
+        let scripts = self.script_set();
+        let script = if is_held { scripts.acquire_held } else { scripts.acquire };
+        self.ask(script, owner, lease, again.map_or(Behind::Nothing, Behind::Again))
     }
 
     /// Takes the lock if it is free, past the queue, and without an entry in it.

@@ -31,6 +31,7 @@ pub(super) static READ_ON: LazyLock<Script> =
 
 pub(super) static SCRIPTS: ScriptSet = ScriptSet {
     acquire: &ACQUIRE,
+    acquire_held: &ACQUIRE,
     try_acquire: &TRY,
     release: &RELEASE,
     give_up: &GIVE_UP,

@@ -104,6 +104,13 @@ fn takes(bytes: &[u8]) -> bool {
                 "holder.lua",
                 "acquire.lua"
             ),
+            lock_script!(
+                "queue_up.lua",
+                "free.lua",
+                "../hand_off.lua",
+                "holder.lua",
+                "acquire.lua"
+            ),
             lock_script!("free.lua", "../hand_off.lua", "holder.lua", "try.lua"),
             renew,
         ],

@@ -44,8 +44,10 @@ impl Direct {
         self.eval(&call(&self.site, &uuid(true, client), request))
     }
 
-    pub(crate) fn eval(&mut self, Call { script, keys, args }: &Call) -> RedisResult<Value> {
-        let text = self.scripts.text(*script);
+    pub(crate) fn eval(&mut self, call: &Call) -> RedisResult<Value> {
+        let Call { script, keys, args } = call;
+        let held = call.is_for_held();
+        let text = if held { self.scripts.held() } else { self.scripts.text(*script) };
         let mut command = redis::cmd("EVAL");
         command.arg(text).arg(keys.len()).arg(keys).arg(args);
         command.query(&mut self.connection)

@@ -154,6 +154,13 @@ impl Scripts {
         shortcuts.map(String::as_str).collect::<String>() + &self.rest(script)
     }
 
+    /// A request for a lock that most likely is held: its shortcuts are the other way round.
+    pub(crate) fn held(&self) -> String {
+        let shortcuts = Script::Acquire.shortcuts().iter().rev();
+        let shortcuts = shortcuts.filter_map(|shortcut| self.0.get(shortcut));
+        shortcuts.map(String::as_str).collect::<String>() + &self.rest(Script::Acquire)
+    }
+
     /// The same without its shortcuts.
     pub(crate) fn rest(&self, script: Script) -> String {
         if !script.has_prelude() {
@@ -169,6 +176,16 @@ pub(crate) struct Call {
     pub(crate) script: Script,
     pub(crate) keys: Vec<String>,
     pub(crate) args: Vec<String>,
+}
+
+impl Call {
+    /// Whether its client takes the lock for held: at random, by the owner's number, or since the
+    /// owner asks again.
+    pub(crate) fn is_for_held(&self) -> bool {
+        let even = ['0', '2', '4', '6', '8'];
+        self.script == Script::Acquire
+            && (self.args.len() > 3 || self.args[1].trim_end_matches(":write").ends_with(even))
+    }
 }
 
 /// One of ours.

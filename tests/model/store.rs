@@ -35,6 +35,7 @@ pub(crate) fn uuid(is_ours: bool, number: usize) -> String {
 pub(crate) struct Store {
     connections: Vec<Connection>,
     scripts: HashMap<Script, String>,
+    held: String,
     observe: String,
 }
 
@@ -49,8 +50,9 @@ impl Store {
             redis::cmd("SCRIPT").arg("LOAD").arg(text).query(&mut connections[0]).unwrap()
         };
         let observe = load(OBSERVE);
+        let held = load(&scripts.held());
         let scripts = scripts.all().map(|script| (script, load(&scripts.text(script)))).collect();
-        Self { connections, scripts, observe }
+        Self { connections, scripts, held, observe }
     }
 
     /// Forgets everything but the scripts.
@@ -62,7 +64,8 @@ impl Store {
     pub(crate) fn run(&mut self, now: i64, site: &Site, call: &Call) -> (Value, State) {
         let Call { script, keys, args } = call;
         let mut command = redis::cmd("EVALSHA");
-        command.arg(&self.scripts[script]).arg(keys.len()).arg(keys).arg(args);
+        let sha = if call.is_for_held() { &self.held } else { &self.scripts[script] };
+        command.arg(sha).arg(keys.len()).arg(keys).arg(args);
         self.observed(now, site, command)
     }
 
