@@ -392,15 +392,14 @@ impl State {
         if !seat.tenancy.is_held_at(now) {
             return Some(Entered::Expired(Arc::clone(&seat.tenancy)));
         }
-        Some(match seat.tenant(thread) {
-            None => Entered::Occupied,
-            Some((_, levels)) if levels.count() >= DEEPEST => Entered::TooDeep,
-            Some((tenancy, _)) => {
-                let tenancy = Arc::clone(tenancy);
-                seat.deepen(thread, terms, now);
-                Entered::Again(tenancy)
-            }
-        })
+        let Some((tenancy, levels)) = seat.tenant(thread) else { return Some(Entered::Occupied) };
+        if levels.count() >= DEEPEST {
+            return Some(Entered::TooDeep);
+        }
+        let (tenancy, level) = (Arc::clone(tenancy), Level::since(terms, now));
+        levels.inner.push(level);
+        seat.want(level);
+        Some(Entered::Again(tenancy))
     }
 
     /// See [`Gate::admit`].

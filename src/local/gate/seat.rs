@@ -100,7 +100,7 @@ struct Wanted {
 
 impl Wanted {
     fn add(&mut self, level: Level) {
-        if level.ends == NEVER {
+        if level.is_watched() {
             self.endless += 1;
         } else {
             *self.ends.entry(level.ends).or_default() += 1;
@@ -108,7 +108,7 @@ impl Wanted {
     }
 
     fn remove(&mut self, level: Level) {
-        if level.ends == NEVER {
+        if level.is_watched() {
             self.endless = self.endless.saturating_sub(1);
         } else if let Some(count) = self.ends.get_mut(&level.ends) {
             *count -= 1;
@@ -182,15 +182,6 @@ impl Seat {
         Some((&tenant.tenancy, &mut tenant.levels))
     }
 
-    /// Takes one level more for a thread that has the hold.
-    pub(super) fn deepen(&mut self, thread: &Thread, terms: Terms, now: u64) {
-        let level = Level::since(terms, now);
-        if let Some((_, levels)) = self.tenant(thread) {
-            levels.inner.push(level);
-            self.want(level);
-        }
-    }
-
     /// Adds a tenant to a shared hold.
     pub(super) fn join(&mut self, tenancy: Arc<Tenancy>, terms: Terms, now: u64) {
         let level = Level::since(terms, now);
@@ -228,7 +219,9 @@ impl Seat {
         Some(left)
     }
 
-    fn want(&mut self, level: Level) {
+    /// A tenant has taken this level.
+    #[inline]
+    pub(super) fn want(&mut self, level: Level) {
         if let Some(shared) = &mut self.shared {
             shared.wanted.add(level);
             self.tenancy.hold.ends_by(shared.wanted.until());
@@ -261,15 +254,21 @@ impl Seat {
 
     /// The state on which the hold's renewal depends.
     pub(in crate::local) fn renewal_state(&self) -> RenewalState {
-        // If several share the hold, `max_hold` counts from the tenant that came last.
-        let is_watched = self.shared.as_ref().is_none_or(|shared| shared.wanted.endless > 0);
-        // And so does the longest lease that any of them wants.
-        let watching = self
-            .tenants()
-            .filter(|(tenancy, _)| !tenancy.thread.is_dead())
-            .filter_map(|(tenancy, levels)| Some((tenancy.since, levels.watched()?)))
-            .reduce(|one, other| (one.0.max(other.0), one.1.max(other.1)));
-        self.renewal_state_of(if is_watched { watching } else { None })
+        let watching = |tenancy: &Tenancy, levels: &Levels| {
+            let is_alive = !tenancy.thread.is_dead();
+            is_alive.then(|| levels.watched()).flatten().map(|lease| (tenancy.since, lease))
+        };
+        let all = match &self.shared {
+            None => watching(&self.tenancy, &self.levels),
+            Some(shared) if shared.wanted.endless == 0 => None,
+            // If several share the hold, `max_hold` counts from the tenant that came last. And so
+            // does the longest lease that any of them wants.
+            Some(_) => self
+                .tenants()
+                .filter_map(|(tenancy, levels)| watching(tenancy, levels))
+                .reduce(|one, other| (one.0.max(other.0), one.1.max(other.1))),
+        };
+        self.renewal_state_of(all)
     }
 
     /// As [`renewal_state`](Self::renewal_state), without a look at all tenants: `watching` is when
@@ -291,38 +290,55 @@ impl Seat {
     }
 }
 
-/// The end of a level that does not end by itself.
+/// The end of a level that the watchdog renews.
 const NEVER: u64 = u64::MAX;
+/// Some end: the guard of a level with a fixed lease need not know it, unless threads share the hold.
+const SOME: u64 = 0;
 
-/// One taking of the lock by a thread: a re-entry adds a level.
+/// One taking of the lock by a thread: a re-entry adds a level. (Small: a re-entry moves it often.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Level {
-    pub(super) terms: Terms,
-    /// When its own lease ends, on [`clock`]; or [`NEVER`], also if a guard does not know.
-    pub(super) ends: u64,
+    /// The lease that the thread wants, in nanoseconds.
+    lease: u64,
+    /// When its own lease ends, on [`clock`]; or [`NEVER`], or [`SOME`] time.
+    ends: u64,
 }
 
 impl Level {
-    /// The level that a guard ends.
+    /// The level that a guard ends, with its end if that is known.
     pub(crate) fn on(terms: Terms, ends: Option<u64>) -> Self {
-        Self { terms, ends: ends.unwrap_or(NEVER) }
+        let ends = ends.unwrap_or(if terms.is_watched() { NEVER } else { SOME });
+        Self { lease: terms.nanos(), ends }
     }
 
     /// How long the level lasts by itself, without the hold's other levels.
     pub(crate) fn remaining(self) -> Duration {
-        if self.ends == NEVER {
-            return Duration::MAX;
+        match self.ends {
+            NEVER | SOME => Duration::MAX,
+            ends => Duration::from_nanos(ends.saturating_sub(clock::now())),
         }
-        Duration::from_nanos(self.ends.saturating_sub(clock::now()))
     }
 
-    fn since(terms: Terms, now: u64) -> Self {
-        let ends = if terms.is_watched() { NEVER } else { now.saturating_add(terms.nanos()) };
-        Self { terms, ends }
+    /// A level that a thread takes.
+    #[inline]
+    pub(super) fn since(terms: Terms, now: u64) -> Self {
+        let lease = terms.nanos();
+        Self { lease, ends: if terms.is_watched() { NEVER } else { now.saturating_add(lease) } }
     }
 
+    #[inline]
+    fn is_watched(self) -> bool {
+        self.ends == NEVER
+    }
+
+    fn lease(self) -> Duration {
+        Duration::from_nanos(self.lease)
+    }
+
+    /// Whether it is the level that a guard ends.
+    #[inline]
     fn is(self, which: Self) -> bool {
-        self.terms == which.terms && (which.ends == NEVER || self.ends == which.ends)
+        self == which || which.ends == SOME && self.lease == which.lease && !self.is_watched()
     }
 }
 
@@ -336,6 +352,7 @@ impl From<Terms> for Level {
 #[derive(Debug)]
 pub(super) struct Levels {
     pub(super) outer: Level,
+    /// The levels further in, the last one last.
     pub(super) inner: Vec<Level>,
 }
 
@@ -350,7 +367,7 @@ impl Levels {
 
     /// The longest lease of a level that wants the watchdog.
     fn watched(&self) -> Option<Duration> {
-        self.all().filter_map(|level| level.terms.watched_lease()).max()
+        self.all().filter(|level| level.is_watched()).map(Level::lease).max()
     }
 
     pub(super) fn count(&self) -> usize {
@@ -384,13 +401,13 @@ pub(crate) struct Folded {
 impl Folded {
     /// The longest lease of a level that wants no watchdog.
     pub(crate) fn longest_fixed(&self) -> Option<Duration> {
-        self.levels.all().filter_map(|level| level.terms.fixed_lease()).max()
+        self.levels.all().filter(|level| !level.is_watched()).map(Level::lease).max()
     }
 
     /// The terms on which the thread takes the lock again: the longest watched lease if a level
     /// wants the watchdog, otherwise the longest lease.
     pub(crate) fn terms(&self) -> Terms {
-        let outer = self.levels.outer.terms.lease();
+        let outer = self.levels.outer.lease();
         match self.levels.watched() {
             Some(lease) => Terms::watched(lease),
             None => Terms::fixed(self.longest_fixed().unwrap_or(outer)),
