@@ -94,6 +94,7 @@ impl Stay {
 impl Tenancy {
     /// The present tenancy of this one's guards: this one, or the one with which its thread came
     /// back from a wait.
+    #[inline]
     pub(crate) fn of_now(self: &Arc<Self>) -> Cow<'_, Arc<Self>> {
         let now = self.stay.get().and_then(|stay| stay.state.lock().now.clone());
         now.map_or(Cow::Borrowed(self), Cow::Owned)

@@ -166,6 +166,7 @@ macro_rules! each {
 }
 
 impl<L: ?Sized, O> LockGuard<L, O> {
+    #[inline]
     pub(super) fn new(held: Held) -> Self {
         Self { held, _of: PhantomData, _owner: PhantomData }
     }
@@ -384,6 +385,7 @@ pub struct HeldLock {
 }
 
 impl HeldLock {
+    #[inline]
     pub(super) fn new(handle: &Handle, tenancy: Arc<Tenancy>) -> Self {
         let level = Some(handle.level(&tenancy));
         Self { handle: handle.clone(), level, tenancy, left: false }

@@ -57,6 +57,7 @@ impl Handle {
     }
 
     /// Fails if the lock is not usable, or the wait was cancelled before it began.
+    #[inline]
     pub(crate) fn check(&self, wait: &Wait<'_>) -> Result<(), Error> {
         self.check_usable()?;
         wait.check_cancelled(&self.site.name)?;
@@ -65,6 +66,7 @@ impl Handle {
 
     /// Completes the entry of a thread that found its own tenancy in the seat, or one that is over.
     /// `None`: the thread enters again.
+    #[inline]
     pub(crate) fn again(&self, entered: Entered) -> Result<Option<Arc<Tenancy>>, Error> {
         match entered {
             Entered::Again(tenancy) => Ok(self.deepen(&tenancy)?.then_some(tenancy)),
@@ -84,52 +86,54 @@ impl Handle {
 
     /// The thread has taken one level more: makes the lease as long as its terms want. `false`: the
     /// hold was lost.
+    #[inline]
     pub(crate) fn deepen(&self, tenancy: &Arc<Tenancy>) -> Result<bool, Error> {
-        let Self { site, .. } = self;
-        let (hold, terms) = (&tenancy.hold, self.terms());
+        let (site, terms) = (&self.site, self.terms());
         match terms.fixed_lease() {
-            Some(lease) if tenancy.granted() < lease => {
-                let sent_at = clock::now();
-                let counts = hold.ask(lease);
-                match site.extend(hold, lease) {
-                    Ok(true) => {
-                        hold.confirm(sent_at, counts);
-                        if site.clean_up_if_lost(hold) {
-                            return Ok(false);
-                        }
-                    }
-                    Ok(false) => {
-                        site.lose(tenancy, LostReason::Revoked);
-                        return Ok(false);
-                    }
-                    Err(trouble) => {
-                        if let Trouble::Unknown(_) = trouble {
-                            hold.unconfirm();
-                            site.clean_up_if_lost(hold);
-                        }
-                        // Ends the inner level; the outer ones stay as they were.
-                        let which = self.level(tenancy);
-                        let _ = site.leave(tenancy, Some(which), Leaving::Posted);
-                        let state = match site.gate.tenant_of(&tenancy.thread) {
-                            Some(_) => {
-                                "the thread still holds it as before, with its earlier lease"
-                            }
-                            None => "the lock was not taken",
-                        };
-                        return Err(trouble.into_error().of(&site.name).now(state));
-                    }
-                }
-            }
+            Some(lease) if tenancy.granted() < lease => return self.lengthen(tenancy, lease),
             // The watchdog renews the hold from now on. (The tenants that wanted that may have
             // left.)
             None if site.mode == Mode::Read => site.arm_for(tenancy, terms.lease()),
-            None if hold.terms != terms => site.arm(),
+            None if tenancy.hold.terms != terms => site.arm(),
             Some(_) | None => {}
         }
         Ok(true)
     }
 
+    /// Asks the server for this lease, or ends the level that the thread has just taken. `false`:
+    /// the hold was lost.
+    fn lengthen(&self, tenancy: &Arc<Tenancy>, lease: Duration) -> Result<bool, Error> {
+        let (site, hold) = (&self.site, &tenancy.hold);
+        let sent_at = clock::now();
+        let counts = hold.ask(lease);
+        match site.extend(hold, lease) {
+            Ok(true) => {
+                hold.confirm(sent_at, counts);
+                Ok(!site.clean_up_if_lost(hold))
+            }
+            Ok(false) => {
+                site.lose(tenancy, LostReason::Revoked);
+                Ok(false)
+            }
+            Err(trouble) => {
+                if let Trouble::Unknown(_) = trouble {
+                    hold.unconfirm();
+                    site.clean_up_if_lost(hold);
+                }
+                // Ends the inner level; the outer ones stay as they were.
+                let which = self.level(tenancy);
+                let _ = site.leave(tenancy, Some(which), Leaving::Posted);
+                let state = match site.gate.tenant_of(&tenancy.thread) {
+                    Some(_) => "the thread still holds it as before, with its earlier lease",
+                    None => "the lock was not taken",
+                };
+                Err(trouble.into_error().of(&site.name).now(state))
+            }
+        }
+    }
+
     /// The level that the thread took last.
+    #[inline]
     pub(crate) fn level(&self, tenancy: &Arc<Tenancy>) -> Level {
         let shares = self.site.mode == Mode::Read && !self.terms.is_watched();
         Level::on(self.terms(), shares.then(|| self.site.gate.last_end(tenancy)).flatten())
@@ -148,6 +152,7 @@ impl Handle {
         Ok(tenancy)
     }
 
+    #[inline]
     pub(crate) fn check_usable(&self) -> Result<(), Error> {
         if self.site.name.is_empty() {
             return Err(Error::nameless("a lock"));

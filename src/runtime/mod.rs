@@ -209,12 +209,14 @@ impl Core {
 
     /// Whether this is a child that was forked from the process that connected. Such a child must
     /// not lock, write or release anything of the client.
+    #[inline]
     pub(crate) fn is_forked(&self) -> bool {
         self.process.is_forked()
     }
 
     /// Fails if the client has ended, or belongs to the parent process. Called before a mutex of
     /// the client is taken.
+    #[inline]
     pub(crate) fn check(&self, name: &Arc<str>) -> Result<(), Error> {
         self.check_process(name)?;
         if self.is_shut_down() {
@@ -229,6 +231,7 @@ impl Core {
         Ok(())
     }
 
+    #[inline]
     pub(crate) fn check_process(&self, name: &Arc<str>) -> Result<(), Error> {
         if self.is_forked() { Err(Error::forked(name)) } else { Ok(()) }
     }
