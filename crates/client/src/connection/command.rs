@@ -282,7 +282,16 @@ fn next_part(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
 
 #[inline]
 fn push_header(bytes: &mut Vec<u8>, kind: u8, count: usize) {
-    // Written in one piece: a command has many of them.
+    // In one piece, and most without a loop: a command has many of them.
+    let digit = |number: usize| b'0' + (number % 10) as u8;
+    match count {
+        0..10 => return bytes.extend_from_slice(&[kind, digit(count), b'\r', b'\n']),
+        10..100 => {
+            let line = [kind, digit(count / 10), digit(count), b'\r', b'\n'];
+            return bytes.extend_from_slice(&line);
+        }
+        _ => {}
+    }
     let mut line = *b"000000000000000000000\r\n";
     let before = write_decimal(count as u64, &mut line[1..21]);
     line[before] = kind;
@@ -320,7 +329,8 @@ impl<'a> Pieces<'a> {
 
     #[inline]
     fn push_to(self, bytes: &mut Vec<u8>) {
-        self.0.iter().for_each(|piece| bytes.extend_from_slice(piece));
+        let pieces = self.0.iter().filter(|piece| !piece.is_empty());
+        pieces.for_each(|piece| bytes.extend_from_slice(piece));
     }
 }
 
