@@ -269,7 +269,7 @@ impl Link {
         &mut self,
         batch: impl IntoIterator<Item = (Command, Arc<dyn ReplyReceiver>, bool)>,
     ) -> Vec<u8> {
-        self.begins_to_owe();
+        self.begins_to_owe(Instant::now());
         let mut bytes = Vec::new();
         let mut acks = None;
         for (command, receiver, awaited) in batch {
@@ -297,9 +297,9 @@ impl Link {
         bytes
     }
 
-    fn begins_to_owe(&mut self) {
+    fn begins_to_owe(&mut self, now: Instant) {
         if self.owed.is_empty() {
-            self.owes_since = Instant::now();
+            self.owes_since = now;
         }
     }
 
@@ -422,8 +422,8 @@ impl Link {
             _ => None,
         };
         let bytes = text.map_or_else(|| command.bytes_for(self.channels), Cow::Owned);
-        self.begins_to_owe();
         self.wrote_at = Instant::now();
+        self.begins_to_owe(self.wrote_at);
         let written = self.connection.send_packed_command(&bytes, self.wrote_at);
         drop(bytes);
         let receiver = Some(receiver);
