@@ -3,7 +3,7 @@
 //! Scripts name the waiter in the message. A subscription to a pattern would make the server match
 //! every message, of any sender.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -92,7 +92,7 @@ impl<A: Recipient + ?Sized> Recipient for Arc<A> {
 /// hold that no thread has.
 #[derive(Default)]
 pub(crate) struct Recipients {
-    waiting: Mutex<HashMap<u64, Weak<dyn Recipient>>>,
+    waiting: Mutex<BTreeMap<u64, Weak<dyn Recipient>>>,
 }
 
 impl Recipients {
