@@ -422,7 +422,8 @@ impl Worker {
                         cancelled(wait, |token| lock.lock_cancellable(token).map(Some))
                     }
                 };
-                guard.map(|guard| guard.map(|guard| (guard.token().get(), <LockGuard>::from(guard))))
+                guard
+                    .map(|guard| guard.map(|guard| (guard.token().get(), <LockGuard>::from(guard))))
             }) else {
                 continue;
             };

@@ -307,7 +307,7 @@ pub(crate) struct Level {
 impl Level {
     /// The level that a guard ends, with its end if that is known.
     pub(crate) fn on(terms: Terms, ends: Option<u64>) -> Self {
-        let ends = ends.unwrap_or(if terms.is_watched() { NEVER } else { SOME });
+        let ends = ends.unwrap_or_else(|| if terms.is_watched() { NEVER } else { SOME });
         Self { lease: terms.nanos(), ends }
     }
 
