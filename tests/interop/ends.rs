@@ -43,7 +43,7 @@ impl Fallen {
         for kind in &kinds {
             let (thread, name) = (format!("{kind:?}"), format!("mine {kind:?}"));
             java.tell(&thread, &format!("lock {}", rival(*kind).named(&name)));
-            rival(*kind).wait_until_redisson_waits(&server, &name);
+            rival(*kind).wait_until_redisson_listens(&server, &name);
         }
         Self { server, kinds, jvm, theirs, ours, java, here }
     }

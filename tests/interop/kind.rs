@@ -70,25 +70,51 @@ impl Kind {
         }
     }
 
-    /// Waits until a thread of Redisson's sleeps in a wait for the lock.
-    pub(crate) fn wait_until_redisson_waits(self, server: &Server, name: &str) {
-        match self {
-            Self::Read | Self::Write => {
-                wait_subscribed(server, &format!("redisson_rwlock:{{{name}}}"));
-            }
-            Self::Plain | Self::Fenced => wait_subscribed(server, &channel(name)),
-            // Each waiter for a fair lock has a channel of its own.
-            Self::Fair => {
-                let mut redis = server.connection();
-                wait_until("a waiter listens", SOON, || {
-                    let channels: Vec<String> = redis::cmd("PUBSUB")
-                        .arg("CHANNELS")
-                        .arg(format!("{}:*", channel(name)))
-                        .query(&mut redis)
-                        .unwrap();
-                    !channels.is_empty()
-                });
-            }
+    /// These threads of Redisson's ask for the lock, which another has, and wait: each listens, and
+    /// has asked once more since it does. From here on only a message can wake it before the lease
+    /// ends.
+    pub(crate) fn redisson_waits(
+        self,
+        java: &mut Redisson,
+        server: &Server,
+        threads: &[&str],
+        name: &str,
+    ) {
+        // A script that the server does not know is sent twice, and would count as two questions.
+        let known = self.named("known");
+        assert!(java.says(threads[0], &format!("tryLock {known} 1")));
+        java.run(threads[0], &format!("unlock {known}"));
+        let before = Commands::so_far(server).scripts();
+        for thread in threads {
+            java.tell(thread, &format!("lock {}", self.named(name)));
         }
+        self.wait_until_redisson_listens(server, name);
+        wait_until("they have asked again", SOON, || {
+            Commands::so_far(server).scripts() >= before + 2 * threads.len() as u64
+        });
     }
+
+    /// Waits until a thread of Redisson's listens for releases of the lock.
+    pub(crate) fn wait_until_redisson_listens(self, server: &Server, name: &str) {
+        let prefix = match self {
+            Self::Read | Self::Write => "redisson_rwlock",
+            Self::Plain | Self::Fair | Self::Fenced => "redisson_lock__channel",
+        };
+        let channel = derived(prefix, name);
+        if self != Self::Fair {
+            return wait_subscribed(server, &channel);
+        }
+        // Each waiter for a fair lock has a channel of its own.
+        let mut redis = server.connection();
+        wait_until("a waiter listens", SOON, || {
+            let channels: Vec<String> =
+                redis::cmd("PUBSUB").arg("CHANNELS").query(&mut redis).unwrap();
+            channels.iter().any(|it| it.starts_with(&format!("{channel}:")))
+        });
+    }
+}
+
+/// Redisson's rule for keys and channels.
+pub(crate) fn derived(prefix: &str, name: &str) -> String {
+    if name.contains('{') { format!("{prefix}:{name}") } else { format!("{prefix}:{{{name}}}") }
 }

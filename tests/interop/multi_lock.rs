@@ -67,8 +67,12 @@ fn several_locks_that_are_released_go_to_the_others_waiter() {
         });
         once_within(HEARD, || {
             let guard = all.lock().unwrap();
+            let scripts = Commands::so_far(&server).scripts();
             java.tell("x", &format!("lock {NAMED}"));
-            Kind::Plain.wait_until_redisson_waits(&server, "a");
+            wait_subscribed(&server, &channel("a"));
+            wait_until("it has asked again", SOON, || {
+                Commands::so_far(&server).scripts() >= scripts + 2
+            });
             guard.unlock().unwrap();
             let released = Instant::now();
             assert_eq!(java.reply("x"), "ok");

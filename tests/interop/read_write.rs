@@ -56,10 +56,7 @@ fn a_writers_release_lets_all_readers_of_both_in() {
                     java.run("w", &format!("lock {write}"));
                 }
                 let readers = ["a", "b", "c"];
-                for thread in readers {
-                    java.tell(thread, &format!("lock {read}"));
-                }
-                Kind::Read.wait_until_redisson_waits(&server, "book");
+                Kind::Read.redisson_waits(&mut java, &server, &readers, "book");
                 let here: Vec<_> = (0..3)
                     .map(|_| {
                         let read = other.read_write_lock("book").read().clone();
@@ -113,8 +110,7 @@ fn the_last_reader_of_either_lets_the_others_writer_in() {
         once_within(HEARD, || {
             java.run("a", &format!("lock {read}"));
             let reading = lock.read().lock().unwrap();
-            java.tell("w", &format!("lock {write}"));
-            Kind::Write.wait_until_redisson_waits(&server, "book");
+            Kind::Write.redisson_waits(&mut java, &server, &["w"], "book");
             java.run("a", &format!("unlock {read}"));
             reading.unlock().unwrap();
             let released = Instant::now();

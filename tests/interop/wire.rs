@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use kind::derived;
 use redis::{Commands as _, Connection};
 
 use super::*;
@@ -27,11 +28,6 @@ fn names() -> Vec<String> {
     let mut names: Vec<_> = NAMES.map(str::to_owned).into();
     names.push("long ".repeat(2_000));
     names
-}
-
-/// Redisson's rule for keys and channels.
-fn derived(prefix: &str, name: &str) -> String {
-    if name.contains('{') { format!("{prefix}:{name}") } else { format!("{prefix}:{{{name}}}") }
 }
 
 /// A server as an observer sees it: all keys that both libraries know, with their types, values and
@@ -207,21 +203,7 @@ fn a_lock_of_any_name_is_one_lock_and_wakes_the_others_waiters() {
                 let (lock, named) = (kind.ours(&client, &name), kind.named(&name));
                 once_within(HEARD, || {
                     let guard = lock.lock().unwrap();
-                    java.tell("a", &format!("lock {named}"));
-                    let prefix = match kind {
-                        Kind::Write => "redisson_rwlock",
-                        _ => "redisson_lock__channel",
-                    };
-                    let mut redis = server.connection();
-                    let channel = derived(prefix, &name);
-                    wait_until("Redisson waits", SOON, || {
-                        let channels: Vec<String> =
-                            redis::cmd("PUBSUB").arg("CHANNELS").query(&mut redis).unwrap();
-                        channels.iter().any(|it| match kind {
-                            Kind::Fair => it.starts_with(&format!("{channel}:{}", java.id)),
-                            _ => *it == channel,
-                        })
-                    });
+                    kind.redisson_waits(&mut java, &server, &["a"], &name);
                     guard.unlock().unwrap();
                     let released = Instant::now();
                     assert_eq!(java.reply("a"), "ok");
@@ -469,7 +451,7 @@ fn each_library_does_with_the_rights_to_its_own_keys_and_channels() {
             let guard = lock.lock().unwrap();
             let rival = if kind == Kind::Read { Kind::Write } else { kind };
             java.tell("a", &format!("lock {}", rival.named(&name)));
-            rival.wait_until_redisson_waits(&server, &name);
+            rival.wait_until_redisson_listens(&server, &name);
             guard.unlock().unwrap();
             assert_eq!(java.reply("a"), "ok");
             java.run("a", &format!("unlock {}", rival.named(&name)));
