@@ -176,10 +176,10 @@ impl Redisson {
         self.jvm.stdin.lock().unwrap().write_all(line.as_bytes()).unwrap();
     }
 
-    /// That thread's next line.
+    /// That thread's next line. (Java is slow on a busy machine.)
     #[track_caller]
     pub(crate) fn reply(&mut self, thread: &str) -> String {
-        self.reply_within(thread, SOON).unwrap_or_else(|| {
+        self.reply_within(thread, SOON * 2).unwrap_or_else(|| {
             let told = self.told.get(thread);
             panic!("Redisson's thread {thread:?} says nothing to {told:?}, or has ended");
         })

@@ -404,13 +404,19 @@ fn handle(client: &Client, kind: &str, name: &str) -> Begin {
 
 /// Does the commands of Java's loops.
 pub(crate) fn turns_process(job: &Job) {
-    let client = Client::builder(job.arg(0))
+    let builder = Client::builder(job.arg(0))
         .watchdog_timeout(LEASE)
         // A dead waiter of Redisson's for a fair lock that came behind one of ours blocks the queue
         // for so long.
-        .fair_wait_timeout(UNIT * 10)
-        .connect()
-        .unwrap();
+        .fair_wait_timeout(UNIT * 10);
+    // The connection may be cut while the client opens it.
+    let until = Instant::now() + SOON;
+    let client = loop {
+        match builder.clone().connect() {
+            Err(_) if Instant::now() < until => {}
+            connected => break connected.unwrap(),
+        }
+    };
     let server = redis::Client::open(job.arg(1)).unwrap();
     thread::scope(|scope| {
         loop {
