@@ -267,6 +267,13 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "place =",
         scenarios::back,
     ),
+    seldom(
+        "a process that comes back passes one that came earlier",
+        Script::HandOff,
+        "        elseif since then\n            break\n",
+        "",
+        scenarios::back,
+    ),
     unfair(
         "there is no window",
         Script::HandOff,

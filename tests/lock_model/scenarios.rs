@@ -488,6 +488,17 @@ pub(crate) fn back(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
         };
         ensure(place == expected, "a waiter that comes back does not stand where it stood")?;
     }
+    // One that came later stands in front of one that came earlier: it goes behind both.
+    let (mut direct, _listeners) = lapsed(server, scripts);
+    ask_again(&mut direct, 4, 2_500, Some(0));
+    assert!(direct.place(5) == 0 && direct.place(6) == 1);
+    for (client, waited, expected) in [(5, 400, 0), (6, 600, 1), (7, 500, 2)] {
+        let place = match ask_again(&mut direct, client, waited, None) {
+            Reply::Refused(refused) => refused.place,
+            other => return Err(format!("{other:?}")),
+        };
+        ensure(place == expected, "a waiter that comes back passes one that came earlier")?;
+    }
     Ok(())
 }
 

@@ -6,13 +6,6 @@ use crate::scenarios;
 
 pub(crate) const MUTANTS: &[Mutant] = &[
     script(
-        "a process that comes back passes one that came earlier",
-        Script::HandOff,
-        "        elseif since then\n            break\n",
-        "",
-        122,
-    ),
-    script(
         "a later reader passes a writer in front",
         Script::Acquire,
         "if may_enter() and redis.call('exists', queue, window) == 0 then",
