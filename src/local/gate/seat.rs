@@ -292,7 +292,7 @@ impl Seat {
 
 /// The end of a level that the watchdog renews.
 const NEVER: u64 = u64::MAX;
-/// Some end: the guard of a level with a fixed lease need not know it, unless threads share the hold.
+/// Some end: a guard knows that of its fixed level only if threads share the hold.
 const SOME: u64 = 0;
 
 /// One taking of the lock by a thread: a re-entry adds a level. (Small: a re-entry moves it often.)
@@ -307,8 +307,8 @@ pub(crate) struct Level {
 impl Level {
     /// The level that a guard ends, with its end if that is known.
     pub(crate) fn on(terms: Terms, ends: Option<u64>) -> Self {
-        let ends = ends.unwrap_or_else(|| if terms.is_watched() { NEVER } else { SOME });
-        Self { lease: terms.nanos(), ends }
+        let unknown = if terms.is_watched() { NEVER } else { SOME };
+        Self { lease: terms.nanos(), ends: ends.unwrap_or(unknown) }
     }
 
     /// How long the level lasts by itself, without the hold's other levels.
