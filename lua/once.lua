@@ -22,9 +22,9 @@
 -- later request of the slot is sent only when the one before it is done with. A request that came
 -- first would hide the missing changes before it. So it names the change before it, and is refused
 -- until that was made again (semaphore/mend.lua).
-local number, latest, memory = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+local number, latest = tonumber(ARGV[1]), tonumber(ARGV[2])
 local time = redis.call('time')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local now = time[1] * 1000 + time[2] / 1000 -- with a fraction
 local known = redis.call('get', KEYS[2]) or '0=0'
 local last, result = string.match(known, '^(%d+)=(-?%d+)$')
 last = tonumber(last)
@@ -33,7 +33,7 @@ last = tonumber(last)
 -- change before it. A time so far off that the memory would not last until then is from a client
 -- that does not know the server's clock; it learns it from the reply.
 local function refusal()
-    if last > number or now > latest or latest > now + memory - 1000 then
+    if last > number or now > latest or latest > now + ARGV[3] - 1000 then
         return {now}
     elseif last < math.abs(ARGV[4]) then
         return {now, last}

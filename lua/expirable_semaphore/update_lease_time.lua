@@ -8,5 +8,5 @@ return once(function()
     if not ends or tonumber(ends) <= now then
         return nil
     end
-    return {'1', 'zadd', KEYS[3], 'xx', now + ARGV[6], ARGV[5]}
+    return {'1', 'zadd', KEYS[3], 'xx', math.floor(now) + ARGV[6], ARGV[5]}
 end)

@@ -13,7 +13,8 @@ return once(function()
     return count and {'1', opens and 'del' or 'decr', KEYS[1]}
 end, function()
     if opens then
-        tell(ARGV[5], '0')
+        -- Without the right to publish the change stands all the same.
+        redis.pcall('publish', ARGV[5], '0')
     end
     return 1
 end)

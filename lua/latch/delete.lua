@@ -9,6 +9,7 @@
 return once(function()
     return stored(KEYS[1]) and {'1', 'del', KEYS[1]}
 end, function()
-    tell(ARGV[5], '0')
+    -- Without the right to publish the change stands all the same.
+    redis.pcall('publish', ARGV[5], '0')
     return 1
 end)

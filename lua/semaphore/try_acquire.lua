@@ -10,5 +10,6 @@ if last == number then
 end
 return once(function()
     local taken = share(stored(KEYS[1]) or 0, ARGV[5], 6, #ARGV)
-    return taken > 0 and {taken, 'decrby', KEYS[1], taken}
+    local text = string.format('%d', taken)
+    return taken > 0 and {text, 'decrby', KEYS[1], text}
 end)
