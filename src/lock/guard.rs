@@ -340,6 +340,7 @@ impl<L: ?Sized, O> LockGuard<L, O> {
 
 impl<L: ?Sized, O: Owner> LockGuard<L, O> {
     /// Takes the lock. `None`: the wait ended first.
+    #[inline]
     pub(super) fn try_take<K: Lock + ?Sized>(
         lock: &K,
         wait: Wait<'_>,
@@ -348,6 +349,7 @@ impl<L: ?Sized, O: Owner> LockGuard<L, O> {
     }
 
     /// Takes the lock; only an error ends the wait first.
+    #[inline]
     pub(super) fn take<K: Lock + ?Sized>(lock: &K, wait: Wait<'_>) -> Result<Self, Error> {
         Self::try_take(lock, wait)?.ok_or_else(|| Error::shut_down(&lock.name().into()))
     }

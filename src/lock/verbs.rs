@@ -188,6 +188,7 @@ macro_rules! one_lock {
                     &self.handle.site.name
                 }
 
+                #[inline]
                 fn acquire(
                     &self,
                     thread: &Arc<Thread>,
