@@ -21,7 +21,7 @@ pub enum Failure {
     /// The server answered with this error. The connection is as good as before.
     Refused(Cause),
     /// The command has run and had this reply, but too few replicas have
-    /// [acknowledged](Command::acknowledged) it. The connection is as good as before.
+    /// [acknowledged](super::Command::acknowledged) it. The connection is as good as before.
     Unacknowledged(Value, Cause),
 }
 
