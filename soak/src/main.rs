@@ -9,6 +9,7 @@ use redlatch_testkit::Job;
 mod check;
 mod clock;
 mod history;
+mod mutants;
 mod nemesis;
 mod options;
 mod report;
@@ -44,6 +45,9 @@ fn main() -> ExitCode {
 
 /// Whether all was as it should be.
 fn soak(options: &Options) -> Result<bool, String> {
+    if options.mutants {
+        return mutants::run(options);
+    }
     if let Some(folder) = &options.check {
         let found = check::check(&history::load(folder)?);
         for violation in &found.violations {

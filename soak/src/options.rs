@@ -18,12 +18,13 @@ Random work on all synchronizers under faults, with a history that is checked.
   --storm S        seconds of faults in a round (12)
   --calm S         seconds without faults after them (7)
   --only A,B       only these: reentrant, fair, readwrite, fenced, multi, semaphore, expirable,
-                   latch, condition
+                   latch, condition, long
   --export FILE    appends the operations as JSON lines, for other checkers
   --check FOLDER   checks a history that was kept
   --until-violation  ends with the first violation
   --canary         breaks the server's data on purpose, and fails unless that is found
-  --mutants        looks for each known bug (needs RUSTFLAGS='--cfg soak_mutants')
+  --mutants        looks for each known bug, with --only for those of that name (needs
+                   RUSTFLAGS='--cfg soak_mutants')
 
 Exit status: 0 = no violation, 1 = a violation (its history is kept), 2 = it could not run.
 ";

@@ -12,7 +12,9 @@ use redlatch_client::ReplicaAcks;
 use redlatch_client::sync::clock;
 
 use super::deadline::drift;
-pub(crate) use super::deadline::{PROVISIONAL, deadline};
+pub(crate) use super::deadline::PROVISIONAL;
+#[cfg(not(soak_mutants))]
+pub(crate) use super::deadline::deadline;
 use crate::config::Config;
 
 // All times that belong to a lease, in nanoseconds, or as a part of a lease: `3` is a third. The
@@ -79,6 +81,19 @@ pub(crate) fn patience(watchdog_timeout: Duration) -> Duration {
 pub(crate) fn acks(config: &Config) -> Option<ReplicaAcks> {
     let longest = patience(config.watchdog_timeout) / ACKNOWLEDGED;
     config.replica_acks.map(|acks| ReplicaAcks { within: acks.within.min(longest), ..acks })
+}
+
+/// The deadline of a build in which the soak must find what is wrong.
+#[cfg(soak_mutants)]
+pub(crate) fn deadline(sent_at: u64, lease: Duration) -> u64 {
+    use crate::scripts::mutants;
+
+    let sent_at = match () {
+        () if mutants::is("a deadline counted from the reply") => clock::now(),
+        () if mutants::is("a deadline past the lease") => sent_at + clock::nanos(lease) / 8,
+        () => sent_at,
+    };
+    super::deadline::deadline(sent_at, lease)
 }
 
 /// The state of a hold. Times are by [`clock`].

@@ -13,6 +13,8 @@ use super::hold::Hold;
 use super::stay::Stay;
 use crate::error::LostReason;
 use crate::runtime::Core;
+#[cfg(soak_mutants)]
+use crate::scripts::mutants;
 
 pub(super) type Callback = Box<dyn FnOnce(LostReason) + Send>;
 
@@ -81,6 +83,10 @@ impl Tenancy {
     }
 
     pub(crate) fn since(hold: Arc<Hold>, thread: Arc<Thread>, since: u64) -> Self {
+        #[cfg(soak_mutants)]
+        if mutants::is("a token not counted on a pass") {
+            hold.tokens_used.store(0, Ordering::Relaxed);
+        }
         Self {
             // Threads pass the hold under the gate's mutex, so in the order of the tokens.
             nth_token: hold.tokens_used.fetch_add(1, Ordering::Relaxed),
@@ -209,6 +215,10 @@ impl Tenancy {
     /// The tenancy was lost: logs that, and has its callbacks called.
     pub(crate) fn declare_lost(&self, core: &Core, name: &Arc<str>, reason: LostReason) {
         if let Some(callbacks) = self.lose(reason) {
+            #[cfg(soak_mutants)]
+            if mutants::is("a loss that is not told") {
+                return;
+            }
             core.watchdog.tell_lost(name, || self.loss_message(reason, core.config.max_hold));
             core.watchdog.call_back(name, reason, callbacks);
         }

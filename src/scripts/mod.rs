@@ -5,13 +5,22 @@
 macro_rules! script {
     ($replies:ident; $($file:literal),+) => {
         LazyLock::new(|| {
-            let code = concat!($(include_str!(concat!("../../lua/", $file))),+);
+            let code = code!($($file),+);
             Script::new(code).answers(redlatch_client::Replies::$replies)
         })
     };
     ($($file:literal),+) => {
-        LazyLock::new(|| Script::new(concat!($(include_str!(concat!("../../lua/", $file))),+)))
+        LazyLock::new(|| Script::new(code!($($file),+)))
     };
+}
+
+macro_rules! code {
+    ($($file:literal),+) => {{
+        let code = concat!($(include_str!(concat!("../../lua/", $file))),+);
+        #[cfg(soak_mutants)]
+        let code = &$crate::scripts::mutants::script(code);
+        code
+    }};
 }
 
 mod chain;
@@ -22,6 +31,8 @@ pub(crate) mod fair;
 mod keys;
 pub(crate) mod latch;
 pub(crate) mod lock;
+#[cfg(soak_mutants)]
+pub(crate) mod mutants;
 mod once;
 mod owner;
 mod permit_id;

@@ -1,0 +1,248 @@
+//! Known bugs, put into the library on purpose: each must be found.
+//!
+//! They need a library built with `--cfg soak_mutants`; no other build can have them. A bug of a
+//! script is a text and its replacement; a bug of the client stands where it is, under its name.
+
+use std::env;
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use crate::options::Options;
+
+/// As in `src/scripts/mutants.rs` of the library.
+const SEPARATOR: &str = "\u{1f}";
+
+struct Mutant {
+    name: &'static str,
+    /// What the soak does to find it.
+    only: &'static str,
+    /// Texts of scripts, and what replaces them. None: it is a bug of the client.
+    replaced: &'static [[&'static str; 2]],
+}
+
+const MUTANTS: &[Mutant] = &[
+    Mutant {
+        name: "a release without a look at the owner",
+        only: "reentrant,long",
+        replaced: &[
+            ["and redis.pcall('hdel', KEYS[1], ARGV[1]) == 1", "and redis.call('del', KEYS[1])"],
+            [
+                "elseif held ~= 1 then\n        ensure_master()",
+                "elseif false then\n        ensure_master()",
+            ],
+        ],
+    },
+    Mutant {
+        name: "a lock taken though it is held",
+        only: "reentrant",
+        replaced: &[["if redis.pcall('exists', KEYS[1], KEYS[2], KEYS[3]) == 0", "if true"]],
+    },
+    Mutant { name: "a deadline counted from the reply", only: "reentrant,fenced", replaced: &[] },
+    Mutant { name: "a deadline past the lease", only: "reentrant,fenced", replaced: &[] },
+    Mutant { name: "a token not counted on a pass", only: "fenced", replaced: &[] },
+    Mutant {
+        name: "tokens that the server does not count",
+        only: "fenced",
+        replaced: &[["redis.pcall('incrby', KEYS[4], '1024')", "1024"]],
+    },
+    Mutant { name: "a loss that is not told", only: "reentrant,long", replaced: &[] },
+    Mutant {
+        name: "a renewal of what is not held",
+        only: "long",
+        replaced: &[[
+            "local reply = redis.pcall('hexists', key, owner)\n    if reply",
+            "local reply = 1\n    if reply",
+        ]],
+    },
+    Mutant {
+        name: "a renewal that does not raise the lease",
+        only: "long",
+        replaced: &[["redis.pcall('pexpire', key, math.max(left, lease))", "1"]],
+    },
+    Mutant {
+        name: "a writer beside readers",
+        only: "readwrite",
+        replaced: &[
+            ["if not dead and mode and writes(head) then", "if false then"],
+            [
+                "if mode == 'read' and (writes(owner) or length() > 0)",
+                "if mode == 'read' and length() > 0",
+            ],
+        ],
+    },
+    Mutant {
+        name: "a reader beside a writer",
+        only: "readwrite",
+        replaced: &[[
+            "or mode == 'write' and (not writer or redis.call('hexists', lock, writer) == 0)",
+            "",
+        ]],
+    },
+    Mutant {
+        name: "a release that hands on to nobody",
+        only: "reentrant",
+        replaced: &[["if grant(start, count + 1) then", "if false then"]],
+    },
+    Mutant {
+        name: "a grant without its message",
+        only: "reentrant",
+        replaced: &[["tell(channel, head, 'grant',", "tostring("]],
+    },
+    Mutant {
+        name: "a fair queue from its end",
+        only: "fair",
+        replaced: &[
+            [
+                "local line = redis.call('lrange', queue, 0, FOLLOWERS)\n    if line[1]",
+                "local line = {redis.call('lindex', queue, -1) or nil}\n    if line[1]",
+            ],
+            ["redis.call('ltrim', queue, 1, -1)", "redis.call('lrem', queue, 1, head)"],
+        ],
+    },
+    Mutant {
+        name: "a lost notification",
+        only: "condition",
+        replaced: &[[
+            "local trouble = lives and record(first, number)",
+            "if lives then return first end\n        local trouble",
+        ]],
+    },
+    Mutant {
+        name: "a notification of too many",
+        only: "condition",
+        replaced: &[[
+            "        if lives then\n            tell(first)\n            return first",
+            "        if lives then\n            tell(first)\n            if not number then return first end\n            number = nil",
+        ]],
+    },
+    Mutant {
+        name: "a latch that opens one count early",
+        only: "latch",
+        replaced: &[["opens = count and count <= 1", "opens = count and count <= 2"]],
+    },
+    Mutant {
+        name: "a latch that opens in silence",
+        only: "latch",
+        replaced: &[[
+            "if opens then\n        tell(ARGV[5], '0')",
+            "if false then\n        tell(ARGV[5], '0')",
+        ]],
+    },
+    Mutant {
+        name: "a permit too many",
+        only: "semaphore",
+        replaced: &[["local taken, limit = 0, free\n", "local taken, limit = 0, free + 1\n"]],
+    },
+    Mutant {
+        name: "a request applied twice",
+        only: "semaphore",
+        replaced: &[[
+            "if last == number then\n        return answer(result)",
+            "if false then\n        return answer(result)",
+        ]],
+    },
+    Mutant {
+        name: "a permit freed before its lease ends",
+        only: "expirable",
+        replaced: &[[
+            "local now = time[1] * 1000 + math.floor(time[2] / 1000)\n\n-- Whether `ends`",
+            "local now = time[1] * 1000 + math.floor(time[2] / 1000) + 2900\n\n-- Whether `ends`",
+        ]],
+    },
+    Mutant {
+        name: "a lapsed permit given back twice",
+        only: "expirable",
+        replaced: &[["if is_ahead(ends) then\n        live", "if true then\n        live"]],
+    },
+];
+
+/// Runs the soak with each of them until it is found, and prints the ledger's rows.
+pub(crate) fn run(options: &Options) -> Result<bool, String> {
+    if !cfg!(soak_mutants) {
+        return Err("this build has no mutants: RUSTFLAGS='--cfg soak_mutants' CARGO_TARGET_DIR=target/mutants \
+                    cargo run --release -p soak -- --mutants"
+            .to_owned());
+    }
+    let exe = env::current_exe().map_err(|error| error.to_string())?;
+    let mut found = 0;
+    let named = MUTANTS.iter().filter(|it| it.name.contains(&options.only));
+    let mut tried = 0;
+    for mutant in named {
+        tried += 1;
+        let begun = Instant::now();
+        let script: Vec<_> = mutant.replaced.iter().flatten().copied().collect();
+        let minutes = options.minutes.to_string();
+        let seed = options.seed.to_string();
+        let mut child = Command::new(&exe)
+            .args(["--until-violation", "--storm", "6", "--calm", "8", "--minutes", &minutes])
+            .args(["--seed", &seed, "--only", mutant.only])
+            .env("REDLATCH_MUTANT", if script.is_empty() { mutant.name } else { "" })
+            .env("REDLATCH_MUTANT_SCRIPT", script.join(SEPARATOR))
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(|error| error.to_string())?;
+        let lines = child.stdout.take().map(|it| BufReader::new(it).lines().map_while(Result::ok));
+        let mut how = String::new();
+        for line in lines.into_iter().flatten() {
+            // The first violation.
+            if how.is_empty() && line.starts_with("  ") {
+                how = line.trim().chars().take(110).collect();
+            }
+        }
+        let status = child.wait().map_err(|error| error.to_string())?;
+        let seconds = begun.elapsed().as_secs();
+        match status.code() {
+            Some(1) => {
+                found += 1;
+                println!("| {} | {seconds} s | {how} |", mutant.name);
+            }
+            code => println!("| {} | NOT FOUND in {seconds} s ({code:?}) | |", mutant.name),
+        }
+    }
+    println!("{found} of {tried} found");
+    Ok(found == tried)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+
+    use super::*;
+
+    fn scripts(folder: &Path, all: &mut String) {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                scripts(&path, all);
+            } else {
+                all.push_str(&fs::read_to_string(path).unwrap());
+            }
+        }
+    }
+
+    #[test]
+    fn each_mutant_changes_the_code_that_there_is() {
+        let library = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let mut all = String::new();
+        scripts(&library.join("lua"), &mut all);
+        for mutant in MUTANTS {
+            for [from, _] in mutant.replaced {
+                assert!(all.contains(from), "{}: {from}", mutant.name);
+            }
+            if mutant.replaced.is_empty() {
+                let places = [
+                    "lease/renewal.rs",
+                    "local/tenancy.rs",
+                    "local/site.rs",
+                    "local/acquisition.rs",
+                ];
+                let read = |it| fs::read_to_string(library.join("src").join(it)).unwrap();
+                let name = format!("mutants::is(\"{}\")", mutant.name);
+                assert!(places.map(read).iter().any(|it| it.contains(&name)), "{name}");
+            }
+        }
+        assert!(MUTANTS.len() >= 15);
+    }
+}
