@@ -53,7 +53,7 @@ pub(crate) fn ledger(options: &Options, all: &Outcome) -> String {
     format!(
         "| {} | {} | {} | {} | {} | {:.0} | {} | {} | {} | {:.1} s | {} | {} | {} | {} | {} | {} | {} | `cargo run --release -p soak -- {}` |",
         said("date", &["-I"]),
-        commit(),
+        all.commit,
         all.version,
         options.topology,
         options.seed,
@@ -73,7 +73,7 @@ pub(crate) fn ledger(options: &Options, all: &Outcome) -> String {
     )
 }
 
-fn commit() -> String {
+pub(crate) fn commit() -> String {
     let commit = said("git", &["rev-parse", "--short", "HEAD"]);
     let changed = said("git", &["status", "--porcelain", "--untracked-files=no"]);
     if changed.is_empty() { commit } else { format!("{commit}, changed") }

@@ -18,7 +18,7 @@ use crate::options::Options;
 use crate::report;
 use crate::store::Store;
 use crate::worker::Task;
-use crate::world::{World, ask};
+use crate::world::{World, keys};
 
 /// How long a worker may take to end when all is well.
 const END: Duration = Duration::from_secs(40);
@@ -121,6 +121,8 @@ pub(crate) struct Outcome {
     pub(crate) lost_unfenced: u64,
     pub(crate) elapsed: Duration,
     pub(crate) version: String,
+    /// At the run's beginning.
+    pub(crate) commit: String,
 }
 
 /// Runs rounds until the time is over, or until the first violation if that was asked for.
@@ -129,7 +131,8 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, String> {
     let store = Server::start().map_err(|error| error.to_string())?;
     let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
     let begun = Instant::now();
-    let mut all = Outcome { version: world.version(), ..Outcome::default() };
+    let (version, commit) = (world.version(), report::commit());
+    let mut all = Outcome { version, commit, ..Outcome::default() };
     let mut before: Option<String> = None;
     let mut next = 1;
     for number in 1.. {
@@ -234,9 +237,8 @@ fn one_round(
 /// No key of a round is left but permits, counts and tokens, and what goes by itself.
 fn left_over(world: &World, prefix: &str, found: &mut Findings) {
     for server in world.masters() {
-        let keys: Vec<String> = ask(server, &["KEYS", &format!("*{prefix}*")]).unwrap_or_default();
-        for key in keys {
-            let lasts: i64 = ask(server, &["PTTL", &key]).unwrap_or(-2);
+        // A server that has just failed is looked at in the next round.
+        for (key, lasts) in keys(server, prefix).unwrap_or_default() {
             let stays = ["semaphore-", "expirable-", "latch-", "redisson_lock_token"];
             let may_stay = stays.iter().any(|it| key.contains(it));
             let is_lock = key.starts_with(prefix) && !may_stay && lasts > 0;

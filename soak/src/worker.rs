@@ -288,7 +288,7 @@ impl Worker {
     fn reentrant(&mut self) {
         let (name, terms) = (self.one_of("reentrant", 2), self.terms());
         let lock = terms.of(self.client.reentrant_lock(&name));
-        if self.rng.random_ratio(1, 4) {
+        if self.rng.random_ratio(1, 3) {
             return self.burst(&lock, &name, terms);
         }
         for _ in 0..self.rng.random_range(1..30) {
@@ -298,7 +298,7 @@ impl Worker {
 
     /// Many short acquisitions, which the threads of a process pass on among themselves.
     fn burst(&mut self, lock: &dyn Lock, name: &str, terms: Terms) {
-        for _ in 0..self.rng.random_range(100..600) {
+        for _ in 0..self.rng.random_range(200..1200) {
             let about = About::lock(Kind::Reentrant, name, terms);
             let taken = self.acquire(about, How::Lock, Duration::ZERO, |_| lock.lock().map(Some));
             let Some(kept) = taken else { return };

@@ -116,6 +116,18 @@ pub(crate) fn is_master(server: &Server) -> bool {
             .is_some_and(|it| it.contains("role:master"))
 }
 
+/// All keys that contain this, and how long they last in ms; -1: for ever.
+pub(crate) fn keys(server: &Server, part: &str) -> redis::RedisResult<Vec<(String, i64)>> {
+    let mut connection = server.connection();
+    let keys: Vec<String> = redis::cmd("KEYS").arg(format!("*{part}*")).query(&mut connection)?;
+    let mut lasts = redis::pipe();
+    for key in &keys {
+        lasts.cmd("PTTL").arg(key);
+    }
+    let lasts: Vec<i64> = lasts.query(&mut connection)?;
+    Ok(keys.into_iter().zip(lasts).collect())
+}
+
 /// A command on a connection of its own; `None`: no answer, or a refusal.
 pub(crate) fn ask<T: FromRedisValue>(server: &Server, command: &[&str]) -> Option<T> {
     let mut tries = 5;

@@ -18,7 +18,7 @@ macro_rules! code {
     ($($file:literal),+) => {{
         let code = concat!($(include_str!(concat!("../../lua/", $file))),+);
         #[cfg(soak_mutants)]
-        let code = &$crate::scripts::mutants::script(code);
+        let code = $crate::scripts::mutants::script(code);
         code
     }};
 }

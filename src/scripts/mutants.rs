@@ -7,14 +7,14 @@ use std::sync::LazyLock;
 const SEPARATOR: char = '\u{1f}';
 
 /// A script with the mutant's replacements.
-pub(crate) fn script(code: &str) -> String {
+pub(crate) fn script(code: &str) -> &'static str {
     let pairs = env::var("REDLATCH_MUTANT_SCRIPT").unwrap_or_default();
     let mut parts = pairs.split(SEPARATOR);
     let mut code = code.to_owned();
     while let (Some(from), Some(to)) = (parts.next(), parts.next()) {
         code = code.replace(from, to);
     }
-    code
+    code.leak()
 }
 
 /// Whether this process is to have this bug.
