@@ -38,8 +38,8 @@ const MUTANTS: &[Mutant] = &[
         only: "reentrant",
         replaced: &[["if redis.pcall('exists', KEYS[1], KEYS[2], KEYS[3]) == 0", "if true"]],
     },
-    Mutant { name: "a deadline counted from the reply", only: "reentrant,fenced", replaced: &[] },
-    Mutant { name: "a deadline past the lease", only: "reentrant,fenced", replaced: &[] },
+    Mutant { name: "a deadline counted from the reply", only: "lapse", replaced: &[] },
+    Mutant { name: "a deadline past the lease", only: "lapse", replaced: &[] },
     Mutant { name: "a token not counted on a pass", only: "fenced", replaced: &[] },
     Mutant {
         name: "tokens that the server does not count",

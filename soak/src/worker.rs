@@ -258,7 +258,8 @@ impl Worker {
             let kind = match self.rng.random_range(0..100) {
                 0..28 => "reentrant",
                 28..41 => "fair",
-                41 => "long",
+                41 if self.rng.random_bool(0.5) => "long",
+                41 => "lapse",
                 42..58 => "readwrite",
                 58..70 => "fenced",
                 70..76 => "multi",
@@ -274,6 +275,7 @@ impl Worker {
                 "reentrant" => self.reentrant(),
                 "fair" => self.fair(),
                 "long" => self.long(),
+                "lapse" => self.lapse(),
                 "readwrite" => self.read_write(),
                 "fenced" => self.fenced(),
                 "multi" => self.multi(),
@@ -320,6 +322,20 @@ impl Worker {
         let how = How::For(Duration::from_millis(200));
         let taken =
             self.acquire(about, how, stay, |_| lock.try_lock_for(Duration::from_millis(200)));
+        let Some(kept) = taken else { return };
+        hold(&self.shared, &kept, stay);
+        leave(&self.shared, kept, false);
+    }
+
+    /// A hold beyond the end of its lease, while others wait for that.
+    fn lapse(&mut self) {
+        let name = self.one_of("lapse", 1);
+        let terms = Terms::Fixed(Duration::from_millis(400));
+        let lock = terms.of(self.client.reentrant_lock(&name));
+        let about = About::lock(Kind::Reentrant, &name, terms);
+        let wait = Duration::from_millis(1000);
+        let stay = Duration::from_millis(self.rng.random_range(300..800));
+        let taken = self.acquire(about, How::For(wait), stay, |_| lock.try_lock_for(wait));
         let Some(kept) = taken else { return };
         hold(&self.shared, &kept, stay);
         leave(&self.shared, kept, false);
