@@ -17,6 +17,8 @@ struct Mutant {
     name: &'static str,
     /// What the soak does to find it.
     only: &'static str,
+    /// Whether what it breaks is a rule about time.
+    is_late: bool,
     /// Texts of scripts, and what replaces them. None: it is a bug of the client.
     replaced: &'static [[&'static str; 2]],
 }
@@ -24,6 +26,7 @@ struct Mutant {
 const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a release without a look at the owner",
+        is_late: false,
         only: "reentrant,long",
         replaced: &[
             ["and redis.pcall('hdel', KEYS[1], ARGV[1]) == 1", "and redis.call('del', KEYS[1])"],
@@ -35,20 +38,28 @@ const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "a lock taken though it is held",
+        is_late: false,
         only: "reentrant",
         replaced: &[["if redis.pcall('exists', KEYS[1], KEYS[2], KEYS[3]) == 0", "if true"]],
     },
-    Mutant { name: "a deadline counted from the reply", only: "lapse", replaced: &[] },
-    Mutant { name: "a deadline past the lease", only: "lapse", replaced: &[] },
-    Mutant { name: "a token not counted on a pass", only: "fenced", replaced: &[] },
+    Mutant {
+        name: "a deadline counted from the reply",
+        is_late: false,
+        only: "lapse",
+        replaced: &[],
+    },
+    Mutant { name: "a deadline past the lease", is_late: false, only: "lapse", replaced: &[] },
+    Mutant { name: "a token not counted on a pass", is_late: false, only: "fenced", replaced: &[] },
     Mutant {
         name: "tokens that the server does not count",
+        is_late: false,
         only: "fenced",
         replaced: &[["redis.pcall('incrby', KEYS[4], '1024')", "1024"]],
     },
-    Mutant { name: "a loss that is not told", only: "reentrant,long", replaced: &[] },
+    Mutant { name: "a loss that is not told", is_late: false, only: "lapse", replaced: &[] },
     Mutant {
         name: "a renewal of what is not held",
+        is_late: false,
         only: "long",
         replaced: &[[
             "local reply = redis.pcall('hexists', key, owner)\n    if reply",
@@ -57,11 +68,13 @@ const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "a renewal that does not raise the lease",
+        is_late: false,
         only: "long",
         replaced: &[["redis.pcall('pexpire', key, math.max(left, lease))", "1"]],
     },
     Mutant {
         name: "a writer beside readers",
+        is_late: false,
         only: "readwrite",
         replaced: &[
             ["if not dead and mode and writes(head) then", "if false then"],
@@ -73,6 +86,7 @@ const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "a reader beside a writer",
+        is_late: false,
         only: "readwrite",
         replaced: &[[
             "or mode == 'write' and (not writer or redis.call('hexists', lock, writer) == 0)",
@@ -81,16 +95,19 @@ const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "a release that hands on to nobody",
+        is_late: true,
         only: "reentrant",
         replaced: &[["if grant(start, count + 1) then", "if false then"]],
     },
     Mutant {
         name: "a grant without its message",
+        is_late: true,
         only: "reentrant",
         replaced: &[["tell(channel, head, 'grant',", "tostring("]],
     },
     Mutant {
         name: "a fair queue from its end",
+        is_late: true,
         only: "fair",
         replaced: &[
             [
@@ -102,6 +119,7 @@ const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "a lost notification",
+        is_late: true,
         only: "condition",
         replaced: &[[
             "local trouble = lives and record(first, number)",
@@ -110,6 +128,7 @@ const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "a notification of too many",
+        is_late: true,
         only: "condition",
         replaced: &[[
             "        if lives then\n            tell(first)\n            return first",
@@ -118,11 +137,13 @@ const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "a latch that opens one count early",
+        is_late: true,
         only: "latch",
         replaced: &[["opens = count and count <= 1", "opens = count and count <= 2"]],
     },
     Mutant {
         name: "a latch that opens in silence",
+        is_late: true,
         only: "latch",
         replaced: &[[
             "if opens then\n        tell(ARGV[5], '0')",
@@ -131,11 +152,13 @@ const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "a permit too many",
+        is_late: false,
         only: "semaphore",
         replaced: &[["local taken, limit = 0, free\n", "local taken, limit = 0, free + 1\n"]],
     },
     Mutant {
         name: "a request applied twice",
+        is_late: false,
         only: "semaphore",
         replaced: &[[
             "if last == number then\n        return answer(result)",
@@ -144,14 +167,22 @@ const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "a permit freed before its lease ends",
+        is_late: false,
         only: "expirable",
-        replaced: &[[
-            "local now = time[1] * 1000 + math.floor(time[2] / 1000)\n\n-- Whether `ends`",
-            "local now = time[1] * 1000 + math.floor(time[2] / 1000) + 2900\n\n-- Whether `ends`",
-        ]],
+        replaced: &[
+            [
+                "redis.call('zcount', KEYS[2], '-inf', now)\n    if",
+                "redis.call('zcount', KEYS[2], '-inf', now + 2950)\n    if",
+            ],
+            [
+                "'zremrangebyscore', KEYS[2], '-inf', now)",
+                "'zremrangebyscore', KEYS[2], '-inf', now + 2950)",
+            ],
+        ],
     },
     Mutant {
         name: "a lapsed permit given back twice",
+        is_late: false,
         only: "expirable",
         replaced: &[["if is_ahead(ends) then\n        live", "if true then\n        live"]],
     },
@@ -173,9 +204,12 @@ pub(crate) fn run(options: &Options) -> Result<bool, String> {
         let begun = Instant::now();
         let script: Vec<_> = mutant.replaced.iter().flatten().copied().collect();
         let minutes = options.minutes.to_string();
+        // The rules about time hold where no fault is near.
+        let [storm, calm] = if mutant.is_late { ["0", "14"] } else { ["6", "8"] };
         let seed = options.seed.to_string();
         let mut child = Command::new(&exe)
-            .args(["--until-violation", "--storm", "6", "--calm", "8", "--minutes", &minutes])
+            .args(["--until-violation", "--minutes", &minutes])
+            .args(["--storm", storm, "--calm", calm])
             .args(["--seed", &seed, "--only", mutant.only])
             .env("REDLATCH_MUTANT", if script.is_empty() { mutant.name } else { "" })
             .env("REDLATCH_MUTANT_SCRIPT", script.join(SEPARATOR))

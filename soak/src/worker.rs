@@ -244,13 +244,23 @@ struct Worker {
     rng: StdRng,
     /// The last span in which it took part in a latch.
     latch: u64,
+    /// When in a span it does.
+    turn: u64,
 }
 
 impl Worker {
     fn new(client: Client, shared: Arc<Shared>, task: Task, number: usize) -> Self {
         let store = Store::connect(&task.store).unwrap_or_else(|error| panic!("no store: {error}"));
         let seed = task.seed.wrapping_mul(1000).wrapping_add(number as u64);
-        Self { client, shared, task, store, rng: StdRng::seed_from_u64(seed), latch: 0 }
+        Self {
+            client,
+            shared,
+            task,
+            store,
+            rng: StdRng::seed_from_u64(seed),
+            latch: 0,
+            turn: SPAN / 5,
+        }
     }
 
     fn run(mut self) {
@@ -549,12 +559,14 @@ impl Worker {
                 self.step(Step::Set, &name, call, nanos(LONGEST_REQUEST), COUNT, outcome);
                 *self.shared.latch.lock().unwrap_or_else(PoisonError::into_inner) = (span, is_set);
             }
-        } else if part > SPAN / 5
+        } else if self.latch != span
+            && part > self.turn
             && part < SPAN / 2
-            && self.latch != span
             && self.known_latch() == (span, true)
         {
             self.latch = span;
+            // They come one after the other.
+            self.turn = self.rng.random_range(SPAN / 5..SPAN * 2 / 5);
             let call = now();
             if self.rng.random_bool(0.5) {
                 let outcome = outcome(&latch.count_down().map(|()| true));
@@ -564,6 +576,8 @@ impl Worker {
                 let outcome = outcome(&latch.wait_for(wait));
                 self.step(Step::Wait, &name, call, nanos(wait), COUNT, outcome);
             }
+        } else {
+            thread::sleep(Duration::from_millis(1));
         }
     }
 

@@ -142,6 +142,15 @@ fn search(operations: &[Operation], capacity: u64) -> Answer {
         mixed ^= mixed >> 31;
         mixed.wrapping_mul(0xbf58_476d_1ce4_e5b9)
     };
+    // A hold ends once: with its release, its expiry is in order as well.
+    let mut ends: HashMap<usize, Vec<usize>> = HashMap::new();
+    for (at, it) in operations.iter().enumerate().filter(|(_, it)| it.what != What::Acquire) {
+        ends.entry(it.hold).or_default().push(at);
+    }
+    let together = |at: usize| match operations[at].what {
+        What::Acquire => vec![at],
+        What::Release | What::Expire => ends.get(&operations[at].hold).cloned().unwrap_or_default(),
+    };
     let mut ordered = vec![false; operations.len()];
     let mut holding: HashMap<usize, u64> = HashMap::new();
     let (mut held, mut first, mut marks) = (0, 0, 0u64);
@@ -162,8 +171,10 @@ fn search(operations: &[Operation], capacity: u64) -> Answer {
         if let Some(chosen) = options.pop() {
             let step = Step { chosen, others: options, first };
             apply(operations[chosen], &mut holding, &mut held);
-            ordered[chosen] = true;
-            marks ^= mark(chosen);
+            for at in together(chosen) {
+                ordered[at] = true;
+                marks ^= mark(at);
+            }
             while ordered.get(first) == Some(&true) {
                 first += 1;
             }
@@ -194,8 +205,10 @@ fn search(operations: &[Operation], capacity: u64) -> Answer {
                 return Answer::Contradiction(furthest.1);
             };
             undo(operations[step.chosen], &mut holding, &mut held);
-            ordered[step.chosen] = false;
-            marks ^= mark(step.chosen);
+            for at in together(step.chosen) {
+                ordered[at] = false;
+                marks ^= mark(at);
+            }
             (first, options) = (step.first, step.others);
         }
     }
