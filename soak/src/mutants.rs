@@ -97,7 +97,10 @@ const MUTANTS: &[Mutant] = &[
         name: "a release that hands on to nobody",
         is_late: true,
         only: "reentrant",
-        replaced: &[["if grant(start, count + 1) then", "if false then"]],
+        replaced: &[[
+            "if grant(start, count + 1) then\n        return 1\n    end\n    redis.call('publish', public, message)",
+            "if true then\n        return reply\n    end",
+        ]],
     },
     Mutant {
         name: "a grant without its message",
@@ -132,7 +135,7 @@ const MUTANTS: &[Mutant] = &[
         only: "condition",
         replaced: &[[
             "        if lives then\n            tell(first)\n            return first",
-            "        if lives then\n            tell(first)\n            if not number then return first end\n            number = nil",
+            "        if lives then\n            tell(first)\n            if number == '' then return first end\n            number = ''",
         ]],
     },
     Mutant {

@@ -437,7 +437,11 @@ impl Worker {
         let (name, terms) = (self.of_now("fenced", 2), self.terms());
         let lock = terms.of(self.client.fenced_lock(&name));
         for _ in 0..self.rng.random_range(1..10) {
-            let (how, stay) = (self.how(), self.stay());
+            let (how, mut stay) = (self.how(), self.stay());
+            if self.rng.random_ratio(1, 20) {
+                // So that stops meet a holder between its read and its write.
+                stay = Duration::from_millis(self.rng.random_range(50..200));
+            }
             let about = About::lock(Kind::Fenced, &name, terms);
             let Some((kept, token)) = self.acquire_with(about, how, stay, |how| {
                 let guard = match how {
