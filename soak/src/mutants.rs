@@ -94,15 +94,6 @@ const MUTANTS: &[Mutant] = &[
         ]],
     },
     Mutant {
-        name: "a release that hands on to nobody",
-        is_late: true,
-        only: "reentrant",
-        replaced: &[[
-            "if grant(start, count + 1) then\n        return 1\n    end\n    redis.call('publish', public, message)",
-            "if true then\n        return reply\n    end",
-        ]],
-    },
-    Mutant {
         name: "a grant without its message",
         is_late: true,
         only: "reentrant",
