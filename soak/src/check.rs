@@ -59,9 +59,16 @@ impl Hold {
         }
     }
 
+    /// No later than this the server granted it: a thread of the same process may have had it before,
+    /// and passed it on without the server.
+    fn began(&self) -> u64 {
+        let longest = self.grant.lease.max(PROVISIONAL);
+        self.grant.at.min(self.grant.until.saturating_sub(longest))
+    }
+
     /// The fault that may have made the server forget this hold before `at`.
     fn forgotten<'a>(&self, faults: &'a [Fault], at: u64) -> Option<&'a Fault> {
-        faults.iter().find(|it| it.forgets && self.grant.at <= it.to && at >= it.from)
+        faults.iter().find(|it| it.forgets && self.began() <= it.to && at >= it.from)
     }
 }
 

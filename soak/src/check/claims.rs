@@ -43,7 +43,7 @@ fn excused(hold: &Hold, faults: &[Fault], at: u64) -> bool {
     let longest = hold.grant.lease.max(PROVISIONAL) + ms(50);
     let mut forgets = faults.iter().filter(|it| it.forgets);
     forgets.any(|fault| {
-        hold.grant.at <= fault.to && at >= fault.from && hold.claims_until() <= fault.to + longest
+        hold.began() <= fault.to && at >= fault.from && hold.claims_until() <= fault.to + longest
     })
 }
 
@@ -119,7 +119,7 @@ mod tests {
         old.leaving = Some([ms(200_000), ms(300_000)]);
         assert_eq!(violations(&[old.clone(), next.clone()], std::slice::from_ref(&restart)), 1);
         // Granted after the restart.
-        old.grant.at = ms(4);
+        (old.grant.at, old.grant.until) = (ms(4), ms(100_004));
         assert_eq!(violations(&[old, next], &[restart]), 1);
     }
 

@@ -51,7 +51,9 @@ pub(super) fn check(name: &str, holds: &[Hold], faults: &[Fault], found: &mut Fi
     }
     let beside = |hold: &Hold| {
         let to = hold.left.map_or_else(|| hold.deadline(), |(at, _)| at);
-        faults.iter().any(|it| it.forgets && hold.grant.call <= it.to && to >= it.from)
+        faults
+            .iter()
+            .any(|it| it.forgets && hold.began().min(hold.grant.call) <= it.to && to >= it.from)
     };
     let holds: Vec<_> =
         holds.iter().filter(|hold| hold.deadline() > hold.grant.at && !beside(hold)).collect();
@@ -348,6 +350,18 @@ mod tests {
         lost.left = Some((ms(6), Outcome::Lost));
         assert_eq!(violations(std::slice::from_ref(&lost), &[]), 1);
         assert_eq!(violations(&[lost], &[fault(2, 3, None, true)]), 0);
+    }
+
+    #[test]
+    fn a_forgotten_hold_that_was_passed_on_is_left_out() {
+        // Passed on after the server forgot it: its lease began before that.
+        let mut passed = hold(1, 4, 5, 7);
+        passed.grant.until = ms(100_002);
+        passed.left = Some((ms(8), Outcome::Lost));
+        assert_eq!(violations(std::slice::from_ref(&passed), &[fault(2, 3, None, true)]), 0);
+        // Granted after it.
+        passed.grant.until = ms(100_004);
+        assert_eq!(violations(&[passed], &[fault(2, 3, None, true)]), 1);
     }
 
     #[test]

@@ -7,8 +7,10 @@ use crate::history::{Fault, Outcome};
 pub(super) fn check(name: &str, holds: &[Hold], faults: &[Fault], found: &mut Findings) {
     let forgets: Vec<_> = faults.iter().filter(|fault| fault.forgets).collect();
     let epoch = |hold: &Hold| {
-        let (from, to) =
-            (hold.grant.call, hold.left.map_or_else(|| hold.claims_until(), |(at, _)| at));
+        let (from, to) = (
+            hold.began().min(hold.grant.call),
+            hold.left.map_or_else(|| hold.claims_until(), |(at, _)| at),
+        );
         let beside = forgets.iter().any(|it| from <= it.to && to >= it.from);
         (!beside).then(|| forgets.iter().filter(|it| it.to < from).count())
     };
