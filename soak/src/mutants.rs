@@ -139,10 +139,7 @@ const MUTANTS: &[Mutant] = &[
         name: "a latch that opens in silence",
         is_late: true,
         only: "latch",
-        replaced: &[[
-            "if opens then\n        tell(ARGV[5], '0')",
-            "if false then\n        tell(ARGV[5], '0')",
-        ]],
+        replaced: &[["redis.pcall('publish', ARGV[5], '0')", "redis.pcall('time')"]],
     },
     Mutant {
         name: "a permit too many",
