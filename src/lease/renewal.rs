@@ -11,10 +11,10 @@ use std::time::Duration;
 use redlatch_client::ReplicaAcks;
 use redlatch_client::sync::clock;
 
-use super::deadline::drift;
 pub(crate) use super::deadline::PROVISIONAL;
 #[cfg(not(soak_mutants))]
 pub(crate) use super::deadline::deadline;
+use super::deadline::drift;
 use crate::config::Config;
 
 // All times that belong to a lease, in nanoseconds, or as a part of a lease: `3` is a third. The
