@@ -31,7 +31,7 @@ pub(crate) mod read_write;
 pub(crate) mod reentrant;
 mod verbs;
 
-pub(crate) use self::guard::{Held, HeldLock};
+pub(crate) use self::guard::{HeldLock, HeldLocks};
 pub use self::guard::{LockGuard, OwnedLockGuard};
 pub(crate) use self::handle::Handle;
 pub(crate) use self::part::{Part, Parts};
@@ -383,7 +383,7 @@ pub trait Lock: fmt::Debug + Send + Sync {
     /// The one step behind all verbs that take the lock. `None`: the wait ended first.
     #[doc(hidden)]
     #[must_use = "`None`: it was not taken; and a hold that is dropped is released"]
-    fn acquire(&self, thread: &Arc<Thread>, wait: Wait<'_>) -> Result<Option<Held>, Error>;
+    fn acquire(&self, thread: &Arc<Thread>, wait: Wait<'_>) -> Result<Option<HeldLocks>, Error>;
 
     /// The locks of one name that it consists of; none if it can be no part of others.
     #[doc(hidden)]

@@ -33,11 +33,11 @@ enum CallbackJob {
 pub(super) struct Callbacks {
     /// The client's id, at the end of each line: a process may have several.
     client: Arc<str>,
-    state: Mutex<State>,
+    state: Mutex<CallbackState>,
     changed: Condvar,
 }
 
-struct State {
+struct CallbackState {
     /// Shows that the thread has not ended. `None` once the client ends.
     alive: Option<Sender<()>>,
     queue: VecDeque<CallbackJob>,
@@ -81,7 +81,7 @@ impl Callbacks {
     pub(super) fn new(client: &str, alive: Sender<()>) -> Self {
         let (queue, alive) = (VecDeque::new(), Some(alive));
         let lost = Vec::new();
-        let state = State { alive, queue, lost, lines: 0, left_out: 0, running: false };
+        let state = CallbackState { alive, queue, lost, lines: 0, left_out: 0, running: false };
         Self { client: client.into(), state: Mutex::new(state), changed: Condvar::new() }
     }
 
@@ -151,7 +151,7 @@ impl Callbacks {
         }
     }
 
-    fn start(self: &Arc<Self>, mut state: MutexGuard<'_, State>) {
+    fn start(self: &Arc<Self>, mut state: MutexGuard<'_, CallbackState>) {
         if std::mem::replace(&mut state.running, true) {
             self.changed.notify_one();
             return;

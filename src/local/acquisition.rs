@@ -12,7 +12,7 @@ use redlatch_client::sync::clock;
 
 use super::exchanges::{Asked, Exchanges, Granted, InTime, Reader};
 use super::hold::Hold;
-use super::release::Left;
+use super::release::Leftover;
 use super::site::Site;
 use super::terms::Terms;
 use crate::error::Error;
@@ -42,8 +42,8 @@ impl<D> Acquisition<D> {
     }
 
     /// What is left of it, which this command takes out of queue and lock.
-    pub(crate) fn left(&self, command: Command) -> Left {
-        Left { undo: self.exchanges.undo(), longest: self.exchanges.longest(), command }
+    pub(crate) fn left(&self, command: Command) -> Leftover {
+        Leftover { undo: self.exchanges.undo(), longest: self.exchanges.longest(), command }
     }
 
     /// The caller is about to send a request of this owner, for this lease.

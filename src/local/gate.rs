@@ -61,11 +61,11 @@ pub(crate) use seat::{Folded, Level, Seat};
 /// One name's seat, leadership and queue in this process.
 #[derive(Debug)]
 pub(crate) struct Gate {
-    state: Mutex<State>,
+    state: Mutex<GateState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct GateState {
     seat: Option<Seat>,
     queue: GateQueue,
     cohort: Cohort,
@@ -86,7 +86,7 @@ pub(crate) enum Joining {
 
 /// How a thread's entry at the gate went.
 #[derive(Debug)]
-pub(crate) enum Entered {
+pub(crate) enum GateOutcome {
     /// The thread holds the lock already, and now has one level more.
     Again(Arc<Tenancy>),
     /// No thread of this process is before it: it leads.
@@ -141,7 +141,7 @@ const DEEPEST: usize = 1 << 20;
 impl Gate {
     pub(crate) fn new() -> Self {
         Self {
-            state: Mutex::new(State {
+            state: Mutex::new(GateState {
                 seat: None,
                 queue: Queue::new(),
                 cohort: Cohort::default(),
@@ -150,13 +150,13 @@ impl Gate {
         }
     }
 
-    pub(crate) fn enter(&self, thread: &Arc<Thread>, terms: Terms, waits: bool) -> Entered {
+    pub(crate) fn enter(&self, thread: &Arc<Thread>, terms: Terms, waits: bool) -> GateOutcome {
         self.at(|state, now| state.enter(thread, terms, waits, now))
     }
 
     /// As [`enter`](Self::enter), for a lock whose queue is elsewhere: takes one level more if the
     /// thread has the seat. `None`: nobody has it.
-    pub(crate) fn reenter(&self, thread: &Arc<Thread>, terms: Terms) -> Option<Entered> {
+    pub(crate) fn reenter(&self, thread: &Arc<Thread>, terms: Terms) -> Option<GateOutcome> {
         self.at(|state, now| state.reenter(thread, terms, now))
     }
 
@@ -198,7 +198,7 @@ impl Gate {
         self.with_seat(|seat| seat?.last_end(tenancy))
     }
 
-    fn at<R>(&self, act: impl FnOnce(&mut State, u64) -> R) -> R {
+    fn at<R>(&self, act: impl FnOnce(&mut GateState, u64) -> R) -> R {
         let mut state = self.state.lock();
         let now = clock::now();
         act(&mut state, now)
@@ -236,7 +236,7 @@ impl Gate {
         thread: &Arc<Thread>,
         terms: Terms,
         joining: Joining,
-    ) -> Option<(Entered, bool)> {
+    ) -> Option<(GateOutcome, bool)> {
         self.at(|state, now| {
             let entered = state.reenter(thread, terms, now)?;
             let seat = state.seat.as_mut()?;
@@ -246,13 +246,13 @@ impl Gate {
                 Joining::InTurn => in_turn,
                 Joining::AnyTime => true,
             };
-            if !matches!(entered, Entered::Occupied) || !may_join {
+            if !matches!(entered, GateOutcome::Occupied) || !may_join {
                 return Some((entered, true));
             }
             let hold = Arc::clone(&seat.tenancy.hold);
             let tenancy = Arc::new(Tenancy::since(hold, Arc::clone(thread), now));
             seat.join(Arc::clone(&tenancy), terms, now);
-            Some((Entered::Again(tenancy), in_turn))
+            Some((GateOutcome::Again(tenancy), in_turn))
         })
     }
 
@@ -365,15 +365,15 @@ impl Gate {
 }
 
 /// The transitions. The caller passes the time in: nothing here reads a clock.
-impl State {
-    fn enter(&mut self, thread: &Arc<Thread>, terms: Terms, waits: bool, now: u64) -> Entered {
+impl GateState {
+    fn enter(&mut self, thread: &Arc<Thread>, terms: Terms, waits: bool, now: u64) -> GateOutcome {
         match self.reenter(thread, terms, now) {
-            Some(Entered::Occupied) if waits => {}
+            Some(GateOutcome::Occupied) if waits => {}
             Some(entered) => return entered,
             // If no thread led or waited, this one has the leadership now.
-            None if self.queue.lead() => return Entered::Leads,
+            None if self.queue.lead() => return GateOutcome::Leads,
             None if waits => {}
-            None => return Entered::Occupied,
+            None => return GateOutcome::Occupied,
         }
         // At the end of the queue. The thread sleeps (`waiting/mod.rs`, `await_signal`) until a
         // signal grants it the hold (`leave`, below) or gives it the leadership.
@@ -382,24 +382,26 @@ impl State {
         if self.seat.is_some() && self.queue.first().is_some_and(|first| waiter.is(first)) {
             let _awake = self.queue.call_first();
         }
-        Entered::Queued(waiter)
+        GateOutcome::Queued(waiter)
     }
 
     /// Looks for the thread's tenancy in the seat, and takes one level more if it is there.
     #[inline]
-    fn reenter(&mut self, thread: &Arc<Thread>, terms: Terms, now: u64) -> Option<Entered> {
+    fn reenter(&mut self, thread: &Arc<Thread>, terms: Terms, now: u64) -> Option<GateOutcome> {
         let seat = self.seat.as_mut()?;
         if !seat.tenancy.is_held_at(now) {
-            return Some(Entered::Expired(Arc::clone(&seat.tenancy)));
+            return Some(GateOutcome::Expired(Arc::clone(&seat.tenancy)));
         }
-        let Some((tenancy, levels)) = seat.tenant(thread) else { return Some(Entered::Occupied) };
+        let Some((tenancy, levels)) = seat.tenant(thread) else {
+            return Some(GateOutcome::Occupied);
+        };
         if levels.count() >= DEEPEST {
-            return Some(Entered::TooDeep);
+            return Some(GateOutcome::TooDeep);
         }
         let (tenancy, level) = (Arc::clone(tenancy), Level::since(terms, now));
         levels.inner.push(level);
         seat.want(level);
-        Some(Entered::Again(tenancy))
+        Some(GateOutcome::Again(tenancy))
     }
 
     /// See [`Gate::admit`].

@@ -36,7 +36,7 @@ pub(crate) use redlatch_client::sync::clock;
 
 pub(crate) use acquisition::Acquisition;
 pub(crate) use exchanges::{Asked, Granted};
-pub(crate) use gate::{Entered, Folded, Joining, Level};
+pub(crate) use gate::{Folded, GateOutcome, Joining, Level};
 pub(crate) use hold::{GrantDetails, Hold, Line};
 pub(crate) use queue_entry::QueueEntry;
 pub(crate) use registered::Registered;

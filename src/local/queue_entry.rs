@@ -31,7 +31,7 @@ use super::entry::{Action, Actions, By, Entered, Entry, Event, Inbox, Listens, R
 use super::exchanges::{Asked, Granted, Reader, Undo};
 use super::hold::{GrantDetails, Hold};
 use super::registered::Registered;
-use super::release::Left;
+use super::release::Leftover;
 use super::site::Site;
 use super::tenancy::Tenancy;
 use super::terms::Terms;
@@ -343,18 +343,18 @@ impl QueueEntry {
     }
 
     /// No thread of the process wants the lock any more. What is left of its owner.
-    pub(super) fn ends(&mut self, site: &Site) -> Left {
+    pub(super) fn ends(&mut self, site: &Site) -> Leftover {
         let inbox = self.take_inbox();
         self.left(site, Event::Ends { inbox })
     }
 
-    fn left(&mut self, site: &Site, end: Event<GrantDetails>) -> Left {
+    fn left(&mut self, site: &Site, end: Event<GrantDetails>) -> Leftover {
         let (undo, details) = match self.entry.step(clock::now(), end).then {
             Action::GiveBack { undo, details } => (undo, details),
             _ => (Undo::NowAndLater, None),
         };
         let chain = details.map_or_else(Chain::default, |details| details.chain);
         let command = site.scripts().give_up_command(&self.owner.text(), chain);
-        Left { undo, longest: self.entry.longest(), command }
+        Leftover { undo, longest: self.entry.longest(), command }
     }
 }

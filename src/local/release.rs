@@ -276,10 +276,10 @@ impl Site {
     /// kind.
     pub(crate) fn give_up(
         self: &Arc<Self>,
-        left: Left,
+        left: Leftover,
         cleanup: fn(&Arc<str>, Command, Duration) -> Cleanup,
     ) {
-        let Left { undo, longest, command } = left;
+        let Leftover { undo, longest, command } = left;
         // Otherwise, while the server is away, each call's command would be resent for minutes.
         if undo == Undo::Nothing {
             return;
@@ -306,11 +306,11 @@ impl Site {
     /// One round trip: the error says whether the lock is free again.
     pub(crate) fn take_back(
         &self,
-        left: Left,
+        left: Leftover,
         cleanup: fn(&Arc<str>, Command, Duration) -> Cleanup,
         unacknowledged: Error,
     ) -> Error {
-        let Left { undo, longest, command } = left;
+        let Leftover { undo, longest, command } = left;
         let rights = self.scripts().rights();
         let is_free = scripts::lock::release(&self.route, &command, rights, || true).is_ok();
         if undo == Undo::NowAndLater || !is_free {
@@ -323,7 +323,7 @@ impl Site {
 
 /// What the server may have of an owner that does not want the lock any more.
 #[derive(Debug)]
-pub(crate) struct Left {
+pub(crate) struct Leftover {
     pub(super) undo: Undo,
     /// The longest lease that a request of the owner named.
     pub(super) longest: Duration,

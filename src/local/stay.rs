@@ -17,11 +17,11 @@ use crate::error::LostReason;
 /// See the module.
 #[derive(Default)]
 pub(crate) struct Stay {
-    state: Mutex<State>,
+    state: Mutex<StayState>,
 }
 
 #[derive(Default)]
-struct State {
+struct StayState {
     /// The present tenancy. `None`: its thread waits, or could not come back.
     now: Option<Arc<Tenancy>>,
     /// Its thread lost the lock before it could leave it, and does not come back.

@@ -13,7 +13,7 @@ use crate::error::{Error, ErrorKind, LostReason};
 use crate::local::{Folded, HoldState, Leaving, Site, Stay, Tenancy};
 use crate::lock::fair::FairLock;
 use crate::lock::reentrant::ReentrantLock;
-use crate::lock::{Held, HeldLock, LockGuard, Part};
+use crate::lock::{HeldLock, HeldLocks, LockGuard, Part};
 use crate::scripts::condition::ConditionScripts;
 use crate::scripts::{ConditionKeys, Trouble};
 use crate::waiting::Wait;
@@ -268,7 +268,7 @@ impl Condition {
         // Neither time nor a cancel ends this: the caller gets back what it had.
         let lock = self.lock.with_terms(left.levels.terms());
         let again = lock.acquire(&tenancy.thread, Wait::FOREVER);
-        let again = again.map(|held| held.and_then(Held::one).map(HeldLock::into_tenancy));
+        let again = again.map(|held| held.and_then(HeldLocks::one).map(HeldLock::into_tenancy));
         let again = again.and_then(|again| again.ok_or_else(|| Error::shut_down(&site.name)));
         let again = again.map_err(nothing_held)?;
         if let Some(notified) = &notified {

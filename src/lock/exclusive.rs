@@ -11,7 +11,7 @@ use redlatch_client::sync::Thread;
 
 use super::Handle;
 use crate::error::{Error, LostReason};
-use crate::local::{Entered, QueueEntry, Site, Tenancy, Terms};
+use crate::local::{GateOutcome, QueueEntry, Site, Tenancy, Terms};
 use crate::waiting::{self, Claim, Enter, EnterOf, Lead, Leadership, Synchronizer, Try, Wait};
 
 /// See the module.
@@ -43,9 +43,9 @@ impl Synchronizer for Exclusive<'_> {
         loop {
             let gate = &self.0.site.gate;
             return Ok(match gate.enter(claim.thread, claim.need, claim.wait.blocks()) {
-                Entered::Leads => Enter::Leads(None),
-                Entered::Queued(waiter) => Enter::Queued(waiter),
-                Entered::Occupied => Enter::NotNow,
+                GateOutcome::Leads => Enter::Leads(None),
+                GateOutcome::Queued(waiter) => Enter::Queued(waiter),
+                GateOutcome::Occupied => Enter::NotNow,
                 // The thread holds the lock, and has one level more by now. That costs a command
                 // only for a fixed lease that is longer than the rest of the present one. Or the
                 // lease is over: `again` declares the hold lost, and the thread enters anew.

@@ -8,7 +8,7 @@ use redlatch_client::sync::Thread;
 #[cfg(doc)]
 use crate::client::Client;
 use crate::error::{Error, LostReason};
-use crate::local::{Entered, Site, Tenancy, Terms};
+use crate::local::{GateOutcome, Site, Tenancy, Terms};
 use crate::lock::{Handle, one_lock};
 use crate::runtime::Session;
 use crate::scripts::{self, Trouble};
@@ -143,8 +143,8 @@ impl Synchronizer for FairLock {
         loop {
             match self.handle.site.gate.reenter(claim.thread, claim.need) {
                 None => break,
-                Some(Entered::Occupied) if waits => break,
-                Some(Entered::Occupied) => return Ok(Enter::NotNow),
+                Some(GateOutcome::Occupied) if waits => break,
+                Some(GateOutcome::Occupied) => return Ok(Enter::NotNow),
                 Some(entered) => {
                     if let Some(tenancy) = self.handle.again(entered)? {
                         return Ok(Enter::Granted(tenancy));

@@ -62,7 +62,7 @@ use crate::waiting::Wait;
 /// ```
 #[must_use = "dropping the guard releases the lock at once; bind it, or use `with`"]
 pub struct LockGuard<L: ?Sized = dyn Lock, O = OfThread> {
-    held: Held,
+    held: HeldLocks,
     _of: PhantomData<fn(&L)>,
     _owner: PhantomData<O>,
 }
@@ -120,11 +120,11 @@ pub struct OfThread(PhantomData<MutexGuard<'static, ()>>);
 pub struct OfGuard(());
 
 /// Whose a hold is.
-pub trait Owner {
+pub trait GuardOwner {
     fn thread() -> Arc<Thread>;
 }
 
-impl Owner for OfThread {
+impl GuardOwner for OfThread {
     fn thread() -> Arc<Thread> {
         Thread::current()
     }
@@ -132,7 +132,7 @@ impl Owner for OfThread {
 
 /// A guard takes the lock for itself, under a `Thread` that equals no real one: no thread re-enters
 /// the hold, and it never counts as dead.
-impl Owner for OfGuard {
+impl GuardOwner for OfGuard {
     fn thread() -> Arc<Thread> {
         Thread::placeholder()
     }
@@ -140,12 +140,12 @@ impl Owner for OfGuard {
 
 /// What a guard holds, opaque to other crates.
 #[derive(Debug)]
-pub enum Held {
+pub enum HeldLocks {
     One(HeldLock),
     Several(GuardLevels),
 }
 
-impl Held {
+impl HeldLocks {
     /// What was taken of a lock of one name.
     pub(super) fn one(self) -> Option<HeldLock> {
         match self {
@@ -159,15 +159,15 @@ impl Held {
 macro_rules! each {
     ($held:expr, $it:ident => $what:expr) => {
         match $held {
-            Held::One($it) => $what,
-            Held::Several($it) => $what,
+            HeldLocks::One($it) => $what,
+            HeldLocks::Several($it) => $what,
         }
     };
 }
 
 impl<L: ?Sized, O> LockGuard<L, O> {
     #[inline]
-    pub(super) fn new(held: Held) -> Self {
+    pub(super) fn new(held: HeldLocks) -> Self {
         Self { held, _of: PhantomData, _owner: PhantomData }
     }
 
@@ -319,16 +319,16 @@ impl<L: ?Sized, O> LockGuard<L, O> {
     /// The lock of one name that it holds.
     pub(super) fn one(&self) -> Option<&HeldLock> {
         match &self.held {
-            Held::One(held) => Some(held),
-            Held::Several(_) => None,
+            HeldLocks::One(held) => Some(held),
+            HeldLocks::Several(_) => None,
         }
     }
 
     /// The locks that it holds together.
     pub(super) fn several(&self) -> Option<&GuardLevels> {
         match &self.held {
-            Held::Several(levels) => Some(levels),
-            Held::One(_) => None,
+            HeldLocks::Several(levels) => Some(levels),
+            HeldLocks::One(_) => None,
         }
     }
 
@@ -338,7 +338,7 @@ impl<L: ?Sized, O> LockGuard<L, O> {
     }
 }
 
-impl<L: ?Sized, O: Owner> LockGuard<L, O> {
+impl<L: ?Sized, O: GuardOwner> LockGuard<L, O> {
     /// Takes the lock. `None`: the wait ended first.
     #[inline]
     pub(super) fn try_take<K: Lock + ?Sized>(

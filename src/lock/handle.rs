@@ -9,7 +9,7 @@ use redlatch_client::Limit;
 use redlatch_client::sync::{Thread, clock};
 
 use crate::error::{Error, ErrorKind, LostReason};
-use crate::local::{Entered, Leaseholder, Leaving, Level, Site, Succession, Tenancy, Terms};
+use crate::local::{GateOutcome, Leaseholder, Leaving, Level, Site, Succession, Tenancy, Terms};
 use crate::runtime::Session;
 use crate::scripts::{self, Mode, Trouble};
 use crate::waiting::Wait;
@@ -67,15 +67,15 @@ impl Handle {
     /// Completes the entry of a thread that found its own tenancy in the seat, or one that is over.
     /// `None`: the thread enters again.
     #[inline]
-    pub(crate) fn again(&self, entered: Entered) -> Result<Option<Arc<Tenancy>>, Error> {
+    pub(crate) fn again(&self, entered: GateOutcome) -> Result<Option<Arc<Tenancy>>, Error> {
         match entered {
-            Entered::Again(tenancy) => Ok(self.deepen(&tenancy)?.then_some(tenancy)),
-            Entered::Expired(tenancy) => {
+            GateOutcome::Again(tenancy) => Ok(self.deepen(&tenancy)?.then_some(tenancy)),
+            GateOutcome::Expired(tenancy) => {
                 self.site.lose(&tenancy, LostReason::LeaseExpired);
                 Ok(None)
             }
-            Entered::TooDeep => Err(self.too_deep()),
-            Entered::Leads | Entered::Queued(_) | Entered::Occupied => Ok(None),
+            GateOutcome::TooDeep => Err(self.too_deep()),
+            GateOutcome::Leads | GateOutcome::Queued(_) | GateOutcome::Occupied => Ok(None),
         }
     }
 

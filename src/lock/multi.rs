@@ -8,7 +8,7 @@ use redlatch_client::sync::Thread;
 use super::own_verbs;
 use crate::error::{Error, ErrorKind};
 use crate::local::Terms;
-use crate::lock::{Held, HeldLock, Lock, Part, Parts};
+use crate::lock::{HeldLock, HeldLocks, Lock, Part, Parts};
 use crate::waiting::Wait;
 
 pub(crate) use self::guard::GuardLevels;
@@ -330,7 +330,7 @@ impl Lock for MultiLock {
         for part in &*self.parts {
             match part.handle().tenancy() {
                 Some((tenancy, _)) => {
-                    levels.push(Held::One(HeldLock::last(part.handle(), tenancy)));
+                    levels.push(HeldLocks::One(HeldLock::last(part.handle(), tenancy)));
                 }
                 None => missing = missing.or_else(|| Some(part.handle().site.not_held_by_thread())),
             }
@@ -368,8 +368,8 @@ impl Lock for MultiLock {
         &self.name
     }
 
-    fn acquire(&self, thread: &Arc<Thread>, wait: Wait<'_>) -> Result<Option<Held>, Error> {
-        Ok(self.take(thread, wait)?.map(Held::Several))
+    fn acquire(&self, thread: &Arc<Thread>, wait: Wait<'_>) -> Result<Option<HeldLocks>, Error> {
+        Ok(self.take(thread, wait)?.map(HeldLocks::Several))
     }
 
     fn parts(&self) -> Parts {

@@ -160,7 +160,7 @@ macro_rules! one_lock {
 
             use crate::error::Error;
             use crate::local::Terms;
-            use crate::lock::{Handle, Held, HeldLock, Lock, Part, Parts};
+            use crate::lock::{Handle, HeldLock, HeldLocks, Lock, Part, Parts};
             use crate::waiting::Wait;
 
             impl Lock for $lock {
@@ -193,9 +193,9 @@ macro_rules! one_lock {
                     &self,
                     thread: &Arc<Thread>,
                     wait: Wait<'_>,
-                ) -> Result<Option<Held>, Error> {
+                ) -> Result<Option<HeldLocks>, Error> {
                     let tenancy = self.take(thread, wait)?;
-                    Ok(tenancy.map(|tenancy| Held::One(HeldLock::new(&self.handle, tenancy))))
+                    Ok(tenancy.map(|tenancy| HeldLocks::One(HeldLock::new(&self.handle, tenancy))))
                 }
 
                 fn parts(&self) -> Parts {

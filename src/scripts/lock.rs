@@ -449,18 +449,18 @@ fn send_force_unlock(route: &Route, key: &str, command: &Command) -> Result<Outc
 /// Whether the lock is held in this mode. A key of another kind is an error, as it is for an
 /// acquire.
 pub(crate) fn is_held_to(route: &Route, key: &str, mode: Mode) -> Result<bool, Trouble> {
-    let held = ask(route, &state_command(key, mode), rights_to(mode), State::read)?;
+    let held = ask(route, &state_command(key, mode), rights_to(mode), HeldState::read)?;
     Ok(held.is_some_and(|state| state.mode.is_none_or(|held| held == mode)))
 }
 
 /// How a lock is held.
-struct State {
+struct HeldState {
     /// Of a read-write lock.
     mode: Option<Mode>,
     left: Duration,
 }
 
-impl State {
+impl HeldState {
     /// `None`: the lock is free.
     fn read(reply: Value) -> Result<Option<Self>, Trouble> {
         match reply {
@@ -513,7 +513,7 @@ pub(crate) fn remaining_lease(
     {
         return Ok(None);
     }
-    let held = answered(outcome, in_doubt, rights_to(mode)).and_then(State::read);
+    let held = answered(outcome, in_doubt, rights_to(mode)).and_then(HeldState::read);
     held.map(|held| held.map(|state| state.left)).map_err(Trouble::of_a_question)
 }
 

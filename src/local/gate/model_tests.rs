@@ -11,7 +11,7 @@ use redlatch_client::sync::{Mutex, Thread, explore};
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::thread;
 
-use super::{Admitted, Entered, Gate, GateQueue, GateWaiter, LeaveOutcome, QueueEntry};
+use super::{Admitted, Gate, GateOutcome, GateQueue, GateWaiter, LeaveOutcome, QueueEntry};
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::local::{Asked, Hold, Site, Tenancy, Terms, clock};
 use crate::model::Server;
@@ -125,9 +125,9 @@ impl Synchronizer for Visitor<'_> {
             let (entered, ticket) = self.name.enter(claim.thread, claim.need);
             self.ticket.set(ticket);
             return Ok(match entered {
-                Entered::Leads => Enter::Leads(None),
-                Entered::Queued(waiter) => Enter::Queued(waiter),
-                Entered::Expired(tenancy) => {
+                GateOutcome::Leads => Enter::Leads(None),
+                GateOutcome::Queued(waiter) => Enter::Queued(waiter),
+                GateOutcome::Expired(tenancy) => {
                     self.name.lose(&tenancy);
                     continue;
                 }
@@ -309,10 +309,10 @@ impl Name {
     }
 
     /// Enters, and returns how many threads have queued until then.
-    fn enter(&self, thread: &Arc<Thread>, terms: Terms) -> (Entered, u64) {
+    fn enter(&self, thread: &Arc<Thread>, terms: Terms) -> (GateOutcome, u64) {
         let mut tickets = self.tickets.lock();
         let entered = self.gate.enter(thread, terms, true);
-        *tickets += u64::from(matches!(entered, Entered::Queued(_)));
+        *tickets += u64::from(matches!(entered, GateOutcome::Queued(_)));
         (entered, *tickets)
     }
 
@@ -329,7 +329,7 @@ impl Name {
         }
         if chance(self.odds.nests) {
             match self.enter(thread, Terms::watched(LEASE)).0 {
-                Entered::Again(same) => {
+                GateOutcome::Again(same) => {
                     assert!(Arc::ptr_eq(&same, tenancy));
                     match self.gate.leave(tenancy, Some(Terms::watched(LEASE).into())).0 {
                         LeaveOutcome::StillHeld => {}
@@ -338,15 +338,15 @@ impl Name {
                     }
                 }
                 // The tenancy is lost, and the seat may hold anything: the thread enters as if new.
-                Entered::Queued(waiter) => {
+                GateOutcome::Queued(waiter) => {
                     assert!(!tenancy.is_held());
                     self.withdraw(&waiter);
                 }
-                Entered::Leads => {
+                GateOutcome::Leads => {
                     assert!(!tenancy.is_held());
                     drop(Leadership::new(self, None));
                 }
-                Entered::Expired(lost) => self.lose(&lost),
+                GateOutcome::Expired(lost) => self.lose(&lost),
                 other => panic!("{other:?}, of a holder"),
             }
         }

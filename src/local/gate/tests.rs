@@ -21,7 +21,7 @@ fn granted(thread: &Arc<Thread>, forced: u64) -> Arc<Tenancy> {
 }
 
 /// Whether the seat is taken, and whether a thread leads.
-fn is(state: &State) -> (bool, bool) {
+fn is(state: &GateState) -> (bool, bool) {
     (state.seat.is_some(), state.queue.is_led())
 }
 
@@ -35,23 +35,23 @@ fn each_state_is_left_as_the_table_says() {
     let mut state = gate.state.lock();
     let [one, two] = [(); 2].map(|()| Thread::placeholder());
     let enter =
-        |state: &mut State, thread, now| state.enter(thread, Terms::watched(LEASE), true, now);
+        |state: &mut GateState, thread, now| state.enter(thread, Terms::watched(LEASE), true, now);
     assert_eq!(is(&state), FREE);
-    assert!(matches!(enter(&mut state, &one, 0), Entered::Leads));
-    assert!(matches!(state.enter(&two, Terms::watched(LEASE), false, 0), Entered::Occupied));
+    assert!(matches!(enter(&mut state, &one, 0), GateOutcome::Leads));
+    assert!(matches!(state.enter(&two, Terms::watched(LEASE), false, 0), GateOutcome::Occupied));
     assert_eq!(is(&state), LED);
     let first = granted(&one, 0);
     assert!(matches!(state.admit(&first, Terms::watched(LEASE), None, 0), Admitted::Seated(None)));
     assert_eq!(is(&state), HELD);
-    assert!(matches!(enter(&mut state, &one, 0), Entered::Again(_)));
+    assert!(matches!(enter(&mut state, &one, 0), GateOutcome::Again(_)));
     assert!(matches!(state.leave(&first, None, 0), LeaveOutcome::StillHeld));
-    let Entered::Queued(waiter) = enter(&mut state, &two, 0) else { panic!("not queued") };
+    let GateOutcome::Queued(waiter) = enter(&mut state, &two, 0) else { panic!("not queued") };
     assert!(matches!(state.leave(&first, None, 0), LeaveOutcome::Passed { .. }));
     assert_eq!(is(&state), HELD);
     assert!(matches!(state.leave(&first, None, 0), LeaveOutcome::NotThere));
     let Some(Signal::Granted(second)) = waiter.take_signal() else { panic!("not passed") };
     // The turn is over: the waiter does not get the hold, and leads next.
-    let Entered::Queued(_) = enter(&mut state, &one, 0) else { panic!("not queued") };
+    let GateOutcome::Queued(_) = enter(&mut state, &one, 0) else { panic!("not queued") };
     assert!(matches!(state.leave(&second, None, OVER / 2), LeaveOutcome::Release { .. }));
     assert_eq!(is(&state), LED);
     state.queue.promote(None).0.now();
@@ -93,7 +93,7 @@ fn a_hold_of_another_queue_leaves_the_leadership_and_is_passed_to_no_thread_here
     let gate = Gate::new();
     let mut state = gate.state.lock();
     let [leader, other, fair] = [(); 3].map(|()| Thread::placeholder());
-    assert!(matches!(state.enter(&leader, Terms::watched(LEASE), true, 0), Entered::Leads));
+    assert!(matches!(state.enter(&leader, Terms::watched(LEASE), true, 0), GateOutcome::Leads));
     let asked = Asked { forced: 0, incarnation: 0, at: 0 };
     let owner = ClientId::random().unwrap().next_owner();
     let hold =
@@ -103,7 +103,7 @@ fn a_hold_of_another_queue_leaves_the_leadership_and_is_passed_to_no_thread_here
         state.admit(&tenancy, Terms::watched(LEASE), None, 0),
         Admitted::Seated(None)
     ));
-    let Entered::Queued(waiter) = state.enter(&other, Terms::watched(LEASE), true, 0) else {
+    let GateOutcome::Queued(waiter) = state.enter(&other, Terms::watched(LEASE), true, 0) else {
         panic!()
     };
     assert!(matches!(state.leave(&tenancy, None, 0), LeaveOutcome::Release { leads: false, .. }));
@@ -119,7 +119,7 @@ fn a_hold_that_is_over_is_neither_entered_nor_in_the_way() {
     let old = granted(&thread, 0);
     state.admit(&old, Terms::watched(LEASE), None, 0);
     let entered = state.enter(&thread, Terms::watched(LEASE), true, OVER);
-    assert!(matches!(entered, Entered::Expired(_)), "{entered:?}");
+    assert!(matches!(entered, GateOutcome::Expired(_)), "{entered:?}");
     let new = granted(&thread, 0);
     assert!(matches!(state.admit(&new, Terms::watched(LEASE), None, 0), Admitted::Taken(_)));
     let admitted = state.admit(&new, Terms::watched(LEASE), Some(&old.hold), 0);
@@ -173,7 +173,7 @@ fn a_thread_that_leaves_a_shared_hold_has_it_no_more() {
     let hold = Hold::new(owner, Terms::watched(LEASE), LEASE, asked, false);
     let first = Arc::new(Tenancy::new(Arc::new(hold), one));
     assert!(matches!(gate.admit(&first, Terms::watched(LEASE), None), Admitted::Seated(None)));
-    let Some((Entered::Again(second), true)) =
+    let Some((GateOutcome::Again(second), true)) =
         gate.join(&two, Terms::watched(LEASE), Joining::InTurn)
     else {
         panic!("not let in")

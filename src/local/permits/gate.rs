@@ -26,11 +26,11 @@ type EnterPermits<P> = Enter<<P as Permits>::Need, P, PermitRequestState>;
 /// One semaphore's queue in this process.
 #[derive(Debug)]
 pub(crate) struct PermitGate<P: Permits> {
-    state: Mutex<State<P>>,
+    state: Mutex<PermitGateState<P>>,
 }
 
 #[derive(Debug)]
-struct State<P: Permits> {
+struct PermitGateState<P: Permits> {
     queue: PermitQueue<P>,
     /// The first in line, though no longer in the queue.
     leader: Option<Leader<P>>,
@@ -90,7 +90,7 @@ pub(crate) fn first_unmet<P: Permits>(needs: &[P::Need], mut permits: u32) -> Op
 impl<P: Permits> PermitGate<P> {
     pub(crate) fn new(round_trip: Duration) -> Self {
         Self {
-            state: Mutex::new(State {
+            state: Mutex::new(PermitGateState {
                 queue: Queue::new(),
                 leader: None,
                 turn: Turn::new(round_trip),
@@ -244,7 +244,7 @@ impl<P: Permits> Leader<P> {
     }
 }
 
-impl<P: Permits> State<P> {
+impl<P: Permits> PermitGateState<P> {
     /// Passes permits to the first in line, if they cover its need.
     fn pass_first(&mut self, permits: &mut P) -> Option<Wake> {
         if let Some(leader) = self.leader.as_mut().filter(|leader| leader.given.is_none()) {

@@ -90,7 +90,7 @@ pub(crate) trait Source: Sized {
         self: &Arc<Self>,
         needs: &[PermitNeed<Self>],
         clients: u64,
-    ) -> Result<Reply<Self::Permits>, RequestFailed>;
+    ) -> Result<PermitReply<Self::Permits>, RequestFailed>;
 
     /// Gives back to the server permits that no thread here waits for. Does not wait; a failed
     /// request is logged, and sent again.
@@ -113,7 +113,7 @@ const SHORTEST_SLEEP: Duration = Duration::from_millis(1);
 
 /// The server's answer.
 #[derive(Debug)]
-pub(crate) enum Reply<P> {
+pub(crate) enum PermitReply<P> {
     /// The permits for some of the first needs, together.
     Given(P),
     /// Not enough for the first. Some more may be free after so long though no message comes.
@@ -288,8 +288,8 @@ fn ask<S: Source>(
 ) -> Result<Answered<S::Permits>, Error> {
     let (arrivals, asked) = (site.arrivals(), clock::now());
     let mut given = match site.request(needs, clients) {
-        Ok(Reply::Given(given)) => given,
-        Ok(Reply::Refused(left)) => return Ok(Answered { own: None, number: 0, left }),
+        Ok(PermitReply::Given(given)) => given,
+        Ok(PermitReply::Refused(left)) => return Ok(Answered { own: None, number: 0, left }),
         Err(RequestFailed { error, concerns_it_alone }) => {
             if !concerns_it_alone {
                 site.fail_before(arrivals, &error);

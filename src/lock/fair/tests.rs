@@ -12,7 +12,7 @@ use super::queue::Newcomer;
 use super::*;
 use crate::Client;
 use crate::local::HoldState;
-use crate::lock::{Held, HeldLock, LockGuard};
+use crate::lock::{HeldLock, HeldLocks, LockGuard};
 use crate::waiting::Signal;
 
 const SOON: Duration = Duration::from_secs(20);
@@ -133,7 +133,7 @@ fn a_newer_grant_that_is_read_late_takes_the_seat_from_the_one_that_was_taken_aw
     let tenancy = granted(&lock).goes_on().unwrap();
     end.send(()).unwrap();
     assert_eq!(older.join().unwrap(), HoldState::Lost(LostReason::Revoked));
-    let guard: LockGuard = LockGuard::new(Held::One(HeldLock::new(&lock.handle, tenancy)));
+    let guard: LockGuard = LockGuard::new(HeldLocks::One(HeldLock::new(&lock.handle, tenancy)));
     assert!(guard.is_held());
     guard.unlock().unwrap();
     assert!(holder(&server, "newer").is_empty());

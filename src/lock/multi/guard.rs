@@ -10,7 +10,7 @@ use super::{MultiLock, Rule, quorum};
 use crate::error::{Error, ErrorKind, LostReason, Passing};
 use crate::local::{HoldState, Leaving};
 use crate::lock::fenced::FencingToken;
-use crate::lock::{Held, HeldLock, Lock, LockGuard, OwnedLockGuard};
+use crate::lock::{HeldLock, HeldLocks, Lock, LockGuard, OwnedLockGuard};
 use crate::runtime::Core;
 
 /// Several held locks, or the majority of a quorum. Dropping it releases them all. Made by
@@ -101,7 +101,7 @@ impl GuardLevels {
         Self { held, needed: lock.needed(), drift, rule: lock.rule, name }
     }
 
-    pub(super) fn push(&mut self, held: Held) {
+    pub(super) fn push(&mut self, held: HeldLocks) {
         self.held.extend(held.one());
     }
 

@@ -36,7 +36,7 @@ use redlatch_client::sync::{Mutex, Thread, clock};
 
 use crate::error::Error;
 use crate::lease::Renewal;
-use crate::local::{Entered, Hold, Joining, QueueEntry, Site, Succession, Tenancy, Terms};
+use crate::local::{GateOutcome, Hold, Joining, QueueEntry, Site, Succession, Tenancy, Terms};
 use crate::runtime::{Core, Member};
 use crate::scripts::Mode;
 use crate::waiting::{Lead, Queue, Queued, Waiter, Wake};
@@ -179,7 +179,7 @@ impl Pair {
             return None;
         }
         match self.read.gate.join(thread, terms, Joining::AnyTime)? {
-            (Entered::Again(tenancy), in_turn) => Some((tenancy, in_turn)),
+            (GateOutcome::Again(tenancy), in_turn) => Some((tenancy, in_turn)),
             _ => None,
         }
     }
@@ -240,12 +240,12 @@ impl Pair {
 }
 
 /// `None`: another thread has the seat.
-fn found(entered: Entered, site: &Arc<Site>) -> Option<Found> {
+fn found(entered: GateOutcome, site: &Arc<Site>) -> Option<Found> {
     match entered {
-        Entered::Again(tenancy) => Some(Found::In(tenancy)),
-        Entered::Expired(tenancy) => Some(Found::Expired(Arc::clone(site), tenancy)),
-        Entered::TooDeep => Some(Found::TooDeep),
-        Entered::Leads | Entered::Queued(_) | Entered::Occupied => None,
+        GateOutcome::Again(tenancy) => Some(Found::In(tenancy)),
+        GateOutcome::Expired(tenancy) => Some(Found::Expired(Arc::clone(site), tenancy)),
+        GateOutcome::TooDeep => Some(Found::TooDeep),
+        GateOutcome::Leads | GateOutcome::Queued(_) | GateOutcome::Occupied => None,
     }
 }
 

@@ -8,7 +8,7 @@ use redlatch_client::{Command, Lane, Outcome, ReplyReceiver, Route};
 
 use crate::error::Error;
 use crate::lease::{Cleanup, Debtor};
-use crate::local::permits::{PermitGate, Reply, RequestFailed, Source};
+use crate::local::permits::{PermitGate, PermitReply, RequestFailed, Source};
 use crate::runtime::{Core, Member};
 use crate::scripts::semaphore::{REFUSED, SemaphoreScripts, released};
 use crate::scripts::{Replied, RequestId, Requests, SemaphoreKeys, Trouble};
@@ -227,7 +227,11 @@ impl Source for SemaphoreSite {
         &self.gate
     }
 
-    fn request(self: &Arc<Self>, needs: &[u32], clients: u64) -> Result<Reply<u32>, RequestFailed> {
+    fn request(
+        self: &Arc<Self>,
+        needs: &[u32],
+        clients: u64,
+    ) -> Result<PermitReply<u32>, RequestFailed> {
         let (request_id, asked) = (self.open(), self.route.incarnation());
         match self.scripts().try_acquire(request_id, clients, needs) {
             Ok(Replied { reply: taken @ 1.., unacknowledged: Some(unacknowledged), .. }) => {
@@ -236,11 +240,11 @@ impl Source for SemaphoreSite {
             }
             Ok(Replied { reply: taken @ 1.., .. }) => {
                 self.applied(request_id, -i64::from(taken));
-                Ok(Reply::Given(taken))
+                Ok(PermitReply::Given(taken))
             }
             Ok(_) => {
                 self.requests.close(request_id);
-                Ok(Reply::Refused(None))
+                Ok(PermitReply::Refused(None))
             }
             Err(trouble) => {
                 let concerns_it_alone =

@@ -29,12 +29,12 @@ pub(crate) struct PermitLease {
     site: Arc<ExpirableSite>,
     /// The id was read.
     is_told: AtomicBool,
-    state: Mutex<State>,
+    state: Mutex<PermitLeaseState>,
     alarm: Mutex<Option<Alarm>>,
 }
 
 #[derive(Default)]
-struct State {
+struct PermitLeaseState {
     /// The tenancy of the guard that has the permit lease now. `None`: the permit lease is on its
     /// way from one guard to the next, or over.
     tenancy: Option<Arc<Tenancy>>,
@@ -220,7 +220,7 @@ impl Leaseholder for PermitLease {
 
     fn with_hold<R>(&self, look: impl FnOnce(Renewing<'_>) -> R) -> Option<R> {
         let mut state = self.state.lock();
-        let State { tenancy, is_over, attempt } = &mut *state;
+        let PermitLeaseState { tenancy, is_over, attempt } = &mut *state;
         if *is_over {
             return None;
         }

@@ -13,7 +13,7 @@ use redlatch_client::{Outcome, ReplyReceiver, Route};
 use super::permit_lease::{PermitLease, PermitNeed};
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::lease::{Cleanup, Renewal};
-use crate::local::permits::{PermitGate, Permits, Reply, RequestFailed, Source};
+use crate::local::permits::{PermitGate, PermitReply, Permits, RequestFailed, Source};
 use crate::local::{Asked, Leaseholder};
 use crate::runtime::{Core, Member};
 use crate::scripts::expirable_semaphore::{
@@ -260,10 +260,10 @@ impl Source for ExpirableSite {
         self: &Arc<Self>,
         needs: &[PermitNeed],
         clients: u64,
-    ) -> Result<Reply<Self::Permits>, RequestFailed> {
+    ) -> Result<PermitReply<Self::Permits>, RequestFailed> {
         // One request is on one kind of terms.
         let Some(PermitNeed { terms, .. }) = needs.first().copied() else {
-            return Ok(Reply::Refused(None));
+            return Ok(PermitReply::Refused(None));
         };
         let numbers: Vec<u32> = needs.iter().map(|need| need.permits).collect();
         let total = numbers.iter().fold(0_u32, |sum, more| sum.saturating_add(*more));
@@ -286,7 +286,7 @@ impl Source for ExpirableSite {
             self.release_later(others, lease);
         }
         if let TakenPermit::Refused(left) = reply {
-            return Ok(Reply::Refused(left));
+            return Ok(PermitReply::Refused(left));
         }
         if let Some(unacknowledged) = unacknowledged {
             return Err(RequestFailed {
@@ -304,7 +304,7 @@ impl Source for ExpirableSite {
             });
         }
         self.keep(&given, asked);
-        Ok(Reply::Given(given))
+        Ok(PermitReply::Given(given))
     }
 
     fn give_to_server(self: &Arc<Self>, permit_leases: Vec<Arc<PermitLease>>) {

@@ -9,7 +9,7 @@ use crate::sync::{Mutex, Thread};
 
 /// A channel that a thread of this process listens to, or did a short while ago.
 #[derive(Debug)]
-pub(crate) struct Entry {
+pub(crate) struct ChannelEntry {
     channel: Arc<str>,
     kind: ChannelKind,
     /// The number of the server that this process asks for it. Changed under the mutex of all
@@ -56,7 +56,7 @@ pub enum Confirmation {
     Refused(Cause),
 }
 
-impl Entry {
+impl ChannelEntry {
     pub(crate) fn new(channel: Arc<str>, kind: ChannelKind, version: u64, home: usize) -> Self {
         let state = EntryState {
             confirmation: Confirmation::Pending,

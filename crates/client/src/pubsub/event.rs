@@ -5,7 +5,7 @@ use std::sync::Arc;
 use redis::{PushKind, RedisError, Value};
 
 /// A push or reply of the server on a subscriber's connection, in RESP2 or RESP3.
-pub(super) enum Event {
+pub(super) enum PubSubEvent {
     Subscribed(Vec<u8>),
     Unsubscribed(Vec<u8>),
     /// A channel's message.
@@ -21,7 +21,7 @@ pub(super) enum Event {
     Other,
 }
 
-impl Event {
+impl PubSubEvent {
     pub(super) fn of(value: Value) -> Self {
         match value {
             Value::Array(parts) if matches!(parts[..], [Value::BulkString(_), ..]) => {

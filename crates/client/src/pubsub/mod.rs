@@ -25,9 +25,9 @@ use std::time::{Duration, Instant};
 
 use redis::Value;
 
+pub(crate) use entry::ChannelEntry;
 use entry::ChannelKind;
 pub use entry::Confirmation;
-pub(crate) use entry::Entry;
 pub use subscriber::Subscriber;
 use tracking::{MOST_KEYS, ToTrack, Tracking};
 pub use tracking::{Question, Tracked};
@@ -102,7 +102,7 @@ pub trait Host: Send + Sync {
 }
 
 struct ChannelsState {
-    entries: HashMap<Arc<str>, Arc<Entry>>,
+    entries: HashMap<Arc<str>, Arc<ChannelEntry>>,
     /// For each server with channels, by its number.
     queues: HashMap<usize, SubscriberQueue>,
     /// The first version of a new entry: past those of all dropped ones, so that no channel ever
@@ -116,9 +116,9 @@ struct SubscriberQueue {
     runs: bool,
     subscriber: Arc<Subscriber>,
     /// Channels to ask the server for.
-    wanted: Vec<Arc<Entry>>,
+    wanted: Vec<Arc<ChannelEntry>>,
     /// Channels that have another home now.
-    left: Vec<Arc<Entry>>,
+    left: Vec<Arc<ChannelEntry>>,
     /// Holds that have lasted for a while, to be tracked under their keys.
     to_track: Vec<ToTrack>,
     /// Tracked keys may have another home since the thread last looked.
@@ -128,7 +128,10 @@ struct SubscriberQueue {
 }
 
 impl ChannelsState {
-    fn drop_entries(&mut self, is_unwanted: impl Fn(&Entry) -> bool) -> Vec<Arc<Entry>> {
+    fn drop_entries(
+        &mut self,
+        is_unwanted: impl Fn(&ChannelEntry) -> bool,
+    ) -> Vec<Arc<ChannelEntry>> {
         let dropped = self.entries.extract_if(|_, entry| is_unwanted(entry));
         let dropped: Vec<_> = dropped.map(|(_, entry)| entry).collect();
         let versions = dropped.iter().map(|entry| entry.version() + 1);
@@ -138,7 +141,7 @@ impl ChannelsState {
 
     /// Gives up the channels of a server that have no listener any more. Returns those of which the
     /// subscriber must tell the server.
-    fn sweep(&mut self, server: usize, grace: Duration) -> Vec<Arc<Entry>> {
+    fn sweep(&mut self, server: usize, grace: Duration) -> Vec<Arc<ChannelEntry>> {
         // The server knows nothing of a channel that it refused.
         self.drop_entries(|entry| {
             entry.home() == server && entry.idle_since().is_some() && entry.is_refused()
@@ -209,10 +212,10 @@ impl PubSub {
             }
             let subscriber = Arc::new(Subscriber {
                 node: Arc::clone(node),
-                own: Arc::new(Entry::new(own.into(), ChannelKind::Own, 0, node.number())),
+                own: Arc::new(ChannelEntry::new(own.into(), ChannelKind::Own, 0, node.number())),
                 common: self.common.as_ref().map(|common| {
                     let common = Arc::clone(common);
-                    Arc::new(Entry::new(common, ChannelKind::Common, 0, node.number()))
+                    Arc::new(ChannelEntry::new(common, ChannelKind::Common, 0, node.number()))
                 }),
                 work: Condvar::new(),
                 tracks: AtomicBool::new(self.may_track),
@@ -251,7 +254,8 @@ impl PubSub {
         let (entry, new) = match state.entries.entry(Arc::clone(channel)) {
             MapEntry::Occupied(entry) => (Arc::clone(entry.get()), false),
             MapEntry::Vacant(vacant) => {
-                let entry = Entry::new(Arc::clone(channel), kind, first_version, home.number());
+                let entry =
+                    ChannelEntry::new(Arc::clone(channel), kind, first_version, home.number());
                 (Arc::clone(vacant.insert(Arc::new(entry))), true)
             }
         };
@@ -279,7 +283,7 @@ impl PubSub {
         &self,
         state: &mut ChannelsState,
         home: &Arc<Node>,
-        entry: &Arc<Entry>,
+        entry: &Arc<ChannelEntry>,
     ) -> Option<Arc<Node>> {
         let queue = self.queue(state, home);
         queue.wanted.push(Arc::clone(entry));
@@ -293,7 +297,7 @@ impl PubSub {
         let mut state = self.state.lock();
         state.queues.values_mut().for_each(|queue| queue.moved = true);
         let is_moved = |channel: &str| slots.binary_search(&slot_of(channel.as_bytes())).is_ok();
-        let moved = |entry: &&Arc<Entry>| is_moved(entry.channel());
+        let moved = |entry: &&Arc<ChannelEntry>| is_moved(entry.channel());
         let moved: Vec<_> = state.entries.values().filter(moved).cloned().collect();
         let mut tell: Vec<Arc<Node>> = Vec::new();
         for entry in moved {
@@ -568,7 +572,7 @@ impl PubSub {
 /// A channel that a thread listens to, until this is dropped.
 #[derive(Debug)]
 pub struct Subscription {
-    entry: Arc<Entry>,
+    entry: Arc<ChannelEntry>,
 }
 
 impl Subscription {

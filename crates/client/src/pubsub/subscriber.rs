@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use redis::{RedisError, Value};
 
-use super::entry::{ChannelKind, Confirmation, Entry};
-use super::event::Event;
+use super::entry::{ChannelEntry, ChannelKind, Confirmation};
+use super::event::PubSubEvent;
 use super::tracking::{NO_TRACKING, Step, Steps, Tracking, TrackingNews};
 use super::{ChannelsState, LOOK, PubSub};
 use crate::connection::{Cause, Channels, Closer, Command, Connection, Node, is_redirect, slot_of};
@@ -28,9 +28,9 @@ const LAST_RETRY: Duration = Duration::from_secs(1);
 pub struct Subscriber {
     pub(super) node: Arc<Node>,
     /// The channel of the client's own, listened to as long as there is a connection.
-    pub(super) own: Arc<Entry>,
+    pub(super) own: Arc<ChannelEntry>,
     /// In a cluster: by this channel clients with the other kind of channels find this one.
-    pub(super) common: Option<Arc<Entry>>,
+    pub(super) common: Option<Arc<ChannelEntry>>,
     /// Wakes the thread for work while it has no connection to read from.
     pub(super) work: Condvar,
     /// Whether the server tracks keys, as far as this client knows.
@@ -154,7 +154,7 @@ impl PubSub {
         if endpoint.incarnation() != before && endpoint.says_its_run() {
             return Err((redis::ErrorKind::Io, "another run of the server was met").into());
         }
-        let channels: Vec<Arc<Entry>> = {
+        let channels: Vec<Arc<ChannelEntry>> = {
             let mut state = self.state.lock();
             let queue = self.queue(&mut state, &subscriber.node);
             queue.wanted.clear();
@@ -180,13 +180,13 @@ impl PubSub {
         self.send_each(&mut connection, Ask::Subscribe, subscriber, &channels)?;
         asked.extend(channels.into_iter().map(Unanswered::Subscribe));
         loop {
-            let event = Event::of(connection.recv_response()?);
+            let event = PubSubEvent::of(connection.recv_response()?);
             subscriber.heard.fetch_add(1, Ordering::Relaxed);
             if self.is_shut_down() {
                 return Ok(());
             }
             match event {
-                Event::Subscribed(channel) => {
+                PubSubEvent::Subscribed(channel) => {
                     *retry = FIRST_RETRY;
                     asked.pop_front();
                     if let Some(entry) = self.entry(subscriber, &channel) {
@@ -196,7 +196,7 @@ impl PubSub {
                         entry.answered(Confirmation::Confirmed);
                     }
                 }
-                Event::Unsubscribed(channel) => match asked.front() {
+                PubSubEvent::Unsubscribed(channel) => match asked.front() {
                     Some(Unanswered::Unsubscribe(left)) if left.channel().as_bytes() == channel => {
                         asked.pop_front();
                     }
@@ -212,7 +212,7 @@ impl PubSub {
                         }
                     }
                 },
-                Event::Message(channel, message) => {
+                PubSubEvent::Message(channel, message) => {
                     let Some(entry) = self.entry(subscriber, &channel) else { continue };
                     if entry.kind() != ChannelKind::Own {
                         entry.heard();
@@ -227,22 +227,22 @@ impl PubSub {
                         return Ok(());
                     }
                 }
-                Event::Changed(keys) => {
+                PubSubEvent::Changed(keys) => {
                     let steps = tracking.changed(keys.as_deref());
                     asked.extend(take_steps(&mut connection, steps)?);
                 }
-                Event::Pong => {
+                PubSubEvent::Pong => {
                     if let Some(Unanswered::Barrier(_)) = asked.front() {
                         asked.pop_front();
                     }
                 }
-                Event::Reply(reply) => {
+                PubSubEvent::Reply(reply) => {
                     if let Some(step) = pop_step(&mut asked) {
                         let steps = subscriber.step_done(tracking, step, Ok(&reply));
                         asked.extend(take_steps(&mut connection, steps)?);
                     }
                 }
-                Event::Refused(error) => match asked.pop_front() {
+                PubSubEvent::Refused(error) => match asked.pop_front() {
                     // Without the own channel nothing would ever make the thread look again, so no
                     // thread can wait.
                     Some(Unanswered::Subscribe(entry)) if Arc::ptr_eq(&entry, &subscriber.own) => {
@@ -283,7 +283,7 @@ impl PubSub {
                     }
                     None => return Err(error),
                 },
-                Event::Other => {}
+                PubSubEvent::Other => {}
             }
         }
     }
@@ -323,7 +323,7 @@ impl PubSub {
 
     /// The entry that a server's message concerns. `None`: the channel's home is elsewhere by now,
     /// and no waiter gets the message twice.
-    fn entry(&self, subscriber: &Subscriber, channel: &[u8]) -> Option<Arc<Entry>> {
+    fn entry(&self, subscriber: &Subscriber, channel: &[u8]) -> Option<Arc<ChannelEntry>> {
         let channel = std::str::from_utf8(channel).ok()?;
         if channel == &**subscriber.own.channel() {
             return Some(Arc::clone(&subscriber.own));
@@ -333,7 +333,11 @@ impl PubSub {
     }
 
     /// The entries of one server, the own one first.
-    fn all_entries(&self, subscriber: &Subscriber, state: &ChannelsState) -> Vec<Arc<Entry>> {
+    fn all_entries(
+        &self,
+        subscriber: &Subscriber,
+        state: &ChannelsState,
+    ) -> Vec<Arc<ChannelEntry>> {
         let server = subscriber.node.number();
         let others = state.entries.values().filter(|entry| entry.home() == server);
         let always = std::iter::once(&subscriber.own).chain(&subscriber.common);
@@ -372,7 +376,7 @@ impl PubSub {
         connection: &mut Connection,
         ask: Ask,
         subscriber: &Subscriber,
-        entries: &[Arc<Entry>],
+        entries: &[Arc<ChannelEntry>],
     ) -> Result<(), RedisError> {
         let mut bytes = Vec::new();
         for entry in entries {
@@ -444,10 +448,10 @@ enum Ask {
 
 /// A request without an answer yet.
 enum Unanswered {
-    Subscribe(Arc<Entry>),
-    Unsubscribe(Arc<Entry>),
+    Subscribe(Arc<ChannelEntry>),
+    Unsubscribe(Arc<ChannelEntry>),
     /// The PING behind an unsubscription.
-    Barrier(Arc<Entry>),
+    Barrier(Arc<ChannelEntry>),
     Step(Step),
 }
 
