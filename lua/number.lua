@@ -27,8 +27,8 @@ local function share(free, clients, first, last)
 end
 
 -- Tells waiters how many permits are free, if any are. Redisson takes the lower 32 bits of the
--- number for an int: 2^32 would wake no waiter. (As text: a number for
--- an argument is written out as one with a fraction, which costs more.)
+-- number for an int: 2^32 would wake no waiter. (As text, since Lua writes a number with a fraction,
+-- which costs more.)
 local function tell_free(channel, free)
     free = tonumber(free)
     local text = string.format('%d', math.min(free, 2 ^ 31 - 1))
