@@ -33,6 +33,12 @@ use redlatch_testkit::{Job, Server, Worker};
 /// already, and not one that is about to.
 const HEARD: Duration = Duration::from_millis(RENEWED.as_millis() as u64 / 2);
 
+/// The least time that a wait or a lease of this length takes by this process's clock. Redisson and
+/// the server count whole milliseconds, and Redisson subtracts its pauses one by one.
+fn lasts(length: Duration) -> Duration {
+    length.mul_f64(0.9)
+}
+
 /// The processes that the tests start, in their roles.
 #[test]
 fn worker() {
