@@ -52,7 +52,9 @@ mod model_tests;
 /// A forked child has a client's memory and sockets, and none of its threads. There every call of
 /// the client fails with kind [`Forked`](ErrorKind::Forked), guards say that they are lost, and
 /// drops do nothing: the parent keeps its holds. The child cannot connect a client of its own: fork
-/// before the first client connects, or run another program in the child (`exec`).
+/// before the first client connects, or run another program in the child (`exec`). Without `exec`, do
+/// not cancel a parent's [`CancelToken`](crate::CancelToken) in the child, and fork before any thread
+/// of the process sleeps in a mutex of parking_lot.
 #[derive(Clone)]
 pub struct Client(Session);
 
@@ -215,6 +217,7 @@ impl ClientBuilder {
     ///   answer in time, or refuses the client: for its password, its protected mode, its number of
     ///   connections, the right to run scripts.
     /// - [`Protocol`](ErrorKind::Protocol) if the answer is not that of a Redis server.
+    /// - [`Forked`](ErrorKind::Forked) if this process was forked from one that had called this.
     ///
     /// Nothing stays behind: no thread, no connection, and nothing on the server.
     ///

@@ -512,7 +512,8 @@ impl HeldLock {
 
     /// The fencing token, if the lock has tokens.
     pub(super) fn token(&self) -> Option<u64> {
-        self.tenancy().token().map(NonZero::get)
+        // A fenced lock has no conditions, so this is the present tenancy, and no mutex is locked.
+        self.tenancy.token().map(NonZero::get)
     }
 }
 

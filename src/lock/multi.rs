@@ -251,10 +251,13 @@ impl MultiLock {
     }
 
     /// Asks each part; those of a quorum at the same time. An error of one is an error, unless the
-    /// others are a quorum's majority.
+    /// answers of the others decide: a majority of a quorum counts, or so many do not that the parts
+    /// without an answer could not make it one. (The lock may be held by a majority of which a server
+    /// is away now.)
     fn ask<T: Send>(
         &self,
         ask: impl Fn(&Arc<dyn Part>) -> Result<T, Error> + Sync,
+        counts: impl Fn(&T) -> bool,
     ) -> Result<Vec<T>, Error> {
         self.parts.iter().try_for_each(check_process)?;
         let asked = match self.rule {
@@ -262,9 +265,16 @@ impl MultiLock {
             Rule::Majority => quorum::ask(&self.parts, ask),
         };
         let (answered, failed): (Vec<_>, Vec<_>) = asked.into_iter().partition(Result::is_ok);
+        let answered: Vec<_> = answered.into_iter().flatten().collect();
+        let (needed, unknown) = (self.needed(), failed.len());
+        let counted = answered.iter().filter(|it| counts(it)).count();
+        let is_decided = match self.rule {
+            Rule::All => unknown == 0,
+            Rule::Majority => counted >= needed || counted + unknown < needed,
+        };
         match failed.into_iter().find_map(Result::err) {
-            Some(error) if answered.len() < self.needed() => Err(error),
-            _ => Ok(answered.into_iter().flatten().collect()),
+            Some(error) if !is_decided => Err(error),
+            _ => Ok(answered),
         }
     }
 
@@ -341,12 +351,13 @@ impl Lock for MultiLock {
     }
 
     fn force_unlock(&self) -> Result<bool, Error> {
-        let ended = self.ask(|part| part.force_unlock())?;
+        let ended = self.ask(|part| part.force_unlock(), |_| true)?;
         Ok(ended.contains(&true))
     }
 
     fn is_locked(&self) -> Result<bool, Error> {
-        let taken = self.ask(|part| part.is_locked())?.into_iter().filter(|it| *it).count();
+        let taken = self.ask(|part| part.is_locked(), |it| *it)?;
+        let taken = taken.into_iter().filter(|it| *it).count();
         Ok(taken >= if self.rule == Rule::All { 1 } else { self.needed() })
     }
 
@@ -357,7 +368,7 @@ impl Lock for MultiLock {
     }
 
     fn remaining_lease(&self) -> Result<Option<Duration>, Error> {
-        let leases = self.ask(|part| part.remaining_lease())?;
+        let leases = self.ask(|part| part.remaining_lease(), Option::is_some)?;
         let mut leases: Vec<_> = leases.into_iter().flatten().collect();
         leases.sort_unstable();
         let needed = if self.rule == Rule::All { leases.len() } else { self.needed() };

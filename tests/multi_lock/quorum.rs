@@ -154,6 +154,23 @@ fn code_over_any_lock_has_a_majority_and_needs_no_more() {
     assert_eq!(theirs.is_locked().unwrap_err().kind(), ErrorKind::Redis);
 }
 
+/// The servers that answer do not decide: one that does not may have the vote that is missing.
+#[test]
+fn a_lock_that_a_majority_has_is_not_called_free_while_one_of_them_is_away() {
+    let _bounded = bounded();
+    let servers = five();
+    let (ours, theirs) = (voting(&servers), voting(&servers));
+    let guard = ours.lock().unwrap();
+    for server in &servers[..2] {
+        assert!(client(server).reentrant_lock("vote").force_unlock().unwrap());
+    }
+    assert!(theirs.is_locked().unwrap());
+    servers[4].kill();
+    assert_eq!(theirs.is_locked().unwrap_err().kind(), ErrorKind::Redis);
+    assert_eq!(theirs.remaining_lease().unwrap_err().kind(), ErrorKind::Redis);
+    drop(guard);
+}
+
 /// Also where the lock is to be had at once.
 #[test]
 fn a_token_that_was_cancelled_before_ends_a_quorums_wait_too() {
