@@ -342,12 +342,20 @@ impl Lock for MultiLock {
                 Some((tenancy, _)) => {
                     levels.push(HeldLocks::One(HeldLock::last(part.handle(), tenancy)));
                 }
-                None => missing = missing.or_else(|| Some(part.handle().site.not_held_by_thread())),
+                None => missing = missing.or_else(|| Some(&part.handle().site)),
             }
         }
-        let missing = missing.filter(|_| levels.len() < self.needed());
+        let (missing, released) = (missing.filter(|_| levels.len() < self.needed()), levels.len());
         levels.unlock()?;
-        missing.map_or(Ok(()), Err)
+        match missing {
+            None => Ok(()),
+            Some(site) if released == 0 => Err(site.not_held_by_thread()),
+            Some(site) => {
+                let message = "the calling thread does not hold it; the others of these locks, which \
+                               it held, were released";
+                Err(Error::new(ErrorKind::NotHeld, message.to_owned()).of(&site.name))
+            }
+        }
     }
 
     fn force_unlock(&self) -> Result<bool, Error> {
