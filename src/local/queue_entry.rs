@@ -187,7 +187,8 @@ impl QueueEntry {
         };
         let now = clock::now();
         let Actions { then, .. } = self.entry.step(now, Event::Reads { inbox, reader });
-        listening.ask_at = self.entry.ask_at();
+        // The earlier of both: a new leader asks at once, whatever the entry was told before.
+        listening.ask_at = listening.ask_at.min(self.entry.ask_at());
         let Action::Enter(entered) = then else { return None };
         Some(self.enters(site, claim, entered, now))
     }
