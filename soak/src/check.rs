@@ -90,6 +90,11 @@ pub(crate) struct Findings {
 }
 
 impl Findings {
+    /// Whether a check found a violation of a name with this part.
+    pub(crate) fn has(&self, check: &str, name: &str) -> bool {
+        self.violations.iter().any(|it| it.check == check && it.name.contains(name))
+    }
+
     fn violation(&mut self, check: &'static str, name: &str, at: [u64; 2], text: String) {
         let [from, to] = at;
         self.violations.push(Violation { check, name: name.to_owned(), from, to, text });

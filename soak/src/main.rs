@@ -18,6 +18,7 @@ mod store;
 mod worker;
 mod world;
 
+use nemesis::PLANTED;
 use options::Options;
 
 fn main() -> ExitCode {
@@ -60,16 +61,11 @@ fn soak(options: &Options) -> Result<bool, String> {
     let all = run::run(options)?;
     println!("{}", report::ledger(options, &all));
     if options.canary {
-        let is_found = |check: &str, name: &str| {
-            let mut violations = all.found.violations.iter();
-            violations.any(|it| it.check == check && it.name.contains(name))
-        };
-        let planted = [("claims", "reentrant"), ("claims", "semaphore"), ("tokens", "fenced")];
-        for (check, name) in planted {
-            let was = if is_found(check, name) { "found" } else { "NOT FOUND" };
+        for (check, name) in PLANTED {
+            let was = if all.found.has(check, name) { "found" } else { "NOT FOUND" };
             println!("canary: {check} of a {name}: {was}");
         }
-        return Ok(planted.iter().all(|(check, name)| is_found(check, name)));
+        return Ok(PLANTED.iter().all(|(check, name)| all.found.has(check, name)));
     }
     Ok(all.found.violations.is_empty())
 }

@@ -316,6 +316,10 @@ fn sleep(rng: &mut StdRng, millis: std::ops::Range<u64>) {
     thread::sleep(Duration::from_millis(rng.random_range(millis)));
 }
 
+/// The violations that the canary plants: the check that finds each, and a part of its names.
+pub(crate) const PLANTED: [(&str, &str); 3] =
+    [("claims", "reentrant"), ("claims", "semaphore"), ("tokens", "fenced")];
+
 /// For the canary: breaks what the server knows, and tells nobody.
 pub(crate) fn plant(server: &Server, prefix: &str, until: Instant) {
     let run = |command: &[&str]| drop(ask::<redis::Value>(server, command));
