@@ -232,6 +232,9 @@ fn others_come_in(lines: &mut [Line]) {
 
 #[test]
 fn a_killed_process_of_ours_is_passed_at_every_place() {
+    if !is_long() {
+        return;
+    }
     let _bounded = bounded();
     beside_redisson(|version| {
         let server = server();
@@ -246,6 +249,9 @@ fn a_killed_process_of_ours_is_passed_at_every_place() {
 /// Such a waiter blocks the queue until its own time has passed.
 #[test]
 fn a_killed_process_of_redissons_is_passed_at_every_place_when_its_time_is_over() {
+    if !is_long() {
+        return;
+    }
     let _bounded = bounded();
     beside_redisson(|version| {
         let server = server();
@@ -262,6 +268,9 @@ fn a_killed_process_of_redissons_is_passed_at_every_place_when_its_time_is_over(
 
 #[test]
 fn a_stopped_process_of_ours_is_passed_at_every_place_and_comes_back() {
+    if !is_long() {
+        return;
+    }
     let _bounded = bounded();
     beside_redisson(|version| {
         let server = server();
@@ -285,6 +294,9 @@ fn a_stopped_process_of_ours_is_passed_at_every_place_and_comes_back() {
 /// The server cannot tell it from one that is about to come.
 #[test]
 fn a_stopped_process_of_redissons_keeps_its_place_until_it_goes_on() {
+    if !is_long() {
+        return;
+    }
     let _bounded = bounded();
     beside_redisson(|version| {
         let server = server();

@@ -276,7 +276,7 @@ fn build() -> Result<String, String> {
             let output = maven.arg(format!("-Dredisson={}", version.number())).output().unwrap();
             if !output.status.success() {
                 let said = String::from_utf8_lossy(&output.stdout).into_owned();
-                assert!(std::env::var_os("CI").is_none(), "{maven:?}: {said}");
+                assert!(env::var_os("CI").is_none(), "{maven:?}: {said}");
                 return Err(format!("Maven cannot build {interop:?}: {said}"));
             }
         }

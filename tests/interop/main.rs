@@ -15,6 +15,7 @@ mod read_write;
 mod soak;
 mod wire;
 
+use std::env;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex};
@@ -37,6 +38,16 @@ const HEARD: Duration = Duration::from_millis(RENEWED.as_millis() as u64 / 2);
 /// the server count whole milliseconds, and Redisson subtracts its pauses one by one.
 fn lasts(length: Duration) -> Duration {
     length.mul_f64(0.9)
+}
+
+/// Whether the tests run in which processes die or stand still beside Redisson's, and the soaks.
+/// Redisson 3.16.8 itself may leave a waiter asleep there for minutes. `.ci/long interop` runs them.
+fn is_long() -> bool {
+    let is_long = env::var_os("REDLATCH_LONG").is_some();
+    if !is_long {
+        eprintln!("left out: it runs with REDLATCH_LONG=1");
+    }
+    is_long
 }
 
 /// The processes that the tests start, in their roles.

@@ -142,6 +142,9 @@ fn prepare(client: &Client, kind: &str, name: &str) {
 /// for some seconds; with it one kind after the other, and the shares must be fair.
 #[test]
 fn both_libraries_take_turns() {
+    if !is_long() {
+        return;
+    }
     if !is_beside_redisson() {
         return;
     }
@@ -239,6 +242,9 @@ fn take_turns(
 /// leases loses the permits of a process that is killed.)
 #[test]
 fn no_two_hold_what_one_may_hold_while_processes_die_and_connections_break() {
+    if !is_long() {
+        return;
+    }
     if !is_beside_redisson() {
         return;
     }
