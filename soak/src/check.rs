@@ -1,4 +1,4 @@
-//! What must hold of a round's history. Each check is a function of the history alone.
+//! The rules of a round's history. Each check is a function of the history alone.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -16,7 +16,7 @@ mod waits;
 pub(crate) use fenced::lost_writes;
 pub(crate) use order::export;
 
-/// What is too late on a busy machine, too.
+/// A delay that is too long on a busy machine, too.
 pub(crate) const SLACK: u64 = ms(1500);
 
 /// The lease of a grant by message, in ns: it may be longer than the lease that was asked for.
@@ -82,7 +82,7 @@ pub(crate) struct Violation {
     pub(crate) text: String,
 }
 
-/// What the checks of one round, or of all rounds, have found.
+/// The findings of the checks of one round, or of all rounds.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Findings {
     pub(crate) violations: Vec<Violation>,

@@ -1,4 +1,4 @@
-//! What happened: one event a line, in a file for each worker process.
+//! The events: one a line, in a file for each worker process.
 //!
 //! A line is written with one call before the worker goes on, so a killed worker leaves all its
 //! lines behind. The fields of a line are separated by spaces, the first one is the event's letter.
@@ -264,7 +264,7 @@ impl Log {
     }
 }
 
-/// What one process did.
+/// The operations of one process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Process {
     pub(crate) number: u32,

@@ -15,7 +15,7 @@ const SEPARATOR: &str = "\u{1f}";
 
 struct Mutant {
     name: &'static str,
-    /// What the soak does to find it.
+    /// The kinds of work by which the soak finds it.
     only: &'static str,
     /// Whether what it breaks is a rule about time.
     is_late: bool,

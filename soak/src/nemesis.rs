@@ -1,4 +1,4 @@
-//! Does harm, and writes down what and when.
+//! Does harm, and writes down each fault with its time.
 //!
 //! Two threads do it at the same time: one to the processes, one to the servers and the network.
 
@@ -137,7 +137,7 @@ impl Nemesis<'_> {
         }
     }
 
-    /// What any server survives, with its data.
+    /// The faults that any server survives, with its data.
     fn harm_any(&self, server: &Server, rng: &mut StdRng) {
         let tell = |command: &[&str]| drop(ask::<redis::Value>(server, command));
         match rng.random_range(0..8) {
@@ -320,7 +320,7 @@ fn sleep(rng: &mut StdRng, millis: std::ops::Range<u64>) {
 pub(crate) const PLANTED: [(&str, &str); 3] =
     [("claims", "reentrant"), ("claims", "semaphore"), ("tokens", "fenced")];
 
-/// For the canary: breaks what the server knows, and tells nobody.
+/// For the canary: breaks the server's data, and tells nobody.
 pub(crate) fn plant(server: &Server, prefix: &str, until: Instant) {
     let run = |command: &[&str]| drop(ask::<redis::Value>(server, command));
     let keys =

@@ -1,4 +1,4 @@
-//! What is printed and kept: the progress, the ledger's line, the page of a violation.
+//! The output: the progress, the ledger's line, the page of a violation.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};

@@ -23,7 +23,7 @@ use crate::world::{World, keys};
 /// How long a worker may take to end when all is well.
 const END: Duration = Duration::from_secs(40);
 
-/// A process, and what it is asked to do.
+/// A process and its task.
 pub(crate) struct Member {
     pub(crate) number: u32,
     pub(crate) worker: Worker,
@@ -112,7 +112,7 @@ impl Crew<'_> {
     }
 }
 
-/// What a whole run has found.
+/// The findings of a whole run.
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {
     pub(crate) found: Findings,

@@ -65,7 +65,7 @@ impl Task {
     }
 }
 
-/// What a guard of any kind can do here.
+/// The verbs of a guard of any kind.
 trait Held {
     fn remaining(&self) -> Duration;
     fn on_lost(&self, callback: impl FnOnce(LostReason) + Send + 'static);
@@ -149,7 +149,7 @@ impl Terms {
     }
 }
 
-/// What a grant is about.
+/// The name, the kind and the terms of a grant.
 struct About {
     kind: Kind,
     names: Vec<String>,
@@ -172,7 +172,7 @@ struct Kept<G> {
     ids: Vec<u64>,
 }
 
-/// What the threads of the process share.
+/// The state that the threads of the process share.
 #[derive(Debug)]
 struct Shared {
     log: Log,
@@ -493,7 +493,7 @@ impl Worker {
     fn semaphore(&mut self) {
         let name = self.of_now("semaphore", 1);
         let semaphore = self.client.semaphore(&name);
-        // Whoever comes first makes it.
+        // The first thread makes it.
         let _made = semaphore.try_set_permits(u32::try_from(PERMITS).unwrap_or(1));
         for _ in 0..self.rng.random_range(1..10) {
             let (how, stay) = (self.how(), self.stay());

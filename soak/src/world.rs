@@ -68,7 +68,7 @@ impl World {
         })
     }
 
-    /// What this worker connects to.
+    /// The server of this worker.
     pub(crate) fn url(&self, worker: u32) -> String {
         match self {
             Self::One { server, .. } if worker.is_multiple_of(2) => server.url(),

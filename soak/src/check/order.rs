@@ -132,7 +132,7 @@ fn parts(operations: &[Operation]) -> Vec<Vec<Operation>> {
 /// Where the search stands: what was put in order so far, and what it goes on with.
 struct Step {
     chosen: usize,
-    /// What else could have been chosen here.
+    /// The other choices at this point.
     others: Vec<usize>,
     first: usize,
 }
@@ -221,7 +221,7 @@ fn all_over(operations: &[Operation], ordered: &[bool], first: usize) -> bool {
     (first..operations.len()).all(|at| ordered[at] || operations[at].done == u64::MAX)
 }
 
-/// What may come next, the best last: no operation that is open returned before its call.
+/// The operations that may come next, the best last: no operation that is open returned before its call.
 fn candidates(
     operations: &[Operation],
     ordered: &[bool],

@@ -44,9 +44,9 @@ pub struct Peers(Vec<Peer>);
 
 #[derive(Debug, Default)]
 struct Peer {
-    /// What has come of a command whose rest is still to come.
+    /// The first part of a command whose rest is still to come.
     commands: Vec<u8>,
-    /// What the client has not read, one reply or message each.
+    /// The replies and messages that the client has not read.
     replies: VecDeque<Vec<u8>>,
     channels: Vec<Vec<u8>>,
     /// The keys it has read since it last heard of a change, if it is told of changes.
