@@ -7,7 +7,7 @@
 
 use std::io::{self, Read};
 
-use redis::{ErrorKind, RedisError, RedisResult, Value};
+use redis::{ErrorKind, PushKind, RedisError, RedisResult, Value};
 
 /// No reply of a server's to this library comes near this. (A publisher may send more to a
 /// listener; by default a server keeps so much for a listener.)
@@ -19,6 +19,9 @@ const DEEPEST: usize = 32;
 const ROOM: usize = 4 << 10;
 
 const END: &[u8] = b"\r\n";
+/// How a message to a listener begins, behind the number of its parts.
+const MESSAGE: &[u8] = b"$7\r\nmessage\r\n";
+const SHARDED_MESSAGE: &[u8] = b"$8\r\nsmessage\r\n";
 
 /// The bytes that have come over a connection and were not taken.
 pub(super) struct ReplyReader {
@@ -215,16 +218,24 @@ fn part(bytes: &[u8]) -> RedisResult<(Value, &[u8])> {
         },
         Some(b'*') => match length(line)? {
             Some(length) => {
-                let mut parts = Vec::with_capacity(length);
-                for _ in 0..length {
-                    let (value, behind) = part(rest)?;
-                    rest = behind;
-                    parts.push(value);
-                }
+                let (parts, behind) = parts(length, rest)?;
+                rest = behind;
                 Value::Array(parts)
             }
             None => Value::Nil,
         },
+        // The message that hands a lock on is one of these.
+        Some(b'>') if rest.starts_with(MESSAGE) || rest.starts_with(SHARDED_MESSAGE) => {
+            let (kind, behind) = if rest.starts_with(MESSAGE) {
+                (PushKind::Message, &rest[MESSAGE.len()..])
+            } else {
+                (PushKind::SMessage, &rest[SHARDED_MESSAGE.len()..])
+            };
+            let others = length(line)?.and_then(|length| length.checked_sub(1));
+            let (data, behind) = parts(others.ok_or_else(nonsense)?, behind)?;
+            rest = behind;
+            Value::Push { kind, data }
+        }
         _ => {
             let length = Look::default().over(bytes)?.ok_or_else(nonsense)?;
             let (whole, behind) = bytes.split_at(length);
@@ -233,6 +244,17 @@ fn part(bytes: &[u8]) -> RedisResult<(Value, &[u8])> {
         }
     };
     Ok((value, rest))
+}
+
+/// So many parts, and the bytes behind them.
+fn parts(number: usize, mut bytes: &[u8]) -> RedisResult<(Vec<Value>, &[u8])> {
+    let mut parts = Vec::with_capacity(number);
+    for _ in 0..number {
+        let (value, behind) = part(bytes)?;
+        bytes = behind;
+        parts.push(value);
+    }
+    Ok((parts, bytes))
 }
 
 fn nonsense() -> RedisError {
@@ -337,12 +359,13 @@ mod tests {
                     [format!("{kind}{}\r\n", parts.len() / 2).into(), parts.concat()].concat()
                 }
             };
-            let kind = prop_oneof![Just(b"$7\r\nmessage\r\n"), Just(b"$7\r\nmassage\r\n")];
+            let kind = prop::sample::select(["message", "smessage", "massage"].as_slice())
+                .prop_map(|kind| format!("${}\r\n{kind}\r\n", kind.len()).into_bytes());
             prop_oneof![
                 4 => vec(inner.clone(), 0..6).prop_map(many("*")),
                 1 => vec(inner.clone(), 0..6).prop_map(many("~")),
                 1 => (kind, vec(inner.clone(), 0..5)).prop_map(move |(kind, mut parts)| {
-                    parts.insert(0, kind.to_vec());
+                    parts.insert(0, kind);
                     many(">")(parts)
                 }),
                 1 => vec(inner.clone(), 0..7).prop_map(pairs("%", 0)),
