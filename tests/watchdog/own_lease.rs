@@ -1,0 +1,108 @@
+//! Watched leases of a lock's own.
+
+use super::*;
+
+#[test]
+fn a_watched_lease_of_its_own_is_renewed_and_never_longer() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let semaphore = client.expirable_semaphore("own:permits");
+    assert!(semaphore.try_set_permits(1).unwrap());
+    let plain = client.reentrant_lock("own:plain").with_watchdog(LEASE).lock().unwrap();
+    let fair = client.fair_lock("own:fair").with_watchdog(LEASE).lock().unwrap();
+    let read = client.read_write_lock("own:read").read().with_watchdog(LEASE).lock().unwrap();
+    let permit = semaphore.with_watchdog(LEASE).acquire().unwrap();
+    let until = Instant::now() + LEASE * 3;
+    let mut redis = server.connection();
+    while Instant::now() < until {
+        for (name, guard) in [("own:plain", &plain), ("own:fair", &fair), ("own:read", &read)] {
+            assert!(guard.is_held(), "{name}: {:?}", guard.check(Duration::ZERO));
+            let left = pttl(&mut redis, name);
+            assert!(left > 0 && left <= millis(LEASE), "{name}: {left} ms");
+        }
+        assert!(permit.is_held(), "{:?}", permit.check(Duration::ZERO));
+        let left = semaphore.remaining_lease(&permit.id()).unwrap();
+        assert!(left.is_some_and(|left| left <= LEASE), "{left:?}");
+        thread::sleep(UNIT);
+    }
+    let error = plain.check(LONG).unwrap_err();
+    assert!(error.to_string().contains("take a longer watched lease"), "{error}");
+    for guard in [plain, fair, read] {
+        guard.unlock().unwrap();
+    }
+    permit.release().unwrap();
+}
+
+#[test]
+fn of_several_watched_leases_the_longest_is_renewed() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let lock = client.reentrant_lock("several");
+    let mut redis = server.connection();
+    let outer = lock.with_watchdog(LEASE).lock().unwrap();
+    let inner = lock.lock().unwrap();
+    wait_until("it has the longer one", SOON, || pttl(&mut redis, "several") > millis(LEASE));
+    inner.unlock().unwrap();
+    outer.unlock().unwrap();
+    // The next hold has its own, and a shorter one changes nothing.
+    let outer = lock.lock().unwrap();
+    let inner = lock.with_watchdog(LEASE).lock().unwrap();
+    assert!(pttl(&mut redis, "several") > millis(LEASE));
+    assert!(inner.check(LEASE).is_ok());
+    inner.unlock().unwrap();
+    outer.unlock().unwrap();
+    for lease in [Duration::ZERO, Duration::from_millis(9), Duration::MAX] {
+        let error = lock.with_watchdog(lease).try_lock().map(drop).unwrap_err();
+        assert!(error.kind() == ErrorKind::Config, "{error}");
+        let permits = client.expirable_semaphore("several:permits").with_watchdog(lease);
+        assert_eq!(permits.try_acquire().map(drop).unwrap_err().kind(), ErrorKind::Config);
+    }
+}
+
+#[test]
+fn a_connection_that_hangs_is_given_up_in_time_for_the_shortest_watched_lease() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let client = Client::builder(&proxy.url()).watchdog_timeout(LONG).connect().unwrap();
+    let short = client.reentrant_lock("short").with_watchdog(LEASE).lock().unwrap();
+    let losses = Losses::of(&short);
+    proxy.on(Direction::Request, 1, Action::HoldReply, |bytes| {
+        contains(bytes, "short") && contains(bytes, "EVALSHA")
+    });
+    wait_until("it is renewed over another one, or lost", SOON, || {
+        short.state() == HoldState::Unconfirmed || !short.is_held()
+    });
+    wait_until("it is renewed over another one", SOON, || {
+        !short.is_held() || short.state() == HoldState::Held
+    });
+    assert_eq!(losses.so_far(), []);
+    proxy.clear_rules();
+    proxy.release();
+    short.unlock().unwrap();
+}
+
+#[test]
+fn a_server_that_stands_still_costs_neither_the_short_watched_lease_nor_the_long_one() {
+    let _bounded = bounded();
+    let server = server();
+    let client = watched(&server, LEASE * 2);
+    let long = client.reentrant_lock("long").lock().unwrap();
+    let short = client.reentrant_lock("short").with_watchdog(LEASE).lock().unwrap();
+    // Time is the subject: the first renewal of the short one falls into the pause.
+    thread::sleep(LEASE / 6);
+    server.pause();
+    thread::sleep(LEASE / 3);
+    server.resume();
+    wait_until("both are renewed", SOON, || {
+        [(&long, LEASE * 2), (&short, LEASE)]
+            .iter()
+            .all(|(guard, lease)| !guard.is_held() || guard.remaining() > *lease * 3 / 4)
+    });
+    for guard in [long, short] {
+        assert_eq!(guard.state(), HoldState::Held, "{guard:?}");
+        guard.unlock().unwrap();
+    }
+}

@@ -1,0 +1,264 @@
+//! Which holds are renewed, and when.
+
+use super::*;
+
+#[test]
+fn holds_that_are_due_together_are_renewed_together() {
+    let _bounded = bounded();
+    let server = server();
+    let lease = LEASE;
+    let client = watched(&server, lease);
+    let count = 400;
+    let begun = Instant::now();
+    let guards: Vec<_> =
+        (0..count).map(|at| client.reentrant_lock(&format!("many:{at}")).lock().unwrap()).collect();
+    let taking = begun.elapsed();
+    let before = Commands::so_far(&server);
+    // About three of each: no hold is renewed all the time.
+    let (mut renewals, mut calls) = (0, 0);
+    wait_until("they are renewed", SOON, || {
+        let now = Commands::so_far(&server);
+        renewals = now.of("pexpire") - before.of("pexpire");
+        calls = now.scripts() - before.scripts();
+        renewals >= count * 3
+    });
+    let took = begun.elapsed();
+    assert!(guards.iter().all(LockGuard::is_held));
+    assert!(took >= lease * 2 / 3, "{renewals} renewals in {took:?}");
+    // Taken over a longer time, they fall due in more groups.
+    let groups = 1 + u64::try_from(taking.as_millis() * 64 / lease.as_millis()).unwrap();
+    let bound = renewals / 20 + 10 * groups;
+    assert!(calls < bound.min(renewals / 4), "{calls} calls for {renewals} renewals");
+    guards.into_iter().for_each(|guard| guard.unlock().unwrap());
+}
+
+#[test]
+fn a_short_hold_is_never_renewed() {
+    let _bounded = bounded();
+    let server = server();
+    let client = watched(&server, LONG);
+    let lock = client.reentrant_lock("short");
+    lock.lock().unwrap().unlock().unwrap();
+    let before = Commands::so_far(&server);
+    for _ in 0..100 {
+        lock.lock().unwrap().unlock().unwrap();
+    }
+    let after = Commands::so_far(&server);
+    assert_eq!(after.scripts() - before.scripts(), 200);
+    assert_eq!(after.of("pexpire") - before.of("pexpire"), 100);
+}
+
+#[test]
+fn no_renewal_follows_a_release() {
+    let _bounded = bounded();
+    let server = server();
+    let client = watched(&server, LEASE);
+    let (dropped, unlocked) = (client.reentrant_lock("a"), client.reentrant_lock("b"));
+    let guards = (dropped.lock().unwrap(), unlocked.lock().unwrap());
+    wait_renewed(&server, "a");
+    wait_renewed(&server, "b");
+    let (first, second) = guards;
+    drop(first);
+    second.unlock().unwrap();
+    wait_free(&server, "a", SOON);
+    // A renewal may be on its way at the release.
+    thread::sleep(UNIT);
+    let before = Commands::so_far(&server).scripts();
+    // Another client takes it: the earlier hold's requests do not touch this one.
+    hold_as_redisson(&mut server.connection(), "b", LEASE);
+    // Time is the subject: the next ones would have come, after a third of it each.
+    thread::sleep(LEASE * 3 / 4);
+    assert_eq!(Commands::so_far(&server).scripts(), before);
+    // The lease ends unrenewed.
+    wait_free(&server, "b", LEASE);
+}
+
+#[test]
+fn a_hold_whose_thread_has_ended_is_not_renewed() {
+    let _bounded = bounded();
+    let server = server();
+    let (one, other) = (watched(&server, LEASE), watched(&server, LEASE));
+    let lock = one.reentrant_lock("orphan");
+    let losses = Losses::default();
+    let (same, told) = (lock.clone(), losses.clone());
+    let ended = thread::spawn(move || {
+        let guard = same.lock().unwrap();
+        guard.on_lost(move |reason| told.0.lock().unwrap().push(reason));
+        guard.forget();
+        same.lock().unwrap().forget();
+    });
+    ended.join().unwrap_or_else(|panic| resume_unwind(panic));
+    let begun = Instant::now();
+    // A thread of the same client and one of another wait for it.
+    let waiters: Vec<_> = [lock, other.reentrant_lock("orphan")]
+        .into_iter()
+        .map(|lock| spawn(move || lock.lock().unwrap().unlock().unwrap()))
+        .collect();
+    waiters.into_iter().for_each(Running::join);
+    // At the lease's end, or one renewal later if that was on its way.
+    let took = begun.elapsed();
+    assert!(took > LEASE / 2, "{took:?}");
+    assert_eq!(losses.wait(), LostReason::LeaseExpired);
+}
+
+#[test]
+fn a_forgotten_guard_is_renewed_while_its_thread_lives() {
+    let _bounded = bounded();
+    let server = server();
+    let client = watched(&server, LEASE);
+    let lock = client.reentrant_lock("forgotten");
+    lock.lock().unwrap().forget();
+    drop(lock);
+    // Time is the subject.
+    thread::sleep(LEASE * 3 / 2);
+    let lock = client.reentrant_lock("forgotten");
+    assert!(lock.is_held_by_current_thread());
+    assert!(lock.is_locked().unwrap());
+    lock.unlock().unwrap();
+    assert!(!lock.is_locked().unwrap());
+}
+
+#[test]
+fn an_owned_guard_is_renewed_after_its_thread_has_ended() {
+    let _bounded = bounded();
+    let server = server();
+    let client = watched(&server, LEASE);
+    let lock = client.reentrant_lock("owned");
+    for passed in [false, true] {
+        // From the server, or from another holder of this process; on a thread that has ended then.
+        let before = passed.then(|| lock.lock_owned().unwrap());
+        let same = lock.clone();
+        let taking = spawn(move || same.lock_owned().unwrap());
+        if let Some(before) = before {
+            taking.wait_asleep();
+            drop(before);
+        }
+        let guard = taking.join();
+        let losses = Losses::default();
+        let told = losses.clone();
+        guard.on_lost(move |reason| told.0.lock().unwrap().push(reason));
+        // Time is the subject.
+        thread::sleep(LEASE * 3 / 2);
+        assert!(guard.is_held() && losses.0.lock().unwrap().is_empty());
+        guard.unlock().unwrap();
+        assert!(!lock.is_locked().unwrap());
+    }
+}
+
+#[test]
+fn a_leaked_owned_guard_is_kept_for_max_hold_and_no_longer() {
+    let _bounded = bounded();
+    let server = server();
+    let longest = LEASE * 4 / 3;
+    let client =
+        Client::builder(&server.url()).watchdog_timeout(LEASE).max_hold(longest).connect().unwrap();
+    let lock = client.reentrant_lock("leaked");
+    let begun = Instant::now();
+    std::mem::forget(lock.lock_owned().unwrap());
+    lock.try_lock_for(SOON).unwrap().expect("its lease ends").unlock().unwrap();
+    let took = begun.elapsed();
+    assert!(took > longest - LEASE / 10, "it was renewed at first: {took:?}");
+}
+
+#[test]
+fn a_hold_is_not_renewed_past_max_hold() {
+    let _bounded = bounded();
+    let server = server();
+    let longest = LEASE * 4 / 3;
+    let client =
+        Client::builder(&server.url()).watchdog_timeout(LEASE).max_hold(longest).connect().unwrap();
+    let begun = Instant::now();
+    let guard = client.reentrant_lock("longest").lock().unwrap();
+    let losses = Losses::of(&guard);
+    assert_eq!(losses.wait(), LostReason::LeaseExpired);
+    let took = begun.elapsed();
+    assert!(took > longest - LEASE / 10, "it was renewed at first: {took:?}");
+    assert!(!guard.is_held());
+    wait_free(&server, "longest", SOON);
+    assert_eq!(guard.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
+    // The next hold has its own time.
+    client.reentrant_lock("longest").lock().unwrap().unlock().unwrap();
+}
+
+#[test]
+fn a_watched_level_in_a_fixed_hold_is_renewed_while_it_is_open() {
+    let _bounded = bounded();
+    let server = server();
+    let client = watched(&server, LEASE);
+    let lock = client.reentrant_lock("nested");
+    let outer = lock.with_lease(LEASE).lock().unwrap();
+    let inner = lock.lock().unwrap();
+    // Time is the subject.
+    thread::sleep(LEASE * 3 / 2);
+    assert!(outer.is_held() && inner.is_held());
+    inner.unlock().unwrap();
+    assert!(outer.is_held());
+    wait_until("its own lease ends", LEASE * 3 / 2, || !outer.is_held());
+    assert_eq!(outer.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
+}
+
+#[test]
+fn a_failed_renewal_is_tried_again_until_the_deadline() {
+    let _bounded = bounded();
+    let server = server();
+    let client = watched(&server, LEASE * 3 / 2);
+    let guard = client.reentrant_lock("retried").lock().unwrap();
+    let losses = Losses::of(&guard);
+    let set = |of: &[&str]| -> String {
+        redis::cmd("REPLICAOF").arg(of).query(&mut server.connection()).unwrap()
+    };
+    for _ in 0..2 {
+        // A replica without a master refuses writes, renewals with them.
+        set(&["127.0.0.1", "1"]);
+        wait_until("a renewal has failed", SOON, || guard.state() == HoldState::Unconfirmed);
+        assert!(guard.is_held());
+        set(&["NO", "ONE"]);
+        wait_until("a renewal has succeeded", SOON, || guard.state() != HoldState::Unconfirmed);
+        assert_eq!(guard.state(), HoldState::Held);
+    }
+    assert_eq!(losses.so_far(), []);
+    guard.unlock().unwrap();
+}
+
+#[test]
+fn a_failed_renewal_is_not_left_to_the_next_third() {
+    let _bounded = bounded();
+    let server = server();
+    let lease = LEASE * 5 / 2;
+    let client = watched(&server, lease);
+    let guard = client.reentrant_lock("soon").lock().unwrap();
+    let set = |of: &[&str]| -> String {
+        redis::cmd("REPLICAOF").arg(of).query(&mut server.connection()).unwrap()
+    };
+    set(&["127.0.0.1", "1"]);
+    // The second third has gone by as well; the next would be the end.
+    wait_until("the lease is nearly over", SOON, || guard.remaining() < lease * 3 / 10);
+    set(&["NO", "ONE"]);
+    wait_until("it is renewed or lost", SOON, || guard.state() != HoldState::Unconfirmed);
+    assert_eq!(guard.state(), HoldState::Held);
+    assert!(guard.remaining() > lease / 2);
+    guard.unlock().unwrap();
+}
+
+#[test]
+fn a_server_that_stands_still_for_less_than_a_lease_costs_no_hold() {
+    let _bounded = bounded();
+    let server = server();
+    let lease = LEASE * 3 / 2;
+    let client = watched(&server, lease);
+    let guards: Vec<_> =
+        (0..50).map(|at| client.reentrant_lock(&format!("still:{at}")).lock().unwrap()).collect();
+    let losses: Vec<_> = guards.iter().map(Losses::of).collect();
+    // Time is the subject: the first renewal falls into the pause.
+    server.pause();
+    thread::sleep(lease * 11 / 20);
+    server.resume();
+    wait_until("they are renewed", SOON, || {
+        guards.iter().all(|guard| !guard.is_held() || guard.remaining() > lease / 2)
+    });
+    for (guard, losses) in guards.iter().zip(&losses) {
+        assert_eq!(guard.state(), HoldState::Held, "{guard:?}");
+        assert_eq!(losses.so_far(), []);
+    }
+    guards.into_iter().for_each(|guard| guard.unlock().unwrap());
+}
