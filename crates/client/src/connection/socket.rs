@@ -7,7 +7,6 @@
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -99,7 +98,7 @@ impl Socket {
             let connected = socket.connect(&address);
             socket.set_nonblocking(false)?;
             match connected {
-                Ok(()) => return Ok(Self::over(Box::new(UnixStream::from(socket)), deadline)),
+                Ok(()) => return Ok(Self::over(Box::new(TcpStream::from(socket)), deadline)),
                 // Too many connections wait to be accepted; here the system does not wait with
                 // them.
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {

@@ -3,8 +3,6 @@
 use std::fmt;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
-use std::os::fd::AsFd;
-use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -43,6 +41,7 @@ pub enum Way {
     Write,
 }
 
+/// Also for a unix socket: to the system both are a stream's descriptor.
 impl Transport for TcpStream {
     fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         Read::read(&mut &*self, buffer)
@@ -60,7 +59,12 @@ impl Transport for TcpStream {
     }
 
     fn is_ready(&self, way: Way, within: Duration) -> io::Result<bool> {
-        is_ready(self, way, within)
+        let flags = match way {
+            Way::Read => PollFlags::IN,
+            Way::Write => PollFlags::OUT,
+        };
+        let timeout = Timespec::try_from(within).ok();
+        Ok(poll(&mut [PollFd::new(self, flags)], timeout.as_ref())? > 0)
     }
 
     fn shut_down(&self) -> io::Result<()> {
@@ -70,44 +74,6 @@ impl Transport for TcpStream {
     fn peer(&self) -> Option<SocketAddr> {
         self.peer_addr().ok()
     }
-}
-
-impl Transport for UnixStream {
-    fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
-        Read::read(&mut &*self, buffer)
-    }
-
-    fn write(&self, bytes: &[u8]) -> io::Result<usize> {
-        Write::write(&mut &*self, bytes)
-    }
-
-    fn set_timeout(&self, way: Way, timeout: Duration) -> io::Result<()> {
-        match way {
-            Way::Read => self.set_read_timeout(Some(timeout)),
-            Way::Write => self.set_write_timeout(Some(timeout)),
-        }
-    }
-
-    fn is_ready(&self, way: Way, within: Duration) -> io::Result<bool> {
-        is_ready(self, way, within)
-    }
-
-    fn shut_down(&self) -> io::Result<()> {
-        self.shutdown(Shutdown::Both)
-    }
-
-    fn peer(&self) -> Option<SocketAddr> {
-        None
-    }
-}
-
-fn is_ready(stream: &impl AsFd, way: Way, within: Duration) -> io::Result<bool> {
-    let flags = match way {
-        Way::Read => PollFlags::IN,
-        Way::Write => PollFlags::OUT,
-    };
-    let timeout = Timespec::try_from(within).ok();
-    Ok(poll(&mut [PollFd::new(stream, flags)], timeout.as_ref())? > 0)
 }
 
 type Dial = dyn Fn(&ConnectionAddr, Instant) -> io::Result<Box<dyn Transport>> + Send + Sync;
