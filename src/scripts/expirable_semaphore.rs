@@ -153,7 +153,7 @@ impl ExpirableScripts<'_> {
     ) -> Result<bool, Trouble> {
         let mut digits = [0; 20];
         let arguments: [&[u8]; 2] = [id.as_bytes(), millis(lease, &mut digits)];
-        flag(self.call(&UPDATE_LEASE_TIME, request_id, &arguments)?)
+        self.call(&UPDATE_LEASE_TIME, request_id, &arguments)
     }
 
     pub(crate) fn try_set_permits(
@@ -161,26 +161,19 @@ impl ExpirableScripts<'_> {
         request_id: RequestId,
         permits: u32,
     ) -> Result<bool, Trouble> {
-        let permits = permits.to_string();
-        flag(self.call(
-            &TRY_SET_PERMITS,
-            request_id,
-            &[permits.as_bytes(), self.channel.as_bytes()],
-        )?)
+        self.change(&TRY_SET_PERMITS, request_id, permits.into())
     }
 
     pub(crate) fn set_permits(self, request_id: RequestId, permits: u32) -> Result<bool, Trouble> {
-        let permits = permits.to_string();
-        flag(self.call(&SET_PERMITS, request_id, &[permits.as_bytes(), self.channel.as_bytes()])?)
+        self.change(&SET_PERMITS, request_id, permits.into())
     }
 
     pub(crate) fn add_permits(self, request_id: RequestId, permits: i64) -> Result<bool, Trouble> {
-        let permits = permits.to_string();
-        flag(self.call(&ADD_PERMITS, request_id, &[permits.as_bytes(), self.channel.as_bytes()])?)
+        self.change(&ADD_PERMITS, request_id, permits)
     }
 
     pub(crate) fn delete(self, request_id: RequestId) -> Result<bool, Trouble> {
-        flag(self.call(&DELETE, request_id, &[])?)
+        self.call(&DELETE, request_id, &[])
     }
 
     fn keys(&self) -> [&[u8]; 2] {
@@ -192,12 +185,21 @@ impl ExpirableScripts<'_> {
         script: &'static Script,
         request_id: RequestId,
         arguments: &[&[u8]],
-    ) -> Result<Value, Trouble> {
+    ) -> Result<bool, Trouble> {
         let Self { key, timeouts, requests, .. } = self;
-        let another = Some(timeouts);
-        let acks = None;
-        Once { script, rights: RIGHTS, key, another, requests, request_id, arguments, acks }
-            .call(self.route)
+        let (another, rights, acks) = (Some(timeouts), RIGHTS, None);
+        let once = Once { script, rights, key, another, requests, request_id, arguments, acks };
+        flag(once.call(self.route)?)
+    }
+
+    fn change(
+        self,
+        script: &'static Script,
+        request_id: RequestId,
+        permits: i64,
+    ) -> Result<bool, Trouble> {
+        let permits = permits.to_string();
+        self.call(script, request_id, &[permits.as_bytes(), self.channel.as_bytes()])
     }
 }
 

@@ -98,8 +98,7 @@ impl SemaphoreScripts<'_> {
     }
 
     pub(crate) fn add_permits(self, request_id: RequestId, permits: i64) -> Result<bool, Trouble> {
-        let permits = permits.to_string();
-        flag(self.call(&ADD_PERMITS, request_id, &[permits.as_bytes(), self.channel.as_bytes()])?)
+        self.change(&ADD_PERMITS, request_id, permits)
     }
 
     /// As [`add_permits`](Self::add_permits), to be sent again until it is done.
@@ -124,21 +123,26 @@ impl SemaphoreScripts<'_> {
         request_id: RequestId,
         permits: u32,
     ) -> Result<bool, Trouble> {
-        let permits = permits.to_string();
-        flag(self.call(
-            &TRY_SET_PERMITS,
-            request_id,
-            &[permits.as_bytes(), self.channel.as_bytes()],
-        )?)
+        self.change(&TRY_SET_PERMITS, request_id, permits.into())
     }
 
     pub(crate) fn set_permits(self, request_id: RequestId, permits: u32) -> Result<bool, Trouble> {
-        let permits = permits.to_string();
-        flag(self.call(&SET_PERMITS, request_id, &[permits.as_bytes(), self.channel.as_bytes()])?)
+        self.change(&SET_PERMITS, request_id, permits.into())
     }
 
     pub(crate) fn delete(self, request_id: RequestId) -> Result<bool, Trouble> {
-        flag(self.call(&DELETE, request_id, &[])?)
+        flag(self.once(&DELETE, request_id, &[]).call(self.route)?)
+    }
+
+    fn change(
+        self,
+        script: &'static Script,
+        request_id: RequestId,
+        permits: i64,
+    ) -> Result<bool, Trouble> {
+        let permits = permits.to_string();
+        let arguments = [permits.as_bytes(), self.channel.as_bytes()];
+        flag(self.once(script, request_id, &arguments).call(self.route)?)
     }
 
     pub(crate) fn available_permits(self) -> Result<i64, Trouble> {
@@ -178,15 +182,6 @@ impl SemaphoreScripts<'_> {
         let once = Once { acks: self.acks, ..self.once(script, request_id, arguments) };
         let Replied { reply, in_doubt, unacknowledged } = once.take(self.route)?;
         Ok(Replied { reply: read(reply)?, in_doubt, unacknowledged })
-    }
-
-    fn call(
-        self,
-        script: &'static Script,
-        request_id: RequestId,
-        arguments: &[&[u8]],
-    ) -> Result<Value, Trouble> {
-        self.once(script, request_id, arguments).call(self.route)
     }
 }
 
