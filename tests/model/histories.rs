@@ -1,6 +1,6 @@
 //! Random histories of one kind of lock.
 
-use std::env;
+use std::{env, thread};
 
 use redlatch_testkit::Server;
 
@@ -22,17 +22,33 @@ pub(crate) struct Histories {
 impl Histories {
     /// All of them keep the rules.
     pub(crate) fn check(&self, server: &Server) {
-        let mut store = Store::new(server, &Scripts::of(self.kind));
         let number_from = |variable: &str| -> Option<u64> { env::var(variable).ok()?.parse().ok() };
         if let Some(seed) = number_from("REDLATCH_SEED") {
             let plan = (self.plan)(seed);
+            let mut store = Store::new(server, &Scripts::of(self.kind));
             let mut simulation = Simulation::new(&mut store, self.kind, seed, plan, None).traced();
             let outcome = simulation.run();
             println!("{}", simulation.trace(usize::MAX));
             return outcome.unwrap_or_else(|broken| panic!("seed {seed}: {broken}"));
         }
+        let seeds = number_from("REDLATCH_LOCK_SEEDS").unwrap_or(self.usual);
+        // A history and its server take turns: two histories keep two cores busy.
+        let total = thread::scope(|scope| {
+            let odd = scope.spawn(|| self.run(&Server::start().unwrap(), (1..seeds).step_by(2)));
+            let mut total = self.run(server, (0..seeds).step_by(2));
+            total.add_all(&odd.join().unwrap());
+            total
+        });
+        println!("{:#?}", total.0);
+        let never = self.seen.iter().filter(|what| !total.0.contains_key(*what));
+        let never: Vec<_> = never.collect();
+        assert!(never.is_empty(), "never seen: {never:?}");
+    }
+
+    fn run(&self, server: &Server, seeds: impl Iterator<Item = u64>) -> Summary {
+        let mut store = Store::new(server, &Scripts::of(self.kind));
         let mut total = Summary::default();
-        for seed in 0..number_from("REDLATCH_LOCK_SEEDS").unwrap_or(self.usual) {
+        for seed in seeds {
             let plan = (self.plan)(seed);
             let mut simulation = Simulation::new(&mut store, self.kind, seed, plan, None);
             if let Err(broken) = simulation.run() {
@@ -40,9 +56,6 @@ impl Histories {
             }
             total.add_all(&simulation.summary);
         }
-        println!("{:#?}", total.0);
-        let never = self.seen.iter().filter(|what| !total.0.contains_key(*what));
-        let never: Vec<_> = never.collect();
-        assert!(never.is_empty(), "never seen: {never:?}");
+        total
     }
 }
