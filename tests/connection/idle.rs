@@ -29,7 +29,7 @@ fn the_connection_of_renewals_is_looked_at_after_it_was_idle_for_long() {
     let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
-    let lease = UNIT * 60;
+    let lease = RENEWED;
     // Nothing but renewals.
     let client = Client::builder(&proxy.url()).watchdog_timeout(lease).client_tracking(false);
     let client = client.connect().unwrap();

@@ -367,24 +367,31 @@ fn an_owned_guard_is_no_threads() {
 }
 
 #[test]
-fn holds_of_both_kinds_are_renewed_while_they_last() {
+fn a_readers_hold_is_renewed_while_it_lasts() {
     let _bounded = bounded();
     let server = server();
-    let lease = RENEWED;
-    let lock = watched(&server, lease).read_write_lock("renewed");
+    let lock = watched(&server, RENEWED).read_write_lock("renewed");
     let mut redis = server.connection();
     let reading = lock.read().lock().unwrap();
-    thread::sleep(lease * 3 / 2);
+    thread::sleep(RENEWED * 3 / 2);
     assert!(reading.is_held(), "{}", reading.unlock().unwrap_err());
     let timeout = timeouts(&mut redis, "renewed").remove(0);
     assert!(pttl(&mut redis, &timeout) > 0 && pttl(&mut redis, "renewed") > 0);
     reading.unlock().unwrap();
+    wait_left(&server, "renewed");
+}
+
+#[test]
+fn the_holds_of_a_writer_that_reads_are_renewed_while_they_last() {
+    let _bounded = bounded();
+    let server = server();
+    let lock = watched(&server, RENEWED).read_write_lock("renewed");
     let writing = lock.write().lock().unwrap();
     let reading = lock.read().lock().unwrap();
-    thread::sleep(lease * 3 / 2);
+    thread::sleep(RENEWED * 3 / 2);
     assert!(writing.is_held() && reading.is_held());
     writing.unlock().unwrap();
-    thread::sleep(lease * 3 / 2);
+    thread::sleep(RENEWED * 3 / 2);
     assert!(reading.is_held());
     reading.unlock().unwrap();
     wait_left(&server, "renewed");
