@@ -151,7 +151,10 @@ fn acknowledged(sentinels: &Sentinels) -> Result<bool, Trouble> {
     const WITHIN: Duration = Duration::from_millis(200);
     let replicas = sentinels.replicas();
     let count = u32::try_from(replicas.len())?;
-    let dora = Client::builder(&sentinels.url()).replica_acks(count, WITHIN).connect()?;
+    let dora = Client::builder(&sentinels.url())
+        .replica_acks(count, WITHIN)
+        .failover_timeout(Duration::from_secs(3)) // instead of a minute
+        .connect()?;
     let lock = dora.reentrant_lock("acknowledged");
     println!("\nDora's locks count only when {count} replicas have them, within {WITHIN:?}.");
 
