@@ -24,9 +24,13 @@ fn voting_at(urls: &[String]) -> MultiLock {
 
 /// The same with clients that wait for servers which are away.
 fn enduring(urls: &[String], failover_timeout: Duration) -> MultiLock {
+    answered(urls, failover_timeout, RESPONSE_TIMEOUT)
+}
+
+fn answered(urls: &[String], failover_timeout: Duration, within: Duration) -> MultiLock {
     let locks: Vec<_> = urls
         .iter()
-        .map(|url| Client::builder(url).watchdog_timeout(VOTE).response_timeout(RESPONSE_TIMEOUT))
+        .map(|url| Client::builder(url).watchdog_timeout(VOTE).response_timeout(within))
         .map(|client| {
             client.failover_timeout(failover_timeout).connect().unwrap().reentrant_lock("vote")
         })
@@ -324,21 +328,35 @@ fn no_client_on_the_smaller_side_of_a_partition_has_the_lock() {
 
 #[test]
 fn votes_whose_replies_are_lost_are_given_back() {
+    votes_are_given_back_after(Action::LoseReply);
+}
+
+#[test]
+fn votes_whose_requests_are_lost_are_given_back() {
+    votes_are_given_back_after(Action::LoseRequest);
+}
+
+#[test]
+fn votes_on_silent_connections_are_given_back() {
+    votes_are_given_back_after(Action::Silence);
+}
+
+fn votes_are_given_back_after(action: Action) {
     let _bounded = bounded();
     let servers = five();
     let proxies: Vec<_> = servers.iter().map(Proxy::before).collect();
-    let quorum = voting_at(&proxies.iter().map(Proxy::url).collect::<Vec<_>>());
+    let urls: Vec<_> = proxies.iter().map(Proxy::url).collect();
+    // A silent connection is given up then.
+    let quorum = answered(&urls, Duration::ZERO, SOON / 5);
     quorum.lock().unwrap().unlock().unwrap();
-    for action in [Action::LoseReply, Action::LoseRequest, Action::Silence] {
-        for proxy in &proxies[..2] {
-            proxy.on_request("\r\n$4\r\nvote\r\n", action);
-        }
-        let guard = quorum.lock().unwrap();
-        assert!(guard.is_held());
-        guard.unlock().unwrap();
-        proxies.iter().for_each(Proxy::clear_rules);
-        servers.iter().for_each(|server| wait_free(server, "vote", SOON));
+    for proxy in &proxies[..2] {
+        proxy.on_request("\r\n$4\r\nvote\r\n", action);
     }
+    let guard = quorum.lock().unwrap();
+    assert!(guard.is_held());
+    guard.unlock().unwrap();
+    proxies.iter().for_each(Proxy::clear_rules);
+    servers.iter().for_each(|server| wait_free(server, "vote", SOON));
 }
 
 /// Takes it, once a majority answers in time: a busy machine may keep servers from that.
