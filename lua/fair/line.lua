@@ -12,7 +12,6 @@
 -- could fail behind a change is tried before it, in a form that changes nothing. (Each function
 -- costs a run of the script a twelfth of a microsecond. Those that are seldom needed are made where
 -- they are.)
--- seldom needed are made where they are.)
 local lock, queue, timeouts = KEYS[1], KEYS[2], KEYS[3]
 local fair_wait, channels, database = tonumber(ARGV[1]), ARGV[2], ARGV[3]
 
