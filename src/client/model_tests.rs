@@ -13,7 +13,7 @@ use shuttle::thread::{self, JoinHandle};
 use super::Client;
 use crate::error::{Error, ErrorKind};
 use crate::lease::Job;
-use crate::local::{Leaseholder, Site, Tenancy};
+use crate::local::{Leaseholder, Site};
 use crate::lock::{Lock, LockGuard};
 use crate::model::Server;
 use crate::runtime::{Core, Session};
@@ -53,16 +53,12 @@ impl Process {
         self.subscriber.join().unwrap();
     }
 
-    fn tenancy(&self) -> Option<Arc<Tenancy>> {
-        Site::of(&self.core, NAME).gate.tenant()
-    }
-
     /// The server knows each hold that is not lost.
     fn check(&self, server: &Server) {
-        let tenancy = self.tenancy();
+        let hold = Site::of(&self.core, NAME).gate.hold();
         let owner = server.owner(NAME);
-        if let Some(tenancy) = tenancy.filter(|tenancy| tenancy.is_held()) {
-            assert_eq!(owner.as_deref(), Some(&*tenancy.hold.owner.text()), "{tenancy:?}");
+        if let Some(hold) = hold.filter(|hold| hold.is_ours(clock::now())) {
+            assert_eq!(owner.as_deref(), Some(&*hold.owner.text()), "{hold:?}");
         }
     }
 }

@@ -94,9 +94,8 @@ pub(crate) enum GateOutcome {
     Queued(Arc<GateWaiter>),
     /// Another thread is before it, and it will not wait.
     Occupied,
-    /// The hold in the seat is over or lost: the caller declares this tenancy lost and enters
-    /// again.
-    Expired(Arc<Tenancy>),
+    /// The hold in the seat is over or lost: the caller declares it lost and enters again.
+    Expired(Arc<Hold>),
     TooDeep,
 }
 
@@ -283,9 +282,9 @@ impl Gate {
         look(self.state.lock().seat.as_mut())
     }
 
-    /// The tenancy in the seat; one of them if several share the hold.
-    pub(crate) fn tenant(&self) -> Option<Arc<Tenancy>> {
-        self.with_seat(|seat| seat.map(|seat| Arc::clone(&seat.tenancy)))
+    /// The hold in the seat.
+    pub(crate) fn hold(&self) -> Option<Arc<Hold>> {
+        self.with_seat(|seat| seat.map(|seat| Arc::clone(&seat.tenancy.hold)))
     }
 
     /// The tenancy of a thread, with its hold count.
@@ -296,13 +295,9 @@ impl Gate {
         })
     }
 
-    /// The tenancy in the seat, if its hold is over. Reads both under the mutex: a tenancy that was
-    /// just released looks the same, and its hold may have been passed on.
-    pub(crate) fn expired(&self) -> Option<Arc<Tenancy>> {
-        self.with_seat(|seat| {
-            let tenancy = &seat?.tenancy;
-            (!tenancy.is_held()).then(|| Arc::clone(tenancy))
-        })
+    /// The hold in the seat, if it is over.
+    pub(crate) fn expired(&self) -> Option<Arc<Hold>> {
+        self.hold().filter(|hold| !hold.is_ours(clock::now()))
     }
 
     /// Keeps `site` until the seat of `tenancy` goes: with its last tenant, if several share it.
@@ -390,7 +385,7 @@ impl GateState {
     fn reenter(&mut self, thread: &Arc<Thread>, terms: Terms, now: u64) -> Option<GateOutcome> {
         let seat = self.seat.as_mut()?;
         if !seat.tenancy.is_held_at(now) {
-            return Some(GateOutcome::Expired(Arc::clone(&seat.tenancy)));
+            return Some(GateOutcome::Expired(Arc::clone(&seat.tenancy.hold)));
         }
         let Some((tenancy, levels)) = seat.tenant(thread) else {
             return Some(GateOutcome::Occupied);

@@ -318,6 +318,11 @@ impl Hold {
         if is_over { LostReason::LeaseExpired } else { LostReason::Revoked }
     }
 
+    /// Whether the hold is ours, as far as this process can know: not lost, and before its deadline.
+    pub(crate) fn is_ours(&self, now: u64) -> bool {
+        self.lost().is_none() && now < self.deadline()
+    }
+
     pub(crate) fn lost(&self) -> Option<LostReason> {
         LostReason::from_number(self.lost.load(Ordering::SeqCst))
     }

@@ -47,7 +47,8 @@ impl Site {
             (LeaveOutcome::Stepped, false) => {
                 // All tenants of the hold have lost it.
                 let reason = tenancy.hold.lost().unwrap_or(LostReason::LeaseExpired);
-                self.lose(tenancy, reason);
+                tenancy.declare_lost(&self.core, &self.name, reason);
+                self.lose_hold(&tenancy.hold, reason);
                 Err(self.lost_error(tenancy, reason))
             }
             (LeaveOutcome::StillHeld, true) => Ok(()),

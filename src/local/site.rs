@@ -206,33 +206,26 @@ impl Site {
         seated
     }
 
-    /// A tenancy's hold is not ours any more, even if another tenancy has it by now.
-    pub(crate) fn lose(self: &Arc<Self>, tenancy: &Arc<Tenancy>, reason: LostReason) {
-        tenancy.hold.lose(reason);
-        tenancy.declare_lost(&self.core, &self.name, reason);
-        self.lose_hold(&tenancy.hold, reason);
-    }
-
     /// Sends a forced unlock, which ends the hold in the seat if the server answers `true`.
     pub(crate) fn force(
         self: &Arc<Self>,
         send: impl FnOnce() -> Result<bool, Trouble>,
     ) -> Result<bool, Trouble> {
-        let before = self.gate.tenant();
+        let before = self.gate.hold();
         let outcome = send();
         // Before the look at the seat: a hold that was granted meanwhile is either there, or its
         // thread finds this and asks.
         self.gate.force();
         let known = outcome.is_ok();
-        if let Some(now) = self.gate.tenant().filter(|_| !matches!(outcome, Ok(false))) {
+        if let Some(now) = self.gate.hold().filter(|_| !matches!(outcome, Ok(false))) {
             // A thread may have passed the hold on meanwhile, or the server may have granted a new
             // one before or after the deletion; only the server knows which.
-            let same = before.is_some_and(|before| Arc::ptr_eq(&before.hold, &now.hold));
-            match scripts::lock::is_held_by(&self.route, &self.name, &now.hold.owner) {
-                _ if same && known => self.lose(&now, LostReason::ForceUnlocked),
-                Ok(false) => self.lose(&now, LostReason::ForceUnlocked),
+            let same = before.is_some_and(|before| Arc::ptr_eq(&before, &now));
+            match scripts::lock::is_held_by(&self.route, &self.name, &now.owner) {
+                _ if same && known => self.lose_hold(&now, LostReason::ForceUnlocked),
+                Ok(false) => self.lose_hold(&now, LostReason::ForceUnlocked),
                 Ok(true) => {}
-                Err(_) => now.hold.unconfirm(),
+                Err(_) => now.unconfirm(),
             }
         }
         outcome
@@ -285,10 +278,10 @@ impl Member for Site {
 
     fn end(self: Arc<Self>) {
         self.nudge();
-        if let Some(tenancy) = self.gate.tenant() {
-            self.lose(&tenancy, LostReason::ShutDown);
+        if let Some(hold) = self.gate.hold() {
+            self.lose_hold(&hold, LostReason::ShutDown);
             // An error was logged, and the lease ends by itself.
-            let _ = self.release(&tenancy.hold, Leaving::Posted);
+            let _ = self.release(&hold, Leaving::Posted);
         }
     }
 
@@ -341,6 +334,8 @@ impl Leaseholder for Site {
         Arc::<Self>::downgrade(self)
     }
 
+    /// Only a thread that takes the seat tells its tenancies that they are lost: so a tenancy whose
+    /// thread left before is told nothing.
     fn lose_hold(self: &Arc<Self>, hold: &Arc<Hold>, reason: LostReason) {
         // The hold before the seat: a thread that gets in must not meet a guard that says "held",
         // and no thread must pass the hold on meanwhile.

@@ -119,9 +119,7 @@ impl Tenancy {
     }
 
     pub(crate) fn is_held_at(&self, now: u64) -> bool {
-        !self.ended.load(Ordering::Acquire)
-            && self.hold.lost().is_none()
-            && now < self.hold.deadline()
+        !self.ended.load(Ordering::Acquire) && self.hold.is_ours(now)
     }
 
     pub(crate) fn remaining(&self) -> Duration {

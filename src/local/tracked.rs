@@ -22,8 +22,7 @@ impl Hold {
 
 impl Site {
     fn tracked_owner(&self) -> Option<Owner> {
-        let tenancy = self.gate.tenant()?;
-        tenancy.hold.is_tracked().then_some(tenancy.hold.owner)
+        self.gate.hold().filter(|hold| hold.is_tracked()).map(|hold| hold.owner)
     }
 }
 

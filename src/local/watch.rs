@@ -271,7 +271,7 @@ impl Site {
         let counts = hold.ask(lease);
         match self.extend(hold, lease) {
             Ok(true) => hold.confirm(sent_at, counts),
-            Ok(false) => return self.lose(tenancy, hold.why_gone()),
+            Ok(false) => return self.lose_hold(hold, hold.why_gone()),
             Err(_) => hold.unconfirm(),
         }
         self.clean_up_if_lost(hold);

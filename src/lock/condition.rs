@@ -10,7 +10,7 @@ use redlatch_client::{CancelToken, was_cut};
 #[cfg(doc)]
 use crate::client::Client;
 use crate::error::{Error, ErrorKind, LostReason};
-use crate::local::{Folded, HoldState, Leaving, Site, Stay, Tenancy};
+use crate::local::{Folded, HoldState, Leaseholder, Leaving, Site, Stay, Tenancy};
 use crate::lock::fair::FairLock;
 use crate::lock::reentrant::ReentrantLock;
 use crate::lock::{HeldLock, HeldLocks, LockGuard, Part};
@@ -255,7 +255,7 @@ impl Condition {
         match stands {
             Ok(true) => {}
             Ok(false) => {
-                site.lose(&tenancy, LostReason::Revoked);
+                site.lose_hold(&tenancy.hold, LostReason::Revoked);
                 return Err(site.lost_error(&tenancy, LostReason::Revoked));
             }
             Err(trouble) => return Err(before(trouble.into_error().of(&site.name))),
@@ -423,7 +423,7 @@ impl Condition {
         let site = &handle.site;
         let Some((tenancy, _)) = handle.tenancy() else { return Err(site.not_held_by_thread()) };
         if !tenancy.is_held() {
-            site.lose(&tenancy, LostReason::LeaseExpired);
+            site.lose_hold(&tenancy.hold, LostReason::LeaseExpired);
             return Err(site.lost_error(&tenancy, LostReason::LeaseExpired));
         }
         let scripts = ConditionScripts { keys: &self.keys, database: site.core.database() };
@@ -434,7 +434,7 @@ impl Condition {
         match told {
             Ok(Some(told)) => Ok(told),
             Ok(None) => {
-                site.lose(&tenancy, LostReason::Revoked);
+                site.lose_hold(&tenancy.hold, LostReason::Revoked);
                 Err(site.lost_error(&tenancy, LostReason::Revoked).now("nobody was notified"))
             }
             Err(trouble) => {

@@ -11,7 +11,7 @@ use redlatch_client::sync::Thread;
 
 use super::Handle;
 use crate::error::{Error, LostReason};
-use crate::local::{GateOutcome, QueueEntry, Site, Tenancy, Terms};
+use crate::local::{GateOutcome, Leaseholder, QueueEntry, Site, Tenancy, Terms};
 use crate::waiting::{self, Claim, Enter, EnterOf, Lead, Leadership, Synchronizer, Try, Wait};
 
 /// See the module.
@@ -60,8 +60,8 @@ impl Synchronizer for Exclusive<'_> {
     /// The wheel opens the gate when the hold in front ends. This is for a wheel that is late.
     fn look(&self) {
         let site = &self.0.site;
-        if let Some(tenancy) = site.gate.expired() {
-            site.lose(&tenancy, LostReason::LeaseExpired);
+        if let Some(hold) = site.gate.expired() {
+            site.lose_hold(&hold, LostReason::LeaseExpired);
         }
     }
 
@@ -72,7 +72,7 @@ impl Synchronizer for Exclusive<'_> {
             // An error if the client was shut down meanwhile: then this releases the hold again.
             return self.0.admitted(tenancy).map(Some);
         }
-        self.0.site.lose(&tenancy, LostReason::LeaseExpired);
+        self.0.site.lose_hold(&tenancy.hold, LostReason::LeaseExpired);
         Ok(None)
     }
 

@@ -8,7 +8,7 @@ use redlatch_client::sync::Thread;
 #[cfg(doc)]
 use crate::client::Client;
 use crate::error::{Error, LostReason};
-use crate::local::{GateOutcome, Site, Tenancy, Terms};
+use crate::local::{GateOutcome, Leaseholder, Site, Tenancy, Terms};
 use crate::lock::{Handle, one_lock};
 use crate::runtime::Session;
 use crate::scripts::{self, Trouble};
@@ -209,14 +209,14 @@ impl Synchronizer for FairLock {
             _ if !entry.is_owner_of(hold) => {
                 let is_held = tenancy.is_held();
                 if !is_held {
-                    site.lose(&tenancy, LostReason::LeaseExpired);
+                    site.lose_hold(hold, LostReason::LeaseExpired);
                 }
                 is_held
             }
             // While the thread asked, a hold was passed to it and then revoked by force: only then
             // could the server grant the thread another hold.
             Some(passed) => {
-                site.lose(&passed, LostReason::Revoked);
+                site.lose_hold(&passed.hold, LostReason::Revoked);
                 false
             }
             None => site.admit(&tenancy, claim.need)?,

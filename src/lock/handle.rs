@@ -70,8 +70,8 @@ impl Handle {
     pub(crate) fn again(&self, entered: GateOutcome) -> Result<Option<Arc<Tenancy>>, Error> {
         match entered {
             GateOutcome::Again(tenancy) => Ok(self.deepen(&tenancy)?.then_some(tenancy)),
-            GateOutcome::Expired(tenancy) => {
-                self.site.lose(&tenancy, LostReason::LeaseExpired);
+            GateOutcome::Expired(hold) => {
+                self.site.lose_hold(&hold, LostReason::LeaseExpired);
                 Ok(None)
             }
             GateOutcome::TooDeep => Err(self.too_deep()),
@@ -112,7 +112,7 @@ impl Handle {
                 Ok(!site.clean_up_if_lost(hold))
             }
             Ok(false) => {
-                site.lose(tenancy, LostReason::Revoked);
+                site.lose_hold(hold, LostReason::Revoked);
                 Ok(false)
             }
             Err(trouble) => {
@@ -143,7 +143,7 @@ impl Handle {
     pub(crate) fn admitted(&self, tenancy: Arc<Tenancy>) -> Result<Arc<Tenancy>, Error> {
         if self.session.core().is_shut_down() {
             // The end of the client released the holds of that time; this one came after it.
-            self.site.lose(&tenancy, LostReason::ShutDown);
+            self.site.lose_hold(&tenancy.hold, LostReason::ShutDown);
             // Nothing sends the release again after the end, so no limit ends it.
             let _unlimited = Limit::set(None);
             let _ = self.site.release(&tenancy.hold, Leaving::Awaited);

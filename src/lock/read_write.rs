@@ -8,7 +8,9 @@ use redlatch_client::sync::{Thread, clock};
 use crate::client::Client;
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::lease::Cleanup;
-use crate::local::{Acquisition, Asked, GrantDetails, Leaving, QueueEntry, Tenancy, Terms};
+use crate::local::{
+    Acquisition, Asked, GrantDetails, Leaseholder, Leaving, QueueEntry, Tenancy, Terms,
+};
 use crate::lock::{Handle, one_lock};
 use crate::runtime::Session;
 use crate::scripts::Chain;
@@ -261,7 +263,7 @@ impl<'a> Side<'a> {
                 }
                 // The thread has lost its write hold, without knowing it.
                 if writing.is_held() {
-                    self.pair.write.lose(writing, LostReason::Revoked);
+                    self.pair.write.lose_hold(&writing.hold, LostReason::Revoked);
                 }
                 return Ok(None);
             }
@@ -288,7 +290,7 @@ impl<'a> Side<'a> {
             return if is_late { Err(Error::late_grant(&site.name)) } else { Ok(None) };
         };
         if !self.pair.reads_alone(claim.thread) {
-            site.lose(&tenancy, LostReason::Revoked);
+            site.lose_hold(&tenancy.hold, LostReason::Revoked);
             return Ok(None);
         }
         let tenancy = self.handle.admitted(tenancy)?;
@@ -333,7 +335,7 @@ impl<'a> Side<'a> {
                     site.gate.reopen(hold, sent_at);
                 }
                 Ok(Replied { reply: None, .. }) => {
-                    site.lose(&tenancy, LostReason::Revoked);
+                    site.lose_hold(hold, LostReason::Revoked);
                     return Ok(None);
                 }
                 Err(trouble) => {
@@ -362,14 +364,14 @@ impl<'a> Side<'a> {
         used_up: impl FnOnce(),
     ) -> Result<Option<Arc<Tenancy>>, Error> {
         let (site, terms) = (&self.handle.site, claim.need.terms);
-        while let Some(older) = site.gate.tenant().filter(|_| self.reads()) {
+        while let Some(older) = site.gate.hold().filter(|_| self.reads()) {
             // The server knows the new hold. If it has lost the older one, no thread may join that.
-            if !older.is_held() || !site.has_granted(&older.hold)? {
+            if !older.is_ours(clock::now()) || !site.has_granted(&older)? {
                 self.pair.lose_reading(&older);
                 continue;
             }
             let Some((tenancy, _)) = self.pair.join(claim.thread, terms) else { continue };
-            if !Arc::ptr_eq(&tenancy.hold, &older.hold) {
+            if !Arc::ptr_eq(&tenancy.hold, &older) {
                 // Another hold has taken the seat meanwhile: the loop checks that one.
                 let level = self.handle.level(&tenancy);
                 let _ = site.leave(&tenancy, Some(level), Leaving::Posted);
@@ -417,8 +419,8 @@ impl Synchronizer for Side<'_> {
                     let error = Error::new(ErrorKind::WouldDeadlock, message.to_owned());
                     Err(error.of(&self.pair.name))
                 }
-                Found::Expired(site, tenancy) => {
-                    site.lose(&tenancy, LostReason::LeaseExpired);
+                Found::Expired(site, hold) => {
+                    site.lose_hold(&hold, LostReason::LeaseExpired);
                     continue;
                 }
                 Found::Leads => Ok(Enter::Leads(None)),
@@ -432,8 +434,8 @@ impl Synchronizer for Side<'_> {
     /// The wheel ends holds at their deadlines. This is for a wheel that is late.
     fn look(&self) {
         for site in [&self.pair.read, &self.pair.write] {
-            if let Some(tenancy) = site.gate.expired() {
-                site.lose(&tenancy, LostReason::LeaseExpired);
+            if let Some(hold) = site.gate.expired() {
+                site.lose_hold(&hold, LostReason::LeaseExpired);
             }
         }
     }
@@ -442,7 +444,7 @@ impl Synchronizer for Side<'_> {
     fn receive(&self, grant: ReadWriteGrant) -> Result<Option<ReadWriteGrant>, Error> {
         let ReadWriteGrant { tenancy, .. } = grant;
         if !tenancy.is_held() {
-            self.handle.site.lose(&tenancy, LostReason::LeaseExpired);
+            self.handle.site.lose_hold(&tenancy.hold, LostReason::LeaseExpired);
             return Ok(None);
         }
         if self.reads() && !self.handle.deepen(&tenancy)? {

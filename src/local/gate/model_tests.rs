@@ -127,8 +127,8 @@ impl Synchronizer for Visitor<'_> {
             return Ok(match entered {
                 GateOutcome::Leads => Enter::Leads(None),
                 GateOutcome::Queued(waiter) => Enter::Queued(waiter),
-                GateOutcome::Expired(tenancy) => {
-                    self.name.lose(&tenancy);
+                GateOutcome::Expired(hold) => {
+                    self.name.lose(&hold);
                     continue;
                 }
                 other => panic!("{other:?}, of a thread that holds nothing and waits"),
@@ -137,8 +137,8 @@ impl Synchronizer for Visitor<'_> {
     }
 
     fn look(&self) {
-        if let Some(tenancy) = self.name.gate.expired() {
-            self.name.lose(&tenancy);
+        if let Some(hold) = self.name.gate.expired() {
+            self.name.lose(&hold);
         }
     }
 
@@ -146,7 +146,7 @@ impl Synchronizer for Visitor<'_> {
         if tenancy.is_held() {
             return Ok(Some(tenancy));
         }
-        self.name.lose(&tenancy);
+        self.name.lose(&tenancy.hold);
         Ok(None)
     }
 
@@ -200,7 +200,7 @@ impl Synchronizer for Visitor<'_> {
             Admitted::Taken(_) => panic!("one had the seat while another led"),
             Admitted::NotOurs => {
                 self.name.seen.undone.fetch_add(1, Ordering::SeqCst);
-                self.name.forget(&tenancy);
+                self.name.forget(&tenancy.hold);
                 Ok(None)
             }
         }
@@ -399,7 +399,7 @@ impl Name {
                 self.seen.released.fetch_add(1, Ordering::SeqCst);
                 assert!(Arc::ptr_eq(&seat.tenancy, tenancy));
                 tenancy.finish_released();
-                self.forget(tenancy);
+                self.forget(&tenancy.hold);
                 false
             }
             LeaveOutcome::NotThere => {
@@ -410,12 +410,11 @@ impl Name {
         }
     }
 
-    /// As `Site::lose`.
-    fn lose(&self, tenancy: &Arc<Tenancy>) {
-        self.forget(tenancy);
-        tenancy.hold.lose(LostReason::LeaseExpired);
-        let _ = tenancy.lose(LostReason::LeaseExpired);
-        let (seat, wake) = self.gate.vacate(&tenancy.hold);
+    /// As `Site::lose_hold`.
+    fn lose(&self, hold: &Arc<Hold>) {
+        self.forget(hold);
+        hold.lose(LostReason::LeaseExpired);
+        let (seat, wake) = self.gate.vacate(hold);
         wake.now();
         if let Some(seat) = seat {
             self.seen.vacated.fetch_add(1, Ordering::SeqCst);
@@ -427,18 +426,18 @@ impl Name {
     fn force(&self) {
         *self.server.lock() = None;
         self.gate.force();
-        if let Some(tenancy) = self.gate.tenant() {
+        if let Some(hold) = self.gate.hold() {
             let server = self.server.lock().clone();
-            if server.is_none_or(|hold| !Arc::ptr_eq(&hold, &tenancy.hold)) {
-                self.lose(&tenancy);
+            if server.is_none_or(|known| !Arc::ptr_eq(&known, &hold)) {
+                self.lose(&hold);
             }
         }
     }
 
     /// The server does not have the hold any more.
-    fn forget(&self, tenancy: &Tenancy) {
+    fn forget(&self, hold: &Arc<Hold>) {
         let mut server = self.server.lock();
-        if server.as_ref().is_some_and(|hold| Arc::ptr_eq(hold, &tenancy.hold)) {
+        if server.as_ref().is_some_and(|known| Arc::ptr_eq(known, hold)) {
             *server = None;
         }
     }
@@ -478,8 +477,8 @@ fn play(odds: Odds, seen: &Arc<Seen>) -> Arc<Name> {
         for _ in 0..odds.losses {
             if chance(0.3) {
                 wheel.force();
-            } else if let Some(tenancy) = wheel.gate.tenant() {
-                wheel.lose(&tenancy);
+            } else if let Some(hold) = wheel.gate.hold() {
+                wheel.lose(&hold);
             }
             wheel.check();
         }

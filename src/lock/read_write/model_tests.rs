@@ -12,6 +12,7 @@ use shuttle::thread::{self, JoinHandle};
 
 use super::{Mode, ReadWriteLock};
 use crate::error::{Error, ErrorKind, LostReason};
+use crate::local::Leaseholder;
 use crate::lock::{Lock, LockGuard};
 use crate::model::Server;
 use crate::runtime::{Core, Session};
@@ -295,9 +296,9 @@ fn a_reader_granted_under_a_lost_hold_does_not_read_beside_the_next_writer() {
         let pair = Arc::clone(&process.lock.read.pair);
         let renewal = thread::spawn(move || {
             let site = pair.site(Mode::Write);
-            if let Some(tenancy) = site.gate.tenant() {
+            if let Some(hold) = site.gate.hold() {
                 server.delete(NAME);
-                site.lose(&tenancy, LostReason::Revoked);
+                site.lose_hold(&hold, LostReason::Revoked);
             }
         });
         if let Some(reading) = process.lock.read().try_lock().unwrap() {

@@ -36,7 +36,9 @@ use redlatch_client::sync::{Mutex, Thread, clock};
 
 use crate::error::Error;
 use crate::lease::Renewal;
-use crate::local::{GateOutcome, Hold, Joining, QueueEntry, Site, Succession, Tenancy, Terms};
+use crate::local::{
+    GateOutcome, Hold, Joining, Leaseholder, QueueEntry, Site, Succession, Tenancy, Terms,
+};
 use crate::runtime::{Core, Member};
 use crate::scripts::Mode;
 use crate::waiting::{Lead, Queue, Queued, Waiter, Wake};
@@ -84,7 +86,7 @@ pub(super) enum Found {
     /// Others are before the thread, and it will not wait.
     Occupied,
     /// The seated hold is past its deadline.
-    Expired(Arc<Site>, Arc<Tenancy>),
+    Expired(Arc<Site>, Arc<Hold>),
     TooDeep,
 }
 
@@ -141,7 +143,7 @@ impl Pair {
         }
         if let Some((reading, _)) = self.read.gate.tenant_of(thread) {
             let lasts = reading.is_held();
-            let over = || Found::Expired(Arc::clone(&self.read), reading);
+            let over = || Found::Expired(Arc::clone(&self.read), Arc::clone(&reading.hold));
             return Some(if lasts { Found::Reads } else { over() });
         }
         let may_lead = waits || !self.read.gate.is_taken();
@@ -167,7 +169,9 @@ impl Pair {
         }
         match own {
             Some((tenancy, _)) if tenancy.is_held() => Some(Found::Under(tenancy)),
-            Some((tenancy, _)) => Some(Found::Expired(Arc::clone(&self.write), tenancy)),
+            Some((tenancy, _)) => {
+                Some(Found::Expired(Arc::clone(&self.write), Arc::clone(&tenancy.hold)))
+            }
             None => queue.lead().then_some(Found::Leads),
         }
     }
@@ -205,20 +209,21 @@ impl Pair {
     /// A writer has its seat. Alone: readers of the process have no hold any more, even if the
     /// process has not learned that yet.
     pub(super) fn end_reading(&self) {
-        if let Some(tenancy) = self.read.gate.tenant() {
-            self.lose_reading(&tenancy);
+        if let Some(hold) = self.read.gate.hold() {
+            self.lose_reading(&hold);
         }
     }
 
     /// The readers' hold is over: by its deadline, or by the server's reply.
-    pub(super) fn lose_reading(&self, tenancy: &Arc<Tenancy>) {
-        self.read.lose(tenancy, tenancy.hold.why_gone());
+    pub(super) fn lose_reading(&self, hold: &Arc<Hold>) {
+        self.read.lose_hold(hold, hold.why_gone());
     }
 
     /// The writer has its seat to read as well. Alone: `false` if another thread writes by now,
     /// which was granted the lock after this writer's holds were gone.
     pub(super) fn reads_alone(&self, thread: &Thread) -> bool {
-        self.write.gate.tenant().is_none_or(|writing| writing.thread.id() == thread.id())
+        let writes = |writing: &Arc<Tenancy>| writing.thread.id() == thread.id();
+        self.write.gate.with_seat(|seat| seat.is_none_or(|seat| writes(&seat.tenancy)))
     }
 
     /// The leadership goes to the next thread in the queue, with the entry if that is of its kind.
@@ -243,7 +248,7 @@ impl Pair {
 fn found(entered: GateOutcome, site: &Arc<Site>) -> Option<Found> {
     match entered {
         GateOutcome::Again(tenancy) => Some(Found::In(tenancy)),
-        GateOutcome::Expired(tenancy) => Some(Found::Expired(Arc::clone(site), tenancy)),
+        GateOutcome::Expired(hold) => Some(Found::Expired(Arc::clone(site), hold)),
         GateOutcome::TooDeep => Some(Found::TooDeep),
         GateOutcome::Leads | GateOutcome::Queued(_) | GateOutcome::Occupied => None,
     }
