@@ -55,8 +55,7 @@ mod seat;
 #[cfg(test)]
 mod tests;
 
-use seat::Levels;
-pub(crate) use seat::{Folded, Level, Seat};
+pub(crate) use seat::{Level, Seat};
 
 /// One name's seat, leadership and queue in this process.
 #[derive(Debug)]
@@ -120,12 +119,18 @@ pub(crate) enum LeaveOutcome {
     StillHeld,
     /// The tenancy is over, and others still share the hold.
     Stepped,
+    /// The tenancy has left the seat, and had it alone.
+    Left(Seat, Vacated),
+}
+
+/// What becomes of a hold whose last tenancy has left the seat.
+#[derive(Debug)]
+pub(crate) enum Vacated {
     /// The next thread has the hold; the caller sends nothing. It wakes `next`, then `second`,
     /// which should be awake for the pass after this one.
-    Passed { seat: Seat, next: Wake, second: Wake },
+    Passed { next: Wake, second: Wake },
     /// The thread must release the hold.
     Release {
-        seat: Seat,
         /// The thread has the leadership; otherwise another one leads already.
         leads: bool,
         /// The turn lasts: a [`Succession`](super::Succession) may pass the hold. (A `Line` ignores
@@ -192,6 +197,23 @@ impl Gate {
         })
     }
 
+    /// As [`leave`](Self::leave), with all levels: the seat that the caller gets has them.
+    pub(crate) fn leave_to_wait(&self, tenancy: &Arc<Tenancy>) -> (LeaveOutcome, bool) {
+        self.at(|state, now| {
+            let was_held = tenancy.is_held_at(now);
+            (state.leave_seat(tenancy, now), was_held)
+        })
+    }
+
+    /// A thread that `left` its seat to wait is back, and was seated under another tenancy: takes the
+    /// seat as it left it, in the hold of now. `false`: that hold was lost meanwhile.
+    pub(crate) fn come_back(&self, again: &Arc<Tenancy>, left: &mut Seat) -> bool {
+        self.with_seat(|seat| {
+            let seat = seat.filter(|seat| seat.is(again));
+            seat.map(|seat| seat.exchange(left)).is_some()
+        })
+    }
+
     /// When the last level of `tenancy` ends by itself, if threads share its hold.
     pub(crate) fn last_end(&self, tenancy: &Arc<Tenancy>) -> Option<u64> {
         self.with_seat(|seat| seat?.last_end(tenancy))
@@ -218,7 +240,7 @@ impl Gate {
     /// opens the gate.
     pub(crate) fn vacate(&self, hold: &Arc<Hold>) -> (Option<Seat>, Wake) {
         let mut state = self.state.lock();
-        if !state.seat.as_ref().is_some_and(|seat| Arc::ptr_eq(&seat.tenancy.hold, hold)) {
+        if !state.seat.as_ref().is_some_and(|seat| Arc::ptr_eq(&seat.tenancy.hold(), hold)) {
             return (None, Wake::NOBODY);
         }
         let seat = state.seat.take();
@@ -248,7 +270,7 @@ impl Gate {
             if !matches!(entered, GateOutcome::Occupied) || !may_join {
                 return Some((entered, true));
             }
-            let hold = Arc::clone(&seat.tenancy.hold);
+            let hold = Arc::clone(&seat.tenancy.hold());
             let tenancy = Arc::new(Tenancy::since(hold, Arc::clone(thread), now));
             seat.join(Arc::clone(&tenancy), terms, now);
             Some((GateOutcome::Again(tenancy), in_turn))
@@ -260,7 +282,7 @@ impl Gate {
         let mut state = self.state.lock();
         let state = &mut *state;
         if let Some(seat) = state.seat.as_mut()
-            && Arc::ptr_eq(&seat.tenancy.hold, hold)
+            && Arc::ptr_eq(&seat.tenancy.hold(), hold)
         {
             seat.is_open = true;
             state.cohort.granted(at, 0);
@@ -284,7 +306,7 @@ impl Gate {
 
     /// The hold in the seat.
     pub(crate) fn hold(&self) -> Option<Arc<Hold>> {
-        self.with_seat(|seat| seat.map(|seat| Arc::clone(&seat.tenancy.hold)))
+        self.with_seat(|seat| seat.map(|seat| Arc::clone(&seat.tenancy.hold())))
     }
 
     /// The tenancy of a thread, with its hold count.
@@ -311,30 +333,6 @@ impl Gate {
                 }
             }
             None => Some(site),
-        });
-        drop(unneeded);
-    }
-
-    /// Returns the levels of `tenancy`, and leaves it only one, whose end is the hold's. `None`:
-    /// the tenancy is not in the seat.
-    pub(crate) fn fold(&self, tenancy: &Arc<Tenancy>) -> Option<Folded> {
-        self.with_seat(|seat| {
-            let seat = seat.filter(|seat| seat.is(tenancy))?;
-            let inner = std::mem::take(&mut seat.levels.inner);
-            let levels = Levels { inner, outer: seat.levels.outer };
-            Some(Folded { levels, kept: seat.kept.take() })
-        })
-    }
-
-    /// Gives the levels to `tenancy`, if it is still in the seat.
-    pub(crate) fn unfold(&self, tenancy: &Arc<Tenancy>, folded: Folded) {
-        let Folded { levels, kept } = folded;
-        let unneeded = self.with_seat(|seat| match seat {
-            Some(seat) if seat.is(tenancy) => {
-                seat.levels = levels;
-                std::mem::replace(&mut seat.kept, kept)
-            }
-            _ => kept,
         });
         drop(unneeded);
     }
@@ -385,7 +383,7 @@ impl GateState {
     fn reenter(&mut self, thread: &Arc<Thread>, terms: Terms, now: u64) -> Option<GateOutcome> {
         let seat = self.seat.as_mut()?;
         if !seat.tenancy.is_held_at(now) {
-            return Some(GateOutcome::Expired(Arc::clone(&seat.tenancy.hold)));
+            return Some(GateOutcome::Expired(Arc::clone(&seat.tenancy.hold())));
         }
         let Some((tenancy, levels)) = seat.tenant(thread) else {
             return Some(GateOutcome::Occupied);
@@ -409,37 +407,40 @@ impl GateState {
     ) -> Admitted {
         if let Some(seat) = &self.seat
             && seat.tenancy.is_held_at(now)
-            && gone.is_none_or(|gone| !Arc::ptr_eq(gone, &seat.tenancy.hold))
+            && gone.is_none_or(|gone| !Arc::ptr_eq(gone, &seat.tenancy.hold()))
         {
-            return Admitted::Taken(Arc::clone(&seat.tenancy.hold));
+            return Admitted::Taken(Arc::clone(&seat.tenancy.hold()));
         }
-        if self.forced != tenancy.hold.asked.forced || !tenancy.is_held_at(now) {
+        if self.forced != tenancy.hold().asked.forced || !tenancy.is_held_at(now) {
             return Admitted::NotOurs;
         }
-        if tenancy.hold.line.is_none() {
+        if tenancy.hold().line.is_none() {
             self.queue.set_led(false);
         }
-        self.cohort.granted(tenancy.hold.asked.at, tenancy.hold.details.places);
+        self.cohort.granted(tenancy.hold().asked.at, tenancy.hold().details.places);
         Admitted::Seated(self.seat.replace(Seat::new(Arc::clone(tenancy), terms)))
     }
 
     fn leave(&mut self, tenancy: &Arc<Tenancy>, which: Option<Level>, now: u64) -> LeaveOutcome {
         match self.seat.as_mut().and_then(|seat| seat.step(tenancy, which)) {
-            Some(true) => return LeaveOutcome::StillHeld,
+            Some(true) => LeaveOutcome::StillHeld,
             Some(false) => {
                 // Under the mutex, so before the others can leave, too: then nobody has the lock,
                 // and this tenancy's guard must not report "held".
                 tenancy.step_down();
-                return LeaveOutcome::Stepped;
+                LeaveOutcome::Stepped
             }
-            None => {}
+            None => self.leave_seat(tenancy, now),
         }
+    }
+
+    fn leave_seat(&mut self, tenancy: &Arc<Tenancy>, now: u64) -> LeaveOutcome {
         let Some(seat) = self.seat.take_if(|seat| seat.is(tenancy)) else {
             return LeaveOutcome::NotThere;
         };
         // A turn lasts 10 ms at most from the server's grant, and less if many processes wait
         // (`cohort.rs`). `hold.may_pass`: on equal terms, not lost, and renewed without trouble.
-        let (hold, in_turn) = (&tenancy.hold, self.cohort.may_pass(now));
+        let (hold, in_turn) = (tenancy.hold(), self.cohort.may_pass(now));
         if hold.line.is_none()
             && in_turn
             && self.queue.first().is_some_and(|first| hold.may_pass(*first.need(), now))
@@ -450,7 +451,7 @@ impl GateState {
             // mutex.
             let next = self.queue.grant_first(|first| {
                 let next =
-                    Arc::new(Tenancy::since(Arc::clone(hold), Arc::clone(first.thread()), now));
+                    Arc::new(Tenancy::since(Arc::clone(&hold), Arc::clone(first.thread()), now));
                 let next_seat = self.seat.insert(Seat::new(Arc::clone(&next), *first.need()));
                 if seat.attempt.is_sent() {
                     next_seat.attempt = Attempt::Sent { failed: 0 };
@@ -458,7 +459,8 @@ impl GateState {
                 next
             });
             if let Some(next) = next {
-                return LeaveOutcome::Passed { seat, next, second: self.queue.call_first() };
+                let second = self.queue.call_first();
+                return LeaveOutcome::Left(seat, Vacated::Passed { next, second });
             }
         }
         // No thread of this process may have the hold. The leaving thread takes the leadership for
@@ -467,6 +469,6 @@ impl GateState {
         self.cohort.released(now, hold.details.chain);
         let leads = !self.queue.is_led();
         self.queue.set_led(true);
-        LeaveOutcome::Release { seat, leads, in_turn }
+        LeaveOutcome::Left(seat, Vacated::Release { leads, in_turn })
     }
 }

@@ -30,7 +30,7 @@ impl Site {
         tenancy: &Arc<Tenancy>,
         which: Option<Level>,
     ) -> Result<(), Error> {
-        let hold = &tenancy.hold;
+        let hold = &tenancy.hold();
         // A hold that another process has just handed on has a lease of 2 s, not that of its terms.
         self.raise(tenancy, Duration::ZERO);
         if !tenancy.is_held() {

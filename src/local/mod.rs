@@ -1,8 +1,9 @@
 //! The locks that this process holds: which thread has each, until when, and whether it was lost.
 //!
-//! A *hold* is one owner id on one key in Redis. A *tenancy* is one thread's time in a hold. A
-//! grant makes a hold and its first tenancy; a pass within the process makes a new tenancy in the
-//! same hold. A guard names its tenancy, so a guard of an earlier tenancy does nothing to the next.
+//! A *hold* is one owner id on one key in Redis. A *tenancy* is one thread's use of a hold. A grant
+//! makes a hold and its first tenancy; a pass within the process makes a new tenancy of the same
+//! hold; a wait on a condition exchanges the hold of a tenancy. A guard names its tenancy, so a
+//! guard of an earlier tenancy does nothing to the next.
 
 mod acquisition;
 mod cohort;
@@ -22,7 +23,6 @@ mod queue_entry;
 mod registered;
 mod release;
 mod site;
-mod stay;
 mod tenancy;
 mod terms;
 mod tracked;
@@ -36,13 +36,12 @@ pub(crate) use redlatch_client::sync::clock;
 
 pub(crate) use acquisition::Acquisition;
 pub(crate) use exchanges::{Asked, Granted};
-pub(crate) use gate::{Folded, GateOutcome, Joining, Level};
+pub(crate) use gate::{GateOutcome, Joining, Level};
 pub(crate) use hold::{GrantDetails, Hold, Line};
 pub(crate) use queue_entry::QueueEntry;
 pub(crate) use registered::Registered;
 pub(crate) use release::{Leaving, give_back_unclaimed, give_up_unclaimed};
 pub(crate) use site::{Site, Succession};
-pub(crate) use stay::Stay;
 pub(crate) use tenancy::Tenancy;
 pub(crate) use terms::{Terms, check_lease};
 pub(crate) use watch::{Leaseholder, Renewing};

@@ -1,6 +1,7 @@
 //! How a thread leaves a hold, how the client releases it, and how it cleans up on the server after
 //! that.
 
+use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use redlatch_client::{Command, Outcome};
 
 use super::HoldState;
 use super::exchanges::Undo;
-use super::gate::{LeaveOutcome, Level, Seat};
+use super::gate::{LeaveOutcome, Level, Seat, Vacated};
 use super::hold::Hold;
 use super::queue_entry::QueueEntry;
 use super::site::Site;
@@ -33,48 +34,106 @@ impl Site {
         how: Leaving,
     ) -> Result<(), Error> {
         // The hold may end sooner now, if the tenant that wanted it for longer leaves.
-        let shared_until = (self.mode == Mode::Read).then(|| tenancy.hold.deadline());
+        let shared_until = (self.mode == Mode::Read).then(|| tenancy.hold().deadline());
         let left = self.gate.leave(tenancy, which);
-        if shared_until.is_some_and(|until| tenancy.hold.deadline() < until) {
+        if shared_until.is_some_and(|until| tenancy.hold().deadline() < until) {
             self.arm();
         }
-        match left {
-            (LeaveOutcome::NotThere, _) => Err(self.not_held(tenancy)),
-            (LeaveOutcome::Stepped, true) => {
-                let _unheard = tenancy.finish_released();
-                Ok(())
+        let done = match left {
+            (LeaveOutcome::NotThere, _) => return Err(self.not_held(tenancy)),
+            (LeaveOutcome::StillHeld, true) => return Ok(()),
+            (LeaveOutcome::StillHeld, false) => {
+                return Err(self.lost_error(tenancy, LostReason::LeaseExpired));
             }
+            (LeaveOutcome::Stepped, true) => Ok(()),
             (LeaveOutcome::Stepped, false) => {
                 // All tenants of the hold have lost it.
-                let reason = tenancy.hold.lost().unwrap_or(LostReason::LeaseExpired);
+                let reason = tenancy.hold().lost().unwrap_or(LostReason::LeaseExpired);
                 tenancy.declare_lost(&self.core, &self.name, reason);
-                self.lose_hold(&tenancy.hold, reason);
+                self.lose_hold(&tenancy.hold(), reason);
                 Err(self.lost_error(tenancy, reason))
             }
-            (LeaveOutcome::StillHeld, true) => Ok(()),
-            (LeaveOutcome::StillHeld, false) => {
-                Err(self.lost_error(tenancy, LostReason::LeaseExpired))
+            (LeaveOutcome::Left(seat, vacated), was_held) => {
+                self.vacated(&seat, vacated, was_held, how)
             }
-            (LeaveOutcome::Passed { seat, next, second }, _) => {
+        };
+        // Last: values that the callbacks captured may take this very lock.
+        let _unheard = tenancy.finish_released();
+        done
+    }
+
+    /// Ends all levels of a tenancy whose thread waits on a condition, and may
+    /// [come back](Self::come_back). Fails if the hold was lost before.
+    pub(crate) fn leave_to_wait(self: &Arc<Self>, tenancy: &Arc<Tenancy>) -> Result<Seat, Error> {
+        match self.gate.leave_to_wait(tenancy) {
+            (LeaveOutcome::Left(mut seat, vacated), was_held) => {
+                // Not awaited: a failure is logged, and the client tries the release again in the
+                // background. Until then others wait for the lock, and no thread notifies.
+                self.vacated(&seat, vacated, was_held, Leaving::Posted)?;
+                drop(seat.until_left.take());
+                Ok(seat)
+            }
+            _ => Err(self.not_held(tenancy)),
+        }
+    }
+
+    /// A thread that `left` to wait has the lock again, under the tenancy `again`. It goes on under
+    /// its first one, to which its guards refer, with all its levels. The tenancy is lost if the new
+    /// hold was lost meanwhile.
+    ///
+    /// `until_left` is dropped when it has left the lock again.
+    pub(crate) fn come_back(
+        self: &Arc<Self>,
+        mut left: Seat,
+        again: &Arc<Tenancy>,
+        until_left: Option<Box<dyn Any + Send>>,
+    ) {
+        let (tenancy, fixed) = (Arc::clone(&left.tenancy), left.longest_fixed());
+        left.until_left = until_left;
+        let _before = tenancy.exchange(again);
+        let hold = tenancy.hold();
+        if !self.gate.come_back(again, &mut left) {
+            // The thread that took the seat has told `again`, which no guard knows.
+            let reason = hold.lost().unwrap_or_else(|| hold.why_gone());
+            let callbacks = tenancy.lose(reason).unwrap_or_default();
+            self.core.watchdog.call_back(&self.name, reason, callbacks);
+            return;
+        }
+        // The fixed lease of a level that may be the last one later, when the hold is not renewed
+        // any more.
+        let fixed = fixed.filter(|_| hold.terms.is_watched());
+        if let Some(lease) = fixed.filter(|lease| tenancy.remaining() < *lease) {
+            self.prolong(&tenancy, lease);
+        }
+    }
+
+    /// Passes on or releases the hold of the last tenancy, which has left its seat.
+    fn vacated(
+        self: &Arc<Self>,
+        seat: &Seat,
+        vacated: Vacated,
+        was_held: bool,
+        how: Leaving,
+    ) -> Result<(), Error> {
+        match vacated {
+            Vacated::Passed { next, second } => {
                 next.now();
                 second.now();
-                let _unheard = seat.tenancy.finish_released();
                 // The hold keeps its alarm, unless the new tenancy wants an earlier one.
                 self.arm();
                 Ok(())
             }
-            (LeaveOutcome::Release { seat, leads, in_turn }, was_held) => {
+            Vacated::Release { leads, in_turn } => {
                 let leadership = leads.then(|| Leadership::new(self, None));
                 self.leave_last(seat, was_held, leadership, in_turn, how)
             }
         }
     }
 
-    /// Ends the last level of the hold's last tenancy: passes the hold on, or releases it.
     #[inline(never)]
     fn leave_last(
         self: &Arc<Self>,
-        seat: Seat,
+        seat: &Seat,
         was_held: bool,
         // Every path hands the leadership on, behind the release: so the next leader's request runs
         // after it.
@@ -82,18 +141,17 @@ impl Site {
         in_turn: bool,
         how: Leaving,
     ) -> Result<(), Error> {
-        let tenancy = &seat.tenancy;
+        let (tenancy, hold) = (&seat.tenancy, seat.tenancy.hold());
         if !was_held {
-            let reason = tenancy.hold.lost().unwrap_or(LostReason::LeaseExpired);
-            tenancy.hold.lose(reason);
+            let reason = hold.lost().unwrap_or(LostReason::LeaseExpired);
+            hold.lose(reason);
             tenancy.declare_lost(&self.core, &self.name, reason);
-            self.clean_up_lost(&seat, reason);
+            self.clean_up_lost(seat, reason);
             return Err(self.lost_error(tenancy, reason));
         }
-        // Dropped last: values that the callbacks captured may take this very lock.
-        let _unheard = seat.tenancy.finish_released();
-        if tenancy.hold.is_left() {
-            self.let_expire(&tenancy.hold);
+        tenancy.step_down();
+        if hold.is_left() {
+            self.let_expire(&hold);
             return Ok(());
         }
         // No pass while the renewal is on its way: the seat is empty now, so the answer may
@@ -102,10 +160,10 @@ impl Site {
         let seat = &mut |next: &Arc<Tenancy>, terms| may_pass && self.admit_passed(next, terms);
         // A lock whose threads queue at the gate has neither line nor succession, and is
         // released.
-        let line = tenancy.hold.line.as_ref();
-        let passed = line.and_then(|line| line.pass(&tenancy.hold, seat));
+        let line = hold.line.as_ref();
+        let passed = line.and_then(|line| line.pass(&hold, seat));
         let passed = passed.or_else(|| {
-            let wake = self.succession().filter(|_| in_turn)?.pass(&tenancy.hold, seat)?;
+            let wake = self.succession().filter(|_| in_turn)?.pass(&hold, seat)?;
             leadership.iter_mut().for_each(Leadership::resign);
             Some(wake)
         });
@@ -114,7 +172,7 @@ impl Site {
                 wake.now();
                 Ok(())
             }
-            None => self.release(&tenancy.hold, how),
+            None => self.release(&hold, how),
         };
         drop(leadership);
         done
@@ -236,7 +294,7 @@ impl Site {
 
     /// As [`clean_up`](Self::clean_up), for a hold that was lost for this reason.
     pub(super) fn clean_up_lost(self: &Arc<Self>, seat: &Seat, reason: LostReason) {
-        let hold = &seat.tenancy.hold;
+        let hold = &seat.tenancy.hold();
         // A read-write lock's hold does not end by itself while another hold keeps the lock: a
         // write hold would keep out readers that may read beside the other one.
         let outlives = reason == LostReason::LeaseExpired

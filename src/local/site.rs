@@ -162,7 +162,7 @@ impl Site {
                 Admitted::Seated(stale) => {
                     self.watch(tenancy);
                     if let Some(seat) = stale {
-                        let hold = &seat.tenancy.hold;
+                        let hold = &seat.tenancy.hold();
                         hold.lose(LostReason::Revoked);
                         self.declare_all_lost(&seat, LostReason::Revoked);
                         self.clean_up(hold, true);
@@ -173,7 +173,7 @@ impl Site {
                 // holds, and only the server knows which: threads do not always read grants in the
                 // order in which the server made them.
                 Admitted::Taken(other) => {
-                    if !self.has_granted(&tenancy.hold)? {
+                    if !self.has_granted(&tenancy.hold())? {
                         return Ok(false);
                     }
                     gone = Some(other);
@@ -334,8 +334,8 @@ impl Leaseholder for Site {
         Arc::<Self>::downgrade(self)
     }
 
-    /// Only a thread that takes the seat tells its tenancies that they are lost: so a tenancy whose
-    /// thread left before is told nothing.
+    /// No loss: only the thread that takes the tenancies out of the seat tells them. A tenancy whose
+    /// thread left before, to wait perhaps, is told nothing.
     fn lose_hold(self: &Arc<Self>, hold: &Arc<Hold>, reason: LostReason) {
         // The hold before the seat: a thread that gets in must not meet a guard that says "held",
         // and no thread must pass the hold on meanwhile.

@@ -1,16 +1,16 @@
-//! One thread's time in a hold.
+//! One thread's use of a hold.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::num::NonZero;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use redlatch_client::sync::{Mutex, Thread, clock};
 
 use super::HoldState;
 use super::hold::Hold;
-use super::stay::Stay;
 use crate::error::LostReason;
 use crate::runtime::Core;
 #[cfg(soak_mutants)]
@@ -18,63 +18,30 @@ use crate::scripts::mutants;
 
 pub(super) type Callback = Box<dyn FnOnce(LostReason) + Send>;
 
-/// One thread's time in a hold.
+/// One thread's use of a hold. It outlasts waits on conditions, each of which exchanges the hold.
 pub(crate) struct Tenancy {
-    pub(crate) hold: Arc<Hold>,
+    /// The hold that a grant or a pass gave it.
+    first: Arc<Hold>,
+    /// The hold with which its thread came back from its last wait. See [`hold`](Self::hold).
+    exchanged: OnceLock<Mutex<Arc<Hold>>>,
     pub(crate) thread: Arc<Thread>,
-    /// When the tenancy began, on [`clock`].
-    pub(crate) since: u64,
-    /// How many of the hold's fencing tokens earlier tenancies have used.
-    pub(super) nth_token: u16,
-    pub(super) end: Mutex<End>,
-    /// Whether the tenancy has ended: a copy, to read without the mutex.
-    pub(super) ended: AtomicBool,
-    /// The stay that the tenancy is a part of, once its thread has left to wait. Set under the
-    /// mutex of its end. Its guards keep the stay.
-    pub(super) stay: OnceLock<Arc<Stay>>,
+    /// When its use of the hold began, on [`clock`].
+    since: AtomicU64,
+    /// Its fencing token: higher than that of any earlier tenancy. Zero: its lock has none.
+    token: AtomicU64,
+    end: Mutex<End>,
+    /// Whether its thread has left the hold, or lost it.
+    ended: AtomicBool,
     /// Its index among the tenants that share the hold. Used under the gate's mutex.
-    pub(super) index: AtomicUsize,
+    index: AtomicUsize,
 }
 
-#[derive(Default)]
-pub(super) struct End {
-    pub(super) how: Ending,
-    /// The stay that the tenancy is a part of, once its thread has come back from a wait. The stay
-    /// keeps the tenancy.
-    pub(super) came_back_to: Option<Weak<Stay>>,
-}
-
-pub(super) enum Ending {
-    /// The tenancy has not ended. The callbacks to call if it is lost.
+enum End {
+    /// The tenancy has not ended, though its thread may wait on a condition. The callbacks to call
+    /// if it is lost.
     NotYet(Vec<Callback>),
     Released,
     Lost(LostReason),
-}
-
-impl Default for Ending {
-    fn default() -> Self {
-        Self::NotYet(Vec::new())
-    }
-}
-
-impl End {
-    pub(super) fn on_lost(&mut self, callback: Callback) -> Option<(LostReason, Callback)> {
-        match &mut self.how {
-            Ending::NotYet(callbacks) => {
-                callbacks.push(callback);
-                None
-            }
-            Ending::Lost(reason) => Some((*reason, callback)),
-            Ending::Released => None,
-        }
-    }
-
-    pub(super) fn take_callbacks(&mut self) -> Vec<Callback> {
-        match &mut self.how {
-            Ending::NotYet(callbacks) => std::mem::take(callbacks),
-            Ending::Released | Ending::Lost(_) => Vec::new(),
-        }
-    }
 }
 
 impl Tenancy {
@@ -87,17 +54,51 @@ impl Tenancy {
         if mutants::is("a token not counted on a pass") {
             hold.tokens_used.store(0, Ordering::Relaxed);
         }
+        // Threads pass the hold under the gate's mutex, so in the order of the tokens.
+        let token = hold.token_after(hold.tokens_used.fetch_add(1, Ordering::Relaxed));
         Self {
-            // Threads pass the hold under the gate's mutex, so in the order of the tokens.
-            nth_token: hold.tokens_used.fetch_add(1, Ordering::Relaxed),
-            hold,
+            first: hold,
+            exchanged: OnceLock::new(),
             thread,
-            since,
-            end: Mutex::default(),
+            since: AtomicU64::new(since),
+            token: AtomicU64::new(token.map_or(0, NonZero::get)),
+            end: Mutex::new(End::NotYet(Vec::new())),
             ended: AtomicBool::new(false),
-            stay: OnceLock::new(),
             index: AtomicUsize::new(0),
         }
+    }
+
+    /// The hold. Only its own thread exchanges it, while no seat has the tenancy: so it stays the
+    /// same for that thread until its next wait, and for others under the gate's mutex. Elsewhere,
+    /// others may find another one at each look: the watchdog, a forced unlock and a thread that
+    /// finds the lease over act on the hold that they saw in the seat, never on the tenancy.
+    #[inline]
+    pub(crate) fn hold(&self) -> Cow<'_, Arc<Hold>> {
+        match self.exchanged.get() {
+            None => Cow::Borrowed(&self.first),
+            Some(hold) => Cow::Owned(Arc::clone(&hold.lock())),
+        }
+    }
+
+    /// When its use of the hold began, on [`clock`].
+    pub(crate) fn began(&self) -> u64 {
+        self.since.load(Ordering::Relaxed)
+    }
+
+    /// Its thread is back from a wait, with the hold of `again`. Returns the hold before, to be
+    /// dropped under no mutex.
+    ///
+    /// During the wait the tenancy has stepped down and has not ended: its guards say "released",
+    /// and keep the callbacks that they get. No loss: only the thread that takes it out of its seat
+    /// tells it of a loss, and its own thread has done that.
+    pub(super) fn exchange(&self, again: &Self) -> Arc<Hold> {
+        let exchanged = self.exchanged.get_or_init(|| Mutex::new(Arc::clone(&self.first)));
+        let before = std::mem::replace(&mut *exchanged.lock(), again.hold().into_owned());
+        self.since.store(again.began(), Ordering::Relaxed);
+        self.token.store(again.token.load(Ordering::Relaxed), Ordering::Relaxed);
+        // Last: a guard that says "held" from here on finds the new hold.
+        self.ended.store(false, Ordering::Release);
+        before
     }
 
     pub(super) fn index(&self) -> usize {
@@ -108,10 +109,9 @@ impl Tenancy {
         self.index.store(index, Ordering::Relaxed);
     }
 
-    /// The tenancy's fencing token, if its lock has tokens: higher than that of any earlier
-    /// tenancy.
+    /// Its fencing token, if its lock has tokens.
     pub(crate) fn token(&self) -> Option<NonZero<u64>> {
-        self.hold.token_after(self.nth_token)
+        NonZero::new(self.token.load(Ordering::Relaxed))
     }
 
     pub(crate) fn is_held(&self) -> bool {
@@ -119,37 +119,42 @@ impl Tenancy {
     }
 
     pub(crate) fn is_held_at(&self, now: u64) -> bool {
-        !self.ended.load(Ordering::Acquire) && self.hold.is_ours(now)
+        !self.ended.load(Ordering::Acquire) && self.hold().is_ours(now)
     }
 
     pub(crate) fn remaining(&self) -> Duration {
-        if self.ended.load(Ordering::Acquire) || self.hold.lost().is_some() {
+        let ended = self.ended.load(Ordering::Acquire);
+        let hold = self.hold();
+        if ended || hold.lost().is_some() {
             return Duration::ZERO;
         }
-        Duration::from_nanos(self.hold.deadline().saturating_sub(clock::now()))
+        Duration::from_nanos(hold.deadline().saturating_sub(clock::now()))
     }
 
     /// How long the server keeps the hold, even if no thread wants it for this long.
     pub(crate) fn granted(&self) -> Duration {
-        if self.ended.load(Ordering::Acquire) || self.hold.lost().is_some() {
+        let ended = self.ended.load(Ordering::Acquire);
+        let hold = self.hold();
+        if ended || hold.lost().is_some() {
             return Duration::ZERO;
         }
-        let until = self.hold.deadline.load(Ordering::SeqCst);
+        let until = hold.deadline.load(Ordering::SeqCst);
         Duration::from_nanos(until.saturating_sub(clock::now()))
     }
 
     pub(crate) fn state(&self) -> HoldState {
-        match self.end.lock().how {
-            Ending::Lost(reason) => return HoldState::Lost(reason),
-            Ending::Released => return HoldState::Released,
-            Ending::NotYet(_) if self.ended.load(Ordering::Acquire) => return HoldState::Released,
-            Ending::NotYet(_) => {}
+        match *self.end.lock() {
+            End::Lost(reason) => return HoldState::Lost(reason),
+            End::Released => return HoldState::Released,
+            End::NotYet(_) if self.ended.load(Ordering::Acquire) => return HoldState::Released,
+            End::NotYet(_) => {}
         }
-        if let Some(reason) = self.hold.lost() {
+        let hold = self.hold();
+        if let Some(reason) = hold.lost() {
             HoldState::Lost(reason)
-        } else if clock::now() >= self.hold.deadline() {
+        } else if clock::now() >= hold.deadline() {
             HoldState::Lost(LostReason::LeaseExpired)
-        } else if self.hold.is_unconfirmed() {
+        } else if hold.is_unconfirmed() {
             HoldState::Unconfirmed
         } else {
             HoldState::Held
@@ -162,11 +167,12 @@ impl Tenancy {
         if reason != LostReason::LeaseExpired {
             return reason.to_string();
         }
-        let trouble = self.hold.trouble.lock().clone();
-        let held = clock::now().saturating_sub(self.since);
-        let why = match (trouble, self.hold.terms.fixed_lease()) {
+        let hold = self.hold();
+        let trouble = hold.trouble.lock().clone();
+        let held = clock::now().saturating_sub(self.began());
+        let why = match (trouble, hold.terms.fixed_lease()) {
             (Some(cause), _) => format!("its renewals failed: {cause}"),
-            (None, _) if self.hold.is_unwanted() => {
+            (None, _) if hold.is_unwanted() => {
                 "it was a fixed one; the thread that kept the shared hold for longer has left"
                     .to_owned()
             }
@@ -188,12 +194,17 @@ impl Tenancy {
     /// Registers `callback`, to be called once if the hold is lost. If the hold is lost already,
     /// returns the callback with the reason, for the caller to call.
     pub(crate) fn on_lost(&self, callback: Callback) -> Option<(LostReason, Callback)> {
-        self.end.lock().on_lost(callback)
+        match &mut *self.end.lock() {
+            End::NotYet(callbacks) => callbacks.push(callback),
+            End::Lost(reason) => return Some((*reason, callback)),
+            End::Released => {}
+        }
+        None
     }
 
-    /// The thread has left the tenancy, and other threads have the hold or may have it soon. From
-    /// here on its guard reports "held" to no thread. [`finish_released`](Self::finish_released)
-    /// follows, or [`lose`](Self::lose).
+    /// The thread has left the hold, and other threads have it or may have it soon. From here on its
+    /// guards report "held" to no thread. [`finish_released`](Self::finish_released) follows,
+    /// [`lose`](Self::lose), or after a wait [`exchange`](Self::exchange).
     pub(crate) fn step_down(&self) {
         self.ended.store(true, Ordering::Release);
     }
@@ -201,13 +212,13 @@ impl Tenancy {
     /// The thread has released it. Returns the callbacks, which nobody calls. The caller drops them
     /// when it has neither a leadership nor a mutex, since dropping them runs the user's code.
     pub(crate) fn finish_released(&self) -> Option<Vec<Callback>> {
-        self.finish(Ending::Released)
+        self.finish(End::Released)
     }
 
     /// The tenancy was lost. The first caller gets the callbacks, and must call them with no mutex
     /// held.
     pub(crate) fn lose(&self, reason: LostReason) -> Option<Vec<Callback>> {
-        self.finish(Ending::Lost(reason))
+        self.finish(End::Lost(reason))
     }
 
     /// The tenancy was lost: logs that, and has its callbacks called.
@@ -222,11 +233,11 @@ impl Tenancy {
         }
     }
 
-    pub(super) fn finish(&self, how: Ending) -> Option<Vec<Callback>> {
+    fn finish(&self, how: End) -> Option<Vec<Callback>> {
         let mut end = self.end.lock();
-        let Ending::NotYet(callbacks) = &mut end.how else { return None };
+        let End::NotYet(callbacks) = &mut *end else { return None };
         let callbacks = std::mem::take(callbacks);
-        end.how = how;
+        *end = how;
         self.ended.store(true, Ordering::Release);
         Some(callbacks)
     }
@@ -235,9 +246,12 @@ impl Tenancy {
 impl fmt::Debug for Tenancy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Tenancy")
-            .field("owner", &self.hold.owner)
+            .field("owner", &self.hold().owner)
             .field("thread", &self.thread)
             .field("state", &self.state())
             .finish()
     }
 }
+
+#[cfg(all(test, models))]
+mod model_tests;

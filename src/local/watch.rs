@@ -4,6 +4,7 @@
 //! A [`Leaseholder`] says who wants its hold, and what follows if the hold is lost. All the rest is
 //! the same for a lock and for a permit, and stands here once.
 
+use std::borrow::Cow;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -84,7 +85,7 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
         let now = clock::now();
         let (hold, lease) = self.with_hold(|renewing| {
             let lease = renewing.state.next(&self.core().config, now).lease;
-            (Arc::clone(renewing.hold), renewing.begins(lease, now))
+            (Arc::clone(&renewing.hold), renewing.begins(lease, now))
         })?;
         Some(self.renewal(hold, lease))
     }
@@ -116,7 +117,7 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
         let now = clock::now();
         let is_there = self.with_hold(|renewing| {
             // A reply for a hold that has ended is ignored.
-            if !Arc::ptr_eq(renewing.hold, hold) {
+            if !Arc::ptr_eq(&renewing.hold, hold) {
                 return false;
             }
             *renewing.attempt = match renewed {
@@ -150,7 +151,7 @@ impl<T: Leaseholder> Task for T {
         let (hold, lease) = self.with_hold(|renewing| {
             let due = renewing.state.next(&self.core().config, now);
             let lease = due.lease.filter(|_| due.at <= now);
-            (Arc::clone(renewing.hold), renewing.begins(lease, now))
+            (Arc::clone(&renewing.hold), renewing.begins(lease, now))
         })?;
         if now >= hold.deadline() {
             self.lose_hold(&hold, LostReason::LeaseExpired);
@@ -163,7 +164,7 @@ impl<T: Leaseholder> Task for T {
 
 /// A hold under its leaseholder's mutex, and what its renewal depends on.
 pub(crate) struct Renewing<'a> {
-    pub(crate) hold: &'a Arc<Hold>,
+    pub(crate) hold: Cow<'a, Arc<Hold>>,
     pub(crate) state: RenewalState,
     /// The progress of its renewal, to be changed.
     pub(crate) attempt: &'a mut Attempt,
@@ -200,7 +201,7 @@ impl Site {
     /// now.
     pub(super) fn watch(self: &Arc<Self>, tenancy: &Tenancy) {
         self.arm();
-        if self.route.incarnation() != tenancy.hold.asked.incarnation {
+        if self.route.incarnation() != tenancy.hold().asked.incarnation {
             self.core.watchdog.renew_now(Member::renew_now(Arc::clone(self)));
         }
     }
@@ -209,7 +210,7 @@ impl Site {
     /// look at the other tenancies, which may be many thousands: nothing about them has changed.
     pub(crate) fn arm_for(self: &Arc<Self>, tenancy: &Tenancy, lease: Duration) {
         let next = |seat: &mut Seat| {
-            let state = seat.renewal_state_of(Some((tenancy.since, lease)));
+            let state = seat.renewal_state_of(Some((tenancy.began(), lease)));
             seat.renewing(state).next(&**self)
         };
         if let Some(at) = self.gate.with_seat(|seat| seat.map(next)) {
@@ -224,13 +225,13 @@ impl Site {
     ///
     /// One round trip, or none for a hold that has its lease.
     pub(crate) fn raise(self: &Arc<Self>, tenancy: &Arc<Tenancy>, slack: Duration) -> bool {
-        let hold = &tenancy.hold;
+        let hold = &tenancy.hold();
         if !hold.is_to_be_raised() {
             return false;
         }
         let sent_at = clock::now();
         let lease = self.gate.with_seat(|seat| {
-            let seat = seat.filter(|seat| Arc::ptr_eq(&seat.tenancy.hold, hold))?;
+            let seat = seat.filter(|seat| Arc::ptr_eq(&seat.tenancy.hold(), hold))?;
             let mut renewal_state = seat.renewal_state();
             if renewal_state.attempt.is_sent() {
                 // The watchdog has sent a renewal, but its reply may be far off.
@@ -267,7 +268,7 @@ impl Site {
     /// Makes the lease of a tenancy's hold at least this long. If that fails, the hold is
     /// unconfirmed; if the server does not have it any more, it is lost.
     pub(crate) fn prolong(self: &Arc<Self>, tenancy: &Arc<Tenancy>, lease: Duration) {
-        let (hold, sent_at) = (&tenancy.hold, clock::now());
+        let (hold, sent_at) = (&tenancy.hold(), clock::now());
         let counts = hold.ask(lease);
         match self.extend(hold, lease) {
             Ok(true) => hold.confirm(sent_at, counts),

@@ -1,6 +1,5 @@
 //! Conditions of a lock: java.util.concurrent's `Condition`, which Redisson does not have.
 
-use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +9,7 @@ use redlatch_client::{CancelToken, was_cut};
 #[cfg(doc)]
 use crate::client::Client;
 use crate::error::{Error, ErrorKind, LostReason};
-use crate::local::{Folded, HoldState, Leaseholder, Leaving, Site, Stay, Tenancy};
+use crate::local::{HoldState, Leaseholder, Site, Tenancy};
 use crate::lock::fair::FairLock;
 use crate::lock::reentrant::ReentrantLock;
 use crate::lock::{HeldLock, HeldLocks, LockGuard, Part};
@@ -243,7 +242,7 @@ impl Condition {
         // exists. A refusal must find the lock still held.
         let stands = {
             let _limited = wait.limits(&site.core);
-            let stands = entry.stand(&tenancy.hold.owner);
+            let stands = entry.stand(&tenancy.hold().owner);
             if was_cut() {
                 // The wait is over, and the lock was not left: the drop undoes a request that may
                 // have arrived.
@@ -255,28 +254,28 @@ impl Condition {
         match stands {
             Ok(true) => {}
             Ok(false) => {
-                site.lose_hold(&tenancy.hold, LostReason::Revoked);
-                return Err(site.lost_error(&tenancy, LostReason::Revoked));
+                site.lose_hold(&tenancy.hold(), LostReason::Revoked);
+                return Err(site.lost_error(tenancy, LostReason::Revoked));
             }
             Err(trouble) => return Err(before(trouble.into_error().of(&site.name))),
         }
         // From here on a notification finds the entry, and no thread can notify before this one has
         // left the lock.
-        let left = Suspended::all_levels(site, &tenancy)?;
+        let left = site.leave_to_wait(tenancy)?;
         let ended = entry.sleep(&wait).map_err(nothing_held)?;
         let notified = (ended == Ended::Notified).then(|| entry.notified());
         // Neither time nor a cancel ends this: the caller gets back what it had.
-        let lock = self.lock.with_terms(left.levels.terms());
+        let lock = self.lock.with_terms(left.terms());
         let again = lock.acquire(&tenancy.thread, Wait::FOREVER);
         let again = again.map(|held| held.and_then(HeldLocks::one).map(HeldLock::into_tenancy));
         let again = again.and_then(|again| again.ok_or_else(|| Error::shut_down(&site.name)));
         let again = again.map_err(nothing_held)?;
         if let Some(notified) = &notified {
-            notified.is_back(&again);
+            notified.is_back(&again.hold());
         }
-        left.come_back(site, &again, notified.map(|notified| Box::new(notified) as _));
-        if let HoldState::Lost(reason) = again.state() {
-            return Err(nothing_held(site.lost_error(&again, reason)));
+        site.come_back(left, &again, notified.map(|notified| Box::new(notified) as _));
+        if let HoldState::Lost(reason) = tenancy.state() {
+            return Err(nothing_held(site.lost_error(tenancy, reason)));
         }
         match ended {
             Ended::Notified => Ok(true),
@@ -423,18 +422,18 @@ impl Condition {
         let site = &handle.site;
         let Some((tenancy, _)) = handle.tenancy() else { return Err(site.not_held_by_thread()) };
         if !tenancy.is_held() {
-            site.lose_hold(&tenancy.hold, LostReason::LeaseExpired);
+            site.lose_hold(&tenancy.hold(), LostReason::LeaseExpired);
             return Err(site.lost_error(&tenancy, LostReason::LeaseExpired));
         }
         let scripts = ConditionScripts { keys: &self.keys, database: site.core.database() };
         // Numbers rise, and name one notification of one client. A copy of the request finds its
         // own.
         let number = site.core.id.next_number();
-        let told = scripts.notify(&site.route, &site.name, &tenancy.hold.owner, number, all);
+        let told = scripts.notify(&site.route, &site.name, &tenancy.hold().owner, number, all);
         match told {
             Ok(Some(told)) => Ok(told),
             Ok(None) => {
-                site.lose_hold(&tenancy.hold, LostReason::Revoked);
+                site.lose_hold(&tenancy.hold(), LostReason::Revoked);
                 Err(site.lost_error(&tenancy, LostReason::Revoked).now("nobody was notified"))
             }
             Err(trouble) => {
@@ -462,7 +461,7 @@ impl Condition {
     fn check_guard<'a>(
         &self,
         guard: &'a LockGuard,
-    ) -> Result<(&'a Arc<Site>, Arc<Tenancy>), Error> {
+    ) -> Result<(&'a Arc<Site>, &'a Arc<Tenancy>), Error> {
         self.check_usable()?;
         let own = &self.lock.handle().site;
         let held = guard.one().map(HeldLock::site_and_tenancy);
@@ -484,56 +483,6 @@ impl fmt::Debug for Condition {
             .field("lock", &self.lock_name())
             .field("name", &self.name)
             .finish_non_exhaustive()
-    }
-}
-
-/// The state with which a waiting thread comes back: its levels, and the stay that its guards refer
-/// to.
-struct Suspended {
-    levels: Folded,
-    stay: Arc<Stay>,
-}
-
-impl Suspended {
-    /// Leaves the lock. Fails if it was lost before.
-    fn all_levels(site: &Arc<Site>, tenancy: &Arc<Tenancy>) -> Result<Self, Error> {
-        // Only its own thread, this one, changes its levels. The hold may be lost, however.
-        let Some(levels) = site.gate.fold(tenancy) else {
-            return Err(Self::lost_error(site, tenancy));
-        };
-        let (stay, until_left) = Stay::leaves(tenancy);
-        // Not awaited: a failure is logged, and the client tries the release again in the
-        // background. Until then others wait for the lock, and no thread notifies.
-        if site.leave(tenancy, None, Leaving::Posted).is_err() {
-            let reason = tenancy.hold.lost().unwrap_or(LostReason::LeaseExpired);
-            site.core.watchdog.call_back(&site.name, reason, stay.lose(reason));
-            return Err(Self::lost_error(site, tenancy));
-        }
-        drop(until_left);
-        Ok(Self { levels, stay })
-    }
-
-    fn lost_error(site: &Site, tenancy: &Tenancy) -> Error {
-        site.lost_error(tenancy, tenancy.hold.lost().unwrap_or(LostReason::LeaseExpired))
-    }
-
-    fn come_back(
-        self,
-        site: &Arc<Site>,
-        tenancy: &Arc<Tenancy>,
-        until_it_leaves: Option<Box<dyn Any + Send>>,
-    ) {
-        let fixed = self.levels.longest_fixed();
-        site.gate.unfold(tenancy, self.levels);
-        // The fixed lease of a level that may be the last one later, when the hold is not renewed
-        // any more.
-        let fixed = fixed.filter(|_| tenancy.hold.terms.is_watched());
-        if let Some(lease) = fixed.filter(|lease| tenancy.remaining() < *lease) {
-            site.prolong(tenancy, lease);
-        }
-        for (reason, callback) in self.stay.comes_back(tenancy, until_it_leaves) {
-            site.core.watchdog.call_back(&site.name, reason, vec![callback]);
-        }
     }
 }
 

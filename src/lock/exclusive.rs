@@ -72,7 +72,7 @@ impl Synchronizer for Exclusive<'_> {
             // An error if the client was shut down meanwhile: then this releases the hold again.
             return self.0.admitted(tenancy).map(Some);
         }
-        self.0.site.lose_hold(&tenancy.hold, LostReason::LeaseExpired);
+        self.0.site.lose_hold(&tenancy.hold(), LostReason::LeaseExpired);
         Ok(None)
     }
 

@@ -202,7 +202,7 @@ impl Synchronizer for FairLock {
         tenancy: Arc<Tenancy>,
         claim: &Claim<'_, Terms>,
     ) -> Result<Option<Arc<Tenancy>>, Error> {
-        let (Self { handle, queue }, hold) = (self, &tenancy.hold);
+        let (Self { handle, queue }, hold) = (self, &tenancy.hold());
         let Handle { site, .. } = handle;
         let Some(Lead { request_state: entry, .. }) = &mut leadership.lead else { return Ok(None) };
         let is_ours = match entry.stand_down() {
@@ -216,7 +216,7 @@ impl Synchronizer for FairLock {
             // While the thread asked, a hold was passed to it and then revoked by force: only then
             // could the server grant the thread another hold.
             Some(passed) => {
-                site.lose_hold(&passed.hold, LostReason::Revoked);
+                site.lose_hold(&passed.hold(), LostReason::Revoked);
                 false
             }
             None => site.admit(&tenancy, claim.need)?,

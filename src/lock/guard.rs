@@ -1,6 +1,5 @@
 //! The guard of a held lock.
 
-use std::borrow::Cow;
 use std::fmt;
 use std::marker::PhantomData;
 use std::num::NonZero;
@@ -398,11 +397,6 @@ impl HeldLock {
         Self { handle: handle.clone(), level: None, tenancy, left: false }
     }
 
-    /// The present tenancy: its thread may have waited on a condition meanwhile.
-    fn tenancy(&self) -> Cow<'_, Arc<Tenancy>> {
-        self.tenancy.of_now()
-    }
-
     /// Whether the process was forked since: then the hold is the parent's, and this child must
     /// lock none of its mutexes.
     fn is_forked(&self) -> bool {
@@ -410,25 +404,25 @@ impl HeldLock {
     }
 
     pub(super) fn is_held(&self) -> bool {
-        !self.is_forked() && self.tenancy().is_held()
+        !self.is_forked() && self.tenancy.is_held()
     }
 
     pub(super) fn state(&self) -> HoldState {
         if self.is_forked() {
             return HoldState::Lost(LostReason::Forked);
         }
-        self.tenancy().state()
+        self.tenancy.state()
     }
 
     pub(super) fn remaining(&self) -> Duration {
-        if self.is_forked() { Duration::ZERO } else { self.tenancy().remaining() }
+        if self.is_forked() { Duration::ZERO } else { self.tenancy.remaining() }
     }
 
     pub(super) fn check(&self, slack: Duration) -> Result<(), Error> {
         let name = &self.handle.site.name;
         match self.state() {
             HoldState::Lost(LostReason::Forked) => Err(Error::forked(name)),
-            HoldState::Lost(reason) => Err(self.handle.site.lost_error(&self.tenancy(), reason)),
+            HoldState::Lost(reason) => Err(self.handle.site.lost_error(&self.tenancy, reason)),
             HoldState::Released => {
                 let message = "it was released before, by `unlock` or by a wait on a condition; \
                                nothing is held"
@@ -444,7 +438,7 @@ impl HeldLock {
                 // The tenant that keeps a shared hold for longer may leave before that.
                 let own = self.level.map_or(Duration::MAX, Level::remaining);
                 if own >= slack
-                    && (remaining >= slack || self.handle.site.raise(&self.tenancy(), slack))
+                    && (remaining >= slack || self.handle.site.raise(&self.tenancy, slack))
                 {
                     return Ok(());
                 }
@@ -462,7 +456,7 @@ impl HeldLock {
         if self.is_forked() {
             return;
         }
-        if let Some((reason, callback)) = self.tenancy.on_lost_now(callback) {
+        if let Some((reason, callback)) = self.tenancy.on_lost(callback) {
             let site = &self.handle.site;
             site.core.watchdog.call_back(&site.name, reason, vec![callback]);
         }
@@ -475,20 +469,20 @@ impl HeldLock {
     pub(super) fn forget(mut self) {
         self.left = true;
         if !self.is_forked() {
-            self.handle.site.gate.keep(&self.tenancy(), self.handle.kept());
+            self.handle.site.gate.keep(&self.tenancy, self.handle.kept());
         }
     }
 
     pub(super) fn leave(mut self, how: Leaving) -> Result<(), Error> {
         self.left = true;
         self.handle.session.core().check_process(&self.handle.site.name)?;
-        self.handle.site.leave(&self.tenancy(), self.level, how)
+        self.handle.site.leave(&self.tenancy, self.level, how)
     }
 
     pub(super) fn leave_to_expire(mut self) -> Result<(), Error> {
         self.left = true;
         self.handle.session.core().check_process(&self.handle.site.name)?;
-        self.handle.site.leave_to_expire(&self.tenancy(), self.level)
+        self.handle.site.leave_to_expire(&self.tenancy, self.level)
     }
 
     /// The tenancy with its level, which no guard ends.
@@ -505,14 +499,13 @@ impl HeldLock {
         &self.handle.site.core
     }
 
-    /// The site of the lock, and the present tenancy, for a wait on a condition.
-    pub(super) fn site_and_tenancy(&self) -> (&Arc<Site>, Arc<Tenancy>) {
-        (&self.handle.site, self.tenancy().into_owned())
+    /// The site of the lock, and the tenancy, for a wait on a condition.
+    pub(super) fn site_and_tenancy(&self) -> (&Arc<Site>, &Arc<Tenancy>) {
+        (&self.handle.site, &self.tenancy)
     }
 
     /// The fencing token, if the lock has tokens.
     pub(super) fn token(&self) -> Option<u64> {
-        // A fenced lock has no conditions, so this is the present tenancy, and no mutex is locked.
         self.tenancy.token().map(NonZero::get)
     }
 }
@@ -527,7 +520,7 @@ impl Drop for HeldLock {
     fn drop(&mut self) {
         if !self.left && !self.is_forked() {
             // If it was lost, `on_lost` and the log have reported it.
-            let _ = self.handle.site.leave(&self.tenancy(), self.level, Leaving::Posted);
+            let _ = self.handle.site.leave(&self.tenancy, self.level, Leaving::Posted);
         }
     }
 }

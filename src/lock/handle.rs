@@ -94,7 +94,7 @@ impl Handle {
             // The watchdog renews the hold from now on. (The tenants that wanted that may have
             // left.)
             None if site.mode == Mode::Read => site.arm_for(tenancy, terms.lease()),
-            None if tenancy.hold.terms != terms => site.arm(),
+            None if tenancy.hold().terms != terms => site.arm(),
             Some(_) | None => {}
         }
         Ok(true)
@@ -103,7 +103,7 @@ impl Handle {
     /// Asks the server for this lease, or ends the level that the thread has just taken. `false`:
     /// the hold was lost.
     fn lengthen(&self, tenancy: &Arc<Tenancy>, lease: Duration) -> Result<bool, Error> {
-        let (site, hold) = (&self.site, &tenancy.hold);
+        let (site, hold) = (&self.site, &tenancy.hold());
         let sent_at = clock::now();
         let counts = hold.ask(lease);
         match site.extend(hold, lease) {
@@ -143,10 +143,10 @@ impl Handle {
     pub(crate) fn admitted(&self, tenancy: Arc<Tenancy>) -> Result<Arc<Tenancy>, Error> {
         if self.session.core().is_shut_down() {
             // The end of the client released the holds of that time; this one came after it.
-            self.site.lose_hold(&tenancy.hold, LostReason::ShutDown);
+            self.site.lose_hold(&tenancy.hold(), LostReason::ShutDown);
             // Nothing sends the release again after the end, so no limit ends it.
             let _unlimited = Limit::set(None);
-            let _ = self.site.release(&tenancy.hold, Leaving::Awaited);
+            let _ = self.site.release(&tenancy.hold(), Leaving::Awaited);
             return Err(Error::shut_down(&self.site.name));
         }
         Ok(tenancy)

@@ -253,7 +253,7 @@ impl<'a> Side<'a> {
         let owner = acquisition.owner;
         let undo = || site.disown(&owner, lease);
         acquisition.asks(Asked::now(site), lease);
-        let replied = site.scripts().read_beside(&owner, lease, &writing.hold.owner);
+        let replied = site.scripts().read_beside(&owner, lease, &writing.hold().owner);
         let is_there = |reply: &Acquired| matches!(reply, Acquired::Granted { .. });
         let places = match acquisition.heard(replied, is_there) {
             Ok(Acquired::Granted { places, .. }) => places,
@@ -263,7 +263,7 @@ impl<'a> Side<'a> {
                 }
                 // The thread has lost its write hold, without knowing it.
                 if writing.is_held() {
-                    self.pair.write.lose_hold(&writing.hold, LostReason::Revoked);
+                    self.pair.write.lose_hold(&writing.hold(), LostReason::Revoked);
                 }
                 return Ok(None);
             }
@@ -286,11 +286,11 @@ impl<'a> Side<'a> {
         let Some(tenancy) = self.seat(&granted, claim, || {}).inspect_err(|_| undo())? else {
             undo();
             // The refused read grant proves nothing of the write hold.
-            let is_late = clock::now() >= granted.hold.deadline();
+            let is_late = clock::now() >= granted.hold().deadline();
             return if is_late { Err(Error::late_grant(&site.name)) } else { Ok(None) };
         };
         if !self.pair.reads_alone(claim.thread) {
-            site.lose_hold(&tenancy.hold, LostReason::Revoked);
+            site.lose_hold(&tenancy.hold(), LostReason::Revoked);
             return Ok(None);
         }
         let tenancy = self.handle.admitted(tenancy)?;
@@ -307,7 +307,7 @@ impl<'a> Side<'a> {
         let Some((tenancy, in_turn)) = self.pair.join(claim.thread, terms) else {
             return Ok(None);
         };
-        let (site, hold) = (&self.handle.site, &tenancy.hold);
+        let (site, hold) = (&self.handle.site, &tenancy.hold());
         if !in_turn {
             // The leader counts as a reader meanwhile: so the hold is not released during the
             // request.
@@ -371,7 +371,7 @@ impl<'a> Side<'a> {
                 continue;
             }
             let Some((tenancy, _)) = self.pair.join(claim.thread, terms) else { continue };
-            if !Arc::ptr_eq(&tenancy.hold, &older) {
+            if !Arc::ptr_eq(&tenancy.hold(), &older) {
                 // Another hold has taken the seat meanwhile: the loop checks that one.
                 let level = self.handle.level(&tenancy);
                 let _ = site.leave(&tenancy, Some(level), Leaving::Posted);
@@ -379,7 +379,7 @@ impl<'a> Side<'a> {
             }
             // A fresh owner: the next request uses another one.
             used_up();
-            let _ = site.release(&granted.hold, Leaving::Posted);
+            let _ = site.release(&granted.hold(), Leaving::Posted);
             return Ok(self.handle.deepen(&tenancy)?.then_some(tenancy));
         }
         if !site.admit(granted, terms)? {
@@ -444,7 +444,7 @@ impl Synchronizer for Side<'_> {
     fn receive(&self, grant: ReadWriteGrant) -> Result<Option<ReadWriteGrant>, Error> {
         let ReadWriteGrant { tenancy, .. } = grant;
         if !tenancy.is_held() {
-            self.handle.site.lose_hold(&tenancy.hold, LostReason::LeaseExpired);
+            self.handle.site.lose_hold(&tenancy.hold(), LostReason::LeaseExpired);
             return Ok(None);
         }
         if self.reads() && !self.handle.deepen(&tenancy)? {

@@ -11,7 +11,9 @@ use redlatch_client::sync::{Mutex, Thread, explore};
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::thread;
 
-use super::{Admitted, Gate, GateOutcome, GateQueue, GateWaiter, LeaveOutcome, QueueEntry};
+use super::{
+    Admitted, Gate, GateOutcome, GateQueue, GateWaiter, LeaveOutcome, QueueEntry, Vacated,
+};
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::local::{Asked, Hold, Site, Tenancy, Terms, clock};
 use crate::model::Server;
@@ -146,7 +148,7 @@ impl Synchronizer for Visitor<'_> {
         if tenancy.is_held() {
             return Ok(Some(tenancy));
         }
-        self.name.lose(&tenancy.hold);
+        self.name.lose(&tenancy.hold());
         Ok(None)
     }
 
@@ -200,7 +202,7 @@ impl Synchronizer for Visitor<'_> {
             Admitted::Taken(_) => panic!("one had the seat while another led"),
             Admitted::NotOurs => {
                 self.name.seen.undone.fetch_add(1, Ordering::SeqCst);
-                self.name.forget(&tenancy.hold);
+                self.name.forget(&tenancy.hold());
                 Ok(None)
             }
         }
@@ -282,7 +284,7 @@ impl Name {
         match acquired {
             Ok(Some(tenancy)) => {
                 assert_eq!(tenancy.thread.id(), thread.id(), "another's tenancy");
-                assert_eq!(tenancy.hold.terms, terms, "a hold on other terms");
+                assert_eq!(tenancy.hold().terms, terms, "a hold on other terms");
                 self.served.lock().push(ticket);
                 Some(tenancy)
             }
@@ -381,7 +383,7 @@ impl Name {
             }
         }
         match self.gate.leave(tenancy, Some(terms.into())).0 {
-            LeaveOutcome::Passed { seat, next: wake, .. } => {
+            LeaveOutcome::Left(seat, Vacated::Passed { next: wake, .. }) => {
                 self.seen.passed.fetch_add(1, Ordering::SeqCst);
                 assert!(Arc::ptr_eq(&seat.tenancy, tenancy));
                 wake.now();
@@ -393,13 +395,13 @@ impl Name {
                 true
             }
             LeaveOutcome::Stepped => unreachable!("nobody shares it"),
-            LeaveOutcome::Release { seat, .. } => {
+            LeaveOutcome::Left(seat, Vacated::Release { .. }) => {
                 let _leadership = Leadership::new(self, None);
                 self.leads(&Thread::current());
                 self.seen.released.fetch_add(1, Ordering::SeqCst);
                 assert!(Arc::ptr_eq(&seat.tenancy, tenancy));
                 tenancy.finish_released();
-                self.forget(&tenancy.hold);
+                self.forget(&tenancy.hold());
                 false
             }
             LeaveOutcome::NotThere => {

@@ -25,6 +25,9 @@ pub(crate) struct Seat {
     pub(in crate::local) attempt: Attempt,
     /// Keeps the site where a guard was forgotten. Never dropped under the gate's mutex.
     pub(super) kept: Option<Arc<dyn Any + Send + Sync>>,
+    /// Dropped when its thread, which waited on a condition, has left the lock again. Never under
+    /// the gate's mutex.
+    pub(in crate::local) until_left: Option<Box<dyn Any + Send>>,
 }
 
 #[derive(Debug, Default)]
@@ -129,10 +132,10 @@ impl Wanted {
 
 impl Seat {
     pub(super) fn new(tenancy: Arc<Tenancy>, terms: Terms) -> Self {
-        let since = tenancy.since;
-        let is_open = tenancy.hold.details.places == 0;
+        let since = tenancy.began();
+        let is_open = tenancy.hold().details.places == 0;
         let level = Level::since(terms, since);
-        let is_shared = tenancy.hold.owner.mode() == Mode::Read;
+        let is_shared = tenancy.hold().owner.mode() == Mode::Read;
         let mut seat = Self {
             tenancy,
             levels: Levels::of(level),
@@ -141,6 +144,7 @@ impl Seat {
             is_open,
             attempt: Attempt::Done,
             kept: None,
+            until_left: None,
         };
         seat.want(level);
         seat
@@ -215,7 +219,7 @@ impl Seat {
             }
         };
         shared.wanted.remove(gone);
-        self.tenancy.hold.ends_by(shared.wanted.until());
+        self.tenancy.hold().ends_by(shared.wanted.until());
         Some(left)
     }
 
@@ -224,7 +228,7 @@ impl Seat {
     pub(super) fn want(&mut self, level: Level) {
         if let Some(shared) = &mut self.shared {
             shared.wanted.add(level);
-            self.tenancy.hold.ends_by(shared.wanted.until());
+            self.tenancy.hold().ends_by(shared.wanted.until());
         }
     }
 
@@ -239,24 +243,44 @@ impl Seat {
         Some(levels.inner.last().unwrap_or(&levels.outer).ends)
     }
 
+    /// The thread that `left` a seat to wait goes on in this one, which it has alone.
+    pub(super) fn exchange(&mut self, left: &mut Self) {
+        std::mem::swap(&mut self.tenancy, &mut left.tenancy);
+        std::mem::swap(&mut self.levels, &mut left.levels);
+        std::mem::swap(&mut self.kept, &mut left.kept);
+        std::mem::swap(&mut self.until_left, &mut left.until_left);
+    }
+
+    /// The terms on which a thread that left this seat to wait takes the lock again: the longest
+    /// watched lease if a level wants the watchdog, otherwise the longest lease.
+    pub(crate) fn terms(&self) -> Terms {
+        let fixed = || Terms::fixed(self.longest_fixed().unwrap_or(Duration::ZERO));
+        self.levels.watched().map_or_else(fixed, Terms::watched)
+    }
+
+    /// The longest lease of a level that wants no watchdog.
+    pub(in crate::local) fn longest_fixed(&self) -> Option<Duration> {
+        self.levels.all().filter(|level| !level.is_watched()).map(Level::lease).max()
+    }
+
     /// Whether the server may keep the hold past the deadline that this process knows: a renewal or
     /// an extension may be on its way or have an unknown outcome, or another process handed the
     /// hold on for longer.
     pub(crate) fn may_outlive(&self) -> bool {
-        let hold = &self.tenancy.hold;
+        let hold = &self.tenancy.hold();
         self.attempt.is_sent() || hold.is_unconfirmed() || hold.outlives_its_terms()
     }
 
     /// The hold, as its renewal sees it in this state.
     pub(in crate::local) fn renewing(&mut self, state: RenewalState) -> Renewing<'_> {
-        Renewing { hold: &self.tenancy.hold, state, attempt: &mut self.attempt }
+        Renewing { hold: self.tenancy.hold(), state, attempt: &mut self.attempt }
     }
 
     /// The state on which the hold's renewal depends.
     pub(in crate::local) fn renewal_state(&self) -> RenewalState {
         let watching = |tenancy: &Tenancy, levels: &Levels| {
             let is_alive = !tenancy.thread.is_dead();
-            is_alive.then(|| levels.watched()).flatten().map(|lease| (tenancy.since, lease))
+            is_alive.then(|| levels.watched()).flatten().map(|lease| (tenancy.began(), lease))
         };
         let all = match &self.shared {
             None => watching(&self.tenancy, &self.levels),
@@ -277,7 +301,7 @@ impl Seat {
         &self,
         watching: Option<(u64, Duration)>,
     ) -> RenewalState {
-        let hold = &self.tenancy.hold;
+        let hold = &self.tenancy.hold();
         RenewalState {
             granted: self.since,
             since: watching.map_or(self.since, |(since, _)| since),
@@ -388,29 +412,5 @@ impl Levels {
     fn end_further_out(&mut self, which: Level, last: Level) -> Level {
         let gone = self.inner.iter_mut().rfind(|level| level.is(which));
         std::mem::replace(gone.unwrap_or(&mut self.outer), last)
-    }
-}
-
-/// The levels of a thread that waits on a condition. It gets them back after the wait.
-#[derive(Debug)]
-pub(crate) struct Folded {
-    pub(super) levels: Levels,
-    pub(super) kept: Option<Arc<dyn Any + Send + Sync>>,
-}
-
-impl Folded {
-    /// The longest lease of a level that wants no watchdog.
-    pub(crate) fn longest_fixed(&self) -> Option<Duration> {
-        self.levels.all().filter(|level| !level.is_watched()).map(Level::lease).max()
-    }
-
-    /// The terms on which the thread takes the lock again: the longest watched lease if a level
-    /// wants the watchdog, otherwise the longest lease.
-    pub(crate) fn terms(&self) -> Terms {
-        let outer = self.levels.outer.lease();
-        match self.levels.watched() {
-            Some(lease) => Terms::watched(lease),
-            None => Terms::fixed(self.longest_fixed().unwrap_or(outer)),
-        }
     }
 }

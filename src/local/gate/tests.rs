@@ -46,13 +46,16 @@ fn each_state_is_left_as_the_table_says() {
     assert!(matches!(enter(&mut state, &one, 0), GateOutcome::Again(_)));
     assert!(matches!(state.leave(&first, None, 0), LeaveOutcome::StillHeld));
     let GateOutcome::Queued(waiter) = enter(&mut state, &two, 0) else { panic!("not queued") };
-    assert!(matches!(state.leave(&first, None, 0), LeaveOutcome::Passed { .. }));
+    assert!(matches!(state.leave(&first, None, 0), LeaveOutcome::Left(_, Vacated::Passed { .. })));
     assert_eq!(is(&state), HELD);
     assert!(matches!(state.leave(&first, None, 0), LeaveOutcome::NotThere));
     let Some(Signal::Granted(second)) = waiter.take_signal() else { panic!("not passed") };
     // The turn is over: the waiter does not get the hold, and leads next.
     let GateOutcome::Queued(_) = enter(&mut state, &one, 0) else { panic!("not queued") };
-    assert!(matches!(state.leave(&second, None, OVER / 2), LeaveOutcome::Release { .. }));
+    assert!(matches!(
+        state.leave(&second, None, OVER / 2),
+        LeaveOutcome::Left(_, Vacated::Release { .. })
+    ));
     assert_eq!(is(&state), LED);
     state.queue.promote(None).0.now();
     assert_eq!(is(&state), LED);
@@ -106,7 +109,10 @@ fn a_hold_of_another_queue_leaves_the_leadership_and_is_passed_to_no_thread_here
     let GateOutcome::Queued(waiter) = state.enter(&other, Terms::watched(LEASE), true, 0) else {
         panic!()
     };
-    assert!(matches!(state.leave(&tenancy, None, 0), LeaveOutcome::Release { leads: false, .. }));
+    assert!(matches!(
+        state.leave(&tenancy, None, 0),
+        LeaveOutcome::Left(_, Vacated::Release { leads: false, .. })
+    ));
     assert!(waiter.take_signal().is_none());
     assert_eq!(is(&state), LED);
 }
@@ -122,7 +128,7 @@ fn a_hold_that_is_over_is_neither_entered_nor_in_the_way() {
     assert!(matches!(entered, GateOutcome::Expired(_)), "{entered:?}");
     let new = granted(&thread, 0);
     assert!(matches!(state.admit(&new, Terms::watched(LEASE), None, 0), Admitted::Taken(_)));
-    let admitted = state.admit(&new, Terms::watched(LEASE), Some(&old.hold), 0);
+    let admitted = state.admit(&new, Terms::watched(LEASE), Some(&old.hold()), 0);
     assert!(matches!(admitted, Admitted::Seated(Some(_))), "{admitted:?}");
 }
 
@@ -152,12 +158,15 @@ fn a_renewal_on_its_way_goes_with_the_hold_and_one_that_failed_keeps_it() {
         assert_eq!(seat.renewing(before).begins(Some(LEASE), OVER), None);
         assert_eq!(seat.renewing(before).begins(Some(LEASE), 0), Some(LEASE));
         if fails {
-            tenancy.hold.renewal_failed(&"no server".into());
+            tenancy.hold().renewal_failed(&"no server".into());
             seat.attempt = seat.attempt.fails(false, LEASE, 0);
         }
         assert!(seat.may_outlive());
         let _waiter = state.enter(&two, Terms::watched(LEASE), true, 0);
-        assert_eq!(matches!(state.leave(&tenancy, None, 0), LeaveOutcome::Passed { .. }), passed);
+        assert_eq!(
+            matches!(state.leave(&tenancy, None, 0), LeaveOutcome::Left(_, Vacated::Passed { .. })),
+            passed
+        );
         assert!(state.seat.as_ref().is_none_or(|seat| seat.attempt.is_sent()));
     }
 }
@@ -180,5 +189,5 @@ fn a_thread_that_leaves_a_shared_hold_has_it_no_more() {
     };
     assert!(matches!(gate.leave(&first, None).0, LeaveOutcome::Stepped));
     assert!(!first.is_held() && second.is_held());
-    assert!(matches!(gate.leave(&second, None).0, LeaveOutcome::Release { .. }));
+    assert!(matches!(gate.leave(&second, None).0, LeaveOutcome::Left(_, Vacated::Release { .. })));
 }

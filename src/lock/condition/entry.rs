@@ -28,7 +28,7 @@ use redlatch_client::{Command, Outcome, ReplyReceiver, was_cut};
 
 use crate::error::{Error, ErrorKind};
 use crate::lease::{Cleanup, KeepAlive};
-use crate::local::{HoldState, Registered, Site, Tenancy};
+use crate::local::{Hold, Registered, Site};
 use crate::runtime::{Core, Member, Message, Recipient};
 use crate::scripts::condition::{ConditionScripts, Looked, Use, done};
 use crate::scripts::{ConditionKeys, Owner, Trouble};
@@ -231,9 +231,13 @@ impl Enrolled {
         ConditionScripts { keys: &self.keys, database: self.site.core.database() }
     }
 
+    fn done_command(&self, becomes: Use) -> Command {
+        self.scripts().done_command(&self.waiter.text(), becomes)
+    }
+
     /// Posted without waiting for the reply.
     fn done(&self, becomes: Use) {
-        let command = self.scripts().done_command(&self.waiter.text(), becomes);
+        let command = self.done_command(becomes);
         let done = Done { site: Arc::clone(&self.site), command: command.clone() };
         self.site.core.post(&self.site.route, command, Arc::new(done));
     }
@@ -272,13 +276,13 @@ pub(super) struct Notified {
     back: Back,
 }
 
-/// The tenancy in which a notified waiter has the lock again.
-type Back = Arc<OnceLock<Arc<Tenancy>>>;
+/// The hold with which a notified waiter has the lock again.
+type Back = Arc<OnceLock<Arc<Hold>>>;
 
 impl Notified {
     /// The thread has the lock again.
-    pub(super) fn is_back(&self, tenancy: &Arc<Tenancy>) {
-        let _ = self.back.set(Arc::clone(tenancy));
+    pub(super) fn is_back(&self, hold: &Arc<Hold>) {
+        let _ = self.back.set(Arc::clone(hold));
     }
 }
 
@@ -289,8 +293,16 @@ impl Drop for Notified {
             return;
         }
         signs.remove(enrolled.waiter);
-        let used = back.get().is_some_and(|tenancy| !matches!(tenancy.state(), HoldState::Lost(_)));
-        enrolled.done(if used { Use::Used } else { Use::PassedOn });
+        match back.get() {
+            // In the background: this may be the watchdog's thread, which finds most losses.
+            Some(hold) if hold.lost().is_some() => {
+                let command = enrolled.done_command(Use::PassedOn);
+                let Site { core, name, .. } = &*enrolled.site;
+                core.watchdog.clean_up(Cleanup::unclaimed(name, command));
+            }
+            Some(_) => enrolled.done(Use::Used),
+            None => enrolled.done(Use::PassedOn),
+        }
     }
 }
 
@@ -343,7 +355,7 @@ impl KeepAlive for Signs {
         let mut waiters: Vec<_> = self.given.lock().waiters.values().cloned().collect();
         // If a thread ended while it held the lock, its hold is lost some time later.
         waiters.retain(|(waiter, back)| {
-            let lives = back.get().is_none_or(|tenancy| tenancy.is_held());
+            let lives = back.get().is_none_or(|hold| hold.is_ours(clock::now()));
             if !lives {
                 self.remove(*waiter);
             }

@@ -146,7 +146,7 @@ fn a_hold_is_not_passed_into_a_seat_that_is_taken() {
     let lock = client.fair_lock("passed");
     let (gate, terms) = (&lock.handle.site.gate, lock.handle.terms());
     let first = granted(&lock);
-    let passed = Arc::new(Tenancy::new(Arc::clone(&first.tenancy.hold), Thread::current()));
+    let passed = Arc::new(Tenancy::new(Arc::clone(&first.tenancy.hold()), Thread::current()));
     drop(first);
     other.fair_lock("passed").force_unlock().unwrap();
     let guard = lock.lock().unwrap();

@@ -143,7 +143,7 @@ impl Pair {
         }
         if let Some((reading, _)) = self.read.gate.tenant_of(thread) {
             let lasts = reading.is_held();
-            let over = || Found::Expired(Arc::clone(&self.read), Arc::clone(&reading.hold));
+            let over = || Found::Expired(Arc::clone(&self.read), Arc::clone(&reading.hold()));
             return Some(if lasts { Found::Reads } else { over() });
         }
         let may_lead = waits || !self.read.gate.is_taken();
@@ -170,7 +170,7 @@ impl Pair {
         match own {
             Some((tenancy, _)) if tenancy.is_held() => Some(Found::Under(tenancy)),
             Some((tenancy, _)) => {
-                Some(Found::Expired(Arc::clone(&self.write), Arc::clone(&tenancy.hold)))
+                Some(Found::Expired(Arc::clone(&self.write), Arc::clone(&tenancy.hold())))
             }
             None => queue.lead().then_some(Found::Leads),
         }

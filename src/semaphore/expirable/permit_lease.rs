@@ -5,6 +5,7 @@
 //! unless its id was read: a reader of the id may give the permit back, and must not give back
 //! another guard's.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -224,7 +225,7 @@ impl Leaseholder for PermitLease {
         if *is_over {
             return None;
         }
-        let since = tenancy.as_ref().map_or_else(clock::now, |tenancy| tenancy.since);
+        let since = tenancy.as_ref().map_or_else(clock::now, |tenancy| tenancy.began());
         let hold = &self.hold;
         let state = RenewalState {
             granted: since,
@@ -236,7 +237,7 @@ impl Leaseholder for PermitLease {
             fixed: None,
             attempt: *attempt,
         };
-        Some(look(Renewing { hold, state, attempt }))
+        Some(look(Renewing { hold: Cow::Borrowed(hold), state, attempt }))
     }
 
     /// A reader of the id may have asked for a longer lease.
