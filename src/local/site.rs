@@ -98,7 +98,7 @@ impl Site {
         let _known = self.succession.set(succession);
     }
 
-    pub(super) fn succession(&self) -> Option<Arc<dyn Succession>> {
+    pub(crate) fn succession(&self) -> Option<Arc<dyn Succession>> {
         self.succession.get().and_then(Weak::upgrade)
     }
 
@@ -263,6 +263,9 @@ pub(crate) trait Succession: Any + Send + Sync {
         hold: &Arc<Hold>,
         seat: &mut dyn FnMut(&Arc<Tenancy>, Terms) -> bool,
     ) -> Option<Wake>;
+
+    /// Whether the thread, once it has left, could not take the lock again.
+    fn bars(&self, thread: &Thread) -> bool;
 
     /// Nobody has the seat of the site of this mode any more.
     fn vacant(&self, mode: Mode);

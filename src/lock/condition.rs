@@ -11,8 +11,10 @@ use crate::client::Client;
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::local::{HoldState, Leaseholder, Site, Tenancy};
 use crate::lock::fair::FairLock;
+use crate::lock::fenced::FencedLock;
+use crate::lock::read_write::WriteLock;
 use crate::lock::reentrant::ReentrantLock;
-use crate::lock::{HeldLock, HeldLocks, LockGuard, Part};
+use crate::lock::{HeldLock, HeldLocks, Lock, LockGuard, Part};
 use crate::scripts::condition::ConditionScripts;
 use crate::scripts::{ConditionKeys, Trouble};
 use crate::waiting::Wait;
@@ -24,7 +26,8 @@ mod entry;
 
 /// A place where threads that have a lock wait for a change, on any machine, until the thread that
 /// makes the change notifies them: `Condition` of java.util.concurrent, across processes. Made by
-/// [`ReentrantLock::new_condition`] and [`FairLock::new_condition`].
+/// [`ReentrantLock::new_condition`], and likewise by a [`FairLock`], a [`FencedLock`] and a
+/// [`WriteLock`]. (Readers have none, as in Java.)
 ///
 /// A wait leaves the lock, sleeps until it is notified, and takes the lock again before it returns.
 /// Notifications go to the present waiters, the longest waiting first; a notification without a
@@ -82,6 +85,7 @@ mod entry;
 /// with all of them: the guards are valid again, in a new hold. Meanwhile they say that they are
 /// released. Callbacks given to [`on_lost`](LockGuard::on_lost) stay registered; a wait itself is
 /// no loss. A fixed lease counts anew from the return; with several levels the longest one counts.
+/// The guards of a [`FencedLock`] have the token of the new hold, which is higher.
 ///
 /// # The difference to `std::sync::Condvar`
 ///
@@ -138,6 +142,31 @@ impl FairLock {
     }
 }
 
+impl FencedLock {
+    /// A condition of this lock, on which threads that have it wait.
+    ///
+    /// No I/O. Conditions of one lock and one name are the same, on all machines. An empty name is
+    /// an error of the first call. After a wait the guards have a higher
+    /// [token](LockGuard::token): the data may have changed meanwhile.
+    #[must_use]
+    pub fn new_condition(&self, name: &str) -> Condition {
+        Condition::new(self.clone(), name)
+    }
+}
+
+impl WriteLock {
+    /// A condition of this lock, on which threads that have it wait.
+    ///
+    /// No I/O. Conditions of one lock and one name are the same, on all machines. An empty name is
+    /// an error of the first call. A wait does not leave the read lock: a thread that holds that as
+    /// well gets an error of kind [`WouldDeadlock`](ErrorKind::WouldDeadlock), and holds both as
+    /// before.
+    #[must_use]
+    pub fn new_condition(&self, name: &str) -> Condition {
+        Condition::new(self.clone(), name)
+    }
+}
+
 impl Condition {
     /// Leaves the lock, sleeps until notified, and takes the lock again.
     ///
@@ -168,7 +197,7 @@ impl Condition {
     /// Then until the thread is notified, and until it has the lock again, as
     /// [`Lock::lock`](crate::Lock::lock). While it sleeps it asks the server about once a second,
     /// in case a message was lost. There is nothing to renew meanwhile.
-    pub fn wait(&self, guard: &LockGuard) -> Result<(), Error> {
+    pub fn wait(&self, guard: &LockGuard<impl Lock + ?Sized>) -> Result<(), Error> {
         self.wait_within(guard, Wait::FOREVER).map(drop)
     }
 
@@ -184,7 +213,11 @@ impl Condition {
     /// later steps: the question whether the thread was notified, and the time until it has the
     /// lock again.
     #[must_use = "`false`: nobody has notified it, and time is over"]
-    pub fn wait_for(&self, guard: &LockGuard, wait: Duration) -> Result<bool, Error> {
+    pub fn wait_for(
+        &self,
+        guard: &LockGuard<impl Lock + ?Sized>,
+        wait: Duration,
+    ) -> Result<bool, Error> {
         self.wait_within(guard, Wait::at_most(wait))
     }
 
@@ -201,7 +234,11 @@ impl Condition {
     ///
     /// Until the thread has the lock again. The cancel ends the sleep at once, and not the time
     /// until the thread has the lock again.
-    pub fn wait_cancellable(&self, guard: &LockGuard, token: &CancelToken) -> Result<(), Error> {
+    pub fn wait_cancellable(
+        &self,
+        guard: &LockGuard<impl Lock + ?Sized>,
+        token: &CancelToken,
+    ) -> Result<(), Error> {
         self.wait_within(guard, Wait::from(token)).map(drop)
     }
 
@@ -221,7 +258,7 @@ impl Condition {
     #[must_use = "`false`: nobody has notified it, and time is over"]
     pub fn wait_within<'a>(
         &self,
-        guard: &LockGuard,
+        guard: &LockGuard<impl Lock + ?Sized>,
         wait: impl Into<Wait<'a>>,
     ) -> Result<bool, Error> {
         let wait = wait.into();
@@ -295,7 +332,7 @@ impl Condition {
     /// Each time for as long as [`wait`](Self::wait).
     pub fn wait_while(
         &self,
-        guard: &LockGuard,
+        guard: &LockGuard<impl Lock + ?Sized>,
         mut condition: impl FnMut() -> bool,
     ) -> Result<(), Error> {
         self.try_wait_while(guard, || Ok(condition()))
@@ -310,7 +347,7 @@ impl Condition {
     #[must_use = "`false`: time is over, and the condition is still true"]
     pub fn wait_while_within<'a>(
         &self,
-        guard: &LockGuard,
+        guard: &LockGuard<impl Lock + ?Sized>,
         wait: impl Into<Wait<'a>>,
         mut condition: impl FnMut() -> bool,
     ) -> Result<bool, Error> {
@@ -330,7 +367,7 @@ impl Condition {
     #[must_use = "`false`: nobody has notified it, and time is over"]
     pub fn try_wait_while<E: From<Error>>(
         &self,
-        guard: &LockGuard,
+        guard: &LockGuard<impl Lock + ?Sized>,
         mut condition: impl FnMut() -> Result<bool, E>,
     ) -> Result<(), E> {
         while condition()? {
@@ -352,7 +389,7 @@ impl Condition {
     #[must_use = "`false`: time is over, and the condition is still true"]
     pub fn try_wait_while_within<'a, E: From<Error>>(
         &self,
-        guard: &LockGuard,
+        guard: &LockGuard<impl Lock + ?Sized>,
         wait: impl Into<Wait<'a>>,
         mut condition: impl FnMut() -> Result<bool, E>,
     ) -> Result<bool, E> {
@@ -460,7 +497,7 @@ impl Condition {
     /// The lock's site, and the tenancy that a wait leaves.
     fn check_guard<'a>(
         &self,
-        guard: &'a LockGuard,
+        guard: &'a LockGuard<impl Lock + ?Sized>,
     ) -> Result<(&'a Arc<Site>, &'a Arc<Tenancy>), Error> {
         self.check_usable()?;
         let own = &self.lock.handle().site;
@@ -473,6 +510,11 @@ impl Condition {
             return Err(site.not_held_by_thread());
         }
         guard.check(Duration::ZERO)?;
+        if site.succession().is_some_and(|succession| succession.bars(&tenancy.thread)) {
+            let message = "the calling thread also holds it to read, and a wait would not end that: \
+                           release the read lock first; both are held as before";
+            return Err(Error::new(ErrorKind::WouldDeadlock, message.to_owned()).of(&own.name));
+        }
         Ok((site, tenancy))
     }
 }

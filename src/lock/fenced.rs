@@ -64,7 +64,8 @@ use crate::waiting::Wait;
 /// # Tokens
 ///
 /// Tokens grow with every acquisition of the name, by any process, also if the lock is handed on or
-/// passed inside a process; re-entry keeps the token. They do not grow by one: a process takes
+/// passed inside a process, or taken again after a wait on a [`Condition`](crate::Condition);
+/// re-entry keeps the token. They do not grow by one: a process takes
 /// 1,024 at a time, one for each thread that it may pass the lock to. Redisson's clients count on
 /// from there.
 ///
@@ -195,7 +196,8 @@ pub type OwnedFencedLockGuard = OwnedLockGuard<FencedLock>;
 
 impl<O> LockGuard<FencedLock, O> {
     /// The token of this hold. Higher than that of each guard before, on any machine; the same for
-    /// all levels that a thread takes. It stays the same after the hold is lost.
+    /// all levels that a thread takes. It stays the same after the hold is lost. After a wait on a
+    /// [`Condition`](crate::Condition) it is that of the new hold, for all guards of the thread.
     #[must_use]
     pub fn token(&self) -> FencingToken {
         // A fenced lock is never granted without a token. (Zero: no fence accepts it.)

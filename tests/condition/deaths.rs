@@ -14,7 +14,7 @@ fn worker() {
 }
 
 fn kind_named(name: &str) -> Kind {
-    if name == FAIR.name { FAIR } else { REENTRANT }
+    ALL.into_iter().find(|kind| kind.name == name).unwrap()
 }
 
 fn guest(job: &Job) {
@@ -65,7 +65,7 @@ fn a_waiter_that_was_killed_is_passed_over() {
 fn a_waiter_killed_before_it_has_the_lock_leaves_its_notification_to_the_next() {
     let _bounded = bounded();
     let server = server();
-    for kind in [REENTRANT, FAIR] {
+    for kind in ALL {
         let mut dead = process(&server, kind, kind.name, LONG);
         let guest =
             Guest::of(&server, kind.name, &kind.make(&client(&server), kind.name), Wait::FOREVER);
@@ -161,12 +161,14 @@ fn a_stopped_waiter_leaves_its_notification_to_the_next() {
     leaves_nothing(&server, "m");
 }
 
-#[test]
-fn a_waiter_that_loses_the_regained_lock_leaves_its_notification_to_the_next() {
+of_all_locks! {
+    a_waiter_that_loses_the_regained_lock_leaves_its_notification_to_the_next
+}
+
+fn a_waiter_that_loses_the_regained_lock_leaves_its_notification_to_the_next(kind: Kind) {
     let _bounded = bounded();
     let server = server();
-    let [here, there] =
-        [client(&server), client(&server)].map(|client| REENTRANT.make(&client, "m"));
+    let [here, there] = [client(&server), client(&server)].map(|client| kind.make(&client, "m"));
     let first = Guest::of(&server, "m", &here, Wait::FOREVER);
     let second = Guest::of(&server, "m", &here, Wait::FOREVER);
     assert!(notify(&there));

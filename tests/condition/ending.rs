@@ -2,7 +2,7 @@
 
 use super::*;
 
-of_both_locks! {
+of_all_locks! {
     a_wait_without_a_notification_ends_in_time_and_leaves_nothing
     a_cancel_ends_a_wait_with_the_lock_in_hand
     a_wait_that_ends_in_an_outage_ends_with_the_lock_in_hand

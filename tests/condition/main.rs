@@ -4,7 +4,6 @@
 
 #[path = "../common/mod.rs"]
 mod common;
-mod deaths;
 
 use std::mem;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -40,51 +39,59 @@ struct Monitor {
     condition: Condition,
 }
 
-const REENTRANT: Kind = Kind {
-    name: "reentrant",
-    make: |client, name| {
-        let lock = client.reentrant_lock(name);
-        let condition = lock.new_condition("changed");
-        let leased = |client: &Client, name: &str, lease: Duration| {
-            Arc::new(client.reentrant_lock(name).with_lease(lease)) as Arc<dyn Lock>
-        };
-        Monitor { lock: Arc::new(lock), leased, condition }
-    },
-};
-
-const FAIR: Kind = Kind {
-    name: "fair",
-    make: |client, name| {
-        let lock = client.fair_lock(name);
-        let condition = lock.new_condition("changed");
-        let leased = |client: &Client, name: &str, lease: Duration| {
-            Arc::new(client.fair_lock(name).with_lease(lease)) as Arc<dyn Lock>
-        };
-        Monitor { lock: Arc::new(lock), leased, condition }
-    },
-};
-
-macro_rules! of_both_locks {
-    ($($test:ident)*) => {
-        mod reentrant {
-            $(#[test] fn $test() { super::$test(super::REENTRANT) })*
-        }
-        mod fair {
-            $(#[test] fn $test() { super::$test(super::FAIR) })*
+macro_rules! kind {
+    ($name:literal, $lock:expr) => {
+        Kind {
+            name: $name,
+            make: |client, name| {
+                let lock = $lock(client, name);
+                let condition = lock.new_condition("changed");
+                let leased = |client: &Client, name: &str, lease: Duration| {
+                    Arc::new($lock(client, name).with_lease(lease)) as Arc<dyn Lock>
+                };
+                Monitor { lock: Arc::new(lock), leased, condition }
+            },
         }
     };
 }
 
+const REENTRANT: Kind = kind!("reentrant", Client::reentrant_lock);
+const FAIR: Kind = kind!("fair", Client::fair_lock);
+const FENCED: Kind = kind!("fenced", Client::fenced_lock);
+const WRITER: Kind =
+    kind!("writer", |client: &Client, name: &str| { client.read_write_lock(name).write().clone() });
+const ALL: [Kind; 4] = [REENTRANT, FAIR, FENCED, WRITER];
+
+macro_rules! of_all_locks {
+    ($($test:ident)*) => {
+        of_all_locks! {
+            @ ($($test)*)
+            mod reentrant of REENTRANT; mod fair of FAIR; mod fenced of FENCED; mod writer of WRITER;
+        }
+    };
+    (@ $tests:tt $(mod $name:ident of $kind:ident;)*) => {
+        $(of_all_locks! { @@ $tests $name $kind })*
+    };
+    (@@ ($($test:ident)*) $name:ident $kind:ident) => {
+        mod $name {
+            $(#[test] fn $test() { super::$test(super::$kind) })*
+        }
+    };
+}
+
+mod deaths;
 mod ending;
 mod many;
 
-of_both_locks! {
+of_all_locks! {
     a_wait_leaves_the_lock_and_comes_back_with_it
     all_levels_are_left_and_all_are_back
     the_longest_waiting_is_notified_first
     all_are_notified_once
     a_notification_without_a_waiter_is_not_remembered
     a_thread_without_the_lock_can_neither_wait_nor_notify
+    guards_say_released_while_their_thread_waits
+    callbacks_go_along_and_a_wait_is_no_loss
 }
 
 impl Kind {
@@ -118,12 +125,12 @@ fn first_waiting(server: &Server, name: &str) -> String {
     server.connection().lindex(waiting_key(name), 0).unwrap()
 }
 
-/// No thread waits, was notified, or holds the lock.
+/// No thread waits, was notified, or holds the lock. (The last token of a fenced lock stays.)
 #[track_caller]
 fn leaves_nothing(server: &Server, name: &str) {
     wait_until(&format!("nothing of {name:?} is left"), SOON, || {
         let keys: Vec<String> = server.connection().keys("*").unwrap();
-        keys.is_empty()
+        keys.iter().all(|key| key.starts_with("redisson_lock_token:"))
     });
 }
 
@@ -254,12 +261,11 @@ fn all_levels_are_left_and_all_are_back(kind: Kind) {
     leaves_nothing(&server, "m");
 }
 
-#[test]
-fn guards_say_released_while_their_thread_waits() {
+fn guards_say_released_while_their_thread_waits(kind: Kind) {
     let _bounded = bounded();
     let server = server();
     let client = client(&server);
-    let monitor = REENTRANT.make(&client, "m");
+    let monitor = kind.make(&client, "m");
     let guard = monitor.lock.lock().unwrap();
     let notifier = monitor.clone();
     thread::scope(|scope| {
@@ -370,12 +376,10 @@ fn a_waiter_that_comes_back_to_a_lost_lock_is_told_so() {
     assert_eq!(outer.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
 }
 
-#[test]
-fn callbacks_go_along_and_a_wait_is_no_loss() {
+fn callbacks_go_along_and_a_wait_is_no_loss(kind: Kind) {
     let _bounded = bounded();
     let server = server();
-    let [here, there] =
-        [client(&server), client(&server)].map(|client| REENTRANT.make(&client, "m"));
+    let [here, there] = [client(&server), client(&server)].map(|client| kind.make(&client, "m"));
     let (tell, told) = mpsc::channel();
     let Monitor { lock, condition, .. } = here;
     let waiter = spawn(move || {
@@ -398,6 +402,72 @@ fn callbacks_go_along_and_a_wait_is_no_loss() {
     assert_eq!(told.recv_timeout(SOON), Ok(LostReason::ForceUnlocked));
     waiter.join();
     assert!(told.recv().is_err(), "once");
+}
+
+/// A store that has seen the token of a thread that had the lock meanwhile refuses the one from
+/// before the wait, and takes the one from after it.
+#[test]
+fn a_fenced_guard_has_the_token_of_its_new_hold_after_a_wait() {
+    let _bounded = bounded();
+    let server = server();
+    let [here, there] = [client(&server), client(&server)].map(|client| client.fenced_lock("m"));
+    let [changed, change] = [&here, &there].map(|lock| lock.new_condition("changed"));
+    let waiter = spawn(move || {
+        let outer = here.lock().unwrap();
+        let inner = here.lock().unwrap();
+        let mut tokens = vec![inner.token()];
+        for _ in 0..2 {
+            changed.wait(&inner).unwrap();
+            assert_eq!(inner.token(), outer.token());
+            assert_eq!(here.lock().unwrap().token(), outer.token());
+            tokens.push(inner.token());
+        }
+        inner.unlock().unwrap();
+        outer.unlock().unwrap();
+        tokens
+    });
+    let mut between = Vec::new();
+    for _ in 0..2 {
+        wait_waiting(&server, "m", 1);
+        let guard = there.lock().unwrap();
+        between.push(guard.token());
+        assert!(change.notify_one().unwrap());
+        guard.unlock().unwrap();
+    }
+    let own = waiter.join();
+    let in_order = [own[0], between[0], own[1], between[1], own[2]];
+    assert!(in_order.is_sorted_by(|earlier, later| earlier < later), "{in_order:?}");
+    leaves_nothing(&server, "m");
+}
+
+/// Otherwise it would come back to a lock that it keeps from itself.
+#[test]
+fn a_writer_that_reads_as_well_does_not_leave_the_lock_to_wait() {
+    let _bounded = bounded();
+    let server = server();
+    let [here, there] =
+        [client(&server), client(&server)].map(|client| client.read_write_lock("m"));
+    let (writer, changed) = (here.write(), here.write().new_condition("changed"));
+    let writes = writer.lock().unwrap();
+    let reads = here.read().lock().unwrap();
+    let refused = changed.wait(&writes).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::WouldDeadlock, "{refused}");
+    assert!(writes.is_held() && reads.is_held());
+    // A reader's guard is no writer's, and a reader can neither wait nor notify.
+    assert_eq!(changed.wait(&reads).unwrap_err().kind(), ErrorKind::NotHeld);
+    reads.unlock().unwrap();
+    let reader = spawn(move || {
+        let guard = there.read().lock().unwrap();
+        let change = there.write().new_condition("changed");
+        assert_eq!(change.notify_one().unwrap_err().kind(), ErrorKind::NotHeld);
+        guard.unlock().unwrap();
+    });
+    // The lock is left: others read meanwhile.
+    assert!(!changed.wait_for(&writes, UNIT).unwrap());
+    assert!(writes.is_held());
+    writes.unlock().unwrap();
+    reader.join();
+    leaves_nothing(&server, "m");
 }
 
 fn the_longest_waiting_is_notified_first(kind: Kind) {

@@ -52,7 +52,7 @@ fn notified_waiters_of_one_process_give_one_sign_of_life_together() {
     leaves_nothing(&server, "m");
 }
 
-of_both_locks! {
+of_all_locks! {
     no_waiter_is_forgotten_and_none_is_told_twice
 }
 
@@ -110,17 +110,20 @@ struct Buffer {
 
 impl Buffer {
     fn new(client: &Client, kind: &str, redis: redis::Connection) -> Self {
-        let names = ["not_empty", "not_full"];
-        let (lock, [not_empty, not_full]): (Arc<dyn Lock>, _) = if kind == FAIR.name {
-            let lock = client.fair_lock("buffer");
-            let conditions = names.map(|name| lock.new_condition(name));
-            (Arc::new(lock), conditions)
-        } else {
-            let lock = client.reentrant_lock("buffer");
-            let conditions = names.map(|name| lock.new_condition(name));
-            (Arc::new(lock), conditions)
-        };
-        Self { lock, not_empty, not_full, redis }
+        macro_rules! of {
+            ($lock:expr) => {{
+                let lock = $lock;
+                let [not_empty, not_full] =
+                    ["not_empty", "not_full"].map(|name| lock.new_condition(name));
+                Self { lock: Arc::new(lock), not_empty, not_full, redis }
+            }};
+        }
+        match kind {
+            "fair" => of!(client.fair_lock("buffer")),
+            "fenced" => of!(client.fenced_lock("buffer")),
+            "writer" => of!(client.read_write_lock("buffer").write().clone()),
+            _ => of!(client.reentrant_lock("buffer")),
+        }
     }
 
     fn put(&mut self, goal: usize) -> Result<bool, Error> {
@@ -264,7 +267,7 @@ impl Cast<'_> {
 #[test]
 fn items_are_made_and_taken_by_many_processes() {
     let _bounded = bounded();
-    for kind in [REENTRANT, FAIR] {
+    for kind in ALL {
         play(kind, 1_500, |_, _, _| {});
     }
 }
@@ -272,7 +275,7 @@ fn items_are_made_and_taken_by_many_processes() {
 #[test]
 fn items_are_made_and_taken_while_processes_are_killed() {
     let _bounded = bounded();
-    for kind in [REENTRANT, FAIR] {
+    for kind in ALL {
         play(kind, 300, |_, cast, random| {
             if random.below(20) == 0 {
                 let at = usize::try_from(random.below(4)).unwrap();
@@ -287,7 +290,7 @@ fn items_are_made_and_taken_while_processes_are_killed() {
 #[test]
 fn items_are_made_and_taken_while_processes_stand_still() {
     let _bounded = bounded();
-    for kind in [REENTRANT, FAIR] {
+    for kind in ALL {
         let mut stopped = None;
         play(kind, 300, |_, cast, random| {
             if random.below(30) != 0 {
@@ -308,7 +311,7 @@ fn items_are_made_and_taken_while_processes_stand_still() {
 #[test]
 fn items_are_made_and_taken_over_a_bad_network() {
     let _bounded = bounded();
-    for kind in [REENTRANT, FAIR] {
+    for kind in ALL {
         play(kind, 300, |_, cast, random| {
             let proxy = &cast.proxy;
             match random.below(40) {

@@ -302,6 +302,10 @@ impl Succession for Pair {
         })
     }
 
+    fn bars(&self, thread: &Thread) -> bool {
+        self.read.gate.tenant_of(thread).is_some()
+    }
+
     fn vacant(&self, mode: Mode) {
         if mode == Mode::Write {
             self.hand_on_to_next(None);
