@@ -175,15 +175,11 @@ impl<'a> ConditionEntry<'a> {
                 }
             }
             let rest = Duration::from_nanos(look_at.saturating_sub(clock::now()));
-            wait.wakeable(self.thread, || {
-                let _waking = self.own.wake(self.thread);
-                // After the registrations: events before them woke no thread.
-                if !self.notice.notified.load(Ordering::Acquire)
-                    && (self.own.version() == version || !self.own.is_confirmed())
-                    && wait.check(core, name).is_ok()
-                {
-                    self.thread.parker().park_until(wait.sleep_until(rest));
-                }
+            let _waking = self.own.wake(self.thread);
+            // The next pass of the loop finds out how a wait has ended.
+            let _ended = doze(core, name, self.thread, wait, wait.sleep_until(rest), || {
+                self.notice.notified.load(Ordering::Acquire)
+                    || self.own.version() != version && self.own.is_confirmed()
             });
         }
     }

@@ -24,7 +24,7 @@ use super::{MOST_LOST, MultiLock};
 use crate::error::{Error, ErrorKind, Passing};
 use crate::local::Leaving;
 use crate::lock::{Handle, HeldLock, Part};
-use crate::waiting::{Endurance, Wait};
+use crate::waiting::{Endurance, Wait, doze};
 
 /// The pause after the first failed round; twice as long after each further one, up to the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(2);
@@ -195,14 +195,5 @@ fn sleep(
     pause: Duration,
 ) -> Result<(), Error> {
     let site = &parts[0].handle().site;
-    let until = wait.sleep_until(pause);
-    wait.wakeable(thread, || {
-        loop {
-            wait.check(&site.core, &site.name)?;
-            if until.is_none_or(|until| Instant::now() >= until) {
-                return Ok(());
-            }
-            thread.parker().park_until(until);
-        }
-    })
+    doze(&site.core, &site.name, thread, wait, wait.sleep_until(pause), || false)
 }
