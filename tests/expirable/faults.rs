@@ -564,3 +564,25 @@ fn the_rights_that_the_message_names_are_enough() {
 fn watched_by(user: &User, lease: Duration) -> Client {
     Client::builder(user.url()).watchdog_timeout(lease).connect().unwrap()
 }
+
+#[test]
+fn a_permit_whose_reply_comes_after_a_shutdown_goes_back() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let client = behind(&proxy);
+    let semaphore = semaphore(&client, "crossed", 1);
+    on_acquire(&proxy, "crossed", 1, Action::HoldReply);
+    let acquirer = {
+        let semaphore = semaphore.clone();
+        spawn(move || semaphore.acquire().map(drop))
+    };
+    proxy.wait_fired(1, SOON);
+    let ending = spawn(move || client.shutdown());
+    // (None is taken without a request.)
+    wait_until("the client has ended for its callers", SOON, || semaphore.acquire_many(0).is_err());
+    proxy.release();
+    assert_eq!(acquirer.join().unwrap_err().kind(), ErrorKind::ShutDown);
+    ending.join();
+    stays(&server, "crossed", 1, 0);
+}
