@@ -55,10 +55,11 @@ impl Process {
 
     /// The server knows each hold that is not lost.
     fn check(&self, server: &Server) {
-        let hold = Site::of(&self.core, NAME).gate.hold();
+        let gate = &Site::of(&self.core, NAME).gate;
+        let tenancy = gate.with_seat(|seat| seat.map(|seat| Arc::clone(&seat.tenancy)));
         let owner = server.owner(NAME);
-        if let Some(hold) = hold.filter(|hold| hold.is_ours(clock::now())) {
-            assert_eq!(owner.as_deref(), Some(&*hold.owner.text()), "{hold:?}");
+        if let Some(tenancy) = tenancy.filter(|tenancy| tenancy.is_held()) {
+            assert_eq!(owner.as_deref(), Some(&*tenancy.hold().owner.text()), "{tenancy:?}");
         }
     }
 }
