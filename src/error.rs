@@ -46,7 +46,8 @@ pub enum ErrorKind {
     Redis,
     /// The server's answer is not that of a Redis server.
     Protocol,
-    /// The calling thread would wait for itself: it holds the read lock, and takes the write lock.
+    /// The calling thread would wait for itself: it holds the read lock, and takes the write lock; or
+    /// it holds a lock, and takes it through a [`non_reentrant`](crate::Lock::non_reentrant) handle.
     /// Nothing was changed.
     WouldDeadlock,
     /// A setting, a name, a lease or a URL is not usable.

@@ -33,7 +33,7 @@ mod verbs;
 
 pub(crate) use self::guard::{HeldLock, HeldLocks};
 pub use self::guard::{LockGuard, OwnedLockGuard};
-pub(crate) use self::handle::Handle;
+pub(crate) use self::handle::{Handle, Variant};
 pub(crate) use self::part::{Part, Parts};
 pub(crate) use self::verbs::{one_lock, own_verbs};
 
@@ -286,7 +286,7 @@ pub trait Lock: fmt::Debug + Send + Sync {
     where
         Self: Sized,
     {
-        self.on(Terms::fixed(lease))
+        self.varied(Variant::On(Terms::fixed(lease)))
     }
 
     /// The same lock with a watched lease of its own: the watchdog renews it at a third of this
@@ -321,7 +321,20 @@ pub trait Lock: fmt::Debug + Send + Sync {
     where
         Self: Sized,
     {
-        self.on(Terms::watched(timeout))
+        self.varied(Variant::On(Terms::watched(timeout)))
+    }
+
+    /// The same lock, through a handle by which no thread takes a second level: every verb that takes
+    /// the lock fails with [`WouldDeadlock`](ErrorKind::WouldDeadlock) in a thread that holds it,
+    /// through whichever handle. For code that must not be called under its own lock. An owned guard
+    /// belongs to no thread, so this changes nothing for it. Of a read-write lock it is true for the
+    /// half whose handle it is: a writer may still read.
+    #[must_use]
+    fn non_reentrant(&self) -> Self
+    where
+        Self: Sized,
+    {
+        self.varied(Variant::NonReentrant)
     }
 
     /// Takes the lock, runs `work` with the guard, and releases the lock: so no caller can forget
@@ -389,9 +402,9 @@ pub trait Lock: fmt::Debug + Send + Sync {
     #[doc(hidden)]
     fn parts(&self) -> Parts;
 
-    /// The same lock on these terms.
+    /// The same lock, but for this.
     #[doc(hidden)]
-    fn on(&self, terms: Terms) -> Self
+    fn varied(&self, variant: Variant) -> Self
     where
         Self: Sized;
 }

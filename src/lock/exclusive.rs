@@ -23,9 +23,10 @@ pub(crate) fn acquire(
     thread: &Arc<Thread>,
     wait: Wait<'_>,
 ) -> Result<Option<Arc<Tenancy>>, Error> {
-    // A name or a lease that is not usable, a client that was shut down, a forked process, or a
-    // cancelled token is an error before the client sends a request.
-    handle.check(&wait)?;
+    // A name or a lease that is not usable, a client that was shut down, a forked process, a
+    // cancelled token, or a second level of a non-reentrant handle is an error before the client
+    // sends a request.
+    handle.check(thread, &wait)?;
     // The driver. It calls the hooks below, and parks the thread between them.
     waiting::acquire(&Exclusive(handle), &Claim { thread, need: handle.terms(), wait })
 }

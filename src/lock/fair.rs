@@ -124,7 +124,7 @@ impl FairLock {
     }
 
     fn take(&self, thread: &Arc<Thread>, wait: Wait<'_>) -> Result<Option<Arc<Tenancy>>, Error> {
-        self.handle.check(&wait)?;
+        self.handle.check(thread, &wait)?;
         acquire(self, &Claim { thread, need: self.handle.terms(), wait })
     }
 }

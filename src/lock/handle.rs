@@ -14,6 +14,14 @@ use crate::runtime::Session;
 use crate::scripts::{self, Mode, Trouble};
 use crate::waiting::Wait;
 
+/// How a handle differs from another one of its lock.
+#[derive(Clone, Copy, Debug)]
+pub enum Variant {
+    On(Terms),
+    /// A second level is an error.
+    NonReentrant,
+}
+
 /// A client, a name, and the terms on which a thread takes the lock: the handle of any lock.
 #[derive(Clone)]
 pub(crate) struct Handle {
@@ -21,6 +29,8 @@ pub(crate) struct Handle {
     pub(crate) site: Arc<Site>,
     pub(crate) session: Session,
     terms: Terms,
+    /// A thread that holds the lock may take it again.
+    is_reentrant: bool,
     /// The pair that the site is a side of.
     whole: Option<Arc<dyn Succession>>,
 }
@@ -28,7 +38,7 @@ pub(crate) struct Handle {
 impl Handle {
     pub(crate) fn new(session: Session, site: Arc<Site>) -> Self {
         let terms = Terms::watched(site.core.config.watchdog_timeout);
-        Self { site, session, terms, whole: None }
+        Self { site, session, terms, is_reentrant: true, whole: None }
     }
 
     /// A handle that keeps `whole` for as long as it or one of its guards lives.
@@ -44,24 +54,49 @@ impl Handle {
         }
     }
 
-    /// The same handle, with these terms.
-    pub(crate) fn on(&self, terms: Terms) -> Self {
-        if let Some(lease) = terms.watched_lease() {
-            self.site.core.watches_for(lease);
+    /// The same handle, but for this.
+    pub(crate) fn varied(&self, variant: Variant) -> Self {
+        match variant {
+            Variant::On(terms) => {
+                if let Some(lease) = terms.watched_lease() {
+                    self.site.core.watches_for(lease);
+                }
+                Self { terms, ..self.clone() }
+            }
+            Variant::NonReentrant => Self { is_reentrant: false, ..self.clone() },
         }
-        Self { terms, ..self.clone() }
     }
 
     pub(crate) fn terms(&self) -> Terms {
         self.terms
     }
 
-    /// Fails if the lock is not usable, or the wait was cancelled before it began.
+    /// Fails if the lock is not usable, if the wait was cancelled before it began, or if the thread
+    /// holds the lock and may not take it again.
     #[inline]
-    pub(crate) fn check(&self, wait: &Wait<'_>) -> Result<(), Error> {
+    pub(crate) fn check(&self, thread: &Thread, wait: &Wait<'_>) -> Result<(), Error> {
         self.check_usable()?;
         wait.check_cancelled(&self.site.name)?;
+        self.check_level(thread)?;
         self.terms.check(&self.site.name)
+    }
+
+    /// Fails if the thread holds the lock and may not take it again. Only the thread itself takes its
+    /// levels, so the answer stays true until it enters the gate.
+    #[inline]
+    pub(crate) fn check_level(&self, thread: &Thread) -> Result<(), Error> {
+        if self.is_reentrant {
+            return Ok(());
+        }
+        match self.site.gate.tenant_of(thread) {
+            Some((tenancy, _)) if tenancy.is_held() => {
+                let message = "the calling thread holds it, and this handle is non_reentrant: release \
+                               it first; it is held as before";
+                let error = Error::new(ErrorKind::WouldDeadlock, message.to_owned());
+                Err(error.of(&self.site.name))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Completes the entry of a thread that found its own tenancy in the seat, or one that is over.

@@ -7,8 +7,7 @@ use redlatch_client::sync::Thread;
 
 use super::own_verbs;
 use crate::error::{Error, ErrorKind};
-use crate::local::Terms;
-use crate::lock::{HeldLock, HeldLocks, Lock, Part, Parts};
+use crate::lock::{HeldLock, HeldLocks, Lock, Part, Parts, Variant};
 use crate::waiting::Wait;
 
 pub(crate) use self::guard::GuardLevels;
@@ -282,6 +281,8 @@ impl MultiLock {
         // Before anything that another thread may have locked when this process was forked.
         self.parts.iter().try_for_each(check_process)?;
         if self.rule == Rule::Majority {
+            let check = |part: &Arc<dyn Part>| part.handle().check_level(thread);
+            self.parts.iter().try_for_each(check)?;
             return quorum::acquire(self, thread, &wait);
         }
         for _ in 0..MOST_LOST {
@@ -308,7 +309,7 @@ impl MultiLock {
     ) -> Result<Option<GuardLevels>, Error> {
         // An unusable part is an error before the first one is taken.
         for part in &*self.parts {
-            part.handle().check(wait).map_err(|error| self.failed(part, error))?;
+            part.handle().check(thread, wait).map_err(|error| self.failed(part, error))?;
         }
         // Its drop releases the parts, the last one first.
         let mut levels = GuardLevels::of(self);
@@ -398,8 +399,8 @@ impl Lock for MultiLock {
         }
     }
 
-    fn on(&self, terms: Terms) -> Self {
-        let parts = self.parts.iter().map(|part| part.with_terms(terms)).collect();
+    fn varied(&self, variant: Variant) -> Self {
+        let parts = self.parts.iter().map(|part| part.varied_part(variant)).collect();
         Self { parts, name: Arc::clone(&self.name), rule: self.rule }
     }
 }

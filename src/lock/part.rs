@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Handle, Lock};
+use super::{Handle, Lock, Variant};
 use crate::local::Terms;
 
 /// A lock of one name: one of several in a [`MultiLock`](crate::MultiLock), or that of a
@@ -14,7 +14,12 @@ pub(crate) trait Part: Lock {
     fn handle(&self) -> &Handle;
 
     /// The same lock on these terms.
-    fn with_terms(&self, terms: Terms) -> Arc<dyn Part>;
+    fn with_terms(&self, terms: Terms) -> Arc<dyn Part> {
+        self.varied_part(Variant::On(terms))
+    }
+
+    /// The same lock, but for this.
+    fn varied_part(&self, variant: Variant) -> Arc<dyn Part>;
 }
 
 /// The parts of a [`Lock`], opaque to other crates.

@@ -231,7 +231,7 @@ impl<'a> Side<'a> {
     }
 
     fn take(&self, thread: &Arc<Thread>, wait: Wait<'_>) -> Result<Option<Arc<Tenancy>>, Error> {
-        self.handle.check(&wait)?;
+        self.handle.check(thread, &wait)?;
         let need = ReadWriteNeed { mode: self.handle.site.mode, terms: self.handle.terms() };
         let granted = acquire(self, &Claim { thread, need, wait })?;
         Ok(granted.map(|grant| grant.tenancy))

@@ -136,6 +136,12 @@ macro_rules! own_verbs {
                 pub fn with_watchdog(&self, timeout: Duration) -> Self {
                     Lock::with_watchdog(self, timeout)
                 }
+
+                /// See [`Lock::non_reentrant`](crate::Lock::non_reentrant).
+                #[must_use]
+                pub fn non_reentrant(&self) -> Self {
+                    Lock::non_reentrant(self)
+                }
             }
         };
     };
@@ -159,8 +165,7 @@ macro_rules! one_lock {
             use redlatch_client::sync::Thread;
 
             use crate::error::Error;
-            use crate::local::Terms;
-            use crate::lock::{Handle, HeldLock, HeldLocks, Lock, Part, Parts};
+            use crate::lock::{Handle, HeldLock, HeldLocks, Lock, Part, Parts, Variant};
             use crate::waiting::Wait;
 
             impl Lock for $lock {
@@ -202,9 +207,9 @@ macro_rules! one_lock {
                     Parts(vec![Arc::new(self.clone())])
                 }
 
-                fn on(&self, terms: Terms) -> Self {
+                fn varied(&self, variant: Variant) -> Self {
                     let mut lock = self.clone();
-                    lock.handle = self.handle.on(terms);
+                    lock.handle = self.handle.varied(variant);
                     lock
                 }
             }
@@ -218,8 +223,8 @@ macro_rules! one_lock {
                     &self.handle
                 }
 
-                fn with_terms(&self, terms: Terms) -> Arc<dyn Part> {
-                    Arc::new(self.on(terms))
+                fn varied_part(&self, variant: Variant) -> Arc<dyn Part> {
+                    Arc::new(self.varied(variant))
                 }
             }
         };

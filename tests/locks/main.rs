@@ -25,6 +25,7 @@ const LEASE: Duration = Duration::from_millis(6 * UNIT.as_millis() as u64);
 struct Kind {
     plain: fn(&Client, &str) -> Arc<dyn Lock>,
     leased: fn(&Client, &str, Duration) -> Arc<dyn Lock>,
+    flat: fn(&Client, &str) -> Arc<dyn Lock>,
 }
 
 impl Kind {
@@ -40,11 +41,13 @@ impl Kind {
 const REENTRANT: Kind = Kind {
     plain: |client, name| Arc::new(client.reentrant_lock(name)),
     leased: |client, name, lease| Arc::new(client.reentrant_lock(name).with_lease(lease)),
+    flat: |client, name| Arc::new(client.reentrant_lock(name).non_reentrant()),
 };
 
 const FAIR: Kind = Kind {
     plain: |client, name| Arc::new(client.fair_lock(name)),
     leased: |client, name, lease| Arc::new(client.fair_lock(name).with_lease(lease)),
+    flat: |client, name| Arc::new(client.fair_lock(name).non_reentrant()),
 };
 
 /// The lock of a read-write lock for writers: its hash is another one, and so are its channel and
@@ -52,12 +55,14 @@ const FAIR: Kind = Kind {
 const WRITE: Kind = Kind {
     plain: |client, name| Arc::new(client.read_write_lock(name).write().clone()),
     leased: |client, name, lease| Arc::new(client.read_write_lock(name).write().with_lease(lease)),
+    flat: |client, name| Arc::new(client.read_write_lock(name).write().non_reentrant()),
 };
 
 /// Several locks that are one: all that a lock does, they do.
 const SEVERAL: Kind = Kind {
     plain: |client, name| Arc::new(several(client, name)),
     leased: |client, name, lease| Arc::new(several(client, name).with_lease(lease)),
+    flat: |client, name| Arc::new(several(client, name).non_reentrant()),
 };
 
 fn several(client: &Client, name: &str) -> MultiLock {
@@ -91,6 +96,7 @@ mod waiting;
 over_all_kinds! {
     only_one_holds_it
     it_is_taken_again_by_its_thread_and_released_level_by_level
+    a_non_reentrant_handle_gives_no_second_level
     a_thread_without_the_lock_cannot_unlock_it
     a_guard_of_an_earlier_stay_does_nothing_to_the_next
     a_forgotten_guard_keeps_it_until_unlock
@@ -173,6 +179,37 @@ fn it_is_taken_again_by_its_thread_and_released_level_by_level(kind: Kind) {
     second.unlock().unwrap();
     assert!(!lock.is_locked().unwrap());
     assert_eq!(lock.remaining_lease().unwrap(), None);
+    leaves_nothing(&server);
+}
+
+fn a_non_reentrant_handle_gives_no_second_level(kind: Kind) {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let (lock, flat) = (kind.make(&client, "flat"), (kind.flat)(&client, "flat"));
+    for first in [&lock, &flat] {
+        let guard = first.lock().unwrap();
+        let before = Commands::so_far(&server).of_locks();
+        for refused in
+            [flat.lock().map(drop), flat.try_lock().map(drop), flat.try_lock_for(SOON).map(drop)]
+        {
+            assert_eq!(refused.unwrap_err().kind(), ErrorKind::WouldDeadlock);
+        }
+        assert_eq!(Commands::so_far(&server).of_locks(), before, "nothing was asked");
+        assert!(guard.is_held() && lock.hold_count() == 1);
+        // Another thread waits, as ever; and so does an owned guard.
+        let other = Arc::clone(&flat);
+        assert!(elsewhere(move || other.try_lock().unwrap().is_none()));
+        assert!(flat.try_lock_owned().unwrap().is_none());
+        // Through the other handle the thread may.
+        drop(lock.lock().unwrap());
+        guard.unlock().unwrap();
+    }
+    // A hold that was lost is none.
+    let lost = flat.lock().unwrap();
+    assert!(lock.force_unlock().unwrap());
+    flat.lock().unwrap().unlock().unwrap();
+    drop(lost);
     leaves_nothing(&server);
 }
 

@@ -53,6 +53,17 @@ fn lock_at_all(quorum: &MultiLock) -> MultiLockGuard {
 }
 
 #[test]
+fn a_non_reentrant_quorum_gives_no_second_level() {
+    let _bounded = bounded();
+    let servers = five();
+    let quorum = voting(&servers).non_reentrant();
+    let guard = lock_at_all(&quorum);
+    assert_eq!(quorum.try_lock().unwrap_err().kind(), ErrorKind::WouldDeadlock);
+    assert_eq!((quorum.hold_count(), votes(&servers)), (1, FIVE));
+    guard.unlock().unwrap();
+}
+
+#[test]
 fn a_majority_is_had_and_excludes_every_other() {
     let _bounded = bounded();
     let servers = five();
