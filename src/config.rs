@@ -431,6 +431,19 @@ impl std::fmt::Debug for ClientBuilder {
     }
 }
 /// Checks the lease of a watched hold, given by this `setting`.
+/// Checks a time to live, before the client sends a request.
+pub(crate) fn check_time_to_live(time_to_live: Duration) -> Result<(), Error> {
+    const LONGEST: Duration = Duration::from_millis(10_000_000_000_000);
+    if (SHORTEST_TIMEOUT..=LONGEST).contains(&time_to_live) {
+        return Ok(());
+    }
+    let message = format!(
+        "a time to live of {time_to_live:?} is not usable: it must be from 1 ms to 10^13 ms (300 \
+         years), or None for no end"
+    );
+    Err(Error::new(ErrorKind::Config, message))
+}
+
 pub(crate) fn check_watchdog(setting: &str, timeout: Duration) -> Result<(), Error> {
     if (SHORTEST_WATCHDOG..=LONGEST_WATCHDOG).contains(&timeout) {
         return Ok(());

@@ -4,15 +4,16 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redlatch_client::sync::{Mutex, Thread};
+use redlatch_client::sync::{Mutex, Thread, clock};
 use redlatch_client::{CancelToken, Route, was_cut};
 
 #[cfg(doc)]
 use crate::client::Client;
+use crate::config::check_time_to_live;
 use crate::error::{Error, ErrorKind};
 use crate::lease::Cleanup;
 use crate::runtime::{Core, Member, Session};
-use crate::scripts::latch::LatchScripts;
+use crate::scripts::latch::{LatchScripts, LatchState};
 use crate::scripts::{LatchKeys, RequestId, Requests, Trouble};
 use crate::waiting::{
     Claim, Enter, EnterOf, Lead, Queue, Queued, Signal, Synchronizer, Try, Wait, acquire, slow_poll,
@@ -47,7 +48,7 @@ use crate::waiting::{
 ///
 /// # In Redis
 ///
-/// The count as text under the latch's name, without a time to live, and nothing at zero. Messages
+/// The count as text under the latch's name, and nothing at zero. Messages
 /// on `redisson_countdownlatch__channel__{name}` say that it has become zero (`0`) or was set
 /// (`1`). Beside it keys that begin with `redlatch_request:{name}:…` remember which requests were
 /// applied, for five minutes after a client's last request, so that no count-down is applied twice.
@@ -73,6 +74,50 @@ impl CountDownLatch {
     /// One round trip.
     #[must_use = "`false`: it had a count before, and none was set"]
     pub fn try_set_count(&self, count: u64) -> Result<bool, Error> {
+        self.set_count(count, None)
+    }
+
+    /// As [`try_set_count`](Self::try_set_count), for a latch that ends by itself after
+    /// `time_to_live`, so that a name made for one run leaves no key behind. Threads that wait then
+    /// get an error of kind [`Expired`](ErrorKind::Expired).
+    ///
+    /// # Blocking
+    ///
+    /// One round trip.
+    #[must_use = "`false`: it had a count before, and none was set"]
+    pub fn try_set_count_for(&self, count: u64, time_to_live: Duration) -> Result<bool, Error> {
+        check_time_to_live(time_to_live).map_err(|error| error.of(&self.site.name))?;
+        self.set_count(count, Some(time_to_live))
+    }
+
+    /// Lets the latch end by itself after `time_to_live` from now; with `None`, not at all. `false`:
+    /// it has no count.
+    ///
+    /// # Blocking
+    ///
+    /// One round trip.
+    #[must_use = "`false`: the latch is open, and nothing was changed"]
+    pub fn expire(&self, time_to_live: Option<Duration>) -> Result<bool, Error> {
+        self.check(&Wait::FOREVER)?;
+        time_to_live
+            .map_or(Ok(()), check_time_to_live)
+            .map_err(|error| error.of(&self.site.name))?;
+        self.site.once(|scripts, request_id| scripts.expire(request_id, time_to_live))
+    }
+
+    /// How long the latch lives: `None` if it has no count, [`Duration::MAX`] if it has no end.
+    ///
+    /// # Blocking
+    ///
+    /// One round trip.
+    #[must_use = "`None`: the latch is open"]
+    pub fn time_to_live(&self) -> Result<Option<Duration>, Error> {
+        self.check(&Wait::FOREVER)?;
+        let left = self.site.scripts().time_to_live();
+        left.map_err(|trouble| trouble.into_error_of(&self.site.name))
+    }
+
+    fn set_count(&self, count: u64, time_to_live: Option<Duration>) -> Result<bool, Error> {
         self.check(&Wait::FOREVER)?;
         let site = &self.site;
         if i64::try_from(count).is_err() {
@@ -82,7 +127,7 @@ impl CountDownLatch {
         if count == 0 {
             return Ok(self.count()? == 0);
         }
-        site.once(|scripts, request_id| scripts.try_set_count(request_id, count))
+        site.once(|scripts, request_id| scripts.try_set_count(request_id, count, time_to_live))
     }
 
     /// Counts down by one. The last one opens the latch and wakes the waiters on every machine. An
@@ -164,7 +209,9 @@ impl CountDownLatch {
     /// # Errors
     ///
     /// Those of [`count`](Self::count). [`Client::shutdown`] ends waits as well, with
-    /// [`ShutDown`](ErrorKind::ShutDown).
+    /// [`ShutDown`](ErrorKind::ShutDown). [`Expired`](ErrorKind::Expired) if the
+    /// [time to live](Self::try_set_count_for) of the latch ended during the wait, or had ended when
+    /// the process asked because the message of the last count-down was lost.
     ///
     /// All verbs that wait fail in these ways.
     ///
@@ -316,16 +363,26 @@ impl Synchronizer for CountDownLatch {
         let Lead { listening, request_state } = lead;
         // A thread that comes after this may wait for another count: a latch may be set anew.
         request_state.arrivals = site.arrivals();
-        match site.scripts().count() {
-            Ok(count) if count <= 0 => {
+        let asked_at = clock::now();
+        match site.scripts().look() {
+            Ok(LatchState::Open) if request_state.ends.is_some_and(|it| it <= clock::now()) => {
+                let message = "its time to live ended before the last count-down; it has no count";
+                let error = Error::new(ErrorKind::Expired, message.to_owned()).of(&site.name);
+                site.fail_before(request_state.arrivals, &error);
+                Err(error)
+            }
+            Ok(LatchState::Open) => {
                 site.tell_until(request_state.arrivals, || Signal::Granted(()));
                 Ok(Try::Granted(()))
             }
-            Ok(_) => {
+            Ok(LatchState::Closed(left)) => {
                 if !claim.wait.is_over() {
                     listening.public.listen(core, &site.channel);
                 }
-                Ok(Try::Busy(slow_poll()))
+                request_state.ends = left.map(|it| asked_at.saturating_add(clock::nanos(it)));
+                // No message tells of the end. The key is gone a millisecond after it.
+                let end = left.map_or(Duration::MAX, |it| it.saturating_add(AFTER_THE_END));
+                Ok(Try::Busy(slow_poll().min(end)))
             }
             Err(trouble) => {
                 // A question changes nothing, with or without a reply.
@@ -349,7 +406,11 @@ impl fmt::Debug for CountDownLatch {
 pub(crate) struct LatchRequestState {
     /// How many threads had come before.
     arrivals: u64,
+    /// The earliest time at which the latch may have ended by itself, on [`clock`].
+    ends: Option<u64>,
 }
+
+const AFTER_THE_END: Duration = Duration::from_millis(2);
 
 /// One latch in one client.
 pub(crate) struct LatchSite {

@@ -1,14 +1,14 @@
 -- Closes a latch that is open.
 --
 -- KEYS 1 the latch, 2 slot
--- ARGV 1-4 as in once.lua, 5 count, 6 channel
+-- ARGV 1-4 as in once.lua, 5 count, 6 channel, 7… `px` and the time to live in ms, if it has one
 -- reply: 1 = closed, 0 = it has a count already
 return once(function()
     -- Redisson leaves a latch that was set to zero as a key, open all the same.
     if (stored(KEYS[1]) or 0) > 0 then
         return nil
     end
-    return {'1', 'set', KEYS[1], ARGV[5]}
+    return {'1', 'set', KEYS[1], ARGV[5], unpack(ARGV, 7)}
 end, function()
     -- Without the right to publish the change stands all the same.
     redis.pcall('publish', ARGV[6], '1')

@@ -1,14 +1,14 @@
 -- Makes a semaphore, unless there is one.
 --
 -- KEYS 1 the semaphore, 2 slot
--- ARGV 1-4 as in once.lua, 5 permits, 6 channel
+-- ARGV 1-4 as in once.lua, 5 permits, 6 channel, 7… `px` and the time to live in ms, if it has one
 -- reply: 1 = made, 0 = there is one
 return once(function()
     -- Other data under the key is the server's error: there is no semaphore.
     if stored(KEYS[1]) then
         return nil
     end
-    return {'1', 'set', KEYS[1], ARGV[5]}
+    return {'1', 'set', KEYS[1], ARGV[5], unpack(ARGV, 7)}
 end, function()
     tell_free(ARGV[6], ARGV[5])
     return 1

@@ -9,7 +9,8 @@ use redlatch_client::{Command, Outcome, ReplicaAcks, Route, Script, decimal};
 use super::once::{Once, RequestId, Requests};
 use super::semaphore::{heard_by, parsed};
 use super::{
-    Replied, Rights, Trouble, accepted, answered, ask, flag, granted, millis, number, unexpected,
+    Replied, Rights, Trouble, accepted, answered, ask, expiry, flag, granted, millis, number,
+    unexpected,
 };
 use crate::scripts::{ExpirableKeys, PermitId, SemaphoreKeys};
 
@@ -170,6 +171,20 @@ impl ExpirableScripts<'_> {
 
     pub(crate) fn add_permits(self, request_id: RequestId, permits: i64) -> Result<bool, Trouble> {
         self.change(&ADD_PERMITS, request_id, permits)
+    }
+
+    pub(crate) fn expire(
+        self,
+        request_id: RequestId,
+        time_to_live: Option<Duration>,
+    ) -> Result<bool, Trouble> {
+        let mut digits = [0; 20];
+        let arguments = [expiry::argument(time_to_live, &mut digits)];
+        self.call(&expiry::EXPIRE, request_id, &arguments)
+    }
+
+    pub(crate) fn time_to_live(self) -> Result<Option<Duration>, Trouble> {
+        expiry::time_to_live(self.route, self.key, RIGHTS)
     }
 
     pub(crate) fn delete(self, request_id: RequestId) -> Result<bool, Trouble> {

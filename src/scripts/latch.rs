@@ -1,16 +1,19 @@
 //! The scripts of the count-down latch.
 
 use std::sync::LazyLock;
+use std::time::Duration;
 
+use redis::Value;
 use redlatch_client::{Command, Route, Script};
 
 use super::once::{Once, RequestId, Requests};
 use super::semaphore::stored_number;
-use super::{Rights, Trouble, flag};
+use super::{Rights, Trouble, ask, expiry, flag, millis, unexpected};
 
 static COUNT_DOWN: LazyLock<Script> = script!("number.lua", "once.lua", "latch/count_down.lua");
 static TRY_SET_COUNT: LazyLock<Script> =
     script!("number.lua", "once.lua", "latch/try_set_count.lua");
+static LOOK: LazyLock<Script> = script!(LIST; "number.lua", "latch/look.lua");
 static DELETE: LazyLock<Script> = script!("number.lua", "once.lua", "latch/delete.lua");
 
 /// One latch as the scripts see it.
@@ -20,6 +23,13 @@ pub(crate) struct LatchScripts<'a> {
     pub(crate) key: &'a str,
     pub(crate) channel: &'a str,
     pub(crate) requests: &'a Requests,
+}
+
+/// Whether a latch is open, and otherwise after how long its key ends, if it does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LatchState {
+    Open,
+    Closed(Option<Duration>),
 }
 
 impl LatchScripts<'_> {
@@ -35,10 +45,47 @@ impl LatchScripts<'_> {
         self.once(&COUNT_DOWN, request_id, &arguments).command(true)
     }
 
-    pub(crate) fn try_set_count(self, request_id: RequestId, count: u64) -> Result<bool, Trouble> {
-        let count = count.to_string();
-        let arguments: [&[u8]; 2] = [count.as_bytes(), self.channel.as_bytes()];
+    pub(crate) fn try_set_count(
+        self,
+        request_id: RequestId,
+        count: u64,
+        time_to_live: Option<Duration>,
+    ) -> Result<bool, Trouble> {
+        let (count, mut digits) = (count.to_string(), [0; 20]);
+        let mut arguments: Vec<&[u8]> = vec![count.as_bytes(), self.channel.as_bytes()];
+        if let Some(time_to_live) = time_to_live {
+            arguments.extend([b"px", millis(time_to_live, &mut digits)]);
+        }
         flag(self.once(&TRY_SET_COUNT, request_id, &arguments).call(self.route)?)
+    }
+
+    pub(crate) fn look(self) -> Result<LatchState, Trouble> {
+        let command = Command::script(&LOOK, &[self.key.as_bytes()], &[]);
+        ask(self.route, &command, Rights::Latches, |reply| {
+            let Value::Array(parts) = &reply else { return Err(unexpected(&reply)) };
+            match parts.as_slice() {
+                [Value::Int(0), _] => Ok(LatchState::Open),
+                [Value::Int(1), Value::Int(left)] => {
+                    Ok(LatchState::Closed(u64::try_from(*left).ok().map(Duration::from_millis)))
+                }
+                _ => Err(unexpected(&reply)),
+            }
+        })
+    }
+
+    /// `false`: it is open.
+    pub(crate) fn expire(
+        self,
+        request_id: RequestId,
+        time_to_live: Option<Duration>,
+    ) -> Result<bool, Trouble> {
+        let mut digits = [0; 20];
+        let arguments = [expiry::argument(time_to_live, &mut digits)];
+        flag(self.once(&expiry::EXPIRE, request_id, &arguments).call(self.route)?)
+    }
+
+    pub(crate) fn time_to_live(self) -> Result<Option<Duration>, Trouble> {
+        expiry::time_to_live(self.route, self.key, Rights::Latches)
     }
 
     pub(crate) fn count(self) -> Result<i64, Trouble> {

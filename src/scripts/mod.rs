@@ -27,6 +27,7 @@ mod chain;
 mod changes;
 pub(crate) mod condition;
 pub(crate) mod expirable_semaphore;
+mod expiry;
 pub(crate) mod fair;
 mod keys;
 pub(crate) mod latch;

@@ -2,12 +2,15 @@
 
 use std::iter;
 use std::sync::LazyLock;
+use std::time::Duration;
 
 use redis::Value;
 use redlatch_client::{Command, Outcome, ReplicaAcks, Route, Script};
 
 use super::once::{Once, RequestId, Requests, behind, late};
-use super::{Replied, Rights, Trouble, accepted, ask, call_again, flag, number, unexpected};
+use super::{
+    Replied, Rights, Trouble, accepted, ask, call_again, expiry, flag, millis, number, unexpected,
+};
 use crate::error::{Error, ErrorKind};
 
 static TRY_ACQUIRE: LazyLock<Script> =
@@ -122,8 +125,28 @@ impl SemaphoreScripts<'_> {
         self,
         request_id: RequestId,
         permits: u32,
+        time_to_live: Option<Duration>,
     ) -> Result<bool, Trouble> {
-        self.change(&TRY_SET_PERMITS, request_id, permits.into())
+        let (permits, mut digits) = (permits.to_string(), [0; 20]);
+        let mut arguments: Vec<&[u8]> = vec![permits.as_bytes(), self.channel.as_bytes()];
+        if let Some(time_to_live) = time_to_live {
+            arguments.extend([b"px", millis(time_to_live, &mut digits)]);
+        }
+        flag(self.once(&TRY_SET_PERMITS, request_id, &arguments).call(self.route)?)
+    }
+
+    pub(crate) fn expire(
+        self,
+        request_id: RequestId,
+        time_to_live: Option<Duration>,
+    ) -> Result<bool, Trouble> {
+        let mut digits = [0; 20];
+        let arguments = [expiry::argument(time_to_live, &mut digits)];
+        flag(self.once(&expiry::EXPIRE, request_id, &arguments).call(self.route)?)
+    }
+
+    pub(crate) fn time_to_live(self) -> Result<Option<Duration>, Trouble> {
+        expiry::time_to_live(self.route, self.key, Rights::Semaphores)
     }
 
     pub(crate) fn set_permits(self, request_id: RequestId, permits: u32) -> Result<bool, Trouble> {

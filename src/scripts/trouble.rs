@@ -262,17 +262,17 @@ impl Rights {
             }
             Self::Semaphores => {
                 "a semaphore needs EVALSHA, EVAL, TIME, EXISTS, GET, SET, DEL, INCRBY, DECRBY, \
-                 PUBLISH and SUBSCRIBE on its key, on redlatch_request:* and on its channel"
+                 PTTL, PEXPIRE, PERSIST, PUBLISH and SUBSCRIBE on its key, on redlatch_request:* and on its channel"
             }
             Self::ExpirableSemaphores => {
                 "an expirable semaphore needs EVALSHA, EVAL, TIME, GET, SET, DEL, INCRBY, DECRBY, \
-                 PTTL, PEXPIRE, ZADD, ZCARD, ZCOUNT, ZMSCORE, ZRANGE, ZREM, ZREMRANGEBYSCORE, \
+                 PTTL, PEXPIRE, PERSIST, ZADD, ZCARD, ZCOUNT, ZMSCORE, ZRANGE, ZREM, ZREMRANGEBYSCORE, \
                  ZSCORE, PUBLISH and SUBSCRIBE on its key, on its key of leases ({name}:timeout), \
                  on redlatch_request:* and on its channel"
             }
             Self::Latches => {
-                "a latch needs EVALSHA, EVAL, TIME, GET, SET, DECR, INCRBY, DEL, PUBLISH and SUBSCRIBE on \
-                 its key, on redlatch_request:* and on its channels"
+                "a latch needs EVALSHA, EVAL, TIME, GET, SET, DECR, INCRBY, DEL, PTTL, PEXPIRE, \
+                 PERSIST, PUBLISH and SUBSCRIBE on its key, on redlatch_request:* and on its channels"
             }
             Self::ReplicaAcks => "replica_acks needs WAIT",
             Self::Subscriptions => {

@@ -2,10 +2,12 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::permit_verbs;
 #[cfg(doc)]
 use crate::client::Client;
+use crate::config::check_time_to_live;
 use crate::error::Error;
 #[cfg(doc)]
 use crate::error::ErrorKind;
@@ -115,7 +117,48 @@ impl Semaphore {
     /// One round trip.
     #[must_use = "`false`: it had permits before, and none were set"]
     pub fn try_set_permits(&self, permits: u32) -> Result<bool, Error> {
-        self.request(|scripts, request_id| scripts.try_set_permits(request_id, permits))
+        self.request(|scripts, request_id| scripts.try_set_permits(request_id, permits, None))
+    }
+
+    /// As [`try_set_permits`](Self::try_set_permits), for a semaphore that ends by itself after
+    /// `time_to_live`, so that a name made for one run leaves no key behind. Waiters go on waiting
+    /// then, as after a [`delete`](Self::delete); a permit that is given back makes it anew, without
+    /// an end ([`release_if_exists`](Self::release_if_exists) does not).
+    ///
+    /// # Blocking
+    ///
+    /// One round trip.
+    #[must_use = "`false`: it had permits before, and none were set"]
+    pub fn try_set_permits_for(&self, permits: u32, time_to_live: Duration) -> Result<bool, Error> {
+        check_time_to_live(time_to_live).map_err(|error| error.of(&self.site.name))?;
+        let ttl = Some(time_to_live);
+        self.request(|scripts, request_id| scripts.try_set_permits(request_id, permits, ttl))
+    }
+
+    /// Lets the semaphore end by itself after `time_to_live` from now; with `None`, not at all.
+    /// `false`: there is none.
+    ///
+    /// # Blocking
+    ///
+    /// One round trip.
+    #[must_use = "`false`: there is no semaphore, and nothing was changed"]
+    pub fn expire(&self, time_to_live: Option<Duration>) -> Result<bool, Error> {
+        time_to_live
+            .map_or(Ok(()), check_time_to_live)
+            .map_err(|error| error.of(&self.site.name))?;
+        self.request(|scripts, request_id| scripts.expire(request_id, time_to_live))
+    }
+
+    /// How long the semaphore lives: `None` if there is none, [`Duration::MAX`] if it has no end.
+    ///
+    /// # Blocking
+    ///
+    /// One round trip.
+    #[must_use = "`None`: there is no semaphore"]
+    pub fn time_to_live(&self) -> Result<Option<Duration>, Error> {
+        self.check(&Wait::FOREVER)?;
+        let left = self.site.scripts().time_to_live();
+        left.map_err(|trouble| trouble.into_error_of(&self.site.name))
     }
 
     /// Sets how many permits are free, regardless of their number before, and makes the semaphore

@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::permit_verbs;
 #[cfg(doc)]
 use crate::client::Client;
+use crate::config::check_time_to_live;
 use crate::error::{Error, ErrorKind};
 use crate::local::permits::{self, Permits, Source};
 use crate::local::{Terms, check_lease, clock};
@@ -196,6 +197,33 @@ impl ExpirableSemaphore {
     pub fn delete(&self) -> Result<bool, Error> {
         self.check(&Wait::FOREVER)?;
         self.site.once(|scripts, request_id| scripts.delete(request_id))
+    }
+
+    /// Lets the semaphore end by itself after `time_to_live` from now, with all its permits, as
+    /// [`delete`](Self::delete) does; with `None`, not at all. `false`: there is none.
+    ///
+    /// # Blocking
+    ///
+    /// One round trip.
+    #[must_use = "`false`: there is no semaphore, and nothing was changed"]
+    pub fn expire(&self, time_to_live: Option<Duration>) -> Result<bool, Error> {
+        self.check(&Wait::FOREVER)?;
+        time_to_live
+            .map_or(Ok(()), check_time_to_live)
+            .map_err(|error| error.of(&self.site.name))?;
+        self.site.once(|scripts, request_id| scripts.expire(request_id, time_to_live))
+    }
+
+    /// How long the semaphore lives: `None` if there is none, [`Duration::MAX`] if it has no end.
+    ///
+    /// # Blocking
+    ///
+    /// One round trip.
+    #[must_use = "`None`: there is no semaphore"]
+    pub fn time_to_live(&self) -> Result<Option<Duration>, Error> {
+        self.check(&Wait::FOREVER)?;
+        let left = self.site.scripts().time_to_live();
+        left.map_err(|trouble| trouble.into_error_of(&self.site.name))
     }
 
     /// How many permits are free, those included whose leases have ended. Already old when it

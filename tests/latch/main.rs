@@ -5,6 +5,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod end;
 mod faults;
 mod rights;
 mod wire;

@@ -7,6 +7,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod contention;
+mod end;
 mod faults;
 mod later;
 mod meaning;

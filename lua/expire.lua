@@ -1,0 +1,28 @@
+-- Gives a semaphore or latch a time to live, or takes it away.
+--
+-- KEYS 1 the semaphore or latch, 2 slot, 3 an expirable semaphore's: when its permits' leases end
+-- ARGV 1-4 as in once.lua, 5 the time to live in ms, 0 for none
+-- reply: 1 = done, 0 = there is none
+local function ends(key)
+    if ARGV[5] == '0' then
+        return 'persist', key
+    end
+    return 'pexpire', key, ARGV[5]
+end
+
+return once(function()
+    local taken = KEYS[3] and redis.call('zcard', KEYS[3]) > 0
+    if not stored(KEYS[1]) and not taken then
+        return nil
+    end
+    -- Whole: what will be refused for the second key is refused before the first one's change.
+    if KEYS[3] and not redis.acl_check_cmd(ends(KEYS[3])) then
+        redis.call(ends(KEYS[3]))
+    end
+    return {'1', ends(KEYS[1])}
+end, function()
+    if KEYS[3] then
+        redis.call(ends(KEYS[3]))
+    end
+    return 1
+end)

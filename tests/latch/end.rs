@@ -1,0 +1,100 @@
+//! A latch that ends by itself.
+
+use super::*;
+
+#[test]
+fn a_latch_with_a_time_to_live_ends_and_is_otherwise_like_any_other() {
+    let _bounded = bounded();
+    let server = server();
+    let latch = client(&server).count_down_latch("ends");
+    let mut redis = server.connection();
+    assert_eq!(latch.time_to_live().unwrap(), None);
+    assert!(!latch.expire(Some(LONG)).unwrap() && !latch.expire(None).unwrap());
+    assert!(latch.try_set_count_for(2, LONG).unwrap());
+    assert!(!latch.try_set_count_for(9, UNIT).unwrap(), "it has a count");
+    latch.count_down().unwrap();
+    let left = latch.time_to_live().unwrap().unwrap();
+    assert!(left > LONG - SOON && left <= LONG, "{left:?}");
+    assert!(latch.expire(None).unwrap());
+    assert_eq!(
+        (latch.time_to_live().unwrap(), pttl(&mut redis, "ends")),
+        (Some(Duration::MAX), -1)
+    );
+    assert!(latch.expire(Some(UNIT)).unwrap());
+    wait_until("it is gone", SOON, || latch.time_to_live().unwrap().is_none());
+    assert_eq!(latch.count().unwrap(), 0);
+    // A new count has no end of the one before.
+    assert!(latch.try_set_count(1).unwrap());
+    assert_eq!(pttl(&mut redis, "ends"), -1);
+    for unusable in [Duration::ZERO, Duration::from_micros(999), Duration::MAX] {
+        let error = latch.try_set_count_for(1, unusable).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+        assert_eq!(latch.expire(Some(unusable)).unwrap_err().kind(), ErrorKind::Config);
+    }
+}
+
+#[test]
+fn waiters_of_a_latch_that_ends_are_told_so_at_once() {
+    let _bounded = bounded();
+    let server = server();
+    let clients = [client(&server), client(&server)];
+    // Without a look at the end, the next one would come after 4 s at the earliest.
+    at_once(|| {
+        let latches = clients.each_ref().map(|client| client.count_down_latch("gone"));
+        assert!(latches[0].try_set_count_for(1, UNIT * 3).unwrap());
+        let waiters: Vec<_> = (0..6)
+            .map(|at| {
+                let latch = latches[at % 2].clone();
+                spawn(move || match at {
+                    0 | 1 => latch.wait_for(LONG).unwrap_err(),
+                    _ => latch.wait().unwrap_err(),
+                })
+            })
+            .collect();
+        for waiter in waiters {
+            let error = waiter.join();
+            assert_eq!(error.kind(), ErrorKind::Expired, "{error}");
+            assert!(error.to_string().contains("\"gone\""), "{error}");
+        }
+        // A thread that comes later finds a latch without a count.
+        latches[1].wait().unwrap();
+    });
+}
+
+#[test]
+fn waiters_of_a_latch_that_is_opened_or_kept_do_not_hear_of_its_end() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    for ends in [CountDownLatch::count_down, |it: &CountDownLatch| it.delete().map(drop)] {
+        let latch = client.count_down_latch("kept");
+        assert!(latch.try_set_count_for(1, UNIT * 3).unwrap());
+        let waiters = waiters(&latch, 3);
+        assert!(latch.expire(Some(LONG)).unwrap());
+        // Past the end that it had.
+        thread::sleep(UNIT * 4);
+        assert!(waiters.iter().all(|waiter| !waiter.is_finished()));
+        ends(&latch).unwrap();
+        for waiter in waiters {
+            waiter.join();
+        }
+    }
+}
+
+#[test]
+fn an_end_whose_reply_is_lost_is_set_once() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let client = behind(&proxy);
+    for action in [Action::LoseReply, Action::LoseRequest] {
+        let latch = client.count_down_latch("once");
+        on_script(&proxy, "once", 1, action);
+        assert!(latch.try_set_count_for(2, LONG).unwrap());
+        on_script(&proxy, "once", 1, action);
+        assert!(latch.expire(None).unwrap());
+        assert_eq!(pttl(&mut server.connection(), "once"), -1);
+        assert!(latch.delete().unwrap());
+    }
+    assert_eq!(proxy.fired(), 4);
+}

@@ -1,0 +1,74 @@
+//! A semaphore that ends by itself.
+
+use super::*;
+
+#[test]
+fn a_semaphore_with_a_time_to_live_ends_as_redissons_does() {
+    let _bounded = bounded();
+    let server = server();
+    let semaphore = client(&server).semaphore("ends");
+    let mut redis = server.connection();
+    assert_eq!(semaphore.time_to_live().unwrap(), None);
+    assert!(!semaphore.expire(Some(LONG)).unwrap() && !semaphore.expire(None).unwrap());
+    let heard = messages(&server, "redisson_sc:*", || {
+        assert!(semaphore.try_set_permits_for(3, LONG).unwrap());
+    });
+    assert_eq!(heard, [(channel("ends"), "3".to_owned())]);
+    assert!(!semaphore.try_set_permits_for(9, UNIT).unwrap(), "it has permits");
+    // No change of the permits is one of the end.
+    semaphore.acquire().unwrap().release().unwrap();
+    semaphore.add_permits(2).unwrap();
+    semaphore.set_permits(1).unwrap();
+    let left = pttl(&mut redis, "ends");
+    assert!(left > 0 && left <= LONG.as_millis() as i64, "{left}");
+    assert!(semaphore.expire(None).unwrap());
+    assert_eq!(semaphore.time_to_live().unwrap(), Some(Duration::MAX));
+    assert!(semaphore.expire(Some(UNIT)).unwrap());
+    wait_until("it is gone", SOON, || semaphore.time_to_live().unwrap().is_none());
+    assert!(semaphore.try_acquire().unwrap().is_none());
+    assert!(!semaphore.release_if_exists(1).unwrap());
+    let error = semaphore.expire(Some(Duration::ZERO)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+}
+
+#[test]
+fn the_permits_of_an_expirable_semaphore_end_with_it() {
+    let _bounded = bounded();
+    let server = server();
+    let semaphore = client(&server).expirable_semaphore("both");
+    let mut redis = server.connection();
+    assert!(!semaphore.expire(Some(LONG)).unwrap());
+    assert!(semaphore.try_set_permits(2).unwrap());
+    let permit = semaphore.acquire().unwrap();
+    assert!(semaphore.expire(Some(LONG)).unwrap());
+    for key in ["both", "{both}:timeout"] {
+        assert!(pttl(&mut redis, key) > 0, "{key}");
+    }
+    assert!(semaphore.expire(None).unwrap());
+    for key in ["both", "{both}:timeout"] {
+        assert_eq!(pttl(&mut redis, key), -1, "{key}");
+    }
+    assert!(semaphore.expire(Some(UNIT)).unwrap());
+    wait_until("both are gone", SOON, || {
+        !redis.exists::<_, bool>(&["both", "{both}:timeout"]).unwrap()
+    });
+    assert_eq!(semaphore.time_to_live().unwrap(), None);
+    // The permit went with it, and comes back into no other.
+    assert!(permit.release().is_err());
+    assert_eq!(semaphore.permits().unwrap(), 0);
+}
+
+#[test]
+fn without_the_right_to_end_the_leases_nothing_is_changed() {
+    let _bounded = bounded();
+    let server = server();
+    let mut user = User::new(&server, "me");
+    let semaphore = user.client().expirable_semaphore("half");
+    semaphore.set_permits(2).unwrap();
+    let _permit = semaphore.acquire().unwrap();
+    user.set(&["resetkeys", "~half", "~redlatch_request:*", "%R~{half}:timeout"]);
+    assert!(semaphore.expire(Some(LONG)).is_err());
+    user.set(&["~*", "&*", "+@all"]);
+    let mut redis = server.connection();
+    assert_eq!((pttl(&mut redis, "half"), pttl(&mut redis, "{half}:timeout")), (-1, -1));
+}
