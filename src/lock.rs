@@ -19,6 +19,7 @@ use crate::lock::fair::FairLock;
 use crate::lock::reentrant::ReentrantLock;
 use crate::waiting::Wait;
 
+mod at_least;
 pub(crate) mod condition;
 pub(crate) mod exclusive;
 pub(crate) mod fair;
@@ -322,6 +323,54 @@ pub trait Lock: fmt::Debug + Send + Sync {
         Self: Sized,
     {
         self.varied(Variant::On(Terms::watched(timeout)))
+    }
+
+    /// Takes the lock unless anybody has taken it so within the last `interval`: "run this once an
+    /// hour on one of all machines" is `try_once_per` on each of them, as often as you like. `None`:
+    /// not now.
+    ///
+    /// The interval counts from the grant, and belongs to the run from then on: if its process is
+    /// killed at any point after that, if it fails, or if it is done sooner, no other run begins
+    /// before the interval is over. If the work takes longer, no other run begins before its end. (A
+    /// process that is killed while its watched lease was being renewed, near the end of the
+    /// interval or after it, keeps the lock for that lease.) Take an interval a little shorter than
+    /// the pause between two tries, or the next one comes a moment too early. It is [`with_hold_at_least`](Self::with_hold_at_least) and
+    /// [`try_lock`](Self::try_lock), with their errors.
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), redlatch::Error> {
+    /// # use std::time::Duration;
+    /// # let client = redlatch::Client::connect("redis://localhost")?;
+    /// # fn report() {}
+    /// let hourly = client.reentrant_lock("report");
+    /// if let Some(_run) = hourly.try_once_per(Duration::from_secs(3_595))? {
+    ///     report();
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use = "`None`: it was taken within the interval"]
+    fn try_once_per(&self, interval: Duration) -> Result<Option<LockGuard>, Error>
+    where
+        Self: Sized,
+    {
+        self.with_hold_at_least(interval).try_lock()
+    }
+
+    /// The same lock, held for at least this long from each time it is taken: if its guard is dropped or unlocked before, or its process ends, the lock stays
+    /// taken until then, as after [`leave_to_expire`](LockGuard::leave_to_expire). Work that takes
+    /// longer has the lock on the terms of the handle, and its end releases it. A wait on a condition
+    /// does not let others in before that time either.
+    ///
+    /// # Blocking
+    ///
+    /// Taking it costs a round trip more if another process handed it on.
+    #[must_use]
+    fn with_hold_at_least(&self, least: Duration) -> Self
+    where
+        Self: Sized,
+    {
+        self.varied(Variant::AtLeast(least))
     }
 
     /// The same lock, through a handle by which no thread takes a second level: every verb that takes

@@ -351,10 +351,17 @@ impl Hold {
             }
     }
 
-    /// A tenant leaves the hold to its end: no thread of this process releases it or passes it on
-    /// before its present lease is over.
-    pub(super) fn leave_out(&self) {
-        self.left_until.fetch_max(self.deadline(), Ordering::SeqCst);
+    /// A tenant leaves the hold alone: no thread of this process releases it or passes it on before
+    /// that time, which is no later than the end of its present lease at the server.
+    pub(super) fn leave_out(&self, until: u64) {
+        self.left_until.fetch_max(until, Ordering::SeqCst);
+    }
+
+    /// Whether the server may keep a hold that was left for longer than it was left for: it was
+    /// renewed since, or a renewal is on its way.
+    pub(super) fn outlasts_its_end(&self) -> bool {
+        self.deadline.load(Ordering::SeqCst) > self.left_until.load(Ordering::SeqCst)
+            || self.terms.fixed_lease().is_some_and(|lease| self.longest_lease() > lease)
     }
 
     /// Whether a tenant has [left](Self::leave_out) it to its end, and that end has not come.

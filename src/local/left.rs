@@ -2,6 +2,7 @@
 //! this client ends before.
 
 use std::fmt;
+use std::iter;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -14,13 +15,15 @@ use super::release::Leaving;
 use super::site::Site;
 use super::tenancy::Tenancy;
 use crate::error::{Error, ErrorKind, LostReason};
-use crate::lease::{Renewal, Task};
+use crate::lease::{Cleanup, Renewal, Task};
 use crate::scripts::Mode;
+use crate::scripts::renewal::{Longer, RenewalKind, renew_command};
 
 impl Site {
     /// Ends one level of a tenancy, and leaves its hold to its end: from here on this process
     /// neither releases it nor passes it on, not even when an outer level ends, a thread that
-    /// shares it leaves, or the client ends. After the last tenant has left, nothing renews it.
+    /// shares it leaves, or the client ends; or not before `until`, if its end at the server is no
+    /// earlier. After the last tenant has left, nothing renews it.
     ///
     /// # Blocking
     ///
@@ -29,6 +32,7 @@ impl Site {
         self: &Arc<Self>,
         tenancy: &Arc<Tenancy>,
         which: Option<Level>,
+        until: Option<u64>,
     ) -> Result<(), Error> {
         let hold = &tenancy.hold();
         // A hold that another process has just handed on has a lease of 2 s, not that of its terms.
@@ -41,8 +45,9 @@ impl Site {
         }
         let is_short = hold.is_provisional();
         // Before the level ends: right after it, another tenant may be the last to leave the hold.
-        hold.leave_out();
-        self.left_until.fetch_max(hold.deadline(), Ordering::SeqCst);
+        let until = until.unwrap_or_else(|| hold.deadline());
+        hold.leave_out(until);
+        self.left_until.fetch_max(until, Ordering::SeqCst);
         self.leave(tenancy, which, Leaving::Posted)?;
         if is_short {
             let message = "another process has just handed it on, and its lease could not be made \
@@ -61,6 +66,15 @@ impl Site {
     pub(super) fn let_expire(self: &Arc<Self>, hold: &Arc<Hold>) {
         if let Some(line) = &hold.line {
             line.left().into_iter().for_each(|command| self.undo(command, hold.longest_lease()));
+        }
+        if hold.outlasts_its_end() {
+            // Another level had it renewed. The renewer sends this behind a renewal on its way.
+            let left_until = hold.left_until.load(Ordering::SeqCst);
+            let rest = Duration::from_nanos(left_until.saturating_sub(clock::now()));
+            let (rest, one) = (rest + Duration::from_millis(1), (&*self.name, &hold.owner));
+            let cut = Longer::IsCut(rest);
+            let cut = renew_command(RenewalKind::Locks, iter::once(one), rest, cut, None);
+            self.core.watchdog.clean_up(Cleanup::unclaimed(&self.name, cut));
         }
         // After this the server does not have the hold any more, even if a renewal is on its way.
         let over = clock::now().saturating_add(clock::nanos(hold.longest_lease()));

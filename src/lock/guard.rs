@@ -397,6 +397,11 @@ impl HeldLock {
         Self { handle: handle.clone(), level: None, tenancy, left: false }
     }
 
+    /// Whether it is a level of this tenancy.
+    pub(super) fn is_of(&self, tenancy: &Arc<Tenancy>) -> bool {
+        Arc::ptr_eq(&self.tenancy, tenancy)
+    }
+
     /// Whether the process was forked since: then the hold is the parent's, and this child must
     /// lock none of its mutexes.
     fn is_forked(&self) -> bool {
@@ -479,10 +484,14 @@ impl HeldLock {
         self.handle.site.leave(&self.tenancy, self.level, how)
     }
 
-    pub(super) fn leave_to_expire(mut self) -> Result<(), Error> {
+    pub(super) fn leave_to_expire(self) -> Result<(), Error> {
+        self.leave_until(None)
+    }
+
+    pub(super) fn leave_until(mut self, until: Option<u64>) -> Result<(), Error> {
         self.left = true;
         self.handle.session.core().check_process(&self.handle.site.name)?;
-        self.handle.site.leave_to_expire(&self.tenancy, self.level)
+        self.handle.site.leave_to_expire(&self.tenancy, self.level, until)
     }
 
     /// The tenancy with its level, which no guard ends.

@@ -20,6 +20,8 @@ pub enum Variant {
     On(Terms),
     /// A second level is an error.
     NonReentrant,
+    /// Held for this time at least.
+    AtLeast(Duration),
 }
 
 /// A client, a name, and the terms on which a thread takes the lock: the handle of any lock.
@@ -31,6 +33,8 @@ pub(crate) struct Handle {
     terms: Terms,
     /// A thread that holds the lock may take it again.
     is_reentrant: bool,
+    /// For how long it is [held at least](Variant::AtLeast).
+    pub(super) least: Option<Duration>,
     /// The pair that the site is a side of.
     whole: Option<Arc<dyn Succession>>,
 }
@@ -38,7 +42,7 @@ pub(crate) struct Handle {
 impl Handle {
     pub(crate) fn new(session: Session, site: Arc<Site>) -> Self {
         let terms = Terms::watched(site.core.config.watchdog_timeout);
-        Self { site, session, terms, is_reentrant: true, whole: None }
+        Self { site, session, terms, is_reentrant: true, least: None, whole: None }
     }
 
     /// A handle that keeps `whole` for as long as it or one of its guards lives.
@@ -64,7 +68,13 @@ impl Handle {
                 Self { terms, ..self.clone() }
             }
             Variant::NonReentrant => Self { is_reentrant: false, ..self.clone() },
+            Variant::AtLeast(least) => Self { least: Some(least), ..self.clone() },
         }
+    }
+
+    /// The same handle, for a level more.
+    pub(super) fn reentrant(&self) -> Self {
+        Self { is_reentrant: true, ..self.clone() }
     }
 
     pub(crate) fn terms(&self) -> Terms {

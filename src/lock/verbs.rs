@@ -137,6 +137,18 @@ macro_rules! own_verbs {
                     Lock::with_watchdog(self, timeout)
                 }
 
+                /// See [`Lock::try_once_per`](crate::Lock::try_once_per).
+                #[must_use = "`None`: it was taken within the interval"]
+                pub fn try_once_per(&self, interval: Duration) -> Result<Option<$guard>, Error> {
+                    self.with_hold_at_least(interval).try_lock()
+                }
+
+                /// See [`Lock::with_hold_at_least`](crate::Lock::with_hold_at_least).
+                #[must_use]
+                pub fn with_hold_at_least(&self, least: Duration) -> Self {
+                    Lock::with_hold_at_least(self, least)
+                }
+
                 /// See [`Lock::non_reentrant`](crate::Lock::non_reentrant).
                 #[must_use]
                 pub fn non_reentrant(&self) -> Self {
@@ -165,7 +177,7 @@ macro_rules! one_lock {
             use redlatch_client::sync::Thread;
 
             use crate::error::Error;
-            use crate::lock::{Handle, HeldLock, HeldLocks, Lock, Part, Parts, Variant};
+            use crate::lock::{Handle, HeldLock, HeldLocks, Lock, Part, Parts, Variant, at_least};
             use crate::waiting::Wait;
 
             impl Lock for $lock {
@@ -199,6 +211,15 @@ macro_rules! one_lock {
                     thread: &Arc<Thread>,
                     wait: Wait<'_>,
                 ) -> Result<Option<HeldLocks>, Error> {
+                    if let Some(least) = self.handle.least {
+                        let take = |handle, wait: Wait<'_>| {
+                            let mut lock = self.clone();
+                            lock.handle = handle;
+                            lock.take(thread, wait)
+                        };
+                        let held = at_least::acquire(&self.handle, least, wait, take)?;
+                        return Ok(held.map(HeldLocks::One));
+                    }
                     let tenancy = self.take(thread, wait)?;
                     Ok(tenancy.map(|tenancy| HeldLocks::One(HeldLock::new(&self.handle, tenancy))))
                 }

@@ -26,6 +26,7 @@ struct Kind {
     plain: fn(&Client, &str) -> Arc<dyn Lock>,
     leased: fn(&Client, &str, Duration) -> Arc<dyn Lock>,
     flat: fn(&Client, &str) -> Arc<dyn Lock>,
+    least: fn(&Client, &str, Duration) -> Arc<dyn Lock>,
 }
 
 impl Kind {
@@ -42,12 +43,14 @@ const REENTRANT: Kind = Kind {
     plain: |client, name| Arc::new(client.reentrant_lock(name)),
     leased: |client, name, lease| Arc::new(client.reentrant_lock(name).with_lease(lease)),
     flat: |client, name| Arc::new(client.reentrant_lock(name).non_reentrant()),
+    least: |client, name, least| Arc::new(client.reentrant_lock(name).with_hold_at_least(least)),
 };
 
 const FAIR: Kind = Kind {
     plain: |client, name| Arc::new(client.fair_lock(name)),
     leased: |client, name, lease| Arc::new(client.fair_lock(name).with_lease(lease)),
     flat: |client, name| Arc::new(client.fair_lock(name).non_reentrant()),
+    least: |client, name, least| Arc::new(client.fair_lock(name).with_hold_at_least(least)),
 };
 
 /// The lock of a read-write lock for writers: its hash is another one, and so are its channel and
@@ -56,6 +59,9 @@ const WRITE: Kind = Kind {
     plain: |client, name| Arc::new(client.read_write_lock(name).write().clone()),
     leased: |client, name, lease| Arc::new(client.read_write_lock(name).write().with_lease(lease)),
     flat: |client, name| Arc::new(client.read_write_lock(name).write().non_reentrant()),
+    least: |client, name, least| {
+        Arc::new(client.read_write_lock(name).write().with_hold_at_least(least))
+    },
 };
 
 /// Several locks that are one: all that a lock does, they do.
@@ -63,6 +69,7 @@ const SEVERAL: Kind = Kind {
     plain: |client, name| Arc::new(several(client, name)),
     leased: |client, name, lease| Arc::new(several(client, name).with_lease(lease)),
     flat: |client, name| Arc::new(several(client, name).non_reentrant()),
+    least: |client, name, least| Arc::new(several(client, name).with_hold_at_least(least)),
 };
 
 fn several(client: &Client, name: &str) -> MultiLock {
@@ -87,6 +94,7 @@ macro_rules! over_all_kinds {
     };
 }
 
+mod at_least;
 mod keys;
 mod leases;
 mod left;
