@@ -1,7 +1,7 @@
 //! Which types go to other threads and which do not: promises to users, kept by the compiler.
 
 use crate::{
-    CancelToken, Client, ClientBuilder, Condition, CountDownLatch, Error, ErrorKind,
+    CancelToken, Client, ClientBuilder, Condition, CountDownLatch, CyclicBarrier, Error, ErrorKind,
     ExpirablePermit, ExpirableSemaphore, FairLock, FencedLock, FencedLockGuard, FencingToken,
     HoldState, Lock, LockGuard, LostReason, MultiLock, MultiLockGuard, OwnedFencedLockGuard,
     OwnedLockGuard, OwnedMultiLockGuard, Permit, PermitId, ReadLock, ReadWriteLock, ReentrantLock,
@@ -18,6 +18,7 @@ const _: () = {
     goes_anywhere::<ClientBuilder>();
     goes_anywhere::<Condition>();
     goes_anywhere::<CountDownLatch>();
+    goes_anywhere::<CyclicBarrier>();
     goes_anywhere::<Error>();
     goes_anywhere::<ErrorKind>();
     goes_anywhere::<ExpirablePermit>();

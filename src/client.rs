@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use crate::barrier::CyclicBarrier;
 use crate::config::ClientBuilder;
 use crate::error::Error;
 #[cfg(doc)]
@@ -171,6 +172,15 @@ impl Client {
     #[must_use]
     pub fn count_down_latch(&self, name: &str) -> CountDownLatch {
         CountDownLatch::new(&self.0, name)
+    }
+
+    /// The cyclic barrier of this name. Redisson has none.
+    ///
+    /// No I/O. It is of no use until a client sets its parties
+    /// ([`try_set_parties`](CyclicBarrier::try_set_parties)).
+    #[must_use]
+    pub fn cyclic_barrier(&self, name: &str) -> CyclicBarrier {
+        CyclicBarrier::new(&self.0, name)
     }
 
     /// The uuid with which the owners of this client's locks begin on the server; the name of each

@@ -50,6 +50,8 @@ pub enum ErrorKind {
     /// it holds a lock, and takes it through a [`non_reentrant`](crate::Lock::non_reentrant) handle.
     /// Nothing was changed.
     WouldDeadlock,
+    /// The barrier is broken: a party left early or died. No party of its generation passed.
+    Broken,
     /// The time to live of the name ended before the event that the thread waited for.
     Expired,
     /// A setting, a name, a lease or a URL is not usable.

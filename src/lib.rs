@@ -34,6 +34,7 @@
 //! | a number at a time | [`Semaphore`] and its [`Permit`] | `Semaphore` |
 //! | the same, and a dead process's permits come back | [`ExpirableSemaphore`] and its [`ExpirablePermit`] | |
 //! | to wait for a number of events | [`CountDownLatch`] | `CountDownLatch` |
+//! | threads that wait for each other, again and again | [`CyclicBarrier`] | `CyclicBarrier` |
 //! | to wait, with a lock in hand, until other threads make a change | [`Condition`] | `Condition` |
 //! | code that takes any lock | the trait [`Lock`] | `Lock` |
 //! | a hold that goes from thread to thread | [`OwnedLockGuard`], by `lock_owned` | |
@@ -165,6 +166,7 @@
 compile_error!("redlatch is for Unix systems: Linux, and macOS and FreeBSD, where it compiles");
 
 mod auto_traits;
+mod barrier;
 mod client;
 mod config;
 mod error;
@@ -179,6 +181,7 @@ mod scripts;
 mod semaphore;
 mod waiting;
 
+pub use barrier::CyclicBarrier;
 pub use client::Client;
 pub use config::ClientBuilder;
 pub use error::{Error, ErrorKind, LostReason};

@@ -215,7 +215,32 @@ impl LatchKeys {
     }
 }
 
-/// The key that remembers a client's requests to one semaphore or latch. redlatch's alone.
+/// The keys and the channel of one barrier. redlatch's alone.
+#[derive(Debug)]
+pub(crate) struct BarrierKeys {
+    /// Its generations.
+    pub(crate) barrier: String,
+    /// The parties that have arrived.
+    pub(crate) parties: String,
+    /// The channel that tells of the end of a generation: as the first key.
+    pub(crate) channel: String,
+}
+
+impl BarrierKeys {
+    pub(crate) fn new(name: &str) -> Self {
+        // As with a lock's queue.
+        let tagged = if name.contains('{') { "_tagged" } else { "" };
+        let barrier = prefixed(&format!("redlatch_barrier{tagged}"), name);
+        let parties = prefixed(&format!("redlatch_parties{tagged}"), name);
+        Self { channel: barrier.clone(), barrier, parties }
+    }
+
+    pub(crate) fn both(&self) -> [&[u8]; 2] {
+        [self.barrier.as_bytes(), self.parties.as_bytes()]
+    }
+}
+
+/// The key that remembers a client's requests to one semaphore, latch or barrier. redlatch's alone.
 pub(crate) fn requests(name: &str, client: &str) -> String {
     format!("{}:{client}", prefixed("redlatch_request", name))
 }
@@ -275,6 +300,14 @@ mod tests {
         let keys = same_but_for_the_seam.map(|(lock, name)| ConditionKeys::new(lock, name).waiting);
         let distinct: std::collections::HashSet<_> = keys.iter().collect();
         assert_eq!(distinct.len(), keys.len(), "{keys:?}");
+    }
+
+    #[test]
+    fn a_barriers_keys_have_our_prefix() {
+        let keys = BarrierKeys::new("x");
+        assert_eq!(keys.barrier, "redlatch_barrier:{x}");
+        assert_eq!(keys.parties, "redlatch_parties:{x}");
+        assert_eq!(BarrierKeys::new("{x}").parties, "redlatch_parties_tagged:{x}");
     }
 
     #[test]

@@ -23,6 +23,7 @@ macro_rules! code {
     }};
 }
 
+pub(crate) mod barrier;
 mod chain;
 mod changes;
 pub(crate) mod condition;
@@ -55,8 +56,8 @@ use trouble::{unacknowledged, unexpected};
 pub(crate) use chain::{Chain, Start};
 pub(crate) use changes::Changes;
 pub(crate) use keys::{
-    ConditionKeys, ExpirableKeys, FairKeys, LatchKeys, LockKeys, SemaphoreKeys, has_one_slot,
-    requests,
+    BarrierKeys, ConditionKeys, ExpirableKeys, FairKeys, LatchKeys, LockKeys, SemaphoreKeys,
+    has_one_slot, requests,
 };
 pub(crate) use once::{RequestId, Requests, ServerClock, VALID_FOR};
 pub(crate) use owner::{ClientId, Mode, Owner};

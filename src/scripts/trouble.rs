@@ -228,6 +228,7 @@ pub(crate) enum Rights {
     Semaphores,
     ExpirableSemaphores,
     Latches,
+    Barriers,
     ReplicaAcks,
     Subscriptions,
 }
@@ -273,6 +274,11 @@ impl Rights {
             Self::Latches => {
                 "a latch needs EVALSHA, EVAL, TIME, GET, SET, DECR, INCRBY, DEL, PTTL, PEXPIRE, \
                  PERSIST, PUBLISH and SUBSCRIBE on its key, on redlatch_request:* and on its channels"
+            }
+            Self::Barriers => {
+                "a barrier needs EVALSHA, EVAL, TIME, GET, SET, DEL, HGET, HSET, ZADD, ZCARD, ZCOUNT, \
+                 ZRANGE, ZSCORE, PUBLISH and SUBSCRIBE on its keys, redlatch_barrier:* and \
+                 redlatch_parties:*, on redlatch_request:* and on its channel, redlatch_barrier:*"
             }
             Self::ReplicaAcks => "replica_acks needs WAIT",
             Self::Subscriptions => {

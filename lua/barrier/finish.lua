@@ -1,0 +1,19 @@
+-- Ends a generation: its last party trips it after its action, or a party breaks it.
+--
+-- KEYS 1 the barrier, 2 its parties
+-- ARGV 1 channel, 2 generation, 3 party, 4 1 = trip, 0 = break
+-- reply: 1 = it tripped, 2 = it is broken
+--
+-- A copy finds the generation ended, and answers the same.
+local number = tonumber(ARGV[2])
+if state(number) == 0 then
+    check()
+    local lives = redis.call('zscore', parties, ARGV[3]) and not has_died()
+    if ARGV[4] == '1' and lives then
+        redis.call('hset', barrier, 'generation', text(number + 1))
+    else
+        redis.call('hset', barrier, 'broken', broken_with(number))
+    end
+    ended(ARGV[1])
+end
+return state(number)

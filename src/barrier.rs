@@ -1,0 +1,660 @@
+//! The cyclic barrier.
+//!
+//! ```text
+//! arrive: a numbered request; the last party trips the barrier, or runs its action and then does
+//! others: one thread of each process looks for all of its parties, when a message came, when the
+//!         first lease of a party ends, and at the slow poll
+//! over, cancelled, in trouble: break it; if it has tripped before, that counts
+//! ```
+//!
+//! Each party has a lease, which its process renews while it waits. Whoever looks first after a
+//! lease has ended breaks the barrier. Only the server decides how a generation ends, once
+//! (`lua/barrier/generations.lua`), so all its parties hear the same.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use redlatch_client::sync::{Mutex, Thread};
+use redlatch_client::{CancelToken, Command, Limit, Outcome, Route};
+
+#[cfg(doc)]
+use crate::client::Client;
+use crate::config::check_watchdog;
+use crate::error::{Error, ErrorKind};
+use crate::lease::{Cleanup, KeepAlive};
+use crate::runtime::{Core, Member, Session};
+use crate::scripts::barrier::{BarrierScripts, BarrierState, Generation, MOST_PARTIES};
+use crate::scripts::{BarrierKeys, Owner, RequestId, Requests, Trouble};
+use crate::waiting::{
+    Claim, Enter, EnterOf, Lead, Queue, Queued, Signal, Synchronizer, Try, Wait, acquire, slow_poll,
+};
+
+/// Lets a number of threads of all processes wait for each other, again and again: `CyclicBarrier`
+/// of java.util.concurrent. Redisson has none. Made by [`Client::cyclic_barrier`].
+///
+/// A clone is the same barrier, and so is every handle of the same name.
+///
+/// ```no_run
+/// # fn compute(_: u32) {}
+/// # fn main() -> Result<(), redlatch::Error> {
+/// let client = redlatch::Client::connect("redis://127.0.0.1:6379")?;
+/// let barrier = client.cyclic_barrier("steps");
+/// barrier.try_set_parties(4)?; // the first process sets them; others change nothing
+///
+/// for step in 0..100 {
+///     compute(step);
+///     barrier.wait()?; // all four are done with this step
+/// }
+/// # Ok(()) }
+/// ```
+///
+/// # Broken
+///
+/// All parties of a generation pass the barrier, or none does. If one of them leaves early, its time
+/// being over or its wait cancelled, or if it dies, if the action panics, or if the barrier is
+/// [reset](Self::reset) or deleted, then every other one gets an error of kind
+/// [`Broken`](ErrorKind::Broken), and so does everybody who comes later, until a reset.
+///
+/// A party that waits has a lease, which its client renews. So one that was killed is noticed when
+/// its lease ends: after [`with_watchdog`](Self::with_watchdog), or
+/// [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout). A party that dies before it
+/// arrives is not noticed: limit the waits. A failover that forgets an arrival breaks the barrier;
+/// one that forgets that it tripped lets the next generation begin with the leases' end, broken.
+///
+/// # In Redis
+///
+/// A hash `redlatch_barrier:{name}`, and while parties wait a sorted set `redlatch_parties:{name}`;
+/// messages on the channel `redlatch_barrier:{name}`. The rights that a user needs are listed in
+/// [Operations](crate::guide::operations).
+#[derive(Clone)]
+pub struct CyclicBarrier {
+    site: Arc<BarrierSite>,
+    session: Session,
+    leases: Arc<PartyLeases>,
+    action: Option<Arc<dyn Fn() + Send + Sync>>,
+}
+
+impl CyclicBarrier {
+    /// Sets how many parties trip the barrier, if that is not set: `true`. `false`: it is, and stays
+    /// as it is.
+    ///
+    /// # Errors
+    ///
+    /// [`Config`](ErrorKind::Config) if the number is not from 1 to 999,999;
+    /// [`Redis`](ErrorKind::Redis) if the server is in trouble, the message says whether it may have
+    /// been applied. Also the errors of [`parties`](Self::parties).
+    ///
+    /// # Blocking
+    ///
+    /// One round trip.
+    #[must_use = "`false`: it had parties before, and none were set"]
+    pub fn try_set_parties(&self, parties: u32) -> Result<bool, Error> {
+        if !(1..=MOST_PARTIES).contains(&parties) {
+            let message =
+                format!("{parties} parties are not usable; it may be 1 to {MOST_PARTIES}");
+            return Err(Error::new(ErrorKind::Config, message).of(&self.site.name));
+        }
+        self.once(|scripts, id| scripts.try_set_parties(id, parties))
+    }
+
+    /// Arrives, and blocks until all parties have arrived. Returns the index of the arrival: the
+    /// number of parties less one for the first, zero for the last.
+    ///
+    /// # Errors
+    ///
+    /// [`Broken`](ErrorKind::Broken) if the barrier is broken, or breaks during the wait. If the
+    /// server is in trouble, [`Redis`](ErrorKind::Redis), after
+    /// [`failover_timeout`](crate::ClientBuilder::failover_timeout); the barrier breaks then, with
+    /// the end of the party's lease at the latest. [`ShutDown`](ErrorKind::ShutDown) after
+    /// [`Client::shutdown`], which ends waits as well. Also the errors of
+    /// [`parties`](Self::parties), and [`Config`](ErrorKind::Config) if no parties are set.
+    ///
+    /// All verbs that wait fail in these ways.
+    ///
+    /// # Blocking
+    ///
+    /// One round trip for the last party, another one behind an action. The others wake up one
+    /// message and one round trip after it.
+    pub fn wait(&self) -> Result<u32, Error> {
+        self.pass(Wait::FOREVER)?.ok_or_else(|| Error::shut_down(&self.site.name))
+    }
+
+    /// Arrives, and waits for `wait` at most: returns `None` then, and the barrier is broken.
+    ///
+    /// # Blocking
+    ///
+    /// For `wait` at most, after one round trip to arrive, and one more to break the barrier.
+    #[must_use = "`None`: time is over, and the barrier is broken"]
+    pub fn wait_for(&self, wait: Duration) -> Result<Option<u32>, Error> {
+        self.pass(wait.into())
+    }
+
+    /// Arrives, and waits until all parties have arrived or `token` is cancelled, which breaks the
+    /// barrier, as does a token that is cancelled before.
+    ///
+    /// # Errors
+    ///
+    /// [`Cancelled`](ErrorKind::Cancelled). Also the errors of [`wait`](Self::wait).
+    pub fn wait_cancellable(&self, token: &CancelToken) -> Result<u32, Error> {
+        self.pass(token.into())?.ok_or_else(|| Error::shut_down(&self.site.name))
+    }
+
+    /// Arrives, and waits for as long as `wait` allows; after that the barrier is broken. All the
+    /// other ways to wait are short forms of this one.
+    #[must_use = "`None`: time is over, and the barrier is broken"]
+    pub fn wait_within<'a>(&self, wait: impl Into<Wait<'a>>) -> Result<Option<u32>, Error> {
+        self.pass(wait.into())
+    }
+
+    /// Mends the barrier, if it is broken; parties that wait get an error of kind
+    /// [`Broken`](ErrorKind::Broken). `false`: no parties are set.
+    ///
+    /// # Blocking
+    ///
+    /// One round trip.
+    #[must_use = "`false`: there is no barrier"]
+    pub fn reset(&self) -> Result<bool, Error> {
+        self.once(|scripts, id| scripts.reset(id))
+    }
+
+    /// Removes the barrier; parties that wait get an error of kind [`Broken`](ErrorKind::Broken).
+    /// `false`: there was none.
+    ///
+    /// # Blocking
+    ///
+    /// One round trip.
+    pub fn delete(&self) -> Result<bool, Error> {
+        self.once(|scripts, id| scripts.delete(id))
+    }
+
+    /// Whether the barrier is broken. `true` also if no parties are set.
+    ///
+    /// # Blocking
+    ///
+    /// One round trip.
+    pub fn is_broken(&self) -> Result<bool, Error> {
+        self.state().map(|state| state.is_broken)
+    }
+
+    /// How many parties trip the barrier; zero if none are set.
+    ///
+    /// # Errors
+    ///
+    /// [`Redis`](ErrorKind::Redis) if the server is in trouble, or a key holds something else.
+    /// [`Protocol`](ErrorKind::Protocol) if its answer makes no sense.
+    /// [`Config`](ErrorKind::Config) if the name is empty. [`ShutDown`](ErrorKind::ShutDown) after
+    /// [`Client::shutdown`], [`Forked`](ErrorKind::Forked) in a forked child: nothing was done.
+    ///
+    /// # Blocking
+    ///
+    /// One round trip.
+    pub fn parties(&self) -> Result<u32, Error> {
+        self.state().map(|state| state.parties.unwrap_or(0))
+    }
+
+    /// How many parties wait. Already old when it returns.
+    ///
+    /// # Blocking
+    ///
+    /// One round trip.
+    pub fn waiting(&self) -> Result<u32, Error> {
+        self.state().map(|state| state.waiting)
+    }
+
+    /// The same barrier, whose parties die with a lease of this length: the others are told so long
+    /// after a waiting party was killed. From 10 ms to a year.
+    #[must_use]
+    pub fn with_watchdog(&self, timeout: Duration) -> Self {
+        self.site.core.watches_for(timeout);
+        Self { leases: PartyLeases::new(&self.site, timeout), ..self.clone() }
+    }
+
+    /// The same barrier, whose last party runs `action` before any party goes on. Give it to all
+    /// parties: the last one runs its own. If it panics, the barrier is broken, and the panic goes on
+    /// in the last party.
+    #[must_use]
+    pub fn with_action(&self, action: impl Fn() + Send + Sync + 'static) -> Self {
+        Self { action: Some(Arc::new(action)), ..self.clone() }
+    }
+
+    /// The barrier's name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.site.name
+    }
+
+    pub(crate) fn new(session: &Session, name: &str) -> Self {
+        let site = BarrierSite::of(session.core(), name);
+        let leases = PartyLeases::new(&site, site.core.config.watchdog_timeout);
+        Self { site, session: session.clone(), leases, action: None }
+    }
+
+    fn check(&self, wait: &Wait<'_>) -> Result<(), Error> {
+        let name = &self.site.name;
+        if name.is_empty() {
+            return Err(Error::nameless("a barrier"));
+        }
+        check_watchdog("with_watchdog", self.leases.lease).map_err(|error| error.of(name))?;
+        wait.check(self.session.core(), name)
+    }
+
+    fn state(&self) -> Result<BarrierState, Error> {
+        self.check(&Wait::FOREVER)?;
+        let state = self.site.scripts().look(&[]);
+        state.map_err(|trouble| trouble.into_error_of(&self.site.name))
+    }
+
+    /// Sends a request that is applied once.
+    fn once<T>(
+        &self,
+        send: impl FnOnce(BarrierScripts<'_>, RequestId) -> Result<T, Trouble>,
+    ) -> Result<T, Error> {
+        self.check(&Wait::FOREVER)?;
+        let outcome = self.site.numbered(send);
+        outcome.map_err(|trouble| trouble.into_error_of(&self.site.name))
+    }
+
+    /// Arrives and waits.
+    fn pass(&self, wait: Wait<'_>) -> Result<Option<u32>, Error> {
+        if let Err(error) = self.check(&wait) {
+            if error.kind() == ErrorKind::Cancelled {
+                let present = self.state()?.present;
+                let _ = self.site.finish(present, &self.site.core.id.next_owner(), false);
+            }
+            return Err(error);
+        }
+        let thread = Thread::current();
+        loop {
+            let owner = self.site.core.id.next_owner();
+            let party = Party { barrier: self, owner, place: Cell::new(None) };
+            let need = (0, None);
+            let outcome = acquire(&party, &Claim { thread: &thread, need, wait });
+            match (outcome, party.place.get()) {
+                // The generation that was complete has ended: the thread arrives in the next one.
+                (Ok(Some(_)), Some(Place { index: None, .. })) => {}
+                (Ok(Some(Generation::Broken)), _) => return Err(self.broken()),
+                (Ok(Some(_)), Some(Place { index: Some(0), generation })) => {
+                    return self.act(generation, &party.owner);
+                }
+                (Ok(Some(_)), Some(Place { index, .. })) => return Ok(index),
+                (outcome, Some(Place { index: Some(index), generation })) => {
+                    // It leaves early. Neither a limit nor a cancel ends this request.
+                    let _unlimited = Limit::set(None);
+                    return match self.site.finish(generation, &party.owner, false) {
+                        Ok(Generation::Tripped) => Ok(Some(index)),
+                        // The end of the wait has ended a request.
+                        _ if wait.is_over() && !is_cancelled(&outcome) => Ok(None),
+                        _ => outcome.map(|_| None),
+                    };
+                }
+                (outcome, _) => return outcome.map(|_| None),
+            }
+        }
+    }
+
+    /// The last party: runs the action, and trips the barrier after it.
+    fn act(&self, generation: i64, party: &Owner) -> Result<Option<u32>, Error> {
+        let Some(action) = &self.action else { return Ok(Some(0)) };
+        let site = &self.site;
+        let breaks = BreaksIfDropped { site, generation, party };
+        action();
+        std::mem::forget(breaks);
+        let _unlimited = Limit::set(None);
+        match site.finish(generation, party, true) {
+            Ok(Generation::Tripped) => Ok(Some(0)),
+            Ok(_) => Err(self.broken()),
+            Err(trouble) => Err(trouble.into_error_of(&site.name)),
+        }
+    }
+
+    fn broken(&self) -> Error {
+        let message = "the barrier is broken: a party left early, died, or failed, or it was reset \
+                       or deleted; nobody passed, reset it to begin anew";
+        Error::new(ErrorKind::Broken, message.to_owned()).of(&self.site.name)
+    }
+}
+
+impl fmt::Debug for CyclicBarrier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CyclicBarrier").field("name", &self.site.name).finish_non_exhaustive()
+    }
+}
+
+fn is_cancelled<T>(outcome: &Result<T, Error>) -> bool {
+    outcome.as_ref().err().is_some_and(|error| error.kind() == ErrorKind::Cancelled)
+}
+
+/// The action of the last party has panicked.
+struct BreaksIfDropped<'a> {
+    site: &'a BarrierSite,
+    generation: i64,
+    party: &'a Owner,
+}
+
+impl Drop for BreaksIfDropped<'_> {
+    fn drop(&mut self) {
+        let _unlimited = Limit::set(None);
+        let _ = self.site.finish(self.generation, self.party, false);
+    }
+}
+
+/// Where a thread stands.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    generation: i64,
+    /// `None`: the generation was complete before the thread came, and the last party's action
+    /// runs.
+    index: Option<u32>,
+}
+
+/// A thread at the barrier.
+struct Party<'a> {
+    barrier: &'a CyclicBarrier,
+    owner: Owner,
+    place: Cell<Option<Place>>,
+}
+
+impl Party<'_> {
+    /// `None`: the barrier is broken.
+    fn arrive(&self) -> Result<Option<Place>, Error> {
+        let CyclicBarrier { site, leases, action, .. } = self.barrier;
+        // An arrival whose outcome is not known would keep the others until its lease ends.
+        let _unlimited = Limit::set(None);
+        loop {
+            let (lease, acts) = (leases.lease, action.is_some());
+            let arrived = site.numbered(|scripts, id| scripts.arrive(id, &self.owner, lease, acts));
+            match arrived {
+                Ok(Some((generation, index))) => {
+                    leases.keep(self.owner);
+                    return Ok(Some(Place { generation, index: Some(index) }));
+                }
+                Ok(None) => {}
+                Err(trouble @ (Trouble::Refused(_) | Trouble::Unsent(_))) => {
+                    return Err(trouble.into_error().of(&site.name).now("it has not arrived"));
+                }
+                // A second arrival could be one too many.
+                Err(trouble) => {
+                    let message = "whether it has arrived is not known; if so, the barrier breaks \
+                                   when its lease ends";
+                    let error = Error::new(ErrorKind::Redis, message.to_owned()).of(&site.name);
+                    return Err(error.unknown(true).caused_by(trouble.into_error()));
+                }
+            }
+            let state = site.scripts().look(&[]);
+            let state = state.map_err(|trouble| trouble.into_error().of(&site.name))?;
+            match state.parties {
+                None => {
+                    let message = "the barrier has no parties: set them first (try_set_parties)";
+                    let error = Error::new(ErrorKind::Config, message.to_owned());
+                    return Err(error.of(&site.name));
+                }
+                Some(_) if state.is_broken => return Ok(None),
+                Some(parties) if state.waiting >= parties => {
+                    return Ok(Some(Place { generation: state.present, index: None }));
+                }
+                // It was reset, or it tripped, in between.
+                Some(_) => {}
+            }
+        }
+    }
+
+    /// What the server is asked for this thread.
+    fn need(&self, place: Place) -> Need {
+        (place.generation, place.index.map(|_| self.owner))
+    }
+}
+
+impl Drop for Party<'_> {
+    fn drop(&mut self) {
+        self.barrier.leases.keep_no_more(&self.owner);
+    }
+}
+
+/// A generation, and a party that has arrived in it.
+type Need = (i64, Option<Owner>);
+
+/// One thread of this process looks for all that wait.
+impl Synchronizer for Party<'_> {
+    type Site = BarrierSite;
+
+    fn site(&self) -> &BarrierSite {
+        &self.barrier.site
+    }
+
+    fn enter(&self, claim: &Claim<'_, Need>) -> Result<EnterOf<Self>, Error> {
+        let arrived = match self.place.get() {
+            None => self.arrive()?,
+            place => place,
+        };
+        let Some(place) = arrived else { return Ok(Enter::Granted(Generation::Broken)) };
+        self.place.set(Some(place));
+        if place.index == Some(0) {
+            return Ok(Enter::Granted(Generation::Tripped));
+        }
+        let site = self.site();
+        let mut state = site.state.lock();
+        if place.generation < state.present {
+            // The leader may have looked before this thread stood in the queue, and waits for a later
+            // generation: then it does not look again for this one.
+            drop(state);
+            let looked = site.scripts().look(&[self.need(place)]);
+            let looked = looked.map_err(|trouble| trouble.into_error().of(&site.name))?;
+            let went = looked.went.first().copied();
+            // A new master may not know of the end that this process has heard of.
+            let ended = went.filter(|went| *went != Generation::Present);
+            return Ok(Enter::Granted(ended.unwrap_or(Generation::Broken)));
+        }
+        state.present = place.generation;
+        Ok(if !claim.wait.blocks() {
+            Enter::NotNow
+        } else if state.queue.lead() {
+            Enter::Leads(None)
+        } else {
+            Enter::Queued(state.queue.push(claim.thread, self.need(place)))
+        })
+    }
+
+    fn request_state(&self, _: &Claim<'_, Need>) {}
+
+    /// A message is only a hint: it may be of another database.
+    fn collect(&self, _: &mut Lead<()>, _: &Claim<'_, Need>) -> Option<Generation> {
+        None
+    }
+
+    fn ask(
+        &self,
+        Lead { listening, .. }: &mut Lead<()>,
+        claim: &Claim<'_, Need>,
+    ) -> Result<Try<Generation>, Error> {
+        let Some(place) = self.place.get() else { return Ok(Try::Granted(Generation::Broken)) };
+        let site = self.site();
+        let arrivals = site.arrivals();
+        let waiters = site.with_queue(|queue| queue.first_ones(usize::MAX));
+        let others = waiters.iter().map(|waiter| *waiter.need());
+        let needs: Vec<_> = std::iter::once(self.need(place)).chain(others).collect();
+        let looked = site.scripts().look(&needs).map_err(|trouble| {
+            let error = trouble.into_error().of(&site.name);
+            site.fail_before(arrivals, &error);
+            error
+        })?;
+        {
+            let mut state = site.state.lock();
+            state.present = state.present.max(looked.present);
+        }
+        let mut went = looked.went.into_iter();
+        let own = went.next().unwrap_or(Generation::Broken);
+        for (waiter, went) in waiters.iter().zip(went) {
+            if went != Generation::Present
+                && let Ok(wake) = site.with_queue(|queue| queue.tell(waiter, Signal::Granted(went)))
+            {
+                wake.now();
+            }
+        }
+        if own != Generation::Present {
+            return Ok(Try::Granted(own));
+        }
+        if !claim.wait.is_over() {
+            listening.public.listen(&site.core, &site.channel);
+        }
+        // No message tells of the end of a lease.
+        let end = looked.left.map_or(Duration::MAX, |left| left.saturating_add(AFTER_THE_END));
+        Ok(Try::Busy(slow_poll().min(end)))
+    }
+}
+
+const AFTER_THE_END: Duration = Duration::from_millis(2);
+
+/// One barrier in one client.
+pub(crate) struct BarrierSite {
+    core: Arc<Core>,
+    name: Arc<str>,
+    route: Route,
+    keys: BarrierKeys,
+    channel: Arc<str>,
+    requests: Arc<Requests>,
+    state: Mutex<SiteState>,
+}
+
+struct SiteState {
+    queue: Queue<Need, Generation, ()>,
+    /// The last generation that this process has met.
+    present: i64,
+}
+
+impl BarrierSite {
+    fn of(core: &Arc<Core>, name: &str) -> Arc<Self> {
+        core.members.of::<Self>().find(name, |name| {
+            let keys = BarrierKeys::new(&name);
+            Self {
+                route: core.route(&name),
+                channel: keys.channel.as_str().into(),
+                keys,
+                requests: core.requests_of(&name),
+                state: Mutex::new(SiteState { queue: Queue::new(), present: 0 }),
+                core: Arc::clone(core),
+                name,
+            }
+        })
+    }
+
+    fn scripts(&self) -> BarrierScripts<'_> {
+        BarrierScripts { route: &self.route, keys: &self.keys, requests: &self.requests }
+    }
+
+    fn numbered<T>(
+        &self,
+        send: impl FnOnce(BarrierScripts<'_>, RequestId) -> Result<T, Trouble>,
+    ) -> Result<T, Trouble> {
+        self.requests.with_one(|| self.core.id.next_number(), |id| send(self.scripts(), id))
+    }
+
+    /// Ends a generation. If the server does not answer, the client tries again for a while; after
+    /// that the party's lease ends.
+    fn finish(&self, generation: i64, party: &Owner, trips: bool) -> Result<Generation, Trouble> {
+        let finished = self.scripts().finish(generation, party, trips);
+        if finished.is_err() && !trips {
+            let command = self.scripts().finish_command(generation, party, false);
+            self.core.watchdog.clean_up(Cleanup::unclaimed(&self.name, command));
+        }
+        finished
+    }
+}
+
+/// The parties of a handle and its clones, whose leases the watchdog renews with one command.
+struct PartyLeases {
+    site: Arc<BarrierSite>,
+    lease: Duration,
+    kept: Mutex<Kept>,
+}
+
+#[derive(Default)]
+struct Kept {
+    parties: BTreeMap<u64, Owner>,
+    /// The renewal is scheduled.
+    is_due: bool,
+}
+
+/// The part of a lease after which it is renewed, and after which a failed renewal is tried again.
+const RENEWED_AFTER: u32 = 3;
+const TRIED_AGAIN_AFTER: u32 = 20;
+
+impl PartyLeases {
+    fn new(site: &Arc<BarrierSite>, lease: Duration) -> Arc<Self> {
+        Arc::new(Self { site: Arc::clone(site), lease, kept: Mutex::default() })
+    }
+
+    fn keep(self: &Arc<Self>, party: Owner) {
+        let mut kept = self.kept.lock();
+        kept.parties.insert(party.number(), party);
+        let is_first = !std::mem::replace(&mut kept.is_due, true);
+        drop(kept);
+        if is_first {
+            let (site, keep_alive) = (&self.site, Arc::clone(self) as Arc<dyn KeepAlive>);
+            site.core.watchdog.schedule(&site.name, &keep_alive, self.lease / RENEWED_AFTER);
+        }
+    }
+
+    fn keep_no_more(&self, party: &Owner) {
+        self.kept.lock().parties.remove(&party.number());
+    }
+}
+
+impl KeepAlive for PartyLeases {
+    fn command(&self) -> Option<Command> {
+        let mut kept = self.kept.lock();
+        kept.is_due = !kept.parties.is_empty();
+        let parties: Vec<_> = kept.parties.values().copied().collect();
+        drop(kept);
+        let scripts = self.site.scripts();
+        (!parties.is_empty()).then(|| scripts.keep_alive_command(&parties, self.lease))
+    }
+
+    fn done(&self, outcome: Outcome) -> Duration {
+        self.lease / if outcome.is_ok() { RENEWED_AFTER } else { TRIED_AGAIN_AFTER }
+    }
+}
+
+impl fmt::Debug for PartyLeases {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PartyLeases({}, {:?})", self.site.name, self.lease)
+    }
+}
+
+impl Queued for BarrierSite {
+    type Need = Need;
+    type Grant = Generation;
+    type RequestState = ();
+
+    fn whose(&self) -> (&Core, &Arc<str>) {
+        (&self.core, &self.name)
+    }
+
+    fn with_queue<R>(&self, look: impl FnOnce(&mut Queue<Need, Generation, ()>) -> R) -> R {
+        look(&mut self.state.lock().queue)
+    }
+
+    fn hand_on(&self, _: Option<Lead<()>>) {
+        // The next leader looks at once, for itself too.
+        self.promote(None);
+    }
+}
+
+impl Member for BarrierSite {
+    fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+
+    fn end(self: Arc<Self>) {
+        self.nudge();
+    }
+}
+
+impl Drop for BarrierSite {
+    fn drop(&mut self) {
+        self.core.members.of::<Self>().forget(&self.name);
+        self.core.requests.forget_last(self.requests.key(), &self.requests);
+    }
+}

@@ -1,0 +1,188 @@
+//! The scripts of the cyclic barrier.
+
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use redis::Value;
+use redlatch_client::{Command, Route, Script};
+
+use super::once::{Once, RequestId, Requests};
+use super::{Rights, Trouble, ask, call, flag, millis, number, unexpected};
+use crate::scripts::{BarrierKeys, Owner};
+
+macro_rules! numbered {
+    ($file:literal) => {
+        script!("number.lua", "once.lua", "barrier/generations.lua", $file)
+    };
+}
+
+static TRY_SET_PARTIES: LazyLock<Script> = numbered!("barrier/try_set_parties.lua");
+static ARRIVE: LazyLock<Script> = numbered!("barrier/arrive.lua");
+static RESET: LazyLock<Script> = numbered!("barrier/reset.lua");
+static DELETE: LazyLock<Script> = numbered!("barrier/delete.lua");
+static LOOK: LazyLock<Script> = script!(LIST; "barrier/generations.lua", "barrier/look.lua");
+static FINISH: LazyLock<Script> = script!(NUMBER; "barrier/generations.lua", "barrier/finish.lua");
+static KEEP_ALIVE: LazyLock<Script> =
+    script!(NUMBER; "barrier/generations.lua", "barrier/keep_alive.lua");
+
+/// A reply of `arrive` has the generation before so many digits.
+const INDICES: i64 = 1_000_000;
+pub(crate) const MOST_PARTIES: u32 = 999_999;
+
+/// One barrier as the scripts see it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BarrierScripts<'a> {
+    pub(crate) route: &'a Route,
+    pub(crate) keys: &'a BarrierKeys,
+    pub(crate) requests: &'a Requests,
+}
+
+/// How a generation went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Generation {
+    Present,
+    Tripped,
+    Broken,
+}
+
+/// The state of a barrier.
+#[derive(Clone, Debug)]
+pub(crate) struct BarrierState {
+    /// `None`: there is no barrier.
+    pub(crate) parties: Option<u32>,
+    pub(crate) waiting: u32,
+    pub(crate) present: i64,
+    pub(crate) is_broken: bool,
+    /// After how long the first lease of a party ends.
+    pub(crate) left: Option<Duration>,
+    /// How the generations that were asked for went.
+    pub(crate) went: Vec<Generation>,
+}
+
+impl BarrierScripts<'_> {
+    pub(crate) fn try_set_parties(self, id: RequestId, parties: u32) -> Result<bool, Trouble> {
+        flag(self.once(&TRY_SET_PARTIES, id, &[parties.to_string().as_bytes()])?)
+    }
+
+    /// The generation and the index of the arrival; zero trips the barrier, or runs the action.
+    /// `None`: the party has not arrived.
+    pub(crate) fn arrive(
+        self,
+        id: RequestId,
+        party: &Owner,
+        lease: Duration,
+        acts: bool,
+    ) -> Result<Option<(i64, u32)>, Trouble> {
+        let (mut digits, acts) = ([0; 20], if acts { b"1" } else { b"0" });
+        let party = party.text();
+        let arguments: [&[u8]; 4] =
+            [self.keys.channel.as_bytes(), &party, millis(lease, &mut digits), acts];
+        let reply = self.once(&ARRIVE, id, &arguments)?;
+        let arrival = match &reply {
+            Value::Int(0) => return Ok(None),
+            Value::BulkString(text) => str::from_utf8(text).ok().and_then(|it| it.parse().ok()),
+            Value::Int(number) => Some(*number),
+            _ => None,
+        };
+        let arrival = arrival.filter(|it: &i64| it % INDICES > 0);
+        let arrival = arrival.ok_or_else(|| unexpected(&reply))?;
+        let index = u32::try_from(arrival % INDICES - 1).map_err(|_| unexpected(&reply))?;
+        Ok(Some((arrival / INDICES, index)))
+    }
+
+    pub(crate) fn reset(self, id: RequestId) -> Result<bool, Trouble> {
+        flag(self.once(&RESET, id, &[self.keys.channel.as_bytes()])?)
+    }
+
+    pub(crate) fn delete(self, id: RequestId) -> Result<bool, Trouble> {
+        flag(self.once(&DELETE, id, &[self.keys.channel.as_bytes()])?)
+    }
+
+    /// Asks how these generations went, of a party or of none each.
+    pub(crate) fn look(self, parties: &[(i64, Option<Owner>)]) -> Result<BarrierState, Trouble> {
+        let mut arguments = vec![self.keys.channel.clone().into_bytes()];
+        for (generation, party) in parties {
+            let party = party.map(|party| party.text().to_vec());
+            arguments.extend([generation.to_string().into_bytes(), party.unwrap_or_default()]);
+        }
+        let arguments: Vec<&[u8]> = arguments.iter().map(Vec::as_slice).collect();
+        let command = Command::script(&LOOK, &self.keys.both(), &arguments);
+        ask(self.route, &command, Rights::Barriers, read_state)
+    }
+
+    /// Trips the generation after its last party's action, or breaks it.
+    pub(crate) fn finish(
+        self,
+        generation: i64,
+        party: &Owner,
+        trips: bool,
+    ) -> Result<Generation, Trouble> {
+        let reply =
+            call(self.route, &self.finish_command(generation, party, trips), Rights::Barriers);
+        let reply = number(reply?)?;
+        went(reply).ok_or_else(|| unexpected(&Value::Int(reply)))
+    }
+
+    pub(crate) fn finish_command(self, generation: i64, party: &Owner, trips: bool) -> Command {
+        let (generation, party) = (generation.to_string(), party.text());
+        let arguments: [&[u8]; 4] = [
+            self.keys.channel.as_bytes(),
+            generation.as_bytes(),
+            &party,
+            if trips { b"1" } else { b"0" },
+        ];
+        Command::script(&FINISH, &self.keys.both(), &arguments)
+    }
+
+    pub(crate) fn keep_alive_command(self, parties: &[Owner], lease: Duration) -> Command {
+        let mut digits = [0; 20];
+        let parties: Vec<_> = parties.iter().map(Owner::text).collect();
+        let mut arguments = vec![millis(lease, &mut digits)];
+        arguments.extend(parties.iter().map(|party| &party[..]));
+        Command::script(&KEEP_ALIVE, &self.keys.both(), &arguments)
+    }
+
+    fn once(
+        self,
+        script: &'static Script,
+        request_id: RequestId,
+        arguments: &[&[u8]],
+    ) -> Result<Value, Trouble> {
+        let Self { route, keys, requests } = self;
+        let (rights, key, another) = (Rights::Barriers, &*keys.barrier, Some(&*keys.parties));
+        Once { script, rights, key, another, requests, request_id, arguments, acks: None }
+            .call(route)
+    }
+}
+
+fn read_state(reply: Value) -> Result<BarrierState, Trouble> {
+    let numbers = match &reply {
+        Value::Array(parts) => parts.iter().map(|part| match part {
+            Value::Int(number) => Some(*number),
+            _ => None,
+        }),
+        _ => return Err(unexpected(&reply)),
+    };
+    let numbers: Option<Vec<i64>> = numbers.collect();
+    let Some([parties, waiting, present, state, left, rest @ ..]) = numbers.as_deref() else {
+        return Err(unexpected(&reply));
+    };
+    let went: Option<Vec<_>> = rest.iter().map(|state| went(*state)).collect();
+    Ok(BarrierState {
+        parties: u32::try_from(*parties).ok().filter(|parties| *parties > 0),
+        waiting: u32::try_from(*waiting).unwrap_or(0),
+        present: *present,
+        is_broken: *state == 2,
+        left: u64::try_from(*left).ok().map(Duration::from_millis),
+        went: went.ok_or_else(|| unexpected(&reply))?,
+    })
+}
+
+fn went(state: i64) -> Option<Generation> {
+    match state {
+        0 => Some(Generation::Present),
+        1 => Some(Generation::Tripped),
+        2 => Some(Generation::Broken),
+        _ => None,
+    }
+}

@@ -1,0 +1,272 @@
+//! The contract of `java.util.concurrent.CyclicBarrier`. Each test begins with its words.
+
+use super::*;
+
+/// "Waits until all parties have invoked await." "Returns the arrival index of the current thread,
+/// where index getParties() - 1 indicates the first to arrive and zero indicates the last to arrive."
+/// "The barrier is called cyclic because it can be re-used after the waiting threads are released."
+#[test]
+fn all_wait_for_the_last_again_and_again_and_know_their_index() {
+    let _bounded = bounded();
+    let server = server();
+    let clients = [client(&server), client(&server)];
+    let barriers = [barrier(&clients[0], "cycles", 4), clients[1].cyclic_barrier("cycles")];
+    assert!(!barriers[1].try_set_parties(9).unwrap());
+    assert_eq!(barriers[1].parties().unwrap(), 4);
+    at_once(|| {
+        let parties: Vec<_> = (0..3).map(|at| party(&barriers[at % 2])).collect();
+        assert!(parties.iter().all(|party| !party.is_finished()));
+        assert_eq!(barriers[0].waiting().unwrap(), 3);
+        assert_eq!(barriers[1].wait().unwrap(), 0);
+        let indices: Vec<_> = parties.into_iter().map(|party| party.join().unwrap()).collect();
+        assert_eq!(indices, [3, 2, 1]);
+        assert_eq!((barriers[0].waiting().unwrap(), barriers[1].is_broken().unwrap()), (0, false));
+    });
+    assert!(barriers[0].delete().unwrap());
+    leaves_nothing(&server, "cycles");
+}
+
+/// "A CyclicBarrier that will trip when the given number of parties are waiting upon it": of one, at
+/// once. "IllegalArgumentException if parties is less than 1".
+#[test]
+fn a_number_of_parties_trips_it() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let alone = barrier(&client, "alone", 1);
+    for _ in 0..3 {
+        assert_eq!(alone.wait().unwrap(), 0);
+        assert_eq!(alone.wait_for(Duration::ZERO).unwrap(), Some(0));
+    }
+    let none = client.cyclic_barrier("none");
+    for error in [
+        none.try_set_parties(0).unwrap_err(),
+        none.try_set_parties(1_000_000).unwrap_err(),
+        none.wait().unwrap_err(),
+        client.cyclic_barrier("").parties().unwrap_err(),
+        none.with_watchdog(Duration::from_millis(1)).wait().unwrap_err(),
+    ] {
+        assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+    }
+    assert_eq!((none.parties().unwrap(), none.waiting().unwrap()), (0, 0));
+    assert!(!none.reset().unwrap() && !none.delete().unwrap());
+}
+
+/// "If the current thread is the last thread to arrive, and a non-null barrier action was supplied in
+/// the constructor, then the current thread runs the action before allowing the other threads to
+/// continue."
+#[test]
+fn the_last_party_runs_the_action_before_any_goes_on() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let runs = Arc::new(AtomicU32::new(0));
+    let counted = Arc::clone(&runs);
+    let plain = barrier(&client, "acts", 3);
+    let acting = plain.with_action(move || {
+        thread::sleep(UNIT);
+        counted.fetch_add(1, Ordering::SeqCst);
+    });
+    for round in 1..4 {
+        let parties = [(); 2].map(|()| {
+            let runs = Arc::clone(&runs);
+            party_that(&acting, move |it| (it.wait().unwrap(), runs.load(Ordering::SeqCst)))
+        });
+        assert_eq!(acting.wait().unwrap(), 0);
+        let seen = parties.map(Running::join);
+        assert_eq!(seen, [(2, round), (1, round)], "the action was run, and once");
+    }
+}
+
+/// "If an exception occurs during the barrier action then that exception will be propagated in the
+/// current thread and the barrier is placed in the broken state."
+#[test]
+fn a_panic_of_the_action_goes_on_in_the_last_party_and_breaks_the_barrier() {
+    let _bounded = bounded();
+    let server = server();
+    let plain = barrier(&client(&server), "panics", 2);
+    at_once(|| {
+        assert!(plain.reset().unwrap());
+        let waits = party(&plain);
+        let last = plain.with_action(|| panic!("as the test wants it"));
+        let panicked = spawn(move || {
+            let run = std::panic::AssertUnwindSafe(|| last.wait());
+            std::panic::catch_unwind(run).is_err()
+        });
+        assert!(panicked.join());
+        is_broken(waits.join());
+        assert!(plain.is_broken().unwrap());
+    });
+}
+
+/// A thread that comes while the action runs is the first of the next generation.
+#[test]
+fn a_party_that_comes_during_the_action_is_one_of_the_next_generation() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let plain = barrier(&client, "during", 2);
+    at_once(|| {
+        let (starts, started) = std::sync::mpsc::channel();
+        let (ends, end) = std::sync::mpsc::channel::<()>();
+        let end = std::sync::Mutex::new(end);
+        let acting = plain.with_action(move || {
+            starts.send(()).unwrap();
+            end.lock().unwrap().recv().unwrap();
+        });
+        let first = party(&plain);
+        let last = spawn(move || acting.wait().unwrap());
+        started.recv().unwrap();
+        let early = plain.clone();
+        let next = spawn(move || early.wait().unwrap());
+        next.wait_asleep();
+        assert!(!first.is_finished());
+        ends.send(()).unwrap();
+        assert_eq!((first.join().unwrap(), last.join()), (1, 0));
+        wait_until("it is one of the next", SOON, || plain.waiting().unwrap() == 1);
+        assert_eq!((plain.wait().unwrap(), next.join()), (0, 1));
+    });
+}
+
+/// "If the specified waiting time elapses then TimeoutException is thrown", "the barrier is placed in
+/// the broken state", "BrokenBarrierException if another thread ... timed out while the current
+/// thread was waiting". "If the time is less than or equal to zero, the method will not wait at all."
+#[test]
+fn a_party_whose_time_is_over_breaks_it_for_all() {
+    let _bounded = bounded();
+    let server = server();
+    let clients = [client(&server), client(&server)];
+    let barriers = [barrier(&clients[0], "late", 4), clients[1].cyclic_barrier("late")];
+    for patience in [UNIT, Duration::ZERO] {
+        at_once(|| {
+            assert!(barriers[0].reset().unwrap());
+            let waits = [0, 1].map(|at| party(&barriers[at]));
+            let begun = Instant::now();
+            assert_eq!(barriers[0].wait_for(patience).unwrap(), None);
+            assert!(begun.elapsed() >= patience);
+            for outcome in waits.map(Running::join) {
+                is_broken(outcome);
+            }
+            assert!(barriers[1].is_broken().unwrap());
+            // "BrokenBarrierException ... if the barrier is broken when await is called".
+            is_broken(barriers[1].wait());
+            is_broken(barriers[1].wait_for(LONG));
+        });
+    }
+}
+
+/// "If any thread is interrupted while waiting, then all other waiting threads will throw
+/// BrokenBarrierException and the barrier is placed in the broken state", and if it "has its
+/// interrupted status set on entry to this method".
+#[test]
+fn a_party_that_is_cancelled_breaks_it_for_all() {
+    let _bounded = bounded();
+    let server = server();
+    let clients = [client(&server), client(&server)];
+    let barriers = [barrier(&clients[0], "gone", 4), clients[1].cyclic_barrier("gone")];
+    for before in [false, true] {
+        at_once(|| {
+            assert!(barriers[0].reset().unwrap());
+            let waits = [0, 1].map(|at| party(&barriers[at]));
+            let token = CancelToken::new();
+            let leaves = if before {
+                token.cancel();
+                barriers[0].wait_cancellable(&token)
+            } else {
+                let its = token.clone();
+                let leaves = party_that(&barriers[1], move |it| it.wait_cancellable(&its));
+                token.cancel();
+                leaves.join()
+            };
+            assert_eq!(leaves.unwrap_err().kind(), ErrorKind::Cancelled);
+            for outcome in waits.map(Running::join) {
+                is_broken(outcome);
+            }
+        });
+    }
+    // Both at once.
+    assert!(barriers[0].reset().unwrap());
+    let token = CancelToken::new();
+    let wait = Wait::at_most(UNIT).cancelled_by(&token);
+    assert_eq!(barriers[0].wait_within(wait).unwrap(), None);
+}
+
+/// "Resets the barrier to its initial state. If any parties are currently waiting at the barrier, they
+/// will return with a BrokenBarrierException." "isBroken: true if one or more parties broke out of
+/// this barrier ... since construction or the last reset".
+#[test]
+fn a_reset_breaks_the_present_generation_and_mends_the_barrier() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let barrier = barrier(&client, "anew", 2);
+    at_once(|| {
+        let waits = party(&barrier);
+        assert!(barrier.reset().unwrap());
+        is_broken(waits.join());
+        assert!(!barrier.is_broken().unwrap());
+        assert_eq!((barrier.waiting().unwrap(), barrier.parties().unwrap()), (0, 2));
+        assert_eq!(barrier.wait_for(UNIT / 10).unwrap(), None);
+        assert!(barrier.is_broken().unwrap());
+        assert!(barrier.reset().unwrap());
+        let waits = party(&barrier);
+        assert_eq!((barrier.wait().unwrap(), waits.join().unwrap()), (0, 1));
+    });
+}
+
+/// A delete is a reset after which there is no barrier.
+#[test]
+fn a_delete_breaks_the_present_generation() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    at_once(|| {
+        let deleted = barrier(&client, "deleted", 2);
+        let waits = party(&deleted);
+        assert!(deleted.delete().unwrap());
+        // A barrier of the same name is another one.
+        let anew = barrier(&client, "deleted", 3);
+        is_broken(waits.join());
+        assert_eq!((anew.waiting().unwrap(), anew.is_broken().unwrap()), (0, false));
+        assert!(anew.delete().unwrap());
+        leaves_nothing(&server, "deleted");
+    });
+}
+
+/// "All-or-none breakage model": whatever the parties do, they agree.
+#[test]
+fn the_parties_of_a_generation_agree_whatever_they_do() {
+    let _bounded = bounded();
+    let server = server();
+    let clients = [client(&server), client(&server)];
+    let first = barrier(&clients[0], "agree", 3);
+    let mut random = Random::new();
+    let (mut passed, mut broke) = (0, 0);
+    for _ in 0..150 {
+        assert!(first.reset().unwrap());
+        let parties: Vec<_> = (0..3)
+            .map(|at| {
+                let barrier = clients[at % 2].cyclic_barrier("agree");
+                let (pause, patience) = (random.below(3), random.below(6) + 1);
+                spawn(move || {
+                    thread::sleep(Duration::from_millis(pause));
+                    match barrier.wait_for(Duration::from_millis(patience)) {
+                        Ok(Some(index)) => Some(index),
+                        Ok(None) => None,
+                        Err(error) if error.kind() == ErrorKind::Broken => None,
+                        Err(error) => panic!("{error}"),
+                    }
+                })
+            })
+            .collect();
+        let mut indices: Vec<_> = parties.into_iter().map(Running::join).collect();
+        indices.sort_unstable();
+        if indices == [Some(0), Some(1), Some(2)] {
+            passed += 1;
+        } else {
+            assert_eq!(indices, [None; 3], "some passed, and some did not");
+            broke += 1;
+        }
+    }
+    assert!(passed > 0 && broke > 0, "{passed} passed, {broke} broke");
+}

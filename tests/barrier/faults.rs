@@ -1,0 +1,167 @@
+//! Faults.
+
+use super::*;
+
+/// Does this to the next scripts of this name.
+fn on_script(proxy: &Proxy, name: &'static str, action: Action) {
+    proxy.on(Direction::Request, 1, action, move |bytes| {
+        contains(bytes, "EVAL") && contains(bytes, name)
+    });
+}
+
+/// A client behind a network, which has its connection and knows the scripts.
+fn behind(proxy: &Proxy) -> Client {
+    common::behind(proxy, |client| {
+        let warm = barrier(client, "warm", 1);
+        warm.wait().unwrap();
+        assert_eq!(warm.with_action(|| ()).wait().unwrap(), 0);
+        assert!(warm.reset().unwrap());
+        assert!(warm.delete().unwrap());
+    })
+}
+
+#[test]
+fn a_request_that_was_sent_twice_counts_once() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let (shaky, steady) = (behind(&proxy), client(&server));
+    for action in [Action::LoseReply, Action::LoseRequest] {
+        let barrier = steady.cyclic_barrier("twice");
+        let shaky = shaky.cyclic_barrier("twice");
+        on_script(&proxy, "twice", action);
+        assert!(shaky.try_set_parties(2).unwrap());
+        // The first arrival of a generation, and the last.
+        on_script(&proxy, "twice", action);
+        let first = party(&shaky);
+        assert_eq!(barrier.waiting().unwrap(), 1);
+        assert_eq!((barrier.wait().unwrap(), first.join().unwrap()), (0, 1));
+        let first = party(&barrier);
+        on_script(&proxy, "twice", action);
+        assert_eq!((shaky.wait().unwrap(), first.join().unwrap()), (0, 1));
+        assert_eq!((barrier.waiting().unwrap(), barrier.is_broken().unwrap()), (0, false));
+        // A second reset would break the generation after this one.
+        on_script(&proxy, "twice", action);
+        assert!(shaky.reset().unwrap());
+        on_script(&proxy, "twice", action);
+        assert!(shaky.delete().unwrap());
+    }
+    assert_eq!(proxy.fired(), 10);
+}
+
+#[test]
+fn a_lost_message_costs_a_poll() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let deaf = behind(&proxy);
+    let barrier = barrier(&client(&server), "deaf", 2);
+    let waits = party(&deaf.cyclic_barrier("deaf"));
+    wait_subscribed(&server, "redlatch_barrier:{deaf}");
+    proxy.on(Direction::Reply, 1, Action::LoseReply, |bytes| {
+        contains(bytes, "message") && contains(bytes, "redlatch_barrier:{deaf}")
+    });
+    assert_eq!((barrier.wait().unwrap(), waits.join().unwrap()), (0, 1));
+}
+
+#[test]
+fn data_that_was_lost_breaks_it() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    // The leader looks when it is told; here nothing tells it, so the lease is short.
+    let kept = barrier(&client, "lost", 2).with_watchdog(UNIT * 3);
+    let waits = party(&kept);
+    let () = redis::cmd("FLUSHALL").query(&mut server.connection()).unwrap();
+    is_broken(waits.join());
+    // A master that knows the barrier, and not the arrival.
+    let kept = barrier(&client, "lost", 2).with_watchdog(UNIT * 3);
+    let waits = party(&kept);
+    let () = server.connection().del("redlatch_parties:{lost}").unwrap();
+    is_broken(waits.join());
+    assert!(kept.is_broken().unwrap());
+}
+
+#[test]
+fn other_data_under_its_key_is_an_error_and_stays() {
+    let _bounded = bounded();
+    let server = server();
+    let barrier = client(&server).cyclic_barrier("foreign");
+    let () = server.connection().set("redlatch_barrier:{foreign}", "mine").unwrap();
+    is_clear(&barrier.try_set_parties(2).unwrap_err(), "foreign", "use another name");
+    is_clear(&barrier.wait().unwrap_err(), "foreign", "use another name");
+    is_clear(&barrier.delete().unwrap_err(), "foreign", "use another name");
+    let mine: String = server.connection().get("redlatch_barrier:{foreign}").unwrap();
+    assert_eq!(mine, "mine");
+}
+
+#[test]
+fn a_shutdown_ends_a_wait_and_breaks_the_barrier() {
+    let _bounded = bounded();
+    let server = server();
+    let (ends, stays) = (client(&server), client(&server));
+    let barrier = barrier(&stays, "ends", 3).with_watchdog(UNIT * 3);
+    let theirs = ends.cyclic_barrier("ends").with_watchdog(UNIT * 3);
+    let (waits, leaves) = (party(&barrier), party(&theirs));
+    ends.shutdown();
+    assert_eq!(leaves.join().unwrap_err().kind(), ErrorKind::ShutDown);
+    is_broken(waits.join());
+}
+
+#[test]
+fn the_rights_that_the_message_names_are_enough() {
+    let _bounded = bounded();
+    let server = server();
+    let mut user = User::new(&server, "me");
+    let client = user.client();
+    user.set(&["-@all"]);
+    let error = client.cyclic_barrier("rights").reset().unwrap_err().to_string();
+    user.set_as_said(&error, "a barrier", "rights");
+    user.set(&["~redlatch_barrier:{rights}", "~redlatch_parties:{rights}"]);
+    let barrier = barrier(&user.client(), "rights", 2);
+    let other = user.client().cyclic_barrier("rights").with_action(|| ());
+    for _ in 0..2 {
+        let waits = party(&barrier);
+        assert_eq!((other.wait().unwrap(), waits.join().unwrap()), (0, 1));
+    }
+    assert_eq!(barrier.wait_for(UNIT / 10).unwrap(), None);
+    assert!(barrier.reset().unwrap());
+    assert!(barrier.delete().unwrap());
+}
+
+#[test]
+fn without_a_right_either_all_of_a_change_is_made_or_nothing() {
+    let _bounded = bounded();
+    let server = server();
+    let mut user = User::new(&server, "me");
+    let shared = user.client().cyclic_barrier("half");
+    assert!(shared.try_set_parties(1).unwrap());
+    assert!(shared.reset().unwrap());
+    assert_eq!(shared.wait().unwrap(), 0);
+    let mut redis = server.connection();
+    let mut refused = 0;
+    for denied in ["-hset", "-hget", "-del", "-zadd", "-zcard", "-zcount", "-time", "-get", "-set"]
+    {
+        for ask in [
+            |it: &CyclicBarrier| it.reset().map(drop),
+            |it: &CyclicBarrier| it.wait().map(drop),
+            |it: &CyclicBarrier| it.delete().map(drop),
+        ] {
+            let before: Vec<String> = redis.hgetall("redlatch_barrier:{half}").unwrap();
+            user.set(&[denied]);
+            let outcome = ask(&shared);
+            user.set(&["~*", "&*", "+@all"]);
+            let after: Vec<String> = redis.hgetall("redlatch_barrier:{half}").unwrap();
+            match outcome {
+                Ok(()) => assert_ne!(after, before, "{denied}"),
+                Err(error) => {
+                    is_clear(&error, "half", "access rights (ACL)");
+                    assert_eq!(after, before, "{denied}: {error}");
+                    refused += 1;
+                }
+            }
+            let _ = shared.try_set_parties(1).unwrap();
+        }
+    }
+    assert!(refused > 15, "{refused}");
+}

@@ -1,0 +1,57 @@
+//! The meaning of the cyclic barrier: java.util.concurrent's contract, case by case, and what becomes
+//! of it when processes die, requests are lost and servers forget. All parties of a generation pass,
+//! or none does.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+#[path = "../common/mod.rs"]
+mod common;
+mod contract;
+mod faults;
+mod processes;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::*;
+use redis::Commands as _;
+use redlatch::{CancelToken, Client, CyclicBarrier, Error, ErrorKind, Wait};
+use redlatch_testkit::{Action, Direction, Job, Proxy, Server, Worker};
+
+fn barrier(client: &Client, name: &str, parties: u32) -> CyclicBarrier {
+    let barrier = client.cyclic_barrier(name);
+    assert!(barrier.try_set_parties(parties).unwrap());
+    barrier
+}
+
+/// A party that waits, and is known to the server.
+fn party(barrier: &CyclicBarrier) -> Running<Result<u32, Error>> {
+    party_that(barrier, CyclicBarrier::wait)
+}
+
+fn party_that<T: Send + 'static>(
+    barrier: &CyclicBarrier,
+    waits: impl FnOnce(&CyclicBarrier) -> T + Send + 'static,
+) -> Running<T> {
+    let before = barrier.waiting().unwrap();
+    let its = barrier.clone();
+    let party = spawn(move || waits(&its));
+    wait_until("it has arrived", SOON, || barrier.waiting().unwrap() > before);
+    party
+}
+
+#[track_caller]
+fn is_broken<T: std::fmt::Debug>(outcome: Result<T, Error>) {
+    let error = outcome.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Broken, "{error}");
+    assert!(error.to_string().contains("reset it to begin anew"), "{error}");
+}
+
+/// Nothing of the barrier is left on the server, but the records of requests.
+fn leaves_nothing(server: &Server, name: &str) {
+    let keys: Vec<String> = server.connection().keys(format!("*{name}*")).unwrap();
+    let left: Vec<_> = keys.iter().filter(|key| !key.starts_with("redlatch_request:")).collect();
+    assert!(left.is_empty(), "{left:?}");
+}
