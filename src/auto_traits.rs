@@ -3,9 +3,9 @@
 use crate::{
     CancelToken, Client, ClientBuilder, Condition, CountDownLatch, CyclicBarrier, Error, ErrorKind,
     ExpirablePermit, ExpirableSemaphore, FairLock, FencedLock, FencedLockGuard, FencingToken,
-    HoldState, Lock, LockGuard, LostReason, MultiLock, MultiLockGuard, OwnedFencedLockGuard,
-    OwnedLockGuard, OwnedMultiLockGuard, Permit, PermitId, ReadLock, ReadWriteLock, ReentrantLock,
-    Semaphore, Wait, WriteLock,
+    HoldState, Leader, LeaderElection, Leadership, Lock, LockGuard, LostReason, MultiLock,
+    MultiLockGuard, OwnedFencedLockGuard, OwnedLockGuard, OwnedMultiLockGuard, Permit, PermitId,
+    ReadLock, ReadWriteLock, ReentrantLock, Semaphore, Wait, WriteLock,
 };
 
 const fn goes_anywhere<T: Send + Sync + Unpin>() {}
@@ -29,6 +29,9 @@ const _: () = {
     goes_anywhere::<OwnedFencedLockGuard>();
     goes_anywhere::<HoldState>();
     goes_anywhere::<LostReason>();
+    goes_anywhere::<Leader>();
+    goes_anywhere::<LeaderElection>();
+    goes_anywhere::<Leadership>();
     goes_anywhere::<MultiLock>();
     goes_anywhere::<OwnedLockGuard>();
     goes_anywhere::<OwnedMultiLockGuard>();

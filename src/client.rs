@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::barrier::CyclicBarrier;
 use crate::config::ClientBuilder;
+use crate::election::LeaderElection;
 use crate::error::Error;
 #[cfg(doc)]
 use crate::error::{ErrorKind, LostReason};
@@ -172,6 +173,14 @@ impl Client {
     #[must_use]
     pub fn count_down_latch(&self, name: &str) -> CountDownLatch {
         CountDownLatch::new(&self.0, name)
+    }
+
+    /// The election of this name. Redisson has none.
+    ///
+    /// No I/O. Do not use one name for an election and another lock.
+    #[must_use]
+    pub fn leader_election(&self, name: &str) -> LeaderElection {
+        LeaderElection::new(&self.0, name)
     }
 
     /// The cyclic barrier of this name. Redisson has none.

@@ -8,6 +8,10 @@ pub mod fencing {
     #![doc = include_str!("../docs/fencing.md")]
 }
 
+pub mod elections {
+    #![doc = include_str!("../docs/elections.md")]
+}
+
 pub mod redisson {
     #![doc = include_str!("../docs/redisson.md")]
 }

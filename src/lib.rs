@@ -35,6 +35,7 @@
 //! | the same, and a dead process's permits come back | [`ExpirableSemaphore`] and its [`ExpirablePermit`] | |
 //! | to wait for a number of events | [`CountDownLatch`] | `CountDownLatch` |
 //! | threads that wait for each other, again and again | [`CyclicBarrier`] | `CyclicBarrier` |
+//! | one process that leads the others | [`LeaderElection`] | |
 //! | to wait, with a lock in hand, until other threads make a change | [`Condition`] | `Condition` |
 //! | code that takes any lock | the trait [`Lock`] | `Lock` |
 //! | a hold that goes from thread to thread | [`OwnedLockGuard`], by `lock_owned` | |
@@ -169,6 +170,7 @@ mod auto_traits;
 mod barrier;
 mod client;
 mod config;
+mod election;
 mod error;
 mod latch;
 mod lease;
@@ -184,6 +186,7 @@ mod waiting;
 pub use barrier::CyclicBarrier;
 pub use client::Client;
 pub use config::ClientBuilder;
+pub use election::{Changes, Leader, LeaderElection, Leadership};
 pub use error::{Error, ErrorKind, LostReason};
 pub use latch::CountDownLatch;
 pub use local::HoldState;

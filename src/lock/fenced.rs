@@ -144,6 +144,10 @@ impl FencingToken {
         held.token().map(Self)
     }
 
+    pub(crate) fn from_number(number: u64) -> Self {
+        Self(number)
+    }
+
     /// From 1 to 2^53.
     #[must_use]
     pub fn get(self) -> u64 {

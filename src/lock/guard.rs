@@ -316,7 +316,7 @@ impl<L: ?Sized, O> LockGuard<L, O> {
     }
 
     /// The lock of one name that it holds.
-    pub(super) fn one(&self) -> Option<&HeldLock> {
+    pub(crate) fn one(&self) -> Option<&HeldLock> {
         match &self.held {
             HeldLocks::One(held) => Some(held),
             HeldLocks::Several(_) => None,
@@ -509,7 +509,7 @@ impl HeldLock {
     }
 
     /// The site of the lock, and the tenancy, for a wait on a condition.
-    pub(super) fn site_and_tenancy(&self) -> (&Arc<Site>, &Arc<Tenancy>) {
+    pub(crate) fn site_and_tenancy(&self) -> (&Arc<Site>, &Arc<Tenancy>) {
         (&self.handle.site, &self.tenancy)
     }
 

@@ -240,6 +240,23 @@ impl BarrierKeys {
     }
 }
 
+/// The key and the channel of one election besides its lock's. redlatch's alone.
+#[derive(Debug)]
+pub(crate) struct ElectionKeys {
+    /// The leader on record.
+    pub(crate) leader: String,
+    /// The channel that tells of a change: as the key.
+    pub(crate) channel: String,
+}
+
+impl ElectionKeys {
+    pub(crate) fn new(name: &str) -> Self {
+        let tagged = if name.contains('{') { "_tagged" } else { "" };
+        let leader = prefixed(&format!("redlatch_leader{tagged}"), name);
+        Self { channel: leader.clone(), leader }
+    }
+}
+
 /// The key that remembers a client's requests to one semaphore, latch or barrier. redlatch's alone.
 pub(crate) fn requests(name: &str, client: &str) -> String {
     format!("{}:{client}", prefixed("redlatch_request", name))

@@ -27,6 +27,7 @@ pub(crate) mod barrier;
 mod chain;
 mod changes;
 pub(crate) mod condition;
+pub(crate) mod election;
 pub(crate) mod expirable_semaphore;
 mod expiry;
 pub(crate) mod fair;
@@ -56,8 +57,8 @@ use trouble::{unacknowledged, unexpected};
 pub(crate) use chain::{Chain, Start};
 pub(crate) use changes::Changes;
 pub(crate) use keys::{
-    BarrierKeys, ConditionKeys, ExpirableKeys, FairKeys, LatchKeys, LockKeys, SemaphoreKeys,
-    has_one_slot, requests,
+    BarrierKeys, ConditionKeys, ElectionKeys, ExpirableKeys, FairKeys, LatchKeys, LockKeys,
+    SemaphoreKeys, has_one_slot, requests,
 };
 pub(crate) use once::{RequestId, Requests, ServerClock, VALID_FOR};
 pub(crate) use owner::{ClientId, Mode, Owner};

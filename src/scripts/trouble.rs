@@ -229,6 +229,7 @@ pub(crate) enum Rights {
     ExpirableSemaphores,
     Latches,
     Barriers,
+    Elections,
     ReplicaAcks,
     Subscriptions,
 }
@@ -279,6 +280,10 @@ impl Rights {
                 "a barrier needs EVALSHA, EVAL, TIME, GET, SET, DEL, HGET, HSET, ZADD, ZCARD, ZCOUNT, \
                  ZRANGE, ZSCORE, PUBLISH and SUBSCRIBE on its keys, redlatch_barrier:* and \
                  redlatch_parties:*, on redlatch_request:* and on its channel, redlatch_barrier:*"
+            }
+            Self::Elections => {
+                "an election needs the rights of a fenced lock, and TIME, HEXISTS, HGET, HMGET, HSET, DEL, \
+                 PTTL, PUBLISH and SUBSCRIBE on redlatch_leader:* and on its channel, redlatch_leader:*"
             }
             Self::ReplicaAcks => "replica_acks needs WAIT",
             Self::Subscriptions => {

@@ -28,6 +28,6 @@ pub use connection::{
     Failure, Lane, Limit, Limited, Link, NO_CERTIFICATE, NO_MASTER, NO_SERVICE, News, Node,
     Outcome, Pieces, Posted, Provider, REFUSED_CERTIFICATE, ReplicaAcks, Replies, ReplyReceiver,
     Route, Script, Server, Servers, Settings, Transport, Way, connection_name, decimal,
-    error_reply, is_redirect, is_transient, reply_code, slot_of, unfollowed, was_cut,
+    error_reply, host_name, is_redirect, is_transient, reply_code, slot_of, unfollowed, was_cut,
     write_decimal,
 };

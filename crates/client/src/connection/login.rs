@@ -71,9 +71,12 @@ fn default_name() -> String {
     let program = std::env::args_os().next().map(std::path::PathBuf::from);
     let program = program.as_ref().and_then(|path| path.file_name());
     let program = program.map_or_else(|| "redlatch".into(), |name| name.to_string_lossy());
-    let system = rustix::system::uname();
-    let host = system.nodename().to_string_lossy();
-    format!("{program}@{host}:{}", std::process::id())
+    format!("{program}@{}:{}", host_name(), std::process::id())
+}
+
+/// The name of this host.
+pub fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
 #[cfg(test)]

@@ -43,7 +43,7 @@ pub use health::News;
 pub use lane::{Lane, Posted};
 pub use limit::{Limit, Limited, was_cut};
 pub use link::{Link, ReplyReceiver};
-pub use login::connection_name;
+pub use login::{connection_name, host_name};
 pub use node::Node;
 pub use outcome::{Cause, Failure, Outcome};
 pub use reply::{

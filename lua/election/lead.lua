@@ -1,0 +1,19 @@
+-- Records who leads: the owner that has the lock.
+--
+-- KEYS 1 the lock, 2 its leader
+-- ARGV 1 owner, 2 token, 3 who, 4 host, 5 channel
+-- reply: 1 = done, 0 = the lock is not this owner's
+if redis.call('hexists', KEYS[1], ARGV[1]) == 0 then
+    return 0
+end
+-- (An owner that is passed on inside its process leads anew, with another token.)
+if redis.call('hget', KEYS[2], 'owner') ~= ARGV[1]
+    or redis.call('hget', KEYS[2], 'token') ~= ARGV[2]
+then
+    local time = redis.call('time')
+    redis.call('hset', KEYS[2], 'owner', ARGV[1], 'token', ARGV[2], 'who', ARGV[3], 'host', ARGV[4],
+        'since', string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000)))
+end
+-- Without the right to publish, observers find out by their next look.
+redis.pcall('publish', ARGV[5], '1')
+return 1

@@ -1,0 +1,481 @@
+//! Leader election, over a fenced lock: the leader is the process that has the lock. What the lock
+//! does not have is a record of who that is, and the news of a change; and a leader must stop before
+//! another one can begin, which is what the grace is for.
+//!
+//! ```text
+//! campaign: take the lock (as its own guard) -> make its lease whole -> record who leads, tell
+//! lead:     renewed by the watchdog; an alarm at the deadline less the grace, put off by renewals
+//! deposed:  the alarm finds less than the grace left, or the lock is lost: once, for good
+//! ```
+
+use std::fmt;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant, SystemTime};
+
+use redlatch_client::pubsub::Subscription;
+use redlatch_client::sync::{Mutex, Thread, clock};
+use redlatch_client::{CancelToken, Outcome, Route, host_name};
+
+#[cfg(doc)]
+use crate::client::Client;
+use crate::error::{Error, ErrorKind, LostReason};
+use crate::lease::{Renewal, Task};
+use crate::local::Tenancy;
+use crate::lock::fenced::{FencedLock, FencingToken, OwnedFencedLockGuard};
+use crate::runtime::{Core, Session};
+use crate::scripts::ElectionKeys;
+use crate::scripts::election::{ElectionScripts, Recorded};
+use crate::waiting::{Endurance, Wait, await_confirmation, doze, slow_poll};
+
+/// Lets processes agree on one of them, the leader. Made by [`Client::leader_election`].
+///
+/// ```no_run
+/// use std::time::Duration;
+///
+/// # fn write(_: redlatch::FencingToken) {}
+/// # fn main() -> Result<(), redlatch::Error> {
+/// let client = redlatch::Client::connect("redis://127.0.0.1:6379")?;
+/// let election = client.leader_election("scheduler").with_watchdog(Duration::from_secs(5));
+/// loop {
+///     let leadership = election.campaign()?; // blocks until this process leads
+///     leadership.on_deposed(|| eprintln!("stop now: another one may lead soon"));
+///     while leadership.check(Duration::from_secs(1)).is_ok() {
+///         write(leadership.token()); // a store that remembers the highest token refuses late writes
+///     }
+/// }
+/// # }
+/// ```
+///
+/// A leader has a [`FencedLock`] of the election's name with a lease, which its client renews. If it
+/// dies, the next candidate leads when the lease has ended. A leader that cannot renew the lease is
+/// deposed a [grace](Self::with_grace) before the lease ends, so that it can stop before another one
+/// begins. See [Elections](crate::guide::elections) for what can go wrong.
+///
+/// # In Redis
+///
+/// As the lock, and a hash `redlatch_leader:{name}` with the leader on record, which is removed when
+/// the leader resigns; messages on the channel `redlatch_leader:{name}`.
+#[derive(Clone)]
+pub struct LeaderElection {
+    lock: FencedLock,
+    site: Arc<ElectionSite>,
+    session: Session,
+    lease: Duration,
+    grace: Option<Duration>,
+}
+
+/// One election in one client.
+struct ElectionSite {
+    core: Arc<Core>,
+    name: Arc<str>,
+    route: Route,
+    keys: ElectionKeys,
+    channel: Arc<str>,
+}
+
+/// The leader of an election, as it was recorded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Leader {
+    /// The name of its client's connections: by default the program, its host and its process, and
+    /// always the client's id.
+    pub who: String,
+    /// The name of its host.
+    pub host: String,
+    /// When it began to lead, by the server's clock.
+    pub since: SystemTime,
+    /// The token of its leadership.
+    pub token: FencingToken,
+}
+
+impl From<Recorded> for Leader {
+    fn from(Recorded { token, who, host, since }: Recorded) -> Self {
+        let since = SystemTime::UNIX_EPOCH.checked_add(since).unwrap_or(SystemTime::UNIX_EPOCH);
+        Self { who, host, since, token: FencingToken::from_number(token) }
+    }
+}
+
+impl LeaderElection {
+    /// Blocks until this process leads.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Lock::lock`](crate::Lock::lock): this process does not lead.
+    /// [`Config`](ErrorKind::Config) if the grace is not less than half of the lease.
+    ///
+    /// All verbs that campaign fail in these ways.
+    ///
+    /// # Blocking
+    ///
+    /// As [`Lock::lock`](crate::Lock::lock), and one round trip more; two if another process handed
+    /// the leadership on.
+    pub fn campaign(&self) -> Result<Leadership, Error> {
+        self.run(Wait::FOREVER)?.ok_or_else(|| Error::shut_down(&self.site.name))
+    }
+
+    /// Campaigns for `wait` at most: returns `None` then. Zero is one try.
+    #[must_use = "`None`: another process leads; and a leadership that is dropped is resigned"]
+    pub fn campaign_for(&self, wait: Duration) -> Result<Option<Leadership>, Error> {
+        self.run(wait.into())
+    }
+
+    /// Campaigns until `token` is cancelled.
+    ///
+    /// # Errors
+    ///
+    /// [`Cancelled`](ErrorKind::Cancelled). Also the errors of [`campaign`](Self::campaign).
+    pub fn campaign_cancellable(&self, token: &CancelToken) -> Result<Leadership, Error> {
+        self.run(token.into())?.ok_or_else(|| Error::shut_down(&self.site.name))
+    }
+
+    /// Campaigns for as long as `wait` allows. All the other ways to campaign are short forms of
+    /// this one.
+    #[must_use = "`None`: another process leads; and a leadership that is dropped is resigned"]
+    pub fn campaign_within<'a>(
+        &self,
+        wait: impl Into<Wait<'a>>,
+    ) -> Result<Option<Leadership>, Error> {
+        self.run(wait.into())
+    }
+
+    /// The leader now, whoever asks. `None`: nobody leads, or has begun to and is not on record yet.
+    /// Already old when it returns.
+    ///
+    /// # Errors
+    ///
+    /// [`Redis`](ErrorKind::Redis) if the server is in trouble, or a key holds something else.
+    /// [`Protocol`](ErrorKind::Protocol) if its answer makes no sense.
+    /// [`Config`](ErrorKind::Config) if the name is empty. [`ShutDown`](ErrorKind::ShutDown) after
+    /// [`Client::shutdown`], [`Forked`](ErrorKind::Forked) in a forked child.
+    ///
+    /// # Blocking
+    ///
+    /// One round trip.
+    #[must_use = "`None`: nobody leads"]
+    pub fn leader(&self) -> Result<Option<Leader>, Error> {
+        self.check()?;
+        self.site.look().map(|(leader, _)| leader)
+    }
+
+    /// The leader now, and each change from here on, for as long as `wait` allows: an iterator that
+    /// blocks. A leadership of a moment between two looks may be left out.
+    ///
+    /// A new leader, and one that resigns, is told by a message; the end of a dead one's lease is
+    /// found out when it comes. An item is an error if the server is in trouble for longer than
+    /// [`failover_timeout`](crate::ClientBuilder::failover_timeout), or as for
+    /// [`leader`](Self::leader); it is the last one.
+    pub fn observe<'a>(&self, wait: impl Into<Wait<'a>>) -> Changes<'a> {
+        let channel = self.site.core.pubsub.listen(&self.site.channel);
+        let (election, wait) = (self.clone(), wait.into());
+        Changes { election, wait, channel, last: None, ended: false }
+    }
+
+    /// The same election with leases of this length: if a leader dies, another one leads after it.
+    #[must_use]
+    pub fn with_watchdog(&self, timeout: Duration) -> Self {
+        Self { lock: self.lock.with_watchdog(timeout), lease: timeout, ..self.clone() }
+    }
+
+    /// The same election, whose leader is deposed so long before its lease ends by its own clock, if
+    /// no renewal succeeds: the time that it has to stop. Less than half of the lease; a tenth of it
+    /// by default.
+    #[must_use]
+    pub fn with_grace(&self, grace: Duration) -> Self {
+        Self { grace: Some(grace), ..self.clone() }
+    }
+
+    /// The election's name: the key of its lock.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.site.name
+    }
+
+    pub(crate) fn new(session: &Session, name: &str) -> Self {
+        let (core, name, keys) = (session.core(), Arc::from(name), ElectionKeys::new(name));
+        let (route, channel) = (core.route(&name), Arc::from(&*keys.channel));
+        let site = Arc::new(ElectionSite { core: Arc::clone(core), name, route, keys, channel });
+        let lease = core.config.watchdog_timeout;
+        let lock = FencedLock::new(session, &site.name);
+        Self { lock, site, session: session.clone(), lease, grace: None }
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        if self.site.name.is_empty() {
+            return Err(Error::nameless("an election"));
+        }
+        self.session.core().check(&self.site.name)
+    }
+
+    fn run(&self, wait: Wait<'_>) -> Result<Option<Leadership>, Error> {
+        self.check()?;
+        let (name, grace) = (&self.site.name, self.grace.unwrap_or(self.lease / 10));
+        if grace >= self.lease / 2 {
+            let message = format!(
+                "a grace of {grace:?} is not less than half of the lease, {:?}: the leader would be \
+                 deposed between two renewals",
+                self.lease
+            );
+            return Err(Error::new(ErrorKind::Config, message).of(name));
+        }
+        let Some(guard) = self.lock.lock_owned_within(wait)? else { return Ok(None) };
+        // A lock that was handed on is certain for 2 s at first, perhaps less than the grace.
+        guard.check(self.lease / 2)?;
+        let Some(held) = guard.one() else { return Err(Error::late_grant(name)) };
+        let tenancy = Arc::clone(held.site_and_tenancy().1);
+        let who = [&*self.session.core().config.connection.name, &host_name()];
+        let led = self.site.scripts().lead(&tenancy.hold().owner, guard.token().get(), who);
+        if !led.map_err(|trouble| trouble.into_error().of(name).now("nobody leads by this call"))? {
+            return Err(Error::lost(name, &LostReason::Revoked));
+        }
+        let site = Arc::clone(&self.site);
+        let token = guard.token().get();
+        let term = Arc::new(Term { site, tenancy, token, grace, ending: Mutex::default() });
+        let deposed = Arc::downgrade(&term);
+        guard.on_lost(move |reason| {
+            if let Some(term) = deposed.upgrade() {
+                term.depose(reason);
+            }
+        });
+        Arc::clone(&term).due();
+        Ok(Some(Leadership { resigns: Resigns(term), guard }))
+    }
+}
+
+impl ElectionSite {
+    fn scripts(&self) -> ElectionScripts<'_> {
+        ElectionScripts { route: &self.route, lock: &self.name, keys: &self.keys }
+    }
+
+    /// The leader, and after how long the lease of the lock ends.
+    fn look(&self) -> Result<(Option<Leader>, Option<Duration>), Error> {
+        let looked =
+            self.scripts().look().map_err(|trouble| trouble.into_error().of(&self.name))?;
+        Ok((looked.0.map(Leader::from), looked.1))
+    }
+}
+
+impl fmt::Debug for LeaderElection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LeaderElection").field("name", &self.site.name).finish_non_exhaustive()
+    }
+}
+
+/// This process leads. Dropping it resigns: the next candidate leads. It may be sent to another
+/// thread.
+#[must_use = "dropping it resigns at once"]
+pub struct Leadership {
+    // Before the guard: the record goes before the lock.
+    resigns: Resigns,
+    guard: OwnedFencedLockGuard,
+}
+
+impl Leadership {
+    /// The token of this leadership, higher than that of each one before.
+    #[must_use]
+    pub fn token(&self) -> FencingToken {
+        self.guard.token()
+    }
+
+    /// Whether this process leads, and was not deposed: its lease lasts for longer than the grace.
+    /// Once `false`, always `false`. No I/O.
+    #[must_use]
+    pub fn is_leader(&self) -> bool {
+        // The alarm may be late.
+        let leads = self.guard.remaining() > self.resigns.0.grace;
+        if !leads {
+            self.resigns.0.depose(LostReason::LeaseExpired);
+        }
+        leads && !self.resigns.0.is_over()
+    }
+
+    /// Fails unless this process certainly leads for `slack` more. Call it before each step that
+    /// only a leader may do and that takes no longer than that.
+    ///
+    /// # Errors
+    ///
+    /// [`LeaseLost`](ErrorKind::LeaseLost) if it was deposed,
+    /// [`EndsTooSoon`](ErrorKind::EndsTooSoon) if it leads and may be deposed before the slack is
+    /// over, [`Forked`](ErrorKind::Forked) in a forked child.
+    pub fn check(&self, slack: Duration) -> Result<(), Error> {
+        if self.is_leader() {
+            return self.guard.check(slack.saturating_add(self.resigns.0.grace));
+        }
+        self.guard.check(Duration::ZERO)?;
+        let message = "it was deposed: its lease was about to end; resign, and campaign anew";
+        Err(Error::new(ErrorKind::LeaseLost, message.to_owned()).of(&self.resigns.0.site.name))
+    }
+
+    /// Registers `callback`, which the client calls once when this leadership ends before it is
+    /// resigned. If the lease was not renewed, that is the grace before it ends by this process's
+    /// clock, so nobody else leads yet, unless this process stood still. If the server says that it
+    /// has lost the lock (it was deleted, or taken by force), another one may lead already. If it is
+    /// over already, soon after this call.
+    ///
+    /// Callbacks run on a thread of the client, one after the other, so each should be short. The
+    /// lock is kept, if the server is back, until the leadership is dropped.
+    pub fn on_deposed(&self, callback: impl FnOnce() + Send + 'static) {
+        let mut ending = self.resigns.0.ending.lock();
+        if !ending.is_over {
+            return ending.callbacks.push(Box::new(|_| callback()));
+        }
+        drop(ending);
+        let site = &self.resigns.0.site;
+        let reason = LostReason::LeaseExpired;
+        site.core.watchdog.call_back(&site.name, reason, vec![Box::new(|_| callback())]);
+    }
+
+    /// Ends the leadership: the next candidate leads.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`LockGuard::unlock`](crate::LockGuard::unlock): also if it was lost before.
+    ///
+    /// # Blocking
+    ///
+    /// One round trip.
+    pub fn resign(self) -> Result<(), Error> {
+        let Self { guard, resigns } = self;
+        drop(resigns);
+        guard.unlock()
+    }
+}
+
+impl fmt::Debug for Leadership {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Leadership").field("guard", &self.guard).finish_non_exhaustive()
+    }
+}
+
+/// Takes the leader off the record when it is dropped. Not awaited: the record of an owner without the
+/// lock counts for nothing, and the next leader writes its own over it.
+struct Resigns(Arc<Term>);
+
+impl Drop for Resigns {
+    fn drop(&mut self) {
+        let Term { site, tenancy, token, .. } = &*self.0;
+        self.0.ending.lock().is_over = true;
+        if !site.core.is_forked() {
+            let command = site.scripts().resign_command(&tenancy.hold().owner, *token);
+            site.core.post(&site.route, command, Arc::new(|_: Outcome| {}));
+        }
+    }
+}
+
+/// The time for which a process leads, with its end.
+struct Term {
+    site: Arc<ElectionSite>,
+    tenancy: Arc<Tenancy>,
+    token: u64,
+    grace: Duration,
+    ending: Mutex<TermEnd>,
+}
+
+#[derive(Default)]
+struct TermEnd {
+    is_over: bool,
+    callbacks: Vec<Box<dyn FnOnce(LostReason) + Send>>,
+}
+
+impl Term {
+    fn is_over(&self) -> bool {
+        self.ending.lock().is_over
+    }
+
+    /// Ends it for good, unless it is over.
+    fn depose(&self, reason: LostReason) {
+        let mut ending = self.ending.lock();
+        if std::mem::replace(&mut ending.is_over, true) {
+            return;
+        }
+        let callbacks = std::mem::take(&mut ending.callbacks);
+        drop(ending);
+        self.site.core.watchdog.call_back(&self.site.name, reason, callbacks);
+    }
+}
+
+/// The lease is about to end, or was renewed meanwhile.
+impl Task for Term {
+    fn due(self: Arc<Self>) -> Option<Renewal> {
+        let left = self.tenancy.remaining().saturating_sub(self.grace);
+        if left.is_zero() {
+            self.depose(LostReason::LeaseExpired);
+        } else if !self.is_over() {
+            let due = clock::now().saturating_add(clock::nanos(left));
+            let weak: Weak<dyn Task> = Arc::downgrade(&(Arc::clone(&self) as Arc<dyn Task>));
+            // The wheel forgets the alarm with the term.
+            let _alarm = self.site.core.watchdog.alarm(due, weak);
+        }
+        None
+    }
+}
+
+/// The leaders of an election, one after the other: see [`LeaderElection::observe`].
+#[must_use = "it is an iterator, and does nothing by itself"]
+pub struct Changes<'a> {
+    election: LeaderElection,
+    wait: Wait<'a>,
+    channel: Subscription,
+    last: Option<Option<Leader>>,
+    ended: bool,
+}
+
+impl Changes<'_> {
+    /// The next change. `None`: the wait is over first.
+    fn change(&mut self) -> Result<Option<Option<Leader>>, Error> {
+        let Self { election, wait, channel, last, .. } = self;
+        let (core, name, thread) = (&election.site.core, &election.site.name, Thread::current());
+        election.check()?;
+        let mut endurance = Endurance::default();
+        // Messages are not stored: it listens first, and looks then.
+        if !await_confirmation(channel, core, name, &thread, wait)? {
+            return Ok(None);
+        }
+        loop {
+            let version = channel.version();
+            let pause = match election.site.look() {
+                Ok((leader, _)) if last.as_ref() != Some(&leader) => {
+                    *last = Some(leader.clone());
+                    return Ok(Some(leader));
+                }
+                Ok((_, left)) => {
+                    endurance.answered(Instant::now());
+                    // No message tells of the end of a lease.
+                    let end = left.map_or(Duration::MAX, |left| left.saturating_add(AFTER_THE_END));
+                    slow_poll().min(end)
+                }
+                Err(error) => {
+                    endurance.failed(&error, core.config.failover_timeout).ok_or(error)?
+                }
+            };
+            let until = wait.sleep_until(pause);
+            {
+                let _waking = channel.wake(&thread);
+                doze(core, name, &thread, wait, until, || channel.version() != version)?;
+            }
+            if wait.is_over() {
+                return Ok(None);
+            }
+        }
+    }
+}
+
+const AFTER_THE_END: Duration = Duration::from_millis(2);
+
+impl Iterator for Changes<'_> {
+    type Item = Result<Option<Leader>, Error>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.ended {
+            return None;
+        }
+        let change = self.change().transpose();
+        self.ended = !matches!(change, Some(Ok(_)));
+        change
+    }
+}
+
+impl fmt::Debug for Changes<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Changes").field("election", &self.election).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,87 @@
+//! The scripts of elections.
+
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use redis::Value;
+use redlatch_client::{Command, Route, Script};
+
+use super::{Rights, Trouble, ask, call, flag, unexpected};
+use crate::scripts::{ElectionKeys, Owner};
+
+static LEAD: LazyLock<Script> = script!(NUMBER; "election/lead.lua");
+static RESIGN: LazyLock<Script> = script!(NUMBER; "election/resign.lua");
+static LOOK: LazyLock<Script> = script!(LIST; "election/look.lua");
+
+/// One election as the scripts see it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ElectionScripts<'a> {
+    pub(crate) route: &'a Route,
+    pub(crate) lock: &'a str,
+    pub(crate) keys: &'a ElectionKeys,
+}
+
+/// The leader on record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Recorded {
+    pub(crate) token: u64,
+    pub(crate) who: String,
+    pub(crate) host: String,
+    /// Since 1970, by the server's clock.
+    pub(crate) since: Duration,
+}
+
+impl ElectionScripts<'_> {
+    /// `false`: the lock is not the owner's any more.
+    pub(crate) fn lead(
+        self,
+        owner: &Owner,
+        token: u64,
+        [who, host]: [&str; 2],
+    ) -> Result<bool, Trouble> {
+        let (keys, token, owner) = (self.keys, token.to_string(), owner.text());
+        let texts = [&*token, who, host, &*keys.channel].map(str::as_bytes);
+        let arguments = [&[&owner[..]], &texts[..]].concat();
+        let command = Command::script(&LEAD, &self.both(), &arguments);
+        flag(call(self.route, &command, Rights::Elections)?)
+    }
+
+    pub(crate) fn resign_command(self, owner: &Owner, token: u64) -> Command {
+        let (token, keys) = (token.to_string(), [self.keys.leader.as_bytes()]);
+        let channel = self.keys.channel.as_bytes();
+        Command::script(&RESIGN, &keys, &[&owner.text(), token.as_bytes(), channel])
+    }
+
+    /// The leader, and after how long the lease of the lock ends.
+    pub(crate) fn look(self) -> Result<(Option<Recorded>, Option<Duration>), Trouble> {
+        let command = Command::script(&LOOK, &self.both(), &[]);
+        ask(self.route, &command, Rights::Elections, |reply| {
+            read(&reply).ok_or_else(|| unexpected(&reply))
+        })
+    }
+
+    fn both(&self) -> [&[u8]; 2] {
+        [self.lock.as_bytes(), self.keys.leader.as_bytes()]
+    }
+}
+
+fn read(reply: &Value) -> Option<(Option<Recorded>, Option<Duration>)> {
+    let Value::Array(parts) = reply else { return None };
+    let (Value::Int(left), record) = parts.split_first()? else { return None };
+    let left = u64::try_from(*left).ok().map(Duration::from_millis);
+    let text = |part: &Value| match part {
+        Value::BulkString(text) => String::from_utf8(text.clone()).ok(),
+        _ => None,
+    };
+    let leader = match record {
+        [] => None,
+        [token, who, host, since] => Some(Recorded {
+            token: text(token)?.parse().ok()?,
+            who: text(who)?,
+            host: text(host)?,
+            since: Duration::from_millis(text(since)?.parse().ok()?),
+        }),
+        _ => return None,
+    };
+    Some((leader, left))
+}

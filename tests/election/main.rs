@@ -1,0 +1,221 @@
+//! Elections: one leads at a time, the others know who, and a leader stops before the next begins.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+#[path = "../common/mod.rs"]
+mod common;
+mod processes;
+
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant, SystemTime};
+
+use common::*;
+use redis::Commands as _;
+use redlatch::{CancelToken, Client, ErrorKind, Leader, LeaderElection};
+use redlatch_testkit::{Action, Direction, Job, Proxy, Server, Worker};
+
+fn election(client: &Client, name: &str) -> LeaderElection {
+    client.leader_election(name).with_watchdog(RENEWED)
+}
+
+/// The leader's client.
+fn leads(leader: Option<&Leader>, client: &Client) -> bool {
+    leader.is_some_and(|leader| leader.who.ends_with(client.id()))
+}
+
+#[test]
+fn one_leads_and_all_know_who_and_the_next_one_has_a_higher_token() {
+    let _bounded = bounded();
+    let server = server();
+    let clients = [client(&server), client(&server)];
+    let elections = clients.each_ref().map(|client| election(client, "one"));
+    assert_eq!(elections[0].leader().unwrap(), None);
+    let first = elections[0].campaign().unwrap();
+    assert!(first.is_leader());
+    first.check(RENEWED / 4).unwrap();
+    assert!(elections[1].campaign_for(Duration::ZERO).unwrap().is_none());
+    assert!(elections[1].campaign_for(UNIT).unwrap().is_none());
+    let known = elections[1].leader().unwrap().unwrap();
+    assert!(leads(Some(&known), &clients[0]), "{known:?}");
+    assert_eq!((known.token, &known), (first.token(), &elections[0].leader().unwrap().unwrap()));
+    assert!(!known.host.is_empty() && known.who.contains(&known.host), "{known:?}");
+    let age = SystemTime::now().duration_since(known.since).unwrap_or_default();
+    assert!(age < SOON, "{age:?}");
+
+    let next = elections[1].clone();
+    let waits = spawn(move || next.campaign().unwrap());
+    waits.wait_asleep();
+    first.resign().unwrap();
+    let second = waits.join();
+    assert!(second.token() > known.token && second.is_leader());
+    assert!(leads(elections[0].leader().unwrap().as_ref(), &clients[1]));
+    drop(second);
+    wait_until("nobody leads", SOON, || elections[0].leader().unwrap().is_none());
+    // Only the token is left: the next one is higher.
+    let mut keys: Vec<String> = server.connection().keys("*").unwrap();
+    // Since when a process waits: for two seconds.
+    keys.retain(|key| !key.starts_with("redlatch_asked:"));
+    assert_eq!(keys, ["redisson_lock_token:{one}"]);
+}
+
+#[test]
+fn candidates_of_one_process_lead_one_after_the_other_on_record() {
+    let _bounded = bounded();
+    let server = server();
+    let (client, asks) = (client(&server), election(&client(&server), "turns"));
+    let turns = election(&client, "turns");
+    let mut leads = turns.campaign().unwrap();
+    for _ in 0..20 {
+        let next = turns.clone();
+        let waits = spawn(move || next.campaign().unwrap());
+        waits.wait_asleep();
+        let before = leads.token();
+        drop(leads);
+        leads = waits.join();
+        assert!(leads.token() > before && leads.is_leader());
+        wait_until("it is on record", SOON, || {
+            asks.leader().unwrap().is_some_and(|leader| leader.token == leads.token())
+        });
+    }
+    // And stays so.
+    thread::sleep(UNIT);
+    assert_eq!(asks.leader().unwrap().unwrap().token, leads.token());
+}
+
+#[test]
+fn a_campaign_ends_when_it_is_cancelled_or_unusable() {
+    let _bounded = bounded();
+    let server = server();
+    let (client, other) = (client(&server), client(&server));
+    let _leads = election(&client, "ends").campaign().unwrap();
+    let (token, candidate) = (CancelToken::new(), election(&other, "ends"));
+    let its = token.clone();
+    let waits = spawn(move || candidate.campaign_cancellable(&its).map(drop).unwrap_err().kind());
+    waits.wait_asleep();
+    token.cancel();
+    assert_eq!(waits.join(), ErrorKind::Cancelled);
+    for error in [
+        election(&other, "ends").with_grace(RENEWED / 2).campaign().map(drop).unwrap_err(),
+        election(&other, "").campaign().map(drop).unwrap_err(),
+        other.leader_election("").leader().unwrap_err(),
+    ] {
+        assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+    }
+}
+
+#[test]
+fn a_leader_without_a_server_is_deposed_before_another_one_can_lead() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let cut = impatient(&proxy.url()).connect().unwrap();
+    let (lease, grace) = (UNIT * 15, UNIT * 5);
+    let leader = cut.leader_election("cut").with_watchdog(lease).with_grace(grace);
+    let leadership = leader.campaign().unwrap();
+    let (tell, told) = mpsc::channel();
+    leadership.on_deposed(move || tell.send(Instant::now()).unwrap());
+    // Its lease is renewed.
+    thread::sleep(lease);
+    assert!(leadership.is_leader() && told.try_recv().is_err());
+    let next = client(&server).leader_election("cut").with_watchdog(lease);
+    let waits = spawn(move || (next.campaign().unwrap(), Instant::now()));
+    waits.wait_asleep();
+    proxy.on(Direction::Request, usize::MAX, Action::LoseRequest, |_| true);
+    let deposed = told.recv_timeout(SOON).unwrap();
+    assert!(!leadership.is_leader());
+    let refused = leadership.check(Duration::ZERO).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::LeaseLost, "{refused}");
+    let (second, since) = waits.join();
+    let ahead = since.saturating_duration_since(deposed);
+    assert!(ahead >= grace / 2, "deposed {ahead:?} before the next one led");
+    assert!(second.token() > leadership.token());
+    // For good, and a late callback is called, too.
+    let (tell, told) = mpsc::channel();
+    leadership.on_deposed(move || tell.send(()).unwrap());
+    told.recv_timeout(SOON).unwrap();
+    assert!(!leadership.is_leader());
+}
+
+#[test]
+fn a_leader_whose_lock_is_taken_away_is_deposed_and_a_resignation_calls_nothing() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let election = election(&client, "taken");
+    let (tell, told) = mpsc::channel();
+    let first = election.campaign().unwrap();
+    let its = tell.clone();
+    first.on_deposed(move || its.send("first").unwrap());
+    first.resign().unwrap();
+    let second = election.campaign().unwrap();
+    second.on_deposed(move || tell.send("second").unwrap());
+    let () = server.connection().del("taken").unwrap();
+    assert_eq!(told.recv_timeout(SOON).unwrap(), "second");
+    assert!(!second.is_leader() && election.leader().unwrap().is_none());
+    assert_eq!(second.resign().unwrap_err().kind(), ErrorKind::LeaseLost);
+}
+
+#[test]
+fn an_observer_is_told_of_each_change() {
+    let _bounded = bounded();
+    let server = server();
+    let clients = [client(&server), client(&server), client(&server)];
+    let observed = election(&clients[2], "seen");
+    at_once(|| {
+        let mut changes = observed.observe(SOON);
+        assert_eq!(changes.next().unwrap().unwrap(), None);
+        for at in [0, 1] {
+            let leadership = election(&clients[at], "seen").campaign().unwrap();
+            assert!(leads(changes.next().unwrap().unwrap().as_ref(), &clients[at]));
+            leadership.resign().unwrap();
+            assert_eq!(changes.next().unwrap().unwrap(), None);
+        }
+    });
+    // The end of the wait ends it, and so does a cancel, with its error.
+    let mut changes = observed.observe(UNIT);
+    assert_eq!(changes.next().unwrap().unwrap(), None);
+    assert!(changes.next().is_none() && changes.next().is_none());
+    let token = CancelToken::new();
+    let mut changes = observed.observe(&token);
+    assert_eq!(changes.next().unwrap().unwrap(), None);
+    token.cancel();
+    assert_eq!(changes.next().unwrap().unwrap_err().kind(), ErrorKind::Cancelled);
+    assert!(changes.next().is_none());
+}
+
+#[test]
+fn an_observer_finds_out_that_a_dead_leaders_lease_has_ended() {
+    let _bounded = bounded();
+    let server = server();
+    let (mut dies, observes) = (processes::start(&server, "dies"), client(&server));
+    let mut changes = observes.leader_election("dies").observe(SOON);
+    assert_eq!(changes.next().unwrap().unwrap(), None);
+    dies.send_line("campaign");
+    dies.expect_line("leads", SOON);
+    assert!(changes.next().unwrap().unwrap().is_some());
+    dies.sigkill();
+    let killed = Instant::now();
+    assert_eq!(changes.next().unwrap().unwrap(), None);
+    let took = killed.elapsed();
+    assert!(took < processes::LEASE + UNIT * 5, "{took:?}");
+}
+
+#[test]
+fn a_request_whose_reply_is_lost_leads_all_the_same() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let client = behind(&proxy, |client| {
+        election(client, "warm").campaign().unwrap().resign().unwrap();
+    });
+    for action in [Action::LoseReply, Action::LoseRequest] {
+        proxy.on(Direction::Request, 1, action, |bytes| {
+            contains(bytes, "EVAL") && contains(bytes, "redlatch_leader:{lost}")
+        });
+        let leadership = election(&client, "lost").campaign().unwrap();
+        assert!(leads(election(&client, "lost").leader().unwrap().as_ref(), &client));
+        leadership.resign().unwrap();
+    }
+    assert_eq!(proxy.fired(), 2);
+}
