@@ -18,7 +18,7 @@ Random work on all synchronizers under faults, with a history that is checked.
   --storm S        seconds of faults in a round (12)
   --calm S         seconds without faults after them (7)
   --only A,B       only these: reentrant, fair, readwrite, fenced, multi, semaphore, expirable,
-                   latch, condition, long, lapse
+                   latch, condition, long, lapse, late
   --export FILE    appends the operations as JSON lines, for other checkers
   --check FOLDER   checks a history that was kept
   --until-violation  ends with the first violation

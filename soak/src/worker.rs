@@ -8,8 +8,8 @@ use std::time::Duration;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use redlatch::{
-    CancelToken, Client, Error, ErrorKind, ExpirablePermit, Lock, LockGuard, LostReason, MultiLock,
-    MultiLockGuard, OwnedLockGuard, Permit, Wait,
+    CancelToken, Client, Error, ErrorKind, ExpirablePermit, FencedLock, Lock, LockGuard,
+    LostReason, MultiLock, MultiLockGuard, OwnedLockGuard, Permit, Wait,
 };
 use redlatch_testkit::Job;
 
@@ -271,6 +271,7 @@ impl Worker {
                 41 if self.rng.random_bool(0.5) => "long",
                 41 => "lapse",
                 42..58 => "readwrite",
+                58 if self.rng.random_ratio(1, 3) => "late",
                 58..70 => "fenced",
                 70..76 => "multi",
                 76..84 => "semaphore",
@@ -288,6 +289,7 @@ impl Worker {
                 "lapse" => self.lapse(),
                 "readwrite" => self.read_write(),
                 "fenced" => self.fenced(),
+                "late" => self.late(),
                 "multi" => self.multi(),
                 "semaphore" => self.semaphore(),
                 "expirable" => self.expirable(),
@@ -437,32 +439,43 @@ impl Worker {
         let (name, terms) = (self.of_now("fenced", 2), self.terms());
         let lock = terms.of(self.client.fenced_lock(&name));
         for _ in 0..self.rng.random_range(1..10) {
-            let (how, mut stay) = (self.how(), self.stay());
-            if self.rng.random_ratio(1, 20) {
-                // So that stops meet a holder between its read and its write.
-                stay = Duration::from_millis(self.rng.random_range(50..200));
-            }
-            let about = About::lock(Kind::Fenced, &name, terms);
-            let Some((kept, token)) = self.acquire_with(about, how, stay, |how| {
-                let guard = match how {
-                    How::Lock => lock.lock().map(Some),
-                    How::Try => lock.try_lock(),
-                    How::For(wait) => lock.try_lock_for(wait),
-                    How::Cancelled(wait) => {
-                        cancelled(wait, |token| lock.lock_cancellable(token).map(Some))
-                    }
-                };
-                guard
-                    .map(|guard| guard.map(|guard| (guard.token().get(), <LockGuard>::from(guard))))
-            }) else {
-                continue;
-            };
-            let shared = Arc::clone(&self.shared);
-            if let Err(error) = self.store.add(&name, token, || hold(&shared, &kept, stay)) {
-                self.shared.odd(format!("the store: {error}"));
-            }
-            leave(&self.shared, kept, self.rng.random_ratio(1, 3));
+            let (how, stay) = (self.how(), self.stay());
+            self.add(&lock, &name, terms, how, stay);
         }
+    }
+
+    /// Slow writes: a stop meets a holder between its read and its write, and others wait for its lock.
+    /// The name outlasts the stop.
+    fn late(&mut self) {
+        let name = format!("{}-{}", self.one_of("fenced-late", 1), now() / (2 * SPAN));
+        let lock = self.client.fenced_lock(&name);
+        for _ in 0..3 {
+            let stay = Duration::from_millis(self.rng.random_range(50..200));
+            self.add(&lock, &name, Terms::Usual, How::Lock, stay);
+        }
+    }
+
+    /// Adds one to the values in the store under their lock.
+    fn add(&mut self, lock: &FencedLock, name: &str, terms: Terms, how: How, stay: Duration) {
+        let about = About::lock(Kind::Fenced, name, terms);
+        let Some((kept, token)) = self.acquire_with(about, how, stay, |how| {
+            let guard = match how {
+                How::Lock => lock.lock().map(Some),
+                How::Try => lock.try_lock(),
+                How::For(wait) => lock.try_lock_for(wait),
+                How::Cancelled(wait) => {
+                    cancelled(wait, |token| lock.lock_cancellable(token).map(Some))
+                }
+            };
+            guard.map(|guard| guard.map(|guard| (guard.token().get(), <LockGuard>::from(guard))))
+        }) else {
+            return;
+        };
+        let shared = Arc::clone(&self.shared);
+        if let Err(error) = self.store.add(name, token, || hold(&shared, &kept, stay)) {
+            self.shared.odd(format!("the store: {error}"));
+        }
+        leave(&self.shared, kept, self.rng.random_ratio(1, 3));
     }
 
     /// Two of the re-entrant locks, in any order.
