@@ -1,0 +1,193 @@
+//! A thread's hold: how it is asked for, its guard of any kind, and its end.
+
+use std::thread;
+use std::time::Duration;
+
+use redlatch::{
+    CancelToken, Error, ErrorKind, ExpirablePermit, Lock, LockGuard, LostReason, MultiLockGuard,
+    OwnedLockGuard, Permit,
+};
+
+use super::{LONGEST_REQUEST, Shared, WATCHDOG};
+use crate::clock::{ms, nanos, now};
+use crate::history::{Event, Kind, Outcome};
+
+/// The verbs of a guard of any kind.
+pub(super) trait Held {
+    fn remaining(&self) -> Duration;
+    fn on_lost(&self, callback: impl FnOnce(LostReason) + Send + 'static);
+    fn release(self) -> Result<(), Error>;
+}
+
+macro_rules! held {
+    ($($guard:ty, $release:ident);+ $(;)?) => {$(
+        impl Held for $guard {
+            fn remaining(&self) -> Duration {
+                <$guard>::remaining(self)
+            }
+            fn on_lost(&self, callback: impl FnOnce(LostReason) + Send + 'static) {
+                <$guard>::on_lost(self, callback);
+            }
+            fn release(self) -> Result<(), Error> {
+                <$guard>::$release(self)
+            }
+        }
+    )+};
+}
+
+held! {
+    LockGuard, unlock;
+    OwnedLockGuard, unlock;
+    MultiLockGuard, unlock;
+    ExpirablePermit, release;
+}
+
+/// A permit has no lease.
+impl Held for Permit {
+    fn remaining(&self) -> Duration {
+        Duration::MAX
+    }
+    fn on_lost(&self, _: impl FnOnce(LostReason) + Send + 'static) {}
+    fn release(self) -> Result<(), Error> {
+        Self::release(self)
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) enum How {
+    Lock,
+    Try,
+    For(Duration),
+    Cancelled(Duration),
+}
+
+impl How {
+    /// After how long the call is over; zero: when it has got what it waits for.
+    pub(super) fn bound(self) -> u64 {
+        match self {
+            Self::Lock => 0,
+            Self::Try => nanos(LONGEST_REQUEST),
+            Self::For(wait) | Self::Cancelled(wait) => nanos(wait),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Terms {
+    Usual,
+    Fixed(Duration),
+    Watched(Duration),
+}
+
+impl Terms {
+    pub(super) fn of<L: Lock>(self, lock: L) -> L {
+        match self {
+            Self::Usual => lock,
+            Self::Fixed(lease) => lock.with_lease(lease),
+            Self::Watched(lease) => lock.with_watchdog(lease),
+        }
+    }
+
+    pub(super) fn lease(self) -> u64 {
+        match self {
+            Self::Usual => nanos(WATCHDOG),
+            Self::Fixed(lease) | Self::Watched(lease) => nanos(lease),
+        }
+    }
+}
+
+/// The name, the kind and the terms of a grant.
+pub(super) struct About {
+    pub(super) kind: Kind,
+    pub(super) names: Vec<String>,
+    pub(super) weight: u64,
+    pub(super) capacity: u64,
+    pub(super) lease: u64,
+    pub(super) is_watched: bool,
+}
+
+impl About {
+    pub(super) fn lock(kind: Kind, name: &str, terms: Terms) -> Self {
+        let names = vec![name.to_owned()];
+        Self { kind, names, weight: 1, capacity: 1, lease: terms.lease(), is_watched: false }
+    }
+}
+
+/// A guard with the numbers of its grants: several for a `MultiLock`.
+pub(super) struct Kept<G> {
+    pub(super) guard: G,
+    pub(super) ids: Vec<u64>,
+}
+
+pub(super) fn outcome<E: std::borrow::Borrow<Error>>(result: &Result<bool, E>) -> Outcome {
+    match result.as_ref().map_err(|error| error.borrow().kind()) {
+        Ok(true) => Outcome::Done,
+        Ok(false) => Outcome::Not,
+        Err(ErrorKind::Cancelled) => Outcome::Cancelled,
+        Err(ErrorKind::LeaseLost) => Outcome::Lost,
+        Err(ErrorKind::Redis) => Outcome::Trouble,
+        Err(_) => Outcome::Wrong,
+    }
+}
+
+/// Calls with a token that another thread cancels.
+pub(super) fn cancelled<T>(after: Duration, call: impl FnOnce(&CancelToken) -> T) -> T {
+    let token = CancelToken::new();
+    thread::scope(|scope| {
+        let _canceller = scope.spawn(|| {
+            thread::sleep(after);
+            token.cancel();
+        });
+        call(&token)
+    })
+}
+
+/// Stays inside, and writes down what the guard says meanwhile.
+pub(super) fn hold<G: Held>(shared: &Shared, kept: &Kept<G>, stay: Duration) {
+    let end = now() + nanos(stay);
+    loop {
+        let left = end.saturating_sub(now());
+        if left == 0 {
+            return;
+        }
+        // A sleep takes longer than this.
+        if left > 60_000 {
+            thread::sleep(Duration::from_nanos(left.min(ms(50))));
+        }
+        if left > ms(50) {
+            let (at, remaining) = (now(), nanos(kept.guard.remaining()));
+            if remaining > 0 {
+                for &id in &kept.ids {
+                    shared.log.write(&Event::Seen { id, at, until: at.saturating_add(remaining) });
+                }
+            }
+        }
+    }
+}
+
+/// Writes down that the release begins: before it does.
+pub(super) fn leaving<G: Held>(shared: &Shared, kept: &Kept<G>) {
+    let (at, remaining) = (now(), nanos(kept.guard.remaining()));
+    let until = if remaining > 0 { at.saturating_add(remaining) } else { 0 };
+    for &id in &kept.ids {
+        shared.log.write(&Event::Leaving { id, at, until });
+    }
+}
+
+pub(super) fn left(shared: &Shared, ids: &[u64], outcome: Outcome) {
+    let at = now();
+    ids.iter().for_each(|&id| shared.log.write(&Event::Left { id, at, outcome }));
+}
+
+/// Releases: and waits for the server's word, unless it `posts`.
+pub(super) fn leave<G: Held>(shared: &Shared, kept: Kept<G>, posts: bool) {
+    leaving(shared, &kept);
+    let Kept { guard, ids } = kept;
+    let outcome = if posts {
+        drop(guard);
+        Outcome::Posted
+    } else {
+        outcome(&guard.release().map(|()| true))
+    };
+    left(shared, &ids, outcome);
+}

@@ -1,0 +1,219 @@
+//! The work with locks of each kind.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use rand::RngExt;
+use redlatch::{FencedLock, Lock, LockGuard, MultiLock, Wait};
+
+use super::held::{About, How, Kept, Terms, cancelled, hold, leave};
+use super::{READERS, SPAN, Worker};
+use crate::clock::now;
+use crate::history::Kind;
+
+impl Worker {
+    pub(super) fn reentrant(&mut self) {
+        let (name, terms) = (self.one_of("reentrant", 2), self.terms());
+        let lock = terms.of(self.client.reentrant_lock(&name));
+        if self.rng.random_ratio(1, 3) {
+            return self.burst(&lock, &name, terms);
+        }
+        for _ in 0..self.rng.random_range(1..30) {
+            self.lock(&lock, About::lock(Kind::Reentrant, &name, terms));
+        }
+    }
+
+    /// Many short acquisitions, which the threads of a process pass on among themselves.
+    fn burst(&mut self, lock: &dyn Lock, name: &str, terms: Terms) {
+        for _ in 0..self.rng.random_range(200..1200) {
+            let about = About::lock(Kind::Reentrant, name, terms);
+            let taken = self.acquire(about, How::Lock, Duration::ZERO, |_| lock.lock().map(Some));
+            let Some(kept) = taken else { return };
+            hold(&self.shared, &kept, Duration::from_micros(3));
+            leave(&self.shared, kept, self.rng.random_bool(0.5));
+        }
+    }
+
+    /// A hold that lasts for longer than its lease, by its renewals.
+    pub(super) fn long(&mut self) {
+        let name = self.one_of("long", 2);
+        let terms = match self.terms() {
+            Terms::Fixed(_) => Terms::Usual,
+            renewed => renewed,
+        };
+        let lock = terms.of(self.client.reentrant_lock(&name));
+        let stay = Duration::from_millis(self.rng.random_range(1000..6000));
+        let about = About::lock(Kind::Reentrant, &name, terms);
+        let how = How::For(Duration::from_millis(200));
+        let taken =
+            self.acquire(about, how, stay, |_| lock.try_lock_for(Duration::from_millis(200)));
+        let Some(kept) = taken else { return };
+        hold(&self.shared, &kept, stay);
+        leave(&self.shared, kept, false);
+    }
+
+    /// A hold beyond the end of its lease, while others wait for that.
+    pub(super) fn lapse(&mut self) {
+        let name = self.one_of("lapse", 1);
+        let terms = Terms::Fixed(Duration::from_millis(400));
+        let lock = terms.of(self.client.reentrant_lock(&name));
+        let about = About::lock(Kind::Reentrant, &name, terms);
+        let wait = Duration::from_millis(1000);
+        let stay = Duration::from_millis(self.rng.random_range(300..800));
+        let taken = self.acquire(about, How::For(wait), stay, |_| lock.try_lock_for(wait));
+        let Some(kept) = taken else { return };
+        hold(&self.shared, &kept, stay);
+        leave(&self.shared, kept, false);
+    }
+
+    pub(super) fn fair(&mut self) {
+        let (name, terms) = (self.one_of("fair", 1), self.terms());
+        let lock = terms.of(self.client.fair_lock(&name));
+        for _ in 0..self.rng.random_range(1..10) {
+            self.lock(&lock, About::lock(Kind::Fair, &name, terms));
+        }
+    }
+
+    pub(super) fn read_write(&mut self) {
+        let (name, terms) = (self.one_of("readwrite", 2), self.terms());
+        let both = self.client.read_write_lock(&name);
+        for _ in 0..self.rng.random_range(1..20) {
+            let about = About::lock(Kind::ReadWrite, &name, terms);
+            if self.rng.random_ratio(3, 4) {
+                let lock = terms.of(both.read().clone());
+                self.lock(&lock, About { capacity: READERS, ..about });
+            } else {
+                let lock = terms.of(both.write().clone());
+                self.lock(&lock, About { weight: READERS, capacity: READERS, ..about });
+            }
+        }
+    }
+
+    /// One acquisition of a lock of any kind, in any way.
+    fn lock(&mut self, lock: &dyn Lock, about: About) {
+        let (how, stay) = (self.how(), self.stay());
+        if self.rng.random_ratio(1, 10) {
+            let Some(kept) = self.acquire(about, how, stay, |how| match how {
+                How::Lock => lock.lock_owned().map(Some),
+                How::Try => lock.try_lock_owned(),
+                How::For(wait) => lock.lock_owned_within(Wait::at_most(wait)),
+                How::Cancelled(wait) => cancelled(wait, |token| {
+                    lock.lock_owned_within(Wait::FOREVER.cancelled_by(token))
+                }),
+            }) else {
+                return;
+            };
+            // To another thread.
+            let posts = self.rng.random_ratio(1, 3);
+            let shared = &self.shared;
+            thread::scope(|scope| {
+                let _there = scope.spawn(move || {
+                    hold(shared, &kept, stay);
+                    leave(shared, kept, posts);
+                });
+            });
+            return;
+        }
+        let Some(kept) = self.acquire(about, how, stay, |how| match how {
+            How::Lock => lock.lock().map(Some),
+            How::Try => lock.try_lock(),
+            How::For(wait) => lock.try_lock_for(wait),
+            How::Cancelled(wait) => cancelled(wait, |token| lock.lock_cancellable(token).map(Some)),
+        }) else {
+            return;
+        };
+        hold(&self.shared, &kept, stay);
+        if self.rng.random_ratio(1, 10) {
+            self.enter_again(lock, &kept);
+        }
+        leave(&self.shared, kept, self.rng.random_ratio(1, 3));
+    }
+
+    /// A thread that holds a lock takes it again without waiting.
+    fn enter_again(&self, lock: &dyn Lock, kept: &Kept<LockGuard>) {
+        let begun = now();
+        match lock.try_lock() {
+            Ok(Some(inner)) => {
+                let levels = lock.hold_count();
+                if levels != 2 && kept.guard.is_held() {
+                    self.shared.odd(format!("two levels of {} count as {levels}", lock.name()));
+                }
+                drop(inner);
+            }
+            // It was lost, perhaps in this moment.
+            Ok(None) if kept.guard.is_held() => {
+                self.shared.odd(format!("{} was not entered again since {begun}", lock.name()));
+            }
+            Ok(None) | Err(_) => {}
+        }
+    }
+
+    pub(super) fn fenced(&mut self) {
+        let (name, terms) = (self.of_now("fenced", 2), self.terms());
+        let lock = terms.of(self.client.fenced_lock(&name));
+        for _ in 0..self.rng.random_range(1..10) {
+            let (how, stay) = (self.how(), self.stay());
+            self.add(&lock, &name, terms, how, stay);
+        }
+    }
+
+    /// Slow writes: a stop meets a holder between its read and its write, and others wait for its lock.
+    /// The name outlasts the stop.
+    pub(super) fn late(&mut self) {
+        let name = format!("{}-{}", self.one_of("fenced-late", 1), now() / (2 * SPAN));
+        let lock = self.client.fenced_lock(&name);
+        for _ in 0..3 {
+            let stay = Duration::from_millis(self.rng.random_range(50..200));
+            self.add(&lock, &name, Terms::Usual, How::Lock, stay);
+        }
+    }
+
+    /// Adds one to the values in the store under their lock.
+    fn add(&mut self, lock: &FencedLock, name: &str, terms: Terms, how: How, stay: Duration) {
+        let about = About::lock(Kind::Fenced, name, terms);
+        let Some((kept, token)) = self.acquire_with(about, how, stay, |how| {
+            let guard = match how {
+                How::Lock => lock.lock().map(Some),
+                How::Try => lock.try_lock(),
+                How::For(wait) => lock.try_lock_for(wait),
+                How::Cancelled(wait) => {
+                    cancelled(wait, |token| lock.lock_cancellable(token).map(Some))
+                }
+            };
+            guard.map(|guard| guard.map(|guard| (guard.token().get(), <LockGuard>::from(guard))))
+        }) else {
+            return;
+        };
+        let shared = Arc::clone(&self.shared);
+        if let Err(error) = self.store.add(name, token, || hold(&shared, &kept, stay)) {
+            self.shared.odd(format!("the store: {error}"));
+        }
+        leave(&self.shared, kept, self.rng.random_ratio(1, 3));
+    }
+
+    /// Two of the re-entrant locks, in any order.
+    pub(super) fn multi(&mut self) {
+        let mut names = [0, 1].map(|it| format!("{}reentrant-{it}", self.task.prefix));
+        if self.rng.random_bool(0.5) {
+            names.reverse();
+        }
+        let locks = names.each_ref().map(|name| self.client.reentrant_lock(name));
+        let lock = match MultiLock::new(&[&locks[0], &locks[1]]) {
+            Ok(lock) => lock,
+            Err(error) => return self.shared.odd(format!("no lock of several: {error}")),
+        };
+        let (how, stay) = (self.how(), self.stay());
+        let about =
+            About { names: names.to_vec(), ..About::lock(Kind::Reentrant, "", Terms::Usual) };
+        let kept = self.acquire(about, how, stay, |how| match how {
+            How::Lock => lock.lock().map(Some),
+            How::Try => lock.try_lock(),
+            How::For(wait) => lock.try_lock_for(wait),
+            How::Cancelled(wait) => cancelled(wait, |token| lock.lock_cancellable(token).map(Some)),
+        });
+        let Some(kept) = kept else { return };
+        hold(&self.shared, &kept, stay);
+        leave(&self.shared, kept, self.rng.random_ratio(1, 3));
+    }
+}
