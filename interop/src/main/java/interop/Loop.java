@@ -99,13 +99,15 @@ final class Loop {
     private boolean take(String me, String mode) throws Exception {
         Turns turns = fresh ? turns() : kept;
         long asked = System.nanoTime();
+        boolean isRenewed = !kind.equals("permitExpirableSemaphore");
+        String ends = isRenewed ? "0" : String.valueOf(System.currentTimeMillis() + lease);
         Callable<?> release = turns.begin(mode);
         if (release == null) {
             return false;
         }
         long waited = TimeUnit.NANOSECONDS.toMillis(System.nanoTime() - asked);
         try {
-            String seen = check(enters, me, mode, limit);
+            String seen = check(enters, me, mode, limit, ends);
             Thread.sleep(hold);
             check(leaves, me, mode, limit, seen, side, String.valueOf(waited));
         } finally {
