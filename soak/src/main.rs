@@ -14,6 +14,7 @@ mod nemesis;
 mod options;
 mod report;
 mod run;
+mod shrink;
 mod store;
 mod worker;
 mod world;
@@ -58,6 +59,9 @@ fn soak(options: &Options) -> Result<bool, String> {
         return Ok(found.violations.is_empty());
     }
     println!("seed {}, topology {}", options.seed, options.topology);
+    if options.shrink {
+        return shrink::shrink(options);
+    }
     let all = run::run(options)?;
     println!("{}", report::ledger(options, &all));
     if options.canary {

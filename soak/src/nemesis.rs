@@ -26,10 +26,40 @@ const AFTER: u64 = ms(2000);
 /// How long servers may take to become well again.
 const BOUND: Duration = Duration::from_secs(60);
 
+/// All kinds of faults, for `--faults`.
+pub(crate) const FAULTS: [&str; 22] = [
+    "kill",
+    "stop",
+    "stop beyond a lease",
+    "server stopped",
+    "CLIENT PAUSE",
+    "CLIENT KILL",
+    "SCRIPT FLUSH",
+    "memory full",
+    "command denied",
+    "restart with data",
+    "restart without data",
+    "FLUSHALL",
+    "cut",
+    "messages cut",
+    "delay",
+    "network frozen",
+    "connections refused",
+    "byte by byte",
+    "replies and requests lost or late",
+    "failover on command",
+    "master killed",
+    "slot moved",
+];
+/// Not a fault of its own: the servers' way back to their places.
+const BROUGHT_BACK: &str = "masters brought back";
+
 pub(crate) struct Nemesis<'a> {
     pub(crate) world: &'a World,
     /// Before the names of this round.
     pub(crate) prefix: &'a str,
+    /// Faults of these kinds only; all, if it is empty.
+    pub(crate) only: &'a str,
     pub(crate) faults: Mutex<Vec<Fault>>,
     pub(crate) until: Instant,
     pub(crate) seed: u64,
@@ -77,8 +107,13 @@ impl Nemesis<'_> {
         Instant::now() >= self.until
     }
 
-    /// Does it, and writes down that it did.
+    /// Does it if such faults are wanted, and writes down that it did.
     fn fault(&self, kind: &'static str, process: Option<u32>, forgets: bool, act: impl FnOnce()) {
+        debug_assert!(kind == BROUGHT_BACK || FAULTS.contains(&kind), "{kind}");
+        let is_wanted = self.only.is_empty() || self.only.split(',').any(|it| it == kind);
+        if !is_wanted && kind != BROUGHT_BACK {
+            return;
+        }
         let from = now();
         act();
         let fault = Fault { kind: kind.to_owned(), from, to: now(), process, forgets };
@@ -278,7 +313,7 @@ impl Nemesis<'_> {
         // have changed places when the machine was busy.)
         let mut first = cluster.servers().iter().take(3);
         if !first.all(is_master) {
-            self.fault("masters brought back", None, true, || bring_back(cluster));
+            self.fault(BROUGHT_BACK, None, true, || bring_back(cluster));
             return;
         }
         let name = NAMES.choose(rng).copied().unwrap_or("fair-0");

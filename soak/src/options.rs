@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::nemesis::FAULTS;
+use crate::worker;
 use crate::world::Topology;
 
 pub(crate) const HELP: &str = "\
@@ -17,11 +19,14 @@ Random work on all synchronizers under faults, with a history that is checked.
   --threads N      threads of each (6)
   --storm S        seconds of faults in a round (12)
   --calm S         seconds without faults after them (7)
-  --only A,B       only these: reentrant, fair, readwrite, fenced, multi, semaphore, expirable,
+  --only A,B       only this work: reentrant, fair, readwrite, fenced, multi, semaphore, expirable,
                    latch, condition, long, lapse, late
+  --faults A,B     only these faults, by their names in the ledger; none: no fault
   --export FILE    appends the operations as JSON lines, for other checkers
   --check FOLDER   checks a history that was kept
   --until-violation  ends with the first violation
+  --shrink         looks for less work, faults and processes with which a violation still occurs;
+                   each try ends with the first one, or after --minutes
   --canary         breaks the server's data on purpose, and fails unless that is found
   --mutants        looks for each known bug, with --only for those of that name (needs
                    RUSTFLAGS='--cfg soak_mutants')
@@ -39,9 +44,11 @@ pub(crate) struct Options {
     pub(crate) storm: Duration,
     pub(crate) calm: Duration,
     pub(crate) only: String,
+    pub(crate) faults: String,
     pub(crate) export: Option<PathBuf>,
     pub(crate) check: Option<PathBuf>,
     pub(crate) until_violation: bool,
+    pub(crate) shrink: bool,
     pub(crate) canary: bool,
     pub(crate) mutants: bool,
     pub(crate) help: bool,
@@ -59,9 +66,11 @@ pub(crate) fn parse(args: &[String]) -> Result<Options, String> {
         storm: Duration::from_secs(12),
         calm: Duration::from_secs(7),
         only: String::new(),
+        faults: String::new(),
         export: None,
         check: None,
         until_violation: false,
+        shrink: false,
         canary: false,
         mutants: false,
         help: false,
@@ -79,9 +88,15 @@ pub(crate) fn parse(args: &[String]) -> Result<Options, String> {
             "--storm" => options.storm = Duration::from_secs(number(arg, value()?)?),
             "--calm" => options.calm = Duration::from_secs(number(arg, value()?)?),
             "--only" => options.only = value()?.clone(),
+            "--faults" => {
+                let faults = value()?;
+                options.faults =
+                    if faults == "none" { faults.clone() } else { known(arg, faults, &FAULTS)? };
+            }
             "--export" => options.export = Some(value()?.into()),
             "--check" => options.check = Some(value()?.into()),
             "--until-violation" => options.until_violation = true,
+            "--shrink" => options.shrink = true,
             "--canary" => options.canary = true,
             "--mutants" => options.mutants = true,
             "--help" | "-h" => options.help = true,
@@ -90,6 +105,9 @@ pub(crate) fn parse(args: &[String]) -> Result<Options, String> {
     }
     if options.processes == 0 || options.threads == 0 {
         return Err("without processes or threads nothing is done".to_owned());
+    }
+    if !options.mutants && !options.only.is_empty() {
+        options.only = known("--only", &options.only, &worker::kinds())?;
     }
     if options.canary {
         (options.storm, options.calm) = (Duration::from_secs(8), Duration::from_secs(1));
@@ -104,6 +122,14 @@ fn number<T: std::str::FromStr>(option: &str, text: &str) -> Result<T, String> {
     text.parse().map_err(|_| format!("{option} is no number: {text}"))
 }
 
+/// A list of names that exist.
+fn known(option: &str, text: &str, names: &[&str]) -> Result<String, String> {
+    match text.split(',').find(|it| !names.contains(it)) {
+        Some(wrong) => Err(format!("{option}: there is no {wrong:?}, but {}", names.join(", "))),
+        None => Ok(text.to_owned()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -113,7 +139,9 @@ mod tests {
         let parse = |line: &str| parse(&line.split(' ').map(str::to_owned).collect::<Vec<_>>());
         let options = parse("--minutes 0.5 --topology cluster --seed 7").unwrap();
         assert_eq!((options.seed, options.topology), (7, Topology::Cluster));
-        for wrong in ["--minutes", "--minutes x", "--topology two", "--no", "--threads 0"] {
+        for wrong in
+            ["--minutes", "--minutes x", "--topology two", "--no", "--threads 0", "--only fence"]
+        {
             assert!(parse(wrong).is_err(), "{wrong}");
         }
     }

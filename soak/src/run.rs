@@ -218,7 +218,8 @@ fn one_round(
     let storm = Instant::now() + options.storm;
     let seed = options.seed.wrapping_mul(1_000_003).wrapping_add(number);
     let (world, prefix) = (crew.world, crew.prefix);
-    let nemesis = Nemesis { world, prefix, faults: Vec::new().into(), until: storm, seed };
+    let (only, faults) = (&*options.faults, Vec::new().into());
+    let nemesis = Nemesis { world, prefix, only, faults, until: storm, seed };
     let ended = AtomicBool::new(false);
     let (mut round, next) = thread::scope(|scope| {
         let _watch = scope.spawn(|| nemesis.watch(&ended));

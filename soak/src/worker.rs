@@ -6,6 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use rand::rngs::StdRng;
+use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
 use redlatch::Client;
 use redlatch_testkit::Job;
@@ -24,7 +25,7 @@ const SPAN: u64 = ms(5000);
 /// The renewed lease of most holds: stops of 5 s outlast it.
 const WATCHDOG: Duration = Duration::from_millis(3000);
 const RESPONSE: Duration = Duration::from_millis(1500);
-/// What a call without a limit of its own may take in an outage: connect, ask, and ask again.
+/// A call without a limit of its own may take so long in an outage: connect, ask, and ask again.
 const LONGEST_REQUEST: Duration = Duration::from_secs(8);
 /// Writers take all of it.
 const READERS: u64 = 1000;
@@ -143,6 +144,27 @@ struct Worker {
     turn: u64,
 }
 
+/// The kinds of work: a name for `--only`, and the share of the choices.
+const WORK: [(&str, u32, fn(&mut Worker)); 12] = [
+    ("reentrant", 150, Worker::reentrant),
+    ("fair", 70, Worker::fair),
+    ("readwrite", 80, Worker::read_write),
+    ("fenced", 62, Worker::fenced),
+    ("multi", 36, Worker::multi),
+    ("semaphore", 48, Worker::semaphore),
+    ("expirable", 48, Worker::expirable),
+    ("latch", 24, Worker::latch),
+    ("condition", 24, Worker::condition),
+    ("long", 3, Worker::long),
+    ("lapse", 3, Worker::lapse),
+    ("late", 50, Worker::late),
+];
+
+/// The names of all kinds of work.
+pub(crate) fn kinds() -> [&'static str; WORK.len()] {
+    WORK.map(|(kind, ..)| kind)
+}
+
 impl Worker {
     fn new(client: Client, shared: Arc<Shared>, task: Task, number: usize) -> Self {
         let store = Store::connect(&task.store).unwrap_or_else(|error| panic!("no store: {error}"));
@@ -159,38 +181,15 @@ impl Worker {
     }
 
     fn run(mut self) {
+        let only = self.task.only.clone();
+        let is_wanted = |kind| only.is_empty() || only.split(',').any(|it| it == kind);
+        let work: Vec<_> = WORK.iter().filter(|(kind, ..)| is_wanted(*kind)).collect();
         while !self.shared.is_ending.load(Ordering::Relaxed) {
-            let kind = match self.rng.random_range(0..100) {
-                0..28 => "reentrant",
-                28..41 => "fair",
-                41 if self.rng.random_bool(0.5) => "long",
-                41 => "lapse",
-                42..58 => "readwrite",
-                58 if self.rng.random_ratio(1, 3) => "late",
-                58..70 => "fenced",
-                70..76 => "multi",
-                76..84 => "semaphore",
-                84..92 => "expirable",
-                92..96 => "latch",
-                _ => "condition",
+            let Ok((_, _, act)) = work.choose_weighted(&mut self.rng, |(_, share, _)| *share)
+            else {
+                return;
             };
-            if !self.task.only.is_empty() && !self.task.only.split(',').any(|it| it == kind) {
-                continue;
-            }
-            match kind {
-                "reentrant" => self.reentrant(),
-                "fair" => self.fair(),
-                "long" => self.long(),
-                "lapse" => self.lapse(),
-                "readwrite" => self.read_write(),
-                "fenced" => self.fenced(),
-                "late" => self.late(),
-                "multi" => self.multi(),
-                "semaphore" => self.semaphore(),
-                "expirable" => self.expirable(),
-                "latch" => self.latch(),
-                _ => self.condition(),
-            }
+            act(&mut self);
         }
     }
 

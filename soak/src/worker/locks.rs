@@ -161,7 +161,7 @@ impl Worker {
     /// Slow writes: a stop meets a holder between its read and its write, and others wait for its lock.
     /// The name outlasts the stop.
     pub(super) fn late(&mut self) {
-        let name = format!("{}-{}", self.one_of("fenced-late", 1), now() / (2 * SPAN));
+        let name = format!("{}-{}", self.one_of("fenced-late", 2), now() / (2 * SPAN));
         let lock = self.client.fenced_lock(&name);
         for _ in 0..3 {
             let stay = Duration::from_millis(self.rng.random_range(50..200));

@@ -1,0 +1,107 @@
+//! Less work, fewer faults and fewer processes with which a violation still occurs.
+//!
+//! A seed repeats the choices, not the interleaving of processes. So each try is a run until its
+//! first violation of the same check: one without it says only that it is rarer there.
+
+use crate::nemesis::FAULTS;
+use crate::options::Options;
+use crate::run;
+use crate::worker;
+
+/// Whether something was found, as with any run.
+pub(crate) fn shrink(options: &Options) -> Result<bool, String> {
+    let mut least = Options { until_violation: true, ..options.clone() };
+    let first = run::run(&least)?;
+    let Some(violation) = first.found.violations.first() else {
+        println!("shrink: no violation, nothing to shrink");
+        return Ok(true);
+    };
+    let check = violation.check;
+    println!("shrink: a violation of {check}");
+    let violates = |options: &Options| -> Result<bool, String> {
+        println!("shrink: {}", command(options));
+        Ok(run::run(options)?.found.has(check, ""))
+    };
+    let work = list(&least.only).unwrap_or_else(|| worker::kinds().map(str::to_owned).to_vec());
+    least.only = fewer(work, |only| violates(&Options { only, ..least.clone() }))?;
+    let faults: Vec<_> = first.faults.into_keys().filter(|it| FAULTS.contains(&&**it)).collect();
+    let without = Options { faults: "none".to_owned(), ..least.clone() };
+    least = if faults.is_empty() || violates(&without)? {
+        without
+    } else {
+        let faults = fewer(faults, |faults| violates(&Options { faults, ..least.clone() }))?;
+        Options { faults, ..least }
+    };
+    for (processes, threads) in [(1, 1), (1, 2), (1, least.threads), (2, 1), (2, least.threads)] {
+        let fewer = Options { processes, threads, ..least.clone() };
+        if processes * threads < least.processes * least.threads && violates(&fewer)? {
+            least = fewer;
+            break;
+        }
+    }
+    println!("shrink: the least that still violates {check}:\n{}", command(&least));
+    Ok(false)
+}
+
+/// A part of `all` that is enough, as an option has it: halves as long as one of them is enough,
+/// then one less after the other.
+fn fewer(
+    mut all: Vec<String>,
+    mut is_enough: impl FnMut(String) -> Result<bool, String>,
+) -> Result<String, String> {
+    'halves: while all.len() > 1 {
+        let other = all[all.len() / 2..].to_vec();
+        for half in [all[..all.len() / 2].to_vec(), other] {
+            if is_enough(half.join(","))? {
+                all = half;
+                continue 'halves;
+            }
+        }
+        break;
+    }
+    let mut at = 0;
+    while all.len() > 2 && at < all.len() {
+        let mut less = all.clone();
+        less.remove(at);
+        if is_enough(less.join(","))? {
+            all = less;
+        } else {
+            at += 1;
+        }
+    }
+    Ok(all.join(","))
+}
+
+fn list(option: &str) -> Option<Vec<String>> {
+    (!option.is_empty()).then(|| option.split(',').map(str::to_owned).collect())
+}
+
+fn command(options: &Options) -> String {
+    let Options { topology, seed, minutes, processes, threads, only, faults, .. } = options;
+    let (storm, calm) = (options.storm.as_secs(), options.calm.as_secs());
+    let mut command = format!(
+        "cargo run --release -p soak -- --topology {topology} --seed {seed} --minutes {minutes} \
+         --storm {storm} --calm {calm} --processes {processes} --threads {threads} --until-violation"
+    );
+    for (option, list) in [("--only", only), ("--faults", faults)] {
+        if !list.is_empty() {
+            command.push_str(&format!(" {option} '{list}'"));
+        }
+    }
+    command
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_are_needed_together_are_kept() {
+        let all = || ["a", "b", "c", "d", "e", "f"].map(str::to_owned).to_vec();
+        let needs = |needed: &'static [&'static str]| {
+            fewer(all(), |list| Ok(needed.iter().all(|it| list.split(',').any(|of| of == *it))))
+        };
+        assert_eq!(needs(&["e"]), Ok("e".to_owned()));
+        assert_eq!(needs(&["a", "f"]), Ok("a,f".to_owned()));
+    }
+}
