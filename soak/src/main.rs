@@ -12,6 +12,7 @@ mod history;
 mod mutants;
 mod nemesis;
 mod options;
+mod page;
 mod report;
 mod run;
 mod shrink;

@@ -7,12 +7,10 @@ use std::process::Command;
 
 use crate::check::{self, Findings};
 use crate::clock::ms;
-use crate::history::{Event, Round, save};
+use crate::history::{Round, save};
 use crate::options::Options;
+use crate::page;
 use crate::run::Outcome;
-
-/// How much of the history stands around a violation.
-const LINES: usize = 60;
 
 pub(crate) fn progress(number: u64, all: &Outcome, found: &Findings) {
     println!(
@@ -92,7 +90,7 @@ fn said(program: &str, args: &[&str]) -> String {
 /// Keeps the history of a round with violations, and a page about the first of each kind.
 pub(crate) fn keep(
     options: &Options,
-    version: &str,
+    all: &Outcome,
     number: u64,
     round: &Round,
     found: &Findings,
@@ -106,75 +104,22 @@ pub(crate) fn keep(
     let mut page = BufWriter::new(File::create(folder.join("page.txt"))?);
     writeln!(
         page,
-        "commit {}, {version}, cargo run --release -p soak -- {}",
-        commit(),
-        options.typed
+        "commit {}, {}, cargo run --release -p soak -- {}",
+        all.commit, all.version, options.typed
     )?;
     writeln!(page, "seed {}, topology {}, round {number}\n", options.seed, options.topology)?;
     let mut told: Vec<&str> = Vec::new();
     for violation in &found.violations {
-        writeln!(
-            page,
-            "{} of {:?}, {} to {}: {}",
-            violation.check, violation.name, violation.from, violation.to, violation.text
-        )?;
+        writeln!(page, "{} of {:?}: {}", violation.check, violation.name, violation.text)?;
         if told.contains(&violation.check) {
             continue;
         }
         told.push(violation.check);
-        for line in window(round, &violation.name, violation.from, violation.to) {
-            writeln!(page, "    {line}")?;
-        }
+        page::write(&mut page, round, violation)?;
     }
     page.flush()?;
     println!("  kept: {0}/page.txt; `--check {0}` checks it again", folder.display());
     Ok(())
-}
-
-/// The lines about a name around these times, with what the nemesis did, by their times.
-fn window(round: &Round, name: &str, from: u64, to: u64) -> Vec<String> {
-    let mut lines: Vec<(u64, String)> = Vec::new();
-    for process in &round.processes {
-        let mut own = std::collections::HashSet::new();
-        for event in &process.events {
-            let (at, is_about) = match event {
-                Event::Granted(grant) => {
-                    if grant.name == name {
-                        own.insert(grant.id);
-                    }
-                    (grant.at, grant.name == name)
-                }
-                Event::Seen { id, at, .. }
-                | Event::Leaving { id, at, .. }
-                | Event::Left { id, at, .. }
-                | Event::Lost { id, at } => (*at, own.contains(id)),
-                Event::Missed { name: of, at, .. } | Event::Stepped { name: of, at, .. } => {
-                    (*at, of == name)
-                }
-                Event::Odd { at, .. } => (*at, true),
-            };
-            if is_about {
-                lines.push((at, format!("process {:3}  {event}", process.number)));
-            }
-        }
-        if let Some(at) = process.killed {
-            lines.push((at, format!("process {:3}  was killed", process.number)));
-        }
-    }
-    for fault in &round.faults {
-        let text = format!("nemesis      {} until {} {:?}", fault.kind, fault.to, fault.process);
-        lines.push((fault.from, text));
-    }
-    lines.sort();
-    let first = lines.partition_point(|(at, _)| *at < from).saturating_sub(LINES / 2);
-    let last = (lines.partition_point(|(at, _)| *at <= to) + LINES / 2).min(lines.len());
-    let mut shown: Vec<_> =
-        lines[first..last].iter().map(|(at, line)| format!("{at} {line}")).collect();
-    if shown.len() > 4 * LINES {
-        let middle = shown.len() - 4 * LINES;
-        shown.splice(2 * LINES..2 * LINES + middle, [format!("… {middle} lines …")]);
-    }
-    shown
 }
 
 /// Appends all holds to a file of JSON lines.

@@ -178,7 +178,7 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, String> {
         report::progress(number, &all, &found);
         checked.violations.clone_from(&found.violations);
         if !found.violations.is_empty() {
-            let page = report::keep(options, &world.version(), number, &round, &checked);
+            let page = report::keep(options, &all, number, &round, &checked);
             page.map_err(|error| format!("the history is not kept: {error}"))?;
         }
         // Chance decides whether enough threads hold permits at the same time.
