@@ -273,6 +273,9 @@ pub(crate) struct Process {
     pub(crate) killed: Option<u64>,
 }
 
+/// The kind of a fault that the nemesis did not do: the machine was too busy to go on.
+pub(crate) const MACHINE_STILL: &str = "machine stood still";
+
 /// Something that the nemesis did.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Fault {
@@ -293,11 +296,15 @@ pub(crate) struct Round {
 }
 
 impl Round {
-    /// For how long this process stood still between these times.
+    /// For how long this process stood still between these times, alone or with the machine.
     pub(crate) fn stopped(&self, process: u32, from: u64, to: u64) -> u64 {
         let faults = self.faults.iter();
+        let is_stop = |fault: &&Fault| match fault.process {
+            Some(stopped) => fault.kind.starts_with("stop") && stopped == process,
+            None => fault.kind == MACHINE_STILL,
+        };
         faults
-            .filter(|fault| fault.kind.starts_with("stop") && fault.process == Some(process))
+            .filter(is_stop)
             .map(|fault| fault.to.min(to).saturating_sub(fault.from.max(from)))
             .sum()
     }
@@ -420,6 +427,21 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         save(&round, folder.path()).unwrap();
         assert_eq!(load(folder.path()).unwrap(), round);
+    }
+
+    #[test]
+    fn a_process_stands_still_alone_or_with_the_machine() {
+        let fault = |kind: &str, from, process| Fault {
+            kind: kind.to_owned(),
+            from,
+            to: from + 10,
+            process,
+            forgets: false,
+        };
+        let faults =
+            vec![fault("stop", 0, Some(1)), fault(MACHINE_STILL, 20, None), fault("cut", 40, None)];
+        let round = Round { processes: Vec::new(), faults };
+        assert_eq!([1, 2].map(|process| round.stopped(process, 5, 100)), [15, 10]);
     }
 
     #[test]

@@ -2,8 +2,9 @@
 //!
 //! Two threads do it at the same time: one to the processes, one to the servers and the network.
 
-use std::fs;
-use std::path::PathBuf;
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
@@ -14,8 +15,8 @@ use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
 use redlatch_testkit::{Action, Cluster, Direction, Proxy, Sentinels, Server, wait_until};
 
-use crate::clock::{ms, now};
-use crate::history::Fault;
+use crate::clock::{ms, nanos, now};
+use crate::history::{Fault, MACHINE_STILL};
 use crate::run::Crew;
 use crate::world::{World, ask, is_master};
 
@@ -23,6 +24,9 @@ use crate::world::{World, ask, is_master};
 /// old one may have been believed.
 const BEFORE: u64 = ms(4000);
 const AFTER: u64 = ms(2000);
+const PULSE: Duration = Duration::from_millis(50);
+/// A machine that is late by so much delays calls.
+const STOOD_STILL: u64 = ms(500);
 /// How long servers may take to become well again.
 const BOUND: Duration = Duration::from_secs(60);
 
@@ -96,6 +100,22 @@ impl Nemesis<'_> {
                 known = leaders;
             }
             looked = began;
+        }
+    }
+
+    /// Notes when this machine stood still, or its disk: a thread that only writes a byte at a time
+    /// was late. Until `ended`.
+    pub(crate) fn pulse(&self, folder: &Path, ended: &AtomicBool) {
+        let Ok(mut file) = File::create(folder.join("pulse")) else { return };
+        while !ended.load(Ordering::Relaxed) {
+            let from = now();
+            let _written = file.write_all(b".");
+            thread::sleep(PULSE);
+            let (from, to) = (from + nanos(PULSE), now());
+            if to > from + STOOD_STILL {
+                let kind = MACHINE_STILL.to_owned();
+                self.note(Fault { kind, from, to, process: None, forgets: false });
+            }
         }
     }
 

@@ -217,12 +217,13 @@ fn one_round(
     }
     let storm = Instant::now() + options.storm;
     let seed = options.seed.wrapping_mul(1_000_003).wrapping_add(number);
-    let (world, prefix) = (crew.world, crew.prefix);
+    let (world, prefix, folder) = (crew.world, crew.prefix, crew.folder);
     let (only, faults) = (&*options.faults, Vec::new().into());
     let nemesis = Nemesis { world, prefix, only, faults, until: storm, seed };
     let ended = AtomicBool::new(false);
     let (mut round, next) = thread::scope(|scope| {
         let _watch = scope.spawn(|| nemesis.watch(&ended));
+        let _pulse = scope.spawn(|| nemesis.pulse(folder.path(), &ended));
         if options.canary {
             world.masters().iter().for_each(|server| nemesis::plant(server, prefix, storm));
         } else {
