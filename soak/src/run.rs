@@ -202,6 +202,15 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, String> {
     Ok(all)
 }
 
+/// Ends the threads that watch a round, also when it panics.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 fn one_round(
     mut crew: Crew<'_>,
     number: u64,
@@ -222,6 +231,7 @@ fn one_round(
     let nemesis = Nemesis { world, prefix, only, faults, until: storm, seed };
     let ended = AtomicBool::new(false);
     let (mut round, next) = thread::scope(|scope| {
+        let _ends = Ends(&ended);
         let _watch = scope.spawn(|| nemesis.watch(&ended));
         let _pulse = scope.spawn(|| nemesis.pulse(folder.path(), &ended));
         if options.canary {
@@ -231,9 +241,7 @@ fn one_round(
         }
         thread::sleep(options.calm);
         let next = crew.next;
-        let round = crew.finish(found);
-        ended.store(true, Ordering::Relaxed);
-        Ok::<_, String>((round?, next))
+        Ok::<_, String>((crew.finish(found)?, next))
     })?;
     round.faults = nemesis.faults.into_inner().unwrap_or_default();
     round.faults.sort_by_key(|fault| fault.from);
