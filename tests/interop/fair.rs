@@ -108,15 +108,31 @@ impl Line {
         match &self.waiters[place] {
             Waiter::Ours { is_in, .. } => {
                 let said = is_in.recv_timeout(SOON);
-                assert_eq!(said, Ok(true), "ours at {place} of {:?} does not come in", self.name);
+                assert_eq!(said, Ok(true), "ours at {place} does not come in: {}", self.seen());
             }
             Waiter::Theirs { thread } => {
-                let said = self.java.reply(&thread.clone());
-                let name = &self.name;
-                assert!(["ok", "true"].contains(&&*said), "theirs at {place} of {name:?}: {said}");
+                let said = self.java.reply_within(&thread.clone(), SOON * 2).unwrap_or_default();
+                let is_in = ["ok", "true"].contains(&&*said);
+                assert!(is_in, "theirs at {place} says {said:?}: {}", self.seen());
             }
             Waiter::Victim => {}
         }
+    }
+
+    /// The lock as the server has it: its holder, its queue with the scores, and the listeners.
+    fn seen(&mut self) -> String {
+        const SEEN: &str = r"
+            local name = ARGV[1]
+            local of = function(key) return key .. ':{' .. name .. '}' end
+            return cjson.encode({
+                time = redis.call('time'),
+                holder = redis.call('hgetall', name), lease = redis.call('pttl', name),
+                queue = redis.call('lrange', of('redisson_lock_queue'), 0, -1),
+                scores = redis.call('zrange', of('redisson_lock_timeout'), 0, -1, 'withscores'),
+                channels = redis.call('pubsub', 'channels')
+            })";
+        let seen = redis::cmd("EVAL").arg(SEEN).arg(0).arg(&self.name).query(&mut self.redis);
+        format!("{:?} is {}", self.name, seen.unwrap_or_else(|error| error.to_string()))
     }
 
     fn leaves(&mut self, place: usize) {
