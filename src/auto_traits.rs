@@ -5,7 +5,7 @@ use crate::{
     ExpirablePermit, ExpirableSemaphore, FairLock, FencedLock, FencedLockGuard, FencingToken,
     HoldState, Leader, LeaderElection, Leadership, Lock, LockGuard, LostReason, MultiLock,
     MultiLockGuard, OwnedFencedLockGuard, OwnedLockGuard, OwnedMultiLockGuard, Permit, PermitId,
-    ReadLock, ReadWriteLock, ReentrantLock, Semaphore, Wait, WriteLock,
+    ReadLock, ReadWriteLock, ReentrantLock, Semaphore, Status, Wait, WriteLock,
 };
 
 const fn goes_anywhere<T: Send + Sync + Unpin>() {}
@@ -41,6 +41,7 @@ const _: () = {
     goes_anywhere::<ReadWriteLock>();
     goes_anywhere::<ReentrantLock>();
     goes_anywhere::<Semaphore>();
+    goes_anywhere::<Status>();
     goes_anywhere::<Wait<'_>>();
     goes_anywhere::<WriteLock>();
     goes_anywhere::<Box<dyn Lock>>();

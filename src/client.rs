@@ -18,6 +18,7 @@ use crate::lock::read_write::ReadWriteLock;
 use crate::lock::reentrant::ReentrantLock;
 use crate::runtime::{Core, Message, Session};
 use crate::semaphore::{ExpirableSemaphore, Semaphore};
+use crate::status::Status;
 
 #[cfg(all(test, models))]
 mod model_tests;
@@ -190,6 +191,61 @@ impl Client {
     #[must_use]
     pub fn cyclic_barrier(&self, name: &str) -> CyclicBarrier {
         CyclicBarrier::new(&self.0, name)
+    }
+
+    /// Says who has this name and who waits for it, whatever kind of synchronizer it is, and
+    /// whichever client uses it, one of Redisson's too. Already old when it returns.
+    ///
+    /// It changes nothing and takes no lock, so it is safe beside any work on the name. It lists up
+    /// to 1,000 holders and 1,000 waiters. The process of an owner is found by the name of its
+    /// connections, which ends with the client's [`id`](Self::id).
+    ///
+    /// # Errors
+    ///
+    /// [`Redis`](ErrorKind::Redis) if the server is in trouble or refuses.
+    /// [`Protocol`](ErrorKind::Protocol) if its answer makes no sense. [`Config`](ErrorKind::Config)
+    /// if the name is empty. [`ShutDown`](ErrorKind::ShutDown), [`Forked`](ErrorKind::Forked).
+    ///
+    /// # Blocking
+    ///
+    /// One round trip. A second one (`CLIENT LIST`, which takes the server about a millisecond for
+    /// 1,000 connections) if the name has an owner.
+    pub fn status(&self, name: &str) -> Result<Status, Error> {
+        Status::of(self.0.core(), name)
+    }
+
+    /// Releases a lock for its owner, of any client, and no other's hold: `owner` is a
+    /// [`Holder`](crate::Holder)'s. `false`: it does not have the lock. As
+    /// [`Lock::force_unlock`](crate::Lock::force_unlock), this does not stop the holder, which
+    /// learns of it soon if it is a client of redlatch.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`status`](Self::status). The message says whether the lock may be released.
+    ///
+    /// # Blocking
+    ///
+    /// A [`status`](Self::status), and one round trip.
+    #[must_use = "`false`: the owner does not have the lock"]
+    pub fn release_for(&self, name: &str, owner: &str) -> Result<bool, Error> {
+        Status::end(self.0.core(), name, owner)
+    }
+
+    /// The [`status`](Self::status) of each name in use that matches the pattern (with `*` and `?`,
+    /// as in Redis's `KEYS`), by name: locks that are held, expirable semaphores with permits out,
+    /// and semaphores and latches that processes wait for.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`status`](Self::status). The user needs the right to `SCAN`, too.
+    ///
+    /// # Blocking
+    ///
+    /// It scans all keys of each server, for people and not for programs: two round trips for every
+    /// 500 keys, each of which takes the server less than a millisecond, one for each hash, and one
+    /// `CLIENT LIST` for each server.
+    pub fn statuses(&self, pattern: &str) -> Result<Vec<Status>, Error> {
+        Status::all(self.0.core(), pattern)
     }
 
     /// The uuid with which the owners of this client's locks begin on the server; the name of each

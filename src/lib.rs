@@ -181,6 +181,7 @@ mod model;
 mod runtime;
 mod scripts;
 mod semaphore;
+mod status;
 mod waiting;
 
 pub use barrier::CyclicBarrier;
@@ -200,6 +201,7 @@ pub use lock::{Lock, LockGuard, OwnedLockGuard};
 pub use redlatch_client::{CancelToken, Credentials};
 pub use scripts::PermitId;
 pub use semaphore::{ExpirablePermit, ExpirableSemaphore, Permit, Semaphore};
+pub use status::{Holder, OwnerProcess, Status, StatusKind, Waiter};
 pub use waiting::Wait;
 
 #[cfg(doc)]

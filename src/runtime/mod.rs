@@ -188,6 +188,11 @@ impl Core {
         self.servers.cluster().is_some()
     }
 
+    /// The servers that have the names.
+    pub(crate) fn masters(&self) -> Vec<Arc<Node>> {
+        self.servers.cluster().map_or_else(|| self.servers.all(), |cluster| cluster.masters())
+    }
+
     /// The server's address, for messages.
     pub(crate) fn address(&self) -> String {
         self.servers.address()

@@ -89,6 +89,11 @@ impl LockKeys<'_> {
         suffixed(name, &format!("{owner}:rwlock_timeout:1"))
     }
 
+    /// The beginning of each [`read_timeout`](Self::read_timeout) of a lock.
+    pub(crate) fn readers(name: &str) -> String {
+        suffixed(name, "")
+    }
+
     /// The channel for releases.
     pub(crate) fn channel(name: &str) -> String {
         prefixed(CHANNEL, name)
@@ -191,6 +196,13 @@ impl ExpirableKeys {
     /// The key of the times when the leases of the permits that are out end.
     pub(crate) fn timeouts(name: &str) -> String {
         suffixed(name, "timeout")
+    }
+
+    /// The name with such a key, without braces of its own if there is one.
+    pub(crate) fn name(timeouts: &str) -> String {
+        let name = timeouts.strip_suffix(":timeout").unwrap_or(timeouts);
+        let inner = name.strip_prefix('{').and_then(|name| name.strip_suffix('}'));
+        inner.filter(|name| !name.contains('{')).unwrap_or(name).to_owned()
     }
 
     /// The other name with the same key.

@@ -42,6 +42,7 @@ mod permit_id;
 mod read_write;
 pub(crate) mod renewal;
 pub(crate) mod semaphore;
+pub(crate) mod status;
 mod trouble;
 
 use std::time::Duration;

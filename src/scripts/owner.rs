@@ -97,6 +97,16 @@ pub(crate) enum Owner {
 }
 
 impl Owner {
+    /// An owner of any client, from its text without the mark of a writer.
+    pub(crate) fn parse(text: &str, mode: Mode) -> Option<Self> {
+        let (client, number) = text.split_once(':')?;
+        Some(Self::Lock {
+            client: Uuid::try_parse(client).ok()?,
+            number: number.parse().ok()?,
+            mode,
+        })
+    }
+
     /// As Redis has it.
     pub(crate) fn text(&self) -> OwnerText {
         match self {

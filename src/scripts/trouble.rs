@@ -230,6 +230,7 @@ pub(crate) enum Rights {
     Latches,
     Barriers,
     Elections,
+    Status,
     ReplicaAcks,
     Subscriptions,
 }
@@ -284,6 +285,10 @@ impl Rights {
             Self::Elections => {
                 "an election needs the rights of a fenced lock, and TIME, HEXISTS, HGET, HMGET, HSET, DEL, \
                  PTTL, PUBLISH and SUBSCRIBE on redlatch_leader:* and on its channel, redlatch_leader:*"
+            }
+            Self::Status => {
+                "a status needs EVALSHA, EVAL, TYPE, PTTL, TIME, HLEN, HGETALL, HEXISTS and GETRANGE \
+                 on the key of that name"
             }
             Self::ReplicaAcks => "replica_acks needs WAIT",
             Self::Subscriptions => {

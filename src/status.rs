@@ -1,0 +1,396 @@
+//! What the server knows of a name: holders, waiters, counts.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+#[cfg(doc)]
+use crate::client::Client;
+use crate::error::Error;
+use crate::runtime::Core;
+use crate::scripts::fair::FairScripts;
+use crate::scripts::lock::{LockScripts, Released};
+use crate::scripts::status::{Found, connections, look, names};
+use crate::scripts::{self, Chain, FairKeys, LockKeys, Mode, Owner, PermitId, Rights, Trouble};
+
+/// What the server knows of a name. Made by [`Client::status`].
+///
+/// ```no_run
+/// # fn main() -> Result<(), redlatch::Error> {
+/// let client = redlatch::Client::connect("redis://127.0.0.1:6379")?;
+/// let status = client.status("orders")?;
+/// for holder in &status.holders {
+///     let process = holder.process.as_ref().map_or("unknown", |process| &process.name);
+///     println!("{} in {process}, for {:?} more", holder.owner, holder.left);
+/// }
+/// println!("{} processes wait", status.queue.len());
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Status {
+    /// The name.
+    pub name: String,
+    /// What the name is used for, as far as its keys tell.
+    pub kind: StatusKind,
+    /// The owners that have the lock, or the permits of an expirable semaphore that are out. The
+    /// server does not know since when.
+    pub holders: Vec<Holder>,
+    /// The queue, first in line first: a process each; of a fair lock, a thread each.
+    pub queue: Vec<Waiter>,
+    /// How many clients listen for a change without an entry in the queue: of a lock, Redisson's
+    /// waiters; of a semaphore or a latch, all waiting processes.
+    pub listeners: u64,
+    /// The free permits of a semaphore, or the count of a latch.
+    pub value: Option<i64>,
+    /// The last fencing token that the server gave out. A process may have taken some in advance.
+    pub token: Option<u64>,
+}
+
+/// What a name is used for, as far as its keys tell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum StatusKind {
+    /// There is no key: a lock that is free, a latch that is open, a semaphore without permits, or
+    /// a name that is not used.
+    Free,
+    /// A lock. (A fair lock for which no thread waits looks the same.)
+    Lock,
+    /// A lock with fencing tokens.
+    FencedLock,
+    /// A lock with a fair queue.
+    FairLock,
+    /// A read-write lock.
+    ReadWriteLock,
+    /// A semaphore for which processes wait.
+    Semaphore,
+    /// An expirable semaphore with permits that are out.
+    ExpirableSemaphore,
+    /// A latch for which processes wait.
+    CountDownLatch,
+    /// A number: a semaphore's free permits or a latch's count, and no process waits.
+    Number,
+    /// Another program's data.
+    Other,
+}
+
+/// An owner that has a lock or a permit.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Holder {
+    /// The client's uuid, a colon, and the number of a thread (Redisson's) or of an acquisition
+    /// (redlatch's). Of a permit its [`PermitId`], as text.
+    pub owner: String,
+    /// Whether it reads, beside others.
+    pub shared: bool,
+    /// How many times it has the lock. redlatch counts re-entries in the process, and has 1 here.
+    pub levels: u64,
+    /// When its lease ends. `None`: never.
+    pub left: Option<Duration>,
+    /// `None`: unknown.
+    pub process: Option<OwnerProcess>,
+}
+
+/// An owner in a queue.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Waiter {
+    /// As a [`Holder`]'s.
+    pub owner: String,
+    /// Whether it waits to read.
+    pub shared: bool,
+    /// How long it has waited. `None`: not known, it has just come, or the lock is a fair one.
+    pub waited: Option<Duration>,
+    /// `None`: unknown.
+    pub process: Option<OwnerProcess>,
+}
+
+/// The process of an owner, as the server sees its connections. Unknown of Redisson's clients
+/// unless their users set a `clientName` that ends with `#` and the client's id, and where the
+/// server gives connections no names or does not list them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct OwnerProcess {
+    /// The [`name`](crate::ClientBuilder::name) of its client.
+    pub name: String,
+    /// The address of a connection of it.
+    pub address: Arc<str>,
+}
+
+impl OwnerProcess {
+    /// The host, if the client has the default name.
+    #[must_use]
+    pub fn host(&self) -> Option<&str> {
+        self.place().map(|(host, _)| host)
+    }
+
+    /// The number of the process on its host, if the client has the default name.
+    #[must_use]
+    pub fn pid(&self) -> Option<u32> {
+        self.place().map(|(_, pid)| pid)
+    }
+
+    fn place(&self) -> Option<(&str, u32)> {
+        let (_, place) = self.name.rsplit_once('@')?;
+        let (host, pid) = place.rsplit_once(':')?;
+        Some((host, pid.parse().ok()?))
+    }
+}
+
+const UUID: usize = 36;
+const WRITES: &str = ":write";
+
+impl Status {
+    pub(crate) fn of(core: &Arc<Core>, name: &str) -> Result<Self, Error> {
+        let shared_name = Arc::from(name);
+        core.check(&shared_name)?;
+        if name.is_empty() {
+            return Err(Error::nameless("a synchronizer"));
+        }
+        let route = core.route(name);
+        let found = look(&route, name).map_err(|trouble| trouble.into_error().of(&shared_name))?;
+        let mut status = Self::read(name, found);
+        if !status.holders.is_empty() || !status.queue.is_empty() {
+            status.find_processes(&Processes::of(connections(|command| route.call_once(command))));
+        }
+        Ok(status)
+    }
+
+    /// Of each name in use that matches.
+    pub(crate) fn all(core: &Arc<Core>, pattern: &str) -> Result<Vec<Self>, Error> {
+        core.check(&Arc::from(""))?;
+        let sharded = core.is_cluster() && core.config.connection.sharded_channels;
+        let mut all = BTreeMap::new();
+        for node in core.masters() {
+            let lane = node.any_lane();
+            let names = names(pattern, sharded, |command| lane.call_once(command));
+            let (mut used, mut processes) = (Vec::new(), None);
+            for name in names.map_err(Trouble::into_error)? {
+                // A name that is no lock's, of another program's hash.
+                if core.check(&Arc::from(name.as_str())).is_err() {
+                    continue;
+                }
+                let found = look(&core.route(&name), &name).map_err(Trouble::into_error)?;
+                let status = Self::read(&name, found);
+                if status.is_used() {
+                    used.push(status);
+                }
+            }
+            for mut status in used {
+                let processes = processes.get_or_insert_with(|| {
+                    Processes::of(connections(|command| lane.call_once(command)))
+                });
+                status.find_processes(processes);
+                all.insert(status.name.clone(), status);
+            }
+        }
+        Ok(all.into_values().collect())
+    }
+
+    /// Ends the hold of this owner. `false`: it has none.
+    pub(crate) fn end(core: &Arc<Core>, name: &str, owner: &str) -> Result<bool, Error> {
+        let status = Self::of(core, name)?;
+        let Some(holder) = status.holders.iter().find(|it| it.owner == owner) else {
+            return Ok(false);
+        };
+        let mode = match status.kind {
+            StatusKind::ReadWriteLock if holder.shared => Mode::Read,
+            StatusKind::ReadWriteLock => Mode::Write,
+            _ => Mode::Lock,
+        };
+        // A permit's: it is given back by its id.
+        let Some(owner) = Owner::parse(owner, mode) else { return Ok(false) };
+        let (route, keys, database) = (core.route(name), FairKeys::new(name), core.database());
+        let (fair_wait, acks) = (core.config.fair_wait_timeout, None);
+        let command = if status.kind == StatusKind::FairLock {
+            let scripts = FairScripts { key: name, keys: &keys, fair_wait, database, acks };
+            scripts.release_command(&owner, &[])
+        } else {
+            let keys = LockKeys::new(name, mode, status.token.is_some());
+            let scripts = LockScripts { route: &route, name, mode, keys, database, acks };
+            scripts.release_command(&owner, Chain::default())
+        };
+        let released = scripts::lock::release(&route, &command, Rights::Locks, || true);
+        let released = released.map_err(|trouble| trouble.into_error_of(&Arc::from(name)))?;
+        Ok(released != Released::NotHeld)
+    }
+
+    fn is_used(&self) -> bool {
+        !self.holders.is_empty() || !self.queue.is_empty() || self.listeners > 0
+    }
+
+    fn find_processes(&mut self, processes: &Processes) {
+        for holder in &mut self.holders {
+            holder.process = processes.find(&holder.owner);
+        }
+        for waiter in &mut self.queue {
+            waiter.process = processes.find(&waiter.owner);
+        }
+    }
+
+    fn read(name: &str, found: Found) -> Self {
+        let is_read_write = found.fields.iter().any(|(field, ..)| field == "mode");
+        let is_lock = found.kind == "hash"
+            && found.left >= 0
+            && found.fields.iter().all(|(field, ..)| field == "mode" || is_owner(field))
+            && (is_read_write || found.fields.len() == 1);
+        let value = found.value.parse().ok().filter(|_| found.kind == "string");
+        let waits_for = found.queue.first().map_or("", |(kind, ..)| kind);
+        let kind = match found.kind.as_str() {
+            "hash" if is_lock && is_read_write => StatusKind::ReadWriteLock,
+            "hash" if is_lock && waits_for == "fair" => StatusKind::FairLock,
+            "hash" if is_lock && found.token.is_some() => StatusKind::FencedLock,
+            "hash" if is_lock => StatusKind::Lock,
+            "none" if waits_for == "fair" => StatusKind::FairLock,
+            "none" if waits_for == "lock" => StatusKind::Lock,
+            "none" if waits_for == "read-write" => StatusKind::ReadWriteLock,
+            "none" | "string" if !found.permits.is_empty() => StatusKind::ExpirableSemaphore,
+            "none" | "string" if found.semaphore_listeners > 0 => StatusKind::Semaphore,
+            "none" | "string" if found.latch_listeners > 0 => StatusKind::CountDownLatch,
+            "none" => StatusKind::Free,
+            "string" if value.is_some() => StatusKind::Number,
+            _ => StatusKind::Other,
+        };
+        let listeners = match kind {
+            StatusKind::Lock | StatusKind::FencedLock => found.lock_listeners,
+            StatusKind::ReadWriteLock => found.read_write_listeners,
+            StatusKind::Semaphore | StatusKind::ExpirableSemaphore => found.semaphore_listeners,
+            StatusKind::CountDownLatch => found.latch_listeners,
+            _ => 0,
+        };
+        Self {
+            name: name.to_owned(),
+            kind,
+            holders: if kind == StatusKind::ExpirableSemaphore {
+                permits(&found)
+            } else if is_lock {
+                holders(&found, is_read_write)
+            } else {
+                Vec::new()
+            },
+            queue: queue(&found),
+            listeners,
+            value,
+            token: found.token,
+        }
+    }
+}
+
+/// The owners in a lock's hash.
+fn holders(found: &Found, is_read_write: bool) -> Vec<Holder> {
+    let owners = found.fields.iter().filter(|(field, ..)| field != "mode");
+    let holder = |(field, levels, reads_for): &(String, String, i64)| {
+        let shared = is_read_write && !field.ends_with(WRITES);
+        Holder {
+            owner: field.trim_end_matches(WRITES).to_owned(),
+            shared,
+            levels: levels.parse().unwrap_or(1),
+            left: millis(if shared && *reads_for >= 0 { *reads_for } else { found.left }),
+            process: None,
+        }
+    };
+    owners.map(holder).collect()
+}
+
+/// The permits whose leases have not ended.
+fn permits(found: &Found) -> Vec<Holder> {
+    /// The end of a permit of Redisson's without a lease.
+    const NEVER: f64 = 922_337_203_685_477.0;
+    let now = found.now as f64;
+    let permit = |(id, ends): &(Vec<u8>, f64)| Holder {
+        owner: match <[u8; 16]>::try_from(id.as_slice()) {
+            Ok(bytes) => PermitId::from_bytes(bytes).to_string(),
+            // Of Redisson 3.16: the text itself.
+            Err(_) => String::from_utf8_lossy(id).into_owned(),
+        },
+        shared: false,
+        levels: 1,
+        left: if *ends >= NEVER { None } else { millis((ends - now) as i64) },
+        process: None,
+    };
+    found.permits.iter().filter(|(_, ends)| *ends > now).map(permit).collect()
+}
+
+fn queue(found: &Found) -> Vec<Waiter> {
+    let waiter = |(kind, owner, since): &(String, String, Option<i64>)| Waiter {
+        owner: owner.trim_end_matches(WRITES).to_owned(),
+        shared: kind == "read-write" && !owner.ends_with(WRITES),
+        waited: since.and_then(|since| millis(found.now.saturating_sub(since))),
+        process: None,
+    };
+    found.queue.iter().map(waiter).collect()
+}
+
+/// `None` of a time to live that does not end.
+fn millis(millis: i64) -> Option<Duration> {
+    u64::try_from(millis).ok().map(Duration::from_millis)
+}
+
+/// Whether it is `uuid:number`, perhaps with the mark of a writer.
+fn is_owner(field: &str) -> bool {
+    let number = |rest: &str| {
+        rest.strip_prefix(':').is_some_and(|rest| {
+            let number = rest.trim_end_matches(WRITES);
+            !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())
+        })
+    };
+    matches!(field.split_at_checked(UUID), Some((uuid, rest))
+        if uuid::Uuid::try_parse(uuid).is_ok() && number(rest))
+}
+
+/// The clients that are connected to a server, by their uuids.
+struct Processes(HashMap<u128, OwnerProcess>);
+
+impl Processes {
+    fn of(connections: Vec<(String, Arc<str>)>) -> Self {
+        let process = |(name, address): (String, Arc<str>)| {
+            let (name, id) = name.rsplit_once('#')?;
+            let id = uuid::Uuid::try_parse(id).ok()?.as_u128();
+            Some((id, OwnerProcess { name: name.to_owned(), address }))
+        };
+        Self(connections.into_iter().filter_map(process).collect())
+    }
+
+    fn find(&self, owner: &str) -> Option<OwnerProcess> {
+        if let Some((uuid, _)) = owner.split_at_checked(UUID) {
+            let id = uuid::Uuid::try_parse(uuid).ok()?;
+            return self.0.get(&id.as_u128()).cloned();
+        }
+        /// More acquisitions than a client ever makes: the ids of its permits follow its own.
+        const NEAR: u128 = 1 << 48;
+        let permit = u128::from_str_radix(owner, 16).ok()?;
+        let near = self.0.iter().find(|(id, _)| permit.wrapping_sub(**id) < NEAR);
+        near.map(|(_, process)| process.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_owner_is_a_uuid_and_a_number() {
+        let uuid = "0f3b1c9e-3f2a-8d5c-9b7e-1234567890ab";
+        for field in [format!("{uuid}:1"), format!("{uuid}:17:write")] {
+            assert!(is_owner(&field), "{field}");
+        }
+        for field in ["mode", uuid, &format!("{uuid}:"), &format!("{uuid}:x"), &format!("é{uuid}")]
+        {
+            assert!(!is_owner(field), "{field}");
+        }
+    }
+
+    #[test]
+    fn a_permit_leads_to_the_client_whose_ids_come_before_its_own() {
+        let uuid = "0f3b1c9e-3f2a-8d5c-9b7e-1234567890ab";
+        let connection = (format!("billing@host-7:4711#{uuid}"), Arc::from("10.0.0.7:50000"));
+        let processes = Processes::of(vec![connection, ("someone".to_owned(), Arc::from("x"))]);
+        for owner in [format!("{uuid}:5"), "0f3b1c9e3f2a8d5c9b7e1234567890af".to_owned()] {
+            let process = processes.find(&owner).unwrap();
+            assert_eq!((process.host(), process.pid()), (Some("host-7"), Some(4711)));
+        }
+        for stranger in ["0f3b1c9e3f2a8d5c9b7e1234567890aa", "é", ""] {
+            assert!(processes.find(stranger).is_none(), "{stranger}");
+        }
+    }
+}
