@@ -16,6 +16,10 @@ pub mod redisson {
     #![doc = include_str!("../docs/redisson.md")]
 }
 
+pub mod shell {
+    #![doc = include_str!("../docs/shell.md")]
+}
+
 pub mod operations {
     #![doc = include_str!("../docs/operations.md")]
 }

@@ -1,0 +1,62 @@
+//! `redlatch unlock`, `permits` and `latch`: changes by hand.
+
+use std::time::Duration;
+
+use redlatch::{Lock, StatusKind};
+
+use crate::args::Args;
+use crate::print;
+use crate::trouble::{NOT_HAD, Trouble, USAGE, say};
+
+/// Status 75: nobody had it, or not that owner.
+pub(crate) fn unlock(args: &Args, name: &str, owner: Option<&str>) -> Result<u8, Trouble> {
+    let client = args.client()?.connect()?;
+    if let Some(owner) = owner {
+        let released = match owner.parse() {
+            Ok(permit) => client.expirable_semaphore(name).try_release(&permit)?,
+            Err(_) => client.release_for(name, owner)?,
+        };
+        return Ok(if released { 0 } else { NOT_HAD });
+    }
+    let status = client.status(name)?;
+    let is_read = status.holders.first().is_some_and(|holder| holder.shared);
+    let read_write = client.read_write_lock(name);
+    let lock: Box<dyn Lock> = match status.kind {
+        StatusKind::FairLock => Box::new(client.fair_lock(name)),
+        StatusKind::FencedLock => Box::new(client.fenced_lock(name)),
+        StatusKind::ReadWriteLock if is_read => Box::new(read_write.read().clone()),
+        StatusKind::ReadWriteLock => Box::new(read_write.write().clone()),
+        StatusKind::Free | StatusKind::Lock => Box::new(client.reentrant_lock(name)),
+        _ => return Err(Trouble::new(USAGE, format!("{name} is no lock"))),
+    };
+    for holder in &status.holders {
+        let name = holder.process.as_ref().map_or("an unknown process", |process| &process.name);
+        say(format_args!("{name} loses it; owner {}", holder.owner));
+    }
+    Ok(if lock.force_unlock()? { 0 } else { NOT_HAD })
+}
+
+pub(crate) fn permits(args: &Args, name: &str, set: Option<u32>) -> Result<u8, Trouble> {
+    let semaphore = args.client()?.connect()?.expirable_semaphore(name);
+    if let Some(permits) = set {
+        semaphore.set_permits(permits)?;
+    }
+    print(format!("{}\n", semaphore.available_permits()?).as_bytes())
+}
+
+pub(crate) fn latch(
+    args: &Args,
+    name: &str,
+    set: Option<u64>,
+    count_down: bool,
+    wait: Option<Duration>,
+) -> Result<u8, Trouble> {
+    let latch = args.client()?.connect()?.count_down_latch(name);
+    let done = match (set, wait) {
+        (Some(count), _) => latch.try_set_count(count)?,
+        (None, Some(wait)) => latch.wait_for(wait)?,
+        (None, None) if count_down => latch.count_down().map(|()| true)?,
+        (None, None) => return print(format!("{}\n", latch.count()?).as_bytes()),
+    };
+    Ok(if done { 0 } else { NOT_HAD })
+}

@@ -1,0 +1,215 @@
+//! The words of the command line.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{ArgGroup, CommandFactory as _, Parser, Subcommand};
+use clap_complete::Shell;
+use redlatch::{Client, ClientBuilder};
+
+use crate::trouble::{CONFIG, NOT_HAD, Trouble};
+
+/// Locks of redlatch and Redisson in a shell.
+#[derive(Debug, Parser)]
+#[command(name = "redlatch", version, max_term_width = 100)]
+pub(crate) struct Args {
+    /// The server: redis://…, rediss://…, redis-sentinel://… or redis-cluster://…. Other users of
+    /// the machine see this in the list of processes: with a password use REDLATCH_URL, or a file.
+    #[arg(long, env = "REDLATCH_URL", hide_env_values = true, global = true)]
+    url: Option<String>,
+    /// A file with the server's URL in its first line.
+    #[arg(long, env = "REDLATCH_URL_FILE", global = true)]
+    url_file: Option<PathBuf>,
+    #[command(subcommand)]
+    pub(crate) task: Task,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Task {
+    /// Runs a command while it has a lock.
+    Run(Run),
+    /// Says who has a lock, and who waits for it.
+    Who {
+        /// The lock's name.
+        name: String,
+        /// One object on one line.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Lists the locks that are held, and the semaphores and latches that are waited for. It scans
+    /// the server's keys, some hundred at a time.
+    Ls {
+        /// Names, with `*` and `?`.
+        #[arg(default_value = "*")]
+        pattern: String,
+        /// One object a line.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Frees a lock that its holder does not release: the holder's command may still run, beside the
+    /// next one's. Status 75: it is free.
+    Unlock {
+        /// The lock's name.
+        name: String,
+        /// Only if this owner has it, as `who` prints it. Status 75: it does not.
+        #[arg(long, required_unless_present = "force")]
+        owner: Option<String>,
+        /// Whoever has it.
+        #[arg(long, conflicts_with = "owner")]
+        force: bool,
+    },
+    /// Prints the free permits of a semaphore, as `run --permits` uses it, or changes their number.
+    Permits {
+        /// The semaphore's name.
+        name: String,
+        /// How many there are to be, with those that are out.
+        #[arg(long)]
+        set: Option<u32>,
+    },
+    /// Prints the count of a latch, or changes it, or waits until it is zero.
+    #[command(group(ArgGroup::new("what").args(["set", "count_down", "wait"])))]
+    Latch {
+        /// The latch's name.
+        name: String,
+        /// Sets the count, if it is zero. Status 75: it is not.
+        #[arg(long)]
+        set: Option<u64>,
+        /// Counts down by one.
+        #[arg(long)]
+        count_down: bool,
+        /// Waits for this long at most. Status 75: it is not zero then.
+        #[arg(long, value_parser = duration, value_name = "TIME")]
+        wait: Option<Duration>,
+    },
+    /// Prints completions for a shell.
+    Completions {
+        /// Which one.
+        shell: Shell,
+    },
+    /// Prints the manual page.
+    Man,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = TIMES, override_usage = "redlatch run [OPTIONS] NAME COMMAND…\n       \
+    redlatch run [OPTIONS] NAME -c SHELL-COMMAND")]
+#[command(group(ArgGroup::new("kind").args(["shared", "exclusive", "fair", "fenced", "permits"])))]
+pub(crate) struct Run {
+    /// Fails at once if the lock is taken.
+    #[arg(short, long, visible_alias = "nb", conflicts_with = "wait")]
+    pub(crate) nonblock: bool,
+    /// Fails if the lock is not had within this time.
+    #[arg(short, long, visible_alias = "timeout", value_parser = duration, value_name = "TIME")]
+    pub(crate) wait: Option<Duration>,
+    /// Takes a read-write lock to read, beside others with -s.
+    #[arg(short, long)]
+    pub(crate) shared: bool,
+    /// Takes a read-write lock to write, alone. (Without -s and -x it is a plain lock.)
+    #[arg(short = 'x', short_alias = 'e', long)]
+    pub(crate) exclusive: bool,
+    /// First come, first served.
+    #[arg(long)]
+    pub(crate) fair: bool,
+    /// With a token that grows from holder to holder, in REDLATCH_TOKEN.
+    #[arg(long)]
+    pub(crate) fenced: bool,
+    /// At most N such commands at a time. N counts when the name is new: see `redlatch permits`.
+    #[arg(long, value_name = "N")]
+    pub(crate) permits: Option<u32>,
+    /// The status if the lock is not had.
+    #[arg(short = 'E', long, value_name = "STATUS", default_value_t = NOT_HAD)]
+    pub(crate) conflict_exit_code: u8,
+    /// How long others wait for the lock if this machine dies. It is renewed meanwhile.
+    #[arg(long, value_parser = duration, value_name = "TIME", default_value = "30")]
+    pub(crate) lease: Duration,
+    /// Keeps the lock for this long at least: with -n, "once a minute on one of all machines".
+    #[arg(long, value_parser = duration, value_name = "TIME")]
+    pub(crate) hold_at_least: Option<Duration>,
+    /// Stops the command after this time, with status 124.
+    #[arg(long, value_parser = duration, value_name = "TIME")]
+    pub(crate) max_hold: Option<Duration>,
+    /// How long before the end of the lease, or after --max-hold, the command gets TERM; KILL comes
+    /// at the end. [default: 5, or a quarter of the lease]
+    #[arg(short, long, value_parser = duration, value_name = "TIME")]
+    pub(crate) kill_grace: Option<Duration>,
+    /// Says on stderr how long it waited.
+    #[arg(long)]
+    pub(crate) verbose: bool,
+    /// Runs this by the shell.
+    #[arg(short, long = "command", value_name = "SHELL-COMMAND")]
+    pub(crate) command: Option<OsString>,
+    /// The lock's name, and the command.
+    #[arg(required = true, trailing_var_arg = true, value_name = "NAME [COMMAND]")]
+    pub(crate) words: Vec<OsString>,
+}
+
+const TIMES: &str = "\
+TIME is in seconds, as 1.5, or has a unit: 200ms, 90s, 5m, 1h, 1d.
+
+Status: the command's own; 128 + n if signal n ended it, or ended the wait;
+  74  the lock was lost and the command stopped: its work may be half done
+  75  the lock was not had (-E)        124  stopped after --max-hold
+  126 the command cannot be run        127  there is no such command
+  64 usage, 69 the server is away, 70 a fault here, 76 it is no Redis server,
+  77 the server refuses, 78 a setting or the URL is not usable
+
+The command has REDLATCH_NAME, REDLATCH_OWNER, REDLATCH_DEADLINE (in ms since 1970: the lock is
+certain until then, and renewed meanwhile) and, with --fenced, REDLATCH_TOKEN in its environment.
+It is a group of processes of its own, whose rest is killed before the lock is released. If stdin
+is a terminal it stays in the terminal's group, and only the command itself is killed.
+A process that has left the group, as by setsid, is not stopped, and nothing is while the whole
+machine or the process `redlatch` beside the command is stopped: use --fenced where that matters.";
+
+/// A time: seconds, or with a unit.
+fn duration(text: &str) -> Result<Duration, String> {
+    let unit = text.find(|it: char| it.is_ascii_alphabetic()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(unit);
+    let seconds = match unit {
+        "ms" => 0.001,
+        "" | "s" => 1.0,
+        "m" => 60.0,
+        "h" => 3_600.0,
+        "d" => 86_400.0,
+        _ => return Err("the unit is ms, s, m, h or d".to_owned()),
+    };
+    let number: f64 = number.parse().map_err(|_| "no number".to_owned())?;
+    Duration::try_from_secs_f64(number * seconds).map_err(|error| error.to_string())
+}
+
+impl Args {
+    /// A client of the server.
+    pub(crate) fn client(&self) -> Result<ClientBuilder, Trouble> {
+        let url = match (&self.url, &self.url_file) {
+            (Some(url), _) => url.clone(),
+            (None, Some(file)) => {
+                let text = std::fs::read_to_string(file).map_err(|error| {
+                    Trouble::new(CONFIG, format!("cannot read {}: {error}", file.display()))
+                })?;
+                text.lines().next().unwrap_or_default().trim().to_owned()
+            }
+            (None, None) => {
+                let message = "where is the server? Set --url, REDLATCH_URL or --url-file";
+                return Err(Trouble::new(CONFIG, message));
+            }
+        };
+        Ok(Client::builder(&url))
+    }
+}
+
+/// The manual page: of the command, and of each of its tasks.
+pub(crate) fn manual() -> Result<Vec<u8>, Trouble> {
+    let failed = |error| Trouble::new(crate::trouble::SOFTWARE, format!("{error}"));
+    let mut command = Args::command();
+    command.build();
+    let mut page = Vec::new();
+    clap_mangen::Man::new(command.clone()).render(&mut page).map_err(failed)?;
+    for task in command.get_subcommands().filter(|task| task.get_name() != "help") {
+        let page_of = clap_mangen::Man::new(task.clone());
+        page_of.render_name_section(&mut page).map_err(failed)?;
+        page_of.render_synopsis_section(&mut page).map_err(failed)?;
+        page_of.render_options_section(&mut page).map_err(failed)?;
+        page_of.render_extra_section(&mut page).map_err(failed)?;
+    }
+    Ok(page)
+}

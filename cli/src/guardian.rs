@@ -1,0 +1,266 @@
+//! The process between `redlatch run` and the command: the command's parent, outside of its group.
+//!
+//! It knows until when the lock is certain, and the command's group is dead by then, also if
+//! `redlatch run` was killed or stopped. As the parent it knows the command before any other
+//! process could end it, and the number of the group is not used anew as long as the command is
+//! not reaped. So it is the only one that signals the group. (If it is stopped itself, `redlatch
+//! run` kills the group in its place.)
+//!
+//! Its stdin is a socket. `redlatch run` sends the command's stdin, and lines:
+//!
+//! ```text
+//! until T      the lock is certain until T, in ns on `clock`
+//! signal N     for the command
+//! stop         the command is to end within the grace time
+//! kill         the lock is lost
+//! ```
+//!
+//! It answers `started PID` or `failed STATUS WHY`, and then `ended STATUS LOST`.
+
+use std::ffi::OsString;
+use std::fs;
+use std::io::{BufRead as _, BufReader, IoSliceMut, Write as _};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use rustix::process::{
+    Pid, Signal, WaitId, WaitIdOptions, WaitOptions, kill_process, kill_process_group, waitid,
+    waitpgid,
+};
+use rustix::time::{ClockId, clock_gettime};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+
+use crate::trouble::{CANNOT_RUN, NOT_FOUND, SOFTWARE};
+
+/// What makes this program a guardian.
+pub(crate) const ARGUMENT: &str = "guard-of-redlatch-run";
+/// The line with which the command's stdin goes.
+pub(crate) const STDIN: &[u8] = b"stdin\n";
+/// How often it looks at the clock at least, which goes on while the machine sleeps.
+const LOOK: Duration = Duration::from_secs(1);
+const AGAIN: Duration = Duration::from_millis(100);
+
+/// In ns; goes on while the machine sleeps, as the leases do.
+pub(crate) fn clock() -> u64 {
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    let clock = ClockId::Boottime;
+    #[cfg(not(any(target_os = "linux", target_os = "android")))]
+    let clock = ClockId::Monotonic;
+    let time = clock_gettime(clock);
+    let (seconds, nanos) = (u64::try_from(time.tv_sec), u64::try_from(time.tv_nsec));
+    seconds.unwrap_or(0).saturating_mul(1_000_000_000).saturating_add(nanos.unwrap_or(0))
+}
+
+/// The signals that end a program, but for those that are ignored here, as by nohup: the command is
+/// to ignore them, too.
+pub(crate) fn signals() -> impl Iterator<Item = i32> {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    let all = [SIGTERM, SIGINT, SIGHUP, SIGQUIT];
+    all.into_iter().filter(move |signal| mask & (1 << (signal - 1)) == 0)
+}
+
+/// The status of a process, as a shell has it.
+fn status(status: ExitStatus) -> u8 {
+    let code = status.code().or_else(|| Some(128 + status.signal()?));
+    code.and_then(|code| u8::try_from(code).ok()).unwrap_or(SOFTWARE)
+}
+
+enum Event {
+    Line(String),
+    /// The command has ended, and is not reaped.
+    Ended,
+}
+
+struct Guardian {
+    child: Child,
+    pid: Pid,
+    /// In a terminal's group: only the command itself is signalled, since the group may have others.
+    in_terminal: bool,
+    grace: u64,
+    /// So much before the deadline the group is killed: a killed process needs a moment to die.
+    margin: u64,
+    /// When the lock may be another's.
+    until: u64,
+    /// The end by `stop`.
+    stops: Option<u64>,
+    /// The command was told to end, or killed, since the lock ends.
+    lost: bool,
+}
+
+/// `words`: the grace time and the margin in ns, the terminal's group or 0, the program's path, and
+/// the command.
+pub(crate) fn main(words: impl Iterator<Item = OsString>) -> ExitCode {
+    match guard(words) {
+        Some(()) => ExitCode::SUCCESS,
+        None => SOFTWARE.into(),
+    }
+}
+
+fn guard(mut words: impl Iterator<Item = OsString>) -> Option<()> {
+    // It ends with the command, and not before.
+    for signal in signals() {
+        signal_hook::flag::register(signal, Arc::default()).ok()?;
+    }
+    // Then the orphans of the group are its children, and it sees that they are dead.
+    #[cfg(target_os = "linux")]
+    rustix::process::set_child_subreaper(Some(rustix::process::getpid())).ok()?;
+    let mut number = || words.next()?.to_str()?.parse::<u64>().ok();
+    let (grace, margin, terminal) = (number()?, number()?, number()?);
+    let socket = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned().ok()?);
+    let stdin = receive_stdin(&socket)?;
+    let mut lines = BufReader::new(socket.try_clone().ok()?);
+    let mut first = String::new();
+    lines.read_line(&mut first).ok()?;
+    let until = first.trim_end().strip_prefix("until ")?.parse().ok()?;
+    let in_terminal = terminal > 0;
+    let program = words.next()?;
+    let mut command = Command::new(program);
+    command.arg0(words.next()?).args(words).process_group(i32::try_from(terminal).ok()?);
+    command.stdin(stdin.map_or_else(Stdio::null, Stdio::from));
+    let child = match command.spawn() {
+        Ok(child) => child,
+        Err(error) => {
+            let is_missing = error.kind() == std::io::ErrorKind::NotFound;
+            let status = if is_missing { NOT_FOUND } else { CANNOT_RUN };
+            return writeln!(&socket, "failed {status} {error}").ok();
+        }
+    };
+    drop(command);
+    let pid = Pid::from_raw(i32::try_from(child.id()).ok()?)?;
+    let _told = writeln!(&socket, "started {}", child.id());
+    let (events, told) = channel();
+    listen(lines, events.clone());
+    watch(pid, events);
+    let guardian =
+        Guardian { child, pid, in_terminal, grace, margin, until, stops: None, lost: false };
+    let (status, lost) = guardian.guard(&told);
+    // If nobody reads that, `redlatch run` is gone.
+    let _told = writeln!(&socket, "ended {status} {lost}");
+    Some(())
+}
+
+/// The command's stdin; `None` if it has none. The outer `None`: nobody sends any.
+fn receive_stdin(socket: &UnixStream) -> Option<Option<OwnedFd>> {
+    let mut line = [0; STDIN.len()];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let parts = &mut [IoSliceMut::new(&mut line)];
+    let read = recvmsg(socket, parts, &mut control, RecvFlags::CMSG_CLOEXEC).ok()?;
+    if read.bytes != STDIN.len() {
+        return None;
+    }
+    Some(control.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut sent) => sent.next(),
+        _ => None,
+    }))
+}
+
+fn listen(mut lines: BufReader<UnixStream>, events: Sender<Event>) {
+    thread::spawn(move || {
+        loop {
+            let mut line = String::new();
+            // The end: the lock is not renewed any more, and ends as it would have.
+            if !matches!(lines.read_line(&mut line), Ok(1..)) {
+                return;
+            }
+            let _sent = events.send(Event::Line(line));
+        }
+    });
+}
+
+fn watch(pid: Pid, events: Sender<Event>) {
+    thread::spawn(move || {
+        let how = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+        while matches!(waitid(WaitId::Pid(pid), how), Err(Errno::INTR) | Ok(None)) {}
+        let _sent = events.send(Event::Ended);
+    });
+}
+
+impl Guardian {
+    /// Returns when the command has ended and its group is dead: its status, and whether it was
+    /// stopped since the lock ends.
+    fn guard(mut self, told: &Receiver<Event>) -> (u8, bool) {
+        let mut told_to_end = false;
+        loop {
+            let now = clock();
+            let dead_by = self.until.saturating_sub(self.margin);
+            let wait = if now >= dead_by.min(self.stops.unwrap_or(u64::MAX)) {
+                self.lost |= now >= dead_by;
+                self.signal(Signal::KILL);
+                AGAIN
+            } else if now.saturating_add(self.grace) >= dead_by && !self.lost {
+                self.lost = true;
+                self.end(&mut told_to_end);
+                continue;
+            } else {
+                let end = if self.lost { dead_by } else { dead_by.saturating_sub(self.grace) };
+                let end = end.min(self.stops.unwrap_or(u64::MAX));
+                LOOK.min(Duration::from_nanos(end.saturating_sub(now)))
+            };
+            match told.recv_timeout(wait) {
+                Ok(Event::Ended) => break,
+                Ok(Event::Line(line)) => self.obey(line.trim_end(), &mut told_to_end),
+                Err(RecvTimeoutError::Timeout) => {}
+                // Both threads are gone, and the command with its watcher.
+                Err(RecvTimeoutError::Disconnected) => break,
+            }
+        }
+        // Others of the group may live on, and the lock is about to be free.
+        if !self.in_terminal {
+            self.signal(Signal::KILL);
+        }
+        let ended = self.child.wait().map_or(SOFTWARE, status);
+        if !self.in_terminal {
+            while matches!(waitpgid(self.pid, WaitOptions::empty()), Ok(Some(_)) | Err(Errno::INTR))
+            {
+            }
+        }
+        (ended, self.lost)
+    }
+
+    fn obey(&mut self, line: &str, told_to_end: &mut bool) {
+        let (order, number) = line.split_once(' ').unwrap_or((line, ""));
+        match order {
+            // A lock that is kept after all does not undo that the command was told to end.
+            "until" if !self.lost => self.until = number.parse().unwrap_or(self.until),
+            "signal" => {
+                let signal = number.parse().ok().and_then(Signal::from_named_raw);
+                signal.inspect(|signal| self.signal(*signal));
+            }
+            "stop" => {
+                self.stops = Some(clock().saturating_add(self.grace));
+                self.end(told_to_end);
+            }
+            "kill" => self.until = 0,
+            _ => {}
+        }
+    }
+
+    /// Asks the command to end. A stopped one would not hear it.
+    fn end(&self, told: &mut bool) {
+        if !std::mem::replace(told, true) {
+            self.signal(Signal::TERM);
+            self.signal(Signal::CONT);
+        }
+    }
+
+    fn signal(&self, signal: Signal) {
+        // A group that is gone needs none.
+        let _sent = if self.in_terminal {
+            kill_process(self.pid, signal)
+        } else {
+            kill_process_group(self.pid, signal)
+        };
+    }
+}

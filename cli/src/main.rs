@@ -1,0 +1,65 @@
+//! The command `redlatch`: runs a command under a distributed lock, and says who has it.
+
+mod admin;
+mod args;
+mod guardian;
+mod held;
+mod run;
+mod trouble;
+mod who;
+
+use std::ffi::OsStr;
+use std::io::Write as _;
+use std::process::ExitCode;
+
+use clap::{CommandFactory as _, Parser as _};
+
+use args::{Args, Task};
+use trouble::{Trouble, USAGE, say};
+
+fn main() -> ExitCode {
+    let mut words = std::env::args_os().skip(1);
+    if words.next().as_deref() == Some(OsStr::new(guardian::ARGUMENT)) {
+        return guardian::main(words);
+    }
+    let args = match Args::try_parse() {
+        Ok(args) => args,
+        Err(error) => {
+            let asked = !error.use_stderr();
+            let _written = error.print();
+            return if asked { ExitCode::SUCCESS } else { USAGE.into() };
+        }
+    };
+    match perform(&args) {
+        Ok(status) => status.into(),
+        Err(trouble) => {
+            say(&trouble);
+            trouble.status.into()
+        }
+    }
+}
+
+fn perform(args: &Args) -> Result<u8, Trouble> {
+    match &args.task {
+        Task::Run(run) => run::run(args, run),
+        Task::Who { name, json } => who::who(args, name, *json),
+        Task::Ls { pattern, json } => who::ls(args, pattern, *json),
+        Task::Unlock { name, owner, force: _ } => admin::unlock(args, name, owner.as_deref()),
+        Task::Permits { name, set } => admin::permits(args, name, *set),
+        Task::Latch { name, set, count_down, wait } => {
+            admin::latch(args, name, *set, *count_down, *wait)
+        }
+        Task::Completions { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(*shell, &mut Args::command(), "redlatch", &mut script);
+            print(&script)
+        }
+        Task::Man => print(&args::manual()?),
+    }
+}
+
+/// Writes to stdout. A reader that has gone is no trouble.
+fn print(bytes: &[u8]) -> Result<u8, Trouble> {
+    let _written = std::io::stdout().write_all(bytes);
+    Ok(0)
+}

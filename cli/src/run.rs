@@ -1,0 +1,436 @@
+//! `redlatch run`: a command that runs while a lock is held.
+
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::io::{BufRead as _, BufReader, IoSlice, IsTerminal as _, Write as _};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime};
+
+use redlatch::{CancelToken, ErrorKind, Wait};
+use rustix::fs::{Access, access};
+use rustix::io::Errno;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use rustix::process::{
+    Pid, Signal, WaitOptions, getpgrp, kill_process, kill_process_group, waitpgid,
+};
+use signal_hook::consts::SIGTERM;
+use signal_hook::iterator::Signals;
+
+use crate::args::{Args, Run};
+use crate::guardian::{self, clock};
+use crate::held::Held;
+use crate::trouble::{CANNOT_RUN, LOST, NOT_FOUND, SOFTWARE, TOO_LONG, Trouble, USAGE, say};
+
+/// The default grace time, if the lease is long enough.
+const GRACE: Duration = Duration::from_secs(5);
+/// How long before the lock may be another's the command is dead.
+const MARGIN: Duration = Duration::from_millis(100);
+/// How often the group is killed if the guardian is stopped.
+const AGAIN: Duration = Duration::from_millis(5);
+
+/// Takes the lock, runs the command, and returns the status.
+pub(crate) fn run(args: &Args, run: &Run) -> Result<u8, Trouble> {
+    let job = Job::of(run)?;
+    let grace = run.kill_grace.unwrap_or_else(|| GRACE.min(run.lease / 4));
+    if grace > run.lease / 2 {
+        return Err(Trouble::new(USAGE, "the grace time is more than half of the lease"));
+    }
+    let signals = Heard::start()?;
+    let client = args.client()?.watchdog_timeout(run.lease).connect()?;
+    let token = signals.cancels();
+    let wait = match run.wait {
+        _ if run.nonblock => Wait::NONE,
+        Some(wait) => Wait::at_most(wait),
+        None => Wait::FOREVER,
+    };
+    let begun = Instant::now();
+    let held = match Held::take(&client, &job.name, run, wait.cancelled_by(&token)) {
+        Ok(Some(held)) => held,
+        Ok(None) => {
+            if run.verbose {
+                say(format_args!("{} was not had within {:.1?}", job.name, begun.elapsed()));
+            }
+            return Ok(run.conflict_exit_code);
+        }
+        Err(error) if error.kind() == ErrorKind::Cancelled => return Ok(signals.status()),
+        Err(error) => return Err(error.into()),
+    };
+    let had = Instant::now();
+    if run.verbose {
+        say(format_args!("{} had after {:.1?}", job.name, begun.elapsed()));
+    }
+    let (events, told) = channel();
+    if !signals.go_to(&events) {
+        return Ok(signals.status());
+    }
+    // A lock that another process has handed on is certain for 2 s at first.
+    held.check(run.lease / 2)?;
+    let lost = events.clone();
+    held.on_lost(move |_| drop(lost.send(Event::Lost)));
+    let mut work = Work::start(&job, run, &held, client.id(), grace, events)?;
+    let ended = work.see_through(run, &held, &told)?;
+    if ended == LOST && work.lost {
+        say(format_args!("{} was lost, and the command stopped", job.name));
+        // There is nothing to release, and a client's end may wait for a server that is away.
+        std::process::exit(LOST.into());
+    }
+    let until = run.hold_at_least.and_then(|least| had.checked_add(least));
+    while let Some(left) = until.and_then(|until| until.checked_duration_since(Instant::now())) {
+        if let Ok(Event::Signal(_) | Event::Lost) = told.recv_timeout(left) {
+            break;
+        }
+    }
+    signals.ends();
+    match held.release() {
+        // With nothing behind the command: it was lost while that ran.
+        Err(error) if error.kind() == ErrorKind::LeaseLost && until.is_none() => Err(error.into()),
+        Err(error) => {
+            say(format_args!("{error:#}"));
+            Ok(ended)
+        }
+        Ok(()) => Ok(ended),
+    }
+}
+
+/// What is to run, under which lock.
+struct Job {
+    name: String,
+    program: PathBuf,
+    words: Vec<OsString>,
+}
+
+impl Job {
+    fn of(run: &Run) -> Result<Self, Trouble> {
+        let mut words = run.words.clone();
+        let name = words.remove(0).into_string();
+        let name = name.map_err(|_| Trouble::new(USAGE, "the lock's name is no UTF-8"))?;
+        let is_shell = |word: &OsString| word == "-c" || word == "--command";
+        // As with flock(1): behind the name, too.
+        let script = match (&run.command, &words[..]) {
+            (Some(script), []) => Some(script.clone()),
+            (None, [option, script]) if is_shell(option) => Some(script.clone()),
+            (Some(_), _) => return Err(Trouble::new(USAGE, "-c is the whole command")),
+            (None, _) => None,
+        };
+        if let Some(script) = script {
+            let shell = std::env::var_os("SHELL").filter(|shell| !shell.is_empty());
+            words = vec![shell.unwrap_or_else(|| "/bin/sh".into()), "-c".into(), script];
+        }
+        let Some(command) = words.first() else {
+            return Err(Trouble::new(USAGE, "there is no command behind the lock's name"));
+        };
+        Ok(Self { name, program: find(command)?, words })
+    }
+}
+
+/// The program of a command, before the lock is taken.
+fn find(command: &OsStr) -> Result<PathBuf, Trouble> {
+    let shown = command.to_string_lossy();
+    let missing = || Trouble::new(NOT_FOUND, format!("{shown}: no such command"));
+    let found: Vec<_> = if shown.contains('/') {
+        vec![PathBuf::from(command)]
+    } else if shown.is_empty() {
+        Vec::new()
+    } else {
+        let folders = std::env::var_os("PATH").unwrap_or_else(|| "/usr/bin:/bin".into());
+        std::env::split_paths(&folders).map(|folder| folder.join(command)).collect()
+    };
+    let runs = |path: &&PathBuf| is_file(path) && access(*path, Access::EXEC_OK).is_ok();
+    if let Some(path) = found.iter().find(runs) {
+        return Ok(path.clone());
+    }
+    let exists = found.iter().any(|path| is_file(path)) || shown.contains('/') && found[0].exists();
+    Err(if exists {
+        Trouble::new(CANNOT_RUN, format!("{shown}: cannot be run"))
+    } else {
+        missing()
+    })
+}
+
+fn is_file(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|it| it.is_file())
+}
+
+enum Event {
+    Signal(i32),
+    Lost,
+    /// A line of the guardian's; `None`: it is gone.
+    Said(Option<String>),
+}
+
+/// Where a signal goes.
+enum Hears {
+    /// It ends this process: there is nothing to undo.
+    Nothing,
+    Waiting(CancelToken),
+    Cancelled(i32),
+    Running(Sender<Event>),
+}
+
+/// The signals that this process gets.
+#[derive(Clone)]
+struct Heard(Arc<Mutex<Hears>>);
+
+impl Heard {
+    fn start() -> Result<Self, Trouble> {
+        let failed = |error| Trouble::new(SOFTWARE, format!("signals: {error}"));
+        let mut signals = Signals::new(guardian::signals()).map_err(failed)?;
+        let hears = Self(Arc::new(Mutex::new(Hears::Nothing)));
+        let heard = hears.clone();
+        thread::Builder::new()
+            .name("signals".to_owned())
+            .spawn(move || signals.forever().for_each(|signal| heard.hear(signal)))
+            .map_err(failed)?;
+        Ok(hears)
+    }
+
+    fn hear(&self, signal: i32) {
+        let mut hears = self.lock();
+        match &*hears {
+            Hears::Nothing | Hears::Cancelled(_) => std::process::exit(128 + signal),
+            Hears::Waiting(token) => {
+                token.cancel();
+                *hears = Hears::Cancelled(signal);
+            }
+            Hears::Running(events) => drop(events.send(Event::Signal(signal))),
+        }
+    }
+
+    /// From here on a signal cancels the returned token.
+    fn cancels(&self) -> CancelToken {
+        let token = CancelToken::new();
+        *self.lock() = Hears::Waiting(token.clone());
+        token
+    }
+
+    /// From here on signals are events. `false`: there was one.
+    fn go_to(&self, events: &Sender<Event>) -> bool {
+        let mut hears = self.lock();
+        let is_cancelled = matches!(*hears, Hears::Cancelled(_));
+        if !is_cancelled {
+            *hears = Hears::Running(events.clone());
+        }
+        !is_cancelled
+    }
+
+    /// From here on a signal ends the process: the client of a server that is away takes its time.
+    fn ends(&self) {
+        *self.lock() = Hears::Nothing;
+    }
+
+    /// The status after a signal.
+    fn status(&self) -> u8 {
+        let signal = if let Hears::Cancelled(signal) = *self.lock() { signal } else { 0 };
+        u8::try_from(128 + signal).unwrap_or(SOFTWARE)
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Hears> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The command and its guardian.
+struct Work {
+    guardian: Child,
+    socket: UnixStream,
+    in_terminal: bool,
+    /// The command, once it has started.
+    pid: Option<Pid>,
+    /// Until when the guardian knows the lock to be certain.
+    until: u64,
+    lost: bool,
+}
+
+impl Work {
+    fn start(
+        job: &Job,
+        run: &Run,
+        held: &Held,
+        client: &str,
+        grace: Duration,
+        events: Sender<Event>,
+    ) -> Result<Self, Trouble> {
+        let failed =
+            |error: std::io::Error| Trouble::new(SOFTWARE, format!("no guardian: {error}"));
+        let (socket, its) = UnixStream::pair().map_err(failed)?;
+        let in_terminal = std::io::stdin().is_terminal();
+        let group = if in_terminal { getpgrp().as_raw_nonzero().get() } else { 0 };
+        let margin = MARGIN.min(run.lease / 20);
+        // This program, even if its file has been replaced since.
+        let program = std::env::current_exe().ok().filter(|program| program.exists());
+        let program = program.unwrap_or_else(|| "/proc/self/exe".into());
+        let mut command = Command::new(program);
+        command.arg0("redlatch").arg(guardian::ARGUMENT);
+        command.arg(grace.as_nanos().to_string()).arg(margin.as_nanos().to_string());
+        command.arg(group.to_string()).arg(&job.program).args(&job.words);
+        command.env("REDLATCH_NAME", &job.name).env("REDLATCH_OWNER", client);
+        command.env_remove("REDLATCH_TOKEN");
+        if let Some(token) = held.token() {
+            command.env("REDLATCH_TOKEN", token.to_string());
+        }
+        let ends = SystemTime::now() + run.max_hold.unwrap_or(Duration::MAX).min(held.remaining());
+        let ends = ends.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        command.env("REDLATCH_DEADLINE", ends.as_millis().to_string());
+        // A group of its own: no signal for the command's group, or for this one's, is for it.
+        command.process_group(0).stdin(Stdio::from(OwnedFd::from(its)));
+        // If the guardian is killed, its children are this process's.
+        #[cfg(target_os = "linux")]
+        rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
+            .map_err(|error| failed(error.into()))?;
+        let guardian = command.spawn().map_err(failed)?;
+        // Its end of the socket is the guardian's alone: its end is the guardian's.
+        drop(command);
+        let mut work = Self { guardian, socket, in_terminal, pid: None, until: 0, lost: false };
+        work.send_stdin().map_err(failed)?;
+        work.tell_deadline(held);
+        let mut lines = BufReader::new(work.socket.try_clone().map_err(failed)?);
+        thread::spawn(move || {
+            loop {
+                let mut line = String::new();
+                let said = matches!(lines.read_line(&mut line), Ok(1..)).then_some(line);
+                let is_gone = said.is_none();
+                if events.send(Event::Said(said)).is_err() || is_gone {
+                    return;
+                }
+            }
+        });
+        Ok(work)
+    }
+
+    fn send_stdin(&self) -> std::io::Result<()> {
+        let stdin = std::io::stdin();
+        let sent = [stdin.as_fd()];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        // Without a stdin the command gets none.
+        if stdin.as_fd().try_clone_to_owned().is_ok() {
+            control.push(SendAncillaryMessage::ScmRights(&sent));
+        }
+        let parts = [IoSlice::new(guardian::STDIN)];
+        sendmsg(&self.socket, &parts, &mut control, SendFlags::NOSIGNAL)?;
+        Ok(())
+    }
+
+    fn tell(&mut self, line: &str) {
+        // If it is gone, the reader of its lines learns of it.
+        let _sent = self.socket.write_all(line.as_bytes());
+    }
+
+    /// Tells the guardian until when the lock is certain, if that has changed.
+    fn tell_deadline(&mut self, held: &Held) {
+        // Before the question: if this process is stopped in between, the deadline is early.
+        let now = clock();
+        let left = u64::try_from(held.remaining().as_nanos()).unwrap_or(u64::MAX);
+        let until = now.saturating_add(left);
+        // The same deadline, reckoned again, differs by the time between the two clocks.
+        if left > 0 && until.abs_diff(self.until) > 1_000_000 {
+            self.until = until;
+            self.tell(&format!("until {until}\n"));
+        }
+    }
+
+    /// Waits for the command's end. Returns the status.
+    fn see_through(
+        &mut self,
+        run: &Run,
+        held: &Held,
+        told: &Receiver<Event>,
+    ) -> Result<u8, Trouble> {
+        let tick = (run.lease / 20).clamp(Duration::from_millis(5), Duration::from_millis(500));
+        // Later than the guardian.
+        let margin = MARGIN.min(run.lease / 20) / 2;
+        let mut stops = run.max_hold.and_then(|longest| Instant::now().checked_add(longest));
+        let mut is_stopped = false;
+        loop {
+            let wait = stops.map_or(tick, |at| at.saturating_duration_since(Instant::now()));
+            let left = held.remaining().saturating_sub(margin);
+            match told.recv_timeout(wait.min(tick).min(left.max(AGAIN))) {
+                Ok(Event::Said(Some(line))) => {
+                    let Some(status) = self.hear(line.trim_end())? else { continue };
+                    let _reaped = self.guardian.wait();
+                    return Ok(match () {
+                        () if self.lost => LOST,
+                        () if is_stopped => TOO_LONG,
+                        () => status,
+                    });
+                }
+                Ok(Event::Said(None)) => {
+                    self.take_over();
+                    if self.lost {
+                        return Ok(LOST);
+                    }
+                    return Err(Trouble::new(SOFTWARE, "the guardian was killed, and the command"));
+                }
+                // A terminal's other signals are the command's already.
+                Ok(Event::Signal(signal)) if !self.in_terminal || signal == SIGTERM => {
+                    self.tell(&format!("signal {signal}\n"));
+                }
+                Ok(Event::Lost) => {
+                    self.lost = true;
+                    self.tell("kill\n");
+                }
+                Ok(Event::Signal(_)) | Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => thread::sleep(tick),
+            }
+            if stops.is_some_and(|at| Instant::now() >= at) {
+                (stops, is_stopped) = (None, true);
+                self.tell("stop\n");
+            }
+            if held.remaining() <= margin {
+                // The guardian has done so, unless it is stopped, or has not begun.
+                if std::mem::replace(&mut self.lost, true) {
+                    let _ends = self.guardian.kill();
+                } else {
+                    self.tell("kill\n");
+                }
+                self.kill();
+            } else {
+                self.tell_deadline(held);
+            }
+        }
+    }
+
+    /// The guardian is dead: its children are this process's, which ends them.
+    fn take_over(&mut self) {
+        let _reaped = self.guardian.wait();
+        self.kill();
+        if let Some(pid) = self.pid.filter(|_| !self.in_terminal) {
+            while matches!(waitpgid(pid, WaitOptions::empty()), Ok(Some(_)) | Err(Errno::INTR)) {}
+        }
+    }
+
+    /// Reads a line of the guardian's: the command's status, if it has ended.
+    fn hear(&mut self, line: &str) -> Result<Option<u8>, Trouble> {
+        let mut words = line.splitn(3, ' ');
+        let (what, number, rest) = (words.next(), words.next(), words.next().unwrap_or_default());
+        let number = number.and_then(|number| number.parse::<i32>().ok()).unwrap_or(0);
+        let status = u8::try_from(number).unwrap_or(SOFTWARE);
+        match what {
+            Some("started") => self.pid = Pid::from_raw(number),
+            Some("failed") => return Err(Trouble::new(status, rest)),
+            Some("ended") => {
+                self.lost |= rest == "true";
+                return Ok(Some(status));
+            }
+            _ => {}
+        }
+        Ok(None)
+    }
+
+    fn kill(&self) {
+        let Some(pid) = self.pid else { return };
+        let _sent = if self.in_terminal {
+            kill_process(pid, Signal::KILL)
+        } else {
+            kill_process_group(pid, Signal::KILL)
+        };
+    }
+}

@@ -1,0 +1,55 @@
+//! Why a command fails, and with which status.
+
+use std::fmt;
+use std::io::Write as _;
+
+use redlatch::{Error, ErrorKind};
+
+pub(crate) const USAGE: u8 = 64;
+pub(crate) const UNAVAILABLE: u8 = 69;
+pub(crate) const SOFTWARE: u8 = 70;
+pub(crate) const LOST: u8 = 74;
+pub(crate) const NOT_HAD: u8 = 75;
+pub(crate) const PROTOCOL: u8 = 76;
+pub(crate) const REFUSED: u8 = 77;
+pub(crate) const CONFIG: u8 = 78;
+pub(crate) const TOO_LONG: u8 = 124;
+pub(crate) const CANNOT_RUN: u8 = 126;
+pub(crate) const NOT_FOUND: u8 = 127;
+
+/// Writes to stderr. One that is closed is no trouble.
+pub(crate) fn say(message: impl fmt::Display) {
+    let _written = writeln!(std::io::stderr(), "redlatch: {message}");
+}
+
+/// What stands on stderr, and the status.
+#[derive(Debug)]
+pub(crate) struct Trouble {
+    pub(crate) status: u8,
+    message: String,
+}
+
+impl Trouble {
+    pub(crate) fn new(status: u8, message: impl Into<String>) -> Self {
+        Self { status, message: message.into() }
+    }
+}
+
+impl fmt::Display for Trouble {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl From<Error> for Trouble {
+    fn from(error: Error) -> Self {
+        let status = match error.kind() {
+            ErrorKind::Config => CONFIG,
+            ErrorKind::Protocol => PROTOCOL,
+            ErrorKind::LeaseLost | ErrorKind::NotHeld | ErrorKind::EndsTooSoon => LOST,
+            _ if error.is_transient() => UNAVAILABLE,
+            _ => REFUSED,
+        };
+        Self::new(status, format!("{error:#}"))
+    }
+}

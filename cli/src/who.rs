@@ -1,0 +1,150 @@
+//! `redlatch who` and `redlatch ls`: who has what, and who waits.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use redlatch::{OwnerProcess, Status, StatusKind};
+use serde_json::{Value, json};
+
+use crate::args::Args;
+use crate::print;
+use crate::trouble::Trouble;
+
+/// Of the objects that `--json` prints.
+const VERSION: u32 = 1;
+
+pub(crate) fn who(args: &Args, name: &str, json: bool) -> Result<u8, Trouble> {
+    let status = args.client()?.connect()?.status(name)?;
+    let text = if json { format!("{}\n", object(&status)) } else { page(&status) };
+    print(text.as_bytes())
+}
+
+pub(crate) fn ls(args: &Args, pattern: &str, json: bool) -> Result<u8, Trouble> {
+    let mut text = String::new();
+    for status in args.client()?.connect()?.statuses(pattern)? {
+        if json {
+            text += &format!("{}\n", object(&status));
+        } else {
+            text += &line(&status);
+        }
+    }
+    print(text.as_bytes())
+}
+
+fn word(kind: StatusKind) -> &'static str {
+    match kind {
+        StatusKind::Free => "free, or not used",
+        StatusKind::Lock => "lock",
+        StatusKind::FencedLock => "fenced lock",
+        StatusKind::FairLock => "fair lock",
+        StatusKind::ReadWriteLock => "read-write lock",
+        StatusKind::Semaphore => "semaphore",
+        StatusKind::ExpirableSemaphore => "expirable semaphore",
+        StatusKind::CountDownLatch => "latch",
+        StatusKind::Number => "semaphore or latch",
+        _ => "no lock: another program's data",
+    }
+}
+
+fn place(process: Option<&OwnerProcess>) -> String {
+    match process {
+        Some(process) => match (process.host(), process.pid()) {
+            (Some(host), Some(pid)) => {
+                format!("{host}, process {pid} ({}, from {})", process.name, process.address)
+            }
+            _ => format!("{}, from {}", process.name, process.address),
+        },
+        None => "an unknown process".to_owned(),
+    }
+}
+
+fn seconds(time: Duration) -> String {
+    format!("{:.1} s", time.as_secs_f64())
+}
+
+/// What stands of one name.
+fn page(status: &Status) -> String {
+    let mut page = format!("{}: {}\n", status.name, word(status.kind));
+    if let Some(value) = status.value {
+        let _fits = writeln!(page, "  count {value}");
+    }
+    if let Some(token) = status.token {
+        let _fits = writeln!(page, "  last token {token}");
+    }
+    for holder in &status.holders {
+        let verb = if holder.shared { "read by" } else { "held by" };
+        let left = holder
+            .left
+            .map_or_else(|| "no end".to_owned(), |left| format!("{} left", seconds(left)));
+        let place = place(holder.process.as_ref());
+        let _fits = writeln!(page, "  {verb} {place}; {left}; owner {}", holder.owner);
+    }
+    for (place_in_queue, waiter) in (1..).zip(&status.queue) {
+        let purpose = if waiter.shared { ", to read" } else { "" };
+        let since =
+            waiter.waited.map_or_else(String::new, |waited| format!(", for {}", seconds(waited)));
+        let place = place(waiter.process.as_ref());
+        let owner = &waiter.owner;
+        let _fits =
+            writeln!(page, "  {place_in_queue}. {place} waits{since}{purpose}; owner {owner}");
+    }
+    if status.listeners > 0 {
+        let _fits = writeln!(page, "  {} other clients wait for a change", status.listeners);
+    }
+    page
+}
+
+fn line(status: &Status) -> String {
+    let holder = match &status.holders[..] {
+        [] => "-".to_owned(),
+        [first] => place(first.process.as_ref()),
+        [first, rest @ ..] => {
+            format!("{} and {} more", place(first.process.as_ref()), rest.len())
+        }
+    };
+    let left = status.holders.iter().filter_map(|holder| holder.left).max();
+    let left = left.map_or_else(|| "-".to_owned(), seconds);
+    let waiting = status.queue.len() as u64 + status.listeners;
+    format!("{}\t{}\t{holder}\t{left}\t{waiting} waiting\n", status.name, word(status.kind))
+}
+
+fn object(status: &Status) -> Value {
+    let process = |process: Option<&OwnerProcess>| {
+        process.map(|process| {
+            json!({
+                "name": process.name,
+                "address": &*process.address,
+                "host": process.host(),
+                "pid": process.pid(),
+            })
+        })
+    };
+    let millis = |time: Option<Duration>| time.map(|time| time.as_millis() as u64);
+    let holders = status.holders.iter().map(|holder| {
+        json!({
+            "owner": holder.owner,
+            "shared": holder.shared,
+            "levels": holder.levels,
+            "left_ms": millis(holder.left),
+            "process": process(holder.process.as_ref()),
+        })
+    });
+    let queue = status.queue.iter().map(|waiter| {
+        json!({
+            "owner": waiter.owner,
+            "shared": waiter.shared,
+            "waited_ms": millis(waiter.waited),
+            "process": process(waiter.process.as_ref()),
+        })
+    });
+    json!({
+        "version": VERSION,
+        "name": status.name,
+        "kind": format!("{:?}", status.kind),
+        "value": status.value,
+        "token": status.token,
+        "holders": holders.collect::<Vec<_>>(),
+        "queue": queue.collect::<Vec<_>>(),
+        "listeners": status.listeners,
+    })
+}

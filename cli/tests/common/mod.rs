@@ -1,0 +1,109 @@
+//! The command on servers of the tests' own.
+
+#![allow(dead_code, clippy::unwrap_used, clippy::expect_used)]
+
+use std::fs;
+use std::io::{BufRead as _, BufReader};
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::time::Duration;
+
+use redlatch::Client;
+use redlatch_testkit::Server;
+use rustix::process::{Pid, Signal, kill_process};
+
+pub(crate) use redlatch_testkit::wait_until;
+
+pub(crate) const SOON: Duration = Duration::from_secs(30);
+
+pub(crate) fn server() -> Server {
+    Server::start().expect("a server to test on")
+}
+
+pub(crate) fn client(server: &Server) -> Client {
+    Client::connect(&server.url()).unwrap()
+}
+
+/// The command, whose server is at this URL.
+pub(crate) fn redlatch(url: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_redlatch"));
+    command.env("REDLATCH_URL", url).stdin(Stdio::null());
+    command
+}
+
+/// The output of the command with these words.
+pub(crate) fn output(url: &str, words: &[&str]) -> Output {
+    redlatch(url).args(words).output().unwrap()
+}
+
+/// Its status, and what it has said.
+pub(crate) fn ends(url: &str, words: &[&str]) -> (i32, String) {
+    let output = output(url, words);
+    let said = String::from_utf8(output.stderr).unwrap();
+    (output.status.code().unwrap(), said)
+}
+
+/// A `redlatch run` whose command says that it runs, by the number of its process.
+pub(crate) struct Running {
+    pub(crate) wrapper: Child,
+    pub(crate) command: i32,
+    lines: BufReader<ChildStdout>,
+}
+
+/// The shell's script says `$$` first.
+pub(crate) fn start(url: &str, options: &[&str], name: &str, script: &str) -> Running {
+    let mut run = redlatch(url);
+    run.arg("run").args(options).args([name, "sh", "-c", &format!("echo $$; {script}")]);
+    let mut wrapper = run.stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(wrapper.stdout.take().unwrap());
+    let mut line = String::new();
+    lines.read_line(&mut line).unwrap();
+    Running { wrapper, command: line.trim().parse().unwrap(), lines }
+}
+
+impl Running {
+    pub(crate) fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.lines.read_line(&mut line).unwrap();
+        line.trim_end().to_owned()
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.wrapper), signal).unwrap();
+    }
+
+    pub(crate) fn status(mut self) -> Option<i32> {
+        self.wrapper.wait().unwrap().code()
+    }
+}
+
+/// The living processes of a group.
+pub(crate) fn members(group: i32) -> Vec<i32> {
+    let processes = fs::read_dir("/proc").unwrap().flatten();
+    let pids = processes.filter_map(|it| it.file_name().to_str()?.parse::<i32>().ok());
+    pids.filter(|pid| stat(*pid).is_some_and(|(state, _, its)| its == group && state != "Z"))
+        .collect()
+}
+
+/// The state, the parent and the group of a process.
+pub(crate) fn stat(pid: i32) -> Option<(String, i32, i32)> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The program's name, in parentheses, may have anything in it.
+    let (_, rest) = stat.rsplit_once(')')?;
+    let mut fields = rest.split_whitespace();
+    let (state, parent, group) = (fields.next()?, fields.next()?, fields.next()?);
+    Some((state.to_owned(), parent.parse().ok()?, group.parse().ok()?))
+}
+
+/// Waits until so many processes stand in a lock's queue.
+pub(crate) fn wait_in_line(client: &Client, name: &str, count: usize) {
+    wait_until("they wait", SOON, || client.status(name).unwrap().queue.len() == count);
+}
+
+/// Whether this process ignores a signal, as one in a shell's background does INT and QUIT: then its
+/// children do, too.
+pub(crate) fn ignores(signal: Signal) -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap();
+    let mask = u64::from_str_radix(mask.trim(), 16).unwrap();
+    mask & (1 << (signal.as_raw() - 1)) != 0
+}

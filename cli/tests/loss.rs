@@ -1,0 +1,120 @@
+//! No process of a command's group is alive when another client has the lock, whatever happens to
+//! `redlatch run`, the server or the network.
+//!
+//! `REDLATCH_LONG=1` tries each fault many times.
+
+// They look at processes.
+#![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod common;
+
+use std::thread;
+
+use common::*;
+use redlatch_testkit::{Proxy, Server};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// The command, its child and its grandchild ignore TERM.
+const STUBBORN: &str = "trap '' TERM; (trap '' TERM; (trap '' TERM; echo deep; sleep 60) & sleep \
+                        60) & while :; do sleep 0.05; done";
+const OPTIONS: [&str; 4] = ["--lease", "1500ms", "-k", "300ms"];
+
+fn rounds() -> usize {
+    if std::env::var_os("REDLATCH_LONG").is_some() { 100 } else { 2 }
+}
+
+/// Runs the stubborn command, lets `fault` happen, and looks at its group when another client gets
+/// the lock. Returns the status of `redlatch run`, if it has one.
+fn after(server: &Server, url: &str, name: &str, fault: impl FnOnce(&Running)) -> Option<i32> {
+    let mut running = start(url, &OPTIONS, name, STUBBORN);
+    assert_eq!(running.line(), "deep");
+    let command = running.command;
+    assert!(members(command).len() >= 3, "{:?}", members(command));
+    let lock = client(server).reentrant_lock(name);
+    let other = thread::spawn(move || {
+        let guard = lock.lock().unwrap();
+        let alive = members(command);
+        drop(guard);
+        alive
+    });
+    fault(&running);
+    assert_eq!(other.join().unwrap(), [], "{name}");
+    let _goes_on = kill_process(Pid::from_child(&running.wrapper), Signal::CONT);
+    running.status()
+}
+
+#[test]
+fn after_a_kill_of_the_wrapper() {
+    let server = server();
+    for _ in 0..rounds() {
+        let status = after(&server, &server.url(), "killed", |it| it.signal(Signal::KILL));
+        assert_eq!(status, None);
+    }
+}
+
+#[test]
+fn after_a_stop_of_the_wrapper() {
+    let server = server();
+    for _ in 0..rounds() {
+        let status = after(&server, &server.url(), "stopped", |it| it.signal(Signal::STOP));
+        assert_eq!(status, Some(74));
+    }
+}
+
+#[test]
+fn after_the_network_is_cut() {
+    let server = server();
+    for _ in 0..rounds() {
+        let proxy = Proxy::before(&server);
+        let status = after(&server, &proxy.url(), "cut off", |_| proxy.freeze());
+        assert_eq!(status, Some(74));
+    }
+}
+
+/// The lock is not passed on before the guardian and its command are dead.
+#[test]
+fn after_a_kill_of_the_guardian() {
+    let server = server();
+    for _ in 0..rounds() {
+        let status = after(&server, &server.url(), "unguarded", |it| {
+            let (_, guardian, _) = stat(it.command).unwrap();
+            kill_process(Pid::from_raw(guardian).unwrap(), Signal::KILL).unwrap();
+        });
+        assert_eq!(status, Some(70));
+    }
+}
+
+#[test]
+fn after_a_stop_of_the_guardian_while_the_network_is_cut() {
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let status = after(&server, &proxy.url(), "both", |it| {
+        let (_, guardian, _) = stat(it.command).unwrap();
+        kill_process(Pid::from_raw(guardian).unwrap(), Signal::STOP).unwrap();
+        proxy.freeze();
+    });
+    assert_eq!(status, Some(74));
+}
+
+#[test]
+fn before_the_end_of_the_lease_the_command_is_asked_to_end() {
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let script = "trap 'echo asked; exit 0' TERM; echo on; while :; do sleep 0.05; done";
+    let mut running = start(&proxy.url(), &OPTIONS, "asked", script);
+    assert_eq!(running.line(), "on");
+    proxy.freeze();
+    assert_eq!(running.line(), "asked");
+    assert!(client(&server).reentrant_lock("asked").is_locked().unwrap(), "it is still ours");
+    assert_eq!(running.status(), Some(74));
+}
+
+#[test]
+fn a_lock_that_is_renewed_outlasts_its_lease() {
+    let server = server();
+    let mut running = start(&server.url(), &OPTIONS, "kept", "sleep 4; echo done; exit 9");
+    assert_eq!(running.line(), "done");
+    assert!(client(&server).reentrant_lock("kept").is_locked().unwrap());
+    assert_eq!(running.status(), Some(9));
+}

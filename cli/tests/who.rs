@@ -1,0 +1,156 @@
+//! What `redlatch` prints, and the recipes of docs/shell.md.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod common;
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use common::*;
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+fn prints(url: &str, words: &[&str]) -> String {
+    let output = output(url, words);
+    assert!(output.status.success(), "{words:?}: {output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn who_and_ls_name_holders_and_waiters() {
+    let server = server();
+    let url = server.url();
+    let watcher = client(&server);
+    let mut holder = start(&url, &[], "orders", "echo on; while :; do sleep 0.05; done");
+    holder.line();
+    let mut waiter = redlatch(&url).args(["run", "orders", "true"]).spawn().unwrap();
+    wait_in_line(&watcher, "orders", 1);
+    let page = prints(&url, &["who", "orders"]);
+    let (holds, waits) = (holder.wrapper.id(), waiter.id());
+    for part in ["orders: lock", &format!("process {holds} "), &format!("process {waits} ")] {
+        assert!(page.contains(part), "no {part:?} in {page}");
+    }
+    let object: Value = serde_json::from_str(&prints(&url, &["who", "orders", "--json"])).unwrap();
+    assert_eq!((&object["version"], &object["kind"]), (&json!(1), &json!("Lock")));
+    assert_eq!(object["holders"][0]["process"]["pid"], holds);
+    assert_eq!(object["queue"][0]["process"]["pid"], waits);
+    let lines = prints(&url, &["ls", "--json"]);
+    let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    assert_eq!(lines[0]["name"], "orders");
+    assert!(prints(&url, &["ls", "ord*"]).starts_with("orders\tlock\t"));
+    assert_eq!(prints(&url, &["ls", "x*"]), "");
+    holder.signal(Signal::TERM);
+    assert_eq!(holder.status(), Some(143));
+    assert!(waiter.wait().unwrap().success());
+    assert!(prints(&url, &["who", "orders"]).starts_with("orders: free"));
+}
+
+#[test]
+fn a_lock_is_freed_by_hand() {
+    let server = server();
+    let url = server.url();
+    assert_eq!(ends(&url, &["unlock", "orders"]).0, 64);
+    assert_eq!(ends(&url, &["unlock", "orders", "--force"]).0, 75);
+    for options in [&[][..], &["--fair"], &["--fenced"], &["-s"], &["-x"]] {
+        for force in [true, false] {
+            let mut holder = start(&url, options, "orders", "echo on; sleep 60 & wait");
+            holder.line();
+            let owner = client(&server).status("orders").unwrap().holders[0].owner.clone();
+            let another = format!("{owner}1");
+            assert_eq!(ends(&url, &["unlock", "orders", "--owner", &another]).0, 75);
+            if force {
+                let (status, said) = ends(&url, &["unlock", "orders", "--force"]);
+                assert!(status == 0 && said.contains("loses it"), "{options:?}: {said}");
+            } else {
+                assert_eq!(ends(&url, &["unlock", "orders", "--owner", &owner]).0, 0);
+            }
+            assert_eq!(holder.status(), Some(74), "{options:?}");
+        }
+        redis::cmd("FLUSHALL").exec(&mut server.connection()).unwrap();
+    }
+}
+
+#[test]
+fn permits_and_latches_are_counted() {
+    let server = server();
+    let url = server.url();
+    assert_eq!(prints(&url, &["permits", "slots", "--set", "3"]), "3\n");
+    assert_eq!(prints(&url, &["permits", "slots"]), "3\n");
+    assert_eq!(prints(&url, &["latch", "ready", "--set", "1"]), "");
+    assert_eq!(ends(&url, &["latch", "ready", "--set", "1"]).0, 75);
+    assert_eq!(ends(&url, &["latch", "ready", "--wait", "100ms"]).0, 75);
+    assert_eq!(prints(&url, &["latch", "ready"]), "1\n");
+    assert_eq!(ends(&url, &["latch", "ready", "--count-down"]).0, 0);
+    assert_eq!(ends(&url, &["latch", "ready", "--wait", "10"]).0, 0);
+}
+
+#[test]
+fn the_url_may_stand_in_a_file() {
+    let server = server();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("url");
+    fs::write(&file, format!("{}\n", server.url())).unwrap();
+    let run = |file: &Path| {
+        let mut command = redlatch("");
+        command.env_remove("REDLATCH_URL").arg("--url-file").arg(file);
+        command.args(["run", "orders", "true"]).status().unwrap().code()
+    };
+    assert_eq!(run(&file), Some(0));
+    assert_eq!(run(&folder.path().join("none")), Some(78));
+}
+
+#[test]
+fn the_manual_and_completions_are_printed() {
+    let page = prints("", &["man"]);
+    for part in [".TH redlatch", "max\\-hold", "REDLATCH_TOKEN", "the lock was lost"] {
+        assert!(page.contains(part), "no {part:?} in {page}");
+    }
+    for shell in ["bash", "zsh", "fish"] {
+        assert!(prints("", &["completions", shell]).contains("redlatch"));
+    }
+}
+
+/// The programs that the recipes run under their locks.
+const PROGRAMS: [&str; 8] =
+    ["report", "deploy", "serve", "download", "dump", "search", "rebuild", "store"];
+
+#[test]
+fn the_recipes_of_the_page_work() {
+    let server = server();
+    let folder = tempfile::tempdir().unwrap();
+    for program in PROGRAMS {
+        let path = folder.path().join(program);
+        let script = "#!/bin/sh\necho \"$REDLATCH_NAME: $0 $*\" >>ran\n";
+        fs::write(&path, script).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/shell.md");
+    let page = fs::read_to_string(page).unwrap();
+    let recipes: Vec<_> =
+        page.split("```sh\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect();
+    let own = Path::new(env!("CARGO_BIN_EXE_redlatch")).parent().unwrap();
+    let path = format!("{}:{}", own.display(), std::env::var("PATH").unwrap());
+    for recipe in &recipes {
+        // As on the page, but for the minute.
+        let script = recipe.replace("50s", "1s");
+        let mut shell = Command::new("sh");
+        shell.args(["-euc", &script]).current_dir(&folder).stdin(Stdio::null());
+        let output = shell.env("PATH", &path).env("REDLATCH_URL", server.url()).output().unwrap();
+        assert!(output.status.success(), "{recipe}: {output:?}");
+    }
+    assert!(recipes.len() >= 9, "{}", recipes.len());
+    let ran = fs::read_to_string(folder.path().join("ran")).unwrap();
+    for program in PROGRAMS {
+        assert_eq!(
+            ran.lines().filter(|line| line.contains(&format!("./{program} "))).count(),
+            1,
+            "{ran}"
+        );
+    }
+    assert!(ran.contains("report: ./report") && ran.contains("invoices: ./store 1"), "{ran}");
+    assert!(folder.path().join("dump.gz").exists());
+}
