@@ -144,8 +144,10 @@ struct Worker {
     turn: u64,
 }
 
+type Work = fn(&mut Worker);
+
 /// The kinds of work: a name for `--only`, and the share of the choices.
-const WORK: [(&str, u32, fn(&mut Worker)); 12] = [
+const WORK: [(&str, u32, Work); 12] = [
     ("reentrant", 150, Worker::reentrant),
     ("fair", 70, Worker::fair),
     ("readwrite", 80, Worker::read_write),
