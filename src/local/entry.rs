@@ -11,9 +11,10 @@
 //! ```
 //!
 //! Pure, as `exchanges.rs` is: no number, no clock, no chance, no mutex, nothing of the crate. So the
-//! random models of the scripts (`tests/model/`) run this file, and a state can be copied, compared
-//! and hashed. Two types, since two threads have a part in it: the waiting thread owns the
-//! [`Entry`], and the subscriber's thread fills the [`Inbox`], under a mutex of the caller's.
+//! random models of the scripts (`tests/model/`) run this file, and `tests/explore/` explores it: a
+//! state can be copied, compared and hashed. Two types, since two threads have a part in it: the
+//! waiting thread owns the [`Entry`], and the subscriber's thread fills the [`Inbox`], under a mutex
+//! of the caller's.
 //!
 //! Invariants, and what would break them:
 //!

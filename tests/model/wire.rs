@@ -39,7 +39,7 @@ pub(crate) enum Request {
 }
 
 /// The arguments of a question that is not the first one for its entry; ms, by the server's clock.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Again {
     /// Since when it waits.
     pub(crate) came: u64,

@@ -1,0 +1,112 @@
+//! The library's own machine of a waiting process (`src/local/entry.rs`) beside a model of the
+//! server, explored: breadth first, every order of every step. That model is held against the real
+//! scripts by random requests.
+//!
+//! A usual run explores small settings, and takes seconds. With `REDLATCH_LONG=1` (`.ci/long
+//! explore`) it explores large ones to the end, or to ten million states; SOAK.md has the figures.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+mod model;
+
+#[path = "explore/against.rs"]
+mod against;
+#[path = "explore/checker.rs"]
+mod checker;
+#[path = "explore/identity.rs"]
+mod identity;
+#[path = "lock_model/kind.rs"]
+mod plain;
+#[path = "explore/process.rs"]
+mod process;
+#[path = "explore/search.rs"]
+mod search;
+#[path = "explore/server.rs"]
+mod server;
+#[path = "explore/settings.rs"]
+mod settings;
+#[path = "read_write_model/kind.rs"]
+mod shared;
+#[path = "explore/world.rs"]
+mod world;
+
+use std::env;
+use std::hash::{BuildHasher, RandomState};
+
+use common::server as redis;
+use server::{Bug, Kind};
+use settings::{DIFFERENCES, LARGE, MUTANTS, SMALL};
+
+/// So many states of a large setting, and of one with a bug, each as often as steps lead to it.
+const MANY: usize = 40_000_000;
+const FEW: usize = 3_000_000;
+
+fn is_long() -> bool {
+    env::var_os("REDLATCH_LONG").is_some()
+}
+
+/// In every state the rules hold, and from every state somebody gets in.
+#[test]
+fn every_order_of_every_step_keeps_the_rules() {
+    for (what, setting) in SMALL {
+        let seen = setting.explore(usize::MAX);
+        println!("{what}: {seen}");
+        assert!(seen.broken.is_none(), "{what}: {}", seen.broken.unwrap());
+        assert!(seen.is_whole, "{what}: {seen}");
+        if let Some(steps) = setting.stuck() {
+            panic!("{what}: {steps}");
+        }
+    }
+}
+
+#[test]
+fn large_settings_keep_the_rules() {
+    for (what, setting) in LARGE.iter().filter(|_| is_long()) {
+        let seen = setting.explore(MANY);
+        println!("{what}: {seen}");
+        assert!(seen.broken.is_none(), "{what}: {}", seen.broken.unwrap());
+    }
+}
+
+/// An exploration that finds nothing proves nothing.
+#[test]
+fn each_known_bug_is_found() {
+    let mut unnoticed = Vec::new();
+    for mutant in MUTANTS {
+        let seen = mutant.setting.explore(FEW);
+        let rule = seen.broken.as_deref().and_then(|steps| steps.lines().last());
+        println!("{}: {} ({} states)", mutant.what, rule.unwrap_or("-"), seen.states);
+        if rule.is_none() {
+            unnoticed.push(mutant.what);
+        }
+    }
+    assert!(unnoticed.is_empty(), "nobody noticed: {unnoticed:#?}");
+}
+
+/// `REDLATCH_SEED` makes the same requests again.
+fn compare(kind: Kind, bug: Option<Bug>, least: u64) -> Result<against::Counts, String> {
+    let seed = env::var("REDLATCH_SEED").ok().and_then(|seed| seed.parse().ok());
+    let seed = seed.unwrap_or_else(|| RandomState::new().hash_one(least) >> 16);
+    against::compare(&redis(), kind, bug, seed, least)
+}
+
+#[test]
+fn the_model_of_the_server_does_what_the_scripts_do() {
+    let least = if is_long() { 100_000 } else { 200 };
+    for kind in [Kind::Lock, Kind::Fenced, Kind::ReadWrite] {
+        match compare(kind, None, least) {
+            Ok(counts) => println!("{kind:?}: {counts:?}"),
+            Err(difference) => panic!("{kind:?}: {difference}"),
+        }
+    }
+}
+
+#[test]
+fn a_planted_difference_is_found() {
+    for (kind, bug) in DIFFERENCES {
+        let difference = compare(*kind, Some(*bug), 20_000).err();
+        println!("{bug:?}: {}", difference.as_deref().unwrap_or("-"));
+        assert!(difference.is_some(), "{bug:?} makes no difference");
+    }
+}

@@ -1,0 +1,482 @@
+//! One process: the library's entry (`src/local/entry.rs`), and as little as possible around it. That
+//! is the thread that waits, its connections, and the hold that it gets.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use super::server::{Chain, Client, Message, Owner, Reply, Request};
+use crate::model::library::deadline::deadline;
+use crate::model::library::entry::{
+    self, Action, Actions, By, Entered, Entry, Event, Inbox, Listens, Told,
+};
+use crate::model::library::exchanges::{Asked, Granted, Reader, Undo};
+
+pub(crate) const MS: u64 = 1_000_000;
+/// A hold by message is raised after this.
+const RAISED_AFTER: u64 = 50 * MS;
+const RENEWED_AGAIN: u64 = 400 * MS;
+/// A waiter asks at least so often.
+const POLL: u64 = 1_200 * MS;
+
+/// A bug of the client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Flaw {
+    /// A deadline counts from the receipt of the message.
+    CountsFromReceipt,
+    /// A deadline counts from the reply.
+    CountsFromReply,
+    /// A deadline lies past the lease.
+    PastTheLease,
+    /// The inbox is read while a request is on its way.
+    ReadsTooEarly,
+    /// A wait that ends leaves its place.
+    LeavesPlace,
+    /// A copy that comes late is not undone.
+    NothingLater,
+    /// A hold that has ended is not told.
+    TellsNoLoss,
+    /// Nobody asks but after a message.
+    NeverPolls,
+}
+
+/// The details of a grant: its token.
+type Token = Option<u64>;
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum State {
+    Idle,
+    Waiting(Box<Wait>),
+    Holding(Hold),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Wait {
+    pub(crate) number: u8,
+    entry: Entry<Token>,
+    inbox: Inbox<Token>,
+    is_asking: bool,
+    /// The request was sent twice.
+    is_copy: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Hold {
+    pub(crate) number: u8,
+    pub(crate) until: u64,
+    renew_at: u64,
+    in_doubt: bool,
+}
+
+/// The subscription to the own channel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Channel {
+    Off,
+    /// On its way.
+    Opening,
+    /// The connection has broken, and comes back some time.
+    Broken,
+    On,
+}
+
+/// What comes over a connection, in order.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Line<T> {
+    pub(crate) there: VecDeque<T>,
+    /// The first one may take any time.
+    pub(crate) is_slow: bool,
+}
+
+impl<T> Line<T> {
+    fn new() -> Self {
+        Self { there: VecDeque::new(), is_slow: false }
+    }
+
+    /// Whether something comes before time passes.
+    pub(crate) fn is_due(&self) -> bool {
+        !self.there.is_empty() && !self.is_slow
+    }
+
+    pub(crate) fn take(&mut self) -> Option<T> {
+        self.is_slow = false;
+        self.there.pop_front()
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.there.clear();
+        self.is_slow = false;
+    }
+}
+
+/// A request, and when it was sent, if it is a renewal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Sent {
+    pub(crate) owner: Owner,
+    pub(crate) request: Request,
+    pub(crate) at: u64,
+}
+
+/// What a process hears on its channels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Heard {
+    Message(Message),
+    Confirmed,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Process {
+    pub(crate) client: Client,
+    pub(crate) writes: bool,
+    pub(crate) state: State,
+    /// Its acquisitions so far.
+    pub(crate) numbers: u8,
+    pub(crate) is_stopped: bool,
+    pub(crate) channel: Channel,
+    pub(crate) hears_public: bool,
+    pub(crate) requests: Line<Sent>,
+    pub(crate) replies: Line<(Sent, Reply)>,
+    pub(crate) messages: Line<Heard>,
+    /// The owners to give up again, since a copy of a request may come.
+    pub(crate) undone: Vec<Owner>,
+    /// It gives them up now.
+    pub(crate) undoes: bool,
+    /// The server's clock was set forward while it waited or held.
+    pub(crate) is_disturbed: bool,
+    /// It may have missed how it was granted the lock, and asks for it.
+    pub(crate) is_deaf: bool,
+}
+
+/// What a step has led to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    Nothing,
+    Entered(Token),
+    /// The wait fails.
+    Failed,
+}
+
+/// The lease that is asked for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Terms {
+    pub(crate) lease: Duration,
+    pub(crate) flaw: Option<Flaw>,
+}
+
+impl Process {
+    pub(crate) fn new(client: Client, writes: bool) -> Self {
+        Self {
+            client,
+            writes,
+            state: State::Idle,
+            numbers: 0,
+            is_stopped: false,
+            channel: Channel::Off,
+            hears_public: false,
+            requests: Line::new(),
+            replies: Line::new(),
+            messages: Line::new(),
+            undone: Vec::new(),
+            undoes: false,
+            is_disturbed: false,
+            is_deaf: false,
+        }
+    }
+
+    pub(crate) fn owner(&self, number: u8) -> Owner {
+        Owner { client: self.client, number, writes: self.writes }
+    }
+
+    pub(crate) fn runs(&self) -> bool {
+        !self.is_stopped
+    }
+
+    pub(crate) fn is_waiting(&self) -> bool {
+        matches!(self.state, State::Waiting(_))
+    }
+
+    pub(crate) fn is_asking(&self) -> bool {
+        matches!(&self.state, State::Waiting(wait) if wait.is_asking)
+    }
+
+    /// The owner that it waits or holds with.
+    pub(crate) fn present(&self) -> Option<Owner> {
+        match &self.state {
+            State::Waiting(wait) => Some(self.owner(wait.number)),
+            State::Holding(hold) => Some(self.owner(hold.number)),
+            State::Idle => None,
+        }
+    }
+
+    /// Whether it believes that the lock is its own.
+    pub(crate) fn claims(&self, now: u64) -> bool {
+        matches!(&self.state, State::Holding(hold) if now < hold.until)
+    }
+
+    fn send(&mut self, now: u64, owner: Owner, request: Request) {
+        let at = if request == Request::Renew { now } else { 0 };
+        self.requests.there.push_back(Sent { owner, request, at });
+    }
+
+    // ---- waiting --------------------------------------------------------------------------
+
+    pub(crate) fn begin(&mut self) {
+        self.numbers += 1;
+        (self.is_disturbed, self.is_deaf) = (false, false);
+        self.state = State::Waiting(Box::new(Wait {
+            number: self.numbers,
+            entry: Entry::new(),
+            inbox: Inbox::new(),
+            is_asking: false,
+            is_copy: false,
+        }));
+    }
+
+    pub(crate) fn can_read(&self, flaw: Option<Flaw>) -> bool {
+        matches!(&self.state, State::Waiting(wait)
+            if !wait.inbox.is_empty() && (!wait.is_asking || flaw == Some(Flaw::ReadsTooEarly)))
+    }
+
+    pub(crate) fn can_ask(&self, now: u64, flaw: Option<Flaw>) -> bool {
+        let State::Waiting(wait) = &self.state else { return false };
+        let at = wait.entry.ask_at();
+        let is_due = at <= now && (at == 0 || flaw != Some(Flaw::NeverPolls));
+        !wait.is_asking && wait.inbox.is_empty() && is_due
+    }
+
+    /// A message, a timer or a reply makes it ask within the time of a poll.
+    pub(crate) fn will_ask(&self, now: u64, flaw: Option<Flaw>) -> bool {
+        let State::Waiting(wait) = &self.state else { return false };
+        let at = wait.entry.ask_at();
+        wait.is_asking
+            || !wait.inbox.is_empty()
+            || !self.messages.there.is_empty()
+            || at <= now + POLL && (at == 0 || flaw != Some(Flaw::NeverPolls))
+    }
+
+    /// Reads what it was told.
+    pub(crate) fn reads(&mut self, now: u64, terms: Terms) -> Outcome {
+        let State::Waiting(wait) = &mut self.state else { return Outcome::Nothing };
+        let inbox = std::mem::replace(&mut wait.inbox, Inbox::new());
+        let reader = Reader { lease: terms.lease, incarnation: 0, needs_replicas: false };
+        let then = wait.entry.step(now, Event::Reads { inbox, reader }).then;
+        self.then(now, then, terms)
+    }
+
+    pub(crate) fn asks(&mut self, now: u64, terms: Terms) {
+        let Some(owner) = self.present() else { return };
+        let State::Waiting(wait) = &mut self.state else { return };
+        let asked = Asked { forced: 0, incarnation: 0, at: now };
+        let asks = Event::Asks { asked, lease: terms.lease, queues: true };
+        let Action::Ask { again } = wait.entry.step(now, asks).then else { return };
+        (wait.is_asking, wait.is_copy) = (true, false);
+        self.send(now, owner, Request::Acquire { again });
+    }
+
+    fn then(&mut self, now: u64, then: Action<Token>, terms: Terms) -> Outcome {
+        match then {
+            Action::Enter(entered) => self.enter(now, entered, terms),
+            Action::Fail => {
+                self.end_wait(now, terms);
+                Outcome::Failed
+            }
+            _ => Outcome::Nothing,
+        }
+    }
+
+    /// Its thread wants the lock no more.
+    pub(crate) fn end_wait(&mut self, now: u64, terms: Terms) {
+        let State::Waiting(wait) = &mut self.state else { return };
+        if wait.is_asking {
+            wait.entry.step(now, Event::Unknown);
+        }
+        let inbox = std::mem::replace(&mut wait.inbox, Inbox::new());
+        let owner = Owner { client: self.client, number: wait.number, writes: self.writes };
+        let end = wait.entry.step(now, Event::Ends { inbox }).then;
+        self.state = State::Idle;
+        if let Action::GiveBack { undo, .. } = end
+            && terms.flaw != Some(Flaw::LeavesPlace)
+        {
+            self.give_back(now, owner, undo, terms);
+        }
+    }
+
+    fn give_back(&mut self, now: u64, owner: Owner, undo: Undo, terms: Terms) {
+        if undo == Undo::Nothing {
+            return;
+        }
+        self.send(now, owner, Request::GiveUp { chain: Chain::default() });
+        if undo == Undo::NowAndLater && terms.flaw != Some(Flaw::NothingLater) {
+            self.undone.push(owner);
+        }
+    }
+
+    /// Gives up again what a copy may have taken, until none may come.
+    pub(crate) fn undo(&mut self, now: u64, late: &[Sent]) {
+        self.undoes = false;
+        let mut undone = std::mem::take(&mut self.undone);
+        let ask = |sent: &&Sent| matches!(sent.request, Request::Acquire { .. });
+        let may_come: Vec<_> =
+            self.requests.there.iter().chain(late).filter(ask).map(|sent| sent.owner).collect();
+        for owner in &undone {
+            self.send(now, *owner, Request::GiveUp { chain: Chain::default() });
+        }
+        undone.retain(|owner| may_come.contains(owner));
+        self.undone = undone;
+    }
+
+    // ---- what comes -----------------------------------------------------------------------
+
+    /// Its subscriber hears this.
+    pub(crate) fn told(&mut self, now: u64, heard: Heard, terms: Terms) {
+        let present = self.present();
+        let told = match heard {
+            Heard::Confirmed => Told::Missed,
+            Heard::Message(Message::Public { .. }) => Told::Public,
+            Heard::Message(Message::Open { owner, left }) if present == Some(owner) => {
+                Told::Open { until: now + left as u64 * MS }
+            }
+            Heard::Message(Message::Open { .. }) => return,
+            Heard::Message(Message::Grant { owner, now: granted, token, .. }) => {
+                if present != Some(owner) {
+                    return self.give_back(now, owner, Undo::Once, terms);
+                }
+                let is_receipt = terms.flaw == Some(Flaw::CountsFromReceipt);
+                Told::Grant(Granted {
+                    now: if is_receipt { u64::MAX } else { granted as u64 },
+                    received: now,
+                    lease: Duration::from_millis(2_000),
+                    details: token,
+                })
+            }
+        };
+        if let State::Waiting(wait) = &mut self.state {
+            wait.inbox.told(told);
+        }
+    }
+
+    /// It gets the reply to a request.
+    pub(crate) fn answered(&mut self, now: u64, sent: Sent, reply: Reply, terms: Terms) -> Outcome {
+        match (&mut self.state, reply) {
+            (State::Holding(hold), Reply::Renewed(held)) if hold.number == sent.owner.number => {
+                let until = deadline(sent.at, terms.lease);
+                if !held {
+                    self.lose(now, terms);
+                } else if now < hold.until {
+                    hold.until = hold.until.max(until);
+                    hold.renew_at = sent.at + terms.lease.as_nanos() as u64 / 3;
+                }
+                Outcome::Nothing
+            }
+            (State::Waiting(wait), Reply::Granted { .. } | Reply::Refused { .. })
+                if wait.is_asking && wait.number == sent.owner.number =>
+            {
+                wait.is_asking = false;
+                let in_doubt = wait.is_copy;
+                let reply = match reply {
+                    Reply::Granted { already, token, .. } => {
+                        let lease = terms.lease;
+                        entry::Reply::Granted { already, lease, waits: true, details: token }
+                    }
+                    Reply::Refused { now, left, place, whose, is_new } => entry::Reply::Refused {
+                        now: now as u64,
+                        left: Duration::from_millis(left.max(0) as u64),
+                        place: place as u32,
+                        by_redisson: whose == 1,
+                        is_new,
+                        jitter: 500,
+                    },
+                    _ => entry::Reply::NotTaken,
+                };
+                let answered = Event::Answered { reply, in_doubt };
+                let Actions { listens, then, .. } = wait.entry.step(now, answered);
+                if listens != Listens::AsBefore && self.channel == Channel::Off {
+                    self.channel = Channel::Opening;
+                }
+                self.hears_public |= listens == Listens::ToPublic;
+                self.then(now, then, terms)
+            }
+            _ => Outcome::Nothing,
+        }
+    }
+
+    /// The connection broke under a request: it may be run never, twice or late. The connection
+    /// sends a copy; if that breaks, too, the waiter asks anew.
+    pub(crate) fn in_doubt(&mut self, now: u64, sent: Sent) {
+        match (&mut self.state, sent.request) {
+            (_, Request::Release { .. } | Request::GiveUp { .. }) => {
+                self.send(now, sent.owner, sent.request);
+            }
+            (State::Waiting(wait), Request::Acquire { .. })
+                if wait.is_asking && wait.number == sent.owner.number =>
+            {
+                if std::mem::replace(&mut wait.is_copy, true) {
+                    wait.is_asking = false;
+                    wait.entry.step(now, Event::Unknown);
+                } else {
+                    self.requests.there.push_front(sent);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    // ---- a hold ---------------------------------------------------------------------------
+
+    fn enter(&mut self, now: u64, entered: Entered<Token>, terms: Terms) -> Outcome {
+        let State::Waiting(wait) = &self.state else { return Outcome::Nothing };
+        let Entered { asked, in_doubt, by } = entered;
+        let (lease, renew_at, token, is_told) = match by {
+            By::Message { lease, details } => {
+                (lease.min(terms.lease), now + RAISED_AFTER, details, true)
+            }
+            By::Reply { details, .. } => {
+                let third = terms.lease.as_nanos() as u64 / 3;
+                (terms.lease, asked.at + third, details, false)
+            }
+        };
+        let until = match terms.flaw {
+            Some(Flaw::CountsFromReply) if !is_told => deadline(now, lease),
+            Some(Flaw::PastTheLease) => deadline(asked.at, lease) + 2_500 * MS,
+            _ => deadline(asked.at, lease),
+        };
+        self.state = State::Holding(Hold { number: wait.number, until, renew_at, in_doubt });
+        Outcome::Entered(token)
+    }
+
+    pub(crate) fn can_renew(&self, now: u64) -> bool {
+        let is_on_its_way = |sent: &Sent| sent.request == Request::Renew;
+        matches!(&self.state, State::Holding(hold) if hold.renew_at <= now && now < hold.until)
+            && !self.requests.there.iter().any(is_on_its_way)
+    }
+
+    pub(crate) fn renew(&mut self, now: u64) {
+        let State::Holding(hold) = &mut self.state else { return };
+        hold.renew_at = now + RENEWED_AGAIN;
+        let owner = Owner { client: self.client, number: hold.number, writes: self.writes };
+        self.send(now, owner, Request::Renew);
+    }
+
+    pub(crate) fn unlock(&mut self, now: u64, chain: Chain, terms: Terms) {
+        let State::Holding(hold) = &self.state else { return };
+        let (owner, in_doubt) = (self.owner(hold.number), hold.in_doubt);
+        self.state = State::Idle;
+        self.send(now, owner, Request::Release { chain });
+        if in_doubt {
+            self.give_back(now, owner, Undo::NowAndLater, terms);
+        }
+    }
+
+    pub(crate) fn has_lapsed(&self, now: u64, flaw: Option<Flaw>) -> bool {
+        matches!(&self.state, State::Holding(hold) if hold.until <= now)
+            && flaw != Some(Flaw::TellsNoLoss)
+    }
+
+    /// Past its deadline, or by a word of the server's: the holder is told, and the server's part
+    /// given back.
+    pub(crate) fn lose(&mut self, now: u64, terms: Terms) {
+        let State::Holding(hold) = &self.state else { return };
+        let undo = if hold.in_doubt { Undo::NowAndLater } else { Undo::Once };
+        let owner = self.owner(hold.number);
+        self.state = State::Idle;
+        self.give_back(now, owner, undo, terms);
+    }
+}

@@ -1,0 +1,100 @@
+//! From each state somebody gets in: a search backward in the graph of all states.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+
+use super::world::{OWN, Setting, Step};
+
+struct Graph {
+    /// How each state was first reached.
+    parents: Vec<(usize, Step)>,
+    /// The steps that are no faults, from the later state to the earlier one.
+    back: Vec<(usize, usize)>,
+    /// The states in which nobody waits, or from which a waiter gets in with the next step.
+    good: Vec<usize>,
+}
+
+impl Setting {
+    /// The steps to a state from which nobody gets in any more, though no fault comes.
+    pub(crate) fn stuck(&self) -> Option<String> {
+        let Graph { parents, mut back, good } = self.graph();
+        back.sort_unstable();
+        let mut reached = vec![false; parents.len()];
+        let mut open = good;
+        while let Some(at) = open.pop() {
+            if std::mem::replace(&mut reached[at], true) {
+                continue;
+            }
+            let first = back.partition_point(|(to, _)| *to < at);
+            let before = back[first..].iter().take_while(|(to, _)| *to == at);
+            open.extend(before.map(|(_, from)| *from));
+        }
+        let mut at = reached.iter().position(|it| !it)?;
+        let mut steps = Vec::new();
+        while at != 0 {
+            let (before, step) = parents[at];
+            steps.push(step);
+            at = before;
+        }
+        steps.reverse();
+        Some(told(self, &steps))
+    }
+
+    fn graph(&self) -> Graph {
+        let start = self.start();
+        let mut numbers = HashMap::from([(start.identity(), 0)]);
+        let mut graph =
+            Graph { parents: vec![(0, Step::Time)], back: Vec::new(), good: Vec::new() };
+        let (mut level, mut steps) = (vec![(0, start)], Vec::new());
+        while !level.is_empty() {
+            let mut next = Vec::new();
+            for (at, world) in &level {
+                steps.clear();
+                self.steps(world, &mut steps);
+                let mut is_good = !world.processes.iter().any(|it| it.is_waiting());
+                for step in &steps {
+                    let (after, entered) = self.after(world, *step);
+                    let new = graph.parents.len();
+                    let to = match numbers.entry(after.identity()) {
+                        Entry::Occupied(there) => *there.get(),
+                        Entry::Vacant(place) => {
+                            graph.parents.push((*at, *step));
+                            next.push((new, after));
+                            *place.insert(new)
+                        }
+                    };
+                    if !step.is_fault() {
+                        is_good |= entered;
+                        graph.back.push((to, *at));
+                    }
+                }
+                if is_good {
+                    graph.good.push(*at);
+                }
+            }
+            level = next;
+        }
+        graph
+    }
+}
+
+/// The steps with what they lead to.
+pub(crate) fn told(setting: &Setting, steps: &[Step]) -> String {
+    let mut world = setting.start();
+    let mut lines = String::new();
+    for step in steps {
+        world = setting.after(&world, *step).0;
+        let server = &world.server;
+        let owners = |all: &[super::server::Owner]| -> Vec<_> {
+            all.iter().map(|it| format!("{}:{}", it.client.0, it.number)).collect()
+        };
+        lines += &format!(
+            "{:>6} ms  {step:?}: held by {:?} for {} ms, queue {:?}\n",
+            (world.now - OWN) / 1_000_000,
+            owners(&server.holders),
+            server.mode.map_or(0, |_| server.ends - server.now),
+            owners(&server.queue),
+        );
+    }
+    lines + world.broken.unwrap_or("nobody gets in any more")
+}
