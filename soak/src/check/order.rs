@@ -283,6 +283,8 @@ pub(crate) fn export(name: &str, holds: &[Hold], out: &mut impl Write) -> io::Re
     let holds: Vec<_> = holds.iter().collect();
     for it in operations(&holds) {
         let hold = holds[it.hold];
+        // Forgotten with the server's data before its deadline, at any time since its grant.
+        let call = if it.call > it.done { hold.grant.at } else { it.call };
         writeln!(
             out,
             r#"{{"name":"{name}","client":{},"hold":{},"op":"{}","weight":{},"capacity":{},"token":{},"call":{},"return":{}}}"#,
@@ -296,7 +298,7 @@ pub(crate) fn export(name: &str, holds: &[Hold], out: &mut impl Write) -> io::Re
             it.weight,
             hold.grant.capacity,
             hold.grant.token,
-            it.call,
+            call,
             // Perhaps it took place, at any later time.
             if it.done == u64::MAX { "null".to_owned() } else { it.done.to_string() },
         )?;
@@ -383,5 +385,11 @@ mod tests {
         let text = String::from_utf8(out).unwrap();
         assert_eq!(text.lines().count(), 2);
         assert!(text.starts_with(r#"{"name":"a","client":1,"#), "{text}");
+        let mut forgotten = hold(1, 0, 1, 5);
+        forgotten.left = Some((ms(6), Outcome::Lost));
+        let mut out = Vec::new();
+        export("a", &[forgotten], &mut out).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        assert!(text.contains(r#""token":0,"call":1000000,"return":6000000}"#), "{text}");
     }
 }
