@@ -172,7 +172,7 @@ impl Status {
                 }
                 let found = look(&core.route(&name), &name).map_err(Trouble::into_error)?;
                 let status = Self::read(&name, found);
-                if status.is_used() {
+                if !status.holders.is_empty() || !status.queue.is_empty() || status.listeners > 0 {
                     used.push(status);
                 }
             }
@@ -215,10 +215,6 @@ impl Status {
         Ok(released != Released::NotHeld)
     }
 
-    fn is_used(&self) -> bool {
-        !self.holders.is_empty() || !self.queue.is_empty() || self.listeners > 0
-    }
-
     fn find_processes(&mut self, processes: &Processes) {
         for holder in &mut self.holders {
             holder.process = processes.find(&holder.owner);
@@ -245,17 +241,18 @@ impl Status {
             "none" if waits_for == "lock" => StatusKind::Lock,
             "none" if waits_for == "read-write" => StatusKind::ReadWriteLock,
             "none" | "string" if !found.permits.is_empty() => StatusKind::ExpirableSemaphore,
-            "none" | "string" if found.semaphore_listeners > 0 => StatusKind::Semaphore,
-            "none" | "string" if found.latch_listeners > 0 => StatusKind::CountDownLatch,
+            "none" | "string" if found.listeners[2] > 0 => StatusKind::Semaphore,
+            "none" | "string" if found.listeners[3] > 0 => StatusKind::CountDownLatch,
             "none" => StatusKind::Free,
             "string" if value.is_some() => StatusKind::Number,
             _ => StatusKind::Other,
         };
+        let [lock, read_write, semaphore, latch] = found.listeners;
         let listeners = match kind {
-            StatusKind::Lock | StatusKind::FencedLock => found.lock_listeners,
-            StatusKind::ReadWriteLock => found.read_write_listeners,
-            StatusKind::Semaphore | StatusKind::ExpirableSemaphore => found.semaphore_listeners,
-            StatusKind::CountDownLatch => found.latch_listeners,
+            StatusKind::Lock | StatusKind::FencedLock => lock,
+            StatusKind::ReadWriteLock => read_write,
+            StatusKind::Semaphore | StatusKind::ExpirableSemaphore => semaphore,
+            StatusKind::CountDownLatch => latch,
             _ => 0,
         };
         Self {
@@ -328,14 +325,7 @@ fn millis(millis: i64) -> Option<Duration> {
 
 /// Whether it is `uuid:number`, perhaps with the mark of a writer.
 fn is_owner(field: &str) -> bool {
-    let number = |rest: &str| {
-        rest.strip_prefix(':').is_some_and(|rest| {
-            let number = rest.trim_end_matches(WRITES);
-            !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())
-        })
-    };
-    matches!(field.split_at_checked(UUID), Some((uuid, rest))
-        if uuid::Uuid::try_parse(uuid).is_ok() && number(rest))
+    Owner::parse(field.trim_end_matches(WRITES), Mode::Lock).is_some()
 }
 
 /// The clients that are connected to a server, by their uuids.

@@ -34,11 +34,9 @@ pub(crate) struct Found {
     pub(crate) queue: Vec<(String, String, Option<i64>)>,
     /// Ids, and when their leases end, in ms since 1970.
     pub(crate) permits: Vec<(Vec<u8>, f64)>,
-    /// How many of Redisson's clients listen for releases of a lock.
-    pub(crate) lock_listeners: u64,
-    pub(crate) read_write_listeners: u64,
-    pub(crate) semaphore_listeners: u64,
-    pub(crate) latch_listeners: u64,
+    /// How many of Redisson's clients listen for releases of a lock and of a read-write lock, and
+    /// how many of all for changes of a semaphore and of a latch.
+    pub(crate) listeners: [u64; 4],
 }
 
 /// Looks at a name.
@@ -179,10 +177,12 @@ fn read(reply: &Value) -> Option<Found> {
                 _ => None,
             })
             .collect::<Option<_>>()?,
-        lock_listeners: heard(0).saturating_sub(heard(1)),
-        read_write_listeners: heard(2).saturating_sub(heard(3)),
-        semaphore_listeners: heard(4),
-        latch_listeners: heard(5),
+        listeners: [
+            heard(0).saturating_sub(heard(1)),
+            heard(2).saturating_sub(heard(3)),
+            heard(4),
+            heard(5),
+        ],
     })
 }
 
