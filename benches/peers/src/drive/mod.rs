@@ -1,0 +1,211 @@
+//! A driver: a process in which threads take and release. The programs in `drivers/` do the same in
+//! other languages.
+//!
+//! It reads lines and answers each with one line.
+//!
+//! - `prepare id=… key=value…` connects: `ready`, or `error` with a text. The keys are `url`,
+//!   `peer`, `work`, `name`, `own` (1: a name for each thread), `process` (its number), `threads`,
+//!   `inside` (how long a holder works, in ns; a latch's period), `rest` (how long a thread sleeps
+//!   after a release, in ns) and `lease` (in ms).
+//! - `go id=… out=… start=… end=…` lets all threads go from `start` to `end`: `done` with the number
+//!   of failed calls. The file `schedule`, if there is one, has the intended starts, a line each.
+//! - `close` closes all connections: `closed`.
+//!
+//! Times are of `CLOCK_MONOTONIC`, in ns. The file `out` gets four little-endian `u64` a grant: the
+//! thread (a writer has bit 32 set), when it asked or should have asked, when it had the lock (0:
+//! it gave up at the end), when it began to release. With `through=1` a grant is written at once.
+//! A call that fails is repeated, and its wait counts from the first call.
+
+use std::collections::HashMap;
+use std::fs;
+use std::io::{self, Write, stdout};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use crate::clock;
+
+mod asynchronous;
+mod records;
+mod redlatch;
+mod rlock;
+
+use asynchronous::Rslock;
+use records::Records;
+
+pub(crate) type Options = HashMap<String, String>;
+
+/// Takes, calls the work to be done inside, releases; `false`: a call failed. The number is the
+/// turn's.
+pub(crate) type Turn = Box<dyn FnMut(u64, &mut dyn FnMut()) -> bool + Send>;
+
+/// Every eighth turn at a read-write lock is a writer's.
+pub(crate) fn is_writer(turn: u64) -> bool {
+    turn % 8 == 7
+}
+
+pub(crate) fn number(options: &Options, key: &str) -> u64 {
+    options.get(key).and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("no {key}"))
+}
+
+pub(crate) fn lease(options: &Options) -> Duration {
+    Duration::from_millis(number(options, "lease"))
+}
+
+/// The name for a thread.
+pub(crate) fn name(options: &Options, thread: u64) -> String {
+    match options["own"].as_str() {
+        "1" => format!("{}-{}-{thread}", options["name"], options["process"]),
+        _ => options["name"].clone(),
+    }
+}
+
+/// A connected client.
+pub(crate) trait Client {
+    fn turn(&self, thread: u64) -> Turn;
+    /// One round of a latch; `waits`: this process is the one that waits.
+    fn latch(&self, _name: &str, _at: u64, _period: u64, _waits: bool) -> (u64, u64) {
+        unreachable!("only redlatch and Redisson have latches")
+    }
+}
+
+enum Session {
+    Threads(Options, Arc<dyn Client + Send + Sync>),
+    Tasks(Options, Rslock),
+}
+
+/// What a turn of a driver is to do.
+#[derive(Clone)]
+struct Go {
+    start: u64,
+    end: u64,
+    schedule: Option<Arc<Vec<u64>>>,
+    through: bool,
+}
+
+pub(crate) fn main() {
+    let mut sessions = HashMap::new();
+    for line in io::stdin().lines().map_while(Result::ok) {
+        let mut words = line.split(' ');
+        let verb = words.next().unwrap_or_default();
+        let given: Options = words
+            .filter_map(|word| word.split_once('='))
+            .map(|(key, value)| (key.to_owned(), value.to_owned()))
+            .collect();
+        let answer = match verb {
+            "prepare" => match prepare(&given) {
+                Ok(session) => {
+                    sessions.insert(given["id"].clone(), session);
+                    "ready".to_owned()
+                }
+                Err(error) => format!("error {error}"),
+            },
+            "go" => format!("done {}", run(&sessions[&given["id"]], &given)),
+            _ => {
+                sessions.clear();
+                "closed".to_owned()
+            }
+        };
+        let mut out = stdout().lock();
+        let _ = writeln!(out, "{answer}").and_then(|()| out.flush());
+    }
+}
+
+fn prepare(given: &Options) -> Result<Session, String> {
+    let options = given.clone();
+    Ok(match given["peer"].as_str() {
+        "redlatch" | "redlatch-drop" => {
+            Session::Threads(options, Arc::new(redlatch::Redlatch::connect(given)?))
+        }
+        "rlock" | "rlock-1ms" => Session::Threads(options, Arc::new(rlock::Rlock::connect(given)?)),
+        _ => Session::Tasks(options, Rslock::connect(given)),
+    })
+}
+
+/// Lets all threads go, and returns how many calls failed.
+fn run(session: &Session, given: &Options) -> u64 {
+    let records = Records::create(&given["out"]);
+    let schedule = given.get("schedule").map(|path| {
+        let lines = fs::read_to_string(path).unwrap();
+        Arc::new(lines.lines().map(|line| line.parse().unwrap()).collect::<Vec<u64>>())
+    });
+    let go = Go {
+        start: number(given, "start"),
+        end: number(given, "end"),
+        schedule,
+        through: given.contains_key("through"),
+    };
+    match session {
+        Session::Tasks(options, rslock) => rslock.run(options, go, records),
+        Session::Threads(options, client) if options["work"] == "latch" => {
+            latches(options, &**client, &go, &records);
+            0
+        }
+        Session::Threads(options, client) => {
+            let threads: Vec<_> = (0..number(options, "threads"))
+                .map(|thread| {
+                    let (turn, go) = (client.turn(thread), go.clone());
+                    let (options, records) = (options.clone(), records.clone());
+                    thread::spawn(move || take(thread, turn, &options, &go, &records))
+                })
+                .collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).sum()
+        }
+    }
+}
+
+fn take(thread: u64, mut turn: Turn, options: &Options, go: &Go, records: &Records) -> u64 {
+    let (inside, rest) = (number(options, "inside"), number(options, "rest"));
+    let writers = options["work"] == "rw";
+    let mut mine = records.of_thread();
+    let mut failures = 0;
+    clock::sleep_until(go.start);
+    for number in 0.. {
+        let mut asked = clock::now();
+        if let Some(schedule) = &go.schedule {
+            let Some(intended) = schedule.get(number as usize) else { break };
+            asked = *intended;
+            clock::sleep_until(asked);
+        } else if asked >= go.end {
+            break;
+        }
+        let tag = thread | u64::from(writers && is_writer(number)) << 32;
+        let mut granted = 0;
+        loop {
+            let done = turn(number, &mut || {
+                granted = clock::now();
+                if go.through {
+                    records.write_now([tag, asked, granted, granted]);
+                }
+                clock::work_until(granted + inside);
+                if !go.through {
+                    mine.push([tag, asked, granted, clock::now()]);
+                }
+            });
+            failures += u64::from(!done);
+            if granted > 0 {
+                break;
+            }
+            if clock::now() >= go.end {
+                mine.push([tag, asked, 0, clock::now()]);
+                return failures;
+            }
+        }
+        if rest > 0 {
+            clock::sleep_until(clock::now() + rest);
+        }
+    }
+    failures
+}
+
+/// Process 0 sets and counts down, process 1 waits.
+fn latches(options: &Options, client: &dyn Client, go: &Go, records: &Records) {
+    let (period, process) = (number(options, "inside"), number(options, "process"));
+    let mut mine = records.of_thread();
+    for turn in 0..(go.end - go.start) / period {
+        let name = format!("{}-{}-{turn}", options["name"], go.start);
+        let at = go.start + turn * period;
+        let (asked, granted) = client.latch(&name, at, period, process == 1);
+        mine.push([0, asked, granted, granted]);
+    }
+}

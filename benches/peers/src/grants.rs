@@ -1,0 +1,127 @@
+//! What the drivers wrote, merged.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::Path;
+
+/// A thread's turn.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Grant {
+    pub(crate) process: usize,
+    pub(crate) thread: u64,
+    pub(crate) writes: bool,
+    pub(crate) asked: u64,
+    /// 0: never.
+    pub(crate) granted: u64,
+    pub(crate) released: u64,
+}
+
+impl Grant {
+    /// From when it asked, or should have.
+    pub(crate) fn wait(&self) -> u64 {
+        let until = if self.granted > 0 { self.granted } else { self.released };
+        until.saturating_sub(self.asked)
+    }
+}
+
+/// In the order of the grants.
+pub(crate) fn read(files: &[impl AsRef<Path>]) -> Vec<Grant> {
+    let mut grants = Vec::new();
+    for (process, file) in files.iter().enumerate() {
+        let bytes = fs::read(file).unwrap_or_default();
+        grants.extend(bytes.chunks_exact(32).map(|record| {
+            let at = |at: usize| u64::from_le_bytes(record[at * 8..][..8].try_into().unwrap());
+            Grant {
+                process,
+                thread: at(0) & 0xffff_ffff,
+                writes: at(0) >> 32 == 1,
+                asked: at(1),
+                granted: at(2),
+                released: at(3),
+            }
+        }));
+    }
+    grants.sort_by_key(|grant| grant.granted);
+    grants
+}
+
+/// How often the lock went to another thread.
+pub(crate) fn switches(grants: &[Grant]) -> usize {
+    let thread = |grant: &Grant| (grant.process, grant.thread);
+    grants.windows(2).filter(|pair| thread(&pair[0]) != thread(&pair[1])).count()
+}
+
+/// How often there was one too many inside.
+pub(crate) fn doubles(grants: &[Grant], places: usize) -> usize {
+    let mut inside: Vec<Grant> = Vec::new();
+    let mut doubles = 0;
+    for grant in grants.iter().filter(|grant| grant.granted > 0) {
+        inside.retain(|other| other.released > grant.granted);
+        // Readers may be together.
+        let together = inside.iter().filter(|other| grant.writes || other.writes || places > 0);
+        doubles += usize::from(together.count() >= places.max(1));
+        inside.push(*grant);
+    }
+    doubles
+}
+
+/// The part of an equal share that the least favoured got, and the number of each.
+pub(crate) fn shares(grants: &[Grant], processes: usize, threads: u64) -> Vec<u64> {
+    let mut counts: HashMap<(usize, u64), u64> = HashMap::new();
+    for grant in grants {
+        let thread = if processes > 1 { 0 } else { grant.thread };
+        *counts.entry((grant.process, thread)).or_default() += 1;
+    }
+    let of = |process, thread| counts.get(&(process, thread)).copied().unwrap_or(0);
+    if processes > 1 {
+        (0..processes).map(|process| of(process, 0)).collect()
+    } else {
+        (0..threads).map(|thread| of(0, thread)).collect()
+    }
+}
+
+/// From the begin of a release to the grant in another process, which had waited by then.
+pub(crate) fn hand_overs(grants: &[Grant]) -> Vec<f64> {
+    let pairs = grants.windows(2).filter(|pair| {
+        pair[0].process != pair[1].process && pair[1].asked + 500_000 < pair[0].released
+    });
+    pairs.map(|pair| pair[1].granted.saturating_sub(pair[0].released) as f64).collect()
+}
+
+/// From each count-down (of process 0) to the end of the wait (of process 1).
+pub(crate) fn wake_ups(grants: &[Grant]) -> Vec<f64> {
+    let of = |process| grants.iter().filter(move |grant| grant.process == process);
+    of(0).zip(of(1)).map(|(down, up)| up.granted.saturating_sub(down.asked) as f64).collect()
+}
+
+/// The figure below which this part of them lies.
+pub(crate) fn at(figures: &[f64], part: f64) -> f64 {
+    let mut sorted = figures.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let index = (sorted.len().saturating_sub(1) as f64 * part).round() as usize;
+    sorted.get(index).copied().unwrap_or(f64::NAN)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn grant(process: usize, granted: u64, released: u64, writes: bool) -> Grant {
+        Grant { process, thread: 0, writes, asked: 0, granted, released }
+    }
+
+    #[test]
+    fn an_overlap_of_two_holders_is_a_double() {
+        let apart = [grant(0, 10, 20, false), grant(1, 20, 30, false)];
+        let together = [grant(0, 10, 20, false), grant(1, 19, 30, false)];
+        assert_eq!((doubles(&apart, 1), doubles(&together, 1)), (0, 1));
+        assert_eq!(doubles(&together, 2), 0);
+    }
+
+    #[test]
+    fn readers_may_be_together_and_writers_may_not() {
+        let readers = [grant(0, 10, 20, false), grant(1, 15, 30, false)];
+        let writer = [grant(0, 10, 20, false), grant(1, 15, 30, true)];
+        assert_eq!((doubles(&readers, 0), doubles(&writer, 0)), (0, 1));
+    }
+}

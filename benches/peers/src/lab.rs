@@ -1,0 +1,358 @@
+//! A server, a slow network before it, the drivers, and measurements with them.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use redis::Connection;
+use redlatch_testkit::{Proxy, Server};
+use tempfile::TempDir;
+
+use crate::calls::{self, Calls};
+use crate::clock::{self, MILLISECOND, SECOND};
+use crate::cores::Machine;
+use crate::grants::{self, Grant};
+use crate::options::Options;
+use crate::program::{Built, Driver, Program};
+use crate::results::{Cell, Round};
+use crate::works::{Figures, Peer, Work};
+
+/// One way.
+const DELAY: Duration = Duration::from_micros(500);
+/// Beyond the end of a measurement, and for a start.
+const PATIENCE: Duration = Duration::from_secs(60);
+const LEASE: u64 = 30_000;
+/// Of the locks whose holder is killed, in ms.
+const SHORT_LEASE: u64 = 5_000;
+const HOLDER_DIES: u64 = 3 * SECOND;
+const WAITER_DIES: u64 = 11 * SECOND;
+const KILLS_END: u64 = 14 * SECOND;
+/// The waiter is killed so long after it has asked.
+const ASLEEP: u64 = 3 * MILLISECOND;
+
+pub(crate) struct Lab {
+    options: Options,
+    pub(crate) machine: Machine,
+    server: Server,
+    network: Proxy,
+    connection: Connection,
+    built: BTreeMap<Program, Built>,
+    drivers: BTreeMap<Program, Vec<Driver>>,
+    files: TempDir,
+    cells: usize,
+    /// So many processes of Java's are warm.
+    warm: usize,
+}
+
+/// A measurement.
+struct Run {
+    grants: Vec<Grant>,
+    end: u64,
+    failures: u64,
+    commands: f64,
+    cpu: f64,
+}
+
+impl Lab {
+    pub(crate) fn new(options: Options, built: BTreeMap<Program, Built>) -> Result<Self, String> {
+        let server = Server::start().map_err(|error| error.to_string())?;
+        let network = Proxy::before(&server);
+        network.set_delay(DELAY);
+        let connection = server.connection();
+        let memory = Path::new("/dev/shm");
+        let files = if memory.is_dir() { TempDir::new_in(memory) } else { TempDir::new() };
+        Ok(Self {
+            options,
+            machine: Machine::here(),
+            server,
+            network,
+            connection,
+            built,
+            drivers: BTreeMap::new(),
+            files: files.map_err(|error| error.to_string())?,
+            cells: 0,
+            warm: 0,
+        })
+    }
+
+    pub(crate) fn server_version(&mut self) -> String {
+        calls::version(&mut self.connection)
+    }
+
+    /// Measures each peer in each round, one after the other.
+    pub(crate) fn measure(&mut self, work: &Work) -> Vec<Cell> {
+        if !self.machine.can(work.cores) {
+            return Vec::new();
+        }
+        let peers: Vec<_> =
+            work.peers.iter().filter(|it| self.built.contains_key(&it.program)).collect();
+        let cell = |peer: &&Peer| Cell {
+            work: work.key.to_owned(),
+            peer: peer.key.to_owned(),
+            rounds: Vec::new(),
+            failed: None,
+        };
+        let mut cells: Vec<Cell> = peers.iter().map(cell).collect();
+        self.cells += 1;
+        for (peer, cell) in peers.iter().zip(&mut cells) {
+            let prepared = self.prepare(work, peer);
+            self.place(work, peer.program);
+            cell.failed = prepared.and_then(|()| self.warm_up(work, peer)).err();
+        }
+        let once = matches!(work.figures, Figures::Waits | Figures::Kills);
+        for round in 0..if once { 1 } else { self.options.rounds } {
+            for (at, peer) in peers.iter().enumerate() {
+                if cells[at].failed.is_some() {
+                    continue;
+                }
+                eprintln!("{}: {}, round {}", work.key, peer.name, round + 1);
+                match self.round(work, peer) {
+                    Ok(round) => cells[at].rounds.push(round),
+                    Err(error) => {
+                        cells[at].failed = Some(error);
+                        // The others of this program have lost a process.
+                        let same = peers.iter().zip(&cells).filter(|(other, cell)| {
+                            other.program == peer.program && cell.failed.is_none()
+                        });
+                        for (other, _) in same {
+                            let _ = self.prepare(work, other);
+                        }
+                    }
+                }
+            }
+        }
+        for driver in self.drivers.values_mut().flatten() {
+            driver.tell("close");
+        }
+        for driver in self.drivers.values_mut().flatten() {
+            let _ = driver.answer("closed", PATIENCE);
+        }
+        cells
+    }
+
+    fn round(&mut self, work: &Work, peer: &Peer) -> Result<Round, String> {
+        if work.figures == Figures::Kills {
+            return self.kills(work, peer);
+        }
+        let length = self.options.seconds * work.length;
+        let run = self.run(work, peer, (length * SECOND as f64) as u64)?;
+        let all = run.grants.iter().filter(|grant| grant.granted > 0);
+        let in_time: Vec<Grant> = all.clone().filter(|it| it.granted < run.end).copied().collect();
+        let number = all.count().max(1) as f64;
+        let shares = grants::shares(&in_time, work.processes, work.threads);
+        let mean = shares.iter().sum::<u64>() as f64 / shares.len() as f64;
+        let mut round = Round {
+            rate: in_time.len() as f64 / length,
+            switches: grants::switches(&in_time) as f64 / length,
+            slowest: shares.iter().min().map_or(0.0, |least| *least as f64 / mean.max(1e-9)),
+            longest: run.grants.iter().map(Grant::wait).max().unwrap_or(0) as f64,
+            commands: run.commands / number,
+            cpu: run.cpu / number,
+            doubles: if work.own { 0 } else { grants::doubles(&run.grants, work.places) },
+            failures: run.failures,
+            shares,
+            ..Round::default()
+        };
+        let events = match (work.figures, work.kind) {
+            (Figures::Events, "latch") => grants::wake_ups(&run.grants),
+            (Figures::Events, _) => grants::hand_overs(&run.grants),
+            (Figures::Waits, _) => run.grants.iter().map(|it| it.wait() as f64).collect(),
+            _ => Vec::new(),
+        };
+        if work.kind == "latch" {
+            round.doubles = 0;
+        }
+        round.number = events.len();
+        round.median = grants::at(&events, 0.5);
+        round.late = grants::at(&events, 0.99);
+        if work.figures == Figures::Waits {
+            round.points = events;
+        }
+        Ok(round)
+    }
+
+    /// Lets a peer's processes go once.
+    fn run(&mut self, work: &Work, peer: &Peer, length: u64) -> Result<Run, String> {
+        let commands = Calls::of(&mut self.connection).commands;
+        let cpu = calls::processor(&mut self.connection);
+        // By then the last one has heard of it.
+        let start = clock::now() + 50 * MILLISECOND;
+        let end = start + length;
+        let files = self.files(work.processes);
+        let mut random = fastrand::Rng::with_seed(1);
+        for (process, file) in files.iter().enumerate() {
+            let mut line = go(peer.key, file, start, end);
+            if work.figures == Figures::Waits {
+                let path = file.with_extension("schedule");
+                fs::write(&path, schedule(&mut random, start, end)).unwrap();
+                line += &format!(" schedule={}", path.display());
+            }
+            self.drivers.get_mut(&peer.program).unwrap()[process].tell(&line);
+        }
+        let failures = self.done(peer, work.processes, Duration::from_nanos(length))?;
+        let commands = Calls::of(&mut self.connection).commands - commands;
+        let cpu = calls::processor(&mut self.connection) - cpu;
+        let grants = grants::read(&files);
+        Ok(Run { grants, end, failures, commands: commands as f64, cpu: cpu as f64 })
+    }
+
+    /// The number of failed calls, when all have ended.
+    fn done(&mut self, peer: &Peer, processes: usize, length: Duration) -> Result<u64, String> {
+        let mut failures = Ok(0);
+        for driver in self.drivers.get_mut(&peer.program).unwrap().iter_mut().take(processes) {
+            let done = driver.answer("done", length + PATIENCE);
+            failures = failures.and_then(|sum| Ok(sum + done?.parse::<u64>().unwrap_or(0)));
+        }
+        failures
+    }
+
+    /// A holder is killed, and later a waiter, among processes that take turns.
+    fn kills(&mut self, work: &Work, peer: &Peer) -> Result<Round, String> {
+        let files = self.files(work.processes + 2);
+        let start = clock::now() + 50 * MILLISECOND;
+        let through = |file: &Path, at, end| go(peer.key, file, at, end) + " through=1";
+        for (process, file) in files.iter().take(work.processes).enumerate() {
+            let line = through(file, start, start + KILLS_END);
+            self.drivers.get_mut(&peer.program).unwrap()[process].tell(&line);
+        }
+        let mut killed = Vec::new();
+        for (victim, at) in [(work.processes, HOLDER_DIES), (work.processes + 1, WAITER_DIES)] {
+            let at = start + at;
+            let driver = &mut self.drivers.get_mut(&peer.program).unwrap()[victim];
+            driver.tell(&through(&files[victim], at, at + 3 * SECOND));
+            let grants = || fs::metadata(&files[victim]).map_or(0, |file| file.len() / 32);
+            let kill = if victim == work.processes {
+                until(at + 3 * SECOND, || grants() > 0)
+            } else {
+                // Between two of its grants, if it gets some.
+                let mut before = grants();
+                clock::sleep_until(at + ASLEEP);
+                until(at + 2 * SECOND, || {
+                    let now = grants();
+                    if before != now {
+                        before = now;
+                        clock::sleep_until(clock::now() + work.inside + work.rest + ASLEEP);
+                    }
+                    before == grants()
+                })
+            };
+            if !kill {
+                return Err("the process to be killed did not get so far".to_owned());
+            }
+            driver.kill();
+            killed.push(clock::now());
+        }
+        let failures = self.done(peer, work.processes, Duration::from_nanos(KILLS_END))?;
+        let grants = grants::read(&files[..work.processes]);
+        let times: Vec<u64> = grants.iter().map(|it| it.granted).filter(|it| *it > 0).collect();
+        let seconds = |at: u64| at.saturating_sub(start) as f64 / SECOND as f64;
+        let kills = killed.iter().map(|at| {
+            // The holder's death ends all grants; after the waiter's the longest gap counts.
+            let after: Vec<u64> =
+                [*at].into_iter().chain(times.iter().copied().filter(|it| it > at)).collect();
+            let gaps = after.windows(2).map(|pair| pair[1] - pair[0]);
+            (seconds(*at), gaps.max().unwrap_or(start + KILLS_END - at) as f64)
+        });
+        Ok(Round {
+            rate: times.len() as f64 / seconds(start + KILLS_END),
+            failures,
+            kills: kills.collect(),
+            points: times.iter().map(|at| seconds(*at)).collect(),
+            ..Round::default()
+        })
+    }
+
+    fn files(&self, count: usize) -> Vec<PathBuf> {
+        let file = |number| self.files.path().join(format!("{number}"));
+        let files: Vec<PathBuf> = (0..count).map(file).collect();
+        for file in &files {
+            let _ = fs::remove_file(file);
+        }
+        files
+    }
+
+    /// Starts what is missing of the peer's processes, and connects them.
+    fn prepare(&mut self, work: &Work, peer: &Peer) -> Result<(), String> {
+        let kills = work.figures == Figures::Kills;
+        let count = work.processes + if kills { 2 } else { 0 };
+        let built = &self.built[&peer.program];
+        let drivers = self.drivers.entry(peer.program).or_default();
+        for driver in &mut *drivers {
+            if driver.has_ended() {
+                *driver = Driver::start(built);
+            }
+        }
+        drivers.resize_with(count.max(drivers.len()), || Driver::start(built));
+        let url = if work.far { self.network.url() } else { self.server.url() };
+        for (process, driver) in drivers.iter_mut().take(count).enumerate() {
+            // The holder that is killed holds for longer than it lives.
+            let inside = if process == work.processes { 60 * SECOND } else { work.inside };
+            let lease = if kills { SHORT_LEASE } else { LEASE };
+            driver.tell(&format!(
+                "prepare id={key} url={url} peer={key} work={} name=peers-{}-{key} own={} \
+                 process={process} threads={} inside={inside} rest={} lease={lease}",
+                work.kind,
+                self.cells,
+                u8::from(work.own),
+                work.threads,
+                work.rest,
+                key = peer.key,
+            ));
+        }
+        let mut prepared = Ok(());
+        for driver in drivers.iter_mut().take(count) {
+            let answered = driver.answer("ready", PATIENCE).map(drop);
+            prepared = prepared.and(answered);
+        }
+        prepared
+    }
+
+    fn place(&self, work: &Work, program: Program) {
+        self.machine.server(work.cores).take_process(self.server.pid());
+        let place = self.machine.clients(work.cores);
+        for driver in self.drivers[&program].iter().take(work.processes) {
+            place.take_process(driver.pid());
+        }
+    }
+
+    fn warm_up(&mut self, work: &Work, peer: &Peer) -> Result<(), String> {
+        let mut seconds = 0.3f64.min(self.options.seconds);
+        if peer.program == Program::Java {
+            let cold = work.processes > self.warm && !work.own;
+            seconds = if cold { self.options.warm } else { self.options.warm / 3.0 };
+            if cold {
+                self.warm = work.processes;
+            }
+        }
+        let work = Work { figures: Figures::Contended, ..*work };
+        self.run(&work, peer, (seconds * SECOND as f64) as u64).map(drop)
+    }
+}
+
+fn go(id: &str, out: &Path, start: u64, end: u64) -> String {
+    format!("go id={id} out={} start={start} end={end}", out.display())
+}
+
+/// Whether it came true by then.
+fn until(end: u64, mut condition: impl FnMut() -> bool) -> bool {
+    loop {
+        if condition() || clock::now() > end {
+            return clock::now() <= end;
+        }
+        clock::sleep_until(clock::now() + MILLISECOND / 5);
+    }
+}
+
+/// Intended starts at random, ten a second.
+fn schedule(random: &mut fastrand::Rng, start: u64, end: u64) -> String {
+    let mut lines = String::new();
+    let mut at = start as f64;
+    loop {
+        at -= (1.0 - random.f64()).ln() * SECOND as f64 / 10.0;
+        if at >= end as f64 {
+            return lines;
+        }
+        lines += &format!("{at:.0}\n");
+    }
+}

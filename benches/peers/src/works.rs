@@ -1,0 +1,235 @@
+//! What is measured.
+
+use crate::clock::{MICROSECOND, MILLISECOND};
+use crate::cores::Cores;
+use crate::program::Program;
+
+/// A library, with its defaults or tuned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Peer {
+    pub(crate) key: &'static str,
+    pub(crate) name: &'static str,
+    pub(crate) program: Program,
+}
+
+const fn peer(key: &'static str, name: &'static str, program: Program) -> Peer {
+    Peer { key, name, program }
+}
+
+/// All others are compared with it.
+pub(crate) const OURS: Peer = peer("redlatch", "redlatch", Program::Rust);
+pub(crate) const DROP: Peer = peer("redlatch-drop", "redlatch, `drop`", Program::Rust);
+const REDISSON: Peer = peer("redisson", "Redisson", Program::Java);
+const REDISLOCK: Peer = peer("redislock", "redislock, retry 100 ms", Program::Go);
+const REDISLOCK_1: Peer = peer("redislock-1ms", "redislock, retry 1 ms", Program::Go);
+const REDSYNC: Peer = peer("redsync", "redsync", Program::Go);
+const REDSYNC_1: Peer = peer("redsync-1ms", "redsync, retry 1 ms", Program::Go);
+const PYTHON: Peer = peer("python-redis-lock", "python-redis-lock", Program::Python);
+const NODE: Peer = peer("redlock", "node-redlock", Program::Node);
+const NODE_1: Peer = peer("redlock-1ms", "node-redlock, retry 1 ms", Program::Node);
+const RLOCK: Peer = peer("rlock", "rlock", Program::Rust);
+const RLOCK_1: Peer = peer("rlock-1ms", "rlock, retry 1 ms", Program::Rust);
+const RSLOCK: Peer = peer("rslock", "rslock", Program::Rust);
+const RSLOCK_1: Peer = peer("rslock-1ms", "rslock, retry 1 ms", Program::Rust);
+
+const DEFAULTS: &[Peer] = &[OURS, DROP, REDISSON, REDISLOCK, REDSYNC, PYTHON, NODE, RLOCK, RSLOCK];
+const ALL: &[Peer] = &[
+    OURS,
+    DROP,
+    REDISSON,
+    REDISLOCK,
+    REDISLOCK_1,
+    REDSYNC,
+    REDSYNC_1,
+    PYTHON,
+    NODE,
+    NODE_1,
+    RLOCK,
+    RLOCK_1,
+    RSLOCK,
+    RSLOCK_1,
+];
+/// 64 virtual machines of Java's do not fit.
+const MANY: &[Peer] =
+    &[OURS, DROP, REDISLOCK_1, REDSYNC_1, PYTHON, NODE_1, RLOCK, RLOCK_1, RSLOCK_1];
+const WAITING: &[Peer] =
+    &[OURS, REDISSON, REDISLOCK, REDISLOCK_1, REDSYNC, PYTHON, NODE, RLOCK, RLOCK_1, RSLOCK_1];
+const KILLED: &[Peer] = &[OURS, REDISSON, REDISLOCK_1, REDSYNC, PYTHON, NODE, RLOCK_1];
+const FAR: &[Peer] = &[OURS, REDISSON, REDISLOCK, REDISLOCK_1, REDSYNC_1, PYTHON, RLOCK_1];
+
+/// Which figures a work has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Figures {
+    /// Of locks that no other thread wants.
+    Pairs,
+    /// Of one name that all want.
+    Contended,
+    /// From a release to the next grant; from a count-down to the end of the wait.
+    Events,
+    /// From the intended starts.
+    Waits,
+    /// The recovery from a kill.
+    Kills,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Work {
+    pub(crate) key: &'static str,
+    pub(crate) title: &'static str,
+    /// As the drivers know it.
+    pub(crate) kind: &'static str,
+    pub(crate) figures: Figures,
+    pub(crate) peers: &'static [Peer],
+    pub(crate) processes: usize,
+    pub(crate) threads: u64,
+    pub(crate) own: bool,
+    pub(crate) cores: Cores,
+    /// 1 ms away.
+    pub(crate) far: bool,
+    pub(crate) inside: u64,
+    pub(crate) rest: u64,
+    /// How long a round is, as a multiple of the usual.
+    pub(crate) length: f64,
+    /// How many may be inside at once; 0: readers, or a writer.
+    pub(crate) places: usize,
+}
+
+const LOCK: Work = Work {
+    key: "",
+    title: "",
+    kind: "lock",
+    figures: Figures::Contended,
+    peers: ALL,
+    processes: 1,
+    threads: 1,
+    own: false,
+    cores: Cores::Any,
+    far: false,
+    inside: 3 * MICROSECOND,
+    rest: 0,
+    length: 1.0,
+    places: 1,
+};
+const PAIR: Work =
+    Work { figures: Figures::Pairs, peers: DEFAULTS, own: true, inside: 0, length: 0.7, ..LOCK };
+const BESIDE_REDISSON: Work = Work { peers: &[OURS, REDISSON], ..LOCK };
+
+pub(crate) const WORKS: &[Work] = &[
+    Work {
+        key: "pair-one",
+        title: "One thread, own name, client and server on one core",
+        cores: Cores::One,
+        ..PAIR
+    },
+    Work {
+        key: "pair-two",
+        title: "One thread, own name, client and server on two cores",
+        cores: Cores::Two,
+        ..PAIR
+    },
+    Work { key: "own-32", title: "32 threads, own names", threads: 32, ..PAIR },
+    Work { key: "1x8", title: "One process of 8 threads, one name", threads: 8, ..LOCK },
+    Work {
+        key: "4x8",
+        title: "4 processes of 8 threads, one name",
+        processes: 4,
+        threads: 8,
+        ..LOCK
+    },
+    Work { key: "16x1", title: "16 processes of one thread, one name", processes: 16, ..LOCK },
+    Work {
+        key: "64x1",
+        title: "64 processes of one thread, one name",
+        peers: MANY,
+        processes: 64,
+        ..LOCK
+    },
+    Work {
+        key: "hand-over",
+        title: "Hand-over between two processes, each holds 2 ms",
+        figures: Figures::Events,
+        processes: 2,
+        inside: 2 * MILLISECOND,
+        rest: MILLISECOND,
+        ..LOCK
+    },
+    Work {
+        key: "4x8-far",
+        title: "4 processes of 8 threads, one name, 1 ms away",
+        peers: FAR,
+        processes: 4,
+        threads: 8,
+        far: true,
+        ..LOCK
+    },
+    Work {
+        key: "16x1-far",
+        title: "16 processes of one thread, one name, 1 ms away",
+        peers: FAR,
+        processes: 16,
+        far: true,
+        ..LOCK
+    },
+    Work {
+        key: "fair-1x8",
+        title: "Fair lock, one process of 8 threads",
+        kind: "fair",
+        threads: 8,
+        ..BESIDE_REDISSON
+    },
+    Work {
+        key: "fair-4x8",
+        title: "Fair lock, 4 processes of 8 threads",
+        kind: "fair",
+        processes: 4,
+        threads: 8,
+        ..BESIDE_REDISSON
+    },
+    Work {
+        key: "read-write",
+        title: "Read-write lock, 4 processes of 4 threads, every eighth turn writes",
+        kind: "rw",
+        peers: &[OURS, REDISSON, RLOCK, RLOCK_1],
+        processes: 4,
+        threads: 4,
+        places: 0,
+        ..LOCK
+    },
+    Work {
+        key: "semaphore",
+        title: "Semaphore of 3, one process of 16 threads",
+        kind: "semaphore",
+        threads: 16,
+        places: 3,
+        ..BESIDE_REDISSON
+    },
+    Work {
+        key: "latch",
+        title: "Latch, from the last count-down to a waiter in another process",
+        kind: "latch",
+        figures: Figures::Events,
+        processes: 2,
+        inside: 10 * MILLISECOND,
+        ..BESIDE_REDISSON
+    },
+    Work {
+        key: "waits",
+        title: "16 processes come at random, 10 times a second each, and hold 2 ms",
+        figures: Figures::Waits,
+        peers: WAITING,
+        processes: 16,
+        inside: 2 * MILLISECOND,
+        length: 5.0,
+        ..LOCK
+    },
+    Work {
+        key: "kills",
+        title: "4 processes hold 5 ms and rest 10 ms; a holder, then a waiter, is killed; leases of 5 s",
+        figures: Figures::Kills,
+        peers: KILLED,
+        processes: 4,
+        inside: 5 * MILLISECOND,
+        rest: 10 * MILLISECOND,
+        ..LOCK
+    },
+];
