@@ -191,3 +191,23 @@ fn a_thread_that_leaves_a_shared_hold_has_it_no_more() {
     assert!(!first.is_held() && second.is_held());
     assert!(matches!(gate.leave(&second, None).0, LeaveOutcome::Left(_, Vacated::Release { .. })));
 }
+
+#[test]
+fn a_thread_that_comes_back_to_a_lost_hold_takes_no_other_threads_seat() {
+    let gate = Gate::new();
+    let [first, again, other] = [(); 3].map(|()| {
+        let thread = Thread::placeholder();
+        let asked = Asked { forced: 0, incarnation: 0, at: clock::now() };
+        let owner = ClientId::random().unwrap().next_owner();
+        let hold = Hold::new(owner, Terms::watched(LEASE), LEASE, asked, false);
+        Arc::new(Tenancy::new(Arc::new(hold), thread))
+    });
+    let admit = |tenancy| gate.admit(tenancy, Terms::watched(LEASE), None);
+    assert!(matches!(admit(&first), Admitted::Seated(None)));
+    let LeaveOutcome::Left(mut left, _) = gate.leave_to_wait(&first).0 else { panic!("not left") };
+    assert!(matches!(admit(&again), Admitted::Seated(None)));
+    gate.vacate(&again.hold()).1.now();
+    assert!(matches!(admit(&other), Admitted::Seated(None)));
+    assert!(!gate.come_back(&again, &mut left));
+    gate.with_seat(|seat| assert!(seat.is_some_and(|seat| seat.is(&other))));
+}
