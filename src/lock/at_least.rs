@@ -16,24 +16,26 @@ use crate::local::{Tenancy, Terms};
 use crate::lock::{Handle, HeldLock, Variant};
 use crate::waiting::Wait;
 
-/// Takes the lock with `take`. `None`: the wait ended first.
-pub(super) fn acquire(
-    handle: &Handle,
-    least: Duration,
-    wait: Wait<'_>,
-    take: impl Fn(Handle, Wait<'_>) -> Result<Option<Arc<Tenancy>>, Error>,
-) -> Result<Option<HeldLock>, Error> {
-    let first = handle.varied(Variant::On(Terms::fixed(least.max(Duration::from_millis(1)))));
-    let Some(tenancy) = take(first.clone(), wait)? else { return Ok(None) };
-    // The server counts from an earlier time.
-    let until = clock::now().saturating_add(clock::nanos(least));
-    let left = HeldLock::new(&first, Arc::clone(&tenancy));
-    let again = take(handle.reentrant(), Wait::NONE)?;
-    let again = again.map(|tenancy| HeldLock::new(handle, tenancy));
-    let Some(held) = again.filter(|held| held.is_of(&tenancy)) else {
-        // The lease was over before.
-        return Err(Error::late_grant(&handle.site.name));
-    };
-    left.leave_until(Some(until))?;
-    Ok(Some(held))
+impl HeldLock {
+    /// Takes the lock with `take`. `None`: the wait ended first.
+    pub(super) fn at_least(
+        handle: &Handle,
+        least: Duration,
+        wait: Wait<'_>,
+        take: impl Fn(Handle, Wait<'_>) -> Result<Option<Arc<Tenancy>>, Error>,
+    ) -> Result<Option<Self>, Error> {
+        let first = handle.varied(Variant::On(Terms::fixed(least.max(Duration::from_millis(1)))));
+        let Some(tenancy) = take(first.clone(), wait)? else { return Ok(None) };
+        // The server counts from an earlier time.
+        let until = clock::now().saturating_add(clock::nanos(least));
+        let left = Self::new(&first, Arc::clone(&tenancy));
+        let again = take(handle.reentrant(), Wait::NONE)?;
+        let again = again.map(|tenancy| Self::new(handle, tenancy));
+        let Some(held) = again.filter(|held| held.is_of(&tenancy)) else {
+            // The lease was over before.
+            return Err(Error::late_grant(&handle.site.name));
+        };
+        left.leave_until(Some(until))?;
+        Ok(Some(held))
+    }
 }

@@ -177,7 +177,7 @@ macro_rules! one_lock {
             use redlatch_client::sync::Thread;
 
             use crate::error::Error;
-            use crate::lock::{Handle, HeldLock, HeldLocks, Lock, Part, Parts, Variant, at_least};
+            use crate::lock::{Handle, HeldLock, HeldLocks, Lock, Part, Parts, Variant};
             use crate::waiting::Wait;
 
             impl Lock for $lock {
@@ -217,7 +217,7 @@ macro_rules! one_lock {
                             lock.handle = handle;
                             lock.take(thread, wait)
                         };
-                        let held = at_least::acquire(&self.handle, least, wait, take)?;
+                        let held = HeldLock::at_least(&self.handle, least, wait, take)?;
                         return Ok(held.map(HeldLocks::One));
                     }
                     let tenancy = self.take(thread, wait)?;
