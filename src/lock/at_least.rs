@@ -24,8 +24,17 @@ impl HeldLock {
         wait: Wait<'_>,
         take: impl Fn(Handle, Wait<'_>) -> Result<Option<Arc<Tenancy>>, Error>,
     ) -> Result<Option<Self>, Error> {
-        let first = handle.varied(Variant::On(Terms::fixed(least.max(Duration::from_millis(1)))));
+        // No shorter than the lease of the second level: it could end before the watchdog has made
+        // it longer.
+        let lease = least.max(handle.terms().lease()).max(Duration::from_millis(1));
+        let first = handle.varied(Variant::On(Terms::fixed(lease)));
+        let began = clock::now();
         let Some(tenancy) = take(first.clone(), wait)? else { return Ok(None) };
+        // If a thread with a plain handle passed it on, a tenth of its lease may have gone.
+        let is_passed = tenancy.began() >= began && tenancy.hold().asked.at < began;
+        if is_passed && !first.deepen(&tenancy)? {
+            return Err(Error::late_grant(&handle.site.name));
+        }
         // The server counts from an earlier time.
         let until = clock::now().saturating_add(clock::nanos(least));
         let left = Self::new(&first, Arc::clone(&tenancy));
@@ -35,7 +44,7 @@ impl HeldLock {
             // The lease was over before.
             return Err(Error::late_grant(&handle.site.name));
         };
-        left.leave_until(Some(until))?;
-        Ok(Some(held))
+        // Left to its end when its guard is made: a lock of several parts may not get the others.
+        Ok(Some(held.above(left, until)))
     }
 }

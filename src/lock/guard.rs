@@ -344,7 +344,9 @@ impl<L: ?Sized, O: GuardOwner> LockGuard<L, O> {
         lock: &K,
         wait: Wait<'_>,
     ) -> Result<Option<Self>, Error> {
-        Ok(Lock::acquire(lock, &O::thread(), wait)?.map(Self::new))
+        let Some(mut held) = Lock::acquire(lock, &O::thread(), wait)? else { return Ok(None) };
+        each!(&mut held, held => held.stays())?;
+        Ok(Some(Self::new(held)))
     }
 
     /// Takes the lock; only an error ends the wait first.
@@ -383,18 +385,33 @@ pub struct HeldLock {
     /// levels. `None`: the one that its thread took last.
     level: Option<Level>,
     left: bool,
+    /// The level beneath, and until when the lock [stays](Self::stays) taken by it.
+    beneath: Option<Box<(Self, u64)>>,
 }
 
 impl HeldLock {
     #[inline]
     pub(super) fn new(handle: &Handle, tenancy: Arc<Tenancy>) -> Self {
         let level = Some(handle.level(&tenancy));
-        Self { handle: handle.clone(), level, tenancy, left: false }
+        Self { handle: handle.clone(), level, tenancy, left: false, beneath: None }
     }
 
     /// The level that the thread took last, whoever has its guard.
     pub(super) fn last(handle: &Handle, tenancy: Arc<Tenancy>) -> Self {
-        Self { handle: handle.clone(), level: None, tenancy, left: false }
+        Self { handle: handle.clone(), level: None, tenancy, left: false, beneath: None }
+    }
+
+    /// With a level beneath, which ends with it unless the lock [stays](Self::stays) taken.
+    pub(super) fn above(mut self, beneath: Self, until: u64) -> Self {
+        self.beneath = Some(Box::new((beneath, until)));
+        self
+    }
+
+    /// All that is taken together is held: leaves the level beneath to its end.
+    pub(super) fn stays(&mut self) -> Result<(), Error> {
+        let Some(beneath) = self.beneath.take() else { return Ok(()) };
+        let (beneath, until) = *beneath;
+        beneath.leave_until(Some(until))
     }
 
     /// Whether it is a level of this tenancy.

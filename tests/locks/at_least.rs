@@ -6,6 +6,7 @@ use redlatch_testkit::{Job, Worker};
 over_all_kinds! {
     a_release_before_the_least_time_leaves_it_taken_until_then
     work_that_takes_longer_keeps_it_and_its_end_releases_it
+    no_least_time_is_an_ordinary_lock
 }
 
 /// The least time here.
@@ -52,6 +53,20 @@ fn work_that_takes_longer_keeps_it_and_its_end_releases_it(kind: Kind) {
     std::thread::sleep(UNIT * 2);
     guard.unlock().unwrap();
     theirs.try_lock().unwrap().expect("it was released").unlock().unwrap();
+    leaves_nothing(&server);
+}
+
+fn no_least_time_is_an_ordinary_lock(kind: Kind) {
+    let _bounded = bounded();
+    let server = server();
+    let (client, other) = (client(&server), another(&server));
+    let (lock, theirs) = ((kind.least)(&client, "none", Duration::ZERO), kind.make(&other, "none"));
+    let guard = lock.lock().unwrap();
+    guard.on_lost(|why| panic!("nothing is lost: {why}"));
+    std::thread::sleep(UNIT);
+    assert!(guard.is_held() && theirs.try_lock().unwrap().is_none());
+    guard.unlock().unwrap();
+    theirs.lock().unwrap().unlock().unwrap();
     leaves_nothing(&server);
 }
 

@@ -203,3 +203,19 @@ fn of_many_that_try_exactly_one_has_all() {
         .collect();
     callers.into_iter().for_each(Running::join);
 }
+
+/// Otherwise a call that got nothing would leave some of them taken for an hour.
+#[test]
+fn a_busy_part_leaves_no_other_one_taken_for_the_least_time() {
+    let _bounded = bounded();
+    let server = server();
+    let (client, other) = (client(&server), client(&server));
+    let busy = other.reentrant_lock("b").lock().unwrap();
+    let hour = Duration::from_secs(3600);
+    assert!(all_of(&client, &["a", "b"]).try_once_per(hour).unwrap().is_none());
+    wait_until("the first one is free", SOON, || !is_held(&server, "a"));
+    busy.unlock().unwrap();
+    let run = all_of(&client, &["a", "b"]).try_once_per(hour).unwrap().unwrap();
+    run.unlock().unwrap();
+    assert!(is_held(&server, "a") && is_held(&server, "b"));
+}

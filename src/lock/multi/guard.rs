@@ -109,6 +109,10 @@ impl GuardLevels {
         self.held.len()
     }
 
+    pub(in crate::lock) fn stays(&mut self) -> Result<(), Error> {
+        self.held.iter_mut().try_for_each(HeldLock::stays)
+    }
+
     pub(in crate::lock) fn is_held(&self) -> bool {
         !self.remaining().is_zero()
     }
