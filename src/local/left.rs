@@ -62,6 +62,11 @@ impl Site {
         clock::now() < self.left_until.load(Ordering::SeqCst)
     }
 
+    /// The server keeps no such hold any more: it was forced, or lost with the data.
+    pub(crate) fn has_left_none(&self) {
+        self.left_until.store(0, Ordering::SeqCst);
+    }
+
     /// Ends a hold that no thread has any more, without a release.
     pub(super) fn let_expire(self: &Arc<Self>, hold: &Arc<Hold>) {
         if let Some(line) = &hold.line {

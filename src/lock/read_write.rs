@@ -370,7 +370,11 @@ impl<'a> Side<'a> {
                 self.pair.lose_reading(&older);
                 continue;
             }
-            let Some((tenancy, _)) = self.pair.join(claim.thread, terms) else { continue };
+            let Some((tenancy, _)) = self.pair.join(claim.thread, terms) else {
+                // The server lets both read, so it keeps no write hold that was left to its end.
+                self.pair.write.has_left_none();
+                continue;
+            };
             if !Arc::ptr_eq(&tenancy.hold(), &older) {
                 // Another hold has taken the seat meanwhile: the loop checks that one.
                 let level = self.handle.level(&tenancy);
