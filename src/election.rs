@@ -314,6 +314,9 @@ impl Leadership {
     /// Callbacks run on a thread of the client, one after the other, so each should be short. The
     /// lock is kept, if the server is back, until the leadership is dropped.
     pub fn on_deposed(&self, callback: impl FnOnce() + Send + 'static) {
+        if self.resigns.0.site.core.is_forked() {
+            return;
+        }
         let mut ending = self.resigns.0.ending.lock();
         if !ending.is_over {
             return ending.callbacks.push(Box::new(|_| callback()));
@@ -353,11 +356,16 @@ struct Resigns(Arc<Term>);
 impl Drop for Resigns {
     fn drop(&mut self) {
         let Term { site, tenancy, token, .. } = &*self.0;
-        self.0.ending.lock().is_over = true;
-        if !site.core.is_forked() {
-            let command = site.scripts().resign_command(&tenancy.hold().owner, *token);
-            site.core.post(&site.route, command, Arc::new(|_: Outcome| {}));
+        if site.core.is_forked() {
+            return;
         }
+        let mut ending = self.0.ending.lock();
+        ending.is_over = true;
+        // Dropped here, without the mutex, and not by the watchdog if it has the term now.
+        let _unheard = std::mem::take(&mut ending.callbacks);
+        drop(ending);
+        let command = site.scripts().resign_command(&tenancy.hold().owner, *token);
+        site.core.post(&site.route, command, Arc::new(|_: Outcome| {}));
     }
 }
 
@@ -378,11 +386,15 @@ struct TermEnd {
 
 impl Term {
     fn is_over(&self) -> bool {
-        self.ending.lock().is_over
+        self.site.core.is_forked() || self.ending.lock().is_over
     }
 
     /// Ends it for good, unless it is over.
     fn depose(&self, reason: LostReason) {
+        // A forked child does not lead, and must neither lock nor call back.
+        if self.site.core.is_forked() {
+            return;
+        }
         let mut ending = self.ending.lock();
         if std::mem::replace(&mut ending.is_over, true) {
             return;
