@@ -368,10 +368,12 @@ impl Synchronizer for CountDownLatch {
             Ok(LatchState::Open) if request_state.ends.is_some_and(|it| it <= clock::now()) => {
                 let message = "its time to live ended before the last count-down; it has no count";
                 let error = Error::new(ErrorKind::Expired, message.to_owned()).of(&site.name);
+                request_state.ends = None;
                 site.fail_before(request_state.arrivals, &error);
                 Err(error)
             }
             Ok(LatchState::Open) => {
+                request_state.ends = None;
                 site.tell_until(request_state.arrivals, || Signal::Granted(()));
                 Ok(Try::Granted(()))
             }
@@ -379,7 +381,9 @@ impl Synchronizer for CountDownLatch {
                 if !claim.wait.is_over() {
                     listening.public.listen(core, &site.channel);
                 }
-                request_state.ends = left.map(|it| asked_at.saturating_add(clock::nanos(it)));
+                // (Up to a millisecond of the first one has passed already.)
+                let rest = |it: Duration| it.saturating_sub(Duration::from_millis(1));
+                request_state.ends = left.map(|it| asked_at.saturating_add(clock::nanos(rest(it))));
                 // No message tells of the end. The key is gone a millisecond after it.
                 let end = left.map_or(Duration::MAX, |it| it.saturating_add(AFTER_THE_END));
                 Ok(Try::Busy(slow_poll().min(end)))
@@ -472,9 +476,10 @@ impl Queued for LatchSite {
         look(&mut self.queue.lock())
     }
 
-    fn hand_on(&self, _: Option<Lead<LatchRequestState>>) {
-        // The next leader may wait for another count than this one asked for.
-        self.promote(None);
+    fn hand_on(&self, lead: Option<Lead<LatchRequestState>>) {
+        // The next leader may wait for another count than this one asked for, so it asks at once.
+        // But it must not take the end of the latch for the last count-down.
+        self.promote(lead.map(|lead| Lead::new(lead.request_state)));
     }
 }
 
