@@ -95,6 +95,8 @@ impl Site {
         if !self.gate.come_back(again, &mut left) {
             // The thread that took the seat has told `again`, which no guard knows.
             let reason = hold.lost().unwrap_or_else(|| hold.why_gone());
+            // That thread may not have said so yet (`admit`), and `until_left` asks when it drops.
+            hold.lose(reason);
             let callbacks = tenancy.lose(reason).unwrap_or_default();
             self.core.watchdog.call_back(&self.name, reason, callbacks);
             return;
