@@ -304,7 +304,10 @@ impl CyclicBarrier {
         std::mem::forget(breaks);
         let _unlimited = Limit::set(None);
         match site.finish(generation, party, true) {
-            Ok(Generation::Tripped) => Ok(Some(0)),
+            Ok(Generation::Tripped) => {
+                site.has_tripped(generation);
+                Ok(Some(0))
+            }
             Ok(_) => Err(self.broken()),
             Err(trouble) => Err(trouble.into_error_of(&site.name)),
         }
@@ -365,8 +368,14 @@ impl Party<'_> {
         let _unlimited = Limit::set(None);
         loop {
             let (lease, acts) = (leases.lease, action.is_some());
+            let known = site.state.lock().present;
             let arrived = site.numbered(|scripts, id| scripts.arrive(id, &self.owner, lease, acts));
             match arrived {
+                // A new master that forgot a trip counts parties that have passed already.
+                Ok(Some((generation, _))) if generation < known => {
+                    let _ = site.finish(generation, &self.owner, false);
+                    return Ok(None);
+                }
                 Ok(Some((generation, index))) => {
                     leases.keep(self.owner);
                     return Ok(Some(Place { generation, index: Some(index) }));
@@ -431,10 +440,13 @@ impl Synchronizer for Party<'_> {
         };
         let Some(place) = arrived else { return Ok(Enter::Granted(Generation::Broken)) };
         self.place.set(Some(place));
+        let site = self.site();
         if place.index == Some(0) {
+            if self.barrier.action.is_none() {
+                site.has_tripped(place.generation);
+            }
             return Ok(Enter::Granted(Generation::Tripped));
         }
-        let site = self.site();
         let mut state = site.state.lock();
         if place.generation < state.present {
             // The leader may have looked before this thread stood in the queue, and waits for a later
@@ -542,6 +554,11 @@ impl BarrierSite {
 
     fn scripts(&self) -> BarrierScripts<'_> {
         BarrierScripts { route: &self.route, keys: &self.keys, requests: &self.requests }
+    }
+
+    fn has_tripped(&self, generation: i64) {
+        let mut state = self.state.lock();
+        state.present = state.present.max(generation + 1);
     }
 
     fn numbered<T>(

@@ -34,7 +34,7 @@ end
 
 -- The broken generations, this one included. Those of 64 resets ago are forgotten.
 local function broken_with(number)
-    return string.sub(broken() .. text(number) .. ' ', -64 * 14)
+    return string.sub(broken() .. text(number) .. ' ', -64 * 14 - 1)
 end
 
 -- Whether a party has not renewed its lease.

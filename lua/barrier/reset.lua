@@ -9,9 +9,9 @@ return once(function()
         return nil
     end
     check()
-    local breaks = redis.call('zcard', parties) > 0
+    -- Also without parties: a new master may not know one that has arrived.
     return {'1', 'hset', barrier, 'generation', text(number + 1),
-        'broken', breaks and broken_with(number) or broken()}
+        'broken', is_broken(number) and broken() or broken_with(number)}
 end, function()
     ended(ARGV[5])
 end)
