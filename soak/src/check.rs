@@ -13,7 +13,7 @@ mod order;
 mod tokens;
 mod waits;
 
-pub(crate) use fenced::lost_writes;
+pub(crate) use fenced::{forgotten, lost_writes};
 pub(crate) use order::export;
 
 /// A delay that is too long on a busy machine, too.

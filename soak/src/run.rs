@@ -16,7 +16,7 @@ use crate::history::{Round, parse};
 use crate::nemesis::{self, Nemesis};
 use crate::options::Options;
 use crate::report;
-use crate::store::Store;
+use crate::store::{Store, Written};
 use crate::worker::Task;
 use crate::world::{World, keys};
 
@@ -162,8 +162,12 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, String> {
         }
         let mut reader = Store::connect(&store.url()).map_err(|error| error.to_string())?;
         let written = reader.written(&prefix).map_err(|error| error.to_string())?;
-        let [fenced, unfenced] =
-            written.map(|lists| lists.iter().map(|it| check::lost_writes(it)).sum::<u64>());
+        let forgotten = check::forgotten(&round);
+        let [fenced, unfenced] = written;
+        let lost = |(_, values): &Written| check::lost_writes(values);
+        let judged = fenced.iter().filter(|(name, _)| !forgotten.contains(name));
+        let (fenced, unfenced): (u64, u64) =
+            (judged.map(lost).sum(), unfenced.iter().map(lost).sum());
         if fenced > 0 {
             let (name, text) = (prefix.clone(), format!("{fenced} accepted writes were lost"));
             found.violations.push(Violation { check: "fenced", name, from: 0, to: now(), text });

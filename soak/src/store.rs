@@ -21,6 +21,9 @@ redis.call('hset', KEYS[1], 'token', ARGV[1], 'value', ARGV[2])
 redis.call('rpush', KEYS[2], ARGV[2])
 return 1";
 
+/// The name of a lock, and the values that were written under it, in order.
+pub(crate) type Written = (String, Vec<u64>);
+
 pub(crate) struct Store {
     connection: Connection,
     read: Script,
@@ -63,16 +66,18 @@ impl Store {
         Ok(())
     }
 
-    /// The values written to the locks of this prefix, for each: fenced ones, and unfenced ones.
-    pub(crate) fn written(&mut self, prefix: &str) -> RedisResult<[Vec<Vec<u64>>; 2]> {
+    /// The values written under the locks of this prefix, with their names: fenced ones, and unfenced
+    /// ones.
+    pub(crate) fn written(&mut self, prefix: &str) -> RedisResult<[Vec<Written>; 2]> {
         let mut all = [Vec::new(), Vec::new()];
         for (kind, lists) in ["fenced", "unfenced"].into_iter().zip(&mut all) {
             let pattern = format!("{kind}:{prefix}*:log");
             let keys: Vec<String> = redis::cmd("KEYS").arg(pattern).query(&mut self.connection)?;
             for key in keys {
                 let list =
-                    redis::cmd("LRANGE").arg(key).arg(0).arg(-1).query(&mut self.connection)?;
-                lists.push(list);
+                    redis::cmd("LRANGE").arg(&key).arg(0).arg(-1).query(&mut self.connection)?;
+                let name = key.trim_start_matches(kind).trim_start_matches(':');
+                lists.push((name.trim_end_matches(":log").to_owned(), list));
             }
         }
         Ok(all)

@@ -1,6 +1,28 @@
 //! Reads, sleeps and writes under a fenced lock, against a store that compares tokens.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
+
+use crate::clock::ms;
+use crate::history::{Event, Round};
+
+/// For so long after its last hold a stopped writer may still come.
+const LATE: u64 = ms(10_000);
+
+/// The names that were in use when the server forgot data. Their tokens began anew then, so an old
+/// holder and a new one may have the same one, and the store takes the writes of both.
+pub(crate) fn forgotten(round: &Round) -> HashSet<String> {
+    let mut used: HashMap<&str, [u64; 2]> = HashMap::new();
+    for event in round.processes.iter().flat_map(|process| &process.events) {
+        if let Event::Granted(grant) = event {
+            let [from, to] = used.entry(&grant.name).or_insert([grant.call, grant.until]);
+            (*from, *to) = ((*from).min(grant.call), (*to).max(grant.until));
+        }
+    }
+    used.retain(|_, [from, to]| {
+        round.faults.iter().any(|it| it.forgets && *from <= it.to && *to + LATE >= it.from)
+    });
+    used.into_keys().map(str::to_owned).collect()
+}
 
 /// Each write adds one to the value that was read: a value that was written twice is a write that
 /// was lost. `written`: the values in the order in which the store accepted them.
