@@ -19,7 +19,10 @@ pub(crate) fn forgotten(round: &Round) -> HashSet<String> {
         }
     }
     used.retain(|_, [from, to]| {
-        round.faults.iter().any(|it| it.forgets && *from <= it.to && *to + LATE >= it.from)
+        round
+            .faults
+            .iter()
+            .any(|it| it.forgets && *from <= it.to && to.saturating_add(LATE) >= it.from)
     });
     used.into_keys().map(str::to_owned).collect()
 }
