@@ -113,8 +113,10 @@ fn before_the_end_of_the_lease_the_command_is_asked_to_end() {
 #[test]
 fn a_lock_that_is_renewed_outlasts_its_lease() {
     let server = server();
-    let mut running = start(&server.url(), &OPTIONS, "kept", "sleep 4; echo done; exit 9");
+    let script = "trap 'exit 9' TERM; sleep 4; echo done; while :; do sleep 0.05; done";
+    let mut running = start(&server.url(), &OPTIONS, "kept", script);
     assert_eq!(running.line(), "done");
     assert!(client(&server).reentrant_lock("kept").is_locked().unwrap());
+    running.signal(Signal::TERM);
     assert_eq!(running.status(), Some(9));
 }
