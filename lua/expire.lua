@@ -15,7 +15,7 @@ return once(function()
     if not stored(KEYS[1]) and not taken then
         return nil
     end
-    -- Whole: what will be refused for the second key is refused before the first one's change.
+    -- Whole: a command that the second key would refuse is refused before the first one's change.
     if KEYS[3] and not redis.acl_check_cmd(ends(KEYS[3])) then
         redis.call(ends(KEYS[3]))
     end

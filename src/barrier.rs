@@ -410,7 +410,7 @@ impl Party<'_> {
         }
     }
 
-    /// What the server is asked for this thread.
+    /// The question to the server for this thread.
     fn need(&self, place: Place) -> Need {
         (place.generation, place.index.map(|_| self.owner))
     }

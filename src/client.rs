@@ -193,7 +193,7 @@ impl Client {
         CyclicBarrier::new(&self.0, name)
     }
 
-    /// Says who has this name and who waits for it, whatever kind of synchronizer it is, and
+    /// Returns the holders of this name and its waiters, of any kind of synchronizer, and
     /// whichever client uses it, one of Redisson's too. Already old when it returns.
     ///
     /// It changes nothing and takes no lock, so it is safe beside any work on the name. It lists up

@@ -29,7 +29,7 @@ pub(crate) struct Args {
 pub(crate) enum Task {
     /// Runs a command while it has a lock.
     Run(Run),
-    /// Says who has a lock, and who waits for it.
+    /// Shows the holder of a lock, and its waiters.
     Who {
         /// The lock's name.
         name: String,
@@ -55,7 +55,7 @@ pub(crate) enum Task {
         /// Only if this owner has it, as `who` prints it. Status 75: it does not.
         #[arg(long, required_unless_present = "force")]
         owner: Option<String>,
-        /// Whoever has it.
+        /// Of any owner.
         #[arg(long, conflicts_with = "owner")]
         force: bool,
     },

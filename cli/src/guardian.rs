@@ -41,7 +41,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 
 use crate::trouble::{CANNOT_RUN, NOT_FOUND, SOFTWARE};
 
-/// What makes this program a guardian.
+/// The argument that makes this program a guardian.
 pub(crate) const ARGUMENT: &str = "guard-of-redlatch-run";
 /// The line with which the command's stdin goes.
 pub(crate) const STDIN: &[u8] = b"stdin\n";

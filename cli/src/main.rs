@@ -1,4 +1,4 @@
-//! The command `redlatch`: runs a command under a distributed lock, and says who has it.
+//! The command `redlatch`: runs a command under a distributed lock, and shows its holder.
 
 mod admin;
 mod args;

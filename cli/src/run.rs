@@ -100,7 +100,7 @@ pub(crate) fn run(args: &Args, run: &Run) -> Result<u8, Trouble> {
     }
 }
 
-/// What is to run, under which lock.
+/// The command to run, and its lock.
 struct Job {
     name: String,
     program: PathBuf,

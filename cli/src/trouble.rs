@@ -22,7 +22,7 @@ pub(crate) fn say(message: impl fmt::Display) {
     let _written = writeln!(std::io::stderr(), "redlatch: {message}");
 }
 
-/// What stands on stderr, and the status.
+/// The text on stderr, and the status.
 #[derive(Debug)]
 pub(crate) struct Trouble {
     pub(crate) status: u8,

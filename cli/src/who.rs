@@ -1,4 +1,4 @@
-//! `redlatch who` and `redlatch ls`: who has what, and who waits.
+//! `redlatch who` and `redlatch ls`: the holders of names, and their waiters.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -62,7 +62,7 @@ fn seconds(time: Duration) -> String {
     format!("{:.1} s", time.as_secs_f64())
 }
 
-/// What stands of one name.
+/// The text of one name.
 fn page(status: &Status) -> String {
     let mut page = format!("{}: {}\n", status.name, word(status.kind));
     if let Some(value) = status.value {

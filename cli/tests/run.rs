@@ -1,4 +1,4 @@
-//! `redlatch run`: its statuses, its signals, and what it does with stdin and stdout.
+//! `redlatch run`: its statuses, its signals, and its use of stdin and stdout.
 
 // They look at processes.
 #![cfg(target_os = "linux")]
@@ -55,7 +55,7 @@ fn the_command_is_looked_up_before_the_server_is_asked() {
     assert_eq!(ends(AWAY, &["run", "orders", "./no/such/command"]).0, 127);
     assert_eq!(ends(AWAY, &["run", "orders", "/etc/passwd"]).0, 126);
     assert_eq!(ends(AWAY, &["run", "orders", "/tmp"]).0, 126);
-    // What only the system finds out.
+    // Errors that only the system finds.
     let server = server();
     let folder = tempfile::tempdir().unwrap();
     let script = folder.path().join("script");

@@ -123,7 +123,7 @@ pub(crate) enum LeaveOutcome {
     Left(Seat, Vacated),
 }
 
-/// What becomes of a hold whose last tenancy has left the seat.
+/// The fate of a hold whose last tenancy has left the seat.
 #[derive(Debug)]
 pub(crate) enum Vacated {
     /// The next thread has the hold; the caller sends nothing. It wakes `next`, then `second`,

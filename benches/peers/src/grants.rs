@@ -1,4 +1,4 @@
-//! What the drivers wrote, merged.
+//! The grants that the drivers wrote, merged.
 
 use std::collections::HashMap;
 use std::fs;

@@ -10,7 +10,7 @@ const OF: [(&str, &str, &str); 3] = [
     ("16x1", "shares.svg", "The share of each of 16 processes, by library"),
 ];
 
-/// The picture of a work: its file, and what it shows.
+/// The picture of a work: its file and its contents.
 pub(crate) fn of(work: &str) -> Option<(&'static str, &'static str)> {
     OF.iter().find(|it| it.0 == work).map(|it| (it.1, it.2))
 }

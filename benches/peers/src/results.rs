@@ -1,4 +1,4 @@
-//! What a run found, as it is kept for `--from`.
+//! The results of a run, as they are kept for `--from`.
 
 use serde::{Deserialize, Serialize};
 

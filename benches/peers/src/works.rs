@@ -1,4 +1,4 @@
-//! What is measured.
+//! The works that are measured.
 
 use crate::clock::{MICROSECOND, MILLISECOND};
 use crate::cores::Cores;

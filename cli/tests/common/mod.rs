@@ -35,7 +35,7 @@ pub(crate) fn output(url: &str, words: &[&str]) -> Output {
     redlatch(url).args(words).output().unwrap()
 }
 
-/// Its status, and what it has said.
+/// Its status and its output.
 pub(crate) fn ends(url: &str, words: &[&str]) -> (i32, String) {
     let output = output(url, words);
     let said = String::from_utf8(output.stderr).unwrap();

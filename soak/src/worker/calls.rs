@@ -45,7 +45,7 @@ impl Worker {
         self.acquire_with(about, how, stay, take).map(|(kept, _)| kept)
     }
 
-    /// Calls, and writes down what came of it. Also returns the token.
+    /// Calls, and writes down the outcome. Also returns the token.
     pub(super) fn acquire_with<G: Held>(
         &mut self,
         mut about: About,

@@ -74,7 +74,7 @@ enum Session {
     Tasks(Options, Rslock),
 }
 
-/// What a turn of a driver is to do.
+/// One turn of a driver.
 #[derive(Clone)]
 struct Go {
     start: u64,
