@@ -55,9 +55,7 @@ fn a_status_names_the_holder_and_the_queue_in_its_order_with_their_processes() {
     guard.unlock().unwrap();
     threads.into_iter().for_each(Running::join);
     // A dropped guard's release is sent after the drop has returned.
-    wait_until("the name is free", SOON, || {
-        seen(&watcher, "orders") == (StatusKind::Free, [0; 3])
-    });
+    wait_until("the name is free", SOON, || seen(&watcher, "orders") == (StatusKind::Free, [0; 3]));
 }
 
 #[test]
