@@ -430,7 +430,6 @@ impl std::fmt::Debug for ClientBuilder {
         f.debug_struct("ClientBuilder").field("config", &self.config).finish_non_exhaustive()
     }
 }
-/// Checks the lease of a watched hold, given by this `setting`.
 /// Checks a time to live, before the client sends a request.
 pub(crate) fn check_time_to_live(time_to_live: Duration) -> Result<(), Error> {
     const LONGEST: Duration = Duration::from_millis(10_000_000_000_000);
@@ -444,6 +443,7 @@ pub(crate) fn check_time_to_live(time_to_live: Duration) -> Result<(), Error> {
     Err(Error::new(ErrorKind::Config, message))
 }
 
+/// Checks the lease of a watched hold, given by this `setting`.
 pub(crate) fn check_watchdog(setting: &str, timeout: Duration) -> Result<(), Error> {
     if (SHORTEST_WATCHDOG..=LONGEST_WATCHDOG).contains(&timeout) {
         return Ok(());

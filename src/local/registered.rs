@@ -6,8 +6,9 @@ use std::sync::{Arc, Weak};
 use crate::runtime::{Core, Message, Recipient};
 
 /// An owner that messages may name while it waits, and the reader of those messages. It stays
-/// registered while it holds, if it [may have stood](super::exchanges::Exchanges::may_stand) in a queue: if a
-/// request found its grant, the message of that grant comes late, and must not be given back.
+/// registered while it holds, if it [may have stood](super::exchanges::Exchanges::may_stand) in a
+/// queue: if a request found its grant, the message of that grant comes late, and must not be given
+/// back.
 pub(crate) struct Registered<R: ?Sized = dyn Recipient> {
     core: Arc<Core>,
     owner: u64,
