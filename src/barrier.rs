@@ -122,7 +122,13 @@ impl CyclicBarrier {
         self.pass(Wait::FOREVER)?.ok_or_else(|| Error::shut_down(&self.site.name))
     }
 
-    /// Arrives, and waits for `wait` at most: returns `None` then, and the barrier is broken.
+    /// Arrives, and waits for `wait` at most: returns `None` then, and the barrier is broken; if the
+    /// action of the generation before runs for all that time, as soon as it has ended.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`wait`](Self::wait). [`Redis`](ErrorKind::Redis) also if time is over, and the server
+    /// does not say that the barrier is broken.
     ///
     /// # Blocking
     ///
@@ -262,7 +268,7 @@ impl CyclicBarrier {
         if let Err(error) = self.check(&wait) {
             if error.kind() == ErrorKind::Cancelled {
                 let present = self.state()?.present;
-                let _ = self.site.finish(present, &self.site.core.id.next_owner(), false);
+                let _ = self.site.leave(present, &self.site.core.id.next_owner(), false);
             }
             return Err(error);
         }
@@ -280,17 +286,20 @@ impl CyclicBarrier {
                     return self.act(generation, &party.owner);
                 }
                 (Ok(Some(_)), Some(Place { index, .. })) => return Ok(index),
-                (outcome, Some(Place { index: Some(index), generation })) => {
+                (outcome, Some(Place { index, generation })) => {
                     // It leaves early. Neither a limit nor a cancel ends this request.
                     let _unlimited = Limit::set(None);
-                    return match self.site.finish(generation, &party.owner, false) {
-                        Ok(Generation::Tripped) => Ok(Some(index)),
+                    return match self.site.leave(generation, &party.owner, index.is_some()) {
+                        Ok(Generation::Tripped) => Ok(index),
+                        _ if is_cancelled(&outcome) => outcome.map(|_| None),
                         // The end of the wait has ended a request.
-                        _ if wait.is_over() && !is_cancelled(&outcome) => Ok(None),
-                        _ => outcome.map(|_| None),
+                        Ok(_) if wait.is_over() => Ok(None),
+                        Ok(_) => outcome.map(|_| None),
+                        // `None` would say that no other party passes.
+                        Err(trouble) => outcome.and_then(|_| Err(self.not_left(trouble))),
                     };
                 }
-                (outcome, _) => return outcome.map(|_| None),
+                (outcome, None) => return outcome.map(|_| None),
             }
         }
     }
@@ -311,6 +320,12 @@ impl CyclicBarrier {
             Ok(_) => Err(self.broken()),
             Err(trouble) => Err(trouble.into_error_of(&site.name)),
         }
+    }
+
+    fn not_left(&self, trouble: Trouble) -> Error {
+        let state = "its time is over, and it is not known whether the others pass; if not, the \
+                     barrier breaks when the lease of this party ends";
+        trouble.into_error().of(&self.site.name).now(state)
     }
 
     fn broken(&self) -> Error {
@@ -566,6 +581,22 @@ impl BarrierSite {
         send: impl FnOnce(BarrierScripts<'_>, RequestId) -> Result<T, Trouble>,
     ) -> Result<T, Trouble> {
         self.requests.with_one(|| self.core.id.next_number(), |id| send(self.scripts(), id))
+    }
+
+    /// A party leaves early, and breaks its generation. One that has not `arrived`, since it came
+    /// during the action of that generation, breaks the one in which it would have arrived.
+    fn leave(
+        &self,
+        mut generation: i64,
+        party: &Owner,
+        arrived: bool,
+    ) -> Result<Generation, Trouble> {
+        let mut finished = self.finish(generation, party, false);
+        while !arrived && matches!(finished, Ok(Generation::Tripped)) {
+            generation += 1;
+            finished = self.finish(generation, party, false);
+        }
+        finished
     }
 
     /// Ends a generation. If the server does not answer, the client tries again for a while; after

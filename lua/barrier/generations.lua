@@ -6,7 +6,8 @@
 -- a time in ms, so that no other barrier of the name has the same; the `first` one of this barrier;
 -- and the last `broken` ones, between spaces. The parties that have arrived are a sorted set:
 -- party -> the end of its lease in ms since 1970. A generation ends once. It trips: the next number
--- begins. Or it breaks, and is the present one until a reset.
+-- begins. Or it breaks, and is the present one until a reset. (The one after a complete one, whose
+-- action runs, may be broken before it begins.)
 local barrier, parties = KEYS[1], KEYS[#KEYS]
 
 -- The server's clock in ms.

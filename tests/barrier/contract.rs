@@ -155,6 +155,61 @@ fn a_party_whose_time_is_over_breaks_it_for_all() {
     }
 }
 
+/// A thread whose time is over during the action of a generation leaves the next one, which it would
+/// have waited for: nobody waits there for it in vain.
+#[test]
+fn a_party_whose_time_is_over_during_the_action_breaks_the_next_generation() {
+    let _bounded = bounded();
+    let server = server();
+    let clients = [client(&server), client(&server)];
+    let plain = barrier(&clients[0], "early", 2);
+    let cancelled = CancelToken::new();
+    cancelled.cancel();
+    let leaves: [fn(&CyclicBarrier, &CancelToken) -> Result<Option<u32>, Error>; 3] = [
+        |barrier, _| barrier.wait_for(UNIT),
+        |barrier, _| barrier.wait_for(Duration::ZERO),
+        |barrier, token| barrier.wait_within(token),
+    ];
+    for (resets, leaves) in [false, true].into_iter().flat_map(|it| leaves.map(|leave| (it, leave)))
+    {
+        at_once(|| {
+            let (starts, started) = std::sync::mpsc::channel();
+            let (ends, end) = std::sync::mpsc::channel::<()>();
+            let end = std::sync::Mutex::new(end);
+            let acting = plain.with_action(move || {
+                starts.send(()).unwrap();
+                end.lock().unwrap().recv().unwrap();
+            });
+            let first = party(&plain);
+            let last = spawn(move || acting.wait());
+            started.recv().unwrap();
+            // Two of them: the second one changes nothing.
+            for client in &clients {
+                match leaves(&client.cyclic_barrier("early"), &cancelled) {
+                    Ok(left) => assert_eq!(left, None),
+                    Err(error) => assert_eq!(error.kind(), ErrorKind::Cancelled, "{error}"),
+                }
+            }
+            assert!(!first.is_finished() && !last.is_finished(), "this one is complete");
+            if resets {
+                assert!(plain.reset().unwrap());
+                ends.send(()).unwrap();
+                is_broken(first.join());
+                is_broken(last.join());
+            } else {
+                ends.send(()).unwrap();
+                assert_eq!((first.join().unwrap(), last.join().unwrap()), (1, 0));
+                assert!(plain.is_broken().unwrap());
+                is_broken(plain.wait());
+                assert!(plain.reset().unwrap());
+            }
+            assert!(!plain.is_broken().unwrap());
+            let waits = party(&plain);
+            assert_eq!((plain.wait().unwrap(), waits.join().unwrap()), (0, 1));
+        });
+    }
+}
+
 /// "If any thread is interrupted while waiting, then all other waiting threads will throw
 /// BrokenBarrierException and the barrier is placed in the broken state", and if it "has its
 /// interrupted status set on entry to this method".

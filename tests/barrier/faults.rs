@@ -64,6 +64,22 @@ fn a_lost_message_costs_a_poll() {
     assert_eq!((barrier.wait().unwrap(), waits.join().unwrap()), (0, 1));
 }
 
+/// `None` would say that no other party passes.
+#[test]
+fn a_party_whose_time_is_over_says_so_only_if_the_server_does() {
+    let _bounded = bounded();
+    let server = server();
+    let hasty = Client::builder(&server.url()).response_timeout(UNIT * 2).connect().unwrap();
+    let barrier = barrier(&hasty, "silent", 2);
+    let leaves = party_that(&barrier, |it| it.wait_for(UNIT));
+    server.pause();
+    let error = leaves.join().unwrap_err();
+    server.resume();
+    assert!(error.outcome_unknown(), "{error:#}");
+    is_clear(&error, "silent", "breaks when the lease");
+    wait_until("it is told later", SOON, || barrier.is_broken().is_ok_and(|broken| broken));
+}
+
 #[test]
 fn data_that_was_lost_breaks_it() {
     let _bounded = bounded();
