@@ -57,6 +57,22 @@ impl Checks {
         assert_eq!(overlaps, Vec::<String>::new());
     }
 
+    /// An expirable semaphore as the server has it: its free permits, and when the leases of the
+    /// others end.
+    fn permits(&mut self, name: &str) -> String {
+        const SEEN: &str = r"
+            local held = redis.call('zrange', '{' .. ARGV[1] .. '}:timeout', 0, -1, 'withscores')
+            local hex = function(byte) return string.format('%02x', byte:byte()) end
+            for at = 1, #held, 2 do
+                held[at] = held[at]:gsub('.', hex)
+            end
+            return cjson.encode({
+                time = redis.call('time'), free = redis.call('get', ARGV[1]), held = held
+            })";
+        let seen = redis::cmd("EVAL").arg(SEEN).arg(0).arg(name).query(&mut self.redis);
+        seen.unwrap_or_else(|error| error.to_string())
+    }
+
     fn of(&mut self, name: &str, what: &str) -> HashMap<String, u64> {
         self.redis.hgetall(format!("check:{name}:{what}")).unwrap()
     }
@@ -349,8 +365,9 @@ fn no_two_hold_what_one_may_hold_while_processes_die_and_connections_break() {
         let lock = match *kind {
             "permitExpirableSemaphore" => {
                 let semaphore = client.expirable_semaphore(kind);
-                let all = semaphore.try_acquire_many_for(PERMITS.parse().unwrap(), SOON);
-                drop(all.unwrap().expect("all permits come back"));
+                let all = semaphore.try_acquire_many_for(PERMITS.parse().unwrap(), SOON).unwrap();
+                let left = || panic!("not all permits come back: {}", checks.permits(kind));
+                drop(all.unwrap_or_else(left));
                 continue;
             }
             "readWriteLock" => Kind::Write.ours(&client, kind),
