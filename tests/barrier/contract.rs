@@ -165,7 +165,8 @@ fn a_party_whose_time_is_over_during_the_action_breaks_the_next_generation() {
     let plain = barrier(&clients[0], "early", 2);
     let cancelled = CancelToken::new();
     cancelled.cancel();
-    let leaves: [fn(&CyclicBarrier, &CancelToken) -> Result<Option<u32>, Error>; 3] = [
+    type Leaves = fn(&CyclicBarrier, &CancelToken) -> Result<Option<u32>, Error>;
+    let leaves: [Leaves; 3] = [
         |barrier, _| barrier.wait_for(UNIT),
         |barrier, _| barrier.wait_for(Duration::ZERO),
         |barrier, token| barrier.wait_within(token),
