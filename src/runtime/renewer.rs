@@ -583,7 +583,10 @@ impl Renewer {
         while !due.is_empty() {
             let outcome = Err(self.panicked());
             if !self.try_to(|renewer| renewer.cleanup_heard(&mut due, &outcome, true)) {
-                let regular = due.pop_front().filter(Cleanup::is_regular);
+                let cleanup = due.pop_front();
+                // The client's end would send it again and again: it waits for no time there.
+                let goes_on = |it: &Cleanup| it.is_regular() && !self.core.is_shut_down();
+                let regular = cleanup.filter(goes_on);
                 self.cleanups.extend(regular.map(|it| it.after(AFTER_A_PANIC)));
             }
         }

@@ -82,6 +82,33 @@ fn a_keep_alive_that_panicked_is_done_again() {
     diligent.0.wait_called(3);
 }
 
+/// Panics whenever it hears of an outcome.
+#[derive(Debug)]
+struct Hopeless;
+
+impl KeepAlive for Hopeless {
+    fn command(&self) -> Option<Command> {
+        Some(Command::plain(&[b"PING"]))
+    }
+
+    fn done(&self, _: Outcome) -> Duration {
+        panic!("the panic of this test")
+    }
+}
+
+#[test]
+fn a_keep_alive_that_panics_ends_with_the_client() {
+    let server = Server::start().unwrap();
+    let config = ClientBuilder::new(&server.url()).response_timeout(SOON / 100).config;
+    let session = Session::open(&server.url(), config, ignore).unwrap();
+    let core = Arc::downgrade(session.core());
+    let hopeless = Arc::new(Hopeless) as _;
+    session.core().watchdog.schedule(&"hopeless".into(), &hopeless, LEASE);
+    drop(session);
+    // The renewer has it until it ends.
+    wait_until("all threads have ended", SOON, || core.strong_count() == 0);
+}
+
 #[derive(Default)]
 struct Poor(Clumsy);
 
