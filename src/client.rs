@@ -24,18 +24,15 @@ use crate::status::Status;
 mod model_tests;
 
 /// A client of one Redis server, of the master that Sentinels name, or of a cluster. It makes the
-/// locks.
+/// locks and the other synchronizers.
 ///
-/// A clone is the same client. Each client has an owner id of its own, like a `RedissonClient`: a
-/// process usually has one, made at its start. Its threads share a few connections; it opens one
-/// more, for messages, when one of them waits for the first time, or has held a lock or permit for
-/// 100 ms. It has three threads of its own, a fourth while `on_lost` callbacks run or log lines are
-/// written, and others with Sentinels or in a cluster (the crate's documentation has all).
+/// A clone is the same client. Each client has an [`id`](Self::id) of its own, like a
+/// `RedissonClient`. A process usually makes one at its start: see [Threads and
+/// connections](crate#threads-and-connections).
 ///
-/// When the last clone, lock and guard of a client are gone, the client releases its holds (except
-/// those [left to expire](crate::LockGuard::leave_to_expire)), reads the outstanding replies, and
-/// ends its background threads: the last drop is a [`shutdown`](Self::shutdown), and may take as
-/// long.
+/// The drop of the last clone, handle and guard of a client is a [`shutdown`](Self::shutdown), and
+/// may take as long. It releases the client's locks, except those [left to
+/// expire](crate::LockGuard::leave_to_expire).
 ///
 /// ```no_run
 /// # fn main() -> Result<(), redlatch::Error> {
@@ -49,39 +46,41 @@ mod model_tests;
 ///
 /// # Fork
 ///
-/// A virtual machine that is cloned while it runs has the client twice, with one id: each copy
-/// takes the other's holds for its own. End the client before, or connect anew in the clone.
+/// A client belongs to its process. In a forked child each call of the client fails with kind
+/// [`Forked`](ErrorKind::Forked), every guard says that its lock is lost, and drops do nothing. The
+/// parent keeps its locks. The child cannot connect a client of its own, so fork before the first
+/// client connects, or run another program in the child (`exec`). Without `exec`, do not cancel a
+/// parent's [`CancelToken`](crate::CancelToken) in the child, and fork before any thread of the
+/// process sleeps in a mutex of parking_lot.
 ///
-/// A forked child has a client's memory and sockets, and none of its threads. There every call of
-/// the client fails with kind [`Forked`](ErrorKind::Forked), guards say that they are lost, and
-/// drops do nothing: the parent keeps its holds. The child cannot connect a client of its own: fork
-/// before the first client connects, or run another program in the child (`exec`). Without `exec`, do
-/// not cancel a parent's [`CancelToken`](crate::CancelToken) in the child, and fork before any thread
-/// of the process sleeps in a mutex of parking_lot.
+/// Do not clone a virtual machine while it runs a client. Both copies would have one id, and each
+/// would take the other's locks for its own. Shut the client down first, or connect a new one in
+/// the clone.
 #[derive(Clone)]
 pub struct Client(Session);
 
 impl Client {
     /// Connects with the default settings.
     ///
-    /// `url` is `redis://[[user]:password@]host[:port][/database]`, with `rediss://` for TLS
-    /// (feature `tls`; `#insecure` at its end trusts any certificate), or
-    /// `redis+unix:///path/to.sock[?db=number][&user=…&pass=…]`; each may have the parameter
-    /// `protocol=resp3`. In a user or a password `/ ? # @ %` are written `%2F %3F %23 %40 %25`.
+    /// `url` has one of these forms:
     ///
-    /// A cluster's URL is `redis-cluster://[[user]:password@]host[:port][,host[:port]…]`, or
-    /// `rediss-cluster://` with TLS: some of its servers, which name the others. User and password
-    /// are those of all of them. For the guarantees there, see
-    /// [Guarantees](crate::guide::guarantees).
+    /// - One server: `redis://[[user]:password@]host[:port][/database]`, with `rediss://` for TLS
+    ///   (feature `tls`; `#insecure` at the end trusts any certificate), or
+    ///   `redis+unix:///path/to.sock[?db=number][&user=…&pass=…]`. Each may have the parameter
+    ///   `protocol=resp3`.
+    /// - A cluster: `redis-cluster://[[user]:password@]host[:port][,host[:port]…]`, or
+    ///   `rediss-cluster://` with TLS. The hosts are some of its servers, which name the others.
+    ///   The user and password are those of all servers.
+    /// - A master that Sentinels name:
+    ///   `redis-sentinel://[[user]:password@]host[:port][,host[:port]…]/service[/database]`, or
+    ///   `rediss-sentinel://` if Sentinels and servers use TLS. The hosts are Sentinels (port 26379
+    ///   by default). One that works is enough, since it names the others. The service is the
+    ///   Sentinels' name of the master. The user and password are the servers'; the parameters
+    ///   `sentinelUsername` and `sentinelPassword`, or
+    ///   [`sentinel_credentials`](ClientBuilder::sentinel_credentials), are the Sentinels'.
     ///
-    /// Behind Sentinels it is
-    /// `redis-sentinel://[[user]:password@]host[:port][,host[:port]…]/service[/database]`, with
-    /// `rediss-sentinel://` if Sentinels and servers speak TLS: the hosts are Sentinels (port 26379
-    /// by default; one that works is enough, it names the others), the service is their name of the
-    /// master. User and password are the servers'; those of the Sentinels are the parameters
-    /// `sentinelUsername` and `sentinelPassword`, or
-    /// [`sentinel_credentials`](ClientBuilder::sentinel_credentials). For the effect of a failover
-    /// on a lock, see [the crate's page](crate#failover).
+    /// In a user or a password, write `/ ? # @ %` as `%2F %3F %23 %40 %25`.
+    /// [Guarantees](crate::guide::guarantees#a-failover) says what a failover costs.
     ///
     /// ```no_run
     /// # fn main() -> Result<(), redlatch::Error> {
@@ -96,28 +95,28 @@ impl Client {
     ///
     /// # Blocking
     ///
-    /// Up to 17 s, if the server stops answering in the middle of it.
+    /// Up to 17 s, if the server stops answering meanwhile.
     pub fn connect(url: &str) -> Result<Self, Error> {
         Self::builder(url).connect()
     }
 
-    /// Settings for a new client of the server at `url`, in the form that
-    /// [`connect`](Self::connect) takes. No I/O.
+    /// Returns the settings for a new client of the server at `url`: see
+    /// [`connect`](Self::connect). No I/O.
     pub fn builder(url: &str) -> ClientBuilder {
         ClientBuilder::new(url)
     }
 
-    /// The lock of this name: Redisson's `RLock`, `redisson.getLock(name)`.
+    /// Returns the lock of this name: Redisson's `RLock`, `redisson.getLock(name)`.
     ///
-    /// No I/O. Handles of one name share the client's hold and its entry in the queue. Keeping a
-    /// handle or making one for each call makes no difference. An empty name is an error of the
-    /// first call that needs the server.
+    /// No I/O. All handles of one name are the same lock. If the name is empty, the first call that
+    /// needs the server returns an error.
     #[must_use]
     pub fn reentrant_lock(&self, name: &str) -> ReentrantLock {
         ReentrantLock::new(&self.0, name)
     }
 
-    /// The fenced lock of this name: Redisson's `RFencedLock`, `redisson.getFencedLock(name)`.
+    /// Returns the fenced lock of this name: Redisson's `RFencedLock`,
+    /// `redisson.getFencedLock(name)`.
     ///
     /// No I/O. Do not use one name for a fenced lock and another kind: see
     /// [`FencedLock`](FencedLock#in-redis).
@@ -126,17 +125,17 @@ impl Client {
         FencedLock::new(&self.0, name)
     }
 
-    /// The read-write lock of this name: Redisson's `RReadWriteLock`,
+    /// Returns the read-write lock of this name: Redisson's `RReadWriteLock`,
     /// `redisson.getReadWriteLock(name)`.
     ///
-    /// No I/O. One name is for one kind of lock: under the name of another kind it is refused
-    /// (`WRONGTYPE`).
+    /// No I/O. Use one name for one kind of lock. If the name has another kind, calls return an
+    /// error (`WRONGTYPE`).
     #[must_use]
     pub fn read_write_lock(&self, name: &str) -> ReadWriteLock {
         ReadWriteLock::new(&self.0, name)
     }
 
-    /// The fair lock of this name: Redisson's `RFairLock`, `redisson.getFairLock(name)`.
+    /// Returns the fair lock of this name: Redisson's `RFairLock`, `redisson.getFairLock(name)`.
     ///
     /// No I/O. Do not use one name for a fair lock and another kind of lock: they exclude each
     /// other, but do not wake each other.
@@ -145,7 +144,7 @@ impl Client {
         FairLock::new(&self.0, name)
     }
 
-    /// The semaphore of this name: Redisson's `RSemaphore`, `redisson.getSemaphore(name)`.
+    /// Returns the semaphore of this name: Redisson's `RSemaphore`, `redisson.getSemaphore(name)`.
     ///
     /// No I/O. It has no permits until a client adds some
     /// ([`try_set_permits`](Semaphore::try_set_permits)).
@@ -154,19 +153,18 @@ impl Client {
         Semaphore::new(&self.0, name)
     }
 
-    /// The expirable semaphore of this name: Redisson's `RPermitExpirableSemaphore`,
+    /// Returns the expirable semaphore of this name: Redisson's `RPermitExpirableSemaphore`,
     /// `redisson.getPermitExpirableSemaphore(name)`.
     ///
     /// No I/O. It has no permits until a client adds some
-    /// ([`try_set_permits`](ExpirableSemaphore::try_set_permits)). A [`Semaphore`] of the same name
-    /// would count the same permits and know nothing of the leases: use one name for one of the
-    /// two.
+    /// ([`try_set_permits`](ExpirableSemaphore::try_set_permits)). Do not use one name for this and
+    /// a [`Semaphore`], which would count the same permits without their leases.
     #[must_use]
     pub fn expirable_semaphore(&self, name: &str) -> ExpirableSemaphore {
         ExpirableSemaphore::new(&self.0, name)
     }
 
-    /// The count-down latch of this name: Redisson's `RCountDownLatch`,
+    /// Returns the count-down latch of this name: Redisson's `RCountDownLatch`,
     /// `redisson.getCountDownLatch(name)`.
     ///
     /// No I/O. It is open until a client sets a count
@@ -176,7 +174,7 @@ impl Client {
         CountDownLatch::new(&self.0, name)
     }
 
-    /// The election of this name. Redisson has none.
+    /// Returns the election of this name. Redisson has no elections.
     ///
     /// No I/O. Do not use one name for an election and another lock.
     #[must_use]
@@ -184,27 +182,28 @@ impl Client {
         LeaderElection::new(&self.0, name)
     }
 
-    /// The cyclic barrier of this name. Redisson has none.
+    /// Returns the cyclic barrier of this name. Redisson has no barriers.
     ///
-    /// No I/O. It is of no use until a client sets its parties
+    /// No I/O. It cannot be used until a client sets its parties
     /// ([`try_set_parties`](CyclicBarrier::try_set_parties)).
     #[must_use]
     pub fn cyclic_barrier(&self, name: &str) -> CyclicBarrier {
         CyclicBarrier::new(&self.0, name)
     }
 
-    /// Returns the holders of this name and its waiters, of any kind of synchronizer, and
-    /// whichever client uses it, one of Redisson's too. Already old when it returns.
+    /// Returns the holders and the waiters of this name, for any kind of synchronizer and any
+    /// client, also Redisson's. The result may be out of date when the call returns.
     ///
-    /// It changes nothing and takes no lock, so it is safe beside any work on the name. It lists up
-    /// to 1,000 holders and 1,000 waiters. The process of an owner is found by the name of its
-    /// connections, which ends with the client's [`id`](Self::id).
+    /// The call changes nothing and takes no lock. It lists up to 1,000 holders and 1,000 waiters.
+    /// It finds the process of an owner by the name of its connections, which ends with the
+    /// client's [`id`](Self::id).
     ///
     /// # Errors
     ///
-    /// [`Redis`](ErrorKind::Redis) if the server is in trouble or refuses.
-    /// [`Protocol`](ErrorKind::Protocol) if its answer makes no sense. [`Config`](ErrorKind::Config)
-    /// if the name is empty. [`ShutDown`](ErrorKind::ShutDown), [`Forked`](ErrorKind::Forked).
+    /// [`Redis`](ErrorKind::Redis) if the server refuses, is away, or does not answer in time.
+    /// [`Protocol`](ErrorKind::Protocol) if its answer makes no sense.
+    /// [`Config`](ErrorKind::Config) if the name is empty. [`ShutDown`](ErrorKind::ShutDown),
+    /// [`Forked`](ErrorKind::Forked).
     ///
     /// # Blocking
     ///
@@ -214,14 +213,14 @@ impl Client {
         Status::of(self.0.core(), name)
     }
 
-    /// Releases a lock for its owner, of any client, and no other's hold: `owner` is a
-    /// [`Holder`](crate::Holder)'s. `false`: it does not have the lock. As
-    /// [`Lock::force_unlock`](crate::Lock::force_unlock), this does not stop the holder, which
-    /// learns of it soon if it is a client of redlatch.
+    /// Releases a lock if this owner has it, in any client. `owner` is that of a
+    /// [`Holder`](crate::Holder). Returns `false` if the owner does not have the lock. Like
+    /// [`Lock::force_unlock`](crate::Lock::force_unlock), this does not stop the holder. A holder
+    /// in a client of redlatch soon learns of its loss.
     ///
     /// # Errors
     ///
-    /// Those of [`status`](Self::status). The message says whether the lock may be released.
+    /// Those of [`status`](Self::status). The message says whether the lock may have been released.
     ///
     /// # Blocking
     ///
@@ -231,43 +230,44 @@ impl Client {
         Status::end(self.0.core(), name, owner)
     }
 
-    /// The [`status`](Self::status) of each name in use that matches the pattern (with `*` and `?`,
-    /// as in Redis's `KEYS`), by name: locks that are held, expirable semaphores with permits out,
-    /// and semaphores and latches that processes wait for.
+    /// Returns the [`status`](Self::status) of each name in use that matches the pattern (with `*`
+    /// and `?`, as in Redis's `KEYS`), sorted by name. Names in use are those of locks that are
+    /// held, of expirable semaphores with taken permits, and of semaphores and latches for which
+    /// processes wait.
     ///
     /// # Errors
     ///
-    /// Those of [`status`](Self::status). The user needs the right to `SCAN`, too.
+    /// Those of [`status`](Self::status). The user also needs the right to `SCAN`.
     ///
     /// # Blocking
     ///
-    /// It scans all keys of each server, for people and not for programs: two round trips for every
-    /// 500 keys, each of which takes the server less than a millisecond, one for each hash, and one
-    /// `CLIENT LIST` for each server.
+    /// It scans all keys of each server, so it is for people and not for programs. It needs two
+    /// round trips for every 500 keys, each of which takes the server less than a millisecond, one
+    /// for each hash, and one `CLIENT LIST` for each server.
     pub fn statuses(&self, pattern: &str) -> Result<Vec<Status>, Error> {
         Status::all(self.0.core(), pattern)
     }
 
-    /// The uuid with which the owners of this client's locks begin on the server; the name of each
-    /// of its connections and each of its log lines end with it. No I/O.
+    /// Returns the client's uuid. On the server, the owners of its locks begin with it, and the
+    /// names of its connections end with it, as do its log lines. No I/O.
     #[must_use]
     pub fn id(&self) -> &str {
         self.0.core().id.as_str()
     }
 
-    /// Ends the client now, though handles of it are left: waiting threads get an error of kind
-    /// [`ShutDown`](ErrorKind::ShutDown), as does every later call; the client releases its holds,
-    /// and their guards are lost ([`LostReason::ShutDown`]).
+    /// Ends the client now, even if handles of it are left. Waiting threads and later calls get an
+    /// error of kind [`ShutDown`](ErrorKind::ShutDown). The client releases its locks, and the
+    /// guards report their loss ([`LostReason::ShutDown`]).
     ///
     /// In a forked child it does nothing.
     ///
     /// # Blocking
     ///
-    /// Until the releases are answered and the background threads have ended. If the server does
-    /// not answer, for at most about `connect_timeout` and twice `response_timeout`; a thread that
-    /// is in the middle of a request ends by itself soon after. If an `on_lost` callback or the
-    /// logger does not return, also for at most twice `response_timeout`, and its thread ends when
-    /// it does.
+    /// Until the server has answered the releases and the background threads have ended. If the
+    /// server does not answer, this takes at most about `connect_timeout` and twice
+    /// `response_timeout`; a thread in the middle of a request ends soon after. If an `on_lost`
+    /// callback or the logger does not return, the call waits for at most another twice
+    /// `response_timeout`.
     pub fn shutdown(&self) {
         self.0.shut_down();
     }
@@ -284,29 +284,29 @@ impl ClientBuilder {
     ///
     /// # Errors
     ///
-    /// - [`Config`](ErrorKind::Config) if a setting or the URL is not usable, if the server is a
-    ///   Sentinel though the URL is not for Sentinels, or with a cluster's URL is in no cluster, if
-    ///   no Sentinel knows the master, if the server is too old, or lacks the URL's database, or if
-    ///   the system gives no threads or no random numbers. Trying again does not help.
-    /// - [`Redis`](ErrorKind::Redis) if the server or its Sentinels cannot be reached, does not
-    ///   answer in time, or refuses the client: for its password, its protected mode, its number of
-    ///   connections, the right to run scripts.
+    /// - [`Config`](ErrorKind::Config) if a setting or the URL is not usable, if the URL's form
+    ///   does not fit the server (a Sentinel, or no cluster), if no Sentinel knows the master, if
+    ///   the server is too old or lacks the URL's database, or if the system gives no threads or no
+    ///   random numbers. Trying again does not help.
+    /// - [`Redis`](ErrorKind::Redis) if the client cannot reach the server or its Sentinels, if
+    ///   they do not answer in time, or if they refuse the client because of its password, their
+    ///   protected mode, their number of connections, or the right to run scripts.
     /// - [`Protocol`](ErrorKind::Protocol) if the answer is not that of a Redis server.
     /// - [`Forked`](ErrorKind::Forked) if this process was forked from one that had called this.
     ///
-    /// Nothing stays behind: no thread, no connection, and nothing on the server.
+    /// After an error nothing stays behind: no thread, no connection, and nothing on the server.
     ///
     /// # Blocking
     ///
-    /// For the connection's set-up and a few round trips, which measure the distance of the server:
-    /// for at most `connect_timeout`, and `response_timeout` for each of four requests.
+    /// For the set-up of the connection and a few round trips, which measure the distance of the
+    /// server: at most `connect_timeout`, and `response_timeout` for each of four requests.
     pub fn connect(self) -> Result<Client, Error> {
         self.check()?;
         Session::open(&self.url, self.config, unclaimed).map(Client)
     }
 }
 
-/// Handles a script's message to an owner of this client that does not wait any more.
+/// Handles a script's message to an owner of this client that no longer waits.
 pub(crate) fn unclaimed(core: &Arc<Core>, owner: u64, news: &Message<'_>) {
     match news {
         Message::Ask { lock } => fair::take_out(core, owner, lock),

@@ -8,8 +8,8 @@ use redlatch_client::{Credentials, Provider, ReplicaAcks, Settings};
 use crate::client::Client;
 use crate::error::{Error, ErrorKind};
 
-/// Settings of a [`Client`], before it connects. Made by [`Client::builder`]. An unusable setting
-/// is an error of [`connect`](Self::connect); no setting changes later.
+/// The settings of a [`Client`] before it connects. Made by [`Client::builder`]. If a setting is
+/// not usable, [`connect`](Self::connect) returns an error. No setting changes later.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -71,10 +71,9 @@ impl ClientBuilder {
         Self { url: url.to_owned(), config }
     }
 
-    /// The name of the client's connections, as `CLIENT LIST` shows them: this name, `#`, and the
-    /// client's [`id`](crate::Client::id). `lib-name` and `lib-ver` are redlatch and its version,
-    /// from Redis 7.2 on. A space, or any other character that the server takes in no name, becomes
-    /// `-`. If the server refuses the name, its connections have none.
+    /// Sets the name of the client's connections. `CLIENT LIST` shows this name, `#`, and the
+    /// client's [`id`](crate::Client::id). A space, or any other character that the server allows
+    /// in no name, becomes `-`. If the server refuses the name, the connections have none.
     ///
     /// Up to 200 bytes. Defaults to the program, its host and the number of its process:
     /// `billing@host-7:4711`.
@@ -83,10 +82,10 @@ impl ClientBuilder {
         self
     }
 
-    /// The lease of a lock, or of a permit of an [`ExpirableSemaphore`](crate::ExpirableSemaphore),
-    /// taken without one. The watchdog renews it at a third of it while the lock or permit is held,
-    /// so others wait this long for the lock or permit of a process that died. (A lock that another
-    /// process has just handed on has 2 s, and this once it was held for 50 ms.)
+    /// Sets the lease of a lock, or of a permit of an
+    /// [`ExpirableSemaphore`](crate::ExpirableSemaphore), that is taken without a lease of its own.
+    /// The watchdog renews it after each third of this time. If a process dies, others wait this
+    /// long for its locks and permits.
     ///
     /// From 10 ms to a year. Defaults to 30 s, as Redisson's `lockWatchdogTimeout` does.
     pub fn watchdog_timeout(mut self, timeout: Duration) -> Self {
@@ -94,34 +93,33 @@ impl ClientBuilder {
         self
     }
 
-    /// The longest time for which the watchdog renews one hold: a bound on the cost to others of a
-    /// thread that hangs while it holds a lock. Then the lease runs out and the guard is lost.
+    /// Sets the longest time for which the watchdog renews one lock or permit. After that the lease
+    /// ends, and the guard reports the loss. So a thread that hangs does not keep a lock for ever.
     ///
-    /// More than zero. Defaults to no bound.
+    /// More than zero. Defaults to no limit.
     pub fn max_hold(mut self, longest: Duration) -> Self {
         self.config.max_hold = Some(longest);
         self
     }
 
-    /// How long a waiter for a fair lock counts as alive without a sign of life. Its process gives
-    /// one every second, or every third of this if that is less, so a live waiter is never dropped.
-    /// Redlatch's clients pass a killed waiter at once, and Redisson's after this time, or longer:
-    /// see [`FairLock`](crate::FairLock).
+    /// Sets how long a waiter for a fair lock counts as alive without a sign of life. Its process
+    /// gives one every second, or every third of this time if that is less. redlatch's clients skip
+    /// a killed waiter at once; Redisson's clients skip it after this time or later: see
+    /// [`FairLock`](crate::FairLock).
     ///
-    /// From 100 ms to a minute. Defaults to 10 s. All clients of a lock should have the same.
+    /// From 100 ms to a minute. Defaults to 10 s. All clients of a lock need the same value.
     pub fn fair_wait_timeout(mut self, timeout: Duration) -> Self {
         self.config.fair_wait_timeout = timeout;
         self
     }
 
-    /// How long opening a connection may take: TCP, TLS, user and password, and the identification
-    /// of the server.
+    /// Sets how long opening a connection may take: TCP, TLS, user and password, and the
+    /// identification of the server.
     ///
-    /// The look-up of a host's name counts, but cannot be ended: it is the system's, and takes as
-    /// long as that allows (with glibc 5 s for each try of each name server, unless `resolv.conf`
-    /// says otherwise). Each new connection looks the name up, so while no name server answers a
-    /// call may take that much longer than this limit and
-    /// [`response_timeout`](Self::response_timeout). An address instead of a name has no such wait.
+    /// The client cannot interrupt the system's look-up of a host's name (with glibc 5 s for each
+    /// try of each name server, unless `resolv.conf` says otherwise). So while no name server
+    /// answers, a call may take that much longer. With an address in place of a name there is no
+    /// look-up.
     ///
     /// From 1 ms to a year. Defaults to 5 s.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
@@ -129,16 +127,20 @@ impl ClientBuilder {
         self
     }
 
-    /// How long the server may take to answer. After that the outcome of a command is unknown: the
-    /// caller gets an error, and the client releases in the background anything that the command
-    /// may have taken.
+    /// Sets how long the server may take to answer. After that the outcome of a command is unknown:
+    /// the caller gets an error, and the client releases in the background anything that the
+    /// command may have taken.
     ///
-    /// A wait's own limit, deadline or cancel token ends a request sooner: a `try_lock_for` of 100
-    /// ms on a server that has stopped answering ends with an error after 100 ms. A call without
-    /// one ends with an error after this time; if a connection has to be opened first, after
-    /// [`connect_timeout`](Self::connect_timeout) and this; if it waits behind another thread's
-    /// request on the same connection, after at most twice the sum of the two (16 s); and if that
-    /// connection breaks and the request is sent once more, after three times the sum.
+    /// A call's own limit, deadline or cancel token ends a request sooner: on a server that does
+    /// not answer, `try_lock_for` with 100 ms returns an error after 100 ms. A request of any other
+    /// call fails after
+    ///
+    /// - this time;
+    /// - this time and [`connect_timeout`](Self::connect_timeout), if the client must open a
+    ///   connection;
+    /// - at most twice the sum of the two (16 s), if it waits behind another thread's request on
+    ///   the same connection;
+    /// - at most three times the sum, if that connection breaks and the request is sent once more.
     ///
     /// From 1 ms to a year. Defaults to 3 s, as Redisson's `timeout` does.
     pub fn response_timeout(mut self, timeout: Duration) -> Self {
@@ -146,8 +148,9 @@ impl ClientBuilder {
         self
     }
 
-    /// How many connections the threads share for their commands. A name always uses the same one.
-    /// Each is opened when it is first needed. Two more are the renewals' and the subscriber's.
+    /// Sets how many connections the threads share for their commands. A name always uses the same
+    /// one. The client opens each when it is first needed. It has two more connections, for
+    /// renewals and messages.
     ///
     /// From 1 to 1,024. The default depends on the round trip measured at connect: four on the same
     /// machine, up to sixteen over a network.
@@ -156,45 +159,45 @@ impl ClientBuilder {
         self
     }
 
-    /// Whether messages go through the channels of a cluster's shards (`SPUBLISH`) or through those
-    /// of the whole cluster (`PUBLISH`). All clients of a cluster must have the same, or they do
-    /// not wake each other: Redisson's have the first from 3.22 on, unless their
-    /// `shardedSubscriptionMode` is `OFF`, and the second before that.
+    /// Sets whether messages in a cluster use sharded channels (`SPUBLISH`) or channels of the
+    /// whole cluster (`PUBLISH`). All clients of a cluster need the same value, or they do not wake
+    /// each other. Redisson uses sharded channels from 3.22 on, unless its
+    /// `shardedSubscriptionMode` is `OFF`.
     ///
-    /// Defaults to the first. No effect with one server.
+    /// Defaults to `true`. No effect with one server.
     pub fn sharded_channels(mut self, sharded: bool) -> Self {
         self.config.connection.sharded_channels = sharded;
         self
     }
 
-    /// How long a waiting call goes on while its requests fail, from its own first failure on: so
-    /// it outlasts a restart of the server, and a failover. That is for transient trouble: the
-    /// server cannot be reached, breaks the connection, does not answer in time, is full, still
-    /// loads its data, or has become a replica; there is no master, or no server for a slot; or too
-    /// few replicas are there, for [`replica_acks`](Self::replica_acks) or for the server's own
-    /// `min-replicas-to-write`. Once the server has answered again the next outage has the whole
-    /// time; if replicas are away, once they were back for that long.
+    /// Sets how long a waiting call goes on after its first failure, so that it outlasts a restart
+    /// of the server or a failover. It goes on while the server cannot be reached, breaks the
+    /// connection, does not answer in time, is full, still loads its data, or has become a replica;
+    /// while there is no master, or no server for a slot; and while too few replicas are there for
+    /// [`replica_acks`](Self::replica_acks) or for the server's own `min-replicas-to-write`. When
+    /// the server answers again, the time for the next outage starts anew. (For replicas, it starts
+    /// anew when they have been back for that time.)
     ///
-    /// Any other trouble, such as a refused password, ends the wait at once. It ends sooner with
-    /// the call's own time limit or a cancel. A call that does not wait
-    /// ([`try_lock`](crate::ReentrantLock::try_lock), an `unlock`) and [`connect`](Self::connect)
-    /// end at once; with Sentinels they look for the master for
-    /// [`connect_timeout`](Self::connect_timeout), in a cluster for that and
-    /// [`response_timeout`](Self::response_timeout).
+    /// The call's own limit or a cancel ends the wait earlier. Any other error, such as a refused
+    /// password, ends it at once. A call that does not wait
+    /// ([`try_lock`](crate::ReentrantLock::try_lock), `unlock`) and [`connect`](Self::connect) fail
+    /// at once. But they look for a master for up to [`connect_timeout`](Self::connect_timeout)
+    /// with Sentinels, and for that time and [`response_timeout`](Self::response_timeout) in a
+    /// cluster.
     ///
-    /// At least the time of a restart, or the time in which the Sentinels choose another master,
-    /// which is their `down-after-milliseconds` and a few seconds. Zero: the first failure ends a
-    /// wait. Up to a year. Defaults to 60 s.
+    /// Set at least the time of a restart, or the time in which the Sentinels choose another
+    /// master: their `down-after-milliseconds` and a few seconds. With zero, the first failure ends
+    /// a wait. Up to a year. Defaults to 60 s.
     pub fn failover_timeout(mut self, timeout: Duration) -> Self {
         self.config.failover_timeout = timeout;
         self
     }
 
-    /// After how long the wait of a thread that holds another lock of this client is a warning in
-    /// the log, once for each wait: `a thread has waited 60 s for "B" while holding "A"`. Threads
-    /// that take the same locks in different orders may wait for each other for ever, since their
-    /// holds are renewed meanwhile. Holds of owned guards belong to no thread, and are not known
-    /// here.
+    /// Sets after how long the log warns that a thread waits for one lock while it holds another
+    /// lock of this client, once for each wait: `a thread has waited 60 s for "B" while holding
+    /// "A"`. Threads that take the same locks in different orders may wait for each other for ever,
+    /// since the watchdog renews their locks. Locks in owned guards belong to no thread, so they do
+    /// not count.
     ///
     /// `None`: never. Defaults to 60 s.
     pub fn wait_warning(mut self, after: impl Into<Option<Duration>>) -> Self {
@@ -202,18 +205,16 @@ impl ClientBuilder {
         self
     }
 
-    /// Whether the client asks the server to report changes of held keys (its `CLIENT TRACKING`):
-    /// then a lock that another client deletes is lost within milliseconds, and not at its next
-    /// renewal.
+    /// Sets whether the client asks the server to report changes of held keys (`CLIENT TRACKING`).
+    /// Then the client learns within milliseconds that another client has deleted its lock, and not
+    /// only at its next renewal.
     ///
-    /// It costs nothing for a hold of less than 100 ms. After that it costs a request for each hold
-    /// and for each of its renewals, an entry in the server's table (`tracking-table-max-keys`),
-    /// and the connection for messages, which is opened then if no wait has opened it before. The
-    /// limits: for a key that changes more often than ten times a second, the client asks less
-    /// often than that; keys beyond 10,000 are left out; and if the server refuses, a line in the
-    /// log says so. Such holds are lost at their next renewal, as without tracking. In a cluster
-    /// the client asks the server of each name's slot, over one connection for each server; after a
-    /// slot has moved it asks the new one, a moment later.
+    /// Tracking costs nothing in the first 100 ms of a hold. After that it costs a request for each
+    /// hold and for each of its renewals, an entry in the server's table
+    /// (`tracking-table-max-keys`), and the connection for messages. If a key changes more often
+    /// than ten times a second, the client asks less often than that. It does not track more than
+    /// 10,000 keys. If the server refuses, a line in the log says so. Without tracking, the next
+    /// renewal finds a loss.
     ///
     /// Defaults to `true`.
     pub fn client_tracking(mut self, enabled: bool) -> Self {
@@ -221,28 +222,28 @@ impl ClientBuilder {
         self
     }
 
-    /// User and password for the server, instead of those in the URL: literal, without
-    /// percent-encoding. An empty user is the server's default one. With Sentinels it is for the
-    /// servers that they watch.
+    /// Sets the user and password for the server, in place of those in the URL, without
+    /// percent-encoding. An empty user is the server's default user. With Sentinels, these are for
+    /// the servers that the Sentinels watch.
     pub fn credentials(mut self, user: &str, password: &str) -> Self {
         self.config.connection.credentials = Some(Credentials::new(user, password));
         self
     }
 
-    /// User and password for the server from `provider`, instead of those in the URL and of
-    /// [`credentials`](Self::credentials): for tokens that expire after minutes, and passwords that
-    /// change while the client lives. The client calls it for each connection that it opens, and
-    /// before credentials expire ([`Credentials::valid_for`]), when three quarters of their time
-    /// have gone: then open connections log in with the new ones (`AUTH`), and those for messages
-    /// are opened anew. With Sentinels it is for the servers that they watch, in a cluster for all
-    /// servers.
+    /// Sets a function that returns the user and password for the server, in place of those in the
+    /// URL and of [`credentials`](Self::credentials). It is for tokens that expire after minutes,
+    /// and for passwords that change while the client lives. The client calls it for each
+    /// connection that it opens, and when three quarters of the time for which the credentials are
+    /// valid ([`Credentials::valid_for`]) have passed. Then open connections log in anew (`AUTH`),
+    /// and the client opens those for messages anew. With Sentinels, the credentials are for the
+    /// servers that the Sentinels watch; in a cluster, they are for all servers.
     ///
-    /// It may block: it runs on a thread of its own (`redlatch-creds`), one call at a time, and a
-    /// thread that opens a connection waits for it within
-    /// [`connect_timeout`](Self::connect_timeout). An error or a panic counts as a server that
-    /// cannot be reached: waits go on as in an outage, holds are renewed over the open connections,
-    /// and the next connection asks again. The client asks once more, at once, for credentials that
-    /// the server refuses. The provider must not use this client, whose calls may wait for it.
+    /// `provider` may block: it runs on a thread of its own (`redlatch-creds`), one call at a time.
+    /// A thread that opens a connection waits for it within
+    /// [`connect_timeout`](Self::connect_timeout). An error or a panic of it counts as an outage:
+    /// waits go on, the client renews locks over its open connections, and the next connection
+    /// calls it again. If the server refuses the credentials, the client calls it once more at
+    /// once. It must not use this client, whose calls may wait for it.
     ///
     /// ```no_run
     /// use std::time::Duration;
@@ -271,72 +272,66 @@ impl ClientBuilder {
         self
     }
 
-    /// User and password for the Sentinels, instead of `sentinelUsername` and `sentinelPassword` in
-    /// the URL. An empty user is their default one.
+    /// Sets the user and password for the Sentinels, in place of `sentinelUsername` and
+    /// `sentinelPassword` in the URL. An empty user is their default user.
     pub fn sentinel_credentials(mut self, user: &str, password: &str) -> Self {
         self.config.connection.sentinel_credentials = Some(Credentials::new(user, password));
         self
     }
 
-    /// A lock or a permit counts as taken only when `count` replicas have acknowledged it within
-    /// `within`. Otherwise the call fails with a transient error of kind
-    /// [`Redis`](ErrorKind::Redis), which says how many had it; it is released again, and the call
-    /// holds nothing. The same is true of every renewal: one that too few replicas have
-    /// acknowledged has failed. The guard says [`Unconfirmed`](crate::HoldState::Unconfirmed), the
-    /// renewal is tried again, and if none succeeds until the lease is over, the lock is lost. So
-    /// `count` replicas have each hold that a guard calls held, with its lease.
+    /// Sets how many replicas must acknowledge a lock or a permit within `within` before it counts
+    /// as taken. If too few do, the call returns a transient error of kind
+    /// [`Redis`](ErrorKind::Redis) with their number. The client releases the lock, and the call
+    /// holds nothing. A renewal that too few replicas acknowledge has failed: the guard says
+    /// [`Unconfirmed`](crate::HoldState::Unconfirmed), and the client tries again. If no renewal
+    /// succeeds before the lease ends, the lock is lost. So at least `count` replicas have each
+    /// lock that a guard calls held, with its lease.
     ///
-    /// This is for all locks and all ways to take them: by a reply or handed on by another process,
-    /// re-entrant, fenced and fair ones, read-write locks on both sides, as parts of a
-    /// [`MultiLock`](crate::MultiLock), after a wait on a [`Condition`](crate::Condition), and for
-    /// a longer lease taken by re-entry. It is also for taken permits of a
-    /// [`Semaphore`](crate::Semaphore) and of an [`ExpirableSemaphore`](crate::ExpirableSemaphore),
-    /// for the latter's renewals, and for
-    /// [`update_lease_time`](crate::ExpirableSemaphore::update_lease_time) of a permit that a guard
-    /// of this client has.
+    /// This applies to all locks and all ways to take them, to permits of a
+    /// [`Semaphore`](crate::Semaphore), and to permits of an
+    /// [`ExpirableSemaphore`](crate::ExpirableSemaphore) with their renewals and
+    /// [`update_lease_time`](crate::ExpirableSemaphore::update_lease_time). It does not apply to
+    /// settings, notifications or the counts of a [`CountDownLatch`](crate::CountDownLatch), nor to
+    /// the release of a lock: if a failover loses the release, the lock is held until its lease
+    /// ends.
     ///
-    /// It is not for releases, settings or additions: a release that a failover forgets leaves the
-    /// lock held until its lease ends, and a permit missing. Nor for the counts of a
-    /// [`CountDownLatch`](crate::CountDownLatch), since the event that a count-down reports stays
-    /// true (after a failover, waiters that have not heard of it may keep waiting), nor for
-    /// notifications.
+    /// **What it proves**: `count` replicas had the lock in memory before the call returned. If one
+    /// of these becomes the master, the lock is there. **What it cannot prove**, because Redis
+    /// replicates asynchronously:
     ///
-    /// **What it proves**: that so many replicas had the lock in their memory before the call
-    /// returned. If a replica that acknowledged becomes master, the lock is there. **What it cannot
-    /// prove**: Redis stays asynchronous. A replica that has not acknowledged may become master
-    /// (unless all must: `count` is the number of replicas). A replica that has acknowledged may
-    /// restart empty before it does, since a memory is no disk (`WAITAOF` of Redis 7.2 is not
-    /// used). And a master that is cut off goes on for a while beside its successor, with the
-    /// replicas that acknowledge to it; `min-replicas-to-write` and `min-replicas-max-lag` on the
-    /// server bound that. Where money is at stake the write behind the lock must still be
-    /// conditional.
+    /// - A replica that has not acknowledged may become the master, unless `count` is the number of
+    ///   all replicas.
+    /// - A replica that has acknowledged may restart empty and then become the master. (The client
+    ///   does not use `WAITAOF`.)
+    /// - A master that is cut off goes on for a while beside its successor, with replicas that
+    ///   acknowledge to it. The server's settings `min-replicas-to-write` and
+    ///   `min-replicas-max-lag` limit that time.
     ///
-    /// In a cluster they are the replicas of the master that has the name's slot. When a slot
-    /// moves, the replicas of its new master get the slot's holds after it does, and no call waits
-    /// for them before the next renewal.
+    /// So where money is at stake, the write under the lock must still be conditional.
     ///
-    /// The cost: `WAIT` goes behind the requests, in the same packet, one for all requests that
-    /// threads send together. A free lock takes one trip from master to replica longer; a lock that
-    /// another process hands on takes a round trip and that trip longer. Other calls over the same
-    /// connection may have to wait behind it, each for up to `within` longer; a lease must be
-    /// longer than that. The server looks at its clock every 100 ms, when nothing else happens, so
-    /// the error may come so much later than `within`. A replica counts from up to a second after
-    /// it has come. A renewal waits for a twenty-fourth of `watchdog_timeout` at the most.
+    /// In a cluster, the replicas are those of the master that has the name's slot. When a slot
+    /// moves, no call waits for the new master's replicas before the next renewal.
     ///
-    /// `count` from 1 on, `within` from 1 ms to a year. Defaults to none: no call waits for
-    /// replicas. The server's user needs the right to `WAIT`, without which
-    /// [`connect`](Self::connect) fails.
+    /// The cost: `WAIT` follows the requests in the same packet, one for all requests that threads
+    /// send together. A free lock takes one trip from master to replica longer, and a lock that
+    /// another process hands on takes that trip and a round trip longer. Other calls on the same
+    /// connection may wait for up to `within`, so a lease must be longer than that. The error may
+    /// come up to 100 ms after `within`, because the server looks at its clock that rarely. A new
+    /// replica counts after up to a second. A renewal waits for at most a twenty-fourth of
+    /// `watchdog_timeout`.
+    ///
+    /// `count` is 1 or more, `within` from 1 ms to a year. By default no call waits for replicas.
+    /// The server's user needs the right to `WAIT`, or [`connect`](Self::connect) fails.
     pub fn replica_acks(mut self, count: u32, within: Duration) -> Self {
         self.config.replica_acks = Some(ReplicaAcks { count, within });
         self
     }
 
-    /// With TLS (`rediss://` URLs, `rediss-cluster://`, and with `rediss-sentinel://` for
-    /// Sentinels, too) the client trusts servers with certificates signed by one of these
-    /// authorities, and none of the system's. `pem`: one certificate or more, in PEM, as read from
-    /// a file. A self-signed certificate is its own authority.
+    /// Sets the certificate authorities that the client trusts with TLS (for Sentinels, too), in
+    /// place of the system's. `pem` has one or more certificates in PEM, as read from a file. A
+    /// self-signed certificate is its own authority.
     ///
-    /// A `pem` without a valid certificate is an error of [`connect`](Self::connect), of kind
+    /// If `pem` has no valid certificate, [`connect`](Self::connect) returns an error of kind
     /// [`Config`](ErrorKind::Config). Defaults to the system's authorities.
     #[cfg(feature = "tls")]
     pub fn tls_ca_certificates(mut self, pem: impl Into<Vec<u8>>) -> Self {
@@ -344,12 +339,12 @@ impl ClientBuilder {
         self
     }
 
-    /// Presents this certificate to a server that asks for one (mutual TLS). `certificates`: the
-    /// client's, and behind it the intermediate ones, if there are any; `key`: its private key,
-    /// PKCS #8. Both in PEM, as read from files.
+    /// Sets a certificate for servers that ask for one (mutual TLS). `certificates` has the
+    /// client's certificate, followed by intermediate ones. `key` is its private key, PKCS #8. Both
+    /// are in PEM, as read from files.
     ///
-    /// An invalid certificate or key, or a pair that does not match, is an error of
-    /// [`connect`](Self::connect), of kind [`Config`](ErrorKind::Config). Defaults to none.
+    /// If a certificate or the key is invalid, or they do not match, [`connect`](Self::connect)
+    /// returns an error of kind [`Config`](ErrorKind::Config). Defaults to none.
     #[cfg(feature = "tls")]
     pub fn tls_client_certificate(
         mut self,
