@@ -25,8 +25,9 @@ mod queue;
 #[cfg(all(test, testkit))]
 mod tests;
 
-/// A lock granted in the order of the requests, across threads, processes and machines: Redisson's
-/// `RFairLock`, a fair `ReentrantLock` of java.util.concurrent. Made by [`Client::fair_lock`].
+/// A lock that threads get in the order of their requests, across processes and machines. It is a
+/// fair `ReentrantLock` of java.util.concurrent and Redisson's `RFairLock`. Made by
+/// [`Client::fair_lock`].
 ///
 /// A clone is the same lock, and so is every handle of the same name. Its methods are those of
 /// [`Lock`](crate::Lock).
@@ -38,7 +39,7 @@ mod tests;
 /// let client = redlatch::Client::connect("redis://127.0.0.1:6379")?;
 /// let lock = client.fair_lock("tickets");
 ///
-/// // Behind all earlier attempts, on all machines; out of the queue again after 30 s.
+/// // Waits behind all earlier attempts on all machines, for at most 30 s.
 /// match lock.try_lock_for(Duration::from_secs(30))? {
 ///     Some(guard) => guard.unlock()?, // the next in the queue has it
 ///     None => println!("too many are waiting"),
@@ -48,61 +49,57 @@ mod tests;
 ///
 /// # Order
 ///
-/// All waiting threads stand in one queue, which Redis keeps, in the order in which Redis saw their
-/// first attempts. `try_lock` does not pass the queue: it takes the lock only if no thread waits. A
-/// thread that gives up (deadline, cancel, error, panic) leaves the queue at once. Neighbours in
-/// the queue that belong to one process pass the lock from one to the next without a round trip.
+/// All waiting threads stand in one queue in Redis, in the order in which Redis saw their first
+/// requests. `try_lock` takes the lock only if no thread waits. A thread that gives up (at a
+/// deadline, a cancel, an error or a panic) leaves the queue at once. Neighbours in the queue that
+/// belong to one process pass the lock to each other without a round trip.
 ///
-/// Threads of one process that come together ask together, in their order of arrival. If the
-/// process already has the lock or waits for it, an attempt may reach Redis up to a millisecond
-/// later, so that other threads can come along.
+/// Threads of one process that come together share a request, in their order of arrival. If the
+/// process already has the lock or waits for it, it may hold a request back for up to 1 ms, so that
+/// other threads can join it.
 ///
 /// # Several locks
 ///
-/// A thread that holds one lock and waits for another waits for ever if the other's holder waits
-/// for the first: both are renewed meanwhile. Take several locks in the same order everywhere, or
-/// all at once ([`MultiLock`](crate::MultiLock)). After 60 s
-/// ([`wait_warning`](crate::ClientBuilder::wait_warning)) the log says `has waited 60 s for "B"
-/// while holding "A"`.
+/// Take several locks in the same order everywhere, or together ([`MultiLock`](crate::MultiLock)).
+/// Otherwise they may deadlock: see the [guide](crate::guide#lock-order-and-deadlock).
 ///
 /// # Waiters that die
 ///
-/// A release hands the lock to the first waiter in a process that listens: it passes the waiters of
-/// a killed process, which costs nothing. A waiter in a stopped process is granted the lock for two
-/// seconds, and costs the others that time, once. Waiters of processes that were silent for two
-/// seconds, while the server answered others, are passed: many that stopped together, as on a host
-/// that lost its power, cost no more than one. A waiter gets its entry at the head back when its
-/// process goes on. Each process gives a sign of life for its waiters every second, or every third
-/// of [`fair_wait_timeout`](crate::ClientBuilder::fair_wait_timeout) if that is less. A living
-/// waiter is never dropped, however long it waits. A process that dies as it is granted a lock
-/// keeps it for two seconds; from 50 ms in the lock on it has its lease.
+/// A release skips the waiters of a killed process, which costs the others nothing. If a process is
+/// stopped, or dies just when it is granted the lock, it keeps the lock for two seconds. Many
+/// processes that stop together, as on a host without power, cost the others no more than these two
+/// seconds. When a stopped process goes on, its waiters return to the head of the queue. Each
+/// process gives a sign of life for its waiters every second, or every third of
+/// [`fair_wait_timeout`](crate::ClientBuilder::fair_wait_timeout) if that is less. So a live waiter
+/// keeps its place, however long it waits.
 ///
-/// Redisson's clients may stand in the same queue, and two effects of Redisson remain. Its dead
-/// waiter blocks the others for up to the lease and five minutes. If one of its timed waits ends at
-/// the moment of a release, it keeps the message to itself, and the lock is idle until the next
-/// sign of life of a redlatch process (a second at most).
+/// # Redisson's clients in the queue
 ///
-/// Limits with Redisson in the queue: its waiters must not wait longer than 300 s at a time, and
-/// the clocks of its machines must agree with the server's to about 7 s. If Redisson releases the
-/// lock and a dead redlatch waiter is first, that costs a second at most while a living redlatch
-/// waiter is in the queue, too. If only Redisson's waiters are left, it costs up to the rest of a
-/// lease (30 s), and five minutes more for each of their timed waits that was ahead of it and ended
-/// early. If only Redisson's waiters wait behind a redlatch process that was stopped as it was
-/// handed the lock, they come when the remaining time that they read is over: a lease, or the fair
-/// wait.
+/// Redisson's clients may stand in the same queue. Then
+///
+/// - its waiters must not wait for longer than 300 s at a time, and the clocks of its machines must
+///   agree with the server's to about 7 s;
+/// - a dead waiter of Redisson's blocks the others for up to the lease and five minutes;
+/// - if a timed wait of Redisson's ends at the moment of a release, the lock is idle until the next
+///   sign of life of a redlatch process, for at most a second;
+/// - if Redisson releases the lock and a dead redlatch waiter is first, the lock is idle for at
+///   most a second. If no live redlatch waiter is in the queue, it may be idle for the rest of a
+///   lease (30 s), and five minutes for each earlier timed wait of Redisson's that ended early;
+/// - if a redlatch process is stopped when it gets the lock, and only Redisson's waiters are left,
+///   these wait for a lease or the fair wait.
 ///
 /// # Beside a re-entrant lock of the name
 ///
-/// A fair and a re-entrant handle of one name are one lock: two threads never have it, and a thread
-/// that took it through one handle may take it again through the other. But neither knows the queue
-/// of the other. A waiter of one kind may wait for as long as others keep taking the lock through
-/// the other kind, and about a second longer. Use one kind for a name.
+/// Use one kind of lock for a name. A fair and a re-entrant handle of one name are one lock: they
+/// exclude each other, and a thread that took the lock through one may take it again through the
+/// other. But they do not know each other's queues. A waiter of one kind may wait for as long as
+/// threads of the other kind keep taking the lock.
 ///
 /// # What fairness costs
 ///
-/// Every thread has its own entry in Redis's queue, and each grant to another process is a message:
-/// the lock is idle until that process has read it. If the order does not matter,
-/// [`reentrant_lock`](crate::Client::reentrant_lock) is several times as fast.
+/// Every thread has its own entry in Redis's queue, and the lock is idle until a granted process
+/// has read its message. If the order does not matter, a [`ReentrantLock`](crate::ReentrantLock) is
+/// several times as fast.
 #[derive(Clone, Debug)]
 pub struct FairLock {
     queue: Arc<FairQueue>,

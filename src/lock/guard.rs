@@ -17,17 +17,17 @@ use crate::waiting::Wait;
 
 /// A held lock. Dropping it releases the lock.
 ///
-/// The hold belongs to the thread that took it, so a guard stays there: it is not `Send`. It is
-/// `Sync`: other threads that work for its thread may ask it whether the lock is still held. It
-/// keeps its client alive. ([`OwnedLockGuard`] is for a hold that goes from thread to thread.)
+/// A guard belongs to the thread that took the lock, so it cannot be sent to another one (it is not
+/// `Send`; see [`OwnedLockGuard`]). Other threads may ask it whether the lock is still held (it is
+/// `Sync`). It keeps its client alive.
 ///
-/// The types say what else a guard can tell: a `LockGuard<FencedLock>`
-/// ([`FencedLockGuard`](crate::FencedLockGuard)) has a token, a `LockGuard<MultiLock>`
-/// ([`MultiLockGuard`](crate::MultiLockGuard)) the tokens and names of its parts. Both become a
-/// plain `LockGuard` by `into()`.
+/// A `LockGuard<FencedLock>` ([`FencedLockGuard`](crate::FencedLockGuard)) also has a token, and a
+/// `LockGuard<MultiLock>` ([`MultiLockGuard`](crate::MultiLockGuard)) the tokens and names of its
+/// parts. `into()` makes both a plain `LockGuard`.
 ///
-/// A drop writes the release and does not wait for the server: if the release fails, the client
-/// logs that and tries again in the background. [`unlock`](Self::unlock) waits and reports.
+/// A drop writes the release and does not wait for the server. If the release fails, the client
+/// logs that and tries again in the background. [`unlock`](Self::unlock) waits, and returns the
+/// error.
 ///
 /// ```no_run
 /// use std::thread;
@@ -52,7 +52,7 @@ use crate::waiting::Wait;
 /// }
 /// ```
 ///
-/// It does not leave its thread:
+/// A guard cannot leave its thread:
 ///
 /// ```compile_fail,E0277
 /// fn elsewhere(guard: redlatch::LockGuard) {
@@ -66,23 +66,20 @@ pub struct LockGuard<L: ?Sized = dyn Lock, O = OfThread> {
     _owner: PhantomData<O>,
 }
 
-/// A held lock that belongs to no thread: it may be sent to another one, and dropped there. For
-/// thread pools and async runtimes. Made by [`Lock::lock_owned`].
+/// A held lock that belongs to no thread, for thread pools and async runtimes. It can be sent to
+/// another thread and dropped there. Made by [`Lock::lock_owned`].
 ///
-/// The hold is the guard's own. A thread that has the guard does not hold the lock: `hold_count`
-/// does not count it, `unlock` does not end it, and another `lock()` or `lock_owned()`, on any
-/// thread, waits for it as for a stranger's. **So a thread that has this guard and calls `lock()`
-/// waits for itself**, for ever if nobody else drops the guard.
+/// A thread that has the guard does not hold the lock: `hold_count` does not count it, `unlock`
+/// does not release it, and `lock()` or `lock_owned()` on any thread waits for it. **So a thread
+/// that has this guard and calls `lock()` waits for itself**, for ever if no other thread drops the
+/// guard.
 ///
-/// The watchdog renews the hold for as long as the guard lives, even if the threads that it was on
-/// have ended. A leaked guard ([`std::mem::forget`]) keeps the lock until
-/// [`Client::shutdown`](crate::Client::shutdown), or for
-/// [`max_hold`](crate::ClientBuilder::max_hold).
+/// The watchdog renews the lease for as long as the guard lives. A leaked guard
+/// ([`std::mem::forget`]) keeps the lock until [`Client::shutdown`](crate::Client::shutdown), or
+/// for [`max_hold`](crate::ClientBuilder::max_hold).
 ///
-/// All calls of this library block their thread, so take the lock where blocking is allowed, and
-/// send the guard back. The drop only writes the release; but a guard that outlives every other
-/// handle of its client ends the client, which may take up to
-/// [`response_timeout`](crate::ClientBuilder::response_timeout).
+/// The drop only writes the release. But if the guard is its client's last handle, its drop ends
+/// the client, which may take up to [`response_timeout`](crate::ClientBuilder::response_timeout).
 ///
 /// ```no_run
 /// use std::sync::mpsc;
@@ -105,20 +102,19 @@ pub struct LockGuard<L: ?Sized = dyn Lock, O = OfThread> {
 /// }
 /// ```
 ///
-/// With an async runtime, call it in `spawn_blocking`. The [guide](crate::guide#tokio) shows the
-/// rest for tokio.
+/// In an async program, take the lock in `spawn_blocking`: see the [guide](crate::guide#tokio).
 pub type OwnedLockGuard<L = dyn Lock> = LockGuard<L, OfGuard>;
 
-/// The hold belongs to the thread that took it. (So its guard is `Sync` and not `Send`, as this
-/// is.)
+/// The guard belongs to the thread that took the lock. (This type is `Sync` and not `Send`, which
+/// makes the guard so.)
 #[derive(Debug)]
 pub struct OfThread(PhantomData<MutexGuard<'static, ()>>);
 
-/// The hold belongs to its guard.
+/// /// The guard belongs to no thread.
 #[derive(Debug)]
 pub struct OfGuard(());
 
-/// Whose a hold is.
+/// /// The thread to which a hold belongs.
 pub trait GuardOwner {
     fn thread() -> Arc<Thread>;
 }
@@ -129,8 +125,8 @@ impl GuardOwner for OfThread {
     }
 }
 
-/// A guard takes the lock for itself, under a `Thread` that equals no real one: no thread re-enters
-/// the hold, and it never counts as dead.
+/// A guard takes the lock under a `Thread` that equals no real one. So no thread re-enters the
+/// hold, and the holder never counts as dead.
 impl GuardOwner for OfGuard {
     fn thread() -> Arc<Thread> {
         Thread::placeholder()
@@ -170,61 +166,57 @@ impl<L: ?Sized, O> LockGuard<L, O> {
         Self { held, _of: PhantomData, _owner: PhantomData }
     }
 
-    /// Whether the lock is held, as far as this process can know without asking: neither released
-    /// nor lost, and before the deadline that the server last confirmed. No I/O.
+    /// Returns whether the lock is held: neither released nor lost, and before the deadline that
+    /// the server last confirmed. No I/O.
     #[must_use]
     pub fn is_held(&self) -> bool {
         each!(&self.held, held => held.is_held())
     }
 
-    /// The state of the hold, as far as this process knows it. No I/O.
+    /// Returns the state of the hold, as far as this process knows it. No I/O.
     #[must_use]
     pub fn state(&self) -> HoldState {
         each!(&self.held, held => held.state())
     }
 
-    /// For how long the lock is certainly held if no renewal succeeds any more; zero if it is
-    /// lost. For a lock that another process handed on, this is less than 2 s at first, and as much
-    /// as for any other soon after it was held for 50 ms, or after a [`check`](Self::check) for
-    /// more. No I/O.
+    /// Returns how long the lock is certainly held if no renewal succeeds any longer. Zero if it is
+    /// lost. For a lock that another process handed on, this is at first less than 2 s: see
+    /// [`check`](Self::check). No I/O.
     #[must_use]
     pub fn remaining(&self) -> Duration {
         each!(&self.held, held => held.remaining())
     }
 
     /// Fails unless the lock is certainly held for `slack` more. Call it before each step that
-    /// needs the lock and takes no longer than that.
+    /// needs the lock and takes no longer than `slack`.
     ///
-    /// The watchdog renews a watched hold when a third of its lease has gone. So the certain time
-    /// is between two thirds of `watchdog_timeout` (20 s by default) and all of it, less the time
-    /// of a renewal: a slack of more than two thirds is too long now and then, though all is well.
-    /// Take half of it at most, or a longer `watchdog_timeout`.
+    /// The watchdog renews a lease when a third of it has passed, so a little less than two thirds
+    /// of `watchdog_timeout` (20 s by default) are always left if all is well. Take a `slack` of at
+    /// most half of `watchdog_timeout`.
     ///
     /// # Blocking
     ///
-    /// Not at all, except for a round trip if another process has just handed the lock on: such a
-    /// hold is certain for 2 s at first, and a longer slack makes it longer at once.
+    /// None, or one round trip if another process has just handed the lock on. Such a lock has a
+    /// lease of 2 s at first, and a longer `slack` extends it at once.
     ///
     /// # Errors
     ///
-    /// [`LeaseLost`](ErrorKind::LeaseLost) if the hold is lost,
-    /// [`EndsTooSoon`](ErrorKind::EndsTooSoon) if it is held and may end before the slack does,
-    /// [`NotHeld`](ErrorKind::NotHeld) if it was released, by [`Lock::unlock`],
+    /// [`LeaseLost`](ErrorKind::LeaseLost) if the lock is lost,
+    /// [`EndsTooSoon`](ErrorKind::EndsTooSoon) if it is held but may end within `slack`,
+    /// [`NotHeld`](ErrorKind::NotHeld) if [`Lock::unlock`] has released it,
     /// [`Forked`](ErrorKind::Forked) in a forked child.
     pub fn check(&self, slack: Duration) -> Result<(), Error> {
         each!(&self.held, held => held.check(slack))
     }
 
-    /// Registers `callback`, which the client calls once if the hold is lost before it is released:
-    /// at the lease's end, at a renewal that the server answers with "not yours", at a
-    /// `force_unlock` by this client. If the hold is lost already, soon after this call. If the
-    /// client learns of a loss only when [`unlock`](Self::unlock) asks the server, only the error
-    /// tells it.
+    /// Registers `callback`, which the client calls once if the lock is lost before it is released:
+    /// when the lease ends, when the server answers a renewal with "not yours", or when this client
+    /// calls `force_unlock`. If the lock is lost already, the client calls it soon. If
+    /// [`unlock`](Self::unlock) finds the loss, it only returns the error.
     ///
-    /// Once a lock was held for 100 ms, the server tells the client when its key changes
-    /// ([`client_tracking`](crate::ClientBuilder::client_tracking)): if somebody deletes it,
-    /// flushes the server's data or shortens its time to live, the client renews at once, and calls
-    /// the callback some milliseconds later. This is also true of a fixed lease.
+    /// Once a lock has been held for 100 ms, the server notifies the client of changes of its key
+    /// ([`client_tracking`](crate::ClientBuilder::client_tracking)). So the client calls `callback`
+    /// some milliseconds after somebody has deleted the key, even if the lease is fixed.
     ///
     /// Callbacks run on a thread of the client, one after the other, so each should be short.
     pub fn on_lost(&self, callback: impl FnOnce(LostReason) + Send + 'static) {
@@ -235,56 +227,52 @@ impl<L: ?Sized, O> LockGuard<L, O> {
     ///
     /// # Errors
     ///
-    /// [`LeaseLost`](ErrorKind::LeaseLost) if the hold was lost before: its present holder keeps
-    /// the lock. [`NotHeld`](ErrorKind::NotHeld) if all levels were released before: levels are
-    /// counted, not told apart, so after a [`Lock::unlock`] the last guard finds none.
-    /// [`Redis`](ErrorKind::Redis) if the server is in trouble: the caller no longer holds the
-    /// lock, and the client tries its release again in the background, so that others get it at the
-    /// latest when the lease ends. Also if the connection broke and the server, asked once more, no
-    /// longer knows the hold: most likely it was released then, but it may have been lost before.
-    /// [`Forked`](ErrorKind::Forked) in a forked child: nothing was done.
+    /// - [`LeaseLost`](ErrorKind::LeaseLost) if the lock was lost before. Its present holder keeps
+    ///   it.
+    /// - [`NotHeld`](ErrorKind::NotHeld) if all levels were released before, by [`Lock::unlock`].
+    /// - [`Redis`](ErrorKind::Redis) if the server refuses, is away, or does not answer in time.
+    ///   The caller no longer holds the lock. The client repeats the release in the background, so
+    ///   others get the lock when its lease ends or sooner. Also if the connection broke and the
+    ///   server, asked once more, no longer knows the hold: it was most likely released, but it may
+    ///   have been lost before.
+    /// - [`Forked`](ErrorKind::Forked) in a forked child: nothing was done.
     ///
     /// # Blocking
     ///
-    /// One round trip. None for an inner level, or if the hold passes to a waiting thread of this
-    /// process.
+    /// One round trip. None for an inner level, or if a waiting thread of this process gets the
+    /// lock.
     pub fn unlock(self) -> Result<(), Error> {
         each!(self.held, held => held.unlock())
     }
 
-    /// Lets go of the guard and leaves the lock to the end of its lease: until then nobody gets it,
-    /// even if this client, its process or its machine ends. "Once an hour on one of all machines"
-    /// is `with_lease` of a little less than an hour, `try_lock` and this. (With a lease of a whole
-    /// hour, the lock may still be taken when the next run is due: then no machine runs.)
+    /// Ends the guard and leaves the lock taken until its lease ends, even if this client, its
+    /// process or its machine ends. To run a job at intervals, see
+    /// [`try_once_per`](Lock::try_once_per).
     ///
-    /// The thread does not hold the lock any more: to it, as to all others, the lock is taken.
-    /// Nothing renews the lock, so it ends when the rest of its lease has passed: with
-    /// [`with_lease`](Lock::with_lease) the rest of that lease, for a watched hold between two
-    /// thirds of [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout) and all of it.
-    /// Neither [`shutdown`](crate::Client::shutdown) nor the last drop of the client releases it;
-    /// [`force_unlock`](Lock::force_unlock) ends it. A server that loses its data, or a failover to
-    /// a replica that does not have the lock, ends it as well.
+    /// The thread no longer holds the lock, and nothing renews it. So the lock ends with the rest
+    /// of its lease: that of [`with_lease`](Lock::with_lease), or else two thirds of
+    /// [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout) or more. The end of the client
+    /// does not release it, but [`force_unlock`](Lock::force_unlock) does.
     ///
-    /// If the thread has several levels, this ends one. The others hold the lock as before, and the
-    /// watchdog renews it for them if they are watched; but the end of the last one does not
-    /// release it before the end of the lease that it had here. The same is true of readers that
-    /// share a hold in this process.
+    /// If the thread has several levels, this ends one. The others hold the lock as before, but the
+    /// end of the last one does not release it before the end of the present lease. The same is
+    /// true of readers that share a hold in this process.
     ///
     /// # Errors
     ///
     /// [`LeaseLost`](ErrorKind::LeaseLost), [`NotHeld`](ErrorKind::NotHeld) and
-    /// [`Forked`](ErrorKind::Forked) as [`unlock`](Self::unlock): nothing is left then.
-    /// [`Redis`](ErrorKind::Redis) if another process had just handed the lock on and the server is
-    /// in trouble: its lease ends within 2 s.
+    /// [`Forked`](ErrorKind::Forked) as for [`unlock`](Self::unlock): the lock is not left taken.
+    /// [`Redis`](ErrorKind::Redis) if another process had just handed the lock on and the server
+    /// does not extend its lease, which then ends within 2 s.
     ///
     /// # Blocking
     ///
-    /// Not at all, except for a round trip if another process has just handed the lock on.
+    /// None, or one round trip if another process has just handed the lock on.
     pub fn leave_to_expire(self) -> Result<(), Error> {
         each!(self.held, held => held.leave_to_expire())
     }
 
-    /// The lock's name.
+    /// Returns the lock's name.
     #[must_use]
     pub fn name(&self) -> &str {
         each!(&self.held, held => held.name())
@@ -357,8 +345,8 @@ impl<L: ?Sized, O: GuardOwner> LockGuard<L, O> {
 }
 
 impl<L: ?Sized> LockGuard<L> {
-    /// Lets go of the guard and keeps the lock, until [`Lock::unlock`] on the same thread, the end
-    /// of the client, or (once the thread has ended) the end of the lease. For a lock that must
+    /// Ends the guard and keeps the lock. [`Lock::unlock`] on the same thread or the end of the
+    /// client releases it; if the thread ends, the lock ends with its lease. For a lock that must
     /// outlast the client, see [`leave_to_expire`](Self::leave_to_expire).
     pub fn forget(self) {
         each!(self.held, held => held.forget());
@@ -396,18 +384,18 @@ impl HeldLock {
         Self { handle: handle.clone(), level, tenancy, left: false, beneath: None }
     }
 
-    /// The level that the thread took last, whoever has its guard.
+    /// The level that the thread took last, also if another guard has it.
     pub(super) fn last(handle: &Handle, tenancy: Arc<Tenancy>) -> Self {
         Self { handle: handle.clone(), level: None, tenancy, left: false, beneath: None }
     }
 
-    /// With a level beneath, which ends with it unless the lock [stays](Self::stays) taken.
+    /// Adds a level beneath, which ends with this one unless the lock [stays](Self::stays) taken.
     pub(super) fn above(mut self, beneath: Self, until: u64) -> Self {
         self.beneath = Some(Box::new((beneath, until)));
         self
     }
 
-    /// All that is taken together is held: leaves the level beneath to its end.
+    /// Leaves the level beneath to its end, once all locks that are taken together are held.
     pub(super) fn stays(&mut self) -> Result<(), Error> {
         let Some(beneath) = self.beneath.take() else { return Ok(()) };
         let (beneath, until) = *beneath;
@@ -419,8 +407,8 @@ impl HeldLock {
         Arc::ptr_eq(&self.tenancy, tenancy)
     }
 
-    /// Whether the process was forked since: then the hold is the parent's, and this child must
-    /// lock none of its mutexes.
+    /// Whether the process was forked since. Then the hold is the parent's, and this child must
+    /// lock none of the parent's mutexes.
     fn is_forked(&self) -> bool {
         self.handle.session.core().is_forked()
     }
