@@ -39,7 +39,7 @@ use crate::scripts::PermitId;
 /// ```
 #[must_use = "dropping the permit gives it back at once; bind it"]
 pub struct ExpirablePermit {
-    permit_lease: Arc<PermitLease>,
+    pub(super) permit_lease: Arc<PermitLease>,
     tenancy: Arc<Tenancy>,
     semaphore: ExpirableSemaphore,
     /// The permit was given back or let go of.

@@ -151,7 +151,9 @@ impl PermitLease {
     /// No guard has the permit any more: it is given back by its id, or goes on without this
     /// process.
     pub(super) fn end(&self) {
-        if let Some(tenancy) = self.finish().0 {
+        // Under the mutex: a guard that finds the permit gone must know that it was given back, and
+        // not take that for a loss.
+        if let Some(tenancy) = self.finish(Tenancy::step_down).0 {
             let _unheard = tenancy.finish_released();
         }
     }
@@ -159,7 +161,7 @@ impl PermitLease {
     /// The permit is not this process's any more.
     pub(super) fn lose(&self, reason: LostReason) {
         self.hold.lose(reason);
-        let (tenancy, renewing, first) = self.finish();
+        let (tenancy, renewing, first) = self.finish(|_| ());
         if !first {
             return;
         }
@@ -175,12 +177,15 @@ impl PermitLease {
         }
     }
 
-    /// The permit lease is over. Returns its last tenancy, whether a renewal is on its way, and
-    /// whether this call was the first to end it.
-    fn finish(&self) -> (Option<Arc<Tenancy>>, bool, bool) {
+    /// The permit lease is over: `ends` its last tenancy under the mutex. Returns that tenancy,
+    /// whether a renewal is on its way, and whether this call was the first to end it.
+    fn finish(&self, ends: impl FnOnce(&Tenancy)) -> (Option<Arc<Tenancy>>, bool, bool) {
         let mut state = self.state.lock();
         let first = !std::mem::replace(&mut state.is_over, true);
         let (tenancy, renewing) = (state.tenancy.take(), state.attempt.is_sent());
+        if let Some(tenancy) = &tenancy {
+            ends(tenancy);
+        }
         drop(state);
         // A thread that sets the alarm at this moment leaves one that finds nothing to do.
         let alarm = self.alarm.lock().take();
@@ -257,5 +262,42 @@ impl Leaseholder for PermitLease {
 impl fmt::Debug for PermitLease {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "PermitLease({})", self.id)
+    }
+}
+
+#[cfg(all(test, testkit))]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::thread;
+
+    use redlatch_testkit::{Server, wait_until};
+
+    use super::*;
+    use crate::Client;
+    use crate::error::ErrorKind;
+    use crate::local::HoldState;
+
+    const SOON: Duration = Duration::from_secs(20);
+
+    /// A release by id takes the permit from its guard. It finds the guard's callbacks and alarm
+    /// later, and the guard's own release may come before that.
+    #[test]
+    fn a_permit_that_a_release_by_id_has_just_ended_is_not_lost() {
+        let server = Server::start().unwrap();
+        let client = Client::connect(&server.url()).unwrap();
+        let pool = client.expirable_semaphore("pool");
+        pool.set_permits(1).unwrap();
+        let permit = pool.acquire().unwrap();
+        let permit_lease = Arc::clone(&permit.permit_lease);
+        let stops = permit_lease.alarm.lock();
+        thread::scope(|threads| {
+            let released = threads.spawn(|| pool.release(&permit.id()));
+            wait_until("it is ended", SOON, || permit_lease.state.lock().is_over);
+            assert_eq!(permit.state(), HoldState::Released);
+            drop(stops);
+            released.join().unwrap().unwrap();
+        });
+        assert_eq!(permit.release().unwrap_err().kind(), ErrorKind::NotHeld);
     }
 }
