@@ -102,6 +102,9 @@ impl LeaderElection {
     ///
     /// Those of [`Lock::lock`](crate::Lock::lock): this process does not lead.
     /// [`Config`](ErrorKind::Config) if the grace is not less than half of the lease.
+    /// [`LeaseLost`](ErrorKind::LeaseLost) or [`EndsTooSoon`](ErrorKind::EndsTooSoon) if the lock was
+    /// lost right after it was granted, or was granted so slowly that less than half of the lease was
+    /// left: three times in a row, or as the wait ended.
     ///
     /// All verbs that campaign fail in these ways.
     ///
@@ -217,7 +220,19 @@ impl LeaderElection {
             );
             return Err(Error::new(ErrorKind::Config, message).of(name));
         }
-        let Some(guard) = self.lock.lock_owned_within(wait)? else { return Ok(None) };
+        let mut tries = 1..MOST_TRIES;
+        loop {
+            let Some(guard) = self.lock.lock_owned_within(wait)? else { return Ok(None) };
+            match self.begin(guard, grace) {
+                Err(error) if is_short(&error) && !wait.is_over() && tries.next().is_some() => {}
+                begun => return begun.map(Some),
+            }
+        }
+    }
+
+    /// Begins to lead, with the lock that the guard has.
+    fn begin(&self, guard: OwnedFencedLockGuard, grace: Duration) -> Result<Leadership, Error> {
+        let name = &self.site.name;
         // A lock that was handed on is certain for 2 s at first, perhaps less than the grace.
         guard.check(self.lease / 2)?;
         let Some(held) = guard.one() else { return Err(Error::late_grant(name)) };
@@ -237,8 +252,16 @@ impl LeaderElection {
             }
         });
         Arc::clone(&term).due();
-        Ok(Some(Leadership { resigns: Resigns(term), guard }))
+        Ok(Leadership { resigns: Resigns(term), guard })
     }
+}
+
+/// How often a campaign takes the lock whose lease is lost or too short before it leads. More often
+/// would hide that the server is too slow for the lease.
+const MOST_TRIES: u32 = 3;
+
+fn is_short(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::LeaseLost | ErrorKind::EndsTooSoon)
 }
 
 impl ElectionSite {

@@ -6,13 +6,13 @@
 mod common;
 mod processes;
 
-use std::sync::mpsc;
+use std::sync::{Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use common::*;
 use redis::Commands as _;
-use redlatch::{CancelToken, Client, ErrorKind, Leader, LeaderElection};
+use redlatch::{CancelToken, Client, ErrorKind, Leader, LeaderElection, Wait};
 use redlatch_testkit::{Action, Direction, Job, Proxy, Server, Worker};
 
 fn election(client: &Client, name: &str) -> LeaderElection {
@@ -199,6 +199,42 @@ fn an_observer_finds_out_that_a_dead_leaders_lease_has_ended() {
     assert_eq!(changes.next().unwrap().unwrap(), None);
     let took = killed.elapsed();
     assert!(took < processes::LEASE + UNIT * 5, "{took:?}");
+}
+
+/// The next try may lead; and with no time left there is none.
+#[test]
+fn a_campaign_goes_on_after_a_lease_that_is_over_too_soon() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let client = behind(&proxy, |client| {
+        election(client, "warm").campaign().unwrap().resign().unwrap();
+    });
+    let campaigns = election(&client, "short");
+    // The lock is taken away before it is on record.
+    let takes_away = |times: usize| {
+        let (name, redis) = ("redlatch_leader:{short}", Mutex::new(server.connection()));
+        proxy.on(Direction::Request, times, Action::DelayReply(Duration::ZERO), move |bytes| {
+            let leads = contains(bytes, "EVAL") && contains(bytes, name);
+            leads && redis.lock().unwrap().del::<_, bool>("short").unwrap()
+        });
+    };
+    takes_away(2);
+    campaigns.campaign().unwrap().resign().unwrap();
+    assert_eq!(proxy.fired(), 2);
+    takes_away(4);
+    for wait in [Wait::FOREVER, Wait::NONE] {
+        let error = campaigns.campaign_within(wait).map(drop).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::LeaseLost, "{error}");
+    }
+    assert_eq!(proxy.fired(), 6, "three tries, and one");
+    // The reply comes when more than half of the lease is over.
+    proxy.on(Direction::Request, 1, Action::DelayReply(UNIT * 6), |bytes| {
+        contains(bytes, "EVAL") && contains(bytes, "slow") && !contains(bytes, "redlatch_leader")
+    });
+    let slow = client.leader_election("slow").with_watchdog(UNIT * 10);
+    slow.campaign().unwrap().resign().unwrap();
+    assert_eq!(proxy.fired(), 7);
 }
 
 #[test]
