@@ -237,6 +237,22 @@ fn a_campaign_goes_on_after_a_lease_that_is_over_too_soon() {
     assert_eq!(proxy.fired(), 7);
 }
 
+/// A record is its token's: a resignation that comes late leaves that of the next leadership.
+#[test]
+fn a_late_resignation_leaves_the_record_of_a_later_leadership() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let leadership = election(&client, "late").campaign().unwrap();
+    let (mut redis, record) = (server.connection(), "redlatch_leader:{late}");
+    let owner: String = redis.hget(record, "owner").unwrap();
+    let () = redis.hset(record, "token", leadership.token().get() + 1).unwrap();
+    drop(leadership);
+    // The release of the lock comes behind it.
+    wait_free(&server, "late", SOON);
+    assert_eq!(redis.hget::<_, _, Option<String>>(record, "owner").unwrap(), Some(owner));
+}
+
 #[test]
 fn a_request_whose_reply_is_lost_leads_all_the_same() {
     let _bounded = bounded();
