@@ -50,6 +50,7 @@ pub(crate) const SHORTEST_WATCHDOG: Duration = Duration::from_millis(10);
 pub(crate) const LONGEST_WATCHDOG: Duration = Duration::from_secs(365 * 24 * 3600);
 const SHORTEST_FAIR_WAIT: Duration = Duration::from_millis(100);
 const LONGEST_FAIR_WAIT: Duration = Duration::from_secs(60);
+const LONGEST_BUSY_POLL: Duration = Duration::from_millis(1);
 const MOST_CONNECTIONS: usize = 1_024;
 const LONGEST_NAME: usize = 200;
 
@@ -156,6 +157,19 @@ impl ClientBuilder {
     /// machine, up to sixteen over a network.
     pub fn connections(mut self, count: usize) -> Self {
         self.config.connections = Some(count);
+        self
+    }
+
+    /// For how long a thread that waits for its own reply polls its connection before it sleeps: the
+    /// system takes longer to wake a sleeping thread, and a sleeping processor, than a server near by
+    /// takes to answer. A thread that polls uses a processor. So one thread of the process polls at
+    /// a time, it yields to threads that can run, and where replies come later than this the client
+    /// polls ever less. See [Performance](crate::guide::performance) for when it pays.
+    ///
+    /// Up to a millisecond; 50 µs is enough for a server on the same machine. Defaults to zero: no
+    /// thread polls.
+    pub fn busy_poll(mut self, limit: Duration) -> Self {
+        self.config.connection.busy_poll = limit;
         self
     }
 
@@ -362,7 +376,7 @@ impl ClientBuilder {
             watchdog_timeout,
             max_hold,
             fair_wait_timeout,
-            connection: Settings { connect_timeout, response_timeout, .. },
+            connection: Settings { connect_timeout, response_timeout, busy_poll, .. },
             connections,
             failover_timeout,
             replica_acks,
@@ -397,6 +411,11 @@ impl ClientBuilder {
                     "{setting} is {timeout:?}; it must be from 1 ms to a year"
                 ));
             }
+        }
+        if *busy_poll > LONGEST_BUSY_POLL {
+            return unusable(format!(
+                "busy_poll is {busy_poll:?}; it must be a millisecond at most"
+            ));
         }
         if let Some(count) = connections.filter(|count| !(1..=MOST_CONNECTIONS).contains(count)) {
             return unusable(format!(

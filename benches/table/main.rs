@@ -65,6 +65,7 @@ fn main() -> ExitCode {
         sections: &[
             ("single", uncontended::single),
             ("own", uncontended::own),
+            ("polled", uncontended::polled),
             ("process", contended::process),
             ("processes", contended::processes),
             ("many", contended::many),
@@ -94,5 +95,6 @@ cargo bench --bench table -- [options] [section…]
   --holds N      so many watched holds (100000)
   --help
 
-Sections: single, own, process, processes, many, hand-over, re-entry, holds, cluster. None named: all.
+Sections: single, own, polled, process, processes, many, hand-over, re-entry, holds, cluster. None
+named: all.
 ";

@@ -1,9 +1,13 @@
 //! The compared peers.
 
+use std::time::Duration;
+
 use redlatch::Client;
 use redlatch_testkit::PlainClient;
 
 use crate::raw::RawPair;
+
+const BUSY_POLL: Duration = Duration::from_micros(50);
 
 /// A way to take something and give it back. A new one needs a name and an arm in `connect`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,6 +20,9 @@ pub(crate) enum Peer {
     Unlock,
     /// `lock()` and `drop`.
     Drop,
+    /// The same two, of a client that polls for its replies.
+    UnlockPolled,
+    DropPolled,
     /// The fenced lock, each with its token.
     Fenced,
     /// Redisson's fair lock, done plainly.
@@ -39,11 +46,13 @@ pub(crate) type Turn = Box<dyn FnMut(&mut dyn FnMut()) + Send>;
 pub(crate) type Connected = Box<dyn Fn(&str) -> Turn>;
 
 impl Peer {
-    const ALL: [Self; 11] = [
+    const ALL: [Self; 13] = [
         Self::Raw,
         Self::Plain,
         Self::Unlock,
         Self::Drop,
+        Self::UnlockPolled,
+        Self::DropPolled,
         Self::Fenced,
         Self::PlainFair,
         Self::Fair,
@@ -59,6 +68,8 @@ impl Peer {
             Self::Plain => "plain",
             Self::Unlock => "lock + unlock",
             Self::Drop => "lock + drop",
+            Self::UnlockPolled => "lock + unlock, polled",
+            Self::DropPolled => "lock + drop, polled",
             Self::Fenced => "fenced lock",
             Self::PlainFair => "plain fair lock",
             Self::Fair => "fair lock",
@@ -79,6 +90,12 @@ impl Peer {
 
     pub(crate) fn named(name: &str) -> Self {
         Self::ALL.into_iter().find(|peer| peer.name() == name).unwrap()
+    }
+
+    fn client(self, url: &str) -> Client {
+        let polled = matches!(self, Self::UnlockPolled | Self::DropPolled);
+        let limit = if polled { BUSY_POLL } else { Duration::ZERO };
+        Client::builder(url).busy_poll(limit).connect().unwrap()
     }
 
     /// Connects this process.
@@ -106,8 +123,8 @@ impl Peer {
                     })
                 })
             }
-            Self::Unlock => {
-                let client = Client::connect(url).unwrap();
+            Self::Unlock | Self::UnlockPolled => {
+                let client = self.client(url);
                 Box::new(move |name| {
                     let lock = client.reentrant_lock(name);
                     Box::new(move |inside| {
@@ -117,8 +134,8 @@ impl Peer {
                     })
                 })
             }
-            Self::Drop => {
-                let client = Client::connect(url).unwrap();
+            Self::Drop | Self::DropPolled => {
+                let client = self.client(url);
                 Box::new(move |name| {
                     let lock = client.reentrant_lock(name);
                     Box::new(move |inside| {

@@ -57,6 +57,40 @@ pub(crate) fn own(lab: &Lab, goals: &mut Goals) {
     println!("{table}");
 }
 
+/// With and without `busy_poll`.
+pub(crate) fn polled(lab: &Lab, goals: &mut Goals) {
+    println!("The same with `busy_poll(50 us)`, against without:\n");
+    let mut table = Table::new(&["where", "threads", "what", "locks/s", "x without", "x raw pair"]);
+    for (cores, threads) in [Cores::One, Cores::Two, Cores::Any]
+        .into_iter()
+        .filter(|cores| lab.machine.can(*cores))
+        .flat_map(|cores| [(cores, 1), (cores, 32)])
+    {
+        let setting = Setting { cores, threads, ..ALONE };
+        let peers = [Peer::Raw, Peer::Unlock, Peer::UnlockPolled, Peer::Drop, Peer::DropPolled];
+        let [raw, ours @ ..] = lab.compare(setting, peers);
+        for pair in ours.chunks(2) {
+            let [without, with] = pair else { continue };
+            let ratio = with.ratio(without, Round::rate);
+            for (it, ratio) in [(without, String::new()), (with, ratio.to_string())] {
+                table.row(&[
+                    &setting.place(),
+                    &threads.to_string(),
+                    &it.peer.name(),
+                    &count(it.median(Round::rate)),
+                    &ratio,
+                    &it.ratio(&raw, Round::rate).to_string(),
+                ]);
+            }
+            if threads > 1 {
+                let work = format!("{threads} threads, {}, {}", with.peer.name(), setting.place());
+                goals.add(work, format!("{ratio} x without"), "≥ 0.97");
+            }
+        }
+    }
+    println!("{table}");
+}
+
 fn heads() -> Table {
     Table::new(&["where", "what", "locks/s", "x raw pair", "scripts", "commands"])
 }

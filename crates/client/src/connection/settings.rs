@@ -23,6 +23,8 @@ pub struct Settings {
     pub credential_source: Option<Arc<CredentialSource>>,
     /// The same for the Sentinels.
     pub sentinel_credentials: Option<Credentials>,
+    /// So long a thread that waits for its reply polls its connection before it sleeps.
+    pub busy_poll: Duration,
     /// Opens the streams of bytes to the servers. `None`: the network does.
     pub dialer: Option<Dialer>,
     #[cfg(feature = "tls")]
@@ -40,6 +42,7 @@ impl Default for Settings {
             credentials: None,
             credential_source: None,
             sentinel_credentials: None,
+            busy_poll: Duration::ZERO,
             dialer: None,
             #[cfg(feature = "tls")]
             tls: TlsSettings::default(),

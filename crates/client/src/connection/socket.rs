@@ -15,6 +15,7 @@ use socket2::{SockRef, TcpKeepalive};
 
 use super::name::look_up;
 use super::transport::{Transport, Way};
+use crate::sync::Spin;
 
 /// The system probes a connection that was silent for so long. A firewall forgets connections that
 /// are silent for minutes, without a word.
@@ -43,7 +44,24 @@ pub(super) struct Socket {
     looks: u32,
     /// The reader or writer may leave at the deadline, and another thread goes on.
     in_part: bool,
+    busy_poll: BusyPoll,
 }
+
+/// How a thread waits awake for its reply: the wake-up of a sleeping processor may take longer than
+/// the server does.
+#[derive(Default)]
+struct BusyPoll {
+    /// Zero: it sleeps at once.
+    longest: Duration,
+    /// Whether it was worth it so far on this connection.
+    spin: Spin,
+    /// The next read is for a caller's reply.
+    is_due: bool,
+}
+
+/// A thread of this process polls. Another one would take the processor that the server, or the
+/// first one, wants.
+static POLLS: AtomicBool = AtomicBool::new(false);
 
 struct OpenSocket {
     stream: Box<dyn Transport>,
@@ -113,7 +131,31 @@ impl Socket {
     pub(super) fn over(stream: Box<dyn Transport>, deadline: Instant) -> Self {
         let open = Arc::new(OpenSocket { stream, closed: AtomicBool::new(false) });
         let armed = [Duration::MAX; 2];
-        Self { open, deadline, left: None, armed, looks: 0, in_part: false }
+        let busy_poll = BusyPoll::default();
+        Self { open, deadline, left: None, armed, looks: 0, in_part: false, busy_poll }
+    }
+
+    /// So long a thread may poll, if [`poll_first`](Self::poll_first) says so.
+    pub(super) fn with_busy_poll(mut self, longest: Duration) -> Self {
+        self.busy_poll.longest = longest;
+        self
+    }
+
+    /// The next read may poll before it sleeps, until the next deadline is set.
+    pub(super) fn poll_first(&mut self) {
+        self.busy_poll.is_due = !self.busy_poll.longest.is_zero();
+    }
+
+    /// Waits awake for bytes, for a moment, if that has paid so far.
+    fn poll(&mut self) {
+        let BusyPoll { longest, spin, is_due } = &mut self.busy_poll;
+        if std::mem::take(is_due) && spin.has_paid() && !POLLS.swap(true, Ordering::Relaxed) {
+            // An error is the next read's.
+            let arrived =
+                || !matches!(self.open.stream.is_ready(Way::Read, Duration::ZERO), Ok(false));
+            spin.spin_for(*longest, arrived);
+            POLLS.store(false, Ordering::Relaxed);
+        }
     }
 
     /// Sets the deadline of reads and writes from here on.
@@ -122,6 +164,7 @@ impl Socket {
         self.left = None;
         self.looks = 0;
         self.in_part = false;
+        self.busy_poll.is_due = false;
     }
 
     /// The same for a thread that leaves then, and leaves the rest to another: reads and writes end
@@ -264,6 +307,7 @@ fn late() -> io::Error {
 
 impl Read for Socket {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.poll();
         self.until_deadline(Way::Read, |stream| stream.read(buffer))
     }
 }
@@ -282,6 +326,7 @@ impl Write for Socket {
 #[cfg(target_os = "linux")]
 mod tests {
     use std::net::TcpListener;
+    use std::sync::atomic::AtomicU32;
 
     use socket2::{Domain, Type};
 
@@ -358,5 +403,94 @@ mod tests {
         socket.set_deadline(Instant::now());
         let ends = (0..999).find_map(|_| socket.read(&mut piece).err());
         assert_eq!(ends.map(|error| error.kind()), Some(io::ErrorKind::TimedOut));
+    }
+
+    /// One byte a read, which a poll finds at its nth look.
+    struct Polled {
+        at: u32,
+        looks: AtomicU32,
+        reads: AtomicU32,
+        on_look: Box<dyn Fn() + Send + Sync>,
+    }
+
+    impl Transport for Arc<Polled> {
+        fn read(&self, _: &mut [u8]) -> io::Result<usize> {
+            self.reads.fetch_add(1, Ordering::SeqCst);
+            self.looks.store(0, Ordering::SeqCst);
+            Ok(1)
+        }
+        fn write(&self, bytes: &[u8]) -> io::Result<usize> {
+            Ok(bytes.len())
+        }
+        fn set_timeout(&self, _: Way, _: Duration) -> io::Result<()> {
+            Ok(())
+        }
+        fn is_ready(&self, _: Way, within: Duration) -> io::Result<bool> {
+            assert!(within.is_zero(), "a poll does not sleep");
+            (self.on_look)();
+            Ok(self.looks.fetch_add(1, Ordering::SeqCst) + 1 >= self.at)
+        }
+        fn shut_down(&self) -> io::Result<()> {
+            Ok(())
+        }
+        fn peer(&self) -> Option<SocketAddr> {
+            None
+        }
+    }
+
+    fn polled(
+        at: u32,
+        longest: Duration,
+        on_look: impl Fn() + Send + Sync + 'static,
+    ) -> (Arc<Polled>, Socket) {
+        let (looks, reads) = (AtomicU32::new(0), AtomicU32::new(0));
+        let stream = Arc::new(Polled { at, looks, reads, on_look: Box::new(on_look) });
+        let later = Instant::now() + LONG;
+        let socket = Socket::over(Box::new(Arc::clone(&stream)), later).with_busy_poll(longest);
+        (stream, socket)
+    }
+
+    const LONG: Duration = Duration::from_secs(3_600);
+
+    /// In one test, since only one thread of a process polls.
+    #[test]
+    fn a_reader_polls_where_that_pays_and_no_other_thread_does() {
+        let looks = Arc::new(AtomicU32::new(0));
+        let count = |looks: &Arc<AtomicU32>| {
+            let looks = Arc::clone(looks);
+            move || {
+                looks.fetch_add(1, Ordering::SeqCst);
+            }
+        };
+        // Replies that come soon, of reads for a reply; not the other reads.
+        let (_, mut socket) = polled(3, LONG, count(&looks));
+        for _ in 0..10 {
+            socket.poll_first();
+            socket.read_exact(&mut [0; 2]).unwrap();
+            socket.set_deadline(Instant::now() + LONG);
+            socket.read_exact(&mut [0]).unwrap();
+        }
+        assert_eq!(looks.swap(0, Ordering::SeqCst), 30);
+        // Replies that come late: the first poll is the last one for long.
+        let (late, mut socket) = polled(u32::MAX, Duration::from_millis(1), count(&looks));
+        for read in 0..100 {
+            socket.poll_first();
+            socket.read_exact(&mut [0]).unwrap();
+            let looked = looks.swap(0, Ordering::SeqCst);
+            assert_eq!(looked > 0, read == 0, "{looked} looks before read {read}");
+        }
+        assert_eq!(late.reads.load(Ordering::SeqCst), 100);
+        // Beside a thread that polls.
+        let (_, second) = polled(3, LONG, count(&looks));
+        let second = std::sync::Mutex::new(second);
+        let beside = move || {
+            let mut second = second.lock().unwrap();
+            second.poll_first();
+            second.read_exact(&mut [0]).unwrap();
+        };
+        let (_, mut first) = polled(3, LONG, beside);
+        first.poll_first();
+        first.read_exact(&mut [0]).unwrap();
+        assert_eq!(looks.load(Ordering::SeqCst), 0);
     }
 }

@@ -159,6 +159,12 @@ impl Connection {
     /// read so far is kept for the next reader.
     pub(super) fn receive_in_part(&mut self, deadline: Instant) -> RedisResult<Value> {
         self.stream.socket().set_deadline_in_part(deadline);
+        self.take_reply()
+    }
+
+    /// A caller waits for it.
+    fn take_reply(&mut self) -> RedisResult<Value> {
+        self.stream.socket().poll_first();
         match &mut self.stream {
             Stream::Plain(socket) => self.replies.take_reply(socket),
             #[cfg(feature = "tls")]
@@ -178,11 +184,7 @@ impl Connection {
         if !self.unwritten.is_empty() {
             self.write(&[])?;
         }
-        match &mut self.stream {
-            Stream::Plain(socket) => self.replies.take_reply(socket),
-            #[cfg(feature = "tls")]
-            Stream::Tls(stream) => self.replies.take_reply(stream),
-        }
+        self.take_reply()
     }
 
     /// Reads the next reply or pushed message until `deadline`: for a listener.
@@ -226,12 +228,14 @@ pub(super) struct Network {
     #[cfg_attr(not(feature = "tls"), expect(dead_code))]
     tls: Tls,
     dialer: Option<Dialer>,
+    busy_poll: Duration,
 }
 
 impl Network {
     /// For servers at addresses of this kind.
     pub(super) fn new(address: &ConnectionAddr, config: &Settings) -> Result<Self, ConnectError> {
-        Ok(Self { tls: Tls::new(address, config)?, dialer: config.dialer.clone() })
+        let (dialer, busy_poll) = (config.dialer.clone(), config.busy_poll);
+        Ok(Self { tls: Tls::new(address, config)?, dialer, busy_poll })
     }
 
     fn connect(&self, address: &ConnectionAddr, deadline: Instant) -> RedisResult<Stream> {
@@ -249,6 +253,7 @@ impl Network {
                 return Err((Cause::InvalidClientConfig, why).into());
             }
         };
+        let socket = socket.with_busy_poll(self.busy_poll);
         match address {
             #[cfg(feature = "tls")]
             ConnectionAddr::TcpTls { host, .. } => {

@@ -39,8 +39,14 @@ impl Spin {
     /// Whether to spin this time.
     #[inline]
     pub fn is_worthwhile(&self) -> bool {
+        *MORE_PROCESSORS && self.has_paid()
+    }
+
+    /// The same for a thread that waits for another process, which may have a processor of its own.
+    #[inline]
+    pub fn has_paid(&self) -> bool {
         // In a model nothing happens while a thread spins.
-        if IS_MODEL || !*MORE_PROCESSORS {
+        if IS_MODEL {
             return false;
         }
         let worthwhile = self.balance.load(Ordering::Relaxed) >= 0;
@@ -52,15 +58,20 @@ impl Spin {
 
     /// Spins until `done`, but not for long.
     pub fn spin(&self, done: impl Fn() -> bool) {
+        self.spin_for(LONGEST_SPIN, done);
+    }
+
+    /// Spins until `done`, but not for longer than this.
+    pub fn spin_for(&self, longest: Duration, done: impl Fn() -> bool) {
         let begun = Instant::now();
         let mut passed = Duration::ZERO;
-        while !done() && passed < LONGEST_SPIN {
+        while !done() && passed < longest {
             // The holder may have been put behind this thread, on the same processor.
             std::thread::yield_now();
             passed = begun.elapsed();
         }
         // Late is in vain, too: others want the processor, and a yield gave it to them.
-        if passed < LONGEST_SPIN {
+        if passed < longest {
             if self.balance.load(Ordering::Relaxed) < MOST_CREDIT {
                 self.balance.fetch_add(GAIN, Ordering::Relaxed);
             }
