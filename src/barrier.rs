@@ -2,18 +2,19 @@
 //!
 //! ```text
 //! arrive: a numbered request; the last party trips the barrier, or runs its action and then does
-//! others: one thread of each process looks for all of its parties, when a message came, when the
-//!         first lease of a party ends, and at the slow poll
+//! others: the message of the end says how it ended; for those that it does not reach, one thread of
+//!         each process looks, when the first lease of a party ends, and at the slow poll
 //! over, cancelled, in trouble: break it; if it has tripped before, that counts
 //! ```
 //!
-//! Each party has a lease, which its process renews while it waits. Whoever looks first after a
+//! A message counts: the channel is that of one database, and no two barriers of a name have the same
+//! generations. Each party has a lease, which its process renews while it waits. Whoever looks first after a
 //! lease has ended breaks the barrier. Only the server decides how a generation ends, once
 //! (`lua/barrier/generations.lua`), so all its parties hear the same.
 
 use std::cell::Cell;
-use std::collections::BTreeMap;
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,10 +27,13 @@ use crate::config::check_watchdog;
 use crate::error::{Error, ErrorKind};
 use crate::lease::{Cleanup, KeepAlive};
 use crate::runtime::{Core, Member, Session};
-use crate::scripts::barrier::{BarrierScripts, BarrierState, Generation, MOST_PARTIES};
+use crate::scripts::barrier::{
+    BarrierScripts, BarrierState, Generation, MOST_PARTIES, read_message,
+};
 use crate::scripts::{BarrierKeys, Owner, RequestId, Requests, Trouble};
 use crate::waiting::{
-    Claim, Enter, EnterOf, Lead, Queue, Queued, Signal, Synchronizer, Try, Wait, acquire, slow_poll,
+    Claim, Enter, EnterOf, Lead, Queue, Queued, Signal, Synchronizer, Try, Wait, Wake, acquire,
+    slow_poll,
 };
 
 /// Lets a number of threads of all processes wait for each other, again and again: `CyclicBarrier`
@@ -95,7 +99,7 @@ impl CyclicBarrier {
         if !(1..=MOST_PARTIES).contains(&parties) {
             let message =
                 format!("{parties} parties are not usable; it may be 1 to {MOST_PARTIES}");
-            return Err(Error::new(ErrorKind::Config, message).of(&self.site.name));
+            return Err(self.site.error(ErrorKind::Config, &message));
         }
         self.once(|scripts, id| scripts.try_set_parties(id, parties))
     }
@@ -116,8 +120,8 @@ impl CyclicBarrier {
     ///
     /// # Blocking
     ///
-    /// One round trip for the last party, another one behind an action. The others wake up one
-    /// message and one round trip after it.
+    /// One round trip for the last party, another one behind an action. The others wake up by a
+    /// message.
     pub fn wait(&self) -> Result<u32, Error> {
         self.pass(Wait::FOREVER)?.ok_or_else(|| Error::shut_down(&self.site.name))
     }
@@ -249,8 +253,7 @@ impl CyclicBarrier {
 
     fn state(&self) -> Result<BarrierState, Error> {
         self.check(&Wait::FOREVER)?;
-        let state = self.site.scripts().look(&[]);
-        state.map_err(|trouble| trouble.into_error_of(&self.site.name))
+        self.site.look(&[]).map_err(|error| error.now("nothing was changed"))
     }
 
     /// Sends a request that is applied once.
@@ -289,14 +292,17 @@ impl CyclicBarrier {
                 (outcome, Some(Place { index, generation })) => {
                     // It leaves early. Neither a limit nor a cancel ends this request.
                     let _unlimited = Limit::set(None);
-                    return match self.site.leave(generation, &party.owner, index.is_some()) {
-                        Ok(Generation::Tripped) => Ok(index),
-                        _ if is_cancelled(&outcome) => outcome.map(|_| None),
+                    let left = self.site.leave(generation, &party.owner, index.is_some());
+                    return match (left, outcome) {
+                        (Ok(Generation::Tripped), _) => Ok(index),
+                        (_, Err(error)) if error.kind() == ErrorKind::Cancelled => Err(error),
                         // The end of the wait has ended a request.
-                        Ok(_) if wait.is_over() => Ok(None),
-                        Ok(_) => outcome.map(|_| None),
+                        (Ok(_), _) if wait.is_over() => Ok(None),
+                        (Ok(_), outcome) => outcome.map(|_| None),
                         // `None` would say that no other party passes.
-                        Err(trouble) => outcome.and_then(|_| Err(self.not_left(trouble))),
+                        (Err(trouble), outcome) => {
+                            outcome.and_then(|_| Err(self.not_left(trouble)))
+                        }
                     };
                 }
                 (outcome, None) => return outcome.map(|_| None),
@@ -307,18 +313,16 @@ impl CyclicBarrier {
     /// The last party: runs the action, and trips the barrier after it.
     fn act(&self, generation: i64, party: &Owner) -> Result<Option<u32>, Error> {
         let Some(action) = &self.action else { return Ok(Some(0)) };
-        let site = &self.site;
-        let breaks = BreaksIfDropped { site, generation, party };
-        action();
-        std::mem::forget(breaks);
+        let ran = catch_unwind(AssertUnwindSafe(|| action()));
         let _unlimited = Limit::set(None);
-        match site.finish(generation, party, true) {
-            Ok(Generation::Tripped) => {
-                site.has_tripped(generation);
+        let finished = self.site.finish(generation, party, ran.is_ok());
+        ran.unwrap_or_else(|panic| resume_unwind(panic));
+        match finished.map_err(|trouble| trouble.into_error_of(&self.site.name))? {
+            Generation::Tripped => {
+                self.site.has_ended(generation, Generation::Tripped);
                 Ok(Some(0))
             }
-            Ok(_) => Err(self.broken()),
-            Err(trouble) => Err(trouble.into_error_of(&site.name)),
+            _ => Err(self.broken()),
         }
     }
 
@@ -331,31 +335,13 @@ impl CyclicBarrier {
     fn broken(&self) -> Error {
         let message = "the barrier is broken: a party left early, died, or failed, or it was reset \
                        or deleted; nobody passed, reset it to begin anew";
-        Error::new(ErrorKind::Broken, message.to_owned()).of(&self.site.name)
+        self.site.error(ErrorKind::Broken, message)
     }
 }
 
 impl fmt::Debug for CyclicBarrier {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CyclicBarrier").field("name", &self.site.name).finish_non_exhaustive()
-    }
-}
-
-fn is_cancelled<T>(outcome: &Result<T, Error>) -> bool {
-    outcome.as_ref().err().is_some_and(|error| error.kind() == ErrorKind::Cancelled)
-}
-
-/// The action of the last party has panicked.
-struct BreaksIfDropped<'a> {
-    site: &'a BarrierSite,
-    generation: i64,
-    party: &'a Owner,
-}
-
-impl Drop for BreaksIfDropped<'_> {
-    fn drop(&mut self) {
-        let _unlimited = Limit::set(None);
-        let _ = self.site.finish(self.generation, self.party, false);
     }
 }
 
@@ -403,17 +389,15 @@ impl Party<'_> {
                 Err(trouble) => {
                     let message = "whether it has arrived is not known; if so, the barrier breaks \
                                    when its lease ends";
-                    let error = Error::new(ErrorKind::Redis, message.to_owned()).of(&site.name);
-                    return Err(error.unknown(true).caused_by(trouble.into_error()));
+                    let error = site.error(ErrorKind::Redis, message).unknown(true);
+                    return Err(error.caused_by(trouble.into_error()));
                 }
             }
-            let state = site.scripts().look(&[]);
-            let state = state.map_err(|trouble| trouble.into_error().of(&site.name))?;
+            let state = site.look(&[])?;
             match state.parties {
                 None => {
                     let message = "the barrier has no parties: set them first (try_set_parties)";
-                    let error = Error::new(ErrorKind::Config, message.to_owned());
-                    return Err(error.of(&site.name));
+                    return Err(site.error(ErrorKind::Config, message));
                 }
                 Some(_) if state.is_broken => return Ok(None),
                 Some(parties) if state.waiting >= parties => {
@@ -458,7 +442,7 @@ impl Synchronizer for Party<'_> {
         let site = self.site();
         if place.index == Some(0) {
             if self.barrier.action.is_none() {
-                site.has_tripped(place.generation);
+                site.has_ended(place.generation, Generation::Tripped);
             }
             return Ok(Enter::Granted(Generation::Tripped));
         }
@@ -467,9 +451,7 @@ impl Synchronizer for Party<'_> {
             // The leader may have looked before this thread stood in the queue, and waits for a later
             // generation: then it does not look again for this one.
             drop(state);
-            let looked = site.scripts().look(&[self.need(place)]);
-            let looked = looked.map_err(|trouble| trouble.into_error().of(&site.name))?;
-            let went = looked.went.first().copied();
+            let went = site.look(&[self.need(place)])?.went.first().copied();
             // A new master may not know of the end that this process has heard of.
             let ended = went.filter(|went| *went != Generation::Present);
             return Ok(Enter::Granted(ended.unwrap_or(Generation::Broken)));
@@ -486,9 +468,12 @@ impl Synchronizer for Party<'_> {
 
     fn request_state(&self, _: &Claim<'_, Need>) {}
 
-    /// A message is only a hint: it may be of another database.
-    fn collect(&self, _: &mut Lead<()>, _: &Claim<'_, Need>) -> Option<Generation> {
-        None
+    /// By the last message. If it tells of another generation than the leader's, the leader asks.
+    fn collect(&self, lead: &mut Lead<()>, _: &Claim<'_, Need>) -> Option<Generation> {
+        let (ended, went) = read_message(&lead.listening.public.message())?;
+        self.place.get().filter(|place| place.generation == ended)?;
+        self.site().has_ended(ended, went);
+        Some(went)
     }
 
     fn ask(
@@ -499,29 +484,14 @@ impl Synchronizer for Party<'_> {
         let Some(place) = self.place.get() else { return Ok(Try::Granted(Generation::Broken)) };
         let site = self.site();
         let arrivals = site.arrivals();
-        let waiters = site.with_queue(|queue| queue.first_ones(usize::MAX));
-        let others = waiters.iter().map(|waiter| *waiter.need());
-        let needs: Vec<_> = std::iter::once(self.need(place)).chain(others).collect();
-        let looked = site.scripts().look(&needs).map_err(|trouble| {
-            let error = trouble.into_error().of(&site.name);
-            site.fail_before(arrivals, &error);
-            error
-        })?;
-        {
-            let mut state = site.state.lock();
-            state.present = state.present.max(looked.present);
+        let own = std::iter::once(self.need(place));
+        let needs: Vec<_> = site.with_queue(|queue| own.chain(queue.needs().copied()).collect());
+        let looked = site.look(&needs).inspect_err(|error| site.fail_before(arrivals, error))?;
+        for ((generation, _), went) in needs.iter().zip(&looked.went) {
+            site.has_ended(*generation, *went);
         }
-        let mut went = looked.went.into_iter();
-        let own = went.next().unwrap_or(Generation::Broken);
-        for (waiter, went) in waiters.iter().zip(went) {
-            if went != Generation::Present
-                && let Ok(wake) = site.with_queue(|queue| queue.tell(waiter, Signal::Granted(went)))
-            {
-                wake.now();
-            }
-        }
-        if own != Generation::Present {
-            return Ok(Try::Granted(own));
+        if let Some(went @ (Generation::Tripped | Generation::Broken)) = looked.went.first() {
+            return Ok(Try::Granted(*went));
         }
         if !claim.wait.is_over() {
             listening.public.listen(&site.core, &site.channel);
@@ -554,7 +524,7 @@ struct SiteState {
 impl BarrierSite {
     fn of(core: &Arc<Core>, name: &str) -> Arc<Self> {
         core.members.of::<Self>().find(name, |name| {
-            let keys = BarrierKeys::new(&name);
+            let keys = BarrierKeys::new(&name, core.database());
             Self {
                 route: core.route(&name),
                 channel: keys.channel.as_str().into(),
@@ -567,13 +537,33 @@ impl BarrierSite {
         })
     }
 
+    fn error(&self, kind: ErrorKind, message: &str) -> Error {
+        Error::new(kind, message.to_owned()).of(&self.name)
+    }
+
+    fn look(&self, needs: &[Need]) -> Result<BarrierState, Error> {
+        self.scripts().look(needs).map_err(|trouble| trouble.into_error().of(&self.name))
+    }
+
     fn scripts(&self) -> BarrierScripts<'_> {
         BarrierScripts { route: &self.route, keys: &self.keys, requests: &self.requests }
     }
 
-    fn has_tripped(&self, generation: i64) {
+    /// Tells the threads that wait for this generation, if it has ended.
+    fn has_ended(&self, generation: i64, went: Generation) {
+        let mut told = Vec::new();
         let mut state = self.state.lock();
-        state.present = state.present.max(generation + 1);
+        let present = generation + i64::from(went == Generation::Tripped);
+        state.present = state.present.max(present);
+        if went != Generation::Present {
+            for waiter in state.queue.first_ones(usize::MAX) {
+                if waiter.need().0 == generation {
+                    told.extend(state.queue.tell(&waiter, Signal::Granted(went)).ok());
+                }
+            }
+        }
+        drop(state);
+        told.into_iter().for_each(Wake::now);
     }
 
     fn numbered<T>(
@@ -620,7 +610,7 @@ struct PartyLeases {
 
 #[derive(Default)]
 struct Kept {
-    parties: BTreeMap<u64, Owner>,
+    parties: Vec<Owner>,
     /// The renewal is scheduled.
     is_due: bool,
 }
@@ -636,7 +626,7 @@ impl PartyLeases {
 
     fn keep(self: &Arc<Self>, party: Owner) {
         let mut kept = self.kept.lock();
-        kept.parties.insert(party.number(), party);
+        kept.parties.push(party);
         let is_first = !std::mem::replace(&mut kept.is_due, true);
         drop(kept);
         if is_first {
@@ -646,7 +636,7 @@ impl PartyLeases {
     }
 
     fn keep_no_more(&self, party: &Owner) {
-        self.kept.lock().parties.remove(&party.number());
+        self.kept.lock().parties.retain(|kept| kept.number() != party.number());
     }
 }
 
@@ -654,10 +644,8 @@ impl KeepAlive for PartyLeases {
     fn command(&self) -> Option<Command> {
         let mut kept = self.kept.lock();
         kept.is_due = !kept.parties.is_empty();
-        let parties: Vec<_> = kept.parties.values().copied().collect();
-        drop(kept);
         let scripts = self.site.scripts();
-        (!parties.is_empty()).then(|| scripts.keep_alive_command(&parties, self.lease))
+        kept.is_due.then(|| scripts.keep_alive_command(&kept.parties, self.lease))
     }
 
     fn done(&self, outcome: Outcome) -> Duration {

@@ -4,9 +4,8 @@
 -- ARGV 1-4 as in once.lua, 5 channel, 6 party, 7 its lease in ms, 8 1 = it has an action
 -- reply: the generation's number, and in six further digits 1 + how many parties are still to come;
 --        0 = it has not arrived, and `look` says why
-local ends = false
+local number, ends = present(), false
 return once(function()
-    local number = present()
     if not number or is_broken(number) then
         return nil
     end
@@ -28,6 +27,6 @@ return once(function()
     return {result, 'zadd', parties, text(clock() + ARGV[7]), ARGV[6]}
 end, function()
     if ends then
-        ended(ARGV[5])
+        ended(ARGV[5], number)
     end
 end)

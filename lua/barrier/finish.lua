@@ -23,6 +23,6 @@ if state(number) == 0 then
     else
         redis.call('hset', barrier, 'broken', broken_with(number))
     end
-    ended(ARGV[1])
+    ended(ARGV[1], number)
 end
 return state(number)

@@ -52,12 +52,6 @@ local function check()
     end
 end
 
--- The generation has ended. Without the right to publish, the parties find out by their next look.
-local function ended(channel)
-    redis.call('del', parties)
-    redis.pcall('publish', channel, '0')
-end
-
 -- How a generation went: 0 = it is the present one, 1 = it tripped, 2 = it is broken. (A number that
 -- is not this barrier's is of one that was deleted or lost.)
 local function state(number)
@@ -68,4 +62,11 @@ local function state(number)
         return 2
     end
     return number < now and 1 or 0
+end
+
+-- The generation of this number has ended. Without the right to publish, the parties find out by
+-- their next look.
+local function ended(channel, number)
+    redis.call('del', parties)
+    redis.pcall('publish', channel, text(number) .. ' ' .. state(number))
 end

@@ -15,7 +15,7 @@ if number and not is_broken(number) then
     if lost then
         check()
         redis.call('hset', barrier, 'broken', broken_with(number))
-        ended(ARGV[1])
+        ended(ARGV[1], number)
     end
 end
 local first = redis.call('zrange', parties, 0, 0, 'withscores')[2]

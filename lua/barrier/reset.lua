@@ -3,8 +3,8 @@
 -- KEYS 1 the barrier, 2 slot, 3 its parties
 -- ARGV 1-4 as in once.lua, 5 channel
 -- reply: 1 = done, 0 = there is no barrier
+local number = present()
 return once(function()
-    local number = present()
     if not number then
         return nil
     end
@@ -15,5 +15,5 @@ return once(function()
     return {'1', 'hset', barrier, 'generation', text(next),
         'broken', is_broken(number) and broken() or broken_with(number)}
 end, function()
-    ended(ARGV[5])
+    ended(ARGV[5], number)
 end)

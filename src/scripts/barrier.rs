@@ -155,6 +155,12 @@ impl BarrierScripts<'_> {
     }
 }
 
+/// A message: the generation that has ended, and how it went.
+pub(crate) fn read_message(message: &[u8]) -> Option<(i64, Generation)> {
+    let (generation, state) = str::from_utf8(message).ok()?.split_once(' ')?;
+    Some((generation.parse().ok()?, went(state.parse().ok()?)?))
+}
+
 fn read_state(reply: Value) -> Result<BarrierState, Trouble> {
     let numbers = match &reply {
         Value::Array(parts) => parts.iter().map(|part| match part {

@@ -234,17 +234,19 @@ pub(crate) struct BarrierKeys {
     pub(crate) barrier: String,
     /// The parties that have arrived.
     pub(crate) parties: String,
-    /// The channel that tells of the end of a generation: as the first key.
+    /// The channel that tells how a generation ended: as the first key, and behind it the number of
+    /// a database that is not the first. Channels are common to all databases.
     pub(crate) channel: String,
 }
 
 impl BarrierKeys {
-    pub(crate) fn new(name: &str) -> Self {
+    pub(crate) fn new(name: &str, database: i64) -> Self {
         // As with a lock's queue.
         let tagged = if name.contains('{') { "_tagged" } else { "" };
         let barrier = prefixed(&format!("redlatch_barrier{tagged}"), name);
         let parties = prefixed(&format!("redlatch_parties{tagged}"), name);
-        Self { channel: barrier.clone(), barrier, parties }
+        let channel = if database == 0 { barrier.clone() } else { format!("{barrier}:{database}") };
+        Self { barrier, parties, channel }
     }
 
     pub(crate) fn both(&self) -> [&[u8]; 2] {
@@ -333,10 +335,12 @@ mod tests {
 
     #[test]
     fn a_barriers_keys_have_our_prefix() {
-        let keys = BarrierKeys::new("x");
+        let keys = BarrierKeys::new("x", 0);
         assert_eq!(keys.barrier, "redlatch_barrier:{x}");
         assert_eq!(keys.parties, "redlatch_parties:{x}");
-        assert_eq!(BarrierKeys::new("{x}").parties, "redlatch_parties_tagged:{x}");
+        assert_eq!(keys.channel, keys.barrier);
+        assert_eq!(BarrierKeys::new("x", 3).channel, "redlatch_barrier:{x}:3");
+        assert_eq!(BarrierKeys::new("{x}", 0).parties, "redlatch_parties_tagged:{x}");
     }
 
     #[test]

@@ -123,6 +123,11 @@ impl Heard {
         self.version
     }
 
+    /// The channel's last message.
+    pub(crate) fn message(&self) -> Vec<u8> {
+        self.subscription.as_ref().map(Subscription::message).unwrap_or_default()
+    }
+
     pub(crate) fn catch_up(&mut self) {
         if let Some(subscription) = &self.subscription {
             self.version = Some(subscription.version());

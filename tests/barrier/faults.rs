@@ -116,8 +116,8 @@ fn a_shutdown_ends_a_wait_and_breaks_the_barrier() {
     let _bounded = bounded();
     let server = server();
     let (ends, stays) = (client(&server), client(&server));
-    let barrier = barrier(&stays, "ends", 3).with_watchdog(UNIT * 3);
-    let theirs = ends.cyclic_barrier("ends").with_watchdog(UNIT * 3);
+    let barrier = barrier(&stays, "ends", 3).with_watchdog(RENEWED);
+    let theirs = ends.cyclic_barrier("ends").with_watchdog(RENEWED);
     let (waits, leaves) = (party(&barrier), party(&theirs));
     ends.shutdown();
     assert_eq!(leaves.join().unwrap_err().kind(), ErrorKind::ShutDown);
@@ -180,4 +180,61 @@ fn without_a_right_either_all_of_a_change_is_made_or_nothing() {
         }
     }
     assert!(refused > 15, "{refused}");
+}
+
+/// Messages are common to all databases.
+#[test]
+fn a_barrier_of_another_database_is_another_one() {
+    let _bounded = bounded();
+    let server = server();
+    let other = Client::connect(&format!("{}/1", server.url().trim_end_matches('/'))).unwrap();
+    let barriers = [client(&server), other].map(|client| barrier(&client, "both", 2));
+    // As if they had been made in the same millisecond.
+    for database in [0, 1] {
+        let mut redis = server.connection();
+        let () = redis::cmd("SELECT").arg(database).query(&mut redis).unwrap();
+        let both = [("generation", 1_000), ("first", 1_000)];
+        let () = redis.hset_multiple("redlatch_barrier:{both}", &both).unwrap();
+    }
+    let waits = barriers.each_ref().map(party);
+    assert_eq!(barriers[1].wait().unwrap(), 0);
+    let [first, second] = waits;
+    assert_eq!(second.join().unwrap(), 1);
+    thread::sleep(UNIT);
+    assert!(!first.is_finished());
+    assert_eq!((barriers[0].wait().unwrap(), first.join().unwrap()), (0, 1));
+}
+
+/// Each of them would need another round trip otherwise. (Between two polls of theirs.)
+#[test]
+fn parties_that_hear_the_message_ask_nothing() {
+    let _bounded = bounded();
+    let server = server();
+    let clients = [(); 3].map(|()| client(&server));
+    let barriers = clients.each_ref().map(|client| client.cyclic_barrier("heard"));
+    assert!(barriers[0].try_set_parties(5).unwrap());
+    let scripts = || Commands::so_far(&server).scripts();
+    let since = Instant::now();
+    for breaks in [false, true] {
+        loop {
+            assert!(barriers[0].reset().unwrap());
+            // Two in a process: one of them arrives, and looks twice; the other one only arrives.
+            let waits = [0, 0, 1, 1].map(|at| party(&barriers[at]));
+            wait_subscribed(&server, "redlatch_barrier:{heard}");
+            waits.iter().for_each(Running::wait_queued);
+            let before = scripts();
+            if breaks {
+                assert!(barriers[2].reset().unwrap());
+            } else {
+                assert_eq!(barriers[2].wait().unwrap(), 0);
+            }
+            for outcome in waits.map(Running::join) {
+                assert_eq!(outcome.is_err(), breaks);
+            }
+            if scripts() - before == 1 {
+                break;
+            }
+            assert!(since.elapsed() < SOON, "they ask");
+        }
+    }
 }

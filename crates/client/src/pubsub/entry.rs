@@ -39,6 +39,8 @@ struct EntryState {
     /// Counts the news that a waiter may have missed: messages, and confirmations after a
     /// reconnect. A waiter reads it before it tries, and sleeps only while it has not moved.
     version: u64,
+    /// The last message.
+    message: Vec<u8>,
     waiting: Vec<Arc<Thread>>,
     /// When the last listener left, if there is none.
     idle_since: Option<Instant>,
@@ -61,6 +63,7 @@ impl ChannelEntry {
         let state = EntryState {
             confirmation: Confirmation::Pending,
             version,
+            message: Vec::new(),
             waiting: Vec::new(),
             idle_since: None,
             listeners: 0,
@@ -101,6 +104,10 @@ impl ChannelEntry {
         self.state.lock().version
     }
 
+    pub(crate) fn message(&self) -> Vec<u8> {
+        self.state.lock().message.clone()
+    }
+
     pub(crate) fn listen(&self) {
         let mut state = self.state.lock();
         state.listeners += 1;
@@ -136,9 +143,10 @@ impl ChannelEntry {
     }
 
     /// A message came.
-    pub(crate) fn heard(&self) {
+    pub(crate) fn heard(&self, message: Vec<u8>) {
         let mut state = self.state.lock();
         state.version += 1;
+        state.message = message;
         Self::wake_all(state);
     }
 

@@ -582,6 +582,11 @@ impl Subscription {
         self.entry.version()
     }
 
+    /// The last message; empty if there was none. Others may have come between it and the one before.
+    pub fn message(&self) -> Vec<u8> {
+        self.entry.message()
+    }
+
     /// Whether the server sends messages of the channel.
     pub fn confirmation(&self) -> Confirmation {
         self.entry.confirmation()

@@ -215,7 +215,7 @@ impl PubSub {
                 PubSubEvent::Message(channel, message) => {
                     let Some(entry) = self.entry(subscriber, &channel) else { continue };
                     if entry.kind() != ChannelKind::Own {
-                        entry.heard();
+                        entry.heard(message);
                         continue;
                     }
                     if &*message != LOOK.as_bytes() {
