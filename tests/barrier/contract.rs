@@ -289,6 +289,177 @@ fn a_delete_breaks_the_present_generation() {
     });
 }
 
+/// "If the current thread has its interrupted status set on entry to this method": it does not trip
+/// the barrier, though it is the last to arrive.
+#[test]
+fn a_party_that_was_cancelled_before_breaks_it_even_as_the_last() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let barrier = barrier(&client, "last", 2);
+    let token = CancelToken::new();
+    token.cancel();
+    at_once(|| {
+        assert!(barrier.reset().unwrap());
+        let waits = party(&barrier);
+        let left = barrier.wait_cancellable(&token).unwrap_err();
+        assert_eq!(left.kind(), ErrorKind::Cancelled, "{left}");
+        is_broken(waits.join());
+        assert!(barrier.is_broken().unwrap());
+    });
+}
+
+/// "BrokenBarrierException - if another thread was interrupted or timed out while the current thread
+/// was waiting, or the barrier was reset": also of parties that wait for a time themselves.
+#[test]
+fn a_party_with_a_limit_hears_that_it_broke_long_before_the_limit() {
+    let _bounded = bounded();
+    let server = server();
+    let clients = [client(&server), client(&server)];
+    let barriers = [barrier(&clients[0], "timed", 3), clients[1].cyclic_barrier("timed")];
+    let breaks: [fn(&CyclicBarrier); 4] = [
+        |it| assert_eq!(it.wait_for(UNIT / 10).unwrap(), None),
+        |it| {
+            let token = CancelToken::new();
+            let its = token.clone();
+            let leaves =
+                party_that(it, move |it| it.wait_within(Wait::at_most(LONG).cancelled_by(&its)));
+            token.cancel();
+            assert_eq!(leaves.join().unwrap_err().kind(), ErrorKind::Cancelled);
+        },
+        |it| assert!(it.reset().unwrap()),
+        |it| assert!(it.delete().unwrap()),
+    ];
+    for break_it in breaks {
+        at_once(|| {
+            let _ = barriers[0].try_set_parties(3).unwrap();
+            assert!(barriers[0].reset().unwrap());
+            let waits = party_that(&barriers[0], |it| it.wait_for(LONG));
+            break_it(&barriers[1]);
+            is_broken(waits.join());
+        });
+    }
+}
+
+/// "Resets the barrier to its initial state": without parties that wait, nobody is told anything,
+/// neither before the first generation nor between two.
+#[test]
+fn a_reset_while_nobody_waits_breaks_nothing() {
+    let _bounded = bounded();
+    let server = server();
+    let barrier = barrier(&client(&server), "idle", 2);
+    for _ in 0..3 {
+        assert!(barrier.reset().unwrap());
+        assert!(!barrier.is_broken().unwrap());
+        let waits = party(&barrier);
+        assert_eq!((barrier.wait().unwrap(), waits.join().unwrap()), (0, 1));
+        assert!(!barrier.is_broken().unwrap());
+        assert_eq!(barrier.waiting().unwrap(), 0);
+    }
+}
+
+/// "Note that resets after a breakage has occurred for other reasons can be complicated to carry out":
+/// after each kind of breakage the barrier stays broken, without parties, until a reset. After that
+/// it is as new, again and again.
+#[test]
+fn it_stays_broken_until_a_reset_and_is_as_new_then() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let plain = barrier(&client, "mended", 2);
+    let runs = Arc::new(AtomicU32::new(0));
+    let counted = Arc::clone(&runs);
+    let acting = plain.with_action(move || {
+        // The first run fails.
+        assert!(counted.fetch_add(1, Ordering::SeqCst) > 0, "as the test wants it");
+    });
+    let breaks: [fn(&CyclicBarrier); 3] = [
+        |it| {
+            let (waits, last) = (party(it), it.clone());
+            let run = std::panic::AssertUnwindSafe(|| last.wait());
+            assert!(std::panic::catch_unwind(run).is_err());
+            is_broken(waits.join());
+        },
+        |it| assert_eq!(it.wait_for(UNIT / 10).unwrap(), None),
+        |it| {
+            let token = CancelToken::new();
+            token.cancel();
+            assert!(it.wait_cancellable(&token).is_err());
+        },
+    ];
+    for break_it in breaks {
+        break_it(&acting);
+        assert!(plain.is_broken().unwrap());
+        assert_eq!((plain.waiting().unwrap(), plain.parties().unwrap()), (0, 2));
+        is_broken(plain.wait());
+        is_broken(acting.wait_for(Duration::ZERO));
+        assert!(plain.reset().unwrap());
+        assert!(!plain.is_broken().unwrap());
+        for _ in 0..2 {
+            let waits = party(&acting);
+            assert_eq!((acting.wait().unwrap(), waits.join().unwrap()), (0, 1));
+        }
+    }
+    assert_eq!(runs.load(Ordering::SeqCst), 7);
+}
+
+/// A reset while the action runs: nobody passes, the last party included.
+#[test]
+fn a_reset_during_the_action_breaks_the_generation_for_the_last_party_too() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let plain = barrier(&client, "meanwhile", 2);
+    at_once(|| {
+        assert!(plain.reset().unwrap());
+        let resets = plain.clone();
+        let acting = plain.with_action(move || assert!(resets.reset().unwrap()));
+        let waits = party(&plain);
+        is_broken(acting.wait());
+        is_broken(waits.join());
+        // The next generation is another one.
+        assert_eq!((plain.is_broken().unwrap(), plain.waiting().unwrap()), (false, 0));
+    });
+}
+
+/// "Actions in a thread prior to calling await() happen-before actions that are part of the barrier
+/// action, which in turn happen-before actions following a successful return from the corresponding
+/// await() in other threads." Here by the server: each sees what the others wrote there.
+#[test]
+fn the_action_sees_what_all_wrote_before_and_all_see_what_it_wrote() {
+    let _bounded = bounded();
+    let server = server();
+    let clients = [client(&server), client(&server)];
+    let plain = barrier(&clients[0], "seen", 3);
+    let sums = Arc::new(std::sync::Mutex::new(server.connection()));
+    let sum = move || {
+        let mut redis = sums.lock().unwrap();
+        let parts: Vec<u32> = redis.lrange("parts", 0, -1).unwrap();
+        let () = redis.set("sum", parts.iter().sum::<u32>()).unwrap();
+        let () = redis.del("parts").unwrap();
+    };
+    let url = server.url();
+    let parties: Vec<_> = (0..3u32)
+        .map(|at| {
+            let barrier = clients[at as usize % 2].cyclic_barrier("seen").with_action(sum.clone());
+            let client = redis::Client::open(url.as_str()).unwrap();
+            spawn(move || {
+                let mut redis = client.get_connection().unwrap();
+                for round in 1..20 {
+                    let () = redis.rpush("parts", at + round).unwrap();
+                    barrier.wait().unwrap();
+                    let sum: u32 = redis.get("sum").unwrap();
+                    assert_eq!(sum, 3 * round + 3);
+                    // Nobody adds a part of the next round before all have read this one's sum.
+                    barrier.wait().unwrap();
+                }
+            })
+        })
+        .collect();
+    parties.into_iter().for_each(Running::join);
+    assert_eq!(plain.waiting().unwrap(), 0);
+}
+
 /// "All-or-none breakage model": whatever the parties do, they agree.
 #[test]
 fn the_parties_of_a_generation_agree_whatever_they_do() {
