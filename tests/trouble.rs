@@ -242,6 +242,7 @@ fn settings_that_cannot_be_meant_are_errors() {
         ("connect_timeout", builder().connect_timeout(Duration::MAX)),
         ("response_timeout", builder().response_timeout(Duration::ZERO)),
         ("response_timeout", builder().response_timeout(Duration::MAX)),
+        ("busy_poll", builder().busy_poll(Duration::from_millis(2))),
         ("connections", builder().connections(0)),
         ("connections", builder().connections(usize::MAX)),
     ] {
