@@ -10,6 +10,7 @@
 mod common;
 mod failover;
 mod moves;
+mod parties;
 mod processes;
 mod tracking;
 
