@@ -38,7 +38,7 @@ pub(crate) enum Task {
         json: bool,
     },
     /// Lists the locks that are held, and the semaphores and latches that are waited for. It scans
-    /// the server's keys, some hundred at a time.
+    /// the server's keys, 200 at a time.
     Ls {
         /// Names, with `*` and `?`.
         #[arg(default_value = "*")]
