@@ -47,6 +47,19 @@ pub(crate) enum Task {
         #[arg(long)]
         json: bool,
     },
+    /// Shows what `ls` lists, again and again: on a terminal a screen, which q ends; otherwise lines,
+    /// with an empty line after each scan.
+    Top {
+        /// Names, with `*` and `?`.
+        #[arg(default_value = "*")]
+        pattern: String,
+        /// The time between two scans.
+        #[arg(long, value_parser = duration, value_name = "TIME", default_value = "2")]
+        every: Duration,
+        /// One object a line, with the number of the scan.
+        #[arg(long)]
+        json: bool,
+    },
     /// Frees a lock that its holder does not release: the holder's command may still run, beside the
     /// next one's. Status 75: it is free.
     Unlock {

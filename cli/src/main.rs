@@ -5,6 +5,7 @@ mod args;
 mod guardian;
 mod held;
 mod run;
+mod top;
 mod trouble;
 mod who;
 
@@ -44,6 +45,7 @@ fn perform(args: &Args) -> Result<u8, Trouble> {
         Task::Run(run) => run::run(args, run),
         Task::Who { name, json } => who::who(args, name, *json),
         Task::Ls { pattern, json } => who::ls(args, pattern, *json),
+        Task::Top { pattern, every, json } => top::top(args, pattern, *every, *json),
         Task::Unlock { name, owner, force: _ } => admin::unlock(args, name, owner.as_deref()),
         Task::Permits { name, set } => admin::permits(args, name, *set),
         Task::Latch { name, set, count_down, wait } => {

@@ -31,7 +31,7 @@ pub(crate) fn ls(args: &Args, pattern: &str, json: bool) -> Result<u8, Trouble> 
     print(text.as_bytes())
 }
 
-fn word(kind: StatusKind) -> &'static str {
+pub(crate) fn word(kind: StatusKind) -> &'static str {
     match kind {
         StatusKind::Free => "free, or not used",
         StatusKind::Lock => "lock",
@@ -58,7 +58,7 @@ fn place(process: Option<&OwnerProcess>) -> String {
     }
 }
 
-fn seconds(time: Duration) -> String {
+pub(crate) fn seconds(time: Duration) -> String {
     format!("{:.1} s", time.as_secs_f64())
 }
 
@@ -94,21 +94,33 @@ fn page(status: &Status) -> String {
     page
 }
 
-fn line(status: &Status) -> String {
-    let holder = match &status.holders[..] {
-        [] => "-".to_owned(),
-        [first] => place(first.process.as_ref()),
-        [first, rest @ ..] => {
-            format!("{} and {} more", place(first.process.as_ref()), rest.len())
-        }
-    };
-    let left = status.holders.iter().filter_map(|holder| holder.left).max();
-    let left = left.map_or_else(|| "-".to_owned(), seconds);
-    let waiting = status.queue.len() as u64 + status.listeners;
-    format!("{}\t{}\t{holder}\t{left}\t{waiting} waiting\n", status.name, word(status.kind))
+pub(crate) fn line(status: &Status) -> String {
+    let (kind, waiting) = (word(status.kind), waiting(status));
+    let (holder, left) = (holder(status), left(status));
+    format!("{}\t{kind}\t{holder}\t{left}\t{waiting} waiting\n", status.name)
 }
 
-fn object(status: &Status) -> Value {
+/// The first holder, and how many more there are.
+pub(crate) fn holder(status: &Status) -> String {
+    match &status.holders[..] {
+        [] => "-".to_owned(),
+        [first] => place(first.process.as_ref()),
+        [first, rest @ ..] => format!("{} and {} more", place(first.process.as_ref()), rest.len()),
+    }
+}
+
+/// How long the last lease lasts.
+pub(crate) fn left(status: &Status) -> String {
+    let left = status.holders.iter().filter_map(|holder| holder.left).max();
+    left.map_or_else(|| "-".to_owned(), seconds)
+}
+
+/// How many processes, of a fair lock threads, wait.
+pub(crate) fn waiting(status: &Status) -> u64 {
+    status.queue.len() as u64 + status.listeners
+}
+
+pub(crate) fn object(status: &Status) -> Value {
     let process = |process: Option<&OwnerProcess>| {
         process.map(|process| {
             json!({

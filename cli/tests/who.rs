@@ -5,6 +5,7 @@
 mod common;
 
 use std::fs;
+use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -47,6 +48,35 @@ fn who_and_ls_name_holders_and_waiters() {
     assert_eq!(holder.status(), Some(143));
     assert!(waiter.wait().unwrap().success());
     assert!(prints(&url, &["who", "orders"]).starts_with("orders: free"));
+}
+
+#[test]
+fn top_prints_scan_after_scan_until_its_reader_is_gone() {
+    let server = server();
+    let url = server.url();
+    let mut holder = start(&url, &[], "orders", "echo on; while :; do sleep 0.05; done");
+    holder.line();
+    for json in [false, true] {
+        let mut top = redlatch(&url);
+        top.args(["top", "--every", "50ms", "ord*"]).args(json.then_some("--json"));
+        let mut top = top.stdout(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(top.stdout.take().unwrap()).lines();
+        for scan in 1..=3 {
+            let line = lines.next().unwrap().unwrap();
+            if json {
+                let object: Value = serde_json::from_str(&line).unwrap();
+                let said = (&object["version"], &object["scan"], &object["name"]);
+                assert_eq!(said, (&json!(1), &json!(scan), &json!("orders")));
+            } else {
+                assert!(line.starts_with("orders\tlock\t"), "{line}");
+                assert_eq!(lines.next().unwrap().unwrap(), "");
+            }
+        }
+        drop(lines);
+        assert_eq!(top.wait().unwrap().code(), Some(0));
+    }
+    holder.signal(Signal::TERM);
+    assert_eq!(holder.status(), Some(143));
 }
 
 #[test]
@@ -115,8 +145,10 @@ fn the_manual_and_completions_are_printed() {
 }
 
 /// The programs that the recipes run under their locks.
-const PROGRAMS: [&str; 8] =
-    ["report", "deploy", "serve", "download", "dump", "search", "rebuild", "store"];
+const PROGRAMS: [&str; 10] = [
+    "report", "deploy", "serve", "download", "dump", "search", "rebuild", "store", "migrate",
+    "call",
+];
 
 #[test]
 fn the_recipes_of_the_page_work() {
@@ -142,7 +174,7 @@ fn the_recipes_of_the_page_work() {
         let output = shell.env("PATH", &path).env("REDLATCH_URL", server.url()).output().unwrap();
         assert!(output.status.success(), "{recipe}: {output:?}");
     }
-    assert!(recipes.len() >= 9, "{}", recipes.len());
+    assert!(recipes.len() >= 10, "{}", recipes.len());
     let ran = fs::read_to_string(folder.path().join("ran")).unwrap();
     for program in PROGRAMS {
         assert_eq!(
