@@ -146,6 +146,10 @@ pub(crate) struct Run {
     /// at the end. [default: 5, or a quarter of the lease]
     #[arg(short, long, value_parser = duration, value_name = "TIME")]
     pub(crate) kill_grace: Option<Duration>,
+    /// Ends also what leaves the group of processes, as by setsid, in a cgroup (version 2) below the
+    /// one of this process. That takes some 10 ms. Status 78: it cannot be made.
+    #[arg(long)]
+    pub(crate) cgroup: bool,
     /// Says on stderr how long it waited.
     #[arg(long)]
     pub(crate) verbose: bool,
@@ -171,8 +175,9 @@ The command has REDLATCH_NAME, REDLATCH_OWNER, REDLATCH_DEADLINE (in ms since 19
 certain until then, and renewed meanwhile) and, with --fenced, REDLATCH_TOKEN in its environment.
 It is a group of processes of its own, whose rest is killed before the lock is released. If stdin
 is a terminal it stays in the terminal's group, and only the command itself is killed.
-A process that has left the group, as by setsid, is not stopped, and nothing is while the whole
-machine or the process `redlatch` beside the command is stopped: use --fenced where that matters.";
+Without --cgroup a process that has left the group, as by setsid, is not stopped. Nothing is while
+the whole machine or the process `redlatch` beside the command is stopped: use --fenced where that
+matters.";
 
 /// A time: seconds, or with a unit.
 fn duration(text: &str) -> Result<Duration, String> {

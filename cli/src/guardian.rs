@@ -39,7 +39,8 @@ use rustix::process::{
 use rustix::time::{ClockId, clock_gettime};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 
-use crate::trouble::{CANNOT_RUN, NOT_FOUND, SOFTWARE};
+use crate::cgroup::Cgroup;
+use crate::trouble::{CANNOT_RUN, CONFIG, NOT_FOUND, SOFTWARE};
 
 /// The argument that makes this program a guardian.
 pub(crate) const ARGUMENT: &str = "guard-of-redlatch-run";
@@ -87,6 +88,8 @@ struct Guardian {
     pid: Pid,
     /// In a terminal's group: only the command itself is signalled, since the group may have others.
     in_terminal: bool,
+    /// Has also those that have left the group.
+    cgroup: Option<Cgroup>,
     grace: u64,
     /// So much before the deadline the group is killed: a killed process needs a moment to die.
     margin: u64,
@@ -98,8 +101,8 @@ struct Guardian {
     lost: bool,
 }
 
-/// `words`: the grace time and the margin in ns, the terminal's group or 0, the program's path, and
-/// the command.
+/// `words`: the grace time and the margin in ns, the terminal's group or 0, 1 for a cgroup or 0, the
+/// program's path, and the command.
 pub(crate) fn main(words: impl Iterator<Item = OsString>) -> ExitCode {
     match guard(words) {
         Some(()) => ExitCode::SUCCESS,
@@ -116,7 +119,7 @@ fn guard(mut words: impl Iterator<Item = OsString>) -> Option<()> {
     #[cfg(target_os = "linux")]
     rustix::process::set_child_subreaper(Some(rustix::process::getpid())).ok()?;
     let mut number = || words.next()?.to_str()?.parse::<u64>().ok();
-    let (grace, margin, terminal) = (number()?, number()?, number()?);
+    let (grace, margin, terminal, contained) = (number()?, number()?, number()?, number()?);
     let socket = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned().ok()?);
     let stdin = receive_stdin(&socket)?;
     let mut lines = BufReader::new(socket.try_clone().ok()?);
@@ -128,9 +131,24 @@ fn guard(mut words: impl Iterator<Item = OsString>) -> Option<()> {
     let mut command = Command::new(program);
     command.arg0(words.next()?).args(words).process_group(i32::try_from(terminal).ok()?);
     command.stdin(stdin.map_or_else(Stdio::null, Stdio::from));
-    let child = match command.spawn() {
+    let cgroup = Some(contained).filter(|it| *it > 0).map(|_| contain()).transpose();
+    let cgroup = match cgroup {
+        Ok(cgroup) => cgroup,
+        Err(error) => return writeln!(&socket, "failed {CONFIG} no cgroup: {error}").ok(),
+    };
+    let started = command.spawn();
+    // The command was born in it: moved there later, it might have started others meanwhile.
+    if let Some(cgroup) = &cgroup
+        && cgroup.leave().is_err()
+    {
+        // With this process, whose end `redlatch run` sees.
+        cgroup.kill();
+        return None;
+    }
+    let child = match started {
         Ok(child) => child,
         Err(error) => {
+            cgroup.inspect(Cgroup::end);
             let is_missing = error.kind() == std::io::ErrorKind::NotFound;
             let status = if is_missing { NOT_FOUND } else { CANNOT_RUN };
             return writeln!(&socket, "failed {status} {error}").ok();
@@ -142,12 +160,28 @@ fn guard(mut words: impl Iterator<Item = OsString>) -> Option<()> {
     let (events, told) = channel();
     listen(lines, events.clone());
     watch(pid, events);
-    let guardian =
-        Guardian { child, pid, in_terminal, grace, margin, until, stops: None, lost: false };
+    let guardian = Guardian {
+        child,
+        pid,
+        in_terminal,
+        cgroup,
+        grace,
+        margin,
+        until,
+        stops: None,
+        lost: false,
+    };
     let (status, lost) = guardian.guard(&told);
     // If nobody reads that, `redlatch run` is gone.
     let _told = writeln!(&socket, "ended {status} {lost}");
     Some(())
+}
+
+/// A cgroup for the command, in which this process is.
+fn contain() -> std::io::Result<Cgroup> {
+    let cgroup = Cgroup::of(std::process::id())?;
+    cgroup.enter()?;
+    Ok(cgroup)
 }
 
 /// The command's stdin; `None` if it has none. The outer `None`: nobody sends any.
@@ -198,6 +232,7 @@ impl Guardian {
             let wait = if now >= dead_by.min(self.stops.unwrap_or(u64::MAX)) {
                 self.lost |= now >= dead_by;
                 self.signal(Signal::KILL);
+                self.cgroup.as_ref().inspect(|cgroup| cgroup.kill());
                 AGAIN
             } else if now.saturating_add(self.grace) >= dead_by && !self.lost {
                 self.lost = true;
@@ -220,6 +255,7 @@ impl Guardian {
         if !self.in_terminal {
             self.signal(Signal::KILL);
         }
+        self.cgroup.as_ref().inspect(|cgroup| cgroup.end());
         let ended = self.child.wait().map_or(SOFTWARE, status);
         if !self.in_terminal {
             while matches!(waitpgid(self.pid, WaitOptions::empty()), Ok(Some(_)) | Err(Errno::INTR))

@@ -2,6 +2,7 @@
 
 mod admin;
 mod args;
+mod cgroup;
 mod guardian;
 mod held;
 mod run;

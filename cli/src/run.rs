@@ -25,6 +25,7 @@ use signal_hook::consts::SIGTERM;
 use signal_hook::iterator::Signals;
 
 use crate::args::{Args, Run};
+use crate::cgroup::Cgroup;
 use crate::guardian::{self, clock};
 use crate::held::Held;
 use crate::trouble::{CANNOT_RUN, LOST, NOT_FOUND, SOFTWARE, TOO_LONG, Trouble, USAGE, say};
@@ -242,6 +243,7 @@ struct Work {
     guardian: Child,
     socket: UnixStream,
     in_terminal: bool,
+    cgroup: Option<Cgroup>,
     /// The command, once it has started.
     pid: Option<Pid>,
     /// Until when the guardian knows the lock to be certain.
@@ -270,7 +272,8 @@ impl Work {
         let mut command = Command::new(program);
         command.arg0("redlatch").arg(guardian::ARGUMENT);
         command.arg(grace.as_nanos().to_string()).arg(margin.as_nanos().to_string());
-        command.arg(group.to_string()).arg(&job.program).args(&job.words);
+        command.arg(group.to_string()).arg(u8::from(run.cgroup).to_string());
+        command.arg(&job.program).args(&job.words);
         command.env("REDLATCH_NAME", &job.name).env("REDLATCH_OWNER", client);
         command.env_remove("REDLATCH_TOKEN");
         if let Some(token) = held.token() {
@@ -288,7 +291,9 @@ impl Work {
         let guardian = command.spawn().map_err(failed)?;
         // Its end of the socket is the guardian's alone: its end is the guardian's.
         drop(command);
-        let mut work = Self { guardian, socket, in_terminal, pid: None, until: 0, lost: false };
+        let cgroup = Some(guardian.id()).filter(|_| run.cgroup).and_then(|it| Cgroup::of(it).ok());
+        let (pid, until, lost) = (None, 0, false);
+        let mut work = Self { guardian, socket, in_terminal, cgroup, pid, until, lost };
         work.send_stdin().map_err(failed)?;
         work.tell_deadline(held);
         let mut lines = BufReader::new(work.socket.try_clone().map_err(failed)?);
@@ -402,6 +407,7 @@ impl Work {
     fn take_over(&mut self) {
         let _reaped = self.guardian.wait();
         self.kill();
+        self.cgroup.as_ref().inspect(|cgroup| cgroup.end());
         if let Some(pid) = self.pid.filter(|_| !self.in_terminal) {
             while matches!(waitpgid(pid, WaitOptions::empty()), Ok(Some(_)) | Err(Errno::INTR)) {}
         }
@@ -426,6 +432,7 @@ impl Work {
     }
 
     fn kill(&self) {
+        self.cgroup.as_ref().inspect(|cgroup| cgroup.kill());
         let Some(pid) = self.pid else { return };
         let _sent = if self.in_terminal {
             kill_process(pid, Signal::KILL)

@@ -1,7 +1,5 @@
 //! No process of a command's group is alive when another client has the lock, whatever happens to
 //! `redlatch run`, the server or the network.
-//!
-//! `REDLATCH_LONG=1` tries each fault many times.
 
 // They look at processes.
 #![cfg(target_os = "linux")]
@@ -19,10 +17,6 @@ use rustix::process::{Pid, Signal, kill_process};
 const STUBBORN: &str = "trap '' TERM; (trap '' TERM; (trap '' TERM; echo deep; sleep 60) & sleep \
                         60) & while :; do sleep 0.05; done";
 const OPTIONS: [&str; 4] = ["--lease", "1500ms", "-k", "300ms"];
-
-fn rounds() -> usize {
-    if std::env::var_os("REDLATCH_LONG").is_some() { 100 } else { 2 }
-}
 
 /// Runs the stubborn command, lets `fault` happen, and looks at its group when another client gets
 /// the lock. Returns the status of `redlatch run`, if it has one.
@@ -47,42 +41,34 @@ fn after(server: &Server, url: &str, name: &str, fault: impl FnOnce(&Running)) -
 #[test]
 fn after_a_kill_of_the_wrapper() {
     let server = server();
-    for _ in 0..rounds() {
-        let status = after(&server, &server.url(), "killed", |it| it.signal(Signal::KILL));
-        assert_eq!(status, None);
-    }
+    let status = after(&server, &server.url(), "killed", |it| it.signal(Signal::KILL));
+    assert_eq!(status, None);
 }
 
 #[test]
 fn after_a_stop_of_the_wrapper() {
     let server = server();
-    for _ in 0..rounds() {
-        let status = after(&server, &server.url(), "stopped", |it| it.signal(Signal::STOP));
-        assert_eq!(status, Some(74));
-    }
+    let status = after(&server, &server.url(), "stopped", |it| it.signal(Signal::STOP));
+    assert_eq!(status, Some(74));
 }
 
 #[test]
 fn after_the_network_is_cut() {
     let server = server();
-    for _ in 0..rounds() {
-        let proxy = Proxy::before(&server);
-        let status = after(&server, &proxy.url(), "cut off", |_| proxy.freeze());
-        assert_eq!(status, Some(74));
-    }
+    let proxy = Proxy::before(&server);
+    let status = after(&server, &proxy.url(), "cut off", |_| proxy.freeze());
+    assert_eq!(status, Some(74));
 }
 
 /// The lock is not passed on before the guardian and its command are dead.
 #[test]
 fn after_a_kill_of_the_guardian() {
     let server = server();
-    for _ in 0..rounds() {
-        let status = after(&server, &server.url(), "unguarded", |it| {
-            let (_, guardian, _) = stat(it.command).unwrap();
-            kill_process(Pid::from_raw(guardian).unwrap(), Signal::KILL).unwrap();
-        });
-        assert_eq!(status, Some(70));
-    }
+    let status = after(&server, &server.url(), "unguarded", |it| {
+        let (_, guardian, _) = stat(it.command).unwrap();
+        kill_process(Pid::from_raw(guardian).unwrap(), Signal::KILL).unwrap();
+    });
+    assert_eq!(status, Some(70));
 }
 
 #[test]

@@ -1,0 +1,90 @@
+//! A cgroup (version 2) of a command's own: also what leaves the command's group of processes stays
+//! in it.
+
+use std::fs;
+use std::io::{Error, ErrorKind, Result};
+use std::path::PathBuf;
+use std::thread;
+use std::time::Duration;
+
+#[derive(Debug)]
+pub(crate) struct Cgroup {
+    /// That of `redlatch`, in which the command's is.
+    own: PathBuf,
+    folder: PathBuf,
+}
+
+impl Cgroup {
+    /// The one for the command of this guardian. Nothing is made yet.
+    pub(crate) fn of(guardian: u32) -> Result<Self> {
+        let mounts = fs::read_to_string("/proc/self/mountinfo")?;
+        let own = own(&mounts, &fs::read_to_string("/proc/self/cgroup")?);
+        let own = own.ok_or_else(|| Error::new(ErrorKind::NotFound, "no cgroup v2 is mounted"))?;
+        Ok(Self { folder: own.join(format!("redlatch-{guardian}")), own })
+    }
+
+    /// From here on the processes that this one starts are in it, as this process is.
+    pub(crate) fn enter(&self) -> Result<()> {
+        fs::create_dir(&self.folder)?;
+        fs::write(self.folder.join("cgroup.procs"), "0").inspect_err(|_| self.remove())
+    }
+
+    /// This process is out of it again.
+    pub(crate) fn leave(&self) -> Result<()> {
+        fs::write(self.own.join("cgroup.procs"), "0")
+    }
+
+    /// Kills all that are in it, also those that are being started.
+    pub(crate) fn kill(&self) {
+        let _none = fs::write(self.folder.join("cgroup.kill"), "1");
+    }
+
+    /// Returns when all that were in it are dead.
+    pub(crate) fn end(&self) {
+        self.kill();
+        let is_populated = || {
+            let events = fs::read_to_string(self.folder.join("cgroup.events"));
+            events.is_ok_and(|events| events.lines().any(|line| line == "populated 1"))
+        };
+        while is_populated() {
+            thread::sleep(Duration::from_millis(1));
+        }
+        self.remove();
+    }
+
+    fn remove(&self) {
+        let _gone = fs::remove_dir(&self.folder);
+    }
+}
+
+/// The folder of this process's cgroup.
+fn own(mounts: &str, cgroups: &str) -> Option<PathBuf> {
+    let path = cgroups.lines().find_map(|line| line.strip_prefix("0::"))?;
+    mounts.lines().find_map(|line| {
+        let (mount, kind) = line.split_once(" - ")?;
+        let mut fields = mount.split(' ').skip(3);
+        let (root, point) = (fields.next()?, fields.next()?);
+        let below = path.strip_prefix(root.trim_end_matches('/'))?.trim_start_matches('/');
+        kind.starts_with("cgroup2 ").then(|| PathBuf::from(point).join(below))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_folder_is_below_the_mount() {
+        let mounts = "30 23 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw\n";
+        let inner = "30 23 0:26 /box /sys/fs/cgroup rw - cgroup2 cgroup rw\n";
+        let old = "31 23 0:27 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n";
+        let cron = "4:cpu:/\n0::/system.slice/cron.service\n";
+        let at = |path| Some(PathBuf::from(path));
+        assert_eq!(own(mounts, cron), at("/sys/fs/cgroup/system.slice/cron.service"));
+        assert_eq!(own(&format!("{old}{mounts}"), "0::/"), at("/sys/fs/cgroup/"));
+        assert_eq!(own(inner, "0::/box/a"), at("/sys/fs/cgroup/a"));
+        assert_eq!(own(inner, "0::/elsewhere"), None);
+        assert_eq!(own(old, cron), None);
+        assert_eq!(own(mounts, "4:cpu:/\n"), None);
+    }
+}

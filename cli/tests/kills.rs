@@ -1,0 +1,279 @@
+//! Whatever ends or stops `redlatch run`, its command, the server or the network: no process of the
+//! command's group gives a sign of life once another client has the lock.
+//!
+//! `REDLATCH_LONG=1` tries it 1,000 times, `REDLATCH_LONG=50` that often.
+
+// They look at processes.
+#![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::env;
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio, id};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime};
+
+use common::*;
+use redlatch_testkit::{Proxy, Server, signal};
+use rustix::process::{Pid, Signal, kill_process, setsid};
+use rustix::time::{ClockId, clock_gettime};
+
+const LEASE: Duration = Duration::from_millis(1500);
+/// So many rounds at a time, each with a server of its own.
+const LANES: usize = 5;
+
+/// The file into which a process of a command writes that it is alive; its place there.
+const FILE: &str = "REDLATCH_TEST_SIGNS";
+const PLACE: &str = "REDLATCH_TEST_PLACE";
+/// The command, its child and its grandchild; and a child that has left the group.
+const PLACES: [usize; 4] = [0, 1, 2, LEFT];
+const LEFT: usize = 3;
+
+/// In ns, the same in all processes.
+fn now() -> u64 {
+    let time = clock_gettime(ClockId::Monotonic);
+    u64::try_from(time.tv_sec).unwrap() * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap()
+}
+
+/// Not a test: a process of the command. It ignores TERM.
+#[test]
+fn a_process_of_the_command() {
+    let (Some(file), Ok(place)) = (env::var_os(FILE), env::var(PLACE)) else { return };
+    let place: usize = place.parse().unwrap();
+    signal_hook::flag::register(signal_hook::consts::SIGTERM, Arc::default()).unwrap();
+    if place == LEFT {
+        setsid().unwrap();
+    }
+    let children: &[usize] = match place {
+        0 => &[1],
+        1 => &[2, LEFT],
+        _ => &[],
+    };
+    let _children: Vec<_> = children
+        .iter()
+        .map(|place| process(Command::new(env::current_exe().unwrap()), *place).spawn().unwrap())
+        .collect();
+    let file = File::options().write(true).open(file).unwrap();
+    let begun = Instant::now();
+    while begun.elapsed() < SOON {
+        let sign = [u64::from(id()).to_ne_bytes(), now().to_ne_bytes()].concat();
+        file.write_all_at(&sign, place as u64 * 16).unwrap();
+        thread::sleep(Duration::from_micros(200));
+    }
+}
+
+fn process(mut command: Command, place: usize) -> Command {
+    command.args(["--exact", "a_process_of_the_command", "--nocapture"]);
+    command.env(PLACE, place.to_string()).stdout(Stdio::null());
+    command
+}
+
+/// The signs of life of a command's processes.
+struct Signs(PathBuf);
+
+impl Signs {
+    /// The process at that place, and when it was last alive.
+    fn of(&self, place: usize) -> Option<(Pid, u64)> {
+        let mut sign = [0; 16];
+        File::open(&self.0).unwrap().read_exact_at(&mut sign, place as u64 * 16).ok()?;
+        let (pid, at) = sign.split_at(8);
+        let pid = u64::from_ne_bytes(pid.try_into().unwrap());
+        let pid = Pid::from_raw(i32::try_from(pid).unwrap())?;
+        Some((pid, u64::from_ne_bytes(at.try_into().unwrap())))
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Fault {
+    /// `redlatch run` is killed, within the first moments: perhaps before there is a command.
+    KillAtOnce,
+    Kill,
+    Stop,
+    /// The command is stopped, so that it hears nothing, and `redlatch run` is killed.
+    StopCommandAndKill,
+    KillCommand,
+    KillGuardian,
+    /// Nothing arrives any more.
+    Freeze,
+    /// The connections are closed, and new ones refused.
+    Cut,
+    StopServer,
+    MaxHold,
+}
+
+const FAULTS: [Fault; 10] = [
+    Fault::KillAtOnce,
+    Fault::Kill,
+    Fault::Stop,
+    Fault::StopCommandAndKill,
+    Fault::KillCommand,
+    Fault::KillGuardian,
+    Fault::Freeze,
+    Fault::Cut,
+    Fault::StopServer,
+    Fault::MaxHold,
+];
+
+struct Round<'a> {
+    server: &'a Server,
+    proxy: &'a Proxy,
+    signs: Signs,
+    wrapper: Child,
+}
+
+impl<'a> Round<'a> {
+    fn start(
+        server: &'a Server,
+        proxy: &'a Proxy,
+        file: &Path,
+        fault: Fault,
+        in_cgroup: bool,
+    ) -> Self {
+        File::create(file).unwrap();
+        let mut run = redlatch(&proxy.url());
+        run.env(FILE, file).stderr(Stdio::null()).arg("run").args(["-k", "0.3", "--lease"]);
+        run.arg(LEASE.as_secs_f64().to_string());
+        run.args(in_cgroup.then_some("--cgroup"));
+        if fault == Fault::MaxHold {
+            run.args(["--max-hold", "0.7"]);
+        }
+        run.arg("orders").arg(env::current_exe().unwrap());
+        let wrapper = process(run, 0).spawn().unwrap();
+        Self { server, proxy, signs: Signs(file.to_owned()), wrapper }
+    }
+
+    fn happens(&self, fault: Fault, random: u64) {
+        let wrapper = Pid::from_child(&self.wrapper);
+        if fault == Fault::KillAtOnce {
+            thread::sleep(Duration::from_micros(random % 40_000));
+            return kill_process(wrapper, Signal::KILL).unwrap();
+        }
+        wait_until("all run", SOON, || PLACES.iter().all(|it| self.signs.of(*it).is_some()));
+        let (command, _) = self.signs.of(0).unwrap();
+        let (_, guardian, _) = stat(command.as_raw_nonzero().get()).unwrap();
+        thread::sleep(Duration::from_micros(random % 600_000));
+        let send = |pid, signal| kill_process(pid, signal).unwrap();
+        match fault {
+            Fault::KillAtOnce | Fault::MaxHold => {}
+            Fault::Kill => send(wrapper, Signal::KILL),
+            Fault::Stop => send(wrapper, Signal::STOP),
+            Fault::StopCommandAndKill => {
+                send(command, Signal::STOP);
+                send(wrapper, Signal::KILL);
+            }
+            Fault::KillCommand => send(command, Signal::KILL),
+            Fault::KillGuardian => send(Pid::from_raw(guardian).unwrap(), Signal::KILL),
+            Fault::Freeze => self.proxy.freeze(),
+            Fault::Cut => {
+                self.proxy.refuse();
+                self.proxy.cut_all();
+            }
+            Fault::StopServer => {
+                signal::stop(self.server.pid());
+                thread::sleep(LEASE * 2);
+                signal::go_on(self.server.pid());
+            }
+        }
+    }
+
+    fn ends(mut self) {
+        let _goes_on = kill_process(Pid::from_child(&self.wrapper), Signal::CONT);
+        self.wrapper.wait().unwrap();
+        for (pid, _) in PLACES.iter().filter_map(|place| self.signs.of(*place)) {
+            let _ends = kill_process(pid, Signal::KILL);
+        }
+    }
+}
+
+/// What was seen of a kind of fault.
+#[derive(Debug, Default)]
+struct Seen {
+    rounds: usize,
+    /// Those whose command ran.
+    ran: usize,
+    beside_the_next: usize,
+    /// Those in which the process that had left the group lived on.
+    left_and_lived: usize,
+}
+
+#[test]
+fn nobody_of_the_group_lives_beside_the_next_holder() {
+    let long = env::var("REDLATCH_LONG").ok();
+    let rounds = long.map_or(FAULTS.len(), |it| it.parse().ok().filter(|n| *n > 1).unwrap_or(1000));
+    let seed = env::var("REDLATCH_SEED").ok().and_then(|it| it.parse().ok());
+    let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
+    let seed = seed.unwrap_or_else(|| u64::from(time.subsec_nanos()));
+    println!("{rounds} rounds with REDLATCH_SEED={seed}");
+    let has_cgroups = ends(&server().url(), &["run", "--cgroup", "orders", "true"]).0 == 0;
+    println!("cgroups: {has_cgroups}");
+    let (next, seen) = (AtomicUsize::new(0), Mutex::new(BTreeMap::<(Fault, bool), Seen>::new()));
+    thread::scope(|scope| {
+        for _ in 0..LANES {
+            scope.spawn(|| {
+                let folder = tempfile::tempdir().unwrap();
+                let server = server();
+                let other = client(&server).reentrant_lock("orders");
+                loop {
+                    let number = next.fetch_add(1, Ordering::Relaxed);
+                    if number >= rounds {
+                        break;
+                    }
+                    let fault = FAULTS[number % FAULTS.len()];
+                    let in_cgroup = has_cgroups && (number + number / FAULTS.len()).is_multiple_of(2);
+                    let promised = if in_cgroup { PLACES.len() } else { LEFT };
+                    // A number that looks like one by chance.
+                    let random =
+                        seed.wrapping_add(number as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20;
+                    let proxy = Proxy::before(&server);
+                    let file = folder.path().join("signs");
+                    let round = Round::start(&server, &proxy, &file, fault, in_cgroup);
+                    let is_killed = AtomicBool::new(false);
+                    let (guard, had, alive) = thread::scope(|scope| {
+                        let waits = scope.spawn(|| {
+                            // Not before the command has it.
+                            wait_until("it runs, or was killed", SOON, || {
+                                is_killed.load(Ordering::Relaxed) || round.signs.of(0).is_some()
+                            });
+                            let guard = other.lock_owned().unwrap();
+                            let had = now();
+                            let command =
+                                round.signs.of(0).map(|(pid, _)| pid.as_raw_nonzero().get());
+                            (guard, had, command.map_or_else(Vec::new, members))
+                        });
+                        round.happens(fault, random);
+                        is_killed.store(fault == Fault::KillAtOnce, Ordering::Relaxed);
+                        waits.join().unwrap()
+                    });
+                    // Who lives gives a sign in this time.
+                    thread::sleep(Duration::from_millis(20));
+                    let signs: Vec<_> = PLACES.iter().map(|it| round.signs.of(*it)).collect();
+                    guard.unlock().unwrap();
+                    let late = |it: &Option<(Pid, u64)>| it.is_some_and(|(_, at)| at > had);
+                    let mut seen = seen.lock().unwrap();
+                    let seen = seen.entry((fault, in_cgroup)).or_default();
+                    seen.rounds += 1;
+                    seen.ran += usize::from(signs[0].is_some());
+                    seen.left_and_lived += usize::from(late(&signs[LEFT]));
+                    if signs[..promised].iter().any(late) || !alive.is_empty() {
+                        seen.beside_the_next += 1;
+                        println!("round {number}, {fault:?}, {in_cgroup}: {signs:?}, {alive:?}, had at {had}");
+                    }
+                    round.ends();
+                }
+            });
+        }
+    });
+    let seen = seen.into_inner().unwrap();
+    for ((fault, in_cgroup), seen) in &seen {
+        println!("{fault:?}{}: {seen:?}", if *in_cgroup { ", in a cgroup" } else { "" });
+    }
+    assert_eq!(seen.values().map(|it| it.rounds).sum::<usize>(), rounds);
+    assert_eq!(seen.values().map(|it| it.beside_the_next).sum::<usize>(), 0);
+}
