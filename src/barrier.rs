@@ -26,6 +26,7 @@ use crate::client::Client;
 use crate::config::check_watchdog;
 use crate::error::{Error, ErrorKind};
 use crate::lease::{Cleanup, KeepAlive};
+use crate::observer::{Kind, Way};
 use crate::runtime::{Core, Member, Session};
 use crate::scripts::barrier::{
     BarrierScripts, BarrierState, Generation, MOST_PARTIES, read_message,
@@ -432,19 +433,23 @@ impl Synchronizer for Party<'_> {
         &self.barrier.site
     }
 
+    fn what(&self, _: &Need) -> (Kind, u32) {
+        (Kind::CyclicBarrier, 1)
+    }
+
     fn enter(&self, claim: &Claim<'_, Need>) -> Result<EnterOf<Self>, Error> {
         let arrived = match self.place.get() {
             None => self.arrive()?,
             place => place,
         };
-        let Some(place) = arrived else { return Ok(Enter::Granted(Generation::Broken)) };
+        let Some(place) = arrived else { return Ok(Enter::Granted(Generation::Broken, Way::Free)) };
         self.place.set(Some(place));
         let site = self.site();
         if place.index == Some(0) {
             if self.barrier.action.is_none() {
                 site.has_ended(place.generation, Generation::Tripped);
             }
-            return Ok(Enter::Granted(Generation::Tripped));
+            return Ok(Enter::Granted(Generation::Tripped, Way::Free));
         }
         let mut state = site.state.lock();
         if place.generation < state.present {
@@ -454,7 +459,7 @@ impl Synchronizer for Party<'_> {
             let went = site.look(&[self.need(place)])?.went.first().copied();
             // A new master may not know of the end that this process has heard of.
             let ended = went.filter(|went| *went != Generation::Present);
-            return Ok(Enter::Granted(ended.unwrap_or(Generation::Broken)));
+            return Ok(Enter::Granted(ended.unwrap_or(Generation::Broken), Way::Free));
         }
         state.present = place.generation;
         Ok(if !claim.wait.blocks() {

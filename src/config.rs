@@ -1,5 +1,6 @@
 //! The settings of a client.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use redlatch_client::{Credentials, Provider, ReplicaAcks, Settings};
@@ -7,6 +8,7 @@ use redlatch_client::{Credentials, Provider, ReplicaAcks, Settings};
 #[cfg(doc)]
 use crate::client::Client;
 use crate::error::{Error, ErrorKind};
+use crate::observer::{Observed, Observer};
 
 /// The settings of a [`Client`] before it connects. Made by [`Client::builder`]. If a setting is
 /// not usable, [`connect`](Self::connect) returns an error. No setting changes later.
@@ -42,6 +44,7 @@ pub(crate) struct Config {
     pub(crate) client_tracking: bool,
     pub(crate) credentials_with: Option<Provider>,
     pub(crate) replica_acks: Option<ReplicaAcks>,
+    pub(crate) observer: Observed,
 }
 
 const SHORTEST_TIMEOUT: Duration = Duration::from_millis(1);
@@ -68,6 +71,7 @@ impl ClientBuilder {
             client_tracking: true,
             credentials_with: None,
             replica_acks: None,
+            observer: Observed::default(),
         };
         Self { url: url.to_owned(), config }
     }
@@ -216,6 +220,12 @@ impl ClientBuilder {
     /// `None`: never. Defaults to 60 s.
     pub fn wait_warning(mut self, after: impl Into<Option<Duration>>) -> Self {
         self.config.wait_warning = after.into();
+        self
+    }
+
+    /// Tells this observer of the client's waits, holds, losses and renewals. The last one counts.
+    pub fn observer(mut self, observer: impl Observer) -> Self {
+        self.config.observer = Observed(Some(Arc::new(observer)));
         self
     }
 

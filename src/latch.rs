@@ -12,6 +12,7 @@ use crate::client::Client;
 use crate::config::check_time_to_live;
 use crate::error::{Error, ErrorKind};
 use crate::lease::Cleanup;
+use crate::observer::Kind;
 use crate::runtime::{Core, Member, Session};
 use crate::scripts::latch::{LatchScripts, LatchState};
 use crate::scripts::{LatchKeys, RequestId, Requests, Trouble};
@@ -335,6 +336,10 @@ impl Synchronizer for CountDownLatch {
 
     fn site(&self) -> &LatchSite {
         &self.site
+    }
+
+    fn what(&self, (): &()) -> (Kind, u32) {
+        (Kind::CountDownLatch, 1)
     }
 
     fn enter(&self, claim: &Claim<'_, ()>) -> Result<EnterOf<Self>, Error> {

@@ -141,6 +141,7 @@ mod local;
 mod lock;
 #[cfg(all(test, models))]
 mod model;
+mod observer;
 mod runtime;
 mod scripts;
 mod semaphore;
@@ -161,6 +162,7 @@ pub use lock::multi::{MultiLock, MultiLockGuard, OwnedMultiLockGuard};
 pub use lock::read_write::{ReadLock, ReadWriteLock, WriteLock};
 pub use lock::reentrant::ReentrantLock;
 pub use lock::{Lock, LockGuard, OwnedLockGuard};
+pub use observer::{Event, Kind, Observer, Way};
 pub use redlatch_client::{CancelToken, Credentials};
 pub use scripts::PermitId;
 pub use semaphore::{ExpirablePermit, ExpirableSemaphore, Permit, Semaphore};

@@ -265,6 +265,11 @@ impl Watchdog {
         }
     }
 
+    /// Runs a user's code on the callbacks' thread. Does not wait for it.
+    pub(crate) fn call(&self, call: impl FnOnce() + Send + 'static) {
+        self.callbacks.run(Box::new(call));
+    }
+
     /// Logs an error that has no caller to go to. The client retries after a transient one, and
     /// logs an outage by itself: a line for each command dropped meanwhile adds nothing.
     pub(crate) fn tell(&self, error: Error) {

@@ -88,6 +88,8 @@ pub(crate) enum Joining {
 pub(crate) enum GateOutcome {
     /// The thread holds the lock already, and now has one level more.
     Again(Arc<Tenancy>),
+    /// The thread shares the hold from now on.
+    Joined(Arc<Tenancy>),
     /// No thread of this process is before it: it leads.
     Leads,
     Queued(Arc<GateWaiter>),
@@ -273,7 +275,7 @@ impl Gate {
             let hold = Arc::clone(&seat.tenancy.hold());
             let tenancy = Arc::new(Tenancy::since(hold, Arc::clone(thread), now));
             seat.join(Arc::clone(&tenancy), terms, now);
-            Some((GateOutcome::Again(tenancy), in_turn))
+            Some((GateOutcome::Joined(tenancy), in_turn))
         })
     }
 

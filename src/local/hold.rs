@@ -15,10 +15,11 @@ use super::tenancy::Tenancy;
 use super::terms::Terms;
 use crate::error::LostReason;
 use crate::lease::renewal::deadline;
+use crate::observer::Kind;
 use crate::runtime::LiveOwner;
 use crate::scripts::lock::Tokens;
 use crate::scripts::renewal::{Held, Longer};
-use crate::scripts::{Chain, Owner};
+use crate::scripts::{Chain, Mode, Owner};
 use crate::waiting::Wake;
 
 /// A kind of lock that keeps a line of its own in Redis: how it passes and releases a hold.
@@ -215,6 +216,18 @@ impl Hold {
     /// Whether another process handed the hold on for longer than its terms want.
     pub(crate) fn outlives_its_terms(&self) -> bool {
         self.granted_lease > self.first_lease
+    }
+
+    /// What it is a hold of.
+    pub(crate) fn kind(&self) -> Kind {
+        match self.owner {
+            Owner::Permit(_) => Kind::ExpirableSemaphore,
+            Owner::Lock { mode: Mode::Read, .. } => Kind::ReadLock,
+            Owner::Lock { mode: Mode::Write, .. } => Kind::WriteLock,
+            Owner::Lock { .. } if self.line.is_some() => Kind::FairLock,
+            Owner::Lock { .. } if self.details.tokens.is_some() => Kind::FencedLock,
+            Owner::Lock { .. } => Kind::ReentrantLock,
+        }
     }
 
     /// Until when the hold is ours, on [`clock`].

@@ -58,7 +58,10 @@ impl Site {
             }
         };
         // Last: values that the callbacks captured may take this very lock.
-        let _unheard = tenancy.finish_released();
+        let unheard = tenancy.finish_released();
+        if unheard.is_some() {
+            tenancy.tell_released(&self.core, &self.name);
+        }
         done
     }
 
@@ -71,6 +74,7 @@ impl Site {
                 // background. Until then others wait for the lock, and no thread notifies.
                 self.vacated(&seat, vacated, was_held, Leaving::Posted)?;
                 drop(seat.until_left.take());
+                tenancy.tell_released(&self.core, &self.name);
                 Ok(seat)
             }
             _ => Err(self.not_held(tenancy)),

@@ -34,7 +34,7 @@ pub(crate) struct Site {
     pub(crate) route: Route,
     pub(crate) gate: Gate,
     /// Its holds have fencing tokens.
-    is_fenced: bool,
+    pub(crate) is_fenced: bool,
     /// The mode of its holds.
     pub(crate) mode: Mode,
     /// Decides which thread is next, if the gate does not.

@@ -12,6 +12,7 @@ use redlatch_client::sync::{Mutex, Thread, clock};
 use super::HoldState;
 use super::hold::Hold;
 use crate::error::LostReason;
+use crate::observer::Event;
 use crate::runtime::Core;
 #[cfg(soak_mutants)]
 use crate::scripts::mutants;
@@ -83,6 +84,18 @@ impl Tenancy {
     /// When its use of the hold began, on [`clock`].
     pub(crate) fn began(&self) -> u64 {
         self.since.load(Ordering::Relaxed)
+    }
+
+    /// How long its thread has had the hold.
+    fn held(&self) -> Duration {
+        Duration::from_nanos(clock::now().saturating_sub(self.began()))
+    }
+
+    /// Tells the observer that its thread has left the hold.
+    pub(crate) fn tell_released(&self, core: &Core, name: &str) {
+        core.observe(|it| {
+            it.released(&Event::of(name, (self.hold().kind(), 1), self.held(), ()));
+        });
     }
 
     /// Its thread is back from a wait, with the hold of `again`. Returns the hold before, to be
@@ -230,6 +243,8 @@ impl Tenancy {
             }
             core.watchdog.tell_lost(name, || self.loss_message(reason, core.config.max_hold));
             core.watchdog.call_back(name, reason, callbacks);
+            let (name, kind, held) = (Arc::clone(name), self.hold().kind(), self.held());
+            core.observe_soon(move |it| it.lost(&Event::of(&name, (kind, 1), held, reason)));
         }
     }
 

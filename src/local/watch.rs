@@ -19,6 +19,7 @@ use super::tenancy::Tenancy;
 use crate::error::LostReason;
 use crate::lease::renewal::{Attempt, RenewalState, TRACKED_AFTER};
 use crate::lease::{Alarm, Renewal, Task};
+use crate::observer::Event;
 use crate::runtime::{Core, Member};
 use crate::scripts::Trouble;
 use crate::scripts::renewal::{self, Held, Longer, RenewalKind};
@@ -31,6 +32,11 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
 
     /// The key of the hold's renewals, and the one to track.
     fn key(&self) -> &Arc<str>;
+
+    /// The name that users gave it.
+    fn users_name(&self) -> &Arc<str> {
+        self.key()
+    }
 
     /// The wheel's entry for the hold. Taken after the leaseholder's own mutex, never before.
     fn alarm(&self) -> &Mutex<Option<Alarm>>;
@@ -114,7 +120,7 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
         counts: Duration,
         renewed: Result<Held, &Arc<str>>,
     ) {
-        let now = clock::now();
+        let (now, left) = (clock::now(), hold.deadline());
         let is_there = self.with_hold(|renewing| {
             // A reply for a hold that has ended is ignored.
             if !Arc::ptr_eq(&renewing.hold, hold) {
@@ -137,7 +143,19 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
         });
         match is_there {
             Some(true) if renewed == Ok(Held::No) => self.lose_hold(hold, hold.why_gone()),
-            Some(true) => self.arm(),
+            Some(true) => {
+                self.arm();
+                // Otherwise the server was only asked whether it knows the hold.
+                if !counts.is_zero() {
+                    let (name, what) = (Arc::clone(self.users_name()), (hold.kind(), 1));
+                    let left = Duration::from_nanos(left.saturating_sub(now));
+                    let cause = renewed.err().cloned();
+                    self.core().observe_soon(move |it| match &cause {
+                        None => it.renewed(&Event::of(&name, what, left, ())),
+                        Some(cause) => it.renewal_failed(&Event::of(&name, what, left, cause)),
+                    });
+                }
+            }
             Some(false) | None => {}
         }
     }

@@ -12,6 +12,7 @@ use redlatch_client::sync::Thread;
 use super::Handle;
 use crate::error::{Error, LostReason};
 use crate::local::{GateOutcome, Leaseholder, QueueEntry, Site, Tenancy, Terms};
+use crate::observer::Kind;
 use crate::waiting::{self, Claim, Enter, EnterOf, Lead, Leadership, Synchronizer, Try, Wait};
 
 /// See the module.
@@ -38,6 +39,10 @@ impl Synchronizer for Exclusive<'_> {
         &self.0.site
     }
 
+    fn what(&self, _: &Terms) -> (Kind, u32) {
+        (if self.0.site.is_fenced { Kind::FencedLock } else { Kind::ReentrantLock }, 1)
+    }
+
     /// Does the thread hold the lock already, or another thread of this process? Otherwise the
     /// thread asks Redis, as the only one of this process.
     fn enter(&self, claim: &Claim<'_, Terms>) -> Result<EnterOf<Self>, Error> {
@@ -51,7 +56,7 @@ impl Synchronizer for Exclusive<'_> {
                 // only for a fixed lease that is longer than the rest of the present one. Or the
                 // lease is over: `again` declares the hold lost, and the thread enters anew.
                 entered => match self.0.again(entered)? {
-                    Some(tenancy) => Enter::Granted(tenancy),
+                    Some(tenancy) => Enter::Again(tenancy),
                     None => continue,
                 },
             });

@@ -10,6 +10,7 @@ use crate::client::Client;
 use crate::error::{Error, LostReason};
 use crate::local::{GateOutcome, Leaseholder, Site, Tenancy, Terms};
 use crate::lock::{Handle, one_lock};
+use crate::observer::Kind;
 use crate::runtime::Session;
 use crate::scripts::{self, Trouble};
 use crate::waiting::{
@@ -135,6 +136,10 @@ impl Synchronizer for FairLock {
 
     /// Re-enters if the thread holds the lock. Otherwise it joins the threads that have not asked
     /// yet; a thread that will not wait asks for itself.
+    fn what(&self, _: &Terms) -> (Kind, u32) {
+        (Kind::FairLock, 1)
+    }
+
     fn enter(&self, claim: &Claim<'_, Terms>) -> Result<EnterOf<Self>, Error> {
         let waits = claim.wait.blocks();
         loop {
@@ -144,7 +149,7 @@ impl Synchronizer for FairLock {
                 Some(GateOutcome::Occupied) => return Ok(Enter::NotNow),
                 Some(entered) => {
                     if let Some(tenancy) = self.handle.again(entered)? {
-                        return Ok(Enter::Granted(tenancy));
+                        return Ok(Enter::Again(tenancy));
                     }
                 }
             }

@@ -120,7 +120,10 @@ impl Handle {
                 Ok(None)
             }
             GateOutcome::TooDeep => Err(self.too_deep()),
-            GateOutcome::Leads | GateOutcome::Queued(_) | GateOutcome::Occupied => Ok(None),
+            GateOutcome::Joined(_)
+            | GateOutcome::Leads
+            | GateOutcome::Queued(_)
+            | GateOutcome::Occupied => Ok(None),
         }
     }
 

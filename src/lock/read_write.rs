@@ -12,6 +12,7 @@ use crate::local::{
     Acquisition, Asked, GrantDetails, Leaseholder, Leaving, QueueEntry, Tenancy, Terms,
 };
 use crate::lock::{Handle, one_lock};
+use crate::observer::{Kind, Way};
 use crate::runtime::Session;
 use crate::scripts::Chain;
 use crate::scripts::lock::Acquired;
@@ -403,18 +404,27 @@ impl Synchronizer for Side<'_> {
 
     /// Does the thread hold the lock? May it join readers of this process? Otherwise one thread
     /// asks Redis.
+    fn what(&self, need: &ReadWriteNeed) -> (Kind, u32) {
+        (if need.mode == Mode::Read { Kind::ReadLock } else { Kind::WriteLock }, 1)
+    }
+
     fn enter(&self, claim: &Claim<'_, ReadWriteNeed>) -> Result<EnterOf<Self>, Error> {
         loop {
             let found = self.pair.enter(claim.thread, claim.need, claim.wait.blocks());
             return match found {
-                Found::In(tenancy) => {
+                Found::In(tenancy, joined) => {
                     if !self.handle.deepen(&tenancy)? {
                         continue;
                     }
-                    Ok(Enter::Granted(ReadWriteGrant { tenancy, is_seated: true }))
+                    let grant = ReadWriteGrant { tenancy, is_seated: true };
+                    Ok(if joined {
+                        Enter::Granted(grant, Way::Passed)
+                    } else {
+                        Enter::Again(grant)
+                    })
                 }
                 Found::Under(writing) => match self.read_under(&writing, claim)? {
-                    Some(grant) => Ok(Enter::Granted(grant)),
+                    Some(grant) => Ok(Enter::Granted(grant, Way::Passed)),
                     None => continue,
                 },
                 Found::Reads => {
@@ -488,11 +498,13 @@ impl Synchronizer for Side<'_> {
         if request_state.is_none()
             && let Some(grant) = self.join(claim)?
         {
-            return Ok(Try::Granted(grant));
+            return Ok(Try::Shared(grant));
         }
         let entry = request_state.get_or_insert_with(|| QueueEntry::new(site));
         Ok(match entry.ask(listening, site, &on_terms(claim))? {
-            Try::Granted(tenancy) => Try::Granted(ReadWriteGrant { tenancy, is_seated: false }),
+            Try::Granted(tenancy) | Try::Shared(tenancy) => {
+                Try::Granted(ReadWriteGrant { tenancy, is_seated: false })
+            }
             Try::Busy(sleep) => Try::Busy(sleep),
         })
     }

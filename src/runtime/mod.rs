@@ -24,6 +24,7 @@ mod members;
 mod message;
 #[cfg(all(test, models))]
 mod model;
+mod observed;
 mod owners;
 mod renewer;
 mod returned;

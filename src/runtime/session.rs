@@ -10,7 +10,7 @@ use crossbeam_channel::{Receiver, Sender};
 use log::Level;
 use redlatch_client::sync::{Mutex, Process, on_own_thread};
 use redlatch_client::{
-    Cluster, Command, CredentialSource, Credentials, Endpoint, Failure, Lane, Node, Outcome,
+    Cluster, Command, CredentialSource, Credentials, Endpoint, Failure, Lane, News, Node, Outcome,
     Posted, Servers, Settings, connection_name, reply_code,
 };
 
@@ -21,6 +21,7 @@ use super::{Core, Unclaimed};
 use crate::config::Config;
 use crate::error::{Error, ErrorKind};
 use crate::lease::Job;
+use crate::observer::{Event, Kind};
 use crate::scripts::ClientId;
 
 /// Each handle and guard keeps a clone: the last drop ends the client, as
@@ -160,7 +161,16 @@ impl Core {
                 pubsub.upgrade().inspect(|pubsub| pubsub.met_new_run(server));
             });
             node.endpoint.on_moved(core.watchdog.renew_all());
-            node.endpoint.health().on_news(core.watchdog.log_news());
+            let (log, told) = (core.watchdog.log_news(), Weak::clone(&core.itself));
+            node.endpoint.health().on_news(move |news| {
+                if let (News::Back { address, after }, Some(core)) = (&news, told.upgrade()) {
+                    let (address, after) = (Arc::clone(address), *after);
+                    core.observe_soon(move |it| {
+                        it.reconnected(&Event::of(&address, (Kind::Server, 1), after, ()));
+                    });
+                }
+                log(news);
+            });
             node.endpoint.on_opened(core.watchdog.connected());
         };
         match &self.servers {

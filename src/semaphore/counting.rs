@@ -4,6 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use redlatch_client::sync::clock;
+
 use super::permit_verbs;
 #[cfg(doc)]
 use crate::client::Client;
@@ -361,7 +363,8 @@ impl Semaphore {
     }
 
     fn permit(&self, permits: u32) -> Permit {
-        Permit { semaphore: self.clone(), permits }
+        let since = if self.site.core.is_observed() { clock::now() } else { 0 };
+        Permit { semaphore: self.clone(), permits, since }
     }
 }
 

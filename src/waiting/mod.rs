@@ -37,6 +37,7 @@ pub(crate) use queue::{Leadership, Queue, Queued, Signal, Waiter, Wake};
 use queue::{SignalOf, WaiterOf};
 
 use crate::error::{Error, ErrorKind};
+use crate::observer::{Event, Kind, Way};
 use crate::runtime::Core;
 pub use wait::Wait;
 
@@ -47,6 +48,9 @@ pub(crate) trait Synchronizer {
     type Site: Queued;
 
     fn site(&self) -> &Self::Site;
+
+    /// What the thread waits for, and how many permits of it.
+    fn what(&self, need: &NeedOf<Self>) -> (Kind, u32);
 
     /// A thread arrives. May ask the server once, if that needs no lead.
     fn enter(&self, claim: &ClaimOf<'_, Self>) -> Result<EnterOf<Self>, Error>;
@@ -61,6 +65,9 @@ pub(crate) trait Synchronizer {
 
     /// A new leader's request state, if the leader before left no lead.
     fn request_state(&self, claim: &ClaimOf<'_, Self>) -> RequestStateOf<Self>;
+
+    /// Where a grant comes from that the leader [collects](Self::collect).
+    const COLLECTED: Way = Way::HandedOn;
 
     /// A grant that reached the leader without a request, since it last looked.
     fn collect(&self, lead: &mut LeadOf<Self>, claim: &ClaimOf<'_, Self>) -> Option<GrantOf<Self>>;
@@ -104,7 +111,9 @@ pub(crate) struct Claim<'a, N> {
 
 /// How a thread came in.
 pub(crate) enum Enter<N, G, I> {
-    Granted(G),
+    /// A thread that has it already, once more.
+    Again(G),
+    Granted(G, Way),
     /// Other threads wait before this one, or hold the lock, and this one will not wait.
     NotNow,
     Queued(Arc<Waiter<N, G, I>>),
@@ -116,6 +125,8 @@ pub(crate) enum Enter<N, G, I> {
 #[derive(Debug)]
 pub(crate) enum Try<T> {
     Granted(T),
+    /// The server lets the thread share another thread's grant.
+    Shared(T),
     /// Not now. Another request is worth it after this time, or once there is news.
     Busy(Duration),
 }
@@ -150,15 +161,42 @@ pub(crate) fn acquire<S: Synchronizer>(
 ) -> Result<Option<GrantOf<S>>, Error> {
     let (core, name) = synchronizer.site().whose();
     let _limited = claim.wait.limits(core);
+    let begun = core.is_observed().then(clock::now);
     let entered = synchronizer.enter(claim);
     // A re-entry ends here.
-    if let Ok(Enter::Granted(grant)) = entered {
+    if let Ok(Enter::Again(grant)) = entered {
         return Ok(Some(grant));
     }
+    let Some(begun) = begun else {
+        return wait_within(synchronizer, claim, entered, &mut Way::Free);
+    };
+    let (what, time) = (synchronizer.what(&claim.need), || elapsed(begun));
+    core.observe(|it| it.wait_started(&Event::of(name, what, time(), ())));
+    let mut way = Way::Free;
+    let outcome = wait_within(synchronizer, claim, entered, &mut way);
+    core.observe(|it| match &outcome {
+        Ok(Some(_)) => it.acquired(&Event::of(name, what, time(), way)),
+        Ok(None) => it.gave_up(&Event::of(name, what, time(), None)),
+        Err(error) => it.gave_up(&Event::of(name, what, time(), Some(error.kind()))),
+    });
+    outcome
+}
+
+fn elapsed(begun: u64) -> Duration {
+    Duration::from_nanos(clock::now().saturating_sub(begun))
+}
+
+/// As [`acquire`], after a thread's first [`Synchronizer::enter`]. Sets by which way it was granted.
+fn wait_within<S: Synchronizer>(
+    synchronizer: &S,
+    claim: &ClaimOf<'_, S>,
+    entered: Result<EnterOf<S>, Error>,
+    way: &mut Way,
+) -> Result<Option<GrantOf<S>>, Error> {
     let mut answered = false;
-    match wait(synchronizer, claim, entered, &mut answered) {
+    match wait(synchronizer, claim, entered, &mut answered, way) {
         Err(error) if was_cut() => {
-            claim.wait.check_cancelled(name)?;
+            claim.wait.check_cancelled(synchronizer.site().whose().1)?;
             if answered { Ok(None) } else { Err(error) }
         }
         outcome => outcome,
@@ -171,6 +209,7 @@ fn wait<S: Synchronizer>(
     claim: &ClaimOf<'_, S>,
     entered: Result<EnterOf<S>, Error>,
     answered: &mut bool,
+    way: &mut Way,
 ) -> Result<Option<GrantOf<S>>, Error> {
     let mut first = Some(entered);
     let mut endurance = Endurance::default();
@@ -184,7 +223,11 @@ fn wait<S: Synchronizer>(
             }
         };
         let lead = match entered {
-            Enter::Granted(grant) => return Ok(Some(grant)),
+            Enter::Again(grant) => return Ok(Some(grant)),
+            Enter::Granted(grant, from) => {
+                *way = from;
+                return Ok(Some(grant));
+            }
             Enter::NotNow => return Ok(None),
             Enter::Leads(lead) => lead.map(|lead| *lead),
             // Another thread signals it: the one that gave the hold up, or the one that led.
@@ -193,7 +236,10 @@ fn wait<S: Synchronizer>(
                     Some(Signal::Leadership(lead)) => lead.map(|lead| *lead),
                     Some(Signal::Granted(grant)) => match synchronizer.receive(grant)? {
                         None => continue,
-                        granted => return Ok(granted),
+                        granted => {
+                            *way = Way::Passed;
+                            return Ok(granted);
+                        }
                     },
                     Some(Signal::Failed(error)) => {
                         go_on(synchronizer, claim, &mut endurance, error)?;
@@ -208,7 +254,7 @@ fn wait<S: Synchronizer>(
         // the lead, too; if nobody waits, the entry in Redis's queue is given up. Only `install`
         // may give the leadership up instead.
         let leadership = Leadership::new(synchronizer.site(), lead);
-        let lasting = Lasting { endurance, long_wait, answered };
+        let lasting = Lasting { endurance, long_wait, answered, way };
         return lead_until_granted(synchronizer, leadership, claim, lasting);
     }
 }
@@ -254,6 +300,8 @@ struct Lasting<'a> {
     long_wait: LongWait,
     /// The server has answered one of them.
     answered: &'a mut bool,
+    /// Where the last grant came from.
+    way: &'a mut Way,
 }
 
 /// Waits on behalf of the process, until a grant stays or the wait is over.
@@ -288,9 +336,10 @@ fn await_grant<S: Synchronizer>(
     synchronizer: &S,
     lead: &mut LeadOf<S>,
     claim: &ClaimOf<'_, S>,
-    Lasting { long_wait, answered, .. }: &mut Lasting<'_>,
+    Lasting { long_wait, answered, way, .. }: &mut Lasting<'_>,
 ) -> Result<Option<GrantOf<S>>, Error> {
     let mut answered_at = None;
+    **way = S::COLLECTED;
     let (site, wait) = (synchronizer.site(), &claim.wait);
     let (core, name) = site.whose();
     loop {
@@ -316,9 +365,12 @@ fn await_grant<S: Synchronizer>(
             // If the request fails, the next leader asks at once: `catch_up` has used up the news.
             lead.listening.ask_at = 0;
             let asked_at = wait.is_limited().then(Instant::now);
-            match synchronizer.ask(lead, claim) {
-                Ok(Try::Granted(grant)) => {
+            let tried = synchronizer.ask(lead, claim);
+            let from = if let Ok(Try::Shared(_)) = tried { Way::Passed } else { Way::Free };
+            match tried {
+                Ok(Try::Granted(grant) | Try::Shared(grant)) => {
                     site.was_answered(Instant::now());
+                    **way = from;
                     return Ok(Some(grant));
                 }
                 Ok(Try::Busy(sleep)) => {

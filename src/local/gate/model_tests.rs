@@ -17,6 +17,7 @@ use super::{
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::local::{Asked, Hold, Site, Tenancy, Terms, clock};
 use crate::model::Server;
+use crate::observer::Kind;
 use crate::runtime::Core;
 use crate::waiting::{
     Claim, Enter, EnterOf, Lead, Leadership, Queued, Signal, Synchronizer, Try, Wait, acquire,
@@ -120,6 +121,10 @@ impl Synchronizer for Visitor<'_> {
 
     fn site(&self) -> &Name {
         self.name
+    }
+
+    fn what(&self, _: &Terms) -> (Kind, u32) {
+        (Kind::ReentrantLock, 1)
     }
 
     fn enter(&self, claim: &Claim<'_, Terms>) -> Result<EnterOf<Self>, Error> {

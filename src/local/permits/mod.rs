@@ -17,6 +17,7 @@ use redlatch_client::sync::{Thread, clock};
 use self::gate::{PermitQueue, PermitRequestState, first_unmet};
 use self::turn::NextStep;
 use crate::error::Error;
+use crate::observer::{Kind, Way};
 use crate::runtime::Core;
 use crate::waiting::{
     self, Claim, Enter, EnterOf, Lead, Queued, Synchronizer, Try, Wait, doze, slow_poll,
@@ -72,6 +73,7 @@ impl Permits for u32 {
 /// One semaphore in one client, as its waiting threads see it.
 pub(crate) trait Source: Sized {
     type Permits: Permits;
+    const KIND: Kind;
 
     fn core(&self) -> &Arc<Core>;
 
@@ -144,6 +146,10 @@ impl<S: Source> Synchronizer for Arc<S> {
         self
     }
 
+    fn what(&self, need: &PermitNeed<S>) -> (Kind, u32) {
+        (S::KIND, S::Permits::needed(*need))
+    }
+
     /// Asks by itself while permits are free; after a refusal leads, or stands in the process's
     /// queue.
     fn enter(&self, claim: &PermitClaim<'_, S>) -> Result<EnterOf<Self>, Error> {
@@ -168,7 +174,7 @@ impl<S: Source> Synchronizer for Arc<S> {
         }
         if request_state.rest.is_zero() {
             if let Answered { own: Some(own), .. } = ask(self, &[*need], 1)? {
-                return Ok(Enter::Granted(own));
+                return Ok(Enter::Granted(own, Way::Free));
             }
             if wait.is_over() {
                 return Ok(Enter::NotNow);
@@ -184,6 +190,8 @@ impl<S: Source> Synchronizer for Arc<S> {
         }
         Ok(entered)
     }
+
+    const COLLECTED: Way = Way::Passed;
 
     fn request_state(&self, _: &PermitClaim<'_, S>) -> PermitRequestState {
         PermitRequestState { rest: rest_of_yield(&**self), ..PermitRequestState::default() }

@@ -76,7 +76,7 @@ pub(super) struct Pair {
 /// The result of a thread's look at the pair.
 pub(super) enum Found {
     /// The thread has the lock: a level deeper, or beside others from now on.
-    In(Arc<Tenancy>),
+    In(Arc<Tenancy>, bool),
     /// The thread writes, and may read as well.
     Under(Arc<Tenancy>),
     /// The thread reads, and cannot write before it has left.
@@ -183,7 +183,9 @@ impl Pair {
             return None;
         }
         match self.read.gate.join(thread, terms, Joining::AnyTime)? {
-            (GateOutcome::Again(tenancy), in_turn) => Some((tenancy, in_turn)),
+            (GateOutcome::Again(tenancy) | GateOutcome::Joined(tenancy), in_turn) => {
+                Some((tenancy, in_turn))
+            }
             _ => None,
         }
     }
@@ -247,7 +249,8 @@ impl Pair {
 /// `None`: another thread has the seat.
 fn found(entered: GateOutcome, site: &Arc<Site>) -> Option<Found> {
     match entered {
-        GateOutcome::Again(tenancy) => Some(Found::In(tenancy)),
+        GateOutcome::Again(tenancy) => Some(Found::In(tenancy, false)),
+        GateOutcome::Joined(tenancy) => Some(Found::In(tenancy, true)),
         GateOutcome::Expired(hold) => Some(Found::Expired(Arc::clone(site), hold)),
         GateOutcome::TooDeep => Some(Found::TooDeep),
         GateOutcome::Leads | GateOutcome::Queued(_) | GateOutcome::Occupied => None,

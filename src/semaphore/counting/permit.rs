@@ -2,12 +2,16 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
+
+use redlatch_client::sync::clock;
 
 use super::Semaphore;
 use super::site::Giving;
 use crate::error::Error;
 #[cfg(doc)]
 use crate::error::ErrorKind;
+use crate::observer::{Event, Kind};
 
 /// Permits that were taken. Dropping it gives them back.
 ///
@@ -32,6 +36,8 @@ use crate::error::ErrorKind;
 pub struct Permit {
     pub(super) semaphore: Semaphore,
     pub(super) permits: u32,
+    /// When it was taken, on [`clock`], if an observer wants to know.
+    pub(super) since: u64,
 }
 
 impl Permit {
@@ -59,7 +65,9 @@ impl Permit {
         let permits = std::mem::take(&mut self.permits);
         let site = &self.semaphore.site;
         site.core.check_process(&site.name)?;
-        self.semaphore.site.give_back_as(permits, Giving::AwaitedForGood)
+        let done = site.give_back_as(permits, Giving::AwaitedForGood);
+        self.tell_released(permits);
+        done
     }
 
     /// Keeps the permits taken, until a caller uses [`Semaphore::release_many`].
@@ -71,7 +79,16 @@ impl Permit {
     #[must_use]
     pub fn split(&mut self, permits: u32) -> Option<Self> {
         self.permits = self.permits.checked_sub(permits)?;
-        Some(Self { semaphore: self.semaphore.clone(), permits })
+        Some(Self { semaphore: self.semaphore.clone(), permits, since: self.since })
+    }
+
+    fn tell_released(&self, permits: u32) {
+        let site = &self.semaphore.site;
+        if permits > 0 && site.core.is_observed() {
+            let held = Duration::from_nanos(clock::now().saturating_sub(self.since));
+            let what = (Kind::Semaphore, permits);
+            site.core.observe(|it| it.released(&Event::of(&site.name, what, held, ())));
+        }
     }
 
     /// Takes another permit's permits into this one. No I/O, unless the caller drops a returned
@@ -86,6 +103,7 @@ impl Permit {
         match self.permits.checked_add(other.permits).filter(|_| same) {
             Some(sum) => {
                 self.permits = sum;
+                self.since = self.since.min(other.since);
                 other.permits = 0;
                 Ok(())
             }
@@ -102,6 +120,7 @@ impl Drop for Permit {
         }
         // Errors are logged, and the release is sent again.
         let _ = self.semaphore.site.give_back_as(self.permits, Giving::Posted);
+        self.tell_released(self.permits);
     }
 }
 

@@ -9,6 +9,7 @@ use redlatch_client::{Command, Lane, Outcome, ReplyReceiver, Route};
 use crate::error::Error;
 use crate::lease::{Cleanup, Debtor};
 use crate::local::permits::{PermitGate, PermitReply, RequestFailed, Source};
+use crate::observer::Kind;
 use crate::runtime::{Core, Member};
 use crate::scripts::semaphore::{REFUSED, SemaphoreScripts, released};
 use crate::scripts::{Replied, RequestId, Requests, SemaphoreKeys, Trouble};
@@ -210,6 +211,7 @@ impl SemaphoreSite {
 
 impl Source for SemaphoreSite {
     type Permits = u32;
+    const KIND: Kind = Kind::Semaphore;
 
     fn core(&self) -> &Arc<Core> {
         &self.core

@@ -143,7 +143,7 @@ impl PermitLease {
         drop(state);
         if has_it {
             // The callbacks' captures are the user's: they are dropped here, with no mutex held.
-            let _unheard = tenancy.finish_released();
+            self.tell_released(tenancy);
         }
         has_it
     }
@@ -154,7 +154,13 @@ impl PermitLease {
         // Under the mutex: a guard that finds the permit gone must know that it was given back, and
         // not take that for a loss.
         if let Some(tenancy) = self.finish(Tenancy::step_down).0 {
-            let _unheard = tenancy.finish_released();
+            self.tell_released(&tenancy);
+        }
+    }
+
+    fn tell_released(&self, tenancy: &Tenancy) {
+        if tenancy.finish_released().is_some() {
+            tenancy.tell_released(&self.site.core, &self.site.name);
         }
     }
 
@@ -218,6 +224,10 @@ impl Leaseholder for PermitLease {
 
     fn key(&self) -> &Arc<str> {
         &self.site.timeouts
+    }
+
+    fn users_name(&self) -> &Arc<str> {
+        &self.site.name
     }
 
     fn alarm(&self) -> &Mutex<Option<Alarm>> {

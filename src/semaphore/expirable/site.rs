@@ -15,6 +15,7 @@ use crate::error::{Error, ErrorKind, LostReason};
 use crate::lease::{Cleanup, Renewal};
 use crate::local::permits::{PermitGate, PermitReply, Permits, RequestFailed, Source};
 use crate::local::{Asked, Leaseholder};
+use crate::observer::Kind;
 use crate::runtime::{Core, Member};
 use crate::scripts::expirable_semaphore::{
     ExpirableScripts, ReturnedPermits, TakenPermit, released,
@@ -239,6 +240,7 @@ impl ExpirableSite {
 
 impl Source for ExpirableSite {
     type Permits = Vec<Arc<PermitLease>>;
+    const KIND: Kind = Kind::ExpirableSemaphore;
 
     fn core(&self) -> &Arc<Core> {
         &self.core

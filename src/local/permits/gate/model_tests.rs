@@ -12,6 +12,7 @@ use shuttle::thread;
 use super::*;
 use crate::error::{Error, ErrorKind};
 use crate::model::Server;
+use crate::observer::{Kind, Way};
 use crate::runtime::Core;
 use crate::waiting::{Claim, EnterOf, Lead, Queued, Synchronizer, Try, Wait, acquire};
 
@@ -84,12 +85,16 @@ impl Synchronizer for Pool {
         self
     }
 
+    fn what(&self, need: &u32) -> (Kind, u32) {
+        (Kind::Semaphore, *need)
+    }
+
     fn enter(&self, claim: &Claim<'_, u32>) -> Result<EnterOf<Self>, Error> {
         if let Some(entered) = self.gate.enter(claim.thread, claim.need, true) {
             return Ok(entered);
         }
         if self.request(&[claim.need])? > 0 {
-            return Ok(Enter::Granted(claim.need));
+            return Ok(Enter::Granted(claim.need, Way::Free));
         }
         Ok(self.gate.refused(claim.thread, claim.need))
     }

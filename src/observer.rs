@@ -1,0 +1,133 @@
+//! What happens to a client's locks, as a user's code sees it.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+#[cfg(doc)]
+use crate::config::ClientBuilder;
+use crate::error::{ErrorKind, LostReason};
+
+/// Hears what happens to a client's locks, semaphores and latches, for counters, spans or a log.
+/// Set by [`ClientBuilder::observer`].
+///
+/// Each acquisition is one [`wait_started`](Self::wait_started), even if it gets the lock at once,
+/// and then one [`acquired`](Self::acquired) or [`gave_up`](Self::gave_up). What was acquired is
+/// [`released`](Self::released) or [`lost`](Self::lost), once. A re-entry is nothing of this. Of a
+/// latch or a barrier only the waits are told.
+///
+/// These four run on the thread that acquires or releases, and the others on a thread of the
+/// client's own, in order. Each runs with no mutex of the client's held. `acquired` runs while the
+/// lock is held: let none of them block, and none use the client. A panic is logged, and harms
+/// nothing else.
+///
+/// ```no_run
+/// use redlatch::{Client, Event, LostReason, Observer, Way};
+///
+/// struct Log;
+///
+/// impl Observer for Log {
+///     fn acquired(&self, event: &Event<'_, Way>) {
+///         println!("{}: had after {:?}, {:?}", event.name, event.time, event.how);
+///     }
+///
+///     fn lost(&self, event: &Event<'_, LostReason>) {
+///         println!("{}: lost after {:?}: {}", event.name, event.time, event.how);
+///     }
+/// }
+///
+/// # fn main() -> Result<(), redlatch::Error> {
+/// let client = Client::builder("redis://127.0.0.1:6379").observer(Log).connect()?;
+/// # drop(client);
+/// # Ok(()) }
+/// ```
+pub trait Observer: Send + Sync + 'static {
+    /// A thread wants it. `time` is zero, or what a first request has taken.
+    fn wait_started(&self, _event: &Event<'_>) {}
+
+    /// The wait is over: the thread has it. `time`: how long that took. `how`: where it came from.
+    fn acquired(&self, _event: &Event<'_, Way>) {}
+
+    /// The wait is over, without it. `time`: how long it lasted. `how`: `None` if the thread's time
+    /// was over, or it would not wait; otherwise the kind of the error that the caller gets.
+    fn gave_up(&self, _event: &Event<'_, Option<ErrorKind>>) {}
+
+    /// The thread has left it, for others or to wait on a condition. `time`: how long it had it.
+    fn released(&self, _event: &Event<'_>) {}
+
+    /// The hold was lost. `time`: how long it was held. `how`: why.
+    fn lost(&self, _event: &Event<'_, LostReason>) {}
+
+    /// The server has renewed the lease. `time`: what was left of it when the answer came.
+    fn renewed(&self, _event: &Event<'_>) {}
+
+    /// A renewal failed, and is tried again. `time`: what is left of the lease. `how`: the cause,
+    /// for people.
+    fn renewal_failed(&self, _event: &Event<'_, &str>) {}
+
+    /// An outage of a server is over. `name`: its address. `time`: how long the outage lasted. Of
+    /// several clients in one process, the first to notice an outage is told.
+    fn reconnected(&self, _event: &Event<'_>) {}
+}
+
+/// What an [`Observer`] hears.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Event<'a, T = ()> {
+    /// The name of the lock.
+    pub name: &'a str,
+    /// What has that name.
+    pub kind: Kind,
+    /// How many permits; of any other kind it is 1.
+    pub permits: u32,
+    /// How long: see the methods of [`Observer`].
+    pub time: Duration,
+    /// By which way, or why: see the methods of [`Observer`].
+    pub how: T,
+}
+
+impl<'a, T> Event<'a, T> {
+    pub(crate) fn of(name: &'a str, what: (Kind, u32), time: Duration, how: T) -> Self {
+        Self { name, kind: what.0, permits: what.1, time, how }
+    }
+}
+
+/// What an [`Event`] is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+#[expect(missing_docs, reason = "the names of the types")]
+pub enum Kind {
+    ReentrantLock,
+    FairLock,
+    ReadLock,
+    WriteLock,
+    FencedLock,
+    Semaphore,
+    ExpirableSemaphore,
+    CountDownLatch,
+    CyclicBarrier,
+    /// A Redis server.
+    Server,
+}
+
+/// Where an acquired lock came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Way {
+    /// The server gave it when asked: it was free by then.
+    Free,
+    /// Another process released it, and the server handed it on.
+    HandedOn,
+    /// A thread of this process passed it on, or shares it.
+    Passed,
+}
+
+/// The observer of a client, if it has one.
+#[derive(Clone, Default)]
+pub(crate) struct Observed(pub(crate) Option<Arc<dyn Observer>>);
+
+impl fmt::Debug for Observed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", if self.0.is_some() { "Some(…)" } else { "None" })
+    }
+}
