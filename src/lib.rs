@@ -121,6 +121,8 @@
 //!
 //! # Features
 //!
+//! - `in-memory`: `Client::in_memory` and `InMemoryServer`, for tests without a server. The build
+//!   needs a C compiler. Off by default.
 //! - `tls`: `rediss://` URLs, through rustls with ring. The build needs a C compiler. Off by
 //!   default.
 
@@ -135,6 +137,8 @@ mod client;
 mod config;
 mod election;
 mod error;
+#[cfg(feature = "in-memory")]
+mod in_memory;
 mod latch;
 mod lease;
 mod local;
@@ -153,6 +157,8 @@ pub use client::Client;
 pub use config::ClientBuilder;
 pub use election::{Changes, Leader, LeaderElection, Leadership};
 pub use error::{Error, ErrorKind, LostReason};
+#[cfg(feature = "in-memory")]
+pub use in_memory::InMemoryServer;
 pub use latch::CountDownLatch;
 pub use local::HoldState;
 pub use lock::condition::Condition;

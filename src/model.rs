@@ -1,4 +1,4 @@
-//! The server of the model tests: [`redlatch_client`'s](redlatch_client::testing::model), with the
+//! The server of the model tests: [`redlatch_client`'s](redlatch_client::in_memory), with the
 //! locks' keys and scripts. As much of them as the models need: without windows and leases.
 
 use std::collections::{HashMap, VecDeque};
@@ -6,7 +6,7 @@ use std::sync::{Arc, LazyLock};
 
 use redis::Value;
 use redlatch_client::Dialer;
-use redlatch_client::testing::model::{self, Keys, Peers, Redis};
+use redlatch_client::in_memory::{self, Keys, Peers, Redis};
 use shuttle::rand::{Rng, thread_rng};
 
 /// As its client names the script that these files of `lua/` make.
@@ -26,7 +26,7 @@ use read_write::Holders;
 const NOW: i64 = 1_000_000;
 
 /// A server that knows the locks' scripts.
-pub(crate) struct Server(Arc<model::Server<Locks>>);
+pub(crate) struct Server(Arc<in_memory::Server<Locks>>);
 
 impl Server {
     /// Starts one that knows the scripts from the beginning: there is no renewer that would read the
@@ -38,7 +38,7 @@ impl Server {
         scripts.extend(read_write::scripts());
         let redis = Redis::new(Locks::default(), scripts);
         let chance = |most| thread_rng().gen_range(0..=most);
-        Arc::new(Self(model::Server::start(redis, NOW, 0, chance)))
+        Arc::new(Self(in_memory::Server::start(redis, NOW, 0, chance)))
     }
 
     pub(crate) fn dialer(&self) -> Dialer {
@@ -135,17 +135,17 @@ struct ModelStep<'a> {
 impl Locks {
     fn step<'a>(&'a mut self, peers: &'a mut Peers, now: i64) -> ModelStep<'a> {
         let Self { locks, shared, queues, refusals } = self;
-        ModelStep { locks, shared, queues, refusals, peers, now }
+        ModelStep { locks, shared, queues, refusals, peers, now: now / 1_000 }
     }
 }
 
 impl Keys for Locks {
-    fn command(&mut self, peers: &mut Peers, now: i64, command: &[Vec<u8>]) -> Value {
-        let key = &command[1];
-        match command[0].as_slice() {
+    fn command(&mut self, peers: &mut Peers, now: i64, command: &[&[u8]]) -> Value {
+        let key = command[1];
+        match command[0] {
             b"HEXISTS" => {
-                let is_owner = self.locks.get(key) == Some(&command[2]);
-                let holds = self.step(peers, now).holders(key).know(&command[2]);
+                let is_owner = self.locks.get(key).is_some_and(|owner| owner == command[2]);
+                let holds = self.step(peers, now).holders(key).know(command[2]);
                 Value::Int(i64::from(is_owner || holds))
             }
             b"EXISTS" => Value::Int(i64::from(self.locks.contains_key(key))),
@@ -153,7 +153,15 @@ impl Keys for Locks {
         }
     }
 
-    fn script(&mut self, peers: &mut Peers, now: i64, sha: &str, arguments: &[Vec<u8>]) -> Value {
+    fn script(
+        &mut self,
+        peers: &mut Peers,
+        now: i64,
+        sha: &str,
+        _: usize,
+        arguments: &[&[u8]],
+    ) -> Value {
+        let arguments: &Vec<_> = &arguments.iter().map(|it| it.to_vec()).collect();
         let before = self.locks.get(&arguments[0]).cloned();
         let reply = self.step(peers, now).evaluate(sha, arguments);
         if self.locks.get(&arguments[0]) != before.as_ref() {

@@ -14,6 +14,9 @@ compile_error!("redlatch is for Unix systems: Linux, and macOS and FreeBSD, wher
 
 mod cancel;
 mod connection;
+#[cfg(any(feature = "in-memory", feature = "testing"))]
+#[doc(hidden)]
+pub mod in_memory;
 pub mod pubsub;
 pub mod sync;
 #[cfg(feature = "testing")]

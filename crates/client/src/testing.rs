@@ -5,8 +5,6 @@ use std::net::SocketAddr;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-pub mod model;
-
 /// How often a [led](lead) name is looked up: no name server is asked.
 pub(crate) const LOOK_UP: Duration = Duration::from_millis(200);
 

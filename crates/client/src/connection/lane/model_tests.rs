@@ -15,8 +15,8 @@ use crate::cancel::CancelToken;
 use crate::connection::{
     Command, Endpoint, Failure, Limit, Outcome, ReplyReceiver, Script, Settings, was_cut,
 };
+use crate::in_memory::{Keys, Peers, Redis, Server};
 use crate::sync::{Mutex, explore};
-use crate::testing::model::{Keys, Peers, Redis, Server};
 
 const MINUTE: Duration = Duration::from_secs(60);
 const THREADS: usize = 3;
@@ -31,12 +31,12 @@ const RETURN_ARGUMENT: &str = "return ARGV[1]";
 struct NoKeys;
 
 impl Keys for NoKeys {
-    fn command(&mut self, _: &mut Peers, _: i64, command: &[Vec<u8>]) -> Value {
+    fn command(&mut self, _: &mut Peers, _: i64, command: &[&[u8]]) -> Value {
         unreachable!("{command:?}")
     }
 
-    fn script(&mut self, _: &mut Peers, _: i64, _: &str, arguments: &[Vec<u8>]) -> Value {
-        Value::BulkString(arguments[0].clone())
+    fn script(&mut self, _: &mut Peers, _: i64, _: &str, _: usize, all: &[&[u8]]) -> Value {
+        Value::BulkString(all[0].to_vec())
     }
 }
 

@@ -1,0 +1,205 @@
+//! The scripts, in the language that Redis runs them in.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+
+use mlua::{Function, Lua, LuaOptions, StdLib, Value as LuaValue, Variadic};
+use redis::Value;
+
+use super::commands::Step;
+use super::network::{Keys, Peers, refusal};
+use super::store::Store;
+use crate::sync::Mutex;
+
+/// Redis's keys, and the scripts about them.
+pub struct Scripts {
+    data: Arc<Mutex<Data>>,
+    lua: Lua,
+    run: Function,
+    known: HashMap<String, Function>,
+}
+
+/// What a script's commands work on.
+#[derive(Default)]
+struct Data {
+    store: Store,
+    /// The server's, while a script runs.
+    peers: Peers,
+    /// The server's time when the script began, in µs: for a script it stands still.
+    now: i64,
+}
+
+impl Scripts {
+    /// No keys and no scripts yet. An error: Lua has no memory.
+    pub fn new() -> Result<Self, String> {
+        let data = Arc::new(Mutex::new(Data::default()));
+        let in_lua = || {
+            let libraries = StdLib::TABLE | StdLib::STRING | StdLib::MATH;
+            let lua = Lua::new_with(libraries, LuaOptions::default())?;
+            let for_commands = Arc::clone(&data);
+            let command = lua.create_function(move |lua, arguments: Variadic<LuaValue>| {
+                let data = &mut *for_commands.lock();
+                let reply = data.command(&arguments);
+                to_lua(lua, reply)
+            })?;
+            let prelude = lua.load(include_str!("prelude.lua")).set_name("=prelude");
+            let run: Function = prelude.call(command)?;
+            Ok((lua, run))
+        };
+        let made: mlua::Result<(Lua, Function)> = in_lua();
+        let (lua, run) = made.map_err(|error| error.to_string())?;
+        Ok(Self { data, lua, run, known: HashMap::new() })
+    }
+
+    fn call(&self, script: &Function, keys: usize, arguments: &[&[u8]]) -> mlua::Result<Value> {
+        let text = |it: &&[u8]| self.lua.create_string(it);
+        let arguments = arguments.iter().map(text).collect::<mlua::Result<Variadic<_>>>()?;
+        let (done, result): (bool, LuaValue) = self.run.call((script, keys, arguments))?;
+        if done { of_lua(&result) } else { failure(&result) }
+    }
+}
+
+impl Data {
+    fn command(&mut self, arguments: &[LuaValue]) -> Value {
+        let texts = arguments.iter().map(|argument| match argument {
+            LuaValue::String(text) => Some(text.as_bytes().to_vec()),
+            LuaValue::Number(number) => Some(number_text(*number).into_bytes()),
+            LuaValue::Integer(number) => Some(number.to_string().into_bytes()),
+            _ => None,
+        });
+        let Some(texts) = texts.collect::<Option<Vec<_>>>() else {
+            return refusal("ERR Lua redis lib command arguments must be strings or integers");
+        };
+        let texts: Vec<_> = texts.iter().map(Vec::as_slice).collect();
+        let Self { store, peers, now } = self;
+        Step { store, peers, now: *now }.run(&texts)
+    }
+}
+
+impl Keys for Scripts {
+    fn command(&mut self, peers: &mut Peers, now: i64, command: &[&[u8]]) -> Value {
+        Step { store: &mut self.data.lock().store, peers, now }.run(command)
+    }
+
+    fn learn(&mut self, sha: &str, code: &[u8]) -> Result<(), Value> {
+        let script = self.lua.load(code).set_name("=user_script").into_function();
+        let wrong = |error| refusal(&format!("ERR Error compiling script: {error}"));
+        self.known.insert(sha.to_owned(), script.map_err(wrong)?);
+        Ok(())
+    }
+
+    fn script(
+        &mut self,
+        peers: &mut Peers,
+        now: i64,
+        sha: &str,
+        keys: usize,
+        arguments: &[&[u8]],
+    ) -> Value {
+        let Some(script) = self.known.get(sha) else {
+            return refusal("NOSCRIPT No matching script. Please use EVAL.");
+        };
+        let mut data = self.data.lock();
+        data.now = now;
+        std::mem::swap(&mut data.peers, peers);
+        drop(data);
+        let reply = self.call(script, keys, arguments);
+        std::mem::swap(&mut self.data.lock().peers, peers);
+        reply.unwrap_or_else(|error| refusal(&format!("ERR {error}")))
+    }
+
+    fn ends(&self, key: &[u8]) -> Option<i64> {
+        self.data.lock().store.ends(key).map(|millis| millis.saturating_mul(1_000) + 999)
+    }
+}
+
+impl fmt::Debug for Scripts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Scripts").field("known", &self.known.len()).finish_non_exhaustive()
+    }
+}
+
+/// A command's reply, as Redis gives it to a script.
+fn to_lua(lua: &Lua, reply: Value) -> mlua::Result<LuaValue> {
+    let only = |field: &str, text: &str| {
+        let table = lua.create_table_with_capacity(0, 1)?;
+        table.raw_set(field, text)?;
+        Ok(LuaValue::Table(table))
+    };
+    match reply {
+        Value::Nil => Ok(LuaValue::Boolean(false)),
+        Value::Int(number) => Ok(LuaValue::Number(number as f64)),
+        Value::BulkString(text) => lua.create_string(text).map(LuaValue::String),
+        Value::Double(number) => lua.create_string(number_text(number)).map(LuaValue::String),
+        Value::Okay => only("ok", "OK"),
+        Value::SimpleString(text) => only("ok", &text),
+        Value::ServerError(error) => {
+            only("err", &format!("{} {}", error.code(), error.details().unwrap_or_default()))
+        }
+        Value::Array(parts) => {
+            let table = lua.create_table_with_capacity(parts.len(), 0)?;
+            for (at, part) in parts.into_iter().enumerate() {
+                table.raw_set(at + 1, to_lua(lua, part)?)?;
+            }
+            Ok(LuaValue::Table(table))
+        }
+        Value::Map(pairs) => {
+            let parts = pairs.into_iter().flat_map(|(field, value)| [field, value]);
+            to_lua(lua, Value::Array(parts.collect()))
+        }
+        _ => Ok(LuaValue::Nil),
+    }
+}
+
+/// A script's result, as Redis makes a reply of it: numbers lose their fraction, and a list ends at
+/// its first nil.
+fn of_lua(result: &LuaValue) -> mlua::Result<Value> {
+    Ok(match result {
+        LuaValue::Boolean(true) => Value::Int(1),
+        LuaValue::Number(number) => Value::Int(*number as i64),
+        LuaValue::Integer(number) => Value::Int(*number),
+        LuaValue::String(text) => Value::BulkString(text.as_bytes().to_vec()),
+        LuaValue::Table(table) => {
+            if let LuaValue::String(text) = table.raw_get("err")? {
+                return Ok(refusal(&text.to_string_lossy()));
+            }
+            if let LuaValue::String(text) = table.raw_get("ok")? {
+                return Ok(Value::SimpleString(text.to_string_lossy()));
+            }
+            let mut parts = Vec::new();
+            loop {
+                match table.raw_get(parts.len() + 1)? {
+                    LuaValue::Nil => break,
+                    part => parts.push(of_lua(&part)?),
+                }
+            }
+            Value::Array(parts)
+        }
+        _ => Value::Nil,
+    })
+}
+
+/// The reply of a script that ended with this error.
+fn failure(error: &LuaValue) -> mlua::Result<Value> {
+    Ok(match error {
+        LuaValue::Table(_) => match of_lua(error)? {
+            refused @ Value::ServerError(_) => refused,
+            _ => refusal("ERR the script ended with a table"),
+        },
+        LuaValue::String(text) => refusal(&format!("ERR {}", text.to_string_lossy())),
+        LuaValue::Error(error) => refusal(&format!("ERR {error}")),
+        other => refusal(&format!("ERR {other:?}")),
+    })
+}
+
+/// As C's `%.17g` writes whole numbers, which are all that the scripts use; others as Rust does.
+fn number_text(number: f64) -> String {
+    if number.is_infinite() {
+        return if number > 0.0 { "inf" } else { "-inf" }.to_owned();
+    }
+    if number.fract() == 0.0 && number.abs() < 1e17 {
+        return (number as i64).to_string();
+    }
+    number.to_string()
+}

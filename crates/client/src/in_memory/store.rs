@@ -1,0 +1,178 @@
+//! The keys of a server in this process: their values, and when they end.
+
+use std::collections::{HashMap, VecDeque};
+
+use redis::Value;
+
+use super::network::{Peers, refusal};
+
+/// All keys, of all types that the scripts use: no sets and no streams.
+#[derive(Debug, Default)]
+pub(super) struct Store {
+    entries: HashMap<Vec<u8>, Entry>,
+    /// The number of entries at which those that have ended are swept out.
+    sweep_at: usize,
+    /// The state of the random numbers.
+    random: u64,
+}
+
+#[derive(Debug)]
+pub(super) struct Entry {
+    pub(super) kept: Kept,
+    /// The last ms of its life.
+    pub(super) ends: Option<i64>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Kept {
+    Text(Vec<u8>),
+    /// In the order in which the fields came, as a server keeps small ones.
+    Hash(Vec<(Vec<u8>, Vec<u8>)>),
+    List(VecDeque<Vec<u8>>),
+    /// By score, and members of one score by their bytes.
+    Sorted(Vec<(f64, Vec<u8>)>),
+}
+
+impl Kept {
+    pub(super) fn kind(&self) -> &'static str {
+        match self {
+            Self::Text(_) => "string",
+            Self::Hash(_) => "hash",
+            Self::List(_) => "list",
+            Self::Sorted(_) => "zset",
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        match self {
+            Self::Text(_) => false,
+            Self::Hash(fields) => fields.is_empty(),
+            Self::List(elements) => elements.is_empty(),
+            Self::Sorted(members) => members.is_empty(),
+        }
+    }
+}
+
+/// A type of values: how it is found in an entry.
+pub(super) trait Kind: Sized {
+    fn of(kept: &mut Kept) -> Option<&mut Self>;
+    fn empty() -> Kept;
+}
+
+macro_rules! kinds {
+    ($($variant:ident $kind:ty;)+) => {
+        $(impl Kind for $kind {
+            fn of(kept: &mut Kept) -> Option<&mut Self> {
+                match kept {
+                    Kept::$variant(value) => Some(value),
+                    _ => None,
+                }
+            }
+
+            fn empty() -> Kept {
+                Kept::$variant(Self::default())
+            }
+        })+
+    };
+}
+
+kinds! {
+    Text Vec<u8>;
+    Hash Vec<(Vec<u8>, Vec<u8>)>;
+    List VecDeque<Vec<u8>>;
+    Sorted Vec<(f64, Vec<u8>)>;
+}
+
+impl Store {
+    /// The key's entry, if it has not ended by `now`, in ms.
+    pub(super) fn entry(&mut self, peers: &mut Peers, now: i64, key: &[u8]) -> Option<&mut Entry> {
+        if self.entries.get(key)?.ends.is_some_and(|ends| ends < now) {
+            self.entries.remove(key);
+            peers.changed(key);
+            return None;
+        }
+        self.entries.get_mut(key)
+    }
+
+    /// The value under a key, of this type: an error, if it has another. `None`: there is no key.
+    pub(super) fn value<T: Kind>(
+        &mut self,
+        peers: &mut Peers,
+        now: i64,
+        key: &[u8],
+    ) -> Result<Option<&mut T>, Value> {
+        match self.entry(peers, now, key) {
+            Some(entry) => T::of(&mut entry.kept).map(Some).ok_or_else(wrong_type),
+            None => Ok(None),
+        }
+    }
+
+    /// The same, but the key is made if there is none.
+    pub(super) fn value_or_new<T: Kind>(
+        &mut self,
+        peers: &mut Peers,
+        now: i64,
+        key: &[u8],
+    ) -> Result<&mut T, Value> {
+        if self.entry(peers, now, key).is_none() {
+            self.insert(now, key, T::empty(), None);
+        }
+        let entry = self.entries.get_mut(key);
+        entry.and_then(|entry| T::of(&mut entry.kept)).ok_or_else(wrong_type)
+    }
+
+    pub(super) fn insert(&mut self, now: i64, key: &[u8], kept: Kept, ends: Option<i64>) {
+        if self.entries.len() >= self.sweep_at {
+            self.entries.retain(|_, entry| entry.ends.is_none_or(|ends| ends >= now));
+            self.sweep_at = 2 * self.entries.len() + 1_000;
+        }
+        self.entries.insert(key.to_vec(), Entry { kept, ends });
+    }
+
+    /// The key's value has changed: it goes, if nothing is left of it.
+    pub(super) fn changed(&mut self, peers: &mut Peers, key: &[u8]) {
+        if self.entries.get(key).is_some_and(|entry| entry.kept.is_empty()) {
+            self.entries.remove(key);
+        }
+        peers.changed(key);
+    }
+
+    pub(super) fn remove(&mut self, peers: &mut Peers, now: i64, key: &[u8]) -> bool {
+        let existed = self.entry(peers, now, key).is_some();
+        if existed {
+            self.entries.remove(key);
+            peers.changed(key);
+        }
+        existed
+    }
+
+    pub(super) fn clear(&mut self, peers: &mut Peers) {
+        for (key, _) in self.entries.drain() {
+            peers.changed(&key);
+        }
+    }
+
+    /// When the key ends, in ms. `None`: never, or there is none.
+    pub(super) fn ends(&self, key: &[u8]) -> Option<i64> {
+        self.entries.get(key)?.ends
+    }
+
+    /// All keys that have not ended, in order.
+    pub(super) fn all(&self, now: i64) -> Vec<(&[u8], &Entry)> {
+        let lives = |entry: &Entry| entry.ends.is_none_or(|ends| ends >= now);
+        let entries = self.entries.iter().filter(|(_, entry)| lives(entry));
+        let mut all: Vec<_> = entries.map(|(key, entry)| (key.as_slice(), entry)).collect();
+        all.sort_unstable_by_key(|(key, _)| *key);
+        all
+    }
+
+    /// A number below this one: the same numbers in each run.
+    pub(super) fn random(&mut self, below: usize) -> usize {
+        self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (self.random >> 33) as usize % below.max(1)
+    }
+}
+
+fn wrong_type() -> Value {
+    refusal("WRONGTYPE Operation against a key holding the wrong kind of value")
+}

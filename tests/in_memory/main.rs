@@ -1,0 +1,5 @@
+//! The library without a server: `cargo test --features in-memory --test in_memory`.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod each_type;
