@@ -18,7 +18,7 @@ fn worker() {
         _ => {
             let leadership = client.leader_election(job.arg(2)).campaign().unwrap();
             job.say(&format!("leads {}", leadership.token()));
-            job.wait_line();
+            let _ = job.wait_line();
         }
     }
 }
