@@ -300,10 +300,9 @@ impl CyclicBarrier {
                         // The end of the wait has ended a request.
                         (Ok(_), _) if wait.is_over() => Ok(None),
                         (Ok(_), outcome) => outcome.map(|_| None),
-                        // `None` would say that no other party passes.
-                        (Err(trouble), outcome) => {
-                            outcome.and_then(|_| Err(self.not_left(trouble)))
-                        }
+                        // `None` would say that no other party passes, and the first error does not
+                        // say that they may.
+                        (Err(trouble), _) => Err(self.not_left(trouble)),
                     };
                 }
                 (outcome, None) => return outcome.map(|_| None),
@@ -328,7 +327,7 @@ impl CyclicBarrier {
     }
 
     fn not_left(&self, trouble: Trouble) -> Error {
-        let state = "its time is over, and it is not known whether the others pass; if not, the \
+        let state = "it waits no more, and it is not known whether the others pass; if not, the \
                      barrier breaks when the lease of this party ends";
         trouble.into_error().of(&self.site.name).now(state)
     }
