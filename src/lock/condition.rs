@@ -24,17 +24,17 @@ use self::entry::{ConditionEntry, Ended};
 
 mod entry;
 
-/// A place where threads that have a lock wait for a change, on any machine, until the thread that
-/// makes the change notifies them: `Condition` of java.util.concurrent, across processes. Made by
+/// A condition of a lock, on which threads wait until another thread, on any machine, makes a
+/// change and notifies them. It is `Condition` of java.util.concurrent, across processes. Made by
 /// [`ReentrantLock::new_condition`], and likewise by a [`FairLock`], a [`FencedLock`] and a
 /// [`WriteLock`]. (Readers have none, as in Java.)
 ///
-/// A wait leaves the lock, sleeps until it is notified, and takes the lock again before it returns.
-/// Notifications go to the present waiters, the longest waiting first; a notification without a
-/// waiter is lost. Both the waiter and the notifier must hold the lock.
+/// A wait releases the lock, sleeps until it is notified, and takes the lock again before it
+/// returns. A notification goes to the thread that has waited longest. Without a waiter it has no
+/// effect. Both the waiter and the notifier must hold the lock.
 ///
-/// A clone is the same condition, and so is every one of the same lock and name. A lock may have
-/// many. A lock written `x` in one place and `{x}` in another has different conditions there.
+/// A clone is the same condition, and so is every condition of the same lock and name. A lock may
+/// have many. The locks `x` and `{x}` have different conditions.
 ///
 /// A bounded buffer, in a Redis list (or any store that all processes can see):
 ///
@@ -81,38 +81,37 @@ mod entry;
 ///
 /// # The guard during a wait
 ///
-/// The thread leaves all levels of the lock, including those of its other guards, and comes back
-/// with all of them: the guards are valid again, in a new hold. Meanwhile they say that they are
-/// released. Callbacks given to [`on_lost`](LockGuard::on_lost) stay registered; a wait itself is
-/// no loss. A fixed lease counts anew from the return; with several levels the longest one counts.
-/// The guards of a [`FencedLock`] have the token of the new hold, which is higher.
+/// The thread releases all levels of the lock, including those of its other guards, and returns
+/// with all of them in a new hold. During the wait the guards say "released". Callbacks given to
+/// [`on_lost`](LockGuard::on_lost) stay registered; a wait itself is no loss. A fixed lease begins
+/// anew after the wait; with several levels, it is the longest of their leases. The guards of a
+/// [`FencedLock`] have the higher token of the new hold.
 ///
 /// # The difference to `std::sync::Condvar`
 ///
-/// The lock is on another machine, so a wait may come back **without it**: every error after the
-/// lock was left, except [`Cancelled`](ErrorKind::Cancelled), means that the thread holds nothing.
-/// The guards say so (released, or lost), and dropping them does nothing. Check the guard after a
-/// wait, as after any other pause. A wait may return without a notification ("spurious"), so wait
-/// in a loop, or with [`wait_while`](Self::wait_while). That is rare: when the server lost its
-/// data, when the process was cut off from it, or when a notification was passed on that its
-/// receiver could use after all.
+/// The lock is on another machine, so a wait may return **without the lock**. After every error
+/// except [`Cancelled`](ErrorKind::Cancelled) that comes after the release, the thread holds
+/// nothing. The guards say so, and dropping them does nothing. Check the guard after a wait, as
+/// after any other pause. In rare cases a wait returns without a notification, so wait in a loop,
+/// or with [`wait_while`](Self::wait_while).
 ///
 /// # Deaths
 ///
-/// A notification is used when the thread that it woke has left the lock again. If its process dies
-/// before that, in its wake-up, in the queue for the lock or with the lock in its hands, the next
-/// waiter is notified instead: within about a second, or three if the process did not die but
-/// stands still. (That waiter then waits for the lock until the dead holder's lease ends.) The
-/// other half is the notifier's: **notify before you make the change** that others wait for. They
-/// cannot see it before the lock is released anyway, and a notifier that dies between the two wakes
-/// a waiter in vain, but leaves none asleep.
+/// If the process of a notified waiter dies before that thread has released the lock again, the
+/// next waiter gets the notification within about a second, or three seconds if the process is only
+/// stopped. (That waiter then waits for the lock until the dead holder's lease ends.)
+///
+/// **Notify before you make the change** for which others wait. They cannot see it before the lock
+/// is released anyway. If your process dies between the notification and the change, a waiter wakes
+/// for nothing. In the other order, the waiters would miss the change.
 ///
 /// # In Redis
 ///
-/// Keys of this library alone: `redlatch_condition:{lock}:name:length` has the waiters, and
-/// `redlatch_notified:{lock}:name:length` the notified ones. They go a minute after the last sign
-/// of life. Access rights must allow them ([table](crate::guide::operations)). Redisson's clients
-/// may hold the lock meanwhile; they know nothing of conditions.
+/// `redlatch_condition:{lock}:name:length` has the waiters, and
+/// `redlatch_notified:{lock}:name:length` the notified ones. The keys expire a minute after the
+/// last sign of life. The server's user needs the rights to them
+/// ([table](crate::guide::operations#access-rights)). Redisson has no conditions, but its clients
+/// may hold the lock meanwhile.
 #[derive(Clone)]
 pub struct Condition {
     lock: Arc<dyn Part>,
@@ -121,10 +120,9 @@ pub struct Condition {
 }
 
 impl ReentrantLock {
-    /// A condition of this lock, on which threads that have it wait.
+    /// Returns the condition of this name, on which threads that hold the lock wait.
     ///
-    /// No I/O. Conditions of one lock and one name are the same, on all machines. An empty name is
-    /// an error of the first call.
+    /// No I/O. If the name is empty, the first call returns an error.
     #[must_use]
     pub fn new_condition(&self, name: &str) -> Condition {
         Condition::new(self.clone(), name)
@@ -132,10 +130,10 @@ impl ReentrantLock {
 }
 
 impl FairLock {
-    /// A condition of this lock, on which threads that have it wait.
+    /// Returns the condition of this name, on which threads that hold the lock wait.
     ///
-    /// No I/O. Conditions of one lock and one name are the same, on all machines. An empty name is
-    /// an error of the first call. A notified waiter stands at the end of the lock's queue.
+    /// No I/O. If the name is empty, the first call returns an error. A notified waiter queues at
+    /// the end of the lock's queue.
     #[must_use]
     pub fn new_condition(&self, name: &str) -> Condition {
         Condition::new(self.clone(), name)
@@ -143,11 +141,10 @@ impl FairLock {
 }
 
 impl FencedLock {
-    /// A condition of this lock, on which threads that have it wait.
+    /// Returns the condition of this name, on which threads that hold the lock wait.
     ///
-    /// No I/O. Conditions of one lock and one name are the same, on all machines. An empty name is
-    /// an error of the first call. After a wait the guards have a higher
-    /// [token](LockGuard::token): the data may have changed meanwhile.
+    /// No I/O. If the name is empty, the first call returns an error. After a wait the guards have
+    /// a higher [token](LockGuard::token).
     #[must_use]
     pub fn new_condition(&self, name: &str) -> Condition {
         Condition::new(self.clone(), name)
@@ -155,12 +152,11 @@ impl FencedLock {
 }
 
 impl WriteLock {
-    /// A condition of this lock, on which threads that have it wait.
+    /// Returns the condition of this name, on which threads that hold the lock wait.
     ///
-    /// No I/O. Conditions of one lock and one name are the same, on all machines. An empty name is
-    /// an error of the first call. A wait does not leave the read lock: a thread that holds that as
-    /// well gets an error of kind [`WouldDeadlock`](ErrorKind::WouldDeadlock), and holds both as
-    /// before.
+    /// No I/O. If the name is empty, the first call returns an error. A wait does not release the
+    /// read lock. If a thread holds that, too, a wait fails with
+    /// [`WouldDeadlock`](ErrorKind::WouldDeadlock), and the thread holds both as before.
     #[must_use]
     pub fn new_condition(&self, name: &str) -> Condition {
         Condition::new(self.clone(), name)
@@ -168,50 +164,45 @@ impl WriteLock {
 }
 
 impl Condition {
-    /// Leaves the lock, sleeps until notified, and takes the lock again.
+    /// Releases the lock, sleeps until it is notified, and takes the lock again.
     ///
     /// # Errors
     ///
-    /// Before the lock is left; then it is held as before, and nothing was changed:
+    /// Before the release, the lock is held as before:
     ///
     /// - [`NotHeld`](ErrorKind::NotHeld) if the calling thread does not hold the lock, or `guard`
-    ///   is that of another lock. [`LeaseLost`](ErrorKind::LeaseLost) if the hold was lost: then,
-    ///   of course, the thread does not hold it.
-    /// - [`Redis`](ErrorKind::Redis) if the server is in trouble,
+    ///   is that of another lock. [`LeaseLost`](ErrorKind::LeaseLost) if the lock was lost.
+    /// - [`Redis`](ErrorKind::Redis) if the server refuses, is away, or does not answer in time.
     ///   [`Protocol`](ErrorKind::Protocol) if its answer makes no sense.
     /// - [`Config`](ErrorKind::Config) if the condition's name is empty,
     ///   [`Forked`](ErrorKind::Forked) in a forked child, [`ShutDown`](ErrorKind::ShutDown) after
     ///   [`Client::shutdown`].
     ///
-    /// After that, with the message that **nothing is held** any more, at no level: `Redis` and
-    /// `Protocol` if the server is in trouble during the wait or when the thread takes the lock
-    /// again, `ShutDown` when the client ends, [`LeaseLost`](ErrorKind::LeaseLost) if the lock was
-    /// lost in the moment in which it was taken again. A notification that had come is then passed
-    /// on.
+    /// After the release, **the thread holds nothing**, at no level, and the message says so:
+    /// `Redis` and `Protocol` as above, `ShutDown` when the client ends, and
+    /// [`LeaseLost`](ErrorKind::LeaseLost) if the lock was lost at the moment in which the thread
+    /// took it again. If the thread was notified, the next waiter gets the notification.
     ///
     /// All verbs that wait fail in these ways.
     ///
     /// # Blocking
     ///
-    /// One round trip before the lock is left (the first wait of a client opens a connection, too).
-    /// Then until the thread is notified, and until it has the lock again, as
-    /// [`Lock::lock`](crate::Lock::lock). While it sleeps it asks the server about once a second,
-    /// in case a message was lost. There is nothing to renew meanwhile.
+    /// One round trip before the release (and the first wait of a client opens a connection). Then
+    /// until the thread is notified, and until it has the lock again, as
+    /// [`Lock::lock`](crate::Lock::lock). While it sleeps, it asks the server about once a second,
+    /// in case a message was lost.
     pub fn wait(&self, guard: &LockGuard<impl Lock + ?Sized>) -> Result<(), Error> {
         self.wait_within(guard, Wait::FOREVER).map(drop)
     }
 
-    /// Releases the lock, sleeps until a notify or for `wait` at most, and takes the lock again.
-    /// Returns `true` if it was notified, otherwise `false`. The thread holds the lock in both
-    /// cases. A wait of zero does not leave the lock.
-    ///
-    /// A notification that comes as the time ends either counts, `true`, or goes to another waiter.
+    /// Releases the lock, sleeps until it is notified or for at most `wait`, and takes the lock
+    /// again. Returns whether it was notified. The thread holds the lock in both cases. A wait of
+    /// zero does not release the lock.
     ///
     /// # Blocking
     ///
-    /// `wait` bounds the sleep and the requests before it and within it. It does not bound the
-    /// later steps: the question whether the thread was notified, and the time until it has the
-    /// lock again.
+    /// For at most `wait` until the end of the sleep. After that the call asks whether the thread
+    /// was notified, and waits until it has the lock again.
     #[must_use = "`false`: nobody has notified it, and time is over"]
     pub fn wait_for(
         &self,
@@ -221,19 +212,18 @@ impl Condition {
         self.wait_within(guard, Wait::at_most(wait))
     }
 
-    /// Releases the lock, sleeps until a notify or until `token` is cancelled, and takes the lock
+    /// Releases the lock, sleeps until it is notified or `token` is cancelled, and takes the lock
     /// again.
     ///
     /// # Errors
     ///
-    /// [`Cancelled`](ErrorKind::Cancelled): **the lock is held again**, with all levels, as in
-    /// Java. A waiter that was notified before is not cancelled. Also the errors of
-    /// [`wait`](Self::wait).
+    /// [`Cancelled`](ErrorKind::Cancelled): **the thread holds the lock again**, with all levels,
+    /// as in Java. If the thread was notified before the cancel, this is no error. Also the errors
+    /// of [`wait`](Self::wait).
     ///
     /// # Blocking
     ///
-    /// Until the thread has the lock again. The cancel ends the sleep at once, and not the time
-    /// until the thread has the lock again.
+    /// Until the thread has the lock again. The cancel ends only the sleep.
     pub fn wait_cancellable(
         &self,
         guard: &LockGuard<impl Lock + ?Sized>,
@@ -242,19 +232,18 @@ impl Condition {
         self.wait_within(guard, Wait::from(token)).map(drop)
     }
 
-    /// Releases the lock, sleeps until a notify or for as long as `wait` allows, and takes the lock
-    /// again. Returns `false` if no notify came. All other waits are short forms of this one.
+    /// Releases the lock, sleeps until it is notified or until the end of `wait`, and takes the
+    /// lock again. Returns whether it was notified. All other waits are short forms of this one.
     ///
     /// # Errors
     ///
-    /// [`Cancelled`](ErrorKind::Cancelled) if the token of `wait` was cancelled, and **the lock is
-    /// held again**. Also the errors of [`wait`](Self::wait).
+    /// [`Cancelled`](ErrorKind::Cancelled) if the token of `wait` was cancelled: **the thread holds
+    /// the lock again**. Also the errors of [`wait`](Self::wait).
     ///
     /// # Blocking
     ///
-    /// For as long as `wait` allows, as [`wait_for`](Self::wait_for) and, with a token,
-    /// [`wait_cancellable`](Self::wait_cancellable) do. A deadline that has passed does not leave
-    /// the lock.
+    /// As for [`wait_for`](Self::wait_for) and [`wait_cancellable`](Self::wait_cancellable). With a
+    /// deadline that has passed, the call does not release the lock.
     #[must_use = "`false`: nobody has notified it, and time is over"]
     pub fn wait_within<'a>(
         &self,
@@ -324,12 +313,12 @@ impl Condition {
         }
     }
 
-    /// Waits for as long as `condition` is true. Calls it with the lock held: first before any
-    /// wait, and again after each wake-up.
+    /// Waits while `condition` returns true. Calls it with the lock held, before the first wait and
+    /// after each wake-up.
     ///
     /// # Blocking
     ///
-    /// Each time for as long as [`wait`](Self::wait).
+    /// As [`wait`](Self::wait), for each wait.
     pub fn wait_while(
         &self,
         guard: &LockGuard<impl Lock + ?Sized>,
@@ -338,12 +327,12 @@ impl Condition {
         self.try_wait_while(guard, || Ok(condition()))
     }
 
-    /// Waits while the condition is true, for as long as `wait` allows. Returns `false` if the
-    /// condition is still true then.
+    /// Waits while `condition` returns true, for as long as `wait` allows. Returns `false` if it is
+    /// still true then.
     ///
     /// # Blocking
     ///
-    /// `wait` bounds the sum of all sleeps.
+    /// `wait` limits the sum of all sleeps.
     #[must_use = "`false`: time is over, and the condition is still true"]
     pub fn wait_while_within<'a>(
         &self,
@@ -354,16 +343,15 @@ impl Condition {
         self.try_wait_while_within(guard, wait, || Ok(condition()))
     }
 
-    /// Waits while a condition is true that may fail, such as one read from a database.
+    /// Waits while `condition`, which may fail, returns true. It may for example read a database.
     ///
     /// # Errors
     ///
-    /// Those of `condition`, as they are: the lock is held. Also the errors of
-    /// [`wait`](Self::wait).
+    /// Those of `condition`: the lock is held. Also the errors of [`wait`](Self::wait).
     ///
     /// # Blocking
     ///
-    /// Each time for as long as [`wait`](Self::wait).
+    /// As [`wait`](Self::wait), for each wait.
     #[must_use = "`false`: nobody has notified it, and time is over"]
     pub fn try_wait_while<E: From<Error>>(
         &self,
@@ -376,16 +364,17 @@ impl Condition {
         Ok(())
     }
 
-    /// Waits while a condition is true that may fail, for as long as `wait` allows.
+    /// Waits while `condition`, which may fail, returns true, for as long as `wait` allows. Returns
+    /// `false` if it is still true then.
     ///
     /// # Errors
     ///
-    /// Those of `condition`, as they are: the lock is held. Also the errors of
+    /// Those of `condition`: the lock is held. Also the errors of
     /// [`wait_within`](Self::wait_within).
     ///
     /// # Blocking
     ///
-    /// `wait` bounds the sum of all sleeps.
+    /// `wait` limits the sum of all sleeps.
     #[must_use = "`false`: time is over, and the condition is still true"]
     pub fn try_wait_while_within<'a, E: From<Error>>(
         &self,
@@ -403,18 +392,17 @@ impl Condition {
         Ok(true)
     }
 
-    /// Notifies the longest waiter, and returns whether there was one. The waiter returns from its
-    /// wait when it has the lock, which the calling thread has to release. `false`: no thread
-    /// waits, and nothing was changed.
+    /// Notifies the thread that has waited longest, and returns whether there was one. That thread
+    /// returns from its wait when it has the lock, after the calling thread has released it.
     ///
     /// # Errors
     ///
     /// - [`NotHeld`](ErrorKind::NotHeld) if the calling thread does not hold the lock,
     ///   [`LeaseLost`](ErrorKind::LeaseLost) if it has lost it: no waiter was notified. (Take the
     ///   lock again, and notify then.)
-    /// - [`Redis`](ErrorKind::Redis) if the server is in trouble. If the reply was lost, the
-    ///   message says that the outcome is not known: notify again. One notification too many does
-    ///   no harm. [`Protocol`](ErrorKind::Protocol) if its answer makes no sense.
+    /// - [`Redis`](ErrorKind::Redis) if the server refuses, is away, or does not answer in time. If
+    ///   the message says that the outcome is not known, notify again: one notification too many
+    ///   does no harm. [`Protocol`](ErrorKind::Protocol) if its answer makes no sense.
     /// - [`Config`](ErrorKind::Config) if the condition's name is empty,
     ///   [`ShutDown`](ErrorKind::ShutDown) after [`Client::shutdown`],
     ///   [`Forked`](ErrorKind::Forked) in a forked child: nothing was done.
@@ -427,7 +415,7 @@ impl Condition {
     }
 
     /// Notifies all waiters, and returns their number. They return from their waits one after the
-    /// other, as they get the lock.
+    /// other, each when it has the lock.
     ///
     /// # Blocking
     ///
@@ -436,13 +424,13 @@ impl Condition {
         self.notify(true)
     }
 
-    /// The condition's name.
+    /// /// Returns the condition's name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The name of its lock.
+    /// /// Returns the name of its lock.
     #[must_use]
     pub fn lock_name(&self) -> &str {
         &self.lock.handle().site.name
@@ -494,7 +482,7 @@ impl Condition {
         Ok(())
     }
 
-    /// The lock's site, and the tenancy that a wait leaves.
+    /// The lock's site, and the tenancy that a wait ends.
     fn check_guard<'a>(
         &self,
         guard: &'a LockGuard<impl Lock + ?Sized>,

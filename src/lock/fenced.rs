@@ -14,17 +14,17 @@ use crate::runtime::Session;
 use crate::scripts::Trouble;
 use crate::waiting::Wait;
 
-/// A re-entrant lock for data that can refuse late writers: each of its guards has a *fencing
-/// token*, a number that is higher than that of every guard before. Redisson's `RFencedLock`. Made
-/// by [`Client::fenced_lock`].
+/// A re-entrant lock for a data store that can refuse late writers. Each guard has a *fencing
+/// token*, a number that is higher than that of every guard before. It is Redisson's `RFencedLock`.
+/// Made by [`Client::fenced_lock`].
 ///
-/// A lease cannot stop a holder that sleeps: a process that is stopped for longer than its lease
-/// wakes up, and writes, while another one has the lock. The store that it writes to can tell the
-/// two apart: a store that keeps the highest token it has seen, and refuses a lower one, accepts no
-/// late writer.
+/// A lease cannot stop a process: a holder that is stopped for longer than its lease may write
+/// while another process has the lock. If the store keeps the highest token that it has seen, and
+/// refuses a lower one, it accepts no late write. [Fencing](crate::guide::fencing) shows this with
+/// SQL.
 ///
-/// Otherwise it is a [`ReentrantLock`](crate::ReentrantLock), with the same methods, those of
-/// [`Lock`](crate::Lock). The trait's guards have no token; those of the methods here have.
+/// Otherwise it is a [`ReentrantLock`](crate::ReentrantLock). Its methods are those of
+/// [`Lock`](crate::Lock), but the guards of the trait's methods have no token.
 ///
 /// ```no_run
 /// # use redlatch::{Error, FencingToken};
@@ -39,55 +39,21 @@ use crate::waiting::Wait;
 /// # Ok(()) }
 /// ```
 ///
-/// # A recipe
-///
-/// In a database with transactions, the written tables need no new column. One table, a row for
-/// each lock:
-///
-/// ```sql
-/// CREATE TABLE fence (lock TEXT PRIMARY KEY, token BIGINT NOT NULL);
-/// ```
-///
-/// and as the **first statement** of each transaction that writes under the lock
-///
-/// ```sql
-/// INSERT INTO fence (lock, token) VALUES ($1, $2)
-///     ON CONFLICT (lock) DO UPDATE SET token = excluded.token WHERE fence.token <= excluded.token
-///     RETURNING token;
-/// ```
-///
-/// If no row comes back, a later holder has written, and this transaction must be rolled back. The
-/// row is locked until the commit, so of two writers the later one waits and then wins, or the
-/// earlier one is fenced off. (`<=`, since one guard may write several times.) The example `fenced`
-/// runs it against a stopped holder, and its twin without the table.
-///
 /// # Tokens
 ///
-/// Tokens grow with every acquisition of the name, by any process, also if the lock is handed on or
-/// passed inside a process, or taken again after a wait on a [`Condition`](crate::Condition);
-/// re-entry keeps the token. They do not grow by one: a process takes
-/// 1,024 at a time, one for each thread that it may pass the lock to. Redisson's clients count on
-/// from there.
+/// Tokens grow with every acquisition of the name, by any process, also when threads pass the lock
+/// to each other and when a thread takes it again after a wait on a
+/// [`Condition`](crate::Condition). Re-entry keeps the token. Tokens have gaps.
 ///
-/// Two calls of Redisson 4.7.0 do not do what their names say: `tryLockAndGetToken()` waits for the
-/// lock, and a hold of `lockAndGetToken(lease, unit)` is renewed for ever, despite its lease. So
-/// such a hold ends only when it is unlocked or its process ends.
-///
-/// Tokens live in Redis, in a key that has no end and that no unlock deletes. So they survive as
-/// the lock does, and no more: after a FLUSHALL, a restart without persistence, or a failover to a
-/// replica that had not seen the last ones, **they begin anew or repeat**. A fence that has seen
-/// higher ones then refuses all writers, which is safe, and needs an operator: set the key
-/// `redisson_lock_token:{name}` to more than the fence has seen. (A failover that loses a few
-/// tokens may give one out twice; no number in Redis is safer than Redis's own data.)
+/// After a `FLUSHALL`, a restart without persistence, or a failover to a replica that lags behind,
+/// **tokens begin anew or repeat**: see [Fencing](crate::guide::fencing#what-a-token-proves).
 ///
 /// # In Redis
 ///
-/// As the [`ReentrantLock`](crate::ReentrantLock), and the last token in
-/// `redisson_lock_token:{name}` (`redisson_lock_token:name`, if the name has a `{`). Access rights
-/// must allow that key, `INCRBY`, and the keys of the queue, which a re-entrant lock can do
-/// without. Do not use one name for a fenced lock and another kind: they exclude each other, but
-/// the other's holds have no token, and in one process a thread cannot re-enter one through the
-/// other.
+/// The keys of a [`ReentrantLock`](crate::ReentrantLock), and the last token in
+/// `redisson_lock_token:{name}` (`redisson_lock_token:name`, if the name has a `{`). Do not use one
+/// name for a fenced lock and another kind: they exclude each other, but the other lock's guards
+/// have no token, and a thread cannot re-enter one through the other.
 #[derive(Clone, Debug)]
 pub struct FencedLock {
     handle: Handle,
@@ -110,8 +76,7 @@ impl FencedLock {
     }
 }
 
-/// The number that orders two holds of one lock: the later one has the higher token. No two holds
-/// have the same.
+/// A number that orders the holds of one lock: a later hold has a higher token.
 ///
 /// ```no_run
 /// use redlatch::FencingToken;
@@ -161,7 +126,7 @@ impl fmt::Display for FencingToken {
     }
 }
 
-/// For databases, whose integers have a sign.
+/// For databases, whose integers are signed.
 impl From<FencingToken> for i64 {
     fn from(token: FencingToken) -> Self {
         // Never above 2^53.
@@ -169,7 +134,7 @@ impl From<FencingToken> for i64 {
     }
 }
 
-/// A held [`FencedLock`]: a [`LockGuard`], and its token.
+/// A held [`FencedLock`]: a [`LockGuard`] with a token.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -177,14 +142,14 @@ impl From<FencingToken> for i64 {
 /// use redlatch::{Error, FencedLockGuard};
 ///
 /// fn write(guard: &FencedLockGuard, send: impl FnOnce(i64)) -> Result<(), Error> {
-///     guard.check(Duration::from_secs(1))?; // as of any guard
+///     guard.check(Duration::from_secs(1))?; // as with any guard
 ///     send(guard.token().into()); // a database's BIGINT
 ///     Ok(())
 /// }
 /// ```
 pub type FencedLockGuard = LockGuard<FencedLock>;
 
-/// A held [`FencedLock`] that belongs to no thread: an [`OwnedLockGuard`], and its token.
+/// A held [`FencedLock`] that belongs to no thread: an [`OwnedLockGuard`] with a token.
 ///
 /// ```no_run
 /// # use redlatch::{Error, FencedLock};
@@ -199,9 +164,10 @@ pub type FencedLockGuard = LockGuard<FencedLock>;
 pub type OwnedFencedLockGuard = OwnedLockGuard<FencedLock>;
 
 impl<O> LockGuard<FencedLock, O> {
-    /// The token of this hold. Higher than that of each guard before, on any machine; the same for
-    /// all levels that a thread takes. It stays the same after the hold is lost. After a wait on a
-    /// [`Condition`](crate::Condition) it is that of the new hold, for all guards of the thread.
+    /// Returns the token of this hold. It is higher than that of each guard before, on any machine,
+    /// and the same for all levels that a thread takes. It stays the same after the lock is lost.
+    /// After a wait on a [`Condition`](crate::Condition), all guards of the thread have the token
+    /// of the new hold.
     #[must_use]
     pub fn token(&self) -> FencingToken {
         // A fenced lock is never granted without a token. (Zero: no fence accepts it.)

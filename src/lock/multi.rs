@@ -250,9 +250,9 @@ impl MultiLock {
     }
 
     /// Asks each part; those of a quorum at the same time. An error of one is an error, unless the
-    /// answers of the others decide: a majority of a quorum counts, or so many do not that the parts
-    /// without an answer could not make it one. (The lock may be held by a majority of which a server
-    /// is away now.)
+    /// answers of the others decide: a majority of a quorum counts, or so many do not that the
+    /// parts without an answer could not make it one. (The lock may be held by a majority of which
+    /// a server is away now.)
     fn ask<T: Send>(
         &self,
         ask: impl Fn(&Arc<dyn Part>) -> Result<T, Error> + Sync,
