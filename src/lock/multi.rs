@@ -16,12 +16,12 @@ pub use self::guard::{MultiLockGuard, OwnedMultiLockGuard};
 mod guard;
 mod quorum;
 
-/// Several locks taken together, all or none: Redisson's `RedissonMultiLock`. Or a majority of
-/// them, on as many servers: [`quorum`](Self::quorum).
+/// Several locks taken together, all or none: Redisson's `RedissonMultiLock`.
+/// [`quorum`](Self::quorum) takes a majority of them, each on a server of its own.
 ///
-/// They may be of any kind, of one client or of several, on one server or on several. A `MultiLock`
-/// has no key in Redis: it and a holder of one of its locks exclude each other. It is a [`Lock`],
-/// and its methods are those of one: see "As one lock".
+/// The parts may be locks of any kind, of one client or of several, on one server or on several. A
+/// `MultiLock` has no key in Redis: it excludes the holders of each of its parts. Its methods are
+/// those of [`Lock`].
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -32,7 +32,7 @@ mod quorum;
 /// let client = Client::connect("redis://127.0.0.1:6379")?;
 /// let (from, to) = (client.reentrant_lock("account:7"), client.reentrant_lock("account:3"));
 ///
-/// // In any order: a transfer the other way does not block this one.
+/// // In any order: a transfer in the other direction cannot deadlock with this one.
 /// let both = MultiLock::new(&[&from, &to])?;
 /// let guard = both.lock()?;
 /// guard.check(Duration::from_secs(2))?; // both are held for 2 s more
@@ -51,59 +51,53 @@ mod quorum;
 ///
 /// # Order, and why there is no deadlock
 ///
-/// It takes the parts one after the other, each by its own verb, and releases them in the opposite
-/// order. If it does not get a part, or its request fails, it releases those that it took before.
+/// It takes the parts one after the other, and releases them in the opposite order. If it does not
+/// get a part, it releases those that it has taken. While it waits for a part, it holds the parts
+/// before, so others wait for those, too.
 ///
-/// **The order is that of the names (of their bytes); for one name that of the servers' addresses,
-/// or of their service names if Sentinels name the server, and then of the databases.** The order
-/// of the list does not matter. So a `MultiLock` waits for a lock only while it holds locks that
-/// come before it in one order, and no two of them can wait for each other. If several servers have
-/// parts of the *same* name, this needs the same addresses for these servers in all processes. It
-/// is not true of a lock that the thread already holds when it takes a `MultiLock` (or a second one
-/// inside it): take all needed locks in one.
+/// **The order is that of the names (of their bytes). If parts have the same name, it is that of
+/// the servers' addresses (of the service names with Sentinels), and then of the databases.** The
+/// order of the list does not matter. So a `MultiLock` waits for a part only while it holds parts
+/// that come before it in one order, and no two `MultiLock`s can wait for each other. Parts with
+/// the *same* name on several servers need the same addresses in all processes. A lock that the
+/// thread already holds when it takes a `MultiLock` is outside this order, so take all locks in one
+/// `MultiLock`.
 ///
 /// If no other thread holds a part, exactly one of many callers of [`try_lock`](Self::try_lock)
-/// takes them: the one that takes the first part.
+/// gets them.
 ///
-/// Redisson's `RedissonMultiLock` takes its parts in the order of the list. Programs that share
-/// parts with a `MultiLock` must list them by name, in the order of the names' bytes. Redisson
-/// releases its parts when it does not get one in time; so with another order no deadlock lasts for
-/// ever, but each side may wait for the other until then, again and again.
-///
-/// While it waits for a part, it holds and renews those before: others wait for those as well.
+/// Redisson's `RedissonMultiLock` takes its parts in the order of the list. In programs that share
+/// parts with a `MultiLock`, list them in the order of the names' bytes. Otherwise each side may
+/// wait for the other until Redisson gives up, again and again.
 ///
 /// # What it costs
 ///
-/// A free part costs one round trip to take and one to [`unlock`](MultiLockGuard::unlock), so *n*
-/// parts cost *n* of each, on one server or on several. A part that the thread already holds costs
-/// none, nor does a part that this process passes from thread to thread. The drop of the guard
-/// waits for no reply.
+/// A free part costs one round trip to take and one to [`unlock`](MultiLockGuard::unlock). A part
+/// that the thread already holds costs none, nor does a part that threads of this process pass to
+/// each other. The drop of the guard waits for no reply.
 ///
-/// # As one lock
+/// # The verbs
 ///
-/// - Verbs that take it fail as [`Lock::lock`] of a part does, with the name of that part and its
-///   server's address: no more is held than before, since the parts taken so far are released. Also
-///   with [`Redis`](ErrorKind::Redis) if a part was lost again and again during the wait for the
-///   next ones. A time limit is for all parts together. [`try_lock`](Self::try_lock) asks for no
-///   part behind the first one that it does not get.
-/// - [`unlock`](Self::unlock) releases the calling thread's last level of each part. It is an error
-///   if the thread does not hold one of them: the others are released in any case.
-///   [`force_unlock`](Self::force_unlock) is for each part.
-/// - [`hold_count`](Self::hold_count) and [`remaining_lease`](Self::remaining_lease) return the
-///   least of the parts (of those that are held, for the lease);
-///   [`is_locked`](Self::is_locked) returns whether any part is held.
-/// - [`name`](Self::name) is the [names](Self::names) of the parts, with commas between.
-/// - In the list of another `MultiLock` it stands for its parts.
+/// - A verb that takes the `MultiLock` fails as [`Lock::lock`] does for a part. The error has the
+///   name of that part and its server's address, and the call has taken nothing. It also fails with
+///   [`Redis`](ErrorKind::Redis) if a part was lost several times during the wait for the next
+///   ones. A time limit is for all parts together.
+/// - [`unlock`](Self::unlock) releases the calling thread's last level of each part. If the thread
+///   does not hold one of them, this is an error, and the others are released all the same.
+/// - [`force_unlock`](Self::force_unlock) takes every part away from its holder.
+/// - [`hold_count`](Self::hold_count) returns the least count of all parts,
+///   [`remaining_lease`](Self::remaining_lease) the least lease of those that are held, and
+///   [`is_locked`](Self::is_locked) whether any part is held.
+/// - [`name`](Self::name) returns the [names](Self::names) of the parts, separated by commas.
 ///
 /// # Parts
 ///
-/// - A lock that is listed twice is taken once, as listed first, even if two clients of one server
-///   are behind it.
-/// - It is re-entrant if its parts are: a thread that holds some of them takes these once more, and
-///   each guard releases the levels that it took.
-/// - With a [lease](Self::with_lease), each part's lease counts from when that part was taken. So a
-///   lease should be longer than the wait for the others; [`remaining`](MultiLockGuard::remaining)
-///   returns the rest.
+/// - In the list of another `MultiLock`, a `MultiLock` stands for its parts.
+/// - A lock that is listed twice is taken once, even through two clients of one server.
+/// - A thread that holds some of the parts takes one more level of each, and each guard releases
+///   the levels that it took.
+/// - With a [lease](Self::with_lease), each part's lease begins when that part is taken. So choose
+///   a lease that is longer than the wait for the others.
 #[derive(Clone, Debug)]
 pub struct MultiLock {
     /// In the order of taking.
@@ -129,9 +123,8 @@ impl MultiLock {
     ///
     /// # Errors
     ///
-    /// [`Config`](ErrorKind::Config) if the list is empty, lists one name on one server as two
-    /// kinds of lock, or has a [`quorum`](Self::quorum), which is no part;
-    /// [`Forked`](ErrorKind::Forked) in a forked child.
+    /// [`Config`](ErrorKind::Config) if the list is empty, has one name on one server as two kinds
+    /// of lock, or has a [`quorum`](Self::quorum). [`Forked`](ErrorKind::Forked) in a forked child.
     pub fn new(locks: &[&dyn Lock]) -> Result<Self, Error> {
         let mut taken: Vec<Arc<dyn Part>> = Vec::with_capacity(locks.len());
         for part in parts(locks, Rule::All)? {
@@ -154,42 +147,39 @@ impl MultiLock {
         Ok(Self::of(taken, Rule::All))
     }
 
-    /// Returns a majority of these locks, each on an independent server: Redisson's RedLock. It can
-    /// be taken while some of the servers are down, as long as more than half of them are up. No
-    /// I/O.
+    /// Returns a lock that is held while a majority of these locks is, each on an independent
+    /// server: Redisson's RedLock. A thread can take it while more than half of the servers are up.
+    /// No I/O.
     ///
-    /// It asks all servers at the same time, on a short-lived thread each: for a fiftieth of the
-    /// lease (50 ms at least, and longer if the server is far off), so that a dead server costs
-    /// little. The lock is taken if more than half have granted it, and the lease of that half has
-    /// not ended. Its validity is counted as in the algorithm's paper: the lease, from before the
-    /// request was sent, less a hundredth and 2 ms for clock drift. Otherwise it releases all
-    /// parts, and tries again after a random time: so waiters have no order. The watchdog renews
-    /// each part; a renewal counts if more than half have it:
-    /// [`remaining`](MultiLockGuard::remaining) is that of a majority, and the guard is lost when
-    /// fewer are left. All verbs speak for a majority: they fail if so many servers are in trouble
-    /// that the others are none, and [`is_locked`](Self::is_locked) means that a majority is held.
-    /// To take it costs one round trip, and so does its release: all servers at the same time.
+    /// It asks all servers at the same time, each on a short-lived thread, and waits for each for a
+    /// fiftieth of the lease (at least 50 ms, and longer for a distant server). It has the lock if
+    /// more than half of the servers have granted it and their leases have not ended. A lease
+    /// counts from before the request, less a hundredth and 2 ms for clock drift. Otherwise it
+    /// releases all parts and tries again after a random time, so waiters have no order.
+    ///
+    /// The watchdog renews each part. [`remaining`](MultiLockGuard::remaining) is that of a
+    /// majority, and the guard is lost when fewer parts are left. Every verb fails if no majority
+    /// answers, and [`is_locked`](Self::is_locked) returns whether a majority is held. Taking the
+    /// lock costs one round trip, and so does its release.
     ///
     /// # Guarantee
     ///
     /// No two threads hold the lock at the same time, **if**
     ///
     /// - no server forgets a grant. A server that restarts without persistence (or with persistence
-    ///   that lags behind) may grant its vote twice: with five servers a holder with three of them,
-    ///   of which one forgets, shares the lock with the next. Restart a crashed server only after
-    ///   the longest lease has passed.
-    /// - clocks go about as fast everywhere. A server whose wall clock is set forward ends leases
-    ///   early, and grants its vote to the next.
-    /// - every writer checks its guard first. A process that is stopped (swapped out, a virtual
-    ///   machine that is moved) between its check and its write may write after another has been
-    ///   granted the lock, just as with one server.
+    ///   that lags behind) may grant its vote twice. Restart a crashed server only after the
+    ///   longest lease has passed.
+    /// - all clocks run at about the same speed. A server whose wall clock is set forward ends
+    ///   leases early, and gives its vote to the next thread.
+    /// - every writer checks its guard first. As with one server, a process that is stopped between
+    ///   its check and its write may write while another thread holds the lock.
     ///
-    /// The last is Kleppmann's objection: a lock that must keep data right, and not only save
-    /// double work, needs a number that grows with each grant and that the storage system checks. A
-    /// majority has none: votes on several servers are in no order. So **where money is at stake
-    /// take one server, with persistence, and make the write itself conditional** (a version, a
-    /// fencing token). Take a quorum for work that should be done once, also while a server is
-    /// down, and that does no harm if it is done twice.
+    /// The last is Kleppmann's objection: a lock that protects data needs a number that grows with
+    ///   each grant and that the store checks. A quorum has no such number, since votes on several
+    ///   servers have no order. So **where money is at stake, take one server with persistence, and
+    ///   make the write itself conditional** (by a version or a fencing token). Take a quorum for
+    ///   work that should be done once, even while a server is down, and that does no harm if it is
+    ///   done twice.
     ///
     /// ```no_run
     /// use redlatch::{Client, Lock, MultiLock};
@@ -211,7 +201,7 @@ impl MultiLock {
     /// # Errors
     ///
     /// [`Config`](ErrorKind::Config) if the list is empty, has two locks on one server, or has a
-    /// `MultiLock`; [`Forked`](ErrorKind::Forked) in a forked child.
+    /// `MultiLock`. [`Forked`](ErrorKind::Forked) in a forked child.
     pub fn quorum(locks: &[&dyn Lock]) -> Result<Self, Error> {
         let parts = parts(locks, Rule::Majority)?;
         for (at, part) in parts.iter().enumerate() {
@@ -230,7 +220,7 @@ impl MultiLock {
         Ok(Self::of(parts, Rule::Majority))
     }
 
-    /// The names of the locks, in the order of taking, each once.
+    /// Returns the names of the locks, in the order of taking, each once.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.parts.iter().map(|part| &*part.handle().site.name)
     }
@@ -241,7 +231,7 @@ impl MultiLock {
         Self { name: names.join(", ").into(), parts: parts.into(), rule }
     }
 
-    /// How many of the parts must be held.
+    /// The number of parts that must be held.
     fn needed(&self) -> usize {
         match self.rule {
             Rule::All => self.parts.len(),
@@ -249,10 +239,9 @@ impl MultiLock {
         }
     }
 
-    /// Asks each part; those of a quorum at the same time. An error of one is an error, unless the
-    /// answers of the others decide: a majority of a quorum counts, or so many do not that the
-    /// parts without an answer could not make it one. (The lock may be held by a majority of which
-    /// a server is away now.)
+    /// Asks each part; those of a quorum at the same time. One part's error is the result, unless
+    /// the other parts of a quorum decide: a majority of them counts, or so many do not count that
+    /// the parts without an answer could not complete a majority.
     fn ask<T: Send>(
         &self,
         ask: impl Fn(&Arc<dyn Part>) -> Result<T, Error> + Sync,

@@ -40,7 +40,7 @@ use pair::{Found, Pair, ReadWriteGrant, ReadWriteNeed};
 /// reading.unlock()?;
 ///
 /// let writing = prices.write().lock()?; // alone
-/// let reading = prices.read().lock()?; // a writer may read as well,
+/// let reading = prices.read().lock()?; // a writer may also read
 /// writing.unlock()?; // and go on reading: now others may read, too
 /// reading.unlock()?;
 /// # Ok(()) }
@@ -48,78 +48,73 @@ use pair::{Found, Pair, ReadWriteGrant, ReadWriteNeed};
 ///
 /// # Waiting
 ///
-/// Readers wait for a writer, a writer waits for all readers and for a writer. No thread starves:
-/// waiting processes stand in one queue, in the order in which they began to wait. **A reader that
-/// comes while a writer waits queues behind it**, though others read. A reader that is handed the
-/// lock enters with all readers behind it, up to the next writer. The threads of one process queue
-/// by the same rules. A thread that already holds the lock passes all others.
+/// Readers wait for a writer, and a writer waits for all readers and for another writer. Waiting
+/// processes stand in one queue, in the order in which they began to wait, so no thread starves.
+/// **A reader that comes while a writer waits queues behind the writer**, even if others read. When
+/// the lock goes to a reader, all readers behind it enter, too, up to the next writer. The threads
+/// of one process queue by the same rules. A thread that already holds the lock overtakes all
+/// others.
 ///
-/// The reading threads of a process share one hold, with one owner and one renewal. A new reader
-/// enters beside readers of its process without asking the server, for a turn of at most 3 ms. Then
-/// one thread asks, and if no writer waits there, the next turn begins.
+/// The reading threads of a process share one hold. For a turn of at most 3 ms, a new reader joins
+/// other readers of its process without asking the server. Then one thread asks, and if no writer
+/// waits, the next turn begins.
 ///
 /// # Up and down
 ///
-/// A thread that holds the write lock may take the read lock as well, and keep it after it has
-/// released the write lock: no other thread writes in between. The other way round would deadlock:
-/// a thread that holds the read lock and takes the write lock gets an error of kind
-/// [`WouldDeadlock`](ErrorKind::WouldDeadlock) at once, and reads on. (An owned guard, which
-/// belongs to no thread, escapes this check.)
+/// A thread that holds the write lock may also take the read lock, and keep it after it has
+/// released the write lock: no other thread writes in between. The other way round would deadlock.
+/// A thread that holds the read lock and takes the write lock gets an error of kind
+/// [`WouldDeadlock`](ErrorKind::WouldDeadlock) at once, and keeps the read lock. (There is no such
+/// check for an owned guard, which belongs to no thread.)
 ///
 /// # Several locks
 ///
-/// A thread that holds one lock and waits for another waits for ever if the other's holder waits
-/// for the first: both are renewed meanwhile. Take several locks in the same order everywhere, or
-/// all at once ([`MultiLock`](crate::MultiLock)). After 60 s
-/// ([`wait_warning`](crate::ClientBuilder::wait_warning)) the log says `has waited 60 s for "B"
-/// while holding "A"`.
+/// Take several locks in the same order everywhere, or together ([`MultiLock`](crate::MultiLock)).
+/// Otherwise they may deadlock: see the [guide](crate::guide#lock-order-and-deadlock).
 ///
 /// # Leases of readers
 ///
-/// A reader with a lease of its own ([`ReadLock::with_lease`]) that enters beside others of its
-/// process shares their hold. It holds the lock for that lease at least, and for as long as they
-/// stay; [`check`](crate::LockGuard::check) promises it no more than its own lease. When a reader
-/// leaves, the hold lasts until the latest end of those that stay: so a lease bounds a thread that
-/// hangs, though readers come and go beside it. At that end this process releases the hold. If the
-/// process is killed before, the server keeps the hold for the rest of their longest lease. If the
+/// If a reader with a fixed lease ([`ReadLock::with_lease`]) joins others of its process, it shares
+/// their hold. It holds the lock at least for its own lease, and [`check`](crate::LockGuard::check)
+/// promises it no more than that. When a reader leaves, the hold lasts until the latest end of the
+/// others' leases. So a fixed lease limits a thread that hangs, even if other readers come and go.
+/// If the process is killed, the server keeps the hold for the rest of their longest lease. If the
 /// hold is lost, all its readers learn of it.
 ///
-/// **Beside readers of Redisson take no lease longer than their `lockWatchdogTimeout`** (30 s by
-/// default), and no longer [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout): each of
-/// their renewals cuts the lock's time to live to it, for all readers. When the last of them is
-/// gone, the lock may end that long after its last renewal: if it was killed, and before Redisson
-/// 4.4 also if it has unlocked, since there a renewal cuts each reader's own key, too. A guard here
-/// learns of that at its next renewal, or, with a fixed lease, at
-/// [`unlock`](crate::LockGuard::unlock).
+/// **Beside readers of Redisson, take no lease that is longer than their `lockWatchdogTimeout`**
+/// (30 s by default), and no longer [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout).
+/// Each of their renewals cuts the lock's time to live to that time, for all readers. So the lock
+/// may end that long after the last renewal of a Redisson reader. A guard learns of that at its
+/// next renewal, or with a fixed lease at [`unlock`](crate::LockGuard::unlock).
 ///
 /// # Differences from Redisson
 ///
-/// Redisson's clients know no queue: their readers enter beside readers, past waiting writers of
-/// this library and of their own. Redisson's writers wait in public. If the lock is free for a
-/// moment, each of them gets it now and then, as with [`ReentrantLock`](crate::ReentrantLock); but
-/// while any readers overlap without a pause, they wait, as they do among Redisson's clients.
-/// (Writers of this library do not: its readers queue behind them.) When a writer of this library
-/// goes down to reading, it tells Redisson's readers; a writer of Redisson's tells no waiter, and a
-/// waiter finds out when it asks next, within a second or so.
+/// Redisson's clients do not know the queue. Their readers join readers, past waiting writers of
+/// either library. Their writers get the lock now and then if it is free for a moment, but while
+/// readers overlap they wait, as they do among Redisson's clients. (redlatch's writers do not,
+/// because its readers queue behind them.) When a redlatch writer goes on as a reader, it notifies
+/// Redisson's readers. A Redisson writer notifies nobody, and a waiting reader finds out within
+/// about a second.
 ///
-/// While a writer also reads, `is_locked` of the read lock is `false` here. `isLocked()` of
-/// Redisson's read lock is `true` then (from 3.24.1 on).
+/// While a writer also reads, `is_locked` of the read lock returns `false`. `isLocked()` of
+/// Redisson's read lock returns `true` (from 3.24.1 on).
 ///
 /// # In Redis
 ///
-/// A hash under the lock's name and a key for each read hold (`{name}:owner:rwlock_timeout:1`), as
-/// Redisson has them, and `redlatch_rwlock_queue:{name}` and `redlatch_rwlock_window:{name}` while
-/// processes wait. One name is for one kind of lock.
+/// The lock is a hash under its name, with a key for each read hold
+/// (`{name}:owner:rwlock_timeout:1`), as in Redisson. While processes wait, redlatch also has the
+/// keys `redlatch_rwlock_queue:{name}`, `redlatch_rwlock_window:{name}` and
+/// `redlatch_rwlock_asked:{name}:…`. Use one name for one kind of lock.
 #[derive(Clone, Debug)]
 pub struct ReadWriteLock {
     read: ReadLock,
     write: WriteLock,
 }
 
-/// The lock that readers hold, many at once: [`ReadWriteLock::read`].
+/// The lock for readers, which many may hold at once: [`ReadWriteLock::read`].
 ///
-/// Its methods are those of [`Lock`](crate::Lock). [`try_lock`](Self::try_lock) takes a lock that
-/// others read only if no writer waits, and a free lock past all waiters.
+/// Its methods are those of [`Lock`](crate::Lock). [`try_lock`](Self::try_lock) overtakes all
+/// waiters if the lock is free. If others read, it takes the lock only if no writer waits.
 /// [`is_locked`](Self::is_locked) returns whether the lock has a reader and no writer, and
 /// [`force_unlock`](Self::force_unlock) ends the holds of all readers.
 ///
@@ -135,12 +130,12 @@ pub struct ReadLock {
     pair: Arc<Pair>,
 }
 
-/// The lock that one writer holds: [`ReadWriteLock::write`].
+/// The lock for one writer: [`ReadWriteLock::write`].
 ///
-/// Its methods are those of [`Lock`](crate::Lock), and those that take it fail with an error of
-/// kind [`WouldDeadlock`](ErrorKind::WouldDeadlock) in a thread that holds the read lock.
+/// Its methods are those of [`Lock`](crate::Lock). In a thread that holds the read lock, those that
+/// take the write lock fail with [`WouldDeadlock`](ErrorKind::WouldDeadlock).
 /// [`is_locked`](Self::is_locked) returns whether the lock has a writer, and
-/// [`force_unlock`](Self::force_unlock) ends the writer's hold and its reads under that.
+/// [`force_unlock`](Self::force_unlock) ends the writer's hold and its reads under that hold.
 ///
 /// ```no_run
 /// use redlatch::{Error, ErrorKind, WriteLock};
@@ -179,19 +174,19 @@ impl ReadWriteLock {
         }
     }
 
-    /// The lock for readers. No I/O.
+    /// /// Returns the lock for readers. No I/O.
     #[must_use]
     pub fn read(&self) -> &ReadLock {
         &self.read
     }
 
-    /// The lock for writers. No I/O.
+    /// /// Returns the lock for writers. No I/O.
     #[must_use]
     pub fn write(&self) -> &WriteLock {
         &self.write
     }
 
-    /// The lock's name: the key in Redis.
+    /// /// Returns the lock's name, which is its key in Redis.
     #[must_use]
     pub fn name(&self) -> &str {
         self.read.name()
@@ -242,7 +237,7 @@ impl<'a> Side<'a> {
         self.handle.site.mode == Mode::Read
     }
 
-    /// A writing thread takes the read lock as well. `None`: it has to look anew.
+    /// A writing thread also takes the read lock. `None`: it has to look anew.
     fn read_under(
         &self,
         writing: &Arc<Tenancy>,

@@ -13,20 +13,18 @@ use crate::lock::fenced::FencingToken;
 use crate::lock::{HeldLock, HeldLocks, Lock, LockGuard, OwnedLockGuard};
 use crate::runtime::Core;
 
-/// Several held locks, or the majority of a quorum. Dropping it releases them all. Made by
+/// Several held locks, or the majority of a quorum. Dropping the guard releases them all. Made by
 /// [`MultiLock::lock`].
 ///
-/// It speaks for all its parts:
-///
-/// - [`remaining`](LockGuard::remaining) is the least of theirs. For a quorum it is that of a
+/// - [`remaining`](LockGuard::remaining) is the least of all parts. For a quorum it is that of a
 ///   majority, less a hundredth of the lease and 2 ms for clock drift.
-/// - When it loses one part (for a quorum: so many that the rest is no majority), it is lost, and
-///   calls back once; the others stay held, and renewed, until it is dropped.
+/// - When one part is lost (for a quorum: so many that the rest is no majority), the guard is lost,
+///   and calls its callbacks once. It holds and renews the others until it is dropped.
 /// - [`unlock`](LockGuard::unlock) releases this guard's level of each part, the last one first, in
-///   one round trip each (for a quorum: one for all at the same time). It waits only once for a
-///   server that does not answer.
-/// - An error has the name of a part, a lost one before others, and concerns that part alone: the
-///   others are released, or left to expire, in any case. A quorum's is one of a majority.
+///   one round trip each (for a quorum, all at the same time). It waits only once for a server that
+///   does not answer.
+/// - An error has the name of one part, and the other parts are released all the same. For a
+///   quorum, it is an error only if no majority was released.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -34,15 +32,15 @@ use crate::runtime::Core;
 /// use redlatch::{Error, MultiLockGuard};
 ///
 /// fn transfer(guard: MultiLockGuard, book: impl Fn() -> Result<(), Error>) -> Result<(), Error> {
-///     guard.check(Duration::from_secs(1))?; // all of them, for a second more
+///     guard.check(Duration::from_secs(1))?; // all parts are held for a second more
 ///     book()?;
-///     guard.unlock() // of all
+///     guard.unlock() // releases all parts
 /// }
 /// ```
 pub type MultiLockGuard = LockGuard<MultiLock>;
 
-/// Several held locks that belong to no thread: like an [`OwnedLockGuard`](crate::OwnedLockGuard),
-/// it may be sent to another thread, and dropped there. Made by [`MultiLock::lock_owned`].
+/// Several held locks that belong to no thread: an [`OwnedLockGuard`](crate::OwnedLockGuard), which
+/// can be sent to another thread. Made by [`MultiLock::lock_owned`].
 ///
 /// ```no_run
 /// # use redlatch::{Error, MultiLock};
@@ -54,12 +52,13 @@ pub type MultiLockGuard = LockGuard<MultiLock>;
 pub type OwnedMultiLockGuard = OwnedLockGuard<MultiLock>;
 
 impl<O> LockGuard<MultiLock, O> {
-    /// The names of the held locks, in the order of taking.
+    /// Returns the names of the held locks, in the order of taking.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.several().into_iter().flat_map(|levels| &levels.held).map(HeldLock::name)
     }
 
-    /// The fencing tokens of those parts that have one, with their names, in the order of taking.
+    /// Returns the names and fencing tokens of those parts that have a token, in the order of
+    /// taking.
     pub fn tokens(&self) -> impl Iterator<Item = (&str, FencingToken)> {
         let held = self.several().into_iter().flat_map(|levels| &levels.held);
         held.filter_map(|held| Some((held.name(), FencingToken::of(held)?)))
@@ -117,7 +116,7 @@ impl GuardLevels {
         !self.remaining().is_zero()
     }
 
-    /// The time that the `needed` longest-lasting parts all have left.
+    /// The time that at least `needed` parts have left.
     pub(in crate::lock) fn remaining(&self) -> Duration {
         let mut times: Vec<_> = self.held.iter().map(HeldLock::remaining).collect();
         times.sort_unstable_by(|one, other| other.cmp(one));
@@ -145,7 +144,7 @@ impl GuardLevels {
         if passed.len() >= self.needed {
             return Ok(());
         }
-        // Of several errors, the one that is true of all parts together.
+        // Of several errors, returns one that is true of all parts together.
         let too_soon = self.is_held();
         let mut failed: Vec<_> = failed.into_iter().filter_map(Result::err).collect();
         let is_it = |error: &Error| (error.kind() == ErrorKind::EndsTooSoon) == too_soon;
