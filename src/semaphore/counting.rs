@@ -26,11 +26,12 @@ pub use self::permit::Permit;
 use self::site::Giving;
 pub(crate) use self::site::SemaphoreSite;
 
-/// Limits how many threads of all processes do something at once, by permits that they share:
-/// `Semaphore` of java.util.concurrent, Redisson's `RSemaphore`. Made by [`Client::semaphore`].
+/// A number of permits that the threads of all processes share, to limit how many do something at
+/// once. It is `Semaphore` of java.util.concurrent and Redisson's `RSemaphore`. Made by
+/// [`Client::semaphore`].
 ///
 /// A clone is the same semaphore, and so is every handle of the same name. It has no permits until
-/// some are set or added.
+/// a program sets or adds some.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -40,8 +41,8 @@ pub(crate) use self::site::SemaphoreSite;
 /// let downloads = client.semaphore("downloads");
 /// downloads.try_set_permits(8)?; // the first process sets them
 ///
-/// let permit = downloads.acquire()?; // waits; a drop gives it back
-/// permit.release()?; // given back, and the server has said so
+/// let permit = downloads.acquire()?; // blocks; a drop gives it back
+/// permit.release()?; // gives it back, and returns when the server has confirmed
 ///
 /// if let Some(three) = downloads.try_acquire_many_for(3, Duration::from_secs(5))? {
 ///     println!("{} at a time", three.permits());
@@ -51,47 +52,45 @@ pub(crate) use self::site::SemaphoreSite;
 ///
 /// # Leases
 ///
-/// Permits have none, as in Redisson: **a process that dies with permits takes them with it**, and
-/// they are missing until a process adds them again. Those of an
-/// [`ExpirableSemaphore`](crate::ExpirableSemaphore) come back by themselves.
+/// Permits have no leases, as in Redisson: **if a process dies, its permits are lost**, until a
+/// program adds new ones. Those of an [`ExpirableSemaphore`](crate::ExpirableSemaphore) return by
+/// themselves.
 ///
 /// # Fairness
 ///
-/// Threads of one process get permits in the order they came; one that needs many is not passed by
-/// one that needs few: a thread that takes one permit waits behind a thread of its process that
-/// waits for two, even while one permit is free. Between processes there is no order; a process
-/// passes permits on among its own threads for a turn, as it does a lock. If other processes wait
-/// as well, its waiting threads together take no more than its share from the server: half of the
-/// free permits if there is one other process.
+/// Threads of one process get permits in the order of arrival. A thread that needs one permit waits
+/// behind an earlier thread of its process that needs two, even while one permit is free. Processes
+/// take turns: a process passes permits among its own threads for a short time, as it does a lock.
+/// If other processes wait, its threads together take no more than its share of the free permits,
+/// such as half of them if there is one other process.
 ///
 /// # Lost replies
 ///
-/// Each request is numbered, and applied once however often it has to be sent. If the outcome of an
-/// acquire stays unknown, the caller gets an error, and the client gives back in the background any
-/// permits it may have taken. The client tries that, and a release that may have been applied, for
-/// four minutes; then it gives up and logs that the outcome is not known. A release that never left
-/// the process is kept for as long as the client is.
+/// A request that is sent again is applied once. If the outcome of an acquire stays unknown, the
+/// caller gets an error, and the client gives back in the background any permits that it may have
+/// taken. It repeats this, or a release whose outcome is unknown, for four minutes. Then it logs
+/// that the outcome is not known. It keeps a release that it could not send for as long as it
+/// lives.
 ///
 /// # After a failover
 ///
-/// A replica that becomes the master may not have heard of the last requests. Each client repeats
-/// the takes and returns of its last 10 s that the new master does not know, up to 10,000: when all
-/// permits that were out have come back, there are as many as before. Until then more may be out
-/// than there are. A client cannot repair the changes of a client that ended in those seconds,
-/// those of Redisson's clients, [`set_permits`](Self::set_permits) and
-/// [`drain_permits`](Self::drain_permits), and none at all if the clocks of the two servers are a
-/// minute or more apart. So a `WARN` names the semaphores in use at each failover: compare
-/// [`available_permits`](Self::available_permits) with the number that should be free when none is
-/// out. With [`replica_acks`](crate::ClientBuilder::replica_acks), taking permits and
-/// [`release`](Permit::release) wait until replicas know of it; a drop does not wait.
+/// A replica that becomes the master may not know the latest requests. Each client repeats those of
+/// its acquires and releases of the last 10 s (up to 10,000) that the new master does not know, so
+/// the semaphore keeps its size. For a moment, more permits may be taken than there are. The
+/// changes of clients that have ended since, of Redisson's clients, of
+/// [`set_permits`](Self::set_permits) and of [`drain_permits`](Self::drain_permits) may be lost,
+/// and all of them if the clocks of the two servers differ by a minute or more. So at each failover
+/// a `WARN` names the semaphores in use: when no permit is taken, compare
+/// [`available_permits`](Self::available_permits) with the size. With
+/// [`replica_acks`](crate::ClientBuilder::replica_acks), acquires and [`release`](Permit::release)
+/// wait for replicas; a drop does not.
 ///
 /// # In Redis
 ///
-/// The number of free permits as text under the semaphore's name, without a time to live; each
-/// change is published on `redisson_sc:{name}`. Beside it keys that begin with
-/// `redlatch_request:{name}:…` remember which requests were applied, for five minutes after a
-/// client's last request: one for each request that it had open at once. The rights that a user
-/// needs are listed in [Operations](crate::guide::operations).
+/// The number of free permits is text under the semaphore's name, without a time to live. Each
+/// change is published on `redisson_sc:{name}`. Keys that begin with `redlatch_request:{name}:…`
+/// remember for five minutes which requests were applied.
+/// [Operations](crate::guide::operations#access-rights) lists the rights that a user needs.
 #[derive(Clone)]
 pub struct Semaphore {
     site: Arc<SemaphoreSite>,
@@ -101,16 +100,14 @@ pub struct Semaphore {
 permit_verbs!(Semaphore, Permit, Permit);
 
 impl Semaphore {
-    /// Gives the semaphore its permits, if it does not exist: `true`. `false`: it exists, and stays
-    /// as it is.
+    /// Makes the semaphore with `permits` if it does not exist. Otherwise changes nothing and
+    /// returns `false`.
     ///
     /// # Errors
     ///
-    /// [`Redis`](ErrorKind::Redis) if the server is in trouble, the message says whether it may
-    /// have been applied; or if the key holds something else, which is left as it is.
-    /// [`Protocol`](ErrorKind::Protocol), [`Config`](ErrorKind::Config),
-    /// [`ShutDown`](ErrorKind::ShutDown) and [`Forked`](ErrorKind::Forked) as
-    /// [`available_permits`](Self::available_permits).
+    /// [`Redis`](ErrorKind::Redis) if the server refuses or does not answer (the message says
+    /// whether the change may have been made), or if the key holds other data, which stays as it
+    /// is. Also the other errors of [`available_permits`](Self::available_permits).
     ///
     /// The other verbs that change the semaphore fail in these ways.
     ///
@@ -122,10 +119,10 @@ impl Semaphore {
         self.request(|scripts, request_id| scripts.try_set_permits(request_id, permits, None))
     }
 
-    /// As [`try_set_permits`](Self::try_set_permits), for a semaphore that ends by itself after
-    /// `time_to_live`, so that a name made for one run leaves no key behind. Waiters go on waiting
-    /// then, as after a [`delete`](Self::delete); a permit that is given back makes it anew, without
-    /// an end ([`release_if_exists`](Self::release_if_exists) does not).
+    /// Makes the semaphore, as [`try_set_permits`](Self::try_set_permits) does, with a
+    /// `time_to_live`, so that a name for one run leaves no key behind. When it ends, waiters go on
+    /// waiting, as after a [`delete`](Self::delete). A permit that is given back later makes it
+    /// anew, without an end ([`release_if_exists`](Self::release_if_exists) does not).
     ///
     /// # Blocking
     ///
@@ -137,8 +134,8 @@ impl Semaphore {
         self.request(|scripts, request_id| scripts.try_set_permits(request_id, permits, ttl))
     }
 
-    /// Lets the semaphore end by itself after `time_to_live` from now; with `None`, not at all.
-    /// `false`: there is none.
+    /// Sets the semaphore's time to live, from now on. With `None` it does not end. Returns `false`
+    /// if there is no semaphore.
     ///
     /// # Blocking
     ///
@@ -151,7 +148,8 @@ impl Semaphore {
         self.request(|scripts, request_id| scripts.expire(request_id, time_to_live))
     }
 
-    /// How long the semaphore lives: `None` if there is none, [`Duration::MAX`] if it has no end.
+    /// Returns the semaphore's time to live: `None` if there is no semaphore, [`Duration::MAX`] if
+    /// it has no end.
     ///
     /// # Blocking
     ///
@@ -163,14 +161,12 @@ impl Semaphore {
         left.map_err(|trouble| trouble.into_error_of(&self.site.name))
     }
 
-    /// Sets how many permits are free, regardless of their number before, and makes the semaphore
-    /// if there is none. Waiters on any machine get the permits that there are now, or go on
-    /// waiting.
+    /// Sets how many permits are free, and makes the semaphore if there is none.
     ///
-    /// Permits that are out are not counted, since the server does not know them: they come back on
-    /// top. So it is for a semaphore of which none is out, or of which a process died with some;
-    /// one in use is made larger or smaller by [`add_permits`](Self::add_permits), once for all
-    /// processes.
+    /// Permits that are taken do not count, since the server does not know them: they return on top
+    /// of this number. So call this only while no live process has a permit, for example to replace
+    /// those of a dead process. To change the size of a semaphore in use, call
+    /// [`add_permits`](Self::add_permits) once, from one process.
     ///
     /// # Blocking
     ///
@@ -179,8 +175,8 @@ impl Semaphore {
         self.request(|scripts, request_id| scripts.set_permits(request_id, permits)).map(drop)
     }
 
-    /// Changes how many permits there are, by a number that may be negative: then there may be
-    /// fewer than none until enough are given back.
+    /// Changes the number of permits by `permits`, which may be negative. The number of free
+    /// permits may be negative until enough are given back.
     ///
     /// # Blocking
     ///
@@ -197,14 +193,13 @@ impl Semaphore {
         outcome.map(drop).map_err(|trouble| trouble.into_error_of(&site.name))
     }
 
-    /// Takes all permits that are free, and returns how many they were (negative if there were
-    /// fewer than none).
+    /// Takes all free permits, and returns their number (which may be negative).
     ///
     /// # Errors
     ///
-    /// [`Redis`](ErrorKind::Redis) if the server is in trouble: nothing is taken, and the client
-    /// gives back in the background any permits the server may have given. Also the errors of
-    /// [`available_permits`](Self::available_permits).
+    /// [`Redis`](ErrorKind::Redis) if the server refuses or does not answer: the call has taken
+    /// nothing, and the client gives back in the background any permits that the server may have
+    /// given. Also the errors of [`available_permits`](Self::available_permits).
     ///
     /// # Blocking
     ///
@@ -227,11 +222,10 @@ impl Semaphore {
         }
     }
 
-    /// Removes the semaphore: it has no permits until some are set or added. `false`: there was
-    /// none.
+    /// Removes the semaphore. Returns `false` if there was none.
     ///
-    /// As in Redisson, no message tells of it: waiters of all processes go on waiting. Permits that
-    /// are out come back nevertheless, and make it anew.
+    /// As in Redisson, waiters are not notified, and go on waiting. Taken permits that are given
+    /// back make the semaphore anew.
     ///
     /// # Blocking
     ///
@@ -240,14 +234,14 @@ impl Semaphore {
         self.request(|scripts, request_id| scripts.delete(request_id))
     }
 
-    /// How many permits are free. Already old when it returns.
+    /// Returns how many permits are free. The result may be out of date when the call returns.
     ///
     /// # Errors
     ///
-    /// [`Redis`](ErrorKind::Redis) if the server is in trouble, or the key holds something else.
-    /// [`Protocol`](ErrorKind::Protocol) if the server's answer makes no sense.
+    /// [`Redis`](ErrorKind::Redis) if the server refuses or does not answer, or if the key holds
+    /// other data. [`Protocol`](ErrorKind::Protocol) if the server's answer makes no sense.
     /// [`Config`](ErrorKind::Config) if the name is empty. [`ShutDown`](ErrorKind::ShutDown) after
-    /// [`Client::shutdown`], [`Forked`](ErrorKind::Forked) in a forked child: nothing was done.
+    /// [`Client::shutdown`]. [`Forked`](ErrorKind::Forked) in a forked child.
     ///
     /// # Blocking
     ///
@@ -260,42 +254,41 @@ impl Semaphore {
             .map_err(|trouble| trouble.into_error_of(&self.site.name))
     }
 
-    /// Gives the semaphore one permit, whether or not one was taken: for permits that were
-    /// [forgotten](Permit::forget), or taken elsewhere.
+    /// Gives the semaphore one permit, whether or not one was taken. It is for permits that were
+    /// [forgotten](Permit::forget) or taken elsewhere.
     ///
     /// # Errors
     ///
-    /// [`Redis`](ErrorKind::Redis) if the server is in trouble, or too few replicas acknowledge it
-    /// (the permit is given back then); the message says whether the release is tried again in the
-    /// background. [`Protocol`](ErrorKind::Protocol),
-    /// [`Config`](ErrorKind::Config), [`ShutDown`](ErrorKind::ShutDown) and
-    /// [`Forked`](ErrorKind::Forked) as [`available_permits`](Self::available_permits).
+    /// [`Redis`](ErrorKind::Redis) if the server refuses or does not answer (the message says
+    /// whether the client repeats the release in the background), or if too few replicas
+    /// acknowledge the release (the permit is given back). Also the other errors of
+    /// [`available_permits`](Self::available_permits).
     ///
     /// # Blocking
     ///
-    /// One round trip, and the wait for replicas that
-    /// [`replica_acks`](crate::ClientBuilder::replica_acks) asks for; none if the permit is passed
-    /// to a thread of this process that waits.
+    /// One round trip, and the wait for replicas
+    /// ([`replica_acks`](crate::ClientBuilder::replica_acks)). None if a waiting thread of this
+    /// process gets the permit.
     pub fn release(&self) -> Result<(), Error> {
         self.release_many(1)
     }
 
-    /// Gives `permits` back at once.
+    /// Gives the semaphore `permits`, as [`release`](Self::release) gives one.
     ///
     /// # Blocking
     ///
-    /// One round trip; none if all are passed to threads of this process that wait.
+    /// One round trip; none if waiting threads of this process get them all.
     pub fn release_many(&self, permits: u32) -> Result<(), Error> {
         self.check(&Wait::FOREVER)?;
         self.site.give_back_as(permits, Giving::Awaited)
     }
 
-    /// Gives `permits` back if the semaphore exists: `false` if it does not.
+    /// Gives the semaphore `permits` if it exists. Otherwise changes nothing and returns `false`.
     ///
     /// # Errors
     ///
-    /// Those of [`release`](Self::release). The request is never sent again in the background: the
-    /// message says whether it may have been applied.
+    /// Those of [`release`](Self::release), but the client does not repeat the request in the
+    /// background. The message says whether the change may have been made.
     ///
     /// # Blocking
     ///
@@ -319,7 +312,7 @@ impl Semaphore {
         }
     }
 
-    /// The semaphore's name: the key in Redis.
+    /// Returns the semaphore's name, which is its key in Redis.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.site.name

@@ -25,14 +25,14 @@ pub use self::permit::ExpirablePermit;
 use self::permit_lease::{PermitLease, PermitNeed};
 pub(crate) use self::site::ExpirableSite;
 
-/// Limits how many threads of all processes do something at once, by permits that each have a
-/// lease: Redisson's `RPermitExpirableSemaphore`. Made by [`Client::expirable_semaphore`].
+/// A number of permits, each with a lease, that the threads of all processes share. It is
+/// Redisson's `RPermitExpirableSemaphore`. Made by [`Client::expirable_semaphore`].
 ///
-/// Unlike that of a [`Semaphore`](crate::Semaphore), **a permit whose holder dies comes back**: at
-/// the end of its lease. The watchdog renews the leases of holders that live.
+/// Unlike the permits of a [`Semaphore`](crate::Semaphore), **a dead holder's permit returns** at
+/// the end of its lease. The watchdog renews the leases of live holders.
 ///
 /// A clone is the same semaphore, and so is every handle of the same name. It has no permits until
-/// some are set or added.
+/// a program sets or adds some.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -42,74 +42,67 @@ pub(crate) use self::site::ExpirableSite;
 /// let connections = client.expirable_semaphore("connections");
 /// connections.try_set_permits(8)?; // the first process sets them
 ///
-/// let permit = connections.acquire()?; // waits; renewed while it lives
-/// permit.check(Duration::from_secs(1))?; // ours for a second more in any case
-/// permit.release()?; // given back, and the server has said so
+/// let permit = connections.acquire()?; // blocks; renewed while it lives
+/// permit.check(Duration::from_secs(1))?; // certainly held for a second more
+/// permit.release()?; // gives it back, and returns when the server has confirmed
 ///
-/// // For a minute, even if this process dies, unless a process gives it back:
+/// // For a minute, even if this process dies, unless some process gives it back:
 /// let minute = connections.with_lease(Duration::from_secs(60));
 /// if let Some(permit) = minute.try_acquire()? {
-///     let id = permit.into_id(); // may be sent to another process
-///     connections.release(&id)?; // by the process that has the id
+///     let id = permit.into_id(); // can be sent to another process
+///     connections.release(&id)?; // in any process that has the id
 /// }
 /// # Ok(()) }
 /// ```
 ///
 /// # Leases
 ///
-/// A permit is taken for [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout) (30 s) and
-/// renewed when a third of that has gone, for as long as its guard lives. (Permits of Redisson's
-/// clients have a fixed lease or none at all.) [`with_lease`](Self::with_lease) takes a fixed one,
-/// which is never renewed. A lease that ends sends no message: waiters know when the next one ends
-/// and ask then, and once in about 5 s in any case.
+/// A permit has a lease of [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout) (30 s). The
+/// watchdog renews it after each third of this time, for as long as the guard lives. (Redisson's
+/// clients do not renew permits.) [`with_lease`](Self::with_lease) takes a fixed lease, which is
+/// never renewed. The end of a lease sends no message, but waiters know when the next lease ends,
+/// and ask then. They also ask after about 5 s.
 ///
-/// Times are the server's alone. No client's clock frees a permit early or keeps it for longer.
+/// The server alone counts the leases. A client's clock neither frees a permit early nor keeps it
+/// longer.
 ///
-/// Several permits that are taken at once have an id and a lease each, and are given back one by
-/// one. 1,024 are the most, more an error of kind [`Config`](ErrorKind::Config).
+/// Permits that are taken together have an id and a lease each, and can be given back one by one.
+/// At most 1,024 can be taken together; more is an error of kind [`Config`](ErrorKind::Config).
 ///
 /// # Fairness
 ///
-/// As a [`Semaphore`](crate::Semaphore)'s: threads of one process get permits in the order they
-/// came; one that needs many is not passed by one that needs few. Between processes there is no
-/// order; a process passes permits on among its own threads for a turn, on equal terms, and takes
-/// no more than its share if other processes wait as well.
+/// See [`Semaphore`](crate::Semaphore#fairness). Only threads with the same kind of lease pass
+/// permits to each other.
 ///
 /// # Lost replies
 ///
-/// Each permit has an id, which the client makes before it sends the request. A request that has to
-/// be sent again finds its own ids: it takes and gives back once. If the outcome of an acquire
+/// A request that is sent again takes or gives back its permits once. If the outcome of an acquire
 /// stays unknown, the caller gets an error, and the client gives back in the background any permits
-/// it may have taken; if that fails as well, they come back at the end of the lease. Changes of the
-/// number of permits are numbered, and made once.
+/// that it may have taken. If that fails, too, they return at the end of their leases.
 ///
 /// # With Redisson
 ///
-/// The same keys, ids and messages as Redisson from 3.17 to 4.7, so that both share the permits and
-/// either gives back the other's, by its [`PermitId`]. Redisson 3.16 has ids of 32 characters: it
-/// shares the permits, too, but neither can give the other's back, or make its lease longer, by its
-/// id. They come back by themselves at their lease's end.
+/// Redisson 3.17 to 4.7 shares the permits, and each library can give back the other's by its
+/// [`PermitId`]. Redisson 3.16 also shares the permits, but it has other ids: neither library can
+/// give back the other's permits or extend their leases.
 ///
-/// **Redisson's clients decide by their own clocks** which leases have ended. A clock that is ahead
-/// of the server's takes permits away that early: from a guard here while there is less left of its
-/// lease (two thirds of `watchdog_timeout` at the least). The guard tells at its next renewal. A
-/// client whose clock is behind writes leases that end too early by the server's clock, and may
-/// lose its permits that early; if its clock is ahead, its permits come back that much later after
-/// its death. Keep the clocks of such machines together to well within the leases.
+/// **Redisson's clients decide by their own clocks** which leases have ended. If a clock is ahead
+/// of the server's, it takes permits away that much too early: from a guard of redlatch if it is
+/// ahead by more than the rest of the lease (at least two thirds of `watchdog_timeout`). The guard
+/// learns of that at its next renewal. If a clock is behind, its client may lose its own permits
+/// early. Keep the clocks of such machines within much less than a lease of each other.
 ///
-/// **Do not use the names `x` and `{x}` side by side.** They share the key of their leases, in
-/// Redisson too, and each takes the other's permits for its own when they lapse. A client that
-/// names one while it has a handle of the other gets [`Config`](ErrorKind::Config) from the later
-/// one.
+/// **Do not use the names `x` and `{x}` side by side.** They share the key of their leases, as in
+/// Redisson, and each would take the other's permits for its own when their leases end. If a client
+/// has handles of both, calls of the later one return [`Config`](ErrorKind::Config).
 ///
 /// # In Redis
 ///
-/// The number of free permits as text under the semaphore's name, and in the sorted set
-/// `{name}:timeout` the id of each permit that is out, with the time (ms since 1970) when its lease
-/// ends; neither has a time to live. Each change is published on `redisson_sc:{name}`. Keys that
-/// begin with `redlatch_request:{name}:…` remember for five minutes how the number of permits was
-/// changed. The rights that a user needs are listed in
-/// [Operations](crate::guide::operations).
+/// The number of free permits is text under the semaphore's name. The sorted set `{name}:timeout`
+/// has the id of each taken permit with the end of its lease (ms since 1970). Neither has a time to
+/// live. Each change is published on `redisson_sc:{name}`. Keys that begin with
+/// `redlatch_request:{name}:…` remember for five minutes how the number of permits was changed.
+/// [Operations](crate::guide::operations#access-rights) lists the rights that a user needs.
 #[derive(Clone)]
 pub struct ExpirableSemaphore {
     site: Arc<ExpirableSite>,
@@ -120,19 +113,19 @@ pub struct ExpirableSemaphore {
 permit_verbs!(ExpirableSemaphore, ExpirablePermit, Vec<ExpirablePermit>);
 
 impl ExpirableSemaphore {
-    /// The same semaphore, whose permits are taken for this long and never renewed. It must be from
-    /// 1 ms to 10^13 ms, or acquiring is an error of kind [`Config`](ErrorKind::Config).
+    /// Returns the same semaphore, with fixed leases for its permits, which are never renewed. From
+    /// 1 ms to 10¹³ ms. With another lease, acquires fail with [`Config`](ErrorKind::Config).
     #[must_use]
     pub fn with_lease(&self, lease: Duration) -> Self {
         Self { terms: Terms::fixed(lease), ..self.clone() }
     }
 
-    /// The same semaphore, whose permits have this lease, which the watchdog renews, instead of the
-    /// client's [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout). So this is how long
-    /// others wait for a permit of a process that died. It must be from 10 ms to a year, or
-    /// acquiring is an error of kind [`Config`](ErrorKind::Config).
+    /// Returns the same semaphore, with renewed leases of this length in place of the client's
+    /// [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout). If a process dies, others wait
+    /// this long for its permits. From 10 ms to a year. With another lease, acquires fail with
+    /// [`Config`](ErrorKind::Config).
     ///
-    /// A short one asks something of the whole client:
+    /// A short lease affects the whole client: see
     /// [`Lock::with_watchdog`](crate::Lock::with_watchdog).
     #[must_use]
     pub fn with_watchdog(&self, timeout: Duration) -> Self {
@@ -140,16 +133,14 @@ impl ExpirableSemaphore {
         Self { terms: Terms::watched(timeout), ..self.clone() }
     }
 
-    /// Gives the semaphore its permits, if it does not exist: `true`. `false`: it exists, and stays
-    /// as it is.
+    /// Makes the semaphore with `permits` if it does not exist. Otherwise changes nothing and
+    /// returns `false`.
     ///
     /// # Errors
     ///
-    /// [`Redis`](ErrorKind::Redis) if the server is in trouble, the message says whether it may
-    /// have been applied; or if the key holds something else, which is left as it is.
-    /// [`Protocol`](ErrorKind::Protocol), [`Config`](ErrorKind::Config),
-    /// [`ShutDown`](ErrorKind::ShutDown) and [`Forked`](ErrorKind::Forked) as
-    /// [`available_permits`](Self::available_permits).
+    /// [`Redis`](ErrorKind::Redis) if the server refuses or does not answer (the message says
+    /// whether the change may have been made), or if the key holds other data, which stays as it
+    /// is. Also the other errors of [`available_permits`](Self::available_permits).
     ///
     /// The other verbs that change the semaphore fail in these ways.
     ///
@@ -162,9 +153,9 @@ impl ExpirableSemaphore {
         self.site.once(|scripts, request_id| scripts.try_set_permits(request_id, permits))
     }
 
-    /// Sets how many permits there are, those that are out included, and makes the semaphore if
-    /// there is none. If more are out, they stay with their holders, and fewer than none are free
-    /// until enough have come back. So it also replaces lost permits.
+    /// Sets the size of the semaphore, which includes the taken permits, and makes the semaphore if
+    /// there is none. If more permits are taken, their holders keep them, and the number of free
+    /// permits is negative until enough have returned.
     ///
     /// # Blocking
     ///
@@ -174,8 +165,8 @@ impl ExpirableSemaphore {
         self.site.once(|scripts, request_id| scripts.set_permits(request_id, permits)).map(drop)
     }
 
-    /// Changes how many permits there are, by a number that may be negative: then there may be
-    /// fewer than none free until enough have come back.
+    /// Changes the size of the semaphore by `permits`, which may be negative. The number of free
+    /// permits may be negative until enough have returned.
     ///
     /// # Blocking
     ///
@@ -185,11 +176,9 @@ impl ExpirableSemaphore {
         self.site.once(|scripts, request_id| scripts.add_permits(request_id, permits)).map(drop)
     }
 
-    /// Removes the semaphore with all permits, those that are out as well: their guards are lost at
-    /// their next renewal. `false`: there was none.
-    ///
-    /// As in Redisson, no message tells of it: waiters go on waiting, until there are permits
-    /// again.
+    /// Removes the semaphore with all permits. Returns `false` if there was none. Guards of taken
+    /// permits learn of their loss at their next renewal. As in Redisson, waiters are not notified,
+    /// and wait until there are permits again.
     ///
     /// # Blocking
     ///
@@ -199,8 +188,9 @@ impl ExpirableSemaphore {
         self.site.once(|scripts, request_id| scripts.delete(request_id))
     }
 
-    /// Lets the semaphore end by itself after `time_to_live` from now, with all its permits, as
-    /// [`delete`](Self::delete) does; with `None`, not at all. `false`: there is none.
+    /// Sets the semaphore's time to live, from now on. When it ends, all permits end, as after a
+    /// [`delete`](Self::delete). With `None` it does not end. Returns `false` if there is no
+    /// semaphore.
     ///
     /// # Blocking
     ///
@@ -214,7 +204,8 @@ impl ExpirableSemaphore {
         self.site.once(|scripts, request_id| scripts.expire(request_id, time_to_live))
     }
 
-    /// How long the semaphore lives: `None` if there is none, [`Duration::MAX`] if it has no end.
+    /// Returns the semaphore's time to live: `None` if there is no semaphore, [`Duration::MAX`] if
+    /// it has no end.
     ///
     /// # Blocking
     ///
@@ -226,15 +217,15 @@ impl ExpirableSemaphore {
         left.map_err(|trouble| trouble.into_error_of(&self.site.name))
     }
 
-    /// How many permits are free, those included whose leases have ended. Already old when it
-    /// returns. It changes nothing.
+    /// Returns how many permits are free, including those whose leases have ended. The result may
+    /// be out of date when the call returns.
     ///
     /// # Errors
     ///
-    /// [`Redis`](ErrorKind::Redis) if the server is in trouble, or the key holds something else.
-    /// [`Protocol`](ErrorKind::Protocol) if the server's answer makes no sense.
+    /// [`Redis`](ErrorKind::Redis) if the server refuses or does not answer, or if the key holds
+    /// other data. [`Protocol`](ErrorKind::Protocol) if the server's answer makes no sense.
     /// [`Config`](ErrorKind::Config) if the name is empty. [`ShutDown`](ErrorKind::ShutDown) after
-    /// [`Client::shutdown`], [`Forked`](ErrorKind::Forked) in a forked child: nothing was done.
+    /// [`Client::shutdown`]. [`Forked`](ErrorKind::Forked) in a forked child.
     ///
     /// # Blocking
     ///
@@ -243,7 +234,7 @@ impl ExpirableSemaphore {
         self.counts().map(|counts| counts.free)
     }
 
-    /// How many permits are out, on all machines, and their leases have not ended.
+    /// Returns how many permits are taken, on all machines, with leases that have not ended.
     ///
     /// # Blocking
     ///
@@ -252,7 +243,7 @@ impl ExpirableSemaphore {
         self.counts().map(|counts| counts.out)
     }
 
-    /// How many permits there are, free or out.
+    /// Returns the size of the semaphore: the number of all permits, free or taken.
     ///
     /// # Blocking
     ///
@@ -261,19 +252,18 @@ impl ExpirableSemaphore {
         self.counts().map(|counts| counts.free.saturating_add(counts.out))
     }
 
-    /// Gives a permit back by its id, even one taken on another machine. A guard of this client
-    /// that has the permit says "released" from then on; a guard of another process loses it at its
-    /// next renewal.
+    /// Gives a permit back by its id, even one that was taken on another machine. If a guard of
+    /// this client has the permit, it says "released" from then on. A guard of another process
+    /// loses the permit at its next renewal.
     ///
     /// # Errors
     ///
-    /// [`NotHeld`](ErrorKind::NotHeld) if there is no such permit: it was given back before, or its
-    /// lease has ended; nothing was changed. [`Redis`](ErrorKind::Redis) if the server is in
-    /// trouble; the message says whether the release is sent again in the background. Also if the
-    /// connection broke and the server, asked once more, no longer knows the permit: most likely it
-    /// was given back then. [`Protocol`](ErrorKind::Protocol), [`Config`](ErrorKind::Config),
-    /// [`ShutDown`](ErrorKind::ShutDown) and [`Forked`](ErrorKind::Forked) as
-    /// [`available_permits`](Self::available_permits).
+    /// - [`NotHeld`](ErrorKind::NotHeld) if there is no such permit: it was given back before, or
+    ///   its lease has ended. Nothing was changed.
+    /// - [`Redis`](ErrorKind::Redis) if the server refuses or does not answer. The message says
+    ///   whether the client repeats the release in the background. Also if the connection broke and
+    ///   the server, asked once more, no longer knows the permit: it was most likely given back.
+    /// - The other errors of [`available_permits`](Self::available_permits).
     ///
     /// # Blocking
     ///
@@ -297,17 +287,17 @@ impl ExpirableSemaphore {
         self.site.release_ids(std::slice::from_ref(id))
     }
 
-    /// Gives some permits back at once: all of them or, if one is not there any more, none but
-    /// those of which a guard of this client had one. At most 1,024.
+    /// Gives several permits back, at most 1,024. If one of them no longer exists, only those that
+    /// a guard of this client has are given back.
     ///
     /// # Errors
     ///
-    /// Those of [`release`](Self::release); [`Config`](ErrorKind::Config) for more than 1,024, or
-    /// if an id is there twice.
+    /// Those of [`release`](Self::release). [`Config`](ErrorKind::Config) for more than 1,024 ids,
+    /// or if an id is listed twice.
     ///
     /// # Blocking
     ///
-    /// One round trip. None for no ids.
+    /// One round trip. None without ids.
     pub fn release_many(&self, ids: &[PermitId]) -> Result<(), Error> {
         self.check(&Wait::FOREVER)?;
         self.check_number(ids.len())?;
@@ -325,17 +315,17 @@ impl ExpirableSemaphore {
         Err(Error::new(ErrorKind::NotHeld, message.to_owned()).of(&self.site.name))
     }
 
-    /// Gives a permit a new lease, from now on: `true`. `false`: there is no such permit, or its
+    /// Gives a permit a new lease, from now on. Returns `false` if there is no such permit, or its
     /// lease has ended.
     ///
-    /// For permits that are known by their id. The lease of a guard of this client is only made
-    /// longer. Do not shorten the lease of another process's guard: the guard does not know, and
-    /// says "held" until its next renewal, which makes a watched lease longer again.
+    /// It is for permits that are known by their id. If a guard of this client has the permit, the
+    /// call only extends the lease. Do not shorten the lease of another process's guard: the guard
+    /// does not learn of it, and says "held" until its next renewal.
     ///
     /// # Errors
     ///
-    /// [`Config`](ErrorKind::Config) for a lease that is not from 1 ms to 10^13 ms. Also the errors
-    /// of [`try_set_permits`](Self::try_set_permits).
+    /// [`Config`](ErrorKind::Config) if the lease is not from 1 ms to 10¹³ ms. Also the errors of
+    /// [`try_set_permits`](Self::try_set_permits).
     ///
     /// # Blocking
     ///
@@ -371,8 +361,9 @@ impl ExpirableSemaphore {
         Ok(updated)
     }
 
-    /// How long a permit's lease lasts without a renewal. `None`: there is no such permit, or its
-    /// lease has ended. One of Redisson's without a lease lasts [`Duration::MAX`].
+    /// Returns how long a permit's lease lasts without a renewal. Returns `None` if there is no
+    /// such permit or its lease has ended, and [`Duration::MAX`] for a Redisson permit without a
+    /// lease.
     ///
     /// # Blocking
     ///
@@ -386,7 +377,7 @@ impl ExpirableSemaphore {
             .map_err(|trouble| trouble.into_error_of(&self.site.name))
     }
 
-    /// The semaphore's name: the key in Redis.
+    /// Returns the semaphore's name, which is its key in Redis.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.site.name

@@ -18,96 +18,95 @@ macro_rules! permit_verbs {
 
             /// The verbs that take permits.
             impl $semaphore {
-                /// Takes one permit, waiting for as long as it takes.
+                /// Takes one permit. Blocks until the thread has it.
                 ///
-                /// While permits are free: one round trip. Else the thread queues behind those of
-                /// its process that came before it, and sleeps until permits are given back (a
-                /// message wakes it, and if that is lost, a slow poll of about 5 s) or a lease ends.
+                /// If a permit is free, this needs one round trip. Otherwise the thread queues
+                /// behind earlier threads of its process, and sleeps until permits are given back
+                /// or a lease ends. (A message wakes it. If the message is lost, a poll after about
+                /// 5 s does.)
                 ///
                 /// # Errors
                 ///
-                /// [`Redis`](ErrorKind::Redis) if the server is in trouble, if a key holds something
-                /// else, or if a permit's lease was over before the reply was read;
-                /// [`Protocol`](ErrorKind::Protocol) if the server's answer makes no sense: no
-                /// permit is taken, and the client gives back in the background any permits the
-                /// server may have given. [`Config`](ErrorKind::Config) if the name is empty or the
-                /// lease not usable. [`ShutDown`](ErrorKind::ShutDown) after
-                /// [`Client::shutdown`](crate::Client::shutdown), which ends waits as well.
-                /// [`Forked`](ErrorKind::Forked) in a forked child.
+                /// After an error the call has taken nothing. If the outcome of a request is
+                /// unknown, the client gives back in the background any permits that the server may
+                /// have given.
+                ///
+                /// - [`Redis`](ErrorKind::Redis) if the server refuses or does not answer, if the
+                ///   key holds other data, or if a permit's lease was over before the reply was
+                ///   read. [`Protocol`](ErrorKind::Protocol) if the server's answer makes no sense.
+                /// - [`Config`](ErrorKind::Config) if the name is empty or the lease is not usable.
+                /// - [`ShutDown`](ErrorKind::ShutDown) after
+                ///   [`Client::shutdown`](crate::Client::shutdown), which also ends waits.
+                ///   [`Forked`](ErrorKind::Forked) in a forked child.
                 ///
                 /// All verbs that take permits fail in these ways.
                 ///
                 /// # Blocking
                 ///
-                /// Until the thread has the permit or an error ends the wait; time does not end it.
-                /// In an outage a call may wait behind another thread's wait on the same connection
-                /// before its own request fails:
-                /// [`response_timeout`](crate::ClientBuilder::response_timeout) says for how long at
-                /// most.
+                /// Until the thread has the permit or an error ends the wait. Each request ends
+                /// after [`response_timeout`](crate::ClientBuilder::response_timeout), also in an
+                /// outage.
                 pub fn acquire(&self) -> Result<$one, Error> {
                     self.got(self.take_one(Wait::FOREVER))
                 }
 
                 /// Takes one permit if one is free now and no thread of this process waits for one.
+                /// Otherwise returns `None`.
                 ///
                 /// # Errors
                 ///
-                /// Trouble that a request meets is an error, never `None`.
+                /// A failed request is an error, never `None`.
                 ///
                 /// # Blocking
                 ///
-                /// One round trip; none if a thread of this process waits. A process that keeps
-                /// taking permits which others want lets those go first now and then: for a
-                /// millisecond and two round trips.
+                /// One round trip; none if a thread of this process waits. If a process keeps
+                /// taking permits for which others wait, the call sometimes lets those go first,
+                /// for a millisecond and two round trips.
                 #[must_use = "`None`: none was taken; and a permit that is dropped is given back"]
                 pub fn try_acquire(&self) -> Result<Option<$one>, Error> {
                     self.take_one(Wait::NONE)
                 }
 
-                /// Takes one permit unless that takes longer than `wait`: returns `None` then.
+                /// Takes one permit, or returns `None` after `wait`.
                 ///
                 /// # Blocking
                 ///
-                /// For `wait` at most (the first request has 15 ms in any case, or two round trips
-                /// to a server that is further off). The end of `wait` also ends a request that is
-                /// on its way: with `None` if the server has answered this call before, otherwise
-                /// with an error. The client then gives back in the background any permits the
-                /// server may have given.
+                /// For at most `wait`, as [`Lock::try_lock_for`](crate::Lock::try_lock_for).
                 #[must_use = "`None`: none was taken; and a permit that is dropped is given back"]
                 pub fn try_acquire_for(&self, wait: Duration) -> Result<Option<$one>, Error> {
                     self.take_one(wait.into())
                 }
 
-                /// Takes one permit, and gives up when `token` is cancelled.
+                /// Takes one permit, or fails when `token` is cancelled.
                 ///
                 /// # Errors
                 ///
-                /// [`Cancelled`](ErrorKind::Cancelled), no permit is taken then. Also the errors of
-                /// [`acquire`](Self::acquire). A grant that was decided before the cancel wins.
+                /// [`Cancelled`](ErrorKind::Cancelled): the call has taken nothing. Also the errors
+                /// of [`acquire`](Self::acquire). If the permit was granted before the cancel, the
+                /// call takes it.
                 ///
                 /// # Blocking
                 ///
                 /// Until the thread has the permit, or an error or the cancel ends the wait. The
-                /// cancel ends a sleep at once, and a request that is on its way as the end of the
-                /// time does in [`try_acquire_for`](Self::try_acquire_for).
+                /// cancel ends a sleep and a request at once.
                 pub fn acquire_cancellable(&self, token: &CancelToken) -> Result<$one, Error> {
                     self.got(self.take_one(token.into()))
                 }
 
-                /// Takes one permit unless that takes longer than `wait` allows: `None`. A limit, a
-                /// deadline or a cancel token is a wait, too. All the other ways to take one are
-                /// short forms of this one.
+                /// Takes one permit, or returns `None` at the end of `wait`, which may be a limit,
+                /// a deadline or a cancel token. All other ways to take one permit are short forms
+                /// of this one.
                 ///
                 /// # Errors
                 ///
-                /// [`Cancelled`](ErrorKind::Cancelled) if the token of `wait` was cancelled, no
-                /// permit is taken then. Also the errors of [`acquire`](Self::acquire).
+                /// [`Cancelled`](ErrorKind::Cancelled) if the token of `wait` was cancelled: the
+                /// call has taken nothing. Also the errors of [`acquire`](Self::acquire).
                 ///
                 /// # Blocking
                 ///
-                /// For as long as `wait` allows, as [`try_acquire_for`](Self::try_acquire_for) and,
-                /// with a token, [`acquire_cancellable`](Self::acquire_cancellable) do. A deadline
-                /// that has passed leaves one try at most.
+                /// For as long as `wait` allows: see [`try_acquire_for`](Self::try_acquire_for) and
+                /// [`acquire_cancellable`](Self::acquire_cancellable). With a deadline that has
+                /// passed, the call tries once.
                 #[must_use = "`None`: none was taken; and a permit that is dropped is given back"]
                 pub fn acquire_within<'a>(
                     &self,
@@ -116,25 +115,24 @@ macro_rules! permit_verbs {
                     self.take_one(wait.into())
                 }
 
-                /// Takes `permits` at once, or waits until there are so many: as
-                /// [`acquire`](Self::acquire). None is taken before all are there. Zero is granted
-                /// at once.
+                /// Takes all of `permits` together, as [`acquire`](Self::acquire) takes one.
                 ///
                 /// # Blocking
                 ///
-                /// Until there are so many; for ever if there never are. Zero does not block.
+                /// Until so many permits are free; for ever if there are never so many. Zero does
+                /// not block.
                 pub fn acquire_many(&self, permits: u32) -> Result<$many, Error> {
                     self.got(self.take(permits, Wait::FOREVER))
                 }
 
-                /// Takes `permits` at once if so many are free now and no thread of this process
-                /// waits for any: as [`try_acquire`](Self::try_acquire).
+                /// Takes all of `permits` together if so many are free now and no thread of this
+                /// process waits for any: see [`try_acquire`](Self::try_acquire).
                 #[must_use = "`None`: none was taken; and a permit that is dropped is given back"]
                 pub fn try_acquire_many(&self, permits: u32) -> Result<Option<$many>, Error> {
                     self.take(permits, Wait::NONE)
                 }
 
-                /// Takes `permits` at once unless that takes longer than `wait`: as
+                /// Takes all of `permits` together, or returns `None` after `wait`: see
                 /// [`try_acquire_for`](Self::try_acquire_for).
                 #[must_use = "`None`: none was taken; and a permit that is dropped is given back"]
                 pub fn try_acquire_many_for(
@@ -145,7 +143,7 @@ macro_rules! permit_verbs {
                     self.take(permits, wait.into())
                 }
 
-                /// Takes `permits` at once, and gives up when `token` is cancelled: as
+                /// Takes all of `permits` together, or fails when `token` is cancelled: see
                 /// [`acquire_cancellable`](Self::acquire_cancellable).
                 pub fn acquire_many_cancellable(
                     &self,
@@ -155,7 +153,7 @@ macro_rules! permit_verbs {
                     self.got(self.take(permits, token.into()))
                 }
 
-                /// Takes `permits` at once unless that takes longer than `wait` allows: as
+                /// Takes all of `permits` together, or returns `None` at the end of `wait`: see
                 /// [`acquire_within`](Self::acquire_within).
                 #[must_use = "`None`: none was taken; and a permit that is dropped is given back"]
                 pub fn acquire_many_within<'a>(

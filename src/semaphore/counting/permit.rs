@@ -13,11 +13,11 @@ use crate::error::Error;
 use crate::error::ErrorKind;
 use crate::observer::{Event, Kind};
 
-/// Permits that were taken. Dropping it gives them back.
+/// One or more taken permits. Dropping it gives them back.
 ///
-/// The permit belongs to no thread and may be sent to another. A drop does not wait for the server:
-/// the release is written, and one that fails is sent again in the background.
-/// [`release`](Self::release) waits and reports.
+/// A permit belongs to no thread and can be sent to another one. A drop writes the release and does
+/// not wait for the server. If the release fails, the client tries again in the background.
+/// [`release`](Self::release) waits, and returns the error.
 ///
 /// ```no_run
 /// use std::thread;
@@ -29,7 +29,7 @@ use crate::observer::{Event, Kind};
 ///     if let Some(one) = permit.split(1) {
 ///         thread::spawn(move || drop(one)); // given back there
 ///     }
-///     permit.release() // the other two; the server has said so
+///     permit.release() // the other two; returns when the server has confirmed
 /// }
 /// ```
 #[must_use = "dropping the permit gives it back at once; bind it"]
@@ -41,7 +41,7 @@ pub struct Permit {
 }
 
 impl Permit {
-    /// How many permits it stands for.
+    /// Returns how many permits it has.
     #[must_use]
     pub fn permits(&self) -> u32 {
         self.permits
@@ -51,16 +51,18 @@ impl Permit {
     ///
     /// # Errors
     ///
-    /// [`Redis`](ErrorKind::Redis) if the server is in trouble, [`Protocol`](ErrorKind::Protocol)
-    /// if its answer makes no sense: the release is sent again in the background until it is
-    /// answered. [`Redis`](ErrorKind::Redis) too if too few replicas acknowledge it: the permits
-    /// are given back then. [`Forked`](ErrorKind::Forked) in a forked child: nothing was done.
+    /// - [`Redis`](ErrorKind::Redis) if the server refuses or does not answer,
+    ///   [`Protocol`](ErrorKind::Protocol) if its answer makes no sense. The client repeats the
+    ///   release in the background.
+    /// - [`Redis`](ErrorKind::Redis) if too few replicas acknowledge the release. The permits are
+    ///   given back.
+    /// - [`Forked`](ErrorKind::Forked) in a forked child: nothing was done.
     ///
     /// # Blocking
     ///
-    /// One round trip, and the wait for replicas that
-    /// [`replica_acks`](crate::ClientBuilder::replica_acks) asks for; none if the permits are
-    /// passed to threads of this process that wait.
+    /// One round trip, and the wait for replicas
+    /// ([`replica_acks`](crate::ClientBuilder::replica_acks)). None if waiting threads of this
+    /// process get the permits.
     pub fn release(mut self) -> Result<(), Error> {
         let permits = std::mem::take(&mut self.permits);
         let site = &self.semaphore.site;
@@ -70,12 +72,12 @@ impl Permit {
         done
     }
 
-    /// Keeps the permits taken, until a caller uses [`Semaphore::release_many`].
+    /// Leaves the permits taken, until a program calls [`Semaphore::release_many`].
     pub fn forget(mut self) {
         self.permits = 0;
     }
 
-    /// Splits `permits` off. `None`, and nothing is changed, if there are not so many.
+    /// Splits `permits` off. If there are not so many, changes nothing and returns `None`.
     #[must_use]
     pub fn split(&mut self, permits: u32) -> Option<Self> {
         self.permits = self.permits.checked_sub(permits)?;
@@ -91,13 +93,12 @@ impl Permit {
         }
     }
 
-    /// Takes another permit's permits into this one. No I/O, unless the caller drops a returned
-    /// `other`.
+    /// Moves another permit's permits into this one. No I/O.
     ///
     /// # Errors
     ///
-    /// Gives `other` back, with nothing changed, if it is of another semaphore or client, or if
-    /// there would be more than `u32::MAX`.
+    /// Returns `other` unchanged if it is of another semaphore or client, or if there would be more
+    /// than `u32::MAX` permits.
     pub fn merge(&mut self, mut other: Self) -> Result<(), Self> {
         let same = Arc::ptr_eq(&self.semaphore.site, &other.semaphore.site);
         match self.permits.checked_add(other.permits).filter(|_| same) {

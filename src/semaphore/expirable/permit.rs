@@ -12,14 +12,14 @@ use crate::scripts::PermitId;
 
 /// One permit of an [`ExpirableSemaphore`]. Dropping it gives it back.
 ///
-/// The permit belongs to no thread and may be sent to another. While it lives its lease is renewed
-/// ([`with_lease`](ExpirableSemaphore::with_lease) takes a fixed one); it knows until when the
-/// permit is certainly held, and tells when it is lost. One that is leaked ([`std::mem::forget`])
-/// is kept until [`Client::shutdown`](crate::Client::shutdown), or for
+/// A permit belongs to no thread and can be sent to another one. The watchdog renews its lease
+/// while it lives (unless the lease is [fixed](ExpirableSemaphore::with_lease)). It reports when it
+/// is lost. A leaked permit ([`std::mem::forget`]) is kept until
+/// [`Client::shutdown`](crate::Client::shutdown), or for
 /// [`max_hold`](crate::ClientBuilder::max_hold).
 ///
-/// A drop does not wait for the server: the release is written, and one that fails is sent again in
-/// the background. [`release`](Self::release) waits and reports.
+/// A drop writes the release and does not wait for the server. If the release fails, the client
+/// tries again in the background. [`release`](Self::release) waits, and returns the error.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -31,10 +31,10 @@ use crate::scripts::PermitId;
 ///     let permit = connections.acquire()?;
 ///     permit.on_lost(|why| eprintln!("stop: {why}"));
 ///     for part in 0..10 {
-///         permit.check(Duration::from_secs(2))?; // ours for as long as this takes
+///         permit.check(Duration::from_secs(2))?; // certainly held for two seconds more
 ///         fetch(part);
 ///     }
-///     permit.release() // the server has said so
+///     permit.release() // returns when the server has confirmed
 /// }
 /// ```
 #[must_use = "dropping the permit gives it back at once; bind it"]
@@ -42,7 +42,7 @@ pub struct ExpirablePermit {
     pub(super) permit_lease: Arc<PermitLease>,
     tenancy: Arc<Tenancy>,
     semaphore: ExpirableSemaphore,
-    /// The permit was given back or let go of.
+    /// The permit was given back or left taken.
     left: bool,
 }
 
@@ -56,26 +56,25 @@ impl ExpirablePermit {
         Some(Self { permit_lease, tenancy, semaphore: semaphore.clone(), left: false })
     }
 
-    /// The permit's id, under which another process can look after it or give it back
-    /// ([`ExpirableSemaphore::release`]): one of Redisson's as well. No I/O.
+    /// Returns the permit's id, by which any process, also Redisson's, can give the permit back
+    /// ([`ExpirableSemaphore::release`]). No I/O.
     ///
-    /// Such a release is a loss to this guard, as soon as the server tells of it
-    /// ([`on_lost`](Self::on_lost)), or at its next renewal. A release by a handle of the same
-    /// client is none. A permit whose id was read is not passed on within the process: its drop
-    /// gives it back to the server.
+    /// If another client does so, this guard reports a loss when the server notifies its client, or
+    /// at its next renewal. A release by a handle of the same client is no loss. A permit whose id
+    /// was read is not passed to another thread: its drop gives it back to the server.
     #[must_use]
     pub fn id(&self) -> PermitId {
         self.permit_lease.tell_id()
     }
 
-    /// Whether the permit is held, as far as this process can know without asking: neither given
-    /// back nor lost, and before the deadline that the server last confirmed. No I/O.
+    /// Returns whether the permit is held: neither given back nor lost, and before the deadline
+    /// that the server last confirmed. No I/O.
     #[must_use]
     pub fn is_held(&self) -> bool {
         !self.is_forked() && self.tenancy.is_held()
     }
 
-    /// The state of the permit, as far as this process knows. No I/O.
+    /// Returns the state of the permit, as far as this process knows it. No I/O.
     #[must_use]
     pub fn state(&self) -> HoldState {
         if self.is_forked() {
@@ -84,8 +83,8 @@ impl ExpirablePermit {
         self.tenancy.state()
     }
 
-    /// For how long the permit is certainly held if no renewal succeeds any more; zero if it is
-    /// lost. No I/O.
+    /// Returns how long the permit is certainly held if no renewal succeeds any longer. Zero if it
+    /// is lost. No I/O.
     #[must_use]
     pub fn remaining(&self) -> Duration {
         if self.is_forked() { Duration::ZERO } else { self.tenancy.remaining() }
@@ -94,13 +93,14 @@ impl ExpirablePermit {
     /// Fails unless the permit is certainly held for `slack` more. Call this before each step that
     /// needs the permit and takes no longer than `slack`.
     ///
-    /// If the lease is renewed, the certain time is between two thirds of
-    /// [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout) and all of it. No I/O.
+    /// If the lease is renewed, a little less than two thirds of
+    /// [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout) are always left if all is well.
+    /// No I/O.
     ///
     /// # Errors
     ///
     /// [`LeaseLost`](ErrorKind::LeaseLost) if the permit is lost,
-    /// [`EndsTooSoon`](ErrorKind::EndsTooSoon) if it is held and may end before the slack does,
+    /// [`EndsTooSoon`](ErrorKind::EndsTooSoon) if it is held but may end within `slack`,
     /// [`NotHeld`](ErrorKind::NotHeld) if it was given back by its id,
     /// [`Forked`](ErrorKind::Forked) in a forked child.
     pub fn check(&self, slack: Duration) -> Result<(), Error> {
@@ -125,17 +125,17 @@ impl ExpirablePermit {
         }
     }
 
-    /// Has `callback` called once if the permit is lost before it is given back: at the lease's
-    /// end, or at a renewal that the server answers with "not there any more". If it is lost
-    /// already, soon after this call. If this process learns of a loss only when
-    /// [`release`](Self::release) asks the server, that call's error alone tells of it.
+    /// Registers `callback`, which the client calls once if the permit is lost before it is given
+    /// back: when the lease ends, or when the server answers a renewal with "not there". If the
+    /// permit is lost already, the client calls it soon. If [`release`](Self::release) finds the
+    /// loss, it only returns the error.
     ///
-    /// For a permit that was held for 100 ms, the server tells when the semaphore's leases change,
-    /// and the client asks at once whether the permit is there; if they change more than ten times
-    /// a second, it asks after some seconds at most
+    /// Once a permit has been held for 100 ms, the server notifies the client of changes of the
+    /// semaphore's leases, and the client asks at once whether the permit still exists. If they
+    /// change more than ten times a second, it asks after some seconds
     /// ([`client_tracking`](crate::ClientBuilder::client_tracking)).
     ///
-    /// The callback runs on a thread of the client's, one after the other, so it should be short.
+    /// Callbacks run on a thread of the client, one after the other, so each should be short.
     pub fn on_lost(&self, callback: impl FnOnce(LostReason) + Send + 'static) {
         if self.is_forked() {
             return;
@@ -150,17 +150,18 @@ impl ExpirablePermit {
     ///
     /// # Errors
     ///
-    /// [`LeaseLost`](ErrorKind::LeaseLost) if it was lost before: another process may have it by
-    /// now, and keeps it. [`NotHeld`](ErrorKind::NotHeld) if it was given back by its id before.
-    /// [`Redis`](ErrorKind::Redis) if the server is in trouble, [`Protocol`](ErrorKind::Protocol)
-    /// if its answer makes no sense: the release is sent again in the background, and the permit is
-    /// free at the latest when its lease ends. Also if the connection broke and the server, asked
-    /// once more, no longer knows the permit. [`Forked`](ErrorKind::Forked) in a forked child:
-    /// nothing was done.
+    /// - [`LeaseLost`](ErrorKind::LeaseLost) if the permit was lost before. A process that has it
+    ///   now keeps it.
+    /// - [`NotHeld`](ErrorKind::NotHeld) if it was given back by its id before.
+    /// - [`Redis`](ErrorKind::Redis) if the server refuses or does not answer,
+    ///   [`Protocol`](ErrorKind::Protocol) if its answer makes no sense. The client repeats the
+    ///   release in the background, and the permit is free when its lease ends or sooner. Also if
+    ///   the connection broke and the server, asked once more, no longer knows the permit.
+    /// - [`Forked`](ErrorKind::Forked) in a forked child: nothing was done.
     ///
     /// # Blocking
     ///
-    /// One round trip; none if the permit is passed to a thread of this process that waits.
+    /// One round trip; none if a waiting thread of this process gets the permit.
     pub fn release(mut self) -> Result<(), Error> {
         self.left = true;
         let site = self.permit_lease.site();
@@ -169,11 +170,11 @@ impl ExpirablePermit {
         site.release(&self.permit_lease)
     }
 
-    /// Lets go of the permit and leaves it out: from here on the client does not renew it. A
-    /// process with the id can make its lease longer ([`ExpirableSemaphore::update_lease_time`])
-    /// and give it back ([`ExpirableSemaphore::release`]); otherwise it comes back when its lease
-    /// ends: after two thirds of [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout) up to
-    /// all of it, or after the rest of a fixed lease. No I/O.
+    /// Ends the guard and leaves the permit taken. The client no longer renews it. A process that
+    /// has the id can extend the lease ([`ExpirableSemaphore::update_lease_time`]) and give the
+    /// permit back ([`ExpirableSemaphore::release`]). Otherwise the permit returns at the end of
+    /// its lease: after two thirds of [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout)
+    /// or more, or after the rest of a fixed lease. No I/O.
     #[must_use = "without its id nobody can give the permit back"]
     pub fn into_id(mut self) -> PermitId {
         self.left = true;
@@ -184,25 +185,25 @@ impl ExpirablePermit {
         id
     }
 
-    /// Lets go of the permit and leaves it out until its lease ends, even if this client ends: as
-    /// [`LockGuard::leave_to_expire`](crate::LockGuard::leave_to_expire). It is
-    /// [`into_id`](Self::into_id) without an id.
+    /// Ends the guard and leaves the permit taken until its lease ends, even if this client ends:
+    /// see [`LockGuard::leave_to_expire`](crate::LockGuard::leave_to_expire).
     ///
     /// # Errors
     ///
     /// [`LeaseLost`](ErrorKind::LeaseLost), [`NotHeld`](ErrorKind::NotHeld) and
-    /// [`Forked`](ErrorKind::Forked) as [`release`](Self::release): nothing is left then.
+    /// [`Forked`](ErrorKind::Forked) as for [`release`](Self::release): the permit is not left
+    /// taken.
     ///
     /// # Blocking
     ///
-    /// Not at all.
+    /// None.
     pub fn leave_to_expire(self) -> Result<(), Error> {
         self.check(Duration::ZERO)?;
         let _nobodys = self.into_id();
         Ok(())
     }
 
-    /// The semaphore's name.
+    /// Returns the semaphore's name.
     #[must_use]
     pub fn name(&self) -> &str {
         self.semaphore.name()
