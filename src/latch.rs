@@ -20,11 +20,12 @@ use crate::waiting::{
     Claim, Enter, EnterOf, Lead, Queue, Queued, Signal, Synchronizer, Try, Wait, acquire, slow_poll,
 };
 
-/// Lets threads of all processes wait until others have counted down to zero: `CountDownLatch` of
-/// java.util.concurrent, Redisson's `RCountDownLatch`. Made by [`Client::count_down_latch`].
+/// A count on which threads of all processes wait until other threads have counted it down to zero.
+/// It is `CountDownLatch` of java.util.concurrent and Redisson's `RCountDownLatch`. Made by
+/// [`Client::count_down_latch`].
 ///
 /// A clone is the same latch, and so is every handle of the same name. A latch without a count is
-/// open; once its count has become zero, a new one may be set.
+/// open. When its count has become zero, a program may set a new one.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -44,16 +45,16 @@ use crate::waiting::{
 ///
 /// # After a failover
 ///
-/// A replica that becomes the master may not have heard of the last count-downs, or of the count
-/// that was set. They are not made again: look at [`count`](Self::count).
+/// A replica that becomes the master may not know the latest count-downs, or the count that was
+/// set. The client does not repeat them: look at [`count`](Self::count).
 ///
 /// # In Redis
 ///
-/// The count as text under the latch's name, and nothing at zero. Messages
-/// on `redisson_countdownlatch__channel__{name}` say that it has become zero (`0`) or was set
-/// (`1`). Beside it keys that begin with `redlatch_request:{name}:…` remember which requests were
-/// applied, for five minutes after a client's last request, so that no count-down is applied twice.
-/// The rights that a user needs are listed in [Operations](crate::guide::operations).
+/// The count is text under the latch's name; at zero there is no key. Messages on
+/// `redisson_countdownlatch__channel__{name}` say that the count has become zero (`0`) or was set
+/// (`1`). Keys that begin with `redlatch_request:{name}:…` remember for five minutes which requests
+/// were applied, so that no count-down is applied twice.
+/// [Operations](crate::guide::operations#access-rights) lists the rights that a user needs.
 #[derive(Clone)]
 pub struct CountDownLatch {
     site: Arc<LatchSite>,
@@ -61,14 +62,14 @@ pub struct CountDownLatch {
 }
 
 impl CountDownLatch {
-    /// Sets the count if the latch is open: `true`. `false`: it has a count, which stays as it is.
+    /// Sets the count if the latch is open. If it has a count, changes nothing and returns `false`.
     /// A count of zero leaves the latch open.
     ///
     /// # Errors
     ///
-    /// [`Config`](ErrorKind::Config) if the count is above `i64::MAX`; [`Redis`](ErrorKind::Redis)
-    /// if the server is in trouble, the message says whether it may have been applied. Also the
-    /// errors of [`count`](Self::count).
+    /// [`Config`](ErrorKind::Config) if the count is above `i64::MAX`. [`Redis`](ErrorKind::Redis)
+    /// if the server refuses or does not answer; the message says whether the count may have been
+    /// set. Also the errors of [`count`](Self::count).
     ///
     /// # Blocking
     ///
@@ -78,9 +79,9 @@ impl CountDownLatch {
         self.set_count(count, None)
     }
 
-    /// As [`try_set_count`](Self::try_set_count), for a latch that ends by itself after
-    /// `time_to_live`, so that a name made for one run leaves no key behind. Threads that wait then
-    /// get an error of kind [`Expired`](ErrorKind::Expired).
+    /// Sets the count, as [`try_set_count`](Self::try_set_count) does, with a `time_to_live`, so
+    /// that a name for one run leaves no key behind. Threads that wait when it ends get an error of
+    /// kind [`Expired`](ErrorKind::Expired).
     ///
     /// # Blocking
     ///
@@ -91,8 +92,8 @@ impl CountDownLatch {
         self.set_count(count, Some(time_to_live))
     }
 
-    /// Lets the latch end by itself after `time_to_live` from now; with `None`, not at all. `false`:
-    /// it has no count.
+    /// Sets the latch's time to live, from now on. With `None` it does not end. Returns `false` if
+    /// the latch has no count.
     ///
     /// # Blocking
     ///
@@ -106,7 +107,8 @@ impl CountDownLatch {
         self.site.once(|scripts, request_id| scripts.expire(request_id, time_to_live))
     }
 
-    /// How long the latch lives: `None` if it has no count, [`Duration::MAX`] if it has no end.
+    /// Returns the latch's time to live: `None` if it has no count, [`Duration::MAX`] if it has no
+    /// end.
     ///
     /// # Blocking
     ///
@@ -131,14 +133,14 @@ impl CountDownLatch {
         site.once(|scripts, request_id| scripts.try_set_count(request_id, count, time_to_live))
     }
 
-    /// Counts down by one. The last one opens the latch and wakes the waiters on every machine. An
-    /// open latch stays as it is.
+    /// Counts down by one. The last count-down opens the latch and wakes the waiters on all
+    /// machines. An open latch stays as it is.
     ///
     /// # Errors
     ///
-    /// [`Redis`](ErrorKind::Redis) if the server is in trouble. If it is not known whether the
-    /// count-down was applied, it is sent again in the background until it is answered, and applied
-    /// once: do not count down again. The message says whether that is so. Also the errors of
+    /// [`Redis`](ErrorKind::Redis) if the server refuses or does not answer. If the outcome is
+    /// unknown, the client repeats the count-down in the background, and it is applied once: do not
+    /// count down again. The message says whether that is so. Also the errors of
     /// [`count`](Self::count).
     ///
     /// # Blocking
@@ -177,14 +179,15 @@ impl CountDownLatch {
         Err(trouble.into_error().of(&site.name).now(state))
     }
 
-    /// The count; zero if the latch is open. Already old when it returns.
+    /// Returns the count, or zero if the latch is open. The result may be out of date when the call
+    /// returns.
     ///
     /// # Errors
     ///
-    /// [`Redis`](ErrorKind::Redis) if the server is in trouble, or the key holds something else.
-    /// [`Protocol`](ErrorKind::Protocol) if the server's answer makes no sense.
+    /// [`Redis`](ErrorKind::Redis) if the server refuses or does not answer, or if the key holds
+    /// other data. [`Protocol`](ErrorKind::Protocol) if the server's answer makes no sense.
     /// [`Config`](ErrorKind::Config) if the name is empty. [`ShutDown`](ErrorKind::ShutDown) after
-    /// [`Client::shutdown`], [`Forked`](ErrorKind::Forked) in a forked child: nothing was done.
+    /// [`Client::shutdown`]. [`Forked`](ErrorKind::Forked) in a forked child.
     ///
     /// # Blocking
     ///
@@ -199,48 +202,48 @@ impl CountDownLatch {
         Ok(u64::try_from(count).unwrap_or(0))
     }
 
-    /// Waits until the latch is open.
+    /// Blocks until the latch is open.
     ///
-    /// If the latch is open, one round trip. Otherwise the thread sleeps until the message of the
-    /// last count-down, a reconnect, or a slow poll of about 5 s lets the process ask again: one
-    /// round trip. One thread asks for all that wait in this process. If the latch is opened during
-    /// the wait and set anew before the process has asked, the wait may go on until the new count
-    /// is zero, as in Redisson.
+    /// If the latch is open, this needs one round trip. Otherwise the thread sleeps until the
+    /// message of the last count-down arrives, and asks again. (If the message is lost, it asks
+    /// after about 5 s.) One thread asks for all that wait in this process. If a program sets a new
+    /// count before this process has asked, the wait may go on until the new count is zero, as in
+    /// Redisson.
     ///
     /// # Errors
     ///
-    /// Those of [`count`](Self::count). [`Client::shutdown`] ends waits as well, with
-    /// [`ShutDown`](ErrorKind::ShutDown). [`Expired`](ErrorKind::Expired) if the
-    /// [time to live](Self::try_set_count_for) of the latch ended during the wait, or had ended when
-    /// the process asked because the message of the last count-down was lost.
+    /// Those of [`count`](Self::count). [`Client::shutdown`] also ends waits, with
+    /// [`ShutDown`](ErrorKind::ShutDown). [`Expired`](ErrorKind::Expired) if the latch's [time to
+    /// live](Self::try_set_count_for) has ended and the process has not heard of the last
+    /// count-down.
     ///
     /// All verbs that wait fail in these ways.
     ///
     /// # Blocking
     ///
-    /// Until the latch is open or an error ends the wait; time does not end it. Each request ends
-    /// after [`response_timeout`](crate::ClientBuilder::response_timeout), in an outage too.
+    /// Until the latch is open or an error ends the wait. Each request ends after
+    /// [`response_timeout`](crate::ClientBuilder::response_timeout), also in an outage.
     pub fn wait(&self) -> Result<(), Error> {
         self.await_open(Wait::FOREVER).map(drop)
     }
 
-    /// Waits until the count is zero, for `wait` at most: returns `false` then.
+    /// Blocks until the latch is open, or returns `false` after `wait`.
     ///
     /// # Errors
     ///
-    /// Trouble that a request meets is an error, never `false`.
+    /// A failed request is an error, never `false`.
     ///
     /// # Blocking
     ///
-    /// For `wait` at most (the first request has 15 ms in any case, or two round trips to a server
-    /// that is further off). The end of `wait` also ends a request that is on its way: with `false`
-    /// if the server has answered this call before, otherwise with an error.
+    /// For at most `wait`. (The first request has at least 15 ms, or two round trips to a distant
+    /// server.) The end of `wait` also ends a request without a reply. The call then returns
+    /// `false` if the server has answered it before, otherwise an error.
     #[must_use = "`false`: it is not open, and time is over"]
     pub fn wait_for(&self, wait: Duration) -> Result<bool, Error> {
         self.await_open(Wait::at_most(wait))
     }
 
-    /// Waits until the count is zero, and gives up when `token` is cancelled.
+    /// Blocks until the latch is open, or fails when `token` is cancelled.
     ///
     /// # Errors
     ///
@@ -248,14 +251,14 @@ impl CountDownLatch {
     ///
     /// # Blocking
     ///
-    /// Until the count is zero, or an error or the cancel ends the wait. The cancel ends a sleep at
-    /// once, and a request that is on its way.
+    /// Until the latch is open, or an error or the cancel ends the wait. The cancel ends a sleep
+    /// and a request at once.
     pub fn wait_cancellable(&self, token: &CancelToken) -> Result<(), Error> {
         self.await_open(Wait::from(token)).map(drop)
     }
 
-    /// Waits until the latch is open, unless that takes longer than `wait` allows: `false`. All the
-    /// other ways to wait are short forms of this one.
+    /// Blocks until the latch is open, or returns `false` at the end of `wait`. All other ways to
+    /// wait are short forms of this one.
     ///
     /// # Errors
     ///
@@ -264,20 +267,21 @@ impl CountDownLatch {
     ///
     /// # Blocking
     ///
-    /// For as long as `wait` allows, as [`wait_for`](Self::wait_for) and, with a token,
-    /// [`wait_cancellable`](Self::wait_cancellable) do. A deadline that has passed leaves one look.
+    /// For as long as `wait` allows: see [`wait_for`](Self::wait_for) and
+    /// [`wait_cancellable`](Self::wait_cancellable). With a deadline that has passed, the call asks
+    /// once.
     #[must_use = "`false`: it is not open, and time is over"]
     pub fn wait_within<'a>(&self, wait: impl Into<Wait<'a>>) -> Result<bool, Error> {
         self.await_open(wait.into())
     }
 
-    /// Removes the latch, which opens it: waiters go on. `false`: there was none.
+    /// Removes the latch. This opens it, and waiters go on. Returns `false` if there was no latch.
     ///
     /// # Errors
     ///
-    /// [`Redis`](ErrorKind::Redis) if the server is in trouble, the message says whether it may
-    /// have been applied; or if the key holds something else, which is left as it is. Also the
-    /// errors of [`count`](Self::count).
+    /// [`Redis`](ErrorKind::Redis) if the server refuses or does not answer (the message says
+    /// whether the latch may have been removed), or if the key holds other data, which stays as it
+    /// is. Also the errors of [`count`](Self::count).
     ///
     /// # Blocking
     ///
@@ -288,7 +292,7 @@ impl CountDownLatch {
         site.once(|scripts, request_id| scripts.delete(request_id))
     }
 
-    /// The latch's name: the key in Redis.
+    /// Returns the latch's name, which is its key in Redis.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.site.name
