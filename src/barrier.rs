@@ -2,14 +2,14 @@
 //!
 //! ```text
 //! arrive: a numbered request; the last party trips the barrier, or runs its action and then does
-//! others: the message of the end says how it ended; for those that it does not reach, one thread of
-//!         each process looks, when the first lease of a party ends, and at the slow poll
-//! over, cancelled, in trouble: break it; if it has tripped before, that counts
+//! others: a message says how the generation ended; without one, one thread of each process asks for
+//!         all of its parties when the first lease of a party ends, and at the slow poll
+//! over, cancelled, failed: break the barrier; if it has tripped before, that counts
 //! ```
 //!
-//! A message counts: the channel is that of one database, and no two barriers of a name have the same
-//! generations. Each party has a lease, which its process renews while it waits. Whoever looks first after a
-//! lease has ended breaks the barrier. Only the server decides how a generation ends, once
+//! A message counts: the channel is that of one database, and no two barriers of a name have the
+//! same generations. Each party has a lease, which its process renews while it waits. The first
+//! process that looks after a lease has ended breaks the barrier. Only the server decides how a generation ends, once
 //! (`lua/barrier/generations.lua`), so all its parties hear the same.
 
 use std::cell::Cell;
@@ -37,8 +37,9 @@ use crate::waiting::{
     slow_poll,
 };
 
-/// Lets a number of threads of all processes wait for each other, again and again: `CyclicBarrier`
-/// of java.util.concurrent. Redisson has none. Made by [`Client::cyclic_barrier`].
+/// A barrier at which a number of threads of all processes wait for each other, again and again. It
+/// is `CyclicBarrier` of java.util.concurrent; Redisson has none. Made by
+/// [`Client::cyclic_barrier`].
 ///
 /// A clone is the same barrier, and so is every handle of the same name.
 ///
@@ -58,22 +59,23 @@ use crate::waiting::{
 ///
 /// # Broken
 ///
-/// All parties of a generation pass the barrier, or none does. If one of them leaves early, its time
-/// being over or its wait cancelled, or if it dies, if the action panics, or if the barrier is
-/// [reset](Self::reset) or deleted, then every other one gets an error of kind
-/// [`Broken`](ErrorKind::Broken), and so does everybody who comes later, until a reset.
+/// All parties of a generation pass the barrier, or none does. The barrier breaks if a party's wait
+/// reaches its limit or is cancelled, if a waiting party dies, if the action panics, or if the
+/// barrier is [reset](Self::reset) or deleted. Then every waiting party gets an error of kind
+/// [`Broken`](ErrorKind::Broken), and so does every later one, until a reset.
 ///
-/// A party that waits has a lease, which its client renews. So one that was killed is noticed when
-/// its lease ends: after [`with_watchdog`](Self::with_watchdog), or
-/// [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout). A party that dies before it
-/// arrives is not noticed: limit the waits. A failover that forgets an arrival breaks the barrier;
-/// one that forgets that it tripped lets the next generation begin with the leases' end, broken.
+/// A waiting party has a lease ([`with_watchdog`](Self::with_watchdog), or
+/// [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout)), which its client renews. If the
+/// party is killed, the barrier breaks when its lease ends. If a party dies before it arrives, the
+/// others go on waiting, so limit the waits. If a failover loses an arrival, the barrier breaks. If
+/// a failover loses the fact that the barrier has tripped, the barrier breaks when the leases of
+/// its parties end.
 ///
 /// # In Redis
 ///
-/// A hash `redlatch_barrier:{name}`, and while parties wait a sorted set `redlatch_parties:{name}`;
-/// messages on the channel `redlatch_barrier:{name}`. The rights that a user needs are listed in
-/// [Operations](crate::guide::operations).
+/// A hash `redlatch_barrier:{name}`, a sorted set `redlatch_parties:{name}` while parties wait, and
+/// messages on the channel `redlatch_barrier:{name}`.
+/// [Operations](crate::guide::operations#access-rights) lists the rights that a user needs.
 #[derive(Clone)]
 pub struct CyclicBarrier {
     site: Arc<BarrierSite>,
@@ -83,14 +85,13 @@ pub struct CyclicBarrier {
 }
 
 impl CyclicBarrier {
-    /// Sets how many parties trip the barrier, if that is not set: `true`. `false`: it is, and stays
-    /// as it is.
+    /// Sets the number of parties if none is set. Otherwise changes nothing and returns `false`.
     ///
     /// # Errors
     ///
-    /// [`Config`](ErrorKind::Config) if the number is not from 1 to 999,999;
-    /// [`Redis`](ErrorKind::Redis) if the server is in trouble, the message says whether it may have
-    /// been applied. Also the errors of [`parties`](Self::parties).
+    /// [`Config`](ErrorKind::Config) if the number is not from 1 to 999,999.
+    /// [`Redis`](ErrorKind::Redis) if the server refuses or does not answer; the message says
+    /// whether the number may have been set. Also the errors of [`parties`](Self::parties).
     ///
     /// # Blocking
     ///
@@ -106,45 +107,47 @@ impl CyclicBarrier {
     }
 
     /// Arrives, and blocks until all parties have arrived. Returns the index of the arrival: the
-    /// number of parties less one for the first, zero for the last.
+    /// number of parties less one for the first party, zero for the last.
     ///
     /// # Errors
     ///
-    /// [`Broken`](ErrorKind::Broken) if the barrier is broken, or breaks during the wait. If the
-    /// server is in trouble, [`Redis`](ErrorKind::Redis), after
-    /// [`failover_timeout`](crate::ClientBuilder::failover_timeout); the barrier breaks then, with
-    /// the end of the party's lease at the latest. [`ShutDown`](ErrorKind::ShutDown) after
-    /// [`Client::shutdown`], which ends waits as well. Also the errors of
-    /// [`parties`](Self::parties), and [`Config`](ErrorKind::Config) if no parties are set.
+    /// - [`Broken`](ErrorKind::Broken) if the barrier is broken, or breaks during the wait.
+    /// - [`Redis`](ErrorKind::Redis) if the server refuses, or does not answer for
+    ///   [`failover_timeout`](crate::ClientBuilder::failover_timeout). The barrier then breaks, at
+    ///   the latest when the party's lease ends.
+    /// - [`Config`](ErrorKind::Config) if no number of parties is set.
+    /// - [`ShutDown`](ErrorKind::ShutDown) after [`Client::shutdown`], which also ends waits.
+    /// - The other errors of [`parties`](Self::parties).
     ///
     /// All verbs that wait fail in these ways.
     ///
     /// # Blocking
     ///
-    /// One round trip for the last party, another one behind an action. The others wake up by a
-    /// message.
+    /// Until all parties have arrived or an error ends the wait. The last party needs one round
+    /// trip, and another one after an action. The others wake one message later.
     pub fn wait(&self) -> Result<u32, Error> {
         self.pass(Wait::FOREVER)?.ok_or_else(|| Error::shut_down(&self.site.name))
     }
 
-    /// Arrives, and waits for `wait` at most: returns `None` then, and the barrier is broken; if the
-    /// action of the generation before runs for all that time, as soon as it has ended.
+    /// Arrives, and blocks until all parties have arrived. After `wait`, breaks the barrier and
+    /// returns `None`. If the action of the generation before runs for all that time, the next
+    /// generation is broken as soon as it begins.
     ///
     /// # Errors
     ///
-    /// Those of [`wait`](Self::wait). [`Redis`](ErrorKind::Redis) also if time is over, and the server
-    /// does not say that the barrier is broken.
+    /// Those of [`wait`](Self::wait). If `wait` is over and the server does not say that the barrier
+    /// is broken, the error is [`Redis`](ErrorKind::Redis).
     ///
     /// # Blocking
     ///
-    /// For `wait` at most, after one round trip to arrive, and one more to break the barrier.
+    /// For at most `wait`, and one round trip to arrive and one to break the barrier.
     #[must_use = "`None`: time is over, and the barrier is broken"]
     pub fn wait_for(&self, wait: Duration) -> Result<Option<u32>, Error> {
         self.pass(wait.into())
     }
 
-    /// Arrives, and waits until all parties have arrived or `token` is cancelled, which breaks the
-    /// barrier, as does a token that is cancelled before.
+    /// Arrives, and blocks until all parties have arrived. If `token` is or was cancelled, breaks
+    /// the barrier and fails.
     ///
     /// # Errors
     ///
@@ -153,15 +156,15 @@ impl CyclicBarrier {
         self.pass(token.into())?.ok_or_else(|| Error::shut_down(&self.site.name))
     }
 
-    /// Arrives, and waits for as long as `wait` allows; after that the barrier is broken. All the
-    /// other ways to wait are short forms of this one.
+    /// Arrives, and blocks until all parties have arrived. At the end of `wait`, breaks the barrier
+    /// and returns `None`. All other ways to wait are short forms of this one.
     #[must_use = "`None`: time is over, and the barrier is broken"]
     pub fn wait_within<'a>(&self, wait: impl Into<Wait<'a>>) -> Result<Option<u32>, Error> {
         self.pass(wait.into())
     }
 
-    /// Mends the barrier, if it is broken; parties that wait get an error of kind
-    /// [`Broken`](ErrorKind::Broken). `false`: no parties are set.
+    /// Makes the barrier usable again. Waiting parties get an error of kind
+    /// [`Broken`](ErrorKind::Broken). Returns `false` if no number of parties is set.
     ///
     /// # Blocking
     ///
@@ -171,8 +174,8 @@ impl CyclicBarrier {
         self.once(|scripts, id| scripts.reset(id))
     }
 
-    /// Removes the barrier; parties that wait get an error of kind [`Broken`](ErrorKind::Broken).
-    /// `false`: there was none.
+    /// Removes the barrier. Waiting parties get an error of kind [`Broken`](ErrorKind::Broken).
+    /// Returns `false` if there was no barrier.
     ///
     /// # Blocking
     ///
@@ -181,7 +184,7 @@ impl CyclicBarrier {
         self.once(|scripts, id| scripts.delete(id))
     }
 
-    /// Whether the barrier is broken. `true` also if no parties are set.
+    /// Returns whether the barrier is broken, or has no number of parties.
     ///
     /// # Blocking
     ///
@@ -190,14 +193,14 @@ impl CyclicBarrier {
         self.state().map(|state| state.is_broken)
     }
 
-    /// How many parties trip the barrier; zero if none are set.
+    /// Returns the number of parties, or zero if none is set.
     ///
     /// # Errors
     ///
-    /// [`Redis`](ErrorKind::Redis) if the server is in trouble, or a key holds something else.
-    /// [`Protocol`](ErrorKind::Protocol) if its answer makes no sense.
+    /// [`Redis`](ErrorKind::Redis) if the server refuses or does not answer, or if a key holds
+    /// other data. [`Protocol`](ErrorKind::Protocol) if its answer makes no sense.
     /// [`Config`](ErrorKind::Config) if the name is empty. [`ShutDown`](ErrorKind::ShutDown) after
-    /// [`Client::shutdown`], [`Forked`](ErrorKind::Forked) in a forked child: nothing was done.
+    /// [`Client::shutdown`]. [`Forked`](ErrorKind::Forked) in a forked child.
     ///
     /// # Blocking
     ///
@@ -206,7 +209,7 @@ impl CyclicBarrier {
         self.state().map(|state| state.parties.unwrap_or(0))
     }
 
-    /// How many parties wait. Already old when it returns.
+    /// Returns how many parties wait. The result may be out of date when the call returns.
     ///
     /// # Blocking
     ///
@@ -215,23 +218,23 @@ impl CyclicBarrier {
         self.state().map(|state| state.waiting)
     }
 
-    /// The same barrier, whose parties die with a lease of this length: the others are told so long
-    /// after a waiting party was killed. From 10 ms to a year.
+    /// Returns the same barrier, with leases of this length for its parties. If a waiting party is
+    /// killed, the barrier breaks when its lease ends. From 10 ms to a year.
     #[must_use]
     pub fn with_watchdog(&self, timeout: Duration) -> Self {
         self.site.core.watches_for(timeout);
         Self { leases: PartyLeases::new(&self.site, timeout), ..self.clone() }
     }
 
-    /// The same barrier, whose last party runs `action` before any party goes on. Give it to all
-    /// parties: the last one runs its own. If it panics, the barrier is broken, and the panic goes on
-    /// in the last party.
+    /// Returns the same barrier, whose last party runs `action` before any party goes on. Set it
+    /// for all parties, since the last one runs its own action. If the action panics, the barrier
+    /// breaks, and the panic goes on in the last party.
     #[must_use]
     pub fn with_action(&self, action: impl Fn() + Send + Sync + 'static) -> Self {
         Self { action: Some(Arc::new(action)), ..self.clone() }
     }
 
-    /// The barrier's name.
+    /// Returns the barrier's name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.site.name
@@ -310,7 +313,7 @@ impl CyclicBarrier {
         }
     }
 
-    /// The last party: runs the action, and trips the barrier after it.
+    /// For the last party: runs the action, and then trips the barrier.
     fn act(&self, generation: i64, party: &Owner) -> Result<Option<u32>, Error> {
         let Some(action) = &self.action else { return Ok(Some(0)) };
         let ran = catch_unwind(AssertUnwindSafe(|| action()));
@@ -452,8 +455,8 @@ impl Synchronizer for Party<'_> {
         }
         let mut state = site.state.lock();
         if place.generation < state.present {
-            // The leader may have looked before this thread stood in the queue, and waits for a later
-            // generation: then it does not look again for this one.
+            // The leader may have looked before this thread stood in the queue, and waits for a
+            // later generation: then it does not look again for this one.
             drop(state);
             let went = site.look(&[self.need(place)])?.went.first().copied();
             // A new master may not know of the end that this process has heard of.

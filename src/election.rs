@@ -1,9 +1,9 @@
-//! Leader election, over a fenced lock: the leader is the process that has the lock. What the lock
-//! does not have is a record of who that is, and the news of a change; and a leader must stop before
-//! another one can begin, which is what the grace is for.
+//! Leader election, over a fenced lock: the leader is the process that has the lock. Beside the
+//! lock there are a record of the leader, and messages about changes. A leader is deposed a grace
+//! before its lease ends, so that it can stop before another one begins.
 //!
 //! ```text
-//! campaign: take the lock (as its own guard) -> make its lease whole -> record who leads, tell
+//! campaign: take the lock (in an owned guard) -> extend its lease -> record the leader, tell others
 //! lead:     renewed by the watchdog; an alarm at the deadline less the grace, put off by renewals
 //! deposed:  the alarm finds less than the grace left, or the lock is lost: once, for good
 //! ```
@@ -27,7 +27,8 @@ use crate::scripts::ElectionKeys;
 use crate::scripts::election::{ElectionScripts, Recorded};
 use crate::waiting::{Endurance, Wait, await_confirmation, doze, slow_poll};
 
-/// Lets processes agree on one of them, the leader. Made by [`Client::leader_election`].
+/// An election, in which processes agree on one of them, the leader. Made by
+/// [`Client::leader_election`].
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -38,7 +39,7 @@ use crate::waiting::{Endurance, Wait, await_confirmation, doze, slow_poll};
 /// let election = client.leader_election("scheduler").with_watchdog(Duration::from_secs(5));
 /// loop {
 ///     let leadership = election.campaign()?; // blocks until this process leads
-///     leadership.on_deposed(|| eprintln!("stop now: another one may lead soon"));
+///     leadership.on_deposed(|| eprintln!("stop now: another process may lead soon"));
 ///     while leadership.check(Duration::from_secs(1)).is_ok() {
 ///         write(leadership.token()); // a store that remembers the highest token refuses late writes
 ///     }
@@ -46,15 +47,15 @@ use crate::waiting::{Endurance, Wait, await_confirmation, doze, slow_poll};
 /// # }
 /// ```
 ///
-/// A leader has a [`FencedLock`] of the election's name with a lease, which its client renews. If it
-/// dies, the next candidate leads when the lease has ended. A leader that cannot renew the lease is
-/// deposed a [grace](Self::with_grace) before the lease ends, so that it can stop before another one
-/// begins. See [Elections](crate::guide::elections) for what can go wrong.
+/// A leader has a [`FencedLock`] of the election's name. If it dies, the next candidate leads when
+/// its lease has ended. If it cannot renew the lease, it is deposed a [grace](Self::with_grace)
+/// before the lease ends, so that it can stop before another process leads.
+/// [Elections](crate::guide::elections) says what can go wrong.
 ///
 /// # In Redis
 ///
-/// As the lock, and a hash `redlatch_leader:{name}` with the leader on record, which is removed when
-/// the leader resigns; messages on the channel `redlatch_leader:{name}`.
+/// The keys of the lock, a hash `redlatch_leader:{name}` with the recorded leader, which its
+/// resignation removes, and messages on the channel `redlatch_leader:{name}`.
 #[derive(Clone)]
 pub struct LeaderElection {
     lock: FencedLock,
@@ -110,19 +111,19 @@ impl LeaderElection {
     ///
     /// # Blocking
     ///
-    /// As [`Lock::lock`](crate::Lock::lock), and one round trip more; two if another process handed
-    /// the leadership on.
+    /// As [`Lock::lock`](crate::Lock::lock), and one more round trip, or two if another process
+    /// handed the leadership on.
     pub fn campaign(&self) -> Result<Leadership, Error> {
         self.run(Wait::FOREVER)?.ok_or_else(|| Error::shut_down(&self.site.name))
     }
 
-    /// Campaigns for `wait` at most: returns `None` then. Zero is one try.
+    /// Blocks until this process leads, or returns `None` after `wait`. Zero is one try.
     #[must_use = "`None`: another process leads; and a leadership that is dropped is resigned"]
     pub fn campaign_for(&self, wait: Duration) -> Result<Option<Leadership>, Error> {
         self.run(wait.into())
     }
 
-    /// Campaigns until `token` is cancelled.
+    /// Blocks until this process leads, or fails when `token` is cancelled.
     ///
     /// # Errors
     ///
@@ -131,8 +132,8 @@ impl LeaderElection {
         self.run(token.into())?.ok_or_else(|| Error::shut_down(&self.site.name))
     }
 
-    /// Campaigns for as long as `wait` allows. All the other ways to campaign are short forms of
-    /// this one.
+    /// Blocks until this process leads, or returns `None` at the end of `wait`. All other ways to
+    /// campaign are short forms of this one.
     #[must_use = "`None`: another process leads; and a leadership that is dropped is resigned"]
     pub fn campaign_within<'a>(
         &self,
@@ -141,13 +142,13 @@ impl LeaderElection {
         self.run(wait.into())
     }
 
-    /// The leader now, whoever asks. `None`: nobody leads, or has begun to and is not on record yet.
-    /// Already old when it returns.
+    /// Returns the recorded leader, in any process. Returns `None` if nobody leads, or if a new
+    /// leader is not recorded yet. The result may be out of date when the call returns.
     ///
     /// # Errors
     ///
-    /// [`Redis`](ErrorKind::Redis) if the server is in trouble, or a key holds something else.
-    /// [`Protocol`](ErrorKind::Protocol) if its answer makes no sense.
+    /// [`Redis`](ErrorKind::Redis) if the server refuses or does not answer, or if a key holds
+    /// other data. [`Protocol`](ErrorKind::Protocol) if its answer makes no sense.
     /// [`Config`](ErrorKind::Config) if the name is empty. [`ShutDown`](ErrorKind::ShutDown) after
     /// [`Client::shutdown`], [`Forked`](ErrorKind::Forked) in a forked child.
     ///
@@ -160,34 +161,35 @@ impl LeaderElection {
         self.site.look().map(|(leader, _)| leader)
     }
 
-    /// The leader now, and each change from here on, for as long as `wait` allows: an iterator that
-    /// blocks. A leadership of a moment between two looks may be left out.
+    /// Returns an iterator over the present leader and each change from now on, for as long as
+    /// `wait` allows. Its `next` blocks. It may leave out a leadership that was very short.
     ///
-    /// A new leader, and one that resigns, is told by a message; the end of a dead one's lease is
-    /// found out when it comes. An item is an error if the server is in trouble for longer than
-    /// [`failover_timeout`](crate::ClientBuilder::failover_timeout), or as for
-    /// [`leader`](Self::leader); it is the last one.
+    /// A message tells of a new leader and of a resignation. The iterator finds the end of a dead
+    /// leader's lease when it comes. It ends with an error if the server does not answer for
+    /// [`failover_timeout`](crate::ClientBuilder::failover_timeout), or with another error of
+    /// [`leader`](Self::leader).
     pub fn observe<'a>(&self, wait: impl Into<Wait<'a>>) -> Changes<'a> {
         let channel = self.site.core.pubsub.listen(&self.site.channel);
         let (election, wait) = (self.clone(), wait.into());
         Changes { election, wait, channel, last: None, ended: false }
     }
 
-    /// The same election with leases of this length: if a leader dies, another one leads after it.
+    /// Returns the same election, with leases of this length. If a leader dies, another process
+    /// leads after this time.
     #[must_use]
     pub fn with_watchdog(&self, timeout: Duration) -> Self {
         Self { lock: self.lock.with_watchdog(timeout), lease: timeout, ..self.clone() }
     }
 
-    /// The same election, whose leader is deposed so long before its lease ends by its own clock, if
-    /// no renewal succeeds: the time that it has to stop. Less than half of the lease; a tenth of it
-    /// by default.
+    /// Returns the same election with this grace: if no renewal succeeds, the leader is deposed so
+    /// long before its lease ends by its own clock, and can stop in that time. Less than half of
+    /// the lease; a tenth of it by default.
     #[must_use]
     pub fn with_grace(&self, grace: Duration) -> Self {
         Self { grace: Some(grace), ..self.clone() }
     }
 
-    /// The election's name: the key of its lock.
+    /// Returns the election's name, which is the key of its lock.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.site.name
@@ -283,8 +285,8 @@ impl fmt::Debug for LeaderElection {
     }
 }
 
-/// This process leads. Dropping it resigns: the next candidate leads. It may be sent to another
-/// thread.
+/// The guard of a process that leads. Dropping it resigns, and the next candidate leads. It can be
+/// sent to another thread.
 #[must_use = "dropping it resigns at once"]
 pub struct Leadership {
     // Before the guard: the record goes before the lock.
@@ -293,14 +295,14 @@ pub struct Leadership {
 }
 
 impl Leadership {
-    /// The token of this leadership, higher than that of each one before.
+    /// Returns the token of this leadership, which is higher than that of each leadership before.
     #[must_use]
     pub fn token(&self) -> FencingToken {
         self.guard.token()
     }
 
-    /// Whether this process leads, and was not deposed: its lease lasts for longer than the grace.
-    /// Once `false`, always `false`. No I/O.
+    /// Returns whether this process leads and was not deposed: its lease lasts for longer than the
+    /// grace. Once `false`, it stays `false`. No I/O.
     #[must_use]
     pub fn is_leader(&self) -> bool {
         // The alarm may be late.
@@ -312,13 +314,13 @@ impl Leadership {
     }
 
     /// Fails unless this process certainly leads for `slack` more. Call it before each step that
-    /// only a leader may do and that takes no longer than that.
+    /// only a leader may do and that takes no longer than `slack`.
     ///
     /// # Errors
     ///
     /// [`LeaseLost`](ErrorKind::LeaseLost) if it was deposed,
-    /// [`EndsTooSoon`](ErrorKind::EndsTooSoon) if it leads and may be deposed before the slack is
-    /// over, [`Forked`](ErrorKind::Forked) in a forked child.
+    /// [`EndsTooSoon`](ErrorKind::EndsTooSoon) if it leads but may be deposed within `slack`,
+    /// [`Forked`](ErrorKind::Forked) in a forked child.
     pub fn check(&self, slack: Duration) -> Result<(), Error> {
         if self.is_leader() {
             return self.guard.check(slack.saturating_add(self.resigns.0.grace));
@@ -328,14 +330,14 @@ impl Leadership {
         Err(Error::new(ErrorKind::LeaseLost, message.to_owned()).of(&self.resigns.0.site.name))
     }
 
-    /// Registers `callback`, which the client calls once when this leadership ends before it is
-    /// resigned. If the lease was not renewed, that is the grace before it ends by this process's
-    /// clock, so nobody else leads yet, unless this process stood still. If the server says that it
-    /// has lost the lock (it was deleted, or taken by force), another one may lead already. If it is
-    /// over already, soon after this call.
+    /// Registers `callback`, which the client calls once if this leadership ends before it is
+    /// resigned. If the lease was not renewed, the client calls it a grace before the lease ends by
+    /// this process's clock. Then nobody else leads yet, unless this process was stopped. If the
+    /// lock was deleted or taken by force, another process may lead already. If the leadership has
+    /// ended already, the client calls it soon.
     ///
-    /// Callbacks run on a thread of the client, one after the other, so each should be short. The
-    /// lock is kept, if the server is back, until the leadership is dropped.
+    /// Callbacks run on a thread of the client, one after the other, so each should be short. Drop
+    /// a deposed leadership: until then it may keep the lock.
     pub fn on_deposed(&self, callback: impl FnOnce() + Send + 'static) {
         if self.resigns.0.site.core.is_forked() {
             return;
@@ -354,7 +356,8 @@ impl Leadership {
     ///
     /// # Errors
     ///
-    /// Those of [`LockGuard::unlock`](crate::LockGuard::unlock): also if it was lost before.
+    /// Those of [`LockGuard::unlock`](crate::LockGuard::unlock), also if the leadership was lost
+    /// before.
     ///
     /// # Blocking
     ///
@@ -372,8 +375,8 @@ impl fmt::Debug for Leadership {
     }
 }
 
-/// Takes the leader off the record when it is dropped. Not awaited: the record of an owner without the
-/// lock counts for nothing, and the next leader writes its own over it.
+/// Removes the record of the leader when it is dropped. It does not wait for the reply: the record
+/// of an owner without the lock does not count, and the next leader overwrites it.
 struct Resigns(Arc<Term>);
 
 impl Drop for Resigns {
@@ -412,7 +415,7 @@ impl Term {
         self.site.core.is_forked() || self.ending.lock().is_over
     }
 
-    /// Ends it for good, unless it is over.
+    /// Ends the term for good, unless it is over.
     fn depose(&self, reason: LostReason) {
         // A forked child does not lead, and must neither lock nor call back.
         if self.site.core.is_forked() {
@@ -455,7 +458,7 @@ pub struct Changes<'a> {
 }
 
 impl Changes<'_> {
-    /// The next change. `None`: the wait is over first.
+    /// The next change. `None`: the wait ended first.
     fn change(&mut self) -> Result<Option<Option<Leader>>, Error> {
         let Self { election, wait, channel, last, .. } = self;
         let (core, name, thread) = (&election.site.core, &election.site.name, Thread::current());
