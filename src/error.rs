@@ -25,45 +25,44 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// The calling thread does not hold the lock that it tried to unlock, or to wait or notify
-    /// with. Nothing was changed.
+    /// The calling thread does not hold the lock, or there is no permit with this id. Nothing was
+    /// changed.
     NotHeld,
-    /// The hold ended before it was released: its lease ran out, or the lock was deleted or taken
-    /// over. Work done since then was not protected.
+    /// The lock or permit was lost before it was released: its lease ended, or it was deleted or
+    /// taken by force. Work done since then was not protected.
     LeaseLost,
     /// The lock is held, but not certainly for the time given to
     /// [`check`](crate::LockGuard::check).
     EndsTooSoon,
-    /// The [`CancelToken`](crate::CancelToken) of the call was cancelled. The call holds nothing;
-    /// but a thread that waited on a [`Condition`](crate::Condition) has its lock again.
+    /// The [`CancelToken`](crate::CancelToken) of the call was cancelled. The call has taken
+    /// nothing. A thread that waited on a [`Condition`](crate::Condition) has its lock again.
     Cancelled,
     /// The client was shut down. It holds nothing.
     ShutDown,
     /// The process is a child that was forked from one that had connected a client. Nothing was
-    /// done; the parent keeps its holds. Fork before the first client connects.
+    /// done, and the parent keeps its locks. Fork before the first client connects.
     Forked,
     /// The server refused, broke the connection, or did not answer in time.
     Redis,
-    /// The server's answer is not that of a Redis server.
+    /// The server's answer makes no sense.
     Protocol,
-    /// The calling thread would wait for itself: it holds the read lock, and takes the write lock; or
-    /// it holds a lock, and takes it through a [`non_reentrant`](crate::Lock::non_reentrant) handle.
-    /// Nothing was changed.
+    /// The calling thread would wait for itself: it holds the read lock and takes the write lock,
+    /// or it holds a lock and takes it through a [`non_reentrant`](crate::Lock::non_reentrant)
+    /// handle. Nothing was changed.
     WouldDeadlock,
     /// The barrier is broken: a party left early or died. No party of its generation passed.
     Broken,
-    /// The time to live of the name ended before the event that the thread waited for.
+    /// The latch's time to live ended before its count was zero.
     Expired,
     /// A setting, a name, a lease or a URL is not usable.
     Config,
 }
 
-/// An error of a lock or of the server behind it.
+/// An error of a lock or of its server.
 ///
-/// `{error}` is one line: the lock, the trouble, the present state of the lock, the remedy. The
-/// cause (of the operating system or the server) is its [`source`](StdError::source), and not
-/// repeated; `{error:#}` and `{error:?}` print the whole chain, as do programs that print chains.
-/// It never contains a password or data stored in Redis.
+/// `{error}` is one line: the lock, the failure, the present state of the lock, and the remedy. The
+/// cause (from the operating system or the server) is its [`source`](StdError::source). `{error:#}`
+/// and `{error:?}` print the whole chain. No text contains a password or data stored in Redis.
 ///
 /// ```no_run
 /// use std::thread;
@@ -85,7 +84,7 @@ pub enum ErrorKind {
 /// }
 ///
 /// # fn work(guard: LockGuard) {
-/// // Releasing: was the lock ours to the end?
+/// // Release: was the lock ours until now?
 /// match guard.unlock() {
 ///     Ok(()) => {}
 ///     Err(error) if error.kind() == ErrorKind::LeaseLost => {
@@ -109,13 +108,12 @@ struct Details {
     outcome_unknown: bool,
 }
 
-/// Trouble during which a wait goes on, for a while.
+/// The trouble during which a wait goes on, for a while.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Passing {
-    /// No server answered, or not the one that has the key: it is away, starts, does not answer, or
-    /// another one takes over.
+    /// The server that has the key is away, starts, does not answer, or is replaced by another one.
     Outage,
-    /// A server answered, and too few replicas are there.
+    /// A server answered, but too few replicas are there.
     Unacknowledged,
 }
 
@@ -126,9 +124,9 @@ impl Error {
         self.0.kind
     }
 
-    /// Returns whether the trouble may pass without a change in this program, its settings or its
-    /// rights: the server is away, starts, is busy, slow, or out of memory, or another one takes
-    /// over. Also true of [`EndsTooSoon`](ErrorKind::EndsTooSoon), if the next renewal helps.
+    /// Returns whether the trouble may pass by itself: the server is away, starts, is busy, slow,
+    /// or out of memory, or another server takes over. It is also true of
+    /// [`EndsTooSoon`](ErrorKind::EndsTooSoon), if the next renewal helps.
     ///
     /// Before you repeat the call, look at [`outcome_unknown`](Self::outcome_unknown).
     #[must_use]
@@ -136,21 +134,21 @@ impl Error {
         self.0.transient
     }
 
-    /// Returns whether the server may have done the request, or may still do it: it did not answer,
-    /// or not intelligibly.
+    /// Returns whether the server may have carried out the request, or may still do so, because the
+    /// client got no usable answer.
     ///
-    /// - A call that *takes* (a lock, permits, also `drain_permits`) holds nothing, and the client
-    ///   releases in the background anything that the server granted: you may call it again.
+    /// - A call that *takes* (a lock or permits, also `drain_permits`) has taken nothing, and the
+    ///   client releases in the background anything that the server granted: you may call it again.
     /// - A call that *gives* (`unlock`, a semaphore's or permit's `release`, `release_many`,
-    ///   `count_down`) is sent again in the background: do not call it again.
-    /// - A call that sets (`force_unlock`, `try_set_permits`, `set_permits`, `add_permits`,
-    ///   `try_set_count`, `update_lease_time`, `delete`) and `release_if_exists` are not repeated:
-    ///   look at the state before you call them again.
+    ///   `count_down`) is repeated in the background: do not call it again.
+    /// - A call that *sets* (`force_unlock`, `try_set_permits`, `set_permits`, `add_permits`,
+    ///   `try_set_count`, `update_lease_time`, `delete`, and also `release_if_exists`) is not
+    ///   repeated: look at the state before you call it again.
     ///
-    /// If nothing more can be done in the background (the client has ended, or the request is too
-    /// old), the error's message says so, and where to look.
+    /// If the client cannot repeat a request in the background (because it has ended, or the
+    /// request is too old), the error's message says so.
     ///
-    /// Never true of a query, which changes nothing.
+    /// This is never true of a query, which changes nothing.
     #[must_use]
     pub fn outcome_unknown(&self) -> bool {
         self.0.outcome_unknown
@@ -190,7 +188,7 @@ impl Error {
         self.0.passing
     }
 
-    /// Sets whether the server may have done the request.
+    /// Sets whether the server may have carried out the request.
     pub(crate) fn unknown(mut self, unknown: bool) -> Self {
         self.0.outcome_unknown = unknown;
         self
@@ -261,7 +259,7 @@ impl Error {
         Self::new(ErrorKind::Redis, message.to_owned()).transient(true).of(name)
     }
 
-    /// The grant does not count, for this reason, and was given back.
+    /// For a grant that does not count, for this reason, and was given back.
     pub(crate) fn unacknowledged(self, is_free: bool) -> Self {
         let state = if is_free {
             "it was released again, and nothing is held by this call"
@@ -331,7 +329,7 @@ impl StdError for Error {
     }
 }
 
-/// Why a hold was lost before it was released.
+/// The reason why a lock or permit was lost before it was released.
 ///
 /// ```no_run
 /// use redlatch::{LockGuard, LostReason};
@@ -347,13 +345,13 @@ impl StdError for Error {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum LostReason {
-    /// The lease ran out: a fixed lease ended, or a renewal did not succeed in time, or the thread
-    /// that held it had ended, or the hold was older than `max_hold`.
+    /// The lease ended: it was fixed, no renewal succeeded in time, the thread that held the lock
+    /// had ended, or the lock was held for `max_hold`.
     LeaseExpired,
-    /// The server answered that the lock does not belong to this owner any more: it was deleted,
-    /// taken by force, or the server lost its data.
+    /// The server answered that the lock no longer belongs to this owner: it was deleted or taken
+    /// by force, or the server lost its data.
     Revoked,
-    /// This client's own `force_unlock`.
+    /// /// This client called `force_unlock`.
     ForceUnlocked,
     /// The client was shut down.
     ShutDown,

@@ -13,7 +13,7 @@ use crate::scripts::lock::{LockScripts, Released};
 use crate::scripts::status::{Found, connections, look, names};
 use crate::scripts::{self, Chain, FairKeys, LockKeys, Mode, Owner, PermitId, Rights, Trouble};
 
-/// What the server knows of a name. Made by [`Client::status`].
+/// The holders and waiters of a name, as the server knows them. Made by [`Client::status`].
 ///
 /// ```no_run
 /// # fn main() -> Result<(), redlatch::Error> {
@@ -31,28 +31,28 @@ use crate::scripts::{self, Chain, FairKeys, LockKeys, Mode, Owner, PermitId, Rig
 pub struct Status {
     /// The name.
     pub name: String,
-    /// What the name is used for, as far as its keys tell.
+    /// The kind of synchronizer, as far as its keys show it.
     pub kind: StatusKind,
-    /// The owners that have the lock, or the permits of an expirable semaphore that are out. The
-    /// server does not know since when.
+    /// The owners that have the lock, or the taken permits of an expirable semaphore. The server
+    /// does not know since when.
     pub holders: Vec<Holder>,
-    /// The queue, first in line first: a process each; of a fair lock, a thread each.
+    /// The queue, first in line first. An entry is a process, or for a fair lock a thread.
     pub queue: Vec<Waiter>,
-    /// How many clients listen for a change without an entry in the queue: of a lock, Redisson's
-    /// waiters; of a semaphore or a latch, all waiting processes.
+    /// How many clients wait without an entry in the queue: Redisson's waiters for a lock, and all
+    /// processes that wait for a semaphore or a latch.
     pub listeners: u64,
     /// The free permits of a semaphore, or the count of a latch.
     pub value: Option<i64>,
-    /// The last fencing token that the server gave out. A process may have taken some in advance.
+    /// The last fencing token that the server has given out. Processes take tokens in advance, so a
+    /// guard may have a lower one.
     pub token: Option<u64>,
 }
 
-/// What a name is used for, as far as its keys tell.
+/// The kind of synchronizer of a name, as far as its keys show it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StatusKind {
-    /// There is no key: a lock that is free, a latch that is open, a semaphore without permits, or
-    /// a name that is not used.
+    /// There is no key: a free lock, an open latch, a semaphore without permits, or an unused name.
     Free,
     /// A lock. (A fair lock for which no thread waits looks the same.)
     Lock,
@@ -64,11 +64,11 @@ pub enum StatusKind {
     ReadWriteLock,
     /// A semaphore for which processes wait.
     Semaphore,
-    /// An expirable semaphore with permits that are out.
+    /// An expirable semaphore with taken permits.
     ExpirableSemaphore,
     /// A latch for which processes wait.
     CountDownLatch,
-    /// A number: a semaphore's free permits or a latch's count, and no process waits.
+    /// A semaphore's free permits or a latch's count, for which no process waits.
     Number,
     /// Another program's data.
     Other,
@@ -78,14 +78,15 @@ pub enum StatusKind {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Holder {
-    /// The client's uuid, a colon, and the number of a thread (Redisson's) or of an acquisition
-    /// (redlatch's). Of a permit its [`PermitId`], as text.
+    /// The client's uuid, a colon, and the number of a thread (Redisson) or of an acquisition
+    /// (redlatch). For a permit, its [`PermitId`] as text.
     pub owner: String,
-    /// Whether it reads, beside others.
+    /// Whether it reads, so that others may read, too.
     pub shared: bool,
-    /// How many times it has the lock. redlatch counts re-entries in the process, and has 1 here.
+    /// How many levels of the lock it has. Always 1 for redlatch, which counts re-entries in the
+    /// process.
     pub levels: u64,
-    /// When its lease ends. `None`: never.
+    /// The rest of its lease. `None`: it has no end.
     pub left: Option<Duration>,
     /// `None`: unknown.
     pub process: Option<OwnerProcess>,
@@ -95,36 +96,37 @@ pub struct Holder {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Waiter {
-    /// As a [`Holder`]'s.
+    /// Its owner, as for a [`Holder`].
     pub owner: String,
     /// Whether it waits to read.
     pub shared: bool,
-    /// How long it has waited. `None`: not known, it has just come, or the lock is a fair one.
+    /// How long it has waited. `None`: unknown, as for a waiter that has just come, or for a fair
+    /// lock.
     pub waited: Option<Duration>,
     /// `None`: unknown.
     pub process: Option<OwnerProcess>,
 }
 
-/// The process of an owner, as the server sees its connections. Unknown of Redisson's clients
-/// unless their users set a `clientName` that ends with `#` and the client's id, and where the
-/// server gives connections no names or does not list them.
+/// The process of an owner, found by the name of its connections. It is unknown for a Redisson
+/// client, unless its `clientName` ends with `#` and the client's id, and if the server does not
+/// list the names of connections.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OwnerProcess {
     /// The [`name`](crate::ClientBuilder::name) of its client.
     pub name: String,
-    /// The address of a connection of it.
+    /// The address of one of its connections.
     pub address: Arc<str>,
 }
 
 impl OwnerProcess {
-    /// The host, if the client has the default name.
+    /// Returns the host, if the client has the default name.
     #[must_use]
     pub fn host(&self) -> Option<&str> {
         self.place().map(|(host, _)| host)
     }
 
-    /// The number of the process on its host, if the client has the default name.
+    /// Returns the number of the process on its host, if the client has the default name.
     #[must_use]
     pub fn pid(&self) -> Option<u32> {
         self.place().map(|(_, pid)| pid)

@@ -65,11 +65,11 @@ pub(crate) use watch::{Leaseholder, Renewing};
 pub enum HoldState {
     /// Held, and the last renewal, if there was one, succeeded.
     Held,
-    /// Held until the known deadline, but the last renewal failed and the client retries it.
+    /// Held until the known deadline, but the last renewal failed, and the client tries again.
     Unconfirmed,
-    /// Not held any more, though no thread released it.
+    /// No longer held, although no thread released it.
     Lost(LostReason),
-    /// Released, by this guard or by `unlock`. Or its thread waits on a
+    /// Released by this guard or by `unlock`; or the thread waits on a
     /// [`Condition`](crate::Condition), or could not take the lock again after such a wait.
     Released,
 }

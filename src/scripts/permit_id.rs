@@ -7,11 +7,11 @@ use crate::error::{Error, ErrorKind};
 
 const BYTES: usize = 16;
 
-/// Which permit of an [`ExpirableSemaphore`](crate::ExpirableSemaphore): 16 bytes, as Redisson has
-/// them from 3.17 on, and as text 32 hexadecimal digits, as Redisson's API gives and takes them. So
-/// it can be handed to another process, a Java service as well, and the permit be given back there.
+/// The id of a permit of an [`ExpirableSemaphore`](crate::ExpirableSemaphore): 16 bytes, or as text
+/// 32 hexadecimal digits, as in Redisson from 3.17 on. Any process that has the id, also a Java
+/// service, can give the permit back.
 ///
-/// Each id stands for one acquisition, and never for another.
+/// An id stands for one acquisition, and is never used again.
 ///
 /// ```
 /// use redlatch::PermitId;
@@ -26,13 +26,13 @@ const BYTES: usize = 16;
 pub struct PermitId([u8; BYTES]);
 
 impl PermitId {
-    /// An id of these bytes.
+    /// Returns the id with these bytes.
     #[must_use]
     pub const fn from_bytes(bytes: [u8; BYTES]) -> Self {
         Self(bytes)
     }
 
-    /// The bytes that are the id in Redis.
+    /// Returns the bytes that are the id in Redis.
     #[must_use]
     pub const fn as_bytes(&self) -> &[u8; BYTES] {
         &self.0

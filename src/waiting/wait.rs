@@ -9,11 +9,11 @@ use redlatch_client::{CancelToken, Limit, Limited, Registration};
 use crate::error::Error;
 use crate::runtime::Core;
 
-/// How long a call may wait, and a token that may end it sooner. The verbs that end in `_within`
-/// take it, for a time limit together with a [`CancelToken`], or a choice at run time. The other
-/// verbs are short forms of these.
+/// How long a call may wait, and a token that may cancel it. The verbs that end in `_within` take a
+/// `Wait`. It is for a time limit together with a [`CancelToken`], or for a choice at run time; the
+/// other verbs are short forms.
 ///
-/// A [`Duration`], a deadline ([`Instant`]) and a reference to a [`CancelToken`] are a `Wait`, too:
+/// A [`Duration`], a deadline ([`Instant`]) and a `&CancelToken` can be used as a `Wait`:
 /// `lock.lock_within(deadline)`.
 ///
 /// ```no_run
@@ -56,8 +56,8 @@ impl<'a> Wait<'a> {
     /// Without a limit.
     pub const FOREVER: Self = Self { patience: Patience::Forever, cancel: None };
 
-    /// At most `wait` from now. Zero is [`NONE`](Self::NONE), a time that no clock can count is
-    /// [`FOREVER`](Self::FOREVER).
+    /// Returns a wait of at most `wait` from now. Zero is [`NONE`](Self::NONE), and a time that no
+    /// clock can count is [`FOREVER`](Self::FOREVER).
     pub fn at_most(wait: Duration) -> Self {
         if wait.is_zero() {
             return Self::NONE;
@@ -65,13 +65,13 @@ impl<'a> Wait<'a> {
         Instant::now().checked_add(wait).map_or(Self::FOREVER, Self::until)
     }
 
-    /// Until `deadline`.
+    /// /// Returns a wait until `deadline`.
     pub fn until(deadline: Instant) -> Self {
         Self { patience: Patience::Until(deadline), cancel: None }
     }
 
-    /// The same, but it ends when `token` is cancelled, with an error of kind
-    /// [`Cancelled`](crate::ErrorKind::Cancelled). The last token counts.
+    /// Returns the same wait, which also ends when `token` is cancelled, with an error of kind
+    /// [`Cancelled`](crate::ErrorKind::Cancelled). If this is called twice, the last token counts.
     pub fn cancelled_by(self, token: &'a CancelToken) -> Self {
         Self { cancel: Some(token), ..self }
     }

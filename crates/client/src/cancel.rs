@@ -6,10 +6,10 @@ use std::sync::Arc;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, Thread};
 
-/// Ends the waits that have it, from any thread, like Java's `Thread.interrupt`.
+/// Cancels waits from another thread, like Java's `Thread.interrupt`.
 ///
-/// A clone is the same token. A cancelled token stays cancelled: each later wait with it ends at
-/// once, so make a new token for a new piece of work.
+/// A clone is the same token. A cancelled token stays cancelled, and each later wait with it ends
+/// at once. So make a new token for a new piece of work.
 ///
 /// ```
 /// # use redlatch_client as redlatch;
@@ -28,15 +28,14 @@ struct Inner {
 }
 
 impl CancelToken {
-    /// A token that is not cancelled.
+    /// Returns a token that is not cancelled.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Ends every wait with this token, present and future, with an error of kind
-    /// [`Cancelled`]. Does not wait for them. An earlier grant wins:
-    /// the waiter then has the lock.
+    /// Ends every present and later wait with this token, with an error of kind [`Cancelled`].
+    /// Returns at once. If a waiter was granted its lock before, it takes the lock.
     ///
     /// [`Cancelled`]:
     /// https://docs.rs/redlatch/latest/redlatch/enum.ErrorKind.html#variant.Cancelled
@@ -50,7 +49,7 @@ impl CancelToken {
         }
     }
 
-    /// Whether [`cancel`](Self::cancel) was called.
+    /// Returns whether [`cancel`](Self::cancel) was called.
     #[must_use]
     #[inline]
     pub fn is_cancelled(&self) -> bool {

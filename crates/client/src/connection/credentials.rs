@@ -26,14 +26,16 @@ pub struct Credentials {
 }
 
 impl Credentials {
-    /// Literal, without percent-encoding. An empty user is the server's default one.
+    /// Returns credentials with this user and password, without percent-encoding. An empty user is
+    /// the server's default user.
     #[must_use]
     pub fn new(user: &str, password: &str) -> Self {
         Self { user: user.to_owned(), password: password.to_owned(), valid_for: None }
     }
 
-    /// The server accepts them for `time` from now on, and may then end connections opened with
-    /// them. Without this they are valid until they are changed.
+    /// Returns the same credentials, which the server accepts for `time` from now on. After that it
+    /// may close connections that were opened with them. Without this, they are valid until they
+    /// are changed.
     #[must_use]
     pub fn valid_for(self, time: Duration) -> Self {
         Self { valid_for: Some(time), ..self }
