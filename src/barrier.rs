@@ -390,8 +390,8 @@ impl Party<'_> {
                 }
                 // A second arrival could be one too many.
                 Err(trouble) => {
-                    let message = "whether it has arrived is not known; if so, the barrier breaks \
-                                   when its lease ends";
+                    let message = "whether it has arrived is not known; if it has, the barrier \
+                                   breaks when its lease ends";
                     let error = site.error(ErrorKind::Redis, message).unknown(true);
                     return Err(error.caused_by(trouble.into_error()));
                 }

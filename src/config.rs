@@ -395,7 +395,7 @@ impl ClientBuilder {
         if let Some(name) = name.as_ref().filter(|name| name.len() > LONGEST_NAME) {
             let length = name.len();
             return unusable(format!(
-                "the client's name has {length} bytes; it may have {LONGEST_NAME}"
+                "the client's name has {length} bytes; it may have at most {LONGEST_NAME}"
             ));
         }
         if *failover_timeout > LONGEST_TIMEOUT {
@@ -410,7 +410,7 @@ impl ClientBuilder {
         }
         check_watchdog("watchdog_timeout", *watchdog_timeout)?;
         if max_hold.is_some_and(|longest| longest.is_zero()) {
-            let message = "max_hold is zero; it must be more, and without it there is no bound";
+            let message = "max_hold is zero; set more than zero, or do not set it for no limit";
             return unusable(message.to_owned());
         }
         for (setting, timeout) in
@@ -434,13 +434,13 @@ impl ClientBuilder {
         }
         if let Some(ReplicaAcks { count, within }) = replica_acks {
             if *count == 0 {
-                let message = "replica_acks is 0; it must be 1 or more, and without it no replica is \
-                               waited for";
+                let message = "replica_acks is 0; set 1 or more, or do not set it to wait for no \
+                               replica";
                 return unusable(message.to_owned());
             }
             if !(SHORTEST_TIMEOUT..=LONGEST_TIMEOUT).contains(within) {
                 return unusable(format!(
-                    "replica_acks are to come within {within:?}; it must be from 1 ms to a year"
+                    "replica_acks has a limit of {within:?}; it must be from 1 ms to a year"
                 ));
             }
         }

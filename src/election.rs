@@ -241,7 +241,9 @@ impl LeaderElection {
         let tenancy = Arc::clone(held.site_and_tenancy().1);
         let who = [&*self.session.core().config.connection.name, &host_name()];
         let led = self.site.scripts().lead(&tenancy.hold().owner, guard.token().get(), who);
-        if !led.map_err(|trouble| trouble.into_error().of(name).now("nobody leads by this call"))? {
+        if !led
+            .map_err(|trouble| trouble.into_error().of(name).now("nobody was made the leader"))?
+        {
             return Err(Error::lost(name, &LostReason::Revoked));
         }
         let site = Arc::clone(&self.site);
@@ -326,7 +328,8 @@ impl Leadership {
             return self.guard.check(slack.saturating_add(self.resigns.0.grace));
         }
         self.guard.check(Duration::ZERO)?;
-        let message = "it was deposed: its lease was about to end; resign, and campaign anew";
+        let message = "this process was deposed, because its lease was about to end; resign, and \
+                       campaign anew";
         Err(Error::new(ErrorKind::LeaseLost, message.to_owned()).of(&self.resigns.0.site.name))
     }
 

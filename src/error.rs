@@ -247,8 +247,8 @@ impl Error {
             _ => Duration::new(remaining.as_secs(), remaining.subsec_millis() * 1_000_000),
         };
         let message = format!(
-            "the hold is certain for {certain:?} more and not for {slack:?}; it is still held, stop \
-             in time or {longer}"
+            "it is certainly held for {certain:?} more, but not for {slack:?}; stop in time, or \
+             {longer}"
         );
         Self::new(ErrorKind::EndsTooSoon, message)
     }
@@ -264,8 +264,8 @@ impl Error {
         let state = if is_free {
             "it was released again, and nothing is held by this call"
         } else {
-            "nothing is held; what the server has of it is released in the background, or ends with \
-             its lease"
+            "nothing is held; if the server granted it, it is released in the background, or ends \
+             with its lease"
         };
         self.unknown(!is_free).now(state)
     }
@@ -377,10 +377,10 @@ impl fmt::Display for LostReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::LeaseExpired => "its lease ran out",
-            Self::Revoked => "the server says that it is not this owner's any more",
+            Self::Revoked => "the server says that it no longer belongs to this owner",
             Self::ForceUnlocked => "it was unlocked by force",
             Self::ShutDown => "the client was shut down",
-            Self::Forked => "this process was forked from its holder's",
+            Self::Forked => "this process was forked from the holder's process",
         })
     }
 }

@@ -163,8 +163,8 @@ impl CountDownLatch {
                 if site.core.is_shut_down() {
                     "whether it was counted is not known, and the client has ended: look at the count"
                 } else {
-                    "it is counted in the background, once, and that is given up four minutes after \
-                     the request was made: do not count down again"
+                    "the count-down is repeated in the background, for up to four minutes, and \
+                     counts once: do not count down again"
                 }
             }
             Trouble::Forgotten(_) => {
@@ -310,8 +310,8 @@ impl CountDownLatch {
         if self.site.core.is_cluster() && self.site.name.contains('{') {
             // Redisson always puts braces around the name for the channel.
             let message =
-                "in a cluster a latch's name has no braces: its channel would be in another \
-                           slot than its key"
+                "in a cluster, a latch's name must not have braces: its channel would be in \
+                 another slot than its key"
                     .to_owned();
             return Err(Error::new(ErrorKind::Config, message).of(&self.site.name));
         }

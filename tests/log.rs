@@ -203,12 +203,12 @@ fn an_outage_is_told_once_for_all_clients_of_a_process() {
     clients.iter().for_each(fail);
     let mut clients = clients.into_iter();
     clients.next().unwrap().shutdown();
-    assert_eq!(LOGGER.lines("is not asked any more"), []);
+    assert_eq!(LOGGER.lines("no longer asks the server"), []);
     clients.for_each(|client| client.shutdown());
-    wait_until("the end is told", SOON, || !LOGGER.lines("is not asked any more").is_empty());
+    wait_until("the end is told", SOON, || !LOGGER.lines("no longer asks the server").is_empty());
     thread::sleep(UNIT * 3);
     wait_outages(5);
-    let lines = LOGGER.lines("is not asked any more");
+    let lines = LOGGER.lines("no longer asks the server");
     assert!(matches!(&lines[..], [(Level::Info, line)] if line.contains("client")), "{lines:?}");
 }
 
@@ -236,9 +236,9 @@ fn the_end_of_an_outage_is_told_though_no_call_is_made() {
     tell(&["CONFIG", "SET", "maxclients", "1"]);
     tell(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
     assert!(client.reentrant_lock("refused").lock().is_err());
-    wait_until("it is said", SOON, || !LOGGER.lines("lets no further connection in").is_empty());
+    wait_until("it is said", SOON, || !LOGGER.lines("accepts no more connections").is_empty());
     tell(&["CONFIG", "SET", "maxclients", "1000"]);
-    wait_until("its end is said", SOON, || !LOGGER.lines("connections in again").is_empty());
+    wait_until("its end is said", SOON, || !LOGGER.lines("accepts connections again").is_empty());
     wait_outages(2);
 }
 
@@ -267,7 +267,7 @@ fn the_outage_of_a_master_that_never_comes_back_ends_with_one_line() {
     }
     cluster.wait_taken_over(slot, old);
     clients.iter().for_each(lock);
-    let lines = || LOGGER.lines("is not asked any more");
+    let lines = || LOGGER.lines("no longer asks the server");
     wait_until("the end is told", SOON, || !lines().is_empty());
     // The client does not ask the server again, nor does the log tell of it.
     thread::sleep(UNIT * 40);
@@ -326,7 +326,7 @@ fn a_server_that_does_not_tell_of_changes_is_one_line() {
     user.set(&["-client"]);
     let without = |command| Server::with_args(&["--rename-command", command, ""]).unwrap();
     let (no_client, no_hello) = (without("CLIENT"), without("HELLO"));
-    let lines = || LOGGER.lines("does not tell when a key changes");
+    let lines = || LOGGER.lines("does not notify the client of changed keys");
     for (url, expected) in
         [(user.url(), 1), (&no_client.url(), 2), (&no_hello.url(), 3), (&server.url(), 3)]
     {
@@ -383,7 +383,7 @@ fn a_server_that_lets_no_further_connection_in_is_no_outage() {
     set(&mut redis, "1");
     // The subscriber tries again and again.
     let _: i64 = redis::cmd("CLIENT").arg(&["KILL", "TYPE", "pubsub"]).query(&mut redis).unwrap();
-    wait_until("it is said", SOON, || !LOGGER.lines("lets no further connection in").is_empty());
+    wait_until("it is said", SOON, || !LOGGER.lines("accepts no more connections").is_empty());
     let since = Instant::now();
     while since.elapsed() < UNIT * 30 {
         lock.lock().unwrap().unlock().unwrap();
@@ -392,13 +392,13 @@ fn a_server_that_lets_no_further_connection_in_is_no_outage() {
     set(&mut redis, "1000");
     let _: i64 = redis.del("foreign").unwrap();
     assert!(waiting.join().unwrap());
-    wait_until("its end is said", SOON, || !LOGGER.lines("connections in again").is_empty());
+    wait_until("its end is said", SOON, || !LOGGER.lines("accepts connections again").is_empty());
     assert_eq!(outages(), []);
-    let refusals = LOGGER.lines("lets no further connection in");
+    let refusals = LOGGER.lines("accepts no more connections");
     assert!(
         matches!(&refusals[..], [(Level::Warn, line)] if line.contains("max number of clients"))
     );
-    assert_eq!(LOGGER.lines("connections in again").len(), 1);
+    assert_eq!(LOGGER.lines("accepts connections again").len(), 1);
     client.shutdown();
 }
 
@@ -453,7 +453,7 @@ fn a_release_without_its_message_is_logged_once() {
     permit.release().unwrap();
     assert_eq!(proxy.fired(), 1);
     client.shutdown();
-    assert_eq!(LOGGER.lines("are not told"), []);
+    assert_eq!(LOGGER.lines("find out when they ask"), []);
 
     let mut user = User::new(&server, "mute");
     user.set(&["-publish"]);
@@ -462,7 +462,7 @@ fn a_release_without_its_message_is_logged_once() {
         let semaphore = client.semaphore("semaphore");
         let expirable = client.expirable_semaphore("expirable");
         let _ = (semaphore.try_set_permits(1).unwrap(), expirable.try_set_permits(1).unwrap());
-        let said = LOGGER.lines("are not told").len();
+        let said = LOGGER.lines("find out when they ask").len();
         for _ in 0..3 {
             match kind {
                 "semaphore" => semaphore.acquire().unwrap().release().unwrap(),
@@ -471,7 +471,7 @@ fn a_release_without_its_message_is_logged_once() {
         }
         // The lines are written by then.
         client.shutdown();
-        let lines = LOGGER.lines("are not told");
+        let lines = LOGGER.lines("find out when they ask");
         assert_eq!(lines.len(), said + 1, "{kind}: {lines:?}");
         assert!(lines[said].0 == Level::Warn && lines[said].1.contains("PUBLISH"), "{lines:?}");
     }
@@ -593,7 +593,7 @@ fn a_logger_that_blocks_or_panics_stops_nothing() {
     client.reentrant_lock("free").lock().unwrap().unlock().unwrap();
     LOGGER.set(false, false);
     wait_until("the lines left out are counted", SOON, || {
-        !LOGGER.lines("log lines were left out").is_empty()
+        !LOGGER.lines("log lines were dropped").is_empty()
     });
     LOGGER.set(false, true);
     lose(&client, "panicked", 5);
@@ -635,7 +635,8 @@ fn a_server_that_says_nothing_of_itself_is_used_and_that_is_said_once() {
     // The subscriber may have logged, too, that the server does not tell of changes.
     let mut others = LOGGER.lines("");
     others.retain(|(_, line)| {
-        !line.contains("refuses INFO") && !line.contains("does not tell when a key changes")
+        !line.contains("refuses INFO")
+            && !line.contains("does not notify the client of changed keys")
     });
     assert!(others.is_empty(), "{others:?}");
 }
@@ -743,7 +744,10 @@ fn renewals_that_are_refused_are_one_warning_and_their_acceptance_is_one_line() 
     let lines = lines();
     let levels: Vec<_> = lines.iter().map(|(level, _)| *level).collect();
     assert_eq!(levels, [Level::Warn, Level::Info, Level::Warn, Level::Info], "{lines:?}");
-    assert!(lines[0].1.contains("NOREPLICAS") && lines[0].1.contains("is lost in "), "{lines:?}");
+    assert!(
+        lines[0].1.contains("NOREPLICAS") && lines[0].1.contains("the lease ends in "),
+        "{lines:?}"
+    );
     assert!(lines[1].1.contains("accepts renewals again, after "), "{lines:?}");
     assert!(client.reentrant_lock("one").is_locked().unwrap());
 }

@@ -617,7 +617,7 @@ fn connect_says_that_a_server_is_no_redis() {
     let impostor = Impostor::answering(Some(b"HTTP/1.1 400 Bad Request\r\n\r\n"));
     let error = Client::connect(&impostor.url()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Protocol, "{error}");
-    assert!(error.to_string().contains("no Redis"), "{error}");
+    assert!(error.to_string().contains("not a Redis"), "{error}");
     let all = format!("{error:#} {error:?}");
     assert!(!all.contains('\n') && !all.contains("Unexpected"), "{all}");
 }

@@ -179,8 +179,8 @@ impl Callbacks {
                 let _ = catch_unwind(AssertUnwindSafe(|| {
                     log::warn!(
                         target: TARGET,
-                        "{left_out} log lines were left out: the logger or an on_lost callback \
-                         keeps them waiting [client {}]",
+                        "{left_out} log lines were dropped: the logger or an on_lost callback is \
+                         too slow [client {}]",
                         self.client
                     );
                 }));

@@ -256,15 +256,14 @@ impl Site {
             }
             Ok(Released::NotHeld) => Err(Error::lost(name, &LostReason::Revoked)),
             Ok(Released::Unclear) => {
-                let message = "the connection to the server broke, and when asked once more it no \
-                               longer knew the hold: it was released, most likely just now, but it \
-                               may have been lost before; the caller no longer holds it";
+                let message = "the connection broke, and the server, asked once more, no longer \
+                               knew the hold: it was most likely released just now, but it may \
+                               have been lost before; the caller no longer holds it";
                 Err(Error::new(ErrorKind::Redis, message.to_owned()).unknown(true).of(name))
             }
             Err(trouble) => {
-                let state = "the caller no longer holds it; its release is tried again in the \
-                             background until the lease has passed, others get it then at the \
-                             latest";
+                let state = "the caller no longer holds it; the client repeats the release in the \
+                             background, and others get it when the lease ends or sooner";
                 Err(trouble.into_error().of(name).now(state))
             }
         }

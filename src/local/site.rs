@@ -119,8 +119,8 @@ impl Site {
         let concerns_it_alone = matches!(trouble, Trouble::Refused(_));
         let state = match trouble {
             Trouble::Unknown(_) | Trouble::Forgotten(_) => {
-                "nothing is held; if the server took the lock nevertheless, it is released in the \
-                 background, or ends with its lease"
+                "nothing is held; if the server granted the lock all the same, it is released in \
+                 the background, or ends with its lease"
             }
             Trouble::Refused(_) | Trouble::Unsent(_) => "the lock was not taken",
         };
@@ -191,7 +191,7 @@ impl Site {
     pub(crate) fn has_granted(&self, hold: &Hold) -> Result<bool, Error> {
         scripts::lock::is_held_by(&self.route, &self.name, &hold.owner).map_err(|trouble| {
             let state =
-                "nothing is held; a hold that the server granted is released in the background";
+                "nothing is held; if the server granted the lock, it is released in the background";
             trouble.into_error().of(&self.name).now(state)
         })
     }

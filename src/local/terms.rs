@@ -90,8 +90,8 @@ impl Terms {
 pub(crate) fn check_lease(name: &Arc<str>, lease: Duration) -> Result<(), Error> {
     if lease < Duration::from_millis(1) || lease > LONGEST_LEASE {
         let message = format!(
-            "a lease of {lease:?} is not usable: it must be from 1 ms to 10^13 ms (300 \
-             years); what is to be kept until it is given back is taken without a lease"
+            "a lease of {lease:?} is not usable: it must be from 1 ms to 10^13 ms (300 years); \
+             without a lease, the watchdog renews it until it is released"
         );
         return Err(Error::new(ErrorKind::Config, message).of(name));
     }

@@ -491,7 +491,7 @@ impl Condition {
         let own = &self.lock.handle().site;
         let held = guard.one().map(HeldLock::site_and_tenancy);
         let Some((site, tenancy)) = held.filter(|(site, _)| Arc::ptr_eq(site, own)) else {
-            let message = "the guard is another lock's, or another client's; nothing was changed";
+            let message = "the guard is of another lock or client; nothing was changed";
             return Err(Error::new(ErrorKind::NotHeld, message.to_owned()).of(&own.name));
         };
         if !tenancy.thread.is_current() {
@@ -499,8 +499,8 @@ impl Condition {
         }
         guard.check(Duration::ZERO)?;
         if site.succession().is_some_and(|succession| succession.bars(&tenancy.thread)) {
-            let message = "the calling thread also holds it to read, and a wait would not end that: \
-                           release the read lock first; both are held as before";
+            let message = "the calling thread also holds the read lock, which a wait does not \
+                           release: release it first; both are held as before";
             return Err(Error::new(ErrorKind::WouldDeadlock, message.to_owned()).of(&own.name));
         }
         Ok((site, tenancy))
@@ -517,5 +517,5 @@ impl fmt::Debug for Condition {
 }
 
 fn nothing_held(error: Error) -> Error {
-    error.now("nothing is held any more, at no level")
+    error.now("nothing is held any more, at any level")
 }

@@ -128,7 +128,7 @@ impl Handle {
     }
 
     pub(crate) fn too_deep(&self) -> Error {
-        let message = "the thread has taken it a million times over; does it forget to unlock?";
+        let message = "the thread has taken a million levels of it; does it forget to unlock?";
         Error::new(ErrorKind::Config, message.to_owned()).of(&self.site.name)
     }
 
@@ -227,7 +227,8 @@ impl Handle {
         outcome.map_err(|trouble| {
             let state = match trouble {
                 Trouble::Unknown(_) | Trouble::Forgotten(_) => {
-                    "whether it was unlocked is not known: ask is_locked, and call again if it is"
+                    "whether it was unlocked is not known: call is_locked, and force_unlock again \
+                     if it is locked"
                 }
                 Trouble::Refused(_) | Trouble::Unsent(_) => "nothing was changed",
             };

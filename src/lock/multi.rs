@@ -133,8 +133,7 @@ impl MultiLock {
                 Some(other) if other.kind() == part.kind() => {}
                 Some(other) => {
                     let message = format!(
-                        "it is listed as a {} and as a {}, which get in each other's way under one \
-                         name; take one of them",
+                        "it is listed as a {} and as a {}: use one kind of lock for a name",
                         other.kind(),
                         part.kind()
                     );
@@ -285,8 +284,8 @@ impl MultiLock {
                 return Ok(None);
             }
         }
-        let message = "the first of several locks was lost before the last one was had, several \
-                       times over; nothing more is held than before, take a longer lease";
+        let message = "its lease ended several times before the other locks were granted; nothing \
+                       was taken, take a longer lease";
         Err(Error::new(ErrorKind::Redis, message.to_owned()).transient(true))
     }
 
@@ -314,8 +313,8 @@ impl MultiLock {
     /// One part's error, as an error of all.
     fn failed(&self, part: &Arc<dyn Part>, error: Error) -> Error {
         let state = format!(
-            "it is one of {} that are taken together, on the server at {}: what was had of the \
-             others is given back, and nothing more is held than before",
+            "it is one of {} locks that are taken together, on the server at {}; the others were \
+             released again, and nothing was taken",
             self.parts.len(),
             part.handle().site.core.address()
         );
@@ -341,8 +340,8 @@ impl Lock for MultiLock {
             None => Ok(()),
             Some(site) if released == 0 => Err(site.not_held_by_thread()),
             Some(site) => {
-                let message = "the calling thread does not hold it; the others of these locks, which \
-                               it held, were released";
+                let message = "the calling thread does not hold it; the other locks of this \
+                               MultiLock were released";
                 Err(Error::new(ErrorKind::NotHeld, message.to_owned()).of(&site.name))
             }
         }
@@ -398,14 +397,14 @@ impl Lock for MultiLock {
 fn parts(locks: &[&dyn Lock], rule: Rule) -> Result<Vec<Arc<dyn Part>>, Error> {
     let config = |message: &str| Error::new(ErrorKind::Config, message.to_owned());
     if locks.is_empty() {
-        return Err(config("to be taken together there must be one lock at least"));
+        return Err(config("a MultiLock needs at least one lock"));
     }
     let mut parts = Vec::with_capacity(locks.len());
     for lock in locks {
         let Parts(mut own) = lock.parts();
         if own.is_empty() || (rule == Rule::Majority && own.len() > 1) {
-            let message = "a quorum is no part of several locks, and several locks are no part of a \
-                           quorum; list locks of one name";
+            let message = "a quorum cannot be a part of a MultiLock, nor a MultiLock a part of a \
+                           quorum; list single locks";
             return Err(config(message).of(&lock.name().into()));
         }
         parts.append(&mut own);

@@ -423,8 +423,8 @@ impl Synchronizer for Side<'_> {
                     None => continue,
                 },
                 Found::Reads => {
-                    let message = "the calling thread holds it to read, so it would wait for itself: \
-                                   release the read lock first; it still reads";
+                    let message = "the calling thread holds the read lock, so it would wait for \
+                                   itself: release the read lock first; it is held as before";
                     let error = Error::new(ErrorKind::WouldDeadlock, message.to_owned());
                     Err(error.of(&self.pair.name))
                 }

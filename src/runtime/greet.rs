@@ -79,8 +79,8 @@ fn is_replica(lane: &Arc<Lane>) -> bool {
 fn look_at(server: &Server) -> Result<(), Error> {
     if server.is_sentinel {
         return unusable(
-            "this is a Sentinel and not the server itself: with redis-sentinel://host:port/name as \
-             the URL it is asked for the master of that name",
+            "this is a Sentinel and not the server itself: use a URL such as \
+             redis-sentinel://host:port/name, with the Sentinels' name of the master",
         );
     }
     Ok(())
@@ -95,7 +95,7 @@ fn understand(reply: &Value) -> Result<(), Error> {
              (redis.acl_check_cmd); upgrade it to Redis 7.0, Valkey 7.2 or later",
         ),
         _ => {
-            let message = "the program there is no Redis server: it does not run a script";
+            let message = "the program there is not a Redis server: it does not run a script";
             Err(Error::new(ErrorKind::Protocol, message.to_owned()))
         }
     }

@@ -229,9 +229,8 @@ impl Core {
             return Err(Error::shut_down(name));
         }
         if self.servers.cluster().is_some() && !scripts::has_one_slot(name, slot_of) {
-            let message = "a cluster keeps keys together by what stands in their braces, and the keys of \
-                           this name would not be: let it have no braces, or begin with some, as \
-                           {orders}:17";
+            let message = "the keys of this name would be in different slots of the cluster: use a \
+                           name without braces, or one that begins with them, such as {orders}:17";
             return Err(Error::new(ErrorKind::Config, message.to_owned()).of(name));
         }
         Ok(())
@@ -357,7 +356,7 @@ impl Host for Hosted {
         let started = core.spawn("redlatch-listen", work);
         if let Err(error) = &started {
             core.watchdog.log(Level::Error, || {
-                format!("waiting may fail: a thread that listens cannot be started: {error}")
+                format!("waiting may fail: the thread for messages cannot be started: {error}")
             });
         }
         started.is_ok()

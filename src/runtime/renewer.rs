@@ -239,8 +239,8 @@ impl Renewer {
         };
         self.core.watchdog.log(Level::Warn, || {
             format!(
-                "the slot of {:?}{others} is at the server at {address} now, by a failover or since it \
-                 was moved: each hold is asked for there",
+                "the slot of {:?}{others} is now at the server at {address}, after a failover or a \
+                 move: this client checks its locks there",
                 first.name()
             )
         });
@@ -389,8 +389,8 @@ impl Renewer {
             };
             self.core.watchdog.log(Level::Warn, || {
                 format!(
-                    "the server at {address} refuses to renew {name:?}{others}: {cause}; what is held \
-                     is lost in {left:.1} s if that goes on"
+                    "the server at {address} refuses to renew {name:?}{others}: {cause}; if that \
+                     goes on, the lease ends in {left:.1} s"
                 )
             });
             self.refusing = Some(Refusing { since: now, holds: HashMap::new() });
@@ -511,7 +511,7 @@ impl Renewer {
                         return None;
                     }
                     _ => self.core.watchdog.log(Level::Error, || {
-                        format!("the permits of {name:?} could not be put right after a failover")
+                        format!("the permits of {name:?} could not be restored after a failover")
                     }),
                 }
             }
@@ -524,8 +524,8 @@ impl Renewer {
         let Some([taken, given]) = mended else { return };
         if self.core.changes.were_too_many() {
             self.core.watchdog.log(Level::Warn, || {
-                "more than 10,000 changes of semaphores were made shortly before a failover: the \
-                 new master was not told of the earlier ones"
+                "this client changed semaphores more than 10,000 times shortly before a failover: \
+                 it did not repeat the earliest changes on the new master"
                     .to_owned()
             });
         }

@@ -34,7 +34,7 @@ impl Session {
     /// runs on the subscriber's thread and must not block.
     pub(crate) fn open(url: &str, config: Config, unclaimed: Unclaimed) -> Result<Self, Error> {
         let process = Process::current().map_err(|source| {
-            let message = "the system does not tell when the process is forked".to_owned();
+            let message = "the system does not report forks of the process".to_owned();
             Error::new(ErrorKind::Config, message).caused_by(source)
         })?;
         // Before any mutex: another thread of the parent may have it.
@@ -144,8 +144,8 @@ impl Core {
                     Ok(credentials) => core.log_in_again(credentials),
                     Err(why) => core.watchdog.log(Level::Warn, || {
                         format!(
-                            "there is no new user and password for connections whose own expire before \
-                             long ({why}): asked for again soon"
+                            "credentials_with gave no new credentials, and those of open \
+                             connections expire soon ({why}): the client asks again"
                         )
                     }),
                 }

@@ -411,8 +411,8 @@ pub(crate) fn late() -> Error {
 
 /// The server lacks an earlier change of the slot, and has done nothing.
 pub(crate) fn behind() -> Error {
-    let message = "the server does not know what was changed before this request; it may have \
-                   become the master just now";
+    let message = "the server does not know an earlier change by this client; it may have just \
+                   become the master";
     Error::new(ErrorKind::Redis, message.to_owned())
 }
 

@@ -249,6 +249,6 @@ pub(super) fn parsed(text: &[u8]) -> Option<i64> {
 }
 
 fn foreign() -> Error {
-    let message = "the key holds something that is no number: use another name";
+    let message = "the key holds other data than a number: use another name";
     Error::new(ErrorKind::Redis, message.to_owned())
 }

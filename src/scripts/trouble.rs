@@ -116,8 +116,8 @@ pub(crate) fn unexpected(value: &Value) -> Trouble {
         _ => "something",
     };
     let message = format!(
-        "the server answered {what}, which does not fit: the key holds something else (use another \
-         name), or it is no Redis"
+        "the server answered {what}, which does not fit: the key holds other data (use another \
+         name), or it is not a Redis server"
     );
     Trouble::Unknown(Error::new(ErrorKind::Protocol, message))
 }
@@ -156,12 +156,11 @@ pub(crate) fn unreachable(cause: &Cause) -> Error {
             );
             return Error::new(ErrorKind::Redis, message).passing_as(Passing::Outage);
         }
-        _ if detail.contains("DB index") => (
-            ErrorKind::Config,
-            format!("{server} has no database of the number that the URL names"),
-        ),
+        _ if detail.contains("DB index") => {
+            (ErrorKind::Config, format!("{server} has no database with the URL's number"))
+        }
         (Kind::Parse, _) => {
-            let message = format!("the program at {address} is no Redis server");
+            let message = format!("the program at {address} is not a Redis server");
             return Error::new(ErrorKind::Protocol, message);
         }
         (Kind::Client, _) if detail.starts_with(NO_CERTIFICATE) => (
@@ -325,28 +324,27 @@ pub(crate) fn refused(cause: &Cause, rights: Rights) -> Error {
     }
     let hint = match code {
         "NOAUTH" => "it wants a password: put it into the URL",
-        "ERR" if detail.contains("not an integer") => {
-            "the key holds something else: use another name"
-        }
+        "ERR" if detail.contains("not an integer") => "the key holds other data: use another name",
         "ERR" if detail.contains("would overflow") => {
             "there would be more permits than Redis can count, which is 2^63 - 1"
         }
         "TOKENS" => {
-            "the key of its fencing tokens, redisson_lock_token:*, holds no number from 0 to 2^53 to count on \
-             from: set one that is higher than those already seen"
+            "the key of its fencing tokens, redisson_lock_token:*, holds no number from 0 to 2^53: \
+             set one that is higher than all tokens so far"
         }
         "OOM" => "it has no memory left (maxmemory)",
         "READONLY" => "it is a read-only replica: connect to the master",
-        "MISCONF" => "it takes no writes since it cannot save its data",
+        "MISCONF" => "it accepts no writes, because it cannot save its data",
         "LOADING" => "it is still loading its data: try again in a moment",
         "BUSY" => "a script keeps it busy (SCRIPT KILL ends it)",
         "CLUSTERDOWN" | "TRYAGAIN" => {
-            "no server of the cluster has this key, now: it is on its way to another one, or its server \
-             is gone and no other has taken over yet, or they do not agree whose it is"
+            "no server of the cluster has this key now: it is on its way to another server, its \
+             server is gone and no other has taken over yet, or the servers do not agree which of \
+             them has it"
         }
         "MOVED" | "ASK" => {
-            "it is part of a Cluster and has not this key, now: connect to the cluster, by \
-             redis-cluster:// instead of redis://"
+            "it is part of a cluster and does not have this key: connect to the cluster, by \
+             redis-cluster:// in place of redis://"
         }
         "CROSSSLOT" => "the name's braces put key and channel into different slots",
         _ => return told(&error.to_string()),
@@ -363,7 +361,7 @@ fn wrong_type(holds: Option<&'static str>, rights: Rights) -> String {
     match holds {
         Some(other) if other != own => format!("the key holds {other}: use another name"),
         // The wrong type is of one of the keys beside it.
-        _ => "a key of this name holds something else: use another name".to_owned(),
+        _ => "a key of this name holds other data: use another name".to_owned(),
     }
 }
 
@@ -551,7 +549,7 @@ mod tests {
         ] {
             let error = unexpected(&value).into_error();
             assert!(!format!("{error:?} {error:#}").contains("precious"), "{error:?}");
-            assert!(error.to_string().contains("something else"), "{error}");
+            assert!(error.to_string().contains("other data"), "{error}");
         }
     }
 }

@@ -304,7 +304,7 @@ impl ExpirableSemaphore {
         let mut sorted = ids.to_vec();
         sorted.sort_unstable();
         if sorted.windows(2).any(|two| two[0] == two[1]) {
-            let message = "an id stands there twice; nothing was changed".to_owned();
+            let message = "an id is listed twice; nothing was changed".to_owned();
             return Err(Error::new(ErrorKind::Config, message).of(&self.site.name));
         }
         if ids.is_empty() || self.site.release_ids(ids)? {
@@ -407,7 +407,10 @@ impl ExpirableSemaphore {
     fn check_number(&self, permits: usize) -> Result<(), Error> {
         let most = Vec::<Arc<PermitLease>>::MOST;
         if permits > most {
-            let message = format!("{permits} permits at once are too many: {most} are the most");
+            let message = format!(
+                "{permits} permits at once are too many: it may be at most \
+                                   {most}"
+            );
             return Err(Error::new(ErrorKind::Config, message).of(&self.site.name));
         }
         Ok(())

@@ -193,8 +193,8 @@ fn is_confirmed(
         }
         Confirmation::Pending if Instant::now() >= latest => {
             let message = format!(
-                "no subscription could be had in time from the server at {}, so what ends the \
-                 wait would not be heard",
+                "the server at {} did not confirm a subscription in time, and the wait needs its \
+                 messages",
                 core.address()
             );
             Err(Error::new(ErrorKind::Redis, message).passing_as(Passing::Outage).of(name))

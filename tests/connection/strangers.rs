@@ -114,7 +114,7 @@ fn a_server_with_one_answer_to_everything_is_no_redis() {
         });
         let error = stranger.connect(UNIT * 10);
         assert_eq!(error.kind(), ErrorKind::Protocol, "{error}");
-        assert!(error.to_string().contains("no Redis server"), "{error}");
+        assert!(error.to_string().contains("not a Redis server"), "{error}");
     }
 }
 

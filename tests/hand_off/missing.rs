@@ -128,13 +128,13 @@ fn something_else_under_the_queues_key_is_an_error() {
     let lock = client(&server).reentrant_lock("odd");
     let guard = lock.lock().unwrap();
     let () = redis.set(queue_key("odd"), "mine").unwrap();
-    is_clear(&guard.unlock().unwrap_err(), "odd", "something else");
+    is_clear(&guard.unlock().unwrap_err(), "odd", "other data");
     let there: String = redis.get(queue_key("odd")).unwrap();
     assert_eq!(there, "mine");
     let () = redis.del(queue_key("odd")).unwrap();
     wait_free(&server, "odd", SOON);
     let () = redis.set(queue_key("odd"), "mine").unwrap();
-    is_clear(&lock.lock().map(drop).unwrap_err(), "odd", "something else");
+    is_clear(&lock.lock().map(drop).unwrap_err(), "odd", "other data");
     assert_eq!(owner(&mut redis, "odd"), None);
 }
 

@@ -388,7 +388,7 @@ fn the_works_result_comes_back_if_the_lock_was_held_to_its_end() {
 fn is_short(error: &Error, advice: &str) {
     let said = error.to_string();
     assert!(said.ends_with(advice), "{said}");
-    let certain = said.split_once("certain for ").unwrap().1.split_once(" more").unwrap().0;
+    let certain = said.split_once("certainly held for ").unwrap().1.split_once(" more").unwrap().0;
     let fraction = certain.split_once('.').map_or("", |(_, fraction)| fraction);
     assert!(fraction.len() <= "999s".len(), "{said}");
 }

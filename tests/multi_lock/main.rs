@@ -296,7 +296,7 @@ fn an_unlock_leaves_each_part_once_and_one_that_is_not_held_is_an_error() {
     assert_eq!(all.hold_count(), 0);
     let error = all.unlock().unwrap_err();
     assert_eq!((error.kind(), error.name()), (ErrorKind::NotHeld, Some("b")));
-    assert!(error.to_string().contains("others of these locks"), "{error}");
+    assert!(error.to_string().contains("other locks of this MultiLock"), "{error}");
     assert_eq!(counts(), [1, 0, 0]);
     assert!(outer.is_held() && !is_held(&server, "c"));
     outer.unlock().unwrap();

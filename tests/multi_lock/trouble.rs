@@ -61,7 +61,7 @@ fn a_server_that_dies_while_it_is_waited_for_is_named_and_the_others_parts_are_g
         let told = error.to_string();
         assert_eq!((error.kind(), error.name()), (ErrorKind::Redis, Some("b")), "{told}");
         assert!(told.contains(&there.port().to_string()), "{told}");
-        assert!(told.contains("nothing more is held"), "{told}");
+        assert!(told.contains("nothing was taken"), "{told}");
         wait_all_free(&here, &["a", "c"]);
     }
     // The same while it stands still.

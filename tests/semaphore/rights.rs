@@ -113,7 +113,7 @@ fn permits_released_without_a_right_come_back_once_when_the_right_is_back() {
         drop(dropped);
         let outcome = released.release();
         if let Err(error) = &outcome {
-            is_clear(error, "pool", "in the background, once");
+            is_clear(error, "pool", "given back in the background");
         }
         // Tried again and again meanwhile.
         thread::sleep(UNIT);

@@ -205,7 +205,7 @@ impl FairQueue {
 
     pub(super) fn trouble(&self, trouble: Trouble) -> Error {
         let state = if let Trouble::Unknown(_) = trouble {
-            "nothing is held; if the server took the lock or a place in its queue nevertheless, \
+            "nothing is held; if the server granted the lock or a place in its queue all the same, \
              that is given up in the background"
         } else {
             "the lock was not taken"

@@ -127,7 +127,7 @@ fn at_once<T: Send, R: Send>(
         let ends = threads.into_iter().map(|thread| match thread {
             Ok(thread) => thread.join().unwrap_or_else(|panic| resume_unwind(panic)),
             Err(error) => {
-                let message = "the system gives no thread to ask the server on".to_owned();
+                let message = "the system gives no thread that could ask the server".to_owned();
                 Err(Error::new(ErrorKind::Redis, message).caused_by(error).transient(true))
             }
         });
@@ -168,8 +168,8 @@ fn no_majority(all: usize, failed: Vec<Error>) -> Error {
     let unknown = failed.iter().any(Error::outcome_unknown);
     let kind = failed.first().map_or(ErrorKind::Redis, Error::kind);
     let message = format!(
-        "{so_many} of the {all} servers of a quorum cannot be asked, so there is no majority; \
-         nothing more is held than before"
+        "{so_many} of the {all} servers of a quorum failed, so there is no majority; nothing was \
+         taken"
     );
     let mut error = Error::new(kind, message).transient(transient).unknown(unknown);
     // If a majority remains once the transient trouble is over, the wait goes on.

@@ -92,11 +92,11 @@ impl SemaphoreSite {
             Trouble::Unknown(_) => {
                 self.run(self.scripts().abandon(request_id), request_id, 0);
                 if self.core.is_shut_down() {
-                    "no permit is taken; the client has ended and may not have given back what the \
-                     server may have given: look at available_permits"
+                    "no permit is taken; the client has ended, and perhaps has not given back \
+                     permits that the server gave: look at available_permits"
                 } else {
-                    "no permit is taken; what the server may have given is given back in the \
-                     background, and that is given up four minutes after the request was made"
+                    "no permit is taken; if the server gave permits, they are given back in the \
+                     background, for up to four minutes"
                 }
             }
             Trouble::Forgotten(_) => {
@@ -386,14 +386,14 @@ impl Release {
 const FORGOTTEN: &str =
     "no permit is taken; if some are missing for good, add them with add_permits";
 pub(super) const GIVEN_BACK_HERE: &str =
-    "the permits are given back, do not release them again; a master that comes next may not know";
+    "the permits are given back, do not release them again; a later master may not know this";
 const IN_THE_BACKGROUND: &str =
-    "the permits are given back in the background, once: do not release them again";
+    "the permits are given back in the background: do not release them again";
 /// For a [numbered request](Cleanup::numbered), as long as it is valid.
-const FOR_FOUR_MINUTES: &str = "the permits are given back in the background, once, and that is given up four minutes after \
-     the request was made: do not release them again";
+const FOR_FOUR_MINUTES: &str = "the permits are given back in the background, for up to four \
+                                minutes: do not release them again";
 const NO_BACKGROUND: &str =
-    "the client has ended and may not have given the permits back: look at available_permits";
+    "the client has ended, and perhaps has not given the permits back: look at available_permits";
 
 /// A posted release, and its connection: each counts its own.
 struct PostedRelease {

@@ -167,9 +167,9 @@ impl ExpirableSite {
     }
 
     fn unclear(&self) -> Error {
-        let message = "the connection to the server broke, and when asked once more it no longer \
-                       knew the permit: it was given back, most likely just now, but its lease may \
-                       have ended before";
+        let message = "the connection broke, and the server, asked once more, no longer knew the \
+                       permit: it was most likely given back just now, but its lease may have \
+                       ended before";
         Error::new(ErrorKind::Redis, message.to_owned()).unknown(true).of(&self.name)
     }
 
@@ -229,8 +229,8 @@ impl ExpirableSite {
         let state = match trouble {
             Trouble::Unknown(_) | Trouble::Forgotten(_) => {
                 self.release_later(ids, lease);
-                "no permit is held; what the server may have given is given back in the background, \
-                 or comes back when its lease ends"
+                "no permit is held; if the server gave permits, they are given back in the \
+                 background, or return when their leases end"
             }
             Trouble::Refused(_) | Trouble::Unsent(_) => "no permit was taken",
         };
@@ -391,7 +391,7 @@ struct PermitRelease {
     permit_leases: Vec<Arc<PermitLease>>,
 }
 
-const IN_THE_BACKGROUND: &str = "it is given back in the background, or comes back when its lease \
+const IN_THE_BACKGROUND: &str = "it is given back in the background, or returns when its lease \
                                  ends: do not release it again";
 
 impl PermitRelease {

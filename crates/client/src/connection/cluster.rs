@@ -118,7 +118,7 @@ impl Cluster {
             if ranges.is_empty() {
                 // A server that was removed from its cluster says the same.
                 let message = format!(
-                    "no server of the cluster at {} has a slot yet: the cluster is not made",
+                    "no server of the cluster at {} has a slot yet: create the cluster first",
                     manner.address()
                 );
                 refusal.get_or_insert(ConnectError::NotReady(message));
@@ -506,8 +506,8 @@ struct View {
     weight: Weight,
 }
 
-const NO_CLUSTER_INFO: &str = "it refuses CLUSTER INFO: where a server is cut off from the others of \
-                               its cluster, it may be asked in vain which server has which slot until it is back";
+const NO_CLUSTER_INFO: &str = "it refuses CLUSTER INFO: if a server is cut off from its cluster, \
+                               the client may believe that server's old slots until it is back";
 
 /// One slot of a cluster, for a name with this hash.
 #[derive(Clone, Debug)]

@@ -370,9 +370,9 @@ impl Endpoint {
     }
 }
 
-const NO_INFO: &str = "it refuses INFO, so that each connection may lead to another run of it: with each \
-                       one each hold is asked for once more, and a release whose reply was lost is \
-                       reported as a loss, unless it is known to have been carried out";
+const NO_INFO: &str = "it refuses INFO, so the client cannot tell whether it was restarted: the \
+                       client checks its locks after each new connection, and may report a release \
+                       whose reply was lost as a loss";
 
 impl fmt::Debug for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

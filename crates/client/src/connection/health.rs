@@ -118,9 +118,9 @@ pub enum News {
     },
 }
 
-const NO_MESSAGES: &str = "it refuses the message that something was released (`PUBLISH` is not allowed, or not on \
-                           that channel): waiters elsewhere are not told, and find out by asking, seconds \
-                           later";
+const NO_MESSAGES: &str = "it refuses the message of a release (`PUBLISH` is not allowed, or not \
+                           on that channel): waiters in other processes find out when they ask, \
+                           seconds later";
 
 impl Health {
     /// The health of the server at `address`, a text for people: without a user or a password.
@@ -330,28 +330,29 @@ impl fmt::Display for News {
                 write!(f, "the server at {address} answers again, after {after:.1} s")
             }
             Self::Refuses { address, cause } => {
-                write!(f, "the server at {address} lets no further connection in: {cause}")
+                write!(f, "the server at {address} accepts no more connections: {cause}")
             }
             Self::LetsIn { address, after } => {
                 let after = after.as_secs_f64();
-                write!(f, "the server at {address} lets connections in again, after {after:.1} s")
+                write!(f, "the server at {address} accepts connections again, after {after:.1} s")
             }
             Self::GivenUp { address, after, why } => {
                 let after = after.as_secs_f64();
                 write!(
                     f,
-                    "the server at {address} is not asked any more, {after:.1} s after its outage \
-                     began: {why}"
+                    "the client no longer asks the server at {address}, {after:.1} s after its \
+                     outage began: {why}"
                 )
             }
             Self::Moved { address, from } => write!(
                 f,
-                "the Sentinels' master is at {address} now, and was at {from}: each hold is asked \
-                 for there"
+                "the Sentinels' master is now at {address}, and was at {from}: the client checks \
+                 its locks there"
             ),
             Self::Renamed { address } => write!(
                 f,
-                "the name of {address} leads to another server now: each hold is asked for there"
+                "the name of {address} now leads to another server: the client checks its locks \
+                 there"
             ),
             Self::Lacks { address, what } | Self::Without { address, what } => {
                 write!(f, "the server at {address}: {what}")

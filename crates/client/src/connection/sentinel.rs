@@ -367,8 +367,8 @@ impl Sentinels {
     }
 }
 
-const NO_ROLE: &str = "it must not be asked for its ROLE, so that it is not certain that it is a \
-                       master: allow that command";
+const NO_ROLE: &str = "it refuses ROLE, so the client cannot make sure that it is a master: allow \
+                       that command";
 
 fn no_master(detail: String) -> RedisError {
     error(NO_MASTER, detail)

@@ -51,8 +51,8 @@ impl Tls {
             ConnectionAddr::TcpTls { insecure, .. } => *insecure,
             _ if config.tls.is_set() => {
                 return Err(unusable(
-                    "certificates are set, and the URL is one without TLS: it begins with rediss:// \
-                     (or rediss-sentinel://, rediss-cluster://) where there is TLS",
+                    "certificates are set, but the URL is one without TLS: let it begin with \
+                     rediss:// (or rediss-sentinel://, rediss-cluster://)",
                 ));
             }
             _ => return Ok(Self::default()),
@@ -60,7 +60,7 @@ impl Tls {
         if insecure && config.tls.authorities.is_some() {
             return Err(unusable(
                 "the URL ends with #insecure, which trusts any certificate, and \
-                 tls_ca_certificates says which to trust: take one of the two away",
+                 tls_ca_certificates says which to trust: remove one of the two",
             ));
         }
         let connector = Connector::new(&config.tls, insecure).map_err(|why| unusable(&why))?;

@@ -18,7 +18,7 @@ const ESCAPE: &str =
 fn explain(url: &str) -> Option<String> {
     let say = |why: &str| Some(why.to_owned());
     if url.is_empty() {
-        return say("the URL is empty; it should be as redis://localhost:6379");
+        return say("the URL is empty; write one such as redis://localhost:6379");
     }
     let Some((scheme, rest)) = url.split_once("://") else {
         return say("the URL does not begin with redis://, as in redis://localhost:6379");
@@ -61,7 +61,7 @@ fn explain(url: &str) -> Option<String> {
         return match (authority, path) {
             ("", None | Some("")) => say("the URL names no path"),
             ("" | "localhost", Some(_)) => None,
-            _ => say("a socket's path is absolute, so that three slashes follow the scheme"),
+            _ => say("a socket's path is absolute: write three slashes after the scheme's colon"),
         };
     }
     let (user, host) = authority.rsplit_once('@').unwrap_or(("", authority));
@@ -76,7 +76,7 @@ fn explain(url: &str) -> Option<String> {
     explain_host(host).or_else(|| {
         let database = path.unwrap_or_default().trim_matches('/');
         let known = database.is_empty() || database.parse::<u32>().is_ok();
-        (!known).then(|| "behind the host stands the number of a database, as in /0".to_owned())
+        (!known).then(|| "after the host comes the number of a database, as in /0".to_owned())
     })
 }
 
@@ -104,7 +104,7 @@ fn explain_host(host: &str) -> Option<String> {
     } else {
         let (name, port) = parted(host, ':');
         if port.is_some_and(|port| port.contains(':')) {
-            return say("an address of IPv6 stands in brackets, as in redis://[::1]:6379");
+            return say("write an IPv6 address in brackets, as in redis://[::1]:6379");
         }
         (name, port)
     };
@@ -132,18 +132,18 @@ fn explain_parameters(query: &str, unix: bool) -> Option<String> {
             "user" | "pass" if unix => {}
             "node" => {
                 let why =
-                    "a URL's hosts stand in one list, as in redis-cluster://one:7000,two:7001";
+                    "write a URL's hosts in one list, as in redis-cluster://one:7000,two:7001";
                 return Some(why.to_owned());
             }
             "db" | "user" | "pass" | "password" | "username" => {
-                let why = "of a URL with a host, database, user and password are no parameters";
+                let why = "in a URL with a host, database, user and password are not parameters";
                 return Some(why.to_owned());
             }
             _ => {
                 let known = if unix { "db, user, pass and protocol" } else { "protocol" };
                 return Some(format!(
-                    "the URL has a parameter that is not known (known is {known}); timeouts and the \
-                     like are settings of Client::builder"
+                    "the URL has an unknown parameter (known: {known}); timeouts and the like are \
+                     settings of Client::builder"
                 ));
             }
         }
@@ -261,16 +261,16 @@ mod tests {
             ("redis://localhost/0/1", "database"),
             ("redis://localhost/0#secret", "fragment"),
             ("redis://localhost?timeout=5", "Client::builder"),
-            ("redis://localhost?secret", "not known"),
+            ("redis://localhost?secret", "unknown parameter"),
             ("redis://localhost?protocol=4", "resp3"),
-            ("redis://localhost?db=1", "no parameters"),
+            ("redis://localhost?db=1", "not parameters"),
             ("redis://localhost?node=secret:7001", "redis-cluster://one:7000,two:7001"),
-            ("redis://localhost?password=secret", "no parameters"),
+            ("redis://localhost?password=secret", "not parameters"),
             ("redis+unix://", "no path"),
             ("redis+unix:///", "no path"),
             ("redis+unix://relative/path.sock", "absolute"),
             ("redis+unix:///tmp/redis.sock?db=one", "number"),
-            ("redis+unix:///tmp/redis.sock?passwd=secret", "not known"),
+            ("redis+unix:///tmp/redis.sock?passwd=secret", "unknown parameter"),
         ] {
             let why = explain_url(url).unwrap_or_else(|| panic!("{url} is not explained"));
             assert!(why.contains(word), "{url}: {why}");

@@ -57,9 +57,9 @@ impl fmt::Debug for Question {
 }
 
 /// The log's words if the server does not track.
-pub(super) const NO_TRACKING: &str = "it does not tell when a key changes (HELLO 3, CLIENT TRACKING or \
-                                      SUBSCRIBE is refused): that a hold is lost is found out at its \
-                                      next renewal, with a fixed lease not before unlock";
+pub(super) const NO_TRACKING: &str = "it does not notify the client of changed keys (HELLO 3, \
+                                      CLIENT TRACKING or SUBSCRIBE is refused): the client finds a \
+                                      loss at the next renewal, or with a fixed lease at unlock";
 
 /// The most questions for a key in a period, and the period's length.
 const MOST_ASKS: u32 = 10;

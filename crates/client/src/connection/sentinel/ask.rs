@@ -50,12 +50,12 @@ impl fmt::Display for Refusal {
             Self::NotReached(error) => write!(f, "cannot be reached ({error})"),
             Self::Forbidden(error) => write!(
                 f,
-                "does not let this client ask ({error}): the Sentinels' user and password are \
+                "refuses this client ({error}): the Sentinels' user and password are \
                  sentinelUsername and sentinelPassword in the URL"
             ),
             Self::NoSentinel => write!(f, "is no Sentinel"),
             Self::Unknown => write!(f, "knows no master of this name"),
-            Self::Odd => write!(f, "gives an answer that no Sentinel gives"),
+            Self::Odd => write!(f, "answers as no Sentinel does"),
         }
     }
 }

@@ -153,5 +153,5 @@ impl Sentinels {
     }
 }
 
-const NO_SWITCH: &str = "its Sentinels must not be listened to, so that a failover is noticed up to a \
+const NO_SWITCH: &str = "its Sentinels refuse SUBSCRIBE, so the client notices a failover up to a \
                          second later: allow SUBSCRIBE on +switch-master and +promoted-slave";

@@ -86,7 +86,7 @@ mod tests {
             ("redis-cluster://secret@one", "no password"),
             ("redis-cluster://:secret/x@one", "%2F"),
             ("redis-cluster://:secret#x@one", "%23"),
-            ("redis-cluster://one?secret=1", "not known"),
+            ("redis-cluster://one?secret=1", "unknown parameter"),
             ("redis-cluster://one#secret", "fragment"),
             ("redis-cluster://one?node=two", "one list"),
             ("valkey-cluster://one", "redis-cluster"),

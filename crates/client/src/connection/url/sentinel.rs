@@ -47,12 +47,10 @@ impl SentinelUrl {
                     return Err(format!("the URL's user or password ends too early: {ESCAPE}"));
                 }
                 _ => {
-                    return Err(say(
-                        "the URL has a parameter that is not known (known are sentinelUsername, \
-                         sentinelPassword and protocol); hosts and master stand before it, as in \
-                         redis-sentinel://one,two/mymaster, and timeouts and the like are settings \
-                         of Client::builder",
-                    ));
+                    return Err(say("the URL has an unknown parameter (known: sentinelUsername, \
+                         sentinelPassword and protocol); write hosts and master before it, as in \
+                         redis-sentinel://one,two/mymaster; timeouts and the like are settings of \
+                         Client::builder"));
                 }
             }
         }
@@ -60,13 +58,13 @@ impl SentinelUrl {
         let (service, database) = match parted(path, '/') {
             ("", _) => {
                 return Err(say(
-                    "the URL does not say what the Sentinels call the master: the name stands behind \
-                     the hosts, as in redis-sentinel://one,two/mymaster",
+                    "the URL lacks the Sentinels' name of the master: write it after the hosts, as \
+                     in redis-sentinel://one,two/mymaster",
                 ));
             }
             (number, None) if number.bytes().all(|byte| byte.is_ascii_digit()) => {
                 return Err(say(
-                    "behind the hosts stands what the Sentinels call the master, and then the number \
+                    "write the Sentinels' name of the master after the hosts, and then the number \
                      of a database, as in /mymaster/0 (a name that is a number needs the database)",
                 ));
             }
@@ -151,8 +149,8 @@ mod tests {
     #[test]
     fn an_unusable_url_is_explained_and_its_password_not_repeated() {
         for (url, word) in [
-            ("redis-sentinel://one:26379", "does not say what"),
-            ("redis-sentinel://one:26379/", "does not say what"),
+            ("redis-sentinel://one:26379", "lacks the Sentinels' name"),
+            ("redis-sentinel://one:26379/", "lacks the Sentinels' name"),
             ("redis-sentinel://one:26379/0", "/mymaster/0"),
             ("redis-sentinel://one/m/x", "database"),
             ("redis-sentinel://one/m/0/1", "database"),
@@ -165,7 +163,7 @@ mod tests {
             ("redis-sentinel://:secret/x@one/m", "%2F"),
             ("redis-sentinel://:secret?x@one/m", "%3F"),
             ("redis-sentinel://:secret#x@one/m", "%23"),
-            ("redis-sentinel://one/m?secret=1", "not known"),
+            ("redis-sentinel://one/m?secret=1", "unknown parameter"),
             ("redis-sentinel://one/m?timeout=1", "Client::builder"),
             ("redis-sentinel://one/m?sentinelUsername=secret", "no sentinelPassword"),
             ("redis-sentinel://one/%FFsecret", "UTF-8"),
