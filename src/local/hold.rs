@@ -313,15 +313,25 @@ impl Hold {
         }
     }
 
+    /// Whether the server may keep the hold past our deadline: the outcome of an extension is not
+    /// known, or a longer lease is not cut yet, or less of one [counts](Self::counts) since a cut
+    /// may come.
+    pub(crate) fn may_outlive(&self) -> bool {
+        self.is_unconfirmed()
+            || self.cut.is_due.load(Ordering::SeqCst)
+            || self.cut.to.load(Ordering::SeqCst) != 0
+    }
+
     /// How long the server may keep the hold at most, counted from now.
     pub(crate) fn longest_lease(&self) -> Duration {
         Duration::from_nanos(self.longest.load(Ordering::Acquire))
     }
 
-    /// The hold is not ours any more. The first reason counts.
-    pub(crate) fn lose(&self, reason: LostReason) {
-        let _first =
+    /// The hold is not ours any more. Returns the reason that counts: the first.
+    pub(crate) fn lose(&self, reason: LostReason) -> LostReason {
+        let lost =
             self.lost.compare_exchange(0, reason.number(), Ordering::SeqCst, Ordering::SeqCst);
+        lost.err().and_then(LostReason::from_number).unwrap_or(reason)
     }
 
     /// Why the server does not have the hold any more. Its lease ends there after this deadline,
@@ -476,6 +486,30 @@ mod tests {
         assert_eq!(hold.ask(LONGER), LONGER);
         assert_eq!(hold.longer(), Longer::IsCut(LONGER));
         assert_eq!(hold.counts(LONGER), LONGER);
+    }
+
+    /// Otherwise the client would leave it on the server when its own deadline has passed, and
+    /// others would wait for its end.
+    #[test]
+    fn a_hold_whose_lease_was_not_cut_for_certain_may_outlive_its_deadline() {
+        let asked = Asked { forced: 0, incarnation: 0, at: clock::now() };
+        let owner = ClientId::random().unwrap().next_owner();
+        let hold = Hold::new(owner, Terms::watched(LEASE), LEASE, asked, false);
+        assert!(!hold.may_outlive());
+        let handed = Hold::handed(owner, Terms::watched(LEASE), LONGER, LEASE, asked, false);
+        for hold in [to_be_cut(), handed] {
+            assert!(hold.may_outlive(), "nothing has cut it");
+            let cut = hold.longer();
+            assert!(hold.may_outlive(), "the cut is on its way");
+            hold.longer_heard(cut, Ok(Held::Yes), false);
+            assert!(!hold.may_outlive());
+            hold.longer_heard(hold.longer(), Ok(Held::TooLong), false);
+            hold.longer_heard(hold.longer(), Err(()), false);
+            hold.longer_heard(hold.longer(), Ok(Held::Yes), false);
+            // The server has made it longer, of which the lost cut lets less count.
+            hold.confirm(clock::now(), hold.ask(LONGER));
+            assert!(hold.may_outlive(), "a cut was lost");
+        }
     }
 
     #[test]

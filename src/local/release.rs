@@ -98,9 +98,8 @@ impl Site {
         let hold = tenancy.hold();
         if !self.gate.come_back(again, &mut left) {
             // The thread that took the seat has told `again`, which no guard knows.
-            let reason = hold.lost().unwrap_or_else(|| hold.why_gone());
             // That thread may not have said so yet (`admit`), and `until_left` asks when it drops.
-            hold.lose(reason);
+            let reason = hold.lose(hold.why_gone());
             let callbacks = tenancy.lose(reason).unwrap_or_default();
             self.core.watchdog.call_back(&self.name, reason, callbacks);
             return;
@@ -149,8 +148,7 @@ impl Site {
     ) -> Result<(), Error> {
         let (tenancy, hold) = (&seat.tenancy, seat.tenancy.hold());
         if !was_held {
-            let reason = hold.lost().unwrap_or(LostReason::LeaseExpired);
-            hold.lose(reason);
+            let reason = hold.lose(LostReason::LeaseExpired);
             tenancy.declare_lost(&self.core, &self.name, reason);
             self.clean_up_lost(seat, reason);
             return Err(self.lost_error(tenancy, reason));

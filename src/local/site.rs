@@ -163,8 +163,8 @@ impl Site {
                     self.watch(tenancy);
                     if let Some(seat) = stale {
                         let hold = &seat.tenancy.hold();
-                        hold.lose(LostReason::Revoked);
-                        self.declare_all_lost(&seat, LostReason::Revoked);
+                        let reason = hold.lose(hold.why_gone());
+                        self.declare_all_lost(&seat, reason);
                         self.clean_up(hold, true);
                     }
                     return Ok(true);
@@ -342,7 +342,7 @@ impl Leaseholder for Site {
     fn lose_hold(self: &Arc<Self>, hold: &Arc<Hold>, reason: LostReason) {
         // The hold before the seat: a thread that gets in must not meet a guard that says "held",
         // and no thread must pass the hold on meanwhile.
-        hold.lose(reason);
+        let reason = hold.lose(reason);
         let (seat, wake) = self.gate.vacate(hold);
         wake.now();
         let Some(seat) = seat else { return };
@@ -397,3 +397,6 @@ impl Queued for Arc<Site> {
         self.vacant();
     }
 }
+
+#[cfg(all(test, testkit))]
+mod tests;

@@ -263,12 +263,10 @@ impl Seat {
         self.levels.all().filter(|level| !level.is_watched()).map(Level::lease).max()
     }
 
-    /// Whether the server may keep the hold past the deadline that this process knows: a renewal or
-    /// an extension may be on its way or have an unknown outcome, or another process handed the
-    /// hold on for longer.
+    /// Whether the server [may keep](Hold::may_outlive) the hold past the deadline that this process
+    /// knows, or a renewal is on its way.
     pub(crate) fn may_outlive(&self) -> bool {
-        let hold = &self.tenancy.hold();
-        self.attempt.is_sent() || hold.is_unconfirmed() || hold.outlives_its_terms()
+        self.attempt.is_sent() || self.tenancy.hold().may_outlive()
     }
 
     /// The hold, as its renewal sees it in this state.

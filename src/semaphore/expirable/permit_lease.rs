@@ -166,7 +166,7 @@ impl PermitLease {
 
     /// The permit is not this process's any more.
     pub(super) fn lose(&self, reason: LostReason) {
-        self.hold.lose(reason);
+        let reason = self.hold.lose(reason);
         let (tenancy, renewing, first) = self.finish(|_| ());
         if !first {
             return;
@@ -177,7 +177,7 @@ impl PermitLease {
         // A renewal may have made the lease longer, or a late copy of the request may take the
         // permit anew.
         let outlives = reason == LostReason::LeaseExpired
-            && (renewing || self.hold.is_unconfirmed() || clock::now() < self.hold.deadline());
+            && (renewing || self.hold.may_outlive() || clock::now() < self.hold.deadline());
         if outlives || self.hold.in_doubt {
             self.site.release_later(&[self.id], self.hold.longest_lease());
         }

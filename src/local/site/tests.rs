@@ -1,0 +1,45 @@
+//! Properties that no test can bring about from outside: which of two threads goes on first.
+
+#![allow(clippy::unwrap_used)]
+
+use std::sync::mpsc;
+use std::time::Duration;
+
+use redlatch_testkit::Server;
+
+use super::*;
+use crate::config::ClientBuilder;
+use crate::local::HoldState;
+use crate::runtime::Session;
+
+const SOON: Duration = Duration::from_secs(20);
+const LEASE: Duration = Duration::from_secs(60);
+
+fn session(server: &Server) -> Session {
+    let config = ClientBuilder::new(&server.url()).client_tracking(false).config;
+    Session::open(&server.url(), config, |_, _, _| {}).unwrap()
+}
+
+/// A thread's tenancy of a hold that the server has just granted, with this lease.
+fn seated(site: &Arc<Site>, lease: Duration) -> Arc<Tenancy> {
+    let (terms, owner) = (Terms::watched(lease), site.core.id.next_owner());
+    let hold = Hold::new(owner, terms, lease, Asked::now(site), false);
+    let tenancy = Arc::new(Tenancy::new(Arc::new(hold), Thread::current()));
+    assert!(site.admit(&tenancy, terms).unwrap());
+    tenancy
+}
+
+/// A thread that has ended the hold, by a forced unlock say, has not got to the seat yet.
+#[test]
+fn a_guard_whose_seat_a_later_hold_takes_is_told_why_its_own_was_lost() {
+    let server = Server::start().unwrap();
+    let session = session(&server);
+    let site = Site::of(session.core(), "taken");
+    let first = seated(&site, LEASE);
+    let (tell, told) = mpsc::channel();
+    assert!(first.on_lost(Box::new(move |reason| tell.send(reason).unwrap())).is_none());
+    first.hold().lose(LostReason::ForceUnlocked);
+    let _second = seated(&site, LEASE);
+    assert_eq!(first.state(), HoldState::Lost(LostReason::ForceUnlocked));
+    assert_eq!(told.recv_timeout(SOON).unwrap(), LostReason::ForceUnlocked);
+}
