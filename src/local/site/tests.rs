@@ -5,10 +5,11 @@
 use std::sync::mpsc;
 use std::time::Duration;
 
-use redlatch_testkit::Server;
+use redlatch_testkit::{Server, wait_until};
 
 use super::*;
 use crate::config::ClientBuilder;
+use crate::lease::Task;
 use crate::local::HoldState;
 use crate::runtime::Session;
 
@@ -42,4 +43,19 @@ fn a_guard_whose_seat_a_later_hold_takes_is_told_why_its_own_was_lost() {
     let _second = seated(&site, LEASE);
     assert_eq!(first.state(), HoldState::Lost(LostReason::ForceUnlocked));
     assert_eq!(told.recv_timeout(SOON).unwrap(), LostReason::ForceUnlocked);
+}
+
+/// Each alarm that goes off sets the next one. So one too many would stay for as long as the site.
+#[test]
+fn an_alarm_that_goes_off_although_it_was_replaced_leaves_no_second_one() {
+    let server = Server::start().unwrap();
+    let session = session(&server);
+    let site = Site::of(session.core(), "kept");
+    let _tenancy = seated(&site, LEASE);
+    let alarms = || format!("{:?}", session.core().watchdog);
+    let before = alarms();
+    for _ in 0..10 {
+        assert!(Arc::clone(&site).due().is_none(), "a renewal that is not due");
+    }
+    wait_until("there is one alarm", SOON, || alarms() == before);
 }
