@@ -24,7 +24,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redlatch_client::pubsub::Subscription;
 use redlatch_client::sync::{Mutex, Thread, clock, jitter};
 
 use super::entry::{Action, Actions, By, Entered, Entry, Event, Inbox, Listens, Reply, Told};
@@ -53,8 +52,6 @@ pub(crate) struct QueueEntry {
     /// The messages to it, from before its first request for an entry on. `None`: it has not asked
     /// for one. The hold that it becomes may keep this (`Hold::_registered`).
     mailbox: Option<Arc<Registered<Mailbox>>>,
-    /// What only counts it as one of ours, while it listens in public.
-    _companion: Option<Subscription>,
 }
 
 /// Where the messages to an owner go that stands in the queue, or has the lock since.
@@ -135,7 +132,7 @@ pub(super) fn details(details: &str) -> Option<GrantDetails> {
 impl QueueEntry {
     pub(crate) fn new(site: &Site) -> Self {
         let (owner, live) = site.core.next_owner_to(site.mode);
-        Self { owner, live, entry: Entry::new(), mailbox: None, _companion: None }
+        Self { owner, live, entry: Entry::new(), mailbox: None }
     }
 
     /// What it is for.
@@ -262,7 +259,7 @@ impl QueueEntry {
             site.core.pubsub.suspect(&site.name);
         }
         if listens != Listens::AsBefore {
-            self.listens(listening, site, listens);
+            Self::listens(listening, site, listens);
         }
         self.done(site, claim, then, now)
     }
@@ -287,17 +284,14 @@ impl QueueEntry {
 
     /// Listens to what may change a refusal.
     #[inline(never)]
-    fn listens(&mut self, listening: &mut Listening, site: &Site, listens: Listens) {
+    fn listens(listening: &mut Listening, site: &Site, listens: Listens) {
         let latest = Listening::latest(&site.core);
         listening.own.subscribe(latest, || site.core.pubsub.listen_to_own(&site.name));
         if listens == Listens::ToPublic {
-            let keys = site.keys();
+            let (keys, pubsub) = (site.keys(), &site.core.pubsub);
             // First: it must never look as if there were one more of Redisson's.
-            self._companion
-                .get_or_insert_with(|| site.core.pubsub.listen(&keys.companion().into()));
-            listening
-                .public
-                .subscribe(None, || site.core.pubsub.listen(&keys.public().to_string().into()));
+            listening.companion.get_or_insert_with(|| pubsub.listen(&keys.companion().into()));
+            listening.public.subscribe(None, || pubsub.listen(&keys.public().to_string().into()));
         }
     }
 

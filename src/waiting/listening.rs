@@ -19,6 +19,8 @@ pub(crate) struct Listening {
     pub(crate) own: Heard,
     /// The name's.
     pub(crate) public: Heard,
+    /// What only counts the leader as one of ours, while it listens to that. Dropped after it.
+    pub(crate) companion: Option<Subscription>,
     /// Zero, at first: now.
     pub(crate) ask_at: u64,
 }

@@ -12,6 +12,7 @@ use crate::config::ClientBuilder;
 use crate::lease::Task;
 use crate::local::HoldState;
 use crate::runtime::Session;
+use crate::waiting::{Claim, Listening, Try, Wait};
 
 const SOON: Duration = Duration::from_secs(20);
 const LEASE: Duration = Duration::from_secs(60);
@@ -58,4 +59,28 @@ fn an_alarm_that_goes_off_although_it_was_replaced_leaves_no_second_one() {
         assert!(Arc::clone(&site).due().is_none(), "a renewal that is not due");
     }
     wait_until("there is one alarm", SOON, || alarms() == before);
+}
+
+/// For as long as the leader listens for Redisson's releases, or scripts would leave the free lock to
+/// it, as to one of Redisson's clients.
+#[test]
+fn a_leader_whose_grant_is_taken_back_still_counts_as_one_of_ours() {
+    let server = Server::start().unwrap();
+    let config = ClientBuilder::new(&server.url()).replica_acks(1, Duration::from_millis(1)).config;
+    let session = Session::open(&server.url(), config, |_, _, _| {}).unwrap();
+    let site = Site::of(session.core(), "counted");
+    let (mut redis, theirs) = (server.connection(), "7a1c3f5e-0b2d-4c6e-8f01-23456789abcd:53");
+    for command in [["HSET", "counted", theirs, "1"].as_slice(), &["PEXPIRE", "counted", "60000"]] {
+        let _: i64 = redis::cmd(command[0]).arg(&command[1..]).query(&mut redis).unwrap();
+    }
+    let (thread, need) = (Thread::current(), Terms::watched(LEASE));
+    let claim = Claim { thread: &thread, need, wait: Wait::FOREVER };
+    let (mut listening, mut entry) = (Listening::default(), QueueEntry::new(&site));
+    let busy = entry.ask(&mut listening, &site, &claim);
+    assert!(matches!(busy, Ok(Try::Busy(_))), "{busy:?}");
+    assert!(listening.companion.is_some());
+    let () = redis::cmd("DEL").arg("counted").query(&mut redis).unwrap();
+    let error = entry.ask(&mut listening, &site, &claim).map(drop).unwrap_err();
+    assert!(error.to_string().contains("0 of 1 replicas"), "{error}");
+    assert!(listening.companion.is_some());
 }
