@@ -358,7 +358,10 @@ impl Server {
             self.mode = Some(Mode::Write);
         }
         self.ends = self.ends.max(ends);
-        self.holders.push(owner);
+        // An owner that stands in the queue may try, and is granted what it has.
+        if !self.is_held_by(owner) {
+            self.holders.push(owner);
+        }
     }
 
     // ---- the queue ------------------------------------------------------------------------
