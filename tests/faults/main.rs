@@ -152,13 +152,15 @@ fn on_release(proxy: &Proxy, name: &'static str, times: usize, action: Action) {
 
 /// A client behind a network, which has its connection and knows its scripts.
 fn behind(proxy: &Proxy) -> Client {
-    common::behind(proxy, |client| {
-        let lock = client.reentrant_lock("warm");
-        let guards = (lock.lock().unwrap(), lock.with_lease(LONG * 2).lock().unwrap());
-        guards.0.unlock().unwrap();
-        guards.1.unlock().unwrap();
-        assert!(!lock.force_unlock().unwrap());
-    })
+    common::behind(proxy, warm_up)
+}
+
+fn warm_up(client: &Client) {
+    let lock = client.reentrant_lock("warm");
+    let guards = (lock.lock().unwrap(), lock.with_lease(LONG * 2).lock().unwrap());
+    guards.0.unlock().unwrap();
+    guards.1.unlock().unwrap();
+    assert!(!lock.force_unlock().unwrap());
 }
 
 fn new_user(server: &Server) -> User {
