@@ -398,6 +398,100 @@ fn a_latch_of_either_has_the_same_keys_and_messages() {
     });
 }
 
+/// Redisson's semaphores have one; its latches do with the verbs of any key. (3.16 sets permits only
+/// without one.)
+#[test]
+fn a_time_to_live_of_either_has_the_same_keys_and_messages_and_is_known_to_the_other() {
+    let _bounded = bounded();
+    let seconds = |count| Some(Duration::from_secs(count));
+    // A remaining time as the next ten seconds, as the observer sees it.
+    let rounded = |left: i64| if left > 0 { (left + 9_999) / 10_000 * 10 } else { left };
+    beside_redisson(|version| {
+        let server = server();
+        let mut java = Redisson::of(version, &server);
+        let mut observer = Observer::new(&server);
+        for name in names() {
+            // One client may not name both `x` and `{x}`.
+            let client = client(&server);
+            let (semaphore, expirable, latch) = (
+                client.semaphore(&name),
+                client.expirable_semaphore(&name),
+                client.count_down_latch(&name),
+            );
+            for kind in ["semaphore", "permitExpirableSemaphore", "latch"] {
+                let make = |java: &mut Redisson| {
+                    let verb = if kind == "latch" { "trySetCount" } else { "trySetPermits" };
+                    assert!(java.says("a", &format!("{verb} {kind} {} 3", quoted(&name))));
+                    if kind == "permitExpirableSemaphore" {
+                        java.ask("a", &format!("acquire {kind} {} 60000", quoted(&name)));
+                    }
+                };
+                let of_java = if kind == "latch" { "key" } else { kind };
+                let expire = |ends| match kind {
+                    "semaphore" => semaphore.expire(ends).unwrap(),
+                    "latch" => latch.expire(ends).unwrap(),
+                    _ => expirable.expire(ends).unwrap(),
+                };
+                let left = || {
+                    let left = match kind {
+                        "semaphore" => semaphore.time_to_live().unwrap(),
+                        "latch" => latch.time_to_live().unwrap(),
+                        _ => expirable.time_to_live().unwrap(),
+                    };
+                    match left {
+                        None => -2,
+                        Some(Duration::MAX) => -1,
+                        Some(left) => rounded(left.as_millis() as i64),
+                    }
+                };
+                // Each says what it did, and what the other one knows of it.
+                let call = |verb: &str, time: &str| {
+                    format!("{verb} {of_java} {} {time}", quoted(&name)).trim_end().to_owned()
+                };
+                let known = |java: &mut Redisson| {
+                    rounded(java.ask("a", &call("remaining", "")).parse().unwrap())
+                };
+                let steps = [None, seconds(25), seconds(45), None];
+                let mut theirs = Vec::new();
+                for (step, ends) in steps.into_iter().enumerate() {
+                    let done = match ends {
+                        Some(time) => {
+                            java.says("a", &call("expire", &time.as_millis().to_string()))
+                        }
+                        None => java.says("a", &call("clearExpire", "")),
+                    };
+                    theirs.push((done, left(), observer.look(&java.id)));
+                    if step == 0 {
+                        make(&mut java);
+                    }
+                }
+                observer.clear();
+                let mut ours = Vec::new();
+                for (step, ends) in steps.into_iter().enumerate() {
+                    let done = expire(ends);
+                    ours.push((done, known(&mut java), observer.look(&java.id)));
+                    if step == 0 {
+                        make(&mut java);
+                    }
+                }
+                assert_eq!(ours, theirs, "{kind} {name:?}: redlatch's, Redisson's");
+                observer.clear();
+            }
+            if version == Version::New {
+                let command = format!("trySetPermits semaphore {} 3 25000", quoted(&name));
+                let mut theirs = || (java.says("a", &command), observer.look(&java.id));
+                let theirs = [(); 2].map(|()| theirs());
+                observer.clear();
+                let ends = Duration::from_secs(25);
+                let set = || semaphore.try_set_permits_for(3, ends).unwrap();
+                let ours = [(); 2].map(|()| (set(), observer.look(client.id())));
+                assert_eq!(ours, theirs, "{name:?}: redlatch's, Redisson's");
+                observer.clear();
+            }
+        }
+    });
+}
+
 #[test]
 fn the_tokens_of_a_fenced_lock_grow_from_one_library_to_the_other() {
     let _bounded = bounded();

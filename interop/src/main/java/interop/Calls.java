@@ -1,8 +1,10 @@
 package interop;
 
+import java.time.Duration;
 import java.util.Arrays;
 import java.util.concurrent.TimeUnit;
 import org.redisson.api.RCountDownLatch;
+import org.redisson.api.RExpirable;
 import org.redisson.api.RFencedLock;
 import org.redisson.api.RLock;
 import org.redisson.api.RPermitExpirableSemaphore;
@@ -24,6 +26,7 @@ final class Calls {
             case "permitExpirableSemaphore" ->
                     callExpirable(redisson.getPermitExpirableSemaphore(name), verb, rest);
             case "latch" -> callLatch(redisson.getCountDownLatch(name), verb, rest);
+            case "key" -> callKey(redisson, name, verb, rest);
             default -> callLock(lock(redisson, kind, name), verb, rest);
         };
     }
@@ -92,13 +95,18 @@ final class Calls {
                 return semaphore.availablePermits();
             }
             case "trySetPermits" -> {
+                if (rest.length > 1) {
+                    return semaphore.trySetPermits(permits, Duration.ofMillis(number(rest, 1)));
+                }
                 return semaphore.trySetPermits(permits);
             }
             case "addPermits" -> semaphore.addPermits(permits);
             case "drainPermits" -> {
                 return semaphore.drainPermits();
             }
-            default -> throw new IllegalArgumentException("no verb " + verb);
+            default -> {
+                return callExpire(semaphore, verb, rest);
+            }
         }
         return null;
     }
@@ -131,9 +139,33 @@ final class Calls {
             case "updateLeaseTime" -> {
                 return semaphore.updateLeaseTime(rest[0], number(rest, 1), TimeUnit.MILLISECONDS);
             }
-            default -> throw new IllegalArgumentException("no verb " + verb);
+            default -> {
+                return callExpire(semaphore, verb, rest);
+            }
         }
         return null;
+    }
+
+    /** For a latch, which Redisson gives no time to live by itself. */
+    private static Object callKey(
+            RedissonClient redisson, String name, String verb, String[] rest) {
+        return switch (verb) {
+            case "expire" ->
+                    redisson.getKeys().expire(name, number(rest, 0), TimeUnit.MILLISECONDS);
+            case "clearExpire" -> redisson.getKeys().clearExpire(name);
+            case "remaining" -> redisson.getKeys().remainTimeToLive(name);
+            default -> throw new IllegalArgumentException("no verb " + verb);
+        };
+    }
+
+    private static Object callExpire(RExpirable expirable, String verb, String[] rest) {
+        return switch (verb) {
+            // Of 3.16, too.
+            case "expire" -> expirable.expire(number(rest, 0), TimeUnit.MILLISECONDS);
+            case "clearExpire" -> expirable.clearExpire();
+            case "remaining" -> expirable.remainTimeToLive();
+            default -> throw new IllegalArgumentException("no verb " + verb);
+        };
     }
 
     private static Object callLatch(RCountDownLatch latch, String verb, String[] rest)
