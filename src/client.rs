@@ -302,7 +302,9 @@ impl ClientBuilder {
     /// server: at most `connect_timeout`, and `response_timeout` for each of four requests.
     pub fn connect(self) -> Result<Client, Error> {
         self.check()?;
-        Session::open(&self.url, self.config, unclaimed).map(Client)
+        let session = Session::open(&self.url, self.config, unclaimed)?;
+        let _first = session.core().slow_line.set(Status::slow_line);
+        Ok(Client(session))
     }
 }
 

@@ -41,6 +41,7 @@ pub(crate) struct Config {
     pub(crate) connections: Option<usize>,
     pub(crate) failover_timeout: Duration,
     pub(crate) wait_warning: Option<Duration>,
+    pub(crate) slow_wait: Option<Duration>,
     pub(crate) client_tracking: bool,
     pub(crate) credentials_with: Option<Provider>,
     pub(crate) replica_acks: Option<ReplicaAcks>,
@@ -68,6 +69,7 @@ impl ClientBuilder {
             connections: None,
             failover_timeout: Duration::from_secs(60),
             wait_warning: Some(Duration::from_secs(60)),
+            slow_wait: Some(Duration::from_secs(5)),
             client_tracking: true,
             credentials_with: None,
             replica_acks: None,
@@ -220,6 +222,18 @@ impl ClientBuilder {
     /// `None`: never. Defaults to 60 s.
     pub fn wait_warning(mut self, after: impl Into<Option<Duration>>) -> Self {
         self.config.wait_warning = after.into();
+        self
+    }
+
+    /// After how long a wait for a lock or a permit is a warning in the log, once for each wait,
+    /// which says who has it, as far as the server can tell: `waited 5 s for "orders", held by
+    /// host-7, process 4711, for 25 s more unless it renews; 3 processes before this one`. The wait
+    /// goes on meanwhile. A client logs one such line a second at most; other waits are next. Each
+    /// costs a [`status`](crate::Client::status), by a thread of the client's own.
+    ///
+    /// `None`: never. Defaults to 5 s.
+    pub fn slow_wait(mut self, after: impl Into<Option<Duration>>) -> Self {
+        self.config.slow_wait = after.into();
         self
     }
 

@@ -224,7 +224,7 @@ impl LeaderElection {
         }
         let mut tries = 1..MOST_TRIES;
         loop {
-            let Some(guard) = self.lock.lock_owned_within(wait)? else { return Ok(None) };
+            let Some(guard) = self.lock.lock_owned_within(wait.usual())? else { return Ok(None) };
             match self.begin(guard, grace) {
                 Err(error) if is_short(&error) && !wait.is_over() && tries.next().is_some() => {}
                 begun => return begun.map(Some),

@@ -158,6 +158,44 @@ impl Status {
         Ok(status)
     }
 
+    /// What the log says of a wait that has lasted for so long.
+    pub(crate) fn slow_line(core: &Arc<Core>, name: &str, waited: Duration) -> String {
+        let waited = format!("waited {:.0} s for {name:?}", waited.as_secs_f64());
+        let status = match Self::of(core, name) {
+            Ok(status) => status,
+            Err(error) => return format!("{waited}; it is not known who has it: {error:#}"),
+        };
+        let is_ours = |owner: &str| owner.starts_with(core.id.as_str());
+        let who = |holder: &Holder| match &holder.process {
+            _ if is_ours(&holder.owner) => "this process".to_owned(),
+            Some(process) => match process.place() {
+                Some((host, pid)) => format!("{host}, process {pid}"),
+                None => process.name.clone(),
+            },
+            None => format!("{}, of an unknown process", holder.owner),
+        };
+        let held = match (&status.holders[..], status.value) {
+            ([], Some(free)) => format!("of which {free} are free"),
+            ([], None) => "which is free by now".to_owned(),
+            ([holder, others @ ..], _) => {
+                let left = holder.left.map_or_else(String::new, |left| {
+                    format!(", for {:.0} s more unless it renews", left.as_secs_f64())
+                });
+                let others = match others.len() {
+                    0 => String::new(),
+                    others => format!(", and {others} others"),
+                };
+                format!("held by {}{left}{others}", who(holder))
+            }
+        };
+        let before = status.queue.iter().position(|waiter| is_ours(&waiter.owner));
+        let before = match before.unwrap_or(status.queue.len()) {
+            1 => "1 waiter".to_owned(),
+            before => format!("{before} waiters"),
+        };
+        format!("{waited}, {held}; {before} before this one")
+    }
+
     /// Of each name in use that matches.
     pub(crate) fn all(core: &Arc<Core>, pattern: &str) -> Result<Vec<Self>, Error> {
         core.check(&Arc::from(""))?;

@@ -716,6 +716,64 @@ fn a_long_wait_of_a_thread_that_holds_another_lock_is_said_once() {
     }
 }
 
+#[test]
+fn a_slow_wait_is_said_once_with_the_holder_and_those_before() {
+    if !has_own_process() {
+        return;
+    }
+    LOGGER.install();
+    let _bounded = bounded();
+    let server = server();
+    let holder = Client::builder(&server.url()).watchdog_timeout(LONG).connect().unwrap();
+    let slow = || Client::builder(&server.url()).slow_wait(UNIT * 3).connect().unwrap();
+    let (first, second, token) = (slow(), slow(), CancelToken::new());
+    let held = holder.reentrant_lock("orders").lock().unwrap();
+    let waiters = [&first, &second].map(|client| {
+        let (lock, token) = (client.reentrant_lock("orders"), token.clone());
+        let waits = spawn(move || lock.lock_cancellable(&token).map(drop).unwrap_err().kind());
+        wait_until("it stands in line", SOON, || {
+            holder
+                .status("orders")
+                .unwrap()
+                .queue
+                .iter()
+                .any(|it| it.owner.starts_with(client.id()))
+        });
+        waits
+    });
+    // These wait as long, and are made for it.
+    let latch = second.count_down_latch("latch");
+    assert!(latch.try_set_count(1).unwrap());
+    let (open, leads) = (latch.clone(), second.leader_election("leads"));
+    let led = first.leader_election("leads").campaign().unwrap();
+    let others = [spawn(move || open.wait().unwrap()), {
+        let token = token.clone();
+        spawn(move || drop(leads.campaign_within(&token)))
+    }];
+    let said = |client: &Client| {
+        let (_, lines) = LOGGER.lines(client.id()).into_iter().partition::<Vec<_>, _>(|_| false);
+        lines.into_iter().filter(|(_, line)| line.starts_with("waited")).collect::<Vec<_>>()
+    };
+    wait_until("both are said", SOON, || {
+        [&first, &second].iter().all(|client| !said(client).is_empty())
+    });
+    // The client looks again, and logs no more.
+    thread::sleep(UNIT * 15);
+    let process = format!(", process {}, for ", std::process::id());
+    for (client, before) in [(&first, "; 0 waiters before"), (&second, "; 1 waiter before")] {
+        let lines = said(client);
+        let [(Level::Warn, line)] = &lines[..] else { panic!("{lines:?}") };
+        for part in ["waited 0 s for \"orders\", held by ", &process, before] {
+            assert!(line.contains(part), "{part} in {line}");
+        }
+    }
+    token.cancel();
+    latch.count_down().unwrap();
+    others.into_iter().for_each(Running::join);
+    waiters.into_iter().for_each(|waits| assert_eq!(waits.join(), ErrorKind::Cancelled));
+    drop((held, led));
+}
+
 /// While the server takes no writes, say, since its replicas are gone.
 #[test]
 fn renewals_that_are_refused_are_one_warning_and_their_acceptance_is_one_line() {

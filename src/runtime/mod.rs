@@ -5,7 +5,7 @@ use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
@@ -67,6 +67,10 @@ pub(crate) struct Core {
     pub(crate) server_clock: Arc<ServerClock>,
     changes: Arc<Changes>,
     last_heartbeat: AtomicU64,
+    /// When a line about a slow wait may be logged again, on [`clock`].
+    next_slow: AtomicU64,
+    /// What such a line says.
+    pub(crate) slow_line: OnceLock<SlowLine>,
     /// The shortest watched lease that a handle was made for, in nanoseconds.
     shortest_watched: AtomicU64,
     /// The process that connected.
@@ -128,6 +132,8 @@ impl Core {
             server_clock: Arc::default(),
             changes: Arc::default(),
             last_heartbeat: AtomicU64::new(0),
+            next_slow: AtomicU64::new(0),
+            slow_line: OnceLock::new(),
             shortest_watched: AtomicU64::new(watched),
             shut_down: AtomicBool::new(false),
             closed: AtomicBool::new(false),
@@ -333,6 +339,9 @@ impl Core {
         }
     }
 }
+
+/// What a name's waiter that has waited for so long wants to know of it.
+type SlowLine = fn(&Arc<Core>, &str, Duration) -> String;
 
 /// See [`Session::open`].
 type Unclaimed = fn(&Arc<Core>, u64, &Message<'_>);

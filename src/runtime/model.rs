@@ -28,6 +28,7 @@ impl Core {
     /// The same, with the jobs that its renewer would get.
     pub(crate) fn model_with_jobs(server: &Server) -> (Arc<Self>, Receiver<Job>) {
         let mut config = ClientBuilder::new(URL).config;
+        config.slow_wait = None;
         config.connection.dialer = Some(server.dialer());
         // In a model no time passes while a thread sleeps, but steps take some.
         config.connection.connect_timeout = HOUR;

@@ -1,36 +1,66 @@
-//! A warning about a thread that waits for long while it holds another lock. It may be in a
-//! deadlock: the holder of the one lock waits for the other. Such a deadlock does not end by
+//! Two warnings about a thread that waits for long.
+//!
+//! The one says who has the lock. The other is for a thread that holds another lock: it may be in a
+//! deadlock, since the holder of the one lock waits for the other. Such a deadlock does not end by
 //! itself, since both clients renew their locks.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use log::Level;
 use redlatch_client::sync::{Thread, clock};
 
+use super::{Kind, Wait};
 use crate::runtime::Core;
 
-/// Since when a thread sleeps, and whether the warning was logged.
+/// Since when a thread sleeps, and which warnings were logged.
 #[derive(Debug, Default)]
 pub(super) struct LongWait {
     /// Zero: it has not slept yet.
     since: u64,
+    is_told: bool,
     is_said: bool,
 }
 
+/// A client says no more than one line about slow waits in this time: a crowd of waiters neither
+/// fills the log nor has the server asked again and again.
+const SPACED: Duration = Duration::from_secs(1);
+
 impl LongWait {
+    /// A latch, a barrier and an election are made to be waited for.
+    pub(super) fn of(kind: Kind, wait: &Wait<'_>) -> Self {
+        let is_usual = matches!(kind, Kind::CountDownLatch | Kind::CyclicBarrier);
+        Self { is_told: is_usual || wait.is_usual, ..Self::default() }
+    }
+
     /// The thread is about to sleep. Returns how long it may sleep before the next call of this.
-    pub(super) fn goes_on(&mut self, core: &Core, name: &str, thread: &Thread) -> Duration {
-        let Some(warns_after) = core.config.wait_warning.filter(|_| !self.is_said) else {
+    pub(super) fn goes_on(&mut self, core: &Core, name: &Arc<str>, thread: &Thread) -> Duration {
+        let tells_after = core.config.slow_wait.filter(|_| !self.is_told);
+        let warns_after = core.config.wait_warning.filter(|_| !self.is_said);
+        if tells_after.or(warns_after).is_none() {
             return Duration::MAX;
-        };
+        }
         let now = clock::now();
         if self.since == 0 {
             self.since = now;
         }
         let waited = Duration::from_nanos(now.saturating_sub(self.since));
-        if waited < warns_after {
-            return warns_after - waited;
+        let mut at_most = Duration::MAX;
+        match tells_after.map(|after| after.saturating_sub(waited)) {
+            Some(Duration::ZERO) if core.tells_slow_wait(name, waited, SPACED) => {
+                self.is_told = true;
+            }
+            Some(Duration::ZERO) => at_most = SPACED,
+            left => at_most = left.unwrap_or(at_most),
         }
+        match warns_after.map(|after| after.saturating_sub(waited)) {
+            Some(Duration::ZERO) => self.warn(core, name, thread, waited),
+            left => at_most = left.map_or(at_most, |left| left.min(at_most)),
+        }
+        at_most
+    }
+
+    fn warn(&mut self, core: &Core, name: &str, thread: &Thread, waited: Duration) {
         self.is_said = true;
         let held: Vec<_> =
             core.members.held_by(thread).iter().map(|held| format!("{held:?}")).collect();
@@ -44,6 +74,5 @@ impl LongWait {
                 )
             });
         }
-        Duration::MAX
     }
 }

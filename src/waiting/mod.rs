@@ -213,7 +213,7 @@ fn wait<S: Synchronizer>(
 ) -> Result<Option<GrantOf<S>>, Error> {
     let mut first = Some(entered);
     let mut endurance = Endurance::default();
-    let mut long_wait = LongWait::default();
+    let mut long_wait = LongWait::of(synchronizer.what(&claim.need).0, &claim.wait);
     loop {
         let entered = match first.take().unwrap_or_else(|| synchronizer.enter(claim)) {
             Ok(entered) => entered,

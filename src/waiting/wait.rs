@@ -36,6 +36,8 @@ use crate::runtime::Core;
 pub struct Wait<'a> {
     patience: Patience,
     cancel: Option<&'a CancelToken>,
+    /// It is no surprise that it lasts.
+    pub(super) is_usual: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -51,10 +53,10 @@ const LEAST: Duration = Duration::from_millis(15);
 
 impl<'a> Wait<'a> {
     /// No wait: one try.
-    pub const NONE: Self = Self { patience: Patience::Once(None), cancel: None };
+    pub const NONE: Self = Self { patience: Patience::Once(None), cancel: None, is_usual: false };
 
     /// Without a limit.
-    pub const FOREVER: Self = Self { patience: Patience::Forever, cancel: None };
+    pub const FOREVER: Self = Self { patience: Patience::Forever, cancel: None, is_usual: false };
 
     /// Returns a wait of at most `wait` from now. Zero is [`NONE`](Self::NONE), and a time that no
     /// clock can count is [`FOREVER`](Self::FOREVER).
@@ -67,13 +69,17 @@ impl<'a> Wait<'a> {
 
     /// /// Returns a wait until `deadline`.
     pub fn until(deadline: Instant) -> Self {
-        Self { patience: Patience::Until(deadline), cancel: None }
+        Self { patience: Patience::Until(deadline), ..Self::FOREVER }
     }
 
     /// Returns the same wait, which also ends when `token` is cancelled, with an error of kind
     /// [`Cancelled`](crate::ErrorKind::Cancelled). If this is called twice, the last token counts.
     pub fn cancelled_by(self, token: &'a CancelToken) -> Self {
         Self { cancel: Some(token), ..self }
+    }
+
+    pub(crate) fn usual(self) -> Self {
+        Self { is_usual: true, ..self }
     }
 
     /// Whether it sleeps at all.
