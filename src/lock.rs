@@ -322,8 +322,8 @@ pub trait Lock: fmt::Debug + Send + Sync {
         self.varied(Variant::On(Terms::watched(timeout)))
     }
 
-    /// Takes the lock unless another call of this has taken it within the last `interval`. To run a
-    /// job once an hour on one of all machines, call this on each machine, as often as you like.
+    /// Takes the lock unless another `try_once_per` has taken it within the last `interval`. To run
+    /// a job once an hour on one of all machines, call this on each machine, as often as you like.
     /// Returns `None` if the lock is taken.
     ///
     /// The interval begins with the grant. No other run begins before the interval is over, even if
