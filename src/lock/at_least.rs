@@ -1,10 +1,11 @@
-//! A lock that is held for a least time, as with ShedLock's `lockAtLeastFor`: neither its release
-//! before that nor the death of its holder lets anybody else in.
+//! A lock that stays held for at least a given time, as with ShedLock's `lockAtLeastFor`: neither
+//! its release before that time nor the death of its holder lets another thread in.
 //!
-//! The thread takes two levels. The first one has a fixed lease of that time, so the server keeps it
-//! whatever becomes of this process; and it is left to its end at once (`local/left.rs`), so this
-//! process does not release it before either. The second level is the guard's. If it is watched, it
-//! is renewed when the rest is less than its lease, so work that takes longer keeps the lock.
+//! The thread takes two levels. The first one has a fixed lease of that time, so the server keeps
+//! it even if this process dies. It is left to its end at once (`local/left.rs`), so this process
+//! does not release it before that time. The second level is the guard's. If it is watched, the
+//! watchdog renews it when the rest is less than its lease, so work that takes longer keeps the
+//! lock.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! A lock of one name, whatever its kind.
+//! A lock of one name, of any kind.
 
 use std::sync::Arc;
 

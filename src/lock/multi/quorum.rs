@@ -3,8 +3,8 @@
 //! ```text
 //! repeat: ask all at the same time, on a thread each, for a short time
 //!         more than half granted, and their leases not over: taken
-//!         release all; so many in trouble that the rest is no majority: an error, or,
-//!         where that may pass, a longer sleep
+//!         otherwise release all; if so many failed that the rest is no majority: an error, or,
+//!         if that may pass, a longer sleep
 //!         sleep for a random time
 //! ```
 //!

@@ -215,7 +215,7 @@ impl ExpirablePermit {
         self.permit_lease.site().core.is_forked()
     }
 
-    /// The guard's time ends. An error: the permit was not the guard's any more.
+    /// Ends the guard. An error: the permit no longer belonged to the guard.
     fn leave(&self) -> Result<(), Error> {
         if self.tenancy.is_held() && self.permit_lease.leave(&self.tenancy) {
             return Ok(());
