@@ -167,7 +167,7 @@ impl<T: Leaseholder> Task for T {
         // An alarm that another thread has replaced may go off all the same. The one of now, if it
         // was forgotten here, would go off besides the next one, and each of the two would set
         // another, as long as the leaseholder lives.
-        drop(self.alarm().lock().take_if(|alarm| alarm.due() <= now));
+        self.alarm().lock().take_if(|alarm| alarm.due() <= now);
         self.track(now);
         let (hold, lease) = self.with_hold(|renewing| {
             let due = renewing.state.next(&self.core().config, now);
