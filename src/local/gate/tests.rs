@@ -182,7 +182,7 @@ fn a_thread_that_leaves_a_shared_hold_has_it_no_more() {
     let hold = Hold::new(owner, Terms::watched(LEASE), LEASE, asked, false);
     let first = Arc::new(Tenancy::new(Arc::new(hold), one));
     assert!(matches!(gate.admit(&first, Terms::watched(LEASE), None), Admitted::Seated(None)));
-    let Some((GateOutcome::Again(second), true)) =
+    let Some((GateOutcome::Joined(second), true)) =
         gate.join(&two, Terms::watched(LEASE), Joining::InTurn)
     else {
         panic!("not let in")
