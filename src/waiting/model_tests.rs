@@ -51,6 +51,10 @@ impl<'a, F: Fn() -> bool> Synchronizer for Alone<'a, F> {
         &self.client
     }
 
+    fn what(&self, (): &()) -> (Kind, u32) {
+        (Kind::ReentrantLock, 1)
+    }
+
     fn enter(&self, _: &Claim<'_, ()>) -> Result<EnterOf<Self>, Error> {
         Ok(Enter::Leads(None))
     }
