@@ -54,8 +54,10 @@ use crate::waiting::{Endurance, Wait, await_confirmation, doze, slow_poll};
 ///
 /// # In Redis
 ///
-/// The keys of the lock, a hash `redlatch_leader:{name}` with the recorded leader, which its
-/// resignation removes, and messages on the channel `redlatch_leader:{name}`.
+/// The keys of the lock, whose token stays for ever, since the next one must be higher. A hash
+/// `redlatch_leader:{name}` has the recorded leader: its resignation removes the hash, and that of a
+/// killed leader stays until the next one leads. Messages go to the channel
+/// `redlatch_leader:{name}`.
 #[derive(Clone)]
 pub struct LeaderElection {
     lock: FencedLock,
@@ -246,8 +248,7 @@ impl LeaderElection {
         {
             return Err(Error::lost(name, &LostReason::Revoked));
         }
-        let site = Arc::clone(&self.site);
-        let token = guard.token().get();
+        let (site, token) = (Arc::clone(&self.site), guard.token().get());
         let term = Arc::new(Term { site, tenancy, token, grace, ending: Mutex::default() });
         let deposed = Arc::downgrade(&term);
         guard.on_lost(move |reason| {

@@ -4,6 +4,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod long;
 mod processes;
 
 use std::sync::{Mutex, mpsc};
@@ -53,9 +54,10 @@ fn one_leads_and_all_know_who_and_the_next_one_has_a_higher_token() {
     drop(second);
     wait_until("nobody leads", SOON, || elections[0].leader().unwrap().is_none());
     // Only the token is left: the next one is higher.
-    let mut keys: Vec<String> = server.connection().keys("*").unwrap();
+    let mut redis = server.connection();
+    let mut keys: Vec<String> = redis.keys("*").unwrap();
     // Since when a process waits: for two seconds.
-    keys.retain(|key| !key.starts_with("redlatch_asked:"));
+    keys.retain(|key| pttl(&mut redis, key) == -1);
     assert_eq!(keys, ["redisson_lock_token:{one}"]);
 }
 
@@ -270,4 +272,22 @@ fn a_request_whose_reply_is_lost_leads_all_the_same() {
         leadership.resign().unwrap();
     }
     assert_eq!(proxy.fired(), 2);
+}
+
+/// As a process that stood still between the grant and its reply.
+#[test]
+fn a_candidate_whose_grant_came_too_late_campaigns_on() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let client = Client::connect(&proxy.url()).unwrap();
+    election(&client, "warm").campaign().unwrap().resign().unwrap();
+    let late = RENEWED * 2 / 3;
+    proxy.on(Direction::Request, 1, Action::DelayReply(late), |bytes| {
+        contains(bytes, "EVAL") && contains(bytes, "redisson_lock_token:{late}")
+    });
+    let leadership = election(&client, "late").campaign().unwrap();
+    assert_eq!(proxy.fired(), 1);
+    leadership.check(RENEWED / 4).unwrap();
+    assert!(leads(election(&client, "late").leader().unwrap().as_ref(), &client));
 }
