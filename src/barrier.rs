@@ -73,8 +73,9 @@ use crate::waiting::{
 ///
 /// # In Redis
 ///
-/// A hash `redlatch_barrier:{name}`, a sorted set `redlatch_parties:{name}` while parties wait, and
-/// messages on the channel `redlatch_barrier:{name}`.
+/// A hash `redlatch_barrier:{name}`, and a sorted set `redlatch_parties:{name}` while parties wait.
+/// Neither has an end: both stay until [`delete`](Self::delete), even if all parties were killed.
+/// Messages go to the channel `redlatch_barrier:{name}`.
 /// [Operations](crate::guide::operations#access-rights) lists the rights that a user needs.
 #[derive(Clone)]
 pub struct CyclicBarrier {
