@@ -1,6 +1,6 @@
-//! Speed and cost of the fair, fenced and read-write lock, the semaphores, the count-down latch,
-//! several locks, conditions, and locks that replicas acknowledge, beside Redisson's algorithms
-//! done plainly: `cargo bench --bench family`, with `-- --help` for the options. A full run takes
+//! Speed and cost of the fair, fenced and read-write lock, the semaphores, the count-down latch, the
+//! barrier, several locks, conditions, and locks that replicas acknowledge, beside Redisson's
+//! algorithms done plainly: `cargo bench --bench family`, with `-- --help` for the options. A full run takes
 //! about three minutes.
 //!
 //! How to read it, and how it is measured: see `../table/main.rs`, whose parts these are. All is
@@ -67,6 +67,7 @@ mod queue;
 mod readers;
 mod rivals;
 mod several;
+mod steps;
 mod waiters;
 
 use program::Program;
@@ -87,6 +88,7 @@ fn main() -> ExitCode {
             ("waiters", waiters::section),
             ("several", several::section),
             ("notified", notified::section),
+            ("steps", steps::section),
             ("lost", lost::section),
             ("limits", limits::section),
             ("many-fair", many::fair_locks),
@@ -109,6 +111,7 @@ fn main() -> ExitCode {
             (several::ROLE, several::work),
             (notified::NOTIFIER_ROLE, notified::notify),
             (notified::WAITER_ROLE, notified::wait),
+            (steps::ROLE, steps::work),
             (readers::ROLE, readers::work),
         ],
     };
@@ -125,6 +128,6 @@ cargo bench --bench family -- [options] [section…]
   --help
 
 Sections: fair, fenced, queue, semaphore, expirable, permits, held, opening, waiters, several,
-notified, lost, limits, many-fair, many-conditions, many-readers, readers, acknowledged,
+notified, steps, lost, limits, many-fair, many-conditions, many-readers, readers, acknowledged,
 cluster. None named: all.
 ";
