@@ -66,9 +66,10 @@ impl Hold {
         self.grant.at.min(self.grant.until.saturating_sub(longest))
     }
 
-    /// The fault that may have made the server forget this hold before `at`.
-    fn forgotten<'a>(&self, faults: &'a [Fault], at: u64) -> Option<&'a Fault> {
-        faults.iter().find(|it| it.forgets && self.began() <= it.to && at >= it.from)
+    /// Whether the server may have forgotten this hold before `at`, and the count with it.
+    fn is_forgotten(&self, faults: &[Fault], at: u64) -> bool {
+        let mut lost = faults.iter().filter(|it| it.forgets_counts());
+        lost.any(|it| self.began() <= it.to && at >= it.from)
     }
 }
 

@@ -276,6 +276,9 @@ pub(crate) struct Process {
 /// The kind of a fault that the nemesis did not do: the machine was too busy to go on.
 pub(crate) const MACHINE_STILL: &str = "machine stood still";
 
+/// The kind of a fault at which the server's leases end early, and nothing else is forgotten.
+pub(crate) const LEASES_SHORTER: &str = "leases shorter";
+
 /// Something that the nemesis did.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Fault {
@@ -286,6 +289,13 @@ pub(crate) struct Fault {
     pub(crate) process: Option<u32>,
     /// Whether the server may have forgotten something.
     pub(crate) forgets: bool,
+}
+
+impl Fault {
+    /// Whether counts and tokens may be gone, too.
+    pub(crate) fn forgets_counts(&self) -> bool {
+        self.forgets && self.kind != LEASES_SHORTER
+    }
 }
 
 /// The time between two quiet moments: nothing is held at its beginning and at its end.

@@ -16,7 +16,7 @@ use rand::{RngExt, SeedableRng};
 use redlatch_testkit::{Action, Cluster, Direction, Proxy, Sentinels, Server, wait_until};
 
 use crate::clock::{ms, nanos, now};
-use crate::history::{Fault, MACHINE_STILL};
+use crate::history::{Fault, LEASES_SHORTER, MACHINE_STILL};
 use crate::run::Crew;
 use crate::world::{World, ask, is_master};
 
@@ -31,7 +31,7 @@ const STOOD_STILL: u64 = ms(500);
 const BOUND: Duration = Duration::from_secs(60);
 
 /// All kinds of faults, for `--faults`.
-pub(crate) const FAULTS: [&str; 22] = [
+pub(crate) const FAULTS: [&str; 24] = [
     "kill",
     "stop",
     "stop beyond a lease",
@@ -41,6 +41,8 @@ pub(crate) const FAULTS: [&str; 22] = [
     "SCRIPT FLUSH",
     "memory full",
     "command denied",
+    LEASES_SHORTER,
+    "leases longer",
     "restart with data",
     "restart without data",
     "FLUSHALL",
@@ -195,7 +197,7 @@ impl Nemesis<'_> {
     /// The faults that any server survives, with its data.
     fn harm_any(&self, server: &Server, rng: &mut StdRng) {
         let tell = |command: &[&str]| drop(ask::<redis::Value>(server, command));
-        match rng.random_range(0..8) {
+        match rng.random_range(0..10) {
             0 => self.fault("server stopped", None, false, || {
                 server.pause();
                 // Shorter than it takes others to choose another master.
@@ -219,6 +221,15 @@ impl Nemesis<'_> {
                 sleep(rng, 50..700);
                 self.surely(server, &["CONFIG", "SET", "maxmemory", "0"]);
             }),
+            // As if its clock were set forward; and back.
+            7 => {
+                let by = rng.random_range(300..3000);
+                self.fault(LEASES_SHORTER, None, true, || self.shift_leases(server, by));
+            }
+            8 => {
+                let by = rng.random_range(300..3000);
+                self.fault("leases longer", None, false, || self.shift_leases(server, -by));
+            }
             _ => {
                 const COMMANDS: [&str; 12] = [
                     "hset", "hdel", "del", "pexpire", "publish", "lpop", "rpush", "lrem", "incrby",
@@ -232,6 +243,25 @@ impl Nemesis<'_> {
                 });
             }
         }
+    }
+
+    /// Has all leases and other times of this round end so many ms earlier.
+    fn shift_leases(&self, server: &Server, by: i64) {
+        const SHIFT: &str = "
+            for _, key in ipairs(redis.call('keys', ARGV[1])) do
+                local left = redis.call('pttl', key)
+                if left > 0 then
+                    redis.call('pexpire', key, left - ARGV[2])
+                end
+                if key:find('timeout') and redis.call('type', key).ok == 'zset' then
+                    for _, member in ipairs(redis.call('zrange', key, 0, -1)) do
+                        redis.call('zincrby', key, -ARGV[2], member)
+                    end
+                end
+            end
+            return 1";
+        let pattern = format!("*{}*", self.prefix);
+        let _: Option<i64> = ask(server, &["EVAL", SHIFT, "0", &pattern, &by.to_string()]);
     }
 
     /// Tries until it is done: a server must not stay broken.

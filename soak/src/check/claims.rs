@@ -16,7 +16,7 @@ pub(super) fn check(name: &str, holds: &[Hold], faults: &[Fault], found: &mut Fi
         }
         // Permits without leases: those that were out when the count was lost come back on top.
         let is_count = hold.grant.kind == Kind::Semaphore;
-        if is_count && holds[0].forgotten(faults, at).is_some() {
+        if is_count && holds[0].is_forgotten(faults, at) {
             found.count("permits of a lost count", 1);
             break;
         }

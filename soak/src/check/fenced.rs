@@ -22,7 +22,7 @@ pub(crate) fn forgotten(round: &Round) -> HashSet<String> {
         round
             .faults
             .iter()
-            .any(|it| it.forgets && *from <= it.to && to.saturating_add(LATE) >= it.from)
+            .any(|it| it.forgets_counts() && *from <= it.to && to.saturating_add(LATE) >= it.from)
     });
     used.into_keys().map(str::to_owned).collect()
 }

@@ -46,7 +46,7 @@ enum Answer {
 /// forgotten them at any time.
 pub(super) fn check(name: &str, holds: &[Hold], faults: &[Fault], found: &mut Findings) {
     let is_count = holds.first().is_some_and(|it| it.grant.kind == Kind::Semaphore);
-    if is_count && faults.iter().any(|fault| fault.forgets) {
+    if is_count && faults.iter().any(Fault::forgets_counts) {
         return;
     }
     let beside = |hold: &Hold| {

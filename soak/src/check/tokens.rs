@@ -5,7 +5,7 @@ use crate::history::{Fault, Outcome};
 
 /// `holds`: of one name. A hold beside a loss of data is left out: there the count began anew.
 pub(super) fn check(name: &str, holds: &[Hold], faults: &[Fault], found: &mut Findings) {
-    let forgets: Vec<_> = faults.iter().filter(|fault| fault.forgets).collect();
+    let forgets: Vec<_> = faults.iter().filter(|it| it.forgets_counts()).collect();
     let epoch = |hold: &Hold| {
         let (from, to) = (
             hold.began().min(hold.grant.call),
@@ -59,6 +59,7 @@ fn report(name: &str, first: &Hold, second: &Hold, found: &mut Findings) {
 mod tests {
     use super::super::testing::{fault, hold};
     use super::*;
+    use crate::history::LEASES_SHORTER;
 
     fn violations(tokens: [u64; 2], faults: &[Fault]) -> usize {
         let mut holds = [hold(1, 0, 1, 5), hold(2, 10, 11, 15)];
@@ -79,6 +80,12 @@ mod tests {
     fn tokens_begin_anew_with_the_data() {
         assert_eq!(violations([2, 1], &[fault(7, 8, None, true)]), 0);
         assert!(violations([2, 1], &[fault(7, 8, None, false)]) > 0);
+    }
+
+    #[test]
+    fn tokens_grow_on_when_only_leases_ended() {
+        let kind = LEASES_SHORTER.to_owned();
+        assert!(violations([2, 1], &[Fault { kind, ..fault(7, 8, None, true) }]) > 0);
     }
 
     #[test]

@@ -91,8 +91,8 @@ fn latch(round: &Round, calls: &[Call<'_>], found: &mut Findings) {
         let count = usize::try_from(wait.number).unwrap_or(usize::MAX);
         let first = calls.iter().map(|it| it.call).min().unwrap_or(0);
         // A latch that the server forgot is open.
-        let forgotten =
-            round.faults.iter().any(|it| it.forgets && it.from <= wait.at && it.to >= first);
+        let mut lost = round.faults.iter().filter(|it| it.forgets_counts());
+        let forgotten = lost.any(|it| it.from <= wait.at && it.to >= first);
         let begun = downs().filter(|it| it.call <= wait.at).count();
         if wait.outcome == Outcome::Done && begun < count && !forgotten {
             let text =
