@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use redlatch_client::{Credentials, Provider, ReplicaAcks, Settings};
 
+#[cfg(feature = "in-memory")]
+use crate::aging::AgeTogether;
 #[cfg(doc)]
 use crate::client::Client;
 use crate::error::{Error, ErrorKind};
@@ -46,6 +48,9 @@ pub(crate) struct Config {
     pub(crate) credentials_with: Option<Provider>,
     pub(crate) replica_acks: Option<ReplicaAcks>,
     pub(crate) observer: Observed,
+    /// The clients of the same server in memory.
+    #[cfg(feature = "in-memory")]
+    pub(crate) ages_with: Option<AgeTogether>,
 }
 
 const SHORTEST_TIMEOUT: Duration = Duration::from_millis(1);
@@ -74,6 +79,8 @@ impl ClientBuilder {
             credentials_with: None,
             replica_acks: None,
             observer: Observed::default(),
+            #[cfg(feature = "in-memory")]
+            ages_with: None,
         };
         Self { url: url.to_owned(), config }
     }

@@ -1,14 +1,19 @@
 //! The library without a server, for tests.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use redlatch_client::in_memory::{Redis, Scripts, Server};
 
+use crate::aging::AgeTogether;
 use crate::client::Client;
 use crate::config::ClientBuilder;
+#[cfg(doc)]
+use crate::error::LostReason;
 use crate::error::{Error, ErrorKind};
+use crate::scripts::renewal::RenewalKind;
 
 /// A server in this process, for tests: no other program runs, and no socket is opened.
 ///
@@ -29,8 +34,29 @@ use crate::error::{Error, ErrorKind};
 ///
 /// It has one database, no users, no replicas and no cluster, and it forgets its keys when it and
 /// its clients are gone. It is made for tests: its speed is no measure of Redis's.
+///
+/// # Time and faults
+///
+/// The server's clock runs as the machine's does, and [`advance`](Self::advance) moves it on: leases
+/// end when the test says so. Faults begin and end at once, for all clients.
+///
+/// ```
+/// # fn main() -> Result<(), redlatch::Error> {
+/// use std::time::Duration;
+///
+/// let server = redlatch::InMemoryServer::new()?;
+/// let (one, other) = (server.client()?, server.client()?);
+/// let guard = one.reentrant_lock("orders").with_lease(Duration::from_secs(600)).lock()?;
+/// server.advance(Duration::from_secs(601));
+/// assert!(!guard.is_held());
+/// assert!(other.reentrant_lock("orders").try_lock()?.is_some());
+/// # Ok(()) }
+/// ```
 #[derive(Clone)]
-pub struct InMemoryServer(Arc<Server<Scripts>>);
+pub struct InMemoryServer {
+    server: Arc<Server<Scripts>>,
+    clients: AgeTogether,
+}
 
 /// An address that leads nowhere else.
 const URL: &str = "redis+unix:///in-memory";
@@ -47,7 +73,8 @@ impl InMemoryServer {
         })?;
         let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let now = i64::try_from(since.as_micros()).unwrap_or(i64::MAX);
-        Ok(Self(Server::run(Redis::new(scripts, Vec::new()), now)))
+        let server = Server::run(Redis::new(scripts, Vec::new()), now);
+        Ok(Self { server, clients: AgeTogether::default() })
     }
 
     /// A new client with the default settings.
@@ -62,8 +89,47 @@ impl InMemoryServer {
     /// Settings for a new client. Those about the network have no effect.
     pub fn builder(&self) -> ClientBuilder {
         let mut builder = ClientBuilder::new(URL);
-        builder.config.connection.dialer = Some(self.0.dialer());
+        builder.config.connection.dialer = Some(self.server.dialer());
+        builder.config.ages_with = Some(self.clients.clone());
         builder
+    }
+
+    /// Lets time pass, as if all clients had stood still meanwhile: leases that are over by that have
+    /// ended when this returns, on the server and for their guards
+    /// ([`LostReason::LeaseExpired`]). A watched lease that is not over is renewed, so a test that
+    /// wants to keep a lock moves on in steps of less than its lease.
+    ///
+    /// It is for leases and times to live. The limits of waits and the timeouts of requests stay
+    /// those of the machine's clock.
+    pub fn advance(&self, time: Duration) {
+        self.server.advance(time);
+        self.clients.age(time);
+        // Waiting threads ask again once they listen anew.
+        self.server.break_subscribers();
+    }
+
+    /// The server refuses so many of the next requests, of any client: an error of kind
+    /// [`Redis`](ErrorKind::Redis) that is not transient, so it ends waits, too. The requests that
+    /// clients make by themselves (renewals, releases of dropped guards) count.
+    pub fn fail_next(&self, requests: usize) {
+        self.server.with_faults(|faults| faults.refusals = requests);
+    }
+
+    /// Whether the messages get lost that wake waiting clients. They ask again after a while.
+    pub fn lose_messages(&self, lost: bool) {
+        self.server.with_faults(|faults| faults.loses_messages = lost);
+    }
+
+    /// Whether the server refuses to renew leases: guards are
+    /// [`Unconfirmed`](crate::HoldState::Unconfirmed) then, and lost when their leases are over.
+    pub fn stop_renewals(&self, stopped: bool) {
+        let scripts = if stopped { RenewalKind::scripts().into() } else { HashSet::new() };
+        self.server.with_faults(|faults| faults.refused = scripts);
+    }
+
+    /// Whether the server is out of reach: open connections break, and none opens.
+    pub fn set_out_of_reach(&self, out: bool) {
+        self.server.with_faults(|faults| faults.is_out = out);
     }
 }
 

@@ -131,6 +131,8 @@
 #[cfg(not(unix))]
 compile_error!("redlatch is for Unix systems: Linux, and macOS and FreeBSD, where it compiles");
 
+#[cfg(feature = "in-memory")]
+mod aging;
 mod auto_traits;
 mod barrier;
 mod client;

@@ -266,6 +266,19 @@ impl Hold {
         self.counts(lease)
     }
 
+    /// The lease is older by so many ns than the clock says: its times are earlier.
+    #[cfg(feature = "in-memory")]
+    pub(super) fn age(&self, by: u64) {
+        for time in [&self.deadline, &self.latest_end, &self.left_until] {
+            let earlier = |time: u64| match time {
+                // Not set.
+                0 | u64::MAX => None,
+                time => Some(time.saturating_sub(by).max(1)),
+            };
+            let _unset = time.fetch_update(Ordering::SeqCst, Ordering::SeqCst, earlier);
+        }
+    }
+
     /// How much of a lease counts: less if a [`Cut`] is on its way, which the server may carry out
     /// after it.
     pub(crate) fn counts(&self, lease: Duration) -> Duration {

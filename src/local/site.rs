@@ -292,6 +292,11 @@ impl Member for Site {
         self.early_renewal().into_iter().collect()
     }
 
+    #[cfg(feature = "in-memory")]
+    fn age(self: Arc<Self>, by: u64) -> Vec<Renewal> {
+        Leaseholder::age(&self, by).into_iter().collect()
+    }
+
     fn is_held_by(&self, thread: &Thread) -> bool {
         self.gate.with_seat(|seat| {
             seat.is_some_and(|seat| {

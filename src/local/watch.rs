@@ -85,6 +85,13 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
         }
     }
 
+    /// The lease is older by so many ns than the clock says. Returns the renewal that is due by that.
+    #[cfg(feature = "in-memory")]
+    fn age(self: &Arc<Self>, by: u64) -> Option<Renewal> {
+        self.with_hold(|renewing| renewing.hold.age(by))?;
+        Task::due(Arc::clone(self))
+    }
+
     /// A renewal before its time. For a hold that needs none, or whose renewal is on its way, only
     /// asks whether the server knows it.
     fn early_renewal(self: &Arc<Self>) -> Option<Renewal> {

@@ -21,6 +21,13 @@ pub(crate) trait Member: Send + Sync + 'static {
         Vec::new()
     }
 
+    /// The leases are older by so many ns than the clock says. Returns the renewals that are due by
+    /// that.
+    #[cfg(feature = "in-memory")]
+    fn age(self: Arc<Self>, _by: u64) -> Vec<Renewal> {
+        Vec::new()
+    }
+
     /// Whether this thread holds the lock.
     fn is_held_by(&self, _thread: &Thread) -> bool {
         false

@@ -17,6 +17,8 @@ use redlatch_client::{
     unfollowed,
 };
 
+#[cfg(feature = "in-memory")]
+mod aged;
 mod dispatcher;
 mod greet;
 mod left_out;

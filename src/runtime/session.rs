@@ -60,6 +60,8 @@ impl Session {
         let (core, jobs) =
             Core::new(id, process, servers, config, round_trip, alive.clone(), unclaimed);
         core.watch_servers();
+        #[cfg(feature = "in-memory")]
+        core.age_with_others();
         // From here on a failure drops this, which ends the threads that have started.
         let session = Self(Arc::new(Threads { core, ended, ending: Mutex::new(false) }));
         session.0.start(jobs, alive).map_err(|source| {

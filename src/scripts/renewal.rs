@@ -53,6 +53,12 @@ pub(crate) enum RenewalKind {
 }
 
 impl RenewalKind {
+    /// The hashes of the scripts that renew leases.
+    #[cfg(feature = "in-memory")]
+    pub(crate) fn scripts() -> [String; 2] {
+        [lock::RENEW.hash(), expirable_semaphore::RENEW.hash()]
+    }
+
     fn rights(self) -> Rights {
         match self {
             Self::Locks => Rights::Locks,

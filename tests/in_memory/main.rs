@@ -3,3 +3,5 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod each_type;
+mod faults;
+mod time;

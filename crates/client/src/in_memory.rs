@@ -10,7 +10,7 @@ mod lua;
 #[cfg(feature = "in-memory")]
 mod store;
 
-pub use network::{Keys, Peers, Redis, Server, refusal};
+pub use network::{Faults, Keys, Peers, Redis, Server, refusal};
 
 #[cfg(feature = "in-memory")]
 pub use lua::Scripts;

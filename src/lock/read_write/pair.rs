@@ -336,6 +336,12 @@ impl Member for Pair {
         sites.into_iter().flat_map(Member::renew_now).collect()
     }
 
+    #[cfg(feature = "in-memory")]
+    fn age(self: Arc<Self>, by: u64) -> Vec<Renewal> {
+        let sites = [&self.read, &self.write].map(Arc::clone);
+        sites.into_iter().flat_map(|site| Member::age(site, by)).collect()
+    }
+
     fn has_owners(&self) -> bool {
         true
     }

@@ -345,6 +345,12 @@ impl Member for ExpirableSite {
         let held: Vec<_> = self.held.lock().values().cloned().collect();
         held.iter().filter_map(|permit_lease| permit_lease.early_renewal()).collect()
     }
+
+    #[cfg(feature = "in-memory")]
+    fn age(self: Arc<Self>, by: u64) -> Vec<Renewal> {
+        let held: Vec<_> = self.held.lock().values().cloned().collect();
+        held.iter().filter_map(|permit_lease| Leaseholder::age(permit_lease, by)).collect()
+    }
 }
 
 impl Tracked for ExpirableSite {

@@ -98,6 +98,12 @@ impl Script {
         Self { replies, ..self }
     }
 
+    /// Its hash, where it runs on one server.
+    #[cfg(feature = "in-memory")]
+    pub fn hash(&self) -> String {
+        redis::Script::new(&self.server.code).get_hash().to_owned()
+    }
+
     fn text(&self, channels: Channels) -> &Text {
         let in_cluster = || self.server.code.replace(OWN[0], OWN[1]);
         let sharded = || {

@@ -90,6 +90,12 @@ impl Step<'_> {
             (b"getrange", [key, first, last]) => {
                 let (first, last) = (integer(first)?, integer(last)?);
                 let text = self.read::<Vec<u8>>(key)?.map_or(&[][..], |text| text);
+                if first < 0 && last < 0 && first > last {
+                    return Ok(bulk(b""));
+                }
+                // Unlike in a list: what would end before the first byte ends with it.
+                let last = place(last, text.len())
+                    .map_or(0, |last| i64::try_from(last).unwrap_or(i64::MAX));
                 Ok(bulk(range(first, last, text.len()).map_or(&[], |range| &text[range])))
             }
             (b"incr", [key]) => self.increase(key, 1),
@@ -111,9 +117,8 @@ impl Step<'_> {
         match (name, arguments) {
             (b"hget", [key, field]) => Ok(get(self.read(key)?, field)),
             (b"hmget", [key, fields @ ..]) if !fields.is_empty() => {
-                let hash = self.read::<Hash>(key)?;
-                let hash = hash.cloned().unwrap_or_default();
-                let each = fields.iter().map(|field| get(Some(&mut hash.clone()), field));
+                let mut hash = self.read::<Hash>(key)?;
+                let each = fields.iter().map(|field| get(hash.as_deref_mut(), field));
                 Ok(Value::Array(each.collect()))
             }
             (b"hexists", [key, field]) => {

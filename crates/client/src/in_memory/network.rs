@@ -205,6 +205,27 @@ impl<K: Keys> Redis<K> {
         }
     }
 
+    /// Runs a command of a connection, and sends it the reply.
+    pub fn answer(&mut self, peer: usize, now: i64, command: &[&[u8]]) {
+        let reply = self.run(peer, now, command);
+        self.peers.change(peer, |peer| peer.push(&reply));
+    }
+
+    /// Takes what was sent to a connection and not read.
+    pub fn take_unread(&mut self, peer: usize) -> Vec<u8> {
+        let unread = self.peers.get(peer).map(|peer| std::mem::take(&mut peer.replies));
+        unread.into_iter().flatten().flatten().collect()
+    }
+
+    /// Sets what goes wrong from here on.
+    pub fn with_faults(&mut self, set: impl FnOnce(&mut Faults)) {
+        set(&mut self.faults);
+        self.peers.loses_messages = self.faults.loses_messages;
+        if self.faults.is_out {
+            self.peers.each().for_each(Peer::break_off);
+        }
+    }
+
     fn learn(&mut self, sha: &str, code: &[u8]) -> Result<(), Value> {
         if !self.scripts.contains(sha) {
             self.keys.learn(sha, code)?;
@@ -456,12 +477,7 @@ impl<K: Keys> Server<K> {
 
     /// Sets what goes wrong from here on.
     pub fn with_faults(&self, set: impl FnOnce(&mut Faults)) {
-        let redis = &mut self.state.lock().redis;
-        set(&mut redis.faults);
-        redis.peers.loses_messages = redis.faults.loses_messages;
-        if redis.faults.is_out {
-            redis.peers.each().for_each(Peer::break_off);
-        }
+        self.state.lock().redis.with_faults(set);
     }
 
     /// Lets time pass on the server's clock.
@@ -578,9 +594,10 @@ impl<K: Keys> Transport for Connection<K> {
         let answered = if breaks { (server.chance)(run) } else { run };
         let now = state.clock.now();
         for (at, command) in commands[..run].iter().enumerate() {
-            let reply = state.redis.run(self.peer, now, command);
             if at < answered {
-                state.redis.peers.change(self.peer, |peer| peer.push(&reply));
+                state.redis.answer(self.peer, now, command);
+            } else {
+                state.redis.run(self.peer, now, command);
             }
         }
         let rest = all.len() - rest.len();

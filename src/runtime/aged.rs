@@ -1,0 +1,30 @@
+//! A client of a server in memory, whose leases end when a test says so.
+
+use std::sync::Weak;
+use std::time::Duration;
+
+use redlatch_client::sync::clock;
+
+use super::Core;
+use crate::aging::Ages;
+
+impl Core {
+    /// From here on its leases age with those of the others of its server in memory, if it has one.
+    pub(super) fn age_with_others(&self) {
+        if let Some(others) = &self.config.ages_with {
+            let itself = Weak::clone(&self.itself);
+            others.add(itself);
+        }
+    }
+}
+
+impl Ages for Core {
+    fn age(&self, by: Duration) {
+        let by = clock::nanos(by);
+        let members = self.members.all();
+        let renewals: Vec<_> = members.into_iter().flat_map(|member| member.age(by)).collect();
+        if !renewals.is_empty() {
+            self.watchdog.renew_now(renewals);
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! Faults that the test puts in.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use redlatch::{ErrorKind, HoldState, InMemoryServer};
+
+const LONG: Duration = Duration::from_secs(60);
+
+#[test]
+fn so_many_requests_fail_and_the_next_one_does_not() {
+    let server = InMemoryServer::new().unwrap();
+    let client = server.client().unwrap();
+    let lock = client.reentrant_lock("orders");
+    server.fail_next(2);
+    let error = lock.try_lock().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Redis);
+    assert!(!error.is_transient(), "{error}");
+    // A wait does not outlast it either.
+    lock.try_lock_for(LONG).unwrap_err();
+    lock.lock().unwrap().unlock().unwrap();
+}
+
+/// A waiter that is not woken asks by itself, after 0.8 s at the earliest.
+#[test]
+fn a_waiter_whose_message_is_lost_asks_again() {
+    let server = InMemoryServer::new().unwrap();
+    let (one, other) = (server.client().unwrap(), server.client().unwrap());
+    let guard = one.reentrant_lock("orders").lock().unwrap();
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| {
+            let got = other.reentrant_lock("orders").try_lock_for(LONG).unwrap().is_some();
+            (got, Instant::now())
+        });
+        while one.status("orders").unwrap().queue.is_empty() {
+            thread::yield_now();
+        }
+        server.lose_messages(true);
+        let released = Instant::now();
+        guard.unlock().unwrap();
+        let (got, at) = waiter.join().unwrap();
+        assert!(got && at.duration_since(released) < LONG / 2);
+    });
+}
+
+#[test]
+fn without_renewals_a_lock_is_lost_and_others_get_it() {
+    let server = InMemoryServer::new().unwrap();
+    let one = server.builder().watchdog_timeout(Duration::from_millis(600)).connect().unwrap();
+    let other = server.client().unwrap();
+    let guard = one.reentrant_lock("orders").lock().unwrap();
+    server.stop_renewals(true);
+    while guard.state() == HoldState::Held {
+        thread::yield_now();
+    }
+    assert!(other.reentrant_lock("orders").try_lock_for(LONG).unwrap().is_some());
+    assert!(!guard.is_held());
+}
+
+#[test]
+fn a_wait_outlasts_an_outage() {
+    let server = InMemoryServer::new().unwrap();
+    let client = server.client().unwrap();
+    server.set_out_of_reach(true);
+    assert!(client.reentrant_lock("orders").try_lock().unwrap_err().is_transient());
+    thread::scope(|scope| {
+        let waiter =
+            scope.spawn(|| client.reentrant_lock("orders").try_lock_for(LONG).unwrap().is_some());
+        thread::sleep(Duration::from_millis(300));
+        server.set_out_of_reach(false);
+        assert!(waiter.join().unwrap());
+    });
+}
