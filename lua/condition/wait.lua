@@ -18,10 +18,18 @@ end
 -- the release behind this: without them it would be refused, and the thread would wait for the end
 -- of its own lease. RPUSH is the first write: it is refused without memory, and then the lock could
 -- not be taken again either.
-for _, command in ipairs({
+local commands = {
     {'pexpire', waiting, KEPT}, {'del', lock}, {'lpop', waiting}, {'hset', lock, '', ''},
     {'time'}, {'pubsub', 'numsub', ''}, {'publish', channel(ARGV[3]), ''},
-}) do
+}
+if string.sub(ARGV[2], -6) == ':write' then
+    -- Its release lets readers in.
+    local readers = (string.find(lock, '{', 1, true) and lock or '{' .. lock .. '}') .. ':'
+    commands[#commands + 1] = {'lindex', waiting, '0'}
+    commands[#commands + 1] = {'lrange', waiting, '0', '0'}
+    commands[#commands + 1] = {'set', readers, ''}
+end
+for _, command in ipairs(commands) do
     if not redis.acl_check_cmd(unpack(command)) then
         return redis.error_reply('NOPERM the user may not run '
             .. table.concat({string.upper(command[1]), command[2]}, ' '))

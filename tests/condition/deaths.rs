@@ -420,6 +420,39 @@ fn each_missing_right_is_an_error_or_costs_time_and_loses_no_waiter() {
     });
 }
 
+/// Its release would let readers in. If that were refused, the thread would wait for the end of its
+/// own lease.
+#[test]
+fn a_writer_that_may_not_let_readers_in_keeps_the_lock_and_does_not_wait() {
+    let _bounded = bounded();
+    let server = server();
+    let mut user = User::new(&server, "alone");
+    let Monitor { lock, condition, .. } = WRITER.make(&user.client(), "m");
+    let reads = client(&server).read_write_lock("m");
+    for right in ["-lindex", "-lrange", "-set"] {
+        let guard = lock.lock().unwrap();
+        let its = reads.clone();
+        let reader = spawn(move || its.read().lock().map(drop));
+        let mut redis = server.connection();
+        wait_until("it stands in line", SOON, || {
+            redis.llen::<_, u64>("redlatch_rwlock_queue:{m}").unwrap() == 1
+        });
+        user.set(&[right]);
+        let waited = condition.wait_for(&guard, UNIT);
+        user.set(&["+@all"]);
+        let said = waited.unwrap_err().to_string();
+        assert!(said.contains("held as before") && said.contains("ACL"), "{right}: {said}");
+        assert!(guard.is_held(), "{right}");
+        assert_eq!(waiting(&server, "m"), 0, "{right}");
+        guard.unlock().unwrap();
+        reader.join().unwrap();
+        // With the right, it waits.
+        let guard = lock.lock().unwrap();
+        assert!(!condition.wait_for(&guard, UNIT / 10).unwrap());
+    }
+    leaves_nothing(&server, "m");
+}
+
 /// The record would stay after its notification, and each look would pass it on again.
 #[test]
 fn a_client_that_may_not_delete_a_record_passes_nothing_on() {
