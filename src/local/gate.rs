@@ -141,9 +141,6 @@ pub(crate) enum Vacated {
     },
 }
 
-/// How deep one thread may nest a lock.
-const DEEPEST: usize = 1 << 20;
-
 impl Gate {
     pub(crate) fn new() -> Self {
         Self {
@@ -164,6 +161,12 @@ impl Gate {
     /// thread has the seat. `None`: nobody has it.
     pub(crate) fn reenter(&self, thread: &Arc<Thread>, terms: Terms) -> Option<GateOutcome> {
         self.at(|state, now| state.reenter(thread, terms, now))
+    }
+
+    /// Takes one level more of a tenancy: also of an owned guard's beside others, which
+    /// [`reenter`](Self::reenter) does not look for.
+    pub(crate) fn deepen(&self, tenancy: &Arc<Tenancy>, terms: Terms) -> GateOutcome {
+        self.at(|state, now| state.deepen(tenancy, terms, now))
     }
 
     /// Gives the seat to the hold that the leader was granted, and gives the leadership up (unless
@@ -390,13 +393,23 @@ impl GateState {
         let Some((tenancy, levels)) = seat.tenant(thread) else {
             return Some(GateOutcome::Occupied);
         };
-        if levels.count() >= DEEPEST {
-            return Some(GateOutcome::TooDeep);
-        }
-        let (tenancy, level) = (Arc::clone(tenancy), Level::since(terms, now));
-        levels.inner.push(level);
+        let tenancy = Arc::clone(tenancy);
+        let Some(level) = levels.deepen(terms, now) else { return Some(GateOutcome::TooDeep) };
         seat.want(level);
         Some(GateOutcome::Again(tenancy))
+    }
+
+    /// See [`Gate::deepen`].
+    fn deepen(&mut self, tenancy: &Arc<Tenancy>, terms: Terms, now: u64) -> GateOutcome {
+        let Some(seat) = &mut self.seat else { return GateOutcome::Occupied };
+        let hold = Arc::clone(&seat.tenancy.hold());
+        let Some(levels) = seat.levels_of(tenancy) else { return GateOutcome::Occupied };
+        if !tenancy.is_held_at(now) {
+            return GateOutcome::Expired(hold);
+        }
+        let Some(level) = levels.deepen(terms, now) else { return GateOutcome::TooDeep };
+        seat.want(level);
+        GateOutcome::Again(Arc::clone(tenancy))
     }
 
     /// See [`Gate::admit`].

@@ -23,8 +23,9 @@ impl HeldLock {
         handle: &Handle,
         least: Duration,
         wait: Wait<'_>,
-        take: impl Fn(Handle, Wait<'_>) -> Result<Option<Arc<Tenancy>>, Error>,
+        take: impl FnOnce(Handle, Wait<'_>) -> Result<Option<Arc<Tenancy>>, Error>,
     ) -> Result<Option<Self>, Error> {
+        handle.terms().check(&handle.site.name)?;
         // No shorter than the lease of the second level: it could end before the watchdog has made
         // it longer.
         let lease = least.max(handle.terms().lease()).max(Duration::from_millis(1));
@@ -39,13 +40,13 @@ impl HeldLock {
         // The server counts from an earlier time.
         let until = clock::now().saturating_add(clock::nanos(least));
         let left = Self::new(&first, Arc::clone(&tenancy));
-        let again = take(handle.reentrant(), Wait::NONE)?;
-        let again = again.map(|tenancy| Self::new(handle, tenancy));
-        let Some(held) = again.filter(|held| held.is_of(&tenancy)) else {
+        // Of this tenancy: to `take`, an owned guard beside other readers would be a new one.
+        let again = handle.site.gate.deepen(&tenancy, handle.terms());
+        let Some(again) = handle.again(again)? else {
             // The lease was over before.
             return Err(Error::late_grant(&handle.site.name));
         };
         // Left to its end when its guard is made: a lock of several parts may not get the others.
-        Ok(Some(held.above(left, until)))
+        Ok(Some(Self::new(handle, again).above(left, until)))
     }
 }

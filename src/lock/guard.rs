@@ -402,11 +402,6 @@ impl HeldLock {
         beneath.leave_until(Some(until))
     }
 
-    /// Whether it is a level of this tenancy.
-    pub(super) fn is_of(&self, tenancy: &Arc<Tenancy>) -> bool {
-        Arc::ptr_eq(&self.tenancy, tenancy)
-    }
-
     /// Whether the process was forked since. Then the hold is the parent's, and this child must
     /// lock none of the parent's mutexes.
     fn is_forked(&self) -> bool {

@@ -72,11 +72,6 @@ impl Handle {
         }
     }
 
-    /// The same handle, for a level more.
-    pub(super) fn reentrant(&self) -> Self {
-        Self { is_reentrant: true, ..self.clone() }
-    }
-
     pub(crate) fn terms(&self) -> Terms {
         self.terms
     }

@@ -70,6 +70,25 @@ fn no_least_time_is_an_ordinary_lock(kind: Kind) {
     leaves_nothing(&server);
 }
 
+/// To the process's gate a guard of no thread is nobody it knows.
+#[test]
+fn an_owned_reader_beside_others_has_it_for_its_least_time() {
+    let _bounded = bounded();
+    let server = server();
+    let (client, other) = (client(&server), another(&server));
+    let (lock, theirs) = (client.read_write_lock("beside"), other.read_write_lock("beside"));
+    let first = lock.read().lock().unwrap();
+    let begun = Instant::now();
+    let beside = lock.read().with_hold_at_least(LEAST).lock_owned().unwrap();
+    assert!(beside.is_held());
+    beside.unlock().unwrap();
+    first.unlock().unwrap();
+    theirs.write().lock().unwrap().unlock().unwrap();
+    let took = begun.elapsed();
+    assert!(took >= LEAST, "{took:?}");
+    leaves_nothing(&server);
+}
+
 /// Where this executable's workers begin: takes the lock once in each interval, and says what it does.
 #[test]
 fn worker() {

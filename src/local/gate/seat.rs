@@ -186,6 +186,14 @@ impl Seat {
         Some((&tenant.tenancy, &mut tenant.levels))
     }
 
+    /// The levels of one of the hold's tenants.
+    pub(super) fn levels_of(&mut self, tenancy: &Arc<Tenancy>) -> Option<&mut Levels> {
+        if self.is(tenancy) {
+            return Some(&mut self.levels);
+        }
+        self.beside(tenancy).map(|tenant| &mut tenant.levels)
+    }
+
     /// Adds a tenant to a shared hold.
     pub(super) fn join(&mut self, tenancy: Arc<Tenancy>, terms: Terms, now: u64) {
         let level = Level::since(terms, now);
@@ -234,12 +242,8 @@ impl Seat {
 
     /// When the last level of `tenancy` ends by itself.
     pub(super) fn last_end(&mut self, tenancy: &Arc<Tenancy>) -> Option<u64> {
-        let shared = self.shared.as_mut()?;
-        let levels = if Arc::ptr_eq(&self.tenancy, tenancy) {
-            &self.levels
-        } else {
-            &shared.beside.get(tenancy)?.levels
-        };
+        self.shared.as_ref()?;
+        let levels = self.levels_of(tenancy)?;
         Some(levels.inner.last().unwrap_or(&levels.outer).ends)
     }
 
@@ -312,6 +316,8 @@ impl Seat {
     }
 }
 
+/// How deep one thread may nest a lock.
+const DEEPEST: usize = 1 << 20;
 /// The end of a level that the watchdog renews.
 const NEVER: u64 = u64::MAX;
 /// Some end: a guard knows that of its fixed level only if threads share the hold.
@@ -394,6 +400,13 @@ impl Levels {
 
     pub(super) fn count(&self) -> usize {
         1 + self.inner.len()
+    }
+
+    /// Takes a level more. `None`: there are too many.
+    #[inline]
+    pub(super) fn deepen(&mut self, terms: Terms, now: u64) -> Option<Level> {
+        let level = Level::since(terms, now);
+        (self.count() < DEEPEST).then(|| self.inner.push(level)).map(|()| level)
     }
 
     /// Ends and returns that level, or the last one. `None`: there is only one.
