@@ -104,7 +104,7 @@ impl CountDownLatch {
         time_to_live
             .map_or(Ok(()), check_time_to_live)
             .map_err(|error| error.of(&self.site.name))?;
-        self.site.once(|scripts, request_id| scripts.expire(request_id, time_to_live))
+        self.site.once(|scripts, request_id| scripts.expiry().set(request_id, time_to_live))
     }
 
     /// Returns the latch's time to live: `None` if it has no count, [`Duration::MAX`] if it has no
@@ -116,7 +116,7 @@ impl CountDownLatch {
     #[must_use = "`None`: the latch is open"]
     pub fn time_to_live(&self) -> Result<Option<Duration>, Error> {
         self.check(&Wait::FOREVER)?;
-        let left = self.site.scripts().time_to_live();
+        let left = self.site.scripts().expiry().get();
         left.map_err(|trouble| trouble.into_error_of(&self.site.name))
     }
 

@@ -6,11 +6,11 @@ use std::time::Duration;
 use redis::Value;
 use redlatch_client::{Command, Outcome, ReplicaAcks, Route, Script, decimal};
 
+use super::expiry::Expiry;
 use super::once::{Once, RequestId, Requests};
 use super::semaphore::{heard_by, parsed};
 use super::{
-    Replied, Rights, Trouble, accepted, answered, ask, expiry, flag, granted, millis, number,
-    unexpected,
+    Replied, Rights, Trouble, accepted, answered, ask, flag, granted, millis, number, unexpected,
 };
 use crate::scripts::{ExpirableKeys, PermitId, SemaphoreKeys};
 
@@ -173,18 +173,9 @@ impl ExpirableScripts<'_> {
         self.change(&ADD_PERMITS, request_id, permits)
     }
 
-    pub(crate) fn expire(
-        self,
-        request_id: RequestId,
-        time_to_live: Option<Duration>,
-    ) -> Result<bool, Trouble> {
-        let mut digits = [0; 20];
-        let arguments = [expiry::argument(time_to_live, &mut digits)];
-        self.call(&expiry::EXPIRE, request_id, &arguments)
-    }
-
-    pub(crate) fn time_to_live(self) -> Result<Option<Duration>, Trouble> {
-        expiry::time_to_live(self.route, self.key, RIGHTS)
+    pub(crate) fn expiry(&self) -> Expiry<'_> {
+        let Self { route, key, timeouts, requests, .. } = *self;
+        Expiry { route, rights: RIGHTS, key, another: Some(timeouts), requests }
     }
 
     pub(crate) fn delete(self, request_id: RequestId) -> Result<bool, Trouble> {

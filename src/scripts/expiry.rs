@@ -6,25 +6,45 @@ use std::time::Duration;
 use redis::Value;
 use redlatch_client::{Command, Route, Script};
 
-use super::{Rights, Trouble, ask, millis, unexpected};
+use super::once::{Once, RequestId, Requests};
+use super::{Rights, Trouble, ask, flag, millis, unexpected};
 
-pub(super) static EXPIRE: LazyLock<Script> = script!("number.lua", "once.lua", "expire.lua");
+static EXPIRE: LazyLock<Script> = script!("number.lua", "once.lua", "expire.lua");
 
-/// The argument of [`EXPIRE`].
-pub(super) fn argument(time_to_live: Option<Duration>, digits: &mut [u8; 20]) -> &[u8] {
-    millis(time_to_live.unwrap_or(Duration::ZERO), digits)
+/// One of them, as these requests see it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Expiry<'a> {
+    pub(super) route: &'a Route,
+    pub(super) rights: Rights,
+    pub(super) key: &'a str,
+    /// Its other key.
+    pub(super) another: Option<&'a str>,
+    pub(super) requests: &'a Requests,
 }
 
-/// How long a key lives: `None` if there is none, [`Duration::MAX`] if it has no end.
-pub(super) fn time_to_live(
-    route: &Route,
-    key: &str,
-    rights: Rights,
-) -> Result<Option<Duration>, Trouble> {
-    ask(route, &Command::plain(&[b"PTTL", key.as_bytes()]), rights, |reply| match reply {
-        Value::Int(-2) => Ok(None),
-        Value::Int(-1) => Ok(Some(Duration::MAX)),
-        Value::Int(left) => Ok(Some(Duration::from_millis(u64::try_from(left).unwrap_or(0)))),
-        other => Err(unexpected(&other)),
-    })
+impl Expiry<'_> {
+    /// From now on; `None`: without an end. `false`: there is no key.
+    pub(crate) fn set(
+        self,
+        request_id: RequestId,
+        time_to_live: Option<Duration>,
+    ) -> Result<bool, Trouble> {
+        let mut digits = [0; 20];
+        let arguments: &[&[u8]] = &[millis(time_to_live.unwrap_or(Duration::ZERO), &mut digits)];
+        let Self { route, rights, key, another, requests } = self;
+        let (script, acks) = (&*EXPIRE, None);
+        let once = Once { script, rights, key, another, requests, request_id, arguments, acks };
+        flag(once.call(route)?)
+    }
+
+    /// `None` if there is no key, [`Duration::MAX`] if it has no end.
+    pub(crate) fn get(self) -> Result<Option<Duration>, Trouble> {
+        let command = Command::plain(&[b"PTTL", self.key.as_bytes()]);
+        ask(self.route, &command, self.rights, |reply| match reply {
+            Value::Int(-2) => Ok(None),
+            Value::Int(-1) => Ok(Some(Duration::MAX)),
+            Value::Int(left) => Ok(Some(Duration::from_millis(u64::try_from(left).unwrap_or(0)))),
+            other => Err(unexpected(&other)),
+        })
+    }
 }

@@ -6,9 +6,10 @@ use std::time::Duration;
 use redis::Value;
 use redlatch_client::{Command, Route, Script};
 
+use super::expiry::Expiry;
 use super::once::{Once, RequestId, Requests};
 use super::semaphore::stored_number;
-use super::{Rights, Trouble, ask, expiry, flag, millis, unexpected};
+use super::{Rights, Trouble, ask, flag, millis, unexpected};
 
 static COUNT_DOWN: LazyLock<Script> = script!("number.lua", "once.lua", "latch/count_down.lua");
 static TRY_SET_COUNT: LazyLock<Script> =
@@ -73,19 +74,9 @@ impl LatchScripts<'_> {
         })
     }
 
-    /// `false`: it is open.
-    pub(crate) fn expire(
-        self,
-        request_id: RequestId,
-        time_to_live: Option<Duration>,
-    ) -> Result<bool, Trouble> {
-        let mut digits = [0; 20];
-        let arguments = [expiry::argument(time_to_live, &mut digits)];
-        flag(self.once(&expiry::EXPIRE, request_id, &arguments).call(self.route)?)
-    }
-
-    pub(crate) fn time_to_live(self) -> Result<Option<Duration>, Trouble> {
-        expiry::time_to_live(self.route, self.key, Rights::Latches)
+    pub(crate) fn expiry(&self) -> Expiry<'_> {
+        let Self { route, key, requests, .. } = *self;
+        Expiry { route, rights: Rights::Latches, key, another: None, requests }
     }
 
     pub(crate) fn count(self) -> Result<i64, Trouble> {

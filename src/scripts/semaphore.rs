@@ -7,9 +7,10 @@ use std::time::Duration;
 use redis::Value;
 use redlatch_client::{Command, Outcome, ReplicaAcks, Route, Script};
 
+use super::expiry::Expiry;
 use super::once::{Once, RequestId, Requests, behind, late};
 use super::{
-    Replied, Rights, Trouble, accepted, ask, call_again, expiry, flag, millis, number, unexpected,
+    Replied, Rights, Trouble, accepted, ask, call_again, flag, millis, number, unexpected,
 };
 use crate::error::{Error, ErrorKind};
 
@@ -135,18 +136,9 @@ impl SemaphoreScripts<'_> {
         flag(self.once(&TRY_SET_PERMITS, request_id, &arguments).call(self.route)?)
     }
 
-    pub(crate) fn expire(
-        self,
-        request_id: RequestId,
-        time_to_live: Option<Duration>,
-    ) -> Result<bool, Trouble> {
-        let mut digits = [0; 20];
-        let arguments = [expiry::argument(time_to_live, &mut digits)];
-        flag(self.once(&expiry::EXPIRE, request_id, &arguments).call(self.route)?)
-    }
-
-    pub(crate) fn time_to_live(self) -> Result<Option<Duration>, Trouble> {
-        expiry::time_to_live(self.route, self.key, Rights::Semaphores)
+    pub(crate) fn expiry(&self) -> Expiry<'_> {
+        let Self { route, key, requests, .. } = *self;
+        Expiry { route, rights: Rights::Semaphores, key, another: None, requests }
     }
 
     pub(crate) fn set_permits(self, request_id: RequestId, permits: u32) -> Result<bool, Trouble> {

@@ -145,7 +145,7 @@ impl Semaphore {
         time_to_live
             .map_or(Ok(()), check_time_to_live)
             .map_err(|error| error.of(&self.site.name))?;
-        self.request(|scripts, request_id| scripts.expire(request_id, time_to_live))
+        self.request(|scripts, request_id| scripts.expiry().set(request_id, time_to_live))
     }
 
     /// Returns the semaphore's time to live: `None` if there is no semaphore, [`Duration::MAX`] if
@@ -157,7 +157,7 @@ impl Semaphore {
     #[must_use = "`None`: there is no semaphore"]
     pub fn time_to_live(&self) -> Result<Option<Duration>, Error> {
         self.check(&Wait::FOREVER)?;
-        let left = self.site.scripts().time_to_live();
+        let left = self.site.scripts().expiry().get();
         left.map_err(|trouble| trouble.into_error_of(&self.site.name))
     }
 
