@@ -142,8 +142,9 @@ pub(crate) struct Run {
     /// Stops the command after this time, with status 124.
     #[arg(long, value_parser = duration, value_name = "TIME")]
     pub(crate) max_hold: Option<Duration>,
-    /// How long before the end of the lease, or after --max-hold, the command gets TERM; KILL comes
-    /// at the end. [default: 5, or a quarter of the lease]
+    /// The time between TERM and KILL, when the lock is about to be lost or after --max-hold. KILL
+    /// comes 2 s before the end of the lease, or a tenth of it. [default: 5, or a quarter of the
+    /// lease]
     #[arg(short, long, value_parser = duration, value_name = "TIME")]
     pub(crate) kill_grace: Option<Duration>,
     /// Ends also what leaves the group of processes, as by setsid, in a cgroup (version 2) below the

@@ -32,8 +32,9 @@ use crate::trouble::{CANNOT_RUN, LOST, NOT_FOUND, SOFTWARE, TOO_LONG, Trouble, U
 
 /// The default grace time, if the lease is long enough.
 const GRACE: Duration = Duration::from_secs(5);
-/// How long before the lock may be another's the command is dead.
-const MARGIN: Duration = Duration::from_millis(100);
+/// How long before the lock may be another's the command is killed, if the lease is long enough: on
+/// a busy machine the killer's wake-up takes its time, and so does a killed process's end.
+const MARGIN: Duration = Duration::from_secs(2);
 /// How often the group is killed if the guardian is stopped.
 const AGAIN: Duration = Duration::from_millis(5);
 
@@ -99,6 +100,10 @@ pub(crate) fn run(args: &Args, run: &Run) -> Result<u8, Trouble> {
         }
         Ok(()) => Ok(ended),
     }
+}
+
+fn margin(run: &Run) -> Duration {
+    MARGIN.min(run.lease / 10)
 }
 
 /// The command to run, and its lock.
@@ -265,7 +270,7 @@ impl Work {
         let (socket, its) = UnixStream::pair().map_err(failed)?;
         let in_terminal = std::io::stdin().is_terminal();
         let group = if in_terminal { getpgrp().as_raw_nonzero().get() } else { 0 };
-        let margin = MARGIN.min(run.lease / 20);
+        let margin = margin(run);
         // This program, even if its file has been replaced since.
         let program = std::env::current_exe().ok().filter(|program| program.exists());
         let program = program.unwrap_or_else(|| "/proc/self/exe".into());
@@ -351,7 +356,7 @@ impl Work {
     ) -> Result<u8, Trouble> {
         let tick = (run.lease / 20).clamp(Duration::from_millis(5), Duration::from_millis(500));
         // Later than the guardian.
-        let margin = MARGIN.min(run.lease / 20) / 2;
+        let margin = margin(run) / 2;
         let mut stops = run.max_hold.and_then(|longest| Instant::now().checked_add(longest));
         let mut is_stopped = false;
         loop {

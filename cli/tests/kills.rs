@@ -25,9 +25,9 @@ use redlatch_testkit::{Proxy, Server, signal};
 use rustix::process::{Pid, Signal, kill_process, setsid};
 use rustix::time::{ClockId, clock_gettime};
 
-const LEASE: Duration = Duration::from_millis(1500);
+const LEASE: Duration = Duration::from_secs(3);
 /// So many rounds at a time, each with a server of its own.
-const LANES: usize = 5;
+const LANES: usize = 10;
 
 /// The file into which a process of a command writes that it is alive; its place there.
 const FILE: &str = "REDLATCH_TEST_SIGNS";
@@ -65,7 +65,7 @@ fn a_process_of_the_command() {
     while begun.elapsed() < SOON {
         let sign = [u64::from(id()).to_ne_bytes(), now().to_ne_bytes()].concat();
         file.write_all_at(&sign, place as u64 * 16).unwrap();
-        thread::sleep(Duration::from_micros(200));
+        thread::sleep(Duration::from_millis(2));
     }
 }
 
@@ -149,17 +149,22 @@ impl<'a> Round<'a> {
         Self { server, proxy, signs: Signs(file.to_owned()), wrapper }
     }
 
-    fn happens(&self, fault: Fault, random: u64) {
+    /// `is_over`: the next holder has the lock, perhaps since the command came too late.
+    fn happens(&self, fault: Fault, random: u64, is_over: &AtomicBool) {
         let wrapper = Pid::from_child(&self.wrapper);
         if fault == Fault::KillAtOnce {
             thread::sleep(Duration::from_micros(random % 40_000));
             return kill_process(wrapper, Signal::KILL).unwrap();
         }
-        wait_until("all run", SOON, || PLACES.iter().all(|it| self.signs.of(*it).is_some()));
-        let (command, _) = self.signs.of(0).unwrap();
-        let (_, guardian, _) = stat(command.as_raw_nonzero().get()).unwrap();
+        let all_run = || PLACES.iter().all(|it| self.signs.of(*it).is_some());
+        wait_until("all run", SOON, || {
+            is_over.load(Ordering::Relaxed) || self.has_ended() || all_run()
+        });
         thread::sleep(Duration::from_micros(random % 600_000));
-        let send = |pid, signal| kill_process(pid, signal).unwrap();
+        let Some((command, _)) = self.signs.of(0) else { return };
+        let parent = stat(command.as_raw_nonzero().get()).map(|(_, parent, _)| parent);
+        let Some(guardian) = parent.filter(|it| *it > 1) else { return };
+        let send = |pid, signal| drop(kill_process(pid, signal));
         match fault {
             Fault::KillAtOnce | Fault::MaxHold => {}
             Fault::Kill => send(wrapper, Signal::KILL),
@@ -181,6 +186,11 @@ impl<'a> Round<'a> {
                 signal::go_on(self.server.pid());
             }
         }
+    }
+
+    /// `redlatch run`, by itself.
+    fn has_ended(&self) -> bool {
+        stat(self.wrapper.id().cast_signed()).is_none_or(|(state, _, _)| state == "Z")
     }
 
     fn ends(mut self) {
@@ -226,28 +236,31 @@ fn nobody_of_the_group_lives_beside_the_next_holder() {
                         break;
                     }
                     let fault = FAULTS[number % FAULTS.len()];
-                    let in_cgroup = has_cgroups && (number + number / FAULTS.len()).is_multiple_of(2);
+                    let in_cgroup =
+                        has_cgroups && (number + number / FAULTS.len()).is_multiple_of(2);
                     let promised = if in_cgroup { PLACES.len() } else { LEFT };
                     // A number that looks like one by chance.
                     let random =
                         seed.wrapping_add(number as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20;
                     let proxy = Proxy::before(&server);
-                    let file = folder.path().join("signs");
+                    let file = folder.path().join(number.to_string());
                     let round = Round::start(&server, &proxy, &file, fault, in_cgroup);
-                    let is_killed = AtomicBool::new(false);
+                    let (is_killed, is_over) = (AtomicBool::new(false), AtomicBool::new(false));
                     let (guard, had, alive) = thread::scope(|scope| {
                         let waits = scope.spawn(|| {
                             // Not before the command has it.
                             wait_until("it runs, or was killed", SOON, || {
-                                is_killed.load(Ordering::Relaxed) || round.signs.of(0).is_some()
+                                let is_killed = is_killed.load(Ordering::Relaxed);
+                                is_killed || round.has_ended() || round.signs.of(0).is_some()
                             });
                             let guard = other.lock_owned().unwrap();
                             let had = now();
+                            is_over.store(true, Ordering::Relaxed);
                             let command =
                                 round.signs.of(0).map(|(pid, _)| pid.as_raw_nonzero().get());
                             (guard, had, command.map_or_else(Vec::new, members))
                         });
-                        round.happens(fault, random);
+                        round.happens(fault, random, &is_over);
                         is_killed.store(fault == Fault::KillAtOnce, Ordering::Relaxed);
                         waits.join().unwrap()
                     });
@@ -256,16 +269,17 @@ fn nobody_of_the_group_lives_beside_the_next_holder() {
                     let signs: Vec<_> = PLACES.iter().map(|it| round.signs.of(*it)).collect();
                     guard.unlock().unwrap();
                     let late = |it: &Option<(Pid, u64)>| it.is_some_and(|(_, at)| at > had);
+                    let is_beside = signs[..promised].iter().any(late) || !alive.is_empty();
+                    if is_beside {
+                        println!("{number}: {fault:?}, {in_cgroup}; {signs:?}; {alive:?}; {had}");
+                    }
+                    round.ends();
                     let mut seen = seen.lock().unwrap();
                     let seen = seen.entry((fault, in_cgroup)).or_default();
                     seen.rounds += 1;
                     seen.ran += usize::from(signs[0].is_some());
                     seen.left_and_lived += usize::from(late(&signs[LEFT]));
-                    if signs[..promised].iter().any(late) || !alive.is_empty() {
-                        seen.beside_the_next += 1;
-                        println!("round {number}, {fault:?}, {in_cgroup}: {signs:?}, {alive:?}, had at {had}");
-                    }
-                    round.ends();
+                    seen.beside_the_next += usize::from(is_beside);
                 }
             });
         }
