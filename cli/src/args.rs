@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{ArgGroup, CommandFactory as _, Parser, Subcommand};
+use clap::{ArgGroup, Parser, Subcommand};
 use clap_complete::Shell;
 use redlatch::{Client, ClientBuilder};
 
@@ -133,7 +133,7 @@ pub(crate) struct Run {
     /// The status if the lock is not had.
     #[arg(short = 'E', long, value_name = "STATUS", default_value_t = NOT_HAD)]
     pub(crate) conflict_exit_code: u8,
-    /// How long others wait for the lock if this machine dies. It is renewed meanwhile.
+    /// How long others wait for the lock if this machine dies. It is renewed while the command runs.
     #[arg(long, value_parser = duration, value_name = "TIME", default_value = "30")]
     pub(crate) lease: Duration,
     /// Keeps the lock for this long at least: with -n, "once a minute on one of all machines".
@@ -157,8 +157,8 @@ pub(crate) struct Run {
     /// Runs this by the shell.
     #[arg(short, long = "command", value_name = "SHELL-COMMAND")]
     pub(crate) command: Option<OsString>,
-    /// The lock's name, and the command.
-    #[arg(required = true, trailing_var_arg = true, value_name = "NAME [COMMAND]")]
+    /// The lock's name, and the command with its own options: those of redlatch stand before.
+    #[arg(required = true, trailing_var_arg = true, value_name = "NAME COMMAND")]
     pub(crate) words: Vec<OsString>,
 }
 
@@ -214,21 +214,4 @@ impl Args {
         };
         Ok(Client::builder(&url))
     }
-}
-
-/// The manual page: of the command, and of each of its tasks.
-pub(crate) fn manual() -> Result<Vec<u8>, Trouble> {
-    let failed = |error| Trouble::new(crate::trouble::SOFTWARE, format!("{error}"));
-    let mut command = Args::command();
-    command.build();
-    let mut page = Vec::new();
-    clap_mangen::Man::new(command.clone()).render(&mut page).map_err(failed)?;
-    for task in command.get_subcommands().filter(|task| task.get_name() != "help") {
-        let page_of = clap_mangen::Man::new(task.clone());
-        page_of.render_name_section(&mut page).map_err(failed)?;
-        page_of.render_synopsis_section(&mut page).map_err(failed)?;
-        page_of.render_options_section(&mut page).map_err(failed)?;
-        page_of.render_extra_section(&mut page).map_err(failed)?;
-    }
-    Ok(page)
 }

@@ -5,6 +5,7 @@ mod args;
 mod cgroup;
 mod guardian;
 mod held;
+mod manual;
 mod run;
 mod top;
 mod trouble;
@@ -17,7 +18,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory as _, Parser as _};
 
 use args::{Args, Task};
-use trouble::{Trouble, USAGE, say};
+use trouble::{SOFTWARE, Trouble, USAGE, say};
 
 fn main() -> ExitCode {
     let mut words = std::env::args_os().skip(1);
@@ -57,7 +58,10 @@ fn perform(args: &Args) -> Result<u8, Trouble> {
             clap_complete::generate(*shell, &mut Args::command(), "redlatch", &mut script);
             print(&script)
         }
-        Task::Man => print(&args::manual()?),
+        Task::Man => {
+            let page = manual::manual();
+            print(&page.map_err(|error| Trouble::new(SOFTWARE, format!("{error}")))?)
+        }
     }
 }
 
