@@ -176,7 +176,7 @@ impl Screen {
         let row = Row::new([
             status.name.clone(),
             who::word(status.kind).to_owned(),
-            who::holder(status),
+            who::holders(status),
             since,
             who::left(status),
             who::waiting(status).to_string(),

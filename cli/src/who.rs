@@ -12,6 +12,7 @@ use crate::trouble::Trouble;
 
 /// Of the objects that `--json` prints.
 const VERSION: u32 = 1;
+const UNKNOWN: &str = "an unknown process";
 
 pub(crate) fn who(args: &Args, name: &str, json: bool) -> Result<u8, Trouble> {
     let status = args.client()?.connect()?.status(name)?;
@@ -46,16 +47,36 @@ pub(crate) fn word(kind: StatusKind) -> &'static str {
     }
 }
 
-fn place(process: Option<&OwnerProcess>) -> String {
-    match process {
-        Some(process) => match (process.host(), process.pid()) {
-            (Some(host), Some(pid)) => {
-                format!("{host}, process {pid} ({}, from {})", process.name, process.address)
-            }
-            _ => format!("{}, from {}", process.name, process.address),
-        },
-        None => "an unknown process".to_owned(),
+/// The host and the process, or the client's name.
+fn short(process: &OwnerProcess) -> String {
+    match (process.host(), process.pid()) {
+        (Some(host), Some(pid)) => format!("{host}, process {pid}"),
+        _ => process.name.clone(),
     }
+}
+
+fn place(process: &OwnerProcess) -> String {
+    let (short, address) = (short(process), &process.address);
+    if short == process.name {
+        format!("{short}, from {address}")
+    } else {
+        format!("{short} ({}, from {address})", process.name)
+    }
+}
+
+/// The first holder, and how many more there are.
+fn first(status: &Status, place: fn(&OwnerProcess) -> String) -> String {
+    let Some(first) = status.holders.first() else { return "-".to_owned() };
+    let first = first.process.as_ref().map_or_else(|| UNKNOWN.to_owned(), place);
+    match status.holders.len() {
+        1 => first,
+        holders => format!("{first} and {} more", holders - 1),
+    }
+}
+
+/// Of the holders, for a narrow column.
+pub(crate) fn holders(status: &Status) -> String {
+    first(status, short)
 }
 
 pub(crate) fn seconds(time: Duration) -> String {
@@ -76,14 +97,14 @@ fn page(status: &Status) -> String {
         let left = holder
             .left
             .map_or_else(|| "no end".to_owned(), |left| format!("{} left", seconds(left)));
-        let place = place(holder.process.as_ref());
+        let place = holder.process.as_ref().map_or_else(|| UNKNOWN.to_owned(), place);
         let _fits = writeln!(page, "  {verb} {place}; {left}; owner {}", holder.owner);
     }
     for (place_in_queue, waiter) in (1..).zip(&status.queue) {
         let purpose = if waiter.shared { ", to read" } else { "" };
         let since =
             waiter.waited.map_or_else(String::new, |waited| format!(", for {}", seconds(waited)));
-        let place = place(waiter.process.as_ref());
+        let place = waiter.process.as_ref().map_or_else(|| UNKNOWN.to_owned(), place);
         let owner = &waiter.owner;
         let _fits =
             writeln!(page, "  {place_in_queue}. {place} waits{since}{purpose}; owner {owner}");
@@ -96,17 +117,8 @@ fn page(status: &Status) -> String {
 
 pub(crate) fn line(status: &Status) -> String {
     let (kind, waiting) = (word(status.kind), waiting(status));
-    let (holder, left) = (holder(status), left(status));
+    let (holder, left) = (first(status, place), left(status));
     format!("{}\t{kind}\t{holder}\t{left}\t{waiting} waiting\n", status.name)
-}
-
-/// The first holder, and how many more there are.
-pub(crate) fn holder(status: &Status) -> String {
-    match &status.holders[..] {
-        [] => "-".to_owned(),
-        [first] => place(first.process.as_ref()),
-        [first, rest @ ..] => format!("{} and {} more", place(first.process.as_ref()), rest.len()),
-    }
 }
 
 /// How long the last lease lasts.
