@@ -134,7 +134,7 @@ fn guard(mut words: impl Iterator<Item = OsString>) -> Option<()> {
     let cgroup = Some(contained).filter(|it| *it > 0).map(|_| contain()).transpose();
     let cgroup = match cgroup {
         Ok(cgroup) => cgroup,
-        Err(error) => return writeln!(&socket, "failed {CONFIG} no cgroup: {error}").ok(),
+        Err(error) => return tell(&socket, format!("failed {CONFIG} no cgroup: {error}\n")),
     };
     let started = command.spawn();
     // The command was born in it: moved there later, it might have started others meanwhile.
@@ -151,12 +151,12 @@ fn guard(mut words: impl Iterator<Item = OsString>) -> Option<()> {
             cgroup.inspect(Cgroup::end);
             let is_missing = error.kind() == std::io::ErrorKind::NotFound;
             let status = if is_missing { NOT_FOUND } else { CANNOT_RUN };
-            return writeln!(&socket, "failed {status} {error}").ok();
+            return tell(&socket, format!("failed {status} {error}\n"));
         }
     };
     drop(command);
     let pid = Pid::from_raw(i32::try_from(child.id()).ok()?)?;
-    let _told = writeln!(&socket, "started {}", child.id());
+    tell(&socket, format!("started {}\n", child.id()));
     let (events, told) = channel();
     listen(lines, events.clone());
     watch(pid, events);
@@ -172,9 +172,12 @@ fn guard(mut words: impl Iterator<Item = OsString>) -> Option<()> {
         lost: false,
     };
     let (status, lost) = guardian.guard(&told);
-    // If nobody reads that, `redlatch run` is gone.
-    let _told = writeln!(&socket, "ended {status} {lost}");
-    Some(())
+    tell(&socket, format!("ended {status} {lost}\n"))
+}
+
+/// A line in one piece: each wakes `redlatch run`. If that is gone, nobody reads it.
+fn tell(mut socket: &UnixStream, line: String) -> Option<()> {
+    socket.write_all(line.as_bytes()).ok()
 }
 
 /// A cgroup for the command, in which this process is.
