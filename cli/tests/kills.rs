@@ -164,7 +164,9 @@ impl<'a> Round<'a> {
         let Some((command, _)) = self.signs.of(0) else { return };
         let parent = stat(command.as_raw_nonzero().get()).map(|(_, parent, _)| parent);
         let Some(guardian) = parent.filter(|it| *it > 1) else { return };
-        let send = |pid, signal| drop(kill_process(pid, signal));
+        let send = |pid, signal| {
+            let _gone = kill_process(pid, signal);
+        };
         match fault {
             Fault::KillAtOnce | Fault::MaxHold => {}
             Fault::Kill => send(wrapper, Signal::KILL),
