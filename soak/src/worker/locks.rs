@@ -55,7 +55,7 @@ impl Worker {
 
     /// A hold beyond the end of its lease, while others wait for that.
     pub(super) fn lapse(&mut self) {
-        let name = self.one_of("lapse", 1);
+        let name = self.one_of("lapse", 3);
         let terms = Terms::Fixed(Duration::from_millis(400));
         let lock = terms.of(self.client.reentrant_lock(&name));
         let about = About::lock(Kind::Reentrant, &name, terms);
