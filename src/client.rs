@@ -18,6 +18,7 @@ use crate::lock::read_write::ReadWriteLock;
 use crate::lock::reentrant::ReentrantLock;
 use crate::runtime::{Core, Message, Session};
 use crate::semaphore::{ExpirableSemaphore, Semaphore};
+use crate::snapshot::Snapshot;
 use crate::status::Status;
 
 #[cfg(all(test, models))]
@@ -211,6 +212,15 @@ impl Client {
     /// 1,000 connections) if the name has an owner.
     pub fn status(&self, name: &str) -> Result<Status, Error> {
         Status::of(self.0.core(), name)
+    }
+
+    /// What this client has and waits for at this moment, how often it has had something, and its
+    /// connections. No I/O. It looks at all names in turn, each for a moment: for people, or a
+    /// metric every few seconds.
+    #[must_use]
+    pub fn snapshot(&self) -> Snapshot {
+        let core = self.0.core();
+        if core.is_forked() { Snapshot::default() } else { core.snapshot() }
     }
 
     /// Releases a lock if this owner has it, in any client. `owner` is that of a

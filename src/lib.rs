@@ -107,7 +107,7 @@
 //! | level | lines |
 //! |---|---|
 //! | `error` | a callback panicked; the client gave up a release of permits or a count-down; a bug in this library |
-//! | `warn` | a lock was lost, and why; a release failed, and its consequence; an outage of the server begins, and its cause; the server accepts no more connections, and why; another server is the master; a right is missing, and what that costs; lines were dropped |
+//! | `warn` | a lock was lost, and why; a wait is slow, and the holder of the lock; a release failed, and its consequence; an outage of the server begins, and its cause; the server accepts no more connections, and why; another server is the master; a right is missing, and what that costs; lines were dropped |
 //! | `info` | the outage is over, or the server accepts connections again, and how long it took; the server does not notify the client of changed keys |
 //! | `debug` | a request failed and is tried again |
 //!
@@ -151,6 +151,7 @@ mod observer;
 mod runtime;
 mod scripts;
 mod semaphore;
+mod snapshot;
 mod status;
 mod waiting;
 
@@ -174,6 +175,7 @@ pub use observer::{Event, Kind, Observer, Way};
 pub use redlatch_client::{CancelToken, Credentials};
 pub use scripts::PermitId;
 pub use semaphore::{ExpirablePermit, ExpirableSemaphore, Permit, Semaphore};
+pub use snapshot::{Counts, Held, ServerState, Snapshot, Waiting};
 pub use status::{Holder, OwnerProcess, Status, StatusKind, Waiter};
 pub use waiting::Wait;
 

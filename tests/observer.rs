@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use redlatch::{
-    CancelToken, Client, ClientBuilder, ErrorKind, Event, Kind, LostReason, Observer, Way,
+    CancelToken, Client, ClientBuilder, ErrorKind, Event, Kind, LostReason, Observer, Snapshot, Way,
 };
 use redlatch_testkit::{Proxy, Server};
 
@@ -328,4 +328,82 @@ fn a_panic_of_an_observer_harms_no_caller() {
         assert_eq!(lost.recv_timeout(SOON), Ok(LostReason::ForceUnlocked));
     }
     lock.lock().unwrap().unlock().unwrap();
+}
+
+/// What it holds, as `name kind levels thread`, and what it waits for.
+fn now(client: &Client) -> (Vec<String>, Vec<String>) {
+    let Snapshot { held, waiting, .. } = client.snapshot();
+    let held = held.iter().map(|it| {
+        let thread = it.thread.as_deref().unwrap_or("-");
+        format!("{} {:?} {} {thread}", it.name, it.kind, it.levels)
+    });
+    let waiting = waiting.iter().map(|it| {
+        assert!(it.waited >= UNIT && it.waited < SOON * 2, "{it:?}");
+        format!("{} {:?} {}", it.name, it.kind, it.thread.as_deref().unwrap_or("-"))
+    });
+    let (mut held, mut waiting): (Vec<_>, Vec<_>) = (held.collect(), waiting.collect());
+    held.sort();
+    waiting.sort();
+    (held, waiting)
+}
+
+#[test]
+fn a_snapshot_has_what_is_held_and_waited_for_and_counts_what_was() {
+    let _bounded = bounded();
+    let server = server();
+    let (other, client) = (client(&server), builder(&server).connect().unwrap());
+    let busy = other.reentrant_lock("busy").lock().unwrap();
+    let (client_there, token) = (client.clone(), CancelToken::new());
+    let (sender, holds) = std::sync::mpsc::channel();
+    let (release, released) = std::sync::mpsc::channel::<()>();
+    let worker = std::thread::Builder::new().name("worker".to_owned());
+    let worker = worker.spawn({
+        let token = token.clone();
+        move || {
+            let client = client_there;
+            let lock = client.reentrant_lock("orders");
+            let guards = [lock.lock().unwrap(), lock.lock().unwrap()];
+            let read_write = client.read_write_lock("page");
+            let read = read_write.read().lock().unwrap();
+            let owned = client.fair_lock("owned").lock_owned().unwrap();
+            client.expirable_semaphore("permits").try_set_permits(2).unwrap();
+            let permits = client.expirable_semaphore("permits").acquire_many(2).unwrap();
+            sender.send(()).unwrap();
+            let busy = client.reentrant_lock("busy");
+            assert!(busy.lock_cancellable(&token).is_err());
+            released.recv().unwrap();
+            drop((guards, read, owned, permits));
+        }
+    });
+    holds.recv_timeout(SOON).unwrap();
+    let all = [
+        "orders ReentrantLock 2 worker",
+        "owned FairLock 1 -",
+        "page ReadLock 1 worker",
+        "permits ExpirableSemaphore 1 -",
+        "permits ExpirableSemaphore 1 -",
+    ];
+    assert_eq!(now(&client).0, all);
+    wait_until("the wait is listed", SOON, || now(&client).1 == ["busy ReentrantLock worker"]);
+    let Snapshot { counts, held, servers, .. } = client.snapshot();
+    assert!(held.iter().all(|it| it.left > LONG / 2 && it.left <= LONG && it.held < SOON));
+    assert_eq!((counts.acquired, counts.gave_up, counts.released), (4, 0, 0), "{counts:?}");
+    let [server_state] = &servers[..] else { panic!("{servers:?}") };
+    assert_eq!(server_state.address, format!("127.0.0.1:{}", server.port()));
+    assert!(server_state.open >= 1 && server_state.open <= server_state.connections);
+    assert!(!server_state.is_out);
+    token.cancel();
+    release.send(()).unwrap();
+    worker.unwrap().join().unwrap();
+    assert_eq!(now(&client), (Vec::new(), Vec::new()));
+    let counts = client.snapshot().counts;
+    assert_eq!((counts.acquired, counts.gave_up, counts.released), (4, 1, 5), "{counts:?}");
+    assert!(client.reentrant_lock("orders").force_unlock().is_ok());
+    let lost = client.reentrant_lock("orders").lock().unwrap();
+    assert!(client.reentrant_lock("orders").force_unlock().unwrap());
+    wait_until("the loss is counted", SOON, || client.snapshot().counts.lost == 1);
+    assert!(lost.unlock().is_err());
+    assert_eq!(client.snapshot().counts.released, 5);
+    drop(busy);
+    client.shutdown();
 }

@@ -322,6 +322,15 @@ impl Gate {
         })
     }
 
+    /// All tenants, and how many times each has it.
+    pub(crate) fn tenants(&self) -> Vec<(Arc<Tenancy>, usize)> {
+        self.with_seat(|seat| {
+            let seat = seat.as_deref();
+            let all = seat.iter().flat_map(|seat| seat.tenants());
+            all.map(|(tenancy, levels)| (Arc::clone(tenancy), levels.count())).collect()
+        })
+    }
+
     /// The hold in the seat, if it is over.
     pub(crate) fn expired(&self) -> Option<Arc<Hold>> {
         self.hold().filter(|hold| !hold.is_ours(clock::now()))

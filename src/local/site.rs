@@ -24,6 +24,7 @@ use crate::runtime::{Core, Member};
 use crate::scripts::lock::LockScripts;
 use crate::scripts::renewal::RenewalKind;
 use crate::scripts::{self, Chain, LockKeys, Mode, Trouble};
+use crate::snapshot::Held;
 use crate::waiting::{Lead, Queued, Wake};
 
 /// One name in one client. Its re-entrant and fair locks share one, with all their handles. Its
@@ -295,6 +296,11 @@ impl Member for Site {
     #[cfg(feature = "in-memory")]
     fn age(self: Arc<Self>, by: u64) -> Vec<Renewal> {
         Leaseholder::age(&self, by).into_iter().collect()
+    }
+
+    fn held(&self) -> Vec<Held> {
+        let tenants = self.gate.tenants().into_iter();
+        tenants.filter_map(|(tenancy, levels)| tenancy.snapshot(&self.name, levels)).collect()
     }
 
     fn is_held_by(&self, thread: &Thread) -> bool {

@@ -13,9 +13,10 @@ use super::HoldState;
 use super::hold::Hold;
 use crate::error::LostReason;
 use crate::observer::Event;
-use crate::runtime::Core;
+use crate::runtime::{Core, Count};
 #[cfg(soak_mutants)]
 use crate::scripts::mutants;
+use crate::snapshot::Held;
 
 pub(super) type Callback = Box<dyn FnOnce(LostReason) + Send>;
 
@@ -86,14 +87,26 @@ impl Tenancy {
         self.since.load(Ordering::Relaxed)
     }
 
+    /// What a snapshot says of it, if it is held.
+    pub(crate) fn snapshot(&self, name: &str, levels: usize) -> Option<Held> {
+        self.is_held().then(|| Held {
+            name: name.to_owned(),
+            kind: self.hold().kind(),
+            held: self.held(),
+            left: self.remaining(),
+            thread: self.thread.name().map(str::to_owned),
+            levels,
+        })
+    }
+
     /// How long its thread has had the hold.
     fn held(&self) -> Duration {
-        Duration::from_nanos(clock::now().saturating_sub(self.began()))
+        clock::since(self.began())
     }
 
     /// Tells the observer that its thread has left the hold.
     pub(crate) fn tell_released(&self, core: &Core, name: &str) {
-        core.observe(|it| {
+        core.observe(Count::Released, |it| {
             it.released(&Event::of(name, (self.hold().kind(), 1), self.held(), ()));
         });
     }
@@ -244,7 +257,9 @@ impl Tenancy {
             core.watchdog.tell_lost(name, || self.loss_message(reason, core.config.max_hold));
             core.watchdog.call_back(name, reason, callbacks);
             let (name, kind, held) = (Arc::clone(name), self.hold().kind(), self.held());
-            core.observe_soon(move |it| it.lost(&Event::of(&name, (kind, 1), held, reason)));
+            core.observe_soon(Count::Lost, move |it| {
+                it.lost(&Event::of(&name, (kind, 1), held, reason));
+            });
         }
     }
 

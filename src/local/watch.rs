@@ -20,7 +20,7 @@ use crate::error::LostReason;
 use crate::lease::renewal::{Attempt, RenewalState, TRACKED_AFTER};
 use crate::lease::{Alarm, Renewal, Task};
 use crate::observer::Event;
-use crate::runtime::{Core, Member};
+use crate::runtime::{Core, Count, Member};
 use crate::scripts::Trouble;
 use crate::scripts::renewal::{self, Held, Longer, RenewalKind};
 
@@ -157,7 +157,8 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
                     let (name, what) = (Arc::clone(self.users_name()), (hold.kind(), 1));
                     let left = Duration::from_nanos(left.saturating_sub(now));
                     let cause = renewed.err().cloned();
-                    self.core().observe_soon(move |it| match &cause {
+                    let count = if cause.is_none() { Count::Renewed } else { Count::RenewalFailed };
+                    self.core().observe_soon(count, move |it| match &cause {
                         None => it.renewed(&Event::of(&name, what, left, ())),
                         Some(cause) => it.renewal_failed(&Event::of(&name, what, left, cause)),
                     });

@@ -8,6 +8,7 @@ use redlatch_client::slot_of;
 use redlatch_client::sync::{Mutex, Process, Registry, Thread};
 
 use crate::lease::Renewal;
+use crate::snapshot::Held;
 
 /// One name in one client, which all its handles share.
 pub(crate) trait Member: Send + Sync + 'static {
@@ -25,6 +26,11 @@ pub(crate) trait Member: Send + Sync + 'static {
     /// that.
     #[cfg(feature = "in-memory")]
     fn age(self: Arc<Self>, _by: u64) -> Vec<Renewal> {
+        Vec::new()
+    }
+
+    /// What threads of this process have.
+    fn held(&self) -> Vec<Held> {
         Vec::new()
     }
 

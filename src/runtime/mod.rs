@@ -37,6 +37,8 @@ use left_out::LeftOut;
 pub(crate) use members::{Member, Members};
 use message::Recipients;
 pub(crate) use message::{GrantMessage, Message, Recipient};
+pub(crate) use observed::{Count, Listed};
+use observed::{Counted, Waits};
 pub(crate) use owners::LiveOwner;
 use owners::Owners;
 use renewer::RESENT_WITHIN;
@@ -69,6 +71,8 @@ pub(crate) struct Core {
     pub(crate) server_clock: Arc<ServerClock>,
     changes: Arc<Changes>,
     last_heartbeat: AtomicU64,
+    counts: Counted,
+    waits: Mutex<Waits>,
     /// When a line about a slow wait may be logged again, on [`clock`].
     next_slow: AtomicU64,
     /// What such a line says.
@@ -134,6 +138,8 @@ impl Core {
             server_clock: Arc::default(),
             changes: Arc::default(),
             last_heartbeat: AtomicU64::new(0),
+            counts: Counted::default(),
+            waits: Mutex::default(),
             next_slow: AtomicU64::new(0),
             slow_line: OnceLock::new(),
             shortest_watched: AtomicU64::new(watched),

@@ -1,19 +1,60 @@
 //! How a client tells its observer.
 
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use log::Level;
-use redlatch_client::Limit;
-use redlatch_client::sync::clock;
+use redlatch_client::sync::{Thread, clock};
+use redlatch_client::{Limit, Node};
 
 use super::Core;
-use crate::observer::Observer;
+use crate::observer::{Kind, Observer};
+use crate::snapshot::{Counts, ServerState, Snapshot, Waiting};
 
 /// How long the question may take who makes a waiter wait.
 const ASKS_FOR: Duration = Duration::from_secs(1);
+
+/// What a client counts.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Count {
+    Acquired,
+    GaveUp,
+    Released,
+    Lost,
+    Renewed,
+    RenewalFailed,
+    Reconnected,
+}
+
+/// How often each has happened.
+#[derive(Debug, Default)]
+pub(super) struct Counted([AtomicU64; Count::Reconnected as usize + 1]);
+
+impl Counted {
+    #[inline]
+    fn add(&self, what: Count) {
+        self.0[what as usize].fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// The waits that have lasted for a while, by their beginnings and threads.
+pub(super) type Waits = BTreeMap<(u64, u64), (Arc<str>, Kind, Arc<Thread>)>;
+
+/// The entry of a wait among them.
+#[derive(Debug)]
+pub(crate) struct Listed {
+    core: Weak<Core>,
+    key: (u64, u64),
+}
+
+impl Drop for Listed {
+    fn drop(&mut self) {
+        self.core.upgrade().and_then(|core| core.waits.lock().remove(&self.key));
+    }
+}
 
 impl Core {
     #[inline]
@@ -23,20 +64,75 @@ impl Core {
 
     /// Tells the observer, if there is one, on this thread: a caller's, with no mutex held.
     #[inline]
-    pub(crate) fn observe(&self, tell: impl FnOnce(&dyn Observer)) {
+    pub(crate) fn tell(&self, tell: impl FnOnce(&dyn Observer)) {
         let Some(observer) = &self.config.observer.0 else { return };
         if catch_unwind(AssertUnwindSafe(|| tell(&**observer))).is_err() {
             self.watchdog.log(Level::Error, || "an observer panicked".to_owned());
         }
     }
 
+    /// The same, and counts it.
+    #[inline]
+    pub(crate) fn observe(&self, what: Count, tell: impl FnOnce(&dyn Observer)) {
+        self.counts.add(what);
+        self.tell(tell);
+    }
+
     /// The same, on the callbacks' thread, after all that it was told there before.
-    pub(crate) fn observe_soon(&self, tell: impl FnOnce(&dyn Observer) + Send + 'static) {
+    pub(crate) fn observe_soon(
+        &self,
+        what: Count,
+        tell: impl FnOnce(&dyn Observer) + Send + 'static,
+    ) {
+        self.counts.add(what);
         if self.is_observed() {
             // Weak: the core has the queue that this waits in.
             let core = Weak::clone(&self.itself);
-            self.watchdog.call(move || drop(core.upgrade().inspect(|core| core.observe(tell))));
+            self.watchdog.call(move || drop(core.upgrade().inspect(|core| core.tell(tell))));
         }
+    }
+
+    pub(crate) fn snapshot(&self) -> Snapshot {
+        let waits = self.waits.lock();
+        let waiting = waits.iter().map(|((since, _), (name, kind, thread))| Waiting {
+            name: name.to_string(),
+            kind: *kind,
+            waited: clock::since(*since),
+            thread: thread.name().map(str::to_owned),
+        });
+        let waiting = waiting.collect();
+        drop(waits);
+        let count = |what: Count| self.counts.0[what as usize].load(Ordering::Relaxed);
+        let counts = Counts {
+            acquired: count(Count::Acquired),
+            gave_up: count(Count::GaveUp),
+            released: count(Count::Released),
+            lost: count(Count::Lost),
+            renewed: count(Count::Renewed),
+            renewal_failed: count(Count::RenewalFailed),
+            reconnected: count(Count::Reconnected),
+        };
+        let server = |node: &Arc<Node>| ServerState {
+            address: node.endpoint.address(),
+            connections: node.lanes().len(),
+            open: node.lanes().iter().filter(|lane| lane.is_open()).count(),
+            is_out: node.endpoint.health().is_out(),
+        };
+        let held = self.members.all().iter().flat_map(|member| member.held()).collect();
+        Snapshot { counts, held, waiting, servers: self.servers.all().iter().map(server).collect() }
+    }
+
+    /// Lists a wait until the result is dropped.
+    pub(crate) fn list_wait(
+        &self,
+        name: &Arc<str>,
+        kind: Kind,
+        thread: &Arc<Thread>,
+        since: u64,
+    ) -> Listed {
+        let key = (since, thread.id());
+        self.waits.lock().insert(key, (Arc::clone(name), kind, Arc::clone(thread)));
+        Listed { core: Weak::clone(&self.itself), key }
     }
 
     /// A thread has waited for so long: the log says why, once the server has been asked on the

@@ -17,7 +17,7 @@ use redlatch_client::{
 use super::dispatcher::Dispatcher;
 use super::greet::{greet, may_wait};
 use super::renewer::Renewer;
-use super::{Core, Unclaimed};
+use super::{Core, Count, Unclaimed};
 use crate::config::Config;
 use crate::error::{Error, ErrorKind};
 use crate::lease::Job;
@@ -167,7 +167,7 @@ impl Core {
             node.endpoint.health().on_news(move |news| {
                 if let (News::Back { address, after }, Some(core)) = (&news, told.upgrade()) {
                     let (address, after) = (Arc::clone(address), *after);
-                    core.observe_soon(move |it| {
+                    core.observe_soon(Count::Reconnected, move |it| {
                         it.reconnected(&Event::of(&address, (Kind::Server, 1), after, ()));
                     });
                 }

@@ -11,47 +11,64 @@ use log::Level;
 use redlatch_client::sync::{Thread, clock};
 
 use super::{Kind, Wait};
-use crate::runtime::Core;
+use crate::runtime::{Core, Listed};
 
 /// Since when a thread sleeps, and which warnings were logged.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct LongWait {
     /// Zero: it has not slept yet.
     since: u64,
     is_told: bool,
     is_said: bool,
+    kind: Kind,
+    /// For a snapshot.
+    listed: Option<Listed>,
 }
 
 /// A client says no more than one line about slow waits in this time: a crowd of waiters neither
 /// fills the log nor has the server asked again and again.
 const SPACED: Duration = Duration::from_secs(1);
 
+/// A snapshot has the waits that last longer: a wait of a usual length costs nothing. (In a model a
+/// sleep takes no time.)
+const LISTED_AFTER: Duration = Duration::from_millis(if cfg!(models) { 3_600_000 } else { 100 });
+
 impl LongWait {
     /// A latch, a barrier and an election are made to be waited for.
     pub(super) fn of(kind: Kind, wait: &Wait<'_>) -> Self {
         let is_usual = matches!(kind, Kind::CountDownLatch | Kind::CyclicBarrier);
-        Self { is_told: is_usual || wait.is_usual, ..Self::default() }
+        let is_told = is_usual || wait.is_usual;
+        Self { since: 0, is_told, is_said: false, kind, listed: None }
     }
 
     /// The thread is about to sleep. Returns how long it may sleep before the next call of this.
-    pub(super) fn goes_on(&mut self, core: &Core, name: &Arc<str>, thread: &Thread) -> Duration {
+    pub(super) fn goes_on(
+        &mut self,
+        core: &Core,
+        name: &Arc<str>,
+        thread: &Arc<Thread>,
+    ) -> Duration {
         let tells_after = core.config.slow_wait.filter(|_| !self.is_told);
         let warns_after = core.config.wait_warning.filter(|_| !self.is_said);
-        if tells_after.or(warns_after).is_none() {
-            return Duration::MAX;
-        }
         let now = clock::now();
         if self.since == 0 {
             self.since = now;
         }
         let waited = Duration::from_nanos(now.saturating_sub(self.since));
         let mut at_most = Duration::MAX;
+        match LISTED_AFTER.saturating_sub(waited) {
+            _ if self.listed.is_some() => {}
+            Duration::ZERO => {
+                self.listed = Some(core.list_wait(name, self.kind, thread, self.since));
+            }
+            left => at_most = left,
+        }
         match tells_after.map(|after| after.saturating_sub(waited)) {
             Some(Duration::ZERO) if core.tells_slow_wait(name, waited, SPACED) => {
                 self.is_told = true;
             }
-            Some(Duration::ZERO) => at_most = SPACED,
-            left => at_most = left.unwrap_or(at_most),
+            Some(Duration::ZERO) => at_most = at_most.min(SPACED),
+            left => at_most = left.map_or(at_most, |left| left.min(at_most)),
         }
         match warns_after.map(|after| after.saturating_sub(waited)) {
             Some(Duration::ZERO) => self.warn(core, name, thread, waited),

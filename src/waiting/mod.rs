@@ -38,7 +38,7 @@ use queue::{SignalOf, WaiterOf};
 
 use crate::error::{Error, ErrorKind};
 use crate::observer::{Event, Kind, Way};
-use crate::runtime::Core;
+use crate::runtime::{Core, Count};
 pub use wait::Wait;
 
 /// The hooks of a synchronizer, in about the order in which [`acquire`] calls them. (A leader calls
@@ -161,29 +161,27 @@ pub(crate) fn acquire<S: Synchronizer>(
 ) -> Result<Option<GrantOf<S>>, Error> {
     let (core, name) = synchronizer.site().whose();
     let _limited = claim.wait.limits(core);
-    let begun = core.is_observed().then(clock::now);
+    let begun = if core.is_observed() { clock::now() } else { 0 };
     let entered = synchronizer.enter(claim);
     // A re-entry ends here.
     if let Ok(Enter::Again(grant)) = entered {
         return Ok(Some(grant));
     }
-    let Some(begun) = begun else {
-        return wait_within(synchronizer, claim, entered, &mut Way::Free);
-    };
-    let (what, time) = (synchronizer.what(&claim.need), || elapsed(begun));
-    core.observe(|it| it.wait_started(&Event::of(name, what, time(), ())));
+    let (what, time) = (|| synchronizer.what(&claim.need), || clock::since(begun));
+    core.tell(|it| it.wait_started(&Event::of(name, what(), time(), ())));
     let mut way = Way::Free;
     let outcome = wait_within(synchronizer, claim, entered, &mut way);
-    core.observe(|it| match &outcome {
-        Ok(Some(_)) => it.acquired(&Event::of(name, what, time(), way)),
-        Ok(None) => it.gave_up(&Event::of(name, what, time(), None)),
-        Err(error) => it.gave_up(&Event::of(name, what, time(), Some(error.kind()))),
-    });
+    let gave_up = |why| {
+        core.observe(Count::GaveUp, |it| it.gave_up(&Event::of(name, what(), time(), why)));
+    };
+    match &outcome {
+        Ok(Some(_)) => {
+            core.observe(Count::Acquired, |it| it.acquired(&Event::of(name, what(), time(), way)));
+        }
+        Ok(None) => gave_up(None),
+        Err(error) => gave_up(Some(error.kind())),
+    }
     outcome
-}
-
-fn elapsed(begun: u64) -> Duration {
-    Duration::from_nanos(clock::now().saturating_sub(begun))
 }
 
 /// As [`acquire`], after a thread's first [`Synchronizer::enter`]. Sets by which way it was granted.

@@ -164,7 +164,7 @@ impl Seat {
         self.tenants().map(|(tenancy, _)| tenancy)
     }
 
-    fn tenants(&self) -> impl Iterator<Item = (&Arc<Tenancy>, &Levels)> {
+    pub(super) fn tenants(&self) -> impl Iterator<Item = (&Arc<Tenancy>, &Levels)> {
         let beside = self.shared.iter().flat_map(|shared| shared.beside.iter());
         let beside = beside.map(|tenant| (&tenant.tenancy, &tenant.levels));
         std::iter::once((&self.tenancy, &self.levels)).chain(beside)

@@ -41,6 +41,7 @@ use crate::local::{
 };
 use crate::runtime::{Core, Member};
 use crate::scripts::Mode;
+use crate::snapshot::Held;
 use crate::waiting::{Lead, Queue, Queued, Waiter, Wake};
 
 /// A thread's request: the mode, and the terms.
@@ -340,6 +341,10 @@ impl Member for Pair {
     fn age(self: Arc<Self>, by: u64) -> Vec<Renewal> {
         let sites = [&self.read, &self.write].map(Arc::clone);
         sites.into_iter().flat_map(|site| Member::age(site, by)).collect()
+    }
+
+    fn held(&self) -> Vec<Held> {
+        [self.read.held(), self.write.held()].concat()
     }
 
     fn has_owners(&self) -> bool {

@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
 
 use redlatch_client::sync::clock;
 
@@ -12,6 +11,7 @@ use crate::error::Error;
 #[cfg(doc)]
 use crate::error::ErrorKind;
 use crate::observer::{Event, Kind};
+use crate::runtime::Count;
 
 /// One or more taken permits. Dropping it gives them back.
 ///
@@ -86,10 +86,11 @@ impl Permit {
 
     fn tell_released(&self, permits: u32) {
         let site = &self.semaphore.site;
-        if permits > 0 && site.core.is_observed() {
-            let held = Duration::from_nanos(clock::now().saturating_sub(self.since));
-            let what = (Kind::Semaphore, permits);
-            site.core.observe(|it| it.released(&Event::of(&site.name, what, held, ())));
+        if permits > 0 {
+            site.core.observe(Count::Released, |it| {
+                let held = clock::since(self.since);
+                it.released(&Event::of(&site.name, (Kind::Semaphore, permits), held, ()));
+            });
         }
     }
 

@@ -23,6 +23,7 @@ use crate::local::{Asked, Hold, Leaseholder, Renewing, Tenancy, Terms};
 use crate::runtime::Core;
 use crate::scripts::renewal::RenewalKind;
 use crate::scripts::{Owner, PermitId};
+use crate::snapshot::Held;
 
 pub(crate) struct PermitLease {
     pub(super) id: PermitId,
@@ -156,6 +157,12 @@ impl PermitLease {
         if let Some(tenancy) = self.finish(Tenancy::step_down).0 {
             self.tell_released(&tenancy);
         }
+    }
+
+    /// `None`: it is on its way to the next guard.
+    pub(super) fn snapshot(&self) -> Option<Held> {
+        let tenancy = self.state.lock().tenancy.clone();
+        tenancy.and_then(|tenancy| tenancy.snapshot(&self.site.name, 1))
     }
 
     fn tell_released(&self, tenancy: &Tenancy) {

@@ -24,6 +24,7 @@ use crate::scripts::semaphore::REFUSED;
 use crate::scripts::{
     ExpirableKeys, PermitId, Replied, RequestId, Requests, SemaphoreKeys, Trouble,
 };
+use crate::snapshot::Held;
 use crate::waiting::Queued;
 
 /// One expirable semaphore in one client.
@@ -350,6 +351,11 @@ impl Member for ExpirableSite {
     fn age(self: Arc<Self>, by: u64) -> Vec<Renewal> {
         let held: Vec<_> = self.held.lock().values().cloned().collect();
         held.iter().filter_map(|permit_lease| Leaseholder::age(permit_lease, by)).collect()
+    }
+
+    fn held(&self) -> Vec<Held> {
+        let held: Vec<_> = self.held.lock().values().cloned().collect();
+        held.iter().filter_map(|permit_lease| permit_lease.snapshot()).collect()
     }
 }
 

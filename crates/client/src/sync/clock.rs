@@ -10,3 +10,9 @@ pub const fn nanos(duration: Duration) -> u64 {
     let nanos = duration.as_nanos();
     if nanos > u64::MAX as u128 { u64::MAX } else { nanos as u64 }
 }
+
+/// How long ago this time was.
+#[inline]
+pub fn since(at: u64) -> Duration {
+    Duration::from_nanos(now().saturating_sub(at))
+}

@@ -17,6 +17,7 @@ pub struct Thread {
     is_placeholder: bool,
     dead: AtomicBool,
     parker: Parker,
+    name: Option<Box<str>>,
 }
 
 impl Thread {
@@ -64,6 +65,11 @@ impl Thread {
         self.dead.load(Ordering::Acquire)
     }
 
+    /// The name that the program gave it.
+    pub fn name(&self) -> Option<&str> {
+        self.name.as_deref()
+    }
+
     /// Where it sleeps.
     #[inline]
     pub fn parker(&self) -> &Parker {
@@ -74,8 +80,14 @@ impl Thread {
         Self::of_id(next_id())
     }
 
+    fn named() -> Self {
+        let name = std::thread::current().name().map(Into::into);
+        Self { name, ..Self::new() }
+    }
+
     fn of_id(id: u64) -> Self {
-        Self { id, is_placeholder: false, dead: AtomicBool::new(false), parker: Parker::new() }
+        let (dead, parker) = (AtomicBool::new(false), Parker::new());
+        Self { id, is_placeholder: false, dead, parker, name: None }
     }
 }
 
@@ -110,7 +122,7 @@ impl Drop for Local {
 }
 
 thread_local! {
-    static CURRENT: Local = Local(Arc::new(Thread::new()));
+    static CURRENT: Local = Local(Arc::new(Thread::named()));
     /// Without a destructor, so it lives to the last. 0: none yet.
     static LATE: Cell<u64> = const { Cell::new(0) };
 }

@@ -1,0 +1,83 @@
+//! What a client has and does at a moment.
+
+use std::time::Duration;
+
+#[cfg(doc)]
+use crate::client::Client;
+use crate::observer::Kind;
+
+/// What a client has and does at a moment. Made by [`Client::snapshot`].
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct Snapshot {
+    /// What has happened since the client connected.
+    pub counts: Counts,
+    /// The locks and leased permits that it has, one for each thread that has one. (A semaphore's
+    /// permits without a lease are not known.)
+    pub held: Vec<Held>,
+    /// The waits that have lasted for 100 ms or more.
+    pub waiting: Vec<Waiting>,
+    /// The servers that it has used.
+    pub servers: Vec<ServerState>,
+}
+
+/// How often each has happened; none ever falls. See [`Observer`](crate::Observer) for each.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+#[expect(missing_docs, reason = "the names of the observer's methods")]
+pub struct Counts {
+    pub acquired: u64,
+    pub gave_up: u64,
+    pub released: u64,
+    pub lost: u64,
+    pub renewed: u64,
+    pub renewal_failed: u64,
+    pub reconnected: u64,
+}
+
+/// A lock or a permit that a client has.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Held {
+    /// The name.
+    pub name: String,
+    /// What has that name.
+    pub kind: Kind,
+    /// How long the thread has had it.
+    pub held: Duration,
+    /// For how long it is certain; a renewal makes that longer.
+    pub left: Duration,
+    /// The name of the thread that has it, if it has one. `None` too if an owned guard has it.
+    pub thread: Option<String>,
+    /// How many times the thread has it.
+    pub levels: usize,
+}
+
+/// A wait of one of a client's threads.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Waiting {
+    /// The name.
+    pub name: String,
+    /// What has that name.
+    pub kind: Kind,
+    /// How long it has waited so far.
+    pub waited: Duration,
+    /// The name of the thread, if it has one. `None` too if it waits for an owned guard.
+    pub thread: Option<String>,
+}
+
+/// A server that a client uses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ServerState {
+    /// Its host and port.
+    pub address: String,
+    /// How many connections for commands the client may have to it. (It has two more, for messages
+    /// and for renewals.)
+    pub connections: usize,
+    /// How many of these are open.
+    pub open: usize,
+    /// Whether it does not answer, as far as the client has noticed.
+    pub is_out: bool,
+}
