@@ -24,6 +24,10 @@ pub mod operations {
     #![doc = include_str!("../docs/operations.md")]
 }
 
+pub mod observing {
+    #![doc = include_str!("../docs/observing.md")]
+}
+
 pub mod performance {
     #![doc = include_str!("../docs/performance.md")]
 }

@@ -125,6 +125,7 @@
 //!   needs a C compiler. Off by default.
 //! - `tls`: `rediss://` URLs, through rustls with ring. The build needs a C compiler. Off by
 //!   default.
+//! - `metrics`: `MetricsObserver`, which feeds the crate `metrics`. Off by default.
 
 // Leases are counted on `CLOCK_BOOTTIME` or `CLOCK_MONOTONIC`, and a read's timeout is
 // `WouldBlock`.
@@ -145,6 +146,8 @@ mod latch;
 mod lease;
 mod local;
 mod lock;
+#[cfg(feature = "metrics")]
+mod metrics;
 #[cfg(all(test, models))]
 mod model;
 mod observer;
@@ -171,6 +174,8 @@ pub use lock::multi::{MultiLock, MultiLockGuard, OwnedMultiLockGuard};
 pub use lock::read_write::{ReadLock, ReadWriteLock, WriteLock};
 pub use lock::reentrant::ReentrantLock;
 pub use lock::{Lock, LockGuard, OwnedLockGuard};
+#[cfg(feature = "metrics")]
+pub use metrics::MetricsObserver;
 pub use observer::{Event, Kind, Observer, Way};
 pub use redlatch_client::{CancelToken, Credentials};
 pub use scripts::PermitId;
