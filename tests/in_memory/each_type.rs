@@ -9,10 +9,34 @@ use redlatch::{Client, ErrorKind, InMemoryServer, Lock, MultiLock, StatusKind};
 /// Longer than any test takes; broken code would wait for so long.
 const LONG: Duration = Duration::from_secs(60);
 
-fn server_and_two_clients() -> (InMemoryServer, Client, Client) {
-    let server = InMemoryServer::new().unwrap();
-    let (one, other) = (server.client().unwrap(), server.client().unwrap());
-    (server, one, other)
+/// Each of these is a test, on two clients of a server in memory.
+macro_rules! scenarios {
+    ($($name:ident)+) => {
+        $(#[test]
+        fn $name() {
+            let server = InMemoryServer::new().unwrap();
+            scenario::$name(&server.client().unwrap(), &server.client().unwrap());
+        })+
+
+        /// All of them, on two clients of any server.
+        pub(crate) fn all(one: &Client, other: &Client) {
+            $(scenario::$name(one, other);)+
+        }
+    };
+}
+
+scenarios! {
+    each_kind_of_lock_is_handed_to_a_waiting_client
+    one_thread_at_a_time_of_all_clients_has_a_lock
+    tokens_rise
+    a_waiter_for_a_condition_is_notified_by_another_client
+    permits_of_both_kinds_go_to_a_waiting_client
+    a_latch_opens_for_a_waiting_client
+    the_parties_of_two_clients_meet_at_a_barrier
+    the_next_leader_follows_one_that_resigns
+    the_status_names_holders_and_their_process
+    a_key_that_another_client_deletes_is_lost_at_once
+    a_name_of_another_kind_is_refused_with_its_cause
 }
 
 /// Waits until so many wait for this name.
@@ -43,147 +67,6 @@ fn a_client_of_its_own_has_a_server_of_its_own() {
     assert!(other.reentrant_lock("orders").try_lock().unwrap().is_some());
 }
 
-#[test]
-fn each_kind_of_lock_is_handed_to_a_waiting_client() {
-    let (_server, one, other) = server_and_two_clients();
-    hands_on(&one.reentrant_lock("a"), &other.reentrant_lock("a"), &one);
-    hands_on(&one.fenced_lock("b"), &other.fenced_lock("b"), &one);
-    hands_on(&one.fair_lock("c"), &other.fair_lock("c"), &one);
-    let locks = (one.read_write_lock("d"), other.read_write_lock("d"));
-    hands_on(locks.0.write(), locks.1.write(), &one);
-    hands_on(locks.0.write(), locks.1.read(), &one);
-    hands_on(locks.0.read(), locks.1.write(), &one);
-    let _shared = (locks.0.read().lock().unwrap(), locks.1.read().try_lock().unwrap().unwrap());
-    let parts = (one.reentrant_lock("e"), one.fair_lock("f"));
-    let _all = MultiLock::new(&[&parts.0, &parts.1]).unwrap().lock().unwrap();
-    assert!(other.reentrant_lock("e").try_lock().unwrap().is_none());
-    assert!(other.fair_lock("f").try_lock().unwrap().is_none());
-}
-
-#[test]
-fn one_thread_at_a_time_of_all_clients_has_a_lock() {
-    let (_server, one, other) = server_and_two_clients();
-    let inside = AtomicUsize::new(0);
-    thread::scope(|scope| {
-        for client in [&one, &other, &one, &other] {
-            let inside = &inside;
-            scope.spawn(move || {
-                let lock = client.reentrant_lock("orders");
-                for _ in 0..200 {
-                    let guard = lock.lock().unwrap();
-                    assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
-                    thread::yield_now();
-                    inside.fetch_sub(1, Ordering::SeqCst);
-                    guard.unlock().unwrap();
-                }
-            });
-        }
-    });
-}
-
-#[test]
-fn tokens_rise() {
-    let (_server, one, other) = server_and_two_clients();
-    let first = one.fenced_lock("orders").lock().unwrap();
-    let token = first.token();
-    first.unlock().unwrap();
-    assert!(other.fenced_lock("orders").lock().unwrap().token() > token);
-}
-
-#[test]
-fn a_waiter_for_a_condition_is_notified_by_another_client() {
-    let (_server, one, other) = server_and_two_clients();
-    let (lock, same) = (one.reentrant_lock("orders"), other.reentrant_lock("orders"));
-    let (condition, its) = (lock.new_condition("not empty"), same.new_condition("not empty"));
-    thread::scope(|scope| {
-        let guard = lock.lock().unwrap();
-        scope.spawn(move || {
-            // It gets the lock once the waiter has an entry.
-            let guard = same.lock().unwrap();
-            assert!(its.notify_one().unwrap());
-            guard.unlock().unwrap();
-        });
-        assert!(condition.wait_for(&guard, LONG).unwrap());
-        guard.unlock().unwrap();
-    });
-}
-
-#[test]
-fn permits_of_both_kinds_go_to_a_waiting_client() {
-    let (_server, one, other) = server_and_two_clients();
-    let (semaphore, same) = (one.semaphore("a"), other.semaphore("a"));
-    assert!(semaphore.try_set_permits(1).unwrap());
-    let permit = semaphore.acquire().unwrap();
-    assert!(same.try_acquire().unwrap().is_none());
-    thread::scope(|scope| {
-        let waiter = scope.spawn(|| same.try_acquire_for(LONG).unwrap().is_some());
-        permit.release().unwrap();
-        assert!(waiter.join().unwrap());
-    });
-    let (semaphore, same) = (one.expirable_semaphore("b"), other.expirable_semaphore("b"));
-    assert!(semaphore.try_set_permits(1).unwrap());
-    let permit = semaphore.acquire().unwrap();
-    assert!(same.try_acquire().unwrap().is_none());
-    thread::scope(|scope| {
-        let waiter = scope.spawn(|| same.try_acquire_for(LONG).unwrap().is_some());
-        permit.release().unwrap();
-        assert!(waiter.join().unwrap());
-    });
-}
-
-#[test]
-fn a_latch_opens_for_a_waiting_client() {
-    let (_server, one, other) = server_and_two_clients();
-    assert!(one.count_down_latch("start").try_set_count(2).unwrap());
-    thread::scope(|scope| {
-        let waiter = scope.spawn(|| other.count_down_latch("start").wait_for(LONG).unwrap());
-        one.count_down_latch("start").count_down().unwrap();
-        one.count_down_latch("start").count_down().unwrap();
-        assert!(waiter.join().unwrap());
-    });
-}
-
-#[test]
-fn the_parties_of_two_clients_meet_at_a_barrier() {
-    let (_server, one, other) = server_and_two_clients();
-    assert!(one.cyclic_barrier("step").try_set_parties(2).unwrap());
-    for _ in 0..3 {
-        thread::scope(|scope| {
-            let party = scope.spawn(|| other.cyclic_barrier("step").wait_for(LONG).unwrap());
-            let arrivals =
-                [one.cyclic_barrier("step").wait_for(LONG).unwrap(), party.join().unwrap()];
-            assert!(
-                arrivals == [Some(0), Some(1)] || arrivals == [Some(1), Some(0)],
-                "{arrivals:?}"
-            );
-        });
-    }
-}
-
-#[test]
-fn the_next_leader_follows_one_that_resigns() {
-    let (_server, one, other) = server_and_two_clients();
-    let leadership = one.leader_election("jobs").campaign().unwrap();
-    let token = leadership.token();
-    assert_eq!(other.leader_election("jobs").leader().unwrap().unwrap().token, token);
-    assert!(other.leader_election("jobs").campaign_for(Duration::ZERO).unwrap().is_none());
-    leadership.resign().unwrap();
-    let next = other.leader_election("jobs").campaign_for(LONG).unwrap().unwrap();
-    assert!(next.token() > token && next.is_leader());
-}
-
-#[test]
-fn the_status_names_holders_and_their_process() {
-    let (_server, one, other) = server_and_two_clients();
-    let _guard = one.reentrant_lock("orders").lock().unwrap();
-    let status = other.status("orders").unwrap();
-    assert_eq!(status.kind, StatusKind::Lock);
-    let process = status.holders[0].process.as_ref().unwrap();
-    assert_eq!(process.pid(), Some(std::process::id()));
-    assert_eq!(other.statuses("ord*").unwrap().len(), 1);
-    assert!(other.statuses("x*").unwrap().is_empty());
-}
-
 /// The guard has outlasted its lease several times by then.
 #[test]
 fn the_watchdog_renews_leases() {
@@ -196,25 +79,152 @@ fn the_watchdog_renews_leases() {
     assert!(guard.is_held());
 }
 
-#[test]
-fn a_key_that_another_client_deletes_is_lost_at_once() {
-    let (_server, one, other) = server_and_two_clients();
-    let guard = one.reentrant_lock("orders").lock().unwrap();
-    let (lost, told) = crossbeam_channel::bounded(1);
-    guard.on_lost(move |why| lost.send(why).unwrap());
-    // The client asks to be told of the key's changes once the hold is 100 ms old.
-    thread::sleep(Duration::from_millis(300));
-    assert!(other.reentrant_lock("orders").force_unlock().unwrap());
-    // Its next renewal would be after ten seconds.
-    told.recv_timeout(Duration::from_secs(5)).unwrap();
-    assert!(!guard.is_held());
-}
+mod scenario {
+    use super::*;
 
-#[test]
-fn a_name_of_another_kind_is_refused_with_its_cause() {
-    let (_server, one, other) = server_and_two_clients();
-    assert!(one.semaphore("orders").try_set_permits(1).unwrap());
-    let error = other.reentrant_lock("orders").lock().unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Redis);
-    assert!(error.to_string().contains("string"), "{error}");
+    pub(super) fn each_kind_of_lock_is_handed_to_a_waiting_client(one: &Client, other: &Client) {
+        hands_on(&one.reentrant_lock("a"), &other.reentrant_lock("a"), one);
+        hands_on(&one.fenced_lock("b"), &other.fenced_lock("b"), one);
+        hands_on(&one.fair_lock("c"), &other.fair_lock("c"), one);
+        let locks = (one.read_write_lock("d"), other.read_write_lock("d"));
+        hands_on(locks.0.write(), locks.1.write(), one);
+        hands_on(locks.0.write(), locks.1.read(), one);
+        hands_on(locks.0.read(), locks.1.write(), one);
+        let _shared = (locks.0.read().lock().unwrap(), locks.1.read().try_lock().unwrap().unwrap());
+        let parts = (one.reentrant_lock("e"), one.fair_lock("f"));
+        let _all = MultiLock::new(&[&parts.0, &parts.1]).unwrap().lock().unwrap();
+        assert!(other.reentrant_lock("e").try_lock().unwrap().is_none());
+        assert!(other.fair_lock("f").try_lock().unwrap().is_none());
+    }
+
+    pub(super) fn one_thread_at_a_time_of_all_clients_has_a_lock(one: &Client, other: &Client) {
+        let inside = AtomicUsize::new(0);
+        thread::scope(|scope| {
+            for client in [one, other, one, other] {
+                let inside = &inside;
+                scope.spawn(move || {
+                    let lock = client.reentrant_lock("contended");
+                    for _ in 0..200 {
+                        let guard = lock.lock().unwrap();
+                        assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
+                        thread::yield_now();
+                        inside.fetch_sub(1, Ordering::SeqCst);
+                        guard.unlock().unwrap();
+                    }
+                });
+            }
+        });
+    }
+
+    pub(super) fn tokens_rise(one: &Client, other: &Client) {
+        let first = one.fenced_lock("tokens").lock().unwrap();
+        let token = first.token();
+        first.unlock().unwrap();
+        assert!(other.fenced_lock("tokens").lock().unwrap().token() > token);
+    }
+
+    pub(super) fn a_waiter_for_a_condition_is_notified_by_another_client(
+        one: &Client,
+        other: &Client,
+    ) {
+        let (lock, same) = (one.reentrant_lock("mailbox"), other.reentrant_lock("mailbox"));
+        let (condition, its) = (lock.new_condition("not empty"), same.new_condition("not empty"));
+        thread::scope(|scope| {
+            let guard = lock.lock().unwrap();
+            scope.spawn(move || {
+                // It gets the lock once the waiter has an entry.
+                let guard = same.lock().unwrap();
+                assert!(its.notify_one().unwrap());
+                guard.unlock().unwrap();
+            });
+            assert!(condition.wait_for(&guard, LONG).unwrap());
+            guard.unlock().unwrap();
+        });
+    }
+
+    pub(super) fn permits_of_both_kinds_go_to_a_waiting_client(one: &Client, other: &Client) {
+        let (semaphore, same) = (one.semaphore("permits"), other.semaphore("permits"));
+        assert!(semaphore.try_set_permits(1).unwrap());
+        let permit = semaphore.acquire().unwrap();
+        assert!(same.try_acquire().unwrap().is_none());
+        thread::scope(|scope| {
+            let waiter = scope.spawn(|| same.try_acquire_for(LONG).unwrap().is_some());
+            permit.release().unwrap();
+            assert!(waiter.join().unwrap());
+        });
+        let (semaphore, same) =
+            (one.expirable_semaphore("leases"), other.expirable_semaphore("leases"));
+        assert!(semaphore.try_set_permits(1).unwrap());
+        let permit = semaphore.acquire().unwrap();
+        assert!(same.try_acquire().unwrap().is_none());
+        thread::scope(|scope| {
+            let waiter = scope.spawn(|| same.try_acquire_for(LONG).unwrap().is_some());
+            permit.release().unwrap();
+            assert!(waiter.join().unwrap());
+        });
+    }
+
+    pub(super) fn a_latch_opens_for_a_waiting_client(one: &Client, other: &Client) {
+        assert!(one.count_down_latch("start").try_set_count(2).unwrap());
+        thread::scope(|scope| {
+            let waiter = scope.spawn(|| other.count_down_latch("start").wait_for(LONG).unwrap());
+            one.count_down_latch("start").count_down().unwrap();
+            one.count_down_latch("start").count_down().unwrap();
+            assert!(waiter.join().unwrap());
+        });
+    }
+
+    pub(super) fn the_parties_of_two_clients_meet_at_a_barrier(one: &Client, other: &Client) {
+        assert!(one.cyclic_barrier("step").try_set_parties(2).unwrap());
+        for _ in 0..3 {
+            thread::scope(|scope| {
+                let party = scope.spawn(|| other.cyclic_barrier("step").wait_for(LONG).unwrap());
+                let arrivals =
+                    [one.cyclic_barrier("step").wait_for(LONG).unwrap(), party.join().unwrap()];
+                assert!(
+                    arrivals == [Some(0), Some(1)] || arrivals == [Some(1), Some(0)],
+                    "{arrivals:?}"
+                );
+            });
+        }
+    }
+
+    pub(super) fn the_next_leader_follows_one_that_resigns(one: &Client, other: &Client) {
+        let leadership = one.leader_election("jobs").campaign().unwrap();
+        let token = leadership.token();
+        assert_eq!(other.leader_election("jobs").leader().unwrap().unwrap().token, token);
+        assert!(other.leader_election("jobs").campaign_for(Duration::ZERO).unwrap().is_none());
+        leadership.resign().unwrap();
+        let next = other.leader_election("jobs").campaign_for(LONG).unwrap().unwrap();
+        assert!(next.token() > token && next.is_leader());
+    }
+
+    pub(super) fn the_status_names_holders_and_their_process(one: &Client, other: &Client) {
+        let _guard = one.reentrant_lock("orders").lock().unwrap();
+        let status = other.status("orders").unwrap();
+        assert_eq!(status.kind, StatusKind::Lock);
+        let process = status.holders[0].process.as_ref().unwrap();
+        assert_eq!(process.pid(), Some(std::process::id()));
+        assert_eq!(other.statuses("ord*").unwrap().len(), 1);
+        assert!(other.statuses("x*").unwrap().is_empty());
+    }
+
+    pub(super) fn a_key_that_another_client_deletes_is_lost_at_once(one: &Client, other: &Client) {
+        let guard = one.reentrant_lock("deleted").lock().unwrap();
+        let (lost, told) = crossbeam_channel::bounded(1);
+        guard.on_lost(move |why| lost.send(why).unwrap());
+        // The client asks to be told of the key's changes once the hold is 100 ms old.
+        thread::sleep(Duration::from_millis(300));
+        assert!(other.reentrant_lock("deleted").force_unlock().unwrap());
+        // Its next renewal would be after ten seconds.
+        told.recv_timeout(Duration::from_secs(5)).unwrap();
+        assert!(!guard.is_held());
+    }
+
+    pub(super) fn a_name_of_another_kind_is_refused_with_its_cause(one: &Client, other: &Client) {
+        assert!(one.semaphore("number").try_set_permits(1).unwrap());
+        let error = other.reentrant_lock("number").lock().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Redis);
+        assert!(error.to_string().contains("string"), "{error}");
+    }
 }

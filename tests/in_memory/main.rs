@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod beside;
 mod each_type;
 mod faults;
+mod speed;
 mod time;

@@ -193,6 +193,8 @@ impl<K: Keys> Redis<K> {
                 self.peers.confirm(peer, PushKind::Unsubscribe, channel)
             }
             _ => {
+                // Before the key is tracked: its end may be found now, which is no news then.
+                let reply = self.keys.command(&mut self.peers, now, command);
                 self.peers.change(peer, |peer| {
                     if let Some(tracked) = &mut peer.tracked
                         && !tracked.iter().any(|key| key == argument(1))
@@ -200,7 +202,7 @@ impl<K: Keys> Redis<K> {
                         tracked.push(argument(1).to_vec());
                     }
                 });
-                self.keys.command(&mut self.peers, now, command)
+                reply
             }
         }
     }

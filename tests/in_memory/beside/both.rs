@@ -1,0 +1,302 @@
+//! A real server and one in memory, which are given the same commands.
+
+use std::io::{BufReader, Write as _};
+use std::net::TcpStream;
+
+use redis::{Parser, PushKind, Value};
+use redlatch_client::in_memory::{Keys as _, Redis, Scripts};
+use redlatch_testkit::Server;
+
+/// The parts of a command.
+pub(crate) type Parts = Vec<Vec<u8>>;
+
+pub(crate) fn parts(command: &[&str]) -> Parts {
+    command.iter().map(|part| part.as_bytes().to_vec()).collect()
+}
+
+/// All keys with their types, times to live and values.
+const DUMP: &str = "
+local all, keys = {}, redis.call('keys', '*')
+table.sort(keys)
+for _, key in ipairs(keys) do
+    local kind, value = redis.call('type', key).ok
+    if kind == 'string' then
+        value = {redis.call('get', key)}
+    elseif kind == 'hash' then
+        value = redis.call('hgetall', key)
+    elseif kind == 'list' then
+        value = redis.call('lrange', key, 0, -1)
+    else
+        value = redis.call('zrange', key, 0, -1, 'withscores')
+    end
+    all[#all + 1] = {key, kind, redis.call('pttl', key), value}
+end
+return all";
+
+/// One connection to the real server.
+struct Line {
+    stream: BufReader<TcpStream>,
+    parser: Parser,
+}
+
+impl Line {
+    fn open(server: &Server) -> Self {
+        let stream = TcpStream::connect(("127.0.0.1", server.port())).unwrap();
+        stream.set_nodelay(true).unwrap();
+        Self { stream: BufReader::new(stream), parser: Parser::new() }
+    }
+
+    fn send(&mut self, commands: &[&Parts]) {
+        let mut bytes = Vec::new();
+        for command in commands {
+            bytes.extend_from_slice(format!("*{}\r\n", command.len()).as_bytes());
+            for part in *command {
+                bytes.extend_from_slice(format!("${}\r\n", part.len()).as_bytes());
+                bytes.extend_from_slice(part);
+                bytes.extend_from_slice(b"\r\n");
+            }
+        }
+        self.stream.get_mut().write_all(&bytes).unwrap();
+    }
+
+    fn read(&mut self) -> Value {
+        self.parser.parse_value(&mut self.stream).unwrap()
+    }
+
+    /// All that comes before the answer to a PING, which is sent now.
+    fn read_all(&mut self) -> Vec<Value> {
+        self.send(&[&parts(&["PING"])]);
+        let pong = Value::SimpleString("PONG".to_owned());
+        std::iter::from_fn(|| Some(self.read()).filter(|it| *it != pong)).collect()
+    }
+}
+
+/// The two connections of either server: one that asks, and one that listens, speaks RESP3 and is
+/// told when keys change that it has read.
+pub(crate) struct Both {
+    asker: Line,
+    listener: Line,
+    pub(crate) memory: Redis<Scripts>,
+    peers: [usize; 2],
+    time: Parts,
+    dump: Parts,
+    /// The keys that the listener has read, and has not heard of since.
+    tracked: Vec<Vec<u8>>,
+    /// Changes a command before the one in memory runs it.
+    pub(crate) planted: fn(&mut Parts),
+    /// How many commands were compared in all their effects.
+    pub(crate) compared: usize,
+    /// How many were not, since a millisecond of the real server's clock ended meanwhile.
+    pub(crate) between: usize,
+}
+
+/// A difference, in words.
+pub(crate) type Difference = String;
+
+impl Both {
+    /// With these scripts, each as the real server knows it, and as the one in memory does.
+    pub(crate) fn new<'a>(server: &Server, texts: impl Iterator<Item = (&'a str, String)>) -> Self {
+        let (mut scripts, mut hashes) = (Scripts::new().unwrap(), Vec::new());
+        for (text, own) in texts {
+            let script = redis::Script::new(text);
+            script.prepare_invoke().load(&mut server.connection()).unwrap();
+            scripts.learn(script.get_hash(), own.as_bytes()).unwrap();
+            hashes.push(script.get_hash().to_owned());
+        }
+        let mut memory = Redis::new(scripts, hashes);
+        let peers = [memory.open(), memory.open()];
+        let (asker, listener) = (Line::open(server), Line::open(server));
+        let (time, dump) = (parts(&["TIME"]), parts(&["EVAL", DUMP, "0"]));
+        let mut both = Self {
+            asker,
+            listener,
+            memory,
+            peers,
+            time,
+            dump,
+            tracked: Vec::new(),
+            planted: |_| (),
+            compared: 0,
+            between: 0,
+        };
+        for command in [&["HELLO", "3"][..], &["CLIENT", "TRACKING", "ON"]].map(parts) {
+            both.listener.send(&[&command]);
+            both.listener.read();
+            both.own(1, 0, &command);
+        }
+        both.start_anew();
+        both
+    }
+
+    /// No keys, no channels, nothing tracked.
+    pub(crate) fn start_anew(&mut self) {
+        self.listener.send(&[&parts(&["FLUSHALL"])]);
+        self.listener.read_all();
+        self.tracked.clear();
+        self.forget();
+    }
+
+    /// The one in memory has no keys, and tracks none.
+    fn forget(&mut self) {
+        for command in
+            [&["FLUSHALL"][..], &["CLIENT", "TRACKING", "OFF"], &["CLIENT", "TRACKING", "ON"]]
+        {
+            self.own(1, 0, &parts(command));
+        }
+    }
+
+    /// Both run the command, of the asker or (1) of the listener.
+    pub(crate) fn run(&mut self, peer: usize, command: &Parts) -> Result<(), Difference> {
+        let line = if peer == 0 { &mut self.asker } else { &mut self.listener };
+        let (time, is_question) = (self.time.clone(), !command[0].ends_with(b"SUBSCRIBE"));
+        line.send(&[&time, command, &time]);
+        let mut heard = Vec::new();
+        let mut next = |line: &mut Line| loop {
+            match line.read() {
+                push @ Value::Push { .. } => heard.push(push),
+                reply => return reply,
+            }
+        };
+        let began = micros(&next(line));
+        let reply = is_question.then(|| next(line));
+        let ended = micros(&next(line));
+        heard.extend(self.listener.read_all());
+        // A key may end as it is read: then the listener is told before it tracks it.
+        heard.iter().flat_map(changed).for_each(|key| self.tracked.retain(|it| *it != key));
+        if peer == 1 && is_question {
+            self.tracked.push(command[1].clone());
+        }
+        let mut own_command = command.clone();
+        (self.planted)(&mut own_command);
+        let mut own = self.own(peer, began, &own_command);
+        let own_reply = is_question.then(|| own.remove(own.iter().position(is_reply).unwrap()));
+        own.extend(self.own(1, began, &parts(&["PING"])).into_iter().filter(|it| !is_reply(it)));
+        if began / 1_000 != ended / 1_000 {
+            self.between += 1;
+            return self.follow();
+        }
+        if !same(&reply, &own_reply) {
+            return Err(format!("the replies differ: {reply:?}, in memory {own_reply:?}"));
+        } else if heard != own {
+            return Err(format!("the messages differ: {heard:?}, in memory {own:?}"));
+        }
+        let (now, keys) = self.keys();
+        let Some(now) = now else { return self.follow() };
+        let own_keys = self.own(0, now, &self.dump.clone()).remove(0);
+        if keys != own_keys {
+            return Err(format!("the keys differ:\n{keys:?}, in memory\n{own_keys:?}"));
+        }
+        self.compared += 1;
+        Ok(())
+    }
+
+    /// The server in memory gets the real one's keys.
+    fn follow(&mut self) -> Result<(), Difference> {
+        let (now, keys) = loop {
+            if let (Some(now), keys) = self.keys() {
+                break (now, keys);
+            }
+        };
+        let Value::Array(keys) = keys else { return Err(format!("no keys: {keys:?}")) };
+        self.forget();
+        for key in keys {
+            let Value::Array(fields) = key else { return Err(format!("no key: {key:?}")) };
+            let [Value::BulkString(key), Value::BulkString(kind), Value::Int(left), value] =
+                &fields[..]
+            else {
+                return Err(format!("no key: {fields:?}"));
+            };
+            let Value::Array(value) = value else { return Err(format!("no value: {value:?}")) };
+            let mut value: Parts = value.iter().map(text).collect();
+            let command = match kind.as_slice() {
+                b"string" => "SET",
+                b"hash" => "HSET",
+                b"list" => "RPUSH",
+                _ => {
+                    value.chunks_mut(2).for_each(|pair| pair.reverse());
+                    "ZADD"
+                }
+            };
+            let head = [command.as_bytes().to_vec(), key.clone()];
+            self.own(0, now, &head.into_iter().chain(value).collect());
+            if *left >= 0 {
+                let time = left.to_string().into_bytes();
+                // The last millisecond is no time that could be set.
+                let (before, time) = if *left == 0 { (1_000, b"1".to_vec()) } else { (0, time) };
+                let expire = [b"PEXPIRE".to_vec(), key.clone(), time];
+                self.own(0, now - before, &expire.into());
+            }
+        }
+        // A key that has ended goes when it is looked at, and the listener is told then.
+        let exists = |key: Vec<u8>| vec![b"EXISTS".to_vec(), key];
+        for key in self.tracked.clone() {
+            self.asker.send(&[&exists(key)]);
+            self.asker.read();
+        }
+        let heard = self.listener.read_all();
+        heard.iter().flat_map(changed).for_each(|key| self.tracked.retain(|it| *it != key));
+        for key in self.tracked.clone() {
+            self.own(1, now, &exists(key));
+        }
+        Ok(())
+    }
+
+    /// The real server's keys, and its time, unless a millisecond ended meanwhile.
+    fn keys(&mut self) -> (Option<i64>, Value) {
+        let (time, dump) = (self.time.clone(), self.dump.clone());
+        self.asker.send(&[&time, &dump, &time]);
+        let (began, keys, ended) = (self.asker.read(), self.asker.read(), self.asker.read());
+        let (began, ended) = (micros(&began), micros(&ended));
+        ((began / 1_000 == ended / 1_000).then_some(began), keys)
+    }
+
+    /// The server in memory runs a command. Returns what the connection gets.
+    fn own(&mut self, peer: usize, now: i64, command: &Parts) -> Vec<Value> {
+        let command: Vec<_> = command.iter().map(Vec::as_slice).collect();
+        self.memory.answer(self.peers[peer], now, &command);
+        let bytes = self.memory.take_unread(self.peers[peer]);
+        let (mut rest, mut parser) = (&bytes[..], Parser::new());
+        // The parser keeps what it has read and not taken.
+        std::iter::from_fn(|| parser.parse_value(&mut rest).ok()).collect()
+    }
+}
+
+fn text(value: &Value) -> Vec<u8> {
+    match value {
+        Value::BulkString(text) => text.clone(),
+        other => panic!("no text: {other:?}"),
+    }
+}
+
+/// The keys that a message says have changed.
+fn changed(message: &Value) -> Vec<Vec<u8>> {
+    match message {
+        Value::Push { kind: PushKind::Invalidate, data } => match &data[..] {
+            [Value::Array(keys)] => keys.iter().map(text).collect(),
+            _ => Vec::new(),
+        },
+        _ => Vec::new(),
+    }
+}
+
+/// Of the reply to `TIME`.
+fn micros(time: &Value) -> i64 {
+    let Value::Array(parts) = time else { panic!("{time:?}") };
+    let number =
+        |at: usize| -> i64 { String::from_utf8(text(&parts[at])).unwrap().parse().unwrap() };
+    number(0) * 1_000_000 + number(1)
+}
+
+fn is_reply(value: &Value) -> bool {
+    !matches!(value, Value::Push { .. })
+}
+
+/// Of errors only the code is the same: the words are the server's.
+fn same(real: &Option<Value>, own: &Option<Value>) -> bool {
+    match (real, own) {
+        (Some(Value::ServerError(real)), Some(Value::ServerError(own))) => {
+            real.code() == own.code()
+        }
+        _ => real == own,
+    }
+}

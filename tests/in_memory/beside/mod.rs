@@ -1,0 +1,113 @@
+//! The server in memory and a real one, side by side: they get the same random commands, and must
+//! agree in each reply, each message and each key with its time to live.
+//!
+//! The one in memory gets the real one's time. A command during which a millisecond of that ends is
+//! not compared: the one in memory takes over the other's keys then.
+//!
+//! `REDLATCH_OPERATIONS=1000000` compares so many commands. What the library sends is recorded anew in
+//! each run, with other owners: a seed does not repeat a run, and a failure prints its history.
+
+mod both;
+mod calls;
+#[path = "../../model/random.rs"]
+mod random;
+
+use std::env;
+use std::thread::sleep;
+use std::time::{Duration, SystemTime};
+
+use redlatch_testkit::Server;
+
+use both::{Both, Difference, Parts};
+use calls::{Calls, Recorded, record, words};
+use random::Random;
+
+/// The commands of one history, after which the keys are forgotten.
+const LENGTH: usize = 150;
+
+fn server() -> Server {
+    // The fields of larger hashes have no order. And keys end when they are looked at: never in
+    // between, by chance.
+    let ordered = ["--hash-max-listpack-value", "10000", "--hash-max-listpack-entries", "10000"];
+    let args = [&ordered[..], &["--enable-debug-command", "yes"]].concat();
+    let server = Server::with_args(&args).unwrap();
+    let command = ["SET-ACTIVE-EXPIRE", "0"];
+    redis::cmd("DEBUG").arg(&command).exec(&mut server.connection()).unwrap();
+    server
+}
+
+fn now() -> i64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_millis() as i64
+}
+
+/// Runs the history of this seed.
+fn history(both: &mut Both, recorded: &Recorded, seed: u64) -> Result<(), Difference> {
+    let mut random = Random::new(seed);
+    let calls = Calls::new(recorded, &mut random);
+    let mut told = Vec::new();
+    both.start_anew();
+    for _ in 0..LENGTH {
+        if random.percent(2) {
+            sleep(Duration::from_millis(random.between(1, 30) as u64));
+        }
+        let (peer, command) = calls.next(&mut random, now());
+        told.push(format!("{} {}", ["asks", "listens"][peer], words(&command)));
+        let done = both.run(peer, &command);
+        done.map_err(|difference| format!("{}\n{difference}", told.join("\n")))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn random_commands_have_the_same_replies_messages_and_keys() {
+    let server = server();
+    let recorded = record(&server);
+    assert!(recorded.scripts.len() > 30, "{}", recorded.scripts.len());
+    let mut both = Both::new(&server, recorded.scripts.iter().map(|it| (it.as_str(), it.clone())));
+    let number = |name: &str| env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
+    let wanted = number("REDLATCH_OPERATIONS").unwrap_or(3_000);
+    let mut seed = 0;
+    while (both.compared as u64) < wanted {
+        history(&mut both, &recorded, seed).unwrap_or_else(|different| panic!("{different}"));
+        seed += 1;
+    }
+    println!("{} commands agree; {} were not compared", both.compared, both.between);
+}
+
+/// Its name; a part of the scripts, and what replaces that; what is done to a command; whether messages
+/// get lost.
+type Plant = (&'static str, &'static str, &'static str, fn(&mut Parts), bool);
+
+/// One in the times of a script, in the effect of a command, in a reply, and in the messages.
+#[test]
+fn a_planted_difference_is_found() {
+    let server = server();
+    let recorded = record(&server);
+    let plants: [Plant; 4] = [
+        ("a time to live", "60000", "60001", |_| (), false),
+        ("an effect", "", "", |command| command.retain(|part| part != b"gt"), false),
+        (
+            "a reply",
+            "",
+            "",
+            |command| {
+                if command[0] == b"exists" {
+                    command.truncate(2);
+                }
+            },
+            false,
+        ),
+        ("a message", "", "", |_| (), true),
+    ];
+    for (name, part, by, planted, loses_messages) in plants {
+        let texts = recorded.scripts.iter();
+        let texts = texts.map(|it| {
+            (it.as_str(), if part.is_empty() { it.clone() } else { it.replace(part, by) })
+        });
+        let mut both = Both::new(&server, texts);
+        both.planted = planted;
+        both.memory.with_faults(|faults| faults.loses_messages = loses_messages);
+        let found = (0..200).find_map(|seed| history(&mut both, &recorded, seed).err());
+        assert!(found.is_some(), "{name} was not found");
+    }
+}
