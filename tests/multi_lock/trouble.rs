@@ -100,8 +100,9 @@ fn a_reply_that_is_lost_leaves_nothing_behind() {
     // The background work of one case would meet the fault of the next.
     let connected = || {
         let proxy = Proxy::before(&server);
-        let client = impatient(&proxy.url()).connections(2).connect().unwrap();
-        let all = all_of(&client, &NAMES);
+        // A connection is opened anew after a fault, on a machine that may stand still meanwhile.
+        let client = impatient(&proxy.url()).connect_timeout(SOON);
+        let all = all_of(&client.connections(2).connect().unwrap(), &NAMES);
         all.lock().unwrap().unlock().unwrap();
         (proxy, all)
     };
