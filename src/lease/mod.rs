@@ -312,8 +312,6 @@ impl Watchdog {
                             }
                         }
                     }
-                    // Mostly the next call has read them.
-                    Item::Lane(lane) if lane.is_settled() => {}
                     Item::Lane(lane) => lanes.push(lane),
                 }
             }

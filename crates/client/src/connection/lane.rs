@@ -73,14 +73,6 @@ fn take_first(queue: &mut VecDeque<Pending>, most: usize) -> VecDeque<Pending> {
     std::mem::replace(queue, rest)
 }
 
-impl LaneState {
-    fn owes(&self) -> bool {
-        self.combining
-            || !self.queue.is_empty()
-            || self.link.as_ref().is_some_and(|link| link.owed() > 0)
-    }
-}
-
 impl Pending {
     fn is(&self, call: &Arc<Call>) -> bool {
         matches!(self, Self::Call(_, own) if Arc::ptr_eq(own, call))
@@ -218,19 +210,10 @@ impl Lane {
 
     /// Whether a command, written or to be written, has an unread reply.
     fn owes(&self) -> bool {
-        self.state.lock().owes()
-    }
-
-    /// Whether there is nothing to [look](Self::look) at. Then the next post asks for a look again:
-    /// callers have read all replies meanwhile.
-    pub fn is_settled(&self) -> bool {
         let state = self.state.lock();
-        let is_settled = !state.owes();
-        if is_settled {
-            // Under the mutex, which a post takes before it asks: its request is not lost here.
-            self.look_requested.store(false, Ordering::Release);
-        }
-        is_settled
+        state.combining
+            || !state.queue.is_empty()
+            || state.link.as_ref().is_some_and(|link| link.owed() > 0)
     }
 
     /// From here on no background thread looks after the lane. Queued and owed commands are
@@ -326,25 +309,6 @@ mod tests {
         assert!(!lane.look(SHORT, LONG), "the thread that asked may read it still");
         wait_until("it is read", LONG, || lane.look(SHORT, LONG));
         assert!(matches!(heard.lock().take(), Some(Err(Failure::Unacknowledged(..)))));
-    }
-
-    /// The background thread is left alone while callers read the replies to posts.
-    #[test]
-    fn a_lane_is_settled_once_a_caller_has_read_all_replies_and_then_a_post_asks_for_a_look() {
-        let server = Server::start().unwrap();
-        let endpoint = Endpoint::new(&server.url(), LONG, LONG).unwrap();
-        let lane = Arc::new(Lane::new(Arc::new(endpoint)));
-        lane.connect().unwrap();
-        let echo = || Command::plain(&[b"ECHO", b"it"]);
-        let post = || lane.post(echo(), Arc::new(|_: Outcome| {}));
-        assert_eq!([post(), post()], [Posted::LookAfter, Posted::LookedAfter]);
-        assert!(!lane.is_settled());
-        assert_eq!(post(), Posted::LookedAfter, "the request for a look still stands");
-        lane.call_once(&echo()).unwrap();
-        assert!(lane.is_settled());
-        assert_eq!(post(), Posted::LookAfter);
-        assert!(!lane.is_settled());
-        lane.call_once(&echo()).unwrap();
     }
 
     /// A server that answers the first ECHO in two halves, the second one when it is told to, and

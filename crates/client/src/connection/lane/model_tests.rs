@@ -153,7 +153,6 @@ impl Play {
     fn background(&self) {
         for _ in 0..LOOKS {
             if self.asked.swap(0, Ordering::SeqCst) > 0
-                && !self.lane.is_settled()
                 && !self.lane.look(MINUTE, MINUTE)
                 && self.lane.look_after() == Posted::LookAfter
             {
