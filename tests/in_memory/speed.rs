@@ -7,12 +7,14 @@ use std::time::{Duration, Instant};
 
 use redlatch::{Client, InMemoryServer};
 use redlatch_testkit::Server;
+use rustix::time::{ClockId, clock_gettime};
 
 const SECONDS: u64 = 3;
 
-/// Grants a second of so many threads that take one lock.
-fn rate(client: &Client, threads: usize) -> u64 {
-    let (grants, ends) = (AtomicU64::new(0), AtomicBool::new(false));
+/// Grants a second of so many threads that take one lock, and their own time for each, in ns. (On a
+/// busy machine only that is the same in each run.)
+fn rate(client: &Client, threads: usize) -> (u64, u64) {
+    let (grants, time, ends) = (AtomicU64::new(0), AtomicU64::new(0), AtomicBool::new(false));
     thread::scope(|scope| {
         for _ in 0..threads {
             scope.spawn(|| {
@@ -21,6 +23,9 @@ fn rate(client: &Client, threads: usize) -> u64 {
                     drop(lock.lock().unwrap());
                     grants.fetch_add(1, Ordering::Relaxed);
                 }
+                let own = clock_gettime(ClockId::ThreadCPUTime);
+                let nanos = own.tv_sec * 1_000_000_000 + own.tv_nsec;
+                time.fetch_add(u64::try_from(nanos).unwrap(), Ordering::Relaxed);
             });
         }
         let began = Instant::now();
@@ -29,7 +34,8 @@ fn rate(client: &Client, threads: usize) -> u64 {
         }
         ends.store(true, Ordering::Relaxed);
     });
-    grants.into_inner() / SECONDS
+    let grants = grants.into_inner();
+    (grants / SECONDS, time.into_inner() / grants.max(1))
 }
 
 #[test]
@@ -40,6 +46,6 @@ fn speed() {
     let redis = Client::connect(&real.url()).unwrap();
     for threads in [1, 8] {
         let (memory, redis) = (rate(&memory, threads), rate(&redis, threads));
-        println!("{threads} threads, one name: {memory} a second in memory, {redis} with a server");
+        println!("{threads} threads, one name: {memory:?} in memory, {redis:?} with a server");
     }
 }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
-use mlua::{Function, Lua, LuaOptions, StdLib, Value as LuaValue, Variadic};
+use mlua::{BString, Function, Lua, LuaOptions, StdLib, Value as LuaValue, Variadic};
 use redis::Value;
 
 use super::commands::Step;
@@ -16,7 +16,8 @@ use crate::sync::Mutex;
 pub struct Scripts {
     data: Arc<Mutex<Data>>,
     lua: Lua,
-    run: Function,
+    run_ten: Function,
+    run_any: Function,
     known: HashMap<String, Function>,
 }
 
@@ -37,32 +38,64 @@ impl Scripts {
         let in_lua = || {
             let libraries = StdLib::TABLE | StdLib::STRING | StdLib::MATH;
             let lua = Lua::new_with(libraries, LuaOptions::default())?;
-            let for_commands = Arc::clone(&data);
-            let command = lua.create_function(move |lua, arguments: Variadic<LuaValue>| {
-                let data = &mut *for_commands.lock();
-                let reply = data.command(&arguments);
-                to_lua(lua, reply)
+            let with_data = || Arc::clone(&data);
+            let own = with_data();
+            let two = lua.create_function(move |lua, (a, b): (BString, BString)| {
+                to_lua(lua, own.lock().run(&[&a, &b]))
+            })?;
+            let own = with_data();
+            let three =
+                lua.create_function(move |lua, (a, b, c): (BString, BString, BString)| {
+                    to_lua(lua, own.lock().run(&[&a, &b, &c]))
+                })?;
+            let own = with_data();
+            let four = lua.create_function(
+                move |lua, (a, b, c, d): (BString, BString, BString, BString)| {
+                    to_lua(lua, own.lock().run(&[&a, &b, &c, &d]))
+                },
+            )?;
+            let own = with_data();
+            let any = lua.create_function(move |lua, parts: Variadic<LuaValue>| {
+                to_lua(lua, own.lock().run_any(&parts))
             })?;
             let prelude = lua.load(include_str!("prelude.lua")).set_name("=prelude");
-            let run: Function = prelude.call(command)?;
-            Ok((lua, run))
+            let (run_ten, run_any) = prelude.call((two, three, four, any))?;
+            Ok((lua, run_ten, run_any))
         };
-        let made: mlua::Result<(Lua, Function)> = in_lua();
-        let (lua, run) = made.map_err(|error| error.to_string())?;
-        Ok(Self { data, lua, run, known: HashMap::new() })
+        let made: mlua::Result<(Lua, Function, Function)> = in_lua();
+        let (lua, run_ten, run_any) = made.map_err(|error| error.to_string())?;
+        Ok(Self { data, lua, run_ten, run_any, known: HashMap::new() })
     }
 
     fn call(&self, script: &Function, keys: usize, arguments: &[&[u8]]) -> mlua::Result<Value> {
-        let text = |it: &&[u8]| self.lua.create_string(it);
-        let arguments = arguments.iter().map(text).collect::<mlua::Result<Variadic<_>>>()?;
-        let (done, result): (bool, LuaValue) = self.run.call((script, keys, arguments))?;
+        // Texts that are UTF-8 have a shorter way.
+        let mut ten = [None; 10];
+        let mut fits = arguments.len() <= ten.len();
+        for (place, argument) in ten.iter_mut().zip(arguments) {
+            *place = str::from_utf8(argument).ok();
+            fits &= place.is_some();
+        }
+        let (done, result): (bool, LuaValue) = if fits {
+            let [a, b, c, d, e, f, g, h, i, j] = ten;
+            self.run_ten.call((script, keys, a, b, c, d, e, f, g, h, i, j))?
+        } else {
+            let text = |it: &&[u8]| self.lua.create_string(it);
+            let arguments = arguments.iter().map(text).collect::<mlua::Result<Variadic<_>>>()?;
+            self.run_any.call((script, keys, arguments))?
+        };
         if done { of_lua(&result) } else { failure(&result) }
     }
 }
 
 impl Data {
-    fn command(&mut self, arguments: &[LuaValue]) -> Value {
-        let texts = arguments.iter().map(|argument| match argument {
+    fn run(&mut self, command: &[&[u8]]) -> Value {
+        let Self { store, peers, now } = self;
+        Step { store, peers, now: *now }.run(command)
+    }
+
+    fn run_any(&mut self, parts: &[LuaValue]) -> Value {
+        let last = parts.iter().rposition(|part| !matches!(part, LuaValue::Nil));
+        let texts = parts[..last.map_or(0, |last| last + 1)].iter().map(|part| match part {
             LuaValue::String(text) => Some(text.as_bytes().to_vec()),
             LuaValue::Number(number) => Some(number_text(*number).into_bytes()),
             LuaValue::Integer(number) => Some(number.to_string().into_bytes()),
@@ -71,9 +104,7 @@ impl Data {
         let Some(texts) = texts.collect::<Option<Vec<_>>>() else {
             return refusal("ERR Lua redis lib command arguments must be strings or integers");
         };
-        let texts: Vec<_> = texts.iter().map(Vec::as_slice).collect();
-        let Self { store, peers, now } = self;
-        Step { store, peers, now: *now }.run(&texts)
+        self.run(&texts.iter().map(Vec::as_slice).collect::<Vec<_>>())
     }
 }
 
