@@ -19,7 +19,7 @@ use rustix::fs::{Access, access};
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use rustix::process::{
-    Pid, Signal, WaitOptions, getpgrp, kill_process, kill_process_group, waitpgid,
+    Pid, Signal, WaitOptions, getpgrp, kill_process, kill_process_group, waitpgid, waitpid,
 };
 use signal_hook::consts::SIGTERM;
 use signal_hook::iterator::Signals;
@@ -104,6 +104,14 @@ pub(crate) fn run(args: &Args, run: &Run) -> Result<u8, Trouble> {
 
 fn margin(run: &Run) -> Duration {
     MARGIN.min(run.lease / 10)
+}
+
+/// A child of this process that the guardian has left behind.
+fn adopted() -> Option<Pid> {
+    let threads = fs::read_dir("/proc/self/task").ok()?.flatten();
+    let children = threads.filter_map(|it| fs::read_to_string(it.path().join("children")).ok());
+    let children: String = children.collect();
+    children.split_whitespace().find_map(|pid| Pid::from_raw(pid.parse().ok()?))
 }
 
 /// The command to run, and its lock.
@@ -411,10 +419,16 @@ impl Work {
     /// The guardian is dead: its children are this process's, which ends them.
     fn take_over(&mut self) {
         let _reaped = self.guardian.wait();
+        if self.pid.is_none() {
+            // It died before it could say which. Perhaps the command has no group yet.
+            self.pid = adopted();
+            let _sent = self.pid.map(|pid| kill_process(pid, Signal::KILL));
+        }
         self.kill();
         self.cgroup.as_ref().inspect(|cgroup| cgroup.end());
         if let Some(pid) = self.pid.filter(|_| !self.in_terminal) {
             while matches!(waitpgid(pid, WaitOptions::empty()), Ok(Some(_)) | Err(Errno::INTR)) {}
+            while matches!(waitpid(Some(pid), WaitOptions::empty()), Err(Errno::INTR)) {}
         }
     }
 

@@ -11,7 +11,7 @@ mod common;
 
 use std::collections::BTreeMap;
 use std::env;
-use std::fs::File;
+use std::fs::{self, File};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio, id};
@@ -100,6 +100,8 @@ enum Fault {
     StopCommandAndKill,
     KillCommand,
     KillGuardian,
+    /// The guardian is killed, within the first moments: perhaps before it could say anything.
+    KillGuardianAtOnce,
     /// Nothing arrives any more.
     Freeze,
     /// The connections are closed, and new ones refused.
@@ -108,13 +110,14 @@ enum Fault {
     MaxHold,
 }
 
-const FAULTS: [Fault; 10] = [
+const FAULTS: [Fault; 11] = [
     Fault::KillAtOnce,
     Fault::Kill,
     Fault::Stop,
     Fault::StopCommandAndKill,
     Fault::KillCommand,
     Fault::KillGuardian,
+    Fault::KillGuardianAtOnce,
     Fault::Freeze,
     Fault::Cut,
     Fault::StopServer,
@@ -156,6 +159,13 @@ impl<'a> Round<'a> {
             thread::sleep(Duration::from_micros(random % 40_000));
             return kill_process(wrapper, Signal::KILL).unwrap();
         }
+        if fault == Fault::KillGuardianAtOnce {
+            let guardian = || only_child(self.wrapper.id());
+            wait_until("there is a guardian", SOON, || self.has_ended() || guardian().is_some());
+            thread::sleep(Duration::from_micros(random % 5_000));
+            let _gone = guardian().map(|it| kill_process(it, Signal::KILL));
+            return;
+        }
         let all_run = || PLACES.iter().all(|it| self.signs.of(*it).is_some());
         wait_until("all run", SOON, || {
             is_over.load(Ordering::Relaxed) || self.has_ended() || all_run()
@@ -168,7 +178,7 @@ impl<'a> Round<'a> {
             let _gone = kill_process(pid, signal);
         };
         match fault {
-            Fault::KillAtOnce | Fault::MaxHold => {}
+            Fault::KillAtOnce | Fault::KillGuardianAtOnce | Fault::MaxHold => {}
             Fault::Kill => send(wrapper, Signal::KILL),
             Fault::Stop => send(wrapper, Signal::STOP),
             Fault::StopCommandAndKill => {
@@ -202,6 +212,12 @@ impl<'a> Round<'a> {
             let _ends = kill_process(pid, Signal::KILL);
         }
     }
+}
+
+/// The guardian, if there is one.
+fn only_child(parent: u32) -> Option<Pid> {
+    let children = fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).ok()?;
+    Pid::from_raw(children.trim().parse().ok()?)
 }
 
 /// What was seen of a kind of fault.
@@ -238,8 +254,8 @@ fn nobody_of_the_group_lives_beside_the_next_holder() {
                         break;
                     }
                     let fault = FAULTS[number % FAULTS.len()];
-                    let in_cgroup =
-                        has_cgroups && (number + number / FAULTS.len()).is_multiple_of(2);
+                    let in_cgroup = has_cgroups
+                        && (number % FAULTS.len() + number / FAULTS.len()).is_multiple_of(2);
                     let promised = if in_cgroup { PLACES.len() } else { LEFT };
                     // A number that looks like one by chance.
                     let random =
