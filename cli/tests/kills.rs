@@ -25,9 +25,11 @@ use redlatch_testkit::{Proxy, Server, signal};
 use rustix::process::{Pid, Signal, kill_process, setsid};
 use rustix::time::{ClockId, clock_gettime};
 
-const LEASE: Duration = Duration::from_secs(3);
+/// The command is killed a tenth of it before its end. With a tenth of 3 s four of 110 rounds failed
+/// on a machine of two cores with dozens of busy processes.
+const LEASE: Duration = Duration::from_secs(10);
 /// So many rounds at a time, each with a server of its own.
-const LANES: usize = 10;
+const LANES: usize = 11;
 
 /// The file into which a process of a command writes that it is alive; its place there.
 const FILE: &str = "REDLATCH_TEST_SIGNS";
@@ -62,7 +64,7 @@ fn a_process_of_the_command() {
         .collect();
     let file = File::options().write(true).open(file).unwrap();
     let begun = Instant::now();
-    while begun.elapsed() < SOON {
+    while begun.elapsed() < SOON * 2 {
         let sign = [u64::from(id()).to_ne_bytes(), now().to_ne_bytes()].concat();
         file.write_all_at(&sign, place as u64 * 16).unwrap();
         thread::sleep(Duration::from_millis(2));
@@ -194,7 +196,7 @@ impl<'a> Round<'a> {
             }
             Fault::StopServer => {
                 signal::stop(self.server.pid());
-                thread::sleep(LEASE * 2);
+                thread::sleep(LEASE + Duration::from_secs(1));
                 signal::go_on(self.server.pid());
             }
         }
