@@ -85,14 +85,21 @@ fn a_planted_difference_is_found() {
     let recorded = record(&server);
     let plants: [Plant; 4] = [
         ("a time to live", "60000", "60001", |_| (), false),
-        ("an effect", "", "", |command| command.retain(|part| part != b"gt"), false),
+        (
+            "an effect",
+            "",
+            "",
+            // Without the time to live.
+            |command| command.truncate(if command[0] == b"set" { 3 } else { usize::MAX }),
+            false,
+        ),
         (
             "a reply",
             "",
             "",
             |command| {
-                if command[0] == b"exists" {
-                    command.truncate(2);
+                if command[0] == b"type" {
+                    command[0] = b"exists".to_vec();
                 }
             },
             false,
