@@ -3,9 +3,10 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use redlatch::{ErrorKind, HoldState, InMemoryServer};
+use redlatch::{ErrorKind, HoldState, InMemoryServer, LostReason};
 
 const LONG: Duration = Duration::from_secs(60);
+const HOUR: Duration = Duration::from_secs(3_600);
 
 #[test]
 fn so_many_requests_fail_and_the_next_one_does_not() {
@@ -46,15 +47,21 @@ fn a_waiter_whose_message_is_lost_asks_again() {
 #[test]
 fn without_renewals_a_lock_is_lost_and_others_get_it() {
     let server = InMemoryServer::new().unwrap();
-    let one = server.builder().watchdog_timeout(Duration::from_millis(600)).connect().unwrap();
+    let one = server.builder().watchdog_timeout(HOUR).connect().unwrap();
     let other = server.client().unwrap();
     let guard = one.reentrant_lock("orders").lock().unwrap();
     server.stop_renewals(true);
+    // The renewal is due, and refused.
+    server.advance(HOUR * 3 / 4);
+    let began = Instant::now();
     while guard.state() == HoldState::Held {
-        thread::yield_now();
+        assert!(began.elapsed() < LONG);
+        thread::sleep(Duration::from_millis(1));
     }
-    assert!(other.reentrant_lock("orders").try_lock_for(LONG).unwrap().is_some());
-    assert!(!guard.is_held());
+    assert_eq!(guard.state(), HoldState::Unconfirmed);
+    server.advance(HOUR / 4);
+    assert_eq!(guard.state(), HoldState::Lost(LostReason::LeaseExpired));
+    assert!(other.reentrant_lock("orders").try_lock().unwrap().is_some());
 }
 
 #[test]
