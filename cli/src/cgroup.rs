@@ -26,7 +26,12 @@ impl Cgroup {
     /// From here on the processes that this one starts are in it, as this process is.
     pub(crate) fn enter(&self) -> Result<()> {
         fs::create_dir(&self.folder)?;
-        fs::write(self.folder.join("cgroup.procs"), "0").inspect_err(|_| self.remove())
+        let entered = match fs::exists(self.folder.join("cgroup.kill")) {
+            Ok(true) => fs::write(self.folder.join("cgroup.procs"), "0"),
+            // What is in it could not be killed, and the lock would be kept for ever.
+            _ => Err(Error::new(ErrorKind::Unsupported, "no cgroup.kill: it needs Linux 5.14")),
+        };
+        entered.inspect_err(|_| self.remove())
     }
 
     /// This process is out of it again.

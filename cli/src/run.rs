@@ -42,8 +42,10 @@ const AGAIN: Duration = Duration::from_millis(5);
 pub(crate) fn run(args: &Args, run: &Run) -> Result<u8, Trouble> {
     let job = Job::of(run)?;
     let grace = run.kill_grace.unwrap_or_else(|| GRACE.min(run.lease / 4));
-    if grace > run.lease / 2 {
-        return Err(Trouble::new(USAGE, "the grace time is more than half of the lease"));
+    // A renewal has to arrive before the command would be told to end.
+    if grace.saturating_add(margin(run)) > run.lease / 2 {
+        let message = "the grace time is too long for the lease: it may be two fifths of it";
+        return Err(Trouble::new(USAGE, message));
     }
     let signals = Heard::start()?;
     let client = args.client()?.watchdog_timeout(run.lease).connect()?;
