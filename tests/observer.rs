@@ -116,6 +116,19 @@ fn a_wait_and_a_hold_are_told_once_each_and_a_re_entry_is_not() {
 }
 
 #[test]
+fn a_loss_that_unlock_finds_is_told_as_a_loss() {
+    let _bounded = bounded();
+    let server = server();
+    let (client, heard) = observed(&server);
+    let guard = client.reentrant_lock("orders").lock().unwrap();
+    let () = redis::cmd("DEL").arg("orders").query(&mut server.connection()).unwrap();
+    assert_eq!(guard.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
+    heard.wait_for("lost");
+    assert_eq!(heard.taken(), ["waits", "has Free", "lost Revoked"]);
+    assert_eq!((client.snapshot().counts.lost, client.snapshot().counts.released), (1, 0));
+}
+
+#[test]
 fn the_way_of_a_lock_is_told_from_another_process_or_from_another_thread() {
     let _bounded = bounded();
     let server = server();

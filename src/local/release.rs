@@ -60,7 +60,13 @@ impl Site {
         // Last: values that the callbacks captured may take this very lock.
         let unheard = tenancy.finish_released();
         if unheard.is_some() {
-            tenancy.tell_released(&self.core, &self.name);
+            match &done {
+                // The server has said so just now.
+                Err(error) if error.kind() == ErrorKind::LeaseLost => {
+                    tenancy.tell_lost(&self.core, &self.name, LostReason::Revoked);
+                }
+                _ => tenancy.tell_released(&self.core, &self.name),
+            }
         }
         done
     }

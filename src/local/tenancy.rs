@@ -256,11 +256,16 @@ impl Tenancy {
             }
             core.watchdog.tell_lost(name, || self.loss_message(reason, core.config.max_hold));
             core.watchdog.call_back(name, reason, callbacks);
-            let (name, kind, held) = (Arc::clone(name), self.hold().kind(), self.held());
-            core.observe_soon(Count::Lost, move |it| {
-                it.lost(&Event::of(&name, (kind, 1), held, reason));
-            });
+            self.tell_lost(core, name, reason);
         }
+    }
+
+    /// Tells the observer of the loss.
+    pub(crate) fn tell_lost(&self, core: &Core, name: &Arc<str>, reason: LostReason) {
+        let (name, kind, held) = (Arc::clone(name), self.hold().kind(), self.held());
+        core.observe_soon(Count::Lost, move |it| {
+            it.lost(&Event::of(&name, (kind, 1), held, reason));
+        });
     }
 
     fn finish(&self, how: End) -> Option<Vec<Callback>> {
