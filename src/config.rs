@@ -234,7 +234,7 @@ impl ClientBuilder {
 
     /// After how long a wait for a lock or a permit is a warning in the log, once for each wait,
     /// which says who has it, as far as the server can tell: `waited 5 s for "orders", held by
-    /// host-7, process 4711, for 25 s more unless it renews; 3 processes before this one`. The wait
+    /// host-7, process 4711, for 25 s more unless it renews; 3 waiters before this one`. The wait
     /// goes on meanwhile. A client logs one such line a second at most; other waits are next. Each
     /// costs a [`status`](crate::Client::status), by a thread of the client's own.
     ///

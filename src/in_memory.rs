@@ -99,6 +99,9 @@ impl InMemoryServer {
     /// ([`LostReason::LeaseExpired`]). A watched lease that is not over is renewed, so a test that
     /// wants to keep a lock moves on in steps of less than its lease.
     ///
+    /// Call it while no call of a client is under way: a grant or a renewal on its way now may count
+    /// its lease from before.
+    ///
     /// It is for leases and times to live. The limits of waits and the timeouts of requests stay
     /// those of the machine's clock.
     pub fn advance(&self, time: Duration) {

@@ -67,7 +67,7 @@ impl<'a> Wait<'a> {
         Instant::now().checked_add(wait).map_or(Self::FOREVER, Self::until)
     }
 
-    /// /// Returns a wait until `deadline`.
+    /// Returns a wait until `deadline`.
     pub fn until(deadline: Instant) -> Self {
         Self { patience: Patience::Until(deadline), ..Self::FOREVER }
     }
