@@ -76,7 +76,7 @@ fn trouble_of_its_own_has_the_statuses_of_sysexits() {
         &["run"],
         &["run", "--no-such-option", "orders", "true"],
         &["run", "-n", "-w", "1", "orders", "true"],
-        &["run", "-k", "20", "orders", "true"],
+        &["run", "-k", "14", "orders", "true"],
         &["run", "-w", "soon", "orders", "true"],
         &[],
     ] {
