@@ -147,8 +147,8 @@ pub(crate) struct Run {
     /// lease]
     #[arg(short, long, value_parser = duration, value_name = "TIME")]
     pub(crate) kill_grace: Option<Duration>,
-    /// Ends also what leaves the group of processes, as by setsid, in a cgroup (version 2) below the
-    /// one of this process. That takes some 10 ms. Status 78: it cannot be made.
+    /// Also ends processes that leave the group, as by setsid: the command runs in a cgroup (version
+    /// 2) below the one of this process. That takes some 10 ms. Status 78: it cannot be made.
     #[arg(long)]
     pub(crate) cgroup: bool,
     /// Says on stderr how long it waited.

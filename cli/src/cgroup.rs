@@ -1,5 +1,4 @@
-//! A cgroup (version 2) of a command's own: also what leaves the command's group of processes stays
-//! in it.
+//! A cgroup (version 2) of a command's own: a process that leaves the command's group stays in it.
 
 use std::fs;
 use std::io::{Error, ErrorKind, Result};
@@ -28,7 +27,7 @@ impl Cgroup {
         fs::create_dir(&self.folder)?;
         let entered = match fs::exists(self.folder.join("cgroup.kill")) {
             Ok(true) => fs::write(self.folder.join("cgroup.procs"), "0"),
-            // What is in it could not be killed, and the lock would be kept for ever.
+            // Its processes could not be killed, and the lock would be kept for ever.
             _ => Err(Error::new(ErrorKind::Unsupported, "no cgroup.kill: it needs Linux 5.14")),
         };
         entered.inspect_err(|_| self.remove())

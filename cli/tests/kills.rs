@@ -289,7 +289,7 @@ fn nobody_of_the_group_lives_beside_the_next_holder() {
                         is_killed.store(fault == Fault::KillAtOnce, Ordering::Relaxed);
                         waits.join().unwrap()
                     });
-                    // Who lives gives a sign in this time.
+                    // A process that lives gives a sign in this time.
                     thread::sleep(Duration::from_millis(20));
                     let signs: Vec<_> = PLACES.iter().map(|it| round.signs.of(*it)).collect();
                     guard.unlock().unwrap();

@@ -14,8 +14,7 @@ use super::Core;
 use crate::observer::{Kind, Observer};
 use crate::snapshot::{Counts, ServerState, Snapshot, Waiting};
 
-/// How long the question may take who makes a waiter wait: the callback of a loss may have to wait
-/// for it.
+/// How long the question for the holder may take: the callback of a loss may have to wait for it.
 const ASKS_FOR: Duration = Duration::from_millis(200);
 
 /// What a client counts.

@@ -93,7 +93,7 @@ impl Step<'_> {
                 if first < 0 && last < 0 && first > last {
                     return Ok(bulk(b""));
                 }
-                // Unlike in a list: what would end before the first byte ends with it.
+                // Unlike in a list: an end before the first byte counts as the first byte.
                 let last = place(last, text.len())
                     .map_or(0, |last| i64::try_from(last).unwrap_or(i64::MAX));
                 Ok(bulk(range(first, last, text.len()).map_or(&[], |range| &text[range])))

@@ -58,7 +58,7 @@ pub struct Redis<K> {
     faults: Faults,
 }
 
-/// What goes wrong on purpose.
+/// The faults that a test asks for.
 #[derive(Debug, Default)]
 pub struct Faults {
     /// So many of the next scripts are refused.
@@ -213,13 +213,13 @@ impl<K: Keys> Redis<K> {
         self.peers.change(peer, |peer| peer.push(&reply));
     }
 
-    /// Takes what was sent to a connection and not read.
+    /// Takes the bytes that were sent to a connection and not read.
     pub fn take_unread(&mut self, peer: usize) -> Vec<u8> {
         let unread = self.peers.get(peer).map(|peer| std::mem::take(&mut peer.replies));
         unread.into_iter().flatten().flatten().collect()
     }
 
-    /// Sets what goes wrong from here on.
+    /// Sets the faults from here on.
     pub fn with_faults(&mut self, set: impl FnOnce(&mut Faults)) {
         set(&mut self.faults);
         self.peers.loses_messages = self.faults.loses_messages;
@@ -477,7 +477,7 @@ impl<K: Keys> Server<K> {
         act(keys, peers, now)
     }
 
-    /// Sets what goes wrong from here on.
+    /// Sets the faults from here on.
     pub fn with_faults(&self, set: impl FnOnce(&mut Faults)) {
         self.state.lock().redis.with_faults(set);
     }
