@@ -2,7 +2,7 @@
 
 use crate::report::{count, digits, time};
 use crate::results::{Cell, Results, Round};
-use crate::works::{DROP, Figures, OURS, WORKS, Work};
+use crate::works::{Figures, OURS, WORKS, Work, is_ours};
 
 /// How a figure is got, shown and compared.
 struct Figure {
@@ -74,6 +74,9 @@ pub(crate) fn write(results: &Results) -> String {
     );
     for versions in &results.versions {
         text += &format!("- {versions}\n");
+    }
+    for again in &results.again {
+        text += &format!("- {again}\n");
     }
     for left_out in &results.left_out {
         text += &format!("- LEFT OUT: {left_out}\n");
@@ -152,10 +155,7 @@ fn ahead(results: &Results) -> String {
         for figure in figures(work).iter().filter(|figure| figure.head != NUMBER.head) {
             let of = |cell: &Cell| cell.median(figure.of);
             let others = results.cells.iter().filter(|cell| {
-                cell.work == work.key
-                    && cell.peer != OURS.key
-                    && cell.peer != DROP.key
-                    && !cell.rounds.is_empty()
+                cell.work == work.key && !is_ours(&cell.peer) && !cell.rounds.is_empty()
             });
             let best = others.filter(|cell| !of(cell).is_nan()).max_by(|one, other| {
                 let order = of(one).total_cmp(&of(other));
@@ -186,8 +186,8 @@ fn ahead(results: &Results) -> String {
         ["work", "figure", "best peer", "its", "redlatch's", "its switches/s", "redlatch's"];
     format!(
         "## Where a peer is ahead\n\n\
-        Each figure in which another library's median is better than redlatch's without `drop`. A \
-        library that polls makes few switches: the process that leaves takes the lock again before \
+        Each figure in which another library's median is better than redlatch's with its defaults and \
+        `unlock`. A library that polls makes few switches: the process that leaves takes the lock again before \
         the others ask. For a free lock redlatch runs two scripts, of three commands each: they keep \
         Redisson's format, and look for waiters.\n\n{}",
         markdown(&heads, rows)

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::env;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, ExitCode};
 
 #[allow(dead_code)]
@@ -68,10 +68,20 @@ fn peers(options: Options) -> Result<(), String> {
         let keys: Vec<_> = WORKS.iter().map(|work| work.key).collect();
         return Err(format!("there is no work {unknown}, only {}", keys.join(" ")));
     }
-    let partly = options.quick || !options.works.is_empty();
-    let results = match &options.from {
-        Some(file) => load(file)?,
-        None => measure(options, &target)?,
+    let whole = target.join("results.json");
+    let (mut partly, into) = (options.quick || !options.works.is_empty(), options.into.clone());
+    let results = match (&options.from, into.as_deref().map(load).transpose()?) {
+        (Some(file), _) => load(file)?,
+        (None, None) => {
+            let file = if partly { target.join("part.json") } else { whole };
+            measure(options, &target, &file)?
+        }
+        (None, Some(mut earlier)) => {
+            earlier.replace(measure(options, &target, &target.join("part.json"))?);
+            keep(&earlier, &whole)?;
+            partly = false;
+            earlier
+        }
     };
     let document = document::write(&results);
     if partly {
@@ -87,7 +97,7 @@ fn peers(options: Options) -> Result<(), String> {
     Ok(())
 }
 
-fn load(file: &PathBuf) -> Result<Results, String> {
+fn load(file: &Path) -> Result<Results, String> {
     let text = fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()))?;
     serde_json::from_str(&text).map_err(|error| format!("{}: {error}", file.display()))
 }
@@ -96,7 +106,13 @@ fn write(file: &Path, text: &str) -> Result<(), String> {
     fs::write(file, text).map_err(|error| format!("{}: {error}", file.display()))
 }
 
-fn measure(options: Options, target: &Path) -> Result<Results, String> {
+fn keep(results: &Results, file: &Path) -> Result<(), String> {
+    let text = serde_json::to_string(results).map_err(|error| error.to_string())?;
+    write(file, &text)
+}
+
+/// Measures, and keeps the results in the file.
+fn measure(options: Options, target: &Path, file: &Path) -> Result<Results, String> {
     let mut built = BTreeMap::new();
     let (mut versions, mut left_out) = (Vec::new(), Vec::new());
     for program in Program::ALL {
@@ -127,14 +143,14 @@ fn measure(options: Options, target: &Path) -> Result<Results, String> {
         warm: options.warm,
         versions,
         left_out,
+        again: Vec::new(),
         cells: Vec::new(),
     };
     for work in WORKS {
         if options.works.is_empty() || options.works.iter().any(|it| it == work.key) {
             results.cells.extend(lab.measure(work));
             // A run that is cut short has been of use.
-            let text = serde_json::to_string(&results).map_err(|error| error.to_string())?;
-            write(&target.join("results.json"), &text)?;
+            keep(&results, file)?;
         }
     }
     Ok(results)

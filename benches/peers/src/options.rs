@@ -10,6 +10,8 @@ pub(crate) struct Options {
     pub(crate) warm: f64,
     pub(crate) quick: bool,
     pub(crate) from: Option<PathBuf>,
+    /// An earlier run, in which some works are to be replaced.
+    pub(crate) into: Option<PathBuf>,
     pub(crate) works: Vec<String>,
 }
 
@@ -21,16 +23,24 @@ cargo run --release -p redlatch-peers -- [options] [work…]
   --seconds S    so long each measurement (1)
   --warm S       so long Redisson warms up where processes contend (25)
   --from FILE    writes PEERS.md and the pictures again, from an earlier run's file
+  --into FILE    with works: puts them in the place of an earlier run's, and writes all again
   --help
 
-With works named, only these are measured, and nothing is written.
+With works named, only these are measured, and the tables are printed and not written.
 ";
 
 impl Options {
     /// `None`: help is wanted.
     pub(crate) fn parse(mut args: impl Iterator<Item = String>) -> Result<Option<Self>, String> {
-        let mut options =
-            Self { rounds: 5, seconds: 1.0, warm: 25.0, quick: false, from: None, works: vec![] };
+        let mut options = Self {
+            rounds: 5,
+            seconds: 1.0,
+            warm: 25.0,
+            quick: false,
+            from: None,
+            into: None,
+            works: vec![],
+        };
         while let Some(arg) = args.next() {
             let mut value = || args.next().ok_or_else(|| format!("{arg} needs a value"));
             let number = |text: String| match text.parse::<f64>() {
@@ -47,11 +57,15 @@ impl Options {
                 "--seconds" => options.seconds = number(value()?)?,
                 "--warm" => options.warm = number(value()?)?,
                 "--from" => options.from = Some(value()?.into()),
+                "--into" => options.into = Some(value()?.into()),
                 option if option.starts_with('-') => {
                     return Err(format!("there is no option {option}; --help lists them"));
                 }
                 work => options.works.push(work.to_owned()),
             }
+        }
+        if options.into.is_some() && (options.works.is_empty() || options.quick) {
+            return Err("--into needs works to replace, and not --quick".to_owned());
         }
         Ok(Some(options))
     }

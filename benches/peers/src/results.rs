@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::works::WORKS;
+
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Results {
     pub(crate) date: String,
@@ -14,6 +16,9 @@ pub(crate) struct Results {
     pub(crate) warm: f64,
     pub(crate) versions: Vec<String>,
     pub(crate) left_out: Vec<String>,
+    /// Which works were measured once more later, and how.
+    #[serde(default)]
+    pub(crate) again: Vec<String>,
     pub(crate) cells: Vec<Cell>,
 }
 
@@ -50,6 +55,25 @@ pub(crate) struct Round {
 }
 
 impl Results {
+    /// Takes over the works of another run.
+    pub(crate) fn replace(&mut self, other: Self) {
+        let measured = |key: &str| other.cells.iter().any(|cell| cell.work == key);
+        let works: Vec<_> = WORKS.iter().filter(|work| measured(work.key)).collect();
+        let titles: Vec<_> = works.iter().map(|work| format!("*{}*", work.title)).collect();
+        self.again.push(format!(
+            "Measured again on {}, commit {}, by `{}`: {}. {}; {} rounds of {} s.",
+            other.date,
+            other.commit,
+            other.command,
+            titles.join("; "),
+            other.server,
+            other.rounds,
+            other.seconds,
+        ));
+        self.cells.retain(|cell| works.iter().all(|work| work.key != cell.work));
+        self.cells.extend(other.cells);
+    }
+
     pub(crate) fn cell(&self, work: &str, peer: &str) -> Option<&Cell> {
         self.cells.iter().find(|cell| cell.work == work && cell.peer == peer)
     }

@@ -18,7 +18,9 @@ const fn peer(key: &'static str, name: &'static str, program: Program) -> Peer {
 
 /// All others are compared with it.
 pub(crate) const OURS: Peer = peer("redlatch", "redlatch", Program::Rust);
-pub(crate) const DROP: Peer = peer("redlatch-drop", "redlatch, `drop`", Program::Rust);
+const DROP: Peer = peer("redlatch-drop", "redlatch, `drop`", Program::Rust);
+const BUSY: Peer = peer("redlatch-busy", "redlatch, `busy_poll`", Program::Rust);
+const BUSY_DROP: Peer = peer("redlatch-busy-drop", "redlatch, `busy_poll`, `drop`", Program::Rust);
 const REDISSON: Peer = peer("redisson", "Redisson", Program::Java);
 const REDISLOCK: Peer = peer("redislock", "redislock, retry 100 ms", Program::Go);
 const REDISLOCK_1: Peer = peer("redislock-1ms", "redislock, retry 1 ms", Program::Go);
@@ -33,6 +35,9 @@ const RSLOCK: Peer = peer("rslock", "rslock", Program::Rust);
 const RSLOCK_1: Peer = peer("rslock-1ms", "rslock, retry 1 ms", Program::Rust);
 
 const DEFAULTS: &[Peer] = &[OURS, DROP, REDISSON, REDISLOCK, REDSYNC, PYTHON, NODE, RLOCK, RSLOCK];
+/// On one core the server has to wait while a thread polls.
+const POLLED: &[Peer] =
+    &[OURS, BUSY, DROP, BUSY_DROP, REDISSON, REDISLOCK, REDSYNC, PYTHON, NODE, RLOCK, RSLOCK];
 const ALL: &[Peer] = &[
     OURS,
     DROP,
@@ -56,6 +61,11 @@ const WAITING: &[Peer] =
     &[OURS, REDISSON, REDISLOCK, REDISLOCK_1, REDSYNC, PYTHON, NODE, RLOCK, RLOCK_1, RSLOCK_1];
 const KILLED: &[Peer] = &[OURS, REDISSON, REDISLOCK_1, REDSYNC, PYTHON, NODE, RLOCK_1];
 const FAR: &[Peer] = &[OURS, REDISSON, REDISLOCK, REDISLOCK_1, REDSYNC_1, PYTHON, RLOCK_1];
+
+/// Whether this peer is redlatch in any of its ways.
+pub(crate) fn is_ours(peer: &str) -> bool {
+    peer.starts_with(OURS.key)
+}
 
 /// Which figures a work has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,9 +135,10 @@ pub(crate) const WORKS: &[Work] = &[
         key: "pair-two",
         title: "One thread, own name, client and server on two cores",
         cores: Cores::Two,
+        peers: POLLED,
         ..PAIR
     },
-    Work { key: "own-32", title: "32 threads, own names", threads: 32, ..PAIR },
+    Work { key: "own-32", title: "32 threads, own names", threads: 32, peers: POLLED, ..PAIR },
     Work { key: "1x8", title: "One process of 8 threads, one name", threads: 8, ..LOCK },
     Work {
         key: "4x8",

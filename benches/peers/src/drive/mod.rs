@@ -24,6 +24,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::clock;
+use crate::works::is_ours;
 
 mod asynchronous;
 mod records;
@@ -114,7 +115,7 @@ pub(crate) fn main() {
 fn prepare(given: &Options) -> Result<Session, String> {
     let options = given.clone();
     Ok(match given["peer"].as_str() {
-        "redlatch" | "redlatch-drop" => {
+        peer if is_ours(peer) => {
             Session::Threads(options, Arc::new(redlatch::Redlatch::connect(given)?))
         }
         "rlock" | "rlock-1ms" => Session::Threads(options, Arc::new(rlock::Rlock::connect(given)?)),

@@ -1,7 +1,12 @@
 //! redlatch itself.
 
+use std::time::Duration;
+
 use super::{Client, Options, Turn, is_writer, lease, name};
 use crate::clock;
+
+/// For how long a thread polls for its reply where it does.
+const POLLED: Duration = Duration::from_micros(50);
 
 pub(crate) struct Redlatch {
     client: redlatch::Client,
@@ -10,7 +15,11 @@ pub(crate) struct Redlatch {
 
 impl Redlatch {
     pub(crate) fn connect(options: &Options) -> Result<Self, String> {
-        let builder = redlatch::Client::builder(&options["url"]).watchdog_timeout(lease(options));
+        let mut builder =
+            redlatch::Client::builder(&options["url"]).watchdog_timeout(lease(options));
+        if options["peer"].contains("-busy") {
+            builder = builder.busy_poll(POLLED);
+        }
         let client = builder.connect().map_err(|error| error.to_string())?;
         if options["work"] == "semaphore" {
             client.semaphore(&options["name"]).try_set_permits(3).map_err(|it| it.to_string())?;
@@ -38,7 +47,7 @@ macro_rules! turn {
 impl Client for Redlatch {
     fn turn(&self, thread: u64) -> Turn {
         let (client, name) = (&self.client, name(&self.options, thread));
-        let drops = self.options["peer"] == "redlatch-drop";
+        let drops = self.options["peer"].ends_with("-drop");
         match self.options["work"].as_str() {
             "fair" => turn!(client.fair_lock(&name), drops),
             "semaphore" => {
