@@ -1,6 +1,6 @@
 //! The scripts, in the language that Redis runs them in.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ pub struct Scripts {
     lua: Lua,
     run_ten: Function,
     run_any: Function,
-    known: HashMap<String, Function>,
+    known: BTreeMap<String, Function>,
 }
 
 /// What a script's commands work on.
@@ -38,33 +38,35 @@ impl Scripts {
         let in_lua = || {
             let libraries = StdLib::TABLE | StdLib::STRING | StdLib::MATH;
             let lua = Lua::new_with(libraries, LuaOptions::default())?;
-            let with_data = || Arc::clone(&data);
-            let own = with_data();
-            let two = lua.create_function(move |lua, (a, b): (BString, BString)| {
-                to_lua(lua, own.lock().run(&[&a, &b]))
-            })?;
-            let own = with_data();
-            let three =
-                lua.create_function(move |lua, (a, b, c): (BString, BString, BString)| {
-                    to_lua(lua, own.lock().run(&[&a, &b, &c]))
+            let own = Arc::clone(&data);
+            let of_name = lua.create_function(move |lua, name: BString| {
+                let with_name = || (name.clone(), Arc::clone(&own));
+                let (name, data) = with_name();
+                let one = lua.create_function(move |lua, a: BString| {
+                    to_lua(lua, data.lock().run(&[&name, &a]))
                 })?;
-            let own = with_data();
-            let four = lua.create_function(
-                move |lua, (a, b, c, d): (BString, BString, BString, BString)| {
-                    to_lua(lua, own.lock().run(&[&a, &b, &c, &d]))
-                },
-            )?;
-            let own = with_data();
+                let (name, data) = with_name();
+                let two = lua.create_function(move |lua, (a, b): (BString, BString)| {
+                    to_lua(lua, data.lock().run(&[&name, &a, &b]))
+                })?;
+                let (name, data) = with_name();
+                let three =
+                    lua.create_function(move |lua, (a, b, c): (BString, BString, BString)| {
+                        to_lua(lua, data.lock().run(&[&name, &a, &b, &c]))
+                    })?;
+                Ok((one, two, three))
+            })?;
+            let own = Arc::clone(&data);
             let any = lua.create_function(move |lua, parts: Variadic<LuaValue>| {
                 to_lua(lua, own.lock().run_any(&parts))
             })?;
             let prelude = lua.load(include_str!("prelude.lua")).set_name("=prelude");
-            let (run_ten, run_any) = prelude.call((two, three, four, any))?;
+            let (run_ten, run_any) = prelude.call((of_name, any))?;
             Ok((lua, run_ten, run_any))
         };
         let made: mlua::Result<(Lua, Function, Function)> = in_lua();
         let (lua, run_ten, run_any) = made.map_err(|error| error.to_string())?;
-        Ok(Self { data, lua, run_ten, run_any, known: HashMap::new() })
+        Ok(Self { data, lua, run_ten, run_any, known: BTreeMap::new() })
     }
 
     fn call(&self, script: &Function, keys: usize, arguments: &[&[u8]]) -> mlua::Result<Value> {

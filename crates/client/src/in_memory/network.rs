@@ -6,7 +6,8 @@
 //! in the order asked; connections break where a test allows that. In a model a read that no reply
 //! will end sleeps for ever, which is reported.
 
-use std::collections::{HashSet, VecDeque};
+use std::borrow::Cow;
+use std::collections::{BTreeSet, HashSet, VecDeque};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -51,7 +52,7 @@ pub trait Keys: Send + 'static {
 pub struct Redis<K> {
     keys: K,
     /// The hashes of the scripts that it knows.
-    scripts: HashSet<String>,
+    scripts: BTreeSet<String>,
     peers: Peers,
     /// The echoed texts, in order.
     echoed: Vec<Vec<u8>>,
@@ -117,14 +118,14 @@ impl<K: Keys> Redis<K> {
         let argument = |at: usize| command.get(at).copied().unwrap_or_default();
         match argument(0) {
             b"EVALSHA" => {
-                let sha = String::from_utf8_lossy(argument(1));
-                if self.faults.refuse(&sha) {
+                let sha = str::from_utf8(argument(1)).unwrap_or_default();
+                if self.faults.refuse(sha) {
                     return refusal("ERR the test lets this request fail");
                 }
-                if !self.scripts.contains(&*sha) {
+                if !self.scripts.contains(sha) {
                     return refusal("NOSCRIPT No matching script. Please use EVAL.");
                 }
-                self.script(now, &sha, command)
+                self.script(now, sha, command)
             }
             b"EVAL" => {
                 let script = redis::Script::new(&String::from_utf8_lossy(argument(1)));
@@ -296,7 +297,7 @@ impl Faults {
     fn refuse(&mut self, sha: &str) -> bool {
         let refuses = self.refusals > 0;
         self.refusals -= usize::from(refuses);
-        refuses || self.refused.contains(sha)
+        refuses || !self.refused.is_empty() && self.refused.contains(sha)
     }
 }
 
@@ -535,14 +536,16 @@ impl<K: Keys> Connection<K> {
     /// Waits until there is something to read, or the connection is broken. `None`: not in time.
     fn with_peer<R>(&self, within: Duration, read: impl FnOnce(&mut Peer) -> R) -> Option<R> {
         let mut state = self.server.state.lock();
-        let until = Instant::now().checked_add(within);
+        // Most replies are there: then no clock is read.
+        let mut until = None;
         loop {
-            let now = state.clock.now();
             let peer = state.redis.peers.get(self.peer)?;
             if !peer.replies.is_empty() || peer.broken {
                 return Some(read(peer));
             }
+            let until = *until.get_or_insert_with(|| Instant::now().checked_add(within));
             // A tracked key's end is news, too.
+            let now = state.clock.now();
             let ends = state.redis.expire(self.peer, now);
             if state.redis.peers.get(self.peer)?.replies.is_empty() {
                 let left =
@@ -586,8 +589,11 @@ impl<K: Keys> Transport for Connection<K> {
         if peer.broken {
             return Err(broken());
         }
-        let mut all = std::mem::take(&mut peer.commands);
-        all.extend_from_slice(bytes);
+        let all = if peer.commands.is_empty() {
+            Cow::Borrowed(bytes)
+        } else {
+            Cow::Owned([&std::mem::take(&mut peer.commands), bytes].concat())
+        };
         let (commands, rest) = split(&all);
         // If it breaks now: some of the commands have run, some of those were answered, and the
         // writer may have noticed.
@@ -602,10 +608,8 @@ impl<K: Keys> Transport for Connection<K> {
                 state.redis.run(self.peer, now, command);
             }
         }
-        let rest = all.len() - rest.len();
-        all.drain(..rest);
         state.redis.peers.change(self.peer, |peer| {
-            peer.commands = all;
+            peer.commands.extend_from_slice(rest);
             if breaks {
                 peer.break_off();
             }
@@ -692,7 +696,10 @@ fn encode(value: &Value, in_resp3: bool, bytes: &mut Vec<u8>) {
     match value {
         Value::Nil => bytes.extend_from_slice(if in_resp3 { b"_\r\n" } else { b"$-1\r\n" }),
         Value::Okay => bytes.extend_from_slice(b"+OK\r\n"),
-        Value::Int(number) => bytes.extend_from_slice(format!(":{number}\r\n").as_bytes()),
+        Value::Int(number) => match usize::try_from(*number) {
+            Ok(number) => head(bytes, b':', number),
+            Err(_) => bytes.extend_from_slice(format!(":{number}\r\n").as_bytes()),
+        },
         Value::Double(number) if in_resp3 => {
             bytes.extend_from_slice(format!(",{number}\r\n").as_bytes());
         }
@@ -757,7 +764,12 @@ fn command(bytes: &[u8]) -> Option<(Vec<&[u8]>, &[u8])> {
 
 /// The number of a line behind its first byte, and the bytes behind the line.
 fn number(bytes: &[u8]) -> Option<(usize, &[u8])> {
-    let end = bytes.iter().position(|byte| *byte == b'\r')?;
-    let number = str::from_utf8(bytes.get(1..end)?).ok()?.parse().ok()?;
-    Some((number, bytes.get(end + 2..)?))
+    let mut number = 0_usize;
+    for (at, byte) in bytes.iter().enumerate().skip(1) {
+        match byte {
+            b'0'..=b'9' => number = number.saturating_mul(10).saturating_add((byte - b'0').into()),
+            _ => return Some((number, bytes.get(at + 2..)?)),
+        }
+    }
+    None
 }

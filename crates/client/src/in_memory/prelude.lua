@@ -1,32 +1,44 @@
--- What Redis gives to its scripts. Receives the functions that run a command of two, three, four and
--- of any number of parts, and returns two that run a script: with ten keys and arguments at most, and
--- with any number. (What a script costs here is mostly the way between Lua and Rust: fixed numbers of
--- texts take half as long.)
-local two, three, four, any = ...
+-- What Redis gives to its scripts. Receives a function that makes three of a command's name, which run
+-- it with one, two and three arguments, and one that runs a command of any number of parts; returns
+-- two that run a script: with ten keys and arguments at most, and with any number. (What a script
+-- costs here is mostly the way between Lua and Rust: fixed numbers of texts take half as long.)
+local of_name, any = ...
 
-local function command(name, a, b, c, ...)
-    if ... == nil and type(a) == 'string' then
-        if b == nil then
-            if c == nil then
-                return two(name, a)
-            end
-        elseif type(b) == 'string' then
-            if c == nil then
-                return three(name, a, b)
-            elseif type(c) == 'string' then
-                return four(name, a, b, c)
-            end
-        end
-    end
-    return any(name, a, b, c, ...)
+-- The functions by the commands' names.
+local one, two, three = {}, {}, {}
+for _, functions in ipairs({one, two, three}) do
+    setmetatable(functions, {
+        __index = function(_, name)
+            one[name], two[name], three[name] = of_name(name)
+            return functions[name]
+        end,
+    })
 end
 
-local function call(...)
-    local reply = command(...)
-    if type(reply) == 'table' and reply.err then
-        error(reply, 0)
+-- Redis's `call`, and its `pcall`, which returns errors.
+local function calls(raises)
+    return function(name, a, b, c, ...)
+        local reply
+        if type(a) ~= 'string' or ... ~= nil then
+            reply = any(name, a, b, c, ...)
+        elseif type(b) == 'string' then
+            if c == nil then
+                reply = two[name](a, b)
+            elseif type(c) == 'string' then
+                reply = three[name](a, b, c)
+            else
+                reply = any(name, a, b, c, ...)
+            end
+        elseif b == nil and c == nil then
+            reply = one[name](a)
+        else
+            reply = any(name, a, b, c, ...)
+        end
+        if raises and type(reply) == 'table' and reply.err then
+            error(reply, 0)
+        end
+        return reply
     end
-    return reply
 end
 
 local function only(field)
@@ -36,8 +48,8 @@ local function only(field)
 end
 
 redis = {
-    call = call,
-    pcall = command,
+    call = calls(true),
+    pcall = calls(false),
     error_reply = only('err'),
     status_reply = only('ok'),
     -- There are no users here: each may run all.
@@ -48,7 +60,8 @@ redis = {
 
 -- A script that takes a name for a global one has a bug.
 local globals = _G
-KEYS, ARGV = {}, {}
+local names, arguments = {}, {}
+KEYS, ARGV = names, arguments
 setmetatable(globals, {
     __index = function(_, name)
         error("Script attempted to access nonexistent global variable '" .. tostring(name) .. "'", 2)
@@ -59,25 +72,32 @@ setmetatable(globals, {
 })
 
 local function run_any(script, keys, ...)
-    local all, names, arguments = {...}, {}, {}
+    local all, own_names, own_arguments = {...}, {}, {}
     for i = 1, keys do
-        names[i] = all[i]
+        own_names[i] = all[i]
     end
     for i = keys + 1, #all do
-        arguments[i - keys] = all[i]
+        own_arguments[i - keys] = all[i]
     end
-    globals.KEYS, globals.ARGV = names, arguments
+    globals.KEYS, globals.ARGV = own_names, own_arguments
     return pcall(script)
 end
 
+-- The same two tables each time (no script changes them): to make them would take as long as two
+-- commands.
 local function run_ten(script, keys, a, b, c, d, e, f, g, h, i, j)
+    local K, A = names, arguments
+    K[1], K[2], K[3] = a, b, c
     if keys == 3 then
-        globals.KEYS, globals.ARGV = {a, b, c}, {d, e, f, g, h, i, j}
+        K[4] = nil
+        A[1], A[2], A[3], A[4], A[5], A[6], A[7] = d, e, f, g, h, i, j
     elseif keys == 4 then
-        globals.KEYS, globals.ARGV = {a, b, c, d}, {e, f, g, h, i, j}
+        K[4] = d
+        A[1], A[2], A[3], A[4], A[5], A[6], A[7] = e, f, g, h, i, j, nil
     else
         return run_any(script, keys, a, b, c, d, e, f, g, h, i, j)
     end
+    globals.KEYS, globals.ARGV = K, A
     return pcall(script)
 end
 
