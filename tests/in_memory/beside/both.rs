@@ -66,8 +66,12 @@ impl Line {
     /// All that comes before the answer to a PING, which is sent now.
     fn read_all(&mut self) -> Vec<Value> {
         self.send(&[&parts(&["PING"])]);
-        let pong = Value::SimpleString("PONG".to_owned());
-        std::iter::from_fn(|| Some(self.read()).filter(|it| *it != pong)).collect()
+        self.read_to(&Value::SimpleString("PONG".to_owned()))
+    }
+
+    /// All that comes before this.
+    fn read_to(&mut self, end: &Value) -> Vec<Value> {
+        std::iter::from_fn(|| Some(self.read()).filter(|it| it != end)).collect()
     }
 }
 
@@ -80,6 +84,8 @@ pub(crate) struct Both {
     peers: [usize; 2],
     time: Parts,
     dump: Parts,
+    /// Publishes what tells the listener that it has heard all, and that as it hears it.
+    end: (Parts, Value),
     /// The keys that the listener has read, and has not heard of since.
     tracked: Vec<Vec<u8>>,
     /// Changes a command before the one in memory runs it.
@@ -90,6 +96,26 @@ pub(crate) struct Both {
     pub(crate) between: usize,
 }
 
+/// What the real server did for a command, with its time before and after it, in µs.
+struct Seen {
+    began: i64,
+    reply: Option<Value>,
+    ended: i64,
+    /// What the listener was sent meanwhile.
+    heard: Vec<Value>,
+    /// Its keys then, and its time, unless a millisecond ended meanwhile.
+    keys: (Option<i64>, Value),
+}
+
+fn same_millisecond(one: i64, other: i64) -> bool {
+    one / 1_000 == other / 1_000
+}
+
+/// Others are answered by a message.
+fn is_question(command: &Parts) -> bool {
+    !command[0].ends_with(b"SUBSCRIBE")
+}
+
 /// A difference, in words.
 pub(crate) type Difference = String;
 
@@ -97,7 +123,7 @@ impl Both {
     /// With these scripts, each as the real server knows it, and as the one in memory does.
     pub(crate) fn new<'a>(server: &Server, texts: impl Iterator<Item = (&'a str, String)>) -> Self {
         let (mut scripts, mut hashes) = (Scripts::new().unwrap(), Vec::new());
-        for (text, own) in texts {
+        for (text, own) in texts.chain([(DUMP, DUMP.to_owned())]) {
             let script = redis::Script::new(text);
             script.prepare_invoke().load(&mut server.connection()).unwrap();
             scripts.learn(script.get_hash(), own.as_bytes()).unwrap();
@@ -106,7 +132,10 @@ impl Both {
         let mut memory = Redis::new(scripts, hashes);
         let peers = [memory.open(), memory.open()];
         let (asker, listener) = (Line::open(server), Line::open(server));
-        let (time, dump) = (parts(&["TIME"]), parts(&["EVAL", DUMP, "0"]));
+        let dump = redis::Script::new(DUMP);
+        let (time, dump) = (parts(&["TIME"]), parts(&["EVALSHA", dump.get_hash(), "0"]));
+        let data = ["end", ""].map(|it| Value::BulkString(it.into())).into();
+        let message = Value::Push { kind: PushKind::Message, data };
         let mut both = Self {
             asker,
             listener,
@@ -114,12 +143,14 @@ impl Both {
             peers,
             time,
             dump,
+            end: (parts(&["PUBLISH", "end", ""]), message),
             tracked: Vec::new(),
             planted: |_| (),
             compared: 0,
             between: 0,
         };
-        for command in [&["HELLO", "3"][..], &["CLIENT", "TRACKING", "ON"]].map(parts) {
+        let greeting = [&["HELLO", "3"][..], &["CLIENT", "TRACKING", "ON"], &["SUBSCRIBE", "end"]];
+        for command in greeting.map(parts) {
             both.listener.send(&[&command]);
             both.listener.read();
             both.own(1, 0, &command);
@@ -145,33 +176,53 @@ impl Both {
         }
     }
 
-    /// Both run the command, of the asker or (1) of the listener.
-    pub(crate) fn run(&mut self, peer: usize, command: &Parts) -> Result<(), Difference> {
-        let line = if peer == 0 { &mut self.asker } else { &mut self.listener };
-        let (time, is_question) = (self.time.clone(), !command[0].ends_with(b"SUBSCRIBE"));
-        line.send(&[&time, command, &time]);
+    /// The real server runs a command of the asker, and tells its keys.
+    fn ask(&mut self, command: &Parts) -> Seen {
+        let Self { asker, time, dump, .. } = self;
+        // In one packet: a round trip takes longer than all this.
+        asker.send(&[time, command, time, dump, time, &self.end.0]);
+        let (began, reply) = (micros(&asker.read()), asker.read());
+        let ended = micros(&asker.read());
+        let (keys, after) = (asker.read(), micros(&asker.read()));
+        asker.read();
+        let heard = self.listener.read_to(&self.end.1);
+        let keys = (same_millisecond(ended, after).then_some(ended), keys);
+        Seen { began, reply: Some(reply), ended, heard, keys }
+    }
+
+    /// The real server runs a command of the listener. (The listener asks for no more keys: it would
+    /// track them.)
+    fn listen(&mut self, command: &Parts) -> Seen {
+        self.listener.send(&[&self.time, command, &self.time]);
         let mut heard = Vec::new();
-        let mut next = |line: &mut Line| loop {
-            match line.read() {
+        let mut next = || loop {
+            match self.listener.read() {
                 push @ Value::Push { .. } => heard.push(push),
                 reply => return reply,
             }
         };
-        let began = micros(&next(line));
-        let reply = is_question.then(|| next(line));
-        let ended = micros(&next(line));
+        let began = micros(&next());
+        let reply = is_question(command).then(&mut next);
+        let ended = micros(&next());
         heard.extend(self.listener.read_all());
+        Seen { began, reply, ended, heard, keys: self.keys() }
+    }
+
+    /// Both run the command, of the asker or (1) of the listener.
+    pub(crate) fn run(&mut self, peer: usize, command: &Parts) -> Result<(), Difference> {
+        let Seen { began, reply, ended, heard, keys } =
+            if peer == 0 { self.ask(command) } else { self.listen(command) };
         // A key may end as it is read: then the listener is told before it tracks it.
         heard.iter().flat_map(changed).for_each(|key| self.tracked.retain(|it| *it != key));
-        if peer == 1 && is_question {
+        if peer == 1 && is_question(command) {
             self.tracked.push(command[1].clone());
         }
         let mut own_command = command.clone();
         (self.planted)(&mut own_command);
         let mut own = self.own(peer, began, &own_command);
-        let own_reply = is_question.then(|| own.remove(own.iter().position(is_reply).unwrap()));
+        let own_reply = reply.is_some().then(|| own.remove(own.iter().position(is_reply).unwrap()));
         own.extend(self.own(1, began, &parts(&["PING"])).into_iter().filter(|it| !is_reply(it)));
-        if began / 1_000 != ended / 1_000 {
+        if !same_millisecond(began, ended) {
             self.between += 1;
             return self.follow();
         }
@@ -180,8 +231,7 @@ impl Both {
         } else if heard != own {
             return Err(format!("the messages differ: {heard:?}, in memory {own:?}"));
         }
-        let (now, keys) = self.keys();
-        let Some(now) = now else { return self.follow() };
+        let (Some(now), keys) = keys else { return self.follow() };
         let own_keys = self.own(0, now, &self.dump.clone()).remove(0);
         if keys != own_keys {
             return Err(format!("the keys differ:\n{keys:?}, in memory\n{own_keys:?}"));
@@ -247,7 +297,7 @@ impl Both {
         self.asker.send(&[&time, &dump, &time]);
         let (began, keys, ended) = (self.asker.read(), self.asker.read(), self.asker.read());
         let (began, ended) = (micros(&began), micros(&ended));
-        ((began / 1_000 == ended / 1_000).then_some(began), keys)
+        (same_millisecond(began, ended).then_some(began), keys)
     }
 
     /// The server in memory runs a command. Returns what the connection gets.

@@ -13,7 +13,8 @@ mod calls;
 mod random;
 
 use std::env;
-use std::thread::sleep;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::{self, sleep};
 use std::time::{Duration, SystemTime};
 
 use redlatch_testkit::Server;
@@ -58,20 +59,36 @@ fn history(both: &mut Both, recorded: &Recorded, seed: u64) -> Result<(), Differ
     Ok(())
 }
 
+/// So many histories run beside each other, each between servers of its own: they sleep now and
+/// then, and wait for each other's processes.
+const LANES: u64 = 8;
+
 #[test]
 fn random_commands_have_the_same_replies_messages_and_keys() {
-    let server = server();
-    let recorded = record(&server);
+    let recorded = record(&server());
     assert!(recorded.scripts.len() > 30, "{}", recorded.scripts.len());
-    let mut both = Both::new(&server, recorded.scripts.iter().map(|it| (it.as_str(), it.clone())));
-    let number = |name: &str| env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
-    let wanted = number("REDLATCH_OPERATIONS").unwrap_or(3_000);
-    let mut seed = 0;
-    while (both.compared as u64) < wanted {
-        history(&mut both, &recorded, seed).unwrap_or_else(|different| panic!("{different}"));
-        seed += 1;
-    }
-    println!("{} commands agree; {} were not compared", both.compared, both.between);
+    let number = |name: &str| env::var(name).ok().and_then(|text| text.parse::<usize>().ok());
+    let wanted = number("REDLATCH_OPERATIONS").unwrap_or(50_000);
+    let (compared, between) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let lane = &|first: u64| {
+        let server = server();
+        let texts = recorded.scripts.iter().map(|it| (it.as_str(), it.clone()));
+        let mut both = Both::new(&server, texts);
+        for seed in (first..).step_by(LANES as usize) {
+            if compared.load(Ordering::Relaxed) >= wanted {
+                break;
+            }
+            if let Err(different) = history(&mut both, &recorded, seed) {
+                // The other lanes end, too.
+                compared.store(wanted, Ordering::Relaxed);
+                panic!("{different}");
+            }
+            compared.fetch_add(std::mem::take(&mut both.compared), Ordering::Relaxed);
+            between.fetch_add(std::mem::take(&mut both.between), Ordering::Relaxed);
+        }
+    };
+    thread::scope(|scope| (0..LANES).for_each(|first| drop(scope.spawn(move || lane(first)))));
+    println!("{compared:?} commands agree; {between:?} were not compared");
 }
 
 /// Its name; a part of the scripts, and what replaces that; what is done to a command; whether messages
