@@ -73,7 +73,10 @@ fn a_wait_outlasts_an_outage() {
     thread::scope(|scope| {
         let waiter =
             scope.spawn(|| client.reentrant_lock("orders").try_lock_for(LONG).unwrap().is_some());
-        thread::sleep(Duration::from_millis(300));
+        // Listed are those that sleep: it has met the outage, for it would have the lock otherwise.
+        while client.snapshot().waiting.is_empty() && !waiter.is_finished() {
+            thread::sleep(Duration::from_millis(1));
+        }
         server.set_out_of_reach(false);
         assert!(waiter.join().unwrap());
     });
