@@ -2,8 +2,9 @@
 --
 -- KEYS 1 the barrier, 2 slot, 3 its parties
 -- ARGV 1-4 as in once.lua, 5 channel, 6 party, 7 its lease in ms, 8 1 = it has an action
--- reply: the generation's number, and in six further digits 1 + how many parties are still to come;
---        0 = it has not arrived, and `look` says why
+-- reply: the generation's number, and in six further digits 1 + how many parties are still to come
+--        (as text, for it is more than a number of Lua's has); 0 = it has not arrived, and `look`
+--        says why
 local number, ends = present(), false
 return once(function()
     if not number or is_broken(number) then

@@ -3,7 +3,7 @@
 -- KEYS first the barrier, last its parties
 --
 -- The barrier is a hash: how many `parties` trip it; the number of its `generation`, which began as
--- a time in ms, so that no other barrier of the name has the same; the `first` one of this barrier;
+-- a time in µs, so that no other barrier of the name has the same; the `first` one of this barrier;
 -- and the last `broken` ones, between spaces. The parties that have arrived are a sorted set:
 -- party -> the end of its lease in ms since 1970. A generation ends once. It trips: the next number
 -- begins. Or it breaks, and is the present one until a reset. (The one after a complete one, whose
@@ -35,7 +35,7 @@ end
 
 -- The broken generations, this one included. Those of 64 resets ago are forgotten.
 local function broken_with(number)
-    return string.sub(broken() .. text(number) .. ' ', -64 * 14 - 1)
+    return string.sub(broken() .. text(number) .. ' ', -64 * 17 - 1)
 end
 
 -- Whether a party has not renewed its lease.

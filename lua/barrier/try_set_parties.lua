@@ -8,7 +8,8 @@ return once(function()
         return nil
     end
     check()
-    local number = text(clock())
+    local time = redis.call('time')
+    local number = text(time[1] * 1000000 + time[2])
     return {'1', 'hset', barrier, 'parties', ARGV[5], 'generation', number, 'first', number}
 end, function()
     redis.call('del', parties)

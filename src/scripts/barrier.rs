@@ -26,7 +26,7 @@ static KEEP_ALIVE: LazyLock<Script> =
     script!(NUMBER; "barrier/generations.lua", "barrier/keep_alive.lua");
 
 /// A reply of `arrive` has the generation before so many digits.
-const INDICES: i64 = 1_000_000;
+const INDEX_DIGITS: usize = 6;
 pub(crate) const MOST_PARTIES: u32 = 999_999;
 
 /// One barrier as the scripts see it.
@@ -78,16 +78,10 @@ impl BarrierScripts<'_> {
         let arguments: [&[u8]; 4] =
             [self.keys.channel.as_bytes(), &party, millis(lease, &mut digits), acts];
         let reply = self.once(&ARRIVE, id, &arguments)?;
-        let arrival = match &reply {
-            Value::Int(0) => return Ok(None),
-            Value::BulkString(text) => str::from_utf8(text).ok().and_then(|it| it.parse().ok()),
-            Value::Int(number) => Some(*number),
-            _ => None,
-        };
-        let arrival = arrival.filter(|it: &i64| it % INDICES > 0);
-        let arrival = arrival.ok_or_else(|| unexpected(&reply))?;
-        let index = u32::try_from(arrival % INDICES - 1).map_err(|_| unexpected(&reply))?;
-        Ok(Some((arrival / INDICES, index)))
+        if reply == Value::Int(0) {
+            return Ok(None);
+        }
+        read_arrival(&reply).map(Some).ok_or_else(|| unexpected(&reply))
     }
 
     pub(crate) fn reset(self, id: RequestId) -> Result<bool, Trouble> {
@@ -153,6 +147,16 @@ impl BarrierScripts<'_> {
         Once { script, rights, key, another, requests, request_id, arguments, acks: None }
             .call(route)
     }
+}
+
+fn read_arrival(reply: &Value) -> Option<(i64, u32)> {
+    let text = match reply {
+        Value::BulkString(text) => str::from_utf8(text).ok()?.to_owned(),
+        Value::Int(number) => number.to_string(),
+        _ => return None,
+    };
+    let (generation, index) = text.split_at_checked(text.len().checked_sub(INDEX_DIGITS)?)?;
+    Some((generation.parse().ok()?, index.parse::<u32>().ok()?.checked_sub(1)?))
 }
 
 /// A message: the generation that has ended, and how it went.

@@ -289,6 +289,22 @@ fn a_delete_breaks_the_present_generation() {
     });
 }
 
+/// The numbers of generations rise from one barrier of a name to the next one, also if the first one
+/// has tripped more than a thousand times a second.
+#[test]
+fn a_barrier_made_again_after_many_trips_is_another_one() {
+    let _bounded = bounded();
+    let server = server();
+    let barrier = client(&server).cyclic_barrier("fast");
+    for _ in 0..2 {
+        assert!(barrier.try_set_parties(1).unwrap());
+        for _ in 0..2_000 {
+            assert_eq!(barrier.wait().unwrap(), 0);
+        }
+        assert!(barrier.delete().unwrap());
+    }
+}
+
 /// "If the current thread has its interrupted status set on entry to this method": it does not trip
 /// the barrier, though it is the last to arrive.
 #[test]
