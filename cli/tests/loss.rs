@@ -28,7 +28,7 @@ fn after(server: &Server, url: &str, name: &str, fault: impl FnOnce(&Running)) -
     let lock = client(server).reentrant_lock(name);
     let other = thread::spawn(move || {
         let guard = lock.lock().unwrap();
-        let alive = members(command);
+        let alive = alive(command);
         drop(guard);
         alive
     });

@@ -76,12 +76,39 @@ impl Running {
     }
 }
 
-/// The living processes of a group.
+/// The processes of a group, but for those that have ended.
 pub(crate) fn members(group: i32) -> Vec<i32> {
     let processes = fs::read_dir("/proc").unwrap().flatten();
     let pids = processes.filter_map(|it| it.file_name().to_str()?.parse::<i32>().ok());
     pids.filter(|pid| stat(*pid).is_some_and(|(state, _, its)| its == group && state != "Z"))
         .collect()
+}
+
+/// The processes of a group that can still run. A killed process is none of them: it runs no
+/// instruction any more, but on a busy machine it may wait a second for its turn to be gone.
+pub(crate) fn alive(group: i32) -> Vec<i32> {
+    members(group).into_iter().filter(|pid| !is_dying(*pid)).collect()
+}
+
+/// Whether every thread of a process has ended, or has got KILL.
+fn is_dying(pid: i32) -> bool {
+    const EXITS_OR_KILLED: u64 = 0x404;
+    let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return true };
+    threads.flatten().all(|thread| {
+        let read = |file| fs::read_to_string(thread.path().join(file)).ok();
+        // In this order: a thread that takes the KILL from what is pending sets the flag.
+        let (Some(status), Some(stat)) = (read("status"), read("stat")) else { return true };
+        let pending = |line: &str| {
+            let (name, mask) = line.split_once(":\t")?;
+            let mask = ["SigPnd", "ShdPnd"].contains(&name).then_some(mask)?;
+            u64::from_str_radix(mask, 16).ok()
+        };
+        let is_killed = status.lines().filter_map(pending).any(|mask| mask & (1 << 8) != 0);
+        let mut fields = stat.rsplit_once(')').unwrap().1.split_whitespace();
+        let has_ended = ["Z", "X"].contains(&fields.next().unwrap());
+        let flags: u64 = fields.nth(5).unwrap().parse().unwrap();
+        is_killed || has_ended || flags & EXITS_OR_KILLED != 0
+    })
 }
 
 /// The state, the parent and the group of a process.
