@@ -65,6 +65,10 @@ pub struct Waiting {
     pub waited: Duration,
     /// The name of the thread, if it has one. `None` too if it waits for an owned guard.
     pub thread: Option<String>,
+    /// How many of this client's listed waits for the name come before this one in the client's own
+    /// queue; of a fair lock, how many began before it. The client's place among other clients is
+    /// the server's to say: see [`Client::status`]. (A latch and a barrier let all go at once.)
+    pub place: usize,
 }
 
 /// A server that a client uses.

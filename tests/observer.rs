@@ -420,3 +420,67 @@ fn a_snapshot_has_what_is_held_and_waited_for_and_counts_what_was() {
     drop(busy);
     client.shutdown();
 }
+
+/// The places of the waits by the names of their threads.
+fn places(client: &Client) -> Vec<(String, usize)> {
+    let waiting = client.snapshot().waiting.into_iter();
+    let mut places: Vec<_> = waiting.map(|it| (it.thread.unwrap(), it.place)).collect();
+    places.sort();
+    places
+}
+
+#[test]
+fn a_snapshot_has_the_place_of_each_thread_among_those_of_its_process() {
+    let _bounded = bounded();
+    let server = server();
+    let (other, client) = (client(&server), builder(&server).connect().unwrap());
+    let busy = ["orders", "fair"].map(|name| other.reentrant_lock(name).lock().unwrap());
+    for name in ["orders", "fair"] {
+        let tokens = [(); 3].map(|()| CancelToken::new());
+        let mut waits: Vec<_> = Vec::new();
+        for (at, token) in tokens.iter().enumerate() {
+            let (own, token) = (client.clone(), token.clone());
+            let thread = std::thread::Builder::new().name(at.to_string());
+            let waiting = move || match name {
+                "fair" => own.fair_lock(name).lock_cancellable(&token).is_err(),
+                _ => own.reentrant_lock(name).lock_cancellable(&token).is_err(),
+            };
+            waits.push(thread.spawn(waiting).unwrap());
+            wait_until("it is listed", SOON, || places(&client).len() == at + 1);
+        }
+        let expected = |threads: &[&str]| {
+            let threads = threads.iter().map(|it| (*it).to_owned()).zip(0..);
+            threads.collect::<Vec<_>>()
+        };
+        assert_eq!(places(&client), expected(&["0", "1", "2"]), "{name}");
+        // The next one leads, and those behind it have moved up.
+        tokens[0].cancel();
+        wait_until("it has gone", SOON, || places(&client) == expected(&["1", "2"]));
+        tokens.iter().for_each(CancelToken::cancel);
+        waits.into_iter().for_each(|wait| assert!(wait.join().unwrap()));
+        assert!(places(&client).is_empty());
+    }
+    drop(busy);
+}
+
+#[test]
+fn a_leader_is_listed_during_an_outage_too() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let client = Client::builder(&proxy.url())
+        .response_timeout(IMPATIENT)
+        .connect_timeout(IMPATIENT)
+        .connect()
+        .unwrap();
+    proxy.refuse();
+    proxy.cut_all();
+    let token = CancelToken::new();
+    let waits = spawn({
+        let (lock, token) = (client.reentrant_lock("orders"), token.clone());
+        move || lock.lock_cancellable(&token).map(drop).unwrap_err().kind()
+    });
+    wait_until("it is listed", SOON, || !client.snapshot().waiting.is_empty());
+    token.cancel();
+    assert_eq!(waits.join(), ErrorKind::Cancelled);
+}

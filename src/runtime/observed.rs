@@ -40,14 +40,23 @@ impl Counted {
     }
 }
 
-/// The waits that have lasted for a while, by their beginnings and threads.
-pub(super) type Waits = BTreeMap<(u64, u64), (Arc<str>, Kind, Arc<Thread>)>;
+/// The waits that have lasted for a while, by their beginnings and threads. Each is a name, its
+/// kind, a thread, and the thread's arrival in the process's queue: zero while it leads.
+pub(super) type Waits = BTreeMap<(u64, u64), (Arc<str>, Kind, Arc<Thread>, u64)>;
 
 /// The entry of a wait among them.
 #[derive(Debug)]
 pub(crate) struct Listed {
     core: Weak<Core>,
     key: (u64, u64),
+}
+
+impl Listed {
+    /// It stands there now in the process's queue.
+    pub(crate) fn stands(&self, arrival: u64) {
+        let Some(core) = self.core.upgrade() else { return };
+        core.waits.lock().entry(self.key).and_modify(|wait| wait.3 = arrival);
+    }
 }
 
 impl Drop for Listed {
@@ -93,15 +102,17 @@ impl Core {
     }
 
     pub(crate) fn snapshot(&self) -> Snapshot {
-        let waits = self.waits.lock();
-        let waiting = waits.iter().map(|((since, _), (name, kind, thread))| Waiting {
-            name: name.to_string(),
-            kind: *kind,
-            waited: clock::since(*since),
-            thread: thread.name().map(str::to_owned),
+        let mut waits: Vec<_> = self.waits.lock().clone().into_iter().collect();
+        // As they stand in line. Where each thread leads for itself: as they began.
+        waits.sort_by_key(|(began, (.., arrival))| (*arrival, *began));
+        let mut before = BTreeMap::<_, usize>::new();
+        let waiting = waits.iter().map(|((since, _), (name, kind, thread, _))| {
+            let count = before.entry(name).or_default();
+            let place = std::mem::replace(count, *count + 1);
+            let (thread, waited) = (thread.name().map(str::to_owned), clock::since(*since));
+            Waiting { name: name.to_string(), kind: *kind, waited, thread, place }
         });
         let waiting = waiting.collect();
-        drop(waits);
         let count = |what: Count| self.counts.0[what as usize].load(Ordering::Relaxed);
         let counts = Counts {
             acquired: count(Count::Acquired),
@@ -127,11 +138,11 @@ impl Core {
         &self,
         name: &Arc<str>,
         kind: Kind,
-        thread: &Arc<Thread>,
+        (thread, arrival): (&Arc<Thread>, u64),
         since: u64,
     ) -> Listed {
         let key = (since, thread.id());
-        self.waits.lock().insert(key, (Arc::clone(name), kind, Arc::clone(thread)));
+        self.waits.lock().insert(key, (Arc::clone(name), kind, Arc::clone(thread), arrival));
         Listed { core: Weak::clone(&self.itself), key }
     }
 

@@ -41,12 +41,14 @@ impl LongWait {
         Self { since: 0, is_told, is_said: false, kind, listed: None }
     }
 
-    /// The thread is about to sleep. Returns how long it may sleep before the next call of this.
+    /// The thread is about to sleep, as the process's queue's arrival of this number, or as its leader
+    /// (0). Returns how long it may sleep before the next call of this.
     pub(super) fn goes_on(
         &mut self,
         core: &Core,
         name: &Arc<str>,
         thread: &Arc<Thread>,
+        arrival: u64,
     ) -> Duration {
         let tells_after = core.config.slow_wait.filter(|_| !self.is_told);
         let warns_after = core.config.wait_warning.filter(|_| !self.is_said);
@@ -56,12 +58,13 @@ impl LongWait {
         }
         let waited = Duration::from_nanos(now.saturating_sub(self.since));
         let mut at_most = Duration::MAX;
-        match LISTED_AFTER.saturating_sub(waited) {
-            _ if self.listed.is_some() => {}
-            Duration::ZERO => {
-                self.listed = Some(core.list_wait(name, self.kind, thread, self.since));
+        match (LISTED_AFTER.saturating_sub(waited), &self.listed) {
+            (_, Some(listed)) => listed.stands(arrival),
+            (Duration::ZERO, None) => {
+                let listed = core.list_wait(name, self.kind, (thread, arrival), self.since);
+                self.listed = Some(listed);
             }
-            left => at_most = left,
+            (left, None) => at_most = left,
         }
         match tells_after.map(|after| after.saturating_sub(waited)) {
             Some(Duration::ZERO) if core.tells_slow_wait(name, waited, SPACED) => {

@@ -216,7 +216,7 @@ fn wait<S: Synchronizer>(
         let entered = match first.take().unwrap_or_else(|| synchronizer.enter(claim)) {
             Ok(entered) => entered,
             Err(error) => {
-                go_on(synchronizer, claim, &mut endurance, error)?;
+                go_on(synchronizer, claim, &mut endurance, (&mut long_wait, LAST), error)?;
                 continue;
             }
         };
@@ -240,7 +240,7 @@ fn wait<S: Synchronizer>(
                         }
                     },
                     Some(Signal::Failed(error)) => {
-                        go_on(synchronizer, claim, &mut endurance, error)?;
+                        go_on(synchronizer, claim, &mut endurance, (&mut long_wait, LAST), error)?;
                         continue;
                     }
                     None => return Ok(None),
@@ -267,7 +267,7 @@ fn await_signal<S: Synchronizer>(
     let site = synchronizer.site();
     let (core, name) = site.whose();
     loop {
-        let at_most = long_wait.goes_on(core, name, waiter.thread());
+        let at_most = long_wait.goes_on(core, name, waiter.thread(), waiter.arrival());
         waiter.spin_if_called();
         if let Some(signal) = waiter.take_signal() {
             return Ok(Some(signal));
@@ -314,7 +314,8 @@ fn lead_until_granted<S: Synchronizer>(
         let granted = match await_grant(synchronizer, lead, claim, &mut lasting) {
             Ok(granted) => granted,
             Err(error) => {
-                go_on(synchronizer, claim, &mut lasting.endurance, error)?;
+                let Lasting { endurance, long_wait, .. } = &mut lasting;
+                go_on(synchronizer, claim, endurance, (long_wait, 0), error)?;
                 continue;
             }
         };
@@ -388,7 +389,7 @@ fn await_grant<S: Synchronizer>(
         } else {
             // Parked until a message, `news` (a grant by message), that time, or the end of the
             // wait.
-            let at_most = long_wait.goes_on(core, name, claim.thread);
+            let at_most = long_wait.goes_on(core, name, claim.thread, 0);
             let slept = listening.sleep(core, name, claim, at_most, news);
             // No channel was refused, or confirmed too late. If the leader was cancelled, the
             // answer counts for the threads that queued behind it.
@@ -412,6 +413,7 @@ fn go_on<S: Synchronizer>(
     synchronizer: &S,
     claim: &ClaimOf<'_, S>,
     endurance: &mut Endurance,
+    (long_wait, arrival): (&mut LongWait, u64),
     error: Error,
 ) -> Result<(), Error> {
     let (site, wait) = (synchronizer.site(), &claim.wait);
@@ -427,9 +429,14 @@ fn go_on<S: Synchronizer>(
     let Some(pause) = endurance.failed(&error, core.config.failover_timeout) else {
         return Err(error);
     };
+    // The pause is short: a warning that is due in it comes after the next one.
+    long_wait.goes_on(core, name, claim.thread, arrival);
     doze(core, name, claim.thread, wait, wait.sleep_until(pause), || false)?;
     if wait.is_over() { Err(error) } else { Ok(()) }
 }
+
+/// The arrival of a thread that is about to queue again.
+const LAST: u64 = u64::MAX;
 
 /// A request that had less time says nothing of the server. (The first request of a thread that
 /// need not queue has more: see [`Wait::limits`].)

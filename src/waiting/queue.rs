@@ -206,6 +206,11 @@ impl<N, G, I> Waiter<N, G, I> {
         &self.thread
     }
 
+    /// Its number among the waiters so far, the first of which has 1.
+    pub(super) fn arrival(&self) -> u64 {
+        self.arrival
+    }
+
     pub(crate) fn is(&self, other: &Self) -> bool {
         std::ptr::eq(self, other)
     }
