@@ -351,7 +351,7 @@ pub enum LostReason {
     /// The server answered that the lock no longer belongs to this owner: it was deleted or taken
     /// by force, or the server lost its data.
     Revoked,
-    /// /// This client called `force_unlock`.
+    /// This client called `force_unlock`.
     ForceUnlocked,
     /// The client was shut down.
     ShutDown,

@@ -424,13 +424,13 @@ impl Condition {
         self.notify(true)
     }
 
-    /// /// Returns the condition's name.
+    /// Returns the condition's name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// /// Returns the name of its lock.
+    /// Returns the name of its lock.
     #[must_use]
     pub fn lock_name(&self) -> &str {
         &self.lock.handle().site.name

@@ -110,11 +110,11 @@ pub type OwnedLockGuard<L = dyn Lock> = LockGuard<L, OfGuard>;
 #[derive(Debug)]
 pub struct OfThread(PhantomData<MutexGuard<'static, ()>>);
 
-/// /// The guard belongs to no thread.
+/// The guard belongs to no thread.
 #[derive(Debug)]
 pub struct OfGuard(());
 
-/// /// The thread to which a hold belongs.
+/// The thread to which a hold belongs.
 pub trait GuardOwner {
     fn thread() -> Arc<Thread>;
 }

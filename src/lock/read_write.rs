@@ -174,19 +174,19 @@ impl ReadWriteLock {
         }
     }
 
-    /// /// Returns the lock for readers. No I/O.
+    /// Returns the lock for readers. No I/O.
     #[must_use]
     pub fn read(&self) -> &ReadLock {
         &self.read
     }
 
-    /// /// Returns the lock for writers. No I/O.
+    /// Returns the lock for writers. No I/O.
     #[must_use]
     pub fn write(&self) -> &WriteLock {
         &self.write
     }
 
-    /// /// Returns the lock's name, which is its key in Redis.
+    /// Returns the lock's name, which is its key in Redis.
     #[must_use]
     pub fn name(&self) -> &str {
         self.read.name()
