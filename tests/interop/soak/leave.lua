@@ -15,6 +15,14 @@ if limit == '1' then
     end
 end
 redis.call('hincrby', key .. ':of', side, 1)
+-- For how long no turn has ended before.
+local clock = redis.call('time')
+local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
+local idle = now - (redis.call('get', key .. ':last') or now)
+redis.call('set', key .. ':last', now)
+if idle > tonumber(redis.call('get', key .. ':idle') or '0') then
+    redis.call('set', key .. ':idle', idle)
+end
 if tonumber(ARGV[6]) > tonumber(redis.call('hget', key .. ':longest', side) or '0') then
     redis.call('hset', key .. ':longest', side, ARGV[6])
 end
