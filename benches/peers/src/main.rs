@@ -16,6 +16,7 @@ mod clock;
 #[allow(dead_code)]
 #[path = "../../table/cores.rs"]
 mod cores;
+mod dashboard;
 mod document;
 mod drive;
 mod grants;
@@ -30,6 +31,8 @@ mod report;
 mod results;
 mod works;
 
+use redlatch_testkit::Job;
+
 use lab::Lab;
 use options::Options;
 use program::Program;
@@ -40,6 +43,9 @@ fn main() -> ExitCode {
     if env::args().nth(1).is_some_and(|arg| arg == "--drive") {
         drive::main();
         return ExitCode::SUCCESS;
+    }
+    if let Some(job) = Job::from_env() {
+        dashboard::work(&job);
     }
     let done = match Options::parse(env::args().skip(1)) {
         Ok(Some(options)) => peers(options),
@@ -60,6 +66,9 @@ fn main() -> ExitCode {
 
 fn peers(options: Options) -> Result<(), String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    if options.dashboard {
+        return write(&root.join("docs/pictures/dashboard.svg"), &dashboard::draw()?);
+    }
     let target =
         env::current_exe().ok().and_then(|exe| Some(exe.parent()?.parent()?.join("peers")));
     let target = target.ok_or("the target folder is unknown")?;

@@ -12,6 +12,7 @@ pub(crate) struct Options {
     pub(crate) from: Option<PathBuf>,
     /// An earlier run, in which some works are to be replaced.
     pub(crate) into: Option<PathBuf>,
+    pub(crate) dashboard: bool,
     pub(crate) works: Vec<String>,
 }
 
@@ -24,6 +25,7 @@ cargo run --release -p redlatch-peers -- [options] [work…]
   --warm S       so long Redisson warms up where processes contend (25)
   --from FILE    writes PEERS.md and the pictures again, from an earlier run's file
   --into FILE    with works: puts them in the place of an earlier run's, and writes all again
+  --dashboard    draws docs/pictures/dashboard.svg instead, from a run of a minute and a half
   --help
 
 With works named, only these are measured, and the tables are printed and not written.
@@ -39,7 +41,8 @@ impl Options {
             quick: false,
             from: None,
             into: None,
-            works: vec![],
+            dashboard: false,
+            works: Vec::new(),
         };
         while let Some(arg) = args.next() {
             let mut value = || args.next().ok_or_else(|| format!("{arg} needs a value"));
@@ -56,6 +59,7 @@ impl Options {
                 "--rounds" => options.rounds = number(value()?)?.ceil() as usize,
                 "--seconds" => options.seconds = number(value()?)?,
                 "--warm" => options.warm = number(value()?)?,
+                "--dashboard" => options.dashboard = true,
                 "--from" => options.from = Some(value()?.into()),
                 "--into" => options.into = Some(value()?.into()),
                 option if option.starts_with('-') => {

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-const WIDTH: f64 = 860.0;
+pub(crate) const WIDTH: f64 = 860.0;
 /// Around the plot.
 const TOP: f64 = 52.0;
 const BOTTOM: f64 = 52.0;
@@ -43,6 +43,7 @@ pub(crate) struct Picture {
     y: Axis,
     left: f64,
     right: f64,
+    width: f64,
     height: f64,
     body: String,
     /// On the right of the plot: how high, what, whose.
@@ -51,9 +52,15 @@ pub(crate) struct Picture {
 
 impl Picture {
     /// `left` and `labels` are the room on the left and on the right of the plot.
-    pub(crate) fn new(title: &str, height: f64, left: f64, labels: f64, x: Axis, y: Axis) -> Self {
-        let (right, body, bottom) = (WIDTH - labels, String::new(), height - BOTTOM);
-        let mut it = Self { x, y, left, right, height, body, labels: Vec::new() };
+    pub(crate) fn new(
+        title: &str,
+        (width, height): (f64, f64),
+        (left, labels): (f64, f64),
+        x: Axis,
+        y: Axis,
+    ) -> Self {
+        let (right, body, bottom) = (width - labels, String::new(), height - BOTTOM);
+        let mut it = Self { x, y, left, right, width, height, body, labels: Vec::new() };
         it.text((20.0, 28.0), "title", "start", title);
         for (value, label) in it.x.ticks.clone() {
             let (x, _) = it.at((value, it.y.low));
@@ -77,18 +84,20 @@ impl Picture {
         (x, bottom - self.y.part(y) * (bottom - TOP))
     }
 
-    /// A line with a label at its end. `whose`: 0 is redlatch.
+    /// A line with a label at its end, and gaps where it is NaN. `whose`: 0 is redlatch.
     pub(crate) fn line(&mut self, points: &[(f64, f64)], label: &str, whose: usize) {
-        let places: Vec<_> = points.iter().map(|point| self.at(*point)).collect();
-        let Some(end) = places.last() else { return };
-        self.labels.push((end.1, label.to_owned(), whose));
+        let Some(end) = points.iter().rfind(|point| !point.1.is_nan()) else { return };
+        self.labels.push((self.at(*end).1, label.to_owned(), whose));
         let class = if whose == 0 { "line ours" } else { "line" };
-        let line = format!(
-            "<polyline class=\"{class}\" stroke=\"{}\" points=\"{}\"/>\n",
-            COLOURS[whose % COLOURS.len()],
-            written(&places)
-        );
-        self.body += &line;
+        for points in points.split(|point| point.1.is_nan()).filter(|points| !points.is_empty()) {
+            let places: Vec<_> = points.iter().map(|point| self.at(*point)).collect();
+            let _ = writeln!(
+                self.body,
+                "<polyline class=\"{class}\" stroke=\"{}\" points=\"{}\"/>",
+                COLOURS[whose % COLOURS.len()],
+                written(&places)
+            );
+        }
     }
 
     pub(crate) fn dot(&mut self, point: (f64, f64), whose: usize, radius: f64) {
@@ -108,7 +117,13 @@ impl Picture {
         self.text((x + 5.0, TOP + 14.0), "small", "start", word);
     }
 
-    pub(crate) fn written(mut self) -> String {
+    pub(crate) fn written(self) -> String {
+        let size = (self.width, self.height);
+        document(size, &self.body())
+    }
+
+    /// To be a part of a picture.
+    pub(crate) fn body(mut self) -> String {
         // From the top to the bottom, none above another.
         self.labels.sort_by(|one, other| one.0.total_cmp(&other.0));
         let (step, bottom) = (16.0, self.height - BOTTOM);
@@ -130,12 +145,7 @@ impl Picture {
                 place + 4.0
             );
         }
-        format!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {0}\" width=\"{WIDTH}\" \
-             height=\"{0}\">\n<style>{STYLE}</style>\n<rect class=\"ground\" width=\"100%\" \
-             height=\"100%\"/>\n{1}</svg>\n",
-            self.height, self.body
-        )
+        self.body
     }
 
     fn text(&mut self, (x, y): (f64, f64), class: &str, anchor: &str, text: &str) {
@@ -148,6 +158,15 @@ impl Picture {
     fn stroke(&mut self, class: &str, places: &[(f64, f64)]) {
         let _ = writeln!(self.body, "<polyline class=\"{class}\" points=\"{}\"/>", written(places));
     }
+}
+
+/// A picture of this width and height.
+pub(crate) fn document((width, height): (f64, f64), body: &str) -> String {
+    format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" \
+         width=\"{width}\" height=\"{height}\">\n<style>{STYLE}</style>\n<rect class=\"ground\" \
+         width=\"100%\" height=\"100%\"/>\n{body}</svg>\n"
+    )
 }
 
 fn written(places: &[(f64, f64)]) -> String {

@@ -1,6 +1,6 @@
 //! The three pictures.
 
-use crate::picture::{Axis, Picture};
+use crate::picture::{Axis, Picture, WIDTH};
 use crate::results::{Cell, Results};
 use crate::works::{WORKS, Work};
 
@@ -78,7 +78,7 @@ fn waits(title: &str, cells: &Cells<'_>) -> Picture {
             (1e10, "10 s"),
         ]),
     };
-    let mut picture = Picture::new(title, 460.0, 70.0, 190.0, x, y);
+    let mut picture = Picture::new(title, (WIDTH, 460.0), (70.0, 190.0), x, y);
     // redlatch's above the others'.
     for (whose, (name, cell)) in cells.iter().enumerate().rev() {
         let mut waits = cell.rounds[0].points.clone();
@@ -117,7 +117,7 @@ fn kills(title: &str, cells: &Cells<'_>) -> Picture {
             .map(|at| (f64::from(at) * step, (f64::from(at) * step).to_string()))
             .collect(),
     };
-    let mut picture = Picture::new(title, 460.0, 70.0, 190.0, x, y);
+    let mut picture = Picture::new(title, (WIDTH, 460.0), (70.0, 190.0), x, y);
     picture.mark(3.0, "a holder dies");
     picture.mark(11.0, "a waiter dies");
     for (whose, (name, cell)) in cells.iter().enumerate().rev() {
@@ -145,7 +145,7 @@ fn shares(title: &str, work: &Work, cells: &Cells<'_>) -> Picture {
     let names =
         cells.iter().enumerate().map(|(at, (name, _))| (-(at as f64), name.replace('`', "")));
     let y = Axis { low: -rows, high: 1.0, log: false, title: "", ticks: names.collect() };
-    let mut picture = Picture::new(title, 110.0 + 24.0 * rows, 190.0, 30.0, x, y);
+    let mut picture = Picture::new(title, (WIDTH, 110.0 + 24.0 * rows), (190.0, 30.0), x, y);
     for (at, (name, cell)) in cells.iter().enumerate() {
         let shares = &cell.rounds[cell.rounds.len() / 2].shares;
         let mean = shares.iter().sum::<u64>() as f64 / shares.len() as f64;
