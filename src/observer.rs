@@ -21,6 +21,10 @@ use crate::error::{ErrorKind, LostReason};
 /// lock is held: let none of them block, and none use the client. A panic is logged, and harms
 /// nothing else.
 ///
+/// If that thread hangs in a callback, later events wait. When 10,000 wait, renewals are left out
+/// from there on, and when 100,000 wait, everything else. The log says when that begins (by the same
+/// thread, so once it goes on), and [`Counts`](crate::Counts) has their number.
+///
 /// ```no_run
 /// use redlatch::{Client, Event, LostReason, Observer, Way};
 ///

@@ -21,7 +21,8 @@ pub struct Snapshot {
     pub servers: Vec<ServerState>,
 }
 
-/// How often each has happened; none ever falls. See [`Observer`](crate::Observer) for each.
+/// How often each has happened; none ever falls. See [`Observer`](crate::Observer) for each. A loss
+/// counts as soon as the acquisition does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "the names of the observer's methods")]
@@ -33,6 +34,8 @@ pub struct Counts {
     pub renewed: u64,
     pub renewal_failed: u64,
     pub reconnected: u64,
+    /// How many of these the observer was not told, because too many waited for it.
+    pub left_out: u64,
 }
 
 /// A lock or a permit that a client has.

@@ -238,6 +238,11 @@ impl Site {
         }
     }
 
+    /// The observer was told that the tenancy's thread has it.
+    pub(crate) fn told(&self, tenancy: &Tenancy) {
+        tenancy.told(&self.core, &self.name);
+    }
+
     fn vacant(&self) {
         if let Some(succession) = self.succession() {
             succession.vacant(self.mode);

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::fmt;
 use std::num::NonZero;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -36,7 +36,12 @@ pub(crate) struct Tenancy {
     ended: AtomicBool,
     /// Its index among the tenants that share the hold. Used under the gate's mutex.
     index: AtomicUsize,
+    /// Whether the observer knows of it ([`HAD`]), and whether it was [`LOST`].
+    heard: AtomicU8,
 }
+
+const HAD: u8 = 1;
+const LOST: u8 = 2;
 
 enum End {
     /// The tenancy has not ended, though its thread may wait on a condition. The callbacks to call
@@ -67,6 +72,7 @@ impl Tenancy {
             end: Mutex::new(End::NotYet(Vec::new())),
             ended: AtomicBool::new(false),
             index: AtomicUsize::new(0),
+            heard: AtomicU8::new(0),
         }
     }
 
@@ -260,12 +266,25 @@ impl Tenancy {
         }
     }
 
-    /// Tells the observer of the loss.
+    /// Tells the observer of the loss, unless it does not know that the thread has had the hold: that
+    /// it knows soon ([`told`](Self::told)), or never.
     pub(crate) fn tell_lost(&self, core: &Core, name: &Arc<str>, reason: LostReason) {
-        let (name, kind, held) = (Arc::clone(name), self.hold().kind(), self.held());
-        core.observe_soon(Count::Lost, move |it| {
-            it.lost(&Event::of(&name, (kind, 1), held, reason));
+        if self.heard.fetch_or(LOST, Ordering::SeqCst) & HAD == 0 {
+            return;
+        }
+        core.observe_soon(Count::Lost, || {
+            let (name, kind, held) = (Arc::clone(name), self.hold().kind(), self.held());
+            move |it| it.lost(&Event::of(&name, (kind, 1), held, reason))
         });
+    }
+
+    /// The observer was told that the thread has it.
+    pub(crate) fn told(&self, core: &Core, name: &Arc<str>) {
+        if self.heard.fetch_or(HAD, Ordering::SeqCst) & LOST != 0
+            && let HoldState::Lost(reason) = self.state()
+        {
+            self.tell_lost(core, name, reason);
+        }
     }
 
     fn finish(&self, how: End) -> Option<Vec<Callback>> {

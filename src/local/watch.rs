@@ -154,13 +154,15 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
                 self.arm();
                 // Otherwise the server was only asked whether it knows the hold.
                 if !counts.is_zero() {
-                    let (name, what) = (Arc::clone(self.users_name()), (hold.kind(), 1));
-                    let left = Duration::from_nanos(left.saturating_sub(now));
-                    let cause = renewed.err().cloned();
-                    let count = if cause.is_none() { Count::Renewed } else { Count::RenewalFailed };
-                    self.core().observe_soon(count, move |it| match &cause {
-                        None => it.renewed(&Event::of(&name, what, left, ())),
-                        Some(cause) => it.renewal_failed(&Event::of(&name, what, left, cause)),
+                    let count = if renewed.is_ok() { Count::Renewed } else { Count::RenewalFailed };
+                    self.core().observe_soon(count, || {
+                        let (name, what) = (Arc::clone(self.users_name()), (hold.kind(), 1));
+                        let left = Duration::from_nanos(left.saturating_sub(now));
+                        let cause = renewed.err().cloned();
+                        move |it| match &cause {
+                            None => it.renewed(&Event::of(&name, what, left, ())),
+                            Some(cause) => it.renewal_failed(&Event::of(&name, what, left, cause)),
+                        }
                     });
                 }
             }

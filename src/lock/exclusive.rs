@@ -123,4 +123,8 @@ impl Synchronizer for Exclusive<'_> {
         leadership.resign();
         self.0.admitted(tenancy).map(Some)
     }
+
+    fn told(&self, tenancy: &Arc<Tenancy>) {
+        self.0.site.told(tenancy);
+    }
 }

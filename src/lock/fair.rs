@@ -232,4 +232,8 @@ impl Synchronizer for FairLock {
         leadership.resign();
         handle.admitted(tenancy).map(Some)
     }
+
+    fn told(&self, tenancy: &Arc<Tenancy>) {
+        self.handle.site.told(tenancy);
+    }
 }

@@ -463,6 +463,10 @@ impl Synchronizer for Side<'_> {
         Ok(Some(ReadWriteGrant { tenancy, is_seated: true }))
     }
 
+    fn told(&self, grant: &ReadWriteGrant) {
+        self.handle.site.told(&grant.tenancy);
+    }
+
     fn request_state(&self, _: &Claim<'_, ReadWriteNeed>) -> Option<QueueEntry> {
         None
     }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -27,18 +27,34 @@ pub(crate) enum Count {
     Renewed,
     RenewalFailed,
     Reconnected,
+    LeftOut,
 }
 
 /// How often each has happened.
 #[derive(Debug, Default)]
-pub(super) struct Counted([AtomicU64; Count::Reconnected as usize + 1]);
+pub(super) struct Counted {
+    counts: [AtomicU64; Count::LeftOut as usize + 1],
+    /// How many events wait for the callbacks' thread.
+    queued: AtomicUsize,
+    /// Some were left out since none waited.
+    leaves_out: AtomicBool,
+}
 
 impl Counted {
     #[inline]
     fn add(&self, what: Count) {
-        self.0[what as usize].fetch_add(1, Ordering::Relaxed);
+        self.counts[what as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn of(&self, what: Count) -> u64 {
+        self.counts[what as usize].load(Ordering::Relaxed)
     }
 }
+
+/// The most events that wait behind a slow callback, and the most with losses and ends of outages:
+/// these are few, and without a loss an observer's count of what is held would stay wrong.
+const MOST_EVENTS: usize = 10_000;
+const MOST_WITH_LOSSES: usize = 100_000;
 
 /// The waits that have lasted for a while, by their beginnings and threads. Each is a name, its
 /// kind, a thread, and the thread's arrival in the process's queue: zero while it leads.
@@ -87,18 +103,41 @@ impl Core {
         self.tell(tell);
     }
 
-    /// The same, on the callbacks' thread, after all that it was told there before.
-    pub(crate) fn observe_soon(
+    /// The same, on the callbacks' thread, after all that it was told there before. Left out, if too
+    /// many wait there.
+    pub(crate) fn observe_soon<T: FnOnce(&dyn Observer) + Send + 'static>(
         &self,
         what: Count,
-        tell: impl FnOnce(&dyn Observer) + Send + 'static,
+        event: impl FnOnce() -> T,
     ) {
         self.counts.add(what);
-        if self.is_observed() {
-            // Weak: the core has the queue that this waits in.
-            let core = Weak::clone(&self.itself);
-            self.watchdog.call(move || drop(core.upgrade().inspect(|core| core.tell(tell))));
+        if !self.is_observed() {
+            return;
         }
+        let Counted { queued, leaves_out, .. } = &self.counts;
+        let is_rare = matches!(what, Count::Lost | Count::Reconnected);
+        let most = if is_rare { MOST_WITH_LOSSES } else { MOST_EVENTS };
+        if queued.fetch_add(1, Ordering::Relaxed) >= most {
+            queued.fetch_sub(1, Ordering::Relaxed);
+            self.counts.add(Count::LeftOut);
+            if !leaves_out.swap(true, Ordering::Relaxed) {
+                self.watchdog.log(Level::Warn, || {
+                    "events for the observer are left out: it, an on_lost callback or the logger is \
+                     too slow"
+                        .to_owned()
+                });
+            }
+            return;
+        }
+        // Weak: the core has the queue that this waits in.
+        let (core, tell) = (Weak::clone(&self.itself), event());
+        self.watchdog.call(move || {
+            let Some(core) = core.upgrade() else { return };
+            core.tell(tell);
+            if core.counts.queued.fetch_sub(1, Ordering::Relaxed) == 1 {
+                core.counts.leaves_out.store(false, Ordering::Relaxed);
+            }
+        });
     }
 
     pub(crate) fn snapshot(&self) -> Snapshot {
@@ -113,15 +152,15 @@ impl Core {
             Waiting { name: name.to_string(), kind: *kind, waited, thread, place }
         });
         let waiting = waiting.collect();
-        let count = |what: Count| self.counts.0[what as usize].load(Ordering::Relaxed);
         let counts = Counts {
-            acquired: count(Count::Acquired),
-            gave_up: count(Count::GaveUp),
-            released: count(Count::Released),
-            lost: count(Count::Lost),
-            renewed: count(Count::Renewed),
-            renewal_failed: count(Count::RenewalFailed),
-            reconnected: count(Count::Reconnected),
+            acquired: self.counts.of(Count::Acquired),
+            gave_up: self.counts.of(Count::GaveUp),
+            released: self.counts.of(Count::Released),
+            lost: self.counts.of(Count::Lost),
+            renewed: self.counts.of(Count::Renewed),
+            renewal_failed: self.counts.of(Count::RenewalFailed),
+            reconnected: self.counts.of(Count::Reconnected),
+            left_out: self.counts.of(Count::LeftOut),
         };
         let server = |node: &Arc<Node>| ServerState {
             address: node.endpoint.address(),
@@ -174,5 +213,77 @@ impl Core {
             }
         });
         true
+    }
+}
+
+#[cfg(all(test, testkit))]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::sync::mpsc::{self, Receiver, Sender};
+
+    use redlatch_client::sync::Mutex;
+    use redlatch_testkit::Server;
+
+    use super::*;
+    use crate::config::ClientBuilder;
+    use crate::error::LostReason;
+    use crate::observer::Event;
+    use crate::runtime::Session;
+
+    const SOON: Duration = Duration::from_secs(20);
+
+    /// Hangs in its first callback until it may go on.
+    struct Hangs {
+        may: Mutex<Option<Receiver<()>>>,
+        heard: Sender<&'static str>,
+    }
+
+    impl Observer for Hangs {
+        fn renewed(&self, _: &Event<'_>) {
+            if let Some(may) = self.may.lock().take() {
+                may.recv().unwrap();
+            }
+            self.heard.send("renewed").unwrap();
+        }
+
+        fn lost(&self, _: &Event<'_, LostReason>) {
+            self.heard.send("lost").unwrap();
+        }
+    }
+
+    #[test]
+    fn renewals_behind_a_hanging_observer_are_left_out_and_counted_and_losses_are_not() {
+        let server = Server::start().unwrap();
+        let ((heard, hears), (go_on, may)) = (mpsc::channel(), mpsc::channel());
+        let hangs = Hangs { may: Mutex::new(Some(may)), heard };
+        let config = ClientBuilder::new(&server.url()).observer(hangs).config;
+        let session = Session::open(&server.url(), config, |_, _, _| {}).unwrap();
+        let core = session.core();
+        let event = |how| Event::of("orders", (Kind::ReentrantLock, 1), Duration::ZERO, how);
+        let renewed = || {
+            core.observe_soon(Count::Renewed, || {
+                |it: &dyn Observer| {
+                    it.renewed(&Event::of("orders", (Kind::ReentrantLock, 1), Duration::ZERO, ()));
+                }
+            });
+        };
+        (0..MOST_EVENTS + 7).for_each(|_| renewed());
+        core.observe_soon(Count::Lost, || {
+            move |it: &dyn Observer| {
+                it.lost(&event(LostReason::Revoked));
+            }
+        });
+        let counts = core.snapshot().counts;
+        let most = MOST_EVENTS as u64;
+        assert_eq!((counts.renewed, counts.left_out, counts.lost), (most + 7, 7, 1));
+        go_on.send(()).unwrap();
+        let told: Vec<_> = (0..=MOST_EVENTS).map(|_| hears.recv_timeout(SOON).unwrap()).collect();
+        assert_eq!(told.iter().filter(|it| **it == "renewed").count(), MOST_EVENTS);
+        assert_eq!(told.last(), Some(&"lost"));
+        // There is room again.
+        renewed();
+        assert_eq!(hears.recv_timeout(SOON), Ok("renewed"));
+        assert_eq!(core.snapshot().counts.left_out, 7);
     }
 }

@@ -166,9 +166,9 @@ impl Core {
             let (log, told) = (core.watchdog.log_news(), Weak::clone(&core.itself));
             node.endpoint.health().on_news(move |news| {
                 if let (News::Back { address, after }, Some(core)) = (&news, told.upgrade()) {
-                    let (address, after) = (Arc::clone(address), *after);
-                    core.observe_soon(Count::Reconnected, move |it| {
-                        it.reconnected(&Event::of(&address, (Kind::Server, 1), after, ()));
+                    core.observe_soon(Count::Reconnected, || {
+                        let (address, after) = (Arc::clone(address), *after);
+                        move |it| it.reconnected(&Event::of(&address, (Kind::Server, 1), after, ()))
                     });
                 }
                 log(news);

@@ -99,6 +99,9 @@ pub(crate) trait Synchronizer {
     ) -> Result<Option<GrantOf<Self>>, Error> {
         Ok(Some(grant))
     }
+
+    /// The observer was told that the thread has this.
+    fn told(&self, _grant: &GrantOf<Self>) {}
 }
 
 /// The thread that acquires, its need, and how long it waits.
@@ -175,8 +178,9 @@ pub(crate) fn acquire<S: Synchronizer>(
         core.observe(Count::GaveUp, |it| it.gave_up(&Event::of(name, what(), time(), why)));
     };
     match &outcome {
-        Ok(Some(_)) => {
+        Ok(Some(grant)) => {
             core.observe(Count::Acquired, |it| it.acquired(&Event::of(name, what(), time(), way)));
+            synchronizer.told(grant);
         }
         Ok(None) => gave_up(None),
         Err(error) => gave_up(Some(error.kind())),

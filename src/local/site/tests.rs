@@ -84,3 +84,23 @@ fn a_leader_whose_grant_is_taken_back_still_counts_as_one_of_ours() {
     assert!(error.to_string().contains("0 of 1 replicas"), "{error}");
     assert!(listening.companion.is_some());
 }
+
+/// The client ends between the grant and the observer's news of it; then `lock` fails, and the
+/// observer is told that the thread gave up. Or the lease ends then, and the thread has the guard.
+#[test]
+fn a_loss_is_told_once_the_acquisition_is_and_never_without_it() {
+    let server = Server::start().unwrap();
+    let session = session(&server);
+    let site = Site::of(session.core(), "told");
+    let losses = || session.core().snapshot().counts.lost;
+    let early = seated(&site, LEASE);
+    site.lose_hold(&early.hold(), LostReason::ShutDown);
+    assert_eq!(losses(), 0, "it has not been acquired");
+    site.told(&early);
+    assert_eq!(losses(), 1, "now it has");
+    let late = seated(&site, LEASE);
+    site.told(&late);
+    assert_eq!(losses(), 1);
+    site.lose_hold(&late.hold(), LostReason::Revoked);
+    assert_eq!(losses(), 2);
+}

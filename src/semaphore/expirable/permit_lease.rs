@@ -125,8 +125,14 @@ impl PermitLease {
     pub(super) fn admit(&self) -> Option<Arc<Tenancy>> {
         // No thread's: a permit may be sent to another one, and its thread's end says nothing.
         let tenancy = Arc::new(Tenancy::new(Arc::clone(&self.hold), Thread::placeholder()));
+        let ExpirableSite { core, name, .. } = &*self.site;
+        // The thread has acquired it.
+        tenancy.told(core, name);
         let mut state = self.state.lock();
         if state.is_over || !tenancy.is_held() {
+            drop(state);
+            let reason = self.hold.lost().unwrap_or(LostReason::LeaseExpired);
+            tenancy.tell_lost(core, name, reason);
             return None;
         }
         state.tenancy = Some(Arc::clone(&tenancy));
@@ -290,10 +296,12 @@ mod tests {
 
     use redlatch_testkit::{Server, wait_until};
 
+    use super::super::ExpirablePermit;
     use super::*;
     use crate::Client;
     use crate::error::ErrorKind;
-    use crate::local::HoldState;
+    use crate::local::{HoldState, permits};
+    use crate::waiting::Wait;
 
     const SOON: Duration = Duration::from_secs(20);
 
@@ -316,5 +324,23 @@ mod tests {
             released.join().unwrap().unwrap();
         });
         assert_eq!(permit.release().unwrap_err().kind(), ErrorKind::NotHeld);
+    }
+
+    #[test]
+    fn a_permit_that_is_gone_on_arrival_is_told_as_acquired_and_as_lost() {
+        let server = Server::start().unwrap();
+        let client = Client::connect(&server.url()).unwrap();
+        let pool = client.expirable_semaphore("pool");
+        pool.set_permits(2).unwrap();
+        let terms = Terms::fixed(SOON);
+        let taken = permits::acquire(&pool.site, PermitNeed { permits: 2, terms }, Wait::FOREVER);
+        let taken = taken.unwrap().unwrap();
+        taken[0].lose(LostReason::Revoked);
+        let guards = taken.into_iter().map(|it| ExpirablePermit::of(&pool, it));
+        let guards: Vec<_> = guards.collect();
+        assert!(guards[0].is_none() && guards[1].is_some());
+        drop(guards);
+        let counts = client.snapshot().counts;
+        assert_eq!((counts.acquired, counts.lost, counts.released), (1, 1, 1), "{counts:?}");
     }
 }
