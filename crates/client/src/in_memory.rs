@@ -1,7 +1,10 @@
 //! A server inside this process: for the models of all interleavings, whose keys and scripts are
 //! their own, and for users' tests, with Redis's keys and its Lua scripts.
 
+mod machine;
 mod network;
+mod peers;
+mod resp;
 
 #[cfg(feature = "in-memory")]
 mod commands;
@@ -10,7 +13,10 @@ mod lua;
 #[cfg(feature = "in-memory")]
 mod store;
 
-pub use network::{Faults, Keys, Peers, Redis, Server, refusal};
+pub use machine::{Faults, Keys, Redis};
+pub use network::Server;
+pub use peers::Peers;
+pub use resp::refusal;
 
 #[cfg(feature = "in-memory")]
 pub use lua::Scripts;

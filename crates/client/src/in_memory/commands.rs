@@ -5,7 +5,8 @@ use std::collections::VecDeque;
 
 use redis::Value;
 
-use super::network::{Peers, matches, refusal};
+use super::peers::{Peers, matches};
+use super::resp::refusal;
 use super::store::{Kept, Store};
 
 type Hash = Vec<(Vec<u8>, Vec<u8>)>;

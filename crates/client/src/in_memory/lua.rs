@@ -8,7 +8,9 @@ use mlua::{BString, Function, Lua, LuaOptions, StdLib, Value as LuaValue, Variad
 use redis::Value;
 
 use super::commands::Step;
-use super::network::{Keys, Peers, refusal};
+use super::machine::Keys;
+use super::peers::Peers;
+use super::resp::refusal;
 use super::store::Store;
 use crate::sync::Mutex;
 
