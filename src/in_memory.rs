@@ -134,6 +134,12 @@ impl InMemoryServer {
     pub fn set_out_of_reach(&self, out: bool) {
         self.server.with_faults(|faults| faults.is_out = out);
     }
+
+    /// How many connections have not opened so far since the server was out of reach. It rises when
+    /// a client meets an outage: a test that ends one can wait for that.
+    pub fn unopened_connections(&self) -> u64 {
+        self.server.with_faults(|faults| faults.unopened)
+    }
 }
 
 impl fmt::Debug for InMemoryServer {

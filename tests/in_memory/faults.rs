@@ -70,11 +70,13 @@ fn a_wait_outlasts_an_outage() {
     let client = server.client().unwrap();
     server.set_out_of_reach(true);
     assert!(client.reentrant_lock("orders").try_lock().unwrap_err().is_transient());
+    let unopened = server.unopened_connections();
+    assert!(unopened > 0);
     thread::scope(|scope| {
         let waiter =
             scope.spawn(|| client.reentrant_lock("orders").try_lock_for(LONG).unwrap().is_some());
-        // Listed are those that sleep: it has met the outage, for it would have the lock otherwise.
-        while client.snapshot().waiting.is_empty() && !waiter.is_finished() {
+        // The waiter meets the outage, too.
+        while server.unopened_connections() == unopened && !waiter.is_finished() {
             thread::sleep(Duration::from_millis(1));
         }
         server.set_out_of_reach(false);

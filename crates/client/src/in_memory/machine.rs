@@ -60,6 +60,8 @@ pub struct Faults {
     pub loses_messages: bool,
     /// No connection opens, and those that are open break at their next command.
     pub is_out: bool,
+    /// So many have not opened.
+    pub unopened: u64,
 }
 
 impl<K: Keys> Redis<K> {
@@ -188,12 +190,13 @@ impl<K: Keys> Redis<K> {
     }
 
     /// Sets the faults from here on.
-    pub fn with_faults(&mut self, set: impl FnOnce(&mut Faults)) {
-        set(&mut self.faults);
+    pub fn with_faults<R>(&mut self, set: impl FnOnce(&mut Faults) -> R) -> R {
+        let result = set(&mut self.faults);
         self.peers.loses_messages = self.faults.loses_messages;
         if self.faults.is_out {
             self.peers.each().for_each(Peer::break_off);
         }
+        result
     }
 
     fn learn(&mut self, sha: &str, code: &[u8]) -> Result<(), Value> {

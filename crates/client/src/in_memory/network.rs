@@ -82,7 +82,9 @@ impl<K: Keys> Server<K> {
         let server = Arc::clone(self);
         Dialer::new(move |_, _| {
             let mut state = server.state.lock();
-            if state.redis.faults.is_out || server.breaks(&mut state) {
+            let is_out = state.redis.faults.is_out;
+            if is_out || server.breaks(&mut state) {
+                state.redis.faults.unopened += u64::from(is_out);
                 return Err(broken());
             }
             let peer = state.redis.open();
@@ -102,8 +104,8 @@ impl<K: Keys> Server<K> {
     }
 
     /// Sets the faults from here on.
-    pub fn with_faults(&self, set: impl FnOnce(&mut Faults)) {
-        self.state.lock().redis.with_faults(set);
+    pub fn with_faults<R>(&self, set: impl FnOnce(&mut Faults) -> R) -> R {
+        self.state.lock().redis.with_faults(set)
     }
 
     /// Lets time pass on the server's clock.

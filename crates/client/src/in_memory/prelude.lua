@@ -83,8 +83,8 @@ local function run_any(script, keys, ...)
     return pcall(script)
 end
 
--- The same two tables each time (no script changes them): to make them would take as long as two
--- commands.
+-- The same two tables each time (no script changes them): to make them would take as long as one
+-- command.
 local function run_ten(script, keys, a, b, c, d, e, f, g, h, i, j)
     local K, A = names, arguments
     K[1], K[2], K[3] = a, b, c
