@@ -22,9 +22,9 @@ local waiting = {}
 for i, kind in ipairs({'fair', 'lock', 'read-write'}) do
     local asked = (string.gsub(KEYS[i + 1], 'queue', 'asked', 1)) .. ':'
     for _, owner in ipairs(read('lrange', KEYS[i + 1], 0, MOST - 1) or {}) do
-        table.insert(waiting, kind)
-        table.insert(waiting, owner)
-        table.insert(waiting, kind ~= 'fair' and read('get', asked .. owner) or '')
+        local last = #waiting
+        waiting[last + 1], waiting[last + 2] = kind, owner
+        waiting[last + 3] = kind ~= 'fair' and read('get', asked .. owner) or ''
     end
 end
 
