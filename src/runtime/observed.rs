@@ -58,7 +58,8 @@ const MOST_WITH_LOSSES: usize = 100_000;
 
 /// The waits that have lasted for a while, by their beginnings and threads. Each is a name, its
 /// kind, a thread, and the thread's arrival in the process's queue: zero while it leads.
-pub(super) type Waits = BTreeMap<(u64, u64), (Arc<str>, Kind, Arc<Thread>, u64)>;
+pub(super) type Waits = BTreeMap<(u64, u64), ListedWait>;
+pub(crate) type ListedWait = (Arc<str>, Kind, Arc<Thread>, u64);
 
 /// The entry of a wait among them.
 #[derive(Debug)]
@@ -173,15 +174,9 @@ impl Core {
     }
 
     /// Lists a wait until the result is dropped.
-    pub(crate) fn list_wait(
-        &self,
-        name: &Arc<str>,
-        kind: Kind,
-        (thread, arrival): (&Arc<Thread>, u64),
-        since: u64,
-    ) -> Listed {
-        let key = (since, thread.id());
-        self.waits.lock().insert(key, (Arc::clone(name), kind, Arc::clone(thread), arrival));
+    pub(crate) fn list_wait(&self, since: u64, wait: ListedWait) -> Listed {
+        let key = (since, wait.2.id());
+        self.waits.lock().insert(key, wait);
         Listed { core: Weak::clone(&self.itself), key }
     }
 

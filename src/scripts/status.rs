@@ -145,8 +145,7 @@ fn read(reply: &Value) -> Option<Found> {
     let [kind, left, now, value, token, fields, queue, permits, listeners] = &parts[..] else {
         return None;
     };
-    let listeners: Vec<_> =
-        list(listeners)?.chunks(2).filter_map(|pair| number(pair.get(1)?)).collect();
+    let listeners = groups(listeners, |[_channel, count]| number(count))?;
     let heard = |at| u64::try_from(listeners.get(at).copied().unwrap_or(0)).unwrap_or(0);
     Some(Found {
         kind: text(kind)?,
@@ -154,29 +153,16 @@ fn read(reply: &Value) -> Option<Found> {
         now: number(now)?,
         value: text(value)?,
         token: text(token)?.parse().ok(),
-        fields: list(fields)?
-            .chunks(3)
-            .map(|field| match field {
-                [name, value, left] => Some((text(name)?, text(value)?, number(left)?)),
-                _ => None,
-            })
-            .collect::<Option<_>>()?,
-        queue: list(queue)?
-            .chunks(3)
-            .map(|waiter| match waiter {
-                [kind, owner, since] => {
-                    Some((text(kind)?, text(owner)?, text(since)?.parse().ok()))
-                }
-                _ => None,
-            })
-            .collect::<Option<_>>()?,
-        permits: list(permits)?
-            .chunks(2)
-            .map(|permit| match permit {
-                [Value::BulkString(id), ends] => Some((id.clone(), text(ends)?.parse().ok()?)),
-                _ => None,
-            })
-            .collect::<Option<_>>()?,
+        fields: groups(fields, |[name, value, left]| {
+            Some((text(name)?, text(value)?, number(left)?))
+        })?,
+        queue: groups(queue, |[kind, owner, since]| {
+            Some((text(kind)?, text(owner)?, text(since)?.parse().ok()))
+        })?,
+        permits: groups(permits, |[id, ends]| {
+            let Value::BulkString(id) = id else { return None };
+            Some((id.clone(), text(ends)?.parse().ok()?))
+        })?,
         listeners: [
             heard(0).saturating_sub(heard(1)),
             heard(2).saturating_sub(heard(3)),
@@ -184,6 +170,14 @@ fn read(reply: &Value) -> Option<Found> {
             heard(5),
         ],
     })
+}
+
+/// What each `N` values of a list mean. `None`: the reply makes no sense.
+fn groups<const N: usize, T>(
+    value: &Value,
+    read: impl Fn(&[Value; N]) -> Option<T>,
+) -> Option<Vec<T>> {
+    list(value)?.as_chunks().0.iter().map(read).collect()
 }
 
 fn list(value: &Value) -> Option<&[Value]> {

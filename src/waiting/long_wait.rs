@@ -61,8 +61,8 @@ impl LongWait {
         match (LISTED_AFTER.saturating_sub(waited), &self.listed) {
             (_, Some(listed)) => listed.stands(arrival),
             (Duration::ZERO, None) => {
-                let listed = core.list_wait(name, self.kind, (thread, arrival), self.since);
-                self.listed = Some(listed);
+                let wait = (Arc::clone(name), self.kind, Arc::clone(thread), arrival);
+                self.listed = Some(core.list_wait(self.since, wait));
             }
             (left, None) => at_most = left,
         }
