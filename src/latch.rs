@@ -372,9 +372,13 @@ impl Synchronizer for CountDownLatch {
         let Lead { listening, request_state } = lead;
         // A thread that comes after this may wait for another count: a latch may be set anew.
         request_state.arrivals = site.arrivals();
-        let asked_at = clock::now();
-        match site.scripts().look() {
-            Ok(LatchState::Open) if request_state.ends.is_some_and(|it| it <= clock::now()) => {
+        let (asked_at, heard) = (clock::now(), listening.public.version());
+        let looked = site.scripts().look();
+        let may_have_ended = request_state.ends.is_some_and(|it| it <= clock::now());
+        // No message tells of the end. (The last one, since it was closed, and not one before that.)
+        let was_opened = || heard != request_state.heard && listening.public.message() == OPENED;
+        match looked {
+            Ok(LatchState::Open) if may_have_ended && !was_opened() => {
                 let message = "its time to live ended before the last count-down; it has no count";
                 let error = Error::new(ErrorKind::Expired, message.to_owned()).of(&site.name);
                 request_state.ends = None;
@@ -392,8 +396,9 @@ impl Synchronizer for CountDownLatch {
                 }
                 // (Up to a millisecond of the first one has passed already.)
                 let rest = |it: Duration| it.saturating_sub(Duration::from_millis(1));
+                request_state.heard = heard;
                 request_state.ends = left.map(|it| asked_at.saturating_add(clock::nanos(rest(it))));
-                // No message tells of the end. The key is gone a millisecond after it.
+                // The key is gone a millisecond after the end.
                 let end = left.map_or(Duration::MAX, |it| it.saturating_add(AFTER_THE_END));
                 Ok(Try::Busy(slow_poll().min(end)))
             }
@@ -421,8 +426,12 @@ pub(crate) struct LatchRequestState {
     arrivals: u64,
     /// The earliest time at which the latch may have ended by itself, on [`clock`].
     ends: Option<u64>,
+    /// The channel's version before it.
+    heard: Option<u64>,
 }
 
+/// The message of a count that has become zero.
+const OPENED: &[u8] = b"0";
 const AFTER_THE_END: Duration = Duration::from_millis(2);
 
 /// One latch in one client.

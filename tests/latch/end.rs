@@ -98,3 +98,21 @@ fn an_end_whose_reply_is_lost_is_set_once() {
     }
     assert_eq!(proxy.fired(), 4);
 }
+
+#[test]
+fn a_latch_that_was_opened_before_its_end_is_open_though_the_reply_comes_after_it() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let far = Client::builder(&proxy.url()).response_timeout(SOON).connect().unwrap();
+    let (far, near) = (far.count_down_latch("late"), client(&server).count_down_latch("late"));
+    let lasts = UNIT * 15;
+    assert!(near.try_set_count_for(1, lasts).unwrap());
+    let waits = spawn(move || far.wait());
+    wait_subscribed(&server, "redisson_countdownlatch__channel__{late}");
+    waits.wait_asleep();
+    on_script(&proxy, "late", 1, Action::DelayReply(lasts));
+    near.count_down().unwrap();
+    waits.join().unwrap();
+    assert_eq!(proxy.fired(), 1);
+}
