@@ -246,7 +246,7 @@ impl LeaderElection {
         if !led
             .map_err(|trouble| trouble.into_error().of(name).now("nobody was made the leader"))?
         {
-            return Err(Error::lost(name, &LostReason::Revoked));
+            return Err(Error::lost(name, &tenancy.hold().why_gone()));
         }
         let (site, token) = (Arc::clone(&self.site), guard.token().get());
         let term = Arc::new(Term { site, tenancy, token, grace, ending: Mutex::default() });

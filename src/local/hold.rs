@@ -347,11 +347,13 @@ impl Hold {
         lost.err().and_then(LostReason::from_number).unwrap_or(reason)
     }
 
-    /// Why the server does not have the hold any more. Its lease ends there after this deadline,
-    /// and the client may learn of that end before the watchdog's thread has run.
+    /// Why the server does not have the hold any more: the first reason, if the client has found
+    /// one. Its lease ends there after this deadline, and the client may learn of that end before
+    /// the watchdog's thread has run.
     pub(crate) fn why_gone(&self) -> LostReason {
         let is_over = clock::now() >= self.deadline();
-        if is_over { LostReason::LeaseExpired } else { LostReason::Revoked }
+        let reason = if is_over { LostReason::LeaseExpired } else { LostReason::Revoked };
+        self.lost().unwrap_or(reason)
     }
 
     /// Whether the hold is ours, as far as this process can know: not lost, and before its deadline.

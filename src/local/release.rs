@@ -258,7 +258,7 @@ impl Site {
                 self.gate.left_to_others();
                 Ok(())
             }
-            Ok(Released::NotHeld) => Err(Error::lost(name, &LostReason::Revoked)),
+            Ok(Released::NotHeld) => Err(Error::lost(name, &hold.why_gone())),
             Ok(Released::Unclear) => {
                 let message = "the connection broke, and the server, asked once more, no longer \
                                knew the hold: it was most likely released just now, but it may \

@@ -280,8 +280,9 @@ impl Condition {
         match stands {
             Ok(true) => {}
             Ok(false) => {
-                site.lose_hold(&tenancy.hold(), LostReason::Revoked);
-                return Err(site.lost_error(tenancy, LostReason::Revoked));
+                let reason = tenancy.hold().why_gone();
+                site.lose_hold(&tenancy.hold(), reason);
+                return Err(site.lost_error(tenancy, reason));
             }
             Err(trouble) => return Err(before(trouble.into_error().of(&site.name))),
         }
@@ -458,8 +459,9 @@ impl Condition {
         match told {
             Ok(Some(told)) => Ok(told),
             Ok(None) => {
-                site.lose_hold(&tenancy.hold(), LostReason::Revoked);
-                Err(site.lost_error(&tenancy, LostReason::Revoked).now("nobody was notified"))
+                let reason = tenancy.hold().why_gone();
+                site.lose_hold(&tenancy.hold(), reason);
+                Err(site.lost_error(&tenancy, reason).now("nobody was notified"))
             }
             Err(trouble) => {
                 let state = match trouble {

@@ -155,7 +155,7 @@ impl Handle {
                 Ok(!site.clean_up_if_lost(hold))
             }
             Ok(false) => {
-                site.lose_hold(hold, LostReason::Revoked);
+                site.lose_hold(hold, hold.why_gone());
                 Ok(false)
             }
             Err(trouble) => {

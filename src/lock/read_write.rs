@@ -331,7 +331,7 @@ impl<'a> Side<'a> {
                     site.gate.reopen(hold, sent_at);
                 }
                 Ok(Replied { reply: None, .. }) => {
-                    site.lose_hold(hold, LostReason::Revoked);
+                    site.lose_hold(hold, hold.why_gone());
                     return Ok(None);
                 }
                 Err(trouble) => {

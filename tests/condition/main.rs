@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use common::*;
 use redis::Commands as _;
 use redlatch::{
-    CancelToken, Client, Condition, Error, ErrorKind, HoldState, Lock, LostReason, Wait,
+    CancelToken, Client, Condition, Error, ErrorKind, HoldState, Lock, LockGuard, LostReason, Wait,
 };
 use redlatch_testkit::{Action, Direction, Job, Proxy, Server, Worker};
 
@@ -374,6 +374,39 @@ fn a_waiter_that_comes_back_to_a_lost_lock_is_told_so() {
     }
     assert_eq!(inner.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
     assert_eq!(outer.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
+}
+
+/// Not that somebody took the lock away: the server answers the same in both cases.
+#[test]
+fn a_request_that_comes_after_the_lease_says_that_it_ran_out() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let client = behind(&proxy, |_| ());
+    let lease = UNIT * 4;
+    let lock = client.reentrant_lock("late");
+    let lock = lock.with_lease(lease);
+    let condition = lock.new_condition("changed");
+    type Uses = fn(&Condition, LockGuard<dyn Lock>) -> Error;
+    let uses: [Uses; 3] = [
+        |condition, guard| condition.wait(&guard).unwrap_err(),
+        |condition, _guard| condition.notify_one().unwrap_err(),
+        |_, guard| guard.unlock().unwrap_err(),
+    ];
+    for uses in uses {
+        let guard = lock.lock().unwrap();
+        proxy.on(Direction::Request, 1, Action::DelayReply(Duration::ZERO), move |bytes| {
+            let is_it = contains(bytes, "EVAL") && contains(bytes, "late");
+            if is_it {
+                thread::sleep(lease);
+            }
+            is_it
+        });
+        let error = uses(&condition, guard);
+        assert_eq!(error.kind(), ErrorKind::LeaseLost, "{error}");
+        assert!(error.to_string().contains("its lease ran out"), "{error}");
+    }
+    assert_eq!(proxy.fired(), 3);
 }
 
 fn callbacks_go_along_and_a_wait_is_no_loss(kind: Kind) {
