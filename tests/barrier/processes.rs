@@ -2,14 +2,12 @@
 
 use super::*;
 
-const LEASE: Duration = Duration::from_millis(500);
-
-/// Where this executable's workers begin: says `at` when it is about to wait, and how it ended.
+/// Where this executable's workers begin: says how each wait ended.
 #[test]
 fn worker() {
     let Some(job) = Job::from_env() else { return };
     let client = Client::connect(job.arg(0)).unwrap();
-    let barrier = client.cyclic_barrier(job.arg(1)).with_watchdog(LEASE);
+    let barrier = client.cyclic_barrier(job.arg(1)).with_watchdog(RENEWED);
     let acts = job.args().get(2).is_some();
     let barrier = if acts { barrier.with_action(|| thread::sleep(LONG)) } else { barrier };
     loop {
@@ -52,8 +50,8 @@ fn the_others_are_told_of_a_party_that_was_killed_when_its_lease_ends() {
     let _bounded = bounded();
     let server = server();
     let client = client(&server);
-    once_within(LEASE + UNIT / 2, || {
-        let barrier = client.cyclic_barrier("killed").with_watchdog(LEASE);
+    once_within(RENEWED + UNIT / 2, || {
+        let barrier = client.cyclic_barrier("killed").with_watchdog(RENEWED);
         let _ = barrier.try_set_parties(4).unwrap();
         assert!(barrier.reset().unwrap());
         let [mut dies, mut lives] = workers(&server, "killed");
@@ -63,7 +61,7 @@ fn the_others_are_told_of_a_party_that_was_killed_when_its_lease_ends() {
         }
         let waits = party(&barrier);
         // Over several renewals nothing happens.
-        thread::sleep(LEASE * 3);
+        thread::sleep(RENEWED * 3 / 2);
         assert!(!waits.is_finished());
         dies.sigkill();
         let killed = Instant::now();
@@ -79,13 +77,13 @@ fn the_others_are_told_of_a_party_that_was_killed_when_its_lease_ends() {
 fn a_last_party_that_is_killed_in_its_action_breaks_it() {
     let _bounded = bounded();
     let server = server();
-    let barrier = barrier(&client(&server), "acts", 2).with_watchdog(LEASE);
+    let barrier = barrier(&client(&server), "acts", 2).with_watchdog(RENEWED);
     let waits = party(&barrier);
     let args = [&server.url(), "acts", "acts"];
     let mut last = Worker::spawn_test("processes::worker", "worker", &args);
     last.send_line("wait");
     wait_until("its action runs", SOON, || barrier.waiting().unwrap() == 2);
-    thread::sleep(LEASE * 2);
+    thread::sleep(RENEWED * 3 / 2);
     assert!(!waits.is_finished());
     last.sigkill();
     is_broken(waits.join());
@@ -95,7 +93,7 @@ fn a_last_party_that_is_killed_in_its_action_breaks_it() {
 fn a_party_that_was_stopped_past_its_lease_finds_it_broken() {
     let _bounded = bounded();
     let server = server();
-    let barrier = barrier(&client(&server), "stopped", 3).with_watchdog(LEASE);
+    let barrier = barrier(&client(&server), "stopped", 3).with_watchdog(RENEWED);
     let [mut stops] = workers(&server, "stopped");
     stops.send_line("wait");
     wait_until("it waits", SOON, || barrier.waiting().unwrap() == 1);
