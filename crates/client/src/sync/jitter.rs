@@ -1,5 +1,6 @@
 //! Small random numbers, so that processes do not act together.
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// From 0 to 1, evenly. Good enough for waiting times, not for secrets.
@@ -8,9 +9,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// being destroyed would panic there, which ends the process.
 pub fn jitter(now: u64) -> f64 {
     static COUNT: AtomicU64 = AtomicU64::new(0);
+    // Asked for once: a waiter calls this for each reply, and to ask is a call of the system.
+    static PROCESS: OnceLock<u32> = OnceLock::new();
     // splitmix64. Processes differ by their number, calls by the clock and the count.
+    let process = u64::from(*PROCESS.get_or_init(std::process::id));
     let count = COUNT.fetch_add(0x9E37_79B9_7F4A_7C15, Ordering::Relaxed);
-    let mut bits = count ^ now ^ u64::from(std::process::id()).rotate_left(32);
+    let mut bits = count ^ now ^ process.rotate_left(32);
     bits = (bits ^ (bits >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     bits = (bits ^ (bits >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
     bits ^= bits >> 31;
