@@ -1,6 +1,6 @@
 //! The results of a run, as they are kept for `--from`.
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::works::WORKS;
 
@@ -43,7 +43,9 @@ pub(crate) struct Round {
     pub(crate) cpu: f64,
     pub(crate) doubles: usize,
     pub(crate) failures: u64,
+    #[serde(deserialize_with = "or_nan")]
     pub(crate) median: f64,
+    #[serde(deserialize_with = "or_nan")]
     pub(crate) late: f64,
     pub(crate) number: usize,
     /// The grants of each process.
@@ -52,6 +54,11 @@ pub(crate) struct Round {
     pub(crate) points: Vec<f64>,
     /// When the holder and the waiter were killed, in s, and how long there was no grant after it.
     pub(crate) kills: Vec<(f64, f64)>,
+}
+
+/// JSON has no NaN: of no events, a median is written as `null`.
+fn or_nan<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
+    Ok(Option::deserialize(from)?.unwrap_or(f64::NAN))
 }
 
 impl Results {
@@ -94,5 +101,44 @@ impl Cell {
         let pairs = self.rounds.iter().zip(&other.rounds);
         let ratios: Vec<f64> = pairs.map(|(ours, theirs)| figure(ours) / figure(theirs)).collect();
         crate::grants::at(&ratios, 0.5)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn results(commit: &str, works: &[(&str, f64)]) -> Results {
+        let cells = works.iter().map(|(work, rate)| Cell {
+            work: (*work).to_owned(),
+            peer: "redlatch".to_owned(),
+            rounds: vec![Round { rate: *rate, median: f64::NAN, ..Round::default() }],
+            failed: None,
+        });
+        Results {
+            date: String::new(),
+            commit: commit.to_owned(),
+            machine: String::new(),
+            server: String::new(),
+            command: String::new(),
+            rounds: 1,
+            seconds: 1.0,
+            warm: 1.0,
+            versions: Vec::new(),
+            left_out: Vec::new(),
+            again: Vec::new(),
+            cells: cells.collect(),
+        }
+    }
+
+    #[test]
+    fn what_is_kept_can_be_read_and_takes_over_works_of_a_later_run() {
+        let kept = serde_json::to_string(&results("one", &[("1x8", 1.0), ("4x8", 2.0)])).unwrap();
+        let mut all: Results = serde_json::from_str(&kept).unwrap();
+        all.replace(results("two", &[("4x8", 3.0)]));
+        let rate = |work| all.cell(work, "redlatch").unwrap().rounds[0].rate;
+        assert_eq!((rate("1x8"), rate("4x8"), all.cells.len()), (1.0, 3.0, 2));
+        assert!(all.cells[0].rounds[0].median.is_nan());
+        assert!(all.again[0].contains("commit two") && all.again[0].contains("4 processes"));
     }
 }
