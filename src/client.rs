@@ -234,7 +234,7 @@ impl Client {
     ///
     /// # Blocking
     ///
-    /// A [`status`](Self::status), and one round trip.
+    /// A [`status`](Self::status), and one round trip, or two if it may be a fair lock.
     #[must_use = "`false`: the owner does not have the lock"]
     pub fn release_for(&self, name: &str, owner: &str) -> Result<bool, Error> {
         Status::end(self.0.core(), name, owner)

@@ -242,9 +242,12 @@ impl Status {
         let Some(owner) = Owner::parse(owner, mode) else { return Ok(false) };
         let (route, keys, database) = (core.route(name), FairKeys::new(name), core.database());
         let (fair_wait, acks) = (core.config.fair_wait_timeout, None);
-        let command = if status.kind == StatusKind::FairLock {
+        let fairly = || {
             let scripts = FairScripts { key: name, keys: &keys, fair_wait, database, acks };
             scripts.release_command(&owner, &[])
+        };
+        let command = if status.kind == StatusKind::FairLock {
+            fairly()
         } else {
             let keys = LockKeys::new(name, mode, status.token.is_some());
             let scripts = LockScripts { route: &route, name, mode, keys, database, acks };
@@ -252,6 +255,12 @@ impl Status {
         };
         let released = scripts::lock::release(&route, &command, Rights::Locks, || true);
         let released = released.map_err(|trouble| trouble.into_error_of(&Arc::from(name)))?;
+        if status.kind == StatusKind::Lock {
+            // Before the release the first waiter of a fair lock may have come, and that release
+            // serves no fair queue. This one serves it, though it finds nothing to release. (A user
+            // without the right to that has no fair lock.)
+            let _ = scripts::lock::release(&route, &fairly(), Rights::Locks, || true);
+        }
         Ok(released != Released::NotHeld)
     }
 

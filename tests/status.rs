@@ -4,9 +4,12 @@
 
 mod common;
 
+use std::sync::{Mutex, mpsc};
+use std::time::Duration;
+
 use redis::{Commands as _, Connection};
 use redlatch::{Client, Lock, StatusKind};
-use redlatch_testkit::{Cluster, Server};
+use redlatch_testkit::{Action, Cluster, Direction, Proxy, Server};
 
 use common::*;
 
@@ -282,4 +285,37 @@ fn a_hold_is_ended_for_its_owner_alone_and_the_next_waiter_has_the_lock() {
     hold_as_redisson(&mut redis, "java", LONG);
     assert!(watcher.release_for("java", FOREIGN).unwrap());
     assert_eq!(seen(&watcher, "java"), (StatusKind::Free, [0; 3]));
+}
+
+/// Without a waiter a fair lock looks like any other, whose release serves no fair queue. (A living
+/// holder of ours finds its loss, and serves the queue.)
+#[test]
+fn a_fair_waiter_that_comes_while_a_hold_is_ended_has_the_lock_then() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let (other, steady) = (client(&server), client(&server));
+    let watcher = Client::connect(&proxy.url()).unwrap();
+    hold_as_redisson(&mut server.connection(), "fair", LONG);
+    let (sends, sent) = mpsc::channel();
+    let (goes, go) = mpsc::channel();
+    let go = Mutex::new(go);
+    proxy.on(Direction::Request, 1, Action::DelayReply(Duration::ZERO), move |bytes| {
+        let releases = contains(bytes, "EVAL") && contains(bytes, FOREIGN);
+        if releases {
+            sends.send(()).unwrap();
+            go.lock().unwrap().recv().unwrap();
+        }
+        releases
+    });
+    let ends = spawn(move || watcher.release_for("fair", FOREIGN).unwrap());
+    sent.recv().unwrap();
+    let fair = other.fair_lock("fair");
+    let waiter = spawn(move || fair.lock().map(std::mem::forget).unwrap());
+    wait_until("it waits", SOON, || steady.status("fair").unwrap().queue.len() == 1);
+    goes.send(()).unwrap();
+    assert!(ends.join());
+    let status = steady.status("fair").unwrap();
+    assert_eq!((status.holders.len(), status.queue.len()), (1, 0));
+    waiter.join();
 }
