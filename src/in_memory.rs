@@ -102,9 +102,12 @@ impl InMemoryServer {
     /// Call it while no call of a client is under way: a grant or a renewal on its way now may count
     /// its lease from before.
     ///
+    /// A millisecond more passes: a server's leases last until their last one is over.
+    ///
     /// It is for leases and times to live. The limits of waits and the timeouts of requests stay
     /// those of the machine's clock.
     pub fn advance(&self, time: Duration) {
+        let time = time.saturating_add(Duration::from_millis(1));
         self.server.advance(time);
         self.clients.age(time);
         // Waiting threads ask again once they listen anew.

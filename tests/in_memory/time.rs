@@ -22,6 +22,18 @@ fn a_lease_ends_when_the_test_says_so_and_not_before() {
     assert!(other.reentrant_lock("orders").try_lock().unwrap().is_some());
 }
 
+/// Apart from the hour no millisecond may have passed between the grant and the next request.
+#[test]
+fn a_lease_is_over_when_its_time_has_passed_exactly() {
+    let server = InMemoryServer::new().unwrap();
+    let (one, other) = (server.client().unwrap(), server.client().unwrap());
+    for name in ["a", "b", "c", "d", "e", "f", "g", "h"] {
+        let _guard = one.reentrant_lock(name).with_lease(HOUR).lock().unwrap();
+        server.advance(HOUR);
+        assert!(other.reentrant_lock(name).try_lock().unwrap().is_some(), "{name}");
+    }
+}
+
 /// Neither step is as long as the lease, both together are longer.
 #[test]
 fn a_watched_lease_is_renewed_while_time_passes_in_steps() {
