@@ -71,7 +71,7 @@ fn a_party_whose_time_is_over_says_so_only_if_the_server_does() {
     let server = server();
     let hasty = Client::builder(&server.url()).response_timeout(UNIT * 2).connect().unwrap();
     let barrier = barrier(&hasty, "silent", 2);
-    let leaves = party_that(&barrier, |it| it.wait_for(UNIT));
+    let leaves = party_that(&barrier, |it| it.wait_for(UNIT * 5));
     server.pause();
     let error = leaves.join().unwrap_err();
     server.resume();
