@@ -35,7 +35,7 @@ const PATIENCE: u32 = 6;
 /// The part of that patience that replicas have to acknowledge it, on top.
 const ACKNOWLEDGED: u32 = 4;
 /// When a hold by message is raised to its lease: a shorter hold costs no further command.
-const RAISED_AFTER: u64 = 50 * MS;
+pub(crate) const RAISED_AFTER: u64 = 50 * MS;
 /// How long the reply to that may take, and after what pause it is tried again.
 pub(crate) const RAISED_WITHIN: Duration = Duration::from_millis(500);
 const RAISED_AGAIN: u64 = 400 * MS;

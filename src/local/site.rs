@@ -349,6 +349,10 @@ impl Leaseholder for Site {
         })
     }
 
+    fn expects_hold(&self, now: u64) -> bool {
+        self.gate.takes_turns(now)
+    }
+
     fn asks_if_changed(self: &Arc<Self>) -> Weak<dyn Tracked> {
         Arc::<Self>::downgrade(self)
     }

@@ -17,7 +17,7 @@ use super::hold::Hold;
 use super::site::Site;
 use super::tenancy::Tenancy;
 use crate::error::LostReason;
-use crate::lease::renewal::{Attempt, RenewalState, TRACKED_AFTER};
+use crate::lease::renewal::{Attempt, RAISED_AFTER, RenewalState, TRACKED_AFTER};
 use crate::lease::{Alarm, Renewal, Task};
 use crate::observer::Event;
 use crate::runtime::{Core, Count, Member};
@@ -46,6 +46,11 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
 
     /// Whether somebody else may have asked for a longer lease: then no renewal cuts one.
     fn may_be_longer(&self) -> bool {
+        false
+    }
+
+    /// Whether the next hold most likely comes soon, by message.
+    fn expects_hold(&self, _now: u64) -> bool {
         false
     }
 
@@ -179,11 +184,19 @@ impl<T: Leaseholder> Task for T {
         // another, as long as the leaseholder lives.
         self.alarm().lock().take_if(|alarm| alarm.due() <= now);
         self.track(now);
-        let (hold, lease) = self.with_hold(|renewing| {
+        let renewing = self.with_hold(|renewing| {
             let due = renewing.state.next(&self.core().config, now);
             let lease = due.lease.filter(|_| due.at <= now);
             (Arc::clone(&renewing.hold), renewing.begins(lease, now))
-        })?;
+        });
+        let Some((hold, lease)) = renewing else {
+            // The next hold finds an alarm that is early enough, and need not wake the watchdog to
+            // set one.
+            if self.expects_hold(now) {
+                self.arm_at(now + RAISED_AFTER);
+            }
+            return None;
+        };
         if now >= hold.deadline() {
             self.lose_hold(&hold, LostReason::LeaseExpired);
             return None;

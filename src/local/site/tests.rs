@@ -11,7 +11,9 @@ use super::*;
 use crate::config::ClientBuilder;
 use crate::lease::Task;
 use crate::local::HoldState;
+use crate::local::hold::GrantDetails;
 use crate::runtime::Session;
+use crate::scripts::Start;
 use crate::waiting::{Claim, Listening, Try, Wait};
 
 const SOON: Duration = Duration::from_secs(20);
@@ -59,6 +61,31 @@ fn an_alarm_that_goes_off_although_it_was_replaced_leaves_no_second_one() {
         assert!(Arc::clone(&site).due().is_none(), "a renewal that is not due");
     }
     wait_until("there is one alarm", SOON, || alarms() == before);
+}
+
+/// Otherwise the watchdogs of many processes that take turns wake up twice as often, for nothing.
+#[test]
+fn a_lock_that_processes_hand_on_keeps_an_alarm_between_its_holds() {
+    let server = Server::start().unwrap();
+    let session = session(&server);
+    let site = Site::of(session.core(), "handed on");
+    let keeps_alarm = |start| {
+        let (terms, owner) = (Terms::watched(LEASE), site.core.id.next_owner());
+        let chain = Chain { start, count: 1 };
+        let details = GrantDetails { places: 1, chain, tokens: None };
+        let hold = Hold::handed(owner, terms, LEASE / 30, LEASE, Asked::now(&site), false);
+        let hold = Arc::new(hold.with_details(details, None));
+        let tenancy = Arc::new(Tenancy::new(hold, Thread::current()));
+        assert!(site.admit(&tenancy, terms).unwrap());
+        // The server does not know it.
+        site.leave(&tenancy, None, Leaving::Awaited).unwrap_err();
+        drop(site.alarm.lock().take());
+        assert!(Arc::clone(&site).due().is_none());
+        site.alarm.lock().is_some()
+    };
+    assert!(!keeps_alarm(Start::Here(1)), "nobody else wants it");
+    // Unless the machine stands still behind the release.
+    wait_until("it keeps one", SOON, || keeps_alarm(Start::Server(1)));
 }
 
 /// For as long as the leader listens for Redisson's releases, or scripts would leave the free lock to
