@@ -24,7 +24,7 @@ fn after(server: &Server, url: &str, name: &str, fault: impl FnOnce(&Running)) -
     let mut running = start(url, &OPTIONS, name, STUBBORN);
     assert_eq!(running.line(), "deep");
     let command = running.command;
-    assert!(members(command).len() >= 3, "{:?}", members(command));
+    assert!(alive(command).len() >= 3, "{:?}", alive(command));
     let lock = client(server).reentrant_lock(name);
     let other = thread::spawn(move || {
         let guard = lock.lock().unwrap();
