@@ -79,7 +79,7 @@ fn a_lock_that_processes_hand_on_keeps_an_alarm_between_its_holds() {
         assert!(site.admit(&tenancy, terms).unwrap());
         // The server does not know it.
         site.leave(&tenancy, None, Leaving::Awaited).unwrap_err();
-        drop(site.alarm.lock().take());
+        let _before = site.alarm.lock().take();
         assert!(Arc::clone(&site).due().is_none());
         site.alarm.lock().is_some()
     };
