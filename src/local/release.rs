@@ -63,7 +63,7 @@ impl Site {
             match &done {
                 // The server has said so just now.
                 Err(error) if error.kind() == ErrorKind::LeaseLost => {
-                    tenancy.tell_lost(&self.core, &self.name, LostReason::Revoked);
+                    tenancy.tell_lost(&self.core, &self.name, tenancy.hold().why_gone());
                 }
                 _ => tenancy.tell_released(&self.core, &self.name),
             }

@@ -110,8 +110,12 @@ impl Tenancy {
         clock::since(self.began())
     }
 
-    /// Tells the observer that its thread has left the hold.
+    /// Tells the observer that its thread has left the hold, unless it does not know that the thread
+    /// has had it: a hold may end before its thread returns with it.
     pub(crate) fn tell_released(&self, core: &Core, name: &str) {
+        if self.heard.load(Ordering::SeqCst) & HAD == 0 {
+            return;
+        }
         core.observe(Count::Released, |it| {
             it.released(&Event::of(name, (self.hold().kind(), 1), self.held(), ()));
         });
@@ -280,7 +284,8 @@ impl Tenancy {
 
     /// The observer was told that the thread has it.
     pub(crate) fn told(&self, core: &Core, name: &Arc<str>) {
-        if self.heard.fetch_or(HAD, Ordering::SeqCst) & LOST != 0
+        // Lost, and not told of yet.
+        if self.heard.fetch_or(HAD, Ordering::SeqCst) == LOST
             && let HoldState::Lost(reason) = self.state()
         {
             self.tell_lost(core, name, reason);
