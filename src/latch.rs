@@ -376,7 +376,10 @@ impl Synchronizer for CountDownLatch {
         let looked = site.scripts().look();
         let may_have_ended = request_state.ends.is_some_and(|it| it <= clock::now());
         // No message tells of the end. (The last one, since it was closed, and not one before that.)
-        let was_opened = || heard != request_state.heard && listening.public.message() == OPENED;
+        let was_opened = || {
+            let has_spoken = heard != request_state.heard || listening.public.has_spoken();
+            has_spoken && listening.public.message() == OPENED
+        };
         match looked {
             Ok(LatchState::Open) if may_have_ended && !was_opened() => {
                 let message = "its time to live ended before the last count-down; it has no count";

@@ -154,8 +154,10 @@ impl ChannelEntry {
         let mut state = self.state.lock();
         state.confirmation = confirmation;
         // Messages may have been missed until now. Waiters are woken once their channel is
-        // confirmed, not before: a try made earlier could sleep through the next message.
+        // confirmed, not before: a try made earlier could sleep through the next message. The last
+        // one may tell of a time before those that were missed.
         state.version += 1;
+        state.message.clear();
         Self::wake_all(state);
     }
 

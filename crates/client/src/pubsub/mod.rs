@@ -582,7 +582,7 @@ impl Subscription {
         self.entry.version()
     }
 
-    /// The last message; empty if there was none. Others may have come between it and the one before.
+    /// The last message since the channel was confirmed; empty if there was none. Others may have come between it and the one before.
     pub fn message(&self) -> Vec<u8> {
         self.entry.message()
     }
