@@ -11,7 +11,8 @@ pub fn jitter(now: u64) -> f64 {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     // Asked for once: a waiter calls this for each reply, and to ask is a call of the system.
     static PROCESS: OnceLock<u32> = OnceLock::new();
-    // splitmix64. Processes differ by their number, calls by the clock and the count.
+    // splitmix64. Processes differ by their number (forked ones by the clock), calls by the clock and
+    // the count.
     let process = u64::from(*PROCESS.get_or_init(std::process::id));
     let count = COUNT.fetch_add(0x9E37_79B9_7F4A_7C15, Ordering::Relaxed);
     let mut bits = count ^ now ^ process.rotate_left(32);
