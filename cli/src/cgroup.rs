@@ -57,11 +57,14 @@ impl Cgroup {
             pids.filter(|pid| *pid != getpid()).collect::<Vec<_>>()
         };
         let open = |pid| Some((pid, pidfd_open(pid, PidfdFlags::empty()).ok()?));
-        let opened: Vec<_> = list().into_iter().filter_map(open).collect();
-        // Was its number used again before it was opened, the process is in the list no more.
-        let still = list();
-        for (_, process) in opened.iter().filter(|(pid, _)| still.contains(pid)) {
-            let _gone = pidfd_send_signal(process, Signal::KILL);
+        // A few at a time: a process may have few open files.
+        for pids in list().chunks(128) {
+            let opened: Vec<_> = pids.iter().copied().filter_map(open).collect();
+            // Was its number used again before it was opened, the process is in the list no more.
+            let still = list();
+            for (_, process) in opened.iter().filter(|(pid, _)| still.contains(pid)) {
+                let _gone = pidfd_send_signal(process, Signal::KILL);
+            }
         }
     }
 

@@ -130,9 +130,19 @@ fn guard(mut words: impl Iterator<Item = OsString>) -> Option<()> {
     let until = loop {
         let mut line = String::new();
         lines.read_line(&mut line).ok()?;
-        let until: u64 = line.trim_end().strip_prefix("until ")?.parse().ok()?;
-        if clock() < until.saturating_sub(margin) {
-            break until;
+        match line.trim_end().split_once(' ') {
+            Some(("until", until)) => {
+                let until: u64 = until.parse().ok()?;
+                if clock() < until.saturating_sub(margin) {
+                    break until;
+                }
+            }
+            Some(("signal", signal)) => {
+                let status = signal.parse::<u8>().ok()?.saturating_add(128);
+                return tell(&socket, format!("ended {status} false\n"));
+            }
+            _ if line == "stop\n" => return tell(&socket, "ended 0 false\n".to_owned()),
+            _ => return None,
         }
     };
     let in_terminal = terminal > 0;
@@ -190,7 +200,8 @@ fn guard(mut words: impl Iterator<Item = OsString>) -> Option<()> {
 /// Linux shares a core among sessions first: in a busy session a process of any niceness was 0.7 s
 /// late, and 25 ms in one of its own.
 fn hurry(command: Pid) {
-    // A group's leader can have no session of its own: for a moment it is of the command's group.
+    // A group's leader can have no session of its own: for a moment it is of the command's group. (If
+    // it is killed then, `redlatch run` takes over.)
     let joined = getpgid(Some(command)).and_then(|group| setpgid(None, Some(group)));
     if joined.and_then(|()| setsid()).is_ok() {
         let _refused = fs::write("/proc/self/autogroup", URGENT.to_string());
@@ -280,7 +291,7 @@ impl Guardian {
         }
         // Others of the group may live on, and the lock is about to be free.
         if !self.in_terminal {
-            self.kill();
+            self.kill_group();
         }
         self.cgroup.as_ref().inspect(|cgroup| cgroup.end());
         let ended = self.child.wait().map_or(SOFTWARE, status);
@@ -319,6 +330,11 @@ impl Guardian {
     }
 
     fn kill(&self) {
+        self.kill_group();
+        self.cgroup.as_ref().inspect(|cgroup| cgroup.kill());
+    }
+
+    fn kill_group(&self) {
         self.signal(Signal::KILL);
         // A killed process is gone when it has had its turn.
         let _refused = if self.in_terminal {
@@ -326,7 +342,6 @@ impl Guardian {
         } else {
             setpriority_pgrp(Some(self.pid), URGENT)
         };
-        self.cgroup.as_ref().inspect(|cgroup| cgroup.kill());
     }
 
     fn signal(&self, signal: Signal) {
