@@ -296,9 +296,11 @@ fn nobody_of_the_group_lives_beside_the_next_holder() {
                             is_over.store(true, Ordering::Relaxed);
                             let command =
                                 round.signs.of(0).map(|(pid, _)| pid.as_raw_nonzero().get());
+                            let mut members = command.map_or_else(Vec::new, members);
+                            members.retain(|pid| round.signs.are_of(*pid));
                             let mut alive = command.map_or_else(Vec::new, alive);
-                            alive.retain(|pid| round.signs.are_of(*pid));
-                            (guard, had, alive, command.map_or_else(Vec::new, members))
+                            alive.retain(|pid| members.contains(pid));
+                            (guard, had, alive, members)
                         });
                         round.happens(fault, random, &is_over);
                         is_killed.store(fault == Fault::KillAtOnce, Ordering::Relaxed);

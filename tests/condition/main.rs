@@ -383,7 +383,7 @@ fn a_request_that_comes_after_the_lease_says_that_it_ran_out() {
     let server = server();
     let proxy = Proxy::before(&server);
     let client = behind(&proxy, |_| ());
-    let lease = UNIT * 4;
+    let lease = Duration::from_secs(2);
     let lock = client.reentrant_lock("late");
     let lock = lock.with_lease(lease);
     let condition = lock.new_condition("changed");
