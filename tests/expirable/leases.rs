@@ -200,3 +200,38 @@ fn a_permit_that_is_left_outlives_its_client_and_comes_back_when_its_lease_ends(
     wait_until("the shorter one is back", SOON, || other.available_permits().unwrap() == 1);
     stays(&server, "left", 1, 1);
 }
+
+/// The server says when the next lease ends only if it gives nothing: the waiter behind a grant must
+/// ask for itself.
+#[test]
+fn a_waiter_behind_another_ones_grant_sees_the_next_lease_end() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let semaphore = semaphore(&client, "behind", 2);
+    // The answer to this release tells that no other process listens.
+    semaphore.acquire().unwrap().release().unwrap();
+    // Without the lease's end the waiter asks after four seconds or more.
+    once_within(UNIT * 30, || {
+        let held = semaphore.acquire().unwrap();
+        let nobodys = semaphore.with_lease(LEASE * 2).acquire().unwrap().into_id();
+        let acquire = || {
+            let waiting = semaphore.clone();
+            spawn(move || waiting.acquire().unwrap())
+        };
+        let first = acquire();
+        wait_subscribed(&server, &channel("behind"));
+        first.wait_asleep();
+        let second = acquire();
+        second.wait_queued();
+        let begun = Instant::now();
+        held.release().unwrap();
+        let first = first.join();
+        let second = second.join();
+        let took = begun.elapsed();
+        assert!(semaphore.remaining_lease(&nobodys).unwrap().is_none());
+        drop((first, second));
+        took
+    });
+    stays(&server, "behind", 2, 0);
+}

@@ -74,6 +74,8 @@ impl Permits for u32 {
 pub(crate) trait Source: Sized {
     type Permits: Permits;
     const KIND: Kind;
+    /// Whether permits come back without a message when their leases end.
+    const LAPSE: bool;
 
     fn core(&self) -> &Arc<Core>;
 
@@ -237,8 +239,10 @@ impl<S: Source> Synchronizer for Arc<S> {
             let clients = clients(&**self);
             let Answered { own, number, left } = ask(self, &needs, clients)?;
             // The server did not refuse the share left for other processes: they may not want it.
-            let unmet =
-                first_unmet::<S::Permits>(&needs, number).filter(|_| number == 0 || clients == 1);
+            // Nor did it say when the next lease ends, if it gave any: the next leader would sleep
+            // past that.
+            let is_refusal = number == 0 || clients == 1 && !S::LAPSE;
+            let unmet = first_unmet::<S::Permits>(&needs, number).filter(|_| is_refusal);
             if let Some((version, need)) = version.zip(unmet) {
                 gate.refused_at(version, need, left);
             }

@@ -212,6 +212,7 @@ impl SemaphoreSite {
 impl Source for SemaphoreSite {
     type Permits = u32;
     const KIND: Kind = Kind::Semaphore;
+    const LAPSE: bool = false;
 
     fn core(&self) -> &Arc<Core> {
         &self.core

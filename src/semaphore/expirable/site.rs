@@ -242,6 +242,7 @@ impl ExpirableSite {
 impl Source for ExpirableSite {
     type Permits = Vec<Arc<PermitLease>>;
     const KIND: Kind = Kind::ExpirableSemaphore;
+    const LAPSE: bool = true;
 
     fn core(&self) -> &Arc<Core> {
         &self.core
