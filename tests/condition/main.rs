@@ -382,8 +382,9 @@ fn a_request_that_comes_after_the_lease_says_that_it_ran_out() {
     let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
-    let client = behind(&proxy, |_| ());
-    let lease = Duration::from_secs(2);
+    let client = Client::builder(&proxy.url()).response_timeout(SOON).connections(1);
+    let client = client.connect().unwrap();
+    let lease = UNIT * 10;
     let lock = client.reentrant_lock("late");
     let lock = lock.with_lease(lease);
     let condition = lock.new_condition("changed");
