@@ -2,6 +2,7 @@
 
 use std::io::{BufReader, Write as _};
 use std::net::TcpStream;
+use std::ops::RangeInclusive;
 
 use redis::{Parser, PushKind, Value};
 use redlatch_client::in_memory::{Keys as _, Redis, Scripts};
@@ -219,7 +220,9 @@ impl Both {
         }
         let mut own_command = command.clone();
         (self.planted)(&mut own_command);
-        let mut own = self.own(peer, began, &own_command);
+        // A script may write the time in µs, which is known by that alone.
+        let at = written(&keys.1, began..=ended).unwrap_or(began);
+        let mut own = self.own(peer, at, &own_command);
         let own_reply = reply.is_some().then(|| own.remove(own.iter().position(is_reply).unwrap()));
         own.extend(self.own(1, began, &parts(&["PING"])).into_iter().filter(|it| !is_reply(it)));
         if !same_millisecond(began, ended) {
@@ -315,6 +318,17 @@ fn text(value: &Value) -> Vec<u8> {
     match value {
         Value::BulkString(text) => text.clone(),
         other => panic!("no text: {other:?}"),
+    }
+}
+
+/// A number in this range, among the texts of a value.
+fn written(value: &Value, range: RangeInclusive<i64>) -> Option<i64> {
+    match value {
+        Value::Array(values) => values.iter().find_map(|value| written(value, range.clone())),
+        Value::BulkString(text) => {
+            str::from_utf8(text).ok()?.parse().ok().filter(|it| range.contains(it))
+        }
+        _ => None,
     }
 }
 
