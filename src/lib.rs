@@ -122,7 +122,7 @@
 //! # Features
 //!
 //! - `in-memory`: `Client::in_memory` and `InMemoryServer`, for tests without a server. The build
-//!   needs a C compiler and `make`. Off by default.
+//!   needs a C compiler. Off by default.
 //! - `tls`: `rediss://` URLs, through rustls with ring. The build needs a C compiler. Off by
 //!   default.
 //! - `metrics`: `MetricsObserver`, which feeds the crate `metrics`. Off by default.
