@@ -71,11 +71,19 @@ fn a_party_whose_time_is_over_says_so_only_if_the_server_does() {
     let server = server();
     let hasty = Client::builder(&server.url()).response_timeout(UNIT * 2).connect().unwrap();
     let barrier = barrier(&hasty, "silent", 2);
-    let leaves = party_that(&barrier, |it| it.wait_for(UNIT * 5));
-    server.pause();
-    let error = leaves.join().unwrap_err();
-    server.resume();
-    // Whether it has asked, or has found the server silent before.
+    let error = loop {
+        // Less than the patience with the server, which it would find silent before it leaves.
+        let leaves = party_that(&barrier, |it| it.wait_for(UNIT));
+        server.pause();
+        let left = leaves.join();
+        server.resume();
+        match left {
+            Err(error) => break error,
+            // On a busy machine the time may be over before the server stands still.
+            Ok(left) => assert!(left.is_none() && barrier.reset().unwrap()),
+        }
+    };
+    assert!(error.outcome_unknown(), "{error:#}");
     is_clear(&error, "silent", "breaks when the lease");
     wait_until("it is told later", SOON, || barrier.is_broken().is_ok_and(|broken| broken));
 }
