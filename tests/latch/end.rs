@@ -116,3 +116,27 @@ fn a_latch_that_was_opened_before_its_end_is_open_though_the_reply_comes_after_i
     waits.join().unwrap();
     assert_eq!(proxy.fired(), 1);
 }
+
+#[test]
+fn a_latch_whose_opening_is_heard_while_it_is_asked_after_its_end_is_open() {
+    const CHANNEL: &str = "redisson_countdownlatch__channel__{slow}";
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let far = Client::builder(&proxy.url()).response_timeout(SOON).connect().unwrap();
+    let (far, near) = (far.count_down_latch("slow"), client(&server).count_down_latch("slow"));
+    let lasts = UNIT * 15;
+    assert!(near.try_set_count_for(1, lasts).unwrap());
+    let waits = spawn(move || far.wait());
+    wait_subscribed(&server, CHANNEL);
+    waits.wait_asleep();
+    // The message comes after the latch's end, and behind the question of then, whose answer takes
+    // longer.
+    proxy.on(Direction::Reply, 1, Action::DelayReply(lasts + UNIT * 3), |bytes| {
+        contains(bytes, "message") && contains(bytes, CHANNEL)
+    });
+    on_script(&proxy, "slow", 1, Action::DelayReply(UNIT * 20));
+    near.count_down().unwrap();
+    waits.join().unwrap();
+    assert_eq!(proxy.fired(), 2);
+}

@@ -197,3 +197,20 @@ impl ChannelEntry {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// It may be of a time before messages that were missed.
+    #[test]
+    fn a_message_from_before_the_connection_broke_is_forgotten() {
+        let entry = ChannelEntry::new("latch".into(), ChannelKind::Shared, 0, 0);
+        entry.answered(Confirmation::Confirmed);
+        entry.heard(b"0".to_vec());
+        entry.disconnected();
+        assert_eq!(entry.message(), b"0");
+        entry.answered(Confirmation::Confirmed);
+        assert_eq!((entry.message(), entry.version()), (Vec::new(), 3));
+    }
+}
