@@ -131,3 +131,18 @@ fn a_loss_is_told_once_the_acquisition_is_and_never_without_it() {
     site.lose_hold(&late.hold(), LostReason::Revoked);
     assert_eq!(losses(), 2);
 }
+
+/// A thread may leave a hold before its `lock` returns with another one: nobody was told of that.
+#[test]
+fn a_release_is_told_only_of_a_hold_that_was_told_as_acquired() {
+    let server = Server::start().unwrap();
+    let session = session(&server);
+    let site = Site::of(session.core(), "left");
+    let releases = || session.core().snapshot().counts.released;
+    let tenancy = seated(&site, LEASE);
+    tenancy.tell_released(session.core(), "left");
+    assert_eq!(releases(), 0);
+    site.told(&tenancy);
+    tenancy.tell_released(session.core(), "left");
+    assert_eq!(releases(), 1);
+}
