@@ -137,7 +137,8 @@ impl CyclicBarrier {
     /// # Errors
     ///
     /// Those of [`wait`](Self::wait). If `wait` is over and the server does not say that the barrier
-    /// is broken, the error is [`Redis`](ErrorKind::Redis).
+    /// is broken, the error is [`Redis`](ErrorKind::Redis) and of an
+    /// [unknown outcome](Error::outcome_unknown): the others may pass.
     ///
     /// # Blocking
     ///
@@ -333,7 +334,8 @@ impl CyclicBarrier {
     fn not_left(&self, trouble: Trouble) -> Error {
         let state = "it waits no more, and it is not known whether the others pass; if not, the \
                      barrier breaks when the lease of this party ends";
-        trouble.into_error().of(&self.site.name).now(state)
+        // Also if the request was never sent: its arrival counts.
+        trouble.into_error().of(&self.site.name).now(state).unknown(true)
     }
 
     fn broken(&self) -> Error {

@@ -144,6 +144,7 @@ impl Error {
     /// - A call that *sets* (`force_unlock`, `try_set_permits`, `set_permits`, `add_permits`,
     ///   `try_set_count`, `update_lease_time`, `delete`, and also `release_if_exists`) is not
     ///   repeated: look at the state before you call it again.
+    /// - A call that waits at a barrier has arrived, or may have: the others may pass.
     ///
     /// If the client cannot repeat a request in the background (because it has ended, or the
     /// request is too old), the error's message says so.

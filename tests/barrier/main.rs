@@ -26,7 +26,7 @@ fn barrier(client: &Client, name: &str, parties: u32) -> CyclicBarrier {
     barrier
 }
 
-/// A party that waits, and is known to the server.
+/// A party that waits, and is known to the server, or whose wait has ended.
 fn party(barrier: &CyclicBarrier) -> Running<Result<u32, Error>> {
     party_that(barrier, CyclicBarrier::wait)
 }
@@ -38,7 +38,9 @@ fn party_that<T: Send + 'static>(
     let before = barrier.waiting().unwrap();
     let its = barrier.clone();
     let party = spawn(move || waits(&its));
-    wait_until("it has arrived", SOON, || barrier.waiting().unwrap() > before);
+    wait_until("it has arrived", SOON, || {
+        party.is_finished() || barrier.waiting().unwrap() > before
+    });
     party
 }
 
