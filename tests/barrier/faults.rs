@@ -77,26 +77,25 @@ fn a_party_whose_time_is_over_says_so_only_if_the_server_does() {
     // before the party leaves.
     let hasty = Client::builder(&proxy.url()).response_timeout(UNIT * 10).failover_timeout(UNIT);
     let hasty = hasty.connect().unwrap().cyclic_barrier("silent");
-    let silence: [(&dyn Fn(), &dyn Fn()); 2] = [
-        (&|| server.pause(), &|| server.resume()),
-        // Here the request that breaks the barrier is never sent.
-        (
-            &|| {
-                proxy.refuse();
-                proxy.cut_all();
-            },
-            &|| proxy.accept(),
-        ),
-    ];
-    for (begin, end) in silence {
+    // In the second round the request that breaks the barrier is never sent.
+    for is_refused in [false, true] {
         let error = loop {
             let leaves = party_that(&reset, {
                 let hasty = hasty.clone();
                 move |_| hasty.wait_for(UNIT * 5)
             });
-            begin();
+            if is_refused {
+                proxy.refuse();
+                proxy.cut_all();
+            } else {
+                server.pause();
+            }
             let left = leaves.join();
-            end();
+            if is_refused {
+                proxy.accept();
+            } else {
+                server.resume();
+            }
             match left {
                 Err(error) => break error,
                 // On a busy machine the time may be over before the server stands still.
