@@ -49,7 +49,7 @@ fn a_waiter_that_gives_up_leaves_the_queue_at_once_and_the_rest_in_order() {
         let (timed, cancelled) = (one.fair_lock("given up"), other.fair_lock("given up"));
         let cancel = token.clone();
         let length = queue(&server, "given up").len();
-        let quitter = spawn(move || timed.try_lock_for(UNIT * 20).unwrap().is_none());
+        let quitter = spawn(move || answered(|| timed.try_lock_for(UNIT * 20)).is_none());
         wait_queue(&server, "given up", length + 1);
         quitters.push(quitter);
         let quitter = spawn(move || {

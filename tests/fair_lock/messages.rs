@@ -371,7 +371,7 @@ fn something_else_under_a_key_is_an_error_and_is_left_as_it_is() {
         let () = redis.set(key, "precious").unwrap();
         let lock = client.fair_lock("typed");
         let mut took = 0;
-        for attempt in [lock.lock().map(Some), lock.try_lock_for(UNIT), lock.try_lock()] {
+        for attempt in [lock.lock().map(Some), lock.try_lock_for(SOON), lock.try_lock()] {
             match attempt {
                 // This key needed no question.
                 Ok(Some(guard)) => {

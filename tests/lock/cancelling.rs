@@ -101,7 +101,7 @@ fn a_waiter_of_the_same_process_moves_up_when_those_before_it_give_up() {
         leader.wait_asleep();
         let impatient_lock = lock.clone();
         let impatient =
-            spawn(move || assert!(impatient_lock.try_lock_for(UNIT * 2).unwrap().is_none()));
+            spawn(move || assert!(answered(|| impatient_lock.try_lock_for(UNIT * 2)).is_none()));
         impatient.wait_asleep();
         let last_lock = lock.clone();
         let last = spawn(move || last_lock.lock().unwrap().unlock().unwrap());

@@ -449,7 +449,7 @@ fn any_lock_may_stand_behind_the_trait() {
         let guards = [
             lock.lock().unwrap(),
             lock.try_lock().unwrap().unwrap(),
-            lock.try_lock_for(UNIT).unwrap().unwrap(),
+            lock.try_lock_for(SOON).unwrap().unwrap(),
             answered(|| lock.lock_within(Instant::now().into())).unwrap(),
             lock.lock_cancellable(&token).unwrap(),
         ];

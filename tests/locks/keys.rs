@@ -17,7 +17,7 @@ fn names_and_leases_that_cannot_be_are_errors(kind: Kind) {
     let kinds = [
         nameless.lock().map(drop).unwrap_err().kind(),
         nameless.try_lock().map(drop).unwrap_err().kind(),
-        nameless.try_lock_for(UNIT).map(drop).unwrap_err().kind(),
+        nameless.try_lock_for(SOON).map(drop).unwrap_err().kind(),
         nameless.is_locked().map(drop).unwrap_err().kind(),
         nameless.force_unlock().map(drop).unwrap_err().kind(),
         kind.leased(&client, "none", Duration::ZERO).lock().map(drop).unwrap_err().kind(),
@@ -59,7 +59,7 @@ fn a_key_that_is_no_lock_is_an_error_and_left_as_it_is(kind: Kind) {
     for error in [
         lock.lock().map(drop).unwrap_err(),
         lock.try_lock().map(drop).unwrap_err(),
-        lock.try_lock_for(UNIT).map(drop).unwrap_err(),
+        lock.try_lock_for(SOON).map(drop).unwrap_err(),
         lock.is_locked().map(drop).unwrap_err(),
     ] {
         assert_eq!(error.kind(), ErrorKind::Redis, "{error}");

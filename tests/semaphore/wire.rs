@@ -76,7 +76,7 @@ fn a_message_without_a_permit_grants_nothing() {
     let _bounded = bounded();
     let server = server();
     let semaphore = client(&server).semaphore("lies");
-    let waiter = spawn(move || semaphore.try_acquire_for(UNIT * 5).unwrap().is_some());
+    let waiter = spawn(move || answered(|| semaphore.try_acquire_for(UNIT * 5)).is_some());
     wait_subscribed(&server, &channel("lies"));
     let mut redis = server.connection();
     while !waiter.is_finished() {
