@@ -16,6 +16,16 @@ fn prefixed(prefix: &str, name: &str) -> String {
     pieces(prefix, name).to_string()
 }
 
+/// The same of a key that redlatch alone has, but `prefix_tagged:name`: `x` and `{x}` must not share
+/// one. (A release of one would grant the lock to the other's waiter.)
+fn ours<'a>(prefix: &'a str, name: &'a str) -> Pieces<'a> {
+    if name.contains('{') {
+        Pieces::of([prefix, "_tagged:", name, ""])
+    } else {
+        pieces(prefix, name)
+    }
+}
+
 /// `{name}:suffix`, or `name:suffix` where the name has a brace of its own.
 fn suffixed(name: &str, suffix: &str) -> String {
     if name.contains('{') { format!("{name}:{suffix}") } else { format!("{{{name}}}:{suffix}") }
@@ -55,13 +65,7 @@ impl<'a> LockKeys<'a> {
     }
 
     fn ours(self, [lock, read_write]: [&'a str; 2]) -> Pieces<'a> {
-        let prefix = if self.mode == Mode::Lock { lock } else { read_write };
-        // `x` and `{x}` must not share a queue: a release of one would grant the other's waiter.
-        if self.name.contains('{') {
-            Pieces::of([prefix, "_tagged:", self.name, ""])
-        } else {
-            pieces(prefix, self.name)
-        }
+        ours(if self.mode == Mode::Lock { lock } else { read_write }, self.name)
     }
 
     /// The channel for releases that concern all clients.
@@ -159,12 +163,7 @@ impl ConditionKeys {
 
     /// The length at the end tells any two names apart: no two conditions share a key.
     pub(crate) fn new(lock: &str, condition: &str) -> Self {
-        // As with a lock's queue.
-        let tagged = if lock.contains('{') { "_tagged" } else { "" };
-        let key = |prefix| {
-            let key = prefixed(&format!("{prefix}{tagged}"), lock);
-            format!("{key}:{condition}:{}", condition.len())
-        };
+        let key = |prefix| format!("{}:{condition}:{}", ours(prefix, lock), condition.len());
         Self { waiting: key(Self::WAITING), notified: key(Self::NOTIFIED) }
     }
 
@@ -241,10 +240,8 @@ pub(crate) struct BarrierKeys {
 
 impl BarrierKeys {
     pub(crate) fn new(name: &str, database: i64) -> Self {
-        // As with a lock's queue.
-        let tagged = if name.contains('{') { "_tagged" } else { "" };
-        let barrier = prefixed(&format!("redlatch_barrier{tagged}"), name);
-        let parties = prefixed(&format!("redlatch_parties{tagged}"), name);
+        let barrier = ours("redlatch_barrier", name).to_string();
+        let parties = ours("redlatch_parties", name).to_string();
         let channel = if database == 0 { barrier.clone() } else { format!("{barrier}:{database}") };
         Self { barrier, parties, channel }
     }
@@ -265,8 +262,7 @@ pub(crate) struct ElectionKeys {
 
 impl ElectionKeys {
     pub(crate) fn new(name: &str) -> Self {
-        let tagged = if name.contains('{') { "_tagged" } else { "" };
-        let leader = prefixed(&format!("redlatch_leader{tagged}"), name);
+        let leader = ours("redlatch_leader", name).to_string();
         Self { channel: leader.clone(), leader }
     }
 }
