@@ -14,15 +14,16 @@ use std::time::{Duration, Instant, SystemTime};
 
 use redlatch_client::pubsub::Subscription;
 use redlatch_client::sync::{Mutex, Thread, clock};
-use redlatch_client::{CancelToken, Outcome, Route, host_name};
+use redlatch_client::{CancelToken, Outcome, host_name};
 
 #[cfg(doc)]
 use crate::client::Client;
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::lease::{Renewal, Task};
-use crate::local::Tenancy;
+use crate::local::{Site, Tenancy};
+use crate::lock::Part as _;
 use crate::lock::fenced::{FencedLock, FencingToken, OwnedFencedLockGuard};
-use crate::runtime::{Core, Session};
+use crate::runtime::Session;
 use crate::scripts::ElectionKeys;
 use crate::scripts::election::{ElectionScripts, Recorded};
 use crate::waiting::{Endurance, Wait, await_confirmation, doze, slow_poll};
@@ -58,22 +59,10 @@ use crate::waiting::{Endurance, Wait, await_confirmation, doze, slow_poll};
 /// `redlatch_leader:{name}` has the recorded leader: its resignation removes the hash, and that of a
 /// killed leader stays until the next one leads. Messages go to the channel
 /// `redlatch_leader:{name}`.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct LeaderElection {
     lock: FencedLock,
-    site: Arc<ElectionSite>,
-    session: Session,
-    lease: Duration,
     grace: Option<Duration>,
-}
-
-/// One election in one client.
-struct ElectionSite {
-    core: Arc<Core>,
-    name: Arc<str>,
-    route: Route,
-    keys: ElectionKeys,
-    channel: Arc<str>,
 }
 
 /// The leader of an election, as it was recorded.
@@ -116,7 +105,7 @@ impl LeaderElection {
     /// As [`Lock::lock`](crate::Lock::lock), and one more round trip, or two if another process
     /// handed the leadership on.
     pub fn campaign(&self) -> Result<Leadership, Error> {
-        self.run(Wait::FOREVER)?.ok_or_else(|| Error::shut_down(&self.site.name))
+        self.run(Wait::FOREVER)?.ok_or_else(|| Error::shut_down(&self.site().name))
     }
 
     /// Blocks until this process leads, or returns `None` after `wait`. Zero is one try.
@@ -131,7 +120,7 @@ impl LeaderElection {
     ///
     /// [`Cancelled`](ErrorKind::Cancelled). Also the errors of [`campaign`](Self::campaign).
     pub fn campaign_cancellable(&self, token: &CancelToken) -> Result<Leadership, Error> {
-        self.run(token.into())?.ok_or_else(|| Error::shut_down(&self.site.name))
+        self.run(token.into())?.ok_or_else(|| Error::shut_down(&self.site().name))
     }
 
     /// Blocks until this process leads, or returns `None` at the end of `wait`. All other ways to
@@ -160,7 +149,7 @@ impl LeaderElection {
     #[must_use = "`None`: nobody leads"]
     pub fn leader(&self) -> Result<Option<Leader>, Error> {
         self.check()?;
-        self.site.look().map(|(leader, _)| leader)
+        self.look().map(|(leader, _)| leader)
     }
 
     /// Returns an iterator over the present leader and each change from now on, for as long as
@@ -171,16 +160,16 @@ impl LeaderElection {
     /// [`failover_timeout`](crate::ClientBuilder::failover_timeout), or with another error of
     /// [`leader`](Self::leader).
     pub fn observe<'a>(&self, wait: impl Into<Wait<'a>>) -> Changes<'a> {
-        let channel = self.site.core.pubsub.listen(&self.site.channel);
-        let (election, wait) = (self.clone(), wait.into());
-        Changes { election, wait, channel, last: None, ended: false }
+        let Site { core, name, .. } = &**self.site();
+        let channel = core.pubsub.listen(&ElectionKeys::leader(name).into());
+        Changes { election: self.clone(), wait: Some(wait.into()), channel, last: None }
     }
 
     /// Returns the same election, with leases of this length. If a leader dies, another process
     /// leads after this time.
     #[must_use]
     pub fn with_watchdog(&self, timeout: Duration) -> Self {
-        Self { lock: self.lock.with_watchdog(timeout), lease: timeout, ..self.clone() }
+        Self { lock: self.lock.with_watchdog(timeout), ..self.clone() }
     }
 
     /// Returns the same election with this grace: if no renewal succeeds, the leader is deposed so
@@ -194,35 +183,43 @@ impl LeaderElection {
     /// Returns the election's name, which is the key of its lock.
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.site.name
+        self.lock.name()
     }
 
     pub(crate) fn new(session: &Session, name: &str) -> Self {
-        let (core, name, keys) = (session.core(), Arc::from(name), ElectionKeys::new(name));
-        let (route, channel) = (core.route(&name), Arc::from(&*keys.channel));
-        let site = Arc::new(ElectionSite { core: Arc::clone(core), name, route, keys, channel });
-        let lease = core.config.watchdog_timeout;
-        let lock = FencedLock::new(session, &site.name);
-        Self { lock, site, session: session.clone(), lease, grace: None }
+        Self { lock: FencedLock::new(session, name), grace: None }
+    }
+
+    /// That of its lock.
+    fn site(&self) -> &Arc<Site> {
+        &self.lock.handle().site
     }
 
     fn check(&self) -> Result<(), Error> {
-        if self.site.name.is_empty() {
+        if self.name().is_empty() {
             return Err(Error::nameless("an election"));
         }
-        self.session.core().check(&self.site.name)
+        self.lock.handle().check_usable()
+    }
+
+    /// The leader, and after how long the lease of the lock ends.
+    fn look(&self) -> Result<(Option<Leader>, Option<Duration>), Error> {
+        let looked = scripts(self.site()).look();
+        let (leader, left) =
+            looked.map_err(|trouble| trouble.into_error().of(&self.site().name))?;
+        Ok((leader.map(Leader::from), left))
     }
 
     fn run(&self, wait: Wait<'_>) -> Result<Option<Leadership>, Error> {
         self.check()?;
-        let (name, grace) = (&self.site.name, self.grace.unwrap_or(self.lease / 10));
-        if grace >= self.lease / 2 {
+        let lease = self.lock.handle().terms().lease();
+        let grace = self.grace.unwrap_or(lease / 10);
+        if grace >= lease / 2 {
             let message = format!(
-                "a grace of {grace:?} is not less than half of the lease, {:?}: the leader would be \
-                 deposed between two renewals",
-                self.lease
+                "a grace of {grace:?} is not less than half of the lease, {lease:?}: the leader \
+                 would be deposed between two renewals"
             );
-            return Err(Error::new(ErrorKind::Config, message).of(name));
+            return Err(Error::new(ErrorKind::Config, message).of(&self.site().name));
         }
         let mut tries = 1..MOST_TRIES;
         loop {
@@ -236,25 +233,23 @@ impl LeaderElection {
 
     /// Begins to lead, with the lock that the guard has.
     fn begin(&self, guard: OwnedFencedLockGuard, grace: Duration) -> Result<Leadership, Error> {
-        let name = &self.site.name;
+        let (site, name) = (self.site(), &self.site().name);
         // A lock that was handed on is certain for 2 s at first, perhaps less than the grace.
-        guard.check(self.lease / 2)?;
+        guard.check(self.lock.handle().terms().lease() / 2)?;
         let Some(held) = guard.one() else { return Err(Error::late_grant(name)) };
-        let tenancy = Arc::clone(held.site_and_tenancy().1);
-        let who = [&*self.session.core().config.connection.name, &host_name()];
-        let led = self.site.scripts().lead(&tenancy.hold().owner, guard.token().get(), who);
+        let (tenancy, token) = (Arc::clone(held.site_and_tenancy().1), guard.token().get());
+        let who = [&*site.core.config.connection.name, &host_name()];
+        let led = scripts(site).lead(&tenancy.hold().owner, token, who);
         if !led
             .map_err(|trouble| trouble.into_error().of(name).now("nobody was made the leader"))?
         {
             return Err(Error::lost(name, &tenancy.hold().why_gone()));
         }
-        let (site, token) = (Arc::clone(&self.site), guard.token().get());
-        let term = Arc::new(Term { site, tenancy, token, grace, ending: Mutex::default() });
+        let (site, callbacks) = (Arc::clone(site), Mutex::new(Some(Vec::new())));
+        let term = Arc::new(Term { site, tenancy, token, grace, callbacks });
         let deposed = Arc::downgrade(&term);
-        guard.on_lost(move |reason| {
-            if let Some(term) = deposed.upgrade() {
-                term.depose(reason);
-            }
+        guard.on_lost(move |_| {
+            deposed.upgrade().inspect(|term| term.depose());
         });
         Arc::clone(&term).due();
         Ok(Leadership { resigns: Resigns(term), guard })
@@ -269,23 +264,8 @@ fn is_short(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::LeaseLost | ErrorKind::EndsTooSoon)
 }
 
-impl ElectionSite {
-    fn scripts(&self) -> ElectionScripts<'_> {
-        ElectionScripts { route: &self.route, lock: &self.name, keys: &self.keys }
-    }
-
-    /// The leader, and after how long the lease of the lock ends.
-    fn look(&self) -> Result<(Option<Leader>, Option<Duration>), Error> {
-        let looked =
-            self.scripts().look().map_err(|trouble| trouble.into_error().of(&self.name))?;
-        Ok((looked.0.map(Leader::from), looked.1))
-    }
-}
-
-impl fmt::Debug for LeaderElection {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LeaderElection").field("name", &self.site.name).finish_non_exhaustive()
-    }
+fn scripts(site: &Site) -> ElectionScripts<'_> {
+    ElectionScripts { route: &site.route, name: &site.name }
 }
 
 /// The guard of a process that leads. Dropping it resigns, and the next candidate leads. It can be
@@ -309,11 +289,7 @@ impl Leadership {
     #[must_use]
     pub fn is_leader(&self) -> bool {
         // The alarm may be late.
-        let leads = self.guard.remaining() > self.resigns.0.grace;
-        if !leads {
-            self.resigns.0.depose(LostReason::LeaseExpired);
-        }
-        leads && !self.resigns.0.is_over()
+        !self.resigns.0.left().is_zero()
     }
 
     /// Fails unless this process certainly leads for `slack` more. Call it before each step that
@@ -343,17 +319,15 @@ impl Leadership {
     /// Callbacks run on a thread of the client, one after the other, so each should be short. Drop
     /// a deposed leadership: until then it may keep the lock.
     pub fn on_deposed(&self, callback: impl FnOnce() + Send + 'static) {
-        if self.resigns.0.site.core.is_forked() {
+        let term = &self.resigns.0;
+        if term.site.core.is_forked() {
             return;
         }
-        let mut ending = self.resigns.0.ending.lock();
-        if !ending.is_over {
-            return ending.callbacks.push(Box::new(|_| callback()));
+        let mut callbacks: Vec<Callback> = vec![Box::new(|_| callback())];
+        if let Some(registered) = &mut *term.callbacks.lock() {
+            registered.append(&mut callbacks);
         }
-        drop(ending);
-        let site = &self.resigns.0.site;
-        let reason = LostReason::LeaseExpired;
-        site.core.watchdog.call_back(&site.name, reason, vec![Box::new(|_| callback())]);
+        term.call(callbacks);
     }
 
     /// Ends the leadership: the next candidate leads.
@@ -389,59 +363,60 @@ impl Drop for Resigns {
         if site.core.is_forked() {
             return;
         }
-        let mut ending = self.0.ending.lock();
-        ending.is_over = true;
         // Dropped here, without the mutex, and not by the watchdog if it has the term now.
-        let _unheard = std::mem::take(&mut ending.callbacks);
-        drop(ending);
-        let command = site.scripts().resign_command(&tenancy.hold().owner, *token);
+        let _unheard = self.0.end();
+        let command = scripts(site).resign_command(&tenancy.hold().owner, *token);
         site.core.post(&site.route, command, Arc::new(|_: Outcome| {}));
     }
 }
 
 /// The time for which a process leads, with its end.
 struct Term {
-    site: Arc<ElectionSite>,
+    site: Arc<Site>,
     tenancy: Arc<Tenancy>,
     token: u64,
     grace: Duration,
-    ending: Mutex<TermEnd>,
+    /// `None`: it is over.
+    callbacks: Mutex<Option<Vec<Callback>>>,
 }
 
-#[derive(Default)]
-struct TermEnd {
-    is_over: bool,
-    callbacks: Vec<Box<dyn FnOnce(LostReason) + Send>>,
-}
+/// The reason of a loss is no concern of it.
+type Callback = Box<dyn FnOnce(LostReason) + Send>;
 
 impl Term {
-    fn is_over(&self) -> bool {
-        self.site.core.is_forked() || self.ending.lock().is_over
-    }
-
-    /// Ends the term for good, unless it is over.
-    fn depose(&self, reason: LostReason) {
+    /// How long it goes on if no renewal succeeds. Zero: it is over, for good.
+    fn left(&self) -> Duration {
         // A forked child does not lead, and must neither lock nor call back.
         if self.site.core.is_forked() {
-            return;
+            return Duration::ZERO;
         }
-        let mut ending = self.ending.lock();
-        if std::mem::replace(&mut ending.is_over, true) {
-            return;
+        let left = self.tenancy.remaining().saturating_sub(self.grace);
+        if left.is_zero() {
+            self.depose();
         }
-        let callbacks = std::mem::take(&mut ending.callbacks);
-        drop(ending);
-        self.site.core.watchdog.call_back(&self.site.name, reason, callbacks);
+        if self.callbacks.lock().is_some() { left } else { Duration::ZERO }
+    }
+
+    fn depose(&self) {
+        self.call(self.end());
+    }
+
+    /// Returns the callbacks, if it was not over.
+    fn end(&self) -> Vec<Callback> {
+        self.callbacks.lock().take().unwrap_or_default()
+    }
+
+    fn call(&self, callbacks: Vec<Callback>) {
+        let Site { core, name, .. } = &*self.site;
+        core.watchdog.call_back(name, LostReason::LeaseExpired, callbacks);
     }
 }
 
 /// The lease is about to end, or was renewed meanwhile.
 impl Task for Term {
     fn due(self: Arc<Self>) -> Option<Renewal> {
-        let left = self.tenancy.remaining().saturating_sub(self.grace);
-        if left.is_zero() {
-            self.depose(LostReason::LeaseExpired);
-        } else if !self.is_over() {
+        let left = self.left();
+        if !left.is_zero() {
             let due = clock::now().saturating_add(clock::nanos(left));
             let weak: Weak<dyn Task> = Arc::downgrade(&(Arc::clone(&self) as Arc<dyn Task>));
             // The wheel forgets the alarm with the term.
@@ -452,20 +427,21 @@ impl Task for Term {
 }
 
 /// The leaders of an election, one after the other: see [`LeaderElection::observe`].
+#[derive(Debug)]
 #[must_use = "it is an iterator, and does nothing by itself"]
 pub struct Changes<'a> {
     election: LeaderElection,
-    wait: Wait<'a>,
+    /// `None`: it has ended.
+    wait: Option<Wait<'a>>,
     channel: Subscription,
     last: Option<Option<Leader>>,
-    ended: bool,
 }
 
 impl Changes<'_> {
     /// The next change. `None`: the wait ended first.
-    fn change(&mut self) -> Result<Option<Option<Leader>>, Error> {
-        let Self { election, wait, channel, last, .. } = self;
-        let (core, name, thread) = (&election.site.core, &election.site.name, Thread::current());
+    fn change(&mut self, wait: &Wait<'_>) -> Result<Option<Option<Leader>>, Error> {
+        let Self { election, channel, last, .. } = self;
+        let (Site { core, name, .. }, thread) = (&**election.site(), Thread::current());
         election.check()?;
         let mut endurance = Endurance::default();
         // Messages are not stored: it listens first, and looks then.
@@ -474,7 +450,7 @@ impl Changes<'_> {
         }
         loop {
             let version = channel.version();
-            let pause = match election.site.look() {
+            let pause = match election.look() {
                 Ok((leader, _)) if last.as_ref() != Some(&leader) => {
                     *last = Some(leader.clone());
                     return Ok(Some(leader));
@@ -507,17 +483,9 @@ impl Iterator for Changes<'_> {
     type Item = Result<Option<Leader>, Error>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        if self.ended {
-            return None;
-        }
-        let change = self.change().transpose();
-        self.ended = !matches!(change, Some(Ok(_)));
-        change
-    }
-}
-
-impl fmt::Debug for Changes<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Changes").field("election", &self.election).finish_non_exhaustive()
+        let wait = self.wait.take()?;
+        let change = self.change(&wait).transpose()?;
+        self.wait = change.is_ok().then_some(wait);
+        Some(change)
     }
 }

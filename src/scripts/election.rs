@@ -17,8 +17,7 @@ static LOOK: LazyLock<Script> = script!(LIST; "election/look.lua");
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ElectionScripts<'a> {
     pub(crate) route: &'a Route,
-    pub(crate) lock: &'a str,
-    pub(crate) keys: &'a ElectionKeys,
+    pub(crate) name: &'a str,
 }
 
 /// The leader on record.
@@ -39,29 +38,27 @@ impl ElectionScripts<'_> {
         token: u64,
         [who, host]: [&str; 2],
     ) -> Result<bool, Trouble> {
-        let (keys, token, owner) = (self.keys, token.to_string(), owner.text());
-        let texts = [&*token, who, host, &*keys.channel].map(str::as_bytes);
-        let arguments = [&[&owner[..]], &texts[..]].concat();
-        let command = Command::script(&LEAD, &self.both(), &arguments);
+        let (leader, token, owner) =
+            (ElectionKeys::leader(self.name), token.to_string(), owner.text());
+        let [name, leader, token, who, host] =
+            [self.name, &leader, &token, who, host].map(str::as_bytes);
+        let command = Command::script(&LEAD, &[name, leader], &[&owner, token, who, host, leader]);
         flag(call(self.route, &command, Rights::Elections)?)
     }
 
     pub(crate) fn resign_command(self, owner: &Owner, token: u64) -> Command {
-        let (token, keys) = (token.to_string(), [self.keys.leader.as_bytes()]);
-        let channel = self.keys.channel.as_bytes();
-        Command::script(&RESIGN, &keys, &[&owner.text(), token.as_bytes(), channel])
+        let (leader, token) = (ElectionKeys::leader(self.name), token.to_string());
+        let leader = leader.as_bytes();
+        Command::script(&RESIGN, &[leader], &[&owner.text(), token.as_bytes(), leader])
     }
 
     /// The leader, and after how long the lease of the lock ends.
     pub(crate) fn look(self) -> Result<(Option<Recorded>, Option<Duration>), Trouble> {
-        let command = Command::script(&LOOK, &self.both(), &[]);
+        let leader = ElectionKeys::leader(self.name);
+        let command = Command::script(&LOOK, &[self.name.as_bytes(), leader.as_bytes()], &[]);
         ask(self.route, &command, Rights::Elections, |reply| {
             read(&reply).ok_or_else(|| unexpected(&reply))
         })
-    }
-
-    fn both(&self) -> [&[u8]; 2] {
-        [self.lock.as_bytes(), self.keys.leader.as_bytes()]
     }
 }
 

@@ -253,17 +253,12 @@ impl BarrierKeys {
 
 /// The key and the channel of one election besides its lock's. redlatch's alone.
 #[derive(Debug)]
-pub(crate) struct ElectionKeys {
-    /// The leader on record.
-    pub(crate) leader: String,
-    /// The channel that tells of a change: as the key.
-    pub(crate) channel: String,
-}
+pub(crate) struct ElectionKeys;
 
 impl ElectionKeys {
-    pub(crate) fn new(name: &str) -> Self {
-        let leader = ours("redlatch_leader", name).to_string();
-        Self { channel: leader.clone(), leader }
+    /// The key of the leader on record, and the channel that tells of a change.
+    pub(crate) fn leader(name: &str) -> String {
+        ours("redlatch_leader", name).to_string()
     }
 }
 
