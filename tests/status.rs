@@ -153,6 +153,60 @@ fn redissons_holder_is_named_and_its_process_if_its_connection_is() {
 }
 
 #[test]
+fn what_redisson_or_another_program_wrote_is_read_as_they_mean_it() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let mut redis = server.connection();
+    let (seconds, _): (i64, i64) = redis::cmd("TIME").query(&mut redis).unwrap();
+    let ends = |seconds_more| (seconds + seconds_more) * 1_000;
+    let text = "00112233445566778899aabbccddeeff";
+    let () = redis.set("permits", 1).unwrap();
+    for (id, end) in [
+        (&[0xff; 16][..], 922_337_203_685_477),
+        (text.as_bytes(), ends(60)),
+        (&[0x11; 16][..], ends(-60)),
+    ] {
+        let () = redis.zadd("{permits}:timeout", id, end).unwrap();
+    }
+    let status = client.status("permits").unwrap();
+    assert_eq!(status.kind, StatusKind::ExpirableSemaphore);
+    let mut permits: Vec<_> = status.holders.iter().map(|it| (&*it.owner, it.left)).collect();
+    permits.sort();
+    let [(first, Some(left)), (second, None)] = permits[..] else { panic!("{status:?}") };
+    assert_eq!((first, second), (text, &*"ff".repeat(16)));
+    assert!(left > Duration::from_secs(30) && left <= Duration::from_secs(60), "{status:?}");
+
+    let other = format!("{}:write", FOREIGN.replace(':', ":4"));
+    let () =
+        redis.hset_multiple("page", &[("mode", "write"), (FOREIGN, "2"), (&other, "1")]).unwrap();
+    let () = redis.pexpire("page", 60_000).unwrap();
+    let reads = format!("{{page}}:{FOREIGN}:rwlock_timeout:2");
+    let () = redis.pset_ex(reads, "1", 20_000).unwrap();
+    let status = client.status("page").unwrap();
+    assert_eq!(status.kind, StatusKind::ReadWriteLock);
+    let is_short = |left: Option<Duration>| left.unwrap() <= Duration::from_secs(20);
+    let holders =
+        status.holders.iter().map(|it| (&*it.owner, it.shared, it.levels, is_short(it.left)));
+    let mut holders: Vec<_> = holders.collect();
+    holders.sort_by_key(|holder| holder.2);
+    let writer = other.strip_suffix(":write").unwrap();
+    assert_eq!(holders, [(writer, false, 1, false), (FOREIGN, true, 2, true)]);
+
+    hold_as_redisson(&mut redis, "java", LONG);
+    let () = redis.set("redisson_lock_token:{java}", "no number").unwrap();
+    let status = client.status("java").unwrap();
+    assert_eq!((status.kind, status.token), (StatusKind::Lock, None));
+
+    let () = redis.set("text", b"\xff\xfe").unwrap();
+    let () = redis.hset("hash", b"\xff", b"\xfe").unwrap();
+    let () = redis.pexpire("hash", 60_000).unwrap();
+    for foreign in ["text", "hash"] {
+        assert_eq!(seen(&client, foreign), (StatusKind::Other, [0; 3]), "{foreign}");
+    }
+}
+
+#[test]
 fn without_the_right_to_list_clients_processes_are_unknown_and_without_a_key_it_is_an_error() {
     let _bounded = bounded();
     let server = server();
