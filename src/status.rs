@@ -139,9 +139,6 @@ impl OwnerProcess {
     }
 }
 
-const UUID: usize = 36;
-const WRITES: &str = ":write";
-
 impl Status {
     pub(crate) fn of(core: &Arc<Core>, name: &str) -> Result<Self, Error> {
         let shared_name = Arc::from(name);
@@ -274,107 +271,63 @@ impl Status {
     }
 
     fn read(name: &str, found: Found) -> Self {
-        let is_read_write = found.fields.iter().any(|(field, ..)| field == "mode");
-        let is_lock = found.kind == "hash"
-            && found.left >= 0
-            && found.fields.iter().all(|(field, ..)| field == "mode" || is_owner(field))
-            && (is_read_write || found.fields.len() == 1);
-        let value = found.value.parse().ok().filter(|_| found.kind == "string");
-        let waits_for = found.queue.first().map_or("", |(kind, ..)| kind);
-        let kind = match found.kind.as_str() {
-            "hash" if is_lock && is_read_write => StatusKind::ReadWriteLock,
-            "hash" if is_lock && waits_for == "fair" => StatusKind::FairLock,
-            "hash" if is_lock && found.token.is_some() => StatusKind::FencedLock,
-            "hash" if is_lock => StatusKind::Lock,
-            "none" if waits_for == "fair" => StatusKind::FairLock,
-            "none" if waits_for == "lock" => StatusKind::Lock,
-            "none" if waits_for == "read-write" => StatusKind::ReadWriteLock,
-            "none" | "string" if !found.permits.is_empty() => StatusKind::ExpirableSemaphore,
-            "none" | "string" if found.listeners[2] > 0 => StatusKind::Semaphore,
-            "none" | "string" if found.listeners[3] > 0 => StatusKind::CountDownLatch,
-            "none" => StatusKind::Free,
-            "string" if value.is_some() => StatusKind::Number,
-            _ => StatusKind::Other,
+        let holder = |(owner, shared, levels, left)| Holder {
+            owner: text(owner),
+            shared,
+            levels,
+            left: millis(left),
+            process: None,
         };
+        let waiter = |(_, owner, shared, waited)| Waiter {
+            owner: text(owner),
+            shared,
+            waited: millis(waited),
+            process: None,
+        };
+        let waits_for = found.queue.first().map_or(String::new(), |(kind, ..)| kind.clone());
+        let mut holders: Vec<_> = found.held.into_iter().map(holder).collect();
+        let is_lock = found.kind == "none"
+            || found.left >= 0
+                && holders.iter().all(|it| Owner::parse(&it.owner, Mode::Lock).is_some())
+                && (found.kind == "shared" || holders.len() == 1);
+        let value = str::from_utf8(&found.value).ok().and_then(|value| value.parse().ok());
         let [lock, read_write, semaphore, latch] = found.listeners;
-        let listeners = match kind {
-            StatusKind::Lock | StatusKind::FencedLock => lock,
-            StatusKind::ReadWriteLock => read_write,
-            StatusKind::Semaphore | StatusKind::ExpirableSemaphore => semaphore,
-            StatusKind::CountDownLatch => latch,
-            _ => 0,
+        let (kind, listeners) = match (&*found.kind, &*waits_for) {
+            ("shared", _) | ("none", "read-write") if is_lock => {
+                (StatusKind::ReadWriteLock, read_write)
+            }
+            ("hash" | "none", "fair") if is_lock => (StatusKind::FairLock, 0),
+            ("hash", _) if is_lock && found.token >= 0 => (StatusKind::FencedLock, lock),
+            ("hash", _) | ("none", "lock") if is_lock => (StatusKind::Lock, lock),
+            ("none" | "string", _) if !holders.is_empty() => {
+                (StatusKind::ExpirableSemaphore, semaphore)
+            }
+            ("none" | "string", _) if semaphore > 0 => (StatusKind::Semaphore, semaphore),
+            ("none" | "string", _) if latch > 0 => (StatusKind::CountDownLatch, latch),
+            ("none", _) => (StatusKind::Free, 0),
+            ("string", _) if value.is_some() => (StatusKind::Number, 0),
+            _ => (StatusKind::Other, 0),
         };
-        Self {
-            name: name.to_owned(),
-            kind,
-            holders: if kind == StatusKind::ExpirableSemaphore {
-                permits(&found)
-            } else if is_lock {
-                holders(&found, is_read_write)
-            } else {
-                Vec::new()
-            },
-            queue: queue(&found),
-            listeners,
-            value,
-            token: found.token,
+        if kind == StatusKind::Other {
+            holders.clear();
         }
+        let queue = found.queue.into_iter().map(waiter).collect();
+        let token = u64::try_from(found.token).ok();
+        Self { name: name.to_owned(), kind, holders, queue, listeners, value, token }
     }
 }
 
-/// The owners in a lock's hash.
-fn holders(found: &Found, is_read_write: bool) -> Vec<Holder> {
-    let owners = found.fields.iter().filter(|(field, ..)| field != "mode");
-    let holder = |(field, levels, reads_for): &(String, String, i64)| {
-        let shared = is_read_write && !field.ends_with(WRITES);
-        Holder {
-            owner: field.trim_end_matches(WRITES).to_owned(),
-            shared,
-            levels: levels.parse().unwrap_or(1),
-            left: millis(if shared && *reads_for >= 0 { *reads_for } else { found.left }),
-            process: None,
-        }
-    };
-    owners.map(holder).collect()
+/// An owner, or a permit's id: 16 bytes, or for Redisson 3.16 the text itself.
+fn text(owner: Vec<u8>) -> String {
+    match <[u8; 16]>::try_from(&*owner) {
+        Ok(id) => PermitId::from_bytes(id).to_string(),
+        Err(_) => String::from_utf8_lossy(&owner).into_owned(),
+    }
 }
 
-/// The permits whose leases have not ended.
-fn permits(found: &Found) -> Vec<Holder> {
-    /// The end of a permit of Redisson's without a lease.
-    const NEVER: f64 = 922_337_203_685_477.0;
-    let now = found.now as f64;
-    let permit = |(id, ends): &(Vec<u8>, f64)| Holder {
-        owner: match <[u8; 16]>::try_from(id.as_slice()) {
-            Ok(bytes) => PermitId::from_bytes(bytes).to_string(),
-            // Of Redisson 3.16: the text itself.
-            Err(_) => String::from_utf8_lossy(id).into_owned(),
-        },
-        shared: false,
-        levels: 1,
-        left: if *ends >= NEVER { None } else { millis((ends - now) as i64) },
-        process: None,
-    };
-    found.permits.iter().filter(|(_, ends)| *ends > now).map(permit).collect()
-}
-
-fn queue(found: &Found) -> Vec<Waiter> {
-    let waiter = |(kind, owner, since): &(String, String, Option<i64>)| Waiter {
-        owner: owner.trim_end_matches(WRITES).to_owned(),
-        shared: kind == "read-write" && !owner.ends_with(WRITES),
-        waited: since.and_then(|since| millis(found.now.saturating_sub(since))),
-        process: None,
-    };
-    found.queue.iter().map(waiter).collect()
-}
-
-/// `None` of a time to live that does not end.
+/// `None` of a time that is not known, or does not end.
 fn millis(millis: i64) -> Option<Duration> {
     u64::try_from(millis).ok().map(Duration::from_millis)
-}
-
-/// Whether it is `uuid:number`, perhaps with the mark of a writer.
-fn is_owner(field: &str) -> bool {
-    Owner::parse(field.trim_end_matches(WRITES), Mode::Lock).is_some()
 }
 
 /// The clients that are connected to a server, by their uuids.
@@ -391,9 +344,8 @@ impl Processes {
     }
 
     fn find(&self, owner: &str) -> Option<OwnerProcess> {
-        if let Some((uuid, _)) = owner.split_at_checked(UUID) {
-            let id = uuid::Uuid::try_parse(uuid).ok()?;
-            return self.0.get(&id.as_u128()).cloned();
+        if let Some(Owner::Lock { client, .. }) = Owner::parse(owner, Mode::Lock) {
+            return self.0.get(&client.as_u128()).cloned();
         }
         /// More acquisitions than a client ever makes: the ids of its permits follow its own.
         const NEAR: u128 = 1 << 48;
@@ -406,18 +358,6 @@ impl Processes {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn an_owner_is_a_uuid_and_a_number() {
-        let uuid = "0f3b1c9e-3f2a-8d5c-9b7e-1234567890ab";
-        for field in [format!("{uuid}:1"), format!("{uuid}:17:write")] {
-            assert!(is_owner(&field), "{field}");
-        }
-        for field in ["mode", uuid, &format!("{uuid}:"), &format!("{uuid}:x"), &format!("é{uuid}")]
-        {
-            assert!(!is_owner(field), "{field}");
-        }
-    }
 
     #[test]
     fn a_permit_leads_to_the_client_whose_ids_come_before_its_own() {

@@ -2,19 +2,36 @@
 --
 -- KEYS 1 the name, 2 the queue of a fair lock, 3 that of a lock, 4 that of a read-write lock,
 --      5 when the leases of a semaphore's permits end, 6 the last fencing token
--- ARGV 1 how the keys of readers begin, 2.. channels
--- reply: {type, time to live, now (ms since 1970), value, token,
---         {field, value, time left, …}, {kind of lock, owner, since, …}, {id, end, …},
---         {channel, listeners, …}}
+-- ARGV 1 how the keys of readers begin; the channels of a lock, 2 all listeners, 3 ours; of a
+--      read-write lock, 4 all, 5 ours; 6 of a semaphore; 7 of a latch
+-- reply: {type, "shared" for a hash with a mode; time to live; value; token;
+--         {owner or permit, 1 = shared, levels, time left, …};
+--         {kind of lock, owner, 1 = shared, time waited, …};
+--         {listeners that are not ours of a lock, of a read-write lock; of a semaphore, a latch}}
+--
+-- A time is in ms, or below 0 if it is not known or has no end. So is a token.
 --
 -- It changes nothing. MOST bounds its time. What the user may not read besides the name itself
 -- counts as absent, and so does another program's data there.
 local MOST = 1000
 local name = KEYS[1]
+local clock = redis.call('time')
+local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 
 local function read(...)
     local reply = redis.pcall(...)
     return not (type(reply) == 'table' and reply.err) and reply or nil
+end
+
+-- Of a read-write lock, the owners that write have a mark.
+local function add(list, has_marks, owner, ...)
+    local writes = 1
+    if has_marks then
+        owner, writes = string.gsub(owner, ':write$', '')
+    end
+    for _, value in ipairs({owner, 1 - writes, ...}) do
+        list[#list + 1] = value
+    end
 end
 
 -- Since when each waits is known of those that have asked again.
@@ -22,30 +39,40 @@ local waiting = {}
 for i, kind in ipairs({'fair', 'lock', 'read-write'}) do
     local asked = (string.gsub(KEYS[i + 1], 'queue', 'asked', 1)) .. ':'
     for _, owner in ipairs(read('lrange', KEYS[i + 1], 0, MOST - 1) or {}) do
-        local last = #waiting
-        waiting[last + 1], waiting[last + 2] = kind, owner
-        waiting[last + 3] = kind ~= 'fair' and read('get', asked .. owner) or ''
+        local since = kind ~= 'fair' and tonumber(read('get', asked .. owner) or '')
+        waiting[#waiting + 1] = kind
+        add(waiting, kind == 'read-write', owner, since and now - since or -1)
     end
 end
 
-local kind, fields, value = redis.call('type', name).ok, {}, ''
+local kind, left, value, held = redis.call('type', name).ok, redis.call('pttl', name), '', {}
 if kind == 'hash' and redis.call('hlen', name) <= MOST then
     local all, is_shared = redis.call('hgetall', name), redis.call('hexists', name, 'mode') == 1
+    kind = is_shared and 'shared' or kind
     for i = 1, #all, 2 do
-        local count = string.sub(all[i + 1], 1, 20)
+        local owner, count = all[i], string.sub(all[i + 1], 1, 20)
         -- A reader has such a key for each level; the last one is there as long as it reads.
-        local key = is_shared and ARGV[1] .. all[i] .. ':rwlock_timeout:' .. count
-        table.insert(fields, all[i])
-        table.insert(fields, count)
-        table.insert(fields, key and read('pttl', key) or -2)
+        local key = ARGV[1] .. owner .. ':rwlock_timeout:' .. count
+        local reads_for = is_shared and read('pttl', key) or -2
+        if owner ~= 'mode' then
+            add(held, is_shared, owner, tonumber(count) or 1, reads_for < 0 and left or reads_for)
+        end
     end
-elseif kind == 'string' then
-    value = redis.call('getrange', name, 0, 20)
+elseif kind ~= 'hash' then
+    local permits = read('zrange', KEYS[5], '(' .. string.format('%.0f', now), '+inf', 'byscore',
+        'limit', 0, MOST, 'withscores') or {}
+    for i = 1, #permits, 2 do
+        local ends = tonumber(permits[i + 1])
+        -- Redisson's permits without a lease have that time.
+        add(held, false, permits[i], 1, ends < 922337203685477 and ends - now or -1)
+    end
+    value = kind == 'string' and redis.call('getrange', name, 0, 20) or ''
 end
-local clock = redis.call('time')
+local heard = read('pubsub', 'numsub', unpack(ARGV, 2)) or {}
+local function listeners(channel, ours)
+    return math.max(0, (heard[2 * channel] or 0) - (ours and heard[2 * ours] or 0))
+end
 return {
-    kind, redis.call('pttl', name), clock[1] * 1000 + math.floor(clock[2] / 1000), value,
-    read('get', KEYS[6]) or '', fields, waiting,
-    read('zrange', KEYS[5], 0, MOST - 1, 'withscores') or {},
-    read('pubsub', 'numsub', unpack(ARGV, 2)) or {},
+    kind, left, value, tonumber(read('get', KEYS[6]) or '') or -1, held, waiting,
+    {listeners(1, 2), listeners(3, 4), listeners(5), listeners(6)},
 }

@@ -196,6 +196,18 @@ mod tests {
     }
 
     #[test]
+    fn an_owner_of_any_client_is_a_uuid_and_a_number() {
+        let uuid = "0f3b1c9e-3f2a-8d5c-9b7e-1234567890ab";
+        for text in [format!("{uuid}:1"), format!("{uuid}:17")] {
+            assert_eq!(Owner::parse(&text, Mode::Lock).unwrap().to_string(), text);
+        }
+        for text in ["mode", uuid, &format!("{uuid}:"), &format!("{uuid}:x"), &format!("é{uuid}:1")]
+        {
+            assert!(Owner::parse(text, Mode::Lock).is_none(), "{text}");
+        }
+    }
+
+    #[test]
     fn the_longest_number_fits() {
         let next = AtomicU64::new(u64::MAX);
         let client = ClientId { uuid: Uuid::nil().to_string(), seed: u128::MAX, next };
