@@ -2,40 +2,33 @@
 
 use std::fs;
 use std::io::{Error, ErrorKind, Result};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
 #[derive(Debug)]
 pub(crate) struct Cgroup {
-    /// That of `redlatch`, in which the command's is.
-    own: PathBuf,
     folder: PathBuf,
 }
 
 impl Cgroup {
-    /// The one for the command of this guardian. Nothing is made yet.
-    pub(crate) fn of(guardian: u32) -> Result<Self> {
+    /// The one for the command of this client, whose number no other client has. Nothing is made yet.
+    pub(crate) fn of(client: &str) -> Result<Self> {
         let mounts = fs::read_to_string("/proc/self/mountinfo")?;
         let own = own(&mounts, &fs::read_to_string("/proc/self/cgroup")?);
         let own = own.ok_or_else(|| Error::new(ErrorKind::NotFound, "no cgroup v2 is mounted"))?;
-        Ok(Self { folder: own.join(format!("redlatch-{guardian}")), own })
+        Ok(Self { folder: own.join(format!("redlatch-{client}")) })
     }
 
-    /// From here on the processes that this one starts are in it, as this process is.
-    pub(crate) fn enter(&self) -> Result<()> {
+    /// From here on this process is in it, and all that it starts.
+    pub(crate) fn take(&self, process: u32) -> Result<()> {
         fs::create_dir(&self.folder)?;
-        let entered = match fs::exists(self.folder.join("cgroup.kill")) {
-            Ok(true) => fs::write(self.folder.join("cgroup.procs"), "0"),
+        let taken = match fs::exists(self.folder.join("cgroup.kill")) {
+            Ok(true) => fs::write(self.folder.join("cgroup.procs"), process.to_string()),
             // Its processes could not be killed, and the lock would be kept for ever.
             _ => Err(Error::new(ErrorKind::Unsupported, "no cgroup.kill: it needs Linux 5.14")),
         };
-        entered.inspect_err(|_| self.remove())
-    }
-
-    /// This process is out of it again.
-    pub(crate) fn leave(&self) -> Result<()> {
-        fs::write(self.own.join("cgroup.procs"), "0")
+        taken.inspect_err(|_| self.remove())
     }
 
     /// Kills all that are in it, also those that are being started.
@@ -47,14 +40,14 @@ impl Cgroup {
         let _none = fs::write(self.folder.join("cgroup.kill"), "1");
     }
 
-    /// Kills those that are seen in it, but not this process.
+    /// Kills those that are seen in it.
     #[cfg(target_os = "linux")]
     fn kill_each(&self) {
-        use rustix::process::{Pid, PidfdFlags, Signal, getpid, pidfd_open, pidfd_send_signal};
+        use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
         let list = || {
             let pids = fs::read_to_string(self.folder.join("cgroup.procs")).unwrap_or_default();
             let pids = pids.lines().filter_map(|pid| Pid::from_raw(pid.parse().ok()?));
-            pids.filter(|pid| *pid != getpid()).collect::<Vec<_>>()
+            pids.collect::<Vec<_>>()
         };
         let open = |pid| Some((pid, pidfd_open(pid, PidfdFlags::empty()).ok()?));
         // A few at a time: a process may have few open files.
@@ -82,8 +75,17 @@ impl Cgroup {
     }
 
     fn remove(&self) {
-        let _gone = fs::remove_dir(&self.folder);
+        remove(&self.folder);
     }
+}
+
+/// With the cgroups that the command has made in it.
+fn remove(folder: &Path) {
+    let inside = fs::read_dir(folder).into_iter().flatten().flatten();
+    inside
+        .filter(|it| it.file_type().is_ok_and(|it| it.is_dir()))
+        .for_each(|it| remove(&it.path()));
+    let _gone = fs::remove_dir(folder);
 }
 
 /// The folder of this process's cgroup.

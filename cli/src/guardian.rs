@@ -15,23 +15,23 @@
 //! kill         the lock is lost
 //! ```
 //!
-//! It answers `started PID` or `failed STATUS WHY`, and then `ended STATUS LOST`.
+//! It answers `started PID` or `failed STATUS WHY`, and then `ended STATUS LOST`. `PID` has not
+//! become the command then, but waits for its stdin, which it gets when the lock is certain and this
+//! process has left its group.
 
 use std::ffi::OsString;
 use std::fs;
-use std::io::{BufRead as _, BufReader, IoSliceMut, Write as _};
-use std::mem::MaybeUninit;
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
-use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
+use std::process::{Child, ExitCode, ExitStatus};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::Duration;
 
 use rustix::io::Errno;
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use rustix::process::{
     Pid, Signal, WaitId, WaitIdOptions, WaitOptions, getpgid, kill_process, kill_process_group,
     setpgid, setpriority_pgrp, setpriority_process, setsid, waitid, waitpgid,
@@ -40,12 +40,11 @@ use rustix::time::{ClockId, clock_gettime};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 
 use crate::cgroup::Cgroup;
-use crate::trouble::{CANNOT_RUN, CONFIG, NOT_FOUND, SOFTWARE};
+use crate::start::{self, receive_stdin};
+use crate::trouble::{CONFIG, SOFTWARE};
 
 /// The argument that makes this program a guardian.
 pub(crate) const ARGUMENT: &str = "guard-of-redlatch-run";
-/// The line with which the command's stdin goes.
-pub(crate) const STDIN: &[u8] = b"stdin\n";
 /// How often it looks at the clock at least, which goes on while the machine sleeps.
 const LOOK: Duration = Duration::from_secs(1);
 const AGAIN: Duration = Duration::from_millis(100);
@@ -93,6 +92,8 @@ struct Guardian {
     in_terminal: bool,
     /// Has also those that have left the group.
     cgroup: Option<Cgroup>,
+    /// The command has not begun: it gets its stdin through the socket then.
+    starts: Option<(UnixStream, OwnedFd)>,
     grace: u64,
     /// So much before the deadline the group is killed: a killed process needs a moment to die.
     margin: u64,
@@ -104,8 +105,8 @@ struct Guardian {
     lost: bool,
 }
 
-/// `words`: the grace time and the margin in ns, the terminal's group or 0, 1 for a cgroup or 0, the
-/// program's path, and the command.
+/// `words`: the grace time and the margin in ns, the terminal's group or 0, the client whose number
+/// names the cgroup or nothing, the program's path, and the command.
 pub(crate) fn main(words: impl Iterator<Item = OsString>) -> ExitCode {
     match guard(words) {
         Some(()) => ExitCode::SUCCESS,
@@ -122,72 +123,45 @@ fn guard(mut words: impl Iterator<Item = OsString>) -> Option<()> {
     #[cfg(target_os = "linux")]
     rustix::process::set_child_subreaper(Some(rustix::process::getpid())).ok()?;
     let mut number = || words.next()?.to_str()?.parse::<u64>().ok();
-    let (grace, margin, terminal, contained) = (number()?, number()?, number()?, number()?);
+    let (grace, margin, terminal) = (number()?, number()?, number()?);
+    let in_terminal = terminal > 0;
+    let client = words.next()?;
     let socket = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned().ok()?);
     let stdin = receive_stdin(&socket)?;
-    let mut lines = BufReader::new(socket.try_clone().ok()?);
-    // On a busy machine the first deadline may have passed before the command begins.
-    let until = loop {
-        let mut line = String::new();
-        lines.read_line(&mut line).ok()?;
-        match line.trim_end().split_once(' ') {
-            Some(("until", until)) => {
-                let until: u64 = until.parse().ok()?;
-                if clock() < until.saturating_sub(margin) {
-                    break until;
-                }
-            }
-            Some(("signal", signal)) => {
-                let status = signal.parse::<u8>().ok()?.saturating_add(128);
-                return tell(&socket, format!("ended {status} false\n"));
-            }
-            _ if line == "stop\n" => return tell(&socket, "ended 0 false\n".to_owned()),
-            _ => return None,
-        }
-    };
-    let in_terminal = terminal > 0;
-    let program = words.next()?;
-    let mut command = Command::new(program);
-    command.arg0(words.next()?).args(words).process_group(i32::try_from(terminal).ok()?);
-    command.stdin(stdin.map_or_else(Stdio::null, Stdio::from));
-    let cgroup = Some(contained).filter(|it| *it > 0).map(|_| contain()).transpose();
-    let cgroup = match cgroup {
-        Ok(cgroup) => cgroup,
-        Err(error) => return tell(&socket, format!("failed {CONFIG} no cgroup: {error}\n")),
-    };
-    let started = command.spawn();
-    // The command was born in it: moved there later, it might have started others meanwhile.
-    if let Some(cgroup) = &cgroup
-        && cgroup.leave().is_err()
-    {
-        // With this process, whose end `redlatch run` sees.
-        cgroup.kill();
-        return None;
-    }
-    let child = match started {
+    let failed = |status, error| tell(&socket, format!("failed {status} {error}\n"));
+    let (starts, its) = UnixStream::pair().ok()?;
+    let mut command = start::this_program();
+    command.arg(start::ARGUMENT).args(words).process_group(i32::try_from(terminal).ok()?);
+    let child = match command.stdin(OwnedFd::from(its)).spawn() {
         Ok(child) => child,
-        Err(error) => {
-            cgroup.inspect(Cgroup::end);
-            let is_missing = error.kind() == std::io::ErrorKind::NotFound;
-            let status = if is_missing { NOT_FOUND } else { CANNOT_RUN };
-            return tell(&socket, format!("failed {status} {error}\n"));
-        }
+        Err(error) => return failed(SOFTWARE, format!("no command: {error}")),
     };
+    // Its end of the socket is the command's alone.
     drop(command);
     let pid = Pid::from_raw(i32::try_from(child.id()).ok()?)?;
     hurry(pid);
+    // Before it begins: moved there later, it might have started others meanwhile.
+    let cgroup = client.to_str().filter(|client| !client.is_empty()).map(|client| {
+        let cgroup = Cgroup::of(client)?;
+        cgroup.take(child.id()).map(|()| cgroup)
+    });
+    let cgroup = match cgroup.transpose() {
+        Ok(cgroup) => cgroup,
+        Err(error) => return failed(CONFIG, format!("no cgroup: {error}")),
+    };
     tell(&socket, format!("started {}\n", child.id()));
     let (events, told) = channel();
-    listen(lines, events.clone());
+    listen(BufReader::new(socket.try_clone().ok()?), events.clone());
     watch(pid, events);
     let guardian = Guardian {
         child,
         pid,
         in_terminal,
         cgroup,
+        starts: Some((starts, stdin)),
         grace,
         margin,
-        until,
+        until: u64::MAX,
         stops: None,
         lost: false,
     };
@@ -200,8 +174,8 @@ fn guard(mut words: impl Iterator<Item = OsString>) -> Option<()> {
 /// Linux shares a core among sessions first: in a busy session a process of any niceness was 0.7 s
 /// late, and 25 ms in one of its own.
 fn hurry(command: Pid) {
-    // A group's leader can have no session of its own: for a moment it is of the command's group. (If
-    // it is killed then, `redlatch run` takes over.)
+    // A group's leader can have no session of its own: for a moment it is of the command's group,
+    // which has not begun.
     let joined = getpgid(Some(command)).and_then(|group| setpgid(None, Some(group)));
     if joined.and_then(|()| setsid()).is_ok() {
         let _refused = fs::write("/proc/self/autogroup", URGENT.to_string());
@@ -216,38 +190,15 @@ fn tell(mut socket: &UnixStream, line: String) -> Option<()> {
     socket.write_all(line.as_bytes()).ok()
 }
 
-/// A cgroup for the command, in which this process is.
-fn contain() -> std::io::Result<Cgroup> {
-    let cgroup = Cgroup::of(std::process::id())?;
-    cgroup.enter()?;
-    Ok(cgroup)
-}
-
-/// The command's stdin; `None` if it has none. The outer `None`: nobody sends any.
-fn receive_stdin(socket: &UnixStream) -> Option<Option<OwnedFd>> {
-    let mut line = [0; STDIN.len()];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let parts = &mut [IoSliceMut::new(&mut line)];
-    let read = recvmsg(socket, parts, &mut control, RecvFlags::CMSG_CLOEXEC).ok()?;
-    if read.bytes != STDIN.len() {
-        return None;
-    }
-    Some(control.drain().find_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(mut sent) => sent.next(),
-        _ => None,
-    }))
-}
-
 fn listen(mut lines: BufReader<UnixStream>, events: Sender<Event>) {
     thread::spawn(move || {
         loop {
             let mut line = String::new();
-            // The end: the lock is not renewed any more, and ends as it would have.
-            if !matches!(lines.read_line(&mut line), Ok(1..)) {
+            let is_line = matches!(lines.read_line(&mut line), Ok(1..));
+            let _sent = events.send(Event::Line(line));
+            if !is_line {
                 return;
             }
-            let _sent = events.send(Event::Line(line));
         }
     });
 }
@@ -307,7 +258,18 @@ impl Guardian {
         let (order, number) = line.split_once(' ').unwrap_or((line, ""));
         match order {
             // A lock that is kept after all does not undo that the command was told to end.
-            "until" if !self.lost => self.until = number.parse().unwrap_or(self.until),
+            "until" if !self.lost => {
+                let until = number.parse().unwrap_or(self.until);
+                // On a busy machine the first deadline may have passed before the command begins.
+                if clock() < until.saturating_sub(self.margin)
+                    && let Some((socket, stdin)) = self.starts.take()
+                {
+                    let _gone = start::send_stdin(&socket, stdin);
+                }
+                if self.starts.is_none() {
+                    self.until = until;
+                }
+            }
             "signal" => {
                 let signal = number.parse().ok().and_then(Signal::from_named_raw);
                 signal.inspect(|signal| self.signal(*signal));
@@ -317,6 +279,8 @@ impl Guardian {
                 self.end(told_to_end);
             }
             "kill" => self.until = 0,
+            // The end: the lock is not renewed any more, and ends as it would have.
+            "" if self.starts.is_some() => self.until = 0,
             _ => {}
         }
     }

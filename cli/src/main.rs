@@ -7,11 +7,11 @@ mod guardian;
 mod held;
 mod manual;
 mod run;
+mod start;
 mod top;
 mod trouble;
 mod who;
 
-use std::ffi::OsStr;
 use std::io::Write as _;
 use std::process::ExitCode;
 
@@ -22,8 +22,10 @@ use trouble::{SOFTWARE, Trouble, USAGE, say};
 
 fn main() -> ExitCode {
     let mut words = std::env::args_os().skip(1);
-    if words.next().as_deref() == Some(OsStr::new(guardian::ARGUMENT)) {
-        return guardian::main(words);
+    match words.next() {
+        Some(word) if word == guardian::ARGUMENT => return guardian::main(words),
+        Some(word) if word == start::ARGUMENT => return start::main(words),
+        _ => {}
     }
     let args = match Args::try_parse() {
         Ok(args) => args,

@@ -2,13 +2,12 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
-use std::io::{BufRead as _, BufReader, IoSlice, IsTerminal as _, Write as _};
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::io::{BufRead as _, BufReader, IsTerminal as _, Write as _};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -17,7 +16,6 @@ use std::time::{Duration, Instant, SystemTime};
 use redlatch::{CancelToken, ErrorKind, Wait};
 use rustix::fs::{Access, access};
 use rustix::io::Errno;
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use rustix::process::{
     Pid, Signal, WaitOptions, getpgrp, kill_process, kill_process_group, waitpgid, waitpid,
 };
@@ -28,6 +26,7 @@ use crate::args::{Args, Run};
 use crate::cgroup::Cgroup;
 use crate::guardian::{self, clock};
 use crate::held::Held;
+use crate::start;
 use crate::trouble::{CANNOT_RUN, LOST, NOT_FOUND, SOFTWARE, TOO_LONG, Trouble, USAGE, say};
 
 /// The default grace time, if the lease is long enough.
@@ -106,14 +105,6 @@ pub(crate) fn run(args: &Args, run: &Run) -> Result<u8, Trouble> {
 
 fn margin(run: &Run) -> Duration {
     MARGIN.min(run.lease / 10)
-}
-
-/// A child of this process that the guardian has left behind.
-fn adopted() -> Option<Pid> {
-    let threads = fs::read_dir("/proc/self/task").ok()?.flatten();
-    let children = threads.filter_map(|it| fs::read_to_string(it.path().join("children")).ok());
-    let children: String = children.collect();
-    children.split_whitespace().find_map(|pid| Pid::from_raw(pid.parse().ok()?))
 }
 
 /// The command to run, and its lock.
@@ -281,13 +272,10 @@ impl Work {
         let in_terminal = std::io::stdin().is_terminal();
         let group = if in_terminal { getpgrp().as_raw_nonzero().get() } else { 0 };
         let margin = margin(run);
-        // This program, even if its file has been replaced since.
-        let program = std::env::current_exe().ok().filter(|program| program.exists());
-        let program = program.unwrap_or_else(|| "/proc/self/exe".into());
-        let mut command = Command::new(program);
-        command.arg0("redlatch").arg(guardian::ARGUMENT);
+        let mut command = start::this_program();
+        command.arg(guardian::ARGUMENT);
         command.arg(grace.as_nanos().to_string()).arg(margin.as_nanos().to_string());
-        command.arg(group.to_string()).arg(u8::from(run.cgroup).to_string());
+        command.arg(group.to_string()).arg(if run.cgroup { client } else { "" });
         command.arg(&job.program).args(&job.words);
         command.env("REDLATCH_NAME", &job.name).env("REDLATCH_OWNER", client);
         command.env_remove("REDLATCH_TOKEN");
@@ -306,10 +294,10 @@ impl Work {
         let guardian = command.spawn().map_err(failed)?;
         // Its end of the socket is the guardian's alone: its end is the guardian's.
         drop(command);
-        let cgroup = Some(guardian.id()).filter(|_| run.cgroup).and_then(|it| Cgroup::of(it).ok());
+        let cgroup = run.cgroup.then(|| Cgroup::of(client).ok()).flatten();
         let (pid, until, lost) = (None, 0, false);
         let mut work = Self { guardian, socket, in_terminal, cgroup, pid, until, lost };
-        work.send_stdin().map_err(failed)?;
+        start::send_stdin(&work.socket, std::io::stdin()).map_err(failed)?;
         work.tell_deadline(held);
         let mut lines = BufReader::new(work.socket.try_clone().map_err(failed)?);
         thread::spawn(move || {
@@ -323,20 +311,6 @@ impl Work {
             }
         });
         Ok(work)
-    }
-
-    fn send_stdin(&self) -> std::io::Result<()> {
-        let stdin = std::io::stdin();
-        let sent = [stdin.as_fd()];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        // Without a stdin the command gets none.
-        if stdin.as_fd().try_clone_to_owned().is_ok() {
-            control.push(SendAncillaryMessage::ScmRights(&sent));
-        }
-        let parts = [IoSlice::new(guardian::STDIN)];
-        sendmsg(&self.socket, &parts, &mut control, SendFlags::NOSIGNAL)?;
-        Ok(())
     }
 
     fn tell(&mut self, line: &str) {
@@ -418,14 +392,10 @@ impl Work {
         }
     }
 
-    /// The guardian is dead: its children are this process's, which ends them.
+    /// The guardian is dead: its children are this process's, which ends them. Without a `pid` the
+    /// command has not begun, and does not.
     fn take_over(&mut self) {
         let _reaped = self.guardian.wait();
-        if self.pid.is_none() {
-            // It died before it could say which. Perhaps the command has no group yet.
-            self.pid = adopted();
-            let _sent = self.pid.map(|pid| kill_process(pid, Signal::KILL));
-        }
         self.kill();
         self.cgroup.as_ref().inspect(|cgroup| cgroup.end());
         if let Some(pid) = self.pid.filter(|_| !self.in_terminal) {

@@ -1,0 +1,65 @@
+//! The process that becomes the command, as soon as its guardian says so.
+//!
+//! Until then nothing of the command has run. So `redlatch run` knows the number of this process,
+//! and the guardian has left its group, before the command could do anything.
+
+use std::ffi::OsString;
+use std::io::{ErrorKind, IoSlice, IoSliceMut, Result};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt as _;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
+
+use crate::trouble::{CANNOT_RUN, NOT_FOUND, SOFTWARE, say};
+
+/// The argument that makes this program the process that becomes the command.
+pub(crate) const ARGUMENT: &str = "command-of-redlatch-run";
+/// The line with which the command's stdin goes.
+const STDIN: &[u8] = b"stdin\n";
+
+/// This program, even if its file has been replaced since.
+pub(crate) fn this_program() -> Command {
+    let program = std::env::current_exe().ok().filter(|program| program.exists());
+    let mut command = Command::new(program.unwrap_or_else(|| PathBuf::from("/proc/self/exe")));
+    command.arg0("redlatch");
+    command
+}
+
+/// `words`: the program's path, and the command. Its stdin comes through the socket that is this
+/// process's stdin, if the command may begin.
+pub(crate) fn main(mut words: impl Iterator<Item = OsString>) -> ExitCode {
+    let (Some(program), Some(name)) = (words.next(), words.next()) else { return SOFTWARE.into() };
+    let Some(stdin) = receive_stdin(std::io::stdin()) else { return SOFTWARE.into() };
+    let error = Command::new(program).arg0(&name).args(words).stdin(stdin).exec();
+    say(format_args!("{}: {error}", name.to_string_lossy()));
+    if error.kind() == ErrorKind::NotFound { NOT_FOUND.into() } else { CANNOT_RUN.into() }
+}
+
+pub(crate) fn send_stdin(socket: &UnixStream, stdin: impl AsFd) -> Result<()> {
+    let sent = [stdin.as_fd()];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    control.push(SendAncillaryMessage::ScmRights(&sent));
+    sendmsg(socket, &[IoSlice::new(STDIN)], &mut control, SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
+/// `None`: nobody sends any.
+pub(crate) fn receive_stdin(socket: impl AsFd) -> Option<OwnedFd> {
+    let mut line = [0; STDIN.len()];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let parts = &mut [IoSliceMut::new(&mut line)];
+    recvmsg(socket, parts, &mut control, RecvFlags::CMSG_CLOEXEC).ok()?;
+    control.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut sent) => sent.next(),
+        _ => None,
+    })
+}

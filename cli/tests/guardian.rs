@@ -1,0 +1,140 @@
+//! The guardian: what it does before the command begins, and what it leaves behind.
+
+// They look at processes.
+#![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod common;
+
+use std::fs;
+use std::io::{BufRead as _, BufReader};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use common::*;
+use rustix::process::{Pid, Signal, kill_process};
+
+fn kill(pid: i32, signal: Signal) {
+    kill_process(Pid::from_raw(pid).unwrap(), signal).unwrap();
+}
+
+fn children(parent: i32) -> Vec<i32> {
+    let children = fs::read_to_string(format!("/proc/{parent}/task/{parent}/children"));
+    children.unwrap_or_default().split_whitespace().map(|pid| pid.parse().unwrap()).collect()
+}
+
+/// `exec redlatch run`, behind a child that the shell has left to it.
+#[test]
+fn a_guardian_that_is_killed_early_takes_no_stranger_with_it_and_lets_no_command_begin() {
+    let server = server();
+    let folder = tempfile::tempdir().unwrap();
+    let mark = folder.path().join("mark");
+    let (redlatch, mark_name) = (env!("CARGO_BIN_EXE_redlatch"), mark.to_str().unwrap());
+    let script = format!(
+        "sleep 60 >/dev/null 2>&1 & echo $!; exec {redlatch} run orders sh -c \
+         'echo $$ >{mark_name}; exec sleep 60' >/dev/null"
+    );
+    for round in 0..20 {
+        let mut run = Command::new("sh");
+        run.args(["-c", &script]).env("REDLATCH_URL", server.url()).stdin(Stdio::null());
+        let mut run = run.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(run.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let stranger: i32 = line.trim().parse().unwrap();
+        let guardian = || children(run.id().cast_signed()).into_iter().find(|it| *it != stranger);
+        wait_until("there is a guardian", SOON, || guardian().is_some());
+        thread::sleep(Duration::from_micros(round * 200));
+        kill(guardian().unwrap(), Signal::KILL);
+        assert_eq!(run.wait().unwrap().code(), Some(70));
+        assert!(stat(stranger).is_some_and(|(state, _, _)| state != "Z"), "it lives: {round}");
+        kill(stranger, Signal::KILL);
+        if let Ok(pid) = fs::read_to_string(&mark) {
+            let command = pid.trim().parse().unwrap();
+            assert_eq!(alive(command), [], "{round}");
+            fs::remove_file(&mark).unwrap();
+        }
+    }
+}
+
+/// Otherwise a signal of the command's to its group would be the guardian's, too.
+#[test]
+fn the_guardian_has_left_the_commands_group_before_the_command_begins() {
+    let server = server();
+    let script = "read -r stat <\"/proc/$PPID/stat\"; echo \"$PPID $stat\"";
+    for _ in 0..20 {
+        let said = output(&server.url(), &["run", "orders", "sh", "-c", script]).stdout;
+        let said = String::from_utf8(said).unwrap();
+        let parent = said.split_whitespace().next().unwrap();
+        // Behind the program's name: the state, the parent, the group, the session.
+        let fields: Vec<_> = said.rsplit_once(')').unwrap().1.split_whitespace().collect();
+        assert_eq!(fields[2..4], [parent, parent], "{said}");
+    }
+}
+
+/// The folder of the cgroup (version 2) of a command that runs.
+fn cgroup(running: &Running) -> PathBuf {
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+    let mount = mounts.lines().find(|line| line.split(' ').nth(2) == Some("cgroup2")).unwrap();
+    let cgroups = fs::read_to_string(format!("/proc/{}/cgroup", running.command)).unwrap();
+    let path = cgroups.lines().find_map(|line| line.strip_prefix("0::/")).unwrap();
+    PathBuf::from(mount.split(' ').nth(1).unwrap()).join(path)
+}
+
+#[test]
+fn a_cgroup_is_of_one_run_alone_and_is_gone_at_its_end() {
+    let server = server();
+    let url = server.url();
+    if ends(&url, &["run", "--cgroup", "orders", "true"]).0 != 0 {
+        eprintln!("left out: no cgroup can be made here");
+        return;
+    }
+    let guardian = |it: &Running| stat(it.command).unwrap().1;
+    type Ending<'a> = (&'a str, &'a dyn Fn(&Running), Option<i32>);
+    let endings: [Ending<'_>; 6] = [
+        ("the command ends", &|it| kill(it.command, Signal::TERM), Some(143)),
+        ("the run is killed", &|it| it.signal(Signal::KILL), None),
+        ("the guardian is killed", &|it| kill(guardian(it), Signal::KILL), Some(70)),
+        (
+            "both are stopped, and go on too late",
+            &|it| {
+                let both = [guardian(it), it.wrapper.id().cast_signed()];
+                both.iter().for_each(|pid| kill(*pid, Signal::STOP));
+                thread::sleep(Duration::from_secs(2));
+                both.iter().for_each(|pid| kill(*pid, Signal::CONT));
+            },
+            Some(74),
+        ),
+        (
+            "the lock is deleted",
+            &|_| {
+                thread::sleep(Duration::from_millis(300));
+                redis::cmd("DEL").arg("orders").exec(&mut server.connection()).unwrap();
+            },
+            Some(74),
+        ),
+        (
+            "it makes one of its own",
+            &|it| {
+                let inner = cgroup(it).join("inner");
+                fs::create_dir(&inner).unwrap();
+                fs::write(inner.join("cgroup.procs"), it.command.to_string()).unwrap();
+                it.signal(Signal::TERM);
+            },
+            Some(143),
+        ),
+    ];
+    for (ending, end, status) in endings {
+        let options = ["--cgroup", "--lease", "1500ms", "-k", "300ms"];
+        let script = "echo $REDLATCH_OWNER; while :; do sleep 0.05; done";
+        let mut running = start(&url, &options, "orders", script);
+        let owner = running.line();
+        let folder = cgroup(&running);
+        // Another one's folder, which a killed run has left, cannot be in the way.
+        assert!(folder.ends_with(format!("redlatch-{owner}")), "{folder:?}");
+        end(&running);
+        assert_eq!(running.status(), status, "{ending}");
+        wait_until(ending, SOON, || !folder.exists());
+    }
+}
