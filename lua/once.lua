@@ -62,9 +62,10 @@ local function change(outcome, ...)
     return reply, refused
 end
 
--- Applies a request. `wanted` returns its result, and the command that makes the change; or
--- nothing, if there is nothing to change: only a copy need remember that, for the first may arrive
--- after it. `told` is called with the command's reply; a result of its own is for the first only.
+-- Applies a request. `wanted` returns its result, and the command that makes the change; or only a
+-- result, or nothing for 0, if there is nothing to change: only a copy need remember that, for the
+-- first may arrive after it. `told` is called with the command's reply; a result of its own is for
+-- the first only.
 local function once(wanted, told)
     if last == number then
         return answer(result)
@@ -73,12 +74,12 @@ local function once(wanted, told)
     if refused then
         return refused
     end
-    local parts = wanted()
-    if not parts then
+    local parts = wanted() or {'0'}
+    if not parts[2] then
         if string.sub(ARGV[4], 1, 1) == '-' then
-            remember(ARGV[1] .. '=0')
+            remember(ARGV[1] .. '=' .. parts[1])
         end
-        return 0
+        return answer(parts[1])
     end
     local reply, failed = change(unpack(parts))
     if failed then

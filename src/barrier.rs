@@ -29,7 +29,7 @@ use crate::lease::{Cleanup, KeepAlive};
 use crate::observer::{Kind, Way};
 use crate::runtime::{Core, Member, Session};
 use crate::scripts::barrier::{
-    BarrierScripts, BarrierState, Generation, MOST_PARTIES, read_message,
+    Arrival, BarrierScripts, BarrierState, Comes, Generation, MOST_PARTIES, Place, read_message,
 };
 use crate::scripts::{BarrierKeys, Owner, RequestId, Requests, Trouble};
 use crate::waiting::{
@@ -276,8 +276,9 @@ impl CyclicBarrier {
     fn pass(&self, wait: Wait<'_>) -> Result<Option<u32>, Error> {
         if let Err(error) = self.check(&wait) {
             if error.kind() == ErrorKind::Cancelled {
-                let present = self.state()?.present;
-                let _ = self.site.leave(present, &self.site.core.id.next_owner(), false);
+                let owner = self.site.core.id.next_owner();
+                let left = self.site.arrive(&owner, self.leases.lease, Comes::Leaves);
+                left.map_err(|trouble| trouble.into_error_of(&self.site.name))?;
             }
             return Err(error);
         }
@@ -298,7 +299,14 @@ impl CyclicBarrier {
                 (outcome, Some(Place { index, generation })) => {
                     // It leaves early. Neither a limit nor a cancel ends this request.
                     let _unlimited = Limit::set(None);
-                    let left = self.site.leave(generation, &party.owner, index.is_some());
+                    let left = match index {
+                        Some(_) => self.site.finish(generation, &party.owner, false),
+                        None => {
+                            let left =
+                                self.site.arrive(&party.owner, self.leases.lease, Comes::Leaves);
+                            left.map(|_| Generation::Broken)
+                        }
+                    };
                     return match (left, outcome) {
                         (Ok(Generation::Tripped), _) => Ok(index),
                         (_, Err(error)) if error.kind() == ErrorKind::Cancelled => Err(error),
@@ -351,15 +359,6 @@ impl fmt::Debug for CyclicBarrier {
     }
 }
 
-/// Where a thread stands.
-#[derive(Clone, Copy, Debug)]
-struct Place {
-    generation: i64,
-    /// `None`: the generation was complete before the thread came, and the last party's action
-    /// runs.
-    index: Option<u32>,
-}
-
 /// A thread at the barrier.
 struct Party<'a> {
     barrier: &'a CyclicBarrier,
@@ -373,44 +372,28 @@ impl Party<'_> {
         let CyclicBarrier { site, leases, action, .. } = self.barrier;
         // An arrival whose outcome is not known would keep the others until its lease ends.
         let _unlimited = Limit::set(None);
-        loop {
-            let (lease, acts) = (leases.lease, action.is_some());
-            let known = site.state.lock().present;
-            let arrived = site.numbered(|scripts, id| scripts.arrive(id, &self.owner, lease, acts));
-            match arrived {
-                // A new master that forgot a trip counts parties that have passed already.
-                Ok(Some((generation, _))) if generation < known => {
-                    let _ = site.finish(generation, &self.owner, false);
-                    return Ok(None);
-                }
-                Ok(Some((generation, index))) => {
+        let comes = if action.is_some() { Comes::Acts } else { Comes::Waits };
+        match site.arrive(&self.owner, leases.lease, comes) {
+            Ok(Arrival::At(place)) => {
+                if place.index.is_some() {
                     leases.keep(self.owner);
-                    return Ok(Some(Place { generation, index: Some(index) }));
                 }
-                Ok(None) => {}
-                Err(trouble @ (Trouble::Refused(_) | Trouble::Unsent(_))) => {
-                    return Err(trouble.into_error().of(&site.name).now("it has not arrived"));
-                }
-                // A second arrival could be one too many.
-                Err(trouble) => {
-                    let message = "whether it has arrived is not known; if it has, the barrier \
-                                   breaks when its lease ends";
-                    let error = site.error(ErrorKind::Redis, message).unknown(true);
-                    return Err(error.caused_by(trouble.into_error()));
-                }
+                Ok(Some(place))
             }
-            let state = site.look(&[])?;
-            match state.parties {
-                None => {
-                    let message = "the barrier has no parties: set them first (try_set_parties)";
-                    return Err(site.error(ErrorKind::Config, message));
-                }
-                Some(_) if state.is_broken => return Ok(None),
-                Some(parties) if state.waiting >= parties => {
-                    return Ok(Some(Place { generation: state.present, index: None }));
-                }
-                // It was reset, or it tripped, in between.
-                Some(_) => {}
+            Ok(Arrival::Broken) => Ok(None),
+            Ok(Arrival::NoBarrier) => {
+                let message = "the barrier has no parties: set them first (try_set_parties)";
+                Err(site.error(ErrorKind::Config, message))
+            }
+            Err(trouble @ (Trouble::Refused(_) | Trouble::Unsent(_))) => {
+                Err(trouble.into_error().of(&site.name).now("it has not arrived"))
+            }
+            // A second arrival could be one too many.
+            Err(trouble) => {
+                let message = "whether it has arrived is not known; if it has, the barrier breaks \
+                               when its lease ends";
+                let error = site.error(ErrorKind::Redis, message).unknown(true);
+                Err(error.caused_by(trouble.into_error()))
             }
         }
     }
@@ -583,20 +566,9 @@ impl BarrierSite {
         self.requests.with_one(|| self.core.id.next_number(), |id| send(self.scripts(), id))
     }
 
-    /// A party leaves early, and breaks its generation. One that has not `arrived`, since it came
-    /// during the action of that generation, breaks the one in which it would have arrived.
-    fn leave(
-        &self,
-        mut generation: i64,
-        party: &Owner,
-        arrived: bool,
-    ) -> Result<Generation, Trouble> {
-        let mut finished = self.finish(generation, party, false);
-        while !arrived && matches!(finished, Ok(Generation::Tripped)) {
-            generation += 1;
-            finished = self.finish(generation, party, false);
-        }
-        finished
+    fn arrive(&self, party: &Owner, lease: Duration, comes: Comes) -> Result<Arrival, Trouble> {
+        let least = self.state.lock().present;
+        self.numbered(|scripts, id| scripts.arrive(id, party, lease, comes, least))
     }
 
     /// Ends a generation. If the server does not answer, the client tries again for a while; after

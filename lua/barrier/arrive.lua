@@ -1,26 +1,34 @@
 -- Arrives. The last party trips the barrier; if it has an action, `finish` does that after it.
 --
 -- KEYS 1 the barrier, 2 slot, 3 its parties
--- ARGV 1-4 as in once.lua, 5 channel, 6 party, 7 its lease in ms, 8 1 = it has an action
--- reply: the generation's number, and in six further digits 1 + how many parties are still to come
---        (as text, for it is more than a number of Lua's has); 0 = it has not arrived, and `look`
---        says why
+-- ARGV 1-4 as in once.lua, 5 channel, 6 party, 7 its lease in ms, 8 how it comes: 0 = to wait, 1 = to
+--      wait and with an action, 2 = to break the generation in which it would wait, 9 the least
+--      number that the present generation can have
+-- reply: the generation's number, and in six further digits 1 + how many parties are still to come,
+--        or 0: it is complete, and the party has not arrived (as text, for it is more than a number
+--        of Lua's has); -1 = it is broken; 0 = there is no barrier
 local number, ends = present(), false
 return once(function()
-    if not number or is_broken(number) then
+    if not number then
         return nil
-    end
-    check()
-    if has_died() then
-        ends = true
-        return {'0', 'hset', barrier, 'broken', broken_with(number)}
     end
     local missing = redis.call('hget', barrier, 'parties') - redis.call('zcard', parties) - 1
-    if missing < 0 then
-        -- The last party's action runs.
-        return nil
+    local leaves = ARGV[8] == '2'
+    -- While the last party's action runs, a party would wait in the next one. That begins broken.
+    local breaks = leaves and missing < 0 and number + 1 or number
+    if is_broken(breaks) then
+        return {'-1'}
+    end
+    check()
+    -- (A new master that forgot a trip counts parties that have passed already.)
+    if leaves or has_died() or number < tonumber(ARGV[9]) then
+        ends = breaks == number
+        return {'-1', 'hset', barrier, 'broken', broken_with(breaks)}
     end
     local result = text(number) .. string.format('%06d', missing + 1)
+    if missing < 0 then
+        return {result}
+    end
     if missing == 0 and ARGV[8] == '0' then
         ends = true
         return {result, 'hset', barrier, 'generation', text(number + 1)}

@@ -8,17 +8,7 @@
 local number = tonumber(ARGV[2])
 if state(number) == 0 then
     check()
-    local arrived = redis.call('zscore', parties, ARGV[3])
-    local full = redis.call('zcard', parties) >= tonumber(redis.call('hget', barrier, 'parties'))
-    if full and not arrived then
-        -- Its action runs, and the party came too late for it: the party leaves the next one, which
-        -- begins broken.
-        if not is_broken(number + 1) then
-            redis.call('hset', barrier, 'broken', broken_with(number + 1))
-        end
-        return 2
-    end
-    if ARGV[4] == '1' and arrived and not has_died() then
+    if ARGV[4] == '1' and redis.call('zscore', parties, ARGV[3]) and not has_died() then
         redis.call('hset', barrier, 'generation', text(number + 1))
     else
         redis.call('hset', barrier, 'broken', broken_with(number))

@@ -2,8 +2,8 @@
 --
 -- KEYS 1 the barrier, 2 its parties
 -- ARGV 1 channel, 2… in pairs: a generation, and a party that arrived in it, or empty
--- reply: {how many parties trip it, 0: there is none; how many wait; the present generation; its
---        state; ms until the first lease ends, -1: none; then the state of each generation}
+-- reply: {how many parties trip it, 0: there is none; how many wait; the present generation's state;
+--        ms until the first lease ends, -1: none; then the state of each generation}
 local number = present()
 if number and not is_broken(number) then
     local lost = has_died()
@@ -20,7 +20,7 @@ if number and not is_broken(number) then
 end
 local first = redis.call('zrange', parties, 0, 0, 'withscores')[2]
 local reply = {
-    tonumber(redis.call('hget', barrier, 'parties') or 0), redis.call('zcard', parties), number or 0,
+    tonumber(redis.call('hget', barrier, 'parties') or 0), redis.call('zcard', parties),
     state(number or 0), first and math.max(first - clock(), 0) or -1,
 }
 for at = 2, #ARGV, 2 do

@@ -12,7 +12,7 @@ use crate::scripts::{BarrierKeys, Owner};
 
 macro_rules! numbered {
     ($file:literal) => {
-        script!("number.lua", "once.lua", "barrier/generations.lua", $file)
+        script!("once.lua", "barrier/generations.lua", $file)
     };
 }
 
@@ -27,6 +27,7 @@ static KEEP_ALIVE: LazyLock<Script> =
 
 /// A reply of `arrive` has the generation before so many digits.
 const INDEX_DIGITS: usize = 6;
+const BROKEN: i64 = -1;
 pub(crate) const MOST_PARTIES: u32 = 999_999;
 
 /// One barrier as the scripts see it.
@@ -45,13 +46,39 @@ pub(crate) enum Generation {
     Broken,
 }
 
+/// How a party comes to the barrier.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Comes {
+    Waits,
+    /// It waits, and has an action if it is the last.
+    Acts,
+    /// It does not wait, and breaks the generation in which it would have waited.
+    Leaves,
+}
+
+/// What became of an arrival.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Arrival {
+    NoBarrier,
+    Broken,
+    At(Place),
+}
+
+/// Where a thread stands.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    pub(crate) generation: i64,
+    /// Zero trips the barrier, or runs the action. `None`: the thread has not arrived, for the
+    /// generation is complete, and the last party's action runs.
+    pub(crate) index: Option<u32>,
+}
+
 /// The state of a barrier.
 #[derive(Clone, Debug)]
 pub(crate) struct BarrierState {
     /// `None`: there is no barrier.
     pub(crate) parties: Option<u32>,
     pub(crate) waiting: u32,
-    pub(crate) present: i64,
     pub(crate) is_broken: bool,
     /// After how long the first lease of a party ends.
     pub(crate) left: Option<Duration>,
@@ -64,24 +91,28 @@ impl BarrierScripts<'_> {
         flag(self.once(&TRY_SET_PARTIES, id, &[parties.to_string().as_bytes()])?)
     }
 
-    /// The generation and the index of the arrival; zero trips the barrier, or runs the action.
-    /// `None`: the party has not arrived.
+    /// `least`: no generation before this one can be the present one.
     pub(crate) fn arrive(
         self,
         id: RequestId,
         party: &Owner,
         lease: Duration,
-        acts: bool,
-    ) -> Result<Option<(i64, u32)>, Trouble> {
-        let (mut digits, acts) = ([0; 20], if acts { b"1" } else { b"0" });
-        let party = party.text();
-        let arguments: [&[u8]; 4] =
-            [self.keys.channel.as_bytes(), &party, millis(lease, &mut digits), acts];
-        let reply = self.once(&ARRIVE, id, &arguments)?;
-        if reply == Value::Int(0) {
-            return Ok(None);
+        comes: Comes,
+        least: i64,
+    ) -> Result<Arrival, Trouble> {
+        let (mut digits, party, least) = ([0; 20], party.text(), least.to_string());
+        let comes: &[u8] = match comes {
+            Comes::Waits => b"0",
+            Comes::Acts => b"1",
+            Comes::Leaves => b"2",
+        };
+        let (channel, lease) = (self.keys.channel.as_bytes(), millis(lease, &mut digits));
+        let reply = self.once(&ARRIVE, id, &[channel, &party, lease, comes, least.as_bytes()])?;
+        match reply {
+            Value::Int(0) => Ok(Arrival::NoBarrier),
+            Value::Int(BROKEN) => Ok(Arrival::Broken),
+            reply => read_place(&reply).map(Arrival::At).ok_or_else(|| unexpected(&reply)),
         }
-        read_arrival(&reply).map(Some).ok_or_else(|| unexpected(&reply))
     }
 
     pub(crate) fn reset(self, id: RequestId) -> Result<bool, Trouble> {
@@ -149,14 +180,15 @@ impl BarrierScripts<'_> {
     }
 }
 
-fn read_arrival(reply: &Value) -> Option<(i64, u32)> {
+fn read_place(reply: &Value) -> Option<Place> {
     let text = match reply {
         Value::BulkString(text) => str::from_utf8(text).ok()?.to_owned(),
         Value::Int(number) => number.to_string(),
         _ => return None,
     };
-    let (generation, index) = text.split_at_checked(text.len().checked_sub(INDEX_DIGITS)?)?;
-    Some((generation.parse().ok()?, index.parse::<u32>().ok()?.checked_sub(1)?))
+    let (generation, missing) = text.split_at_checked(text.len().checked_sub(INDEX_DIGITS)?)?;
+    let index = missing.parse::<u32>().ok()?.checked_sub(1);
+    Some(Place { generation: generation.parse().ok()?, index })
 }
 
 /// A message: the generation that has ended, and how it went.
@@ -174,14 +206,13 @@ fn read_state(reply: Value) -> Result<BarrierState, Trouble> {
         _ => return Err(unexpected(&reply)),
     };
     let numbers: Option<Vec<i64>> = numbers.collect();
-    let Some([parties, waiting, present, state, left, rest @ ..]) = numbers.as_deref() else {
+    let Some([parties, waiting, state, left, rest @ ..]) = numbers.as_deref() else {
         return Err(unexpected(&reply));
     };
     let went: Option<Vec<_>> = rest.iter().map(|state| went(*state)).collect();
     Ok(BarrierState {
         parties: u32::try_from(*parties).ok().filter(|parties| *parties > 0),
         waiting: u32::try_from(*waiting).unwrap_or(0),
-        present: *present,
         is_broken: *state == 2,
         left: u64::try_from(*left).ok().map(Duration::from_millis),
         went: went.ok_or_else(|| unexpected(&reply))?,
