@@ -2,30 +2,35 @@
 //!
 //! ```text
 //! arrive: a numbered request; the last party trips the barrier, or runs its action and then does
-//! others: a message says how the generation ended; without one, one thread of each process asks for
-//!         all of its parties when the first lease of a party ends, and at the slow poll
+//! others: listen, look, sleep; a message says how the generation ended. Without one, a party looks
+//!         again and again, which renews its lease, and when the first lease of another party ends
 //! over, cancelled, failed: break the barrier; if it has tripped before, that counts
 //! ```
 //!
-//! A message counts: the channel is that of one database, and no two barriers of a name have the
-//! same generations. Each party has a lease, which its process renews while it waits. The first
-//! process that looks after a lease has ended breaks the barrier. Only the server decides how a generation ends, once
-//! (`lua/barrier/generations.lua`), so all its parties hear the same.
+//! - Only the server decides how a generation ends, once (`lua/barrier/generations.lua`), so all its
+//!   parties hear the same. A message counts: the channel is that of one database, and no two
+//!   barriers of a name have the same generations.
+//! - A party's lease is renewed only while its thread waits here, or runs the action. The first
+//!   process that looks after a lease has ended breaks the barrier.
+//! - A party listens before it looks, so no end is slept through.
+//! - An arrival is sent until its outcome is known, or it is never repeated.
+//! - No party arrives in a generation before one that its process has passed or met.
 
 use std::cell::Cell;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use redlatch_client::sync::{Mutex, Thread};
-use redlatch_client::{CancelToken, Command, Limit, Outcome, Route};
+use redlatch_client::sync::atomic::{AtomicI64, Ordering};
+use redlatch_client::sync::{Mutex, Thread, clock};
+use redlatch_client::{CancelToken, Command, Limit, Route};
 
 #[cfg(doc)]
 use crate::client::Client;
 use crate::config::check_watchdog;
 use crate::error::{Error, ErrorKind};
-use crate::lease::{Cleanup, KeepAlive};
+use crate::lease::{Alarm, Cleanup, Renewal, Task};
 use crate::observer::{Kind, Way};
 use crate::runtime::{Core, Member, Session};
 use crate::scripts::barrier::{
@@ -33,8 +38,7 @@ use crate::scripts::barrier::{
 };
 use crate::scripts::{BarrierKeys, Owner, RequestId, Requests, Trouble};
 use crate::waiting::{
-    Claim, Enter, EnterOf, Lead, Queue, Queued, Signal, Synchronizer, Try, Wait, Wake, acquire,
-    slow_poll,
+    Claim, Enter, EnterOf, Lead, Queue, Queued, Synchronizer, Try, Wait, acquire, slow_poll,
 };
 
 /// A barrier at which a number of threads of all processes wait for each other, again and again. It
@@ -81,7 +85,7 @@ use crate::waiting::{
 pub struct CyclicBarrier {
     site: Arc<BarrierSite>,
     session: Session,
-    leases: Arc<PartyLeases>,
+    lease: Duration,
     action: Option<Arc<dyn Fn() + Send + Sync>>,
 }
 
@@ -192,7 +196,7 @@ impl CyclicBarrier {
     ///
     /// One round trip.
     pub fn is_broken(&self) -> Result<bool, Error> {
-        self.state().map(|state| state.is_broken)
+        self.state().map(|state| state.went == Generation::Broken)
     }
 
     /// Returns the number of parties, or zero if none is set.
@@ -208,7 +212,7 @@ impl CyclicBarrier {
     ///
     /// One round trip.
     pub fn parties(&self) -> Result<u32, Error> {
-        self.state().map(|state| state.parties.unwrap_or(0))
+        self.state().map(|state| state.parties)
     }
 
     /// Returns how many parties wait. The result may be out of date when the call returns.
@@ -225,7 +229,7 @@ impl CyclicBarrier {
     #[must_use]
     pub fn with_watchdog(&self, timeout: Duration) -> Self {
         self.site.core.watches_for(timeout);
-        Self { leases: PartyLeases::new(&self.site, timeout), ..self.clone() }
+        Self { lease: timeout, ..self.clone() }
     }
 
     /// Returns the same barrier, whose last party runs `action` before any party goes on. Set it
@@ -244,8 +248,8 @@ impl CyclicBarrier {
 
     pub(crate) fn new(session: &Session, name: &str) -> Self {
         let site = BarrierSite::of(session.core(), name);
-        let leases = PartyLeases::new(&site, site.core.config.watchdog_timeout);
-        Self { site, session: session.clone(), leases, action: None }
+        let lease = site.core.config.watchdog_timeout;
+        Self { site, session: session.clone(), lease, action: None }
     }
 
     fn check(&self, wait: &Wait<'_>) -> Result<(), Error> {
@@ -253,13 +257,13 @@ impl CyclicBarrier {
         if name.is_empty() {
             return Err(Error::nameless("a barrier"));
         }
-        check_watchdog("with_watchdog", self.leases.lease).map_err(|error| error.of(name))?;
+        check_watchdog("with_watchdog", self.lease).map_err(|error| error.of(name))?;
         wait.check(self.session.core(), name)
     }
 
     fn state(&self) -> Result<BarrierState, Error> {
         self.check(&Wait::FOREVER)?;
-        self.site.look(&[]).map_err(|error| error.now("nothing was changed"))
+        self.site.scripts().look(None).map_err(|trouble| trouble.into_error_of(&self.site.name))
     }
 
     /// Sends a request that is applied once.
@@ -268,17 +272,14 @@ impl CyclicBarrier {
         send: impl FnOnce(BarrierScripts<'_>, RequestId) -> Result<T, Trouble>,
     ) -> Result<T, Error> {
         self.check(&Wait::FOREVER)?;
-        let outcome = self.site.numbered(send);
-        outcome.map_err(|trouble| trouble.into_error_of(&self.site.name))
+        self.site.once(send).map_err(|trouble| trouble.into_error_of(&self.site.name))
     }
 
     /// Arrives and waits.
     fn pass(&self, wait: Wait<'_>) -> Result<Option<u32>, Error> {
         if let Err(error) = self.check(&wait) {
             if error.kind() == ErrorKind::Cancelled {
-                let owner = self.site.core.id.next_owner();
-                let left = self.site.arrive(&owner, self.leases.lease, Comes::Leaves);
-                left.map_err(|trouble| trouble.into_error_of(&self.site.name))?;
+                self.stay_away()?;
             }
             return Err(error);
         }
@@ -286,70 +287,43 @@ impl CyclicBarrier {
         loop {
             let owner = self.site.core.id.next_owner();
             let party = Party { barrier: self, owner, place: Cell::new(None) };
-            let need = (0, None);
-            let outcome = acquire(&party, &Claim { thread: &thread, need, wait });
-            match (outcome, party.place.get()) {
+            let outcome = acquire(&party, &Claim { thread: &thread, need: (), wait });
+            let Some(place) = party.place.get() else { return outcome.map(|_| None) };
+            match (outcome, place.index) {
                 // The generation that was complete has ended: the thread arrives in the next one.
-                (Ok(Some(_)), Some(Place { index: None, .. })) => {}
-                (Ok(Some(Generation::Broken)), _) => return Err(self.broken()),
-                (Ok(Some(_)), Some(Place { index: Some(0), generation })) => {
-                    return self.act(generation, &party.owner);
-                }
-                (Ok(Some(_)), Some(Place { index, .. })) => return Ok(index),
-                (outcome, Some(Place { index, generation })) => {
-                    // It leaves early. Neither a limit nor a cancel ends this request.
-                    let _unlimited = Limit::set(None);
+                (Ok(Some(())), None) => continue,
+                (Ok(Some(())), Some(0)) => party.act(place)?,
+                (Ok(Some(())), _) => {}
+                (Err(error), _) if error.kind() == ErrorKind::Broken => return Err(error),
+                (outcome, index) => {
                     let left = match index {
-                        Some(_) => self.site.finish(generation, &party.owner, false),
-                        None => {
-                            let left =
-                                self.site.arrive(&party.owner, self.leases.lease, Comes::Leaves);
-                            left.map(|_| Generation::Broken)
-                        }
+                        Some(_) => party.leave(place.generation),
+                        None => self.stay_away(),
                     };
-                    return match (left, outcome) {
-                        (Ok(Generation::Tripped), _) => Ok(index),
-                        (_, Err(error)) if error.kind() == ErrorKind::Cancelled => Err(error),
-                        // The end of the wait has ended a request.
-                        (Ok(_), _) if wait.is_over() => Ok(None),
-                        (Ok(_), outcome) => outcome.map(|_| None),
+                    match (left, outcome) {
+                        (Ok(Generation::Tripped), _) => {}
+                        (_, Err(error)) if error.kind() == ErrorKind::Cancelled => {
+                            return Err(error);
+                        }
                         // `None` would say that no other party passes, and the first error does not
                         // say that they may.
-                        (Err(trouble), _) => Err(self.not_left(trouble)),
-                    };
+                        (Err(error), _) => return Err(error),
+                        // The end of the wait has ended a request.
+                        _ if wait.is_over() => return Ok(None),
+                        (_, outcome) => return outcome.map(|_| None),
+                    }
                 }
-                (outcome, None) => return outcome.map(|_| None),
             }
+            self.site.meet(place.generation + 1);
+            return Ok(place.index);
         }
     }
 
-    /// For the last party: runs the action, and then trips the barrier.
-    fn act(&self, generation: i64, party: &Owner) -> Result<Option<u32>, Error> {
-        let Some(action) = &self.action else { return Ok(Some(0)) };
-        let ran = catch_unwind(AssertUnwindSafe(|| action()));
-        let _unlimited = Limit::set(None);
-        let finished = self.site.finish(generation, party, ran.is_ok());
-        ran.unwrap_or_else(|panic| resume_unwind(panic));
-        match finished.map_err(|trouble| trouble.into_error_of(&self.site.name))? {
-            Generation::Tripped => {
-                self.site.has_ended(generation, Generation::Tripped);
-                Ok(Some(0))
-            }
-            _ => Err(self.broken()),
-        }
-    }
-
-    fn not_left(&self, trouble: Trouble) -> Error {
-        let state = "it waits no more, and it is not known whether the others pass; if not, the \
-                     barrier breaks when the lease of this party ends";
-        // Also if the request was never sent: its arrival counts.
-        trouble.into_error().of(&self.site.name).now(state).unknown(true)
-    }
-
-    fn broken(&self) -> Error {
-        let message = "the barrier is broken: a party left early, died, or failed, or it was reset \
-                       or deleted; nobody passed, reset it to begin anew";
-        self.site.error(ErrorKind::Broken, message)
+    /// Breaks the generation in which the thread would wait if it arrived now.
+    fn stay_away(&self) -> Result<Generation, Error> {
+        let left = self.site.arrive(&self.site.core.id.next_owner(), self.lease, Comes::Leaves);
+        let left = left.map_err(|trouble| trouble.into_error_of(&self.site.name));
+        left.map(|_| Generation::Broken)
     }
 }
 
@@ -363,24 +337,67 @@ impl fmt::Debug for CyclicBarrier {
 struct Party<'a> {
     barrier: &'a CyclicBarrier,
     owner: Owner,
+    /// Once it has arrived.
     place: Cell<Option<Place>>,
 }
 
 impl Party<'_> {
-    /// `None`: the barrier is broken.
-    fn arrive(&self) -> Result<Option<Place>, Error> {
-        let CyclicBarrier { site, leases, action, .. } = self.barrier;
-        // An arrival whose outcome is not known would keep the others until its lease ends.
-        let _unlimited = Limit::set(None);
+    /// The last party runs its action, and then trips the barrier.
+    fn act(&self, place: Place) -> Result<(), Error> {
+        let CyclicBarrier { site, lease, action: Some(action), .. } = self.barrier else {
+            return Ok(());
+        };
+        let renewal = site.scripts().look_command(Some((place, &self.owner, *lease)));
+        let acting = Arc::new(Acting { site: Arc::clone(site), renewal, period: *lease / PERIODS });
+        let alarm = acting.schedule();
+        let ran = catch_unwind(AssertUnwindSafe(|| action()));
+        site.core.watchdog.cancel(alarm);
+        let finished = site.finish(place.generation, &self.owner, ran.is_ok());
+        ran.unwrap_or_else(|panic| resume_unwind(panic));
+        match finished.map_err(|trouble| trouble.into_error_of(&site.name))? {
+            Generation::Tripped => Ok(()),
+            _ => Err(site.broken()),
+        }
+    }
+
+    /// Leaves early, and breaks its generation, unless that has ended.
+    fn leave(&self, generation: i64) -> Result<Generation, Error> {
+        let site = self.site();
+        site.finish(generation, &self.owner, false).map_err(|trouble| {
+            let state = "it waits no more, and it is not known whether the others pass; if not, the \
+                         barrier breaks when the lease of this party ends";
+            // Also if the request was never sent: its arrival counts.
+            trouble.into_error().of(&site.name).now(state).unknown(true)
+        })
+    }
+}
+
+/// Each party leads: it waits for nobody of its process.
+impl Synchronizer for Party<'_> {
+    type Site = BarrierSite;
+
+    fn site(&self) -> &BarrierSite {
+        &self.barrier.site
+    }
+
+    fn what(&self, (): &()) -> (Kind, u32) {
+        (Kind::CyclicBarrier, 1)
+    }
+
+    fn enter(&self, claim: &Claim<'_, ()>) -> Result<EnterOf<Self>, Error> {
+        let CyclicBarrier { site, lease, action, .. } = self.barrier;
         let comes = if action.is_some() { Comes::Acts } else { Comes::Waits };
-        match site.arrive(&self.owner, leases.lease, comes) {
+        match site.arrive(&self.owner, *lease, comes) {
             Ok(Arrival::At(place)) => {
-                if place.index.is_some() {
-                    leases.keep(self.owner);
-                }
-                Ok(Some(place))
+                self.place.set(Some(place));
+                site.meet(place.generation);
+                Ok(match place.index {
+                    Some(0) => Enter::Granted((), Way::Free),
+                    _ if claim.wait.blocks() => Enter::Leads(None),
+                    _ => Enter::NotNow,
+                })
             }
-            Ok(Arrival::Broken) => Ok(None),
+            Ok(Arrival::Broken) => Err(site.broken()),
             Ok(Arrival::NoBarrier) => {
                 let message = "the barrier has no parties: set them first (try_set_parties)";
                 Err(site.error(ErrorKind::Config, message))
@@ -388,7 +405,7 @@ impl Party<'_> {
             Err(trouble @ (Trouble::Refused(_) | Trouble::Unsent(_))) => {
                 Err(trouble.into_error().of(&site.name).now("it has not arrived"))
             }
-            // A second arrival could be one too many.
+            // The wait does not outlast this: a second arrival could be one too many.
             Err(trouble) => {
                 let message = "whether it has arrived is not known; if it has, the barrier breaks \
                                when its lease ends";
@@ -398,104 +415,71 @@ impl Party<'_> {
         }
     }
 
-    /// The question to the server for this thread.
-    fn need(&self, place: Place) -> Need {
-        (place.generation, place.index.map(|_| self.owner))
-    }
-}
+    fn request_state(&self, _: &Claim<'_, ()>) {}
 
-impl Drop for Party<'_> {
-    fn drop(&mut self) {
-        self.barrier.leases.keep_no_more(&self.owner);
-    }
-}
-
-/// A generation, and a party that has arrived in it.
-type Need = (i64, Option<Owner>);
-
-/// One thread of this process looks for all that wait.
-impl Synchronizer for Party<'_> {
-    type Site = BarrierSite;
-
-    fn site(&self) -> &BarrierSite {
-        &self.barrier.site
+    fn collect(&self, _: &mut Lead<()>, _: &Claim<'_, ()>) -> Option<()> {
+        None
     }
 
-    fn what(&self, _: &Need) -> (Kind, u32) {
-        (Kind::CyclicBarrier, 1)
-    }
-
-    fn enter(&self, claim: &Claim<'_, Need>) -> Result<EnterOf<Self>, Error> {
-        let arrived = match self.place.get() {
-            None => self.arrive()?,
-            place => place,
-        };
-        let Some(place) = arrived else { return Ok(Enter::Granted(Generation::Broken, Way::Free)) };
-        self.place.set(Some(place));
-        let site = self.site();
-        if place.index == Some(0) {
-            if self.barrier.action.is_none() {
-                site.has_ended(place.generation, Generation::Tripped);
+    /// By the last message. If that tells of another generation, the server says what the message
+    /// of this one was.
+    fn ask(&self, lead: &mut Lead<()>, _: &Claim<'_, ()>) -> Result<Try<()>, Error> {
+        let (site, lease) = (self.site(), self.barrier.lease);
+        let place = self.place.get().ok_or_else(|| site.broken())?;
+        let heard = &mut lead.listening.public;
+        heard.listen(&site.core, &site.channel);
+        // A message from here on is news.
+        heard.catch_up();
+        let (went, left) = match read_message(&heard.message()) {
+            Some((generation, went)) if generation == place.generation => (went, None),
+            _ => {
+                let looked = site.scripts().look(Some((place, &self.owner, lease)));
+                let looked = looked.map_err(|trouble| trouble.into_error().of(&site.name))?;
+                (looked.went, looked.left)
             }
-            return Ok(Enter::Granted(Generation::Tripped, Way::Free));
+        };
+        match went {
+            Generation::Present => {
+                // No message tells of the end of a lease.
+                let end = left.map_or(Duration::MAX, |left| left.saturating_add(AFTER_THE_END));
+                Ok(Try::Busy(slow_poll().min(lease / PERIODS).min(end)))
+            }
+            // (A thread that has not arrived does that next.)
+            Generation::Broken if place.index.is_some() => Err(site.broken()),
+            Generation::Broken | Generation::Tripped => Ok(Try::Granted(())),
         }
-        let mut state = site.state.lock();
-        if place.generation < state.present {
-            // The leader may have looked before this thread stood in the queue, and waits for a
-            // later generation: then it does not look again for this one.
-            drop(state);
-            let went = site.look(&[self.need(place)])?.went.first().copied();
-            // A new master may not know of the end that this process has heard of.
-            let ended = went.filter(|went| *went != Generation::Present);
-            return Ok(Enter::Granted(ended.unwrap_or(Generation::Broken), Way::Free));
-        }
-        state.present = place.generation;
-        Ok(if !claim.wait.blocks() {
-            Enter::NotNow
-        } else if state.queue.lead() {
-            Enter::Leads(None)
-        } else {
-            Enter::Queued(state.queue.push(claim.thread, self.need(place)))
-        })
-    }
-
-    fn request_state(&self, _: &Claim<'_, Need>) {}
-
-    /// By the last message. If it tells of another generation than the leader's, the leader asks.
-    fn collect(&self, lead: &mut Lead<()>, _: &Claim<'_, Need>) -> Option<Generation> {
-        let (ended, went) = read_message(&lead.listening.public.message())?;
-        self.place.get().filter(|place| place.generation == ended)?;
-        self.site().has_ended(ended, went);
-        Some(went)
-    }
-
-    fn ask(
-        &self,
-        Lead { listening, .. }: &mut Lead<()>,
-        claim: &Claim<'_, Need>,
-    ) -> Result<Try<Generation>, Error> {
-        let Some(place) = self.place.get() else { return Ok(Try::Granted(Generation::Broken)) };
-        let site = self.site();
-        let arrivals = site.arrivals();
-        let own = std::iter::once(self.need(place));
-        let needs: Vec<_> = site.with_queue(|queue| own.chain(queue.needs().copied()).collect());
-        let looked = site.look(&needs).inspect_err(|error| site.fail_before(arrivals, error))?;
-        for ((generation, _), went) in needs.iter().zip(&looked.went) {
-            site.has_ended(*generation, *went);
-        }
-        if let Some(went @ (Generation::Tripped | Generation::Broken)) = looked.went.first() {
-            return Ok(Try::Granted(*went));
-        }
-        if !claim.wait.is_over() {
-            listening.public.listen(&site.core, &site.channel);
-        }
-        // No message tells of the end of a lease.
-        let end = looked.left.map_or(Duration::MAX, |left| left.saturating_add(AFTER_THE_END));
-        Ok(Try::Busy(slow_poll().min(end)))
     }
 }
 
 const AFTER_THE_END: Duration = Duration::from_millis(2);
+/// How often a lease is renewed before it would end.
+const PERIODS: u32 = 3;
+
+/// The lease of the last party while its thread runs the action, and does not look.
+struct Acting {
+    site: Arc<BarrierSite>,
+    renewal: Command,
+    period: Duration,
+}
+
+impl Acting {
+    fn schedule(self: &Arc<Self>) -> Alarm {
+        let due = clock::now().saturating_add(clock::nanos(self.period));
+        let weak: Weak<dyn Task> = Arc::downgrade(&(Arc::clone(self) as Arc<dyn Task>));
+        self.site.core.watchdog.alarm(due, weak)
+    }
+}
+
+impl Task for Acting {
+    fn due(self: Arc<Self>) -> Option<Renewal> {
+        let Self { site, renewal, period } = &*self;
+        let renewal = Cleanup::renewed(&site.name, renewal.clone(), *period);
+        site.core.watchdog.clean_up(renewal);
+        // The wheel forgets the alarm with the action.
+        let _alarm = self.schedule();
+        None
+    }
+}
 
 /// One barrier in one client.
 pub(crate) struct BarrierSite {
@@ -505,13 +489,10 @@ pub(crate) struct BarrierSite {
     keys: BarrierKeys,
     channel: Arc<str>,
     requests: Arc<Requests>,
-    state: Mutex<SiteState>,
-}
-
-struct SiteState {
-    queue: Queue<Need, Generation, ()>,
-    /// The last generation that this process has met.
-    present: i64,
+    /// The last generation that this process has met: none before it can be the present one.
+    met: AtomicI64,
+    /// Always empty.
+    queue: Mutex<Queue<(), (), ()>>,
 }
 
 impl BarrierSite {
@@ -523,7 +504,8 @@ impl BarrierSite {
                 channel: keys.channel.as_str().into(),
                 keys,
                 requests: core.requests_of(&name),
-                state: Mutex::new(SiteState { queue: Queue::new(), present: 0 }),
+                met: AtomicI64::new(0),
+                queue: Mutex::new(Queue::new()),
                 core: Arc::clone(core),
                 name,
             }
@@ -534,32 +516,21 @@ impl BarrierSite {
         Error::new(kind, message.to_owned()).of(&self.name)
     }
 
-    fn look(&self, needs: &[Need]) -> Result<BarrierState, Error> {
-        self.scripts().look(needs).map_err(|trouble| trouble.into_error().of(&self.name))
+    fn broken(&self) -> Error {
+        let message = "the barrier is broken: a party left early, died, or failed, or it was reset \
+                       or deleted; nobody passed, reset it to begin anew";
+        self.error(ErrorKind::Broken, message)
+    }
+
+    fn meet(&self, generation: i64) {
+        self.met.fetch_max(generation, Ordering::Relaxed);
     }
 
     fn scripts(&self) -> BarrierScripts<'_> {
         BarrierScripts { route: &self.route, keys: &self.keys, requests: &self.requests }
     }
 
-    /// Tells the threads that wait for this generation, if it has ended.
-    fn has_ended(&self, generation: i64, went: Generation) {
-        let mut told = Vec::new();
-        let mut state = self.state.lock();
-        let present = generation + i64::from(went == Generation::Tripped);
-        state.present = state.present.max(present);
-        if went != Generation::Present {
-            for waiter in state.queue.first_ones(usize::MAX) {
-                if waiter.need().0 == generation {
-                    told.extend(state.queue.tell(&waiter, Signal::Granted(went)).ok());
-                }
-            }
-        }
-        drop(state);
-        told.into_iter().for_each(Wake::now);
-    }
-
-    fn numbered<T>(
+    fn once<T>(
         &self,
         send: impl FnOnce(BarrierScripts<'_>, RequestId) -> Result<T, Trouble>,
     ) -> Result<T, Trouble> {
@@ -567,15 +538,18 @@ impl BarrierSite {
     }
 
     fn arrive(&self, party: &Owner, lease: Duration, comes: Comes) -> Result<Arrival, Trouble> {
-        let least = self.state.lock().present;
-        self.numbered(|scripts, id| scripts.arrive(id, party, lease, comes, least))
+        // An arrival whose outcome is not known would keep the others until its lease ends.
+        let _unlimited = Limit::set(None);
+        let met = self.met.load(Ordering::Relaxed);
+        self.once(|scripts, id| scripts.arrive(id, party, lease, comes, met))
     }
 
-    /// Ends a generation. If the server does not answer, the client tries again for a while; after
-    /// that the party's lease ends.
+    /// Ends a generation. If the server does not answer, the client tries to break it for a while;
+    /// after that the party's lease ends.
     fn finish(&self, generation: i64, party: &Owner, trips: bool) -> Result<Generation, Trouble> {
+        let _unlimited = Limit::set(None);
         let finished = self.scripts().finish(generation, party, trips);
-        if finished.is_err() && !trips {
+        if finished.is_err() {
             let command = self.scripts().finish_command(generation, party, false);
             self.core.watchdog.clean_up(Cleanup::unclaimed(&self.name, command));
         }
@@ -583,81 +557,20 @@ impl BarrierSite {
     }
 }
 
-/// The parties of a handle and its clones, whose leases the watchdog renews with one command.
-struct PartyLeases {
-    site: Arc<BarrierSite>,
-    lease: Duration,
-    kept: Mutex<Kept>,
-}
-
-#[derive(Default)]
-struct Kept {
-    parties: Vec<Owner>,
-    /// The renewal is scheduled.
-    is_due: bool,
-}
-
-/// The part of a lease after which it is renewed, and after which a failed renewal is tried again.
-const RENEWED_AFTER: u32 = 3;
-const TRIED_AGAIN_AFTER: u32 = 20;
-
-impl PartyLeases {
-    fn new(site: &Arc<BarrierSite>, lease: Duration) -> Arc<Self> {
-        Arc::new(Self { site: Arc::clone(site), lease, kept: Mutex::default() })
-    }
-
-    fn keep(self: &Arc<Self>, party: Owner) {
-        let mut kept = self.kept.lock();
-        kept.parties.push(party);
-        let is_first = !std::mem::replace(&mut kept.is_due, true);
-        drop(kept);
-        if is_first {
-            let (site, keep_alive) = (&self.site, Arc::clone(self) as Arc<dyn KeepAlive>);
-            site.core.watchdog.schedule(&site.name, &keep_alive, self.lease / RENEWED_AFTER);
-        }
-    }
-
-    fn keep_no_more(&self, party: &Owner) {
-        self.kept.lock().parties.retain(|kept| kept.number() != party.number());
-    }
-}
-
-impl KeepAlive for PartyLeases {
-    fn command(&self) -> Option<Command> {
-        let mut kept = self.kept.lock();
-        kept.is_due = !kept.parties.is_empty();
-        let scripts = self.site.scripts();
-        kept.is_due.then(|| scripts.keep_alive_command(&kept.parties, self.lease))
-    }
-
-    fn done(&self, outcome: Outcome) -> Duration {
-        self.lease / if outcome.is_ok() { RENEWED_AFTER } else { TRIED_AGAIN_AFTER }
-    }
-}
-
-impl fmt::Debug for PartyLeases {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "PartyLeases({}, {:?})", self.site.name, self.lease)
-    }
-}
-
 impl Queued for BarrierSite {
-    type Need = Need;
-    type Grant = Generation;
+    type Need = ();
+    type Grant = ();
     type RequestState = ();
 
     fn whose(&self) -> (&Core, &Arc<str>) {
         (&self.core, &self.name)
     }
 
-    fn with_queue<R>(&self, look: impl FnOnce(&mut Queue<Need, Generation, ()>) -> R) -> R {
-        look(&mut self.state.lock().queue)
+    fn with_queue<R>(&self, look: impl FnOnce(&mut Queue<(), (), ()>) -> R) -> R {
+        look(&mut self.queue.lock())
     }
 
-    fn hand_on(&self, _: Option<Lead<()>>) {
-        // The next leader looks at once, for itself too.
-        self.promote(None);
-    }
+    fn hand_on(&self, _: Option<Lead<()>>) {}
 }
 
 impl Member for BarrierSite {
@@ -665,9 +578,8 @@ impl Member for BarrierSite {
         &self.name
     }
 
-    fn end(self: Arc<Self>) {
-        self.nudge();
-    }
+    /// Each party ends by itself.
+    fn end(self: Arc<Self>) {}
 }
 
 impl Drop for BarrierSite {

@@ -22,8 +22,6 @@ static RESET: LazyLock<Script> = numbered!("barrier/reset.lua");
 static DELETE: LazyLock<Script> = numbered!("barrier/delete.lua");
 static LOOK: LazyLock<Script> = script!(LIST; "barrier/generations.lua", "barrier/look.lua");
 static FINISH: LazyLock<Script> = script!(NUMBER; "barrier/generations.lua", "barrier/finish.lua");
-static KEEP_ALIVE: LazyLock<Script> =
-    script!(NUMBER; "barrier/generations.lua", "barrier/keep_alive.lua");
 
 /// A reply of `arrive` has the generation before so many digits.
 const INDEX_DIGITS: usize = 6;
@@ -46,14 +44,15 @@ pub(crate) enum Generation {
     Broken,
 }
 
-/// How a party comes to the barrier.
+/// How a party comes to the barrier, as `arrive` is told.
 #[derive(Clone, Copy, Debug)]
+#[repr(u8)]
 pub(crate) enum Comes {
-    Waits,
+    Waits = b'0',
     /// It waits, and has an action if it is the last.
-    Acts,
+    Acts = b'1',
     /// It does not wait, and breaks the generation in which it would have waited.
-    Leaves,
+    Leaves = b'2',
 }
 
 /// What became of an arrival.
@@ -74,16 +73,15 @@ pub(crate) struct Place {
 }
 
 /// The state of a barrier.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct BarrierState {
-    /// `None`: there is no barrier.
-    pub(crate) parties: Option<u32>,
+    /// Zero: there is no barrier.
+    pub(crate) parties: u32,
     pub(crate) waiting: u32,
-    pub(crate) is_broken: bool,
+    /// How the generation went that was asked for.
+    pub(crate) went: Generation,
     /// After how long the first lease of a party ends.
     pub(crate) left: Option<Duration>,
-    /// How the generations that were asked for went.
-    pub(crate) went: Vec<Generation>,
 }
 
 impl BarrierScripts<'_> {
@@ -101,13 +99,9 @@ impl BarrierScripts<'_> {
         least: i64,
     ) -> Result<Arrival, Trouble> {
         let (mut digits, party, least) = ([0; 20], party.text(), least.to_string());
-        let comes: &[u8] = match comes {
-            Comes::Waits => b"0",
-            Comes::Acts => b"1",
-            Comes::Leaves => b"2",
-        };
         let (channel, lease) = (self.keys.channel.as_bytes(), millis(lease, &mut digits));
-        let reply = self.once(&ARRIVE, id, &[channel, &party, lease, comes, least.as_bytes()])?;
+        let arguments = [channel, &party, lease, &[comes as u8], least.as_bytes()];
+        let reply = self.once(&ARRIVE, id, &arguments)?;
         match reply {
             Value::Int(0) => Ok(Arrival::NoBarrier),
             Value::Int(BROKEN) => Ok(Arrival::Broken),
@@ -123,16 +117,26 @@ impl BarrierScripts<'_> {
         flag(self.once(&DELETE, id, &[self.keys.channel.as_bytes()])?)
     }
 
-    /// Asks how these generations went, of a party or of none each.
-    pub(crate) fn look(self, parties: &[(i64, Option<Owner>)]) -> Result<BarrierState, Trouble> {
+    /// Asks how a thread's generation went, or else the present one. Renews the lease of a party
+    /// that has arrived there.
+    pub(crate) fn look(
+        self,
+        waits: Option<(Place, &Owner, Duration)>,
+    ) -> Result<BarrierState, Trouble> {
+        ask(self.route, &self.look_command(waits), Rights::Barriers, read_state)
+    }
+
+    pub(crate) fn look_command(self, waits: Option<(Place, &Owner, Duration)>) -> Command {
         let mut arguments = vec![self.keys.channel.clone().into_bytes()];
-        for (generation, party) in parties {
-            let party = party.map(|party| party.text().to_vec());
-            arguments.extend([generation.to_string().into_bytes(), party.unwrap_or_default()]);
+        if let Some((Place { generation, index }, party, lease)) = waits {
+            arguments.push(generation.to_string().into_bytes());
+            if index.is_some() {
+                let lease = millis(lease, &mut [0; 20]).to_vec();
+                arguments.extend([party.text().to_vec(), lease]);
+            }
         }
         let arguments: Vec<&[u8]> = arguments.iter().map(Vec::as_slice).collect();
-        let command = Command::script(&LOOK, &self.keys.both(), &arguments);
-        ask(self.route, &command, Rights::Barriers, read_state)
+        Command::script(&LOOK, &self.keys.both(), &arguments)
     }
 
     /// Trips the generation after its last party's action, or breaks it.
@@ -157,14 +161,6 @@ impl BarrierScripts<'_> {
             if trips { b"1" } else { b"0" },
         ];
         Command::script(&FINISH, &self.keys.both(), &arguments)
-    }
-
-    pub(crate) fn keep_alive_command(self, parties: &[Owner], lease: Duration) -> Command {
-        let mut digits = [0; 20];
-        let parties: Vec<_> = parties.iter().map(Owner::text).collect();
-        let mut arguments = vec![millis(lease, &mut digits)];
-        arguments.extend(parties.iter().map(|party| &party[..]));
-        Command::script(&KEEP_ALIVE, &self.keys.both(), &arguments)
     }
 
     fn once(
@@ -198,25 +194,21 @@ pub(crate) fn read_message(message: &[u8]) -> Option<(i64, Generation)> {
 }
 
 fn read_state(reply: Value) -> Result<BarrierState, Trouble> {
-    let numbers = match &reply {
-        Value::Array(parts) => parts.iter().map(|part| match part {
-            Value::Int(number) => Some(*number),
+    let state = match &reply {
+        Value::Array(parts) => match parts.as_slice() {
+            [Value::Int(parties), Value::Int(waiting), Value::Int(state), Value::Int(left)] => {
+                went(*state).map(|went| BarrierState {
+                    parties: u32::try_from(*parties).unwrap_or(0),
+                    waiting: u32::try_from(*waiting).unwrap_or(0),
+                    went,
+                    left: u64::try_from(*left).ok().map(Duration::from_millis),
+                })
+            }
             _ => None,
-        }),
-        _ => return Err(unexpected(&reply)),
+        },
+        _ => None,
     };
-    let numbers: Option<Vec<i64>> = numbers.collect();
-    let Some([parties, waiting, state, left, rest @ ..]) = numbers.as_deref() else {
-        return Err(unexpected(&reply));
-    };
-    let went: Option<Vec<_>> = rest.iter().map(|state| went(*state)).collect();
-    Ok(BarrierState {
-        parties: u32::try_from(*parties).ok().filter(|parties| *parties > 0),
-        waiting: u32::try_from(*waiting).unwrap_or(0),
-        is_broken: *state == 2,
-        left: u64::try_from(*left).ok().map(Duration::from_millis),
-        went: went.ok_or_else(|| unexpected(&reply))?,
-    })
+    state.ok_or_else(|| unexpected(&reply))
 }
 
 fn went(state: i64) -> Option<Generation> {
