@@ -351,6 +351,8 @@ impl Party<'_> {
         let acting = Arc::new(Acting { site: Arc::clone(site), renewal, period: *lease / PERIODS });
         let alarm = acting.schedule();
         let ran = catch_unwind(AssertUnwindSafe(|| action()));
+        // A child that the action forked is no party.
+        site.core.check_process(&site.name)?;
         site.core.watchdog.cancel(alarm);
         let finished = site.finish(place.generation, &self.owner, ran.is_ok());
         ran.unwrap_or_else(|panic| resume_unwind(panic));

@@ -255,6 +255,30 @@ fn work_under_a_lock_that_forks_returns_an_error_in_the_child() {
 }
 
 #[test]
+fn an_action_that_forks_trips_the_barrier_in_the_parent_alone() {
+    let _alone = alone();
+    let _bounded = bounded();
+    let server = server();
+    let barrier = client(&server).cyclic_barrier("forks");
+    assert!(barrier.try_set_parties(1).unwrap());
+    let child = Arc::new(Mutex::new(None));
+    let its = Arc::clone(&child);
+    let acting = barrier.with_action(move || {
+        if let Fork::Parent(pid) = fork().unwrap() {
+            *its.lock().unwrap() = Some(Child(pid));
+        }
+    });
+    let outcome = acting.wait();
+    let Some(child) = child.lock().unwrap().take() else {
+        let is_forked = outcome.is_err_and(|error| error.kind() == ErrorKind::Forked);
+        process::exit(i32::from(!is_forked));
+    };
+    child.join();
+    assert_eq!(outcome.unwrap(), 0);
+    assert!(!barrier.is_broken().unwrap());
+}
+
+#[test]
 fn children_forked_before_the_first_connect_are_clients_of_their_own() {
     if !has_own_process() {
         return;
