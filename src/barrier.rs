@@ -38,7 +38,7 @@ use crate::scripts::barrier::{
 };
 use crate::scripts::{BarrierKeys, Owner, RequestId, Requests, Trouble};
 use crate::waiting::{
-    Claim, Enter, EnterOf, Lead, Queue, Queued, Synchronizer, Try, Wait, acquire, slow_poll,
+    Claim, Enter, EnterOf, Lead, Queue, Queued, Synchronizer, Try, Wait, acquire, slow_poll_or,
 };
 
 /// A barrier at which a number of threads of all processes wait for each other, again and again. It
@@ -441,11 +441,7 @@ impl Synchronizer for Party<'_> {
             }
         };
         match went {
-            Generation::Present => {
-                // No message tells of the end of a lease.
-                let end = left.map_or(Duration::MAX, |left| left.saturating_add(AFTER_THE_END));
-                Ok(Try::Busy(slow_poll().min(lease / PERIODS).min(end)))
-            }
+            Generation::Present => Ok(Try::Busy(slow_poll_or(left).min(lease / PERIODS))),
             // (A thread that has not arrived does that next.)
             Generation::Broken if place.index.is_some() => Err(site.broken()),
             Generation::Broken | Generation::Tripped => Ok(Try::Granted(())),
@@ -453,7 +449,6 @@ impl Synchronizer for Party<'_> {
     }
 }
 
-const AFTER_THE_END: Duration = Duration::from_millis(2);
 /// How often a lease is renewed before it would end.
 const PERIODS: u32 = 3;
 

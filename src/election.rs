@@ -26,7 +26,7 @@ use crate::lock::fenced::{FencedLock, FencingToken, OwnedFencedLockGuard};
 use crate::runtime::Session;
 use crate::scripts::ElectionKeys;
 use crate::scripts::election::{ElectionScripts, Recorded};
-use crate::waiting::{Endurance, Wait, await_confirmation, doze, slow_poll};
+use crate::waiting::{Endurance, Wait, await_confirmation, doze, slow_poll_or};
 
 /// An election, in which processes agree on one of them, the leader. Made by
 /// [`Client::leader_election`].
@@ -457,9 +457,7 @@ impl Changes<'_> {
                 }
                 Ok((_, left)) => {
                     endurance.answered(Instant::now());
-                    // No message tells of the end of a lease.
-                    let end = left.map_or(Duration::MAX, |left| left.saturating_add(AFTER_THE_END));
-                    slow_poll().min(end)
+                    slow_poll_or(left)
                 }
                 Err(error) => {
                     endurance.failed(&error, core.config.failover_timeout).ok_or(error)?
@@ -476,8 +474,6 @@ impl Changes<'_> {
         }
     }
 }
-
-const AFTER_THE_END: Duration = Duration::from_millis(2);
 
 impl Iterator for Changes<'_> {
     type Item = Result<Option<Leader>, Error>;

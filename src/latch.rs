@@ -17,7 +17,8 @@ use crate::runtime::{Core, Member, Session};
 use crate::scripts::latch::{LatchScripts, LatchState};
 use crate::scripts::{LatchKeys, RequestId, Requests, Trouble};
 use crate::waiting::{
-    Claim, Enter, EnterOf, Lead, Queue, Queued, Signal, Synchronizer, Try, Wait, acquire, slow_poll,
+    Claim, Enter, EnterOf, Lead, Queue, Queued, Signal, Synchronizer, Try, Wait, acquire,
+    slow_poll_or,
 };
 
 /// A count on which threads of all processes wait until other threads have counted it down to zero.
@@ -401,9 +402,7 @@ impl Synchronizer for CountDownLatch {
                 let rest = |it: Duration| it.saturating_sub(Duration::from_millis(1));
                 request_state.heard = heard;
                 request_state.ends = left.map(|it| asked_at.saturating_add(clock::nanos(rest(it))));
-                // The key is gone a millisecond after the end.
-                let end = left.map_or(Duration::MAX, |it| it.saturating_add(AFTER_THE_END));
-                Ok(Try::Busy(slow_poll().min(end)))
+                Ok(Try::Busy(slow_poll_or(left)))
             }
             Err(trouble) => {
                 // A question changes nothing, with or without a reply.
@@ -435,7 +434,6 @@ pub(crate) struct LatchRequestState {
 
 /// The message of a count that has become zero.
 const OPENED: &[u8] = b"0";
-const AFTER_THE_END: Duration = Duration::from_millis(2);
 
 /// One latch in one client.
 pub(crate) struct LatchSite {

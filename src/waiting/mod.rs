@@ -473,3 +473,13 @@ pub(crate) fn slow_poll() -> Duration {
 }
 
 const SLOW_POLL: Duration = Duration::from_secs(5);
+
+/// The same for a waiter to whom the end of a lease or a key matters, which comes after `left`: no
+/// message tells of it.
+pub(crate) fn slow_poll_or(left: Option<Duration>) -> Duration {
+    let end = left.map_or(Duration::MAX, |left| left.saturating_add(AFTER_THE_END));
+    slow_poll().min(end)
+}
+
+/// A key is gone a millisecond after its end.
+const AFTER_THE_END: Duration = Duration::from_millis(2);
