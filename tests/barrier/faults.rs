@@ -75,7 +75,7 @@ fn a_party_whose_time_is_over_says_so_only_if_the_server_does() {
     let reset = barrier(&steady, "silent", 2);
     // The client gives the server more time than the party has: it does not find the server silent
     // before the party leaves.
-    let hasty = Client::builder(&proxy.url()).response_timeout(UNIT * 10).failover_timeout(UNIT);
+    let hasty = Client::builder(&proxy.url()).response_timeout(UNIT * 10);
     let hasty = hasty.connect().unwrap().cyclic_barrier("silent");
     // In the second round the request that breaks the barrier is never sent.
     for is_refused in [false, true] {
@@ -97,9 +97,11 @@ fn a_party_whose_time_is_over_says_so_only_if_the_server_does() {
                 server.resume();
             }
             match left {
-                Err(error) => break error,
-                // On a busy machine the time may be over before the server stands still.
+                // On a busy machine the time may be over before the party arrives, or before the server
+                // stands still.
+                Err(error) if error.to_string().contains("it has not arrived") => {}
                 Ok(left) => assert!(left.is_none() && reset.reset().unwrap()),
+                Err(error) => break error,
             }
         };
         assert!(error.outcome_unknown(), "{error:#}");
