@@ -287,21 +287,25 @@ fn all_that_is_held_or_waited_for_is_listed_and_nothing_else() {
     let permits = one.expirable_semaphore("permits");
     assert!(permits.try_set_permits(3).unwrap());
     let permit = permits.acquire().unwrap();
-    let semaphore = one.semaphore("slots");
-    let taker = spawn(move || semaphore.acquire().map(drop).unwrap());
-    wait_until("it waits", SOON, || seen(&watcher, "slots").1 == [0, 0, 1]);
+    let slots = ["slots", "{x}slots"];
+    let takers = slots.map(|name| {
+        let semaphore = one.semaphore(name);
+        spawn(move || semaphore.acquire().map(drop).unwrap())
+    });
+    wait_until("they wait", SOON, || slots.iter().all(|name| seen(&watcher, name).1 == [0, 0, 1]));
     let listed = |pattern: &str| {
         let all = watcher.statuses(pattern).unwrap();
         all.into_iter().map(|status| status.name).collect::<Vec<_>>()
     };
     assert_eq!(listed("*"), ["a", "a{x}", "b", "permits", "slots"]);
+    assert_eq!(listed("{x}*"), ["{x}slots"]);
     assert_eq!(listed("?"), ["a", "b"]);
     let status = watcher.statuses("b").unwrap().remove(0);
     let process = status.holders[0].process.as_ref().unwrap();
     assert_eq!(process.pid(), Some(std::process::id()));
     drop((guards, permit));
-    one.semaphore("slots").add_permits(1).unwrap();
-    taker.join();
+    slots.iter().for_each(|name| one.semaphore(name).add_permits(1).unwrap());
+    takers.into_iter().for_each(Running::join);
 }
 
 #[test]

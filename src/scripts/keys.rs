@@ -31,6 +31,15 @@ fn suffixed(name: &str, suffix: &str) -> String {
     if name.contains('{') { format!("{name}:{suffix}") } else { format!("{{{name}}}:{suffix}") }
 }
 
+/// The name from which `make` makes this key or channel, without braces of its own if there is one.
+pub(crate) fn name_of(key: &str, make: fn(&str) -> String) -> Option<String> {
+    let shape = make("{");
+    let (before, after) = shape.rsplit_once('{')?;
+    let name = key.strip_prefix(before)?.strip_suffix(after)?;
+    let inner = name.strip_prefix('{').and_then(|name| name.strip_suffix('}'));
+    Some(inner.filter(|inner| make(inner) == key).unwrap_or(name).to_owned())
+}
+
 /// The beginning of a lock's channel.
 const CHANNEL: &str = "redisson_lock__channel";
 
@@ -197,13 +206,6 @@ impl ExpirableKeys {
         suffixed(name, "timeout")
     }
 
-    /// The name with such a key, without braces of its own if there is one.
-    pub(crate) fn name(timeouts: &str) -> String {
-        let name = timeouts.strip_suffix(":timeout").unwrap_or(timeouts);
-        let inner = name.strip_prefix('{').and_then(|name| name.strip_suffix('}'));
-        inner.filter(|name| !name.contains('{')).unwrap_or(name).to_owned()
-    }
-
     /// The other name with the same key.
     pub(crate) fn twin(name: &str) -> Option<String> {
         if !name.contains('{') {
@@ -347,6 +349,21 @@ mod tests {
         assert_eq!(SemaphoreKeys::channel("{a}b"), "redisson_sc:{a}b");
         assert_eq!(LatchKeys::channel("l"), "redisson_countdownlatch__channel__{l}");
         assert_eq!(LatchKeys::channel("{a}b"), "redisson_countdownlatch__channel__{{a}b}");
+    }
+
+    #[test]
+    fn names_are_found_by_their_keys_and_channels() {
+        let keys: [fn(&str) -> String; 4] =
+            [str::to_owned, ExpirableKeys::timeouts, SemaphoreKeys::channel, LatchKeys::channel];
+        for key in keys {
+            for name in ["a", "a:b", "{a}b", "b{a}", "a}b"] {
+                assert_eq!(name_of(&key(name), key).unwrap(), name);
+            }
+            // Of the two names with one key, if there are two.
+            let twin = name_of(&key("{a}"), key).unwrap();
+            assert_eq!(twin, if key("a") == key("{a}") { "a" } else { "{a}" });
+        }
+        assert_eq!(name_of("of another program", SemaphoreKeys::channel), None);
     }
 
     /// Names watched on live Redisson clients.

@@ -59,7 +59,7 @@ pub(crate) use chain::{Chain, Start};
 pub(crate) use changes::Changes;
 pub(crate) use keys::{
     BarrierKeys, ConditionKeys, ElectionKeys, ExpirableKeys, FairKeys, LatchKeys, LockKeys,
-    SemaphoreKeys, has_one_slot, requests,
+    SemaphoreKeys, has_one_slot, name_of, requests,
 };
 pub(crate) use once::{RequestId, Requests, ServerClock, VALID_FOR};
 pub(crate) use owner::{ClientId, Mode, Owner};

@@ -8,7 +8,7 @@ use redlatch_client::{Command, Outcome, Route, Script};
 use super::trouble::unexpected;
 use super::{
     ExpirableKeys, FairKeys, LatchKeys, LockKeys, Mode, Rights, SemaphoreKeys, Trouble, accepted,
-    ask,
+    ask, name_of,
 };
 
 static LOOK: LazyLock<Script> = script!(LIST; "status/look.lua");
@@ -77,40 +77,37 @@ pub(crate) fn names(
     sharded: bool,
     ask: impl Fn(&Command) -> Outcome,
 ) -> Result<Vec<String>, Trouble> {
+    let ask = |command: &[&str]| {
+        let command: Vec<_> = command.iter().map(|part| part.as_bytes()).collect();
+        accepted(ask(&Command::plain(&command)), Rights::Status)
+    };
     let mut names = Vec::new();
-    let (locks, timeouts) = (pattern.to_owned(), ExpirableKeys::timeouts(pattern));
-    for (pattern, kind) in [(locks, "hash"), (timeouts, "zset")] {
+    let mut add = |found: Vec<Vec<u8>>, key: KeyOf| {
+        let found = found.iter().filter_map(|it| str::from_utf8(it).ok());
+        names.extend(found.filter_map(|found| name_of(found, key)));
+    };
+    for (key, kind) in [(str::to_owned as KeyOf, "hash"), (ExpirableKeys::timeouts, "zset")] {
         let mut cursor = "0".to_owned();
         loop {
-            let command = ["SCAN", &cursor, "MATCH", &pattern, "COUNT", AT_ONCE, "TYPE", kind]
-                .map(str::as_bytes);
-            let reply = accepted(ask(&Command::plain(&command)), Rights::Status)?;
-            let (next, keys): (String, Vec<Vec<u8>>) = read(&reply)?;
-            cursor = next;
-            names.extend(
-                keys.into_iter()
-                    .filter_map(|key| String::from_utf8(key).ok())
-                    .map(|key| if kind == "zset" { ExpirableKeys::name(&key) } else { key }),
-            );
-            if cursor == "0" {
+            let pattern = key(pattern);
+            let command = ["SCAN", &cursor, "MATCH", &pattern, "COUNT", AT_ONCE, "TYPE", kind];
+            let (next, found) = read(&ask(&command)?)?;
+            add(found, key);
+            if next == "0" {
                 break;
             }
+            cursor = next;
         }
     }
-    let channels: &[u8] = if sharded { b"SHARDCHANNELS" } else { b"CHANNELS" };
-    for channel in [SemaphoreKeys::channel as fn(&str) -> String, LatchKeys::channel] {
-        let pattern = channel(pattern);
-        let command = Command::plain(&[b"PUBSUB", channels, pattern.as_bytes()]);
-        let reply = accepted(ask(&command), Rights::Status)?;
-        let heard: Vec<Vec<u8>> = read(&reply)?;
-        names.extend(heard.into_iter().filter_map(|channel| {
-            let channel = String::from_utf8(channel).ok()?;
-            let (_, name) = channel.split_once(['{'])?;
-            Some(name.strip_suffix('}')?.to_owned())
-        }));
+    let listed = if sharded { "SHARDCHANNELS" } else { "CHANNELS" };
+    for channel in [SemaphoreKeys::channel as KeyOf, LatchKeys::channel] {
+        add(read(&ask(&["PUBSUB", listed, &channel(pattern)])?)?, channel);
     }
     Ok(names)
 }
+
+/// What a name's key or channel is.
+type KeyOf = fn(&str) -> String;
 
 /// The name of each connection of a server, and its address; none if the server refuses.
 ///
