@@ -4,13 +4,15 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
+use redlatch_client::{Command, Outcome, Route};
+
 #[cfg(doc)]
 use crate::client::Client;
 use crate::error::Error;
 use crate::runtime::Core;
 use crate::scripts::fair::FairScripts;
 use crate::scripts::lock::{LockScripts, Released};
-use crate::scripts::status::{Found, connections, look, names};
+use crate::scripts::status::{connections, look, names};
 use crate::scripts::{self, Chain, FairKeys, LockKeys, Mode, Owner, PermitId, Rights, Trouble};
 
 /// The holders and waiters of a name, as the server knows them. Made by [`Client::status`].
@@ -147,10 +149,9 @@ impl Status {
             return Err(Error::nameless("a synchronizer"));
         }
         let route = core.route(name);
-        let found = look(&route, name).map_err(|trouble| trouble.into_error().of(&shared_name))?;
-        let mut status = Self::read(name, found);
+        let mut status = Self::look(&route, &shared_name)?;
         if !status.holders.is_empty() || !status.queue.is_empty() {
-            status.find_processes(&Processes::of(connections(|command| route.call_once(command))));
+            status.find_processes(&Processes::of(|command| route.call_once(command)));
         }
         Ok(status)
     }
@@ -201,23 +202,21 @@ impl Status {
         for node in core.masters() {
             let lane = node.any_lane();
             let names = names(pattern, sharded, |command| lane.call_once(command));
-            let (mut used, mut processes) = (Vec::new(), None);
+            let mut used = Vec::new();
             for name in names.map_err(Trouble::into_error)? {
+                let name = Arc::from(name);
                 // A name that is no lock's, of another program's hash.
-                if core.check(&Arc::from(name.as_str())).is_err() {
+                if core.check(&name).is_err() {
                     continue;
                 }
-                let found = look(&core.route(&name), &name).map_err(Trouble::into_error)?;
-                let status = Self::read(&name, found);
+                let status = Self::look(&core.route(&name), &name)?;
                 if !status.holders.is_empty() || !status.queue.is_empty() || status.listeners > 0 {
                     used.push(status);
                 }
             }
+            let processes = Processes::of(|command| lane.call_once(command));
             for mut status in used {
-                let processes = processes.get_or_insert_with(|| {
-                    Processes::of(connections(|command| lane.call_once(command)))
-                });
-                status.find_processes(processes);
+                status.find_processes(&processes);
                 all.insert(status.name.clone(), status);
             }
         }
@@ -237,27 +236,26 @@ impl Status {
         };
         // A permit's: it is given back by its id.
         let Some(owner) = Owner::parse(owner, mode) else { return Ok(false) };
-        let (route, keys, database) = (core.route(name), FairKeys::new(name), core.database());
-        let (fair_wait, acks) = (core.config.fair_wait_timeout, None);
-        let fairly = || {
-            let scripts = FairScripts { key: name, keys: &keys, fair_wait, database, acks };
-            scripts.release_command(&owner, &[])
-        };
-        let command = if status.kind == StatusKind::FairLock {
-            fairly()
-        } else {
-            let keys = LockKeys::new(name, mode, status.token.is_some());
-            let scripts = LockScripts { route: &route, name, mode, keys, database, acks };
-            scripts.release_command(&owner, Chain::default())
-        };
-        let released = scripts::lock::release(&route, &command, Rights::Locks, || true);
-        let released = released.map_err(|trouble| trouble.into_error_of(&Arc::from(name)))?;
-        if status.kind == StatusKind::Lock {
+        let (route, database, acks) = (core.route(name), core.database(), None);
+        let (keys, fair_wait) = (FairKeys::new(name), core.config.fair_wait_timeout);
+        let fair = FairScripts { key: name, keys: &keys, fair_wait, database, acks };
+        let keys = LockKeys::new(name, mode, status.token.is_some());
+        let lock = LockScripts { route: &route, name, mode, keys, database, acks };
+        let fair = fair.release_command(&owner, &[]);
+        let lock = lock.release_command(&owner, Chain::default());
+        let (command, then) = match status.kind {
+            StatusKind::FairLock => (fair, None),
             // Before the release the first waiter of a fair lock may have come, and that release
             // serves no fair queue. This one serves it, though it finds nothing to release. (A user
             // without the right to that has no fair lock.)
-            let _ = scripts::lock::release(&route, &fairly(), Rights::Locks, || true);
-        }
+            StatusKind::Lock => (lock, Some(fair)),
+            _ => (lock, None),
+        };
+        let release =
+            |command: &Command| scripts::lock::release(&route, command, Rights::Locks, || true);
+        let released = release(&command);
+        let released = released.map_err(|trouble| trouble.into_error_of(&Arc::from(name)))?;
+        let _served = then.as_ref().map(release);
         Ok(released != Released::NotHeld)
     }
 
@@ -270,7 +268,9 @@ impl Status {
         }
     }
 
-    fn read(name: &str, found: Found) -> Self {
+    /// All but the processes.
+    fn look(route: &Route, name: &Arc<str>) -> Result<Self, Error> {
+        let found = look(route, name).map_err(|trouble| trouble.into_error().of(name))?;
         let holder = |(owner, shared, levels, left)| Holder {
             owner: text(owner),
             shared,
@@ -313,7 +313,7 @@ impl Status {
         }
         let queue = found.queue.into_iter().map(waiter).collect();
         let token = u64::try_from(found.token).ok();
-        Self { name: name.to_owned(), kind, holders, queue, listeners, value, token }
+        Ok(Self { name: name.to_string(), kind, holders, queue, listeners, value, token })
     }
 }
 
@@ -334,13 +334,13 @@ fn millis(millis: i64) -> Option<Duration> {
 struct Processes(HashMap<u128, OwnerProcess>);
 
 impl Processes {
-    fn of(connections: Vec<(String, Arc<str>)>) -> Self {
+    fn of(ask: impl FnOnce(&Command) -> Outcome) -> Self {
         let process = |(name, address): (String, Arc<str>)| {
             let (name, id) = name.rsplit_once('#')?;
             let id = uuid::Uuid::try_parse(id).ok()?.as_u128();
             Some((id, OwnerProcess { name: name.to_owned(), address }))
         };
-        Self(connections.into_iter().filter_map(process).collect())
+        Self(connections(ask).into_iter().filter_map(process).collect())
     }
 
     fn find(&self, owner: &str) -> Option<OwnerProcess> {
@@ -357,16 +357,22 @@ impl Processes {
 
 #[cfg(test)]
 mod tests {
+    use redis::Value;
+
     use super::*;
 
     #[test]
     fn a_permit_leads_to_the_client_whose_ids_come_before_its_own() {
         let uuid = "0f3b1c9e-3f2a-8d5c-9b7e-1234567890ab";
-        let connection = (format!("billing@host-7:4711#{uuid}"), Arc::from("10.0.0.7:50000"));
-        let processes = Processes::of(vec![connection, ("someone".to_owned(), Arc::from("x"))]);
+        let list = format!(
+            "id=3 addr=10.0.0.7:50000 laddr=x name=billing@host-7:4711#{uuid} age=1\n\
+             id=4 addr=10.0.0.8:50000 laddr=x name=someone age=1\n"
+        );
+        let processes = Processes::of(|_| Ok(Value::BulkString(list.into_bytes())));
         for owner in [format!("{uuid}:5"), "0f3b1c9e3f2a8d5c9b7e1234567890af".to_owned()] {
             let process = processes.find(&owner).unwrap();
             assert_eq!((process.host(), process.pid()), (Some("host-7"), Some(4711)));
+            assert_eq!(&*process.address, "10.0.0.7:50000");
         }
         for stranger in ["0f3b1c9e3f2a8d5c9b7e1234567890aa", "é", ""] {
             assert!(processes.find(stranger).is_none(), "{stranger}");
