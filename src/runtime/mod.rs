@@ -37,7 +37,7 @@ use left_out::LeftOut;
 pub(crate) use members::{Member, Members};
 use message::Recipients;
 pub(crate) use message::{GrantMessage, Message, Recipient};
-pub(crate) use observed::{Count, Listed};
+pub(crate) use observed::Count;
 use observed::{Counted, Waits};
 pub(crate) use owners::LiveOwner;
 use owners::Owners;
@@ -72,7 +72,8 @@ pub(crate) struct Core {
     changes: Arc<Changes>,
     last_heartbeat: AtomicU64,
     counts: Counted,
-    waits: Mutex<Waits>,
+    /// Each wait enters and removes itself.
+    pub(crate) waits: Mutex<Waits>,
     /// When a line about a slow wait may be logged again, on [`clock`].
     next_slow: AtomicU64,
     /// What such a line says.

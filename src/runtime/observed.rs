@@ -58,29 +58,8 @@ const MOST_WITH_LOSSES: usize = 100_000;
 
 /// The waits that have lasted for a while, by their beginnings and threads. Each is a name, its
 /// kind, a thread, and the thread's arrival in the process's queue: zero while it leads.
-pub(super) type Waits = BTreeMap<(u64, u64), ListedWait>;
+pub(crate) type Waits = BTreeMap<(u64, u64), ListedWait>;
 pub(crate) type ListedWait = (Arc<str>, Kind, Arc<Thread>, u64);
-
-/// The entry of a wait among them.
-#[derive(Debug)]
-pub(crate) struct Listed {
-    core: Weak<Core>,
-    key: (u64, u64),
-}
-
-impl Listed {
-    /// It stands there now in the process's queue.
-    pub(crate) fn stands(&self, arrival: u64) {
-        let Some(core) = self.core.upgrade() else { return };
-        core.waits.lock().entry(self.key).and_modify(|wait| wait.3 = arrival);
-    }
-}
-
-impl Drop for Listed {
-    fn drop(&mut self) {
-        self.core.upgrade().and_then(|core| core.waits.lock().remove(&self.key));
-    }
-}
 
 impl Core {
     #[inline]
@@ -171,13 +150,6 @@ impl Core {
         };
         let held = self.members.all().iter().flat_map(|member| member.held()).collect();
         Snapshot { counts, held, waiting, servers: self.servers.all().iter().map(server).collect() }
-    }
-
-    /// Lists a wait until the result is dropped.
-    pub(crate) fn list_wait(&self, since: u64, wait: ListedWait) -> Listed {
-        let key = (since, wait.2.id());
-        self.waits.lock().insert(key, wait);
-        Listed { core: Weak::clone(&self.itself), key }
     }
 
     /// A thread has waited for so long: the log says why, once the server has been asked on the

@@ -10,19 +10,22 @@ use std::time::Duration;
 use log::Level;
 use redlatch_client::sync::{Thread, clock};
 
-use super::{Kind, Wait};
-use crate::runtime::{Core, Listed};
+use super::{Claim, Kind};
+use crate::runtime::Core;
 
 /// Since when a thread sleeps, and which warnings were logged.
 #[derive(Debug)]
-pub(super) struct LongWait {
+pub(super) struct LongWait<'a> {
+    core: &'a Core,
+    name: &'a Arc<str>,
+    thread: &'a Arc<Thread>,
+    kind: Kind,
     /// Zero: it has not slept yet.
     since: u64,
     is_told: bool,
     is_said: bool,
-    kind: Kind,
     /// For a snapshot.
-    listed: Option<Listed>,
+    is_listed: bool,
 }
 
 /// A client says no more than one line about slow waits in this time: a crowd of waiters neither
@@ -33,23 +36,22 @@ const SPACED: Duration = Duration::from_secs(1);
 /// sleep takes no time.)
 const LISTED_AFTER: Duration = Duration::from_millis(if cfg!(models) { 3_600_000 } else { 100 });
 
-impl LongWait {
+impl<'a> LongWait<'a> {
     /// A latch, a barrier and an election are made to be waited for.
-    pub(super) fn of(kind: Kind, wait: &Wait<'_>) -> Self {
+    pub(super) fn of<N>(
+        (core, name): (&'a Core, &'a Arc<str>),
+        kind: Kind,
+        claim: &Claim<'a, N>,
+    ) -> Self {
         let is_usual = matches!(kind, Kind::CountDownLatch | Kind::CyclicBarrier);
-        let is_told = is_usual || wait.is_usual;
-        Self { since: 0, is_told, is_said: false, kind, listed: None }
+        let (thread, is_told) = (claim.thread, is_usual || claim.wait.is_usual);
+        Self { core, name, thread, kind, since: 0, is_told, is_said: false, is_listed: false }
     }
 
     /// The thread is about to sleep, as the process's queue's arrival of this number, or as its leader
     /// (0). Returns how long it may sleep before the next call of this.
-    pub(super) fn goes_on(
-        &mut self,
-        core: &Core,
-        name: &Arc<str>,
-        thread: &Arc<Thread>,
-        arrival: u64,
-    ) -> Duration {
+    pub(super) fn goes_on(&mut self, arrival: u64) -> Duration {
+        let Self { core, name, thread, .. } = *self;
         let tells_after = core.config.slow_wait.filter(|_| !self.is_told);
         let warns_after = core.config.wait_warning.filter(|_| !self.is_said);
         let now = clock::now();
@@ -58,13 +60,12 @@ impl LongWait {
         }
         let waited = Duration::from_nanos(now.saturating_sub(self.since));
         let mut at_most = Duration::MAX;
-        match (LISTED_AFTER.saturating_sub(waited), &self.listed) {
-            (_, Some(listed)) => listed.stands(arrival),
-            (Duration::ZERO, None) => {
-                let wait = (Arc::clone(name), self.kind, Arc::clone(thread), arrival);
-                self.listed = Some(core.list_wait(self.since, wait));
-            }
-            (left, None) => at_most = left,
+        if waited < LISTED_AFTER {
+            at_most = LISTED_AFTER - waited;
+        } else {
+            self.is_listed = true;
+            let wait = (Arc::clone(name), self.kind, Arc::clone(thread), arrival);
+            core.waits.lock().insert((self.since, thread.id()), wait);
         }
         match tells_after.map(|after| after.saturating_sub(waited)) {
             Some(Duration::ZERO) if core.tells_slow_wait(name, waited, SPACED) => {
@@ -74,13 +75,14 @@ impl LongWait {
             left => at_most = left.map_or(at_most, |left| left.min(at_most)),
         }
         match warns_after.map(|after| after.saturating_sub(waited)) {
-            Some(Duration::ZERO) => self.warn(core, name, thread, waited),
+            Some(Duration::ZERO) => self.warn(waited),
             left => at_most = left.map_or(at_most, |left| left.min(at_most)),
         }
         at_most
     }
 
-    fn warn(&mut self, core: &Core, name: &str, thread: &Thread, waited: Duration) {
+    fn warn(&mut self, waited: Duration) {
+        let Self { core, name, thread, .. } = *self;
         self.is_said = true;
         let held: Vec<_> =
             core.members.held_by(thread).iter().map(|held| format!("{held:?}")).collect();
@@ -93,6 +95,14 @@ impl LongWait {
                     held.join(", ")
                 )
             });
+        }
+    }
+}
+
+impl Drop for LongWait<'_> {
+    fn drop(&mut self) {
+        if self.is_listed {
+            self.core.waits.lock().remove(&(self.since, self.thread.id()));
         }
     }
 }

@@ -215,7 +215,8 @@ fn wait<S: Synchronizer>(
 ) -> Result<Option<GrantOf<S>>, Error> {
     let mut first = Some(entered);
     let mut endurance = Endurance::default();
-    let mut long_wait = LongWait::of(synchronizer.what(&claim.need).0, &claim.wait);
+    let what = synchronizer.what(&claim.need).0;
+    let mut long_wait = LongWait::of(synchronizer.site().whose(), what, claim);
     loop {
         let entered = match first.take().unwrap_or_else(|| synchronizer.enter(claim)) {
             Ok(entered) => entered,
@@ -266,12 +267,12 @@ fn await_signal<S: Synchronizer>(
     synchronizer: &S,
     waiter: &Arc<WaiterOf<S::Site>>,
     wait: &Wait<'_>,
-    long_wait: &mut LongWait,
+    long_wait: &mut LongWait<'_>,
 ) -> Result<Option<SignalOf<S::Site>>, Error> {
     let site = synchronizer.site();
     let (core, name) = site.whose();
     loop {
-        let at_most = long_wait.goes_on(core, name, waiter.thread(), waiter.arrival());
+        let at_most = long_wait.goes_on(waiter.arrival());
         waiter.spin_if_called();
         if let Some(signal) = waiter.take_signal() {
             return Ok(Some(signal));
@@ -299,7 +300,7 @@ fn await_signal<S: Synchronizer>(
 /// A call's state over its requests.
 struct Lasting<'a> {
     endurance: Endurance,
-    long_wait: LongWait,
+    long_wait: LongWait<'a>,
     /// The server has answered one of them.
     answered: &'a mut bool,
     /// Where the last grant came from.
@@ -393,7 +394,7 @@ fn await_grant<S: Synchronizer>(
         } else {
             // Parked until a message, `news` (a grant by message), that time, or the end of the
             // wait.
-            let at_most = long_wait.goes_on(core, name, claim.thread, 0);
+            let at_most = long_wait.goes_on(0);
             let slept = listening.sleep(core, name, claim, at_most, news);
             // No channel was refused, or confirmed too late. If the leader was cancelled, the
             // answer counts for the threads that queued behind it.
@@ -417,7 +418,7 @@ fn go_on<S: Synchronizer>(
     synchronizer: &S,
     claim: &ClaimOf<'_, S>,
     endurance: &mut Endurance,
-    (long_wait, arrival): (&mut LongWait, u64),
+    (long_wait, arrival): (&mut LongWait<'_>, u64),
     error: Error,
 ) -> Result<(), Error> {
     let (site, wait) = (synchronizer.site(), &claim.wait);
@@ -434,7 +435,7 @@ fn go_on<S: Synchronizer>(
         return Err(error);
     };
     // The pause is short: a warning that is due in it comes after the next one.
-    long_wait.goes_on(core, name, claim.thread, arrival);
+    long_wait.goes_on(arrival);
     doze(core, name, claim.thread, wait, wait.sleep_until(pause), || false)?;
     if wait.is_over() { Err(error) } else { Ok(()) }
 }
