@@ -13,7 +13,9 @@ use crate::runtime::Core;
 use crate::scripts::fair::FairScripts;
 use crate::scripts::lock::{LockScripts, Released};
 use crate::scripts::status::{connections, look, names};
-use crate::scripts::{self, Chain, FairKeys, LockKeys, Mode, Owner, PermitId, Rights, Trouble};
+use crate::scripts::{
+    self, Chain, FairKeys, LockKeys, Mode, Owner, PermitId, Rights, Trouble, time,
+};
 
 /// The holders and waiters of a name, as the server knows them. Made by [`Client::status`].
 ///
@@ -275,13 +277,13 @@ impl Status {
             owner: text(owner),
             shared,
             levels,
-            left: millis(left),
+            left: time(left),
             process: None,
         };
         let waiter = |(_, owner, shared, waited)| Waiter {
             owner: text(owner),
             shared,
-            waited: millis(waited),
+            waited: time(waited),
             process: None,
         };
         let waits_for = found.queue.first().map_or(String::new(), |(kind, ..)| kind.clone());
@@ -323,11 +325,6 @@ fn text(owner: Vec<u8>) -> String {
         Ok(id) => PermitId::from_bytes(id).to_string(),
         Err(_) => String::from_utf8_lossy(&owner).into_owned(),
     }
-}
-
-/// `None` of a time that is not known, or does not end.
-fn millis(millis: i64) -> Option<Duration> {
-    u64::try_from(millis).ok().map(Duration::from_millis)
 }
 
 /// The clients that are connected to a server, by their uuids.

@@ -7,7 +7,7 @@ use redis::Value;
 use redlatch_client::{Command, Route, Script};
 
 use super::once::{Once, RequestId, Requests};
-use super::{Rights, Trouble, ask, call, flag, millis, number, unexpected};
+use super::{Rights, Trouble, ask, call, flag, millis, number, time, unexpected};
 use crate::scripts::{BarrierKeys, Owner};
 
 macro_rules! numbered {
@@ -201,7 +201,7 @@ fn read_state(reply: Value) -> Result<BarrierState, Trouble> {
                     parties: u32::try_from(*parties).unwrap_or(0),
                     waiting: u32::try_from(*waiting).unwrap_or(0),
                     went,
-                    left: u64::try_from(*left).ok().map(Duration::from_millis),
+                    left: time(*left),
                 })
             }
             _ => None,

@@ -3,10 +3,9 @@
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use redis::Value;
 use redlatch_client::{Command, Route, Script};
 
-use super::{Rights, Trouble, ask, call, flag, unexpected};
+use super::{Rights, Trouble, ask, call, flag, read, time};
 use crate::scripts::{ElectionKeys, Owner};
 
 static LEAD: LazyLock<Script> = script!(NUMBER; "election/lead.lua");
@@ -57,28 +56,12 @@ impl ElectionScripts<'_> {
         let leader = ElectionKeys::leader(self.name);
         let command = Command::script(&LOOK, &[self.name.as_bytes(), leader.as_bytes()], &[]);
         ask(self.route, &command, Rights::Elections, |reply| {
-            read(&reply).ok_or_else(|| unexpected(&reply))
+            let (left, leader): (_, Vec<_>) = read(&reply)?;
+            let recorded = |(token, who, host, since)| {
+                let since = Duration::from_millis(since);
+                Recorded { token, who, host, since }
+            };
+            Ok((leader.into_iter().next().map(recorded), time(left)))
         })
     }
-}
-
-fn read(reply: &Value) -> Option<(Option<Recorded>, Option<Duration>)> {
-    let Value::Array(parts) = reply else { return None };
-    let (Value::Int(left), record) = parts.split_first()? else { return None };
-    let left = u64::try_from(*left).ok().map(Duration::from_millis);
-    let text = |part: &Value| match part {
-        Value::BulkString(text) => String::from_utf8(text.clone()).ok(),
-        _ => None,
-    };
-    let leader = match record {
-        [] => None,
-        [token, who, host, since] => Some(Recorded {
-            token: text(token)?.parse().ok()?,
-            who: text(who)?,
-            host: text(host)?,
-            since: Duration::from_millis(text(since)?.parse().ok()?),
-        }),
-        _ => return None,
-    };
-    Some((leader, left))
 }

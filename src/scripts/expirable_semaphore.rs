@@ -10,7 +10,8 @@ use super::expiry::Expiry;
 use super::once::{Once, RequestId, Requests};
 use super::semaphore::{heard_by, parsed};
 use super::{
-    Replied, Rights, Trouble, accepted, answered, ask, flag, granted, millis, number, unexpected,
+    Replied, Rights, Trouble, accepted, answered, ask, flag, granted, millis, number, time,
+    unexpected,
 };
 use crate::scripts::{ExpirableKeys, PermitId, SemaphoreKeys};
 
@@ -127,7 +128,7 @@ impl ExpirableScripts<'_> {
         let command = Command::script(&REMAINING_LEASE, &keys, &[id.as_bytes()]);
         ask(self.route, &command, RIGHTS, |reply| match number(reply)? {
             -1 => Ok(Some(Duration::MAX)),
-            left => Ok(u64::try_from(left).ok().map(Duration::from_millis)),
+            left => Ok(time(left)),
         })
     }
 
@@ -239,9 +240,7 @@ fn read_released(reply: Value) -> Result<ReturnedPermits, Trouble> {
 fn acquired(reply: Value) -> Result<TakenPermit, Trouble> {
     let Value::Array(parts) = &reply else { return Err(unexpected(&reply)) };
     match parts.as_slice() {
-        [Value::Int(0), Value::Int(left)] => {
-            Ok(TakenPermit::Refused(u64::try_from(*left).ok().map(Duration::from_millis)))
-        }
+        [Value::Int(0), Value::Int(left)] => Ok(TakenPermit::Refused(time(*left))),
         [Value::Int(taken @ 1..)] => Ok(TakenPermit::Taken(usize::try_from(*taken).unwrap_or(0))),
         _ => Err(unexpected(&reply)),
     }

@@ -9,7 +9,7 @@ use redlatch_client::{Command, Route, Script};
 use super::expiry::Expiry;
 use super::once::{Once, RequestId, Requests};
 use super::semaphore::stored_number;
-use super::{Rights, Trouble, ask, flag, millis, unexpected};
+use super::{Rights, Trouble, ask, flag, millis, time, unexpected};
 
 static COUNT_DOWN: LazyLock<Script> = script!("number.lua", "once.lua", "latch/count_down.lua");
 static TRY_SET_COUNT: LazyLock<Script> =
@@ -66,9 +66,7 @@ impl LatchScripts<'_> {
             let Value::Array(parts) = &reply else { return Err(unexpected(&reply)) };
             match parts.as_slice() {
                 [Value::Int(0), _] => Ok(LatchState::Open),
-                [Value::Int(1), Value::Int(left)] => {
-                    Ok(LatchState::Closed(u64::try_from(*left).ok().map(Duration::from_millis)))
-                }
+                [Value::Int(1), Value::Int(left)] => Ok(LatchState::Closed(time(*left))),
                 _ => Err(unexpected(&reply)),
             }
         })

@@ -47,7 +47,7 @@ mod trouble;
 
 use std::time::Duration;
 
-use redis::Value;
+use redis::{FromRedisValue, Value};
 use redlatch_client::{Command, Failure, Outcome, Route, decimal, error_reply};
 
 use crate::error::Error;
@@ -155,6 +155,15 @@ fn number(value: Value) -> Result<i64, Trouble> {
         Value::Int(number) => Ok(number),
         other => Err(unexpected(&other)),
     }
+}
+
+fn read<T: FromRedisValue>(reply: &Value) -> Result<T, Trouble> {
+    T::from_redis_value_ref(reply).map_err(|_| unexpected(reply))
+}
+
+/// A time that may be below zero: it is not known, or has no end.
+pub(crate) fn time(millis: i64) -> Option<Duration> {
+    u64::try_from(millis).ok().map(Duration::from_millis)
 }
 
 /// Durations become milliseconds here, and only here.

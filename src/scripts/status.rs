@@ -2,13 +2,12 @@
 
 use std::sync::{Arc, LazyLock};
 
-use redis::{FromRedisValue, Value};
+use redis::Value;
 use redlatch_client::{Command, Outcome, Route, Script};
 
-use super::trouble::unexpected;
 use super::{
     ExpirableKeys, FairKeys, LatchKeys, LockKeys, Mode, Rights, SemaphoreKeys, Trouble, accepted,
-    ask, name_of,
+    ask, name_of, read,
 };
 
 static LOOK: LazyLock<Script> = script!(LIST; "status/look.lua");
@@ -123,8 +122,4 @@ pub(crate) fn connections(ask: impl FnOnce(&Command) -> Outcome) -> Vec<(String,
         Some((field("name=")?.to_owned(), field("addr=")?.into()))
     };
     list.lines().filter_map(fields).collect()
-}
-
-fn read<T: FromRedisValue>(reply: &Value) -> Result<T, Trouble> {
-    T::from_redis_value_ref(reply).map_err(|_| unexpected(reply))
 }
