@@ -1,10 +1,11 @@
 //! What the server knows of a name: holders, waiters, counts.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use redlatch_client::{Command, Outcome, Route};
+use uuid::Uuid;
 
 #[cfg(doc)]
 use crate::client::Client;
@@ -328,27 +329,25 @@ fn text(owner: Vec<u8>) -> String {
 }
 
 /// The clients that are connected to a server, by their uuids.
-struct Processes(HashMap<u128, OwnerProcess>);
+struct Processes(BTreeMap<u128, OwnerProcess>);
 
 impl Processes {
     fn of(ask: impl FnOnce(&Command) -> Outcome) -> Self {
         let process = |(name, address): (String, Arc<str>)| {
             let (name, id) = name.rsplit_once('#')?;
-            let id = uuid::Uuid::try_parse(id).ok()?.as_u128();
+            let id = Uuid::try_parse(id).ok()?.as_u128();
             Some((id, OwnerProcess { name: name.to_owned(), address }))
         };
         Self(connections(ask).into_iter().filter_map(process).collect())
     }
 
     fn find(&self, owner: &str) -> Option<OwnerProcess> {
-        if let Some(Owner::Lock { client, .. }) = Owner::parse(owner, Mode::Lock) {
-            return self.0.get(&client.as_u128()).cloned();
-        }
         /// More acquisitions than a client ever makes: the ids of its permits follow its own.
         const NEAR: u128 = 1 << 48;
-        let permit = u128::from_str_radix(owner, 16).ok()?;
-        let near = self.0.iter().find(|(id, _)| permit.wrapping_sub(**id) < NEAR);
-        near.map(|(_, process)| process.clone())
+        let (uuid, _) = owner.split_once(':').unwrap_or((owner, ""));
+        let id = Uuid::try_parse(uuid).ok()?.as_u128();
+        let (client, process) = self.0.range(..=id).next_back()?;
+        (id - client < NEAR).then(|| process.clone())
     }
 }
 
@@ -371,7 +370,9 @@ mod tests {
             assert_eq!((process.host(), process.pid()), (Some("host-7"), Some(4711)));
             assert_eq!(&*process.address, "10.0.0.7:50000");
         }
-        for stranger in ["0f3b1c9e3f2a8d5c9b7e1234567890aa", "é", ""] {
+        for stranger in
+            ["0f3b1c9e3f2a8d5c9b7e1234567890aa", "1f3b1c9e3f2a8d5c9b7e1234567890ab", "é", ""]
+        {
             assert!(processes.find(stranger).is_none(), "{stranger}");
         }
     }
