@@ -10,7 +10,7 @@ use crate::aging::AgeTogether;
 #[cfg(doc)]
 use crate::client::Client;
 use crate::error::{Error, ErrorKind};
-use crate::observer::{Observed, Observer};
+use crate::observer::Observer;
 
 /// The settings of a [`Client`] before it connects. Made by [`Client::builder`]. If a setting is
 /// not usable, [`connect`](Self::connect) returns an error. No setting changes later.
@@ -47,7 +47,7 @@ pub(crate) struct Config {
     pub(crate) client_tracking: bool,
     pub(crate) credentials_with: Option<Provider>,
     pub(crate) replica_acks: Option<ReplicaAcks>,
-    pub(crate) observer: Observed,
+    pub(crate) observer: Option<Arc<dyn Observer>>,
     /// The clients of the same server in memory.
     #[cfg(feature = "in-memory")]
     pub(crate) ages_with: Option<AgeTogether>,
@@ -78,7 +78,7 @@ impl ClientBuilder {
             client_tracking: true,
             credentials_with: None,
             replica_acks: None,
-            observer: Observed::default(),
+            observer: None,
             #[cfg(feature = "in-memory")]
             ages_with: None,
         };
@@ -246,7 +246,7 @@ impl ClientBuilder {
 
     /// Tells this observer of the client's waits, holds, losses and renewals. The last one counts.
     pub fn observer(mut self, observer: impl Observer) -> Self {
-        self.config.observer = Observed(Some(Arc::new(observer)));
+        self.config.observer = Some(Arc::new(observer));
         self
     }
 

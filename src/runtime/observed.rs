@@ -64,13 +64,13 @@ pub(crate) type ListedWait = (Arc<str>, Kind, Arc<Thread>, u64);
 impl Core {
     #[inline]
     pub(crate) fn is_observed(&self) -> bool {
-        self.config.observer.0.is_some()
+        self.config.observer.is_some()
     }
 
     /// Tells the observer, if there is one, on this thread: a caller's, with no mutex held.
     #[inline]
     pub(crate) fn tell(&self, tell: impl FnOnce(&dyn Observer)) {
-        let Some(observer) = &self.config.observer.0 else { return };
+        let Some(observer) = &self.config.observer else { return };
         if catch_unwind(AssertUnwindSafe(|| tell(&**observer))).is_err() {
             self.watchdog.log(Level::Error, || "an observer panicked".to_owned());
         }
