@@ -2,7 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
-use std::io::{BufRead as _, BufReader, IsTerminal as _, Write as _};
+use std::io::{BufRead as _, BufReader, IsTerminal as _};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
@@ -16,6 +16,7 @@ use std::time::{Duration, Instant, SystemTime};
 use redlatch::{CancelToken, ErrorKind, Wait};
 use rustix::fs::{Access, access};
 use rustix::io::Errno;
+use rustix::net::{SendFlags, send};
 use rustix::process::{
     Pid, Signal, WaitOptions, getpgrp, kill_process, kill_process_group, waitpgid, waitpid,
 };
@@ -314,8 +315,9 @@ impl Work {
     }
 
     fn tell(&mut self, line: &str) {
-        // If it is gone, the reader of its lines learns of it.
-        let _sent = self.socket.write_all(line.as_bytes());
+        // If it is gone, the reader of its lines learns of it. If it is stopped, this process must
+        // not wait for it, but kill the group in its place.
+        let _sent = send(&self.socket, line.as_bytes(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
     }
 
     /// Tells the guardian until when the lock is certain, if that has changed.

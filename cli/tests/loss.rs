@@ -8,6 +8,7 @@
 mod common;
 
 use std::thread;
+use std::time::Duration;
 
 use common::*;
 use redlatch_testkit::{Proxy, Server};
@@ -78,6 +79,23 @@ fn after_a_stop_of_the_guardian_while_the_network_is_cut() {
     let status = after(&server, &proxy.url(), "both", |it| {
         let (_, guardian, _) = stat(it.command).unwrap();
         kill_process(Pid::from_raw(guardian).unwrap(), Signal::STOP).unwrap();
+        proxy.freeze();
+    });
+    assert_eq!(status, Some(74));
+}
+
+/// A guardian that does not read must not make `redlatch run` wait for it.
+#[test]
+fn after_a_stop_of_the_guardian_and_more_signals_than_its_socket_takes() {
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let status = after(&server, &proxy.url(), "full", |it| {
+        let (_, guardian, _) = stat(it.command).unwrap();
+        kill_process(Pid::from_raw(guardian).unwrap(), Signal::STOP).unwrap();
+        for _ in 0..2_000 {
+            it.signal(Signal::TERM);
+            thread::sleep(Duration::from_micros(200));
+        }
         proxy.freeze();
     });
     assert_eq!(status, Some(74));
