@@ -300,6 +300,8 @@ impl Guardian {
 
     fn kill_group(&self) {
         self.signal(Signal::KILL);
+        // It may have left its group.
+        let _sent = kill_process(self.pid, Signal::KILL);
         // A killed process is gone when it has had its turn.
         let _refused = if self.in_terminal {
             setpriority_process(Some(self.pid), URGENT)

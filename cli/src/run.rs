@@ -400,7 +400,7 @@ impl Work {
         let _reaped = self.guardian.wait();
         self.kill();
         self.cgroup.as_ref().inspect(|cgroup| cgroup.end());
-        if let Some(pid) = self.pid.filter(|_| !self.in_terminal) {
+        if let Some(pid) = self.pid {
             while matches!(waitpgid(pid, WaitOptions::empty()), Ok(Some(_)) | Err(Errno::INTR)) {}
             while matches!(waitpid(Some(pid), WaitOptions::empty()), Err(Errno::INTR)) {}
         }
@@ -427,10 +427,10 @@ impl Work {
     fn kill(&self) {
         self.cgroup.as_ref().inspect(|cgroup| cgroup.kill());
         let Some(pid) = self.pid else { return };
-        let _sent = if self.in_terminal {
-            kill_process(pid, Signal::KILL)
-        } else {
-            kill_process_group(pid, Signal::KILL)
-        };
+        // It may have left its group.
+        let _sent = kill_process(pid, Signal::KILL);
+        if !self.in_terminal {
+            let _sent = kill_process_group(pid, Signal::KILL);
+        }
     }
 }

@@ -170,7 +170,7 @@ impl<'a> Round<'a> {
         if fault == Fault::KillGuardianAtOnce {
             let guardian = || only_child(self.wrapper.id());
             wait_until("there is a guardian", SOON, || self.has_ended() || guardian().is_some());
-            thread::sleep(Duration::from_micros(random % 5_000));
+            thread::sleep(Duration::from_micros(random % 15_000));
             let _gone = guardian().map(|it| kill_process(it, Signal::KILL));
             return;
         }

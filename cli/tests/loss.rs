@@ -7,16 +7,19 @@
 
 mod common;
 
+use std::env;
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use common::*;
 use redlatch_testkit::{Proxy, Server};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, getpgrp, kill_process, setpgid};
 
 /// The command, its child and its grandchild ignore TERM.
 const STUBBORN: &str = "trap '' TERM; (trap '' TERM; (trap '' TERM; echo deep; sleep 60) & sleep \
                         60) & while :; do sleep 0.05; done";
+const GROUP: &str = "REDLATCH_TEST_GROUP";
 const OPTIONS: [&str; 4] = ["--lease", "1500ms", "-k", "300ms"];
 
 /// Runs the stubborn command, lets `fault` happen, and looks at its group when another client gets
@@ -99,6 +102,35 @@ fn after_a_stop_of_the_guardian_and_more_signals_than_its_socket_takes() {
         proxy.freeze();
     });
     assert_eq!(status, Some(74));
+}
+
+/// Not a test: a command that has left its group for the one of the test.
+#[test]
+fn a_command_that_leaves_its_group() {
+    let Ok(group) = env::var(GROUP) else { return };
+    setpgid(None, Pid::from_raw(group.parse().unwrap())).unwrap();
+    signal_hook::flag::register(signal_hook::consts::SIGTERM, Arc::default()).unwrap();
+    println!("\nleft");
+    thread::sleep(SOON);
+}
+
+#[test]
+fn after_the_network_is_cut_a_command_that_has_left_its_group_is_dead() {
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let test = env::current_exe().unwrap();
+    let script = format!(
+        "{GROUP}={} exec {} --exact a_command_that_leaves_its_group --nocapture",
+        getpgrp().as_raw_nonzero(),
+        test.to_str().unwrap()
+    );
+    let mut running = start(&proxy.url(), &OPTIONS, "leader", &script);
+    while running.line() != "left" {}
+    proxy.freeze();
+    let guard = client(&server).reentrant_lock("leader").lock().unwrap();
+    assert!(is_dying(running.command));
+    guard.unlock().unwrap();
+    assert_eq!(running.status(), Some(74));
 }
 
 #[test]

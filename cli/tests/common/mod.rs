@@ -91,7 +91,7 @@ pub(crate) fn alive(group: i32) -> Vec<i32> {
 }
 
 /// Whether every thread of a process has ended, or has got KILL.
-fn is_dying(pid: i32) -> bool {
+pub(crate) fn is_dying(pid: i32) -> bool {
     const EXITS_OR_KILLED: u64 = 0x404;
     let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return true };
     threads.flatten().all(|thread| {
