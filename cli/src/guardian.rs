@@ -34,7 +34,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 use rustix::process::{
     Pid, Signal, WaitId, WaitIdOptions, WaitOptions, getpgid, kill_process, kill_process_group,
-    setpgid, setpriority_pgrp, setpriority_process, setsid, waitid, waitpgid,
+    setpgid, setpriority_pgrp, setpriority_process, setsid, waitid, waitpgid, waitpid,
 };
 use rustix::time::{ClockId, clock_gettime};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
@@ -234,8 +234,11 @@ impl Guardian {
             };
             match told.recv_timeout(wait) {
                 Ok(Event::Ended) => break,
-                Ok(Event::Line(line)) => self.obey(line.trim_end(), &mut told_to_end),
-                Err(RecvTimeoutError::Timeout) => {}
+                Ok(Event::Line(line)) => {
+                    self.obey(line.trim_end(), &mut told_to_end);
+                    self.reap_orphans();
+                }
+                Err(RecvTimeoutError::Timeout) => self.reap_orphans(),
                 // Both threads are gone, and the command with its watcher.
                 Err(RecvTimeoutError::Disconnected) => break,
             }
@@ -252,6 +255,18 @@ impl Guardian {
             }
         }
         (ended, self.lost)
+    }
+
+    /// Orphans of the command's are children of this process, and no other one would reap them.
+    fn reap_orphans(&self) {
+        let threads = fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
+        for thread in threads {
+            let children = fs::read_to_string(thread.path().join("children")).unwrap_or_default();
+            let pids = children.split(' ').filter_map(|pid| Pid::from_raw(pid.parse().ok()?));
+            for orphan in pids.filter(|pid| *pid != self.pid) {
+                let _lives = waitpid(Some(orphan), WaitOptions::NOHANG);
+            }
+        }
     }
 
     fn obey(&mut self, line: &str, told_to_end: &mut bool) {

@@ -73,6 +73,22 @@ fn the_guardian_has_left_the_commands_group_before_the_command_begins() {
     }
 }
 
+/// Otherwise they would fill the list of processes while the command runs.
+#[test]
+fn orphans_of_the_command_that_have_ended_are_gone() {
+    let server = server();
+    let orphan = "(sh -c 'echo $$; exec sleep 0.1' &); ";
+    let script = format!("{}while :; do sleep 0.05; done", orphan.repeat(3));
+    // A short lease: there is a line from `redlatch run` at least twice a second.
+    let mut running = start(&server.url(), &["--lease", "1500ms"], "orders", &script);
+    for _ in 0..3 {
+        let orphan = running.line().parse().unwrap();
+        wait_until("it is gone", SOON, || stat(orphan).is_none());
+    }
+    running.signal(Signal::TERM);
+    assert_eq!(running.status(), Some(143));
+}
+
 /// The folder of the cgroup (version 2) of a command that runs.
 fn cgroup(running: &Running) -> PathBuf {
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
