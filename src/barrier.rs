@@ -531,7 +531,7 @@ impl BarrierSite {
         &self,
         send: impl FnOnce(BarrierScripts<'_>, RequestId) -> Result<T, Trouble>,
     ) -> Result<T, Trouble> {
-        self.requests.with_one(|| self.core.id.next_number(), |id| send(self.scripts(), id))
+        self.requests.with_one(&self.core.id, |id| send(self.scripts(), id))
     }
 
     fn arrive(&self, party: &Owner, lease: Duration, comes: Comes) -> Result<Arrival, Trouble> {

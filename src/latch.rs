@@ -476,8 +476,7 @@ impl LatchSite {
         &self,
         send: impl FnOnce(LatchScripts<'_>, RequestId) -> Result<T, Trouble>,
     ) -> Result<T, Error> {
-        let next = || self.core.id.next_number();
-        let outcome = self.requests.with_one(next, |request_id| send(self.scripts(), request_id));
+        let outcome = self.requests.with_one(&self.core.id, |id| send(self.scripts(), id));
         outcome.map_err(|trouble| trouble.into_error_of(&self.name))
     }
 }

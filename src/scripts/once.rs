@@ -10,7 +10,7 @@ use redlatch_client::sync::{Mutex, clock};
 use redlatch_client::{Command, ReplicaAcks, Route, Script, decimal, write_decimal};
 
 use super::changes::{Change, Changes, Log};
-use super::{Replied, Rights, Trouble, answered, call, granted, millis, unexpected};
+use super::{ClientId, Replied, Rights, Trouble, answered, call, granted, millis, unexpected};
 use crate::error::{Error, ErrorKind};
 use crate::scripts::SemaphoreKeys;
 
@@ -144,10 +144,10 @@ impl Requests {
     /// Opens a request that is sent here and now, and in no other copy later.
     pub(crate) fn with_one<T>(
         &self,
-        next: impl FnOnce() -> u64,
+        client: &ClientId,
         send: impl FnOnce(RequestId) -> Result<T, Trouble>,
     ) -> Result<T, Trouble> {
-        let request_id = self.open(next);
+        let request_id = self.open(|| client.next_number());
         let outcome = send(request_id);
         self.close(request_id);
         outcome

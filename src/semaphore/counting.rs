@@ -337,8 +337,7 @@ impl Semaphore {
     ) -> Result<T, Error> {
         self.check(&Wait::FOREVER)?;
         let site = &self.site;
-        let next = || site.core.id.next_number();
-        let outcome = site.requests.with_one(next, |request_id| send(site.scripts(), request_id));
+        let outcome = site.requests.with_one(&site.core.id, |id| send(site.scripts(), id));
         outcome.map_err(|trouble| trouble.into_error_of(&site.name))
     }
 

@@ -79,8 +79,7 @@ impl ExpirableSite {
         &self,
         send: impl FnOnce(ExpirableScripts<'_>, RequestId) -> Result<T, Trouble>,
     ) -> Result<T, Error> {
-        let next = || self.core.id.next_number();
-        let outcome = self.requests.with_one(next, |request_id| send(self.scripts(), request_id));
+        let outcome = self.requests.with_one(&self.core.id, |id| send(self.scripts(), id));
         outcome.map_err(|trouble| trouble.into_error_of(&self.name))
     }
 
