@@ -34,7 +34,7 @@ use crate::lease::{Alarm, Cleanup, Renewal, Task};
 use crate::observer::{Kind, Way};
 use crate::runtime::{Core, Member, Session};
 use crate::scripts::barrier::{
-    Arrival, BarrierScripts, BarrierState, Comes, Generation, MOST_PARTIES, Place, read_message,
+    BarrierScripts, BarrierState, Comes, Generation, MOST_PARTIES, Place, read_message,
 };
 use crate::scripts::{BarrierKeys, Owner, RequestId, Requests, Trouble};
 use crate::waiting::{
@@ -272,21 +272,24 @@ impl CyclicBarrier {
         send: impl FnOnce(BarrierScripts<'_>, RequestId) -> Result<T, Trouble>,
     ) -> Result<T, Error> {
         self.check(&Wait::FOREVER)?;
-        self.site.once(send).map_err(|trouble| trouble.into_error_of(&self.site.name))
+        let site = &self.site;
+        let outcome = site.requests.with_one(&site.core.id, |id| send(site.scripts(), id));
+        outcome.map_err(|trouble| trouble.into_error_of(&site.name))
     }
 
     /// Arrives and waits.
     fn pass(&self, wait: Wait<'_>) -> Result<Option<u32>, Error> {
+        let core = self.session.core();
+        let new = || Party { barrier: self, owner: core.id.next_owner(), place: Cell::new(None) };
         if let Err(error) = self.check(&wait) {
             if error.kind() == ErrorKind::Cancelled {
-                self.stay_away()?;
+                new().leave()?;
             }
             return Err(error);
         }
         let thread = Thread::current();
         loop {
-            let owner = self.site.core.id.next_owner();
-            let party = Party { barrier: self, owner, place: Cell::new(None) };
+            let party = new();
             let outcome = acquire(&party, &Claim { thread: &thread, need: (), wait });
             let Some(place) = party.place.get() else { return outcome.map(|_| None) };
             match (outcome, place.index) {
@@ -295,35 +298,20 @@ impl CyclicBarrier {
                 (Ok(Some(())), Some(0)) => party.act(place)?,
                 (Ok(Some(())), _) => {}
                 (Err(error), _) if error.kind() == ErrorKind::Broken => return Err(error),
-                (outcome, index) => {
-                    let left = match index {
-                        Some(_) => party.leave(place.generation),
-                        None => self.stay_away(),
-                    };
-                    match (left, outcome) {
-                        (Ok(Generation::Tripped), _) => {}
-                        (_, Err(error)) if error.kind() == ErrorKind::Cancelled => {
-                            return Err(error);
-                        }
-                        // `None` would say that no other party passes, and the first error does not
-                        // say that they may.
-                        (Err(error), _) => return Err(error),
-                        // The end of the wait has ended a request.
-                        _ if wait.is_over() => return Ok(None),
-                        (_, outcome) => return outcome.map(|_| None),
-                    }
-                }
+                (outcome, _) => match (party.leave(), outcome) {
+                    (Ok(Generation::Tripped), _) => {}
+                    (_, Err(error)) if error.kind() == ErrorKind::Cancelled => return Err(error),
+                    // `None` would say that no other party passes, and the first error does not say
+                    // that they may.
+                    (Err(error), _) => return Err(error),
+                    // The end of the wait has ended a request.
+                    _ if wait.is_over() => return Ok(None),
+                    (_, outcome) => return outcome.map(|_| None),
+                },
             }
-            self.site.meet(place.generation + 1);
+            self.site.met.fetch_max(place.generation + 1, Ordering::Relaxed);
             return Ok(place.index);
         }
-    }
-
-    /// Breaks the generation in which the thread would wait if it arrived now.
-    fn stay_away(&self) -> Result<Generation, Error> {
-        let left = self.site.arrive(&self.site.core.id.next_owner(), self.lease, Comes::Leaves);
-        let left = left.map_err(|trouble| trouble.into_error_of(&self.site.name));
-        left.map(|_| Generation::Broken)
     }
 }
 
@@ -362,12 +350,19 @@ impl Party<'_> {
         }
     }
 
-    /// Leaves early, and breaks its generation, unless that has ended.
-    fn leave(&self, generation: i64) -> Result<Generation, Error> {
-        let site = self.site();
-        site.finish(generation, &self.owner, false).map_err(|trouble| {
-            let state = "it waits no more, and it is not known whether the others pass; if not, the \
-                         barrier breaks when the lease of this party ends";
+    /// Leaves early, and breaks its generation, unless that has ended. If it has not arrived, breaks
+    /// the one in which it would wait if it arrived now.
+    fn leave(&self) -> Result<Generation, Error> {
+        let CyclicBarrier { site, lease, .. } = self.barrier;
+        let left = match self.place.get() {
+            Some(Place { generation, index: Some(_) }) => {
+                site.finish(generation, &self.owner, false)
+            }
+            _ => site.arrive(&self.owner, *lease, Comes::Leaves).map(|_| Generation::Broken),
+        };
+        left.map_err(|trouble| {
+            let state = "it waits no more, and it is not known whether the others pass; if they do \
+                         not, and it has arrived, the barrier breaks when its lease ends";
             // Also if the request was never sent: its arrival counts.
             trouble.into_error().of(&site.name).now(state).unknown(true)
         })
@@ -390,22 +385,18 @@ impl Synchronizer for Party<'_> {
         let CyclicBarrier { site, lease, action, .. } = self.barrier;
         let comes = if action.is_some() { Comes::Acts } else { Comes::Waits };
         match site.arrive(&self.owner, *lease, comes) {
-            Ok(Arrival::At(place)) => {
+            Ok(Some(place)) => {
                 self.place.set(Some(place));
-                site.meet(place.generation);
+                site.met.fetch_max(place.generation, Ordering::Relaxed);
                 Ok(match place.index {
                     Some(0) => Enter::Granted((), Way::Free),
                     _ if claim.wait.blocks() => Enter::Leads(None),
                     _ => Enter::NotNow,
                 })
             }
-            Ok(Arrival::Broken) => Err(site.broken()),
-            Ok(Arrival::NoBarrier) => {
-                let message = "the barrier has no parties: set them first (try_set_parties)";
-                Err(site.error(ErrorKind::Config, message))
-            }
+            Ok(None) => Err(site.broken()),
             Err(trouble @ (Trouble::Refused(_) | Trouble::Unsent(_))) => {
-                Err(trouble.into_error().of(&site.name).now("it has not arrived"))
+                Err(trouble.into_error_of(&site.name))
             }
             // The wait does not outlast this: a second arrival could be one too many.
             Err(trouble) => {
@@ -519,26 +510,21 @@ impl BarrierSite {
         self.error(ErrorKind::Broken, message)
     }
 
-    fn meet(&self, generation: i64) {
-        self.met.fetch_max(generation, Ordering::Relaxed);
-    }
-
     fn scripts(&self) -> BarrierScripts<'_> {
         BarrierScripts { route: &self.route, keys: &self.keys, requests: &self.requests }
     }
 
-    fn once<T>(
+    fn arrive(
         &self,
-        send: impl FnOnce(BarrierScripts<'_>, RequestId) -> Result<T, Trouble>,
-    ) -> Result<T, Trouble> {
-        self.requests.with_one(&self.core.id, |id| send(self.scripts(), id))
-    }
-
-    fn arrive(&self, party: &Owner, lease: Duration, comes: Comes) -> Result<Arrival, Trouble> {
+        party: &Owner,
+        lease: Duration,
+        comes: Comes,
+    ) -> Result<Option<Place>, Trouble> {
         // An arrival whose outcome is not known would keep the others until its lease ends.
         let _unlimited = Limit::set(None);
         let met = self.met.load(Ordering::Relaxed);
-        self.once(|scripts, id| scripts.arrive(id, party, lease, comes, met))
+        let arrive = |id| self.scripts().arrive(id, party, lease, comes, met);
+        self.requests.with_one(&self.core.id, arrive)
     }
 
     /// Ends a generation. If the server does not answer, the client tries to break it for a while;

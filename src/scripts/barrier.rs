@@ -8,6 +8,7 @@ use redlatch_client::{Command, Route, Script};
 
 use super::once::{Once, RequestId, Requests};
 use super::{Rights, Trouble, ask, call, flag, millis, number, time, unexpected};
+use crate::error::{Error, ErrorKind};
 use crate::scripts::{BarrierKeys, Owner};
 
 macro_rules! numbered {
@@ -55,14 +56,6 @@ pub(crate) enum Comes {
     Leaves = b'2',
 }
 
-/// What became of an arrival.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Arrival {
-    NoBarrier,
-    Broken,
-    At(Place),
-}
-
 /// Where a thread stands.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place {
@@ -89,7 +82,7 @@ impl BarrierScripts<'_> {
         flag(self.once(&TRY_SET_PARTIES, id, &[parties.to_string().as_bytes()])?)
     }
 
-    /// `least`: no generation before this one can be the present one.
+    /// `least`: no generation before this one can be the present one. `None`: the barrier is broken.
     pub(crate) fn arrive(
         self,
         id: RequestId,
@@ -97,15 +90,18 @@ impl BarrierScripts<'_> {
         lease: Duration,
         comes: Comes,
         least: i64,
-    ) -> Result<Arrival, Trouble> {
+    ) -> Result<Option<Place>, Trouble> {
         let (mut digits, party, least) = ([0; 20], party.text(), least.to_string());
         let (channel, lease) = (self.keys.channel.as_bytes(), millis(lease, &mut digits));
         let arguments = [channel, &party, lease, &[comes as u8], least.as_bytes()];
         let reply = self.once(&ARRIVE, id, &arguments)?;
         match reply {
-            Value::Int(0) => Ok(Arrival::NoBarrier),
-            Value::Int(BROKEN) => Ok(Arrival::Broken),
-            reply => read_place(&reply).map(Arrival::At).ok_or_else(|| unexpected(&reply)),
+            Value::Int(0) => {
+                let message = "the barrier has no parties: set them first (try_set_parties)";
+                Err(Trouble::Refused(Error::new(ErrorKind::Config, message.to_owned())))
+            }
+            Value::Int(BROKEN) => Ok(None),
+            reply => read_place(&reply).map(Some).ok_or_else(|| unexpected(&reply)),
         }
     }
 

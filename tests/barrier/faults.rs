@@ -105,7 +105,7 @@ fn a_party_whose_time_is_over_says_so_only_if_the_server_does() {
             }
         };
         assert!(error.outcome_unknown(), "{error:#}");
-        is_clear(&error, "silent", "breaks when the lease");
+        is_clear(&error, "silent", "breaks when its lease");
         let is_broken = || reset.is_broken().is_ok_and(|broken| broken);
         wait_until("the barrier breaks", SOON, is_broken);
         assert!(reset.reset().unwrap());
