@@ -114,8 +114,9 @@ pub(crate) fn watched(server: &Server, lease: Duration) -> Client {
     Client::builder(&server.url()).watchdog_timeout(lease).connect().unwrap()
 }
 
-/// How long an impatient client waits for a reply, and for a connection.
-pub(crate) const IMPATIENT: Duration = Duration::from_millis(7 * UNIT.as_millis() as u64);
+/// How long an impatient client waits for a reply, and for a connection: longer than a busy machine
+/// stands still.
+pub(crate) const IMPATIENT: Duration = Duration::from_millis(15 * UNIT.as_millis() as u64);
 
 /// A client that does not wait long for replies, nor for a server that is away.
 pub(crate) fn impatient(url: &str) -> ClientBuilder {
