@@ -5,6 +5,7 @@
 use std::collections::HashMap;
 use std::env;
 use std::fs;
+use std::iter;
 use std::panic::resume_unwind;
 use std::process::Command;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -127,7 +128,7 @@ pub(crate) fn impatient(url: &str) -> ClientBuilder {
         .failover_timeout(Duration::ZERO)
 }
 
-/// So many threads that their waits take twice [`SOON`] if each waits for [`IMPATIENT`] after the
+/// So many threads that their waits take four times [`SOON`] if each waits for [`IMPATIENT`] after the
 /// one before.
 pub(crate) const CROWD: usize = 60;
 
@@ -528,12 +529,21 @@ pub(crate) fn wait_read(server: &Server, owner: &str, release: impl FnOnce()) {
     wait_until("it is read", SOON, || redis.exists::<_, usize>(&names).unwrap() < names.len());
 }
 
-/// How many keys have lapsed on this server: a waiter that came in without one more was let in by a
-/// message, and waited for no lease.
-pub(crate) fn lapsed(redis: &mut Connection) -> u64 {
-    let stats: String = redis::cmd("INFO").arg("stats").query(redis).unwrap();
-    let line = stats.lines().find_map(|line| line.strip_prefix("expired_keys:")).unwrap();
-    line.trim().parse().unwrap()
+/// How often the lock of this name lapses during some work: a waiter that came in without that was
+/// let in by a message, and waited for no lease. (Other keys lapse meanwhile: since when a process
+/// waits, for one.)
+pub(crate) fn lapses(server: &Server, name: &str, work: impl FnOnce()) -> usize {
+    let (mut redis, mut listener) = (server.connection(), server.connection());
+    let set = ["SET", "notify-keyspace-events", "Ex"];
+    redis::cmd("CONFIG").arg(&set).exec(&mut redis).unwrap();
+    let mut listener = listener.as_pubsub();
+    let over = "the work is over";
+    listener.subscribe(&["__keyevent@0__:expired", over]).unwrap();
+    work();
+    let () = redis.publish(over, "").unwrap();
+    let messages = iter::repeat_with(|| listener.get_message().unwrap());
+    let until_then = messages.take_while(|message| message.get_channel_name() != over);
+    until_then.filter(|message| message.get_payload_bytes() == name.as_bytes()).count()
 }
 
 /// The channel of a name without braces.
