@@ -168,13 +168,17 @@ pub(super) fn buffer_worker(job: &Job) {
     let [url, data, kind, what] = [0, 1, 2, 3].map(|at| job.arg(at).to_owned());
     let goal: usize = job.arg(4).parse().unwrap();
     let lease = UNIT * 10;
-    let client = Client::builder(&url)
-        .watchdog_timeout(lease)
-        .response_timeout(IMPATIENT)
-        .connect_timeout(IMPATIENT)
-        .connect()
-        .unwrap();
-    let client = &client;
+    let connect = || {
+        let builder = Client::builder(&url).watchdog_timeout(lease);
+        builder.response_timeout(IMPATIENT).connect_timeout(IMPATIENT).connect()
+    };
+    // On a busy machine, or over a bad network, the server may not answer in time.
+    let client = &loop {
+        match connect() {
+            Err(error) if error.is_transient() => {}
+            connected => break connected.unwrap(),
+        }
+    };
     thread::scope(|scope| {
         for _ in 0..2 {
             let redis = redis::Client::open(data.as_str()).unwrap().get_connection().unwrap();
