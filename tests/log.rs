@@ -728,6 +728,7 @@ fn a_slow_wait_is_said_once_with_the_holder_and_those_before() {
     let slow = || Client::builder(&server.url()).slow_wait(UNIT * 3).connect().unwrap();
     let (first, second, token) = (slow(), slow(), CancelToken::new());
     let held = holder.reentrant_lock("orders").lock().unwrap();
+    let begun = Instant::now();
     let waiters = [&first, &second].map(|client| {
         let (lock, token) = (client.reentrant_lock("orders"), token.clone());
         let waits = spawn(move || lock.lock_cancellable(&token).map(drop).unwrap_err().kind());
@@ -763,7 +764,9 @@ fn a_slow_wait_is_said_once_with_the_holder_and_those_before() {
     for (client, before) in [(&first, "; 0 waiters before"), (&second, "; 1 waiter before")] {
         let lines = said(client);
         let [(Level::Warn, line)] = &lines[..] else { panic!("{lines:?}") };
-        for part in ["waited 0 s for \"orders\", held by ", &process, before] {
+        let waited = line.strip_prefix("waited ").unwrap().split_once(' ').unwrap().0;
+        assert!(waited.parse::<f64>().unwrap() <= begun.elapsed().as_secs_f64().round(), "{line}");
+        for part in [" s for \"orders\", held by ", &process, before] {
             assert!(line.contains(part), "{part} in {line}");
         }
     }
