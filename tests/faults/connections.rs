@@ -235,7 +235,8 @@ fn a_far_server_costs_no_connection_for_each_drop() {
     let proxy = Proxy::before(&server);
     // A round trip to another continent.
     proxy.set_delay(UNIT * 9 / 10);
-    let client = behind(&proxy);
+    let client = impatient(&proxy.url()).response_timeout(SOON).connections(1).connect().unwrap();
+    warm_up(&client);
     let lock = client.reentrant_lock("far");
     let mut redis = server.connection();
     let mut connections = || {
