@@ -5,7 +5,9 @@
 use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
-use std::time::Duration;
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
 use redlatch::Client;
 use redlatch_testkit::Server;
@@ -119,6 +121,36 @@ pub(crate) fn stat(pid: i32) -> Option<(String, i32, i32)> {
     let mut fields = rest.split_whitespace();
     let (state, parent, group) = (fields.next()?, fields.next()?, fields.next()?);
     Some((state.to_owned(), parent.parse().ok()?, group.parse().ok()?))
+}
+
+/// Watches for how long the machine lets a thread wait that wants to run.
+pub(crate) struct Standstill {
+    end: Sender<()>,
+    watches: JoinHandle<Duration>,
+}
+
+impl Standstill {
+    pub(crate) fn watch() -> Self {
+        let (end, ends) = mpsc::channel();
+        let watches = thread::spawn(move || {
+            let mut longest = Duration::ZERO;
+            loop {
+                let since = Instant::now();
+                let ends = ends.recv_timeout(Duration::from_millis(5));
+                longest = longest.max(since.elapsed());
+                if ends != Err(RecvTimeoutError::Timeout) {
+                    return longest;
+                }
+            }
+        });
+        Self { end, watches }
+    }
+
+    /// The longest time since [`watch`](Self::watch).
+    pub(crate) fn longest(self) -> Duration {
+        drop(self.end);
+        self.watches.join().unwrap()
+    }
 }
 
 /// Waits until so many processes stand in a lock's queue.
