@@ -281,13 +281,13 @@ impl Status {
             left: time(left),
             process: None,
         };
-        let waiter = |(_, owner, shared, waited)| Waiter {
+        let waiter = |(owner, shared, waited, _)| Waiter {
             owner: text(owner),
             shared,
             waited: time(waited),
             process: None,
         };
-        let waits_for = found.queue.first().map_or(String::new(), |(kind, ..)| kind.clone());
+        let waits_for = found.queue.first().map_or(String::new(), |(.., kind)| kind.clone());
         let mut holders: Vec<_> = found.held.into_iter().map(holder).collect();
         let is_lock = found.kind == "none"
             || found.left >= 0

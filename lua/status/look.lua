@@ -6,7 +6,7 @@
 --      read-write lock, 4 all, 5 ours; 6 of a semaphore; 7 of a latch
 -- reply: {type, "shared" for a hash with a mode; time to live; value; token;
 --         {owner or permit, 1 = shared, levels, time left, …};
---         {kind of lock, owner, 1 = shared, time waited, …};
+--         {owner, 1 = shared, time waited, kind of lock, …};
 --         {listeners that are not ours of a lock, of a read-write lock; of a semaphore, a latch}}
 --
 -- A time is in ms, or below 0 if it is not known or has no end. So is a token.
@@ -25,13 +25,11 @@ end
 
 -- Of a read-write lock, the owners that write have a mark.
 local function add(list, has_marks, owner, ...)
-    local writes = 1
+    local last, writes = #list, 1
     if has_marks then
         owner, writes = string.gsub(owner, ':write$', '')
     end
-    for _, value in ipairs({owner, 1 - writes, ...}) do
-        list[#list + 1] = value
-    end
+    list[last + 1], list[last + 2], list[last + 3], list[last + 4] = owner, 1 - writes, ...
 end
 
 -- Since when each waits is known of those that have asked again.
@@ -40,8 +38,7 @@ for i, kind in ipairs({'fair', 'lock', 'read-write'}) do
     local asked = (string.gsub(KEYS[i + 1], 'queue', 'asked', 1)) .. ':'
     for _, owner in ipairs(read('lrange', KEYS[i + 1], 0, MOST - 1) or {}) do
         local since = kind ~= 'fair' and tonumber(read('get', asked .. owner) or '')
-        waiting[#waiting + 1] = kind
-        add(waiting, kind == 'read-write', owner, since and now - since or -1)
+        add(waiting, kind == 'read-write', owner, since and now - since or -1, kind)
     end
 end
 

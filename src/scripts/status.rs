@@ -29,9 +29,9 @@ pub(crate) struct Found {
     /// The owners in a hash, or the ids of taken permits; whether each reads; its levels; its time
     /// left.
     pub(crate) held: Vec<(Vec<u8>, bool, u64, i64)>,
-    /// The kind of lock that each waits for, `fair`, `lock` or `read-write`; its owner; whether it
-    /// will read; its time so far.
-    pub(crate) queue: Vec<(String, Vec<u8>, bool, i64)>,
+    /// Each owner that waits; whether it will read; its time so far; the kind of lock that it waits
+    /// for, `fair`, `lock` or `read-write`.
+    pub(crate) queue: Vec<(Vec<u8>, bool, i64, String)>,
     /// How many of Redisson's clients listen for releases of a lock and of a read-write lock, and
     /// how many of all for changes of a semaphore and of a latch.
     pub(crate) listeners: [u64; 4],
