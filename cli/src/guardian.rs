@@ -21,7 +21,7 @@
 
 use std::ffi::OsString;
 use std::fs;
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::io::{BufRead as _, BufReader, Result, Write as _};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
@@ -151,8 +151,10 @@ fn guard(mut words: impl Iterator<Item = OsString>) -> Option<()> {
     };
     tell(&socket, format!("started {}\n", child.id()));
     let (events, told) = channel();
-    listen(BufReader::new(socket.try_clone().ok()?), events.clone());
-    watch(pid, events);
+    let watched = listen(&socket, events.clone(), Event::Line).and_then(|()| watch(pid, events));
+    if let Err(error) = watched {
+        return failed(SOFTWARE, format!("no guardian: {error}"));
+    }
     let guardian = Guardian {
         child,
         pid,
@@ -190,25 +192,32 @@ fn tell(mut socket: &UnixStream, line: String) -> Option<()> {
     socket.write_all(line.as_bytes()).ok()
 }
 
-fn listen(mut lines: BufReader<UnixStream>, events: Sender<Event>) {
-    thread::spawn(move || {
+/// Hands on the lines that come through a socket; an empty one is the end.
+pub(crate) fn listen<E: Send + 'static>(
+    socket: &UnixStream,
+    events: Sender<E>,
+    event: fn(String) -> E,
+) -> Result<()> {
+    let mut lines = BufReader::new(socket.try_clone()?);
+    let listen = move || {
         loop {
             let mut line = String::new();
-            let is_line = matches!(lines.read_line(&mut line), Ok(1..));
-            let _sent = events.send(Event::Line(line));
-            if !is_line {
+            let is_end = !matches!(lines.read_line(&mut line), Ok(1..));
+            if events.send(event(line)).is_err() || is_end {
                 return;
             }
         }
-    });
+    };
+    thread::Builder::new().name("lines".to_owned()).spawn(listen).map(drop)
 }
 
-fn watch(pid: Pid, events: Sender<Event>) {
-    thread::spawn(move || {
+fn watch(pid: Pid, events: Sender<Event>) -> Result<()> {
+    let watch = move || {
         let how = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
         while matches!(waitid(WaitId::Pid(pid), how), Err(Errno::INTR) | Ok(None)) {}
         let _sent = events.send(Event::Ended);
-    });
+    };
+    thread::Builder::new().name("watch".to_owned()).spawn(watch).map(drop)
 }
 
 impl Guardian {

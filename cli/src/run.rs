@@ -2,7 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
-use std::io::{BufRead as _, BufReader, IsTerminal as _};
+use std::io::IsTerminal as _;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
@@ -170,8 +170,8 @@ fn is_file(path: &Path) -> bool {
 enum Event {
     Signal(i32),
     Lost,
-    /// A line of the guardian's; `None`: it is gone.
-    Said(Option<String>),
+    /// A line of the guardian's; an empty one: it is gone.
+    Said(String),
 }
 
 /// Where a signal goes.
@@ -298,23 +298,14 @@ impl Work {
         let cgroup = run.cgroup.then(|| Cgroup::of(client).ok()).flatten();
         let (pid, until, lost) = (None, 0, false);
         let mut work = Self { guardian, socket, in_terminal, cgroup, pid, until, lost };
+        guardian::listen(&work.socket, events, Event::Said).map_err(failed)?;
+        // The last thing that can fail: with it the command may begin.
         start::send_stdin(&work.socket, std::io::stdin()).map_err(failed)?;
         work.tell_deadline(held);
-        let mut lines = BufReader::new(work.socket.try_clone().map_err(failed)?);
-        thread::spawn(move || {
-            loop {
-                let mut line = String::new();
-                let said = matches!(lines.read_line(&mut line), Ok(1..)).then_some(line);
-                let is_gone = said.is_none();
-                if events.send(Event::Said(said)).is_err() || is_gone {
-                    return;
-                }
-            }
-        });
         Ok(work)
     }
 
-    fn tell(&mut self, line: &str) {
+    fn tell(&self, line: &str) {
         // If it is gone, the reader of its lines learns of it. If it is stopped, this process must
         // not wait for it, but kill the group in its place.
         let _sent = send(&self.socket, line.as_bytes(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
@@ -349,7 +340,7 @@ impl Work {
             let wait = stops.map_or(tick, |at| at.saturating_duration_since(Instant::now()));
             let left = held.remaining().saturating_sub(margin);
             match told.recv_timeout(wait.min(tick).min(left.max(AGAIN))) {
-                Ok(Event::Said(Some(line))) => {
+                Ok(Event::Said(line)) if !line.is_empty() => {
                     let Some(status) = self.hear(line.trim_end())? else { continue };
                     let _reaped = self.guardian.wait();
                     return Ok(match () {
@@ -358,7 +349,7 @@ impl Work {
                         () => status,
                     });
                 }
-                Ok(Event::Said(None)) => {
+                Ok(Event::Said(_)) => {
                     self.take_over();
                     if self.lost {
                         return Ok(LOST);
@@ -414,7 +405,10 @@ impl Work {
         let status = u8::try_from(number).unwrap_or(SOFTWARE);
         match what {
             Some("started") => self.pid = Pid::from_raw(number),
-            Some("failed") => return Err(Trouble::new(status, rest)),
+            Some("failed") => {
+                self.take_over();
+                return Err(Trouble::new(status, rest));
+            }
             Some("ended") => {
                 self.lost |= rest == "true";
                 return Ok(Some(status));

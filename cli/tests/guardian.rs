@@ -8,6 +8,7 @@ mod common;
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::thread;
@@ -87,6 +88,38 @@ fn orphans_of_the_command_that_have_ended_are_gone() {
     }
     running.signal(Signal::TERM);
     assert_eq!(running.status(), Some(143));
+}
+
+/// As it is with `ulimit -u`, which is not for root.
+#[test]
+fn without_threads_or_processes_nothing_panics_and_no_command_runs_without_the_lock() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = folder.path().join("redlatch");
+    fs::copy(env!("CARGO_BIN_EXE_redlatch"), &program).unwrap();
+    fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    let run = |words: &[&str]| {
+        let mut run = Command::new("setpriv");
+        run.args(["--reuid=54321", "--regid=54321", "--clear-groups"]).args(words);
+        run.stdin(Stdio::null()).output()
+    };
+    if !run(&["prlimit", "--nproc=1", "true"]).is_ok_and(|it| it.status.success()) {
+        eprintln!("left out: it is for root, and needs setpriv and prlimit");
+        return;
+    }
+    let server = server();
+    let (url, program) = (server.url(), program.to_str().unwrap());
+    for processes in 1..=16 {
+        let limit = format!("--nproc={processes}");
+        let words = ["prlimit", &limit, program, "run", "--url", &url, "-w", "1", "orders"];
+        let output = run(&[&words[..], &["echo", "ran"]].concat()).unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        let had = client(&server).reentrant_lock("orders").try_lock().unwrap();
+        assert!(had.is_some(), "it is released: {processes} {said}");
+        assert!(!said.contains("panicked"), "{processes} {said}");
+        let status = output.status.code().unwrap();
+        assert!([0, 69, 70, 78].contains(&status), "{processes} {status} {said}");
+        assert_eq!(output.stdout == b"ran\n", status == 0, "{processes} {said}");
+    }
 }
 
 /// The folder of the cgroup (version 2) of a command that runs.
