@@ -130,6 +130,27 @@ fn data_that_was_lost_breaks_it() {
     assert!(kept.is_broken().unwrap());
 }
 
+/// Its parties have passed: a thread that arrives there would pass alone.
+#[test]
+fn a_trip_that_a_new_master_does_not_know_breaks_it() {
+    let _bounded = bounded();
+    let server = server();
+    let barrier = barrier(&client(&server), "forgotten", 2);
+    let waits = party(&barrier);
+    let mut redis = server.connection();
+    let keys = ["redlatch_barrier:{forgotten}", "redlatch_parties:{forgotten}"];
+    let known: Vec<(String, String)> = redis.hgetall(keys[0]).unwrap();
+    let parties: Vec<(String, f64)> = redis.zrange_withscores(keys[1], 0, -1).unwrap();
+    assert_eq!((barrier.wait().unwrap(), waits.join().unwrap(), parties.len()), (0, 1, 1));
+    let () = redis.hset_multiple(keys[0], &known).unwrap();
+    let () = redis.zadd(keys[1], &parties[0].0, parties[0].1).unwrap();
+    is_broken(barrier.wait());
+    assert!(barrier.is_broken().unwrap());
+    assert!(barrier.reset().unwrap());
+    let waits = party(&barrier);
+    assert_eq!((barrier.wait().unwrap(), waits.join().unwrap()), (0, 1));
+}
+
 #[test]
 fn other_data_under_its_key_is_an_error_and_stays() {
     let _bounded = bounded();
