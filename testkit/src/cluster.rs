@@ -9,6 +9,7 @@ use crate::{Server, ServerBuilder, ServerError, wait_until};
 
 /// How long the servers may take until all know all others, or agree on a new master.
 const BOUND: Duration = Duration::from_secs(60);
+const NODE_TIMEOUT: Duration = Duration::from_secs(1);
 const SLOTS: u16 = 16_384;
 
 /// Three masters with as many slots each and, if they are wanted, a replica of each, on free ports of
@@ -84,16 +85,7 @@ impl Cluster {
                 .unwrap_or_else(|error| panic!("no epoch: {error}"));
         }
         // Not before: one that knows another takes no number any more.
-        let mut first = self.servers[0].connection();
-        for other in &self.servers[1..] {
-            let _: Value = cmd("CLUSTER")
-                .arg("MEET")
-                .arg("127.0.0.1")
-                .arg(other.port())
-                .arg(other.port() + BUS)
-                .query(&mut first)
-                .unwrap_or_else(|error| panic!("the servers do not meet: {error}"));
-        }
+        self.introduce();
         let share = usize::from(SLOTS).div_ceil(self.masters);
         for (at, server) in self.servers[..self.masters].iter().enumerate() {
             let last = ((at + 1) * share).min(usize::from(SLOTS)) - 1;
@@ -131,6 +123,37 @@ impl Cluster {
                 });
             }
         }
+    }
+
+    /// Lets all servers know all others. A server gives up a handshake that takes it longer than its
+    /// node timeout, as on a machine that stands still: then it needs another one.
+    fn introduce(&self) {
+        let ids: Vec<_> = self.servers.iter().map(|server| self.id(server)).collect();
+        let mut nodes: Vec<_> = self.servers.iter().map(Server::connection).collect();
+        for other in &self.servers[1..] {
+            meet(&mut nodes[0], other);
+        }
+        let mut since = Instant::now();
+        wait_until("all servers know all others", BOUND, || {
+            let is_due = since.elapsed() > NODE_TIMEOUT * 2;
+            let mut strangers = 0;
+            for node in &mut nodes {
+                let known: RedisResult<String> = cmd("CLUSTER").arg("NODES").query(node);
+                let known = known.unwrap_or_default();
+                for (id, other) in ids.iter().zip(&self.servers) {
+                    if !known.contains(id) {
+                        strangers += 1;
+                        if is_due {
+                            meet(node, other);
+                        }
+                    }
+                }
+            }
+            if is_due {
+                since = Instant::now();
+            }
+            strangers == 0
+        });
     }
 
     /// Waits until each running server's view of the cluster is as expected.
@@ -359,6 +382,17 @@ impl Cluster {
     }
 }
 
+/// Begins a handshake.
+fn meet(node: &mut Connection, other: &Server) {
+    let _: Value = cmd("CLUSTER")
+        .arg("MEET")
+        .arg("127.0.0.1")
+        .arg(other.port())
+        .arg(other.port() + BUS)
+        .query(node)
+        .unwrap_or_else(|error| panic!("the servers do not meet: {error}"));
+}
+
 /// How much was written, or has come from the master.
 fn offset(server: &Server, which: &str) -> Option<u64> {
     let info: String = cmd("INFO").arg("replication").query(&mut server.connection()).ok()?;
@@ -370,12 +404,13 @@ fn offset(server: &Server, which: &str) -> Option<u64> {
 const BUS: u16 = 20_000;
 
 fn node(builder: &ServerBuilder) -> Result<Server, ServerError> {
+    let timeout = NODE_TIMEOUT.as_millis().to_string();
     for _ in 0..20 {
         let port = crate::server::ports::free();
         let started = builder
             .clone()
             .port(port.number())
-            .args(&["--cluster-enabled", "yes", "--cluster-node-timeout", "1000"])
+            .args(&["--cluster-enabled", "yes", "--cluster-node-timeout", &timeout])
             .args(&["--cluster-port", &(port.number() + BUS).to_string()])
             .args(&["--cluster-replica-validity-factor", "0", "--repl-diskless-sync-delay", "0"])
             .args(&["--cluster-allow-replica-migration", "no"])
