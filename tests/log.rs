@@ -107,16 +107,18 @@ fn wait_outages(count: usize) {
 
 /// A client with many connections, a subscription and a hold that is renewed.
 fn busy_client(server: &Server, url: &str) -> Client {
-    busy(server, impatient(url))
+    busy(server, impatient(url), RENEWED)
 }
 
-/// The same for a client that waits for replies for longer than a busy machine delays one.
+/// The same for a client that waits for replies for longer than a busy machine delays one: for those
+/// to its renewals, a sixth of the lease.
 fn patient_busy_client(server: &Server) -> Client {
-    busy(server, impatient(&server.url()).response_timeout(SOON).connect_timeout(SOON))
+    let patient = impatient(&server.url()).response_timeout(SOON).connect_timeout(SOON);
+    busy(server, patient, RENEWED * 4)
 }
 
-fn busy(server: &Server, builder: ClientBuilder) -> Client {
-    let client = builder.watchdog_timeout(RENEWED).connections(8).connect().unwrap();
+fn busy(server: &Server, builder: ClientBuilder, lease: Duration) -> Client {
+    let client = builder.watchdog_timeout(lease).connections(8).connect().unwrap();
     hold_as_redisson(&mut server.connection(), "foreign", LONG);
     assert!(answered(|| client.reentrant_lock("foreign").try_lock_for(UNIT / 2)).is_none());
     client.reentrant_lock("kept").lock().unwrap().forget();
@@ -357,6 +359,7 @@ fn a_connection_that_breaks_alone_is_no_outage() {
     for at in 0..16 {
         client.reentrant_lock(&format!("name:{at}")).lock().unwrap().unlock().unwrap();
     }
+    wait_renewed(&server, "kept");
     client.shutdown();
     assert_eq!(outages(), []);
 }
