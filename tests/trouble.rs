@@ -164,8 +164,8 @@ fn a_lease_between_works() {
     let left = lock.remaining_lease().unwrap().unwrap();
     assert!(left > Duration::from_millis(10_u64.pow(13) / 10 * 9), "{left:?}");
     // The lock's waiters sleep no longer than others.
-    let theirs = Client::connect(&server.url()).unwrap().reentrant_lock("lease");
-    assert!(answered(|| theirs.try_lock_for(UNIT)).is_none());
+    let other = Client::connect(&server.url()).unwrap().reentrant_lock("lease");
+    assert!(answered(|| other.try_lock_for(UNIT)).is_none());
     // Part of a millisecond is left out.
     let odd = client.reentrant_lock("odd").with_lease(Duration::from_micros(1_500_900));
     let guards = (guard, odd.lock().unwrap());

@@ -153,6 +153,16 @@ pub(crate) fn answered<T>(call: impl Fn() -> Result<T, Error>) -> T {
     }
 }
 
+/// The error of such a call: the answer to the first one that has an answer.
+#[track_caller]
+pub(crate) fn refused<T>(call: impl Fn() -> Result<T, Error>) -> Error {
+    answered(|| match call() {
+        Err(error) if !is_unanswered(&error) => Ok(Some(error)),
+        got => got.map(|_| None),
+    })
+    .expect("it is refused")
+}
+
 /// The result of such a call: `None` without an answer.
 #[track_caller]
 pub(crate) fn if_answered<T>(got: Result<Option<T>, Error>) -> Option<T> {

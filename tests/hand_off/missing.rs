@@ -113,7 +113,7 @@ fn a_missing_right_of_an_asker_costs_no_other_its_place_or_the_lock() {
     let rights = ["pexpire", "publish", "pubsub", "lpop", "lpos", "rpush", "hset", "time", "llen"];
     for right in rights {
         user.set(&["+@all", &format!("-{right}")]);
-        let error = lock.try_lock_for(SOON).map(drop).unwrap_err();
+        let error = refused(|| lock.try_lock_for(UNIT));
         is_clear(&error, "left", "ACL");
         assert_eq!(queue(&mut redis, "left"), [alive], "-{right}: {error}");
         assert_eq!(owner(&mut redis, "left"), None, "-{right}: {error}");

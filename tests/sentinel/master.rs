@@ -172,11 +172,11 @@ fn of_one_name_the_lock_behind_sentinels_stands_where_its_service_name_does() {
     let _taken = client(&other).reentrant_lock("same").lock().unwrap();
     let lock = client_of(&sentinels).reentrant_lock("same");
     let both = MultiLock::new(&[&lock, &by_name.reentrant_lock("same")]).unwrap();
-    let waiter = spawn(move || both.try_lock_for(UNIT * 5).map(drop));
+    let waiter = spawn(move || drop(answered(|| both.try_lock_for(UNIT * 5))));
     wait_in_line(&other, "same", 1);
     // "localhost" comes before "redlatch".
     assert!(!lock.is_locked().unwrap());
-    waiter.join().unwrap();
+    waiter.join();
 }
 
 /// Neither the master nor its successor lets in a client with an earlier password.
