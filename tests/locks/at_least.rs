@@ -29,7 +29,9 @@ fn a_release_before_the_least_time_leaves_it_taken_until_then(kind: Kind) {
             drop(guard);
         }
         assert_eq!(lock.hold_count(), 0);
-        assert!(lock.try_lock().unwrap().is_none() && theirs.try_lock().unwrap().is_none());
+        let is_taken = lock.try_lock().unwrap().is_none() && theirs.try_lock().unwrap().is_none();
+        // On a machine that stood still the time may be over.
+        assert!(is_taken || begun.elapsed() >= LEAST);
         client.shutdown();
         let guard = theirs.lock().unwrap();
         let took = begun.elapsed();
@@ -94,7 +96,7 @@ fn an_owned_reader_beside_others_has_it_for_its_least_time() {
 fn worker() {
     let Some(job) = Job::from_env() else { return };
     let client = Client::connect(job.arg(0)).unwrap();
-    let lock = client.reentrant_lock("hourly").with_watchdog(LEAST);
+    let lock = client.reentrant_lock("hourly").with_watchdog(RENEWED);
     let run = lock.try_once_per(Duration::from_millis(job.arg(1).parse().unwrap())).unwrap();
     job.say(if run.is_some() { "runs" } else { "does not run" });
     let _ = job.wait_line();
@@ -110,15 +112,16 @@ fn worker() {
 fn of_many_processes_one_runs_once_in_each_interval_wherever_it_is_killed() {
     let _bounded = bounded();
     let server = server();
-    let interval = LEAST.as_millis().to_string();
-    let start = || Worker::spawn_test("at_least::worker", "worker", &[&server.url(), &interval]);
+    let interval = LEAST * 3;
+    let millis = interval.as_millis().to_string();
+    let start = || Worker::spawn_test("at_least::worker", "worker", &[&server.url(), &millis]);
     let lock = client(&server).reentrant_lock("hourly");
     // In its work, when it is done, when its client has ended.
     for killed_after in 0..3 {
         lock.lock().unwrap().unlock().unwrap();
+        let begun = Instant::now();
         let mut runs = start();
         runs.expect_line("runs", SOON);
-        let begun = Instant::now();
         let mut others = [start(), start()];
         for other in &mut others {
             other.expect_line("does not run", SOON);
@@ -130,12 +133,11 @@ fn of_many_processes_one_runs_once_in_each_interval_wherever_it_is_killed() {
         runs.sigkill();
         let mut next = None;
         wait_until("the next one runs", SOON, || {
-            next = lock.try_once_per(LEAST).unwrap();
+            next = lock.try_once_per(interval).unwrap();
             next.is_some()
         });
-        // The interval began before its process said so.
         let took = begun.elapsed();
-        assert!(took + UNIT * 2 >= LEAST, "{killed_after}: {took:?}");
+        assert!(took >= interval, "{killed_after}: {took:?}");
         assert!(lock.force_unlock().unwrap());
         others.iter_mut().for_each(Worker::sigkill);
     }
