@@ -540,8 +540,9 @@ fn of_several_levels_of_a_reader_each_lasts_for_its_own_lease() {
     let (first, second) = (100 * SOON, 200 * SOON);
     for lease in [first, second] {
         for outer_goes_first in [false, true] {
-            let begin = Instant::now();
             let outer = lock.read().with_lease(first).lock().unwrap();
+            // Its lease counts from before its request.
+            let begun = Instant::now();
             thread::sleep(UNIT);
             let later = Instant::now();
             let inner = lock.read().with_lease(lease).lock().unwrap();
@@ -552,7 +553,7 @@ fn of_several_levels_of_a_reader_each_lasts_for_its_own_lease() {
                 inner
             } else {
                 inner.unlock().unwrap();
-                assert!(Instant::now() + outer.remaining() < begin + first + UNIT / 2);
+                assert!(Instant::now() + outer.remaining() < begun + first + UNIT / 2);
                 outer
             };
             stays.unlock().unwrap();
