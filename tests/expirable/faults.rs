@@ -393,7 +393,7 @@ fn a_key_that_is_no_semaphore_is_left_as_it_is() {
     let error = client.expirable_semaphore("").acquire().map(drop).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config);
     // Written over while it is held: lost.
-    let short = watched(&server, LEASE);
+    let short = watched(&server, RENEWED);
     let permit = semaphore(&short, "over", 1).acquire().unwrap();
     let lost = on_lost(&permit);
     let () = redis.set(timeouts("over"), "precious").unwrap();
@@ -553,7 +553,7 @@ fn the_rights_that_the_message_names_are_enough() {
     waiter.join();
     semaphore.add_permits(1).unwrap();
     semaphore.set_permits(1).unwrap();
-    let id = semaphore.with_lease(LEASE).acquire().unwrap().into_id();
+    let id = semaphore.with_lease(LONG).acquire().unwrap().into_id();
     assert!(semaphore.update_lease_time(&id, UNIT).unwrap());
     assert!(semaphore.try_acquire_for(SOON).unwrap().is_some());
     assert!(semaphore.remaining_lease(&id).unwrap().is_none());

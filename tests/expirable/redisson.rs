@@ -274,7 +274,7 @@ fn the_client_that_finds_an_ended_lease_tells_the_waiters() {
     permit.release().unwrap();
     assert_eq!(subscriber.get_message().unwrap().get_payload::<i32>().unwrap(), 3);
     // A release finds lapsed permits, too: also the one that it names.
-    let lapsed = semaphore.with_lease(UNIT).acquire().unwrap().into_id();
+    let lapsed = semaphore.with_lease(LEASE).acquire().unwrap().into_id();
     wait_until("it ends", SOON, || semaphore.remaining_lease(&lapsed).unwrap().is_none());
     assert!(!semaphore.try_release(&lapsed).unwrap());
     assert_eq!(subscriber.get_message().unwrap().get_payload::<i32>().unwrap(), 3);
