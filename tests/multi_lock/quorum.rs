@@ -216,7 +216,7 @@ fn a_limit_ends_a_quorums_wait() {
     }
     let (waits, cancelled) = (quorum.clone(), token.clone());
     let waiter = spawn(move || waits.lock_cancellable(&cancelled).map(drop).unwrap_err());
-    thread::sleep(UNIT);
+    waiter.wait_asleep();
     let begun = Instant::now();
     token.cancel();
     let error = waiter.join();
