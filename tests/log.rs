@@ -727,6 +727,11 @@ fn a_slow_wait_is_said_once_with_the_holder_and_those_before() {
     LOGGER.install();
     let _bounded = bounded();
     let server = server();
+    wait_until("the server says in time who has it", SOON, || slow_waits_are_said(&server));
+}
+
+/// Whether the server answered the question who has it in time; a busy machine may not.
+fn slow_waits_are_said(server: &Server) -> bool {
     let holder = Client::builder(&server.url()).watchdog_timeout(LONG).connect().unwrap();
     let slow = || Client::builder(&server.url()).slow_wait(UNIT * 3).connect().unwrap();
     let (first, second, token) = (slow(), slow(), CancelToken::new());
@@ -764,13 +769,15 @@ fn a_slow_wait_is_said_once_with_the_holder_and_those_before() {
     // The client looks again, and logs no more.
     thread::sleep(UNIT * 15);
     let process = format!(", process {}, for ", std::process::id());
+    let is_known = |client| !said(client).iter().any(|(_, line)| line.contains("it is not known"));
+    let all_known = is_known(&first) && is_known(&second);
     for (client, before) in [(&first, "; 0 waiters before"), (&second, "; 1 waiter before")] {
         let lines = said(client);
         let [(Level::Warn, line)] = &lines[..] else { panic!("{lines:?}") };
         let waited = line.strip_prefix("waited ").unwrap().split_once(' ').unwrap().0;
         assert!(waited.parse::<f64>().unwrap() <= begun.elapsed().as_secs_f64().round(), "{line}");
         for part in [" s for \"orders\", held by ", &process, before] {
-            assert!(line.contains(part), "{part} in {line}");
+            assert!(!all_known || line.contains(part), "{part} in {line}");
         }
     }
     token.cancel();
@@ -778,6 +785,7 @@ fn a_slow_wait_is_said_once_with_the_holder_and_those_before() {
     others.into_iter().for_each(Running::join);
     waiters.into_iter().for_each(|waits| assert_eq!(waits.join(), ErrorKind::Cancelled));
     drop((held, led));
+    all_known
 }
 
 /// While the server takes no writes, say, since its replicas are gone.
