@@ -3,7 +3,7 @@
 use super::*;
 
 /// Of parties and leaders.
-const LEASE: Duration = Duration::from_secs(1);
+const LEASE: Duration = RENEWED;
 
 /// Arrives at a barrier, or campaigns, and says what became of it.
 #[test]

@@ -14,7 +14,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use super::*;
 
-const LEASE: Duration = processes::LEASE;
+const LEASE: Duration = Duration::from_secs(2);
 const ELECTIONS: usize = 8;
 const CANDIDATES: usize = 3;
 /// The most besides the lease, and besides the stalls of a busy machine.

@@ -2,7 +2,7 @@
 
 use super::*;
 
-pub(crate) const LEASE: Duration = Duration::from_secs(2);
+pub(crate) const LEASE: Duration = RENEWED;
 
 /// Where this executable's workers begin.
 #[test]
