@@ -21,29 +21,42 @@ const SAME_CHAIN: u64 = 10_000_000;
 /// One process's turn at one name. Times are by the process's own clock, in nanoseconds.
 #[derive(Debug, Default)]
 pub(crate) struct Cohort {
-    /// When the server granted the turn's hold, and how long the turn may be.
-    turn: Option<(u64, u64)>,
+    turn: Option<Turn>,
     /// When the last hold was released, and its chain.
     last: Option<(u64, Chain)>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Turn {
+    /// When the server granted its hold.
+    began: u64,
+    /// How many processes waited behind.
+    places: u32,
+}
+
+impl Turn {
+    /// How long it may be.
+    fn length(self) -> u64 {
+        (ROUND / (u64::from(self.places) + 1)).clamp(SHORTEST_TURN, LONGEST_TURN)
+    }
 }
 
 impl Cohort {
     /// The server granted a hold at `at`.
     pub(crate) fn granted(&mut self, at: u64, places: u32) {
-        let length = ROUND / (u64::from(places) + 1);
-        self.turn = Some((at, length.clamp(SHORTEST_TURN, LONGEST_TURN)));
+        self.turn = Some(Turn { began: at, places });
     }
 
     /// Whether the process may pass the hold: only within a turn, so within that time after the
     /// server's grant.
     pub(crate) fn may_pass(&self, now: u64) -> bool {
-        self.turn.is_some_and(|(began, length)| now.saturating_sub(began) <= length)
+        self.turn.is_some_and(|turn| now.saturating_sub(turn.began) <= turn.length())
     }
 
     /// Whether a thread may join a hold without a request: for less than a turn, since a writer in
     /// another process waits until then, and until the last reader leaves.
     pub(crate) fn may_join(&self, now: u64) -> bool {
-        self.turn.is_some_and(|(began, _)| now.saturating_sub(began) <= JOINED)
+        self.turn.is_some_and(|turn| now.saturating_sub(turn.began) <= JOINED)
     }
 
     /// The hold is released.

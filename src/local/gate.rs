@@ -341,7 +341,7 @@ impl Gate {
         let unneeded = self.with_seat(|seat| match seat {
             Some(seat) => {
                 if seat.has(tenancy) {
-                    seat.kept.replace(site)
+                    seat.kept.get_or_insert_default().site.replace(site)
                 } else {
                     Some(site)
                 }

@@ -79,7 +79,7 @@ impl Site {
                 // Not awaited: a failure is logged, and the client tries the release again in the
                 // background. Until then others wait for the lock, and no thread notifies.
                 self.vacated(&seat, vacated, was_held, Leaving::Posted)?;
-                drop(seat.until_left.take());
+                drop(seat.kept.as_mut().and_then(|kept| kept.until_left.take()));
                 tenancy.tell_released(&self.core, &self.name);
                 Ok(seat)
             }
@@ -99,7 +99,9 @@ impl Site {
         until_left: Option<Box<dyn Any + Send>>,
     ) {
         let (tenancy, fixed) = (Arc::clone(&left.tenancy), left.longest_fixed());
-        left.until_left = until_left;
+        if until_left.is_some() {
+            left.kept.get_or_insert_default().until_left = until_left;
+        }
         let _before = tenancy.exchange(again);
         let hold = tenancy.hold();
         if !self.gate.come_back(again, &mut left) {

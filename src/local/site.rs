@@ -39,7 +39,8 @@ pub(crate) struct Site {
     /// The mode of its holds.
     pub(crate) mode: Mode,
     /// Decides which thread is next, if the gate does not.
-    succession: OnceLock<Weak<dyn Succession>>,
+    /// (Boxed: most have none.)
+    succession: OnceLock<Box<Weak<dyn Succession>>>,
     /// Until when the last hold that was left to its end lasts, on [`clock`]; zero: there was none.
     pub(super) left_until: AtomicU64,
     /// The wheel's entry for the hold in the seat.
@@ -96,11 +97,11 @@ impl Site {
     /// From here on `succession` decides which thread is next. The first call counts.
     pub(crate) fn succeeded_by(&self, succession: &Arc<impl Succession>) {
         let succession: Weak<dyn Succession> = Arc::downgrade(succession) as _;
-        let _known = self.succession.set(succession);
+        let _known = self.succession.set(Box::new(succession));
     }
 
     pub(crate) fn succession(&self) -> Option<Arc<dyn Succession>> {
-        self.succession.get().and_then(Weak::upgrade)
+        self.succession.get().and_then(|succession| succession.upgrade())
     }
 
     pub(crate) fn scripts(&self) -> LockScripts<'_> {

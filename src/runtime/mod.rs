@@ -152,7 +152,7 @@ impl Core {
 
     /// How a name's commands reach its server.
     pub(crate) fn route(&self, name: &str) -> Route {
-        self.servers.route(name, self.hasher.hash_one(name))
+        self.servers.route(name, self.hasher.hash_one(name) as u32)
     }
 
     /// The numbered requests of a name. Two names may share them, as `x` and `{x}` do: then they

@@ -22,13 +22,19 @@ use crate::runtime::Core;
 #[derive(Debug)]
 pub(crate) struct Queue<N, G, I> {
     led: bool,
-    waiters: VecDeque<Arc<Waiter<N, G, I>>>,
-    /// Counts the waiters, so that a leader's news reaches those that queued before its request.
-    arrivals: u64,
     /// When the server last answered a leader.
     last_answer: Option<Instant>,
-    /// Once somebody has waited.
-    spin: Option<Arc<Spin>>,
+    /// Once somebody has waited. (Boxed: for most names nobody ever does.)
+    waiters: Option<Box<Waiters<N, G, I>>>,
+}
+
+#[derive(Debug)]
+struct Waiters<N, G, I> {
+    /// The first one first.
+    queue: VecDeque<Arc<Waiter<N, G, I>>>,
+    /// Counts the waiters, so that a leader's news reaches those that queued before its request.
+    arrivals: u64,
+    spin: Arc<Spin>,
 }
 
 /// A thread that stands in a queue.
@@ -77,12 +83,12 @@ impl Wake {
 
 impl<N, G, I> Queue<N, G, I> {
     pub(crate) fn new() -> Self {
-        Self { led: false, waiters: VecDeque::new(), arrivals: 0, last_answer: None, spin: None }
+        Self { led: false, last_answer: None, waiters: None }
     }
 
     /// Whether a thread leads or waits.
     pub(crate) fn is_busy(&self) -> bool {
-        self.led || !self.waiters.is_empty()
+        self.led || self.first().is_some()
     }
 
     /// Takes the leadership, if no other thread leads or waits.
@@ -103,24 +109,27 @@ impl<N, G, I> Queue<N, G, I> {
     }
 
     pub(crate) fn push(&mut self, thread: &Arc<Thread>, need: N) -> Arc<Waiter<N, G, I>> {
-        self.arrivals += 1;
+        let waiters = self.waiters.get_or_insert_with(|| {
+            Box::new(Waiters { queue: VecDeque::new(), arrivals: 0, spin: Arc::default() })
+        });
+        waiters.arrivals += 1;
         let waiter = Arc::new(Waiter {
             thread: Arc::clone(thread),
             need,
-            arrival: self.arrivals,
+            arrival: waiters.arrivals,
             signal: Mutex::new(None),
             told: AtomicBool::new(false),
             called: AtomicBool::new(false),
-            spin: Arc::clone(self.spin.get_or_insert_default()),
+            spin: Arc::clone(&waiters.spin),
         });
-        self.waiters.push_back(Arc::clone(&waiter));
+        waiters.queue.push_back(Arc::clone(&waiter));
         waiter
     }
 
     /// The caller is about to pass something to the first waiter. The waiter should be awake by
     /// then, if waiting awake has paid off before.
     pub(crate) fn call_first(&self) -> Wake {
-        match self.waiters.front() {
+        match self.first() {
             Some(first) if first.spin.is_worthwhile() => {
                 first.called.store(true, Ordering::Relaxed);
                 Wake::thread(&first.thread)
@@ -131,25 +140,35 @@ impl<N, G, I> Queue<N, G, I> {
 
     pub(crate) fn give_up(&mut self, waiter: &Arc<Waiter<N, G, I>>) -> Option<Signal<G, I>> {
         let signal = waiter.take_signal();
-        if signal.is_none() {
-            self.waiters.retain(|queued| !Arc::ptr_eq(queued, waiter));
+        if signal.is_none()
+            && let Some(waiters) = &mut self.waiters
+        {
+            waiters.queue.retain(|queued| !Arc::ptr_eq(queued, waiter));
         }
         signal
     }
 
+    fn all(&self) -> impl Iterator<Item = &Arc<Waiter<N, G, I>>> {
+        self.waiters.iter().flat_map(|waiters| &waiters.queue)
+    }
+
+    fn pop(&mut self) -> Option<Arc<Waiter<N, G, I>>> {
+        self.waiters.as_mut()?.queue.pop_front()
+    }
+
     /// The first waiter in the queue.
     pub(crate) fn first(&self) -> Option<&Waiter<N, G, I>> {
-        self.waiters.front().map(|first| &**first)
+        self.waiters.as_ref()?.queue.front().map(|first| &**first)
     }
 
     /// The waiters' needs, in order.
     pub(crate) fn needs(&self) -> impl Iterator<Item = &N> {
-        self.waiters.iter().map(|waiter| waiter.need())
+        self.all().map(|waiter| waiter.need())
     }
 
     /// Grants the first waiter in the queue the result of `make`.
     pub(crate) fn grant_first(&mut self, make: impl FnOnce(&Waiter<N, G, I>) -> G) -> Option<Wake> {
-        let first = self.waiters.pop_front()?;
+        let first = self.pop()?;
         let grant = make(&first);
         Some(first.tell(Signal::Granted(grant)))
     }
@@ -157,7 +176,7 @@ impl<N, G, I> Queue<N, G, I> {
     /// Gives the leadership to the first waiter. If the queue is empty, gives the leadership up and
     /// returns the lead.
     pub(crate) fn promote(&mut self, lead: Option<Lead<I>>) -> (Wake, Option<Lead<I>>) {
-        let first = self.waiters.pop_front();
+        let first = self.pop();
         self.led = first.is_some();
         match first {
             Some(first) => (first.tell(Signal::Leadership(lead.map(Box::new))), None),
@@ -167,7 +186,7 @@ impl<N, G, I> Queue<N, G, I> {
 
     /// The first waiters, at most `most` of them, in order. They stay in the queue.
     pub(crate) fn first_ones(&self, most: usize) -> Vec<Arc<Waiter<N, G, I>>> {
-        self.waiters.iter().take(most).cloned().collect()
+        self.all().take(most).cloned().collect()
     }
 
     /// Signals one waiter, wherever it stands. Returns the signal if the waiter has left the queue.
@@ -176,9 +195,10 @@ impl<N, G, I> Queue<N, G, I> {
         waiter: &Arc<Waiter<N, G, I>>,
         signal: Signal<G, I>,
     ) -> Result<Wake, Signal<G, I>> {
-        match self.waiters.iter().position(|queued| Arc::ptr_eq(queued, waiter)) {
+        let Some(waiters) = &mut self.waiters else { return Err(signal) };
+        match waiters.queue.iter().position(|queued| Arc::ptr_eq(queued, waiter)) {
             Some(at) => {
-                self.waiters.remove(at);
+                waiters.queue.remove(at);
                 Ok(waiter.tell(signal))
             }
             None => Err(signal),
@@ -187,8 +207,8 @@ impl<N, G, I> Queue<N, G, I> {
 
     fn tell_until(&mut self, arrival: u64, mut signal: impl FnMut() -> Signal<G, I>) -> Vec<Wake> {
         let mut told = Vec::new();
-        while self.waiters.front().is_some_and(|first| first.arrival <= arrival)
-            && let Some(first) = self.waiters.pop_front()
+        while self.first().is_some_and(|first| first.arrival <= arrival)
+            && let Some(first) = self.pop()
         {
             told.push(first.tell(signal()));
         }
@@ -197,7 +217,7 @@ impl<N, G, I> Queue<N, G, I> {
 
     /// Wakes for all waiters.
     fn nudge(&self) -> Vec<Wake> {
-        self.waiters.iter().map(|waiter| Wake(Some(Arc::clone(&waiter.thread)))).collect()
+        self.all().map(|waiter| Wake::thread(&waiter.thread)).collect()
     }
 }
 
@@ -266,7 +286,7 @@ pub(crate) trait Queued {
 
     /// How many waiters have queued so far.
     fn arrivals(&self) -> u64 {
-        self.with_queue(|queue| queue.arrivals)
+        self.with_queue(|queue| queue.waiters.as_ref().map_or(0, |waiters| waiters.arrivals))
     }
 
     /// The server has answered the leader, at this time.

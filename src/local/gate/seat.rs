@@ -23,10 +23,16 @@ pub(crate) struct Seat {
     /// Nobody waited for the hold by the server's last reply: other threads may join it.
     pub(super) is_open: bool,
     pub(in crate::local) attempt: Attempt,
-    /// Keeps the site where a guard was forgotten. Never dropped under the gate's mutex.
-    pub(super) kept: Option<Arc<dyn Any + Send + Sync>>,
-    /// Dropped when its thread, which waited on a condition, has left the lock again. Never under
-    /// the gate's mutex.
+    /// (Boxed: most have none.)
+    pub(in crate::local) kept: Option<Box<Kept>>,
+}
+
+/// What the seat keeps. Never dropped under the gate's mutex.
+#[derive(Debug, Default)]
+pub(in crate::local) struct Kept {
+    /// The site, where a guard was forgotten.
+    pub(super) site: Option<Arc<dyn Any + Send + Sync>>,
+    /// Dropped when its thread, which waited on a condition, has left the lock again.
     pub(in crate::local) until_left: Option<Box<dyn Any + Send>>,
 }
 
@@ -144,7 +150,6 @@ impl Seat {
             is_open,
             attempt: Attempt::Done,
             kept: None,
-            until_left: None,
         };
         seat.want(level);
         seat
@@ -252,7 +257,6 @@ impl Seat {
         std::mem::swap(&mut self.tenancy, &mut left.tenancy);
         std::mem::swap(&mut self.levels, &mut left.levels);
         std::mem::swap(&mut self.kept, &mut left.kept);
-        std::mem::swap(&mut self.until_left, &mut left.until_left);
     }
 
     /// The terms on which a thread that left this seat to wait takes the lock again: the longest

@@ -514,11 +514,11 @@ const NO_CLUSTER_INFO: &str = "it refuses CLUSTER INFO: if a server is cut off f
 pub struct Slot {
     cluster: Arc<Cluster>,
     number: u16,
-    hash: u64,
+    hash: u32,
 }
 
 impl Slot {
-    pub(super) fn of(cluster: &Arc<Cluster>, key: &[u8], hash: u64) -> Self {
+    pub(super) fn of(cluster: &Arc<Cluster>, key: &[u8], hash: u32) -> Self {
         Self { cluster: Arc::clone(cluster), number: slot_of(key), hash }
     }
 

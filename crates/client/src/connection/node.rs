@@ -40,8 +40,8 @@ impl Node {
     }
 
     /// The lane of a name with this hash.
-    pub(crate) fn lane(&self, hash: u64) -> &Arc<Lane> {
-        &self.lanes[(hash % self.lanes.len() as u64) as usize]
+    pub(crate) fn lane(&self, hash: u32) -> &Arc<Lane> {
+        &self.lanes[hash as usize % self.lanes.len()]
     }
 }
 

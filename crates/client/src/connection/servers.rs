@@ -16,7 +16,7 @@ pub enum Servers {
 
 impl Servers {
     /// How the commands of a name with this hash reach its server.
-    pub fn route(&self, name: &str, hash: u64) -> Route {
+    pub fn route(&self, name: &str, hash: u32) -> Route {
         match self {
             Self::One(node) => Route::Server(Arc::clone(node.lane(hash))),
             Self::Cluster(cluster) => Route::Slot(Slot::of(cluster, name.as_bytes(), hash)),
