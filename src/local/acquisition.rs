@@ -11,12 +11,11 @@ use redlatch_client::Command;
 use redlatch_client::sync::clock;
 
 use super::exchanges::{Asked, Exchanges, Granted, InTime, Reader};
-use super::hold::Hold;
+use super::hold::{Hold, Live};
 use super::release::Leftover;
 use super::site::Site;
 use super::terms::Terms;
 use crate::error::Error;
-use crate::runtime::LiveOwner;
 use crate::scripts::{Owner, Replied, Trouble};
 
 /// See the module. It ends as a hold, or is [given up](Site::give_up).
@@ -24,7 +23,7 @@ use crate::scripts::{Owner, Replied, Trouble};
 pub(crate) struct Acquisition<D> {
     pub(crate) owner: Owner,
     /// Keeps the owner live.
-    live: Arc<LiveOwner>,
+    live: Option<Live>,
     exchanges: Exchanges<D>,
     /// Why a grant of the last reply does not count: too few replicas have it.
     pub(crate) unacknowledged: Option<Error>,
@@ -33,6 +32,7 @@ pub(crate) struct Acquisition<D> {
 impl<D> Acquisition<D> {
     pub(crate) fn new(site: &Site) -> Self {
         let (owner, live) = site.core.next_owner_to(site.mode);
+        let live = Some(Live::Owner(live));
         Self { owner, live, exchanges: Exchanges::new(), unacknowledged: None }
     }
 
@@ -88,7 +88,7 @@ impl<D> Acquisition<D> {
     /// A hold by the reply to the last request. It has the whole lease, since its process is alive.
     pub(crate) fn granted_by_reply(&self, site: &Site, terms: Terms) -> Hold {
         let asked = self.exchanges.asked().unwrap_or_else(|| Asked::now(site));
-        Hold::new(self.owner, terms, terms.lease(), asked, self.is_in_doubt()).of_live(&self.live)
+        Hold::new(self.owner, terms, asked, self.is_in_doubt())
     }
 
     /// Whether the reply that granted the lock on these terms was read before the deadline of the
@@ -114,15 +114,18 @@ impl<D> Acquisition<D> {
         terms: Terms,
         granted: Granted<D>,
     ) -> Option<(Hold, D)> {
-        let (granted_lease, wanted) = (granted.lease, terms.lease());
+        let lease = granted.lease;
         let reader = Reader {
-            lease: wanted,
+            lease: terms.lease(),
             incarnation: site.route.incarnation(),
             needs_replicas: site.core.config.replica_acks.is_some(),
         };
         let (asked, details) = self.exchanges.granted_by_message(clock::now(), granted, reader)?;
-        let in_doubt = self.is_in_doubt();
-        let hold = Hold::handed(self.owner, terms, granted_lease, wanted, asked, in_doubt);
-        Some((hold.of_live(&self.live), details))
+        Some((Hold::handed(self.owner, terms, lease, asked, self.is_in_doubt()), details))
+    }
+
+    /// It has become this hold.
+    pub(crate) fn becomes(&mut self, hold: Hold) -> Arc<Hold> {
+        hold.of_live(&mut self.live)
     }
 }

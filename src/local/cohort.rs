@@ -6,7 +6,7 @@
 //!
 //! This file is pure, as `entry.rs` is.
 
-use super::{Chain, Start};
+use super::{Chain, ChainClock};
 
 /// How long one round of turns should take.
 const ROUND: u64 = 20_000_000;
@@ -69,7 +69,7 @@ impl Cohort {
     /// ago: then another one most likely has the lock.
     pub(crate) fn takes_turns(&self, now: u64) -> bool {
         self.last.is_some_and(|(end, chain)| {
-            matches!(chain.start, Start::Server(_)) && now.saturating_sub(end) < SAME_CHAIN
+            chain.clock == ChainClock::Servers && now.saturating_sub(end) < SAME_CHAIN
         })
     }
 
@@ -84,12 +84,13 @@ impl Cohort {
     /// began it anew, may have been as young at its own release, and left Redisson's clients no
     /// turn either. So a young chain goes on after twice that moment.
     pub(crate) fn chain(&self, asked_at: u64) -> Chain {
-        let anew = Chain { start: Start::Here(asked_at), count: 1 };
+        let anew = Chain::begun(asked_at);
         let Some((end, chain)) = self.last else { return anew };
-        let same = match chain.start {
-            Start::Unknown => return anew,
-            Start::Here(start) if end.saturating_sub(start) < SAME_CHAIN => 2 * SAME_CHAIN,
-            Start::Here(_) | Start::Server(_) => SAME_CHAIN,
+        let is_young = end.saturating_sub(chain.start) < SAME_CHAIN;
+        let same = match chain.clock {
+            ChainClock::Nobodys => return anew,
+            ChainClock::Ours if is_young => 2 * SAME_CHAIN,
+            ChainClock::Ours | ChainClock::Servers => SAME_CHAIN,
         };
         if asked_at.saturating_sub(end) >= same {
             return anew;
@@ -126,26 +127,26 @@ mod tests {
     #[test]
     fn a_chain_goes_on_until_another_client_is_let_in() {
         let mut cohort = Cohort::default();
-        let first = Chain { start: Start::Here(7), count: 1 };
+        let first = Chain::begun(7);
         assert_eq!(cohort.chain(7), first);
         let old = 7 + SAME_CHAIN;
-        for (chain, end) in [(first, old), (Chain { start: Start::Server(3), count: 1 }, 10)] {
+        for (chain, end) in [(first, old), (Chain::told(3, 1), 10)] {
             cohort.released(end, chain);
             let late = end + SAME_CHAIN;
             assert_eq!(cohort.chain(late - 1), Chain { count: 2, ..chain });
-            assert_eq!(cohort.chain(late), Chain { start: Start::Here(late), count: 1 });
+            assert_eq!(cohort.chain(late), Chain::begun(late));
         }
         cohort.left_to_others();
-        assert_eq!(cohort.chain(11), Chain { start: Start::Here(11), count: 1 });
+        assert_eq!(cohort.chain(11), Chain::begun(11));
     }
 
     #[test]
     fn a_process_takes_turns_while_others_hand_it_the_lock() {
         let mut cohort = Cohort::default();
         assert!(!cohort.takes_turns(0), "nobody had it");
-        cohort.released(5, Chain { start: Start::Here(1), count: 1 });
+        cohort.released(5, Chain::begun(1));
         assert!(!cohort.takes_turns(6), "granted by reply: the lock was free");
-        cohort.released(5, Chain { start: Start::Server(1), count: 1 });
+        cohort.released(5, Chain::told(1, 1));
         assert!(cohort.takes_turns(4 + SAME_CHAIN) && !cohort.takes_turns(5 + SAME_CHAIN));
         cohort.left_to_others();
         assert!(!cohort.takes_turns(6));
@@ -155,10 +156,10 @@ mod tests {
     #[test]
     fn an_unsent_chain_goes_on_past_the_process_that_began_another() {
         let mut cohort = Cohort::default();
-        let (first, end) = (Chain { start: Start::Here(7), count: 1 }, 6 + SAME_CHAIN);
+        let (first, end) = (Chain::begun(7), 6 + SAME_CHAIN);
         cohort.released(end, first);
         let late = end + 2 * SAME_CHAIN;
         assert_eq!(cohort.chain(late - 1), Chain { count: 2, ..first });
-        assert_eq!(cohort.chain(late), Chain { start: Start::Here(late), count: 1 });
+        assert_eq!(cohort.chain(late), Chain::begun(late));
     }
 }

@@ -76,17 +76,12 @@ pub(crate) struct Hold {
     /// The latest end of the tenants that share it, on [`clock`]. Set under the mutex of their
     /// gate.
     pub(super) latest_end: AtomicU64,
-    /// The longest lease that any request named, in nanoseconds: the server may keep the hold for
-    /// this long.
-    pub(super) longest: AtomicU64,
-    /// The longest lease that one of its threads asked for, in nanoseconds. (A grant by message may
-    /// be for longer.)
-    pub(super) wanted: AtomicU64,
+    /// The longest lease that a request named since the grant, in nanoseconds; zero: none did.
+    prolonged: AtomicU64,
     /// Cuts a longer lease of the server's to that.
     pub(super) cut: Cut,
-    /// The lease that the server granted first, in nanoseconds, and our part of it.
+    /// The lease that the server granted first, in nanoseconds.
     pub(super) granted_lease: u64,
-    pub(super) first_lease: u64,
     /// A message granted the hold with another lease than that of its terms. (A short one, since
     /// its process might have been stopped.)
     pub(super) provisional: AtomicBool,
@@ -95,10 +90,10 @@ pub(crate) struct Hold {
     /// How many of its fencing tokens are used, of at most 1,024: see [`may_pass`](Self::may_pass).
     /// Meaningless for a hold without tokens.
     pub(super) tokens_used: AtomicU16,
-    /// Messages may name the owner.
-    pub(super) _registered: Option<Arc<Registered>>,
+    /// Messages may name the owner. (Boxed: most have none.)
+    pub(super) _registered: Option<Box<Arc<Registered>>>,
     /// Keeps the owner live until the hold is released. (A permit has none.)
-    pub(super) live: Option<Arc<LiveOwner>>,
+    live: Option<Live>,
     /// The request that the server granted.
     pub(crate) asked: Asked,
     /// A request of this owner was sent twice, or its outcome was not known: a copy may arrive
@@ -109,34 +104,62 @@ pub(crate) struct Hold {
     pub(super) lost: AtomicU8,
     /// The last renewal failed.
     pub(super) unconfirmed: AtomicBool,
-    /// Why the renewal failed, in words for people.
-    pub(super) trouble: Mutex<Option<Arc<str>>>,
+    /// Why the renewal failed, in words for people. (Boxed: most have none.)
+    trouble: Mutex<Option<Box<Arc<str>>>>,
     /// See `tracked.rs`.
     pub(super) tracked: AtomicBool,
     /// Until when no thread releases it, on [`clock`]; or zero: see [`leave_out`](Self::leave_out).
     pub(super) left_until: AtomicU64,
 }
 
+/// Keeps an owner live, from before its first request until its hold is released, or until no thread
+/// wants it any more.
+///
+/// It belongs to whoever asks for the lock, and then to the hold. If that hold turns out not to be
+/// ours, the owner asks once more: so who asks keeps the hold, until a later one keeps it.
+#[derive(Debug)]
+pub(crate) enum Live {
+    Owner(LiveOwner),
+    Hold(Arc<Hold>),
+}
+
+impl Live {
+    fn end(&self) {
+        match self {
+            Self::Owner(owner) => owner.end(),
+            Self::Hold(hold) => hold.ended(),
+        }
+    }
+}
+
 impl Hold {
-    pub(crate) fn new(
+    /// A hold for the lease of its terms.
+    pub(crate) fn new(owner: Owner, terms: Terms, asked: Asked, in_doubt: bool) -> Self {
+        Self::handed(owner, terms, terms.lease(), asked, in_doubt)
+    }
+
+    /// A hold of a lock without a line that a message granted, with this lease. A renewal raises or
+    /// cuts it to the lease of its terms, unless it ends before.
+    pub(crate) fn handed(
         owner: Owner,
         terms: Terms,
         lease: Duration,
         asked: Asked,
         in_doubt: bool,
     ) -> Self {
+        let (granted, wanted) = (clock::nanos(lease), terms.nanos());
         Self {
             line: None,
             owner,
             terms,
-            deadline: AtomicU64::new(deadline(asked.at, lease)),
+            // If the wanted lease is the shorter one, no more than that counts: a renewal cuts the
+            // hold to it.
+            deadline: AtomicU64::new(deadline(asked.at, lease.min(terms.lease()))),
             latest_end: AtomicU64::new(u64::MAX),
-            longest: AtomicU64::new(clock::nanos(lease)),
-            wanted: AtomicU64::new(clock::nanos(lease)),
-            cut: Cut::default(),
-            granted_lease: clock::nanos(lease),
-            first_lease: clock::nanos(lease),
-            provisional: AtomicBool::new(false),
+            prolonged: AtomicU64::new(0),
+            cut: Cut { is_due: AtomicBool::new(granted > wanted), ..Cut::default() },
+            granted_lease: granted,
+            provisional: AtomicBool::new(granted != wanted),
             details: GrantDetails::default(),
             tokens_used: AtomicU16::new(0),
             _registered: None,
@@ -151,36 +174,16 @@ impl Hold {
         }
     }
 
-    /// A hold of a lock without a line that a message granted, with this lease. A renewal raises or
-    /// cuts it to the lease that is `wanted`, unless it ends before.
-    pub(crate) fn handed(
-        owner: Owner,
-        terms: Terms,
-        lease: Duration,
-        wanted: Duration,
-        asked: Asked,
-        in_doubt: bool,
-    ) -> Self {
-        // If the wanted lease is the shorter one, no more than that counts: a renewal cuts the hold
-        // to it.
-        let ours = lease.min(wanted);
-        let hold = Self::new(owner, terms, ours, asked, in_doubt);
-        hold.longest.store(clock::nanos(lease), Ordering::Relaxed);
-        hold.wanted.store(clock::nanos(wanted), Ordering::Relaxed);
-        hold.cut.is_due.store(lease > wanted, Ordering::Relaxed);
-        let hold = Self { granted_lease: clock::nanos(lease), ..hold };
-        hold.provisional.store(lease != wanted, Ordering::Relaxed);
+    /// A hold that keeps its owner live. Who asked for it keeps it.
+    pub(crate) fn of_live(self, live: &mut Option<Live>) -> Arc<Self> {
+        let hold = Arc::new(Self { live: live.take(), ..self });
+        *live = Some(Live::Hold(Arc::clone(&hold)));
         hold
-    }
-
-    /// Keeps the owner live with the hold.
-    pub(crate) fn of_live(self, live: &Arc<LiveOwner>) -> Self {
-        Self { live: Some(Arc::clone(live)), ..self }
     }
 
     /// The server has answered that the hold is released, or not there.
     pub(crate) fn ended(&self) {
-        self.live.as_deref().inspect(|live| live.end());
+        self.live.as_ref().inspect(|live| live.end());
     }
 
     /// With the details of its grant. Messages may name the owner for as long as `registered`
@@ -190,7 +193,7 @@ impl Hold {
         details: GrantDetails,
         registered: Option<Arc<Registered>>,
     ) -> Self {
-        Self { details, _registered: registered, ..self }
+        Self { details, _registered: registered.map(Box::new), ..self }
     }
 
     /// In the line of a kind of lock that has one.
@@ -215,7 +218,7 @@ impl Hold {
 
     /// Whether another process handed the hold on for longer than its terms want.
     pub(crate) fn outlives_its_terms(&self) -> bool {
-        self.granted_lease > self.first_lease
+        self.granted_lease > self.terms.nanos()
     }
 
     /// What it is a hold of.
@@ -261,9 +264,14 @@ impl Hold {
     /// The caller is about to ask for a lease. (Called before it sends the request, whose outcome
     /// may stay unknown.) Returns how much of the lease [counts](Self::counts).
     pub(crate) fn ask(&self, lease: Duration) -> Duration {
-        self.longest.fetch_max(clock::nanos(lease), Ordering::AcqRel);
-        self.wanted.fetch_max(clock::nanos(lease), Ordering::SeqCst);
+        self.prolonged.fetch_max(clock::nanos(lease), Ordering::SeqCst);
         self.counts(lease)
+    }
+
+    /// The longest lease that one of its threads asked for, in nanoseconds. (A grant by message may
+    /// be for longer.)
+    fn wanted(&self) -> u64 {
+        self.prolonged.load(Ordering::SeqCst).max(self.terms.nanos())
     }
 
     /// The lease is older by so many ns than the clock says: its times are earlier.
@@ -291,7 +299,7 @@ impl Hold {
     /// The renewer is about to send a renewal, one at a time. Returns how it treats a lease that is
     /// longer than any thread has asked for.
     pub(crate) fn longer(&self) -> Longer {
-        let wanted = self.wanted.load(Ordering::SeqCst);
+        let wanted = self.wanted();
         let longest = Duration::from_nanos(wanted);
         if !self.cut.is_due.load(Ordering::SeqCst) {
             return Longer::IsTold(longest);
@@ -299,8 +307,8 @@ impl Hold {
         let before = self.cut.to.load(Ordering::SeqCst);
         let to = if before == 0 { wanted } else { before.min(wanted) };
         self.cut.to.store(to, Ordering::SeqCst);
-        // Behind the store: a thread that asks raises `wanted` first, and then looks for a cut.
-        if self.wanted.load(Ordering::SeqCst) == wanted {
+        // Behind the store: a thread that asks raises `prolonged` first, and then looks for a cut.
+        if self.wanted() == wanted {
             return Longer::IsCut(longest);
         }
         self.cut.to.store(before, Ordering::SeqCst);
@@ -337,7 +345,7 @@ impl Hold {
 
     /// How long the server may keep the hold at most, counted from now.
     pub(crate) fn longest_lease(&self) -> Duration {
-        Duration::from_nanos(self.longest.load(Ordering::Acquire))
+        Duration::from_nanos(self.prolonged.load(Ordering::SeqCst).max(self.granted_lease))
     }
 
     /// The hold is not ours any more. Returns the reason that counts: the first.
@@ -380,12 +388,12 @@ impl Hold {
             && self.lost().is_none()
             && !self.is_left_at(now)
             && !self.is_unconfirmed()
-            && self.longest.load(Ordering::Acquire) == self.granted_lease
+            && self.prolonged.load(Ordering::SeqCst) <= self.granted_lease
             && if terms.is_watched() {
                 left > 0
             } else {
                 // For a provisional hold, of its first lease: the next thread raises it to its own.
-                left >= self.first_lease / 10 * 9
+                left >= self.granted_lease.min(terms.nanos()) / 10 * 9
             }
     }
 
@@ -422,8 +430,13 @@ impl Hold {
 
     /// A renewal failed, for this cause.
     pub(crate) fn renewal_failed(&self, cause: &Arc<str>) {
-        *self.trouble.lock() = Some(Arc::clone(cause));
+        *self.trouble.lock() = Some(Box::new(Arc::clone(cause)));
         self.unconfirm();
+    }
+
+    /// Why the last renewal failed.
+    pub(super) fn trouble(&self) -> Option<Arc<str>> {
+        self.trouble.lock().as_deref().cloned()
     }
 
     pub(crate) fn unconfirm(&self) {
@@ -435,10 +448,10 @@ impl Hold {
 /// set back, or another process handed the hold on for longer.
 ///
 /// A cut and a request for a longer lease go over two connections, and the server may carry out the
-/// cut last. So if the two meet, one gives way: the thread that asks raises `wanted` and then reads
-/// `to`; the renewer sets `to` and then reads `wanted` (all `SeqCst`). While a cut is on its way,
-/// or was lost, a longer lease counts only as far as the cut leaves it, and the client renews it
-/// only to that.
+/// cut last. So if the two meet, one gives way: the thread that asks raises `prolonged` and then
+/// reads `to`; the renewer sets `to` and then reads `prolonged` (all `SeqCst`). While a cut is on
+/// its way, or was lost, a longer lease counts only as far as the cut leaves it, and the client
+/// renews it only to that.
 #[derive(Debug, Default)]
 pub(super) struct Cut {
     /// The next renewal cuts the lease.
@@ -463,7 +476,7 @@ mod tests {
     fn to_be_cut() -> Hold {
         let asked = Asked { forced: 0, incarnation: 0, at: clock::now() };
         let owner = ClientId::random().unwrap().next_owner();
-        let hold = Hold::new(owner, Terms::watched(LEASE), LEASE, asked, false);
+        let hold = Hold::new(owner, Terms::watched(LEASE), asked, false);
         hold.longer_heard(hold.longer(), Ok(Held::TooLong), false);
         assert_eq!(hold.counts(LONGER), LONGER);
         hold
@@ -509,9 +522,9 @@ mod tests {
     fn a_hold_whose_lease_was_not_cut_for_certain_may_outlive_its_deadline() {
         let asked = Asked { forced: 0, incarnation: 0, at: clock::now() };
         let owner = ClientId::random().unwrap().next_owner();
-        let hold = Hold::new(owner, Terms::watched(LEASE), LEASE, asked, false);
+        let hold = Hold::new(owner, Terms::watched(LEASE), asked, false);
         assert!(!hold.may_outlive());
-        let handed = Hold::handed(owner, Terms::watched(LEASE), LONGER, LEASE, asked, false);
+        let handed = Hold::handed(owner, Terms::watched(LEASE), LONGER, asked, false);
         for hold in [to_be_cut(), handed] {
             assert!(hold.may_outlive(), "nothing has cut it");
             let cut = hold.longer();
@@ -532,7 +545,7 @@ mod tests {
         let why = |at| {
             let asked = Asked { forced: 0, incarnation: 0, at };
             let owner = ClientId::random().unwrap().next_owner();
-            Hold::new(owner, Terms::watched(LEASE), LEASE, asked, false).why_gone()
+            Hold::new(owner, Terms::watched(LEASE), asked, false).why_gone()
         };
         let now = clock::now();
         assert_eq!(why(now), LostReason::Revoked);

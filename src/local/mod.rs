@@ -31,7 +31,7 @@ mod watch;
 use crate::error::LostReason;
 use crate::lease::deadline;
 use crate::scripts::lock::Again;
-use crate::scripts::{Chain, Start};
+use crate::scripts::{Chain, ChainClock};
 pub(crate) use redlatch_client::sync::clock;
 
 pub(crate) use acquisition::Acquisition;

@@ -28,7 +28,7 @@ use redlatch_client::sync::{Mutex, Thread, clock, jitter};
 
 use super::entry::{Action, Actions, By, Entered, Entry, Event, Inbox, Listens, Reply, Told};
 use super::exchanges::{Asked, Granted, Reader, Undo};
-use super::hold::{GrantDetails, Hold};
+use super::hold::{GrantDetails, Hold, Live};
 use super::registered::Registered;
 use super::release::Leftover;
 use super::site::Site;
@@ -36,9 +36,9 @@ use super::tenancy::Tenancy;
 use super::terms::Terms;
 use crate::error::Error;
 use crate::lease::Cleanup;
-use crate::runtime::{LiveOwner, Message, Recipient};
+use crate::runtime::{Message, Recipient};
 use crate::scripts::lock::{Acquired, Tokens};
-use crate::scripts::{Chain, Mode, Owner, Replied, Start, Trouble};
+use crate::scripts::{Chain, Mode, Owner, Replied, Trouble};
 use crate::waiting::{Claim, Listening, Queued, Try};
 
 /// See the module. Whoever has it uses it up: it becomes a hold, or is
@@ -47,7 +47,7 @@ use crate::waiting::{Claim, Listening, Queued, Try};
 pub(crate) struct QueueEntry {
     owner: Owner,
     /// Keeps the owner live.
-    live: Arc<LiveOwner>,
+    live: Option<Live>,
     entry: Entry<GrantDetails>,
     /// The messages to it, from before its first request for an entry on. `None`: it has not asked
     /// for one. The hold that it becomes may keep this (`Hold::_registered`).
@@ -126,13 +126,13 @@ pub(super) fn details(details: &str) -> Option<GrantDetails> {
         Some(last) => Some(Tokens::up_to(last.ok()?)?),
         None => None,
     };
-    Some(GrantDetails { places, chain: Chain { start: Start::Server(start), count }, tokens })
+    Some(GrantDetails { places, chain: Chain::told(start, count), tokens })
 }
 
 impl QueueEntry {
     pub(crate) fn new(site: &Site) -> Self {
         let (owner, live) = site.core.next_owner_to(site.mode);
-        Self { owner, live, entry: Entry::new(), mailbox: None }
+        Self { owner, live: Some(Live::Owner(live)), entry: Entry::new(), mailbox: None }
     }
 
     /// What it is for.
@@ -265,7 +265,7 @@ impl QueueEntry {
     }
 
     fn done(
-        &self,
+        &mut self,
         site: &Site,
         claim: &Claim<'_, Terms>,
         then: Action<GrantDetails>,
@@ -297,14 +297,14 @@ impl QueueEntry {
 
     /// The owner has the lock.
     fn enters(
-        &self,
+        &mut self,
         site: &Site,
         claim: &Claim<'_, Terms>,
         entered: Entered<GrantDetails>,
         now: u64,
     ) -> Arc<Tenancy> {
         let Entered { asked, in_doubt, by } = entered;
-        let (terms, lease) = (claim.need, claim.need.lease());
+        let terms = claim.need;
         let registered = || self.mailbox.clone().map(|mailbox| mailbox as Arc<Registered>);
         let hold = match by {
             // Its deadline: the whole lease, counted from before the request was sent, and less a
@@ -313,18 +313,17 @@ impl QueueEntry {
                 // Since when ours have it the message knows better.
                 let chain = told.map_or_else(|| site.gate.chain(asked.at), |told| told.chain);
                 let registered = if may_be_named { registered() } else { None };
-                Hold::new(self.owner, terms, lease, asked, in_doubt)
+                Hold::new(self.owner, terms, asked, in_doubt)
                     .with_details(GrantDetails { chain, ..details }, registered)
             }
             // Its deadline: the lease that the message says, counted from the anchor. It is
             // provisional: the renewer raises it to that of the terms after 50 ms.
-            By::Message { lease: granted, details } => {
-                Hold::handed(self.owner, terms, granted, lease, asked, in_doubt)
+            By::Message { lease, details } => {
+                Hold::handed(self.owner, terms, lease, asked, in_doubt)
                     .with_details(details, registered())
             }
         };
-        let hold = Arc::new(hold.of_live(&self.live));
-        Arc::new(Tenancy::since(hold, Arc::clone(claim.thread), now))
+        Arc::new(Tenancy::since(hold.of_live(&mut self.live), Arc::clone(claim.thread), now))
     }
 
     /// Too few replicas have its grant. Fresh owners: who leads next is another one.

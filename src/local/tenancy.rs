@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::fmt;
 use std::num::NonZero;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -25,7 +25,8 @@ pub(crate) struct Tenancy {
     /// The hold that a grant or a pass gave it.
     first: Arc<Hold>,
     /// The hold with which its thread came back from its last wait. See [`hold`](Self::hold).
-    exchanged: OnceLock<Mutex<Arc<Hold>>>,
+    /// (Boxed: most have none.)
+    exchanged: OnceLock<Box<Mutex<Arc<Hold>>>>,
     pub(crate) thread: Arc<Thread>,
     /// When its use of the hold began, on [`clock`].
     since: AtomicU64,
@@ -35,7 +36,7 @@ pub(crate) struct Tenancy {
     /// Whether its thread has left the hold, or lost it.
     ended: AtomicBool,
     /// Its index among the tenants that share the hold. Used under the gate's mutex.
-    index: AtomicUsize,
+    index: AtomicU32,
     /// Whether the observer knows of it ([`HAD`]), and whether it was [`LOST`].
     heard: AtomicU8,
 }
@@ -71,7 +72,7 @@ impl Tenancy {
             token: AtomicU64::new(token.map_or(0, NonZero::get)),
             end: Mutex::new(End::NotYet(Vec::new())),
             ended: AtomicBool::new(false),
-            index: AtomicUsize::new(0),
+            index: AtomicU32::new(0),
             heard: AtomicU8::new(0),
         }
     }
@@ -128,7 +129,8 @@ impl Tenancy {
     /// and keep the callbacks that they get. No loss: only the thread that takes it out of its seat
     /// tells it of a loss, and its own thread has done that.
     pub(super) fn exchange(&self, again: &Self) -> Arc<Hold> {
-        let exchanged = self.exchanged.get_or_init(|| Mutex::new(Arc::clone(&self.first)));
+        let exchanged =
+            self.exchanged.get_or_init(|| Box::new(Mutex::new(Arc::clone(&self.first))));
         let before = std::mem::replace(&mut *exchanged.lock(), again.hold().into_owned());
         self.since.store(again.began(), Ordering::Relaxed);
         self.token.store(again.token.load(Ordering::Relaxed), Ordering::Relaxed);
@@ -138,11 +140,12 @@ impl Tenancy {
     }
 
     pub(super) fn index(&self) -> usize {
-        self.index.load(Ordering::Relaxed)
+        self.index.load(Ordering::Relaxed) as usize
     }
 
     pub(super) fn set_index(&self, index: usize) {
-        self.index.store(index, Ordering::Relaxed);
+        // (Each tenancy takes some hundred bytes: their number fits.)
+        self.index.store(index as u32, Ordering::Relaxed);
     }
 
     /// Its fencing token, if its lock has tokens.
@@ -204,7 +207,7 @@ impl Tenancy {
             return reason.to_string();
         }
         let hold = self.hold();
-        let trouble = hold.trouble.lock().clone();
+        let trouble = hold.trouble();
         let held = clock::now().saturating_sub(self.began());
         let why = match (trouble, hold.terms.fixed_lease()) {
             (Some(cause), _) => format!("its renewals failed: {cause}"),

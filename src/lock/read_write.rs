@@ -278,7 +278,7 @@ impl<'a> Side<'a> {
         let hold = acquisition.granted_by_reply(site, terms);
         let details = GrantDetails { places, chain: site.gate.chain(hold.asked.at), tokens: None };
         let hold = hold.with_details(details, None);
-        let granted = Arc::new(Tenancy::new(Arc::new(hold), Arc::clone(claim.thread)));
+        let granted = Arc::new(Tenancy::new(acquisition.becomes(hold), Arc::clone(claim.thread)));
         let Some(tenancy) = self.seat(&granted, claim, || {}).inspect_err(|_| undo())? else {
             undo();
             // The refused read grant proves nothing of the write hold.

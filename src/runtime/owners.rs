@@ -27,10 +27,10 @@ pub(crate) struct LiveOwner {
 
 impl Core {
     /// A fresh owner. It is live as long as the returned `LiveOwner`.
-    pub(crate) fn next_owner_to(self: &Arc<Self>, mode: Mode) -> (Owner, Arc<LiveOwner>) {
+    pub(crate) fn next_owner_to(self: &Arc<Self>, mode: Mode) -> (Owner, LiveOwner) {
         let owner = self.id.next_owner_to(mode);
         self.owners.live.lock().insert(owner.number());
-        (owner, Arc::new(LiveOwner { core: Arc::clone(self), number: owner.number() }))
+        (owner, LiveOwner { core: Arc::clone(self), number: owner.number() })
     }
 
     /// Whether this is an owner of this client that no thread uses any more.

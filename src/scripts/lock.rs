@@ -10,7 +10,7 @@ use redlatch_client::{
     Command, Failure, Outcome, Pieces, ReplicaAcks, Route, Script, decimal, reply_code,
 };
 
-use super::chain::{Chain, Since, Start};
+use super::chain::{Chain, Since};
 use super::{Replied, Rights, Trouble, accepted, answered, ask, flag, granted, millis, unexpected};
 use crate::scripts::{LockKeys, Mode, Owner};
 
@@ -72,8 +72,8 @@ static SCRIPTS: ScriptSet = ScriptSet {
 
 /// The scripts' argument: when a chain began, by the server's clock, or minus its age, in ms.
 /// `None`: no argument.
-fn since(start: Start, digits: &mut [u8; 20]) -> Option<&[u8]> {
-    match start.since(clock::now)? {
+fn since(chain: Chain, digits: &mut [u8; 20]) -> Option<&[u8]> {
+    match chain.since(clock::now)? {
         Since::Server(at) => Some(decimal(at, digits)),
         Since::Ago(age) => Some(minus(age, digits)),
     }
@@ -288,9 +288,9 @@ impl LockScripts<'_> {
     fn ending(self, script: &'static LazyLock<Script>, owner: &[u8], chain: Chain) -> Command {
         let (mut since, mut count) = ([0; 20], [0; 20]);
         let (owner, channel) = (owner.into(), self.keys.public());
-        match self::since(chain.start, &mut since) {
+        match self::since(chain, &mut since) {
             Some(since) => {
-                let count = decimal(chain.count, &mut count);
+                let count = decimal(chain.count.into(), &mut count);
                 self.command(script, &[owner, channel, since.into(), count.into()], Behind::Nothing)
             }
             // Zero in its place, if the database stands behind it.
@@ -531,7 +531,7 @@ mod tests {
     /// never old.
     #[test]
     fn a_chain_is_told_of_from_the_age_on_in_which_it_counts() {
-        let said = |start: Start| since(start, &mut [0; 20]).map(<[u8]>::to_vec);
+        let said = |chain| since(chain, &mut [0; 20]).map(<[u8]>::to_vec);
         let script = include_str!("../../lua/hand_off.lua");
         assert!(script.contains(&format!("WINDOW, AGE = 4, {}\n", AGE / 1_000_000)));
         let shortcuts = [
@@ -543,10 +543,10 @@ mod tests {
         for (shortcut, condition) in shortcuts {
             assert!(shortcut.contains(&condition.replace("AGE", &age)));
         }
-        assert_eq!(said(Start::Unknown), None);
-        assert_eq!(said(Start::Here(clock::now())), None);
-        assert_eq!(said(Start::Server(7)), Some(b"7".to_vec()));
-        let old = said(Start::Here(clock::now() - AGE)).unwrap();
+        assert_eq!(said(Chain::default()), None);
+        assert_eq!(said(Chain::begun(clock::now())), None);
+        assert_eq!(said(Chain::told(7, 1)), Some(b"7".to_vec()));
+        let old = said(Chain::begun(clock::now() - AGE)).unwrap();
         assert!(old.starts_with(b"-10") || old.len() > 3, "{old:?}");
     }
 }

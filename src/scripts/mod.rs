@@ -55,7 +55,7 @@ use crate::error::Error;
 pub(crate) use trouble::{Rights, Trouble, refused, unreachable};
 use trouble::{unacknowledged, unexpected};
 
-pub(crate) use chain::{Chain, Start};
+pub(crate) use chain::{Chain, ChainClock};
 pub(crate) use changes::Changes;
 pub(crate) use keys::{
     BarrierKeys, ConditionKeys, ElectionKeys, ExpirableKeys, FairKeys, LatchKeys, LockKeys,

@@ -19,12 +19,12 @@
 
 use std::time::Duration;
 
+use super::library::Chain;
 use super::library::chain::Since;
 use super::library::cohort::Cohort;
 use super::library::deadline::deadline;
 use super::library::entry::{self, Action, Actions, By, Entered, Entry, Event, Inbox, Told};
 use super::library::exchanges::{Asked, Granted, Reader, Undo};
-use super::library::{Chain, Start};
 use super::random::Random;
 use super::site::Site;
 use super::wire::{self, Message, Released, Reply, Request, What, Whose};
@@ -399,8 +399,7 @@ impl Process {
                 if self.suspect == Some(number) {
                     self.suspect = None;
                 }
-                let start = Start::Server(chain.since as u64);
-                let chain = Chain { start, count: chain.count as u64 };
+                let chain = Chain::told(chain.since as u64, chain.count as u64);
                 let granted =
                     if self.broken == Some(Rule::Anchor) { u64::MAX } else { granted as u64 };
                 let holds = |hold: &Hold| hold.number == number && hold.is_registered;
@@ -566,9 +565,9 @@ fn nanos(time: Time) -> u64 {
 
 /// As a request has it.
 fn said(chain: Chain, now: Time) -> wire::Chain {
-    match chain.start.since(|| nanos(now)) {
+    match chain.since(|| nanos(now)) {
         None => wire::Chain::default(),
-        Some(Since::Server(at)) => wire::Chain { since: at as i64, count: chain.count as i64 },
-        Some(Since::Ago(age)) => wire::Chain { since: -(age as i64), count: chain.count as i64 },
+        Some(Since::Server(at)) => wire::Chain { since: at as i64, count: chain.count.into() },
+        Some(Since::Ago(age)) => wire::Chain { since: -(age as i64), count: chain.count.into() },
     }
 }

@@ -1,7 +1,7 @@
 //! The library's own files that the models run. They import nothing of their crate but through the
 //! module that they stand in.
 
-pub(crate) use chain::{Chain, Start};
+pub(crate) use chain::{Chain, ChainClock};
 
 pub(crate) use super::wire::Again;
 

@@ -185,7 +185,7 @@ impl Synchronizer for Visitor<'_> {
         }
         let owner = name.core.id.next_owner();
         let asked = Asked { forced: name.gate.forced(), incarnation: 0, at: clock::now() };
-        let hold = Arc::new(Hold::new(owner, terms, LEASE, asked, false));
+        let hold = Arc::new(Hold::new(owner, terms, asked, false));
         let before = name.server.lock().replace(Arc::clone(&hold));
         assert!(before.is_none(), "the gate let one in while the process held the lock");
         Ok(Try::Granted(Arc::new(Tenancy::new(hold, Arc::clone(claim.thread)))))

@@ -16,7 +16,7 @@ const OVER: u64 = 30_000_000_000;
 fn granted(thread: &Arc<Thread>, forced: u64) -> Arc<Tenancy> {
     let asked = Asked { forced, incarnation: 0, at: 0 };
     let owner = ClientId::random().unwrap().next_owner();
-    let hold = Hold::new(owner, Terms::watched(LEASE), LEASE, asked, false);
+    let hold = Hold::new(owner, Terms::watched(LEASE), asked, false);
     Arc::new(Tenancy::since(Arc::new(hold), Arc::clone(thread), 0))
 }
 
@@ -99,8 +99,7 @@ fn a_hold_of_another_queue_leaves_the_leadership_and_is_passed_to_no_thread_here
     assert!(matches!(state.enter(&leader, Terms::watched(LEASE), true, 0), GateOutcome::Leads));
     let asked = Asked { forced: 0, incarnation: 0, at: 0 };
     let owner = ClientId::random().unwrap().next_owner();
-    let hold =
-        Hold::new(owner, Terms::watched(LEASE), LEASE, asked, false).in_line(Arc::new(Elsewhere));
+    let hold = Hold::new(owner, Terms::watched(LEASE), asked, false).in_line(Arc::new(Elsewhere));
     let tenancy = Arc::new(Tenancy::since(Arc::new(hold), fair, 0));
     assert!(matches!(
         state.admit(&tenancy, Terms::watched(LEASE), None, 0),
@@ -179,7 +178,7 @@ fn a_thread_that_leaves_a_shared_hold_has_it_no_more() {
     let [one, two] = [(); 2].map(|()| Thread::placeholder());
     let asked = Asked { forced: 0, incarnation: 0, at: clock::now() };
     let owner = ClientId::random().unwrap().next_owner();
-    let hold = Hold::new(owner, Terms::watched(LEASE), LEASE, asked, false);
+    let hold = Hold::new(owner, Terms::watched(LEASE), asked, false);
     let first = Arc::new(Tenancy::new(Arc::new(hold), one));
     assert!(matches!(gate.admit(&first, Terms::watched(LEASE), None), Admitted::Seated(None)));
     let Some((GateOutcome::Joined(second), true)) =
@@ -199,7 +198,7 @@ fn a_thread_that_comes_back_to_a_lost_hold_takes_no_other_threads_seat() {
         let thread = Thread::placeholder();
         let asked = Asked { forced: 0, incarnation: 0, at: clock::now() };
         let owner = ClientId::random().unwrap().next_owner();
-        let hold = Hold::new(owner, Terms::watched(LEASE), LEASE, asked, false);
+        let hold = Hold::new(owner, Terms::watched(LEASE), asked, false);
         Arc::new(Tenancy::new(Arc::new(hold), thread))
     });
     let admit = |tenancy| gate.admit(tenancy, Terms::watched(LEASE), None);

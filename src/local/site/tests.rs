@@ -13,7 +13,7 @@ use crate::lease::Task;
 use crate::local::HoldState;
 use crate::local::hold::GrantDetails;
 use crate::runtime::Session;
-use crate::scripts::Start;
+use crate::scripts::Chain;
 use crate::waiting::{Claim, Listening, Try, Wait};
 
 const SOON: Duration = Duration::from_secs(20);
@@ -27,7 +27,7 @@ fn session(server: &Server) -> Session {
 /// A thread's tenancy of a hold that the server has just granted, with this lease.
 fn seated(site: &Arc<Site>, lease: Duration) -> Arc<Tenancy> {
     let (terms, owner) = (Terms::watched(lease), site.core.id.next_owner());
-    let hold = Hold::new(owner, terms, lease, Asked::now(site), false);
+    let hold = Hold::new(owner, terms, Asked::now(site), false);
     let tenancy = Arc::new(Tenancy::new(Arc::new(hold), Thread::current()));
     assert!(site.admit(&tenancy, terms).unwrap());
     tenancy
@@ -69,11 +69,10 @@ fn a_lock_that_processes_hand_on_keeps_an_alarm_between_its_holds() {
     let server = Server::start().unwrap();
     let session = session(&server);
     let site = Site::of(session.core(), "handed on");
-    let keeps_alarm = |start| {
+    let keeps_alarm = |chain| {
         let (terms, owner) = (Terms::watched(LEASE), site.core.id.next_owner());
-        let chain = Chain { start, count: 1 };
         let details = GrantDetails { places: 1, chain, tokens: None };
-        let hold = Hold::handed(owner, terms, LEASE / 30, LEASE, Asked::now(&site), false);
+        let hold = Hold::handed(owner, terms, LEASE / 30, Asked::now(&site), false);
         let hold = Arc::new(hold.with_details(details, None));
         let tenancy = Arc::new(Tenancy::new(hold, Thread::current()));
         assert!(site.admit(&tenancy, terms).unwrap());
@@ -83,9 +82,9 @@ fn a_lock_that_processes_hand_on_keeps_an_alarm_between_its_holds() {
         assert!(Arc::clone(&site).due().is_none());
         site.alarm.lock().is_some()
     };
-    assert!(!keeps_alarm(Start::Here(1)), "nobody else wants it");
+    assert!(!keeps_alarm(Chain::begun(1)), "nobody else wants it");
     // Unless the machine stands still behind the release.
-    wait_until("it keeps one", SOON, || keeps_alarm(Start::Server(1)));
+    wait_until("it keeps one", SOON, || keeps_alarm(Chain::told(1, 1)));
 }
 
 /// For as long as the leader listens for Redisson's releases, or scripts would leave the free lock to

@@ -27,7 +27,7 @@ fn try_take(site: &Arc<Site>) -> Option<Arc<Tenancy>> {
         GateOutcome::Leads => {
             let mut leadership = Leadership::new(site, None);
             let owner = site.core.id.next_owner();
-            let hold = Hold::new(owner, TERMS, LEASE, Asked::now(site), false);
+            let hold = Hold::new(owner, TERMS, Asked::now(site), false);
             let tenancy = Arc::new(Tenancy::new(Arc::new(hold), thread));
             let is_seated = site.admit(&tenancy, TERMS).unwrap();
             assert!(is_seated, "nobody else leads");

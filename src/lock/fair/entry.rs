@@ -328,12 +328,13 @@ impl FairEntry {
         Ok(Try::Granted(self.tenancy(hold, told.unwrap_or(followers))))
     }
 
-    fn tenancy(&self, hold: Hold, followers: Followers) -> Arc<Tenancy> {
+    fn tenancy(&mut self, hold: Hold, followers: Followers) -> Arc<Tenancy> {
         let registered = self.queued.clone().map(|queued| queued as Arc<Registered>);
         let hold = hold
             .with_details(GrantDetails::default(), registered)
             .in_line(self.queue.line(followers));
-        Arc::new(Tenancy::new(Arc::new(hold), Arc::clone(&self.thread)))
+        let hold = self.acquisition.becomes(hold);
+        Arc::new(Tenancy::new(hold, Arc::clone(&self.thread)))
     }
 }
 

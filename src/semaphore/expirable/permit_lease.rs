@@ -94,8 +94,7 @@ impl PermitLease {
         asked: Asked,
         in_doubt: bool,
     ) -> Arc<Self> {
-        let lease = terms.lease();
-        let hold = Hold::new(Owner::from(id), terms, lease, asked, in_doubt);
+        let hold = Hold::new(Owner::from(id), terms, asked, in_doubt);
         Arc::new(Self {
             id,
             hold: Arc::new(hold),
