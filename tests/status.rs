@@ -197,6 +197,11 @@ fn what_redisson_or_another_program_wrote_is_read_as_they_mean_it() {
     let () = redis.set("redisson_lock_token:{java}", "no number").unwrap();
     let status = client.status("java").unwrap();
     assert_eq!((status.kind, status.token), (StatusKind::Lock, None));
+    // No reply has such a number.
+    let () = redis.hset("java", FOREIGN, i64::MAX).unwrap();
+    let () = redis.set("redisson_lock_token:{java}", i64::MAX).unwrap();
+    let status = client.status("java").unwrap();
+    assert_eq!((status.holders[0].levels, status.token), (1, None), "{status:?}");
 
     let () = redis.set("text", b"\xff\xfe").unwrap();
     let () = redis.hset("hash", b"\xff", b"\xfe").unwrap();

@@ -23,6 +23,12 @@ local function read(...)
     return not (type(reply) == 'table' and reply.err) and reply or nil
 end
 
+-- A number that a reply can have. Servers differ in what they make of a greater one.
+local function number(text)
+    local it = tonumber(text or '')
+    return it and it > -2 ^ 53 and it < 2 ^ 53 and it or nil
+end
+
 -- Of a read-write lock, the owners that write have a mark.
 local function add(list, has_marks, owner, ...)
     local last, writes = #list, 1
@@ -37,7 +43,7 @@ local waiting = {}
 for i, kind in ipairs({'fair', 'lock', 'read-write'}) do
     local asked = (string.gsub(KEYS[i + 1], 'queue', 'asked', 1)) .. ':'
     for _, owner in ipairs(read('lrange', KEYS[i + 1], 0, MOST - 1) or {}) do
-        local since = kind ~= 'fair' and tonumber(read('get', asked .. owner) or '')
+        local since = kind ~= 'fair' and number(read('get', asked .. owner))
         add(waiting, kind == 'read-write', owner, since and now - since or -1, kind)
     end
 end
@@ -52,7 +58,7 @@ if kind == 'hash' and redis.call('hlen', name) <= MOST then
         local key = ARGV[1] .. owner .. ':rwlock_timeout:' .. count
         local reads_for = is_shared and read('pttl', key) or -2
         if owner ~= 'mode' then
-            add(held, is_shared, owner, tonumber(count) or 1, reads_for < 0 and left or reads_for)
+            add(held, is_shared, owner, number(count) or 1, reads_for < 0 and left or reads_for)
         end
     end
 elseif kind ~= 'hash' then
@@ -70,6 +76,6 @@ local function listeners(channel, ours)
     return math.max(0, (heard[2 * channel] or 0) - (ours and heard[2 * ours] or 0))
 end
 return {
-    kind, left, value, tonumber(read('get', KEYS[6]) or '') or -1, held, waiting,
+    kind, left, value, number(read('get', KEYS[6])) or -1, held, waiting,
     {listeners(1, 2), listeners(3, 4), listeners(5), listeners(6)},
 }
