@@ -243,7 +243,7 @@ impl Status {
         let (keys, fair_wait) = (FairKeys::new(name), core.config.fair_wait_timeout);
         let fair = FairScripts { key: name, keys: &keys, fair_wait, database, acks };
         let keys = LockKeys::new(name, mode, status.token.is_some());
-        let lock = LockScripts { route: &route, name, mode, keys, database, acks };
+        let lock = LockScripts { route: &route, keys, database, acks };
         let fair = fair.release_command(&owner, &[]);
         let lock = lock.release_command(&owner, Chain::default());
         let (command, then) = match status.kind {

@@ -439,14 +439,7 @@ pub(crate) fn give_back_unclaimed(core: &Core, owner: u64, grant: &GrantMessage<
     let owner = format!("{}:{owner}{}", core.id.as_str(), mode.suffix());
     let keys = LockKeys::new(&name, mode, details.tokens.is_some());
     let route = core.route(&name);
-    let scripts = LockScripts {
-        route: &route,
-        name: &name,
-        mode,
-        keys,
-        database: grant.database,
-        acks: None,
-    };
+    let scripts = LockScripts { route: &route, keys, database: grant.database, acks: None };
     let command = scripts.give_up_command(owner.as_bytes(), details.chain);
     core.watchdog.clean_up(Cleanup::unclaimed(&name, command));
 }

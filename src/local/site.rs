@@ -105,14 +105,8 @@ impl Site {
     }
 
     pub(crate) fn scripts(&self) -> LockScripts<'_> {
-        LockScripts {
-            route: &self.route,
-            name: &self.name,
-            mode: self.mode,
-            keys: self.keys(),
-            database: self.core.database(),
-            acks: self.core.config.replica_acks,
-        }
+        let (database, acks) = (self.core.database(), self.core.config.replica_acks);
+        LockScripts { route: &self.route, keys: self.keys(), database, acks }
     }
 
     /// A request for the lock has failed. If the trouble is the server's, fails the threads that

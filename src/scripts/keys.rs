@@ -52,8 +52,8 @@ pub(crate) fn has_one_slot(name: &str, slot_of: fn(&[u8]) -> u16) -> bool {
 /// stored, they would be a third of a hold's memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LockKeys<'a> {
-    name: &'a str,
-    mode: Mode,
+    pub(super) name: &'a str,
+    pub(super) mode: Mode,
     /// The lock has fencing tokens.
     pub(crate) is_fenced: bool,
 }

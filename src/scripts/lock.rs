@@ -163,8 +163,6 @@ pub(crate) struct Refused {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LockScripts<'a> {
     pub(crate) route: &'a Route,
-    pub(crate) name: &'a str,
-    pub(crate) mode: Mode,
     pub(crate) keys: LockKeys<'a>,
     pub(crate) database: i64,
     /// The replicas that must have a grant before it counts.
@@ -222,7 +220,7 @@ impl LockScripts<'_> {
     }
 
     fn script_set(self) -> ScriptSet {
-        match self.mode {
+        match self.keys.mode {
             Mode::Lock => SCRIPTS,
             Mode::Read | Mode::Write => super::read_write::SCRIPTS,
         }
@@ -268,17 +266,17 @@ impl LockScripts<'_> {
     /// Ends the hold of any holder. `false`: there was nothing to unlock.
     pub(crate) fn force_unlock(self) -> Result<bool, Trouble> {
         let mut arguments = vec![self.keys.public()];
-        arguments.extend(match self.mode {
+        arguments.extend(match self.keys.mode {
             Mode::Lock => None,
             Mode::Read => Some(Pieces::from(&b"read"[..])),
             Mode::Write => Some(Pieces::from(&b"write"[..])),
         });
         let command = self.command(self.script_set().force_unlock, &arguments, Behind::Nothing);
-        flag(accepted(send_force_unlock(self.route, self.name, &command)?, self.rights())?)
+        flag(accepted(send_force_unlock(self.route, self.keys.name, &command)?, self.rights())?)
     }
 
     pub(crate) fn rights(self) -> Rights {
-        match self.mode {
+        match self.keys.mode {
             Mode::Read | Mode::Write => Rights::ReadWriteLocks,
             Mode::Lock if self.keys.is_fenced => Rights::FencedLocks,
             Mode::Lock => Rights::Locks,
@@ -310,7 +308,7 @@ impl LockScripts<'_> {
         arguments: &[Pieces<'_>],
         behind: Behind,
     ) -> Command {
-        let (name, keys) = (self.name.as_bytes().into(), self.keys);
+        let (name, keys) = (self.keys.name.as_bytes().into(), self.keys);
         let all = [name, keys.queue(), keys.window(), keys.tokens()];
         let keys = if keys.is_fenced { &all[..] } else { &all[..3] };
         // The database is 0 nearly always, and then not sent.
