@@ -57,48 +57,44 @@ impl MetricsObserver {
         Self { label: Some(Box::new(label)) }
     }
 
-    fn of<T, const N: usize>(
-        &self,
-        event: &Event<'_, T>,
-        more: [(&'static str, String); N],
-    ) -> Vec<Label> {
+    fn of<T>(&self, event: &Event<'_, T>, more: &[(&'static str, &str)]) -> Vec<Label> {
         let mut labels = vec![Label::new("kind", format!("{:?}", event.kind))];
-        labels.extend(more.map(|(key, value)| Label::new(key, value)));
+        labels.extend(more.iter().map(|(key, value)| Label::new(*key, (*value).to_owned())));
         labels.extend(self.label.as_ref().map(|label| Label::new("name", label(event.name))));
         labels
     }
 
-    fn waited<T>(&self, event: &Event<'_, T>, outcome: String, way: String) {
-        gauge!(WAITING, self.of(event, [])).decrement(1);
-        histogram!(WAIT_TIME, self.of(event, [("outcome", outcome), ("way", way)]))
+    fn waited<T>(&self, event: &Event<'_, T>, outcome: &str, way: &str) {
+        gauge!(WAITING, self.of(event, &[])).decrement(1);
+        histogram!(WAIT_TIME, self.of(event, &[("outcome", outcome), ("way", way)]))
             .record(event.time);
     }
 
     fn ended<T>(&self, event: &Event<'_, T>, outcome: &str) {
-        gauge!(HELD, self.of(event, [])).decrement(event.permits);
-        histogram!(HOLD_TIME, self.of(event, [("outcome", outcome.to_owned())])).record(event.time);
+        gauge!(HELD, self.of(event, &[])).decrement(event.permits);
+        histogram!(HOLD_TIME, self.of(event, &[("outcome", outcome)])).record(event.time);
     }
 
     fn renewal<T>(&self, event: &Event<'_, T>, outcome: &str) {
-        histogram!(TIME_LEFT, self.of(event, [("outcome", outcome.to_owned())])).record(event.time);
+        histogram!(TIME_LEFT, self.of(event, &[("outcome", outcome)])).record(event.time);
     }
 }
 
 impl Observer for MetricsObserver {
     fn wait_started(&self, event: &Event<'_>) {
-        gauge!(WAITING, self.of(event, [])).increment(1);
+        gauge!(WAITING, self.of(event, &[])).increment(1);
     }
 
     fn acquired(&self, event: &Event<'_, Way>) {
-        self.waited(event, "Acquired".to_owned(), format!("{:?}", event.how));
+        self.waited(event, "Acquired", &format!("{:?}", event.how));
         if !matches!(event.kind, Kind::CountDownLatch | Kind::CyclicBarrier) {
-            gauge!(HELD, self.of(event, [])).increment(event.permits);
+            gauge!(HELD, self.of(event, &[])).increment(event.permits);
         }
     }
 
     fn gave_up(&self, event: &Event<'_, Option<ErrorKind>>) {
         let why = event.how.map_or_else(|| "NotNow".to_owned(), |kind| format!("{kind:?}"));
-        self.waited(event, why, "None".to_owned());
+        self.waited(event, &why, "None");
     }
 
     fn released(&self, event: &Event<'_>) {
@@ -107,7 +103,7 @@ impl Observer for MetricsObserver {
 
     fn lost(&self, event: &Event<'_, LostReason>) {
         self.ended(event, "Lost");
-        counter!(LOSSES, self.of(event, [("outcome", format!("{:?}", event.how))])).increment(1);
+        counter!(LOSSES, self.of(event, &[("outcome", &format!("{:?}", event.how))])).increment(1);
     }
 
     fn renewed(&self, event: &Event<'_>) {
