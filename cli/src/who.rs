@@ -83,9 +83,16 @@ pub(crate) fn seconds(time: Duration) -> String {
     format!("{:.1} s", time.as_secs_f64())
 }
 
+/// A name on one line, and without a terminal's commands: any client may have chosen it.
+fn shown(name: &str) -> String {
+    let escaped =
+        |it: char| if it.is_control() { format!("{}", it.escape_default()) } else { it.into() };
+    name.chars().map(escaped).collect()
+}
+
 /// The text of one name.
 fn page(status: &Status) -> String {
-    let mut page = format!("{}: {}\n", status.name, word(status.kind));
+    let mut page = format!("{}: {}\n", shown(&status.name), word(status.kind));
     if let Some(value) = status.value {
         let _fits = writeln!(page, "  count {value}");
     }
@@ -94,9 +101,8 @@ fn page(status: &Status) -> String {
     }
     for holder in &status.holders {
         let verb = if holder.shared { "read by" } else { "held by" };
-        let left = holder
-            .left
-            .map_or_else(|| "no end".to_owned(), |left| format!("{} left", seconds(left)));
+        let left = holder.left.map(|left| format!("{} left", seconds(left)));
+        let left = left.unwrap_or_else(|| "no end".to_owned());
         let place = holder.process.as_ref().map_or_else(|| UNKNOWN.to_owned(), place);
         let _fits = writeln!(page, "  {verb} {place}; {left}; owner {}", holder.owner);
     }
@@ -117,8 +123,8 @@ fn page(status: &Status) -> String {
 
 pub(crate) fn line(status: &Status) -> String {
     let (kind, waiting) = (word(status.kind), waiting(status));
-    let (holder, left) = (first(status, place), left(status));
-    format!("{}\t{kind}\t{holder}\t{left}\t{waiting} waiting\n", status.name)
+    let (name, holder, left) = (shown(&status.name), first(status, place), left(status));
+    format!("{name}\t{kind}\t{holder}\t{left}\t{waiting} waiting\n")
 }
 
 /// How long the last lease lasts.

@@ -47,6 +47,12 @@ fn who_and_ls_name_holders_and_waiters() {
     holder.signal(Signal::TERM);
     assert_eq!(holder.status(), Some(143));
     assert!(waiter.wait().unwrap().success());
+    let guard = watcher.reentrant_lock("a\u{1b}[7m\nb\tlock").lock().unwrap();
+    let line = prints(&url, &["ls", "a*"]);
+    assert!(line.starts_with("a\\u{1b}[7m\\nb\\tlock\tlock\t"), "{line}");
+    assert_eq!(line.lines().count(), 1, "{line}");
+    assert!(!prints(&url, &["who", guard.name()]).contains('\u{1b}'));
+    guard.unlock().unwrap();
     assert!(prints(&url, &["who", "orders"]).starts_with("orders: free"));
 }
 
