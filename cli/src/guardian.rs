@@ -108,10 +108,7 @@ struct Guardian {
 /// `words`: the grace time and the margin in ns, the terminal's group or 0, the client whose number
 /// names the cgroup or nothing, the program's path, and the command.
 pub(crate) fn main(words: impl Iterator<Item = OsString>) -> ExitCode {
-    match guard(words) {
-        Some(()) => ExitCode::SUCCESS,
-        None => SOFTWARE.into(),
-    }
+    guard(words).map_or_else(|| SOFTWARE.into(), |()| ExitCode::SUCCESS)
 }
 
 fn guard(mut words: impl Iterator<Item = OsString>) -> Option<()> {

@@ -142,7 +142,6 @@ impl Job {
 /// The program of a command, before the lock is taken.
 fn find(command: &OsStr) -> Result<PathBuf, Trouble> {
     let shown = command.to_string_lossy();
-    let missing = || Trouble::new(NOT_FOUND, format!("{shown}: no such command"));
     let found: Vec<_> = if shown.contains('/') {
         vec![PathBuf::from(command)]
     } else if shown.is_empty() {
@@ -159,7 +158,7 @@ fn find(command: &OsStr) -> Result<PathBuf, Trouble> {
     Err(if exists {
         Trouble::new(CANNOT_RUN, format!("{shown}: cannot be run"))
     } else {
-        missing()
+        Trouble::new(NOT_FOUND, format!("{shown}: no such command"))
     })
 }
 
@@ -340,7 +339,7 @@ impl Work {
             let wait = stops.map_or(tick, |at| at.saturating_duration_since(Instant::now()));
             let left = held.remaining().saturating_sub(margin);
             match told.recv_timeout(wait.min(tick).min(left.max(AGAIN))) {
-                Ok(Event::Said(line)) if !line.is_empty() => {
+                Ok(Event::Said(line)) => {
                     let Some(status) = self.hear(line.trim_end())? else { continue };
                     let _reaped = self.guardian.wait();
                     return Ok(match () {
@@ -348,13 +347,6 @@ impl Work {
                         () if is_stopped => TOO_LONG,
                         () => status,
                     });
-                }
-                Ok(Event::Said(_)) => {
-                    self.take_over();
-                    if self.lost {
-                        return Ok(LOST);
-                    }
-                    return Err(Trouble::new(SOFTWARE, "the guardian was killed, and the command"));
                 }
                 // A terminal's other signals are the command's already.
                 Ok(Event::Signal(signal)) if !self.in_terminal || signal == SIGTERM => {
@@ -399,7 +391,8 @@ impl Work {
 
     /// Reads a line of the guardian's: the command's status, if it has ended.
     fn hear(&mut self, line: &str) -> Result<Option<u8>, Trouble> {
-        let mut words = line.splitn(3, ' ');
+        let gone = format!("failed {SOFTWARE} the guardian was killed, and the command");
+        let mut words = if line.is_empty() { &gone } else { line }.splitn(3, ' ');
         let (what, number, rest) = (words.next(), words.next(), words.next().unwrap_or_default());
         let number = number.and_then(|number| number.parse::<i32>().ok()).unwrap_or(0);
         let status = u8::try_from(number).unwrap_or(SOFTWARE);
@@ -407,7 +400,7 @@ impl Work {
             Some("started") => self.pid = Pid::from_raw(number),
             Some("failed") => {
                 self.take_over();
-                return Err(Trouble::new(status, rest));
+                return if self.lost { Ok(Some(LOST)) } else { Err(Trouble::new(status, rest)) };
             }
             Some("ended") => {
                 self.lost |= rest == "true";
