@@ -212,9 +212,8 @@ fn a_campaign_goes_on_after_a_lease_that_is_over_too_soon() {
     let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
-    let client = behind(&proxy, |client| {
-        election(client, "warm").campaign().unwrap().resign().unwrap();
-    });
+    let client = impatient(&proxy.url()).response_timeout(SOON).connections(1).connect().unwrap();
+    election(&client, "warm").campaign().unwrap().resign().unwrap();
     let campaigns = election(&client, "short");
     // The lock is taken away before it is on record.
     let takes_away = |times: usize| {
@@ -235,11 +234,10 @@ fn a_campaign_goes_on_after_a_lease_that_is_over_too_soon() {
     // Three tries, and one.
     proxy.wait_fired(6, SOON);
     // The reply comes when more than half of the lease is over.
-    proxy.on(Direction::Request, 1, Action::DelayReply(UNIT * 6), |bytes| {
+    proxy.on(Direction::Request, 1, Action::DelayReply(RENEWED * 6 / 10), |bytes| {
         contains(bytes, "EVAL") && contains(bytes, "slow") && !contains(bytes, "redlatch_leader")
     });
-    let slow = client.leader_election("slow").with_watchdog(UNIT * 10);
-    slow.campaign().unwrap().resign().unwrap();
+    election(&client, "slow").campaign().unwrap().resign().unwrap();
     proxy.wait_fired(7, SOON);
 }
 
@@ -284,7 +282,7 @@ fn a_candidate_whose_grant_came_too_late_campaigns_on() {
     let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
-    let client = Client::connect(&proxy.url()).unwrap();
+    let client = Client::builder(&proxy.url()).response_timeout(SOON).connect().unwrap();
     election(&client, "warm").campaign().unwrap().resign().unwrap();
     let late = RENEWED * 2 / 3;
     proxy.on(Direction::Request, 1, Action::DelayReply(late), |bytes| {
