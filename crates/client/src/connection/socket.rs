@@ -332,6 +332,8 @@ mod tests {
 
     use super::*;
 
+    const LONG: Duration = Duration::from_secs(3_600);
+
     /// An address without an answer: its queue of connections is full. Returns also those
     /// connections.
     fn silent() -> (SocketAddr, Vec<socket2::Socket>) {
@@ -361,7 +363,9 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let answers = listener.local_addr().unwrap();
         for addresses in [&[answers][..], &[silent, answers], &[silent, silent, answers, silent]] {
-            assert_eq!(connect(addresses).unwrap(), answers, "of {addresses:?}");
+            // A machine that stands still leaves none of them any time.
+            let connected = (0..5).find_map(|_| connect(addresses).ok());
+            assert_eq!(connected, Some(answers), "of {addresses:?}");
         }
         for addresses in [&[silent][..], &[silent, silent]] {
             assert_eq!(connect(addresses).unwrap_err().kind(), io::ErrorKind::TimedOut);
@@ -374,9 +378,9 @@ mod tests {
     #[test]
     fn bytes_that_came_before_the_deadline_are_read_after_it_in_any_pieces() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let soon = Instant::now() + Duration::from_secs(1);
+        let later = Instant::now() + LONG;
         let address = listener.local_addr().unwrap();
-        let mut socket = Socket::to_one_of(&[address], soon).unwrap();
+        let mut socket = Socket::to_one_of(&[address], later).unwrap();
         let (mut other, _) = listener.accept().unwrap();
         other.write_all(b"abc").unwrap();
         let mut piece = [0];
@@ -393,9 +397,9 @@ mod tests {
     #[test]
     fn after_the_deadline_it_ends_though_more_comes_all_the_time() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let soon = Instant::now() + Duration::from_secs(1);
+        let later = Instant::now() + LONG;
         let address = listener.local_addr().unwrap();
-        let mut socket = Socket::to_one_of(&[address], soon).unwrap();
+        let mut socket = Socket::to_one_of(&[address], later).unwrap();
         let (mut other, _) = listener.accept().unwrap();
         other.write_all(&[0; 1_000]).unwrap();
         let mut piece = [0];
@@ -449,8 +453,6 @@ mod tests {
         let socket = Socket::over(Box::new(Arc::clone(&stream)), later).with_busy_poll(longest);
         (stream, socket)
     }
-
-    const LONG: Duration = Duration::from_secs(3_600);
 
     /// In one test, since only one thread of a process polls.
     #[test]
