@@ -251,6 +251,29 @@ fn a_permit_that_ends_while_its_release_is_on_its_way_comes_back_once() {
     }
 }
 
+/// Not that somebody took the permit away: the server answers the same in both cases.
+#[test]
+fn a_release_that_comes_after_the_lease_says_that_it_ran_out() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let client = Client::builder(&proxy.url()).response_timeout(SOON).connections(1);
+    let semaphore = semaphore(&client.connect().unwrap(), "late", 1);
+    let permit = semaphore.with_lease(LEASE).acquire().unwrap();
+    proxy.on(Direction::Request, 1, Action::DelayReply(Duration::ZERO), |bytes| {
+        let is_it = releases(bytes, "late");
+        if is_it {
+            thread::sleep(LEASE);
+        }
+        is_it
+    });
+    let error = permit.release().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::LeaseLost, "{error}");
+    assert!(error.to_string().contains("its lease ran out"), "{error}");
+    assert_eq!(proxy.fired(), 1);
+    stays(&server, "late", 1, 0);
+}
+
 #[test]
 fn replies_lost_at_any_moment_lose_no_permit_and_make_none() {
     let _bounded = bounded();

@@ -217,7 +217,7 @@ impl PermitLease {
     /// The server's answer to a lease that a reader of the id asked for at `sent_at`.
     pub(super) fn updated(&self, sent_at: u64, lease: Duration, counts: Duration, updated: bool) {
         if !updated {
-            return self.lose(LostReason::Revoked);
+            return self.lose(self.hold.why_gone());
         }
         self.hold.confirm(sent_at, counts);
         if self.hold.lost().is_some() {

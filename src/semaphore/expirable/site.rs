@@ -442,7 +442,15 @@ impl PermitRelease {
                 } else if in_doubt {
                     Err(site.unclear())
                 } else {
-                    Err(Error::lost(&site.name, &LostReason::Revoked))
+                    // Which of them are gone is not known: most likely those whose lease ran out.
+                    let reasons = self.permit_leases.iter().map(|it| it.hold.why_gone());
+                    let reason =
+                        reasons.reduce(
+                            |one, other| {
+                                if one == LostReason::LeaseExpired { one } else { other }
+                            },
+                        );
+                    Err(Error::lost(&site.name, &reason.unwrap_or(LostReason::Revoked)))
                 }
             }
             Err(trouble) => {
