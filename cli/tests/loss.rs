@@ -13,7 +13,7 @@ use std::thread;
 use std::time::Duration;
 
 use common::*;
-use redlatch_testkit::{Proxy, Server};
+use redlatch_testkit::Proxy;
 use rustix::process::{Pid, Signal, getpgrp, kill_process, setpgid};
 
 /// The command, its child and its grandchild ignore TERM.
@@ -102,11 +102,8 @@ fn after_a_stop_of_the_guardian_while_the_network_is_cut() {
 /// A guardian that does not read must not make `redlatch run` wait for it.
 #[test]
 fn after_a_stop_of_the_guardian_and_more_signals_than_its_socket_takes() {
-    let server = server();
-    let proxy = Proxy::before(&server);
-    let status = after(&server, &proxy.url(), "full", |it| {
-        let (_, guardian, _) = stat(it.command).unwrap();
-        kill_process(Pid::from_raw(guardian).unwrap(), Signal::STOP).unwrap();
+    let status = after("full", |it, proxy| {
+        signal_guardian(it, Signal::STOP);
         for _ in 0..2_000 {
             it.signal(Signal::TERM);
             thread::sleep(Duration::from_micros(200));
