@@ -12,7 +12,7 @@ mod top;
 mod trouble;
 mod who;
 
-use std::io::Write as _;
+use std::io::{ErrorKind, Write as _};
 use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser as _};
@@ -67,8 +67,13 @@ fn perform(args: &Args) -> Result<u8, Trouble> {
     }
 }
 
-/// Writes to stdout. A reader that has gone is no trouble.
+/// Writes to stdout. A reader that has gone is no trouble, but a full disk is.
 fn print(bytes: &[u8]) -> Result<u8, Trouble> {
-    let _written = std::io::stdout().write_all(bytes);
-    Ok(0)
+    let mut stdout = std::io::stdout();
+    match stdout.write_all(bytes).and_then(|()| stdout.flush()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            Err(Trouble::new(SOFTWARE, format!("stdout: {error}")))
+        }
+        _ => Ok(0),
+    }
 }

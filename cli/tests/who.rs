@@ -4,7 +4,7 @@
 
 mod common;
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
@@ -54,6 +54,23 @@ fn who_and_ls_name_holders_and_waiters() {
     assert!(!prints(&url, &["who", guard.name()]).contains('\u{1b}'));
     guard.unlock().unwrap();
     assert!(prints(&url, &["who", "orders"]).starts_with("orders: free"));
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn what_cannot_be_printed_is_trouble_unless_its_reader_is_gone() {
+    let server = server();
+    for (stdout, status) in [("/dev/full", 70), ("/dev/null", 0)] {
+        let file = File::options().write(true).open(stdout).unwrap();
+        let mut who = redlatch(&server.url());
+        let ended = who.args(["who", "orders"]).stdout(file).output().unwrap();
+        assert_eq!(ended.status.code(), Some(status), "{stdout}");
+        assert_eq!(ended.stderr.is_empty(), status == 0, "{stdout}");
+    }
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let ended = redlatch(&server.url()).args(["who", "orders"]).stdout(writer).output().unwrap();
+    assert_eq!((ended.status.code(), &*ended.stderr), (Some(0), &b""[..]));
 }
 
 #[test]
