@@ -121,7 +121,6 @@ fn guard(mut words: impl Iterator<Item = OsString>) -> Option<()> {
     rustix::process::set_child_subreaper(Some(rustix::process::getpid())).ok()?;
     let mut number = || words.next()?.to_str()?.parse::<u64>().ok();
     let (grace, margin, terminal) = (number()?, number()?, number()?);
-    let in_terminal = terminal > 0;
     let client = words.next()?;
     let socket = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned().ok()?);
     let stdin = receive_stdin(&socket)?;
@@ -155,7 +154,7 @@ fn guard(mut words: impl Iterator<Item = OsString>) -> Option<()> {
     let guardian = Guardian {
         child,
         pid,
-        in_terminal,
+        in_terminal: terminal > 0,
         cgroup,
         starts: Some((starts, stdin)),
         grace,

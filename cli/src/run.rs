@@ -271,10 +271,9 @@ impl Work {
         let (socket, its) = UnixStream::pair().map_err(failed)?;
         let in_terminal = std::io::stdin().is_terminal();
         let group = if in_terminal { getpgrp().as_raw_nonzero().get() } else { 0 };
-        let margin = margin(run);
         let mut command = start::this_program();
         command.arg(guardian::ARGUMENT);
-        command.arg(grace.as_nanos().to_string()).arg(margin.as_nanos().to_string());
+        command.arg(grace.as_nanos().to_string()).arg(margin(run).as_nanos().to_string());
         command.arg(group.to_string()).arg(if run.cgroup { client } else { "" });
         command.arg(&job.program).args(&job.words);
         command.env("REDLATCH_NAME", &job.name).env("REDLATCH_OWNER", client);

@@ -35,6 +35,11 @@ pub(crate) fn this_program() -> Command {
 /// `words`: the program's path, and the command. Its stdin comes through the socket that is this
 /// process's stdin, if the command may begin.
 pub(crate) fn main(mut words: impl Iterator<Item = OsString>) -> ExitCode {
+    // Nobody else ends the command if the guardian and `redlatch run` are killed. (A signal before
+    // this line would be missed, but then no stdin comes.)
+    #[cfg(target_os = "linux")]
+    let _set =
+        rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
     let (Some(program), Some(name)) = (words.next(), words.next()) else { return SOFTWARE.into() };
     let Some(stdin) = receive_stdin(std::io::stdin()) else { return SOFTWARE.into() };
     let error = Command::new(program).arg0(&name).args(words).stdin(stdin).exec();

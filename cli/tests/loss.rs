@@ -99,6 +99,18 @@ fn after_a_stop_of_the_guardian_while_the_network_is_cut() {
     assert_eq!(status, Some(74));
 }
 
+/// Nobody is left that could kill its group, and no lease has to end.
+#[test]
+fn after_a_kill_of_the_wrapper_and_the_guardian_the_command_is_killed_at_once() {
+    let server = server();
+    let running = start(&server.url(), &["--lease", "1h"], "alone", "exec sleep 60");
+    let (_, guardian, _) = stat(running.command).unwrap();
+    running.signal(Signal::KILL);
+    kill_process(Pid::from_raw(guardian).unwrap(), Signal::KILL).unwrap();
+    wait_until("it is killed", SOON, || is_dying(running.command));
+    assert_eq!(running.status(), None);
+}
+
 /// A guardian that does not read must not make `redlatch run` wait for it.
 #[test]
 fn after_a_stop_of_the_guardian_and_more_signals_than_its_socket_takes() {
