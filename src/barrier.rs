@@ -13,7 +13,7 @@
 //! - A party's lease is renewed only while its thread waits here, or runs the action. The first
 //!   process that looks after a lease has ended breaks the barrier.
 //! - A party listens before it looks, so no end is slept through.
-//! - An arrival is sent until its outcome is known, or it is never repeated.
+//! - An arrival whose outcome is not known is not repeated: a second one could be one too many.
 //! - No party arrives in a generation before one that its process has passed or met.
 
 use std::cell::Cell;
