@@ -115,9 +115,7 @@ impl Heard {
 
     /// Whether messages may have come, or been missed, since the last request.
     pub(crate) fn has_spoken(&self) -> bool {
-        self.subscription.as_ref().is_some_and(|subscription| {
-            subscription.is_confirmed() && self.version != Some(subscription.version())
-        })
+        self.subscription.as_ref().is_some_and(|it| it.has_news_since(self.version))
     }
 
     /// The channel's version before the last request; `None`: nobody listened yet.

@@ -179,7 +179,7 @@ impl<'a> ConditionEntry<'a> {
             // The next pass of the loop finds out how a wait has ended.
             let _ended = doze(core, name, self.thread, wait, wait.sleep_until(rest), || {
                 self.notice.notified.load(Ordering::Acquire)
-                    || self.own.version() != version && self.own.is_confirmed()
+                    || self.own.has_news_since(Some(version))
             });
         }
     }

@@ -104,6 +104,11 @@ impl ChannelEntry {
         self.state.lock().version
     }
 
+    pub(crate) fn has_news_since(&self, version: Option<u64>) -> bool {
+        let state = self.state.lock();
+        matches!(state.confirmation, Confirmation::Confirmed) && version != Some(state.version)
+    }
+
     pub(crate) fn message(&self) -> Vec<u8> {
         self.state.lock().message.clone()
     }

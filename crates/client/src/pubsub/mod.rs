@@ -582,6 +582,12 @@ impl Subscription {
         self.entry.version()
     }
 
+    /// Whether messages may have come, or been missed, since this version, and none is missed from
+    /// now on.
+    pub fn has_news_since(&self, version: Option<u64>) -> bool {
+        self.entry.has_news_since(version)
+    }
+
     /// The last message since the channel was confirmed; empty if there was none. Others may have come between it and the one before.
     pub fn message(&self) -> Vec<u8> {
         self.entry.message()
