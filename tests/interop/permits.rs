@@ -129,9 +129,9 @@ fn a_permit_with_a_lease_comes_back_by_itself_to_the_others_waiter() {
         assert!(semaphore.try_acquire().unwrap().is_none());
         java.run("a", &format!("release {named} {id}"));
         // One of ours that is renewed stays out.
-        let renewing = Client::builder(&server.url()).watchdog_timeout(LEASE).connect().unwrap();
+        let renewing = watched(&server, RENEWED);
         let kept = renewing.expirable_semaphore("pool").acquire().unwrap();
-        let wait = (LEASE * 2).as_millis();
+        let wait = (RENEWED * 3 / 2).as_millis();
         assert_eq!(java.ask("a", &format!("tryAcquire {named} {wait}")), "none");
         kept.check(Duration::ZERO).unwrap();
         kept.release().unwrap();
