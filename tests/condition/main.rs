@@ -366,7 +366,8 @@ fn a_waiter_that_comes_back_to_a_lost_lock_is_told_so() {
         }
         asks
     });
-    let lost = lock.new_condition("never").wait_for(&inner, UNIT).unwrap_err();
+    // Long enough to leave the lock first.
+    let lost = lock.new_condition("never").wait_for(&inner, UNIT * 10).unwrap_err();
     assert_eq!(lost.kind(), ErrorKind::LeaseLost);
     assert!(lost.to_string().contains("nothing is held any more"), "{lost}");
     for guard in [&inner, &outer] {
