@@ -12,8 +12,8 @@ use crate::error::{ErrorKind, LostReason};
 ///
 /// Each acquisition is one [`wait_started`](Self::wait_started), even if it gets the lock at once,
 /// and then one [`acquired`](Self::acquired) or [`gave_up`](Self::gave_up). What was acquired is
-/// [`released`](Self::released) or [`lost`](Self::lost), once. A re-entry is nothing of this. Of a
-/// latch or a barrier only the waits are told.
+/// [`released`](Self::released) or [`lost`](Self::lost), once. A re-entry is nothing of this, unless
+/// it fails. Of a latch or a barrier only the waits are told.
 ///
 /// These four run on the thread that acquires or releases, and the others on a thread of the
 /// client's own, in order. Each runs with no mutex of the client's held. `acquired` runs while the

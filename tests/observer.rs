@@ -11,7 +11,7 @@ use std::time::Duration;
 use redlatch::{
     CancelToken, Client, ClientBuilder, ErrorKind, Event, Kind, LostReason, Observer, Snapshot, Way,
 };
-use redlatch_testkit::{Proxy, Server};
+use redlatch_testkit::{Action, Direction, Proxy, Server};
 
 use common::*;
 
@@ -113,6 +113,31 @@ fn a_wait_and_a_hold_are_told_once_each_and_a_re_entry_is_not() {
     let [line] = &heard.lines()[..] else { panic!("{:?}", heard.lines()) };
     assert_eq!((&*line.what, &*line.name, line.kind), ("released", "orders", Kind::ReentrantLock));
     assert!(line.time >= UNIT && line.time < SOON, "{line:?}");
+}
+
+/// Its thread has had the lock all the while.
+#[test]
+fn a_re_entry_that_outlasts_an_outage_is_told_no_more_than_another() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let heard = Heard::default();
+    let client = Client::builder(&proxy.url()).connections(1).observer(heard.clone());
+    let client = client.connect().unwrap();
+    let lock = client.reentrant_lock("orders");
+    let guard = lock.lock().unwrap();
+    assert_eq!(heard.taken(), ["waits", "has Free"]);
+    // The request for the longer lease, and its second copy.
+    proxy
+        .on(Direction::Request, 2, Action::LoseRequest, |bytes| contains(bytes, "\r\n7200000\r\n"));
+    let again = lock.with_lease(Duration::from_secs(7_200)).lock().unwrap();
+    assert_eq!(proxy.fired(), 2);
+    drop(again);
+    guard.unlock().unwrap();
+    let told = heard.taken();
+    assert_eq!(told.iter().filter(|line| !line.starts_with("reconnected")).count(), 1, "{told:?}");
+    assert!(told.contains(&"released".to_owned()), "{told:?}");
+    assert_eq!(client.snapshot().counts.acquired, 1);
 }
 
 #[test]
@@ -268,7 +293,8 @@ fn a_thread_that_waits_on_a_condition_has_left_the_lock() {
     let (client, heard) = observed(&server);
     let lock = client.reentrant_lock("orders");
     let guard = lock.lock().unwrap();
-    assert!(!lock.new_condition("arrived").wait_for(&guard, UNIT).unwrap());
+    // Long enough to leave the lock first.
+    assert!(!lock.new_condition("arrived").wait_for(&guard, UNIT * 10).unwrap());
     guard.unlock().unwrap();
     assert_eq!(heard.taken(), ["waits", "has Free", "released", "waits", "has Free", "released"]);
 }

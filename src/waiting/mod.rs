@@ -171,32 +171,42 @@ pub(crate) fn acquire<S: Synchronizer>(
         return Ok(Some(grant));
     }
     let (what, time) = (|| synchronizer.what(&claim.need), || clock::since(begun));
-    core.tell(|it| it.wait_started(&Event::of(name, what(), time(), ())));
-    let mut way = Way::Free;
-    let outcome = wait_within(synchronizer, claim, entered, &mut way);
-    let gave_up = |why| {
+    let mut is_started = false;
+    let mut starts = || {
+        if !std::mem::replace(&mut is_started, true) {
+            core.tell(|it| it.wait_started(&Event::of(name, what(), time(), ())));
+        }
+    };
+    let mut way = Some(Way::Free);
+    let outcome = wait_within(synchronizer, claim, entered, &mut way, &mut starts);
+    let mut gave_up = |why| {
+        starts();
         core.observe(Count::GaveUp, |it| it.gave_up(&Event::of(name, what(), time(), why)));
     };
-    match &outcome {
-        Ok(Some(grant)) => {
+    match (&outcome, way) {
+        (Ok(Some(grant)), Some(way)) => {
             core.observe(Count::Acquired, |it| it.acquired(&Event::of(name, what(), time(), way)));
             synchronizer.told(grant);
         }
-        Ok(None) => gave_up(None),
-        Err(error) => gave_up(Some(error.kind())),
+        // A re-entry whose first request failed.
+        (Ok(Some(_)), None) => {}
+        (Ok(None), _) => gave_up(None),
+        (Err(error), _) => gave_up(Some(error.kind())),
     }
     outcome
 }
 
-/// As [`acquire`], after a thread's first [`Synchronizer::enter`]. Sets by which way it was granted.
+/// As [`acquire`], after a thread's first [`Synchronizer::enter`]. Sets by which way it was granted:
+/// `None` for a re-entry. Calls `starts` as soon as it is known to be none.
 fn wait_within<S: Synchronizer>(
     synchronizer: &S,
     claim: &ClaimOf<'_, S>,
     entered: Result<EnterOf<S>, Error>,
-    way: &mut Way,
+    way: &mut Option<Way>,
+    starts: &mut impl FnMut(),
 ) -> Result<Option<GrantOf<S>>, Error> {
     let mut answered = false;
-    match wait(synchronizer, claim, entered, &mut answered, way) {
+    match wait(synchronizer, claim, entered, &mut answered, way, starts) {
         Err(error) if was_cut() => {
             claim.wait.check_cancelled(synchronizer.site().whose().1)?;
             if answered { Ok(None) } else { Err(error) }
@@ -211,7 +221,8 @@ fn wait<S: Synchronizer>(
     claim: &ClaimOf<'_, S>,
     entered: Result<EnterOf<S>, Error>,
     answered: &mut bool,
-    way: &mut Way,
+    way: &mut Option<Way>,
+    starts: &mut impl FnMut(),
 ) -> Result<Option<GrantOf<S>>, Error> {
     let mut first = Some(entered);
     let mut endurance = Endurance::default();
@@ -225,10 +236,16 @@ fn wait<S: Synchronizer>(
                 continue;
             }
         };
+        if !matches!(entered, Enter::Again(_)) {
+            starts();
+        }
         let lead = match entered {
-            Enter::Again(grant) => return Ok(Some(grant)),
+            Enter::Again(grant) => {
+                *way = None;
+                return Ok(Some(grant));
+            }
             Enter::Granted(grant, from) => {
-                *way = from;
+                *way = Some(from);
                 return Ok(Some(grant));
             }
             Enter::NotNow => return Ok(None),
@@ -240,7 +257,7 @@ fn wait<S: Synchronizer>(
                     Some(Signal::Granted(grant)) => match synchronizer.receive(grant)? {
                         None => continue,
                         granted => {
-                            *way = Way::Passed;
+                            *way = Some(Way::Passed);
                             return Ok(granted);
                         }
                     },
@@ -304,7 +321,7 @@ struct Lasting<'a> {
     /// The server has answered one of them.
     answered: &'a mut bool,
     /// Where the last grant came from.
-    way: &'a mut Way,
+    way: &'a mut Option<Way>,
 }
 
 /// Waits on behalf of the process, until a grant stays or the wait is over.
@@ -343,7 +360,7 @@ fn await_grant<S: Synchronizer>(
     Lasting { long_wait, answered, way, .. }: &mut Lasting<'_>,
 ) -> Result<Option<GrantOf<S>>, Error> {
     let mut answered_at = None;
-    **way = S::COLLECTED;
+    **way = Some(S::COLLECTED);
     let (site, wait) = (synchronizer.site(), &claim.wait);
     let (core, name) = site.whose();
     loop {
@@ -374,7 +391,7 @@ fn await_grant<S: Synchronizer>(
             match tried {
                 Ok(Try::Granted(grant) | Try::Shared(grant)) => {
                     site.was_answered(Instant::now());
-                    **way = from;
+                    **way = Some(from);
                     return Ok(Some(grant));
                 }
                 Ok(Try::Busy(sleep)) => {
