@@ -154,7 +154,8 @@ impl ExpirableScripts<'_> {
         lease: Duration,
     ) -> Result<bool, Trouble> {
         let mut digits = [0; 20];
-        let arguments: [&[u8]; 2] = [id.as_bytes(), millis(lease, &mut digits)];
+        let channel = self.channel.as_bytes();
+        let arguments: [&[u8]; 3] = [id.as_bytes(), millis(lease, &mut digits), channel];
         self.call(&UPDATE_LEASE_TIME, request_id, &arguments)
     }
 

@@ -316,7 +316,7 @@ impl ExpirableSemaphore {
     }
 
     /// Gives a permit a new lease, from now on. Returns `false` if there is no such permit, or its
-    /// lease has ended.
+    /// lease has ended. Waiters learn of a shorter lease, but Redisson's do not.
     ///
     /// It is for permits that are known by their id. If a guard of this client has the permit, the
     /// call only extends the lease. Do not shorten the lease of another process's guard: the guard

@@ -203,6 +203,27 @@ fn a_permit_that_is_left_outlives_its_client_and_comes_back_when_its_lease_ends(
     stays(&server, "left", 1, 1);
 }
 
+#[test]
+fn a_waiter_of_another_process_sees_that_a_lease_was_made_shorter() {
+    let _bounded = bounded();
+    let server = server();
+    let [here, there] = [(); 2].map(|()| client(&server));
+    let semaphore = semaphore(&here, "shorter", 1);
+    // Without a message the waiter asks after four seconds or more.
+    once_within(UNIT * 30, || {
+        let id = semaphore.with_lease(LONG).acquire().unwrap().into_id();
+        let waiting = there.expirable_semaphore("shorter");
+        let waiter = spawn(move || waiting.acquire().unwrap().release().unwrap());
+        wait_subscribed(&server, &channel("shorter"));
+        waiter.wait_asleep();
+        let begun = Instant::now();
+        assert!(semaphore.update_lease_time(&id, UNIT).unwrap());
+        waiter.join();
+        begun.elapsed()
+    });
+    stays(&server, "shorter", 1, 0);
+}
+
 /// The server says when the next lease ends only if it gives nothing: the waiter behind a grant must
 /// ask for itself.
 #[test]
