@@ -112,7 +112,8 @@ pub(crate) struct Run {
     /// Fails at once if the lock is taken.
     #[arg(short, long, visible_alias = "nb", conflicts_with = "wait")]
     pub(crate) nonblock: bool,
-    /// Fails if the lock is not had within this time.
+    /// Fails if the lock is not had within this time. If the server does not answer at all, status 69
+    /// may take 5 s.
     #[arg(short, long, visible_alias = "timeout", value_parser = duration, value_name = "TIME")]
     pub(crate) wait: Option<Duration>,
     /// Takes a read-write lock to read, beside others with -s.
