@@ -497,13 +497,17 @@ fn an_extension_that_is_answered_after_the_holds_end_leaves_no_cleanup() {
     let lock = client.reentrant_lock("straddled");
     // The server knows the scripts.
     let (one, two) =
-        (lock.with_lease(UNIT * 9).lock().unwrap(), lock.with_lease(LONG).lock().unwrap());
+        (lock.with_lease(LONG / 2).lock().unwrap(), lock.with_lease(LONG).lock().unwrap());
     drop(one);
     two.unlock().unwrap();
     let outer = lock.with_lease(UNIT * 4).lock().unwrap();
-    proxy.on_request("straddled", Action::DelayReply(UNIT * 6));
+    let longer = LONG * 60;
+    let millis = longer.as_millis().to_string();
+    proxy.on(Direction::Request, 1, Action::DelayReply(UNIT * 6), move |bytes| {
+        contains(bytes, "straddled") && contains(bytes, &millis)
+    });
     // By now the outer hold is lost; this makes a hold of its own, or none.
-    let inner = lock.with_lease(LONG * 60).lock();
+    let inner = lock.with_lease(longer).lock();
     assert!(!outer.is_held());
     drop((inner, outer));
     wait_free(&server, "straddled", SOON);
