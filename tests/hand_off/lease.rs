@@ -3,16 +3,16 @@
 use super::*;
 
 /// The same for a lock of this name, of a client of its own; returns when `work` is done.
-fn handed(
+fn handed<T: Send + 'static>(
     server: &Server,
     proxy: &Proxy,
     name: &str,
     lease: Option<Duration>,
-    work: impl FnOnce(LockGuard, Instant) + Send + 'static,
-) {
+    work: impl FnOnce(LockGuard, Instant) -> T + Send + 'static,
+) -> T {
     let lock = behind(server, proxy).reentrant_lock(name);
     let lock = lease.map_or_else(|| lock.clone(), |lease| lock.with_lease(lease));
-    super::handed(server, proxy, &lock, work).join();
+    super::handed(server, proxy, &lock, work).join()
 }
 
 /// A hand-over is for two seconds, raised when the hold has lasted for a moment. No loss on the way
@@ -45,17 +45,27 @@ fn a_grant_by_message_is_provisional_and_raised_even_if_requests_and_replies_are
 fn a_fixed_lease_is_raised_once_and_counts_from_the_grant() {
     let _bounded = bounded();
     let server = server();
-    let proxy = Proxy::before(&server);
+    // On a busy machine the hold may be over before the raise.
+    wait_until("it is raised in time", SOON, || is_raised_once(&server));
+}
+
+/// Whether it was raised in time.
+fn is_raised_once(server: &Server) -> bool {
+    let proxy = Proxy::before(server);
     let lease = Duration::from_secs(4);
     // Two attempts, of two requests each, are lost: the raise comes late.
     let renewals = count_script(&proxy, RENEW, "fixed");
     on_script(&proxy, RENEW, "fixed", 4, Action::LoseRequest);
     let mut redis = server.connection();
-    handed(&server, &proxy, "fixed", Some(lease), move |guard, entered| {
+    let in_time = handed(server, &proxy, "fixed", Some(lease), move |guard, entered| {
         let (tell, lost) = mpsc::channel();
         guard.on_lost(move |reason| tell.send((reason, Instant::now())).unwrap());
-        wait_until("it is raised", SOON, || pttl(&mut redis, "fixed") > millis(PROVISIONAL));
-        assert!(guard.is_held());
+        wait_until("it is raised", SOON, || {
+            !guard.is_held() || pttl(&mut redis, "fixed") > millis(PROVISIONAL)
+        });
+        if !guard.is_held() {
+            return false;
+        }
         let raised = renewals.load(Ordering::SeqCst);
         // Both ends, by a clock that was read before them: so they count as no later than they are.
         let now = entered.elapsed();
@@ -70,8 +80,10 @@ fn a_fixed_lease_is_raised_once_and_counts_from_the_grant() {
         assert!(held + UNIT * 7 > lease, "held for {held:?}");
         assert_eq!(renewals.load(Ordering::SeqCst), raised, "it was raised again");
         assert_eq!(guard.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
+        true
     });
-    wait_left(&server, "fixed");
+    wait_left(server, "fixed");
+    in_time
 }
 
 /// The server would keep it for two seconds.
