@@ -1,22 +1,25 @@
 //! The thread that does all background I/O.
 
+mod own_link;
+
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 use log::Level;
 use redis::Value;
 use redlatch_client::pubsub::HEARTBEAT;
-use redlatch_client::sync::{Mutex, clock};
+use redlatch_client::sync::clock;
 use redlatch_client::{
-    Cause, Command, Endpoint, Failure, Lane, Limit, Link, Node, Outcome, Posted, ReplyReceiver,
-    is_redirect, is_transient, slot_of,
+    Cause, Command, Failure, Lane, Node, Outcome, Posted, is_redirect, is_transient, slot_of,
 };
 
+use self::own_link::OwnLink;
+pub(super) use self::own_link::RESENT_WITHIN;
 use super::todo::Todo;
 use super::{Core, Member};
 use crate::lease::{Cleanup, Job, Renewal, renewal};
@@ -30,17 +33,11 @@ const NAMES_A_PACKET: usize = 16 * NAMES_A_CALL;
 /// How long a reply without a waiting caller may take, on top of some round trips; then its lane is
 /// thrown away.
 const PATIENCE: Duration = Duration::from_millis(100);
-/// For how long redirected commands are followed to other servers.
-pub(super) const RESENT_WITHIN: Duration = Duration::from_millis(200);
 const ASK_AGAIN: u64 = 1_000_000_000;
-/// How often at most the patience with a silent server is doubled: from that of the shortest lease
-/// to that of any other.
-const MOST_DOUBLED: u32 = 20;
 /// When a keep-alive that panicked is due again.
 const AFTER_A_PANIC: Duration = Duration::from_secs(1);
 
-/// A server's thread with its own connection: renewals neither wait for the callers' commands nor
-/// delay them.
+/// A server's thread with its own connection.
 pub(crate) struct Renewer {
     core: Arc<Core>,
     /// The number of the server.
@@ -48,14 +45,8 @@ pub(crate) struct Renewer {
     /// See [`NAMES_A_CALL`]. In a cluster a call is for one name: two names are in two slots, or,
     /// while their slot is on its way to another server, at two servers.
     names_a_call: usize,
-    endpoint: Endpoint,
-    link: Option<Link>,
-    /// How many exchanges in a row had no reply.
-    unanswered: u32,
-    /// See [`Endpoint::login_renewals`].
-    login_renewals: u64,
-    /// Its lanes are used if the renewer cannot open a connection of its own.
-    node: Arc<Node>,
+    /// Renewals neither wait for the callers' commands nor delay them.
+    own: OwnLink,
     /// Cleanups that are not done yet.
     cleanups: Vec<Cleanup>,
     /// When to ask once more for the holds, since the server did not answer.
@@ -75,26 +66,17 @@ struct Refusing {
 
 impl Renewer {
     pub(crate) fn new(core: Arc<Core>, node: &Arc<Node>) -> Self {
-        let patience = renewal::patience(core.config.watchdog_timeout);
-        let patience = patience.min(node.endpoint.response_timeout());
-        let endpoint = node.endpoint.with_response_timeout(patience);
         let (server, in_cluster) = (node.number(), core.servers.cluster().is_some());
         let names_a_call = if in_cluster { 1 } else { NAMES_A_CALL };
-        let (link, cleanups, ask_again) = (None, Vec::new(), None);
-        let node = Arc::clone(node);
-        let last_run = endpoint.incarnation();
-        let login_renewals = endpoint.login_renewals();
+        let own = OwnLink::new(&core, node);
+        let last_run = own.endpoint.incarnation();
         Self {
             core,
             server,
             names_a_call,
-            endpoint,
-            link,
-            unanswered: 0,
-            login_renewals,
-            node,
-            cleanups,
-            ask_again,
+            own,
+            cleanups: Vec::new(),
+            ask_again: None,
             last_run,
             refusing: None,
         }
@@ -104,7 +86,7 @@ impl Renewer {
     /// another one, and refuse a new connection.
     pub(crate) fn connect(mut self) -> Self {
         // The server's health has logged a failure. Until there is a connection the lanes are used.
-        let _none_now = self.link();
+        let _none_now = self.own.opens();
         self
     }
 
@@ -160,7 +142,7 @@ impl Renewer {
         let done = catch_unwind(AssertUnwindSafe(|| work(self))).is_ok();
         if !done {
             self.core.watchdog.tell_panic();
-            self.link = None;
+            self.own.close();
         }
         done
     }
@@ -168,7 +150,7 @@ impl Renewer {
     /// The outcome for the receivers of a job that panicked: as if the connection had broken.
     fn panicked(&self) -> Failure {
         let error = io::Error::other("a background job panicked");
-        Failure::Reset(Cause::new(error, self.endpoint.health()))
+        Failure::Reset(Cause::new(error, self.own.endpoint.health()))
     }
 
     fn work(&mut self, job: Job) {
@@ -178,7 +160,7 @@ impl Renewer {
                 self.ask_again = None;
                 // The old connection may lead to a server that is master no more, and still
                 // answers.
-                self.link = None;
+                self.own.close();
                 self.cleanups.iter_mut().for_each(Cleanup::start_anew);
                 let mut members = self.core.members.all();
                 members.retain(|member| self.is_home(member.name()));
@@ -200,7 +182,7 @@ impl Renewer {
             Job::LookAt(node) => {
                 // A renewal may have reached the server since.
                 if node.endpoint.health().is_to_be_looked_at() {
-                    self.look_at_the_server();
+                    self.own.look();
                 }
             }
             Job::Moved(slots) => {
@@ -231,7 +213,7 @@ impl Renewer {
     /// Logs that this server now has these names of a cluster.
     fn log_moved(&self, members: &[Arc<dyn Member>]) {
         let Some(first) = members.first() else { return };
-        let address = self.endpoint.health().address();
+        let address = self.own.endpoint.health().address();
         let names: HashSet<_> = members.iter().map(|member| member.name()).collect();
         let others = match names.len() - 1 {
             0 => String::new(),
@@ -305,8 +287,9 @@ impl Renewer {
             })
             .collect();
         let raises = calls.iter().copied().flatten().any(|due| due.urgent);
-        let (outcomes, resent) = self.exchange(&commands, raises.then_some(renewal::RAISED_WITHIN));
-        let address = self.endpoint.health().address();
+        let (outcomes, resent) =
+            self.own.exchange(&commands, raises.then_some(renewal::RAISED_WITHIN));
+        let address = self.own.endpoint.health().address();
         let (mut unanswered, mut refused) = (false, false);
         let (mut accepted, mut refusals) = (Vec::new(), Vec::new());
         let mut tell = |due: &Renewal, renewed: Result<Held, &Arc<str>>| {
@@ -364,7 +347,7 @@ impl Renewer {
         self.log_refusals(&address, &accepted, refusals);
         if refused {
             // The connection may lead to a server that became a replica.
-            self.link = None;
+            self.own.close();
         }
         if unanswered {
             self.ask_again = Some(clock::now().saturating_add(ASK_AGAIN));
@@ -429,7 +412,7 @@ impl Renewer {
                 scripts::lock::owners_command(&names, self.core.id.as_str())
             };
             let commands: Vec<_> = calls.iter().map(command).collect();
-            let outcomes = self.exchange(&commands, None).0;
+            let outcomes = self.own.exchange(&commands, None).0;
             for (call, outcome) in calls.into_iter().zip(outcomes) {
                 if outcome.as_ref().is_err_and(may_pass) {
                     self.ask_again = Some(clock::now().saturating_add(ASK_AGAIN));
@@ -452,8 +435,8 @@ impl Renewer {
         if members.is_empty() && self.core.returned.is_empty() && self.core.changes.is_empty() {
             return;
         }
-        let met = self.link().is_ok();
-        let run = self.endpoint.incarnation();
+        let met = self.own.opens();
+        let run = self.own.endpoint.incarnation();
         if self.last_run != run {
             self.return_again(|renewer, name| renewer.is_home(name));
             let mended = self.mend(|renewer, name| renewer.is_home(name));
@@ -462,7 +445,7 @@ impl Renewer {
             }
             // A server that does not tell its run may be the same one. Then only a mended count
             // shows that it is another.
-            if self.endpoint.says_its_run() || mended.is_some_and(|mended| mended != [0, 0]) {
+            if self.own.endpoint.says_its_run() || mended.is_some_and(|mended| mended != [0, 0]) {
                 self.warn_of_counts(&members, mended);
             }
         } else if !met {
@@ -501,7 +484,7 @@ impl Renewer {
         let (mut taken, mut given) = (0_i64, 0_i64);
         for part in mends.chunks(NAMES_A_CALL) {
             let commands: Vec<_> = part.iter().map(|(_, command)| command.clone()).collect();
-            let outcomes = self.exchange(&commands, None).0;
+            let outcomes = self.own.exchange(&commands, None).0;
             for ((name, _), outcome) in part.iter().zip(outcomes) {
                 match outcome {
                     Ok(Value::Int(permits)) if permits < 0 => taken -= permits,
@@ -535,7 +518,7 @@ impl Renewer {
         if names.is_empty() {
             return;
         }
-        let address = self.endpoint.address();
+        let address = self.own.endpoint.address();
         self.core.watchdog.log(Level::Warn, || {
             let some: Vec<_> = names.iter().take(10).map(|name| format!("{name:?}")).collect();
             let more = names.len().saturating_sub(some.len());
@@ -599,7 +582,7 @@ impl Renewer {
         if commands.is_empty() {
             return;
         }
-        let (outcomes, resent) = self.exchange(&commands, None);
+        let (outcomes, resent) = self.own.exchange(&commands, None);
         for outcome in &outcomes {
             self.cleanup_heard(due, outcome, resent);
         }
@@ -620,141 +603,15 @@ impl Renewer {
         let patience = PATIENCE + self.core.round_trip.saturating_mul(4);
         // Renewals wait meanwhile. In an outage no connection is opened: a posted command fails,
         // and is sent as a cleanup.
-        let to_open = if self.endpoint.health().is_out() {
+        let to_open = if self.own.endpoint.health().is_out() {
             Duration::ZERO
         } else {
-            patience.saturating_mul(10).min(self.endpoint.connect_timeout())
+            patience.saturating_mul(10).min(self.own.endpoint.connect_timeout())
         };
         // A combiner is at work, which reads, but perhaps not the replies of later posts; or there
         // is more to read.
         if !lane.look(patience, to_open) && lane.look_after() == Posted::LookAfter {
             self.core.watchdog.look_after(lane);
-        }
-    }
-
-    /// Opens a connection, which ends an outage if there was one. Its limit is that of a renewal,
-    /// and grows each time.
-    fn look_at_the_server(&mut self) {
-        match Link::open(&self.endpoint.with_response_timeout(self.patience())) {
-            Ok(link) => drop(self.link.get_or_insert(link)),
-            Err(_) => self.unanswered = self.unanswered.saturating_add(1),
-        }
-    }
-
-    /// Sends commands in one packet and reads their replies. If the old connection gave no reply,
-    /// sends them once more on a new one: the old one may have been dead for a while. Also returns
-    /// whether they were sent twice: then the first copies may have run, with any outcome of the
-    /// second ones. `within`: the time for the replies, besides that of the distance.
-    fn exchange(&mut self, commands: &[Command], within: Option<Duration>) -> (Vec<Outcome>, bool) {
-        let outcomes = self.exchange_once(commands, within);
-        let (outcomes, in_doubt) = match outcomes.first() {
-            Some(Err(Failure::Reset(_))) => (self.exchange_once(commands, within), true),
-            _ => (outcomes, false),
-        };
-        let is_lost = matches!(outcomes.first(), Some(Err(failure)) if failure.is_the_links());
-        self.unanswered = if is_lost { self.unanswered.saturating_add(1) } else { 0 };
-        let Some(cluster) = self.core.servers.cluster() else { return (outcomes, in_doubt) };
-        if is_lost {
-            // Another server may have the slots, and is asked next time.
-            cluster.look();
-        }
-        // One limit for all of them: the other outcomes wait for this.
-        let ended = self.core.is_shut_down();
-        let within = if ended { self.endpoint.response_timeout() } else { RESENT_WITHIN };
-        let until = Instant::now() + within;
-        let sent = commands.iter().zip(outcomes);
-        let followed = |(command, outcome)| cluster.resend(command, outcome, until);
-        (sent.map(followed).collect(), in_doubt)
-    }
-
-    /// Like [`exchange`](Self::exchange), but sends nothing again over a connection that breaks.
-    fn exchange_once(&mut self, commands: &[Command], within: Option<Duration>) -> Vec<Outcome> {
-        let (begun, patience) = (Instant::now(), self.patience());
-        match self.link() {
-            Ok(link) => {
-                let (receivers, replies) = replies_to(commands);
-                let batch = commands.iter().cloned().zip(receivers);
-                let batch = batch.map(|(command, receiver)| (command, receiver, true));
-                let done = link.send(batch).and_then(|()| {
-                    let within = within.map_or(patience, |within| link.at_least(within));
-                    link.read_awaited_within(within.min(patience))
-                });
-                if done.is_err() || link.is_wrong() {
-                    self.link = None;
-                }
-                // Every command sent has an outcome once its link was read or has failed.
-                let taken = replies.iter().map(|reply| reply.lock().take());
-                taken.map(|outcome| outcome.unwrap_or(Ok(Value::Nil))).collect()
-            }
-            Err(failure) => {
-                // Less the time spent on the connection: one attempt waits only once for a server
-                // that does not answer.
-                let within = within.map_or(patience, |it| it.max(self.core.round_trip * 4));
-                self.exchange_over_lanes(commands, begun + within.min(patience), &failure)
-            }
-        }
-    }
-
-    /// For `failure`, no connection can be opened, but open ones may work: the server is full, its
-    /// password was changed, or this process may open no more files.
-    fn exchange_over_lanes(
-        &self,
-        commands: &[Command],
-        until: Instant,
-        failure: &Failure,
-    ) -> Vec<Outcome> {
-        let _limited = Limit::set(Limit::new(Some(until), None));
-        for lane in self.node.lanes().iter().filter(|lane| lane.is_open()) {
-            if Instant::now() >= until {
-                break;
-            }
-            let (receivers, replies) = replies_to(commands);
-            for (command, receiver) in commands.iter().zip(receivers) {
-                if lane.post(command.clone(), receiver) == Posted::LookAfter {
-                    self.core.watchdog.look_after(lane);
-                }
-            }
-            // Its reply comes behind theirs. (Not behind that of a script which the server did not
-            // know, and which was sent again: the reply to the next ping does.)
-            let ping = Command::plain(&[b"PING"]);
-            let mut lost = None;
-            while lost.is_none() && replies.iter().any(|reply| reply.lock().is_none()) {
-                lost = lane.call_once(&ping).err().filter(Failure::is_the_links);
-            }
-            let cause = || lost.as_ref().unwrap_or(failure).cause().clone();
-            let taken = replies.iter().map(|reply| reply.lock().take());
-            // An unanswered command may still run.
-            let outcomes: Vec<_> =
-                taken.map(|it| it.unwrap_or_else(|| Err(Failure::TimedOut(cause())))).collect();
-            // Otherwise the lane's connection was broken, too, and there is no other one.
-            if !outcomes.iter().all(|outcome| matches!(outcome, Err(Failure::Unsent(_)))) {
-                return outcomes;
-            }
-        }
-        commands.iter().map(|_| Err(failure.clone())).collect()
-    }
-
-    /// How long an exchange waits for its replies: the renewal of the shortest lease may be in it,
-    /// or wait behind it. After two without a reply it grows: with a server that is that slow, the
-    /// short lease is over, and the long ones must not be lost with it.
-    fn patience(&self) -> Duration {
-        let longest = self.endpoint.response_timeout();
-        let patience = self.core.shortest_patience().max(self.core.round_trip.saturating_mul(4));
-        let doubled = 1_u32 << self.unanswered.saturating_sub(1).min(MOST_DOUBLED);
-        patience.saturating_mul(doubled).min(longest)
-    }
-
-    fn link(&mut self) -> Result<&mut Link, Failure> {
-        let patience = self.patience();
-        let renewals = self.endpoint.login_renewals();
-        if std::mem::replace(&mut self.login_renewals, renewals) != renewals {
-            // It was opened with a user or a password that expires soon.
-            self.link = None;
-        }
-        self.link.take_if(|link| !link.is_alive());
-        match &mut self.link {
-            Some(link) => Ok(link),
-            none => Ok(none.insert(Link::open(&self.endpoint.with_response_timeout(patience))?)),
         }
     }
 }
@@ -765,19 +622,6 @@ fn may_pass(failure: &Failure) -> bool {
         Failure::Refused(cause) => is_transient(&cause.error) || is_redirect(&cause.error),
         failure => failure.is_the_links(),
     }
-}
-
-type ReplySlot = Arc<Mutex<Option<Outcome>>>;
-
-/// A receiver for the reply to each command, and the place where it puts the reply.
-fn replies_to(commands: &[Command]) -> (Vec<Arc<dyn ReplyReceiver>>, Vec<ReplySlot>) {
-    let reply = |_: &Command| {
-        let reply = ReplySlot::default();
-        let receiver = Arc::clone(&reply);
-        let receiver = move |outcome| *receiver.lock() = Some(outcome);
-        (Arc::new(receiver) as Arc<dyn ReplyReceiver>, reply)
-    };
-    commands.iter().map(reply).unzip()
 }
 
 /// Whether there is a command, which it adds to the others.

@@ -228,30 +228,3 @@ fn a_panic_of_the_subscribers_is_an_outage_and_ends_nothing() {
     wait_until("it is confirmed again", SOON, || own.is_confirmed());
     assert!(own.version() > 1, "messages missed meanwhile are not asked for");
 }
-
-#[test]
-fn over_the_callers_connections_all_are_sent_together_and_waited_for_until_a_time() {
-    let server = Server::start().unwrap();
-    let config = ClientBuilder::new(&server.url()).response_timeout(LEASE).config;
-    let session = Session::open(&server.url(), config, ignore).unwrap();
-    let core = session.core();
-    let renewer = Renewer::new(Arc::clone(core), &core.servers.first());
-    let echo = |text: &'static [u8]| Command::plain(&[b"ECHO", text]);
-    let commands = [echo(b"one"), echo(b"two"), echo(b"three")];
-    let none = io::Error::other("none can be had");
-    let none = Failure::Unsent(Cause::new(none, renewer.endpoint.health()));
-    let outcomes = renewer.exchange_over_lanes(&commands, Instant::now() + SOON, &none);
-    let replies = ["one", "two", "three"].map(|it| Value::BulkString(it.into()));
-    assert_eq!(outcomes.into_iter().map(Result::unwrap).collect::<Vec<_>>(), replies);
-    server.pause();
-    let begun = Instant::now();
-    let until = begun + Duration::from_millis(100);
-    let outcomes = renewer.exchange_over_lanes(&commands, until, &none);
-    assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
-    assert!(outcomes.iter().all(|it| matches!(it, Err(Failure::TimedOut(_)))), "{outcomes:?}");
-    server.resume();
-    // No caller gets another caller's reply.
-    for lane in core.servers.first().lanes().iter().filter(|lane| lane.is_open()) {
-        assert_eq!(lane.call_once(&echo(b"last")).unwrap(), Value::BulkString("last".into()));
-    }
-}

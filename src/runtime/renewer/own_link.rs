@@ -1,0 +1,246 @@
+//! The renewer's own way to its server: a connection that is opened again when it breaks, or an
+//! open lane while none can be opened.
+//!
+//! A command has an outcome here in any case, and within a limit: that of the shortest lease, and
+//! longer after exchanges without a reply. A command may have been sent twice, which the caller
+//! learns.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use redis::Value;
+use redlatch_client::sync::Mutex;
+use redlatch_client::{
+    Command, Endpoint, Failure, Limit, Link, Node, Outcome, Posted, ReplyReceiver,
+};
+
+use crate::lease::renewal;
+use crate::runtime::Core;
+
+/// For how long redirected commands are followed to other servers.
+pub(in crate::runtime) const RESENT_WITHIN: Duration = Duration::from_millis(200);
+/// How often at most the patience with a silent server is doubled: from that of the shortest lease
+/// to that of any other.
+const MOST_DOUBLED: u32 = 20;
+
+/// See the module.
+pub(super) struct OwnLink {
+    core: Arc<Core>,
+    pub(super) endpoint: Endpoint,
+    link: Option<Link>,
+    /// How many exchanges in a row had no reply.
+    unanswered: u32,
+    /// See [`Endpoint::login_renewals`].
+    login_renewals: u64,
+    /// Its lanes are used if no connection can be opened.
+    node: Arc<Node>,
+}
+
+impl OwnLink {
+    /// Opens nothing yet.
+    pub(super) fn new(core: &Arc<Core>, node: &Arc<Node>) -> Self {
+        let patience = renewal::patience(core.config.watchdog_timeout);
+        let patience = patience.min(node.endpoint.response_timeout());
+        let endpoint = node.endpoint.with_response_timeout(patience);
+        let login_renewals = endpoint.login_renewals();
+        let (core, node) = (Arc::clone(core), Arc::clone(node));
+        Self { core, endpoint, link: None, unanswered: 0, login_renewals, node }
+    }
+
+    /// Whether there is a connection now: opens one if there is none.
+    pub(super) fn opens(&mut self) -> bool {
+        self.link().is_ok()
+    }
+
+    /// The next exchange opens a new connection.
+    pub(super) fn close(&mut self) {
+        self.link = None;
+    }
+
+    /// Opens a connection, which ends an outage if there was one. Its limit is that of a renewal,
+    /// and grows each time.
+    pub(super) fn look(&mut self) {
+        match Link::open(&self.endpoint.with_response_timeout(self.patience())) {
+            Ok(link) => drop(self.link.get_or_insert(link)),
+            Err(_) => self.unanswered = self.unanswered.saturating_add(1),
+        }
+    }
+
+    /// Sends commands in one packet and reads their replies. If the old connection gave no reply,
+    /// sends them once more on a new one: the old one may have been dead for a while. Also returns
+    /// whether they were sent twice: then the first copies may have run, with any outcome of the
+    /// second ones. `within`: the time for the replies, besides that of the distance.
+    pub(super) fn exchange(
+        &mut self,
+        commands: &[Command],
+        within: Option<Duration>,
+    ) -> (Vec<Outcome>, bool) {
+        let outcomes = self.exchange_once(commands, within);
+        let (outcomes, in_doubt) = match outcomes.first() {
+            Some(Err(Failure::Reset(_))) => (self.exchange_once(commands, within), true),
+            _ => (outcomes, false),
+        };
+        let is_lost = matches!(outcomes.first(), Some(Err(failure)) if failure.is_the_links());
+        self.unanswered = if is_lost { self.unanswered.saturating_add(1) } else { 0 };
+        let Some(cluster) = self.core.servers.cluster() else { return (outcomes, in_doubt) };
+        if is_lost {
+            // Another server may have the slots, and is asked next time.
+            cluster.look();
+        }
+        // One limit for all of them: the other outcomes wait for this.
+        let ended = self.core.is_shut_down();
+        let within = if ended { self.endpoint.response_timeout() } else { RESENT_WITHIN };
+        let until = Instant::now() + within;
+        let sent = commands.iter().zip(outcomes);
+        let followed = |(command, outcome)| cluster.resend(command, outcome, until);
+        (sent.map(followed).collect(), in_doubt)
+    }
+
+    /// Like [`exchange`](Self::exchange), but sends nothing again over a connection that breaks.
+    fn exchange_once(&mut self, commands: &[Command], within: Option<Duration>) -> Vec<Outcome> {
+        let (begun, patience) = (Instant::now(), self.patience());
+        match self.link() {
+            Ok(link) => {
+                let (receivers, replies) = replies_to(commands);
+                let batch = commands.iter().cloned().zip(receivers);
+                let batch = batch.map(|(command, receiver)| (command, receiver, true));
+                let done = link.send(batch).and_then(|()| {
+                    let within = within.map_or(patience, |within| link.at_least(within));
+                    link.read_awaited_within(within.min(patience))
+                });
+                if done.is_err() || link.is_wrong() {
+                    self.link = None;
+                }
+                // Every command sent has an outcome once its link was read or has failed.
+                let taken = replies.iter().map(|reply| reply.lock().take());
+                taken.map(|outcome| outcome.unwrap_or(Ok(Value::Nil))).collect()
+            }
+            Err(failure) => {
+                // Less the time spent on the connection: one attempt waits only once for a server
+                // that does not answer.
+                let within = within.map_or(patience, |it| it.max(self.core.round_trip * 4));
+                self.exchange_over_lanes(commands, begun + within.min(patience), &failure)
+            }
+        }
+    }
+
+    /// For `failure`, no connection can be opened, but open ones may work: the server is full, its
+    /// password was changed, or this process may open no more files.
+    fn exchange_over_lanes(
+        &self,
+        commands: &[Command],
+        until: Instant,
+        failure: &Failure,
+    ) -> Vec<Outcome> {
+        let _limited = Limit::set(Limit::new(Some(until), None));
+        for lane in self.node.lanes().iter().filter(|lane| lane.is_open()) {
+            if Instant::now() >= until {
+                break;
+            }
+            let (receivers, replies) = replies_to(commands);
+            for (command, receiver) in commands.iter().zip(receivers) {
+                if lane.post(command.clone(), receiver) == Posted::LookAfter {
+                    self.core.watchdog.look_after(lane);
+                }
+            }
+            // Its reply comes behind theirs. (Not behind that of a script which the server did not
+            // know, and which was sent again: the reply to the next ping does.)
+            let ping = Command::plain(&[b"PING"]);
+            let mut lost = None;
+            while lost.is_none() && replies.iter().any(|reply| reply.lock().is_none()) {
+                lost = lane.call_once(&ping).err().filter(Failure::is_the_links);
+            }
+            let cause = || lost.as_ref().unwrap_or(failure).cause().clone();
+            let taken = replies.iter().map(|reply| reply.lock().take());
+            // An unanswered command may still run.
+            let outcomes: Vec<_> =
+                taken.map(|it| it.unwrap_or_else(|| Err(Failure::TimedOut(cause())))).collect();
+            // Otherwise the lane's connection was broken, too, and there is no other one.
+            if !outcomes.iter().all(|outcome| matches!(outcome, Err(Failure::Unsent(_)))) {
+                return outcomes;
+            }
+        }
+        commands.iter().map(|_| Err(failure.clone())).collect()
+    }
+
+    /// How long an exchange waits for its replies: the renewal of the shortest lease may be in it,
+    /// or wait behind it. After two without a reply it grows: with a server that is that slow, the
+    /// short lease is over, and the long ones must not be lost with it.
+    fn patience(&self) -> Duration {
+        let longest = self.endpoint.response_timeout();
+        let patience = self.core.shortest_patience().max(self.core.round_trip.saturating_mul(4));
+        let doubled = 1_u32 << self.unanswered.saturating_sub(1).min(MOST_DOUBLED);
+        patience.saturating_mul(doubled).min(longest)
+    }
+
+    fn link(&mut self) -> Result<&mut Link, Failure> {
+        let patience = self.patience();
+        let renewals = self.endpoint.login_renewals();
+        if std::mem::replace(&mut self.login_renewals, renewals) != renewals {
+            // It was opened with a user or a password that expires soon.
+            self.link = None;
+        }
+        self.link.take_if(|link| !link.is_alive());
+        match &mut self.link {
+            Some(link) => Ok(link),
+            none => Ok(none.insert(Link::open(&self.endpoint.with_response_timeout(patience))?)),
+        }
+    }
+}
+
+type ReplySlot = Arc<Mutex<Option<Outcome>>>;
+
+/// A receiver for the reply to each command, and the place where it puts the reply.
+fn replies_to(commands: &[Command]) -> (Vec<Arc<dyn ReplyReceiver>>, Vec<ReplySlot>) {
+    let reply = |_: &Command| {
+        let reply = ReplySlot::default();
+        let receiver = Arc::clone(&reply);
+        let receiver = move |outcome| *receiver.lock() = Some(outcome);
+        (Arc::new(receiver) as Arc<dyn ReplyReceiver>, reply)
+    };
+    commands.iter().map(reply).unzip()
+}
+
+#[cfg(all(test, testkit))]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::io;
+
+    use redlatch_client::Cause;
+    use redlatch_testkit::Server;
+
+    use super::*;
+    use crate::config::ClientBuilder;
+    use crate::runtime::Session;
+
+    const SOON: Duration = Duration::from_secs(20);
+    const LEASE: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn over_the_callers_connections_all_are_sent_together_and_waited_for_until_a_time() {
+        let server = Server::start().unwrap();
+        let config = ClientBuilder::new(&server.url()).response_timeout(LEASE).config;
+        let session = Session::open(&server.url(), config, |_, _, _| {}).unwrap();
+        let core = session.core();
+        let own = OwnLink::new(core, &core.servers.first());
+        let echo = |text: &'static [u8]| Command::plain(&[b"ECHO", text]);
+        let commands = [echo(b"one"), echo(b"two"), echo(b"three")];
+        let none = io::Error::other("none can be had");
+        let none = Failure::Unsent(Cause::new(none, own.endpoint.health()));
+        let outcomes = own.exchange_over_lanes(&commands, Instant::now() + SOON, &none);
+        let replies = ["one", "two", "three"].map(|it| Value::BulkString(it.into()));
+        assert_eq!(outcomes.into_iter().map(Result::unwrap).collect::<Vec<_>>(), replies);
+        server.pause();
+        let begun = Instant::now();
+        let until = begun + Duration::from_millis(100);
+        let outcomes = own.exchange_over_lanes(&commands, until, &none);
+        assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
+        assert!(outcomes.iter().all(|it| matches!(it, Err(Failure::TimedOut(_)))), "{outcomes:?}");
+        server.resume();
+        // No caller gets another caller's reply.
+        for lane in core.servers.first().lanes().iter().filter(|lane| lane.is_open()) {
+            assert_eq!(lane.call_once(&echo(b"last")).unwrap(), Value::BulkString("last".into()));
+        }
+    }
+}
