@@ -176,7 +176,15 @@ impl Hold {
 
     /// A hold that keeps its owner live. Who asked for it keeps it.
     pub(crate) fn of_live(self, live: &mut Option<Live>) -> Arc<Self> {
-        let hold = Arc::new(Self { live: live.take(), ..self });
+        // A hold that was not ours has no other owner. Holds that keep one another would be freed
+        // by recursion.
+        let before = match live.take() {
+            Some(Live::Hold(hold)) => {
+                Arc::try_unwrap(hold).map_or_else(|hold| Some(Live::Hold(hold)), |hold| hold.live)
+            }
+            before => before,
+        };
+        let hold = Arc::new(Self { live: before, ..self });
         *live = Some(Live::Hold(Arc::clone(&hold)));
         hold
     }

@@ -143,6 +143,7 @@ pub(crate) fn acquire<S: Source>(
 
 impl<S: Source> Synchronizer for Arc<S> {
     type Site = Self;
+    const ASKS_AT_ENTRY: bool = true;
 
     fn site(&self) -> &Self {
         self

@@ -11,6 +11,7 @@ use super::*;
 use crate::config::ClientBuilder;
 use crate::lease::Task;
 use crate::local::HoldState;
+use crate::local::acquisition::Acquisition;
 use crate::local::hold::GrantDetails;
 use crate::runtime::Session;
 use crate::scripts::Chain;
@@ -46,6 +47,20 @@ fn a_guard_whose_seat_a_later_hold_takes_is_told_why_its_own_was_lost() {
     let _second = seated(&site, LEASE);
     assert_eq!(first.state(), HoldState::Lost(LostReason::ForceUnlocked));
     assert_eq!(told.recv_timeout(SOON).unwrap(), LostReason::ForceUnlocked);
+}
+
+/// No stack has room to drop one inside another.
+#[test]
+fn very_many_holds_of_an_owner_that_were_not_ours_do_not_keep_one_another() {
+    let server = Server::start().unwrap();
+    let session = session(&server);
+    let site = Site::of(session.core(), "not ours");
+    let mut acquisition = Acquisition::<()>::new(&site);
+    for _ in 0..100_000 {
+        let terms = Terms::watched(LEASE);
+        let hold = Hold::new(acquisition.owner, terms, Asked::now(&site), false);
+        drop(acquisition.becomes(hold));
+    }
 }
 
 /// Each alarm that goes off sets the next one. So one too many would stay for as long as the site.
