@@ -372,6 +372,7 @@ impl Party<'_> {
 /// Each party leads: it waits for nobody of its process.
 impl Synchronizer for Party<'_> {
     type Site = BarrierSite;
+    const ASKS_AT_ENTRY: bool = true;
 
     fn site(&self) -> &BarrierSite {
         &self.barrier.site

@@ -141,6 +141,23 @@ fn a_re_entry_that_outlasts_an_outage_is_told_no_more_than_another() {
 }
 
 #[test]
+fn a_wait_that_begins_in_an_outage_is_told_in_it() {
+    let _bounded = bounded();
+    let server = server();
+    let (proxy, heard) = (Proxy::before(&server), Heard::default());
+    let client = Client::builder(&proxy.url()).failover_timeout(LONG).observer(heard.clone());
+    let client = client.connect().unwrap();
+    let semaphore = client.semaphore("tools");
+    assert!(semaphore.try_set_permits(1).unwrap());
+    proxy.refuse();
+    proxy.cut_all();
+    let waits = spawn(move || semaphore.acquire().map(drop));
+    heard.wait_for("waits");
+    proxy.accept();
+    waits.join().unwrap();
+}
+
+#[test]
 fn a_loss_that_unlock_finds_is_told_as_a_loss() {
     let _bounded = bounded();
     let server = server();

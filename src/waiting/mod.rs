@@ -52,6 +52,10 @@ pub(crate) trait Synchronizer {
     /// What the thread waits for, and how many permits of it.
     fn what(&self, need: &NeedOf<Self>) -> (Kind, u32);
 
+    /// Whether [`enter`](Self::enter) asks the server for a thread that has nothing yet. Otherwise
+    /// it asks for a re-entry alone.
+    const ASKS_AT_ENTRY: bool = false;
+
     /// A thread arrives. May ask the server once, if that needs no lead.
     fn enter(&self, claim: &ClaimOf<'_, Self>) -> Result<EnterOf<Self>, Error>;
 
@@ -232,6 +236,9 @@ fn wait<S: Synchronizer>(
         let entered = match first.take().unwrap_or_else(|| synchronizer.enter(claim)) {
             Ok(entered) => entered,
             Err(error) => {
+                if S::ASKS_AT_ENTRY {
+                    starts();
+                }
                 go_on(synchronizer, claim, &mut endurance, (&mut long_wait, LAST), error)?;
                 continue;
             }
