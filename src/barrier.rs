@@ -16,21 +16,21 @@
 //! - An arrival whose outcome is not known is not repeated: a second one could be one too many.
 //! - No party arrives in a generation before one that its process has passed or met.
 
-use std::cell::Cell;
+use std::cell::{Cell, OnceCell};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 use redlatch_client::sync::atomic::{AtomicI64, Ordering};
-use redlatch_client::sync::{Mutex, Thread, clock};
-use redlatch_client::{CancelToken, Command, Limit, Route};
+use redlatch_client::sync::{Mutex, Thread};
+use redlatch_client::{CancelToken, Command, Limit, Outcome, Route};
 
 #[cfg(doc)]
 use crate::client::Client;
 use crate::config::check_watchdog;
 use crate::error::{Error, ErrorKind};
-use crate::lease::{Alarm, Cleanup, Renewal, Task};
+use crate::lease::{Cleanup, KeepAlive};
 use crate::observer::{Kind, Way};
 use crate::runtime::{Core, Member, Session};
 use crate::scripts::barrier::{
@@ -79,6 +79,7 @@ use crate::waiting::{
 ///
 /// A hash `redlatch_barrier:{name}`, and a sorted set `redlatch_parties:{name}` while parties wait.
 /// Neither has an end: both stay until [`delete`](Self::delete), even if all parties were killed.
+/// For five minutes after a delete, the hash says to late parties how their generation ended.
 /// Messages go to the channel `redlatch_barrier:{name}`.
 /// [Operations](crate::guide::operations#access-rights) lists the rights that a user needs.
 #[derive(Clone)]
@@ -180,7 +181,8 @@ impl CyclicBarrier {
         self.once(|scripts, id| scripts.reset(id))
     }
 
-    /// Removes the barrier. Waiting parties get an error of kind [`Broken`](ErrorKind::Broken).
+    /// Removes the barrier. Waiting parties get an error of kind [`Broken`](ErrorKind::Broken),
+    /// unless their generation has tripped.
     /// Returns `false` if there was no barrier.
     ///
     /// # Blocking
@@ -280,7 +282,12 @@ impl CyclicBarrier {
     /// Arrives and waits.
     fn pass(&self, wait: Wait<'_>) -> Result<Option<u32>, Error> {
         let core = self.session.core();
-        let new = || Party { barrier: self, owner: core.id.next_owner(), place: Cell::new(None) };
+        let new = || Party {
+            barrier: self,
+            owner: core.id.next_owner(),
+            place: Cell::new(None),
+            renewal: OnceCell::new(),
+        };
         if let Err(error) = self.check(&wait) {
             if error.kind() == ErrorKind::Cancelled {
                 new().leave()?;
@@ -327,45 +334,49 @@ struct Party<'a> {
     owner: Owner,
     /// Once it has arrived.
     place: Cell<Option<Place>>,
+    renewal: OnceCell<Arc<dyn KeepAlive>>,
 }
 
 impl Party<'_> {
     /// The last party runs its action, and then trips the barrier.
     fn act(&self, place: Place) -> Result<(), Error> {
-        let CyclicBarrier { site, lease, action: Some(action), .. } = self.barrier else {
-            return Ok(());
-        };
-        let renewal = site.scripts().look_command(Some((place, &self.owner, *lease)));
-        let acting = Arc::new(Acting { site: Arc::clone(site), renewal, period: *lease / PERIODS });
-        let alarm = acting.schedule();
+        let Some(action) = &self.barrier.action else { return Ok(()) };
+        let site = self.site();
+        self.renew(place);
         let ran = catch_unwind(AssertUnwindSafe(|| action()));
         // A child that the action forked is no party.
         site.core.check_process(&site.name)?;
-        site.core.watchdog.cancel(alarm);
         let finished = site.finish(place.generation, &self.owner, ran.is_ok());
         ran.unwrap_or_else(|panic| resume_unwind(panic));
-        match finished.map_err(|trouble| trouble.into_error_of(&site.name))? {
-            Generation::Tripped => Ok(()),
-            _ => Err(site.broken()),
-        }
+        let went = finished.map_err(|trouble| trouble.into_error_of(&site.name))?;
+        if went == Generation::Tripped { Ok(()) } else { Err(site.broken()) }
     }
 
     /// Leaves early, and breaks its generation, unless that has ended. If it has not arrived, breaks
     /// the one in which it would wait if it arrived now.
     fn leave(&self) -> Result<Generation, Error> {
         let CyclicBarrier { site, lease, .. } = self.barrier;
-        let left = match self.place.get() {
-            Some(Place { generation, index: Some(_) }) => {
-                site.finish(generation, &self.owner, false)
-            }
-            _ => site.arrive(&self.owner, *lease, Comes::Leaves).map(|_| Generation::Broken),
+        let Some(Place { generation, index: Some(_) }) = self.place.get() else {
+            let left = site.arrive(&self.owner, *lease, Comes::Leaves);
+            let left = left.map(|_| Generation::Broken);
+            return left.map_err(|trouble| trouble.into_error_of(&site.name));
         };
-        left.map_err(|trouble| {
-            let state = "it waits no more, and it is not known whether the others pass; if they do \
-                         not, and it has arrived, the barrier breaks when its lease ends";
+        site.finish(generation, &self.owner, false).map_err(|trouble| {
+            let state = "it waits no more, and it is not known whether the others pass; if not, the \
+                         barrier breaks when the lease of this party ends";
             // Also if the request was never sent: its arrival counts.
             trouble.into_error().of(&site.name).now(state).unknown(true)
         })
+    }
+
+    fn renew(&self, place: Place) {
+        let CyclicBarrier { site, lease, .. } = self.barrier;
+        let _renewed = self.renewal.get_or_init(|| {
+            let command = site.scripts().look_command(Some((place, &self.owner, *lease)));
+            let renewal: Arc<dyn KeepAlive> = Arc::new(Renewal { command, lease: *lease });
+            site.core.watchdog.schedule(&site.name, &renewal, *lease / PERIODS);
+            renewal
+        });
     }
 }
 
@@ -420,6 +431,9 @@ impl Synchronizer for Party<'_> {
     fn ask(&self, lead: &mut Lead<()>, _: &Claim<'_, ()>) -> Result<Try<()>, Error> {
         let (site, lease) = (self.site(), self.barrier.lease);
         let place = self.place.get().ok_or_else(|| site.broken())?;
+        if lease / PERIODS <= site.core.config.connection.response_timeout {
+            self.renew(place);
+        }
         let heard = &mut lead.listening.public;
         heard.listen(&site.core, &site.channel);
         // A message from here on is news.
@@ -444,29 +458,24 @@ impl Synchronizer for Party<'_> {
 /// How often a lease is renewed before it would end.
 const PERIODS: u32 = 3;
 
-/// The lease of the last party while its thread runs the action, and does not look.
-struct Acting {
-    site: Arc<BarrierSite>,
-    renewal: Command,
-    period: Duration,
+/// And after what part of it a refused renewal is tried again.
+const TRIES: u32 = 20;
+
+/// Renews the lease of a party for as long as this lives: while its thread runs the action, and
+/// does not look, or where its thread may wait for a reply for longer than the lease lasts.
+#[derive(Debug)]
+struct Renewal {
+    command: Command,
+    lease: Duration,
 }
 
-impl Acting {
-    fn schedule(self: &Arc<Self>) -> Alarm {
-        let due = clock::now().saturating_add(clock::nanos(self.period));
-        let weak: Weak<dyn Task> = Arc::downgrade(&(Arc::clone(self) as Arc<dyn Task>));
-        self.site.core.watchdog.alarm(due, weak)
+impl KeepAlive for Renewal {
+    fn command(&self) -> Option<Command> {
+        Some(self.command.clone())
     }
-}
 
-impl Task for Acting {
-    fn due(self: Arc<Self>) -> Option<Renewal> {
-        let Self { site, renewal, period } = &*self;
-        let renewal = Cleanup::renewed(&site.name, renewal.clone(), *period);
-        site.core.watchdog.clean_up(renewal);
-        // The wheel forgets the alarm with the action.
-        let _alarm = self.schedule();
-        None
+    fn done(&self, outcome: Outcome) -> Duration {
+        self.lease / if outcome.is_ok() { PERIODS } else { TRIES }
     }
 }
 

@@ -1,8 +1,8 @@
 -- Arrives. The last party trips the barrier; if it has an action, `finish` does that after it.
 --
 -- KEYS 1 the barrier, 2 slot, 3 its parties
--- ARGV 1-4 as in once.lua, 5 channel, 6 party, 7 its lease in ms, 8 how it comes: 0 = to wait, 1 = to
---      wait and with an action, 2 = to break the generation in which it would wait, 9 the least
+-- ARGV 1-4 as in once.lua, 5 channel, 6 party, 7 its lease in ms, 8 how it comes: 0 = to wait, 1 =
+--      to wait and with an action, 2 = to break the generation in which it would wait, 9 the least
 --      number that the present generation can have
 -- reply: the generation's number, and in six further digits 1 + how many parties are still to come,
 --        or 0: it is complete, and the party has not arrived (as text, for it is more than a number
@@ -12,16 +12,22 @@ return once(function()
     if not number then
         return nil
     end
+    check()
+    if number < tonumber(ARGV[9]) then
+        -- A new master that forgot trips counts parties that have passed already. The next reset
+        -- begins a generation that no party has met.
+        ends = true
+        local fields = {anew(number, math.max(micros(), ARGV[9]))}
+        fields[6] = fields[6] .. fields[2] .. ' '
+        return {'-1', 'hset', barrier, unpack(fields)}
+    end
     local missing = redis.call('hget', barrier, 'parties') - redis.call('zcard', parties) - 1
     local leaves = ARGV[8] == '2'
     -- While the last party's action runs, a party would wait in the next one. That begins broken.
     local breaks = leaves and missing < 0 and number + 1 or number
     if is_broken(breaks) then
         return {'-1'}
-    end
-    check()
-    -- (A new master that forgot a trip counts parties that have passed already.)
-    if leaves or has_died() or number < tonumber(ARGV[9]) then
+    elseif leaves or has_died() then
         ends = breaks == number
         return {'-1', 'hset', barrier, 'broken', broken_with(breaks)}
     end

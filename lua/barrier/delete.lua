@@ -1,11 +1,16 @@
--- Removes a barrier. Its parties find it broken.
+-- Removes a barrier. Its parties find it broken, but those whose generation has tripped.
 --
 -- KEYS 1 the barrier, 2 slot, 3 its parties
 -- ARGV 1-4 as in once.lua, 5 channel
 -- reply: 1 = there was one, 0 = there was none
 local number = present()
 return once(function()
-    return number and {'1', 'del', barrier, parties}
+    if not number then
+        return nil
+    end
+    check()
+    return {'1', 'hdel', barrier, 'parties'}
 end, function()
+    redis.call('pexpire', barrier, 300000)
     ended(ARGV[5], number)
 end)

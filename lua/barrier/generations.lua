@@ -3,8 +3,10 @@
 -- KEYS first the barrier, last its parties
 --
 -- The barrier is a hash: how many `parties` trip it; the number of its `generation`, which began as
--- a time in µs, so that no other barrier of the name has the same; the `first` one of this barrier;
--- and the last `broken` ones, between spaces. The parties that have arrived are a sorted set:
+-- a time in µs, so that no other barrier of the name has the same; the `first` one from which on
+-- each number was a generation; `before` that, the first and the last one of an earlier beginning;
+-- and the last `broken` ones, between spaces. Without `parties` it was deleted, and says to late
+-- parties for a while how their generation ended. The parties that have arrived are a sorted set:
 -- party -> the end of its lease in ms since 1970. A generation ends once. It trips: the next number
 -- begins. Or it breaks, and is the present one until a reset. (The one after a complete one, whose
 -- action runs, may be broken before it begins.)
@@ -20,17 +22,22 @@ local function text(number)
     return string.format('%.0f', number)
 end
 
--- The number of the present generation; nil if there is no barrier.
+-- The number of the present generation, nil if there is no barrier; and that of the last one.
 local function present()
-    return tonumber(redis.call('hget', barrier, 'generation') or nil)
+    local it = redis.call('hmget', barrier, 'generation', 'parties')
+    local last = tonumber(it[1] or nil)
+    return it[2] and last or nil, last
 end
 
 local function broken()
     return redis.call('hget', barrier, 'broken') or ' '
 end
 
+-- (One before a full list may have been forgotten.)
 local function is_broken(number)
-    return string.find(broken(), ' ' .. text(number) .. ' ', 1, true) ~= nil
+    local all = broken()
+    return string.find(all, ' ' .. text(number) .. ' ', 1, true) ~= nil
+        or #all > 64 * 17 and number < tonumber(string.match(all, '%d+'))
 end
 
 -- The broken generations, this one included. Those of 64 resets ago are forgotten.
@@ -45,23 +52,40 @@ end
 
 -- Fails before the first change if the last one would be refused.
 local function check()
-    for _, command in ipairs({{'hset', barrier, '', ''}, {'del', parties}}) do
+    for _, command in ipairs({
+        {'hget', barrier, ''}, {'hset', barrier, '', ''}, {'hdel', barrier, ''},
+        {'pexpire', barrier, 1}, {'persist', barrier}, {'del', parties},
+    }) do
         if not redis.acl_check_cmd(unpack(command)) then
             redis.call(unpack(command))
         end
     end
 end
 
--- How a generation went: 0 = it is the present one, 1 = it tripped, 2 = it is broken. (A number that
--- is not this barrier's is of one that was deleted or lost.)
+-- How a generation went: 0 = it is the present one, 1 = it tripped, 2 = it is broken. A number that
+-- this server has never begun counts as broken: a lost server may have.
 local function state(number)
-    local now = present()
-    if not now or number > now or number < tonumber(redis.call('hget', barrier, 'first') or now)
-        or is_broken(number)
-    then
+    local now, last = present()
+    local first, before = unpack(redis.call('hmget', barrier, 'first', 'before'))
+    local from, to = string.match(before or '', '(%d+) (%d+)')
+    local is_known = first and number >= tonumber(first)
+        or from and number >= tonumber(from) and number < tonumber(to)
+    if not is_known or number > last or number == last and not now or is_broken(number) then
         return 2
     end
-    return number < now and 1 or 0
+    return number < last and 1 or 0
+end
+
+-- The fields of a barrier that begins anew after its `last` generation, which has not tripped.
+local function anew(last, number)
+    return 'generation', text(number), 'first', text(number), 'broken', broken_with(last),
+        'before', redis.call('hget', barrier, 'first') .. ' ' .. text(last)
+end
+
+-- The server's clock in µs.
+local function micros()
+    local time = redis.call('time')
+    return time[1] * 1000000 + time[2]
 end
 
 -- The generation of this number has ended. Without the right to publish, the parties find out by

@@ -17,7 +17,11 @@ if number and not is_broken(number) then
         redis.call('hset', barrier, 'broken', broken_with(number))
         ended(ARGV[1], number)
     elseif arrived then
-        redis.call('zadd', parties, text(clock() + ARGV[4]), ARGV[3])
+        local refused = redis.pcall('zadd', parties, text(clock() + ARGV[4]), ARGV[3])
+        -- A server without memory may have some again before the lease ends.
+        if type(refused) == 'table' and not string.find(refused.err, 'OOM', 1, true) then
+            return refused
+        end
     end
 end
 local first = redis.call('zrange', parties, 0, 0, 'withscores')[2]

@@ -4,13 +4,18 @@
 -- ARGV 1-4 as in once.lua, 5 how many parties trip it
 -- reply: 1 = made, 0 = there is one
 return once(function()
-    if present() then
+    local now, last = present()
+    if now then
         return nil
     end
     check()
-    local time = redis.call('time')
-    local number = text(time[1] * 1000000 + time[2])
+    if last then
+        -- (A party that left early may have broken the next one.)
+        return {'1', 'hset', barrier, 'parties', ARGV[5], anew(last, math.max(micros(), last + 2))}
+    end
+    local number = text(micros())
     return {'1', 'hset', barrier, 'parties', ARGV[5], 'generation', number, 'first', number}
 end, function()
+    redis.call('persist', barrier)
     redis.call('del', parties)
 end)

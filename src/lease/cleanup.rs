@@ -110,12 +110,6 @@ impl Cleanup {
         Self { server: Some(server), ..Self::new(name, What::Tell(message), BRIEF) }
     }
 
-    /// A lease that is to be renewed now, and again after `period`. Sent until an answer, or until
-    /// the next one is due.
-    pub(crate) fn renewed(name: &Arc<str>, renewal: Command, period: Duration) -> Self {
-        Self::new(name, What::Tell(renewal), period)
-    }
-
     /// A numbered request that may have been applied. Sent until it is, or until the server would
     /// forget that. `permits`: of a semaphore's, how many it gives, as for [`Requests::applied`].
     pub(crate) fn numbered(
@@ -372,7 +366,6 @@ mod tests {
             ("left over", Cleanup::left_over(&name, command(), short), 0, 30),
             ("unclaimed", Cleanup::unclaimed(&name, command()), 0, 3),
             ("unheard", Cleanup::unheard(&name, command(), 0), 0, 3),
-            ("renewed", Cleanup::renewed(&name, command(), short), 0, 30),
         ] {
             let (watchdog, _jobs) = Watchdog::new("", crossbeam_channel::bounded(0).0);
             let is_done = |outcome: &Outcome, after: u64| {

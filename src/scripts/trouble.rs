@@ -277,9 +277,10 @@ impl Rights {
                  PERSIST, PUBLISH and SUBSCRIBE on its key, on redlatch_request:* and on its channels"
             }
             Self::Barriers => {
-                "a barrier needs EVALSHA, EVAL, TIME, GET, SET, DEL, HGET, HSET, ZADD, ZCARD, ZCOUNT, \
-                 ZRANGE, ZSCORE, PUBLISH and SUBSCRIBE on its keys, redlatch_barrier:* and \
-                 redlatch_parties:*, on redlatch_request:* and on its channel, redlatch_barrier:*"
+                "a barrier needs EVALSHA, EVAL, TIME, GET, SET, DEL, HGET, HMGET, HSET, HDEL, PEXPIRE, \
+                 PERSIST, ZADD, ZCARD, ZCOUNT, ZRANGE, ZSCORE, PUBLISH and SUBSCRIBE on its keys, \
+                 redlatch_barrier:* and redlatch_parties:*, on redlatch_request:* and on its channel, \
+                 redlatch_barrier:*"
             }
             Self::Elections => {
                 "an election needs the rights of a fenced lock, and TIME, HEXISTS, HGET, HMGET, HSET, DEL, \
