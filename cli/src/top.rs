@@ -15,7 +15,7 @@ use ratatui::{DefaultTerminal, Frame};
 use redlatch::{Client, Error, Status};
 
 use crate::args::Args;
-use crate::trouble::{SOFTWARE, Trouble};
+use crate::trouble::{SOFTWARE, Trouble, shown};
 use crate::who;
 
 /// How often it looks for a scan that is done, if no key is pressed.
@@ -45,7 +45,7 @@ fn print(client: &Client, pattern: &str, every: Duration, json: bool) -> Result<
             if json {
                 let mut object = who::object(&status);
                 object["scan"] = scan.into();
-                text += &format!("{object}\n");
+                text += &who::json_line(&object);
             } else {
                 text += &who::line(&status);
             }
@@ -136,7 +136,7 @@ impl Screen {
                 }
                 (self.statuses, self.since, self.trouble) = (statuses, since, None);
             }
-            Err(error) => self.trouble = Some(format!("{error:#}")),
+            Err(error) => self.trouble = Some(shown(&format!("{error:#}"))),
         }
     }
 
@@ -174,9 +174,9 @@ impl Screen {
         });
         let since = since.max().map_or_else(|| "-".to_owned(), who::seconds);
         let row = Row::new([
-            status.name.clone(),
+            shown(&status.name),
             who::word(status.kind).to_owned(),
-            who::holders(status),
+            shown(&who::holders(status)),
             since,
             who::left(status),
             who::waiting(status).to_string(),

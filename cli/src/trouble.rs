@@ -17,9 +17,20 @@ pub(crate) const TOO_LONG: u8 = 124;
 pub(crate) const CANNOT_RUN: u8 = 126;
 pub(crate) const NOT_FOUND: u8 = 127;
 
+/// On one line, and without a terminal's commands: any client may have chosen a name, or an owner.
+pub(crate) fn shown(text: &str) -> String {
+    let escaped = |it: char| match it {
+        '\n' | '\r' | '\t' => it.escape_default().to_string(),
+        // As in JSON.
+        it if it.is_control() => format!("\\u{:04x}", u32::from(it)),
+        it => it.into(),
+    };
+    text.chars().map(escaped).collect()
+}
+
 /// Writes to stderr. One that is closed is no trouble.
 pub(crate) fn say(message: impl fmt::Display) {
-    let _written = writeln!(std::io::stderr(), "redlatch: {message}");
+    let _written = writeln!(std::io::stderr(), "redlatch: {}", shown(&message.to_string()));
 }
 
 /// The text on stderr, and the status.

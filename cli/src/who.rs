@@ -1,6 +1,5 @@
 //! `redlatch who` and `redlatch ls`: the holders of names, and their waiters.
 
-use std::fmt::Write as _;
 use std::time::Duration;
 
 use redlatch::{OwnerProcess, Status, StatusKind};
@@ -8,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::args::Args;
 use crate::print;
-use crate::trouble::Trouble;
+use crate::trouble::{Trouble, shown};
 
 /// Of the objects that `--json` prints.
 const VERSION: u32 = 1;
@@ -16,7 +15,7 @@ const UNKNOWN: &str = "an unknown process";
 
 pub(crate) fn who(args: &Args, name: &str, json: bool) -> Result<u8, Trouble> {
     let status = args.client()?.connect()?.status(name)?;
-    let text = if json { format!("{}\n", object(&status)) } else { page(&status) };
+    let text = if json { json_line(&object(&status)) } else { page(&status) };
     print(text.as_bytes())
 }
 
@@ -24,7 +23,7 @@ pub(crate) fn ls(args: &Args, pattern: &str, json: bool) -> Result<u8, Trouble> 
     let mut text = String::new();
     for status in args.client()?.connect()?.statuses(pattern)? {
         if json {
-            text += &format!("{}\n", object(&status));
+            text += &json_line(&object(&status));
         } else {
             text += &line(&status);
         }
@@ -83,28 +82,17 @@ pub(crate) fn seconds(time: Duration) -> String {
     format!("{:.1} s", time.as_secs_f64())
 }
 
-/// A name on one line, and without a terminal's commands: any client may have chosen it.
-fn shown(name: &str) -> String {
-    let escaped =
-        |it: char| if it.is_control() { format!("{}", it.escape_default()) } else { it.into() };
-    name.chars().map(escaped).collect()
-}
-
 /// The text of one name.
 fn page(status: &Status) -> String {
-    let mut page = format!("{}: {}\n", shown(&status.name), word(status.kind));
-    if let Some(value) = status.value {
-        let _fits = writeln!(page, "  count {value}");
-    }
-    if let Some(token) = status.token {
-        let _fits = writeln!(page, "  last token {token}");
-    }
+    let mut lines = vec![format!("{}: {}", status.name, word(status.kind))];
+    lines.extend(status.value.map(|value| format!("  count {value}")));
+    lines.extend(status.token.map(|token| format!("  last token {token}")));
     for holder in &status.holders {
         let verb = if holder.shared { "read by" } else { "held by" };
         let left = holder.left.map(|left| format!("{} left", seconds(left)));
         let left = left.unwrap_or_else(|| "no end".to_owned());
         let place = holder.process.as_ref().map_or_else(|| UNKNOWN.to_owned(), place);
-        let _fits = writeln!(page, "  {verb} {place}; {left}; owner {}", holder.owner);
+        lines.push(format!("  {verb} {place}; {left}; owner {}", holder.owner));
     }
     for (place_in_queue, waiter) in (1..).zip(&status.queue) {
         let purpose = if waiter.shared { ", to read" } else { "" };
@@ -112,19 +100,18 @@ fn page(status: &Status) -> String {
             waiter.waited.map_or_else(String::new, |waited| format!(", for {}", seconds(waited)));
         let place = waiter.process.as_ref().map_or_else(|| UNKNOWN.to_owned(), place);
         let owner = &waiter.owner;
-        let _fits =
-            writeln!(page, "  {place_in_queue}. {place} waits{since}{purpose}; owner {owner}");
+        lines.push(format!("  {place_in_queue}. {place} waits{since}{purpose}; owner {owner}"));
     }
     if status.listeners > 0 {
-        let _fits = writeln!(page, "  {} other clients wait for a change", status.listeners);
+        lines.push(format!("  {} other clients wait for a change", status.listeners));
     }
-    page
+    lines.iter().map(|line| shown(line) + "\n").collect()
 }
 
 pub(crate) fn line(status: &Status) -> String {
     let (kind, waiting) = (word(status.kind), waiting(status));
     let (name, holder, left) = (shown(&status.name), first(status, place), left(status));
-    format!("{name}\t{kind}\t{holder}\t{left}\t{waiting} waiting\n")
+    format!("{name}\t{kind}\t{}\t{left}\t{waiting} waiting\n", shown(&holder))
 }
 
 /// How long the last lease lasts.
@@ -136,6 +123,11 @@ pub(crate) fn left(status: &Status) -> String {
 /// How many processes, of a fair lock threads, wait.
 pub(crate) fn waiting(status: &Status) -> u64 {
     status.queue.len() as u64 + status.listeners
+}
+
+/// Controls stand in strings only: this does not change what is read.
+pub(crate) fn json_line(object: &Value) -> String {
+    shown(&object.to_string()) + "\n"
 }
 
 pub(crate) fn object(status: &Status) -> Value {

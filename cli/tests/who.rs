@@ -49,11 +49,43 @@ fn who_and_ls_name_holders_and_waiters() {
     assert!(waiter.wait().unwrap().success());
     let guard = watcher.reentrant_lock("a\u{1b}[7m\nb\tlock").lock().unwrap();
     let line = prints(&url, &["ls", "a*"]);
-    assert!(line.starts_with("a\\u{1b}[7m\\nb\\tlock\tlock\t"), "{line}");
+    assert!(line.starts_with("a\\u001b[7m\\nb\\tlock\tlock\t"), "{line}");
     assert_eq!(line.lines().count(), 1, "{line}");
     assert!(!prints(&url, &["who", guard.name()]).contains('\u{1b}'));
     guard.unlock().unwrap();
     assert!(prints(&url, &["who", "orders"]).starts_with("orders: free"));
+}
+
+/// Any client may write one: an element of a list, or a permit's id.
+#[test]
+fn an_owner_commands_no_terminal() {
+    let server = server();
+    let (url, client, mut redis) = (server.url(), client(&server), server.connection());
+    let owner = "x\u{1b}[2J\n\u{9b}31m";
+    let fair = client.fair_lock("fair").lock().unwrap();
+    let slots = client.expirable_semaphore("slots");
+    slots.set_permits(2).unwrap();
+    let permit = slots.acquire().unwrap();
+    let keys: Vec<String> = redis::cmd("KEYS").arg("*slots*").query(&mut redis).unwrap();
+    for key in keys {
+        let mut add = redis::cmd("ZADD");
+        let _not_the_others = add.arg(key).arg(i64::MAX / 1024).arg(owner).exec(&mut redis);
+    }
+    redis::cmd("RPUSH").arg(("redisson_lock_queue:{fair}", owner)).exec(&mut redis).unwrap();
+    redis::cmd("SET").arg((owner, "no lock")).exec(&mut redis).unwrap();
+    for words in [&["who", "slots"][..], &["who", "fair"], &["ls"]] {
+        for json in [false, true] {
+            let said = prints(&url, &[words, if json { &["--json"] } else { &[] }].concat());
+            assert_eq!(said.find(|it: char| it.is_control() && !"\n\t".contains(it)), None);
+            if json || words[0] == "who" {
+                assert!(said.contains("x\\u001b[2J\\n\\u009b31m"), "{said}");
+            }
+        }
+    }
+    let (_, said) = ends(&url, &["unlock", owner, "--force"]);
+    assert!(said.starts_with("redlatch: x\\u001b[2J\\n\\u009b31m is no lock"), "{said}");
+    permit.release().unwrap();
+    fair.unlock().unwrap();
 }
 
 #[cfg(target_os = "linux")]
