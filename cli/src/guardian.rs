@@ -127,7 +127,8 @@ fn guard(mut words: impl Iterator<Item = OsString>) -> Option<()> {
     let failed = |status, error| tell(&socket, format!("failed {status} {error}\n"));
     let (starts, its) = UnixStream::pair().ok()?;
     let mut command = start::this_program();
-    command.arg(start::ARGUMENT).args(words).process_group(i32::try_from(terminal).ok()?);
+    command.arg(start::ARGUMENT).arg(std::process::id().to_string()).args(words);
+    command.process_group(i32::try_from(terminal).ok()?);
     let child = match command.stdin(OwnedFd::from(its)).spawn() {
         Ok(child) => child,
         Err(error) => return failed(SOFTWARE, format!("no command: {error}")),

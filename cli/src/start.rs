@@ -8,7 +8,7 @@ use std::io::{ErrorKind, IoSlice, IoSliceMut, Result};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::CommandExt as _;
+use std::os::unix::process::{CommandExt as _, parent_id};
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
@@ -32,19 +32,24 @@ pub(crate) fn this_program() -> Command {
     command
 }
 
-/// `words`: the program's path, and the command. Its stdin comes through the socket that is this
-/// process's stdin, if the command may begin.
-pub(crate) fn main(mut words: impl Iterator<Item = OsString>) -> ExitCode {
-    // Nobody else ends the command if the guardian and `redlatch run` are killed. (A signal before
-    // this line would be missed, but then no stdin comes.)
+/// `words`: the guardian's number, the program's path, and the command. Its stdin comes through the
+/// socket that is this process's stdin, if the command may begin.
+pub(crate) fn main(words: impl Iterator<Item = OsString>) -> ExitCode {
+    begin(words).unwrap_or(SOFTWARE).into()
+}
+
+fn begin(mut words: impl Iterator<Item = OsString>) -> Option<u8> {
+    // Nobody else ends the command if the guardian and `redlatch run` are killed.
     #[cfg(target_os = "linux")]
     let _set =
         rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
-    let (Some(program), Some(name)) = (words.next(), words.next()) else { return SOFTWARE.into() };
-    let Some(stdin) = receive_stdin(std::io::stdin()) else { return SOFTWARE.into() };
+    let guardian = words.next()?;
+    let (program, name) = (words.next()?, words.next()?);
+    // A guardian that was killed before the signal was set may have sent the stdin before.
+    let stdin = receive_stdin(std::io::stdin()).filter(|_| guardian == *parent_id().to_string())?;
     let error = Command::new(program).arg0(&name).args(words).stdin(stdin).exec();
     say(format_args!("{}: {error}", name.to_string_lossy()));
-    if error.kind() == ErrorKind::NotFound { NOT_FOUND.into() } else { CANNOT_RUN.into() }
+    Some(if error.kind() == ErrorKind::NotFound { NOT_FOUND } else { CANNOT_RUN })
 }
 
 pub(crate) fn send_stdin(socket: &UnixStream, stdin: impl AsFd) -> Result<()> {
