@@ -27,10 +27,10 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::process::{Child, ExitCode, ExitStatus};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::process::{
     Pid, Signal, WaitId, WaitIdOptions, WaitOptions, getpgid, kill_process, kill_process_group,
@@ -79,12 +79,6 @@ fn status(status: ExitStatus) -> u8 {
     code.and_then(|code| u8::try_from(code).ok()).unwrap_or(SOFTWARE)
 }
 
-enum Event {
-    Line(String),
-    /// The command has ended, and is not reaped.
-    Ended,
-}
-
 struct Guardian {
     child: Child,
     pid: Pid,
@@ -92,6 +86,10 @@ struct Guardian {
     in_terminal: bool,
     /// Has also those that have left the group.
     cgroup: Option<Cgroup>,
+    /// What `redlatch run` says, until it is gone.
+    lines: Option<BufReader<UnixStream>>,
+    /// The part of a line that has come.
+    line: String,
     /// The command has not begun: it gets its stdin through the socket then.
     starts: Option<(UnixStream, OwnedFd)>,
     grace: u64,
@@ -101,6 +99,7 @@ struct Guardian {
     until: u64,
     /// The end by `stop`.
     stops: Option<u64>,
+    asked_to_end: bool,
     /// The command was told to end, or killed, since the lock ends.
     lost: bool,
 }
@@ -147,24 +146,28 @@ fn guard(mut words: impl Iterator<Item = OsString>) -> Option<()> {
         Err(error) => return failed(CONFIG, format!("no cgroup: {error}")),
     };
     tell(&socket, format!("started {}\n", child.id()));
-    let (events, told) = channel();
-    let watched = listen(&socket, events.clone(), Event::Line).and_then(|()| watch(pid, events));
-    if let Err(error) = watched {
-        return failed(SOFTWARE, format!("no guardian: {error}"));
-    }
+    // From here on `redlatch run` reads soon what few lines there are: no write waits, either.
+    let lines = socket.set_nonblocking(true).and_then(|()| socket.try_clone());
+    let (lines, ended) = match lines.and_then(|lines| Ok((lines, watch(pid)?))) {
+        Ok((lines, ended)) => (Some(BufReader::new(lines)), ended),
+        Err(error) => return failed(SOFTWARE, format!("no guardian: {error}")),
+    };
     let guardian = Guardian {
         child,
         pid,
         in_terminal: terminal > 0,
         cgroup,
+        lines,
+        line: String::new(),
         starts: Some((starts, stdin)),
         grace,
         margin,
         until: u64::MAX,
         stops: None,
+        asked_to_end: false,
         lost: false,
     };
-    let (status, lost) = guardian.guard(&told);
+    let (status, lost) = guardian.guard(&ended);
     tell(&socket, format!("ended {status} {lost}\n"))
 }
 
@@ -189,40 +192,23 @@ fn tell(mut socket: &UnixStream, line: String) -> Option<()> {
     socket.write_all(line.as_bytes()).ok()
 }
 
-/// Hands on the lines that come through a socket; an empty one is the end.
-pub(crate) fn listen<E: Send + 'static>(
-    socket: &UnixStream,
-    events: Sender<E>,
-    event: fn(String) -> E,
-) -> Result<()> {
-    let mut lines = BufReader::new(socket.try_clone()?);
-    let listen = move || {
-        loop {
-            let mut line = String::new();
-            let is_end = !matches!(lines.read_line(&mut line), Ok(1..));
-            if events.send(event(line)).is_err() || is_end {
-                return;
-            }
-        }
-    };
-    thread::Builder::new().name("lines".to_owned()).spawn(listen).map(drop)
-}
-
-fn watch(pid: Pid, events: Sender<Event>) -> Result<()> {
+/// Is closed when the command has ended, and is not reaped.
+fn watch(pid: Pid) -> Result<UnixStream> {
+    let (ended, its) = UnixStream::pair()?;
     let watch = move || {
         let how = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
         while matches!(waitid(WaitId::Pid(pid), how), Err(Errno::INTR) | Ok(None)) {}
-        let _sent = events.send(Event::Ended);
+        drop(its);
     };
-    thread::Builder::new().name("watch".to_owned()).spawn(watch).map(drop)
+    thread::Builder::new().name("watch".to_owned()).spawn(watch).map(|_| ended)
 }
 
 impl Guardian {
     /// Returns when the command has ended and its group is dead: its status, and whether it was
     /// stopped since the lock ends.
-    fn guard(mut self, told: &Receiver<Event>) -> (u8, bool) {
-        let mut told_to_end = false;
+    fn guard(mut self, ended: &UnixStream) -> (u8, bool) {
         loop {
+            self.hear();
             let now = clock();
             let dead_by = self.until.saturating_sub(self.margin);
             let wait = if now >= dead_by.min(self.stops.unwrap_or(u64::MAX)) {
@@ -231,23 +217,20 @@ impl Guardian {
                 AGAIN
             } else if now.saturating_add(self.grace) >= dead_by && !self.lost {
                 self.lost = true;
-                self.end(&mut told_to_end);
+                self.end();
                 continue;
             } else {
                 let end = if self.lost { dead_by } else { dead_by.saturating_sub(self.grace) };
                 let end = end.min(self.stops.unwrap_or(u64::MAX));
                 LOOK.min(Duration::from_nanos(end.saturating_sub(now)))
             };
-            match told.recv_timeout(wait) {
-                Ok(Event::Ended) => break,
-                Ok(Event::Line(line)) => {
-                    self.obey(line.trim_end(), &mut told_to_end);
-                    self.reap_orphans();
-                }
-                Err(RecvTimeoutError::Timeout) => self.reap_orphans(),
-                // Both threads are gone, and the command with its watcher.
-                Err(RecvTimeoutError::Disconnected) => break,
+            let mut polled = vec![PollFd::new(ended, PollFlags::IN)];
+            polled.extend(self.lines.as_ref().map(|it| PollFd::new(it.get_ref(), PollFlags::IN)));
+            let _interrupted = poll(&mut polled, wait.try_into().ok().as_ref());
+            if !polled[0].revents().is_empty() {
+                break;
             }
+            self.reap_orphans();
         }
         // Others of the group may live on, and the lock is about to be free.
         if !self.in_terminal {
@@ -275,7 +258,19 @@ impl Guardian {
         }
     }
 
-    fn obey(&mut self, line: &str, told_to_end: &mut bool) {
+    /// Obeys all that has been said. This process may have been stopped meanwhile: what it is told
+    /// then comes before it looks at its deadline.
+    fn hear(&mut self) {
+        while let Some(lines) = &mut self.lines
+            && let Ok(length) = lines.read_line(&mut self.line)
+        {
+            let _end = self.lines.take_if(|_| length == 0);
+            let line = std::mem::take(&mut self.line);
+            self.obey(line.trim_end());
+        }
+    }
+
+    fn obey(&mut self, line: &str) {
         let (order, number) = line.split_once(' ').unwrap_or((line, ""));
         match order {
             // A lock that is kept after all does not undo that the command was told to end.
@@ -297,9 +292,10 @@ impl Guardian {
             }
             "stop" => {
                 self.stops = Some(clock().saturating_add(self.grace));
-                self.end(told_to_end);
+                self.end();
             }
-            "kill" => self.until = 0,
+            // Whatever was said behind it.
+            "kill" => (self.until, self.lost) = (0, true),
             // The end: the lock is not renewed any more, and ends as it would have.
             "" if self.starts.is_some() => self.until = 0,
             _ => {}
@@ -307,8 +303,8 @@ impl Guardian {
     }
 
     /// Asks the command to end. A stopped one would not hear it.
-    fn end(&self, told: &mut bool) {
-        if !std::mem::replace(told, true) {
+    fn end(&mut self) {
+        if !std::mem::replace(&mut self.asked_to_end, true) {
             self.signal(Signal::TERM);
             self.signal(Signal::CONT);
         }

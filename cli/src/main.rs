@@ -38,7 +38,7 @@ fn main() -> ExitCode {
     match perform(&args) {
         Ok(status) => status.into(),
         Err(trouble) => {
-            say(&trouble);
+            say(&trouble.message);
             trouble.status.into()
         }
     }

@@ -2,7 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
-use std::io::IsTerminal as _;
+use std::io::{BufRead as _, BufReader, IsTerminal as _};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
@@ -244,6 +244,14 @@ impl Heard {
     }
 }
 
+/// Hands on the guardian's lines.
+fn listen(socket: &UnixStream, events: Sender<Event>) -> std::io::Result<()> {
+    let lines = BufReader::new(socket.try_clone()?).lines().map_while(Result::ok);
+    let lines = lines.chain([String::new()]).map(Event::Said);
+    let listen = move || lines.for_each(|line| drop(events.send(line)));
+    thread::Builder::new().name("lines".to_owned()).spawn(listen).map(drop)
+}
+
 /// The command and its guardian.
 struct Work {
     guardian: Child,
@@ -296,7 +304,7 @@ impl Work {
         let cgroup = run.cgroup.then(|| Cgroup::of(client).ok()).flatten();
         let (pid, until, lost) = (None, 0, false);
         let mut work = Self { guardian, socket, in_terminal, cgroup, pid, until, lost };
-        guardian::listen(&work.socket, events, Event::Said).map_err(failed)?;
+        listen(&work.socket, events).map_err(failed)?;
         // The last thing that can fail: with it the command may begin.
         start::send_stdin(&work.socket, std::io::stdin()).map_err(failed)?;
         work.tell_deadline(held);

@@ -1,6 +1,6 @@
 //! Why a command fails, and with which status.
 
-use std::fmt;
+use std::fmt::Display;
 use std::io::Write as _;
 
 use redlatch::{Error, ErrorKind};
@@ -29,7 +29,7 @@ pub(crate) fn shown(text: &str) -> String {
 }
 
 /// Writes to stderr. One that is closed is no trouble.
-pub(crate) fn say(message: impl fmt::Display) {
+pub(crate) fn say(message: impl Display) {
     let _written = writeln!(std::io::stderr(), "redlatch: {}", shown(&message.to_string()));
 }
 
@@ -37,18 +37,12 @@ pub(crate) fn say(message: impl fmt::Display) {
 #[derive(Debug)]
 pub(crate) struct Trouble {
     pub(crate) status: u8,
-    message: String,
+    pub(crate) message: String,
 }
 
 impl Trouble {
     pub(crate) fn new(status: u8, message: impl Into<String>) -> Self {
         Self { status, message: message.into() }
-    }
-}
-
-impl fmt::Display for Trouble {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
     }
 }
 

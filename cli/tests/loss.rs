@@ -111,6 +111,24 @@ fn after_a_kill_of_the_wrapper_and_the_guardian_the_command_is_killed_at_once() 
     assert_eq!(running.status(), None);
 }
 
+/// It was told of renewals meanwhile.
+#[test]
+fn a_guardian_that_goes_on_after_the_deadline_it_knew_kills_no_command_whose_lock_is_kept() {
+    let server = server();
+    unless_still(|| {
+        let script = "trap 'exit 9' TERM; while :; do sleep 0.05; done";
+        let running = start(&server.url(), &OPTIONS, "resumed", script);
+        signal_guardian(&running, Signal::STOP);
+        thread::sleep(Duration::from_secs(5));
+        signal_guardian(&running, Signal::CONT);
+        thread::sleep(Duration::from_millis(200));
+        let lives = !is_dying(running.command);
+        running.signal(Signal::TERM);
+        let status = running.status();
+        (lives && status == Some(9)).then_some(()).ok_or_else(|| format!("{lives} {status:?}"))
+    });
+}
+
 /// A guardian that does not read must not make `redlatch run` wait for it.
 #[test]
 fn after_a_stop_of_the_guardian_and_more_signals_than_its_socket_takes() {
