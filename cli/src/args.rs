@@ -137,7 +137,8 @@ pub(crate) struct Run {
     /// How long others wait for the lock if this machine dies. It is renewed while the command runs.
     #[arg(long, value_parser = duration, value_name = "TIME", default_value = "30")]
     pub(crate) lease: Duration,
-    /// Keeps the lock for this long at least: with -n, "once a minute on one of all machines".
+    /// Keeps the lock for this long at least, if the command can be run at all: with -n, "once a
+    /// minute on one of all machines".
     #[arg(long, value_parser = duration, value_name = "TIME")]
     pub(crate) hold_at_least: Option<Duration>,
     /// Stops the command after this time, with status 124.

@@ -15,13 +15,13 @@
 //! kill         the lock is lost
 //! ```
 //!
-//! It answers `started PID` or `failed STATUS WHY`, and then `ended STATUS LOST`. `PID` has not
+//! It answers `started PID` or `failed STATUS WHY`, and then `ended STATUS LOST FAILED`. `PID` has not
 //! become the command then, but waits for its stdin, which it gets when the lock is certain and this
 //! process has left its group.
 
 use std::ffi::OsString;
 use std::fs;
-use std::io::{BufRead as _, BufReader, Result, Write as _};
+use std::io::{BufRead as _, BufReader, Read as _, Result, Write as _};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
@@ -90,8 +90,10 @@ struct Guardian {
     lines: Option<BufReader<UnixStream>>,
     /// The part of a line that has come.
     line: String,
-    /// The command has not begun: it gets its stdin through the socket then.
-    starts: Option<(UnixStream, OwnedFd)>,
+    /// The command gets its stdin through it. If it cannot begin, a byte comes.
+    start: UnixStream,
+    /// The command has not begun.
+    stdin: Option<OwnedFd>,
     grace: u64,
     /// So much before the deadline the group is killed: a killed process needs a moment to die.
     margin: u64,
@@ -124,7 +126,7 @@ fn guard(mut words: impl Iterator<Item = OsString>) -> Option<()> {
     let socket = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned().ok()?);
     let stdin = receive_stdin(&socket)?;
     let failed = |status, error| tell(&socket, format!("failed {status} {error}\n"));
-    let (starts, its) = UnixStream::pair().ok()?;
+    let (start, its) = UnixStream::pair().ok()?;
     let mut command = start::this_program();
     command.arg(start::ARGUMENT).arg(std::process::id().to_string()).args(words);
     command.process_group(i32::try_from(terminal).ok()?);
@@ -159,7 +161,8 @@ fn guard(mut words: impl Iterator<Item = OsString>) -> Option<()> {
         cgroup,
         lines,
         line: String::new(),
-        starts: Some((starts, stdin)),
+        start,
+        stdin: Some(stdin),
         grace,
         margin,
         until: u64::MAX,
@@ -167,8 +170,8 @@ fn guard(mut words: impl Iterator<Item = OsString>) -> Option<()> {
         asked_to_end: false,
         lost: false,
     };
-    let (status, lost) = guardian.guard(&ended);
-    tell(&socket, format!("ended {status} {lost}\n"))
+    let (status, lost, failed) = guardian.guard(&ended);
+    tell(&socket, format!("ended {status} {lost} {failed}\n"))
 }
 
 /// Lets this process, and the threads that it starts from here on, not wait for their turn.
@@ -204,9 +207,9 @@ fn watch(pid: Pid) -> Result<UnixStream> {
 }
 
 impl Guardian {
-    /// Returns when the command has ended and its group is dead: its status, and whether it was
-    /// stopped since the lock ends.
-    fn guard(mut self, ended: &UnixStream) -> (u8, bool) {
+    /// Returns when the command has ended and its group is dead: its status, whether it was stopped
+    /// since the lock ends, and whether it could not begin.
+    fn guard(mut self, ended: &UnixStream) -> (u8, bool, bool) {
         loop {
             self.hear();
             let now = clock();
@@ -239,11 +242,12 @@ impl Guardian {
         self.cgroup.as_ref().inspect(|cgroup| cgroup.end());
         let ended = self.child.wait().map_or(SOFTWARE, status);
         if !self.in_terminal {
-            while matches!(waitpgid(self.pid, WaitOptions::empty()), Ok(Some(_)) | Err(Errno::INTR))
-            {
-            }
+            let reap = || waitpgid(self.pid, WaitOptions::empty());
+            while matches!(reap(), Ok(Some(_)) | Err(Errno::INTR)) {}
         }
-        (ended, self.lost)
+        // The other end is closed: a command does not inherit it.
+        let failed = matches!(self.start.read(&mut [0]), Ok(1..));
+        (ended, self.lost, failed)
     }
 
     /// Orphans of the command's are children of this process, and no other one would reap them.
@@ -278,11 +282,11 @@ impl Guardian {
                 let until = number.parse().unwrap_or(self.until);
                 // On a busy machine the first deadline may have passed before the command begins.
                 if clock() < until.saturating_sub(self.margin)
-                    && let Some((socket, stdin)) = self.starts.take()
+                    && let Some(stdin) = self.stdin.take()
                 {
-                    let _gone = start::send_stdin(&socket, stdin);
+                    let _gone = start::send_stdin(&self.start, stdin);
                 }
-                if self.starts.is_none() {
+                if self.stdin.is_none() {
                     self.until = until;
                 }
             }
@@ -297,7 +301,7 @@ impl Guardian {
             // Whatever was said behind it.
             "kill" => (self.until, self.lost) = (0, true),
             // The end: the lock is not renewed any more, and ends as it would have.
-            "" if self.starts.is_some() => self.until = 0,
+            "" if self.stdin.is_some() => self.until = 0,
             _ => {}
         }
     }

@@ -50,11 +50,8 @@ pub(crate) fn run(args: &Args, run: &Run) -> Result<u8, Trouble> {
     let signals = Heard::start()?;
     let client = args.client()?.watchdog_timeout(run.lease).connect()?;
     let token = signals.cancels();
-    let wait = match run.wait {
-        _ if run.nonblock => Wait::NONE,
-        Some(wait) => Wait::at_most(wait),
-        None => Wait::FOREVER,
-    };
+    let wait = run.wait.map_or(Wait::FOREVER, Wait::at_most);
+    let wait = if run.nonblock { Wait::NONE } else { wait };
     let begun = Instant::now();
     let held = match Held::take(&client, &job.name, run, wait.cancelled_by(&token)) {
         Ok(Some(held)) => held,
@@ -86,7 +83,8 @@ pub(crate) fn run(args: &Args, run: &Run) -> Result<u8, Trouble> {
         // There is nothing to release, and a client's end may wait for a server that is away.
         std::process::exit(LOST.into());
     }
-    let until = run.hold_at_least.and_then(|least| had.checked_add(least));
+    let least = run.hold_at_least.filter(|_| !work.unbegun);
+    let until = least.and_then(|least| had.checked_add(least));
     while let Some(left) = until.and_then(|until| until.checked_duration_since(Instant::now())) {
         if let Ok(Event::Signal(_) | Event::Lost) = told.recv_timeout(left) {
             break;
@@ -263,6 +261,8 @@ struct Work {
     /// Until when the guardian knows the lock to be certain.
     until: u64,
     lost: bool,
+    /// The command could not begin.
+    unbegun: bool,
 }
 
 impl Work {
@@ -302,8 +302,8 @@ impl Work {
         // Its end of the socket is the guardian's alone: its end is the guardian's.
         drop(command);
         let cgroup = run.cgroup.then(|| Cgroup::of(client).ok()).flatten();
-        let (pid, until, lost) = (None, 0, false);
-        let mut work = Self { guardian, socket, in_terminal, cgroup, pid, until, lost };
+        let (pid, until, lost, unbegun) = (None, 0, false, false);
+        let mut work = Self { guardian, socket, in_terminal, cgroup, pid, until, lost, unbegun };
         listen(&work.socket, events).map_err(failed)?;
         // The last thing that can fail: with it the command may begin.
         start::send_stdin(&work.socket, std::io::stdin()).map_err(failed)?;
@@ -349,11 +349,8 @@ impl Work {
                 Ok(Event::Said(line)) => {
                     let Some(status) = self.hear(line.trim_end())? else { continue };
                     let _reaped = self.guardian.wait();
-                    return Ok(match () {
-                        () if self.lost => LOST,
-                        () if is_stopped => TOO_LONG,
-                        () => status,
-                    });
+                    let status = if is_stopped { TOO_LONG } else { status };
+                    return Ok(if self.lost { LOST } else { status });
                 }
                 // A terminal's other signals are the command's already.
                 Ok(Event::Signal(signal)) if !self.in_terminal || signal == SIGTERM => {
@@ -410,7 +407,8 @@ impl Work {
                 return if self.lost { Ok(Some(LOST)) } else { Err(Trouble::new(status, rest)) };
             }
             Some("ended") => {
-                self.lost |= rest == "true";
+                self.lost |= rest.starts_with("true");
+                self.unbegun = rest.ends_with(" true");
                 return Ok(Some(status));
             }
             _ => {}

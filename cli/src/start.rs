@@ -4,7 +4,7 @@
 //! and the guardian has left its group, before the command could do anything.
 
 use std::ffi::OsString;
-use std::io::{ErrorKind, IoSlice, IoSliceMut, Result};
+use std::io::{ErrorKind, IoSlice, IoSliceMut, Result, Write as _};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -33,7 +33,7 @@ pub(crate) fn this_program() -> Command {
 }
 
 /// `words`: the guardian's number, the program's path, and the command. Its stdin comes through the
-/// socket that is this process's stdin, if the command may begin.
+/// socket that is this process's stdin, if the command may begin. A byte goes back if it cannot.
 pub(crate) fn main(words: impl Iterator<Item = OsString>) -> ExitCode {
     begin(words).unwrap_or(SOFTWARE).into()
 }
@@ -47,7 +47,9 @@ fn begin(mut words: impl Iterator<Item = OsString>) -> Option<u8> {
     let (program, name) = (words.next()?, words.next()?);
     // A guardian that was killed before the signal was set may have sent the stdin before.
     let stdin = receive_stdin(std::io::stdin()).filter(|_| guardian == *parent_id().to_string())?;
+    let socket = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned().ok()?);
     let error = Command::new(program).arg0(&name).args(words).stdin(stdin).exec();
+    let _told = (&socket).write_all(b"\n");
     say(format_args!("{}: {error}", name.to_string_lossy()));
     Some(if error.kind() == ErrorKind::NotFound { NOT_FOUND } else { CANNOT_RUN })
 }

@@ -62,9 +62,13 @@ fn the_command_is_looked_up_before_the_server_is_asked() {
     fs::write(&script, "#!/no/such/interpreter\n").unwrap();
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     fs::set_permissions(&script, mode).unwrap();
-    let (status, _) = ends(&server.url(), &["run", "orders", script.to_str().unwrap()]);
+    let begun = Instant::now();
+    let script = script.to_str().unwrap();
+    let (status, said) = ends(&server.url(), &["run", "--hold-at-least", "1h", "orders", script]);
     assert_eq!(status, 127);
+    assert!(said.starts_with(&format!("redlatch: {script}: ")) && said.lines().count() == 1);
     assert!(!client(&server).reentrant_lock("orders").is_locked().unwrap());
+    assert!(begun.elapsed() < SOON * 2, "another machine may run it at once");
 }
 
 #[test]
