@@ -178,9 +178,9 @@ The command has REDLATCH_NAME, REDLATCH_OWNER, REDLATCH_DEADLINE (in ms since 19
 certain until then, and renewed meanwhile) and, with --fenced, REDLATCH_TOKEN in its environment.
 It is a group of processes of its own, whose rest is killed before the lock is released. If stdin
 is a terminal it stays in the terminal's group, and only the command itself is killed.
-Without --cgroup a process that has left the group, as by setsid, is not stopped. Nothing is while
-the whole machine or the process `redlatch` beside the command is stopped: use --fenced where that
-matters.";
+Without --cgroup a process that has left the group (setsid) or changed its user (sudo) may go on.
+Nothing is stopped while the whole machine, or the process `redlatch` beside the command, is stopped
+itself: use --fenced where that matters.";
 
 /// A time: seconds, or with a unit.
 fn duration(text: &str) -> Result<Duration, String> {
