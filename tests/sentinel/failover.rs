@@ -205,7 +205,7 @@ fn a_wait_outlasts_a_failover_that_is_slower_than_a_call() {
 #[test]
 fn a_wait_on_a_condition_outlasts_a_failover() {
     let _bounded = bounded();
-    let sentinels = started(Sentinels::builder().down_after(UNIT * 20));
+    let sentinels = started(Sentinels::builder().down_after(UNIT * 40));
     let client = impatient(&sentinels.url()).failover_timeout(LONG).connect().unwrap();
     let lock = client.reentrant_lock("lock");
     let changed = lock.new_condition("changed");
