@@ -61,15 +61,21 @@ fn an_acquire_whose_reply_is_lost_before_the_way_is_closed_leaves_no_hold() {
     let server = server();
     let proxy = Proxy::before(&server);
     let client = behind(&proxy);
-    on_acquire(&proxy, "closed", 1, Action::LoseReply);
-    // The request cannot be sent again, but it has been carried out.
-    proxy.refuse();
-    let error = client.reentrant_lock("closed").lock().map(drop).unwrap_err();
-    assert_eq!(proxy.fired(), 1);
-    assert_eq!(error.kind(), ErrorKind::Redis, "{error}");
-    assert!(holder(&mut server.connection(), "closed").is_some(), "the test shows nothing");
-    proxy.accept();
-    wait_free(&server, "closed", SOON);
+    for fired in 1.. {
+        on_acquire(&proxy, "closed", 1, Action::LoseReply);
+        // The request cannot be sent again, but it has been carried out.
+        proxy.refuse();
+        let error = client.reentrant_lock("closed").lock().map(drop).unwrap_err();
+        assert_eq!(proxy.fired(), fired);
+        assert_eq!(error.kind(), ErrorKind::Redis, "{error}");
+        // Over a connection of the watchdog's that is open already, it is released at once.
+        let was_held = holder(&mut server.connection(), "closed").is_some();
+        proxy.accept();
+        wait_free(&server, "closed", SOON);
+        if was_held {
+            break;
+        }
+    }
 }
 
 /// More holds than go out in one packet.
