@@ -374,11 +374,16 @@ fn a_fair_waiter_that_comes_while_a_hold_is_ended_has_the_lock_then() {
     let ends = spawn(move || watcher.release_for("fair", FOREIGN).unwrap());
     sent.recv().unwrap();
     let fair = other.fair_lock("fair");
-    let waiter = spawn(move || fair.lock().map(std::mem::forget).unwrap());
+    let (looked, has_looked) = mpsc::channel::<()>();
+    let waiter = spawn(move || {
+        let _guard = fair.lock().unwrap();
+        let _ended = has_looked.recv();
+    });
     wait_until("it waits", SOON, || steady.status("fair").unwrap().queue.len() == 1);
     goes.send(()).unwrap();
     assert!(ends.join());
     let status = steady.status("fair").unwrap();
     assert_eq!((status.holders.len(), status.queue.len()), (1, 0));
+    drop(looked);
     waiter.join();
 }
