@@ -17,9 +17,7 @@ return once(function()
         -- A new master that forgot trips counts parties that have passed already. The next reset
         -- begins a generation that no party has met.
         ends = true
-        local fields = {anew(number, math.max(micros(), ARGV[9]))}
-        fields[6] = fields[6] .. fields[2] .. ' '
-        return {'-1', 'hset', barrier, unpack(fields)}
+        return {'-1', 'hset', barrier, anew(number, math.max(micros(), ARGV[9]), true)}
     end
     local missing = redis.call('hget', barrier, 'parties') - redis.call('zcard', parties) - 1
     local leaves = ARGV[8] == '2'

@@ -12,10 +12,15 @@
 -- action runs, may be broken before it begins.)
 local barrier, parties = KEYS[1], KEYS[#KEYS]
 
--- The server's clock in ms.
-local function clock()
+-- The server's clock in µs.
+local function micros()
     local time = redis.call('time')
-    return time[1] * 1000 + math.floor(time[2] / 1000)
+    return time[1] * 1000000 + time[2]
+end
+
+-- The same in ms.
+local function clock()
+    return math.floor(micros() / 1000)
 end
 
 local function text(number)
@@ -76,16 +81,12 @@ local function state(number)
     return number < last and 1 or 0
 end
 
--- The fields of a barrier that begins anew after its `last` generation, which has not tripped.
-local function anew(last, number)
-    return 'generation', text(number), 'first', text(number), 'broken', broken_with(last),
-        'before', redis.call('hget', barrier, 'first') .. ' ' .. text(last)
-end
-
--- The server's clock in µs.
-local function micros()
-    local time = redis.call('time')
-    return time[1] * 1000000 + time[2]
+-- The fields of a barrier that begins anew with this number, broken or not, after its `last`
+-- generation, which has not tripped.
+local function anew(last, number, begins_broken)
+    return 'generation', text(number), 'first', text(number),
+        'before', redis.call('hget', barrier, 'first') .. ' ' .. text(last),
+        'broken', broken_with(last) .. (begins_broken and text(number) .. ' ' or '')
 end
 
 -- The generation of this number has ended. Without the right to publish, the parties find out by
