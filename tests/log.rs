@@ -727,10 +727,10 @@ fn a_slow_wait_is_said_once_with_the_holder_and_those_before() {
     LOGGER.install();
     let _bounded = bounded();
     let server = server();
-    wait_until("the server says in time who has it", SOON, || slow_waits_are_said(&server));
+    wait_until("the server names the holder in time", SOON, || slow_waits_are_said(&server));
 }
 
-/// Whether the server answered the question who has it in time; a busy machine may not.
+/// Whether the server named the holder in time; a busy machine may not.
 fn slow_waits_are_said(server: &Server) -> bool {
     let holder = Client::builder(&server.url()).watchdog_timeout(LONG).connect().unwrap();
     let slow = || Client::builder(&server.url()).slow_wait(UNIT * 3).connect().unwrap();

@@ -148,7 +148,7 @@ fn guard(mut words: impl Iterator<Item = OsString>) -> Option<()> {
         Err(error) => return failed(CONFIG, format!("no cgroup: {error}")),
     };
     tell(&socket, format!("started {}\n", child.id()));
-    // From here on `redlatch run` reads soon what few lines there are: no write waits, either.
+    // From here on `redlatch run` reads the few lines soon: no write waits, either.
     let lines = socket.set_nonblocking(true).and_then(|()| socket.try_clone());
     let (lines, ended) = match lines.and_then(|lines| Ok((lines, watch(pid)?))) {
         Ok((lines, ended)) => (Some(BufReader::new(lines)), ended),
@@ -262,8 +262,8 @@ impl Guardian {
         }
     }
 
-    /// Obeys all that has been said. This process may have been stopped meanwhile: what it is told
-    /// then comes before it looks at its deadline.
+    /// Obeys all lines that have come. This process may have been stopped meanwhile: it reads them
+    /// before it looks at its deadline.
     fn hear(&mut self) {
         while let Some(lines) = &mut self.lines
             && let Ok(length) = lines.read_line(&mut self.line)

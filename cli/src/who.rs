@@ -125,7 +125,7 @@ pub(crate) fn waiting(status: &Status) -> u64 {
     status.queue.len() as u64 + status.listeners
 }
 
-/// Controls stand in strings only: this does not change what is read.
+/// Controls stand in strings only: a reader of the JSON reads the same.
 pub(crate) fn json_line(object: &Value) -> String {
     shown(&object.to_string()) + "\n"
 }

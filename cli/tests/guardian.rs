@@ -1,4 +1,4 @@
-//! The guardian: what it does before the command begins, and what it leaves behind.
+//! The guardian: its work before the command begins, and the traces that it leaves.
 
 // They look at processes.
 #![cfg(target_os = "linux")]

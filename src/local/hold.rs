@@ -115,8 +115,9 @@ pub(crate) struct Hold {
 /// Keeps an owner live, from before its first request until its hold is released, or until no thread
 /// wants it any more.
 ///
-/// It belongs to whoever asks for the lock, and then to the hold. If that hold turns out not to be
-/// ours, the owner asks once more: so who asks keeps the hold, until a later one keeps it.
+/// It belongs to the thread that asks for the lock, and then to the hold. If that hold turns out not
+/// to be ours, the owner asks once more: so the asking thread keeps the hold, until a later hold
+/// keeps it.
 #[derive(Debug)]
 pub(crate) enum Live {
     Owner(LiveOwner),
@@ -174,7 +175,7 @@ impl Hold {
         }
     }
 
-    /// A hold that keeps its owner live. Who asked for it keeps it.
+    /// A hold that keeps its owner live. The asking thread keeps the hold.
     pub(crate) fn of_live(self, live: &mut Option<Live>) -> Arc<Self> {
         // A hold that was not ours has no other owner. Holds that keep one another would be freed
         // by recursion.

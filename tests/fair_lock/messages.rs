@@ -176,7 +176,7 @@ fn a_waiter_granted_between_two_copies_of_a_request_has_the_lock_at_once() {
         proxy.release();
         behind.join().unwrap();
     });
-    assert_eq!(lapses, 0, "what it was granted lapsed");
+    assert_eq!(lapses, 0, "its grant lapsed");
     leader.join().unwrap();
     proxy.clear_rules();
     leaves_nothing(&server, "copies");

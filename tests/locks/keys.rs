@@ -59,7 +59,7 @@ fn a_key_that_is_no_lock_is_an_error_and_left_as_it_is(kind: Kind) {
     for error in [
         lock.lock().map(drop).unwrap_err(),
         lock.try_lock().map(drop).unwrap_err(),
-        // The client asks the server what it is, too.
+        // The client asks the server for its type, too.
         lock.try_lock_for(SOON).map(drop).unwrap_err(),
         lock.is_locked().map(drop).unwrap_err(),
     ] {
