@@ -218,7 +218,7 @@ impl PlainExpirableSemaphoreHandle {
 }
 
 /// This machine's clock, which Redisson counts leases on.
-fn now() -> u128 {
+pub(super) fn now() -> u128 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis()
 }
 
