@@ -27,7 +27,8 @@ use crate::waiting::Wait;
 ///
 /// A drop writes the release and does not wait for the server. If the release fails, the client
 /// logs that and tries again in the background. [`unlock`](Self::unlock) waits, and returns the
-/// error.
+/// error. If another process had handed the lock over, the next call over that connection waits for
+/// the reply to the release, so the waiters hear of it sooner.
 ///
 /// ```no_run
 /// use std::thread;

@@ -136,6 +136,8 @@ pub struct Command {
     replies: Replies,
     /// ASKING goes before it.
     asks: bool,
+    /// See [`answered_first`](Self::answered_first).
+    is_answered_first: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -148,6 +150,10 @@ struct ScriptCall {
 }
 
 impl Command {
+    fn new(bytes: Vec<u8>, script: Option<ScriptCall>, replies: Replies) -> Self {
+        Self { bytes, script, acks: None, replies, asks: false, is_answered_first: false }
+    }
+
     /// A command that is no script call.
     pub fn plain(parts: &[&[u8]]) -> Self {
         let mut bytes = Vec::with_capacity(16 + parts.iter().map(|p| p.len() + 16).sum::<usize>());
@@ -155,7 +161,7 @@ impl Command {
         for part in parts {
             push_part(&mut bytes, part);
         }
-        Self { bytes, script: None, acks: None, replies: Replies::ALL, asks: false }
+        Self::new(bytes, None, Replies::ALL)
     }
 
     /// Logs the connection in with these.
@@ -195,7 +201,7 @@ impl Command {
         push_part(&mut bytes, decimal(keys.len() as u64, &mut digits));
         rest().for_each(|part| push_pieces(&mut bytes, part));
         let call = ScriptCall { script, parts, rest: begins };
-        Self { bytes, script: Some(call), acks: None, replies: script.replies, asks: false }
+        Self::new(bytes, Some(call), script.replies)
     }
 
     /// The command's writes count only when so many replicas have them: a [`wait`](Self::wait) goes
@@ -206,6 +212,20 @@ impl Command {
 
     pub(crate) fn acks(&self) -> Option<ReplicaAcks> {
         self.acks
+    }
+
+    /// If `is_first`, a call that comes behind this posted command reads its reply before it writes.
+    ///
+    /// The server runs what it has read from a connection before it writes to any other. So the
+    /// message of a release reaches the next process sooner if the thread's next request is not in
+    /// the same read. Order and meaning are the same without it.
+    #[must_use]
+    pub fn answered_first(self, is_first: bool) -> Self {
+        Self { is_answered_first: is_first, ..self }
+    }
+
+    pub(crate) fn is_answered_first(&self) -> bool {
+        self.is_answered_first
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {

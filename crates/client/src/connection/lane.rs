@@ -373,6 +373,38 @@ mod tests {
         server.join().unwrap();
     }
 
+    #[test]
+    fn a_call_that_reads_a_reply_first_has_written_nothing_before() {
+        let (url, is_halted, go_on, server) = halting();
+        let endpoint = Endpoint::new(&url, LONG, LONG).unwrap();
+        let lane = Arc::new(Lane::new(Arc::new(endpoint)));
+        lane.connect().unwrap();
+        let echo = |text: &'static [u8]| Command::plain(&[b"ECHO", text]);
+        let (hear, heard) = mpsc::channel();
+        let receiver = move |outcome: Outcome| hear.send(outcome.unwrap()).unwrap();
+        let _look = lane.post(echo(b"first").answered_first(true), Arc::new(receiver));
+        is_halted.recv().unwrap();
+        let token = CancelToken::new();
+        let cancels = {
+            let (lane, token) = (Arc::clone(&lane), token.clone());
+            thread::spawn(move || {
+                wait_until("it combines", LONG, || lane.state.lock().link.is_none());
+                token.cancel();
+            })
+        };
+        let limited = Limit::set(Limit::new(None, Some(&token)));
+        let outcome = lane.call_once(&echo(b"never"));
+        drop(limited);
+        cancels.join().unwrap();
+        assert!(matches!(outcome, Err(Failure::Unsent(_))), "{outcome:?}");
+        go_on.send(()).unwrap();
+        let second = lane.call_once(&echo(b"second")).unwrap();
+        assert_eq!(second, Value::BulkString(b"second".to_vec()));
+        assert_eq!(heard.recv().unwrap(), Value::BulkString(b"first".to_vec()));
+        drop(lane);
+        server.join().unwrap();
+    }
+
     /// One reply too few was counted: the next caller must not take another command's reply for its
     /// own.
     #[test]

@@ -173,6 +173,11 @@ impl Link {
         self.opened_in.saturating_mul(2).max(patience).min(self.response_timeout)
     }
 
+    /// Whether a call reads what is owed before it writes: see [`Command::answered_first`].
+    pub(super) fn reads_first(&self) -> bool {
+        self.owed.iter().any(|owed| owed.command.is_answered_first())
+    }
+
     /// How many replies are not read.
     pub(crate) fn owed(&self) -> usize {
         self.owed.len()
@@ -184,6 +189,9 @@ impl Link {
     pub(crate) fn exchange(&mut self, command: &Command) -> Outcome {
         if command.acks().is_some() {
             return self.exchange_acknowledged(command);
+        }
+        if self.reads_first() {
+            self.settle_all(self.deadline_in(self.response_timeout))?;
         }
         self.write(&command.bytes_for(self.channels))?;
         let mut retried = false;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::{Combiner, Lane, LaneState, MOST_UNREAD, Pending, take_first};
+use super::{Combiner, Lane, LaneState, Pending, take_first};
 use crate::connection::Command;
 use crate::connection::limit::{self, Limit};
 use crate::connection::link::{Link, ReplyReceiver};
@@ -229,14 +229,13 @@ impl Lane {
         }
         drop(state);
         self.gather();
+        let link = self.state.lock().link.take();
+        let mut combiner = Combiner::new(self, link, Duration::ZERO).with_limit(limit);
+        let room = combiner.room(limit);
         let mut state = self.state.lock();
-        let link = state.link.take();
-        // The link must not owe more and more if one call after the other leaves.
-        let room = MOST_UNREAD.saturating_sub(link.as_ref().map_or(0, |link| link.owed()));
         let packet = take_first(&mut state.queue, room);
         state.served = packet.len();
         drop(state);
-        let mut combiner = Combiner::new(self, link, Duration::ZERO).with_limit(limit);
         let begun = Instant::now();
         combiner.write_and_read_limited(packet, limit);
         let mut state = self.state.lock();

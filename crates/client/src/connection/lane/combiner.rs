@@ -74,6 +74,17 @@ impl<'a> Combiner<'a> {
         Ok(())
     }
 
+    /// Reads what a call reads before it writes. Returns how many commands may be written then: the
+    /// link must not owe more and more if one call after the other leaves. None if the link broke or
+    /// the limit is over: the queue keeps them.
+    pub(super) fn room(&mut self, limit: &Limit) -> usize {
+        self.on_link(|link| if link.reads_first() { link.read_limited(limit, 1) } else { Ok(()) });
+        match &self.link {
+            Some(link) if !link.reads_first() => MOST_UNREAD.saturating_sub(link.owed()),
+            _ => 0,
+        }
+    }
+
     /// Writes a packet over the present link, and reads the replies for which threads sleep, until
     /// the limit is over. The receivers concerned have heard of a failure.
     pub(super) fn write_and_read_limited(&mut self, packet: VecDeque<Pending>, limit: &Limit) {

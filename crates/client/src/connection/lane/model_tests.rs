@@ -80,7 +80,8 @@ impl Play {
     fn post(&self, what: &str) -> Arc<Heard> {
         let heard = Arc::new(Heard::default());
         let receiver = Arc::clone(&heard) as Arc<dyn ReplyReceiver>;
-        if self.lane.post(echo(what), receiver) == Posted::LookAfter {
+        let command = echo(what).answered_first(thread_rng().gen_range(0..2) == 0);
+        if self.lane.post(command, receiver) == Posted::LookAfter {
             self.asked.fetch_add(1, Ordering::SeqCst);
         }
         heard
