@@ -42,8 +42,7 @@ impl Fallen {
         let here = here.collect();
         for kind in &kinds {
             let (thread, name) = (format!("{kind:?}"), format!("mine {kind:?}"));
-            java.tell(&thread, &format!("lock {}", rival(*kind).named(&name)));
-            rival(*kind).wait_until_redisson_listens(&server, &name);
+            rival(*kind).redisson_waits(&mut java, &[&thread], &name);
         }
         Self { server, kinds, jvm, theirs, ours, java, here }
     }

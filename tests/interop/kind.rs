@@ -70,28 +70,15 @@ impl Kind {
         }
     }
 
-    /// These threads of Redisson's ask for the lock, which another has, and wait: each listens, and
-    /// has asked once more since it does. From here on only a message can wake it before the lease
-    /// ends.
-    pub(crate) fn redisson_waits(
-        self,
-        java: &mut Redisson,
-        server: &Server,
-        threads: &[&str],
-        name: &str,
-    ) {
-        // A script that the server does not know is sent twice, and would count as two questions.
-        let known = self.named("known");
-        assert!(java.says(threads[0], &format!("tryLock {known} 1")));
-        java.run(threads[0], &format!("unlock {known}"));
-        let before = Commands::so_far(server).scripts();
+    /// These threads of Redisson's ask for the lock, which another has, and sleep. From here on
+    /// only a message can wake one before the lease ends.
+    pub(crate) fn redisson_waits(self, java: &mut Redisson, threads: &[&str], name: &str) {
         for thread in threads {
             java.tell(thread, &format!("lock {}", self.named(name)));
         }
-        self.wait_until_redisson_listens(server, name);
-        wait_until("they have asked again", SOON, || {
-            Commands::so_far(server).scripts() >= before + 2 * threads.len() as u64
-        });
+        for thread in threads {
+            java.run("watch", &format!("sleeps {thread}"));
+        }
     }
 
     /// Waits until a thread of Redisson's listens for releases of the lock.

@@ -83,7 +83,7 @@ fn a_release_here_wakes_a_thread_of_redissons_that_waits() {
             let held = if kind == Kind::Read { Kind::Write.ours(&client, "job") } else { lock };
             once_within(HEARD, || {
                 let guard = held.lock().unwrap();
-                kind.redisson_waits(&mut java, &server, &["a"], "job");
+                kind.redisson_waits(&mut java, &["a"], "job");
                 guard.unlock().unwrap();
                 let released = Instant::now();
                 assert_eq!(java.reply("a"), "ok");
@@ -262,7 +262,7 @@ fn a_forced_unlock_here_takes_the_lock_from_redisson_and_wakes_its_waiter() {
             let (lock, named) = (kind.ours(&client, "job"), kind.named("job"));
             once_within(HEARD, || {
                 java.run("a", &format!("lock {named}"));
-                kind.redisson_waits(&mut java, &server, &["b"], "job");
+                kind.redisson_waits(&mut java, &["b"], "job");
                 let forced = Instant::now();
                 assert!(lock.force_unlock().unwrap());
                 assert_eq!(java.reply("b"), "ok");

@@ -56,7 +56,7 @@ fn a_writers_release_lets_all_readers_of_both_in() {
                     java.run("w", &format!("lock {write}"));
                 }
                 let readers = ["a", "b", "c"];
-                Kind::Read.redisson_waits(&mut java, &server, &readers, "book");
+                Kind::Read.redisson_waits(&mut java, &readers, "book");
                 let here: Vec<_> = (0..3)
                     .map(|_| {
                         let read = other.read_write_lock("book").read().clone();
@@ -110,7 +110,7 @@ fn the_last_reader_of_either_lets_the_others_writer_in() {
         once_within(HEARD, || {
             java.run("a", &format!("lock {read}"));
             let reading = lock.read().lock().unwrap();
-            Kind::Write.redisson_waits(&mut java, &server, &["w"], "book");
+            Kind::Write.redisson_waits(&mut java, &["w"], "book");
             java.run("a", &format!("unlock {read}"));
             reading.unlock().unwrap();
             let released = Instant::now();

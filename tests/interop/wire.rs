@@ -203,7 +203,7 @@ fn a_lock_of_any_name_is_one_lock_and_wakes_the_others_waiters() {
                 let (lock, named) = (kind.ours(&client, &name), kind.named(&name));
                 once_within(HEARD, || {
                     let guard = lock.lock().unwrap();
-                    kind.redisson_waits(&mut java, &server, &["a"], &name);
+                    kind.redisson_waits(&mut java, &["a"], &name);
                     guard.unlock().unwrap();
                     let released = Instant::now();
                     assert_eq!(java.reply("a"), "ok");
@@ -544,8 +544,7 @@ fn each_library_does_with_the_rights_to_its_own_keys_and_channels() {
                 (format!("shop {kind:?}"), kind.ours(&client, &format!("shop {kind:?}")));
             let guard = lock.lock().unwrap();
             let rival = if kind == Kind::Read { Kind::Write } else { kind };
-            java.tell("a", &format!("lock {}", rival.named(&name)));
-            rival.wait_until_redisson_listens(&server, &name);
+            rival.redisson_waits(&mut java, &["a"], &name);
             guard.unlock().unwrap();
             assert_eq!(java.reply("a"), "ok");
             java.run("a", &format!("unlock {}", rival.named(&name)));

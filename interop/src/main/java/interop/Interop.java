@@ -13,6 +13,7 @@ import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
+import java.util.concurrent.Semaphore;
 import org.redisson.Redisson;
 import org.redisson.api.RedissonClient;
 import org.redisson.config.Config;
@@ -23,7 +24,8 @@ public final class Interop {
     /** The clients by name. Each is what a Java service has: an id of its own, and connections. */
     private final Map<String, RedissonClient> clients = new ConcurrentHashMap<>();
     /** One thread for each client and name: a command that waits keeps only its own thread busy. */
-    private final Map<String, ExecutorService> threads = new HashMap<>();
+    private final Map<String, ExecutorService> executors = new HashMap<>();
+    private final Map<String, Thread> threads = new ConcurrentHashMap<>();
 
     public static void main(String[] arguments) throws IOException {
         say("ready");
@@ -37,9 +39,17 @@ public final class Interop {
         for (String line = input.readLine(); line != null; line = input.readLine()) {
             String[] words = line.split(" ");
             String thread = words[0] + " " + words[1];
-            threads.computeIfAbsent(thread, name -> Executors.newSingleThreadExecutor())
+            executors.computeIfAbsent(thread, this::executor)
                     .execute(() -> say(thread + " " + answer(words)));
         }
+    }
+
+    private ExecutorService executor(String name) {
+        return Executors.newSingleThreadExecutor(task -> {
+            var thread = new Thread(task, name);
+            threads.put(name, thread);
+            return thread;
+        });
     }
 
     /** One line, whatever other threads say at the same time. */
@@ -70,6 +80,10 @@ public final class Interop {
                 clients.remove(client).shutdown();
                 return null;
             }
+            case "sleeps" -> {
+                waitAsleep(threads.get(client + " " + words[3]));
+                return null;
+            }
             default -> {
                 String name = URLDecoder.decode(words[4], StandardCharsets.UTF_8);
                 String[] rest = Arrays.copyOfRange(words, 5, words.length);
@@ -80,6 +94,23 @@ public final class Interop {
                 return new Calls(clients.get(client)).call(words[2], words[3], name, rest);
             }
         }
+    }
+
+    /**
+     * Waits until the thread sleeps for a message of its lock. Redisson 3.16's waiter for a
+     * read-write lock does not hear of a message that comes when it has asked and does not sleep yet.
+     */
+    private static void waitAsleep(Thread thread) throws InterruptedException {
+        while (!isAsleep(thread.getStackTrace())) {
+            Thread.sleep(1);
+        }
+    }
+
+    private static boolean isAsleep(StackTraceElement[] calls) {
+        return calls.length > 0
+                && calls[0].getMethodName().equals("park")
+                && Arrays.stream(calls)
+                        .anyMatch(call -> call.getClassName().equals(Semaphore.class.getName()));
     }
 
     /** The words: a URL, and if wanted the watchdog's timeout and the fair lock's wait. */
