@@ -56,6 +56,8 @@ pub(crate) trait Line: fmt::Debug + Send + Sync {
 pub(crate) struct GrantDetails {
     /// How many processes wait behind.
     pub(crate) places: u32,
+    /// Whether another process handed the lock over. Then processes most likely wait at the release.
+    pub(crate) is_handed_over: bool,
     pub(crate) chain: Chain,
     pub(crate) tokens: Option<Tokens>,
 }

@@ -126,7 +126,8 @@ pub(super) fn details(details: &str) -> Option<GrantDetails> {
         Some(last) => Some(Tokens::up_to(last.ok()?)?),
         None => None,
     };
-    Some(GrantDetails { places, chain: Chain::told(start, count), tokens })
+    let chain = Chain::told(start, count);
+    Some(GrantDetails { places, is_handed_over: true, chain, tokens })
 }
 
 impl QueueEntry {
@@ -239,7 +240,7 @@ impl QueueEntry {
         }
         let reply = match reply {
             Acquired::Granted { already, places, tokens } => {
-                let details = GrantDetails { places, chain: Chain::default(), tokens };
+                let details = GrantDetails { places, tokens, ..GrantDetails::default() };
                 Reply::Granted { already, lease, waits, details }
             }
             Acquired::Refused(refused) => Reply::Refused {
@@ -310,11 +311,12 @@ impl QueueEntry {
             // Its deadline: the whole lease, counted from before the request was sent, and less a
             // little for drift.
             By::Reply { told, details, may_be_named } => {
+                let is_handed_over = told.is_some();
                 // Since when ours have it the message knows better.
                 let chain = told.map_or_else(|| site.gate.chain(asked.at), |told| told.chain);
                 let registered = if may_be_named { registered() } else { None };
                 Hold::new(self.owner, terms, asked, in_doubt)
-                    .with_details(GrantDetails { chain, ..details }, registered)
+                    .with_details(GrantDetails { is_handed_over, chain, ..details }, registered)
             }
             // Its deadline: the lease that the message says, counted from the anchor. It is
             // provisional: the renewer raises it to that of the terms after 50 ms.

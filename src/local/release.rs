@@ -207,8 +207,8 @@ impl Site {
         let command = self.release_command(hold);
         let done = match how {
             Leaving::Posted => {
-                // This process most likely asks for the lock again at once.
-                let command = command.answered_first(hold.details.chain.is_handed_over());
+                // The thread may ask for the lock again at once, and others hear of this first.
+                let command = command.answered_first(hold.details.is_handed_over);
                 let (site, hold) = (Arc::clone(self), Arc::clone(hold));
                 let receiver = move |outcome: Outcome| {
                     let released = scripts::lock::released(outcome, site.scripts().rights());

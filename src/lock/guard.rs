@@ -27,8 +27,8 @@ use crate::waiting::Wait;
 ///
 /// A drop writes the release and does not wait for the server. If the release fails, the client
 /// logs that and tries again in the background. [`unlock`](Self::unlock) waits, and returns the
-/// error. If another process had handed the lock over, the next call over that connection waits for
-/// the reply to the release, so the waiters hear of it sooner.
+/// error. If another process handed the lock over, the next call over the same connection may first
+/// wait for the reply to the release. The waiting processes hear of the release sooner then.
 ///
 /// ```no_run
 /// use std::thread;

@@ -276,7 +276,8 @@ impl<'a> Side<'a> {
             return Err(site.take_back(left, Cleanup::requested, unacknowledged));
         }
         let hold = acquisition.granted_by_reply(site, terms);
-        let details = GrantDetails { places, chain: site.gate.chain(hold.asked.at), tokens: None };
+        let chain = site.gate.chain(hold.asked.at);
+        let details = GrantDetails { places, chain, ..GrantDetails::default() };
         let hold = hold.with_details(details, None);
         let granted = Arc::new(Tenancy::new(acquisition.becomes(hold), Arc::clone(claim.thread)));
         let Some(tenancy) = self.seat(&granted, claim, || {}).inspect_err(|_| undo())? else {

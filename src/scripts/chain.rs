@@ -44,11 +44,6 @@ impl Chain {
         Self { clock: ChainClock::Servers, start, count }
     }
 
-    /// Whether another process handed the lock over. Then others most likely wait for it.
-    pub(crate) fn is_handed_over(self) -> bool {
-        self.clock == ChainClock::Servers
-    }
-
     /// The chain of this process alone, granted the lock by reply to a request of this time.
     pub(crate) const fn begun(asked_at: u64) -> Self {
         Self { clock: ChainClock::Ours, start: asked_at, count: 1 }

@@ -48,7 +48,8 @@ enum Patience {
     Forever,
 }
 
-/// The least time for a first request, even past the limit; two round trips if they take longer.
+/// The least time for a first request, even past the limit; three round trips if they take longer:
+/// it may read the reply to a release first.
 const LEAST: Duration = Duration::from_millis(15);
 
 impl<'a> Wait<'a> {
@@ -106,7 +107,7 @@ impl<'a> Wait<'a> {
     fn sets_limit(&self, core: &Core) -> Limited {
         let until = match self.patience {
             Patience::Until(deadline) | Patience::Once(Some(deadline)) => {
-                let least = LEAST.max(core.round_trip.saturating_mul(2));
+                let least = LEAST.max(core.round_trip.saturating_mul(3));
                 Instant::now().checked_add(least).map(|least| deadline.max(least))
             }
             Patience::Once(None) | Patience::Forever => None,

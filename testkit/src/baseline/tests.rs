@@ -194,8 +194,8 @@ fn an_expirable_permit_comes_back_by_its_release_or_at_its_leases_end() {
     let short = super::PlainExpirableSemaphore::new(client.clone(), "e", lease);
     let (mut first, mut second) = (short.handle().unwrap(), short.handle().unwrap());
     assert!(first.try_set_permits(1).unwrap());
-    // On the clock that counts the leases, in whole milliseconds: a lease may end up to one sooner
-    // by another.
+    // On the clock that counts the leases, in whole milliseconds. By another clock a lease may be up
+    // to 1 ms shorter.
     let begun = counters::now();
     let lapsing = first.acquire().unwrap();
     let id = second.acquire().unwrap();

@@ -214,11 +214,12 @@ impl Command {
         self.acks
     }
 
-    /// If `is_first`, a call that comes behind this posted command reads its reply before it writes.
+    /// If `is_first`, a call that finds the connection free reads the reply to this posted command
+    /// before it writes its own.
     ///
-    /// The server runs what it has read from a connection before it writes to any other. So the
-    /// message of a release reaches the next process sooner if the thread's next request is not in
-    /// the same read. Order and meaning are the same without it.
+    /// The server runs all commands that it has read before it writes a reply or a message. So the
+    /// message of a release reaches the next process sooner if the thread's next request is not
+    /// among them. Order and meaning are the same without it.
     #[must_use]
     pub fn answered_first(self, is_first: bool) -> Self {
         Self { is_answered_first: is_first, ..self }

@@ -18,7 +18,7 @@ use super::link::{Link, ReplyReceiver};
 use super::outcome::{Cause, Failure};
 use super::{Command, Endpoint};
 use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use crate::sync::{IS_MODEL, Mutex};
+use crate::sync::{IS_MODEL, Mutex, Thread};
 
 mod call;
 mod combiner;
@@ -76,6 +76,10 @@ fn take_first(queue: &mut VecDeque<Pending>, most: usize) -> VecDeque<Pending> {
 impl Pending {
     fn is(&self, call: &Arc<Call>) -> bool {
         matches!(self, Self::Call(_, own) if Arc::ptr_eq(own, call))
+    }
+
+    fn is_of(&self, thread: &Arc<Thread>) -> bool {
+        matches!(self, Self::Call(_, call) if Arc::ptr_eq(&call.thread, thread))
     }
 
     /// The parts for a link. The last: whether a thread sleeps until the reply.
@@ -415,10 +419,16 @@ mod tests {
         let lane = Arc::new(Lane::new(Arc::new(endpoint)));
         let echo = |text: &[u8]| Command::plain(&[b"ECHO", text]);
         lane.connect().unwrap();
-        let _look = lane.post(echo(b"first"), Arc::new(Panics));
-        let second = catch_unwind(AssertUnwindSafe(|| lane.call_once(&echo(b"second"))));
-        assert!(second.is_err());
-        let third = thread::scope(|scope| scope.spawn(|| lane.call_once(&echo(b"third"))).join());
-        assert_eq!(third.unwrap().unwrap(), Value::BulkString(b"third".to_vec()));
+        let token = CancelToken::new();
+        for (is_first, limit) in [(false, None), (true, None), (true, Some(&token))] {
+            let _look = lane.post(echo(b"first").answered_first(is_first), Arc::new(Panics));
+            let limited = Limit::set(Limit::new(None, limit));
+            let second = catch_unwind(AssertUnwindSafe(|| lane.call_once(&echo(b"second"))));
+            assert!(second.is_err());
+            drop(limited);
+            let third = || lane.call_until(&echo(b"third"), Some(Instant::now() + TIMEOUT));
+            let third = thread::scope(|scope| scope.spawn(third).join());
+            assert_eq!(third.unwrap().unwrap(), Value::BulkString(b"third".to_vec()));
+        }
     }
 }

@@ -187,16 +187,20 @@ impl Link {
     ///
     /// After a failure that [is the link's](Failure::is_the_links) the link is of no use any more.
     pub(crate) fn exchange(&mut self, command: &Command) -> Outcome {
+        // The time for all these replies is one. After a failure the command is told to be in doubt,
+        // though it was not written: so it is sent once more.
+        let mut shared = self.reads_first().then(|| self.deadline_in(self.response_timeout));
+        if let Some(until) = shared {
+            self.settle_all(until)?;
+        }
         if command.acks().is_some() {
             return self.exchange_acknowledged(command);
-        }
-        if self.reads_first() {
-            self.settle_all(self.deadline_in(self.response_timeout))?;
         }
         self.write(&command.bytes_for(self.channels))?;
         let mut retried = false;
         loop {
-            let until = later(self.wrote_at, self.response_timeout.saturating_add(self.waits()));
+            let time = self.response_timeout.saturating_add(self.waits());
+            let until = shared.take().unwrap_or_else(|| later(self.wrote_at, time));
             self.settle_all(until)?;
             let reply = self.read(until)?;
             if !command.may_be_answered(&reply) {

@@ -9,6 +9,7 @@ use crate::connection::Command;
 use crate::connection::limit::Limit;
 use crate::connection::link::{Link, ReplyReceiver};
 use crate::connection::outcome::{Failure, Outcome};
+use crate::sync::Thread;
 
 /// The thread that combines for a lane, with its link. A drop hands both on, after a panic too.
 pub(super) struct Combiner<'a> {
@@ -74,13 +75,15 @@ impl<'a> Combiner<'a> {
         Ok(())
     }
 
-    /// Reads what a call reads before it writes. Returns how many commands may be written then: the
-    /// link must not owe more and more if one call after the other leaves. None if the link broke or
-    /// the limit is over: the queue keeps them.
+    /// Reads what a call reads before it writes. Returns how many commands may be written then, so
+    /// that the link does not owe more and more if one call after the other leaves. The number is
+    /// zero if the link broke or the limit is over: the commands stay in the queue.
     pub(super) fn room(&mut self, limit: &Limit) -> usize {
         self.on_link(|link| if link.reads_first() { link.read_limited(limit, 1) } else { Ok(()) });
         match &self.link {
-            Some(link) if !link.reads_first() => MOST_UNREAD.saturating_sub(link.owed()),
+            Some(link) if !link.reads_first() && !limit.is_over() => {
+                MOST_UNREAD.saturating_sub(link.owed())
+            }
             _ => 0,
         }
     }
@@ -149,6 +152,11 @@ impl Drop for Combiner<'_> {
         loop {
             self.link.take_if(|link| panics || link.is_wrong());
             let mut state = self.lane.state.lock();
+            if panics {
+                // Its own call may be there still, and would be told to combine.
+                let own = Thread::current();
+                state.queue.retain(|pending| !pending.is_of(&own));
+            }
             let queued = state.queue.iter().filter_map(|pending| match pending {
                 Pending::Call(_, call) => call.takes_over(),
                 Pending::Post(..) => None,

@@ -14,6 +14,7 @@ import java.util.concurrent.ExecutionException;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
 import java.util.concurrent.Semaphore;
+import java.util.concurrent.TimeoutException;
 import org.redisson.Redisson;
 import org.redisson.api.RedissonClient;
 import org.redisson.config.Config;
@@ -100,10 +101,14 @@ public final class Interop {
      * Waits until the thread sleeps for a message of its lock. Redisson 3.16's waiter for a
      * read-write lock does not hear of a message that comes when it has asked and does not sleep yet.
      */
-    private static void waitAsleep(Thread thread) throws InterruptedException {
-        while (!isAsleep(thread.getStackTrace())) {
+    private static void waitAsleep(Thread thread) throws Exception {
+        for (long until = System.nanoTime() + 20_000_000_000L; System.nanoTime() < until; ) {
+            if (isAsleep(thread.getStackTrace())) {
+                return;
+            }
             Thread.sleep(1);
         }
+        throw new TimeoutException(thread + " does not sleep");
     }
 
     private static boolean isAsleep(StackTraceElement[] calls) {
