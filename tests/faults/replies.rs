@@ -62,6 +62,9 @@ fn an_acquire_whose_reply_is_lost_before_the_way_is_closed_leaves_no_hold() {
     let proxy = Proxy::before(&server);
     let client = behind(&proxy);
     for fired in 1.. {
+        // The connection of the round before is broken.
+        let is_open = || client.reentrant_lock("closed").is_locked().is_ok();
+        wait_until("the way is open", SOON, is_open);
         on_acquire(&proxy, "closed", 1, Action::LoseReply);
         // The request cannot be sent again, but it has been carried out.
         proxy.refuse();
