@@ -80,25 +80,6 @@ impl Kind {
             java.run("watch", &format!("sleeps {thread}"));
         }
     }
-
-    /// Waits until a thread of Redisson's listens for releases of the lock.
-    pub(crate) fn wait_until_redisson_listens(self, server: &Server, name: &str) {
-        let prefix = match self {
-            Self::Read | Self::Write => "redisson_rwlock",
-            Self::Plain | Self::Fair | Self::Fenced => "redisson_lock__channel",
-        };
-        let channel = derived(prefix, name);
-        if self != Self::Fair {
-            return wait_subscribed(server, &channel);
-        }
-        // Each waiter for a fair lock has a channel of its own.
-        let mut redis = server.connection();
-        wait_until("a waiter listens", SOON, || {
-            let channels: Vec<String> =
-                redis::cmd("PUBSUB").arg("CHANNELS").query(&mut redis).unwrap();
-            channels.iter().any(|it| it.starts_with(&format!("{channel}:")))
-        });
-    }
 }
 
 /// Redisson's rule for keys and channels.

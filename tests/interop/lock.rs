@@ -118,7 +118,7 @@ fn a_lease_that_is_not_renewed_ends_for_both() {
             // Redisson 3.16's first waiter for a fair lock may sleep for ever if it asks in the
             // lease's last millisecond. A waiter of ours behind it wakes it.
             let behind = (kind == Kind::Fair).then(|| {
-                kind.wait_until_redisson_listens(&server, "job");
+                java.run("watch", "sleeps a");
                 let lock = Arc::clone(&lock);
                 spawn(move || lock.lock().unwrap().unlock().unwrap())
             });
