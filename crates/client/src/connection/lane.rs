@@ -295,15 +295,18 @@ mod tests {
         }
     }
 
+    fn connected(url: &str) -> Arc<Lane> {
+        let lane = Lane::new(Arc::new(Endpoint::new(url, LONG, LONG).unwrap()));
+        lane.connect().unwrap();
+        Arc::new(lane)
+    }
+
     /// The asking thread is gone, and the background thread leaves its request to it.
     #[test]
     fn other_threads_read_replies_when_a_wait_for_replicas_is_over() {
         const SHORT: Duration = Duration::from_millis(100);
-        const LONG: Duration = Duration::from_secs(20);
         let server = Server::start().unwrap();
-        let endpoint = Endpoint::new(&server.url(), LONG, LONG).unwrap();
-        let lane = Arc::new(Lane::new(Arc::new(endpoint)));
-        lane.connect().unwrap();
+        let lane = connected(&server.url());
         let acks = ReplicaAcks { count: 1, within: SHORT * 5 };
         let heard = Arc::<Mutex<Option<Outcome>>>::default();
         let receiver = Arc::clone(&heard);
@@ -349,9 +352,7 @@ mod tests {
     #[test]
     fn half_a_reply_is_kept_for_the_thread_that_reads_next() {
         let (url, is_halted, go_on, server) = halting();
-        let endpoint = Endpoint::new(&url, LONG, LONG).unwrap();
-        let lane = Arc::new(Lane::new(Arc::new(endpoint)));
-        lane.connect().unwrap();
+        let lane = connected(&url);
         let echo = |text: &'static [u8]| Command::plain(&[b"ECHO", text]);
         let token = CancelToken::new();
         let others = {
@@ -380,9 +381,7 @@ mod tests {
     #[test]
     fn a_call_that_reads_a_reply_first_has_written_nothing_before() {
         let (url, is_halted, go_on, server) = halting();
-        let endpoint = Endpoint::new(&url, LONG, LONG).unwrap();
-        let lane = Arc::new(Lane::new(Arc::new(endpoint)));
-        lane.connect().unwrap();
+        let lane = connected(&url);
         let echo = |text: &'static [u8]| Command::plain(&[b"ECHO", text]);
         let (hear, heard) = mpsc::channel();
         let receiver = move |outcome: Outcome| hear.send(outcome.unwrap()).unwrap();
@@ -415,10 +414,8 @@ mod tests {
     fn a_thread_that_panics_while_it_combines_takes_the_connection_along() {
         const TIMEOUT: Duration = Duration::from_secs(10);
         let server = Server::start().unwrap();
-        let endpoint = Endpoint::new(&server.url(), TIMEOUT, TIMEOUT).unwrap();
-        let lane = Arc::new(Lane::new(Arc::new(endpoint)));
+        let lane = connected(&server.url());
         let echo = |text: &[u8]| Command::plain(&[b"ECHO", text]);
-        lane.connect().unwrap();
         let token = CancelToken::new();
         for (is_first, limit) in [(false, None), (true, None), (true, Some(&token))] {
             let _look = lane.post(echo(b"first").answered_first(is_first), Arc::new(Panics));

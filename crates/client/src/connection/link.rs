@@ -187,8 +187,8 @@ impl Link {
     ///
     /// After a failure that [is the link's](Failure::is_the_links) the link is of no use any more.
     pub(crate) fn exchange(&mut self, command: &Command) -> Outcome {
-        // The time for all these replies is one. After a failure the command is told to be in doubt,
-        // though it was not written: so it is sent once more.
+        // All these replies share one time. A failure here says that the command may have run, though
+        // it was not written: so the caller sends it once more.
         let mut shared = self.reads_first().then(|| self.deadline_in(self.response_timeout));
         if let Some(until) = shared {
             self.settle_all(until)?;
