@@ -380,6 +380,8 @@ fn a_fair_waiter_that_comes_while_a_hold_is_ended_has_the_lock_then() {
         let _ended = has_looked.recv();
     });
     wait_until("it waits", SOON, || steady.status("fair").unwrap().queue.len() == 1);
+    // A script passes over an entry whose process does not listen yet: it asks again soon.
+    wait_hearing(&server, 1);
     goes.send(()).unwrap();
     assert!(ends.join());
     let status = steady.status("fair").unwrap();
