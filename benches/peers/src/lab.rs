@@ -291,11 +291,12 @@ impl Lab {
             let lease = if kills { SHORT_LEASE } else { LEASE };
             driver.tell(&format!(
                 "prepare id={key} url={url} peer={key} work={} name=peers-{}-{key} own={} \
-                 process={process} threads={} inside={inside} rest={} lease={lease}",
+                 process={process} threads={} inside={inside} spread={} rest={} lease={lease}",
                 work.kind,
                 self.cells,
                 u8::from(work.own),
                 work.threads,
+                work.spread,
                 work.rest,
                 key = peer.key,
             ));

@@ -97,6 +97,8 @@ pub(crate) struct Work {
     /// 1 ms away.
     pub(crate) far: bool,
     pub(crate) inside: u64,
+    /// Some turns hold up to so much longer.
+    pub(crate) spread: u64,
     pub(crate) rest: u64,
     /// How long a round is, as a multiple of the usual.
     pub(crate) length: f64,
@@ -116,6 +118,7 @@ const LOCK: Work = Work {
     cores: Cores::Any,
     far: false,
     inside: 3 * MICROSECOND,
+    spread: 0,
     rest: 0,
     length: 1.0,
     places: 1,
@@ -157,11 +160,14 @@ pub(crate) const WORKS: &[Work] = &[
     },
     Work {
         key: "hand-over",
-        title: "Hand-over between two processes, each holds 2 ms",
+        title: "Hand-over between two processes, each holds 1.5 to 2.5 ms",
         figures: Figures::Events,
         processes: 2,
-        inside: 2 * MILLISECOND,
+        // Holds of one length would end at one point of a polling peer's sleep.
+        inside: 3 * MILLISECOND / 2,
+        spread: MILLISECOND,
         rest: MILLISECOND,
+        length: 2.0,
         ..LOCK
     },
     Work {
@@ -221,6 +227,7 @@ pub(crate) const WORKS: &[Work] = &[
         figures: Figures::Events,
         processes: 2,
         inside: 10 * MILLISECOND,
+        length: 4.0,
         ..BESIDE_REDISSON
     },
     Work {

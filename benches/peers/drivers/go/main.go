@@ -182,7 +182,8 @@ func (s *session) run(given options) int {
 }
 
 func (s *session) thread(thread int, start, end int64, schedule []int64, through bool, write func(a, g, r int64)) int {
-	inside, rest := s.options.number("inside"), s.options.number("rest")
+	inside, spread := s.options.number("inside"), s.options.number("spread")
+	rest := s.options.number("rest")
 	failures := 0
 	sleepUntil(start)
 	for turn := 0; ; turn++ {
@@ -209,7 +210,7 @@ func (s *session) thread(thread int, start, end int64, schedule []int64, through
 		if through {
 			write(asked, granted, granted)
 		}
-		work(granted + inside)
+		work(granted + inside + spread/16*(int64(turn)*5%16))
 		released := now()
 		if release() != nil {
 			failures++

@@ -129,6 +129,7 @@ public final class Driver {
             AtomicInteger failures) throws IOException {
         long end = Long.parseLong(given.get("end"));
         long inside = number("inside");
+        long spread = number("spread");
         long rest = number("rest");
         boolean writers = options.get("work").equals("rw");
         Turns turns = turns(thread);
@@ -161,7 +162,7 @@ public final class Driver {
             if (recorder.through) {
                 recorder.write(tag, asked, granted, granted);
             }
-            work(granted + inside);
+            work(granted + inside + spread / 16 * (turn * 5 % 16));
             long released = System.nanoTime();
             try {
                 release.run();

@@ -53,7 +53,7 @@ class Session {
     const { given, end, schedule, through, redlock } = this;
     const own = given.own === '1' ? `-${given.process}-${thread}` : '';
     const name = given.name + own;
-    const [inside, rest] = [BigInt(given.inside), BigInt(given.rest)];
+    const [inside, spread, rest] = [given.inside, given.spread, given.rest].map(BigInt);
     const lease = Number(given.lease);
     await sleepUntil(this.start);
     for (let turn = 0; ; turn++) {
@@ -80,7 +80,7 @@ class Session {
         const record = BigUint64Array.of(BigInt(thread), asked, granted, granted);
         fs.writeSync(this.out, new Uint8Array(record.buffer));
       }
-      await work(granted + inside);
+      await work(granted + inside + (spread / 16n) * BigInt((turn * 5) % 16));
       const released = now();
       try {
         await lock.unlock();

@@ -28,7 +28,8 @@ class Session:
     def __init__(self, given):
         self.client = redis.StrictRedis.from_url(given["url"])
         self.client.ping()
-        self.inside, self.rest = int(given["inside"]), int(given["rest"])
+        self.inside, self.spread = int(given["inside"]), int(given["spread"])
+        self.rest = int(given["rest"])
         self.locks = []
         for thread in range(int(given["threads"])):
             own = f"-{given['process']}-{thread}" if given["own"] == "1" else ""
@@ -66,7 +67,6 @@ class Session:
                 if turn == len(self.schedule):
                     return
                 asked = self.schedule[turn]
-                turn += 1
                 sleep_until(asked)
             elif asked >= self.end:
                 return
@@ -83,7 +83,8 @@ class Session:
             granted = now()
             if self.through:
                 os.write(self.out, struct.pack("<4Q", thread, asked, granted, granted))
-            work(granted + self.inside)
+            work(granted + self.inside + self.spread // 16 * (turn * 5 % 16))
+            turn += 1
             released = now()
             try:
                 lock.release()

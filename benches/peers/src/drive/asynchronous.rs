@@ -6,7 +6,7 @@ use rslock::LockManager;
 use tokio::runtime::{Builder, Runtime};
 
 use super::records::Records;
-use super::{Go, Options, lease, name, number};
+use super::{Go, Options, inside, lease, name, number};
 use crate::clock;
 
 pub(crate) struct Rslock {
@@ -51,15 +51,16 @@ async fn take(
     go: Go,
     records: Records,
 ) -> u64 {
-    let (inside, rest) = (number(&options, "inside"), number(&options, "rest"));
+    let rest = number(&options, "rest");
     let (name, lease) = (name(&options, thread), lease(&options));
     let mut mine = records.of_thread();
     let mut failures = 0;
     sleep_until(go.start).await;
-    for number in 0.. {
+    for turn in 0.. {
+        let inside = inside(&options, turn);
         let mut asked = clock::now();
         if let Some(schedule) = &go.schedule {
-            let Some(intended) = schedule.get(number) else { break };
+            let Some(intended) = schedule.get(turn as usize) else { break };
             asked = *intended;
             sleep_until(asked).await;
         } else if asked >= go.end {

@@ -5,8 +5,9 @@
 //!
 //! - `prepare id=… key=value…` connects: `ready`, or `error` with a text. The keys are `url`,
 //!   `peer`, `work`, `name`, `own` (1: a name for each thread), `process` (its number), `threads`,
-//!   `inside` (how long a holder works, in ns; a latch's period), `rest` (how long a thread sleeps
-//!   after a release, in ns) and `lease` (in ms).
+//!   `inside` (how long a holder works, in ns; a latch's period), `spread` (some turns work up to so
+//!   much longer, in ns: turn `n` longer by `n * 5 % 16` sixteenths of it), `rest` (how long a thread
+//!   sleeps after a release, in ns) and `lease` (in ms).
 //! - `go id=… out=… start=… end=…` lets all threads go from `start` to `end`: `done` with the number
 //!   of failed calls. The file `schedule`, if there is one, has the intended starts, a line each.
 //! - `close` closes all connections: `closed`.
@@ -51,6 +52,11 @@ pub(crate) fn number(options: &Options, key: &str) -> u64 {
 
 pub(crate) fn lease(options: &Options) -> Duration {
     Duration::from_millis(number(options, "lease"))
+}
+
+/// How long the holder works in this turn.
+pub(crate) fn inside(options: &Options, turn: u64) -> u64 {
+    number(options, "inside") + number(options, "spread") / 16 * (turn * 5 % 16)
 }
 
 /// The name for a thread.
@@ -156,7 +162,7 @@ fn run(session: &Session, given: &Options) -> u64 {
 }
 
 fn take(thread: u64, mut turn: Turn, options: &Options, go: &Go, records: &Records) -> u64 {
-    let (inside, rest) = (number(options, "inside"), number(options, "rest"));
+    let rest = number(options, "rest");
     let writers = options["work"] == "rw";
     let mut mine = records.of_thread();
     let mut failures = 0;
@@ -170,6 +176,7 @@ fn take(thread: u64, mut turn: Turn, options: &Options, go: &Go, records: &Recor
         } else if asked >= go.end {
             break;
         }
+        let inside = inside(options, number);
         let tag = thread | u64::from(writers && is_writer(number)) << 32;
         let mut granted = 0;
         loop {
