@@ -295,13 +295,25 @@ impl CyclicBarrier {
             return Err(error);
         }
         let thread = Thread::current();
+        let mut has_waited = false;
         loop {
             let party = new();
             let outcome = acquire(&party, &Claim { thread: &thread, need: (), wait });
-            let Some(place) = party.place.get() else { return outcome.map(|_| None) };
+            let Some(place) = party.place.get() else {
+                return match outcome {
+                    // The barrier was deleted during the wait.
+                    Err(error) if has_waited && error.kind() == ErrorKind::Config => {
+                        Err(self.site.broken())
+                    }
+                    outcome => outcome.map(|_| None),
+                };
+            };
             match (outcome, place.index) {
                 // The generation that was complete has ended: the thread arrives in the next one.
-                (Ok(Some(())), None) => continue,
+                (Ok(Some(())), None) => {
+                    has_waited = true;
+                    continue;
+                }
                 (Ok(Some(())), Some(0)) => party.act(place)?,
                 (Ok(Some(())), _) => {}
                 (Err(error), _) if error.kind() == ErrorKind::Broken => return Err(error),

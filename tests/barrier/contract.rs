@@ -289,6 +289,38 @@ fn a_delete_breaks_the_present_generation() {
     });
 }
 
+/// Also for a thread that came while the action ran, and has not arrived yet.
+#[test]
+fn a_delete_during_the_action_breaks_the_wait_of_all() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    at_once(|| {
+        let plain = barrier(&client, "deleted then", 2);
+        let (starts, started) = std::sync::mpsc::channel();
+        let (ends, end) = std::sync::mpsc::channel::<()>();
+        let end = std::sync::Mutex::new(end);
+        let acting = plain.with_action(move || {
+            starts.send(()).unwrap();
+            end.lock().unwrap().recv().unwrap();
+        });
+        let first = party(&plain);
+        let last = spawn(move || acting.wait());
+        started.recv().unwrap();
+        let early = plain.clone();
+        let next = spawn(move || early.wait());
+        next.wait_asleep();
+        assert!(plain.delete().unwrap());
+        ends.send(()).unwrap();
+        for outcome in [first.join(), last.join(), next.join()] {
+            is_broken(outcome);
+        }
+        // A thread that comes now has waited for nothing.
+        assert_eq!(plain.wait().unwrap_err().kind(), ErrorKind::Config);
+        leaves_nothing(&server, "deleted then");
+    });
+}
+
 /// The numbers of generations rise from one barrier of a name to the next one, also if the first one
 /// has tripped more than a thousand times a second.
 #[test]
