@@ -251,7 +251,7 @@ impl Client {
     ///
     /// # Blocking
     ///
-    /// It scans all keys of each server, so it is for people and not for programs. It needs two
+    /// It scans all keys of each server, so it is for people and not for programs. It needs three
     /// round trips for every 100 keys, each of which takes the server less than a millisecond, one
     /// for each hash, and one `CLIENT LIST` for each server.
     pub fn statuses(&self, pattern: &str) -> Result<Vec<Status>, Error> {

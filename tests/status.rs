@@ -292,6 +292,9 @@ fn all_that_is_held_or_waited_for_is_listed_and_nothing_else() {
     let permits = one.expirable_semaphore("permits");
     assert!(permits.try_set_permits(3).unwrap());
     let permit = permits.acquire().unwrap();
+    let tagged = one.expirable_semaphore("{x}permits");
+    assert!(tagged.try_set_permits(3).unwrap());
+    let tagged = tagged.acquire().unwrap();
     let slots = ["slots", "{x}slots"];
     let takers = slots.map(|name| {
         let semaphore = one.semaphore(name);
@@ -302,13 +305,14 @@ fn all_that_is_held_or_waited_for_is_listed_and_nothing_else() {
         let all = watcher.statuses(pattern).unwrap();
         all.into_iter().map(|status| status.name).collect::<Vec<_>>()
     };
-    assert_eq!(listed("*"), ["a", "a{x}", "b", "permits", "slots"]);
-    assert_eq!(listed("{x}*"), ["{x}slots"]);
+    assert_eq!(listed("*"), ["a", "a{x}", "b", "permits", "slots", "{x}permits", "{x}slots"]);
+    assert_eq!(listed("{x}*"), ["{x}permits", "{x}slots"]);
+    assert_eq!(listed("*slots"), ["slots", "{x}slots"]);
     assert_eq!(listed("?"), ["a", "b"]);
     let status = watcher.statuses("b").unwrap().remove(0);
     let process = status.holders[0].process.as_ref().unwrap();
     assert_eq!(process.pid(), Some(std::process::id()));
-    drop((guards, permit));
+    drop((guards, permit, tagged));
     slots.iter().for_each(|name| one.semaphore(name).add_permits(1).unwrap());
     takers.into_iter().for_each(Running::join);
 }

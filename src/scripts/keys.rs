@@ -31,13 +31,32 @@ fn suffixed(name: &str, suffix: &str) -> String {
     if name.contains('{') { format!("{name}:{suffix}") } else { format!("{{{name}}}:{suffix}") }
 }
 
-/// The name from which `make` makes this key or channel, without braces of its own if there is one.
-pub(crate) fn name_of(key: &str, make: fn(&str) -> String) -> Option<String> {
+/// Makes a key or a channel from a name.
+pub(crate) type KeyOf = fn(&str) -> String;
+
+/// What `make` puts before and after a name with a brace of its own.
+fn around(make: KeyOf) -> (String, String) {
     let shape = make("{");
-    let (before, after) = shape.rsplit_once('{')?;
-    let name = key.strip_prefix(before)?.strip_suffix(after)?;
+    let (before, after) = shape.rsplit_once('{').unwrap_or_default();
+    (before.to_owned(), after.to_owned())
+}
+
+/// The name from which `make` makes this key or channel, without braces of its own if there is one.
+pub(crate) fn name_of(key: &str, make: KeyOf) -> Option<String> {
+    let (before, after) = around(make);
+    let name = key.strip_prefix(&*before)?.strip_suffix(&*after)?;
     let inner = name.strip_prefix('{').and_then(|name| name.strip_suffix('}'));
-    Some(inner.filter(|inner| make(inner) == key).unwrap_or(name).to_owned())
+    let names = inner.into_iter().chain([name]);
+    names.into_iter().find(|name| make(name) == key).map(str::to_owned)
+}
+
+/// The patterns that the keys of all names match that match this pattern. A name that has a brace
+/// of its own may match a pattern that has none, and gets no further ones.
+pub(crate) fn patterns(pattern: &str, make: KeyOf) -> Vec<String> {
+    let (before, after) = around(make);
+    let mut patterns = vec![make(pattern), format!("{before}{pattern}{after}")];
+    patterns.dedup();
+    patterns
 }
 
 /// The beginning of a lock's channel.

@@ -58,8 +58,8 @@ use trouble::{unacknowledged, unexpected};
 pub(crate) use chain::{Chain, ChainClock};
 pub(crate) use changes::Changes;
 pub(crate) use keys::{
-    BarrierKeys, ConditionKeys, ElectionKeys, ExpirableKeys, FairKeys, LatchKeys, LockKeys,
-    SemaphoreKeys, has_one_slot, name_of, requests,
+    BarrierKeys, ConditionKeys, ElectionKeys, ExpirableKeys, FairKeys, KeyOf, LatchKeys, LockKeys,
+    SemaphoreKeys, has_one_slot, name_of, patterns, requests,
 };
 pub(crate) use once::{RequestId, Requests, ServerClock, VALID_FOR};
 pub(crate) use owner::{ClientId, Mode, Owner};

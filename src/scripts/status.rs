@@ -6,8 +6,8 @@ use redis::Value;
 use redlatch_client::{Command, Outcome, Route, Script};
 
 use super::{
-    ExpirableKeys, FairKeys, LatchKeys, LockKeys, Mode, Rights, SemaphoreKeys, Trouble, accepted,
-    ask, name_of, read,
+    ExpirableKeys, FairKeys, KeyOf, LatchKeys, LockKeys, Mode, Rights, SemaphoreKeys, Trouble,
+    accepted, ask, name_of, patterns, read,
 };
 
 static LOOK: LazyLock<Script> = script!(LIST; "status/look.lua");
@@ -67,7 +67,7 @@ pub(crate) fn look(route: &Route, name: &str) -> Result<Found, Trouble> {
     })
 }
 
-/// The names that a server may have something to say of, in the server's order.
+/// The names that a server may have something to say of.
 ///
 /// A lock is a hash, an expirable semaphore with permits out has a sorted set, and processes that
 /// wait for a semaphore or a latch listen to its channel.
@@ -86,27 +86,29 @@ pub(crate) fn names(
         names.extend(found.filter_map(|found| name_of(found, key)));
     };
     for (key, kind) in [(str::to_owned as KeyOf, "hash"), (ExpirableKeys::timeouts, "zset")] {
-        let mut cursor = "0".to_owned();
-        loop {
-            let pattern = key(pattern);
-            let command = ["SCAN", &cursor, "MATCH", &pattern, "COUNT", AT_ONCE, "TYPE", kind];
-            let (next, found) = read(&ask(&command)?)?;
-            add(found, key);
-            if next == "0" {
-                break;
+        for pattern in patterns(pattern, key) {
+            let mut cursor = "0".to_owned();
+            loop {
+                let command = ["SCAN", &cursor, "MATCH", &pattern, "COUNT", AT_ONCE, "TYPE", kind];
+                let (next, found) = read(&ask(&command)?)?;
+                add(found, key);
+                if next == "0" {
+                    break;
+                }
+                cursor = next;
             }
-            cursor = next;
         }
     }
     let listed = if sharded { "SHARDCHANNELS" } else { "CHANNELS" };
     for channel in [SemaphoreKeys::channel as KeyOf, LatchKeys::channel] {
-        add(read(&ask(&["PUBSUB", listed, &channel(pattern)])?)?, channel);
+        for pattern in patterns(pattern, channel) {
+            add(read(&ask(&["PUBSUB", listed, &pattern])?)?, channel);
+        }
     }
+    names.sort();
+    names.dedup();
     Ok(names)
 }
-
-/// What a name's key or channel is.
-type KeyOf = fn(&str) -> String;
 
 /// The name of each connection of a server, and its address; none if the server refuses.
 ///
