@@ -27,14 +27,19 @@ fn start(cluster: &Cluster, role: &str, name: &str) -> Worker {
     Worker::spawn_test("parties::worker", "worker", &[&cluster.url(), role, name])
 }
 
-/// A name of each server, in both ways of messages.
-fn everywhere(mut test: impl FnMut(&Cluster, [Client; 2], &str)) {
-    let cluster = cluster();
-    for sharded in [true, false] {
-        for name in names(&cluster) {
-            test(&cluster, clients(&cluster, sharded), &format!("{name} {sharded}"));
+/// A name of each server, in both ways of messages, all at once: they mostly wait.
+fn everywhere(test: impl Fn(&Cluster, [Client; 2], &str) + Sync) {
+    let cluster = &cluster();
+    thread::scope(|scope| {
+        for sharded in [true, false] {
+            for name in names(cluster) {
+                let test = &test;
+                scope.spawn(move || {
+                    test(cluster, clients(cluster, sharded), &format!("{name} {sharded}"));
+                });
+            }
         }
-    }
+    });
 }
 
 #[test]

@@ -271,8 +271,9 @@ impl Cast<'_> {
 #[test]
 fn items_are_made_and_taken_by_many_processes() {
     let _bounded = bounded();
+    let goal = if std::env::var_os("REDLATCH_LONG").is_some() { 1_500 } else { 500 };
     for kind in ALL {
-        play(kind, 1_500, |_, _, _| {});
+        play(kind, goal, |_, _, _| {});
     }
 }
 
