@@ -194,6 +194,9 @@ fn a_dead_head_costs_the_other_waiters_few_requests() {
     for _ in 0..4 {
         line.add(&client.fair_lock("rate"));
     }
+    // Each asks once more when its client listens.
+    wait_subscribed(&server, &own_channel(&queue(&server, "rate").remove(4)));
+    line.threads.iter().for_each(Running::wait_queued);
     victim.sigkill();
     let before = Commands::so_far(&server).scripts();
     let begun = Instant::now();

@@ -31,9 +31,10 @@ fn a_java_waiter_in_the_queue_has_its_turn_and_its_message() {
             .atomic()
             .lpop(queue_key("java"), None)
             .zrem(timeouts_key("java"), &foreign)
+            .hset("java", FOREIGN, 1)
+            .pexpire("java", i64::try_from(LONG.as_millis()).unwrap())
             .query(&mut redis)
             .unwrap();
-        hold_as_redisson(&mut redis, "java", LONG);
         let next = queue(&server, "java").remove(0);
         release_as_redisson(&mut redis, "java", &format!("{}:{next}", channel("java")));
         assert_eq!(line.join(), [0, 1]);
