@@ -2,8 +2,9 @@
 --
 -- KEYS and ARGV 1 to 3: line.lua
 -- ARGV 4 lease in ms, 5 owner, 6 whether an earlier request of this owner was answered "queued" (1,
---      2) or not (0), 7.. with 1: the owners of the same client that wait and were queued as well;
---      with 0: those that come with it, and get the entries behind it, in this order
+--      2) or not (0, or 3: nor does its client listen yet or wait there), 7.. with 1: the owners of
+--      the same client that wait and were queued as well; with 0 and 3: those that come with it, and
+--      get the entries behind it, in this order
 -- reply: {1, followers, now} = taken; {2, followers, now} = it was this owner's already; the
 --        followers are the numbers of those of the same client that stand directly behind, in their
 --        order, parted by commas, or '-'; now = the server's time in ms, if others came with it
@@ -21,7 +22,11 @@
 -- others.) A score holds time for Redisson's waiters ahead, none for ours, and a grant shifts no
 -- score (docs/fair-lock.md, "Scores"). While the lock is held no waiter is dropped: a dead waiter
 -- costs nothing yet, and one that was only stopped may come back.
-local lease, owner, was_queued = ARGV[4], ARGV[5], ARGV[6] ~= '0'
+local lease, owner, was_queued = ARGV[4], ARGV[5], ARGV[6] == '1' or ARGV[6] == '2'
+-- Half a ms in the score marks a client's first waiter, which will listen soon. Its next request, once
+-- it is queued, or sign of life takes that away. When the next one of the client is the first in
+-- line, the client listens, or is dead.
+local mark = ARGV[6] == '3' and 0.5 or 0
 -- After this long, a client of Redisson's at the head of a free lock that has not come is told
 -- again.
 local hesitation = 1000
@@ -55,11 +60,11 @@ local function redissons()
 end
 
 -- Adds them to the set; returns how many were not there. A score that is there stays: the scores of
--- Redisson's waiters behind are measured from it.
-local function set_scores(ids, redissons_ahead)
+-- Redisson's waiters behind are measured from it. `marked`: which of them gets a mark, if any does.
+local function set_scores(ids, redissons_ahead, marked)
     local score, scores = now() + fair_wait + REDISSON_WAIT * redissons_ahead, {}
-    for _, id in ipairs(ids) do
-        scores[#scores + 1] = score
+    for i, id in ipairs(ids) do
+        scores[#scores + 1] = i == marked and score - mark or score
         scores[#scores + 1] = id
     end
     return redis.call('zadd', timeouts, 'nx', unpack(scores))
@@ -75,15 +80,16 @@ local function push(ids, command, ...)
     return length
 end
 
--- Puts the owner and its companions at the end; returns the owner's position.
-local function line_up(redissons_ahead)
+-- Puts the owner and its companions at the end; returns the owner's position. `stays`: the first of
+-- them that stays there.
+local function line_up(redissons_ahead, stays)
     local ids = {}
     for i = 5, #ARGV do
         if i ~= 6 and ARGV[i] ~= held_by then
             ids[#ids + 1] = ARGV[i]
         end
     end
-    if set_scores(ids, redissons_ahead) == #ids then
+    if set_scores(ids, redissons_ahead, stays) == #ids then
         return push(ids, 'rpush', unpack(ids)) - #ids
     end
     -- The request was sent again: some are there.
@@ -165,9 +171,17 @@ end
 local company = ARGV[7] and not was_queued
 if held_by == owner then
     if company then
-        line_up(redissons())
+        line_up(redissons(), 1)
     end
     return {2, '-', company and now() or 0}
+end
+
+if was_queued then
+    local score = redis.call('zscore', timeouts, owner)
+    if score and score % 1 ~= 0 then
+        redis.call('zrem', timeouts, '')
+        redis.call('zadd', timeouts, 'xx', score + 0.5, owner)
+    end
 end
 
 local others, back = {}, 0
@@ -201,7 +215,7 @@ if not held_by then
             redis.call('zadd', timeouts, 'xx', 0, '')
             may_hand_on()
             permit('lrem', queue, 0, '')
-            line_up(redissons())
+            line_up(redissons(), 2)
             local seated, refusal = pcall(seat, owner, lease)
             if not seated then
                 for i = 5, #ARGV do
@@ -236,7 +250,7 @@ local place
 if was_queued then
     place = redis.call('lpos', queue, owner)
 else
-    place = line_up(redissons_ahead)
+    place = line_up(redissons_ahead, 1)
 end
 local ask = -1
 if held_by and place == 0 then

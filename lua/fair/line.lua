@@ -162,7 +162,8 @@ local function followers(id, line, first)
 end
 
 -- The lock is free: finds the next owner. Dead waiters are dropped, among them ours in a process
--- that does not listen. A living one of ours is made the owner, and told so. `asks`: these are
+-- that does not listen, unless it has only just come (acquire.lua): once it listens, it asks and
+-- finds itself the owner. A living one of ours is made the owner, and told so. `asks`: these are
 -- asking, and will read the reply. `alive`: these are, whether they listen or not. Returns the
 -- first, whether it holds the lock now, and whether a waiter was dropped. A first waiter that does
 -- not hold the lock asks, or is Redisson's, and stays. PUBLISH alone would count another client's
@@ -181,7 +182,7 @@ local function hand_on(asks, alive, line)
         end
         local lives = score and tonumber(score) > now()
         if lives and ours(head) then
-            lives = redis.call('pubsub', 'numsub', own_channel(head))[2] ~= 0
+            lives = redis.call('pubsub', 'numsub', own_channel(head))[2] ~= 0 or score % 1 ~= 0
             if not lives and alive and alive[head] then
                 return head, false, dropped
             end

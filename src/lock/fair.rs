@@ -67,10 +67,10 @@ mod tests;
 /// # Waiters that die
 ///
 /// A release skips the waiters of a killed process, which costs the others nothing. If a process is
-/// stopped, or dies just when it is granted the lock, it keeps the lock for two seconds. Many
-/// processes that stop together, as on a host without power, cost the others no more than these two
-/// seconds. When a stopped process goes on, its waiters return to the head of the queue. Each
-/// process gives a sign of life for its waiters every second, or every third of
+/// stopped, or dies just when it is granted the lock or just after it began to wait, it keeps the lock
+/// for two seconds. Many processes that stop together, as on a host without power, cost the others no
+/// more than these two seconds. When a stopped process goes on, its waiters return to the head of the
+/// queue. Each process gives a sign of life for its waiters every second, or every third of
 /// [`fair_wait_timeout`](crate::ClientBuilder::fair_wait_timeout) if that is less. So a live waiter
 /// keeps its place, however long it waits.
 ///

@@ -62,7 +62,12 @@ pub(crate) enum FairAcquired {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Others<'a> {
     /// The owner asks for the first time, and these come with it: they get the entries behind it.
-    Company(&'a [Owner]),
+    Company {
+        owners: &'a [Owner],
+        /// Their client does not listen yet, and has no other waiter in the queue. It will listen,
+        /// and then each of them asks.
+        just_come: bool,
+    },
     /// The owner was queued before, and asks for itself alone.
     Nobody,
     /// The owner was queued before and has lost its entry: these, which were queued too, come back
@@ -102,7 +107,8 @@ impl FairScripts<'_> {
     ) -> Result<Replied<FairAcquired>, Trouble> {
         let (mut digits, owner) = ([0; 20], owner.text());
         let (was_queued, others) = match others {
-            Others::Company(others) => (b"0", others),
+            Others::Company { owners, just_come: false } => (b"0", owners),
+            Others::Company { owners, just_come: true } => (b"3", owners),
             Others::Returning(others) => (b"1", others),
             Others::Nobody => (b"2", &[][..]),
         };

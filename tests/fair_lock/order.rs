@@ -82,6 +82,40 @@ fn a_try_does_not_pass_the_queue() {
     leaves_nothing(&server, "tried");
 }
 
+/// The lock is released while the first waiter's client does not listen yet.
+#[test]
+fn a_waiter_that_has_only_just_come_is_not_passed_over() {
+    // Before its client's first sign of life.
+    const JUST: Duration = Duration::from_millis(500);
+    let _bounded = bounded();
+    let server = server();
+    let (one, other) = (client(&server), client(&server));
+    once_within(JUST, || {
+        let proxy = Proxy::before(&server);
+        proxy.on(Direction::Request, usize::MAX, Action::LoseRequest, |bytes| {
+            contains(bytes, "SUBSCRIBE")
+        });
+        let new = Client::connect(&proxy.url()).unwrap();
+        let guard = one.fair_lock("new").lock().unwrap();
+        let mut line = Line::new(&server);
+        let begun = Instant::now();
+        line.add(&new.fair_lock("new"));
+        line.add(&other.fair_lock("new"));
+        wait_subscribed(&server, &own_channel(&queue(&server, "new").remove(1)));
+        guard.unlock().unwrap();
+        let (took, released) = (begun.elapsed(), Instant::now());
+        proxy.clear_rules();
+        let order = line.join();
+        leaves_nothing(&server, "new");
+        // Nor did its process stand still for as long as its grant lasted.
+        if took >= JUST || released.elapsed() >= PROVISIONAL / 2 {
+            return JUST;
+        }
+        assert_eq!(order, [0, 1]);
+        took
+    });
+}
+
 #[test]
 fn passes_within_a_process_keep_the_order_and_leave_nothing() {
     let _bounded = bounded();

@@ -216,7 +216,8 @@ fn check_drop(step: &Step<'_>, w: usize, world: &World) -> Result<(), Broken> {
     if world.is_ours(w) {
         let by_ours = step.script.is_some_and(|script| !script.is_redissons());
         let is_gone = waiter.phase == Phase::Gone;
-        if is_gone || by_ours && !world.client_of(w).is_heard() {
+        let hears = world.client_of(w).is_heard() || step.before.just_come.contains(&waiter.owner);
+        if is_gone || by_ours && !hears {
             return Ok(());
         }
         return match world.client_of(w).well_since {
@@ -326,7 +327,9 @@ fn check_grant(step: &Step<'_>, world: &mut World, serial: &mut u64) -> Result<C
                 return Err(format!("{owner} is told {grant:?}"));
             }
             check_speaks(owner, step, world)?;
-            if grant.lease > PROVISIONAL || !world.client_of(world.by_owner[owner]).is_heard() {
+            let hears = world.client_of(world.by_owner[owner]).is_heard()
+                || step.before.just_come.contains(owner);
+            if grant.lease > PROVISIONAL || !hears {
                 return Err(format!("{owner} may not hear {grant:?}"));
             }
             true

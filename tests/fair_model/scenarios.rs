@@ -231,6 +231,36 @@ fn the_lock_is_handed_to_the_first_that_listens() {
     }
 }
 
+/// A waiter whose client does not listen yet keeps its place, until it asks again or gives a sign of
+/// life: from then on its client listens, or is gone.
+#[test]
+fn a_waiter_that_has_just_come_is_handed_the_lock_unheard() {
+    let server = server();
+    for (form, then) in (0..FREEING).flat_map(|form| [(form, 0), (form, 1), (form, 2)]) {
+        let mut direct = Direct::new(&server);
+        let _listener = listener(&server, &ours(2));
+        let new = "33333333-3333-8333-8333-333333333333:1";
+        assert!(direct.takes(&ours(1), false));
+        let _queued: Vec<Value> = direct.run_ours(Script::Acquire, &["30000", new, "3"]).unwrap();
+        assert!(!direct.takes(&ours(2), false));
+        match then {
+            0 => {}
+            1 => assert!(!direct.takes(new, true)),
+            _ => drop(direct.keep_alive(&[new]).unwrap()),
+        }
+        direct.free(form);
+        let owner: Vec<String> = direct.command(&["HKEYS", LOCK]);
+        let expected = if then == 0 { new.to_owned() } else { ours(2) };
+        assert_eq!(owner, [expected], "{form} {then}");
+        if then == 0 {
+            let left: i64 = direct.command(&["PTTL", LOCK]);
+            assert!((1_900..=2_000).contains(&left), "{left}");
+            assert!(direct.takes(new, true));
+        }
+        let () = direct.command(&["FLUSHALL"]);
+    }
+}
+
 /// Every request may be sent twice.
 #[test]
 fn a_request_sent_again_changes_nothing() {

@@ -1,6 +1,6 @@
 //! The scripts, and the keys after them.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use redis::{Connection, Value};
 
@@ -105,6 +105,8 @@ pub(crate) struct State {
     pub(crate) holders: Vec<String>,
     pub(crate) queue: Vec<String>,
     pub(crate) scores: HashMap<String, i64>,
+    /// Those whose scores say that their clients will listen soon.
+    pub(crate) just_come: HashSet<String>,
     pub(crate) lease_ends: Option<i64>,
     pub(crate) told: Vec<Told>,
 }
@@ -194,7 +196,7 @@ impl Store {
 }
 
 /// Holders, queue, scores, the lease's end, and the channels of the messages.
-type Observed = (Vec<String>, Vec<String>, Vec<(String, i64)>, String, Vec<String>);
+type Observed = (Vec<String>, Vec<String>, Vec<(String, f64)>, String, Vec<String>);
 
 /// A message to one waiter.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -276,7 +278,11 @@ impl State {
         Self {
             holders,
             queue,
-            scores: scores.into_iter().collect(),
+            just_come: {
+                let marked = scores.iter().filter(|(_, score)| score.fract() > 0.0);
+                marked.map(|(owner, _)| owner.clone()).collect()
+            },
+            scores: scores.into_iter().map(|(owner, score)| (owner, score.ceil() as i64)).collect(),
             lease_ends: ends.parse().ok(),
             told: told.iter().map(|message| Told::of(message)).collect(),
         }

@@ -248,7 +248,11 @@ impl Simulation<'_> {
             }
             return Ok(reply);
         }
-        self.request_as(w, "0")
+        let client = self.world.waiters[w].client;
+        let mut others = self.world.waiting_of(client).into_iter();
+        let has_queued = others.any(|other| self.world.waiters[other].registered.is_some());
+        let just_come = !self.world.clients[client].is_heard() && !has_queued;
+        self.request_as(w, if just_come { "3" } else { "0" })
     }
 
     fn request_as(&mut self, w: usize, was_queued: &str) -> Result<Value, Broken> {
@@ -258,7 +262,7 @@ impl Simulation<'_> {
             let mut others = self.world.waiting_of(waiter.client);
             others.retain(|other| *other != w && self.world.waiters[*other].registered.is_some());
             args.extend(others.into_iter().map(|other| self.world.waiters[other].owner.clone()));
-        } else if was_queued == "0" {
+        } else if matches!(was_queued, "0" | "3") {
             let owners = waiter.company.iter().map(|w| self.world.waiters[*w].owner.clone());
             args.extend(owners);
         }

@@ -162,7 +162,13 @@ impl FairEntry {
         }
         let owners = company.iter().map(|(_, lead)| lead.request_state.acquisition.owner);
         let owners: Vec<_> = owners.collect();
-        let others = if self.was_queued { Others::Nobody } else { Others::Company(&owners) };
+        let others = if self.was_queued {
+            Others::Nobody
+        } else {
+            // An older waiter of the client must not come behind: it has lost its mark.
+            let just_come = !site.core.pubsub.hears_own(&site.name) && !queue.has_queued();
+            Others::Company { owners: &owners, just_come }
+        };
         let replied = queue.scripts().acquire(&site.route, &self.acquisition.owner, lease, others);
         if std::mem::take(&mut self.leads) {
             let answered = company.into_iter().enumerate().map(|(at, (newcomer, mut lead))| {

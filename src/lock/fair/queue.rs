@@ -133,6 +133,12 @@ impl FairQueue {
         self.waiters.lock().are_busy() || self.site.gate.with_seat(|seat| seat.is_some())
     }
 
+    /// Whether the server has said of a thread that it waits in the queue.
+    pub(super) fn has_queued(&self) -> bool {
+        let waiters = self.waiters.lock();
+        waiters.queued.iter().any(|queued| queued.recipient.inbox.lock().is_queued)
+    }
+
     /// The newcomers for which the leader asks. They stay newcomers until they are
     /// [answered](Self::answer): if they never are, one of them has the leadership next.
     pub(super) fn company(self: &Arc<Self>) -> Vec<(Arc<Newcomer>, Lead<FairEntry>)> {

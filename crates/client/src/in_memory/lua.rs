@@ -228,7 +228,8 @@ fn failure(error: &LuaValue) -> mlua::Result<Value> {
     })
 }
 
-/// As C's `%.17g` writes whole numbers, which are all that the scripts use; others as Rust does.
+/// As C's `%.17g` writes whole numbers and halves, which are all that the scripts use; others as Rust
+/// does.
 fn number_text(number: f64) -> String {
     if number.is_infinite() {
         return if number > 0.0 { "inf" } else { "-inf" }.to_owned();

@@ -356,6 +356,15 @@ impl PubSub {
         state.entries.get(&*self.own_channel(key)).map(|entry| entry.version())
     }
 
+    /// Whether the server has confirmed that the client listens to that channel.
+    pub fn hears_own(&self, key: &str) -> bool {
+        if self.channels == Channels::Server {
+            return self.sole().own.is_confirmed();
+        }
+        let state = self.state.lock();
+        state.entries.get(&*self.own_channel(key)).is_some_and(|entry| entry.is_confirmed())
+    }
+
     /// Whether it is worth while to [`track`](Self::track) this key: as far as this client knows,
     /// its server may.
     pub fn tracks(&self, key: &str) -> bool {
