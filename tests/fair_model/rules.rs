@@ -411,9 +411,16 @@ pub(crate) fn check_order(granted: usize, passed: bool, world: &World) -> Result
                 && other.rank > waiter.rank
         };
         let behind_older = waiter.came_back && world.waiters.iter().any(is_older);
+        // The granted one's first request was sent again, and put its company behind it once more.
+        let is_company = granted.company.iter().any(|w| world.waiters[*w].owner == waiter.owner);
         let both_back = waiter.came_back && (granted.came_back || passed || by_number);
         waiter.phase == Phase::Waiting
-            && !(waiter.served || world.is_dead(waiter) || lost || both_back || behind_older)
+            && !(waiter.served
+                || world.is_dead(waiter)
+                || lost
+                || both_back
+                || behind_older
+                || is_company)
     };
     let earlier = |waiter: &&Waiter| waiter.rank.is_some() && waiter.rank < granted.rank;
     match world.waiters.iter().filter(earlier).find(|waiter| is_entitled(waiter)) {
