@@ -1,5 +1,7 @@
 //! The contract of `java.util.concurrent.CyclicBarrier`. Each test begins with its words.
 
+use std::sync::{Mutex, mpsc};
+
 use super::*;
 
 /// "Waits until all parties have invoked await." "Returns the arrival index of the current thread,
@@ -99,6 +101,18 @@ fn a_panic_of_the_action_goes_on_in_the_last_party_and_breaks_the_barrier() {
     });
 }
 
+/// The barrier with an action that says that it runs, and runs until it is told to end.
+fn halting(plain: &CyclicBarrier) -> (CyclicBarrier, mpsc::Receiver<()>, mpsc::Sender<()>) {
+    let (starts, started) = mpsc::channel();
+    let (ends, end) = mpsc::channel();
+    let end = Mutex::new(end);
+    let acting = plain.with_action(move || {
+        starts.send(()).unwrap();
+        end.lock().unwrap().recv().unwrap();
+    });
+    (acting, started, ends)
+}
+
 /// A thread that comes while the action runs is the first of the next generation.
 #[test]
 fn a_party_that_comes_during_the_action_is_one_of_the_next_generation() {
@@ -107,13 +121,7 @@ fn a_party_that_comes_during_the_action_is_one_of_the_next_generation() {
     let client = client(&server);
     let plain = barrier(&client, "during", 2);
     at_once(|| {
-        let (starts, started) = std::sync::mpsc::channel();
-        let (ends, end) = std::sync::mpsc::channel::<()>();
-        let end = std::sync::Mutex::new(end);
-        let acting = plain.with_action(move || {
-            starts.send(()).unwrap();
-            end.lock().unwrap().recv().unwrap();
-        });
+        let (acting, started, ends) = halting(&plain);
         let first = party(&plain);
         let last = spawn(move || acting.wait().unwrap());
         started.recv().unwrap();
@@ -174,13 +182,7 @@ fn a_party_whose_time_is_over_during_the_action_breaks_the_next_generation() {
     for (resets, leaves) in [false, true].into_iter().flat_map(|it| leaves.map(|leave| (it, leave)))
     {
         at_once(|| {
-            let (starts, started) = std::sync::mpsc::channel();
-            let (ends, end) = std::sync::mpsc::channel::<()>();
-            let end = std::sync::Mutex::new(end);
-            let acting = plain.with_action(move || {
-                starts.send(()).unwrap();
-                end.lock().unwrap().recv().unwrap();
-            });
+            let (acting, started, ends) = halting(&plain);
             let first = party(&plain);
             let last = spawn(move || acting.wait());
             started.recv().unwrap();
@@ -297,13 +299,7 @@ fn a_delete_during_the_action_breaks_the_wait_of_all() {
     let client = client(&server);
     at_once(|| {
         let plain = barrier(&client, "deleted then", 2);
-        let (starts, started) = std::sync::mpsc::channel();
-        let (ends, end) = std::sync::mpsc::channel::<()>();
-        let end = std::sync::Mutex::new(end);
-        let acting = plain.with_action(move || {
-            starts.send(()).unwrap();
-            end.lock().unwrap().recv().unwrap();
-        });
+        let (acting, started, ends) = halting(&plain);
         let first = party(&plain);
         let last = spawn(move || acting.wait());
         started.recv().unwrap();
@@ -479,7 +475,7 @@ fn the_action_sees_what_all_wrote_before_and_all_see_what_it_wrote() {
     let server = server();
     let clients = [client(&server), client(&server)];
     let plain = barrier(&clients[0], "seen", 3);
-    let sums = Arc::new(std::sync::Mutex::new(server.connection()));
+    let sums = Arc::new(Mutex::new(server.connection()));
     let sum = move || {
         let mut redis = sums.lock().unwrap();
         let parts: Vec<u32> = redis.lrange("parts", 0, -1).unwrap();
