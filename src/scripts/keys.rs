@@ -46,8 +46,8 @@ pub(crate) fn name_of(key: &str, make: KeyOf) -> Option<String> {
     let (before, after) = around(make);
     let name = key.strip_prefix(&*before)?.strip_suffix(&*after)?;
     let inner = name.strip_prefix('{').and_then(|name| name.strip_suffix('}'));
-    let names = inner.into_iter().chain([name]);
-    names.into_iter().find(|name| make(name) == key).map(str::to_owned)
+    let mut names = inner.into_iter().chain([name]);
+    names.find(|name| make(name) == key).map(str::to_owned)
 }
 
 /// The patterns that the keys of all names match that match this pattern. A name that has a brace
