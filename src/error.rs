@@ -362,7 +362,7 @@ pub enum LostReason {
 }
 
 impl LostReason {
-    const ALL: [Self; 5] =
+    pub(crate) const ALL: [Self; 5] =
         [Self::LeaseExpired, Self::Revoked, Self::ForceUnlocked, Self::ShutDown, Self::Forked];
 
     pub(crate) fn number(self) -> u8 {

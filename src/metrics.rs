@@ -1,9 +1,13 @@
 //! An observer that feeds the crate `metrics`.
 
+use std::collections::HashSet;
 use std::fmt;
 
-use metrics::{Label, Unit, counter, describe_counter, describe_gauge, describe_histogram};
+use metrics::{
+    Counter, Label, Unit, counter, describe_counter, describe_gauge, describe_histogram,
+};
 use metrics::{gauge, histogram};
+use redlatch_client::sync::Mutex;
 
 use crate::error::{ErrorKind, LostReason};
 use crate::observer::{Event, Kind, Observer, Way};
@@ -26,6 +30,8 @@ use crate::observer::{Event, Kind, Observer, Way};
 #[derive(Default)]
 pub struct MetricsObserver {
     label: Option<Box<Labels>>,
+    /// The kinds and labels of which the counters exist.
+    counted: Mutex<HashSet<(Kind, Option<String>)>>,
 }
 
 type Labels = dyn Fn(&str) -> String + Send + Sync;
@@ -36,6 +42,7 @@ const WAITING: &str = "redlatch.lock.waiting";
 const HELD: &str = "redlatch.lock.held";
 const LOSSES: &str = "redlatch.lock.losses";
 const TIME_LEFT: &str = "redlatch.lock.renewal.time_left";
+const FAILURES: &str = "redlatch.lock.renewal.failures";
 
 impl MetricsObserver {
     /// Describes the metrics to the recorder, which must be installed by now to hear that.
@@ -47,6 +54,7 @@ impl MetricsObserver {
         describe_gauge!(HELD, Unit::Count, "Locks and permits that are held.");
         describe_counter!(LOSSES, Unit::Count, "Locks that were lost.");
         describe_histogram!(TIME_LEFT, Unit::Seconds, "What a renewal found left of the lease.");
+        describe_counter!(FAILURES, Unit::Count, "Renewals that failed, and are tried again.");
         Self::default()
     }
 
@@ -54,7 +62,7 @@ impl MetricsObserver {
     /// labels: each is a series of its own. Without this no metric has a name.
     #[must_use]
     pub fn named_by(self, label: impl Fn(&str) -> String + Send + Sync + 'static) -> Self {
-        Self { label: Some(Box::new(label)) }
+        Self { label: Some(Box::new(label)), ..self }
     }
 
     fn of<T>(&self, event: &Event<'_, T>, more: &[(&'static str, &str)]) -> Vec<Label> {
@@ -62,6 +70,29 @@ impl MetricsObserver {
         labels.extend(more.iter().map(|(key, value)| Label::new(*key, (*value).to_owned())));
         labels.extend(self.label.as_ref().map(|label| Label::new("name", label(event.name))));
         labels
+    }
+
+    /// Makes the counters of this kind and label, at zero, when they are first used: a query such as
+    /// `increase` finds a first event only in a series that existed before the event.
+    fn count_from_zero<T>(&self, event: &Event<'_, T>) {
+        if !is_held(event.kind) {
+            return;
+        }
+        let label = self.label.as_ref().map(|label| label(event.name));
+        if self.counted.lock().insert((event.kind, label)) {
+            for reason in LostReason::ALL {
+                self.losses(event, reason).increment(0);
+            }
+            self.failures(event).increment(0);
+        }
+    }
+
+    fn losses<T>(&self, event: &Event<'_, T>, reason: LostReason) -> Counter {
+        counter!(LOSSES, self.of(event, &[("outcome", &format!("{reason:?}"))]))
+    }
+
+    fn failures<T>(&self, event: &Event<'_, T>) -> Counter {
+        counter!(FAILURES, self.of(event, &[]))
     }
 
     fn waited<T>(&self, event: &Event<'_, T>, outcome: &str, way: &str) {
@@ -82,12 +113,13 @@ impl MetricsObserver {
 
 impl Observer for MetricsObserver {
     fn wait_started(&self, event: &Event<'_>) {
+        self.count_from_zero(event);
         gauge!(WAITING, self.of(event, &[])).increment(1);
     }
 
     fn acquired(&self, event: &Event<'_, Way>) {
         self.waited(event, "Acquired", &format!("{:?}", event.how));
-        if !matches!(event.kind, Kind::CountDownLatch | Kind::CyclicBarrier) {
+        if is_held(event.kind) {
             gauge!(HELD, self.of(event, &[])).increment(event.permits);
         }
     }
@@ -103,7 +135,7 @@ impl Observer for MetricsObserver {
 
     fn lost(&self, event: &Event<'_, LostReason>) {
         self.ended(event, "Lost");
-        counter!(LOSSES, self.of(event, &[("outcome", &format!("{:?}", event.how))])).increment(1);
+        self.losses(event, event.how).increment(1);
     }
 
     fn renewed(&self, event: &Event<'_>) {
@@ -112,11 +144,117 @@ impl Observer for MetricsObserver {
 
     fn renewal_failed(&self, event: &Event<'_, &str>) {
         self.renewal(event, "Failed");
+        self.failures(event).increment(1);
     }
+}
+
+/// Whether an acquisition of this kind is a hold, which ends.
+fn is_held(kind: Kind) -> bool {
+    !matches!(kind, Kind::CountDownLatch | Kind::CyclicBarrier)
 }
 
 impl fmt::Debug for MetricsObserver {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("MetricsObserver").field("is_named", &self.label.is_some()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+    use std::fs;
+    use std::process::Command;
+    use std::time::Duration;
+
+    use metrics::with_local_recorder;
+    use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
+
+    use super::*;
+
+    const PAGE: &str = include_str!("../docs/observing.md");
+
+    /// The text between `from` and the next `to` on the page.
+    fn on_page(from: &str, to: &str) -> &'static str {
+        let (_, rest) = PAGE.split_once(from).unwrap();
+        rest.split_once(to).unwrap().0
+    }
+
+    /// Series and their values, as a scrape gets them.
+    fn series(scraped: &str) -> BTreeMap<String, String> {
+        let lines = scraped.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
+        let pairs = lines.map(|line| line.rsplit_once(' ').unwrap());
+        pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
+    }
+
+    /// The page's rules, by Prometheus's own tool, on what its exporter writes when it is built as the
+    /// page says: after a first, quiet lock; and after one loss, one failed renewal, one long wait.
+    #[test]
+    fn the_alerts_of_the_page_fire_at_a_first_event_and_not_before() {
+        let buckets = on_page("&[", "]").split(", ").map(|bound| bound.parse().unwrap());
+        let metric = on_page("Matcher::Full(\"", "\"").to_owned();
+        let recorder = PrometheusBuilder::new()
+            .set_buckets_for_metric(Matcher::Full(metric), &buckets.collect::<Vec<f64>>())
+            .unwrap()
+            .build_recorder();
+        let scrapes = recorder.handle();
+        let ms = Duration::from_millis;
+        let what = (Kind::ReentrantLock, 1);
+        let (quiet, eventful) = with_local_recorder(&recorder, || {
+            let observer = MetricsObserver::new();
+            let holds = |time| {
+                observer.wait_started(&Event::of("orders", what, ms(0), ()));
+                observer.acquired(&Event::of("orders", what, time, Way::Free));
+            };
+            holds(ms(1));
+            observer.released(&Event::of("orders", what, ms(1), ()));
+            let quiet = series(&scrapes.render());
+            holds(ms(7000));
+            observer.renewal_failed(&Event::of("orders", what, ms(1), "it did not answer"));
+            observer.lost(&Event::of("orders", what, ms(2), LostReason::Revoked));
+            (quiet, series(&scrapes.render()))
+        });
+
+        // A scrape every half minute, and the events between the third and the fourth.
+        let names: BTreeSet<_> = quiet.keys().chain(eventful.keys()).collect();
+        let input: String = names
+            .into_iter()
+            .map(|name| {
+                let before = quiet.get(name).map_or("_", |value| value);
+                let after = &eventful[name];
+                format!(
+                    "      - series: '{name}'\n        values: '{before} {before} {before} {after} \
+                     {after} {after}'\n"
+                )
+            })
+            .collect();
+        let fires = |alert: &str, labels: &str| {
+            format!(
+                "      - alertname: {alert}\n        eval_time: 1m\n      - alertname: {alert}\n        \
+                 eval_time: 2m\n        exp_alerts: [{{exp_labels: {{{labels}}}}}]\n"
+            )
+        };
+        let cases = [
+            fires("LockLost", "kind: ReentrantLock, outcome: Revoked"),
+            fires("LockWaitsAreLong", "kind: ReentrantLock"),
+            fires("LockRenewalFails", "kind: ReentrantLock"),
+        ];
+        let test = format!(
+            "rule_files: [rules.yml]\nevaluation_interval: 30s\ntests:\n  - interval: 30s\n    \
+             input_series:\n{input}    alert_rule_test:\n{}",
+            cases.concat()
+        );
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("rules.yml"), on_page("```yaml\n", "```")).unwrap();
+        fs::write(folder.path().join("test.yml"), &test).unwrap();
+        let promtool = Command::new("promtool")
+            .args(["test", "rules", "test.yml"])
+            .current_dir(folder.path())
+            .output();
+        let Ok(said) = promtool else {
+            println!("skipped: there is no promtool, which the package `prometheus` has");
+            return;
+        };
+        let words = String::from_utf8_lossy(&said.stdout) + String::from_utf8_lossy(&said.stderr);
+        assert!(said.status.success(), "{words}\n{test}");
     }
 }
