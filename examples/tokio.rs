@@ -8,12 +8,12 @@ mod stage;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use redlatch::{CancelToken, Client, OwnedLockGuard, ReentrantLock, Wait};
 use tokio::sync::Semaphore;
 use tokio::task::{JoinSet, spawn_blocking};
-use tokio::time::{sleep, timeout};
+use tokio::time::{sleep, timeout, timeout_at};
 
 use stage::{Stage, Trouble};
 
@@ -35,19 +35,24 @@ impl Drop for CancelOnDrop {
 }
 
 /// Takes the lock on a blocking thread, and returns its guard to async code. Returns `None` after
-/// `limit`. The permit goes along: the thread gives it back when it waits no more.
+/// `limit`, which also limits the wait for a permit. `waiters` has the permits of this lock alone:
+/// with permits for all locks, a lock that hangs would take them all. The permit goes along: the
+/// thread gives it back when it waits no more.
 async fn lock_async(
     lock: &ReentrantLock,
     limit: Duration,
     waiters: &Arc<Semaphore>,
 ) -> Result<Option<OwnedLockGuard>, Trouble> {
-    let permit = Arc::clone(waiters).acquire_owned().await?;
+    let deadline = Instant::now() + limit;
+    let permit = Arc::clone(waiters).acquire_owned();
+    let Ok(permit) = timeout_at(deadline.into(), permit).await else { return Ok(None) };
+    let permit = permit?;
     let token = CancelToken::new();
     let _cancel = CancelOnDrop(token.clone());
     let lock = lock.clone();
     let taken = spawn_blocking(move || {
         let _permit = permit;
-        lock.lock_owned_within(Wait::at_most(limit).cancelled_by(&token))
+        lock.lock_owned_within(Wait::until(deadline).cancelled_by(&token))
     });
     Ok(taken.await??)
 }
@@ -98,6 +103,9 @@ async fn show_async(stage: &Stage, lock: &ReentrantLock) -> Result<(), Trouble> 
             unlock_async(guard).await
         });
     }
+    // A limit ends the wait for a permit, too.
+    let short = lock_async(lock, Duration::from_millis(50), &waiters).await?;
+    assert!(short.is_none(), "two have the lock");
     // All wait now, two of them on blocking threads. The other blocking threads are free.
     while waiters.available_permits() > 0 {
         sleep(Duration::from_millis(5)).await;
