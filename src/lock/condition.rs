@@ -353,7 +353,6 @@ impl Condition {
     /// # Blocking
     ///
     /// As [`wait`](Self::wait), for each wait.
-    #[must_use = "`false`: nobody has notified it, and time is over"]
     pub fn try_wait_while<E: From<Error>>(
         &self,
         guard: &LockGuard<impl Lock + ?Sized>,
