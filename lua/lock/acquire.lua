@@ -34,7 +34,8 @@ elseif who == owner then
     return take_tokens() or taken(-1 - length())
 end
 
-local trouble = not who and length() and (stuck() or denied('lindex', queue) or denied('lrem', queue))
+local trouble = not who and length() and (stuck() or denied('lindex', queue, '')
+    or denied('lrem', queue, '', ''))
 if trouble then
     return trouble
 end

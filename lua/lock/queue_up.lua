@@ -13,7 +13,7 @@ local who = holders and holders[1]
 if who and not holders[2] and who ~= ARGV[2]
     and string.sub(who, 15, 15) == '8' and string.find(who, '^:%d+$', 37)
     and may('pttl', KEYS[1]) and may('lpos', KEYS[2], '') and may('pexpire', KEYS[2], '')
-    and may('lrem', KEYS[2]) then
+    and may('lrem', KEYS[2], '', '') then
     local clock, length = redis.call('time'), redis.pcall('rpush', KEYS[2], ARGV[2])
     -- (Without memory it is refused, and the rest knows a way.)
     if type(length) == 'number' then

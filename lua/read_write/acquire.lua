@@ -27,7 +27,7 @@ if may_enter() and redis.call('exists', queue, window) == 0 then
     return hold({owner}, lease) or 0
 end
 
-local trouble = mode ~= 'write' and length() and (stuck() or denied('lrem', queue))
+local trouble = mode ~= 'write' and length() and (stuck() or denied('lrem', queue, '', ''))
 if trouble then
     return trouble
 end

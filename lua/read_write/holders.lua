@@ -23,7 +23,7 @@ end
 
 local may_not_grant = stuck
 local function stuck()
-    return may_not_grant() or denied('lindex', queue) or denied('lrange', queue)
+    return may_not_grant() or denied('lindex', queue, '') or denied('lrange', queue, '', '')
         or denied('set', timeout('', 1), '')
 end
 

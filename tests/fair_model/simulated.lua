@@ -40,6 +40,6 @@ local redis = (function(real)
         call = function(...) return simulated(real.call, ...) end,
         pcall = function(...) return simulated(real.pcall, ...) end,
         error_reply = real.error_reply,
-        acl_check_cmd = function() return true end,
+        acl_check_cmd = real.acl_check_cmd,
     }
 end)(redis)

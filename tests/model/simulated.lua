@@ -91,6 +91,6 @@ local redis = (function(real)
         call = function(...) return run(real.call, ...) end,
         pcall = function(...) return run(real.pcall, ...) end,
         error_reply = real.error_reply,
-        acl_check_cmd = function() return true end,
+        acl_check_cmd = real.acl_check_cmd,
     }
 end)(redis)

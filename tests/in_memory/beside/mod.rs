@@ -17,6 +17,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::{self, sleep};
 use std::time::{Duration, SystemTime};
 
+use redis::Value;
+use redlatch_client::in_memory::{Keys as _, Redis, Scripts};
 use redlatch_testkit::Server;
 
 use both::{Both, Difference, Parts};
@@ -134,4 +136,42 @@ fn a_planted_difference_is_found() {
         let found = (0..200).find_map(|seed| history(&mut both, &recorded, seed).err());
         assert!(found.is_some(), "{name} was not found");
     }
+}
+
+/// Redis 7.0 lets a script ask for a right with fewer arguments than the command takes; newer servers
+/// refuse the question.
+#[test]
+fn a_question_for_a_right_has_as_many_arguments_as_the_command_takes() {
+    const ASK: &str = "return redis.acl_check_cmd(unpack(ARGV)) and 1";
+    let server = server();
+    let mut scripts = Scripts::new().unwrap();
+    scripts.learn("ask", ASK.as_bytes()).unwrap();
+    let mut memory = Redis::new(scripts, vec!["ask".to_owned()]);
+    let peer = memory.open();
+    let mut asks = |command: &str, parts: i64| {
+        let arguments = (1..parts).map(|_| "a").collect::<Vec<_>>();
+        let question = [&["EVALSHA", "ask", "0", command][..], &arguments].concat();
+        let question = question.iter().map(|it| it.as_bytes()).collect::<Vec<_>>();
+        memory.run(peer, 0, &question)
+    };
+    let known: Vec<(String, i64)> = {
+        let info: Vec<Option<Vec<Value>>> =
+            redis::cmd("COMMAND").arg("INFO").query(&mut server.connection()).unwrap();
+        let of = |it: Vec<Value>| redis::from_redis_value(Value::Array(it[..2].to_vec())).unwrap();
+        info.into_iter().flatten().map(of).collect()
+    };
+    let is = |reply: &Value, word: &str| format!("{reply:?}").contains(word);
+    let mut compared = 0;
+    for (command, arity) in known {
+        let whole = asks(&command, arity.abs());
+        if is(&whole, "Invalid command") {
+            continue;
+        }
+        compared += 1;
+        assert_eq!(whole, Value::Int(1), "{command}");
+        let refuses = |reply: Value| is(&reply, "Wrong number of args");
+        assert!(arity.abs() == 1 || refuses(asks(&command, arity.abs() - 1)), "{command}");
+        assert_eq!(refuses(asks(&command, arity.abs() + 1)), arity > 0, "{command}");
+    }
+    assert!(compared > 50, "{compared}");
 }
