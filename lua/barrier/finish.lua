@@ -8,6 +8,7 @@
 local number = tonumber(ARGV[2])
 if state(number) == 0 then
     check()
+    make_room()
     if ARGV[4] == '1' and redis.call('zscore', parties, ARGV[3]) and not has_died() then
         redis.call('hset', barrier, 'generation', text(number + 1))
     else

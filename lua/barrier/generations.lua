@@ -67,6 +67,12 @@ local function check()
     end
 end
 
+-- Lets the next command pass without memory: after a command that writes, memory is no reason to
+-- refuse. A lease is renewed, and a generation ends, on a server without memory too.
+local function make_room()
+    redis.call('hdel', barrier, '')
+end
+
 -- How a generation went: 0 = it is the present one, 1 = it tripped, 2 = it is broken. A number that
 -- this server has never begun counts as broken: a lost server may have.
 local function state(number)

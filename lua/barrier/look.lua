@@ -14,14 +14,12 @@ if number and not is_broken(number) then
     -- An arrival that this server, a new master, does not know: the others would wait for ever.
     if has_died() or arrived and not redis.call('zscore', parties, ARGV[3]) then
         check()
+        make_room()
         redis.call('hset', barrier, 'broken', broken_with(number))
         ended(ARGV[1], number)
     elseif arrived then
-        local refused = redis.pcall('zadd', parties, text(clock() + ARGV[4]), ARGV[3])
-        -- A server without memory may have some again before the lease ends.
-        if type(refused) == 'table' and not string.find(refused.err, 'OOM', 1, true) then
-            return refused
-        end
+        make_room()
+        redis.call('zadd', parties, text(clock() + ARGV[4]), ARGV[3])
     end
 end
 local first = redis.call('zrange', parties, 0, 0, 'withscores')[2]

@@ -5,6 +5,10 @@
 -- KEYS 1 the semaphore, 2 slot, 3 when its permits' leases end
 -- ARGV 1-4 as in once.lua, 5 id, 6 lease in ms, 7 channel
 -- reply: 1 = done, 0 = no such permit, or its lease has ended
+--
+-- A permit that is taken needs no memory to stay so: the ZREM takes nothing out, and lets the
+-- commands behind it pass.
+redis.call('zrem', KEYS[3], '')
 local old_end
 local new_end = math.floor(now) + ARGV[6]
 return once(function()

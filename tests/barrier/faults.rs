@@ -108,23 +108,56 @@ fn a_silent_connection_ends_no_lease() {
     assert_eq!((steady.wait().unwrap(), waits.join().unwrap()), (0, 1));
 }
 
-/// The parties wait on, and pass when there is memory again.
+/// Gives a server so many bytes of memory; 0: as many as it likes.
+fn limit(server: &Server, bytes: &str) {
+    let mut redis = server.connection();
+    redis::cmd("CONFIG").arg(&["SET", "maxmemory", bytes]).exec(&mut redis).unwrap();
+}
+
+/// The end of the last lease of a party, by the server's clock in ms.
+fn last_end(server: &Server, name: &str) -> f64 {
+    let key = format!("redlatch_parties:{{{name}}}");
+    let last: Vec<(String, f64)> = server.connection().zrange_withscores(key, -1, -1).unwrap();
+    last[0].1
+}
+
+/// The leases go on, and the parties pass when there is memory for one more.
 #[test]
 fn a_server_without_memory_breaks_no_barrier() {
     let _bounded = bounded();
     let server = server();
-    let mut redis = server.connection();
-    let mut limit = |bytes: &str| {
-        redis::cmd("CONFIG").arg(&["SET", "maxmemory", bytes]).exec(&mut redis).unwrap();
-    };
-    let barrier = barrier(&client(&server), "full", 2).with_watchdog(LONG);
-    let waits = party(&barrier.with_watchdog(UNIT * 60));
-    limit("1");
-    let scripts = || Commands::so_far(&server).scripts();
-    let before = scripts();
-    wait_until("the party looks, and its lease is renewed", SOON, || scripts() >= before + 2);
-    limit("0");
+    let barrier = barrier(&client(&server), "full", 2).with_watchdog(RENEWED);
+    let waits = party(&barrier);
+    limit(&server, "1");
+    let before = last_end(&server, "full");
+    wait_until("its lease is renewed", SOON, || last_end(&server, "full") > before);
+    limit(&server, "0");
     assert_eq!((barrier.wait().unwrap(), waits.join().unwrap()), (0, 1));
+}
+
+#[test]
+fn a_generation_ends_without_memory() {
+    let _bounded = bounded();
+    let server = Arc::new(server());
+    let plain = barrier(&client(&server), "full", 2);
+    let full = Arc::clone(&server);
+    let acting = plain.with_action(move || limit(&full, "1"));
+    let waits = party(&plain);
+    assert_eq!((acting.wait().unwrap(), waits.join().unwrap()), (0, 1));
+    // Or it breaks.
+    limit(&server, "0");
+    let waits = party(&plain);
+    let full = Arc::clone(&server);
+    let leaves = plain.with_action(move || {
+        limit(&full, "1");
+        panic!("as the test wants it");
+    });
+    let leaves = spawn(move || {
+        let run = std::panic::AssertUnwindSafe(|| leaves.wait());
+        std::panic::catch_unwind(run).is_err()
+    });
+    assert!(leaves.join());
+    is_broken(waits.join());
 }
 
 /// `None` would say that no other party passes, and so would an error that is not of an unknown

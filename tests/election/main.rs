@@ -277,6 +277,24 @@ fn a_request_whose_reply_is_lost_leads_all_the_same() {
 }
 
 /// As a process that stood still between the grant and its reply.
+/// It has the lock already, which was handed on to it.
+#[test]
+fn a_candidate_leads_on_a_server_without_memory() {
+    let _bounded = bounded();
+    let server = server();
+    let (first, next) = (client(&server), client(&server));
+    let leads_now = election(&first, "full").campaign().unwrap();
+    let campaigns = election(&next, "full");
+    let waits = spawn(move || campaigns.campaign());
+    waits.wait_queued();
+    let mut redis = server.connection();
+    redis::cmd("CONFIG").arg(&["SET", "maxmemory", "1"]).exec(&mut redis).unwrap();
+    leads_now.resign().unwrap();
+    let leadership = waits.join().unwrap();
+    assert!(leads(election(&first, "full").leader().unwrap().as_ref(), &next));
+    leadership.resign().unwrap();
+}
+
 #[test]
 fn a_candidate_whose_grant_came_too_late_campaigns_on() {
     let _bounded = bounded();

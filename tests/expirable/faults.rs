@@ -443,6 +443,9 @@ fn without_memory_no_permit_is_taken_held_ones_stay_and_released_ones_return() {
         assert!(kept.is_held(), "{:?}", kept.state());
         thread::sleep(UNIT / 4);
     }
+    // By its id, from another client.
+    let known = watched(&server, RENEWED).expirable_semaphore("memory");
+    assert!(known.update_lease_time(&back.id(), LONG).unwrap());
     back.release().unwrap();
     assert_eq!(semaphore.available_permits().unwrap(), 4);
     limit("0");
