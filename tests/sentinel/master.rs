@@ -211,3 +211,23 @@ fn holds_outlast_new_passwords_and_a_failover() {
         guard.unlock().unwrap();
     }
 }
+
+/// The last look has little time left, so the Sentinels often do not answer it: the error is about
+/// the master all the same.
+#[test]
+fn a_master_that_cannot_be_reached_is_named_and_no_sentinel() {
+    let _bounded = bounded();
+    let sentinels = sentinels();
+    for sentinel in sentinels.sentinels() {
+        let args = ["SET", "redlatch", "down-after-milliseconds", "600000"];
+        redis::cmd("SENTINEL").arg(&args).exec(&mut sentinel.connection()).unwrap();
+    }
+    let master = sentinels.master();
+    master.kill();
+    for ms in 300..320 {
+        let builder = builder(&sentinels.url()).connect_timeout(Duration::from_millis(ms));
+        let error = builder.connect().map(drop).unwrap_err();
+        let is_about_it = format!("no connection to the server at 127.0.0.1:{}", master.port());
+        assert!(error.to_string().contains(&is_about_it), "{error}");
+    }
+}

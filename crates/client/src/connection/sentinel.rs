@@ -184,8 +184,14 @@ impl Sentinels {
         response_timeout: Duration,
         deadline: Instant,
     ) -> RedisResult<(Connection, Server)> {
+        // Why the master that a Sentinel named could not be used. The last look has so little time
+        // left that the Sentinels may not answer: the cause is the master all the same.
+        let mut failed = None;
         loop {
-            let FoundMaster { master, doubt } = self.find(deadline)?;
+            let FoundMaster { master, doubt } = match self.find(deadline) {
+                Ok(found) => found,
+                Err(error) => return Err(failed.unwrap_or(error)),
+            };
             let attempt = (self.connect_timeout / ATTEMPTS).max(SHORTEST_ATTEMPT);
             let until = Instant::now().checked_add(attempt).map_or(deadline, |it| it.min(deadline));
             let Manner { login, .. } = &self.of_servers;
@@ -211,11 +217,12 @@ impl Sentinels {
                 Err(error) => error,
             };
             if let Some(doubt) = doubt {
-                return Err(doubt);
+                return Err(failed.unwrap_or(doubt));
             }
             if !self.pause(&master, deadline) {
                 return Err(error);
             }
+            failed = Some(error);
         }
     }
 
