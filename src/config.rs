@@ -45,6 +45,7 @@ pub(crate) struct Config {
     pub(crate) wait_warning: Option<Duration>,
     pub(crate) slow_wait: Option<Duration>,
     pub(crate) client_tracking: bool,
+    pub(crate) allow_garnet: bool,
     pub(crate) credentials_with: Option<Provider>,
     pub(crate) replica_acks: Option<ReplicaAcks>,
     pub(crate) observer: Option<Arc<dyn Observer>>,
@@ -76,6 +77,7 @@ impl ClientBuilder {
             wait_warning: Some(Duration::from_secs(60)),
             slow_wait: Some(Duration::from_secs(5)),
             client_tracking: true,
+            allow_garnet: false,
             credentials_with: None,
             replica_acks: None,
             observer: None,
@@ -264,6 +266,16 @@ impl ClientBuilder {
     /// Defaults to `true`.
     pub fn client_tracking(mut self, enabled: bool) -> Self {
         self.config.client_tracking = enabled;
+        self
+    }
+
+    /// Whether [`connect`](Self::connect) accepts a Garnet server. By default Garnet runs scripts of
+    /// several clients side by side, so two clients may get one lock. Allow it only if your server
+    /// runs with Garnet's setting `lua-transaction-mode`. redlatch is not tested with Garnet.
+    ///
+    /// Defaults to `false`.
+    pub fn allow_garnet(mut self, allowed: bool) -> Self {
+        self.config.allow_garnet = allowed;
         self
     }
 

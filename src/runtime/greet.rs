@@ -4,9 +4,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use redis::Value;
+use redis::{RedisError, Value};
 use redlatch_client::{Cause, Command, Endpoint, Failure, Lane, ReplicaAcks, Server};
 
+use crate::config::Config;
 use crate::error::{Error, ErrorKind};
 use crate::scripts::{Rights, Trouble, refused, unreachable};
 
@@ -16,29 +17,113 @@ use crate::scripts::{Rights, Trouble, refused, unreachable};
 const SCRIPT: &str = "return redis.acl_check_cmd and ARGV[1]";
 const WORD: &[u8] = b"redlatch";
 
-/// Connects, and finds out whether the server runs scripts. Returns the shortest round trip.
-pub(crate) fn greet(lane: &Arc<Lane>, endpoint: &Endpoint) -> Result<Duration, Error> {
+/// What the first words with a server told.
+pub(crate) struct Greeting {
+    /// The shortest of a few.
+    pub(crate) round_trip: Duration,
+    /// Lines for the log: the server works, and something will fail later.
+    pub(crate) warnings: Vec<String>,
+}
+
+/// Connects, and finds out whether this library can work with the server. `is_cluster`: the client
+/// knows that it is one of a cluster's.
+pub(crate) fn greet(
+    lane: &Arc<Lane>,
+    endpoint: &Endpoint,
+    config: &Config,
+    is_cluster: bool,
+) -> Result<Greeting, Error> {
     lane.connect().map_err(|failure| unreachable(failure.cause()))?;
     let located = |error: Error| error.now(&format!("it is at {}", endpoint.address()));
-    look_at(&endpoint.server().unwrap_or_default()).map_err(located)?;
+    let server = endpoint.server().unwrap_or_default();
+    look_at(&server, config.allow_garnet).map_err(located)?;
     let hash = redis::Script::new(SCRIPT).get_hash().to_owned();
-    let by_text = Command::plain(&[b"EVAL", SCRIPT.as_bytes(), b"0", WORD]);
-    let by_hash = Command::plain(&[b"EVALSHA", hash.as_bytes(), b"0", WORD]);
-    let mut shortest = Duration::MAX;
-    for command in [&by_text, &by_hash, &by_hash] {
+    let mut round_trip = Duration::MAX;
+    let mut call = |verb: &[u8], script: &[u8], keys: &[&[u8]]| {
+        let command = Command::plain(&[&[verb, script], keys, &[WORD]].concat());
         let begun = Instant::now();
-        let outcome = lane.call_once(command);
-        shortest = shortest.min(begun.elapsed());
+        let outcome = lane.call_once(&command);
+        round_trip = round_trip.min(begun.elapsed());
+        outcome
+    };
+    let mut keys: &[&[u8]] = &[b"0"];
+    let (text, hash) = (SCRIPT.as_bytes(), hash.as_bytes());
+    for (verb, script) in [(b"EVAL".as_slice(), text), (b"EVALSHA", hash), (b"EVALSHA", hash)] {
+        let mut outcome = call(verb, script, keys);
+        // Some services choose a server by a script's key, and refuse a script without one. (Not
+        // with a key at first: the user may have no right to this one.)
+        if matches!(&outcome, Err(Failure::Refused(cause)) if is_odd(&cause.error)) {
+            keys = &[b"1", b"redlatch"];
+            outcome = call(verb, script, keys);
+        }
         match outcome {
             Err(Failure::Refused(cause)) => would_run(&cause).map_err(located)?,
-            outcome => understand(&outcome.map_err(unanswered)?).map_err(located)?,
+            outcome => understand(&outcome.map_err(unanswered)?, &server).map_err(located)?,
         }
     }
-    if is_replica(lane) {
-        let message = "the server is a read-only replica: connect to the master";
-        return Err(located(Error::new(ErrorKind::Redis, message.to_owned()).transient(true)));
+    let info = Info::of(lane);
+    if info.says("role", "slave") && info.says("slave_read_only", "1") {
+        let master = info.field("master_host").zip(info.field("master_port"));
+        let master = master.map_or_else(String::new, |(host, port)| format!(", at {host}:{port}"));
+        let message = format!(
+            "the server at {} is a read-only replica: connect to the master{master}",
+            endpoint.address()
+        );
+        return Err(Error::new(ErrorKind::Redis, message).transient(true));
     }
-    Ok(shortest)
+    Ok(Greeting { round_trip, warnings: info.warnings(endpoint, config, is_cluster) })
+}
+
+/// The server's answer to `INFO`; nothing, if it must not say.
+struct Info(String);
+
+impl Info {
+    fn of(lane: &Arc<Lane>) -> Self {
+        match lane.call_once(&Command::plain(&[b"INFO"])) {
+            Ok(Value::BulkString(text)) => Self(String::from_utf8_lossy(&text).into_owned()),
+            Ok(Value::VerbatimString { text, .. }) => Self(text),
+            _ => Self(String::new()),
+        }
+    }
+
+    fn field(&self, name: &str) -> Option<&str> {
+        let mut fields = self.0.lines().filter_map(|line| line.trim().split_once(':'));
+        fields.find(|(field, _)| *field == name).map(|(_, value)| value)
+    }
+
+    fn says(&self, name: &str, value: &str) -> bool {
+        self.field(name) == Some(value)
+    }
+
+    /// What works now and will fail later.
+    fn warnings(&self, endpoint: &Endpoint, config: &Config, is_cluster: bool) -> Vec<String> {
+        let (server, mut warnings) = (format!("the server at {}", endpoint.address()), Vec::new());
+        let mode = |value| self.says("redis_mode", value) || self.says("server_mode", value);
+        if !is_cluster && mode("cluster") {
+            warnings.push(format!(
+                "{server} is part of a cluster and serves some names only: connect to the cluster, by \
+                 redis-cluster:// in place of redis://"
+            ));
+        }
+        let policy = self.field("maxmemory_policy").unwrap_or("noeviction");
+        if policy != "noeviction" && self.field("maxmemory").is_some_and(|most| most != "0") {
+            warnings.push(format!(
+                "{server} evicts keys when its memory is full (maxmemory-policy {policy}), and so frees \
+                 locks that are held: set noeviction"
+            ));
+        }
+        let replicas = self.field("connected_slaves").and_then(|count| count.parse::<u32>().ok());
+        if let (Some(acks), Some(replicas)) = (config.replica_acks, replicas)
+            && replicas < acks.count
+        {
+            warnings.push(format!(
+                "{server} has {replicas} replicas, and replica_acks asks for {}: no lock is granted \
+                 until it has that many",
+                acks.count
+            ));
+        }
+        warnings
+    }
 }
 
 /// Whether the server lets the client wait for replicas. Does not ask for their number: they come
@@ -63,37 +148,41 @@ fn unanswered(failure: Failure) -> Error {
     }
 }
 
-/// A server that does not say counts as a master: the first write tells.
-fn is_replica(lane: &Arc<Lane>) -> bool {
-    let info = lane.call_once(&Command::plain(&[b"INFO", b"replication"]));
-    let says = |line: &str| match &info {
-        Ok(Value::BulkString(text)) => {
-            String::from_utf8_lossy(text).lines().any(|found| found.trim() == line)
-        }
-        _ => false,
-    };
-    says("role:slave") && says("slave_read_only:1")
-}
-
-/// Whether this library can work with the server.
-fn look_at(server: &Server) -> Result<(), Error> {
+/// Whether this library can work with the server, as far as the server's own words tell.
+fn look_at(server: &Server, allows_garnet: bool) -> Result<(), Error> {
     if server.is_sentinel {
         return unusable(
             "this is a Sentinel and not the server itself: use a URL such as \
              redis-sentinel://host:port/name, with the Sentinels' name of the master",
         );
     }
+    if let Some(("Garnet", version)) = &server.look_alike
+        && !allows_garnet
+    {
+        return unusable(&format!(
+            "the server is Garnet {version}, which by default runs scripts side by side, so two clients \
+             may get one lock: use Redis or Valkey; or start Garnet with lua-transaction-mode and set \
+             allow_garnet"
+        ));
+    }
     Ok(())
 }
 
 /// Whether the answer is the script's.
-fn understand(reply: &Value) -> Result<(), Error> {
+fn understand(reply: &Value, server: &Server) -> Result<(), Error> {
     match reply {
         Value::BulkString(word) if word == WORD => Ok(()),
-        Value::Nil => unusable(
-            "the server is too old: its scripts cannot ask what the user may do \
-             (redis.acl_check_cmd); upgrade it to Redis 7.0, Valkey 7.2 or later",
-        ),
+        Value::Nil => {
+            let (who, remedy) = match (&server.look_alike, &server.version) {
+                (Some((name, version)), _) => (format!("{name} {version}"), "use"),
+                (None, Some(version)) => (format!("of version {version}"), "upgrade it to"),
+                (None, None) => ("old, or another program".to_owned(), "use"),
+            };
+            unusable(&format!(
+                "the server is {who}: its scripts cannot ask what the user may do \
+                 (redis.acl_check_cmd); {remedy} Redis 7.0, Valkey 7.2 or later"
+            ))
+        }
         _ => {
             let message = "the program there is not a Redis server: it does not run a script";
             Err(Error::new(ErrorKind::Protocol, message.to_owned()))
@@ -105,15 +194,24 @@ fn understand(reply: &Value) -> Result<(), Error> {
 fn would_run(Cause { error, .. }: &Cause) -> Result<(), Error> {
     let why = match error.code().unwrap_or_default() {
         "NOPERM" => "the server's access rights (ACL) forbid it: allow EVAL and EVALSHA",
-        _ if error.detail().is_some_and(|text| text.contains("unknown command")) => {
-            "the server knows no such command: EVAL and EVALSHA are renamed, or it was built without \
-             scripts"
+        _ if is_unknown(error) => {
+            "the server knows no such command: EVAL and EVALSHA are renamed, a proxy does not pass \
+             them on, or the server was built without scripts"
         }
-        "ERR" => "the server runs none",
+        "ERR" => "the server refuses one",
         // The server cannot run a script now (it is loading, or busy with another), but it would.
         _ => return Ok(()),
     };
     Err(lacks_scripts(why).caused_by_shared(error.clone()))
+}
+
+/// Whether it is an error of no known kind.
+fn is_odd(error: &RedisError) -> bool {
+    error.code() == Some("ERR") && !is_unknown(error)
+}
+
+fn is_unknown(error: &RedisError) -> bool {
+    error.detail().is_some_and(|text| text.contains("unknown command"))
 }
 
 fn lacks_scripts(why: &str) -> Error {
@@ -122,4 +220,62 @@ fn lacks_scripts(why: &str) -> Error {
 
 fn unusable(why: &str) -> Result<(), Error> {
     Err(Error::new(ErrorKind::Config, why.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use redlatch_client::Settings;
+
+    use super::*;
+    use crate::config::ClientBuilder;
+
+    /// The texts are parts of what each program's documentation shows.
+    #[test]
+    fn an_error_at_connect_names_the_program_and_is_true_of_it() {
+        let garnet = Server::parse("# Server\r\ngarnet_version:1.0.84\r\nos:Linux\r\n");
+        let error = look_at(&garnet, false).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Config);
+        assert!(error.to_string().contains("Garnet 1.0.84"), "{error}");
+        assert!(look_at(&garnet, true).is_ok());
+        for (info, says, may_upgrade) in [
+            (
+                "redis_version:7.4.0\r\ndragonfly_version:df-v1.30.3\r\nredis_mode:standalone\r\n",
+                "Dragonfly df-v1.30.3: its scripts",
+                false,
+            ),
+            (
+                "version:2.11.1\r\nkvrocks_version:2.11.1\r\nredis_version:4.0.0\r\n",
+                "Kvrocks 2.11",
+                false,
+            ),
+            ("redis_version:6.2.14\r\nredis_mode:standalone\r\n", "of version 6.2.14", true),
+            ("", "old, or another program", false),
+        ] {
+            let server = Server::parse(info);
+            assert!(look_at(&server, false).is_ok());
+            let error = understand(&Value::Nil, &server).unwrap_err().to_string();
+            assert!(error.contains(says), "{error}");
+            assert_eq!(error.contains("upgrade"), may_upgrade, "{error}");
+        }
+    }
+
+    #[test]
+    fn a_warning_says_what_will_fail_later() {
+        let endpoint = Endpoint::of("redis://there:1", &Settings::default()).unwrap();
+        let acks = ReplicaAcks { count: 1, within: Duration::ZERO };
+        let config =
+            Config { replica_acks: Some(acks), ..ClientBuilder::new("redis://there").config };
+        let warnings = |text: &str, is_cluster| {
+            Info(text.to_owned()).warnings(&endpoint, &config, is_cluster).join("\n")
+        };
+        let quiet = "redis_mode:standalone\r\nmaxmemory:0\r\nmaxmemory_policy:allkeys-lru\r\n\
+                     connected_slaves:1\r\n";
+        assert_eq!(warnings(quiet, false), "");
+        assert_eq!(warnings("", false), "", "it must not say");
+        assert!(warnings("redis_mode:cluster\r\n", false).contains("redis-cluster://"));
+        assert_eq!(warnings("server_mode:cluster\r\n", true), "");
+        let full = warnings("maxmemory:1024\r\nmaxmemory_policy:volatile-ttl\r\n", false);
+        assert!(full.contains("maxmemory-policy volatile-ttl"), "{full}");
+        assert!(warnings("connected_slaves:0\r\n", false).contains("has 0 replicas"));
+    }
 }

@@ -15,7 +15,7 @@ use redlatch_client::{
 };
 
 use super::dispatcher::Dispatcher;
-use super::greet::{greet, may_wait};
+use super::greet::{Greeting, greet, may_wait};
 use super::renewer::Renewer;
 use super::{Core, Count, Unclaimed};
 use crate::config::Config;
@@ -55,10 +55,14 @@ impl Session {
         let credential_source = credential_source.map(Arc::new);
         let connection = Settings { name, credential_source, ..config.connection };
         let config = Config { connection, ..config };
-        let (servers, round_trip) = Self::find(url, &config)?;
+        let (servers, greeting) = Self::find(url, &config)?;
+        let round_trip = greeting.round_trip;
         let (alive, ended) = crossbeam_channel::bounded(0);
         let (core, jobs) =
             Core::new(id, process, servers, config, round_trip, alive.clone(), unclaimed);
+        for warning in greeting.warnings {
+            core.watchdog.log(Level::Warn, || warning);
+        }
         core.watch_servers();
         #[cfg(feature = "in-memory")]
         core.age_with_others();
@@ -71,17 +75,17 @@ impl Session {
         Ok(session)
     }
 
-    /// Connects to the server, or to one of a cluster's. Also returns the round trip.
-    fn find(url: &str, config: &Config) -> Result<(Servers, Duration), Error> {
+    /// Connects to the server, or to one of a cluster's.
+    fn find(url: &str, config: &Config) -> Result<(Servers, Greeting), Error> {
         let lanes = |round_trip| config.connections.unwrap_or_else(|| lanes_for(round_trip));
         if let Some(cluster) = Cluster::connect(url, &config.connection) {
             let cluster = cluster?;
             let mut refusal = None;
             for node in cluster.nodes() {
-                match Self::greet(node.any_lane(), config) {
-                    Ok(round_trip) => {
-                        cluster.set_lanes(lanes(round_trip));
-                        return Ok((Servers::Cluster(cluster), round_trip));
+                match Self::greet(node.any_lane(), config, true) {
+                    Ok(greeting) => {
+                        cluster.set_lanes(lanes(greeting.round_trip));
+                        return Ok((Servers::Cluster(cluster), greeting));
                     }
                     // One server may be away just now.
                     Err(error) if error.is_transient() => refusal = Some(error),
@@ -93,16 +97,17 @@ impl Session {
         }
         let endpoint = Endpoint::of(url, &config.connection)?;
         let lane = Arc::new(Lane::new(Arc::new(endpoint)));
-        let round_trip = Self::greet(&lane, config)?;
-        Ok((Servers::One(Arc::new(Node::new(lane, lanes(round_trip)))), round_trip))
+        let greeting = Self::greet(&lane, config, false)?;
+        let node = Node::new(lane, lanes(greeting.round_trip));
+        Ok((Servers::One(Arc::new(node)), greeting))
     }
 
-    fn greet(lane: &Arc<Lane>, config: &Config) -> Result<Duration, Error> {
-        let round_trip = greet(lane, lane.endpoint())?;
+    fn greet(lane: &Arc<Lane>, config: &Config, is_cluster: bool) -> Result<Greeting, Error> {
+        let greeting = greet(lane, lane.endpoint(), config, is_cluster)?;
         if config.replica_acks.is_some() {
             may_wait(lane)?;
         }
-        Ok(round_trip)
+        Ok(greeting)
     }
 
     pub(crate) fn core(&self) -> &Arc<Core> {

@@ -8,6 +8,13 @@ use redis::{ErrorKind as Cause, RedisError, RedisResult, Value};
 use super::reply::turns_away;
 use crate::sync::Mutex;
 
+/// Programs that speak Redis's protocol, and the fields of `INFO server` that only they have.
+const LOOK_ALIKES: [(&str, &str); 3] = [
+    ("Garnet", "garnet_version"),
+    ("Dragonfly", "dragonfly_version"),
+    ("Kvrocks", "kvrocks_version"),
+];
+
 /// The answer to `INFO server`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Server {
@@ -15,6 +22,10 @@ pub struct Server {
     run_id: Option<String>,
     /// Whether it is a Sentinel, which has no data.
     pub is_sentinel: bool,
+    /// The program, if it is neither Redis nor Valkey and says so, and its version.
+    pub look_alike: Option<(&'static str, String)>,
+    /// The version of Redis that it is, or says it is like.
+    pub version: Option<String>,
     /// `None`: the server was not asked, or must not say.
     pub(super) is_master: Option<bool>,
 }
@@ -40,7 +51,8 @@ impl Server {
         }
     }
 
-    fn parse(info: &str) -> Self {
+    /// Reads the text of such an answer.
+    pub fn parse(info: &str) -> Self {
         let field = |name: &str| {
             let lines = info.lines().filter_map(|line| line.split_once(':'));
             lines.filter(|(field, _)| *field == name).map(|(_, value)| value.trim()).next()
@@ -49,6 +61,10 @@ impl Server {
             run_id: field("run_id").map(str::to_owned),
             // Valkey 8 and later use the second name.
             is_sentinel: ["redis_mode", "server_mode"].map(field).contains(&Some("sentinel")),
+            look_alike: LOOK_ALIKES
+                .iter()
+                .find_map(|(name, of)| field(of).map(|version| (*name, version.to_owned()))),
+            version: field("redis_version").map(str::to_owned),
             is_master: None,
         }
     }
@@ -159,6 +175,7 @@ mod tests {
         assert!(Server::parse("redis_version:7.2.4\r\nserver_mode:sentinel\r\n").is_sentinel);
         assert!(!Server::parse("redis_version:7.2.4\r\nserver_mode:standalone\r\n").is_sentinel);
         assert!(Server::of(Value::Okay).is_err());
+        assert_eq!((redis.look_alike, redis.version.as_deref()), (None, Some("7.0.15")));
     }
 
     #[test]
