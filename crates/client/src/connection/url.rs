@@ -45,7 +45,7 @@ fn explain(url: &str) -> Option<String> {
     // Any text behind the host's end that looks like the end of a password.
     let (authority, path) = parted(rest, '/');
     let strays = [path.filter(|_| !unix), query.filter(|_| !unix), fragment];
-    if !authority.contains('@') && strays.into_iter().flatten().any(|part| part.contains('@')) {
+    if strays.into_iter().flatten().any(|part| part.contains('@')) {
         return Some(format!("the URL's user or password ends too early: {ESCAPE}"));
     }
     match fragment {
@@ -252,6 +252,7 @@ mod tests {
             ("redis://[::1]6379", "port"),
             ("redis://:secret/x@localhost", "%2F"),
             ("redis://:12/secret@localhost:6379/", "%2F"),
+            ("redis://:p@ss/secret@localhost", "%40"),
             ("redis://u:12/secret@localhost:6379/", "%2F"),
             ("redis://:secret?x@localhost", "%3F"),
             ("redis://:secret#x@localhost", "%23"),

@@ -23,7 +23,7 @@ impl ClusterUrl {
         let (rest, query) = parted(rest, '?');
         let (authority, path) = parted(rest, '/');
         let strays = [path, query, fragment];
-        if !authority.contains('@') && strays.into_iter().flatten().any(|it| it.contains('@')) {
+        if strays.into_iter().flatten().any(|it| it.contains('@')) {
             return Err(format!("the URL's user or password ends too early: {ESCAPE}"));
         }
         if !matches!(path.unwrap_or_default().trim_end_matches('/'), "" | "0") {
@@ -85,6 +85,7 @@ mod tests {
             ("redis-cluster://one/secret", "databases"),
             ("redis-cluster://secret@one", "no password"),
             ("redis-cluster://:secret/x@one", "%2F"),
+            ("redis-cluster://:p@ss/secret@one", "%40"),
             ("redis-cluster://:secret#x@one", "%23"),
             ("redis-cluster://one?secret=1", "unknown parameter"),
             ("redis-cluster://one#secret", "fragment"),

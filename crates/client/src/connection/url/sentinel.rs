@@ -30,7 +30,7 @@ impl SentinelUrl {
         let (rest, query) = parted(rest, '?');
         let (authority, path) = parted(rest, '/');
         let strays = [path, fragment];
-        if !authority.contains('@') && strays.into_iter().flatten().any(|it| it.contains('@')) {
+        if strays.into_iter().flatten().any(|it| it.contains('@')) {
             return Err(format!("the URL's user or password ends too early: {ESCAPE}"));
         }
         let (user, hosts) = authority.rsplit_once('@').unwrap_or(("", authority));
@@ -161,6 +161,7 @@ mod tests {
             ("redis-sentinel://::1/m", "brackets"),
             ("redis-sentinel://secret@one/m", "no password"),
             ("redis-sentinel://:secret/x@one/m", "%2F"),
+            ("redis-sentinel://:p@ss/secret@one/m", "%40"),
             ("redis-sentinel://:secret?x@one/m", "%3F"),
             ("redis-sentinel://:secret#x@one/m", "%23"),
             ("redis-sentinel://one/m?secret=1", "unknown parameter"),
