@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redlatch_client::sync::{Mutex, Thread, clock};
-use redlatch_client::{CancelToken, Route, was_cut};
+use redlatch_client::{CancelToken, Route, was_cut, was_cut_while_answering};
 
 #[cfg(doc)]
 use crate::client::Client;
@@ -236,9 +236,10 @@ impl CountDownLatch {
     ///
     /// # Blocking
     ///
-    /// For at most `wait`. (The first request has at least 15 ms, or two round trips to a distant
-    /// server.) The end of `wait` also ends a request without a reply. The call then returns
-    /// `false` if the server has answered it before, otherwise an error.
+    /// For at most `wait`. (A reply under way is awaited for 50 ms at least, or three round trips to
+    /// a distant server.) The end of `wait` also ends a request without a reply. The call then
+    /// returns `false` if the server has answered it before, or has answered any call over the same
+    /// connection within the last second, otherwise an error.
     #[must_use = "`false`: it is not open, and time is over"]
     pub fn wait_for(&self, wait: Duration) -> Result<bool, Error> {
         self.await_open(Wait::at_most(wait))
@@ -327,6 +328,9 @@ impl CountDownLatch {
             let open = self.count().map(|count| count == 0);
             if was_cut() {
                 wait.check_cancelled(&self.site.name)?;
+                if was_cut_while_answering() {
+                    return Ok(false);
+                }
             }
             return open;
         }

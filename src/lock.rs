@@ -127,10 +127,11 @@ pub trait Lock: fmt::Debug + Send + Sync {
     ///
     /// # Blocking
     ///
-    /// For at most `wait`. (The first request has at least 15 ms, or two round trips to a distant
-    /// server.) The end of `wait` also ends a request without a reply. The call then returns `None`
-    /// if the server has answered it before, otherwise an error. If the server has granted the
-    /// lock, the client releases it in the background.
+    /// For at most `wait`. (A reply under way is awaited for 50 ms at least, or three round trips to
+    /// a distant server.) The end of `wait` also ends a request without a reply. The call then
+    /// returns `None` if the server has answered it before, or has answered any call over the same
+    /// connection within the last second, otherwise an error. If the server has granted the lock,
+    /// the client releases it in the background.
     #[must_use = "`None`: it was not taken; and a guard that is dropped releases it"]
     fn try_lock_for(&self, wait: Duration) -> Result<Option<LockGuard>, Error> {
         LockGuard::try_take(self, wait.into())

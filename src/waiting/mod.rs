@@ -28,7 +28,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use redlatch_client::sync::{Thread, clock, jitter};
-use redlatch_client::was_cut;
+use redlatch_client::{was_cut, was_cut_while_answering};
 
 pub(crate) use endurance::Endurance;
 pub(crate) use listening::{Listening, await_confirmation};
@@ -161,7 +161,8 @@ pub(crate) type EnterOf<S> = Enter<NeedOf<S>, GrantOf<S>, RequestStateOf<S>>;
 
 /// Waits until granted, or until the wait is over (`None`). The wait's end also ends a request that
 /// the server has not answered. Then the result is `None` if the server has answered another
-/// request of this call, and the error otherwise.
+/// request of this call, or any request over the same connection within the last second; and the
+/// error otherwise: an outage is no "not now".
 pub(crate) fn acquire<S: Synchronizer>(
     synchronizer: &S,
     claim: &ClaimOf<'_, S>,
@@ -213,7 +214,7 @@ fn wait_within<S: Synchronizer>(
     match wait(synchronizer, claim, entered, &mut answered, way, starts) {
         Err(error) if was_cut() => {
             claim.wait.check_cancelled(synchronizer.site().whose().1)?;
-            if answered { Ok(None) } else { Err(error) }
+            if answered || was_cut_while_answering() { Ok(None) } else { Err(error) }
         }
         outcome => outcome,
     }
@@ -392,7 +393,6 @@ fn await_grant<S: Synchronizer>(
             lead.listening.catch_up();
             // If the request fails, the next leader asks at once: `catch_up` has used up the news.
             lead.listening.ask_at = 0;
-            let asked_at = wait.is_limited().then(Instant::now);
             let tried = synchronizer.ask(lead, claim);
             let from = if let Ok(Try::Shared(_)) = tried { Way::Passed } else { Way::Free };
             match tried {
@@ -408,9 +408,6 @@ fn await_grant<S: Synchronizer>(
                 }
                 // A grant that came before the end of the wait wins.
                 Err(error) if was_cut() => {
-                    // If the thread came to lead only at the end of its time, other threads of its
-                    // process kept it waiting, not the server.
-                    **answered |= asked_at.is_some_and(|at| at.elapsed() < TOO_SHORT);
                     return synchronizer.collect(lead, claim).map(Some).ok_or(error);
                 }
                 Err(error) => return Err(error),
@@ -466,10 +463,6 @@ fn go_on<S: Synchronizer>(
 
 /// The arrival of a thread that is about to queue again.
 const LAST: u64 = u64::MAX;
-
-/// A request that had less time says nothing of the server. (The first request of a thread that
-/// need not queue has more: see [`Wait::limits`].)
-const TOO_SHORT: Duration = Duration::from_millis(10);
 
 /// Sleeps until there is `news`, or until `until`.
 pub(crate) fn doze(

@@ -48,9 +48,10 @@ enum Patience {
     Forever,
 }
 
-/// The least time for a first request, even past the limit; three round trips if they take longer:
-/// it may read the reply to a release first.
-const LEAST: Duration = Duration::from_millis(15);
+/// The least time from the beginning of a call for its requests, even past the limit: on a busy
+/// machine a thread may wait so long for a processor. Three round trips if they take longer: a
+/// request may read the reply to a release first.
+const LEAST: Duration = Duration::from_millis(50);
 
 impl<'a> Wait<'a> {
     /// No wait: one try.

@@ -156,11 +156,13 @@ pub(crate) fn answered<T>(call: impl Fn() -> Result<T, Error>) -> T {
 /// The error of such a call: the answer to the first one that has an answer.
 #[track_caller]
 pub(crate) fn refused<T>(call: impl Fn() -> Result<T, Error>) -> Error {
-    answered(|| match call() {
-        Err(error) if !is_unanswered(&error) => Ok(Some(error)),
-        got => got.map(|_| None),
-    })
-    .expect("it is refused")
+    let refused = || call().err().filter(|error| !is_unanswered(error));
+    let mut error = None;
+    wait_until("it is refused", SOON, || {
+        error = refused();
+        error.is_some()
+    });
+    error.expect("an error")
 }
 
 /// The result of such a call: `None` without an answer.

@@ -32,5 +32,5 @@ pub use connection::{
     Outcome, Pieces, Posted, Provider, REFUSED_CERTIFICATE, ReplicaAcks, Replies, ReplyReceiver,
     Route, Script, Server, Servers, Settings, Transport, Way, connection_name, decimal,
     error_reply, host_name, is_redirect, is_transient, reply_code, slot_of, unfollowed, was_cut,
-    write_decimal,
+    was_cut_while_answering, write_decimal,
 };

@@ -565,7 +565,8 @@ impl Slot {
         let ended = || {
             // The client's end is not the limit's.
             if is_cut() || is_its_end && !self.cluster.is_ended() {
-                limit::cuts();
+                // Servers that send a call to each other until its end are no answer.
+                limit::cuts(false);
             }
         };
         let mut copied = None;

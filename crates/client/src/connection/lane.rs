@@ -56,6 +56,8 @@ struct LaneState {
     /// How many threads the last packet served.
     served: usize,
     round_trip: Duration,
+    /// Of the link when a combiner last had it; zero after a link that broke.
+    heard_at: u64,
 }
 
 enum Pending {
@@ -117,6 +119,7 @@ impl Lane {
             closed: false,
             served: 0,
             round_trip: Duration::ZERO,
+            heard_at: 0,
         };
         Self {
             endpoint,
@@ -134,7 +137,9 @@ impl Lane {
     /// Opens the link now, so that a wrong address fails here.
     pub fn connect(&self) -> Result<(), Failure> {
         let link = Link::open(&self.endpoint)?;
-        self.state.lock().link = Some(Box::new(link));
+        let mut state = self.state.lock();
+        state.heard_at = link.heard_at();
+        state.link = Some(Box::new(link));
         Ok(())
     }
 

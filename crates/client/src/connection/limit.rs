@@ -30,7 +30,15 @@ thread_local! {
     /// Whether the other two may be more than nothing: most calls look here alone.
     static IS_SET: Cell<bool> = const { Cell::new(false) };
     static CURRENT: RefCell<Option<Limit>> = const { RefCell::new(None) };
-    static CUT: Cell<bool> = const { Cell::new(false) };
+    static CUT: Cell<Cut> = const { Cell::new(Cut::No) };
+}
+
+/// Whether the limit ended a call, and what was known of the call's connection then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Cut {
+    No,
+    Silent,
+    Answering,
 }
 
 impl Limit {
@@ -52,7 +60,7 @@ impl Limit {
         // A thread whose thread-locals are gone waits as long as the server takes.
         let limit = CURRENT.try_with(|current| current.replace(limit)).unwrap_or(None);
         let _gone = IS_SET.try_with(|is_set| is_set.set(true));
-        Before { limit, was_cut: set_cut(false), was_set }
+        Before { limit, was_cut: set_cut(Cut::No), was_set }
     }
 
     /// The calling thread's.
@@ -104,19 +112,29 @@ impl Limit {
     }
 }
 
-/// The calling thread's call was ended by its limit.
-pub(super) fn cuts() {
-    set_cut(true);
+/// The calling thread's call was ended by its limit. `answers`: its connection has answered lately.
+pub(super) fn cuts(answers: bool) {
+    set_cut(if answers { Cut::Answering } else { Cut::Silent });
 }
 
 /// Whether a call of the calling thread's was ended by its limit, since the last
 /// [`Limit::set`]: then its failure says nothing of the server, and nothing to other threads.
 pub fn was_cut() -> bool {
-    CUT.try_with(Cell::get).unwrap_or(false)
+    cut() != Cut::No
 }
 
-fn set_cut(cut: bool) -> bool {
-    CUT.try_with(|was| was.replace(cut)).unwrap_or(false)
+/// Whether the connection of the [cut](was_cut) call had answered within the second before. Then
+/// the call had too little time, and there is no outage.
+pub fn was_cut_while_answering() -> bool {
+    cut() == Cut::Answering
+}
+
+fn cut() -> Cut {
+    CUT.try_with(Cell::get).unwrap_or(Cut::No)
+}
+
+fn set_cut(cut: Cut) -> Cut {
+    CUT.try_with(|was| was.replace(cut)).unwrap_or(Cut::No)
 }
 
 /// Until this is dropped a [`Limit`] is set; then the earlier one is again.
@@ -127,7 +145,7 @@ pub struct Limited(Option<Before>);
 #[derive(Debug)]
 struct Before {
     limit: Option<Limit>,
-    was_cut: bool,
+    was_cut: Cut,
     was_set: bool,
 }
 

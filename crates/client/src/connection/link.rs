@@ -69,8 +69,8 @@ pub struct Link {
     /// `Some` until the first reply that is not a wrong server's.
     untold: Option<Endpoint>,
     wrote_at: Instant,
-    /// When the link last got a command, and when it got the last answered one, on [`clock`]: so
-    /// the server lived then or later.
+    /// When the link was last looked at before it got a command, and the latest such time of an
+    /// answered command, on [`clock`]: the server lived then or later.
     trusted_at: u64,
     heard_at: u64,
     /// How long it took to open: a few round trips.
@@ -101,6 +101,9 @@ struct Owed {
     awaited: bool,
     /// Whether the command went again as EVAL.
     retried: bool,
+    /// The link's `trusted_at` when the command was written. (When its reply is read says nothing:
+    /// it may have lain there for long.)
+    trusted_at: u64,
 }
 
 impl Link {
@@ -165,6 +168,12 @@ impl Link {
         }
         self.trusted_at = clock::now();
         self.trusted_at.saturating_sub(self.heard_at) < TRUSTED
+    }
+
+    /// A time, on [`clock`], at which or after which the server answered. Zero while replicas have
+    /// not confirmed its answers.
+    pub(super) fn heard_at(&self) -> u64 {
+        if self.unacknowledged.is_empty() { self.heard_at } else { 0 }
     }
 
     /// This time, or a longer one if the server is far off; never longer than the time for any
@@ -293,6 +302,7 @@ impl Link {
                     receiver: None,
                     awaited: false,
                     retried: true,
+                    trusted_at: self.trusted_at,
                 });
             }
             bytes.extend_from_slice(&command.bytes_for(self.channels));
@@ -301,7 +311,8 @@ impl Link {
             }
             // Owed before it is written: its receiver hears of every failure from here on.
             let receiver = Some(receiver);
-            self.owed.push_back(Owed { command, receiver, awaited, retried: false });
+            let trusted_at = self.trusted_at;
+            self.owed.push_back(Owed { command, receiver, awaited, retried: false, trusted_at });
         }
         if let Some(acks) = acks {
             self.owe_wait(acks, &mut bytes);
@@ -356,7 +367,7 @@ impl Link {
                 return Ok(());
             }
             let Some(owed) = self.owed.pop_front() else { break };
-            let reply = match self.receive_limited(limit) {
+            let reply = match self.receive_limited(limit, owed.trusted_at) {
                 Ok(Some(reply)) => reply,
                 left => {
                     self.owed.push_front(owed);
@@ -374,11 +385,15 @@ impl Link {
     }
 
     /// Reads one reply. `None`: the limit was over first.
-    fn receive_limited(&mut self, limit: &Limit) -> Result<Option<Value>, Failure> {
+    fn receive_limited(
+        &mut self,
+        limit: &Limit,
+        trusted_at: u64,
+    ) -> Result<Option<Value>, Failure> {
         loop {
             let dead_at = self.dead_at();
             match self.connection.receive_in_part(limit.soon(dead_at)) {
-                Ok(reply) => return Ok(Some(self.received(reply))),
+                Ok(reply) => return Ok(Some(self.received(reply, trusted_at))),
                 Err(error) if error.is_timeout() && Instant::now() < dead_at => {
                     if limit.is_over() {
                         return Ok(None);
@@ -412,7 +427,14 @@ impl Link {
         // This WAIT begins when the one before it is over.
         self.waits_until = deadline_in(self.waits().saturating_add(acks.within));
         self.waits += 1;
-        self.owed.push_back(Owed { command, receiver: None, awaited: false, retried: true });
+        let trusted_at = self.trusted_at;
+        self.owed.push_back(Owed {
+            command,
+            receiver: None,
+            awaited: false,
+            retried: true,
+            trusted_at,
+        });
     }
 
     /// As [`send`](Self::send), for a single command.
@@ -439,7 +461,8 @@ impl Link {
         let written = self.connection.send_packed_command(&bytes, self.wrote_at);
         drop(bytes);
         let receiver = Some(receiver);
-        self.owed.push_back(Owed { command, receiver, awaited: false, retried: false });
+        let trusted_at = self.trusted_at;
+        self.owed.push_back(Owed { command, receiver, awaited: false, retried: false, trusted_at });
         written.map_err(|error| self.fail(self.after_write(error)))
     }
 
@@ -491,7 +514,7 @@ impl Link {
     /// Reads the reply to `owed` and hands it over. `false`: the server did not know the script,
     /// so the command is owed again, as EVAL and behind all others.
     fn settle(&mut self, owed: Owed, until: Instant) -> Result<bool, Failure> {
-        let reply = match self.receive(until) {
+        let reply = match self.receive(until, owed.trusted_at) {
             Ok(reply) => reply,
             Err(failure) => {
                 self.owed.push_front(owed);
@@ -524,7 +547,9 @@ impl Link {
             // The server's scripts were flushed: it may know none any more.
             self.known.clear();
             let acks = owed.command.acks();
-            self.owed.push_back(Owed { retried: true, receiver: Some(receiver), ..owed });
+            let trusted_at = self.trusted_at;
+            let receiver = Some(receiver);
+            self.owed.push_back(Owed { retried: true, receiver, trusted_at, ..owed });
             if let Some(acks) = acks {
                 // The WAIT that was written with it is answered before it runs.
                 self.owe_wait(acks, &mut eval);
@@ -592,18 +617,20 @@ impl Link {
     }
 
     fn read(&mut self, until: Instant) -> Outcome {
-        self.receive(until).map_err(|failure| self.fail(failure))
+        self.receive(until, self.trusted_at).map_err(|failure| self.fail(failure))
     }
 
     /// Reads one reply. All of a batch have one deadline, so a server that dribbles is found out.
-    fn receive(&mut self, until: Instant) -> Outcome {
+    fn receive(&mut self, until: Instant, trusted_at: u64) -> Outcome {
         match self.connection.receive_until(until) {
-            Ok(reply) => Ok(self.received(reply)),
+            Ok(reply) => Ok(self.received(reply, trusted_at)),
             Err(error) => Err(self.not_received(error)),
         }
     }
 
-    fn received(&mut self, reply: Value) -> Value {
+    /// Notes what a reply says of the server. `trusted_at`: see [`Owed`].
+    fn received(&mut self, reply: Value, trusted_at: u64) -> Value {
+        self.heard_at = self.heard_at.max(trusted_at);
         self.owes_since = self.owes_since.max(self.wrote_at);
         self.is_wrong |= is_wrong_server_reply(&reply);
         // Not for a wrong server: cleanups would be sent, find it wrong, open the next link, and so
@@ -615,7 +642,6 @@ impl Link {
         }
         // Only at the last reply, to the last command: others may have lain here for long.
         if self.owed.is_empty() {
-            self.heard_at = self.trusted_at;
             self.health.works(self.wrote_at);
         }
         reply

@@ -41,7 +41,7 @@ pub use endpoint::Endpoint;
 pub(crate) use health::Health;
 pub use health::News;
 pub use lane::{Lane, Posted};
-pub use limit::{Limit, Limited, was_cut};
+pub use limit::{Limit, Limited, was_cut, was_cut_while_answering};
 pub use link::{Link, ReplyReceiver};
 pub use login::{connection_name, host_name};
 pub use node::Node;

@@ -11,7 +11,7 @@ use crate::connection::limit::{self, Limit};
 use crate::connection::link::{Link, ReplyReceiver};
 use crate::connection::outcome::{Cause, Failure, Outcome};
 use crate::connection::reply::is_wrong_server_error;
-use crate::sync::{Mutex, Thread, own_thread};
+use crate::sync::{Mutex, Thread, clock, own_thread};
 
 /// A command whose thread sleeps until it has the reply, or is to combine.
 pub(super) struct Call {
@@ -197,7 +197,7 @@ impl Lane {
             if limit.is_over()
                 && let Some(failure) = self.abandon(&call)
             {
-                limit::cuts();
+                limit::cuts(self.state.lock().answers());
                 return Err(failure);
             }
         }
@@ -240,6 +240,7 @@ impl Lane {
         combiner.write_and_read_limited(packet, limit);
         let mut state = self.state.lock();
         state.round_trip = begun.elapsed();
+        state.heard_at = combiner.heard_at();
         if limit.is_over() {
             self.leaves(&mut state, call);
         }
@@ -253,7 +254,7 @@ impl Lane {
         let mut own = call.state.lock();
         if matches!(*own, CallState::Queued) {
             *own = CallState::Done(Err(self.give_up(state, call, late())));
-            limit::cuts();
+            limit::cuts(state.answers());
         }
     }
 
@@ -318,6 +319,16 @@ impl Lane {
         }
     }
 }
+
+impl LaneState {
+    /// Whether the server has answered over the link lately, as far as the threads have noticed.
+    fn answers(&self) -> bool {
+        clock::since(self.heard_at) < LATELY
+    }
+}
+
+/// A server that was silent for longer may be away: a call that it did not answer says so.
+const LATELY: Duration = Duration::from_secs(1);
 
 fn late() -> io::Error {
     io::Error::new(io::ErrorKind::TimedOut, "the call's own time was over")

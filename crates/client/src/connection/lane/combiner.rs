@@ -132,12 +132,19 @@ impl<'a> Combiner<'a> {
         }
     }
 
+    /// See [`LaneState`](super::LaneState).
+    pub(super) fn heard_at(&self) -> u64 {
+        self.link.as_ref().map_or(0, |link| link.heard_at())
+    }
+
     fn link(&mut self) -> Result<&mut Link, Failure> {
         self.link.take_if(|link| !link.is_alive());
         match &mut self.link {
             Some(link) => Ok(link),
             none => {
                 let link = Link::open_within(&self.lane.endpoint, self.within)?;
+                // The server has let it in. Calls may be cut before the combiner is done.
+                self.lane.state.lock().heard_at = link.heard_at();
                 Ok(none.insert(Box::new(link)))
             }
         }
@@ -151,7 +158,9 @@ impl Drop for Combiner<'_> {
         let panics = thread::panicking() && !self.was_panicking;
         loop {
             self.link.take_if(|link| panics || link.is_wrong());
+            let heard_at = self.heard_at();
             let mut state = self.lane.state.lock();
+            state.heard_at = heard_at;
             if panics {
                 // Its own call may be there still, and would be told to combine.
                 let own = Thread::current();
