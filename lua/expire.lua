@@ -1,7 +1,9 @@
 -- Gives a semaphore or latch a time to live, or takes it away.
 --
--- KEYS 1 the semaphore or latch, 2 slot, 3 an expirable semaphore's: when its permits' leases end
--- ARGV 1-4 as in once.lua, 5 the time to live in ms, 0 for none
+-- KEYS 1 the semaphore or latch, 2 slot, 3 its other key, if it has one: a semaphore's mark; when an
+--      expirable semaphore's permits' leases end
+-- ARGV 1-4 as in once.lua, 5 the time to live in ms, 0 for none, 6 whether the other key alone, a
+--      sorted set, is one, too (1)
 -- reply: 1 = done, 0 = there is none
 local function ends(key)
     if ARGV[5] == '0' then
@@ -11,7 +13,7 @@ local function ends(key)
 end
 
 return once(function()
-    local taken = KEYS[3] and redis.call('zcard', KEYS[3]) > 0
+    local taken = ARGV[6] == '1' and redis.call('zcard', KEYS[3]) > 0
     if not stored(KEYS[1]) and not taken then
         return nil
     end

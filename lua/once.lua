@@ -10,12 +10,13 @@
 --        `last`
 --
 -- A client has one open request at a time in each of its slots, and a slot remembers the last one
--- with its result: `8=1`. A slot's numbers only rise. Why once: say that a request was applied at
--- the time t. The slot remembers it until t + memory, or until a later request of the slot, which
--- the client does not send before it is done with this one. The server may read another copy at any
--- time, any number of copies, and in any order. A copy finds itself remembered, and answers the
--- same; or a later request, and is refused; or nothing, but then it is past t + memory, and so past
--- its own time, and it is refused as well.
+-- with its result: `8=1`, or `8=1=mark` of a semaphore (semaphore/mark.lua). A slot's numbers only
+-- rise. Why once: say that a request was applied at the time t. The slot remembers it until
+-- t + memory, or until a later request of the slot, which the client does not send before it is
+-- done with this one. The server may read another copy at any time, any number of copies, and in
+-- any order. A copy finds itself remembered, and answers the same; or a later request, and is
+-- refused; or nothing, but then it is past t + memory, and so past its own time, and it is refused
+-- as well.
 --
 -- A server that became the master knows a beginning of the changes of the master before it, in
 -- their order. So of a slot it knows all changes up to the remembered one, and none after that: a
@@ -26,8 +27,11 @@ local number, latest = tonumber(ARGV[1]), tonumber(ARGV[2])
 local time = redis.call('time')
 local now = time[1] * 1000 + time[2] / 1000 -- with a fraction
 local known = redis.call('get', KEYS[2]) or '0=0'
-local last, result = string.match(known, '^(%d+)=(-?%d+)$')
+local last, result, seen = string.match(known, '^(%d+)=(-?%d+)=?(.*)$')
 last = tonumber(last)
+
+-- The mark of the number that is changed, if it has one.
+local mark = ''
 
 -- The reply to a request that must not be applied: it is late, or the server does not know the
 -- change before it. A time so far off that the memory would not last until then is from a client
@@ -44,16 +48,17 @@ local function remember(text)
     return redis.call('set', KEYS[2], text, 'px', ARGV[3])
 end
 
--- A result as a reply: as text if a Lua number cannot have all its digits.
-local function answer(outcome)
+-- A result as a reply, with the mark: as text if a Lua number cannot have all its digits.
+local function answer(outcome, its_mark)
     local count = tonumber(outcome)
-    return math.abs(count) < 2 ^ 53 and count or outcome
+    count = math.abs(count) < 2 ^ 53 and count or outcome
+    return its_mark == '' and count or {count, its_mark}
 end
 
 -- Makes the one change of a script. Its result is remembered first: if that is refused, nothing is
 -- changed, and if the change is refused, the result is taken back.
 local function change(outcome, ...)
-    remember(ARGV[1] .. '=' .. outcome)
+    remember(ARGV[1] .. '=' .. outcome .. (mark == '' and '' or '=' .. mark))
     local reply = redis.pcall(...)
     local refused = type(reply) == 'table' and reply.err
     if refused then
@@ -68,7 +73,7 @@ end
 -- the first only.
 local function once(wanted, told)
     if last == number then
-        return answer(result)
+        return answer(result, seen)
     end
     local refused = refusal()
     if refused then
@@ -79,11 +84,11 @@ local function once(wanted, told)
         if string.sub(ARGV[4], 1, 1) == '-' then
             remember(ARGV[1] .. '=' .. parts[1])
         end
-        return answer(parts[1])
+        return answer(parts[1], '')
     end
     local reply, failed = change(unpack(parts))
     if failed then
         return reply
     end
-    return told and told(reply) or answer(parts[1])
+    return answer(told and told(reply) or parts[1], mark)
 end

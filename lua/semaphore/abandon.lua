@@ -1,9 +1,9 @@
 -- Gives back the permits of a request, if it took any, and makes sure that it takes none if it
 -- arrives after this.
 --
--- KEYS 1 the semaphore, 2 slot
+-- KEYS 1 the semaphore, 2 slot, 3 its mark
 -- ARGV 1-4 as in once.lua, of the request to abandon, 5 channel
--- reply: 1 = given back, 0 = none were taken, {now} = not known any more,
+-- reply: 1 = given back, 0 = none were taken, or none of this semaphore, {now} = not known any more,
 --        {now, last} as in once.lua
 if last ~= number then
     local refused = refusal()
@@ -11,7 +11,7 @@ if last ~= number then
         remember(ARGV[1] .. '=0')
     end
     return refused or 0
-elseif result == '0' then
+elseif result == '0' or seen ~= mark or not stored(KEYS[1]) then
     return 0
 end
 local free, refused = change('0', 'incrby', KEYS[1], result)

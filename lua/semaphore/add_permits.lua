@@ -1,9 +1,10 @@
 -- Changes how many permits there are, by a number that may be negative.
 --
--- KEYS 1 the semaphore, 2 slot
+-- KEYS 1 the semaphore, 2 slot, 3 its mark
 -- ARGV 1-4 as in once.lua, 5 permits, 6 channel
--- reply: 1
+-- reply: {1, mark}
 return once(function()
+    ensure_mark(stored(KEYS[1]))
     return {'1', 'incrby', KEYS[1], ARGV[5]}
 end, function(free)
     tell_free(ARGV[6], free)

@@ -1,8 +1,9 @@
 -- Takes all free permits.
 --
--- KEYS 1 the semaphore, 2 slot
+-- KEYS 1 the semaphore, 2 slot, 3 its mark
 -- ARGV 1-4 as in once.lua
--- reply: how many they were (negative if more were out than there are), as text from 2^53 on
+-- reply: {how many they were (negative if more were out than there are), as text from 2^53 on;
+--        mark}; 0 = none
 if last == number then
     -- As in try_acquire.lua.
     remember(known)
@@ -12,6 +13,7 @@ return once(function()
     if not free or free == 0 then
         return nil
     end
+    ensure_mark(true)
     -- As text, which has all digits.
     free = redis.call('get', KEYS[1])
     return {free, 'decrby', KEYS[1], free}

@@ -1,14 +1,15 @@
 -- Repeats a client's last changes in one slot that this server does not know: it became the master,
 -- or was started anew, and knows only the changes before them.
 --
--- KEYS 1 the semaphore, 2 slot
--- ARGV 1-4 as in once.lua, 1 the number of the last change, 5 channel, 6… for each change its
---      number and how many permits it gave (negative: took; 0: abandon.lua gave back those it took)
+-- KEYS 1 the semaphore, 2 slot, 3 its mark
+-- ARGV 1-4 as in once.lua, 1 the number of the last change, 5 channel, 6 the mark that these changes
+--      saw, 7… for each change its number and how many permits it gave (negative: took; 0:
+--      abandon.lua gave back those it took)
 -- reply: by how many permits the number was changed; {now}: too late
 --
 -- The slot's record shows which changes the server knows: see once.lua. A take may leave fewer than
--- none free, until enough are given back. A semaphore that does not exist has no number to mend:
--- then all was lost, or it did not exist yet.
+-- none free, until enough are given back. Changes of a semaphore with another mark, or of none, are
+-- not repeated: it is gone, and all its permits with it, or the server has not heard of it.
 if last > number then
     return 0
 end
@@ -17,11 +18,11 @@ if refused then
     return refused
 end
 local permits, gives = 0, 0
-for at = 6, #ARGV, 2 do
+for at = 7, #ARGV, 2 do
     gives = tonumber(ARGV[at + 1])
-    if tonumber(ARGV[at]) > last then
+    if tonumber(ARGV[at]) > last and ARGV[6] == mark then
         permits = permits + gives
-    elseif tonumber(ARGV[at]) == last and gives == 0 then
+    elseif tonumber(ARGV[at]) == last and gives == 0 and seen == mark then
         permits = permits + tonumber(result)
     end
 end

@@ -1,10 +1,10 @@
 -- Gives permits back and wakes waiters.
 --
--- KEYS 1 the semaphore, 2 slot
+-- KEYS 1 the semaphore, 2 slot, 3 its mark
 -- ARGV 1-4 as in once.lua, 5 permits, 6 channel, 7 only if the semaphore exists (1) or in any case
 --      (0)
--- reply: 1 + how many subscribers heard of it, 0 = there is no such semaphore; given back, but the
---        message was refused (-1), or the number is not known: a copy's answer (-2)
+-- reply: {n, mark}: given back, and n - 1 subscribers heard of it; n = -1: the message was refused,
+--        n = -2: the number is not known: a copy's answer; or 0 = there is no such semaphore
 --
 -- The message is the new value, or at most the highest int. Redisson's clients fail on a negative
 -- one, and none is woken by 0.
@@ -14,9 +14,11 @@ if last == number then
     redis.pcall('set', KEYS[2], known, 'px', ARGV[3])
 end
 return once(function()
-    if ARGV[7] == '1' and redis.call('exists', KEYS[1]) == 0 then
+    local exists = stored(KEYS[1])
+    if ARGV[7] == '1' and not exists then
         return nil
     end
+    ensure_mark(exists)
     return {'-2', 'incrby', KEYS[1], ARGV[5]}
 end, function(free)
     local heard = tell_free(ARGV[6], free)

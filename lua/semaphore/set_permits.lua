@@ -1,11 +1,11 @@
 -- Sets how many permits are free, whether or not there is a semaphore.
 --
--- KEYS 1 the semaphore, 2 slot
+-- KEYS 1 the semaphore, 2 slot, 3 its mark
 -- ARGV 1-4 as in once.lua, 5 permits, 6 channel
--- reply: 1
+-- reply: {1, mark}
 return once(function()
     -- Other data under the key is the server's error.
-    stored(KEYS[1])
+    ensure_mark(stored(KEYS[1]))
     return {'1', 'set', KEYS[1], ARGV[5], 'keepttl'}
 end, function()
     tell_free(ARGV[6], ARGV[5])

@@ -1,8 +1,8 @@
 -- Takes permits for the first of several threads of a client (`share`).
 --
--- KEYS 1 the semaphore, 2 slot
+-- KEYS 1 the semaphore, 2 slot, 3 its mark
 -- ARGV 1-4 as in once.lua, 5 how many clients share, 6… how many permits each thread needs
--- reply: how many were taken, 0 if there are not enough for the first
+-- reply: {how many were taken, mark}; 0 if there are not enough for the first
 if last == number then
     -- A client that waits for replicas waits for the writes of this connection: see
     -- ../lock/acquire.lua.
@@ -10,6 +10,10 @@ if last == number then
 end
 return once(function()
     local taken = share(stored(KEYS[1]) or 0, ARGV[5], 6, #ARGV)
+    if taken == 0 then
+        return nil
+    end
+    ensure_mark(true)
     local text = string.format('%d', taken)
-    return taken > 0 and {text, 'decrby', KEYS[1], text}
+    return {text, 'decrby', KEYS[1], text}
 end)

@@ -1,13 +1,14 @@
 -- Makes a semaphore, unless there is one.
 --
--- KEYS 1 the semaphore, 2 slot
+-- KEYS 1 the semaphore, 2 slot, 3 its mark
 -- ARGV 1-4 as in once.lua, 5 permits, 6 channel, 7… `px` and the time to live in ms, if it has one
--- reply: 1 = made, 0 = there is one
+-- reply: {1, mark} = made, 0 = there is one
 return once(function()
     -- Other data under the key is the server's error: there is no semaphore.
     if stored(KEYS[1]) then
         return nil
     end
+    ensure_mark(false, unpack(ARGV, 7))
     return {'1', 'set', KEYS[1], ARGV[5], unpack(ARGV, 7)}
 end, function()
     tell_free(ARGV[6], ARGV[5])

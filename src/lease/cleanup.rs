@@ -11,7 +11,7 @@ use redlatch_client::sync::clock;
 use redlatch_client::{Command, Failure, Outcome, is_transient};
 
 use super::{Watchdog, renewal};
-use crate::scripts::{RequestId, Requests, VALID_FOR};
+use crate::scripts::{Mark, RequestId, Requests, VALID_FOR};
 
 const FIRST_RETRY: u64 = 50_000_000;
 const LAST_RETRY: u64 = 10_000_000_000;
@@ -244,7 +244,8 @@ impl Cleanup {
                 }
                 match permits {
                     Some(permits) if answered && !late => {
-                        watchdog.applied(&self.name, requests, *request_id, *permits);
+                        let mark = outcome.as_ref().ok().and_then(Mark::of);
+                        watchdog.applied(&self.name, requests, *request_id, *permits, mark);
                     }
                     _ if lost || answered => requests.close(*request_id),
                     _ => {}

@@ -32,7 +32,7 @@ pub(crate) use self::cleanup::{Cleanup, Debtor, KeepAlive};
 use self::wheel::{Wheel, WheelKey};
 use crate::error::{Error, LostReason};
 use crate::scripts::renewal::{Held, Longer, RenewalKind};
-use crate::scripts::{Owner, RequestId, Requests};
+use crate::scripts::{Mark, Owner, RequestId, Requests};
 
 /// One millisecond.
 const TICK: u64 = 1_000_000;
@@ -231,15 +231,16 @@ impl Watchdog {
     }
 
     /// The server has answered a request that changes by `permits` how many of a semaphore are
-    /// free: [`Requests::applied`], and the renewer makes the change again where that is asked for.
+    /// free, beside this mark: [`Requests::applied`], and the renewer makes the change again where that is asked for.
     pub(crate) fn applied(
         &self,
         semaphore: &Arc<str>,
         requests: &Arc<Requests>,
         request_id: RequestId,
         permits: i64,
+        mark: Option<Mark>,
     ) {
-        if requests.applied(request_id, semaphore, permits) {
+        if requests.applied(request_id, semaphore, permits, mark) {
             let job = Job::Mend(Arc::clone(semaphore), Arc::clone(requests), request_id);
             // The other end goes away at the end of the client only.
             let _ = self.jobs.send(job);

@@ -9,9 +9,11 @@
 //! the slot comes before that, since each names the change before it (`lua/once.lua`).
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use redis::Value;
 use redlatch_client::sync::{Mutex, clock};
 
 use super::once::Requests;
@@ -37,6 +39,31 @@ pub(crate) struct Change {
     /// Negative: they were taken. Zero: its permits were given back.
     pub(super) permits: i64,
     pub(super) semaphore: Arc<str>,
+    /// The mark that it saw. `None`: it has undone another one, which saw what the server says.
+    pub(super) mark: Option<Mark>,
+}
+
+/// What tells a semaphore from others of its name, before and after it (`lua/semaphore/mark.lua`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Mark(Arc<str>);
+
+impl Mark {
+    /// The mark in a reply to a change.
+    pub(crate) fn of(reply: &Value) -> Option<Self> {
+        match reply {
+            Value::Array(parts) => match parts.as_slice() {
+                [_, Value::BulkString(text)] => Some(Self(str::from_utf8(text).ok()?.into())),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Mark {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
 }
 
 /// The last changes of one name, the oldest first: of a slot in the order of their numbers.
@@ -60,12 +87,18 @@ impl Log {
 
     /// Adds a change, and forgets the oldest ones. Returns how many went, and how many of them for
     /// their age.
-    pub(super) fn add(&mut self, change: Change, most: usize) -> (usize, usize) {
+    pub(super) fn add(&mut self, mut change: Change, most: usize) -> (usize, usize) {
         let now = change.at;
         if self.last.len() <= change.slot {
             self.last.resize(change.slot + 1, (0, 0));
         }
         self.last[change.slot] = (change.number, change.run);
+        // Mostly it is the same, and kept once.
+        if let Some(last) = self.changes.back()
+            && last.mark == change.mark
+        {
+            change.mark.clone_from(&last.mark);
+        }
         self.changes.push_back(change);
         let old = self.changes.iter().take_while(|it| now.saturating_sub(it.at) > KEPT).count();
         let gone = old.max(self.changes.len().saturating_sub(most));
@@ -90,13 +123,13 @@ impl Log {
     }
 
     /// The changes of one slot, or of all, in the order in which they must be made: in each slot
-    /// that of their numbers, and each part for one semaphore.
+    /// that of their numbers, and each part for one semaphore with one mark.
     pub(super) fn parts(&self, slot: Option<usize>) -> Vec<Vec<Change>> {
         let meant = |change: &&Change| slot.is_none_or(|slot| change.slot == slot);
         let mut changes: Vec<_> = self.changes.iter().filter(meant).cloned().collect();
         changes.sort_by_key(|change| (change.slot, change.number));
         let same = |one: &Change, other: &Change| {
-            one.slot == other.slot && one.semaphore == other.semaphore
+            (one.slot, &one.semaphore, &one.mark) == (other.slot, &other.semaphore, &other.mark)
         };
         changes.chunk_by(same).map(<[Change]>::to_vec).collect()
     }
@@ -108,9 +141,10 @@ impl Change {
         [number, latest, run]: [u64; 3],
         permits: i64,
         semaphore: &Arc<str>,
+        mark: Option<Mark>,
     ) -> Self {
         let (at, semaphore) = (clock::now(), Arc::clone(semaphore));
-        Self { at, run, slot, number, latest, permits, semaphore }
+        Self { at, run, slot, number, latest, permits, semaphore, mark }
     }
 }
 

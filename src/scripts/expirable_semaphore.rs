@@ -30,11 +30,11 @@ static SET_PERMITS: LazyLock<Script> =
     script!("number.lua", "once.lua", "expirable_semaphore/set_permits.lua");
 static DELETE: LazyLock<Script> =
     script!("number.lua", "once.lua", "expirable_semaphore/delete.lua");
-// The free permits are a semaphore's number: these scripts are a semaphore's own.
+// The free permits are a semaphore's number, without a mark: these scripts are a semaphore's own.
 static TRY_SET_PERMITS: LazyLock<Script> =
-    script!("number.lua", "once.lua", "semaphore/try_set_permits.lua");
+    script!("number.lua", "once.lua", "semaphore/mark.lua", "semaphore/try_set_permits.lua");
 static ADD_PERMITS: LazyLock<Script> =
-    script!("number.lua", "once.lua", "semaphore/add_permits.lua");
+    script!("number.lua", "once.lua", "semaphore/mark.lua", "semaphore/add_permits.lua");
 
 /// One expirable semaphore as the scripts see it.
 #[derive(Clone, Copy, Debug)]
@@ -156,7 +156,7 @@ impl ExpirableScripts<'_> {
         let mut digits = [0; 20];
         let channel = self.channel.as_bytes();
         let arguments: [&[u8]; 3] = [id.as_bytes(), millis(lease, &mut digits), channel];
-        self.call(&UPDATE_LEASE_TIME, request_id, &arguments)
+        self.call(&UPDATE_LEASE_TIME, Some(self.timeouts), request_id, &arguments)
     }
 
     pub(crate) fn try_set_permits(
@@ -164,24 +164,25 @@ impl ExpirableScripts<'_> {
         request_id: RequestId,
         permits: u32,
     ) -> Result<bool, Trouble> {
-        self.change(&TRY_SET_PERMITS, request_id, permits.into())
+        self.change(&TRY_SET_PERMITS, None, request_id, permits.into())
     }
 
     pub(crate) fn set_permits(self, request_id: RequestId, permits: u32) -> Result<bool, Trouble> {
-        self.change(&SET_PERMITS, request_id, permits.into())
+        self.change(&SET_PERMITS, Some(self.timeouts), request_id, permits.into())
     }
 
     pub(crate) fn add_permits(self, request_id: RequestId, permits: i64) -> Result<bool, Trouble> {
-        self.change(&ADD_PERMITS, request_id, permits)
+        self.change(&ADD_PERMITS, None, request_id, permits)
     }
 
     pub(crate) fn expiry(&self) -> Expiry<'_> {
         let Self { route, key, timeouts, requests, .. } = *self;
-        Expiry { route, rights: RIGHTS, key, another: Some(timeouts), requests }
+        let (rights, another) = (RIGHTS, Some(timeouts));
+        Expiry { route, rights, key, another, is_either: true, requests }
     }
 
     pub(crate) fn delete(self, request_id: RequestId) -> Result<bool, Trouble> {
-        self.call(&DELETE, request_id, &[])
+        self.call(&DELETE, Some(self.timeouts), request_id, &[])
     }
 
     fn keys(&self) -> [&[u8]; 2] {
@@ -191,11 +192,12 @@ impl ExpirableScripts<'_> {
     fn call(
         self,
         script: &'static Script,
+        another: Option<&str>,
         request_id: RequestId,
         arguments: &[&[u8]],
     ) -> Result<bool, Trouble> {
-        let Self { key, timeouts, requests, .. } = self;
-        let (another, rights, acks) = (Some(timeouts), RIGHTS, None);
+        let Self { key, requests, .. } = self;
+        let (rights, acks) = (RIGHTS, None);
         let once = Once { script, rights, key, another, requests, request_id, arguments, acks };
         flag(once.call(self.route)?)
     }
@@ -203,11 +205,12 @@ impl ExpirableScripts<'_> {
     fn change(
         self,
         script: &'static Script,
+        another: Option<&str>,
         request_id: RequestId,
         permits: i64,
     ) -> Result<bool, Trouble> {
         let permits = permits.to_string();
-        self.call(script, request_id, &[permits.as_bytes(), self.channel.as_bytes()])
+        self.call(script, another, request_id, &[permits.as_bytes(), self.channel.as_bytes()])
     }
 }
 

@@ -19,6 +19,8 @@ pub(crate) struct Expiry<'a> {
     pub(super) key: &'a str,
     /// Its other key.
     pub(super) another: Option<&'a str>,
+    /// There is one if there is only the other key.
+    pub(super) is_either: bool,
     pub(super) requests: &'a Requests,
 }
 
@@ -30,8 +32,9 @@ impl Expiry<'_> {
         time_to_live: Option<Duration>,
     ) -> Result<bool, Trouble> {
         let mut digits = [0; 20];
-        let arguments: &[&[u8]] = &[millis(time_to_live.unwrap_or(Duration::ZERO), &mut digits)];
-        let Self { route, rights, key, another, requests } = self;
+        let time_to_live = millis(time_to_live.unwrap_or(Duration::ZERO), &mut digits);
+        let Self { route, rights, key, another, is_either, requests } = self;
+        let arguments: &[&[u8]] = &[time_to_live, if is_either { b"1" } else { b"0" }];
         let (script, acks) = (&*EXPIRE, None);
         let once = Once { script, rights, key, another, requests, request_id, arguments, acks };
         flag(once.call(route)?)

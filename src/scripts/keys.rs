@@ -203,7 +203,7 @@ impl ConditionKeys {
     }
 }
 
-/// The channel of one semaphore.
+/// The channel of one semaphore, and the key beside the one that bears its name.
 #[derive(Debug)]
 pub(crate) struct SemaphoreKeys;
 
@@ -211,6 +211,11 @@ impl SemaphoreKeys {
     /// The channel on which each change of the permits is published.
     pub(crate) fn channel(name: &str) -> String {
         prefixed("redisson_sc", name)
+    }
+
+    /// The key of the number's mark: `lua/semaphore/mark.lua`.
+    pub(crate) fn mark(name: &str) -> String {
+        ours("redlatch_mark", name).to_string()
     }
 }
 
@@ -366,6 +371,8 @@ mod tests {
     fn the_other_channels_are_redissons() {
         assert_eq!(SemaphoreKeys::channel("s"), "redisson_sc:{s}");
         assert_eq!(SemaphoreKeys::channel("{a}b"), "redisson_sc:{a}b");
+        assert_eq!(SemaphoreKeys::mark("s"), "redlatch_mark:{s}");
+        assert_eq!(SemaphoreKeys::mark("{s}"), "redlatch_mark_tagged:{s}");
         assert_eq!(LatchKeys::channel("l"), "redisson_countdownlatch__channel__{l}");
         assert_eq!(LatchKeys::channel("{a}b"), "redisson_countdownlatch__channel__{{a}b}");
     }

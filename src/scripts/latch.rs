@@ -74,7 +74,7 @@ impl LatchScripts<'_> {
 
     pub(crate) fn expiry(&self) -> Expiry<'_> {
         let Self { route, key, requests, .. } = *self;
-        Expiry { route, rights: Rights::Latches, key, another: None, requests }
+        Expiry { route, rights: Rights::Latches, key, another: None, is_either: false, requests }
     }
 
     pub(crate) fn count(self) -> Result<i64, Trouble> {

@@ -9,7 +9,7 @@ use redlatch_client::sync::atomic::{AtomicI64, Ordering};
 use redlatch_client::sync::{Mutex, clock};
 use redlatch_client::{Command, ReplicaAcks, Route, Script, decimal, write_decimal};
 
-use super::changes::{Change, Changes, Log};
+use super::changes::{Change, Changes, Log, Mark};
 use super::{ClientId, Replied, Rights, Trouble, answered, call, granted, millis, unexpected};
 use crate::error::{Error, ErrorKind};
 use crate::scripts::SemaphoreKeys;
@@ -17,7 +17,8 @@ use crate::scripts::SemaphoreKeys;
 /// How often a client tells a server of the change before a request that the server does not know.
 const MOST_BEHIND: u32 = 3;
 
-pub(super) static MEND: LazyLock<Script> = script!("number.lua", "once.lua", "semaphore/mend.lua");
+pub(super) static MEND: LazyLock<Script> =
+    script!("number.lua", "once.lua", "semaphore/mark.lua", "semaphore/mend.lua");
 
 /// How long the server remembers the last request of a slot.
 const MEMORY: Duration = Duration::from_secs(300);
@@ -158,8 +159,8 @@ impl Requests {
         self.slots.lock().close(request_id);
     }
 
-    /// As [`close`](Self::close), of a request that has changed how many permits are free. Zero: of
-    /// one that was undone. `true`: the caller must have this change [made again](Self::mends_of),
+    /// As [`close`](Self::close), of a request that has changed how many permits are free, and saw
+    /// this mark beside their number. Zero: of one that was undone. `true`: the caller must have this change [made again](Self::mends_of),
     /// since another server may have been told the earlier changes before this one was known here.
     ///
     /// A thread may read the old master's reply, stand still, and come here after the renewer has
@@ -173,13 +174,14 @@ impl Requests {
         request_id: RequestId,
         semaphore: &Arc<str>,
         permits: i64,
+        mark: Option<Mark>,
     ) -> bool {
         let mut slots = self.slots.lock();
         // Numbers that Lua cannot add up exactly are left out.
         let open = slots.open_of(request_id).filter(|_| permits.unsigned_abs() < 1 << 40);
         if let Some((open, changes)) = open.zip(self.changes.upgrade()) {
             let times = [request_id.number, open.latest, open.run];
-            let change = Change::new(request_id.slot, times, permits, semaphore);
+            let change = Change::new(request_id.slot, times, permits, semaphore, mark);
             changes.add(self, &mut slots.log, change);
         }
         slots.close(request_id);
@@ -212,12 +214,14 @@ impl Requests {
         arguments.push(self.memory.as_millis().to_string());
         arguments.push("-0".to_owned());
         arguments.push(SemaphoreKeys::channel(&last.semaphore));
+        arguments.push(last.mark.as_ref().map_or_else(String::new, Mark::to_string));
         for change in changes {
             arguments.extend([change.number.to_string(), change.permits.to_string()]);
         }
         let arguments: Vec<&[u8]> = arguments.iter().map(String::as_bytes).collect();
         let slot = format!("{}:{}", self.key, last.slot);
-        let keys = [last.semaphore.as_bytes(), slot.as_bytes()];
+        let mark = SemaphoreKeys::mark(&last.semaphore);
+        let keys = [last.semaphore.as_bytes(), slot.as_bytes(), mark.as_bytes()];
         Some((Arc::clone(&last.semaphore), Command::script(&MEND, &keys, &arguments)))
     }
 

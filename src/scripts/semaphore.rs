@@ -7,6 +7,7 @@ use std::time::Duration;
 use redis::Value;
 use redlatch_client::{Command, Outcome, ReplicaAcks, Route, Script};
 
+use super::changes::Mark;
 use super::expiry::Expiry;
 use super::once::{Once, RequestId, Requests, behind, late};
 use super::{
@@ -15,18 +16,18 @@ use super::{
 use crate::error::{Error, ErrorKind};
 
 static TRY_ACQUIRE: LazyLock<Script> =
-    script!("number.lua", "once.lua", "semaphore/try_acquire.lua");
-static ABANDON: LazyLock<Script> =
-    script!(NUMBER_OR_LIST; "number.lua", "once.lua", "semaphore/abandon.lua");
-static RELEASE: LazyLock<Script> = script!("number.lua", "once.lua", "semaphore/release.lua");
+    script!("number.lua", "once.lua", "semaphore/mark.lua", "semaphore/try_acquire.lua");
+static ABANDON: LazyLock<Script> = script!(NUMBER_OR_LIST; "number.lua", "once.lua", "semaphore/mark.lua", "semaphore/abandon.lua");
+static RELEASE: LazyLock<Script> =
+    script!("number.lua", "once.lua", "semaphore/mark.lua", "semaphore/release.lua");
 static ADD_PERMITS: LazyLock<Script> =
-    script!("number.lua", "once.lua", "semaphore/add_permits.lua");
+    script!("number.lua", "once.lua", "semaphore/mark.lua", "semaphore/add_permits.lua");
 static DRAIN_PERMITS: LazyLock<Script> =
-    script!("number.lua", "once.lua", "semaphore/drain_permits.lua");
+    script!("number.lua", "once.lua", "semaphore/mark.lua", "semaphore/drain_permits.lua");
 static SET_PERMITS: LazyLock<Script> =
-    script!("number.lua", "once.lua", "semaphore/set_permits.lua");
+    script!("number.lua", "once.lua", "semaphore/mark.lua", "semaphore/set_permits.lua");
 static TRY_SET_PERMITS: LazyLock<Script> =
-    script!("number.lua", "once.lua", "semaphore/try_set_permits.lua");
+    script!("number.lua", "once.lua", "semaphore/mark.lua", "semaphore/try_set_permits.lua");
 static DELETE: LazyLock<Script> = script!("number.lua", "once.lua", "semaphore/delete.lua");
 
 /// One semaphore as the scripts see it.
@@ -35,6 +36,8 @@ pub(crate) struct SemaphoreScripts<'a> {
     pub(crate) route: &'a Route,
     pub(crate) key: &'a str,
     pub(crate) channel: &'a str,
+    /// The key of the number's mark.
+    pub(crate) mark: &'a str,
     pub(crate) requests: &'a Requests,
     /// The replicas that must have taken permits before those count.
     pub(crate) acks: Option<ReplicaAcks>,
@@ -48,7 +51,7 @@ impl SemaphoreScripts<'_> {
         request_id: RequestId,
         clients: u64,
         needs: &[u32],
-    ) -> Result<Replied<u32>, Trouble> {
+    ) -> Result<Replied<Marked<u32>>, Trouble> {
         let needs = needs.iter().map(u32::to_string);
         let arguments: Vec<String> = iter::once(clients.to_string()).chain(needs).collect();
         let arguments: Vec<&[u8]> = arguments.iter().map(|it| it.as_bytes()).collect();
@@ -83,7 +86,7 @@ impl SemaphoreScripts<'_> {
         request_id: RequestId,
         permits: u32,
         if_exists: bool,
-    ) -> Result<Replied<Option<i64>>, Trouble> {
+    ) -> Result<Replied<Marked<Option<i64>>>, Trouble> {
         let permits = permits.to_string();
         let arguments = self.release_arguments(&permits, if_exists);
         self.take(&RELEASE, request_id, &arguments, |reply| number(reply).map(heard_by))
@@ -101,8 +104,13 @@ impl SemaphoreScripts<'_> {
         self.once(&RELEASE, request_id, &arguments).command(copy)
     }
 
-    pub(crate) fn add_permits(self, request_id: RequestId, permits: i64) -> Result<bool, Trouble> {
-        self.change(&ADD_PERMITS, request_id, permits)
+    /// The number's mark.
+    pub(crate) fn add_permits(
+        self,
+        request_id: RequestId,
+        permits: i64,
+    ) -> Result<Option<Mark>, Trouble> {
+        self.change(&ADD_PERMITS, request_id, permits).map(|(_, mark)| mark)
     }
 
     /// As [`add_permits`](Self::add_permits), to be sent again until it is done.
@@ -113,13 +121,15 @@ impl SemaphoreScripts<'_> {
     }
 
     pub(crate) fn drain_permits(self, request_id: RequestId) -> Result<Replied<i64>, Trouble> {
-        self.take(&DRAIN_PERMITS, request_id, &[], |reply| match reply {
+        let replied = self.take(&DRAIN_PERMITS, request_id, &[], |reply| match reply {
             // More than Lua's numbers can count.
             Value::BulkString(text) => {
                 parsed(&text).ok_or_else(|| unexpected(&Value::BulkString(text)))
             }
             reply => number(reply),
-        })
+        })?;
+        let Replied { reply: (permits, _), in_doubt, unacknowledged } = replied;
+        Ok(Replied { reply: permits, in_doubt, unacknowledged })
     }
 
     pub(crate) fn try_set_permits(
@@ -133,16 +143,18 @@ impl SemaphoreScripts<'_> {
         if let Some(time_to_live) = time_to_live {
             arguments.extend([b"px", millis(time_to_live, &mut digits)]);
         }
-        flag(self.once(&TRY_SET_PERMITS, request_id, &arguments).call(self.route)?)
+        marked(self.once(&TRY_SET_PERMITS, request_id, &arguments).call(self.route)?, flag)
+            .map(|(made, _)| made)
     }
 
     pub(crate) fn expiry(&self) -> Expiry<'_> {
-        let Self { route, key, requests, .. } = *self;
-        Expiry { route, rights: Rights::Semaphores, key, another: None, requests }
+        let Self { route, key, mark, requests, .. } = *self;
+        let (rights, another) = (Rights::Semaphores, Some(mark));
+        Expiry { route, rights, key, another, is_either: false, requests }
     }
 
     pub(crate) fn set_permits(self, request_id: RequestId, permits: u32) -> Result<bool, Trouble> {
-        self.change(&SET_PERMITS, request_id, permits.into())
+        self.change(&SET_PERMITS, request_id, permits.into()).map(|(set, _)| set)
     }
 
     pub(crate) fn delete(self, request_id: RequestId) -> Result<bool, Trouble> {
@@ -154,10 +166,10 @@ impl SemaphoreScripts<'_> {
         script: &'static Script,
         request_id: RequestId,
         permits: i64,
-    ) -> Result<bool, Trouble> {
+    ) -> Result<Marked<bool>, Trouble> {
         let permits = permits.to_string();
         let arguments = [permits.as_bytes(), self.channel.as_bytes()];
-        flag(self.once(script, request_id, &arguments).call(self.route)?)
+        marked(self.once(script, request_id, &arguments).call(self.route)?, flag)
     }
 
     pub(crate) fn available_permits(self) -> Result<i64, Trouble> {
@@ -178,7 +190,7 @@ impl SemaphoreScripts<'_> {
             script,
             rights: Rights::Semaphores,
             key: self.key,
-            another: None,
+            another: Some(self.mark),
             requests: self.requests,
             request_id,
             arguments,
@@ -193,23 +205,41 @@ impl SemaphoreScripts<'_> {
         request_id: RequestId,
         arguments: &[&[u8]],
         read: impl FnOnce(Value) -> Result<T, Trouble>,
-    ) -> Result<Replied<T>, Trouble> {
+    ) -> Result<Replied<Marked<T>>, Trouble> {
         let once = Once { acks: self.acks, ..self.once(script, request_id, arguments) };
         let Replied { reply, in_doubt, unacknowledged } = once.take(self.route)?;
-        Ok(Replied { reply: read(reply)?, in_doubt, unacknowledged })
+        Ok(Replied { reply: marked(reply, read)?, in_doubt, unacknowledged })
     }
 }
 
 /// The result of a release that was sent once.
-pub(crate) fn released(outcome: Outcome, requests: &Requests) -> Result<Option<i64>, Trouble> {
+pub(crate) fn released(
+    outcome: Outcome,
+    requests: &Requests,
+) -> Result<Marked<Option<i64>>, Trouble> {
     let reply = accepted(outcome, Rights::Semaphores)?;
     if Requests::is_behind(&reply) {
         Err(Trouble::Unsent(behind()))
     } else if requests.is_late(&reply) {
         Err(Trouble::Unsent(late()))
     } else {
-        number(reply).map(heard_by)
+        marked(reply, |reply| number(reply).map(heard_by))
     }
+}
+
+/// A result, and the mark that the change saw, if there was a change.
+pub(crate) type Marked<T> = (T, Option<Mark>);
+
+pub(super) fn marked<T>(
+    reply: Value,
+    read: impl FnOnce(Value) -> Result<T, Trouble>,
+) -> Result<Marked<T>, Trouble> {
+    let mark = Mark::of(&reply);
+    let result = match (&mark, reply) {
+        (Some(_), Value::Array(parts)) => parts.into_iter().next().unwrap_or(Value::Nil),
+        (_, reply) => reply,
+    };
+    Ok((read(result)?, mark))
 }
 
 /// The server refused the message of a release, so others may wait.

@@ -263,8 +263,9 @@ impl Rights {
                  redlatch_rwlock_window:* and on redisson_rwlock:*"
             }
             Self::Semaphores => {
-                "a semaphore needs EVALSHA, EVAL, TIME, EXISTS, GET, SET, DEL, INCRBY, DECRBY, \
-                 PTTL, PEXPIRE, PERSIST, PUBLISH and SUBSCRIBE on its key, on redlatch_request:* and on its channel"
+                "a semaphore needs EVALSHA, EVAL, TIME, GET, SET, DEL, INCRBY, DECRBY, PTTL, PEXPIRE, \
+                 PERSIST, PUBLISH and SUBSCRIBE on its key, on redlatch_mark:* and redlatch_request:* \
+                 and on its channel"
             }
             Self::ExpirableSemaphores => {
                 "an expirable semaphore needs EVALSHA, EVAL, TIME, GET, SET, DEL, INCRBY, DECRBY, \

@@ -76,7 +76,8 @@ pub(crate) use self::site::SemaphoreSite;
 ///
 /// A replica that becomes the master may not know the latest requests. Each client repeats those of
 /// its acquires and releases of the last 10 s (up to 10,000) that the new master does not know, so
-/// the semaphore keeps its size. For a moment, more permits may be taken than there are. The
+/// the semaphore keeps its size. (It repeats none if the server has lost the semaphore, and a
+/// program has made it anew.) For a moment, more permits may be taken than there are. The
 /// changes of clients that have ended since, of Redisson's clients, of
 /// [`set_permits`](Self::set_permits) and of [`drain_permits`](Self::drain_permits) may be lost,
 /// and all of them if the clocks of the two servers differ by a minute or more. So at each failover
@@ -88,8 +89,9 @@ pub(crate) use self::site::SemaphoreSite;
 /// # In Redis
 ///
 /// The number of free permits is text under the semaphore's name, without a time to live. Each
-/// change is published on `redisson_sc:{name}`. Keys that begin with `redlatch_request:{name}:…`
-/// remember for five minutes which requests were applied.
+/// change is published on `redisson_sc:{name}`. A text under `redlatch_mark:{name}` tells the
+/// semaphore from one that is made anew under its name. Keys that begin with
+/// `redlatch_request:{name}:…` remember for five minutes which requests were applied.
 /// [Operations](crate::guide::operations#access-rights) lists the rights that a user needs.
 #[derive(Clone)]
 pub struct Semaphore {
@@ -187,10 +189,15 @@ impl Semaphore {
         let request_id = site.open();
         let outcome = site.scripts().add_permits(request_id, permits);
         match outcome {
-            Ok(_) => site.applied(request_id, permits),
-            Err(_) => site.requests.close(request_id),
+            Ok(mark) => {
+                site.applied(request_id, permits, mark);
+                Ok(())
+            }
+            Err(trouble) => {
+                site.requests.close(request_id);
+                Err(trouble.into_error_of(&site.name))
+            }
         }
-        outcome.map(drop).map_err(|trouble| trouble.into_error_of(&site.name))
     }
 
     /// Takes all free permits, and returns their number (which may be negative).
@@ -299,16 +306,18 @@ impl Semaphore {
         let site = &self.site;
         let request_id = site.open();
         let outcome = site.scripts().release(request_id, permits, true);
-        match &outcome {
-            Ok(Replied { reply: Some(_), .. }) => {
-                site.applied(request_id, permits.into());
+        match outcome {
+            Ok(Replied { reply: (Some(_), mark), unacknowledged, .. }) => {
+                site.applied(request_id, permits.into(), mark);
+                match unacknowledged {
+                    Some(error) => Err(error.of(&site.name).now(site::GIVEN_BACK_HERE)),
+                    None => Ok(true),
+                }
             }
-            _ => site.requests.close(request_id),
-        }
-        let released = outcome.map_err(|trouble| trouble.into_error_of(&site.name))?;
-        match released.unacknowledged.filter(|_| released.reply.is_some()) {
-            Some(unacknowledged) => Err(unacknowledged.of(&site.name).now(site::GIVEN_BACK_HERE)),
-            None => Ok(released.reply.is_some()),
+            outcome => {
+                site.requests.close(request_id);
+                outcome.map(|_| false).map_err(|trouble| trouble.into_error_of(&site.name))
+            }
         }
     }
 

@@ -619,7 +619,8 @@ impl User {
     pub(crate) fn set_as_said(&mut self, error: &str, who: &str, name: &str) {
         let named = error.split(&format!("{who} needs ")).nth(1).unwrap();
         let named = named.split(" on its key").next().unwrap();
-        self.set(&["resetkeys", &format!("~{name}"), &format!("~redlatch_request:{{{name}}}:*")]);
+        let ours = ["request:", "mark:"].map(|what| format!("~redlatch_{what}{{{name}}}*"));
+        self.set(&["resetkeys", &format!("~{name}"), &ours[0], &ours[1]]);
         for right in named.replace(" and", ",").replace(",,", ",").split(", ") {
             self.set(&[&format!("+{}", right.to_lowercase())]);
         }

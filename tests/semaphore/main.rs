@@ -10,6 +10,7 @@ mod contention;
 mod end;
 mod faults;
 mod later;
+mod marks;
 mod meaning;
 mod rights;
 mod turns;

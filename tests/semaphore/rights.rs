@@ -27,19 +27,21 @@ const CHANGES: [Change; 10] = [
 ];
 
 /// The commands of a semaphore's scripts, each denied in turn; and keys that may not be touched.
-const DENIED: [&[&str]; 12] = [
+const DENIED: [&[&str]; 14] = [
     &["-time"],
     &["-get"],
     &["-set"],
-    &["-exists"],
+    &["-pttl"],
     &["-incrby"],
     &["-decrby"],
     &["-del"],
     &["-publish"],
     &["resetchannels"],
-    &["resetkeys", "~pool"],
-    &["resetkeys", "~redlatch_request:*"],
-    &["resetkeys", "~redlatch_request:*", "%R~pool"],
+    &["resetkeys", "~pool", "~redlatch_mark:*"],
+    &["resetkeys", "~pool", "~redlatch_request:*"],
+    &["resetkeys", "~pool", "~redlatch_request:*", "%R~redlatch_mark:*"],
+    &["resetkeys", "~redlatch_request:*", "~redlatch_mark:*"],
+    &["resetkeys", "~redlatch_request:*", "~redlatch_mark:*", "%R~pool"],
 ];
 
 const ALL_RIGHTS: [&str; 3] = ["~*", "&*", "+@all"];
@@ -57,7 +59,8 @@ fn without_a_right_either_all_of_a_change_is_made_or_nothing() {
     let mut refused = 0;
     for denied in DENIED {
         for (at, Change { before, after, ask }) in CHANGES.iter().enumerate() {
-            let () = redis::cmd("DEL").arg("pool").query(&mut redis).unwrap();
+            let () =
+                redis::cmd("DEL").arg(&["pool", "redlatch_mark:{pool}"]).query(&mut redis).unwrap();
             if let Some(before) = before {
                 let () = redis.set("pool", before).unwrap();
             }

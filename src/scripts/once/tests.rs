@@ -12,7 +12,7 @@ use redlatch_testkit::{Action, Direction, Proxy, Server};
 
 use super::*;
 use crate::scripts::number;
-use crate::scripts::semaphore::SemaphoreScripts;
+use crate::scripts::semaphore::{SemaphoreScripts, marked};
 
 const SHORT: Duration = Duration::from_secs(2);
 const SHORT_MEMORY: Duration = Duration::from_secs(5);
@@ -53,6 +53,7 @@ impl Pool {
             route: &self.route,
             key: "pool",
             channel: "redisson_sc:{pool}",
+            mark: "redlatch_mark:{pool}",
             requests: &self.requests,
             acks: None,
         }
@@ -66,7 +67,10 @@ impl Pool {
     /// `None`: too late.
     fn send(&self, command: &Command) -> Option<i64> {
         let reply = self.route.call_once(command).unwrap();
-        if self.requests.is_late(&reply) { None } else { Some(number(reply).unwrap()) }
+        if self.requests.is_late(&reply) {
+            return None;
+        }
+        Some(marked(reply, number).unwrap().0)
     }
 }
 
@@ -98,7 +102,7 @@ fn a_client_learns_the_servers_clock_from_its_first_request() {
     for wrong in [0, i64::MAX / 2] {
         pool.requests.server.is(wrong);
         let request_id = pool.open();
-        assert_eq!(pool.scripts().release(request_id, 1, false).unwrap().reply, Some(0));
+        assert_eq!(pool.scripts().release(request_id, 1, false).unwrap().reply.0, Some(0));
         pool.requests.close(request_id);
     }
     assert_eq!(pool.given(), 2);
@@ -153,7 +157,7 @@ fn a_request_is_applied_once_in_whatever_order_its_copies_come() {
     let expected = answers.iter().flatten().count();
     assert!(applied == i64::try_from(expected).unwrap() && applied > 100, "{applied} {expected}");
     let mut redis = pool.server.connection();
-    let keys: Vec<String> = redis::cmd("KEYS").arg("redlatch*").query(&mut redis).unwrap();
+    let keys: Vec<String> = redis::cmd("KEYS").arg("redlatch_request*").query(&mut redis).unwrap();
     assert!(keys.len() <= 5, "{keys:?}");
 }
 
@@ -164,14 +168,14 @@ fn an_abandoned_request_takes_nothing_in_any_order() {
         let request_id = pool.open();
         let scripts = pool.scripts();
         if first_arrives == "before" {
-            assert_eq!(scripts.try_acquire(request_id, 1, &[1, 2, 998]).unwrap().reply, 3);
+            assert_eq!(scripts.try_acquire(request_id, 1, &[1, 2, 998]).unwrap().reply.0, 3);
         }
         let abandon = scripts.abandon(request_id);
         let expected = i64::from(first_arrives == "before");
         assert_eq!(pool.send(&abandon), Some(expected), "{first_arrives}");
         assert_eq!(pool.send(&abandon), Some(0), "{first_arrives}, again");
         if first_arrives == "after" {
-            assert_eq!(scripts.try_acquire(request_id, 1, &[1, 2, 998]).unwrap().reply, 0);
+            assert_eq!(scripts.try_acquire(request_id, 1, &[1, 2, 998]).unwrap().reply.0, 0);
         }
         pool.requests.close(request_id);
         assert_eq!(pool.given(), 0, "{first_arrives}");
@@ -180,6 +184,32 @@ fn an_abandoned_request_takes_nothing_in_any_order() {
     assert_eq!(pool.scripts().drain_permits(request_id).unwrap().reply, 1_000);
     assert_eq!(pool.send(&pool.scripts().abandon(request_id)), Some(1));
     assert_eq!(pool.given(), 0);
+}
+
+/// Neither a copy's answer nor an undo is a matter of the semaphore that was made anew meanwhile.
+#[test]
+fn a_request_keeps_to_the_semaphore_that_it_found() {
+    let pool = Pool::new(VALID_FOR, MEMORY);
+    let mut redis = pool.server.connection();
+    let request_id = pool.open();
+    let (taken, first) = pool.scripts().try_acquire(request_id, 1, &[3]).unwrap().reply;
+    assert!(taken == 3 && first.is_some());
+    for by in ["Redisson", "ours"] {
+        if by == "ours" {
+            assert!(pool.scripts().delete(pool.open()).unwrap());
+        } else {
+            let () = redis::cmd("DEL").arg("pool").query(&mut redis).unwrap();
+        }
+        let abandon = pool.scripts().abandon(request_id);
+        assert_eq!(pool.send(&abandon), Some(0), "removed by {by}");
+        assert!(pool.scripts().try_set_permits(pool.open(), 1_000, None).unwrap());
+        assert_eq!(pool.send(&abandon), Some(0), "made anew");
+        assert_eq!(pool.given(), 0);
+        let again = pool.scripts().try_acquire(request_id, 1, &[3]).unwrap().reply;
+        assert_eq!(again, (3, first.clone()));
+        let other = pool.scripts().add_permits(pool.open(), 0).unwrap();
+        assert!(other.is_some() && other != first);
+    }
 }
 
 #[test]
@@ -202,7 +232,7 @@ fn permits_are_taken_for_whole_needs_and_of_those_behind_up_to_the_clients_share
         pool.requests.close(request_id);
         let request_id = pool.open();
         for copy in ["first", "copy"] {
-            let taken = pool.scripts().try_acquire(request_id, clients, needs).unwrap().reply;
+            let taken = pool.scripts().try_acquire(request_id, clients, needs).unwrap().reply.0;
             assert_eq!(taken, expected, "{copy}: {free} free, {clients} clients, {needs:?}");
             let left = pool.scripts().available_permits().unwrap();
             assert_eq!(left, i64::from(free - expected), "taken once");
@@ -225,7 +255,7 @@ fn a_copy_that_comes_after_the_servers_memory_is_gone_changes_nothing() {
     assert_eq!(pool.send(&never_read), None, "past its time");
     thread::sleep(SHORT_MEMORY + A_LITTLE);
     let mut redis = pool.server.connection();
-    let keys: Vec<String> = redis::cmd("KEYS").arg("redlatch*").query(&mut redis).unwrap();
+    let keys: Vec<String> = redis::cmd("KEYS").arg("redlatch_request*").query(&mut redis).unwrap();
     assert_eq!(keys, Vec::<String>::new());
     for late in [&first, &copy, &never_read, &pool.scripts().abandon(kept)] {
         assert_eq!(pool.send(late), None);
@@ -240,7 +270,7 @@ fn a_call_that_stood_still_between_its_two_copies_says_that_it_does_not_know() {
     let far = route(&proxy.url());
     let scripts = SemaphoreScripts { route: &far, ..pool.scripts() };
     // From here on the server knows the script.
-    assert_eq!(scripts.try_acquire(pool.open(), 1, &[1]).unwrap().reply, 1);
+    assert_eq!(scripts.try_acquire(pool.open(), 1, &[1]).unwrap().reply.0, 1);
     let request_id = pool.open();
     proxy.on(Direction::Request, 1, Action::Silence, |bytes| {
         bytes.windows(4).any(|window| window == b"EVAL")

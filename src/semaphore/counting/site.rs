@@ -11,8 +11,8 @@ use crate::lease::{Cleanup, Debtor};
 use crate::local::permits::{PermitGate, PermitReply, RequestFailed, Source};
 use crate::observer::Kind;
 use crate::runtime::{Core, Member};
-use crate::scripts::semaphore::{REFUSED, SemaphoreScripts, released};
-use crate::scripts::{Replied, RequestId, Requests, SemaphoreKeys, Trouble};
+use crate::scripts::semaphore::{Marked, REFUSED, SemaphoreScripts, released};
+use crate::scripts::{Mark, Replied, RequestId, Requests, SemaphoreKeys, Trouble};
 use crate::waiting::Queued;
 
 /// One semaphore in one client.
@@ -21,6 +21,8 @@ pub(crate) struct SemaphoreSite {
     pub(super) name: Arc<str>,
     pub(super) route: Route,
     pub(super) channel: Arc<str>,
+    /// The key of the number's mark.
+    mark: Box<str>,
     pub(super) requests: Arc<Requests>,
     debt: Mutex<Debt>,
     gate: PermitGate<u32>,
@@ -59,6 +61,7 @@ impl SemaphoreSite {
         core.members.of::<Self>().get(name, |name| Self {
             route: core.route(&name),
             channel: SemaphoreKeys::channel(&name).into(),
+            mark: SemaphoreKeys::mark(&name).into(),
             requests: core.requests_of(&name),
             debt: Mutex::default(),
             gate: PermitGate::new(core.round_trip),
@@ -72,6 +75,7 @@ impl SemaphoreSite {
             route: &self.route,
             key: &self.name,
             channel: &self.channel,
+            mark: &self.mark,
             requests: &self.requests,
             acks: self.core.config.replica_acks,
         }
@@ -81,9 +85,10 @@ impl SemaphoreSite {
         self.requests.open_after(self.route.incarnation(), || self.core.id.next_number())
     }
 
-    /// The server has answered a request that changes how many permits are free by so many.
-    pub(super) fn applied(&self, request_id: RequestId, permits: i64) {
-        self.core.watchdog.applied(&self.name, &self.requests, request_id, permits);
+    /// The server has answered a request that changes how many permits are free by so many: it saw
+    /// this mark.
+    pub(super) fn applied(&self, request_id: RequestId, permits: i64, mark: Option<Mark>) {
+        self.core.watchdog.applied(&self.name, &self.requests, request_id, permits, mark);
     }
 
     /// Undoes a request that has failed, if it may have taken permits.
@@ -127,7 +132,7 @@ impl SemaphoreSite {
             return unacknowledged.unacknowledged(false);
         };
         if is_known {
-            self.applied(request_id, 0);
+            self.applied(request_id, 0, None);
             return unacknowledged.unacknowledged(true);
         }
         self.requests.close(request_id);
@@ -237,12 +242,14 @@ impl Source for SemaphoreSite {
     ) -> Result<PermitReply<u32>, RequestFailed> {
         let (request_id, asked) = (self.open(), self.route.incarnation());
         match self.scripts().try_acquire(request_id, clients, needs) {
-            Ok(Replied { reply: taken @ 1.., unacknowledged: Some(unacknowledged), .. }) => {
+            Ok(Replied {
+                reply: (taken @ 1.., _), unacknowledged: Some(unacknowledged), ..
+            }) => {
                 let error = self.take_back(request_id, asked, taken.into(), unacknowledged);
                 Err(RequestFailed { error, concerns_it_alone: false })
             }
-            Ok(Replied { reply: taken @ 1.., .. }) => {
-                self.applied(request_id, -i64::from(taken));
+            Ok(Replied { reply: (taken @ 1.., mark), .. }) => {
+                self.applied(request_id, -i64::from(taken), mark);
                 Ok(PermitReply::Given(taken))
             }
             Ok(_) => {
@@ -284,8 +291,8 @@ impl Debtor for SemaphoreSite {
         self.check_behind(request_id, outcome);
         let given = i64::try_from(permits).unwrap_or(i64::MAX);
         let unpaid = match released(outcome.clone(), &self.requests) {
-            Ok(_) => {
-                self.applied(request_id, given);
+            Ok((_, mark)) => {
+                self.applied(request_id, given, mark);
                 0
             }
             Err(trouble) if resent || matches!(trouble, Trouble::Unknown(_)) => {
@@ -340,13 +347,13 @@ struct Release {
 impl Release {
     fn settle(
         &self,
-        outcome: Result<Replied<Option<i64>>, Trouble>,
+        outcome: Result<Replied<Marked<Option<i64>>>, Trouble>,
         for_good: bool,
     ) -> Result<(), Error> {
         let site = &self.site;
         let trouble = match outcome {
-            Ok(Replied { reply: heard, unacknowledged, .. }) => {
-                site.applied(self.request_id, self.permits.into());
+            Ok(Replied { reply: (heard, mark), unacknowledged, .. }) => {
+                site.applied(self.request_id, self.permits.into(), mark);
                 let heard = heard.unwrap_or(0);
                 if heard == REFUSED {
                     site.route.lane().endpoint().health().lacks_publish();
@@ -452,6 +459,7 @@ mod tests {
         SemaphoreSite {
             route: core.route("pool"),
             channel: SemaphoreKeys::channel("pool").into(),
+            mark: SemaphoreKeys::mark("pool").into(),
             requests: Arc::new(requests),
             debt: Mutex::default(),
             gate: PermitGate::new(core.round_trip),
@@ -464,7 +472,7 @@ mod tests {
     fn take(site: &SemaphoreSite) -> (RequestId, u64) {
         assert!(site.scripts().set_permits(site.open(), 5).unwrap());
         let (request_id, asked) = (site.open(), site.route.incarnation());
-        assert_eq!(site.scripts().try_acquire(request_id, 1, &[3]).unwrap().reply, 3);
+        assert_eq!(site.scripts().try_acquire(request_id, 1, &[3]).unwrap().reply.0, 3);
         (request_id, asked)
     }
 

@@ -1,0 +1,189 @@
+//! What tells a semaphore from the one made anew under its name: at a failover or a restart a client
+//! repeats its changes of the one, and none at the other.
+
+use super::*;
+
+fn mark_of(server: &Server, name: &str) -> Option<String> {
+    server.connection().get(format!("redlatch_mark:{{{name}}}")).unwrap()
+}
+
+fn through(proxy: &Proxy) -> Client {
+    let builder = Client::builder(&proxy.url()).watchdog_timeout(LONG);
+    builder.connections(1).connect().unwrap()
+}
+
+/// How many clients' requests for this semaphore the server remembers, with their slots.
+fn records(server: &Server, name: &str) -> usize {
+    let keys: Vec<String> =
+        server.connection().keys(format!("redlatch_request:{{{name}}}:*")).unwrap();
+    keys.len()
+}
+
+fn copy(from: &Server, to: &Server, keys: &[&str]) {
+    for key in keys {
+        let value: String = from.connection().get(key).unwrap();
+        let () = to.connection().set(key, value).unwrap();
+    }
+}
+
+/// Leads this client to another server, and waits until that has heard of its changes. Returns how
+/// many permits are free there then.
+fn moved(client: &Client, [old, new]: [&Server; 2], proxy: &Proxy, name: &str) -> i64 {
+    let before = records(new, name);
+    proxy.lead_to(new);
+    old.kill();
+    // A question brings it there.
+    let another = client.semaphore("another");
+    wait_until("the server is told", SOON, || {
+        let _ = another.available_permits();
+        records(new, name) > before
+    });
+    new.connection().get(name).unwrap()
+}
+
+/// A client whose permits are gone with the server's data comes back when the semaphore is there
+/// again.
+#[test]
+fn a_semaphore_made_anew_on_an_empty_server_loses_no_permit_to_a_slow_client() {
+    let _bounded = bounded();
+    let ways: [fn(&Semaphore); 5] = [
+        |it| assert!(it.try_set_permits(4).unwrap()),
+        |it| assert!(it.try_set_permits_for(4, LONG).unwrap()),
+        |it| it.set_permits(4).unwrap(),
+        |it| it.add_permits(4).unwrap(),
+        |it| it.release_many(4).unwrap(),
+    ];
+    for (at, make) in ways.iter().enumerate() {
+        let (old, new) = (server(), server());
+        let proxy = Proxy::before(&old);
+        let slow = through(&proxy);
+        let semaphore = semaphore(&slow, "emptied", 4);
+        semaphore.acquire_many(2).unwrap().forget();
+        make(&client(&new).semaphore("emptied"));
+        let free = moved(&slow, [&old, &new], &proxy, "emptied");
+        assert_eq!(free, 4, "way {at}");
+        // Its next change counts.
+        semaphore.acquire_many(3).unwrap().forget();
+        stays(&new, "emptied", 1);
+    }
+}
+
+/// Not the request's record but the mark says that it is the same semaphore.
+#[test]
+fn a_promoted_replica_without_a_slots_first_take_is_told_of_it() {
+    let _bounded = bounded();
+    let (old, new) = (server(), server());
+    let proxy = Proxy::before(&old);
+    let client = through(&proxy);
+    let _ = semaphore(&self::client(&old), "first", 4);
+    copy(&old, &new, &["first", "redlatch_mark:{first}"]);
+    let permit = client.semaphore("first").acquire_many(3).unwrap();
+    assert_eq!(moved(&client, [&old, &new], &proxy, "first"), 1);
+    permit.release().unwrap();
+    stays(&new, "first", 4);
+}
+
+/// Redisson's `delete()` is a plain `DEL`, which leaves the mark behind.
+#[test]
+fn a_semaphore_that_redisson_removed_and_ours_made_anew_is_another_one() {
+    let _bounded = bounded();
+    let (old, new) = (server(), server());
+    let proxy = Proxy::before(&old);
+    let slow = through(&proxy);
+    semaphore(&slow, "again", 4).acquire_many(2).unwrap().forget();
+    let first = mark_of(&old, "again");
+    let () = old.connection().del("again").unwrap();
+    assert!(first.is_some() && mark_of(&old, "again") == first);
+    let other = client(&old);
+    let _ = semaphore(&other, "again", 4);
+    assert_ne!(mark_of(&old, "again"), first);
+    // All but the slow client's record.
+    copy(&old, &new, &["again", "redlatch_mark:{again}"]);
+    assert_eq!(moved(&slow, [&old, &new], &proxy, "again"), 4);
+}
+
+/// The reply to the request is lost, and its copy is answered by the record.
+#[test]
+fn a_change_that_a_copy_was_told_of_is_repeated_as_any_other() {
+    let _bounded = bounded();
+    let (old, new) = (server(), server());
+    let proxy = Proxy::before(&old);
+    let client = through(&proxy);
+    let _ = semaphore(&self::client(&old), "copied", 4);
+    copy(&old, &new, &["copied", "redlatch_mark:{copied}"]);
+    let taking = client.semaphore("copied");
+    // From here on the server knows the script.
+    assert!(taking.try_acquire_many(5).unwrap().is_none());
+    on_acquire(&proxy, "copied", 1, Action::LoseReply);
+    let permit = taking.acquire_many(3).unwrap();
+    assert_eq!(proxy.fired(), 1);
+    stays(&old, "copied", 1);
+    assert_eq!(moved(&client, [&old, &new], &proxy, "copied"), 1);
+    permit.forget();
+}
+
+#[test]
+fn a_mark_lives_as_long_as_its_number() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let mut redis = server.connection();
+    let (key, mark) = ("brief", "redlatch_mark:{brief}");
+    let mut both = || {
+        let ends = |key| redis::cmd("PEXPIRETIME").arg(key).query(&mut redis).unwrap();
+        let ends: [i64; 2] = [key, mark].map(ends);
+        assert_eq!(ends[0], ends[1]);
+        ends[0]
+    };
+    let semaphore = client.semaphore(key);
+    assert!(semaphore.try_set_permits_for(3, LONG).unwrap());
+    let made = both();
+    assert!(made > 0);
+    semaphore.set_permits(5).unwrap();
+    semaphore.acquire().unwrap().release().unwrap();
+    assert_eq!(both(), made);
+    assert!(semaphore.expire(Some(2 * LONG)).unwrap());
+    assert!(both() > made);
+    assert!(semaphore.expire(None).unwrap());
+    assert_eq!(both(), -1);
+    assert!(semaphore.delete().unwrap());
+    assert_eq!(both(), -2, "both are gone");
+    assert!(!semaphore.expire(Some(LONG)).unwrap());
+    // Redisson made it, or a client without marks.
+    let mut redis = server.connection();
+    let () = redis.pset_ex(key, 3, 600_000).unwrap();
+    semaphore.acquire().unwrap().forget();
+    assert!(both() > 0);
+    assert_eq!(redis.get::<_, i64>(key).unwrap(), 2);
+    // The mark alone is no semaphore.
+    let () = redis.del(key).unwrap();
+    assert!(!semaphore.expire(None).unwrap());
+}
+
+#[test]
+fn each_change_of_a_number_without_a_mark_makes_one_and_others_keep_it() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let changes: [fn(&Semaphore); 5] = [
+        |it| it.acquire().unwrap().forget(),
+        |it| it.release().unwrap(),
+        |it| it.add_permits(-1).unwrap(),
+        |it| it.set_permits(3).unwrap(),
+        |it| assert!(it.drain_permits().unwrap() > 0),
+    ];
+    for (at, change) in changes.iter().enumerate() {
+        let name = &format!("unmarked {at}");
+        let () = server.connection().set(name, 3).unwrap();
+        let semaphore = client.semaphore(name);
+        assert!(!semaphore.try_set_permits(4).unwrap());
+        assert!(semaphore.try_acquire_many(9).unwrap().is_none());
+        assert_eq!(mark_of(&server, name), None, "nothing was changed");
+        change(&semaphore);
+        let mark = mark_of(&server, name);
+        assert!(mark.is_some(), "change {at}");
+        semaphore.set_permits(3).unwrap();
+        changes.iter().for_each(|change| change(&semaphore));
+        assert_eq!(mark_of(&server, name), mark);
+    }
+}
