@@ -15,17 +15,18 @@
 //! kill         the lock is lost
 //! ```
 //!
-//! It answers `started PID` or `failed STATUS WHY`, and then `ended STATUS LOST FAILED`. `PID` has not
-//! become the command then, but waits for its stdin, which it gets when the lock is certain and this
-//! process has left its group.
+//! It answers `started PID` or `failed STATUS WHY`. `PID` has not become the command then, but
+//! waits for its stdin, which it gets when the lock is certain and this process has left its
+//! group. When the command has ended and its group is killed, it says `ended STATUS LOST FAILED`.
+//! Then it reaps them, and ends when all of them are dead.
 
 use std::ffi::OsString;
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Result, Write as _};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
-use std::process::{Child, ExitCode, ExitStatus};
+use std::os::unix::process::CommandExt as _;
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -34,7 +35,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::process::{
     Pid, Signal, WaitId, WaitIdOptions, WaitOptions, getpgid, kill_process, kill_process_group,
-    setpgid, setpriority_pgrp, setpriority_process, setsid, waitid, waitpgid, waitpid,
+    setpgid, setpriority_pgrp, setpriority_process, setsid, waitid, waitpid,
 };
 use rustix::time::{ClockId, clock_gettime};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
@@ -73,14 +74,29 @@ pub(crate) fn signals() -> impl Iterator<Item = i32> {
     all.into_iter().filter(move |signal| mask & (1 << (signal - 1)) == 0)
 }
 
-/// The status of a process, as a shell has it.
-fn status(status: ExitStatus) -> u8 {
-    let code = status.code().or_else(|| Some(128 + status.signal()?));
-    code.and_then(|code| u8::try_from(code).ok()).unwrap_or(SOFTWARE)
+/// Waits for a child's end. Returns its status, as a shell has it. `None`: there is no such child.
+pub(crate) fn wait(child: WaitId<'_>, options: WaitIdOptions) -> Option<u8> {
+    let ended = loop {
+        match waitid(child.clone(), options | WaitIdOptions::EXITED) {
+            Err(Errno::INTR) => {}
+            ended => break ended.ok()??,
+        }
+    };
+    let code = ended.exit_status().or_else(|| Some(128 + ended.terminating_signal()?));
+    Some(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(SOFTWARE))
+}
+
+/// Reaps the command and its group, which are killed. Returns the command's status, if it was not
+/// reaped before.
+pub(crate) fn reap(command: Pid, in_terminal: bool) -> Option<u8> {
+    let status = wait(WaitId::Pid(command), WaitIdOptions::empty());
+    // In a terminal nobody has killed the others of a group that the command has made.
+    let group = WaitId::Pgid(Some(command));
+    while !in_terminal && wait(group.clone(), WaitIdOptions::empty()).is_some() {}
+    status
 }
 
 struct Guardian {
-    child: Child,
     pid: Pid,
     /// In a terminal's group: only the command itself is signalled, since the group may have others.
     in_terminal: bool,
@@ -154,8 +170,7 @@ fn guard(mut words: impl Iterator<Item = OsString>) -> Option<()> {
         Ok((lines, ended)) => (Some(BufReader::new(lines)), ended),
         Err(error) => return failed(SOFTWARE, format!("no guardian: {error}")),
     };
-    let guardian = Guardian {
-        child,
+    let mut guardian = Guardian {
         pid,
         in_terminal: terminal > 0,
         cgroup,
@@ -170,8 +185,12 @@ fn guard(mut words: impl Iterator<Item = OsString>) -> Option<()> {
         asked_to_end: false,
         lost: false,
     };
-    let (status, lost, failed) = guardian.guard(&ended);
-    tell(&socket, format!("ended {status} {lost} {failed}\n"))
+    guardian.guard(&ended);
+    let (status, lost, failed) = guardian.ended();
+    tell(&socket, format!("ended {status} {lost} {failed}\n"));
+    guardian.cgroup.inspect(|cgroup| cgroup.end());
+    reap(pid, terminal > 0);
+    Some(())
 }
 
 /// Lets this process, and the threads that it starts from here on, not wait for their turn.
@@ -199,17 +218,15 @@ fn tell(mut socket: &UnixStream, line: String) -> Option<()> {
 fn watch(pid: Pid) -> Result<UnixStream> {
     let (ended, its) = UnixStream::pair()?;
     let watch = move || {
-        let how = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
-        while matches!(waitid(WaitId::Pid(pid), how), Err(Errno::INTR) | Ok(None)) {}
+        wait(WaitId::Pid(pid), WaitIdOptions::NOWAIT);
         drop(its);
     };
     thread::Builder::new().name("watch".to_owned()).spawn(watch).map(|_| ended)
 }
 
 impl Guardian {
-    /// Returns when the command has ended and its group is dead: its status, whether it was stopped
-    /// since the lock ends, and whether it could not begin.
-    fn guard(mut self, ended: &UnixStream) -> (u8, bool, bool) {
+    /// Returns when the command has ended.
+    fn guard(&mut self, ended: &UnixStream) {
         loop {
             self.hear();
             let now = clock();
@@ -231,23 +248,23 @@ impl Guardian {
             polled.extend(self.lines.as_ref().map(|it| PollFd::new(it.get_ref(), PollFlags::IN)));
             let _interrupted = poll(&mut polled, wait.try_into().ok().as_ref());
             if !polled[0].revents().is_empty() {
-                break;
+                return;
             }
             self.reap_orphans();
         }
-        // Others of the group may live on, and the lock is about to be free.
+    }
+
+    /// Kills the rest of the group. Returns the status of the command, whether it was stopped since
+    /// the lock ends, and whether it could not begin.
+    fn ended(&mut self) -> (u8, bool, bool) {
+        // The lock is about to be free. The number is still the group's: the command is not reaped.
         if !self.in_terminal {
             self.kill_group();
         }
-        self.cgroup.as_ref().inspect(|cgroup| cgroup.end());
-        let ended = self.child.wait().map_or(SOFTWARE, status);
-        if !self.in_terminal {
-            let reap = || waitpgid(self.pid, WaitOptions::empty());
-            while matches!(reap(), Ok(Some(_)) | Err(Errno::INTR)) {}
-        }
+        let status = wait(WaitId::Pid(self.pid), WaitIdOptions::NOWAIT).unwrap_or(SOFTWARE);
         // The other end is closed: a command does not inherit it.
-        let failed = matches!(self.start.read(&mut [0]), Ok(1..));
-        (ended, self.lost, failed)
+        let failed = self.stdin.is_some() || matches!(self.start.read(&mut [0]), Ok(1..));
+        (status, self.lost, failed)
     }
 
     /// Orphans of the command's are children of this process, and no other one would reap them.

@@ -6,6 +6,7 @@ mod cgroup;
 mod guardian;
 mod held;
 mod manual;
+mod process;
 mod run;
 mod start;
 mod top;

@@ -15,11 +15,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 use redlatch::{CancelToken, ErrorKind, Wait};
 use rustix::fs::{Access, access};
-use rustix::io::Errno;
 use rustix::net::{SendFlags, send};
-use rustix::process::{
-    Pid, Signal, WaitOptions, getpgrp, kill_process, kill_process_group, waitpgid, waitpid,
-};
+use rustix::process::{Pid, Signal, getpgrp, kill_process, kill_process_group};
 use signal_hook::consts::SIGTERM;
 use signal_hook::iterator::Signals;
 
@@ -27,6 +24,7 @@ use crate::args::{Args, Run};
 use crate::cgroup::Cgroup;
 use crate::guardian::{self, clock};
 use crate::held::Held;
+use crate::process::Process;
 use crate::start;
 use crate::trouble::{CANNOT_RUN, LOST, NOT_FOUND, SOFTWARE, TOO_LONG, Trouble, USAGE, say};
 
@@ -37,13 +35,14 @@ const GRACE: Duration = Duration::from_secs(5);
 const MARGIN: Duration = Duration::from_secs(2);
 /// How often the group is killed if the guardian is stopped.
 const AGAIN: Duration = Duration::from_millis(5);
+/// How late the guardian may be. One that is stopped is killed then.
+const LATE: Duration = Duration::from_secs(1);
 
 /// Takes the lock, runs the command, and returns the status.
 pub(crate) fn run(args: &Args, run: &Run) -> Result<u8, Trouble> {
     let job = Job::of(run)?;
-    let grace = run.kill_grace.unwrap_or_else(|| GRACE.min(run.lease / 4));
     // A renewal has to arrive before the command would be told to end.
-    if grace.saturating_add(margin(run)) > run.lease / 2 {
+    if grace(run).saturating_add(margin(run)) > run.lease / 2 {
         let message = "the grace time is too long for the lease: it may be two fifths of it";
         return Err(Trouble::new(USAGE, message));
     }
@@ -76,14 +75,16 @@ pub(crate) fn run(args: &Args, run: &Run) -> Result<u8, Trouble> {
     held.check(run.lease / 2)?;
     let lost = events.clone();
     held.on_lost(move |_| drop(lost.send(Event::Lost)));
-    let mut work = Work::start(&job, run, &held, client.id(), grace, events)?;
-    let ended = work.see_through(run, &held, &told)?;
-    if ended == LOST && work.lost {
+    let mut work = Work::start(&job, run, &held, client.id(), events)?;
+    work.begin(&held)?;
+    let ended = work.see_through(run, &held, &told);
+    if work.lost {
         say(format_args!("{} was lost, and the command stopped", job.name));
         // There is nothing to release, and a client's end may wait for a server that is away.
         std::process::exit(LOST.into());
     }
-    let least = run.hold_at_least.filter(|_| !work.unbegun);
+    let ended = ended?;
+    let least = run.hold_at_least.filter(|_| work.has_begun());
     let until = least.and_then(|least| had.checked_add(least));
     while let Some(left) = until.and_then(|until| until.checked_duration_since(Instant::now())) {
         if let Ok(Event::Signal(_) | Event::Lost) = told.recv_timeout(left) {
@@ -100,6 +101,10 @@ pub(crate) fn run(args: &Args, run: &Run) -> Result<u8, Trouble> {
         }
         Ok(()) => Ok(ended),
     }
+}
+
+fn grace(run: &Run) -> Duration {
+    run.kill_grace.unwrap_or_else(|| GRACE.min(run.lease / 4))
 }
 
 fn margin(run: &Run) -> Duration {
@@ -256,32 +261,36 @@ struct Work {
     socket: UnixStream,
     in_terminal: bool,
     cgroup: Option<Cgroup>,
-    /// The command, once it has started.
-    pid: Option<Pid>,
+    /// The process that becomes the command. The guardian does not reap it before it says `ended`.
+    command: Option<Process>,
+    /// The guardian's last word: the command's status, or why there is none.
+    said: Option<Result<u8, Trouble>>,
     /// Until when the guardian knows the lock to be certain.
     until: u64,
     lost: bool,
     /// The command could not begin.
-    unbegun: bool,
+    failed: bool,
+}
+
+fn no_guardian(error: std::io::Error) -> Trouble {
+    Trouble::new(SOFTWARE, format!("no guardian: {error}"))
 }
 
 impl Work {
+    /// Starts the guardian, which waits for the command's stdin.
     fn start(
         job: &Job,
         run: &Run,
         held: &Held,
         client: &str,
-        grace: Duration,
         events: Sender<Event>,
     ) -> Result<Self, Trouble> {
-        let failed =
-            |error: std::io::Error| Trouble::new(SOFTWARE, format!("no guardian: {error}"));
-        let (socket, its) = UnixStream::pair().map_err(failed)?;
+        let (socket, its) = UnixStream::pair().map_err(no_guardian)?;
         let in_terminal = std::io::stdin().is_terminal();
         let group = if in_terminal { getpgrp().as_raw_nonzero().get() } else { 0 };
         let mut command = start::this_program();
         command.arg(guardian::ARGUMENT);
-        command.arg(grace.as_nanos().to_string()).arg(margin(run).as_nanos().to_string());
+        command.arg(grace(run).as_nanos().to_string()).arg(margin(run).as_nanos().to_string());
         command.arg(group.to_string()).arg(if run.cgroup { client } else { "" });
         command.arg(&job.program).args(&job.words);
         command.env("REDLATCH_NAME", &job.name).env("REDLATCH_OWNER", client);
@@ -297,18 +306,21 @@ impl Work {
         // If the guardian is killed, its children are this process's.
         #[cfg(target_os = "linux")]
         rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
-            .map_err(|error| failed(error.into()))?;
-        let guardian = command.spawn().map_err(failed)?;
+            .map_err(|error| no_guardian(error.into()))?;
+        let guardian = command.spawn().map_err(no_guardian)?;
         // Its end of the socket is the guardian's alone: its end is the guardian's.
         drop(command);
         let cgroup = run.cgroup.then(|| Cgroup::of(client).ok()).flatten();
-        let (pid, until, lost, unbegun) = (None, 0, false, false);
-        let mut work = Self { guardian, socket, in_terminal, cgroup, pid, until, lost, unbegun };
-        listen(&work.socket, events).map_err(failed)?;
-        // The last thing that can fail: with it the command may begin.
-        start::send_stdin(&work.socket, std::io::stdin()).map_err(failed)?;
-        work.tell_deadline(held);
-        Ok(work)
+        listen(&socket, events).map_err(no_guardian)?;
+        let (command, said, until, lost, failed) = (None, None, 0, false, false);
+        Ok(Self { guardian, socket, in_terminal, cgroup, command, said, until, lost, failed })
+    }
+
+    /// With this the command may begin.
+    fn begin(&mut self, held: &Held) -> Result<(), Trouble> {
+        start::send_stdin(&self.socket, std::io::stdin()).map_err(no_guardian)?;
+        self.tell_deadline(held);
+        Ok(())
     }
 
     fn tell(&self, line: &str) {
@@ -330,7 +342,7 @@ impl Work {
         }
     }
 
-    /// Waits for the command's end. Returns the status.
+    /// Waits until the command has ended and its group is dead. Returns the status.
     fn see_through(
         &mut self,
         run: &Run,
@@ -342,16 +354,18 @@ impl Work {
         let margin = margin(run) / 2;
         let mut stops = run.max_hold.and_then(|longest| Instant::now().checked_add(longest));
         let mut is_stopped = false;
+        // Until then the guardian has to end after the command. Is it killed here?
+        let (mut late, mut given_up) = (None, false);
         loop {
             let wait = stops.map_or(tick, |at| at.saturating_duration_since(Instant::now()));
             let left = held.remaining().saturating_sub(margin);
-            match told.recv_timeout(wait.min(tick).min(left.max(AGAIN))) {
-                Ok(Event::Said(line)) => {
-                    let Some(status) = self.hear(line.trim_end())? else { continue };
-                    let _reaped = self.guardian.wait();
-                    let status = if is_stopped { TOO_LONG } else { status };
-                    return Ok(if self.lost { LOST } else { status });
+            match told.recv_timeout(wait.min(tick).min(left).max(AGAIN)) {
+                Ok(Event::Said(line)) if line.is_empty() => {
+                    let status = self.take_over(given_up);
+                    let is_stopped = is_stopped && (given_up || status.is_ok());
+                    return if is_stopped { Ok(TOO_LONG) } else { status };
                 }
+                Ok(Event::Said(line)) => self.hear(line.trim_end()),
                 // A terminal's other signals are the command's already.
                 Ok(Event::Signal(signal)) if !self.in_terminal || signal == SIGTERM => {
                     self.tell(&format!("signal {signal}\n"));
@@ -363,62 +377,87 @@ impl Work {
                 Ok(Event::Signal(_)) | Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => thread::sleep(tick),
             }
-            if stops.is_some_and(|at| Instant::now() >= at) {
-                (stops, is_stopped) = (None, true);
+            let now = Instant::now();
+            if self.has_ended() {
+                stops = None;
+                given_up |= now >= *late.get_or_insert(now + LATE);
+            } else if stops.is_some_and(|at| now >= at) {
+                // The guardian ends the command within the grace time, unless it is stopped itself.
+                given_up |= std::mem::replace(&mut is_stopped, true);
+                stops = now.checked_add(grace(run) + LATE);
                 self.tell("stop\n");
             }
             if held.remaining() <= margin {
                 // The guardian has done so, unless it is stopped, or has not begun.
-                if std::mem::replace(&mut self.lost, true) {
-                    let _ends = self.guardian.kill();
-                } else {
-                    self.tell("kill\n");
-                }
+                given_up |= std::mem::replace(&mut self.lost, true);
+                self.tell("kill\n");
                 self.kill();
             } else {
                 self.tell_deadline(held);
             }
+            if given_up {
+                // Its children are this process's then.
+                let _ends = self.guardian.kill();
+            }
         }
     }
 
-    /// The guardian is dead: its children are this process's, which ends them. Without a `pid` the
-    /// command has not begun, and does not.
-    fn take_over(&mut self) {
-        let _reaped = self.guardian.wait();
-        self.kill();
-        self.cgroup.as_ref().inspect(|cgroup| cgroup.end());
-        if let Some(pid) = self.pid {
-            while matches!(waitpgid(pid, WaitOptions::empty()), Ok(Some(_)) | Err(Errno::INTR)) {}
-            while matches!(waitpid(Some(pid), WaitOptions::empty()), Err(Errno::INTR)) {}
+    /// Also if the guardian is stopped, and does not say so.
+    fn has_ended(&self) -> bool {
+        self.said.is_some() || self.command.as_ref().is_some_and(Process::has_ended)
+    }
+
+    /// Whether the command has begun, as far as anybody knows.
+    fn has_begun(&self) -> bool {
+        self.command.is_some() && !self.failed
+    }
+
+    /// The guardian is dead. Unless it has seen to all, its children are this process's, which ends
+    /// them. Without a `command` none has begun, and none does.
+    fn take_over(&mut self, given_up: bool) -> Result<u8, Trouble> {
+        let has_reaped = self.guardian.wait().is_ok_and(|status| status.success());
+        let mut status = None;
+        if !has_reaped || !matches!(self.said, Some(Ok(_))) {
+            self.kill();
+            self.cgroup.as_ref().inspect(|cgroup| cgroup.end());
+            let reap = |command: &Process| guardian::reap(command.pid, self.in_terminal);
+            status = self.command.as_ref().and_then(reap);
+        }
+        match (self.said.take(), status) {
+            (Some(said), _) => said,
+            // Of its own, or of the kill here: the guardian's own end kills the command, too.
+            (None, Some(status)) if given_up => Ok(status),
+            (None, _) => Err(Trouble::new(SOFTWARE, "the guardian was killed, and the command")),
         }
     }
 
-    /// Reads a line of the guardian's: the command's status, if it has ended.
-    fn hear(&mut self, line: &str) -> Result<Option<u8>, Trouble> {
-        let gone = format!("failed {SOFTWARE} the guardian was killed, and the command");
-        let mut words = if line.is_empty() { &gone } else { line }.splitn(3, ' ');
+    /// Reads a line of the guardian's.
+    fn hear(&mut self, line: &str) {
+        let mut words = line.splitn(3, ' ');
         let (what, number, rest) = (words.next(), words.next(), words.next().unwrap_or_default());
         let number = number.and_then(|number| number.parse::<i32>().ok()).unwrap_or(0);
         let status = u8::try_from(number).unwrap_or(SOFTWARE);
         match what {
-            Some("started") => self.pid = Pid::from_raw(number),
-            Some("failed") => {
-                self.take_over();
-                return if self.lost { Ok(Some(LOST)) } else { Err(Trouble::new(status, rest)) };
-            }
+            // If it was reaped since, the next line says so.
+            Some("started") => self.command = Pid::from_raw(number).map(Process::of),
+            Some("failed") => self.said = Some(Err(Trouble::new(status, rest))),
             Some("ended") => {
                 self.lost |= rest.starts_with("true");
-                self.unbegun = rest.ends_with(" true");
-                return Ok(Some(status));
+                self.failed = rest.ends_with(" true");
+                self.said = Some(Ok(status));
             }
             _ => {}
         }
-        Ok(None)
     }
 
     fn kill(&self) {
         self.cgroup.as_ref().inspect(|cgroup| cgroup.kill());
-        let Some(pid) = self.pid else { return };
+        // Its number may be another's as soon as it is reaped. The guardian has killed its group by
+        // then.
+        let Some(Process { pid, .. }) = self.command else { return };
+        if matches!(self.said, Some(Ok(_))) {
+            return;
+        }
         // It may have left its group.
         let _sent = kill_process(pid, Signal::KILL);
         if !self.in_terminal {

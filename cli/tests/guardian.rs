@@ -147,6 +147,49 @@ fn without_threads_or_processes_nothing_panics_and_no_command_runs_without_the_l
     }
 }
 
+fn guardian(running: &Running) -> i32 {
+    stat(running.command).unwrap().1
+}
+
+/// Stops the guardian, and lets `end` happen. Returns the status of `redlatch run`. The command's
+/// group has to be dead when another client gets the lock.
+fn with_a_stopped_guardian(options: &[&str], script: &str, end: impl Fn(&Running)) -> Option<i32> {
+    let server = server();
+    let url = server.url();
+    if options.contains(&"--cgroup") && ends(&url, &["run", "--cgroup", "orders", "true"]).0 != 0 {
+        eprintln!("no cgroup can be made here");
+        return with_a_stopped_guardian(&[], script, end);
+    }
+    let script = format!("(trap '' TERM; echo on; exec sleep 60) & {script}");
+    let mut running = start(&url, options, "orders", &script);
+    assert_eq!(running.line(), "on");
+    let (command, lock) = (running.command, client(&server).reentrant_lock("orders"));
+    let other = thread::spawn(move || lock.lock().map(|_guard| alive(command)).unwrap());
+    wait_in_line(&client(&server), "orders", 1);
+    kill(guardian(&running), Signal::STOP);
+    end(&running);
+    let status = running.ends();
+    assert_eq!(other.join().unwrap(), []);
+    assert_eq!(members(command), [], "{options:?}");
+    status
+}
+
+#[test]
+fn with_a_stopped_guardian_the_run_ends_with_its_command_and_with_its_status() {
+    let options: [&[&str]; 4] = [&[], &["--max-hold", "1h"], &["--cgroup"], &["--lease", "1h"]];
+    for options in options {
+        let script = "trap 'exit 7' TERM; while :; do sleep 0.05; done";
+        let end = |it: &Running| kill(it.command, Signal::TERM);
+        assert_eq!(with_a_stopped_guardian(options, script, end), Some(7), "{options:?}");
+    }
+}
+
+#[test]
+fn with_a_stopped_guardian_max_hold_ends_a_command_that_goes_on() {
+    let options = ["--max-hold", "2", "-k", "0.3"];
+    assert_eq!(with_a_stopped_guardian(&options, "exec sleep 60", |_| ()), Some(124));
+}
+
 /// The folder of the cgroup (version 2) of a command that runs.
 fn cgroup(running: &Running) -> PathBuf {
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
@@ -164,7 +207,6 @@ fn a_cgroup_is_of_one_run_alone_and_is_gone_at_its_end() {
         eprintln!("left out: no cgroup can be made here");
         return;
     }
-    let guardian = |it: &Running| stat(it.command).unwrap().1;
     type Ending<'a> = (&'a str, &'a dyn Fn(&Running), Option<i32>);
     let endings: [Ending<'_>; 6] = [
         ("the command ends", &|it| kill(it.command, Signal::TERM), Some(143)),

@@ -110,6 +110,8 @@ enum Fault {
     KillGuardian,
     /// The guardian is killed, within the first moments: perhaps before it could say anything.
     KillGuardianAtOnce,
+    /// The guardian is stopped, and the command ends.
+    StopGuardianAndKillCommand,
     /// Nothing arrives any more.
     Freeze,
     /// The connections are closed, and new ones refused.
@@ -118,7 +120,7 @@ enum Fault {
     MaxHold,
 }
 
-const FAULTS: [Fault; 11] = [
+const FAULTS: [Fault; 12] = [
     Fault::KillAtOnce,
     Fault::Kill,
     Fault::Stop,
@@ -126,6 +128,7 @@ const FAULTS: [Fault; 11] = [
     Fault::KillCommand,
     Fault::KillGuardian,
     Fault::KillGuardianAtOnce,
+    Fault::StopGuardianAndKillCommand,
     Fault::Freeze,
     Fault::Cut,
     Fault::StopServer,
@@ -198,6 +201,10 @@ impl<'a> Round<'a> {
             }
             Fault::KillCommand => send(command, Signal::KILL),
             Fault::KillGuardian => send(Pid::from_raw(guardian).unwrap(), Signal::KILL),
+            Fault::StopGuardianAndKillCommand => {
+                send(Pid::from_raw(guardian).unwrap(), Signal::STOP);
+                send(command, Signal::KILL);
+            }
             Fault::Freeze => self.proxy.freeze(),
             Fault::Cut => {
                 self.proxy.refuse();

@@ -73,6 +73,16 @@ impl Running {
         kill_process(Pid::from_child(&self.wrapper), signal).unwrap();
     }
 
+    /// The status of one that must end by itself.
+    pub(crate) fn ends(mut self) -> Option<i32> {
+        let mut ended = None;
+        wait_until("it ends", SOON, || {
+            ended = self.wrapper.try_wait().unwrap();
+            ended.is_some()
+        });
+        ended.unwrap().code()
+    }
+
     pub(crate) fn status(mut self) -> Option<i32> {
         self.wrapper.wait().unwrap().code()
     }
