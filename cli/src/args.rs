@@ -137,9 +137,10 @@ pub(crate) struct Run {
     /// How long others wait for the lock if this machine dies. It is renewed while the command runs.
     #[arg(long, value_parser = duration, value_name = "TIME", default_value = "30")]
     pub(crate) lease: Duration,
-    /// Keeps the lock for this long at least, if the command can be run at all: with -n, "once a
-    /// minute on one of all machines".
-    #[arg(long, value_parser = duration, value_name = "TIME")]
+    /// The lock stays taken for this long at least, if the command can be run at all: with -n,
+    /// "once a minute on one of all machines". The server keeps it, even if this process or the
+    /// machine ends sooner.
+    #[arg(long, value_parser = duration, value_name = "TIME", conflicts_with = "permits")]
     pub(crate) hold_at_least: Option<Duration>,
     /// Stops the command after this time, with status 124.
     #[arg(long, value_parser = duration, value_name = "TIME")]

@@ -8,14 +8,31 @@ use crate::args::Run;
 
 /// See the module.
 pub(crate) enum Held {
-    Lock(LockGuard, Option<u64>),
+    Lock(Box<Levels>),
     Permit(ExpirablePermit),
 }
+
+/// The levels that this thread has taken of a lock.
+pub(crate) struct Levels {
+    /// The watched one.
+    guard: LockGuard,
+    token: Option<u64>,
+    again: Again,
+    /// The one with a fixed lease.
+    raised: Option<LockGuard>,
+}
+
+/// Takes one more level, with this lease. With `true` the lock stays taken for as long, whatever
+/// becomes of the levels. The server is asked only if its lease is shorter.
+type Again = Box<dyn Fn(Duration, bool) -> Result<Option<LockGuard>, Error>>;
 
 macro_rules! each {
     ($held:expr, $it:ident => $what:expr) => {
         match $held {
-            Held::Lock($it, _) => $what,
+            Held::Lock(levels) => {
+                let $it = &levels.guard;
+                $what
+            }
             Held::Permit($it) => $what,
         }
     };
@@ -35,26 +52,37 @@ impl Held {
             return Ok(semaphore.acquire_within(wait)?.map(Self::Permit));
         }
         if run.fenced {
-            let guard = client.fenced_lock(name).lock_within(wait)?;
-            return Ok(guard.map(|guard| {
-                let token = guard.token().get();
-                Self::Lock(guard.into(), Some(token))
-            }));
+            let lock = client.fenced_lock(name);
+            let Some(guard) = lock.lock_within(wait)? else { return Ok(None) };
+            let token = guard.token().get();
+            return Ok(Some(Self::of(lock, guard.into(), Some(token))));
         }
-        let lock: Box<dyn Lock> = if run.shared {
-            Box::new(client.read_write_lock(name).read().clone())
+        if run.shared {
+            Self::lock(client.read_write_lock(name).read().clone(), wait)
         } else if run.exclusive {
-            Box::new(client.read_write_lock(name).write().clone())
+            Self::lock(client.read_write_lock(name).write().clone(), wait)
         } else if run.fair {
-            Box::new(client.fair_lock(name))
+            Self::lock(client.fair_lock(name), wait)
         } else {
-            Box::new(client.reentrant_lock(name))
-        };
-        Ok(lock.lock_within(wait)?.map(|guard| Self::Lock(guard, None)))
+            Self::lock(client.reentrant_lock(name), wait)
+        }
+    }
+
+    fn lock(lock: impl Lock + 'static, wait: Wait<'_>) -> Result<Option<Self>, Error> {
+        let guard = Lock::lock_within(&lock, wait)?;
+        Ok(guard.map(|guard| Self::of(lock, guard, None)))
+    }
+
+    fn of(lock: impl Lock + 'static, guard: LockGuard, token: Option<u64>) -> Self {
+        let again: Again = Box::new(move |lease, stays| {
+            let lock = lock.with_lease(lease);
+            if stays { lock.with_hold_at_least(lease).try_lock() } else { lock.try_lock() }
+        });
+        Self::Lock(Box::new(Levels { guard, token, again, raised: None }))
     }
 
     pub(crate) fn token(&self) -> Option<u64> {
-        if let Self::Lock(_, token) = self { *token } else { None }
+        if let Self::Lock(levels) = self { levels.token } else { None }
     }
 
     pub(crate) fn remaining(&self) -> Duration {
@@ -69,9 +97,43 @@ impl Held {
         each!(self, held => held.on_lost(callback));
     }
 
+    /// Has the server keep a lock for this long at least, even if this process dies. A release
+    /// still frees it. After an error the lock is held as before.
+    pub(crate) fn raise(&mut self, least: Duration) -> Result<(), Error> {
+        // A lock that was lost would be taken anew.
+        self.check(Duration::ZERO)?;
+        if let Self::Lock(levels) = self {
+            levels.raised = (levels.again)(least, false)?;
+        }
+        Ok(())
+    }
+
+    /// Ends without a release: the server keeps a lock that was [raised](Self::raise) for this
+    /// long, and no longer.
+    pub(crate) fn leave(self, least: Duration) -> Result<(), Error> {
+        self.check(Duration::ZERO)?;
+        match self {
+            Self::Lock(levels) => {
+                let Levels { guard, again, raised: _raised, .. } = *levels;
+                // The watchdog may have renewed it for longer, and then the server cuts its lease.
+                if guard.remaining() > least && matches!(again(least, true), Ok(Some(_))) {
+                    guard.unlock()
+                } else {
+                    // Without a request: the server may be away.
+                    guard.leave_to_expire()
+                }
+            }
+            Self::Permit(permit) => permit.release(),
+        }
+    }
+
     pub(crate) fn release(self) -> Result<(), Error> {
         match self {
-            Self::Lock(guard, _) => guard.unlock(),
+            Self::Lock(levels) => {
+                let Levels { guard, raised, .. } = *levels;
+                drop(raised);
+                guard.unlock()
+            }
             Self::Permit(permit) => permit.release(),
         }
     }

@@ -52,7 +52,7 @@ pub(crate) fn run(args: &Args, run: &Run) -> Result<u8, Trouble> {
     let wait = run.wait.map_or(Wait::FOREVER, Wait::at_most);
     let wait = if run.nonblock { Wait::NONE } else { wait };
     let begun = Instant::now();
-    let held = match Held::take(&client, &job.name, run, wait.cancelled_by(&token)) {
+    let mut held = match Held::take(&client, &job.name, run, wait.cancelled_by(&token)) {
         Ok(Some(held)) => held,
         Ok(None) => {
             if run.verbose {
@@ -63,7 +63,13 @@ pub(crate) fn run(args: &Args, run: &Run) -> Result<u8, Trouble> {
         Err(error) if error.kind() == ErrorKind::Cancelled => return Ok(signals.status()),
         Err(error) => return Err(error.into()),
     };
-    let had = Instant::now();
+    let had = clock();
+    let least = || {
+        let passed = Duration::from_nanos(clock().saturating_sub(had));
+        let left = run.hold_at_least?.saturating_sub(passed);
+        // The server counts whole milliseconds.
+        (left >= Duration::from_millis(1)).then_some(left)
+    };
     if run.verbose {
         say(format_args!("{} had after {:.1?}", job.name, begun.elapsed()));
     }
@@ -76,6 +82,11 @@ pub(crate) fn run(args: &Args, run: &Run) -> Result<u8, Trouble> {
     let lost = events.clone();
     held.on_lost(move |_| drop(lost.send(Event::Lost)));
     let mut work = Work::start(&job, run, &held, client.id(), events)?;
+    // As late as possible: if this process is killed from here on, the lock stays taken. No later:
+    // with the deadline, the command may begin.
+    if let Some(least) = least() {
+        held.raise(least)?;
+    }
     work.begin(&held)?;
     let ended = work.see_through(run, &held, &told);
     if work.lost {
@@ -83,23 +94,18 @@ pub(crate) fn run(args: &Args, run: &Run) -> Result<u8, Trouble> {
         // There is nothing to release, and a client's end may wait for a server that is away.
         std::process::exit(LOST.into());
     }
-    let ended = ended?;
-    let least = run.hold_at_least.filter(|_| work.has_begun());
-    let until = least.and_then(|least| had.checked_add(least));
-    while let Some(left) = until.and_then(|until| until.checked_duration_since(Instant::now())) {
-        if let Ok(Event::Signal(_) | Event::Lost) = told.recv_timeout(left) {
-            break;
-        }
-    }
     signals.ends();
-    match held.release() {
-        // With nothing behind the command: it was lost while that ran.
-        Err(error) if error.kind() == ErrorKind::LeaseLost && until.is_none() => Err(error.into()),
-        Err(error) => {
-            say(format_args!("{error:#}"));
-            Ok(ended)
+    let freed = match least().filter(|_| work.has_begun()) {
+        Some(least) => held.leave(least),
+        None => held.release(),
+    };
+    match (ended, freed) {
+        // It was lost while the command ran.
+        (Ok(_), Err(error)) if error.kind() == ErrorKind::LeaseLost => Err(error.into()),
+        (ended, freed) => {
+            let _said = freed.inspect_err(|error| say(format_args!("{error:#}")));
+            ended
         }
-        Ok(()) => Ok(ended),
     }
 }
 
@@ -354,7 +360,7 @@ impl Work {
         let margin = margin(run) / 2;
         let mut stops = run.max_hold.and_then(|longest| Instant::now().checked_add(longest));
         let mut is_stopped = false;
-        // Until then the guardian has to end after the command. Is it killed here?
+        // By when the guardian has to end, and whether it is killed here, since it has not.
         let (mut late, mut given_up) = (None, false);
         loop {
             let wait = stops.map_or(tick, |at| at.saturating_duration_since(Instant::now()));
@@ -407,7 +413,7 @@ impl Work {
         self.said.is_some() || self.command.as_ref().is_some_and(Process::has_ended)
     }
 
-    /// Whether the command has begun, as far as anybody knows.
+    /// Whether the command has begun. If the guardian could not say so, it may have.
     fn has_begun(&self) -> bool {
         self.command.is_some() && !self.failed
     }
@@ -440,7 +446,10 @@ impl Work {
         match what {
             // If it was reaped since, the next line says so.
             Some("started") => self.command = Pid::from_raw(number).map(Process::of),
-            Some("failed") => self.said = Some(Err(Trouble::new(status, rest))),
+            Some("failed") => {
+                self.failed = true;
+                self.said = Some(Err(Trouble::new(status, rest)));
+            }
             Some("ended") => {
                 self.lost |= rest.starts_with("true");
                 self.failed = rest.ends_with(" true");

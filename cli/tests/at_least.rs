@@ -1,0 +1,143 @@
+//! `redlatch run --hold-at-least`: the server keeps the lock.
+
+// They look at processes.
+#![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod common;
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::*;
+use redlatch::{Client, Lock};
+use redlatch_testkit::{Action, Direction, Proxy};
+
+/// Ends `redlatch run` by a signal, as the first thing that the command does.
+const END_RUN: &str = "read -r pid name state run rest <\"/proc/$PPID/stat\"; kill -s";
+
+/// The option for a kind of lock, and a lock that others take meanwhile.
+type Kind = (&'static [&'static str], fn(&Client, &str) -> Box<dyn Lock>);
+const KINDS: [Kind; 5] = [
+    (&[], |client, name| Box::new(client.reentrant_lock(name))),
+    (&["--fair"], |client, name| Box::new(client.fair_lock(name))),
+    (&["--fenced"], |client, name| Box::new(client.fenced_lock(name))),
+    (&["-s"], |client, name| Box::new(client.read_write_lock(name).write().clone())),
+    (&["-x"], |client, name| Box::new(client.read_write_lock(name).write().clone())),
+];
+
+#[test]
+fn no_death_of_the_run_and_no_signal_frees_a_lock_before_its_time() {
+    const LEAST: Duration = Duration::from_secs(12);
+    let server = server();
+    thread::scope(|scope| {
+        for (number, (kind, theirs)) in KINDS.iter().enumerate() {
+            for (signal, is_handed_on) in [("KILL", false), ("KILL", true), ("TERM", false)] {
+                let server = &server;
+                scope.spawn(move || {
+                    let name = format!("{number} {signal} {is_handed_on}");
+                    let client = client(server);
+                    let theirs = theirs(&client, &name);
+                    let before = is_handed_on.then(|| theirs.lock().unwrap());
+                    let script = format!("{END_RUN} {signal} $run; exec sleep 60");
+                    let mut run = redlatch(&server.url());
+                    run.args(["run", "--hold-at-least", "12s", "--lease", "4"]).args(*kind);
+                    run.args([&name, "sh", "-c", &script]);
+                    let mut begun = Instant::now();
+                    let mut run = run.spawn().unwrap();
+                    if let Some(before) = before {
+                        wait_in_line(&client, &name, 1);
+                        begun = Instant::now();
+                        before.unlock().unwrap();
+                    }
+                    run.wait().unwrap();
+                    let guard = theirs.lock().unwrap();
+                    let took = begun.elapsed();
+                    assert!(took >= LEAST, "{kind:?} {name}: {took:?}");
+                    guard.unlock().unwrap();
+                });
+            }
+        }
+    });
+}
+
+#[test]
+fn the_run_ends_with_its_command_and_the_server_keeps_the_lock_for_no_longer_than_asked() {
+    const LEAST: Duration = Duration::from_secs(3);
+    let server = server();
+    thread::scope(|scope| {
+        for (number, (kind, theirs)) in KINDS.iter().enumerate() {
+            let server = &server;
+            scope.spawn(move || {
+                let name = number.to_string();
+                let theirs = theirs(&client(server), &name);
+                let begun = Instant::now();
+                // Its lease is renewed for much longer.
+                let options = ["run", "--hold-at-least", "3s", "--lease", "1h"];
+                let words = [&options, *kind, &[&name, "sh", "-c", "exit 7"]].concat();
+                assert_eq!(ends(&server.url(), &words), (7, String::new()), "{kind:?}");
+                let is_taken = theirs.try_lock().unwrap().is_none();
+                assert!(is_taken || begun.elapsed() >= LEAST, "{kind:?}");
+                let guard = theirs.try_lock_for(SOON).unwrap().expect("no hour");
+                let took = begun.elapsed();
+                assert!(took >= LEAST, "{kind:?}: {took:?}");
+                guard.unlock().unwrap();
+            });
+        }
+    });
+}
+
+#[test]
+fn a_command_that_takes_longer_keeps_the_lock_and_its_end_frees_it() {
+    let server = server();
+    let lock = client(&server).reentrant_lock("orders");
+    let options = ["--hold-at-least", "1s", "--lease", "1h"];
+    let mut running = start(&server.url(), &options, "orders", "sleep 2; echo on; read -r line");
+    assert_eq!(running.line(), "on");
+    assert_eq!(running.status(), Some(1));
+    lock.try_lock().unwrap().expect("it was released").unlock().unwrap();
+}
+
+#[test]
+fn a_command_that_the_system_cannot_run_keeps_nothing() {
+    let server = server();
+    let folder = tempfile::tempdir().unwrap();
+    let script = folder.path().join("script");
+    let lock = client(&server).reentrant_lock("orders");
+    for (interpreter, status) in [("/no/such/interpreter", 127), ("/etc/passwd", 126)] {
+        fs::write(&script, format!("#!{interpreter}\n")).unwrap();
+        fs::set_permissions(&script, PermissionsExt::from_mode(0o755)).unwrap();
+        let script = script.to_str().unwrap();
+        let words = ["run", "--hold-at-least", "1h", "orders", script];
+        let (ended, said) = ends(&server.url(), &words);
+        assert_eq!(ended, status, "{said}");
+        assert!(said.starts_with(&format!("redlatch: {script}: ")) && said.lines().count() == 1);
+        lock.try_lock().unwrap().expect("it is free").unlock().unwrap();
+    }
+}
+
+/// The client sends the request for the 50 s twice.
+#[test]
+fn a_command_begins_only_when_the_server_has_said_that_it_keeps_the_lock() {
+    let server = server();
+    for (action, shots, ends) in [
+        (Action::LoseRequest, 1, (Some(0), "ran\n")),
+        (Action::LoseReply, 1, (Some(0), "ran\n")),
+        (Action::LoseRequest, 2, (Some(69), "")),
+        (Action::LoseReply, 2, (Some(69), "")),
+    ] {
+        let name = format!("{action:?} {shots}");
+        let proxy = Proxy::before(&server);
+        // From 40,000 to 49,999 ms.
+        let is_raise = |bytes: &[u8]| bytes.windows(5).any(|it| it == b"$5\r\n4");
+        proxy.on(Direction::Request, shots, action, is_raise);
+        let words = ["run", "--hold-at-least", "50s", &name, "echo", "ran"];
+        let output = output(&proxy.url(), &words);
+        assert_eq!((output.status.code(), &*output.stdout), (ends.0, ends.1.as_bytes()), "{name}");
+        assert_eq!(proxy.fired(), shots);
+        let is_free = client(&server).reentrant_lock(&name).try_lock().unwrap().is_some();
+        assert_eq!(is_free, ends.1.is_empty(), "{name}");
+    }
+}
