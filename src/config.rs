@@ -201,14 +201,14 @@ impl ClientBuilder {
 
     /// Sets how long a waiting call goes on after its first failure, so that it outlasts a restart
     /// of the server or a failover. It goes on while the server cannot be reached, breaks the
-    /// connection, does not answer in time, is full, still loads its data, or has become a replica;
-    /// while there is no master, or no server for a slot; and while too few replicas are there for
-    /// [`replica_acks`](Self::replica_acks) or for the server's own `min-replicas-to-write`. When
-    /// the server answers again, the time for the next outage starts anew. (For replicas, it starts
-    /// anew when they have been back for that time.)
+    /// connection, does not answer in time, has no connection left (`maxclients`), still loads its
+    /// data, or has become a replica; while there is no master, or no server for a slot; and while
+    /// too few replicas are there for [`replica_acks`](Self::replica_acks) or for the server's own
+    /// `min-replicas-to-write`. When the server answers again, the time for the next outage starts
+    /// anew. (For replicas, it starts anew when they have been back for that time.)
     ///
     /// The call's own limit or a cancel ends the wait earlier. Any other error, such as a refused
-    /// password, ends it at once. A call that does not wait
+    /// password or a server without memory (`maxmemory`), ends it at once. A call that does not wait
     /// ([`try_lock`](crate::ReentrantLock::try_lock), `unlock`) and [`connect`](Self::connect) fail
     /// at once. But they look for a master for up to [`connect_timeout`](Self::connect_timeout)
     /// with Sentinels, and for that time and [`response_timeout`](Self::response_timeout) in a
@@ -237,8 +237,9 @@ impl ClientBuilder {
     /// After how long a wait for a lock or a permit is a warning in the log, once for each wait,
     /// which says who has it, as far as the server can tell: `waited 5 s for "orders", held by
     /// host-7, process 4711, for 25 s more unless it renews; 3 waiters before this one`. The wait
-    /// goes on meanwhile. A client logs one such line a second at most; other waits are next. Each
-    /// costs a [`status`](crate::Client::status), by a thread of the client's own.
+    /// goes on meanwhile. A client logs one such line a second at most, and one a minute for the
+    /// permits of a name; other waits are next. Each costs a [`status`](crate::Client::status), by a
+    /// thread of the client's own.
     ///
     /// `None`: never. Defaults to 5 s.
     pub fn slow_wait(mut self, after: impl Into<Option<Duration>>) -> Self {

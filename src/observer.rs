@@ -113,6 +113,12 @@ pub enum Kind {
     Server,
 }
 
+impl Kind {
+    pub(crate) fn is_of_permits(self) -> bool {
+        matches!(self, Self::Semaphore | Self::ExpirableSemaphore)
+    }
+}
+
 /// Where an acquired lock came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]

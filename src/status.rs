@@ -10,6 +10,7 @@ use uuid::Uuid;
 #[cfg(doc)]
 use crate::client::Client;
 use crate::error::Error;
+use crate::observer::Kind;
 use crate::runtime::Core;
 use crate::scripts::fair::FairScripts;
 use crate::scripts::lock::{LockScripts, Released};
@@ -159,9 +160,20 @@ impl Status {
         Ok(status)
     }
 
-    /// What the log says of a wait that has lasted for so long.
-    pub(crate) fn slow_line(core: &Arc<Core>, name: &str, waited: Duration) -> String {
-        let waited = format!("waited {:.0} s for {name:?}", waited.as_secs_f64());
+    /// What the log says of a wait for so many of this kind that has lasted for so long.
+    pub(crate) fn slow_line(
+        core: &Arc<Core>,
+        name: &str,
+        (kind, permits): (Kind, u32),
+        waited: Duration,
+    ) -> String {
+        let is_for_permits = kind.is_of_permits();
+        let wanted = match permits {
+            _ if !is_for_permits => String::new(),
+            1 => "a permit of ".to_owned(),
+            permits => format!("{permits} permits of "),
+        };
+        let waited = format!("waited {:.0} s for {wanted}{name:?}", waited.as_secs_f64());
         let status = match Self::of(core, name) {
             Ok(status) => status,
             Err(error) => return format!("{waited}; it is not known who has it: {error:#}"),
@@ -177,6 +189,9 @@ impl Status {
         };
         let held = match (&status.holders[..], status.value) {
             ([], Some(free)) => format!("of which {free} are free"),
+            ([], None) if is_for_permits => {
+                "which has no permits: has a program called try_set_permits?".to_owned()
+            }
             ([], None) => "which is free by now".to_owned(),
             ([holder, others @ ..], _) => {
                 let left = holder.left.map_or_else(String::new, |left| {
@@ -189,6 +204,10 @@ impl Status {
                 format!("held by {}{left}{others}", who(holder))
             }
         };
+        // The server does not know who waits for permits.
+        if is_for_permits {
+            return format!("{waited}, {held}");
+        }
         let before = status.queue.iter().position(|waiter| is_ours(&waiter.owner));
         let before = match before.unwrap_or(status.queue.len()) {
             1 => "1 waiter".to_owned(),

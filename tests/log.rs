@@ -730,6 +730,28 @@ fn a_slow_wait_is_said_once_with_the_holder_and_those_before() {
     wait_until("the server names the holder in time", SOON, || slow_waits_are_said(&server));
 }
 
+#[test]
+fn a_wait_for_permits_that_no_program_has_set_is_said_with_their_number() {
+    if !has_own_process() {
+        return;
+    }
+    LOGGER.install();
+    let _bounded = bounded();
+    let server = server();
+    let client = Client::builder(&server.url()).slow_wait(UNIT).connect().unwrap();
+    let token = CancelToken::new();
+    let waits = {
+        let (pool, token) = (client.semaphore("pool"), token.clone());
+        spawn(move || pool.acquire_many_within(2, &token).map(drop).unwrap_err().kind())
+    };
+    let said = || LOGGER.lines(" s for 2 permits of \"pool\", ");
+    wait_until("it is said", SOON, || !said().is_empty());
+    let (_, line) = &said()[0];
+    assert!(line.contains("has no permits: has a program called try_set_permits?"), "{line}");
+    token.cancel();
+    assert_eq!(waits.join(), ErrorKind::Cancelled);
+}
+
 /// Whether the server named the holder in time; a busy machine may not.
 fn slow_waits_are_said(server: &Server) -> bool {
     let holder = Client::builder(&server.url()).watchdog_timeout(LONG).connect().unwrap();

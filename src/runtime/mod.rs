@@ -37,8 +37,8 @@ use left_out::LeftOut;
 pub(crate) use members::{Member, Members};
 use message::Recipients;
 pub(crate) use message::{GrantMessage, Message, Recipient};
-pub(crate) use observed::Count;
-use observed::{Counted, Waits};
+pub(crate) use observed::{Count, SLOW_LINES_SPACED};
+use observed::{Counted, SlowLines, Waits};
 pub(crate) use owners::LiveOwner;
 use owners::Owners;
 use renewer::RESENT_WITHIN;
@@ -48,6 +48,7 @@ pub(crate) use session::Session;
 use crate::config::{self, Config};
 use crate::error::{Error, ErrorKind};
 use crate::lease::{Cleanup, Job, Watchdog, renewal};
+use crate::observer::Kind;
 use crate::scripts::{self, Changes, ClientId, LockKeys, Requests, Rights, ServerClock};
 
 /// The state that a client's handles and background threads share.
@@ -74,8 +75,7 @@ pub(crate) struct Core {
     counts: Counted,
     /// Each wait enters and removes itself.
     pub(crate) waits: Mutex<Waits>,
-    /// When a line about a slow wait may be logged again, on [`clock`].
-    next_slow: AtomicU64,
+    slow_lines: Mutex<SlowLines>,
     /// What such a line says.
     pub(crate) slow_line: OnceLock<SlowLine>,
     /// The shortest watched lease that a handle was made for, in nanoseconds.
@@ -141,7 +141,7 @@ impl Core {
             last_heartbeat: AtomicU64::new(0),
             counts: Counted::default(),
             waits: Mutex::default(),
-            next_slow: AtomicU64::new(0),
+            slow_lines: Mutex::default(),
             slow_line: OnceLock::new(),
             shortest_watched: AtomicU64::new(watched),
             shut_down: AtomicBool::new(false),
@@ -350,7 +350,7 @@ impl Core {
 }
 
 /// What a name's waiter that has waited for so long wants to know of it.
-type SlowLine = fn(&Arc<Core>, &str, Duration) -> String;
+type SlowLine = fn(&Arc<Core>, &str, (Kind, u32), Duration) -> String;
 
 /// See [`Session::open`].
 type Unclaimed = fn(&Arc<Core>, u64, &Message<'_>);

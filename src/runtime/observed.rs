@@ -1,6 +1,6 @@
 //! How a client tells its observer.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
@@ -48,6 +48,38 @@ impl Counted {
 
     fn of(&self, what: Count) -> u64 {
         self.counts[what as usize].load(Ordering::Relaxed)
+    }
+}
+
+/// A client says no more than one line about slow waits in this time: a crowd of waiters neither
+/// fills the log nor has the server asked again and again.
+pub(crate) const SLOW_LINES_SPACED: Duration = Duration::from_secs(1);
+/// The same for the permits of one name: in a busy pool each wait may be slow.
+const PERMIT_LINES_SPACED: Duration = Duration::from_secs(60);
+
+/// When the log may have another line about a slow wait, on [`clock`].
+#[derive(Debug, Default)]
+pub(super) struct SlowLines {
+    next: u64,
+    /// The names of semaphores that had a line within the last minute, and when each may have the
+    /// next one.
+    permits: HashMap<Arc<str>, u64>,
+}
+
+impl SlowLines {
+    /// Whether there may be a line now. Then the next one comes later.
+    fn may(&mut self, now: u64, name: &Arc<str>, kind: Kind) -> bool {
+        self.permits.retain(|_, next| now < *next);
+        let is_of_permits = kind.is_of_permits();
+        if now < self.next || is_of_permits && self.permits.contains_key(name) {
+            return false;
+        }
+        let after = |time| now.saturating_add(clock::nanos(time));
+        self.next = after(SLOW_LINES_SPACED);
+        if is_of_permits {
+            self.permits.insert(Arc::clone(name), after(PERMIT_LINES_SPACED));
+        }
+        true
     }
 }
 
@@ -152,21 +184,18 @@ impl Core {
         Snapshot { counts, held, waiting, servers: self.servers.all().iter().map(server).collect() }
     }
 
-    /// A thread has waited for so long: the log says why, once the server has been asked on the
-    /// callbacks' thread. `false`: not so soon after the last such line.
+    /// A thread has waited for so long for so many of this kind: the log says why, once the server
+    /// has been asked on the callbacks' thread. `false`: not so soon after the last such line.
     pub(crate) fn tells_slow_wait(
         &self,
         name: &Arc<str>,
+        what: (Kind, u32),
         waited: Duration,
-        spaced: Duration,
     ) -> bool {
         if !log::log_enabled!(Level::Warn) {
             return true;
         }
-        let (now, next) = (clock::now(), self.next_slow.load(Ordering::Relaxed));
-        let after = now.saturating_add(clock::nanos(spaced));
-        let (relaxed, may) = (Ordering::Relaxed, now >= next);
-        if !may || self.next_slow.compare_exchange(next, after, relaxed, relaxed).is_err() {
+        if !self.slow_lines.lock().may(clock::now(), name, what.0) {
             return false;
         }
         let (core, name) = (Weak::clone(&self.itself), Arc::clone(name));
@@ -176,7 +205,7 @@ impl Core {
             {
                 // Other callbacks wait behind this.
                 let _limited = Limit::set(Limit::new(Instant::now().checked_add(ASKS_FOR), None));
-                core.watchdog.log(Level::Warn, || line(&core, &name, waited));
+                core.watchdog.log(Level::Warn, || line(&core, &name, what, waited));
             }
         });
         true
@@ -217,6 +246,27 @@ mod tests {
         fn lost(&self, _: &Event<'_, LostReason>) {
             self.heard.send("lost").unwrap();
         }
+    }
+
+    #[test]
+    fn the_permits_of_a_name_have_a_line_a_minute_and_other_waits_one_a_second() {
+        let mut lines = SlowLines::default();
+        let (pool, other): (Arc<str>, Arc<str>) = ("pool".into(), "other".into());
+        let at = |seconds: u64| seconds * 1_000_000_000;
+        for (seconds, name, kind, may) in [
+            (10, &pool, Kind::Semaphore, true),
+            (10, &other, Kind::ReentrantLock, false),
+            (11, &other, Kind::ReentrantLock, true),
+            (12, &other, Kind::ReentrantLock, true),
+            (13, &pool, Kind::Semaphore, false),
+            (13, &other, Kind::ExpirableSemaphore, true),
+            (69, &pool, Kind::Semaphore, false),
+            (70, &pool, Kind::Semaphore, true),
+        ] {
+            assert_eq!(lines.may(at(seconds), name, kind), may, "{name} after {seconds} s");
+        }
+        assert!(lines.may(at(1000), &other, Kind::FairLock));
+        assert!(lines.permits.is_empty(), "no name is kept for longer than it matters");
     }
 
     #[test]

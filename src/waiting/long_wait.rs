@@ -11,7 +11,7 @@ use log::Level;
 use redlatch_client::sync::{Thread, clock};
 
 use super::{Claim, Kind};
-use crate::runtime::Core;
+use crate::runtime::{Core, SLOW_LINES_SPACED};
 
 /// Since when a thread sleeps, and which warnings were logged.
 #[derive(Debug)]
@@ -19,7 +19,8 @@ pub(super) struct LongWait<'a> {
     core: &'a Core,
     name: &'a Arc<str>,
     thread: &'a Arc<Thread>,
-    kind: Kind,
+    /// The kind, and how many.
+    what: (Kind, u32),
     /// Zero: it has not slept yet.
     since: u64,
     is_told: bool,
@@ -27,10 +28,6 @@ pub(super) struct LongWait<'a> {
     /// For a snapshot.
     is_listed: bool,
 }
-
-/// A client says no more than one line about slow waits in this time: a crowd of waiters neither
-/// fills the log nor has the server asked again and again.
-const SPACED: Duration = Duration::from_secs(1);
 
 /// A snapshot has the waits that last longer: a wait of a usual length costs nothing. (In a model a
 /// sleep takes no time.)
@@ -40,12 +37,12 @@ impl<'a> LongWait<'a> {
     /// A latch, a barrier and an election are made to be waited for.
     pub(super) fn of<N>(
         (core, name): (&'a Core, &'a Arc<str>),
-        kind: Kind,
+        what: (Kind, u32),
         claim: &Claim<'a, N>,
     ) -> Self {
-        let is_usual = matches!(kind, Kind::CountDownLatch | Kind::CyclicBarrier);
+        let is_usual = matches!(what.0, Kind::CountDownLatch | Kind::CyclicBarrier);
         let (thread, is_told) = (claim.thread, is_usual || claim.wait.is_usual);
-        Self { core, name, thread, kind, since: 0, is_told, is_said: false, is_listed: false }
+        Self { core, name, thread, what, since: 0, is_told, is_said: false, is_listed: false }
     }
 
     /// The thread is about to sleep, as the process's queue's arrival of this number, or as its leader
@@ -64,14 +61,14 @@ impl<'a> LongWait<'a> {
             at_most = LISTED_AFTER - waited;
         } else {
             self.is_listed = true;
-            let wait = (Arc::clone(name), self.kind, Arc::clone(thread), arrival);
+            let wait = (Arc::clone(name), self.what.0, Arc::clone(thread), arrival);
             core.waits.lock().insert((self.since, thread.id()), wait);
         }
         match tells_after.map(|after| after.saturating_sub(waited)) {
-            Some(Duration::ZERO) if core.tells_slow_wait(name, waited, SPACED) => {
+            Some(Duration::ZERO) if core.tells_slow_wait(name, self.what, waited) => {
                 self.is_told = true;
             }
-            Some(Duration::ZERO) => at_most = at_most.min(SPACED),
+            Some(Duration::ZERO) => at_most = at_most.min(SLOW_LINES_SPACED),
             left => at_most = left.map_or(at_most, |left| left.min(at_most)),
         }
         match warns_after.map(|after| after.saturating_sub(waited)) {

@@ -231,7 +231,7 @@ fn wait<S: Synchronizer>(
 ) -> Result<Option<GrantOf<S>>, Error> {
     let mut first = Some(entered);
     let mut endurance = Endurance::default();
-    let what = synchronizer.what(&claim.need).0;
+    let what = synchronizer.what(&claim.need);
     let mut long_wait = LongWait::of(synchronizer.site().whose(), what, claim);
     loop {
         let entered = match first.take().unwrap_or_else(|| synchronizer.enter(claim)) {
