@@ -39,8 +39,8 @@ pub(crate) fn find_in(
     path: Option<&std::ffi::OsStr>,
     target: &Path,
 ) -> Result<Binary, ServerError> {
-    for name in ["redis-server", "valkey-server"] {
-        for folder in path.map(env::split_paths).into_iter().flatten() {
+    for folder in path.map(env::split_paths).into_iter().flatten() {
+        for name in ["redis-server", "valkey-server"] {
             let acquisition = folder.join(name);
             if acquisition.is_file()
                 && let Ok(binary) = Binary::checked(acquisition)
