@@ -5,12 +5,15 @@ use std::collections::{BTreeMap, HashMap};
 use crate::clock::ms;
 use crate::history::{Event, Fault, Grant, Kind, Outcome, Round};
 
+mod barrier;
 mod claims;
 mod fair;
 mod fenced;
+mod kept;
 mod losses;
 mod order;
 mod tokens;
+mod trouble;
 mod waits;
 
 pub(crate) use fenced::{forgotten, lost_writes};
@@ -35,6 +38,8 @@ pub(crate) struct Hold {
     /// When the callback of the loss ran.
     pub(crate) lost: Option<u64>,
     pub(crate) killed: Option<u64>,
+    /// For how many ns after its grant the name stays taken at least, even after its end.
+    pub(crate) keeps: u64,
 }
 
 impl Hold {
@@ -54,7 +59,7 @@ impl Hold {
     /// When the server had certainly ended it, or will have.
     fn is_over(&self) -> u64 {
         match self.left {
-            Some((at, Outcome::Done | Outcome::Lost)) => at,
+            Some((at, Outcome::Done | Outcome::Lost)) if self.keeps == 0 => at,
             _ => u64::MAX,
         }
     }
@@ -62,8 +67,13 @@ impl Hold {
     /// No later than this the server granted it: a thread of the same process may have had it before,
     /// and passed it on without the server.
     fn began(&self) -> u64 {
-        let longest = self.grant.lease.max(PROVISIONAL);
+        let longest = self.longest_lease();
         self.grant.at.min(self.grant.until.saturating_sub(longest))
+    }
+
+    /// The longest lease that the server can have given it.
+    fn longest_lease(&self) -> u64 {
+        self.grant.lease.max(PROVISIONAL).max(self.keeps)
     }
 
     /// Whether the server may have forgotten this hold before `at`, and the count with it.
@@ -132,6 +142,7 @@ pub(crate) fn check(round: &Round) -> Findings {
         found.count("switches", switches as u64);
         claims::check(name, holds, &round.faults, &mut found);
         order::check(name, holds, &round.faults, &mut found);
+        kept::check(name, holds, &round.faults, &mut found);
         match holds.first().map(|hold| hold.grant.kind) {
             Some(Kind::Fenced) => tokens::check(name, holds, &round.faults, &mut found),
             Some(Kind::Fair) => fair::check(name, holds, round, &mut found),
@@ -147,6 +158,8 @@ pub(crate) fn check(round: &Round) -> Findings {
         }
     }
     waits::check(round, &mut found);
+    kept::stuck(round, &names, &mut found);
+    trouble::check(round, &names, &mut found);
     found
 }
 
@@ -155,8 +168,10 @@ pub(crate) fn holds(round: &Round, found: &mut Findings) -> BTreeMap<String, Vec
     let mut names: BTreeMap<String, Vec<Hold>> = BTreeMap::new();
     for process in &round.processes {
         let mut open: HashMap<u64, Hold> = HashMap::new();
+        let mut keeps: HashMap<(&str, u64), u64> = HashMap::new();
         for event in &process.events {
             match event {
+                Event::Asks { name, call, keeps: it } => drop(keeps.insert((name, *call), *it)),
                 Event::Granted(grant) => {
                     let hold = Hold {
                         process: process.number,
@@ -166,6 +181,7 @@ pub(crate) fn holds(round: &Round, found: &mut Findings) -> BTreeMap<String, Vec
                         left: None,
                         lost: None,
                         killed: process.killed,
+                        keeps: keeps.remove(&(&*grant.name, grant.call)).unwrap_or(0),
                     };
                     open.insert(grant.id, hold);
                 }
@@ -232,6 +248,7 @@ mod testing {
             left: Some((ms(leaving + 1), Outcome::Done)),
             lost: None,
             killed: None,
+            keeps: 0,
         }
     }
 

@@ -33,6 +33,10 @@ pub(crate) enum Outcome {
     Lost,
     /// The server was in trouble; it may have applied the request.
     Trouble,
+    /// The barrier is broken.
+    Broken,
+    /// Left to the end of its lease.
+    Kept,
     /// A drop: the caller was told nothing.
     Posted,
     /// Any other error.
@@ -62,11 +66,14 @@ letters!(Kind {
 });
 letters!(Outcome {
     Done "done", Not "not", Cancelled "cancelled", Lost "lost", Trouble "trouble",
-    Posted "posted", Wrong "wrong",
+    Posted "posted", Wrong "wrong", Broken "broken", Kept "kept",
 });
-letters!(Step { Set "set", CountDown "down", Wait "wait", Notify "notify", Sleep "sleep" });
+letters!(Step {
+    Set "set", CountDown "down", Wait "wait", Notify "notify", Sleep "sleep", Arrive "arrive",
+    Act "act", Look "look",
+});
 
-/// A call about a latch or a condition.
+/// A call about a latch, a condition, a barrier or an election.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     /// Sets a latch's count.
@@ -79,6 +86,12 @@ pub(crate) enum Step {
     Notify,
     /// Waits on a condition.
     Sleep,
+    /// Waits at a barrier.
+    Arrive,
+    /// Runs a barrier's action.
+    Act,
+    /// A leader asks who leads.
+    Look,
 }
 
 /// An acquisition that a caller was told of. Times are by [`crate::clock`].
@@ -105,6 +118,13 @@ pub(crate) struct Grant {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
+    /// A call for a name that may stay taken after its holder has gone: for `keeps` ns at least,
+    /// counted from the grant. Written before the call, for a process that is killed in it.
+    Asks {
+        name: String,
+        call: u64,
+        keeps: u64,
+    },
     Granted(Grant),
     /// The guard said "held" until then.
     Seen {
@@ -137,7 +157,8 @@ pub(crate) enum Event {
         bound: u64,
         outcome: Outcome,
     },
-    /// Of a latch or a condition. `number` is the latch's count, or how many waiters were notified.
+    /// Of a latch, a condition, a barrier or an election. `number` is the latch's count, or how many
+    /// waiters were notified; the index at a barrier; or 1 if the leader on record is another one.
     Stepped {
         step: Step,
         name: String,
@@ -157,6 +178,7 @@ pub(crate) enum Event {
 impl fmt::Display for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Asks { name, call, keeps } => write!(f, "A {name} {call} {keeps}"),
             Self::Granted(it) => write!(
                 f,
                 "G {} {} {} {} {} {} {} {} {} {} {}",
@@ -200,6 +222,7 @@ impl FromStr for Event {
         }
         let fields = &mut fields;
         let event = match letter {
+            "A" => Self::Asks { name: next(fields)?, call: next(fields)?, keeps: next(fields)? },
             "G" => Self::Granted(Grant {
                 id: next(fields)?,
                 kind: next(fields)?,
@@ -278,6 +301,12 @@ pub(crate) const MACHINE_STILL: &str = "machine stood still";
 
 /// The kind of a fault at which the server's leases end early, and nothing else is forgotten.
 pub(crate) const LEASES_SHORTER: &str = "leases shorter";
+
+/// The kind of a fault at which they end late.
+pub(crate) const LEASES_LONGER: &str = "leases longer";
+
+/// The kinds of faults in which a process behind the faulty network gets no reply at all.
+pub(crate) const OUTAGES: [&str; 2] = ["network frozen", "connections refused"];
 
 /// Something that the nemesis did.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -406,6 +435,7 @@ mod tests {
                 token: 8,
                 is_watched: true,
             }),
+            Event::Asks { name: "r1-a".to_owned(), call: 4, keeps: 5 },
             Event::Leaving { id: 1, at: 2, until: 0 },
             Event::Left { id: 1, at: 2, outcome: Outcome::Lost },
             Event::Odd { at: 3, text: "two words".to_owned() },

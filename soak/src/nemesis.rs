@@ -16,7 +16,7 @@ use rand::{RngExt, SeedableRng};
 use redlatch_testkit::{Action, Cluster, Direction, Proxy, Sentinels, Server, wait_until};
 
 use crate::clock::{ms, nanos, now};
-use crate::history::{Fault, LEASES_SHORTER, MACHINE_STILL};
+use crate::history::{Fault, LEASES_LONGER, LEASES_SHORTER, MACHINE_STILL};
 use crate::run::Crew;
 use crate::world::{World, ask, is_master};
 
@@ -42,7 +42,7 @@ pub(crate) const FAULTS: [&str; 24] = [
     "memory full",
     "command denied",
     LEASES_SHORTER,
-    "leases longer",
+    LEASES_LONGER,
     "restart with data",
     "restart without data",
     "FLUSHALL",
@@ -228,7 +228,7 @@ impl Nemesis<'_> {
             }
             8 => {
                 let by = rng.random_range(300..3000);
-                self.fault("leases longer", None, false, || self.shift_leases(server, -by));
+                self.fault(LEASES_LONGER, None, false, || self.shift_leases(server, -by));
             }
             _ => {
                 const COMMANDS: [&str; 12] = [

@@ -15,7 +15,8 @@ use crate::run::Outcome;
 pub(crate) fn progress(number: u64, all: &Outcome, found: &Findings) {
     println!(
         "round {number}: {} s, {} acquisitions ({} in all), {} faults in all, longest wait {} ms, {} losses told, \
-         {} overlaps after a loss of data, orders {} of which {} unknown, lost writes {} fenced {} unfenced, {}",
+         {} overlaps after a loss of data, orders {} of which {} unknown, lost writes {} fenced {} unfenced, \
+         {} holds kept and {} calls refused, {} passes of a barrier, {} short limits and {} in an outage, {}",
         all.elapsed.as_secs(),
         found.counted("acquisitions"),
         all.found.counted("acquisitions"),
@@ -27,6 +28,11 @@ pub(crate) fn progress(number: u64, all: &Outcome, found: &Findings) {
         found.counted("orders not known"),
         all.lost_fenced,
         all.lost_unfenced,
+        found.counted("holds that were kept"),
+        found.counted("calls for a name that is kept"),
+        found.counted("passes of a barrier"),
+        found.counted("calls with short limits"),
+        found.counted("short limits in an outage"),
         if found.violations.is_empty() {
             "no violation".to_owned()
         } else {

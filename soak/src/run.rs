@@ -252,14 +252,27 @@ fn one_round(
     Ok((round, next))
 }
 
+/// Whether a lock may outlast its round, since a holder wanted that.
+fn is_kept(key: &str) -> bool {
+    ["least-", "once-", "left-"].iter().any(|it| key.contains(it))
+}
+
 /// No key of a round is left but permits, counts and tokens, and what goes by itself.
 fn left_over(world: &World, prefix: &str, found: &mut Findings) {
     for server in world.masters() {
         // A server that has just failed is looked at in the next round.
         for (key, lasts) in keys(server, prefix).unwrap_or_default() {
-            let stays = ["semaphore-", "expirable-", "latch-", "redisson_lock_token"];
+            let stays = [
+                "semaphore-",
+                "expirable-",
+                "latch-",
+                "barrier-",
+                "redisson_lock_token",
+                // Of a leader that was killed.
+                "redlatch_leader",
+            ];
             let may_stay = stays.iter().any(|it| key.contains(it));
-            let is_lock = key.starts_with(prefix) && !may_stay && lasts > 0;
+            let is_lock = key.starts_with(prefix) && !may_stay && !is_kept(&key) && lasts > 0;
             if is_lock || lasts == -1 && !may_stay {
                 found.violations.push(Violation {
                     check: "left over",

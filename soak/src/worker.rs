@@ -15,8 +15,11 @@ use crate::clock::{ms, now};
 use crate::history::{Event, Log};
 use crate::store::Store;
 
+mod barrier;
 mod calls;
+mod election;
 mod held;
+mod kept;
 mod locks;
 mod semaphores;
 
@@ -25,12 +28,15 @@ const SPAN: u64 = ms(5000);
 /// The renewed lease of most holds: stops of 5 s outlast it.
 const WATCHDOG: Duration = Duration::from_millis(3000);
 const RESPONSE: Duration = Duration::from_millis(1500);
+/// How long before the end of its lease a leader is deposed.
+const GRACE: Duration = Duration::from_millis(400);
 /// A call without a limit of its own may take so long in an outage: connect, ask, and ask again.
 const LONGEST_REQUEST: Duration = Duration::from_secs(8);
 /// Writers take all of it.
 const READERS: u64 = 1000;
 const PERMITS: u64 = 3;
 const COUNT: u64 = 4;
+pub(crate) const PARTIES: u32 = 3;
 
 /// A worker's command line: what a parent gives, and the process reads.
 #[derive(Clone, Debug)]
@@ -138,6 +144,8 @@ struct Worker {
     task: Task,
     store: Store,
     rng: StdRng,
+    /// Its number in the process.
+    number: usize,
     /// The last span in which it took part in a latch.
     latch: u64,
     /// When in a span it does.
@@ -147,7 +155,7 @@ struct Worker {
 type Work = fn(&mut Worker);
 
 /// The kinds of work: a name for `--only`, and the share of the choices.
-const WORK: [(&str, u32, Work); 12] = [
+const WORK: [(&str, u32, Work); 18] = [
     ("reentrant", 150, Worker::reentrant),
     ("fair", 70, Worker::fair),
     ("readwrite", 80, Worker::read_write),
@@ -160,6 +168,12 @@ const WORK: [(&str, u32, Work); 12] = [
     ("long", 3, Worker::long),
     ("lapse", 3, Worker::lapse),
     ("late", 50, Worker::late),
+    ("short", 30, Worker::short_limits),
+    ("least", 60, Worker::least),
+    ("once", 36, Worker::once),
+    ("left", 36, Worker::left),
+    ("election", 24, Worker::election),
+    ("barrier", 60, Worker::barrier),
 ];
 
 /// The names of all kinds of work.
@@ -177,6 +191,7 @@ impl Worker {
             task,
             store,
             rng: StdRng::seed_from_u64(seed),
+            number,
             latch: 0,
             turn: SPAN / 5,
         }

@@ -1,6 +1,6 @@
 //! No two holders of a name claim it at the same time: sort, and sweep.
 
-use super::{Findings, Hold, PROVISIONAL};
+use super::{Findings, Hold};
 use crate::clock::ms;
 use crate::history::{Fault, Kind};
 
@@ -40,7 +40,7 @@ pub(super) fn check(name: &str, holds: &[Hold], faults: &[Fault], found: &mut Fi
 }
 
 fn excused(hold: &Hold, faults: &[Fault], at: u64) -> bool {
-    let longest = hold.grant.lease.max(PROVISIONAL) + ms(50);
+    let longest = hold.longest_lease() + ms(50);
     let mut forgets = faults.iter().filter(|it| it.forgets);
     forgets.any(|fault| {
         hold.began() <= fault.to && at >= fault.from && hold.claims_until() <= fault.to + longest

@@ -4,7 +4,8 @@
 //! A hold's life on the server is an acquire between its call and its return, and an end. The end
 //! is the release, between its call and its reply; or an expiry, an operation of its own that comes
 //! no earlier than the deadline that the guard named last. (The guard counts it from before the
-//! request, so the server's is later.) Renewals are in that deadline.
+//! request, so the server's is later.) Renewals are in that deadline. A hold that is kept for a least
+//! time, or left to its end, ends no earlier than that.
 
 use std::collections::{HashMap, HashSet};
 use std::io::{self, Write};
@@ -50,7 +51,10 @@ pub(super) fn check(name: &str, holds: &[Hold], faults: &[Fault], found: &mut Fi
         return;
     }
     let beside = |hold: &Hold| {
-        let to = hold.left.map_or_else(|| hold.deadline(), |(at, _)| at);
+        let to = match hold.left {
+            Some((at, outcome)) if outcome != Outcome::Kept => at.max(hold.grant.at + hold.keeps),
+            _ => hold.deadline(),
+        };
         faults
             .iter()
             .any(|it| it.forgets && hold.began().min(hold.grant.call) <= it.to && to >= it.from)
@@ -89,6 +93,11 @@ fn operations(holds: &[&Hold]) -> Vec<Operation> {
         add(What::Acquire, it.grant.call, it.grant.at);
         let leaving = it.leaving.map(|[at, _]| at);
         match it.left {
+            Some((at, Outcome::Done)) if it.keeps > 0 => {
+                let from = it.grant.call.saturating_add(it.keeps).max(leaving.unwrap_or(at));
+                add(What::Expire, from, u64::MAX);
+            }
+            Some((_, Outcome::Kept)) => add(What::Expire, it.deadline(), u64::MAX),
             Some((at, Outcome::Done)) => add(What::Release, leaving.unwrap_or(at), at),
             // The server, or the guard, has said by then that it is over.
             Some((at, Outcome::Lost)) => {

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Findings, Hold, SLACK};
+use super::{Findings, Hold, SLACK, barrier};
 use crate::clock::ms;
 use crate::history::{Event, Kind, Outcome, Round, Step};
 
@@ -12,18 +12,18 @@ const AT_ONCE: u64 = ms(2500);
 /// How long the wake-ups may be late after a fault: reconnects, and one poll of the slowest kind.
 const AFTER: u64 = ms(6000);
 /// A lock's poll comes after 1.2 s at the latest: half of the lost messages leave it idle for longer.
-const IDLE: u64 = ms(700);
+pub(super) const IDLE: u64 = ms(700);
 /// So often in a round is no accident of the machine.
-const OFTEN: usize = 3;
+pub(super) const OFTEN: usize = 3;
 
-struct Call<'a> {
-    process: u32,
-    step: Step,
-    call: u64,
-    at: u64,
-    number: u64,
-    outcome: Outcome,
-    name: &'a str,
+pub(super) struct Call<'a> {
+    pub(super) process: u32,
+    pub(super) step: Step,
+    pub(super) call: u64,
+    pub(super) at: u64,
+    pub(super) number: u64,
+    pub(super) outcome: Outcome,
+    pub(super) name: &'a str,
 }
 
 pub(super) fn check(round: &Round, found: &mut Findings) {
@@ -40,7 +40,7 @@ pub(super) fn check(round: &Round, found: &mut Findings) {
                     bounded(round, process.number, name, [*call, *at], *bound, found);
                 }
                 Event::Stepped { step, name, call, at, bound, number, outcome } => {
-                    found.count("latch and condition calls", 1);
+                    found.count("calls of other kinds", 1);
                     bounded(round, process.number, name, [*call, *at], *bound, found);
                     names.entry(name).or_default().push(Call {
                         process: process.number,
@@ -59,6 +59,8 @@ pub(super) fn check(round: &Round, found: &mut Findings) {
     for calls in names.values() {
         latch(round, calls, found);
         condition(round, calls, found);
+        barrier::check(round, calls, found);
+        on_record(round, calls, found);
     }
 }
 
@@ -80,8 +82,18 @@ fn bounded(
     }
 }
 
+/// The leader on record is the one that leads.
+fn on_record(round: &Round, calls: &[Call<'_>], found: &mut Findings) {
+    for look in calls.iter().filter(|it| it.step == Step::Look) {
+        if look.number == 1 && is_quiet(round, look.call, look.at) {
+            let text = format!("process {} leads, and another one is on record", look.process);
+            found.violation("on record", look.name, [look.call, look.at], text);
+        }
+    }
+}
+
 /// Whether any process or the server was touched between these times, or shortly before.
-fn is_quiet(round: &Round, from: u64, to: u64) -> bool {
+pub(super) fn is_quiet(round: &Round, from: u64, to: u64) -> bool {
     !round.faults.iter().any(|it| it.from <= to && it.to + AFTER >= from)
 }
 

@@ -57,6 +57,10 @@ impl Worker {
         about.is_watched = about.kind != Kind::Semaphore
             && (stay > Duration::from_millis(1) || self.rng.random_ratio(1, 10));
         let call = now();
+        if let Some(keeps) = about.keeps {
+            let (name, keeps) = (about.names[0].clone(), nanos(keeps));
+            self.shared.log.write(&Event::Asks { name, call, keeps });
+        }
         let taken = take(how);
         let at = now();
         let outcome = outcome(&taken.as_ref().map(Option::is_some));
@@ -115,9 +119,15 @@ impl Worker {
         match self.rng.random_range(0..20) {
             0..10 => How::Lock,
             10..14 => How::Try,
-            14..18 => How::For(Duration::from_millis(self.rng.random_range(0..400))),
+            14..17 => How::For(Duration::from_millis(self.rng.random_range(0..400))),
+            17 => How::For(self.short()),
             _ => How::Cancelled(Duration::from_millis(self.rng.random_range(0..40))),
         }
+    }
+
+    /// A limit that is shorter than a busy machine takes for a reply.
+    pub(super) fn short(&mut self) -> Duration {
+        Duration::from_millis(self.rng.random_range(0..10))
     }
 
     pub(super) fn terms(&mut self) -> Terms {

@@ -1,14 +1,15 @@
 //! A thread's hold: how it is asked for, its guard of any kind, and its end.
 
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
 use redlatch::{
-    CancelToken, Error, ErrorKind, ExpirablePermit, Lock, LockGuard, LostReason, MultiLockGuard,
-    OwnedLockGuard, Permit,
+    CancelToken, Error, ErrorKind, ExpirablePermit, Leadership, Lock, LockGuard, LostReason,
+    MultiLockGuard, OwnedLockGuard, Permit,
 };
 
-use super::{LONGEST_REQUEST, Shared, WATCHDOG};
+use super::{GRACE, LONGEST_REQUEST, Shared, WATCHDOG};
 use crate::clock::{ms, nanos, now};
 use crate::history::{Event, Kind, Outcome};
 
@@ -53,6 +54,19 @@ impl Held for Permit {
     }
 }
 
+/// A leader says only whether its lease lasts for longer than the grace.
+impl Held for Leadership {
+    fn remaining(&self) -> Duration {
+        if self.is_leader() { GRACE } else { Duration::ZERO }
+    }
+    fn on_lost(&self, callback: impl FnOnce(LostReason) + Send + 'static) {
+        self.on_deposed(|| callback(LostReason::LeaseExpired));
+    }
+    fn release(self) -> Result<(), Error> {
+        self.resign()
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 pub(super) enum How {
     Lock,
@@ -67,7 +81,7 @@ impl How {
         match self {
             Self::Lock => 0,
             Self::Try => nanos(LONGEST_REQUEST),
-            Self::For(wait) | Self::Cancelled(wait) => nanos(wait),
+            Self::For(wait) | Self::Cancelled(wait) => nanos(wait).max(1),
         }
     }
 }
@@ -104,12 +118,15 @@ pub(super) struct About {
     pub(super) capacity: u64,
     pub(super) lease: u64,
     pub(super) is_watched: bool,
+    /// Of a name that may stay taken after its holder has gone: for how long this call has it stay.
+    pub(super) keeps: Option<Duration>,
 }
 
 impl About {
     pub(super) fn lock(kind: Kind, name: &str, terms: Terms) -> Self {
         let names = vec![name.to_owned()];
-        Self { kind, names, weight: 1, capacity: 1, lease: terms.lease(), is_watched: false }
+        let lease = terms.lease();
+        Self { kind, names, weight: 1, capacity: 1, lease, is_watched: false, keeps: None }
     }
 }
 
@@ -124,7 +141,8 @@ pub(super) fn outcome<E: std::borrow::Borrow<Error>>(result: &Result<bool, E>) -
         Ok(true) => Outcome::Done,
         Ok(false) => Outcome::Not,
         Err(ErrorKind::Cancelled) => Outcome::Cancelled,
-        Err(ErrorKind::LeaseLost) => Outcome::Lost,
+        Err(ErrorKind::LeaseLost | ErrorKind::EndsTooSoon) => Outcome::Lost,
+        Err(ErrorKind::Broken) => Outcome::Broken,
         Err(ErrorKind::Redis) => Outcome::Trouble,
         Err(_) => Outcome::Wrong,
     }
@@ -132,13 +150,17 @@ pub(super) fn outcome<E: std::borrow::Borrow<Error>>(result: &Result<bool, E>) -
 
 /// Calls with a token that another thread cancels.
 pub(super) fn cancelled<T>(after: Duration, call: impl FnOnce(&CancelToken) -> T) -> T {
-    let token = CancelToken::new();
+    let token = &CancelToken::new();
+    let (done, is_done) = mpsc::channel::<()>();
     thread::scope(|scope| {
-        let _canceller = scope.spawn(|| {
-            thread::sleep(after);
-            token.cancel();
+        let _canceller = scope.spawn(move || {
+            if is_done.recv_timeout(after) == Err(RecvTimeoutError::Timeout) {
+                token.cancel();
+            }
         });
-        call(&token)
+        let result = call(token);
+        drop(done);
+        result
     })
 }
 
@@ -188,6 +210,17 @@ pub(super) fn leave<G: Held>(shared: &Shared, kept: Kept<G>, posts: bool) {
         Outcome::Posted
     } else {
         outcome(&guard.release().map(|()| true))
+    };
+    left(shared, &ids, outcome);
+}
+
+/// Ends the guard, and leaves the lock taken.
+pub(super) fn leave_to_expire(shared: &Shared, kept: Kept<LockGuard>) {
+    leaving(shared, &kept);
+    let Kept { guard, ids } = kept;
+    let outcome = match outcome(&guard.leave_to_expire().map(|()| true)) {
+        Outcome::Done => Outcome::Kept,
+        failed => failed,
     };
     left(shared, &ids, outcome);
 }

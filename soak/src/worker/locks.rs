@@ -92,7 +92,12 @@ impl Worker {
 
     /// One acquisition of a lock of any kind, in any way.
     fn lock(&mut self, lock: &dyn Lock, about: About) {
-        let (how, stay) = (self.how(), self.stay());
+        let how = self.how();
+        self.lock_as(lock, about, how);
+    }
+
+    pub(super) fn lock_as(&mut self, lock: &dyn Lock, about: About, how: How) {
+        let (stay, is_kept) = (self.stay(), about.keeps.is_some());
         if self.rng.random_ratio(1, 10) {
             let Some(kept) = self.acquire(about, how, stay, |how| match how {
                 How::Lock => lock.lock_owned().map(Some),
@@ -115,19 +120,28 @@ impl Worker {
             });
             return;
         }
-        let Some(kept) = self.acquire(about, how, stay, |how| match how {
+        let Some(kept) = self.take(lock, about, how, stay) else { return };
+        hold(&self.shared, &kept, stay);
+        // (A second level would begin a least time anew.)
+        if !is_kept && self.rng.random_ratio(1, 10) {
+            self.enter_again(lock, &kept);
+        }
+        leave(&self.shared, kept, self.rng.random_ratio(1, 3));
+    }
+
+    pub(super) fn take(
+        &mut self,
+        lock: &dyn Lock,
+        about: About,
+        how: How,
+        stay: Duration,
+    ) -> Option<Kept<LockGuard>> {
+        self.acquire(about, how, stay, |how| match how {
             How::Lock => lock.lock().map(Some),
             How::Try => lock.try_lock(),
             How::For(wait) => lock.try_lock_for(wait),
             How::Cancelled(wait) => cancelled(wait, |token| lock.lock_cancellable(token).map(Some)),
-        }) else {
-            return;
-        };
-        hold(&self.shared, &kept, stay);
-        if self.rng.random_ratio(1, 10) {
-            self.enter_again(lock, &kept);
-        }
-        leave(&self.shared, kept, self.rng.random_ratio(1, 3));
+        })
     }
 
     /// A thread that holds a lock takes it again without waiting.
@@ -146,6 +160,18 @@ impl Worker {
                 self.shared.odd(format!("{} was not entered again since {begun}", lock.name()));
             }
             Ok(None) | Err(_) => {}
+        }
+    }
+
+    /// Limits that end before a busy machine has the reply, for a lock that nobody else wants.
+    pub(super) fn short_limits(&mut self) {
+        let name = format!("{}short-{}-{}", self.task.prefix, self.task.seed, self.number);
+        let lock = self.client.reentrant_lock(&name);
+        for _ in 0..self.rng.random_range(1..20) {
+            let how = How::For(self.short());
+            let about = About::lock(Kind::Reentrant, &name, Terms::Usual);
+            let Some(kept) = self.take(&lock, about, how, Duration::ZERO) else { continue };
+            leave(&self.shared, kept, self.rng.random_ratio(1, 3));
         }
     }
 

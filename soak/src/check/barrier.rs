@@ -1,0 +1,150 @@
+//! The parties of a barrier's generation pass together, or none of them does; and they wake at once.
+//!
+//! A history does not say which generation a call was in. But the calls of one generation have a
+//! moment in common, and each has an index of its own.
+
+use super::waits::{Call, IDLE, OFTEN, is_quiet};
+use super::{Findings, SLACK};
+use crate::clock::ms;
+use crate::history::{Outcome, Round, Step};
+use crate::worker::PARTIES;
+
+/// A dead party counts for so long: the end of its lease is seen by others that look now and then.
+const DEAD: u64 = ms(3000) + SLACK;
+
+pub(super) fn check(round: &Round, calls: &[Call<'_>], found: &mut Findings) {
+    let arrivals = || calls.iter().filter(|it| it.step == Step::Arrive);
+    let Some(first) = arrivals().map(|it| it.call).min() else { return };
+    let last = arrivals().map(|it| it.at).max().unwrap_or(first);
+    let name = calls[0].name;
+    let mut forgets = round.faults.iter().filter(|it| it.forgets_counts());
+    if forgets.any(|it| it.from <= last && it.to >= first) {
+        return;
+    }
+    for call in arrivals().filter(|it| it.outcome == Outcome::Wrong) {
+        let text = format!("process {} got an error of no expected kind", call.process);
+        found.violation("errors", name, [call.call, call.at], text);
+    }
+    let passes: Vec<_> = arrivals().filter(|it| it.outcome == Outcome::Done).collect();
+    found.count("passes of a barrier", passes.len() as u64);
+    // A party of which nobody knows whether it has passed, and when.
+    let deaths = || round.processes.iter().filter_map(|it| it.killed);
+    let unknown = || arrivals().filter(|it| it.outcome == Outcome::Trouble);
+    let is_unsure = |from: u64, to: u64| {
+        deaths().any(|at| at + DEAD >= from && at <= to + SLACK)
+            || unknown().any(|it| it.call <= to && it.at + DEAD >= from)
+    };
+    for pass in &passes {
+        let alone = (0..u64::from(PARTIES)).find(|index| {
+            *index != pass.number && !passes.iter().any(|it| it.number == *index && meet(it, pass))
+        });
+        if let Some(index) = alone.filter(|_| !is_unsure(pass.call, pass.at)) {
+            let (process, own) = (pass.process, pass.number);
+            let text = format!("process {process} passed as {own}, and nobody as {index}");
+            found.violation("barrier, apart", name, [pass.call, pass.at], text);
+        }
+        acted(calls, pass, found);
+    }
+    let count = |index: u64| passes.iter().filter(|it| it.number == index).count();
+    let counts: Vec<_> = (0..u64::from(PARTIES)).map(count).collect();
+    if counts.iter().any(|it| *it != counts[0]) && !is_unsure(first, last) {
+        let text = format!("of each index so many have passed: {counts:?}");
+        found.violation("barrier, apart", name, [first, last], text);
+    }
+    late(round, &passes, found);
+}
+
+/// Whether the two calls have a moment in common.
+fn meet(one: &Call<'_>, other: &Call<'_>) -> bool {
+    one.call <= other.at && other.call <= one.at
+}
+
+/// Nobody passes before the action has run, where each party has one.
+fn acted(calls: &[Call<'_>], pass: &Call<'_>, found: &mut Findings) {
+    if !pass.name.contains("acts") {
+        return;
+    }
+    let mut acts = calls.iter().filter(|it| it.step == Step::Act);
+    if !acts.any(|it| it.call >= pass.call && it.at <= pass.at) {
+        let text = format!("process {} passed, and no action has run", pass.process);
+        found.violation("barrier, early", pass.name, [pass.call, pass.at], text);
+    }
+}
+
+/// The last party wakes the others, however the calls are distributed to generations.
+fn late(round: &Round, passes: &[&Call<'_>], found: &mut Findings) {
+    let is_late = |pass: &&&Call<'_>| {
+        let mut trips = passes.iter().filter(|it| it.number == 0 && meet(it, pass));
+        pass.number > 0
+            && trips.all(|it| it.at + IDLE < pass.at)
+            && is_quiet(round, pass.call, pass.at)
+    };
+    let late: Vec<_> = passes.iter().filter(is_late).collect();
+    if late.len() >= OFTEN {
+        let text = format!("{} times a party woke over {} ms late", late.len(), IDLE / ms(1));
+        found.violation("barrier, late", late[0].name, [late[0].call, late[0].at], text);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::fault;
+    use super::*;
+    use crate::history::{Event, Fault, Process};
+
+    fn step(step: Step, call: u64, at: u64, number: u64, outcome: Outcome) -> Event {
+        let (call, at, bound) = (ms(call), ms(at), 0);
+        Event::Stepped { step, name: "acts".to_owned(), call, at, bound, number, outcome }
+    }
+
+    fn pass(call: u64, at: u64, index: u64) -> Event {
+        step(Step::Arrive, call, at, index, Outcome::Done)
+    }
+
+    fn violations(events: &[Event], faults: &[Fault], killed: Option<u64>) -> Vec<&'static str> {
+        let process = |events, killed| Process { number: 1, events, killed };
+        let processes = vec![process(events.to_vec(), None), process(Vec::new(), killed.map(ms))];
+        let mut found = Findings::default();
+        super::super::waits::check(&Round { processes, faults: faults.to_vec() }, &mut found);
+        found.violations.iter().map(|it| it.check).collect()
+    }
+
+    fn act(at: u64) -> Event {
+        step(Step::Act, at, at + 1, 0, Outcome::Done)
+    }
+
+    #[test]
+    fn parties_that_pass_apart_are_found() {
+        let all = [pass(100, 111, 2), pass(105, 112, 1), act(108), pass(107, 110, 0)];
+        assert_eq!(violations(&all, &[], None), [""; 0]);
+        // Nobody was the second.
+        let two = [all[0].clone(), all[2].clone(), all[3].clone()];
+        assert!(violations(&two, &[], None).contains(&"barrier, apart"));
+        assert_eq!(violations(&two, &[], Some(109)), [""; 0]);
+        assert!(violations(&two, &[], Some(20_000)).contains(&"barrier, apart"));
+        assert_eq!(violations(&two, &[fault(109, 110, None, true)], None), [""; 0]);
+        let unknown = step(Step::Arrive, 105, 112, 0, Outcome::Trouble);
+        assert_eq!(violations(&[&two[..], &[unknown]].concat(), &[], None), [""; 0]);
+        // In a later generation as well, and it has met others.
+        let more = [pass(100, 112, 1), pass(109, 111, 0), act(109), pass(106, 113, 0)];
+        let more = [&all[..], &more[..]].concat();
+        assert_eq!(violations(&more, &[], None), ["barrier, apart"]);
+    }
+
+    #[test]
+    fn a_pass_before_the_action_is_found() {
+        let all = [pass(100, 111, 2), pass(105, 112, 1), pass(107, 110, 0)];
+        assert_eq!(violations(&all, &[], None), ["barrier, early"; 3]);
+    }
+
+    #[test]
+    fn parties_that_wake_late_again_and_again_are_found() {
+        let round = |at| {
+            let late = [pass(at, at + 900, 2), pass(at, at + 12, 1), pass(at, at + 10, 0)];
+            [&late[..], &[act(at + 5)]].concat()
+        };
+        let all: Vec<_> = (1..4).flat_map(|at| round(at * 1000)).collect();
+        assert_eq!(violations(&all, &[], None), ["barrier, late"]);
+        assert_eq!(violations(&all, &[fault(900, 901, Some(1), false)], None), [""; 0]);
+    }
+}
