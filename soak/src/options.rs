@@ -23,6 +23,8 @@ Random work on all synchronizers under faults, with a history that is checked.
                    latch, condition, long, lapse, late, short, least, once, left,
                    election, barrier
   --faults A,B     only these faults, by their names in the ledger; none: no fault
+  --other-worker FILE  every other pair of worker processes is this build of the soak, of another
+                   commit: it does the work that it knows, as in a rolling deploy
   --export FILE    appends the operations as JSON lines, for other checkers
   --check FOLDER   checks a history that was kept
   --until-violation  ends with the first violation
@@ -46,6 +48,7 @@ pub(crate) struct Options {
     pub(crate) calm: Duration,
     pub(crate) only: String,
     pub(crate) faults: String,
+    pub(crate) other_worker: Option<PathBuf>,
     pub(crate) export: Option<PathBuf>,
     pub(crate) check: Option<PathBuf>,
     pub(crate) until_violation: bool,
@@ -68,6 +71,7 @@ pub(crate) fn parse(args: &[String]) -> Result<Options, String> {
         calm: Duration::from_secs(7),
         only: String::new(),
         faults: String::new(),
+        other_worker: None,
         export: None,
         check: None,
         until_violation: false,
@@ -93,6 +97,12 @@ pub(crate) fn parse(args: &[String]) -> Result<Options, String> {
                 let faults = value()?;
                 options.faults =
                     if faults == "none" { faults.clone() } else { known(arg, faults, &FAULTS)? };
+            }
+            "--other-worker" => {
+                let exe = PathBuf::from(value()?);
+                options.other_worker = Some(
+                    exe.canonicalize().map_err(|error| format!("{}: {error}", exe.display()))?,
+                );
             }
             "--export" => options.export = Some(value()?.into()),
             "--check" => options.check = Some(value()?.into()),

@@ -7,10 +7,10 @@ use std::process::Command;
 
 use crate::check::{self, Findings};
 use crate::clock::ms;
-use crate::history::{Round, save};
+use crate::history::{Process, Round, save};
 use crate::options::Options;
 use crate::page;
-use crate::run::Outcome;
+use crate::run::{Outcome, is_other_build};
 
 pub(crate) fn progress(number: u64, all: &Outcome, found: &Findings) {
     println!(
@@ -113,7 +113,13 @@ pub(crate) fn keep(
         "commit {}, {}, cargo run --release -p soak -- {}",
         all.commit, all.version, options.typed
     )?;
-    writeln!(page, "seed {}, topology {}, round {number}\n", options.seed, options.topology)?;
+    writeln!(page, "seed {}, topology {}, round {number}", options.seed, options.topology)?;
+    if let Some(exe) = &options.other_worker {
+        let is_other = |it: &&Process| is_other_build(it.number);
+        let others: Vec<_> = round.processes.iter().filter(is_other).map(|it| it.number).collect();
+        writeln!(page, "processes of {}: {others:?}", exe.display())?;
+    }
+    writeln!(page)?;
     let mut told: Vec<&str> = Vec::new();
     for violation in &found.violations {
         writeln!(page, "{} of {:?}: {}", violation.check, violation.name, violation.text)?;

@@ -30,6 +30,11 @@ pub(crate) struct Member {
     log: PathBuf,
 }
 
+/// Whether a process is the other build, if there is one.
+pub(crate) fn is_other_build(number: u32) -> bool {
+    number / 2 % 2 == 1
+}
+
 /// The processes of a round.
 pub(crate) struct Crew<'a> {
     pub(crate) members: Vec<Member>,
@@ -59,7 +64,12 @@ impl Crew<'_> {
         };
         let args = task.args();
         let args: Vec<_> = args.iter().map(String::as_str).collect();
-        Member { number, worker: Worker::spawn("worker", &args), log }
+        // Pairs: one of each two is behind the faulty network.
+        let worker = match &self.options.other_worker {
+            Some(exe) if is_other_build(number) => Worker::spawn_build(exe, "worker", &args),
+            _ => Worker::spawn("worker", &args),
+        };
+        Member { number, worker, log }
     }
 
     /// Kills a process, and starts another one in its place.

@@ -83,6 +83,9 @@ fn command(options: &Options) -> String {
         "cargo run --release -p soak -- --topology {topology} --seed {seed} --minutes {minutes} \
          --storm {storm} --calm {calm} --processes {processes} --threads {threads} --until-violation"
     );
+    if let Some(exe) = &options.other_worker {
+        command.push_str(&format!(" --other-worker {}", exe.display()));
+    }
     for (option, list) in [("--only", only), ("--faults", faults)] {
         if !list.is_empty() {
             command.push_str(&format!(" {option} '{list}'"));

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::env;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio, exit};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Mutex, PoisonError};
@@ -42,7 +43,17 @@ impl Worker {
     /// If the executable cannot be started again.
     #[must_use]
     pub fn spawn(role: &str, args: &[&str]) -> Self {
-        Self::spawn_with(role, args, &[])
+        Self::spawn_with(&this_executable(), role, args, &[])
+    }
+
+    /// Starts another build of this executable in a role.
+    ///
+    /// # Panics
+    ///
+    /// If it cannot be started.
+    #[must_use]
+    pub fn spawn_build(exe: &Path, role: &str, args: &[&str]) -> Self {
+        Self::spawn_with(exe, role, args, &[])
     }
 
     /// Starts this test executable in a role, with `test` as its entry: a `#[test]` of that full
@@ -53,14 +64,13 @@ impl Worker {
     /// If the executable cannot be started again.
     #[must_use]
     pub fn spawn_test(test: &str, role: &str, args: &[&str]) -> Self {
-        Self::spawn_with(role, args, &["--exact", test, "--nocapture", "--include-ignored"])
+        let harness = ["--exact", test, "--nocapture", "--include-ignored"];
+        Self::spawn_with(&this_executable(), role, args, &harness)
     }
 
-    fn spawn_with(role: &str, args: &[&str], harness: &[&str]) -> Self {
-        let exe = env::current_exe()
-            .unwrap_or_else(|error| panic!("this executable's path is unknown: {error}"));
+    fn spawn_with(exe: &Path, role: &str, args: &[&str], harness: &[&str]) -> Self {
         let separator = SEPARATOR.to_string();
-        let mut child = Command::new(&exe)
+        let mut child = Command::new(exe)
             .args(harness)
             .env(ROLE, role)
             .env(ARGS, args.join(&separator))
@@ -69,7 +79,7 @@ impl Worker {
             // A group of its own: Ctrl-C does not reach it, but the end of its input does.
             .process_group(0)
             .spawn()
-            .unwrap_or_else(|error| panic!("{} does not start again: {error}", exe.display()));
+            .unwrap_or_else(|error| panic!("{} does not start: {error}", exe.display()));
         let stdin = child.stdin.take();
         let (sender, lines) = channel();
         if let Some(stdout) = child.stdout.take() {
@@ -200,6 +210,10 @@ impl Drop for Worker {
     fn drop(&mut self) {
         self.sigkill();
     }
+}
+
+fn this_executable() -> PathBuf {
+    env::current_exe().unwrap_or_else(|error| panic!("this executable's path is unknown: {error}"))
 }
 
 /// Kills a process when this process dies: one that is stopped does not see the end of its input.
