@@ -11,7 +11,7 @@
 //! ```text
 //! until T      the lock is certain until T, in ns on `clock`
 //! signal N     for the command
-//! stop         the command is to end within the grace time
+//! stop T       the command is to be told to end at T
 //! kill         the lock is lost
 //! ```
 //!
@@ -115,8 +115,8 @@ struct Guardian {
     margin: u64,
     /// When the lock may be another's.
     until: u64,
-    /// The end by `stop`.
-    stops: Option<u64>,
+    /// The end by `stop`: when the command is killed, the grace time after it is told to end.
+    stops: u64,
     asked_to_end: bool,
     /// The command was told to end, or killed, since the lock ends.
     lost: bool,
@@ -181,7 +181,7 @@ fn guard(mut words: impl Iterator<Item = OsString>) -> Option<()> {
         grace,
         margin,
         until: u64::MAX,
-        stops: None,
+        stops: u64::MAX,
         asked_to_end: false,
         lost: false,
     };
@@ -231,17 +231,19 @@ impl Guardian {
             self.hear();
             let now = clock();
             let dead_by = self.until.saturating_sub(self.margin);
-            let wait = if now >= dead_by.min(self.stops.unwrap_or(u64::MAX)) {
+            let ask = now.saturating_add(self.grace);
+            let wait = if now >= dead_by.min(self.stops) {
                 self.lost |= now >= dead_by;
                 self.kill();
                 AGAIN
-            } else if now.saturating_add(self.grace) >= dead_by && !self.lost {
-                self.lost = true;
+            } else if ask >= dead_by && !self.lost || ask >= self.stops && !self.asked_to_end {
+                self.lost |= ask >= dead_by;
                 self.end();
                 continue;
             } else {
-                let end = if self.lost { dead_by } else { dead_by.saturating_sub(self.grace) };
-                let end = end.min(self.stops.unwrap_or(u64::MAX));
+                let asks =
+                    |end: u64, asked| if asked { end } else { end.saturating_sub(self.grace) };
+                let end = asks(dead_by, self.lost).min(asks(self.stops, self.asked_to_end));
                 LOOK.min(Duration::from_nanos(end.saturating_sub(now)))
             };
             let mut polled = vec![PollFd::new(ended, PollFlags::IN)];
@@ -312,8 +314,7 @@ impl Guardian {
                 signal.inspect(|signal| self.signal(*signal));
             }
             "stop" => {
-                self.stops = Some(clock().saturating_add(self.grace));
-                self.end();
+                self.stops = number.parse().unwrap_or(u64::MAX).saturating_add(self.grace);
             }
             // Whatever was said behind it.
             "kill" => (self.until, self.lost) = (0, true),

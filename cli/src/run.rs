@@ -87,7 +87,7 @@ pub(crate) fn run(args: &Args, run: &Run) -> Result<u8, Trouble> {
     if let Some(least) = least() {
         held.raise(least)?;
     }
-    work.begin(&held)?;
+    work.begin(run, &held)?;
     let ended = work.see_through(run, &held, &told);
     if work.lost {
         say(format_args!("{} was lost, and the command stopped", job.name));
@@ -115,6 +115,10 @@ fn grace(run: &Run) -> Duration {
 
 fn margin(run: &Run) -> Duration {
     MARGIN.min(run.lease / 10)
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// The command to run, and its lock.
@@ -273,6 +277,8 @@ struct Work {
     said: Option<Result<u8, Trouble>>,
     /// Until when the guardian knows the lock to be certain.
     until: u64,
+    /// The end by `--max-hold`.
+    stops: Option<u64>,
     lost: bool,
     /// The command could not begin.
     failed: bool,
@@ -318,13 +324,29 @@ impl Work {
         drop(command);
         let cgroup = run.cgroup.then(|| Cgroup::of(client).ok()).flatten();
         listen(&socket, events).map_err(no_guardian)?;
-        let (command, said, until, lost, failed) = (None, None, 0, false, false);
-        Ok(Self { guardian, socket, in_terminal, cgroup, command, said, until, lost, failed })
+        Ok(Self {
+            guardian,
+            socket,
+            in_terminal,
+            cgroup,
+            command: None,
+            said: None,
+            until: 0,
+            stops: None,
+            lost: false,
+            failed: false,
+        })
     }
 
     /// With this the command may begin.
-    fn begin(&mut self, held: &Held) -> Result<(), Trouble> {
+    fn begin(&mut self, run: &Run, held: &Held) -> Result<(), Trouble> {
         start::send_stdin(&self.socket, std::io::stdin()).map_err(no_guardian)?;
+        if let Some(longest) = run.max_hold {
+            let at = clock().saturating_add(nanos(longest));
+            self.stops = Some(at);
+            // At once: this process may be killed or stopped by then.
+            self.tell(&format!("stop {at}\n"));
+        }
         self.tell_deadline(held);
         Ok(())
     }
@@ -339,7 +361,7 @@ impl Work {
     fn tell_deadline(&mut self, held: &Held) {
         // Before the question: if this process is stopped in between, the deadline is early.
         let now = clock();
-        let left = u64::try_from(held.remaining().as_nanos()).unwrap_or(u64::MAX);
+        let left = nanos(held.remaining());
         let until = now.saturating_add(left);
         // The same deadline, reckoned again, differs by the time between the two clocks.
         if left > 0 && until.abs_diff(self.until) > 1_000_000 {
@@ -358,12 +380,11 @@ impl Work {
         let tick = (run.lease / 20).clamp(Duration::from_millis(5), Duration::from_millis(500));
         // Later than the guardian.
         let margin = margin(run) / 2;
-        let mut stops = run.max_hold.and_then(|longest| Instant::now().checked_add(longest));
-        let mut is_stopped = false;
+        let (mut stops, mut is_stopped) = (self.stops, false);
         // By when the guardian has to end, and whether it is killed here, since it has not.
-        let (mut late, mut given_up) = (None, false);
+        let (mut late, mut given_up) = (u64::MAX, false);
         loop {
-            let wait = stops.map_or(tick, |at| at.saturating_duration_since(Instant::now()));
+            let wait = Duration::from_nanos(stops.unwrap_or(u64::MAX).saturating_sub(clock()));
             let left = held.remaining().saturating_sub(margin);
             match told.recv_timeout(wait.min(tick).min(left).max(AGAIN)) {
                 Ok(Event::Said(line)) if line.is_empty() => {
@@ -383,15 +404,17 @@ impl Work {
                 Ok(Event::Signal(_)) | Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => thread::sleep(tick),
             }
-            let now = Instant::now();
+            let now = clock();
+            // Before it looks for the command's end: the guardian may have ended it.
+            if stops.is_some_and(|at| now >= at) {
+                // The guardian does so within the grace time, unless it is stopped itself.
+                given_up |= std::mem::replace(&mut is_stopped, true);
+                stops = Some(now.saturating_add(nanos(grace(run) + LATE)));
+            }
             if self.has_ended() {
                 stops = None;
-                given_up |= now >= *late.get_or_insert(now + LATE);
-            } else if stops.is_some_and(|at| now >= at) {
-                // The guardian ends the command within the grace time, unless it is stopped itself.
-                given_up |= std::mem::replace(&mut is_stopped, true);
-                stops = now.checked_add(grace(run) + LATE);
-                self.tell("stop\n");
+                late = late.min(now.saturating_add(nanos(LATE)));
+                given_up |= now >= late;
             }
             if held.remaining() <= margin {
                 // The guardian has done so, unless it is stopped, or has not begun.

@@ -190,6 +190,20 @@ fn with_a_stopped_guardian_max_hold_ends_a_command_that_goes_on() {
     assert_eq!(with_a_stopped_guardian(&options, "exec sleep 60", |_| ()), Some(124));
 }
 
+#[test]
+fn max_hold_ends_the_command_of_a_run_that_is_killed_or_stopped() {
+    let server = server();
+    for signal in [Signal::KILL, Signal::STOP] {
+        let options = ["--lease", "1h", "--max-hold", "1", "-k", "0.3"];
+        let running = start(&server.url(), &options, &format!("{signal:?}"), "exec sleep 60");
+        running.signal(signal);
+        wait_until("it is dead", SOON, || alive(running.command).is_empty());
+        let status = (signal == Signal::STOP).then_some(124);
+        let _gone = kill_process(Pid::from_child(&running.wrapper), Signal::CONT);
+        assert_eq!(running.ends(), status);
+    }
+}
+
 /// The folder of the cgroup (version 2) of a command that runs.
 fn cgroup(running: &Running) -> PathBuf {
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
