@@ -68,13 +68,16 @@ fn perform(args: &Args) -> Result<u8, Trouble> {
     }
 }
 
-/// Writes to stdout. A reader that has gone is no trouble, but a full disk is.
 fn print(bytes: &[u8]) -> Result<u8, Trouble> {
+    write(bytes).map(|_| 0)
+}
+
+/// Writes to stdout. `false`: its reader has gone, which is no trouble. A full disk is.
+fn write(bytes: &[u8]) -> Result<bool, Trouble> {
     let mut stdout = std::io::stdout();
     match stdout.write_all(bytes).and_then(|()| stdout.flush()) {
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
-            Err(Trouble::new(SOFTWARE, format!("stdout: {error}")))
-        }
-        _ => Ok(0),
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(Trouble::new(SOFTWARE, format!("stdout: {error}"))),
+        Ok(()) => Ok(true),
     }
 }

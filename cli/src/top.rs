@@ -1,7 +1,7 @@
 //! `redlatch top`: what `redlatch ls` lists, again and again.
 
 use std::collections::HashMap;
-use std::io::{IsTerminal as _, Write as _};
+use std::io::IsTerminal as _;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -38,7 +38,6 @@ pub(crate) fn top(args: &Args, pattern: &str, every: Duration, json: bool) -> Re
 
 /// Scan by scan, with an empty line between two, until nobody reads them any more.
 fn print(client: &Client, pattern: &str, every: Duration, json: bool) -> Result<u8, Trouble> {
-    let mut stdout = std::io::stdout();
     for scan in 1_u64.. {
         let mut text = String::new();
         for status in client.statuses(pattern)? {
@@ -53,7 +52,7 @@ fn print(client: &Client, pattern: &str, every: Duration, json: bool) -> Result<
         if !json {
             text += "\n";
         }
-        if stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).is_err() {
+        if !crate::write(text.as_bytes())? {
             break;
         }
         thread::sleep(every);

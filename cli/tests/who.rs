@@ -92,12 +92,15 @@ fn an_owner_commands_no_terminal() {
 #[test]
 fn what_cannot_be_printed_is_trouble_unless_its_reader_is_gone() {
     let server = server();
-    for (stdout, status) in [("/dev/full", 70), ("/dev/null", 0)] {
+    for (words, stdout, status) in [
+        (&["who", "orders"][..], "/dev/full", 70),
+        (&["who", "orders"], "/dev/null", 0),
+        (&["top"], "/dev/full", 70),
+    ] {
         let file = File::options().write(true).open(stdout).unwrap();
-        let mut who = redlatch(&server.url());
-        let ended = who.args(["who", "orders"]).stdout(file).output().unwrap();
-        assert_eq!(ended.status.code(), Some(status), "{stdout}");
-        assert_eq!(ended.stderr.is_empty(), status == 0, "{stdout}");
+        let ended = redlatch(&server.url()).args(words).stdout(file).output().unwrap();
+        assert_eq!(ended.status.code(), Some(status), "{words:?} {stdout}");
+        assert_eq!(ended.stderr.is_empty(), status == 0, "{words:?} {stdout}");
     }
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
