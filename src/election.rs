@@ -14,7 +14,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use redlatch_client::pubsub::Subscription;
 use redlatch_client::sync::{Mutex, Thread, clock};
-use redlatch_client::{CancelToken, Outcome, host_name};
+use redlatch_client::{CancelToken, Outcome, host_name, was_cut, was_cut_while_answering};
 
 #[cfg(doc)]
 use crate::client::Client;
@@ -26,7 +26,7 @@ use crate::lock::fenced::{FencedLock, FencingToken, OwnedFencedLockGuard};
 use crate::runtime::Session;
 use crate::scripts::ElectionKeys;
 use crate::scripts::election::{ElectionScripts, Recorded};
-use crate::waiting::{Endurance, Wait, await_confirmation, doze, slow_poll_or};
+use crate::waiting::{Endurance, Wait, await_confirmation, doze, outlast, slow_poll_or};
 
 /// An election, in which processes agree on one of them, the leader. Made by
 /// [`Client::leader_election`].
@@ -224,35 +224,61 @@ impl LeaderElection {
         let mut tries = 1..MOST_TRIES;
         loop {
             let Some(guard) = self.lock.lock_owned_within(wait.usual())? else { return Ok(None) };
-            match self.begin(guard, grace) {
+            match self.begin(guard, grace, &wait) {
                 Err(error) if is_short(&error) && !wait.is_over() && tries.next().is_some() => {}
-                begun => return begun.map(Some),
+                begun => return begun,
             }
         }
     }
 
-    /// Begins to lead, with the lock that the guard has.
-    fn begin(&self, guard: OwnedFencedLockGuard, grace: Duration) -> Result<Leadership, Error> {
-        let (site, name) = (self.site(), &self.site().name);
+    /// Begins to lead, with the lock that the guard has. `None`: the wait ended first.
+    fn begin(
+        &self,
+        guard: OwnedFencedLockGuard,
+        grace: Duration,
+        wait: &Wait<'_>,
+    ) -> Result<Option<Leadership>, Error> {
+        let (site, least) = (self.site(), self.lock.handle().terms().lease() / 2);
+        let _limited = wait.limits(&site.core);
         // A lock that was handed on is certain for 2 s at first, perhaps less than the grace.
-        guard.check(self.lock.handle().terms().lease() / 2)?;
-        let Some(held) = guard.one() else { return Err(Error::late_grant(name)) };
+        let checked = guard.check(least);
+        wait.check_cancelled(&site.name)?;
+        checked?;
+        let Some(held) = guard.one() else { return Err(Error::late_grant(&site.name)) };
         let (tenancy, token) = (Arc::clone(held.site_and_tenancy().1), guard.token().get());
-        let who = [&*site.core.config.connection.name, &host_name()];
-        let led = scripts(site).lead(&tenancy.hold().owner, token, who);
-        if !led
-            .map_err(|trouble| trouble.into_error().of(name).now("nobody was made the leader"))?
-        {
-            return Err(Error::lost(name, &tenancy.hold().why_gone()));
-        }
         let (site, callbacks) = (Arc::clone(site), Mutex::new(Some(Vec::new())));
         let term = Arc::new(Term { site, tenancy, token, grace, callbacks });
+        // Unless this process leads, its drop removes a record that was made nevertheless.
+        let resigns = Resigns(Arc::clone(&term));
+        if !self.record(&term, wait)? {
+            return Ok(None);
+        }
+        // The wait for an answer may have been long.
+        guard.check(least)?;
         let deposed = Arc::downgrade(&term);
         guard.on_lost(move |_| {
             deposed.upgrade().inspect(|term| term.depose());
         });
-        Arc::clone(&term).due();
-        Ok(Leadership { resigns: Resigns(term), guard })
+        term.due();
+        Ok(Some(Leadership { resigns, guard }))
+    }
+
+    /// Records the leader. `false`: the wait ended first.
+    fn record(&self, term: &Term, wait: &Wait<'_>) -> Result<bool, Error> {
+        let Term { site, tenancy, token, .. } = term;
+        let Site { core, name, .. } = &**site;
+        let who = [&*core.config.connection.name, &host_name()];
+        let led = outlast(core, name, wait, || {
+            let led = scripts(site).lead(&tenancy.hold().owner, *token, who);
+            led.map_err(|trouble| trouble.into_error().of(name).now("nobody was made the leader"))
+        });
+        match led {
+            Ok(true) => Ok(true),
+            Ok(false) => Err(Error::lost(name, &tenancy.hold().why_gone())),
+            // The server has answered the request for the lock.
+            Err(_) if was_cut() => wait.check_cancelled(name).map(|()| false),
+            Err(error) => Err(error),
+        }
     }
 }
 
@@ -445,9 +471,18 @@ impl Changes<'_> {
         election.check()?;
         let mut endurance = Endurance::default();
         // Messages are not stored: it listens first, and looks then.
-        if !await_confirmation(channel, core, name, &thread, wait)? {
-            return Ok(None);
+        loop {
+            match await_confirmation(channel, core, name, &thread, wait) {
+                Ok(true) => break,
+                Ok(false) => return Ok(None),
+                Err(error) => {
+                    let limit = core.config.failover_timeout;
+                    let pause = endurance.failed(&error, limit).ok_or(error)?;
+                    doze(core, name, &thread, wait, wait.sleep_until(pause), || false)?;
+                }
+            }
         }
+        let _limited = wait.limits(core);
         loop {
             let version = channel.version();
             let pause = match election.look() {
@@ -458,6 +493,11 @@ impl Changes<'_> {
                 Ok((_, left)) => {
                     endurance.answered(Instant::now());
                     slow_poll_or(left)
+                }
+                Err(error) if was_cut() => {
+                    wait.check_cancelled(name)?;
+                    let answered = last.is_some() || was_cut_while_answering();
+                    return if answered { Ok(None) } else { Err(error) };
                 }
                 Err(error) => {
                     endurance.failed(&error, core.config.failover_timeout).ok_or(error)?

@@ -461,6 +461,30 @@ fn go_on<S: Synchronizer>(
     if wait.is_over() { Err(error) } else { Ok(()) }
 }
 
+/// Sends a further request of a call that waits. It outlasts an outage, as the first one does. The
+/// caller [limits](Wait::limits) it.
+pub(crate) fn outlast<T>(
+    core: &Core,
+    name: &Arc<str>,
+    wait: &Wait<'_>,
+    mut ask: impl FnMut() -> Result<T, Error>,
+) -> Result<T, Error> {
+    let (thread, mut endurance) = (Thread::current(), Endurance::default());
+    loop {
+        let error = match ask() {
+            Err(error) if wait.blocks() && !was_cut() => error,
+            outcome => return outcome,
+        };
+        let Some(pause) = endurance.failed(&error, core.config.failover_timeout) else {
+            return Err(error);
+        };
+        doze(core, name, &thread, wait, wait.sleep_until(pause), || false)?;
+        if wait.is_over() {
+            return Err(error);
+        }
+    }
+}
+
 /// The arrival of a thread that is about to queue again.
 const LAST: u64 = u64::MAX;
 

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use common::*;
 use redis::Commands as _;
-use redlatch::{CancelToken, Client, ErrorKind, Leader, LeaderElection, Wait};
+use redlatch::{CancelToken, Client, ErrorKind, Leader, LeaderElection, Leadership, Wait};
 use redlatch_testkit::{Action, Direction, Job, Proxy, Server, Worker};
 
 fn election(client: &Client, name: &str) -> LeaderElection {
@@ -189,6 +189,34 @@ fn an_observer_is_told_of_each_change() {
 }
 
 #[test]
+fn an_observer_outlasts_an_outage_and_ends_with_its_wait_at_a_server_that_hangs() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let client = impatient(&proxy.url()).failover_timeout(LONG).connect().unwrap();
+    let observed = election(&client, "away");
+    proxy.refuse();
+    proxy.cut_all();
+    let waits = spawn(move || observed.observe(SOON * 2).next().unwrap());
+    // Time is the subject: for longer than a channel's confirmation may take.
+    thread::sleep(IMPATIENT * 5 / 2);
+    assert!(!waits.is_finished());
+    proxy.accept();
+    assert_eq!(waits.join().unwrap(), None);
+
+    let patient = Client::builder(&server.url()).response_timeout(SOON).connect().unwrap();
+    let observed = election(&patient, "hangs");
+    // It listens already.
+    let mut first = observed.observe(SOON);
+    assert_eq!(first.next().unwrap().unwrap(), None);
+    server.pause();
+    let waits = spawn(move || observed.observe(UNIT).next().and_then(Result::ok));
+    // Long before the client takes the server for dead.
+    assert_eq!(waits.join(), None);
+    server.resume();
+}
+
+#[test]
 fn an_observer_finds_out_that_a_dead_leaders_lease_has_ended() {
     let _bounded = bounded();
     let server = server();
@@ -276,7 +304,65 @@ fn a_request_whose_reply_is_lost_leads_all_the_same() {
     assert_eq!(proxy.fired(), 2);
 }
 
-/// As a process that stood still between the grant and its reply.
+/// The second request of a campaign, behind that for the lock.
+#[test]
+fn the_record_of_a_leader_outlasts_an_outage_and_ends_with_the_wait() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let builder = || Client::builder(&proxy.url()).connections(1).watchdog_timeout(LONG);
+    let client = builder().failover_timeout(LONG).connect().unwrap();
+    let campaigns = client.leader_election("record");
+    drop(campaigns.campaign().unwrap());
+    wait_free(&server, "record", SOON);
+    let on_record = |shots, action| {
+        proxy.on(Direction::Request, shots, action, |bytes| {
+            contains(bytes, "EVAL") && contains(bytes, "redlatch_leader:{record}")
+        });
+    };
+    for action in [Action::LoseReply, Action::LoseRequest] {
+        // Each call sends a copy by itself: two calls fail.
+        on_record(4, action);
+        let leadership = campaigns.campaign().unwrap();
+        assert!(leads(campaigns.leader().unwrap().as_ref(), &client));
+        leadership.resign().unwrap();
+    }
+    assert_eq!(proxy.fired(), 8);
+    // The server has answered, but has no time left for the record.
+    let patient = builder().response_timeout(SOON).connect().unwrap();
+    let campaigns = patient.leader_election("held");
+    drop(campaigns.campaign().unwrap());
+    wait_free(&server, "held", SOON);
+    for ends in ["a limit", "a cancel"] {
+        let fired = proxy.fired();
+        proxy.on(Direction::Request, 1, Action::HoldReply, |bytes| {
+            contains(bytes, "EVAL") && contains(bytes, "redlatch_leader:{held}")
+        });
+        let (token, its) = (CancelToken::new(), campaigns.clone());
+        let cancels = token.clone();
+        let waits = spawn(move || match ends {
+            "a limit" => its.campaign_for(UNIT).map(drop_some),
+            _ => its.campaign_cancellable(&token).map(|it| drop_some(Some(it))),
+        });
+        proxy.wait_fired(fired + 1, SOON);
+        cancels.cancel();
+        // Long before the client takes the server for dead.
+        let outcome = waits.join();
+        match ends {
+            "a limit" => assert!(!outcome.unwrap()),
+            _ => assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Cancelled),
+        }
+        proxy.release();
+        wait_free(&server, "held", SOON);
+        wait_until("nobody leads", SOON, || campaigns.leader().unwrap().is_none());
+    }
+}
+
+/// Whether it leads; if so, no more.
+fn drop_some(leadership: Option<Leadership>) -> bool {
+    leadership.is_some()
+}
+
 /// It has the lock already, which was handed on to it.
 #[test]
 fn a_candidate_leads_on_a_server_without_memory() {
@@ -295,6 +381,7 @@ fn a_candidate_leads_on_a_server_without_memory() {
     leadership.resign().unwrap();
 }
 
+/// As a process that stood still between the grant and its reply.
 #[test]
 fn a_candidate_whose_grant_came_too_late_campaigns_on() {
     let _bounded = bounded();
