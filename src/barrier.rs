@@ -4,7 +4,7 @@
 //! arrive: a numbered request; the last party trips the barrier, or runs its action and then does
 //! others: listen, look, sleep; a message says how the generation ended. Without one, a party looks
 //!         again and again, which renews its lease, and when the first lease of another party ends
-//! over, cancelled, failed: break the barrier; if it has tripped before, that counts
+//! over, cancelled, failed: break the barrier, if need be later; if it has tripped before, that counts
 //! ```
 //!
 //! - Only the server decides how a generation ends, once (`lua/barrier/generations.lua`), so all its
@@ -13,32 +13,39 @@
 //! - A party's lease is renewed only while its thread waits here, or runs the action. The first
 //!   process that looks after a lease has ended breaks the barrier.
 //! - A party listens before it looks, so no end is slept through.
-//! - An arrival whose outcome is not known is not repeated: a second one could be one too many.
+//! - An arrival is numbered: it is sent again through an outage, and counts once.
+//! - A party that gives up an arrival sends the same number: no copy arrives after that, and the
+//!   generation in which it has arrived, or would, is broken. That goes on in the background, and
+//!   before each further numbered request of this client: otherwise it could break the generation
+//!   that a reset has begun meanwhile.
 //! - No party arrives in a generation before one that its process has passed or met.
 
 use std::cell::{Cell, OnceCell};
+use std::collections::VecDeque;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
+use log::Level;
 use redlatch_client::sync::atomic::{AtomicI64, Ordering};
-use redlatch_client::sync::{Mutex, Thread};
-use redlatch_client::{CancelToken, Command, Limit, Outcome, Route};
+use redlatch_client::sync::{Mutex, Thread, clock};
+use redlatch_client::{CancelToken, Command, Failure, Outcome, Route, is_transient, was_cut};
 
 #[cfg(doc)]
 use crate::client::Client;
 use crate::config::check_watchdog;
 use crate::error::{Error, ErrorKind};
-use crate::lease::{Cleanup, KeepAlive};
+use crate::lease::{Cleanup, Debtor, KeepAlive};
 use crate::observer::{Kind, Way};
 use crate::runtime::{Core, Member, Session};
 use crate::scripts::barrier::{
     BarrierScripts, BarrierState, Comes, Generation, MOST_PARTIES, Place, read_message,
 };
-use crate::scripts::{BarrierKeys, Owner, RequestId, Requests, Trouble};
+use crate::scripts::{BarrierKeys, Owner, RequestId, Requests, Trouble, VALID_FOR};
 use crate::waiting::{
-    Claim, Enter, EnterOf, Lead, Queue, Queued, Synchronizer, Try, Wait, acquire, slow_poll_or,
+    Claim, Enter, EnterOf, Lead, Queue, Queued, Synchronizer, Try, Wait, acquire, outlast,
+    slow_poll_or,
 };
 
 /// A barrier at which a number of threads of all processes wait for each other, again and again. It
@@ -119,8 +126,10 @@ impl CyclicBarrier {
     ///
     /// - [`Broken`](ErrorKind::Broken) if the barrier is broken, or breaks during the wait.
     /// - [`Redis`](ErrorKind::Redis) if the server refuses, or does not answer for
-    ///   [`failover_timeout`](crate::ClientBuilder::failover_timeout). The barrier then breaks, at
-    ///   the latest when the party's lease ends.
+    ///   [`failover_timeout`](crate::ClientBuilder::failover_timeout). The party then breaks the
+    ///   barrier. If the server does not answer that either, the client repeats it in the background
+    ///   for up to four minutes (if the party is known to have arrived, for its lease, after which
+    ///   the barrier breaks by itself).
     /// - [`Config`](ErrorKind::Config) if no number of parties is set.
     /// - [`ShutDown`](ErrorKind::ShutDown) after [`Client::shutdown`], which also ends waits.
     /// - The other errors of [`parties`](Self::parties).
@@ -142,12 +151,13 @@ impl CyclicBarrier {
     /// # Errors
     ///
     /// Those of [`wait`](Self::wait). If `wait` is over and the server does not say that the barrier
-    /// is broken, the error is [`Redis`](ErrorKind::Redis) and of an
-    /// [unknown outcome](Error::outcome_unknown): the others may pass.
+    /// is broken, the error is [`Redis`](ErrorKind::Redis). It is of an
+    /// [unknown outcome](Error::outcome_unknown) if the party may have arrived: the others may pass.
     ///
     /// # Blocking
     ///
-    /// For at most `wait`, and one round trip to arrive and one to break the barrier.
+    /// For at most `wait`, and up to 50 ms (or three round trips to a distant server) to break the
+    /// barrier. The first request has as much time, too.
     #[must_use = "`None`: time is over, and the barrier is broken"]
     pub fn wait_for(&self, wait: Duration) -> Result<Option<u32>, Error> {
         self.pass(wait.into())
@@ -158,7 +168,8 @@ impl CyclicBarrier {
     ///
     /// # Errors
     ///
-    /// [`Cancelled`](ErrorKind::Cancelled). Also the errors of [`wait`](Self::wait).
+    /// [`Cancelled`](ErrorKind::Cancelled): the barrier breaks, as after an error of kind
+    /// [`Redis`](ErrorKind::Redis). Also the errors of [`wait`](Self::wait).
     pub fn wait_cancellable(&self, token: &CancelToken) -> Result<u32, Error> {
         self.pass(token.into())?.ok_or_else(|| Error::shut_down(&self.site.name))
     }
@@ -275,7 +286,9 @@ impl CyclicBarrier {
     ) -> Result<T, Error> {
         self.check(&Wait::FOREVER)?;
         let site = &self.site;
-        let outcome = site.requests.with_one(&site.core.id, |id| send(site.scripts(), id));
+        let settled = site.settle();
+        let outcome = settled
+            .and_then(|()| site.requests.with_one(&site.core.id, |id| send(site.scripts(), id)));
         outcome.map_err(|trouble| trouble.into_error_of(&site.name))
     }
 
@@ -286,11 +299,13 @@ impl CyclicBarrier {
             barrier: self,
             owner: core.id.next_owner(),
             place: Cell::new(None),
+            arrival: Cell::new(None),
             renewal: OnceCell::new(),
         };
         if let Err(error) = self.check(&wait) {
             if error.kind() == ErrorKind::Cancelled {
-                new().leave()?;
+                // With or without an answer: see `Party::leave`.
+                let _left = new().leave(&wait);
             }
             return Err(error);
         }
@@ -299,39 +314,50 @@ impl CyclicBarrier {
         loop {
             let party = new();
             let outcome = acquire(&party, &Claim { thread: &thread, need: (), wait });
-            let Some(place) = party.place.get() else {
-                return match outcome {
-                    // The barrier was deleted during the wait.
-                    Err(error) if has_waited && error.kind() == ErrorKind::Config => {
-                        Err(self.site.broken())
-                    }
-                    outcome => outcome.map(|_| None),
-                };
-            };
-            match (outcome, place.index) {
+            let place = match (outcome, party.place.get()) {
                 // The generation that was complete has ended: the thread arrives in the next one.
-                (Ok(Some(())), None) => {
+                (Ok(Some(())), Some(Place { index: None, .. })) => {
                     has_waited = true;
                     continue;
                 }
-                (Ok(Some(())), Some(0)) => party.act(place)?,
-                (Ok(Some(())), _) => {}
+                (Ok(Some(())), Some(place)) => {
+                    if place.index == Some(0) {
+                        party.act(place, &wait)?;
+                    }
+                    place
+                }
                 (Err(error), _) if error.kind() == ErrorKind::Broken => return Err(error),
-                (outcome, _) => match (party.leave(), outcome) {
-                    (Ok(Generation::Tripped), _) => {}
-                    (_, Err(error)) if error.kind() == ErrorKind::Cancelled => return Err(error),
+                // There is no barrier: it was deleted during the wait, or never made.
+                (Err(error), None) if error.kind() == ErrorKind::Config => {
+                    return Err(if has_waited { self.site.broken() } else { error });
+                }
+                // The server has had its time, and need not be asked for an answer once more.
+                (Err(error), _) if party.arrival.get().is_some_and(|it| it.is_cut) => {
+                    return Err(party.give_up_later(error));
+                }
+                (outcome, _) => match (party.leave(&wait), outcome) {
+                    (Ok(Some(place)), _) => place,
+                    (_, Err(error)) if is_last_word(&error) => return Err(error),
                     // `None` would say that no other party passes, and the first error does not say
                     // that they may.
                     (Err(error), _) => return Err(error),
                     // The end of the wait has ended a request.
                     _ if wait.is_over() => return Ok(None),
-                    (_, outcome) => return outcome.map(|_| None),
+                    (_, Err(error)) => {
+                        return Err(error.unknown(false).now("the barrier is broken"));
+                    }
+                    (_, Ok(_)) => return Ok(None),
                 },
-            }
+            };
             self.site.met.fetch_max(place.generation + 1, Ordering::Relaxed);
             return Ok(place.index);
         }
     }
+}
+
+/// Whether the caller must hear of this, whatever has become of the barrier.
+fn is_last_word(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Cancelled | ErrorKind::ShutDown)
 }
 
 impl fmt::Debug for CyclicBarrier {
@@ -346,39 +372,126 @@ struct Party<'a> {
     owner: Owner,
     /// Once it has arrived.
     place: Cell<Option<Place>>,
+    /// The request by which it arrives, while its outcome is not known.
+    arrival: Cell<Option<Arrival>>,
     renewal: OnceCell<Arc<dyn KeepAlive>>,
+}
+
+/// A numbered arrival, which may be sent again and given up.
+#[derive(Clone, Copy, Debug)]
+struct Arrival {
+    id: RequestId,
+    /// The server may have carried it out.
+    is_sent: bool,
+    /// The end of the wait has ended the request.
+    is_cut: bool,
 }
 
 impl Party<'_> {
     /// The last party runs its action, and then trips the barrier.
-    fn act(&self, place: Place) -> Result<(), Error> {
+    fn act(&self, place: Place, wait: &Wait<'_>) -> Result<(), Error> {
         let Some(action) = &self.barrier.action else { return Ok(()) };
         let site = self.site();
         self.renew(place);
         let ran = catch_unwind(AssertUnwindSafe(|| action()));
         // A child that the action forked is no party.
         site.core.check_process(&site.name)?;
-        let finished = site.finish(place.generation, &self.owner, ran.is_ok());
+        let finished = {
+            let _limited = wait.limits_last(&site.core);
+            let trips = || self.finish(place.generation, true);
+            match ran {
+                Ok(()) => outlast(&site.core, &site.name, wait, trips),
+                Err(_) => self.finish(place.generation, false),
+            }
+        };
+        if finished.is_err() {
+            self.break_later(place.generation);
+        }
         ran.unwrap_or_else(|panic| resume_unwind(panic));
-        let went = finished.map_err(|trouble| trouble.into_error_of(&site.name))?;
-        if went == Generation::Tripped { Ok(()) } else { Err(site.broken()) }
+        if finished? == Generation::Tripped { Ok(()) } else { Err(site.broken()) }
+    }
+
+    fn finish(&self, generation: i64, trips: bool) -> Result<Generation, Error> {
+        let site = self.site();
+        let finished = site.scripts().finish(generation, &self.owner, trips);
+        finished.map_err(|trouble| trouble.into_error_of(&site.name))
+    }
+
+    /// The server has not answered: the client breaks the generation in the background. After its
+    /// lease it breaks by itself.
+    fn break_later(&self, generation: i64) {
+        let CyclicBarrier { site, lease, .. } = self.barrier;
+        let command = site.scripts().finish_command(generation, &self.owner, false);
+        site.core.watchdog.clean_up(Cleanup::left_over(&site.name, command, *lease));
     }
 
     /// Leaves early, and breaks its generation, unless that has ended. If it has not arrived, breaks
-    /// the one in which it would wait if it arrived now.
-    fn leave(&self) -> Result<Generation, Error> {
-        let CyclicBarrier { site, lease, .. } = self.barrier;
-        let Some(Place { generation, index: Some(_) }) = self.place.get() else {
-            let left = site.arrive(&self.owner, *lease, Comes::Leaves);
-            let left = left.map(|_| Generation::Broken);
-            return left.map_err(|trouble| trouble.into_error_of(&site.name));
+    /// the one in which it would wait if it arrived now. Returns its place if it has passed after
+    /// all. The call has little time left; if the server does not answer in that, the client breaks
+    /// the barrier in the background.
+    fn leave(&self, wait: &Wait<'_>) -> Result<Option<Place>, Error> {
+        let site = self.site();
+        let _limited = wait.limits_last(&site.core);
+        let Some(place @ Place { generation, index: Some(_) }) = self.place.get() else {
+            return self.give_up();
         };
-        site.finish(generation, &self.owner, false).map_err(|trouble| {
+        let finished = self.finish(generation, false);
+        if finished.is_err() {
+            self.break_later(generation);
+        }
+        let went = finished.map_err(|error| {
             let state = "it waits no more, and it is not known whether the others pass; if not, the \
-                         barrier breaks when the lease of this party ends";
+                         barrier breaks when the lease of this party ends, at the latest";
             // Also if the request was never sent: its arrival counts.
-            trouble.into_error().of(&site.name).now(state).unknown(true)
-        })
+            error.now(state).unknown(true)
+        })?;
+        Ok((went == Generation::Tripped).then_some(place))
+    }
+
+    /// The same for a party that does not know whether it has arrived.
+    fn give_up(&self) -> Result<Option<Place>, Error> {
+        let site = self.site();
+        let error = match site.send(self.leaving()) {
+            Ok(place) => return Ok(place),
+            Err(trouble) => trouble.into_error().of(&site.name),
+        };
+        if error.is_transient() {
+            return Err(self.give_up_later(error));
+        }
+        let is_sent = self.arrival().is_sent;
+        Err(error.now("the barrier could not be broken").unknown(is_sent))
+    }
+
+    /// The same in the background, after this error.
+    fn give_up_later(&self, error: Error) -> Error {
+        let leaving = self.leaving();
+        // From here on the request is the site's.
+        self.arrival.take();
+        self.barrier.site.leave_later(leaving);
+        let arrived = if leaving.is_sent {
+            "whether it has arrived is not known"
+        } else {
+            "it has not arrived"
+        };
+        let then =
+            "the client breaks the barrier when it reaches the server, for up to four minutes";
+        error.now(arrived).now(then).unknown(leaving.is_sent)
+    }
+
+    fn leaving(&self) -> Leaving {
+        let Arrival { id, is_sent, .. } = self.arrival();
+        let until = clock::now().saturating_add(clock::nanos(VALID_FOR));
+        Leaving { id, party: self.owner, lease: self.barrier.lease, is_sent, until }
+    }
+
+    fn arrival(&self) -> Arrival {
+        let site = self.site();
+        let arrival = self.arrival.get().unwrap_or_else(|| {
+            let id = site.requests.open(|| site.core.id.next_number());
+            Arrival { id, is_sent: false, is_cut: false }
+        });
+        self.arrival.set(Some(arrival));
+        arrival
     }
 
     fn renew(&self, place: Place) {
@@ -389,6 +502,14 @@ impl Party<'_> {
             site.core.watchdog.schedule(&site.name, &renewal, *lease / PERIODS);
             renewal
         });
+    }
+}
+
+impl Drop for Party<'_> {
+    fn drop(&mut self) {
+        if let Some(Arrival { id, .. }) = self.arrival.take() {
+            self.site().requests.close(id);
+        }
     }
 }
 
@@ -408,28 +529,28 @@ impl Synchronizer for Party<'_> {
     fn enter(&self, claim: &Claim<'_, ()>) -> Result<EnterOf<Self>, Error> {
         let CyclicBarrier { site, lease, action, .. } = self.barrier;
         let comes = if action.is_some() { Comes::Acts } else { Comes::Waits };
-        match site.arrive(&self.owner, *lease, comes) {
-            Ok(Some(place)) => {
-                self.place.set(Some(place));
-                site.met.fetch_max(place.generation, Ordering::Relaxed);
-                Ok(match place.index {
-                    Some(0) => Enter::Granted((), Way::Free),
-                    _ if claim.wait.blocks() => Enter::Leads(None),
-                    _ => Enter::NotNow,
-                })
-            }
-            Ok(None) => Err(site.broken()),
-            Err(trouble @ (Trouble::Refused(_) | Trouble::Unsent(_))) => {
-                Err(trouble.into_error_of(&site.name))
-            }
-            // The wait does not outlast this: a second arrival could be one too many.
-            Err(trouble) => {
-                let message = "whether it has arrived is not known; if it has, the barrier breaks \
-                               when its lease ends";
-                let error = site.error(ErrorKind::Redis, message).unknown(true);
-                Err(error.caused_by(trouble.into_error()))
-            }
-        }
+        let Arrival { id, is_sent, .. } = self.arrival();
+        let arrived = site.settle().and_then(|()| {
+            let least = site.met.load(Ordering::Relaxed);
+            site.scripts().arrive(id, (&self.owner, *lease), comes, least, is_sent)
+        });
+        let place = arrived.map_err(|trouble| {
+            let is_unknown = matches!(trouble, Trouble::Unknown(_) | Trouble::Forgotten(_));
+            // From here on each request is a copy, and the number is good for that.
+            let is_sent = is_sent || is_unknown;
+            self.arrival.set(Some(Arrival { id, is_sent, is_cut: was_cut() }));
+            trouble.into_error().of(&site.name).unknown(is_sent)
+        })?;
+        let Some(place) = place else { return Err(site.broken()) };
+        self.arrival.take();
+        site.requests.close(id);
+        self.place.set(Some(place));
+        site.met.fetch_max(place.generation, Ordering::Relaxed);
+        Ok(match place.index {
+            Some(0) => Enter::Granted((), Way::Free),
+            _ if claim.wait.blocks() => Enter::Leads(None),
+            _ => Enter::NotNow,
+        })
     }
 
     fn request_state(&self, _: &Claim<'_, ()>) {}
@@ -501,6 +622,7 @@ pub(crate) struct BarrierSite {
     requests: Arc<Requests>,
     /// The last generation that this process has met: none before it can be the present one.
     met: AtomicI64,
+    left: Mutex<Left>,
     /// Always empty.
     queue: Mutex<Queue<(), (), ()>>,
 }
@@ -515,6 +637,7 @@ impl BarrierSite {
                 keys,
                 requests: core.requests_of(&name),
                 met: AtomicI64::new(0),
+                left: Mutex::default(),
                 queue: Mutex::new(Queue::new()),
                 core: Arc::clone(core),
                 name,
@@ -536,29 +659,138 @@ impl BarrierSite {
         BarrierScripts { route: &self.route, keys: &self.keys, requests: &self.requests }
     }
 
-    fn arrive(
-        &self,
-        party: &Owner,
-        lease: Duration,
-        comes: Comes,
-    ) -> Result<Option<Place>, Trouble> {
-        // An arrival whose outcome is not known would keep the others until its lease ends.
-        let _unlimited = Limit::set(None);
-        let met = self.met.load(Ordering::Relaxed);
-        let arrive = |id| self.scripts().arrive(id, party, lease, comes, met);
-        self.requests.with_one(&self.core.id, arrive)
+    /// Gives an arrival up. Returns the party's place if it has passed.
+    fn send(&self, leaving: Leaving) -> Result<Option<Place>, Trouble> {
+        let Leaving { id, party, lease, is_sent, .. } = leaving;
+        let least = self.met.load(Ordering::Relaxed);
+        self.scripts().arrive(id, (&party, lease), Comes::Leaves, least, is_sent)
     }
 
-    /// Ends a generation. If the server does not answer, the client tries to break it for a while;
-    /// after that the party's lease ends.
-    fn finish(&self, generation: i64, party: &Owner, trips: bool) -> Result<Generation, Trouble> {
-        let _unlimited = Limit::set(None);
-        let finished = self.scripts().finish(generation, party, trips);
-        if finished.is_err() {
-            let command = self.scripts().finish_command(generation, party, false);
-            self.core.watchdog.clean_up(Cleanup::unclaimed(&self.name, command));
+    /// Does that in the background, until the server has answered, or until it would be too late.
+    fn leave_later(self: &Arc<Self>, leaving: Leaving) {
+        let mut left = self.left.lock();
+        // One is enough of those that only break the barrier; the last one may come latest.
+        let is_stale = |it: &Leaving| !leaving.is_sent && !it.is_sent;
+        let stale = left.parties.iter().position(is_stale).and_then(|at| left.parties.remove(at));
+        left.parties.push_back(leaving);
+        let has_cleanup = std::mem::replace(&mut left.has_cleanup, true);
+        drop(left);
+        stale.inspect(|it| self.requests.close(it.id));
+        if !has_cleanup {
+            self.core.watchdog.clean_up(Cleanup::owed(&self.name, Arc::clone(self) as _));
         }
-        finished
+    }
+
+    /// Parties that have left come first: a reset after them is not undone by them.
+    fn settle(&self) -> Result<(), Trouble> {
+        loop {
+            let Some(leaving) = self.left.lock().parties.front().copied() else { return Ok(()) };
+            // One that was sent would be refused by now; the other one would get a new deadline.
+            if !leaving.is_sent && clock::now() >= leaving.until {
+                self.has_left(leaving.id);
+                continue;
+            }
+            let trouble = match self.send(leaving) {
+                Ok(_) => None,
+                Err(trouble @ (Trouble::Unknown(_) | Trouble::Unsent(_))) => {
+                    Some(trouble.of_a_question())
+                }
+                Err(Trouble::Refused(error)) if error.is_transient() => {
+                    Some(Trouble::Unsent(error))
+                }
+                Err(_) => None,
+            };
+            match trouble {
+                // Another thread, or the renewer, may have had an answer meanwhile.
+                Some(trouble) if self.is_leaving(leaving.id) => return Err(trouble),
+                Some(_) => {}
+                None => self.has_left(leaving.id),
+            }
+        }
+    }
+
+    fn is_leaving(&self, id: RequestId) -> bool {
+        self.left.lock().parties.iter().any(|it| it.id == id)
+    }
+
+    /// Gives another number to a party that came too late, because its client did not know the
+    /// server's clock: no request of it has been applied, nor will be.
+    fn is_renumbered(&self, id: RequestId) -> bool {
+        let new = self.requests.open(|| self.core.id.next_number());
+        let mut left = self.left.lock();
+        let now = clock::now();
+        let leaving = left.parties.iter_mut().find(|it| it.id == id);
+        let old = leaving
+            .filter(|it| !it.is_sent && now < it.until)
+            .map(|it| std::mem::replace(&mut it.id, new));
+        drop(left);
+        self.requests.close(old.unwrap_or(new));
+        old.is_some()
+    }
+
+    fn has_left(&self, id: RequestId) {
+        self.left.lock().parties.retain(|it| it.id != id);
+        self.requests.close(id);
+    }
+}
+
+/// The parties that have left, as far as the server has not said so.
+#[derive(Debug, Default)]
+struct Left {
+    parties: VecDeque<Leaving>,
+    /// The one of them that a cleanup has sent.
+    sending: Option<RequestId>,
+    has_cleanup: bool,
+}
+
+/// A party that has left before it knew whether it had arrived.
+#[derive(Clone, Copy, Debug)]
+struct Leaving {
+    /// That of its arrival.
+    id: RequestId,
+    party: Owner,
+    lease: Duration,
+    /// Whether the arrival was sent.
+    is_sent: bool,
+    /// Until when it may break the barrier, on [`clock`].
+    until: u64,
+}
+
+/// What is owed are the parties that have left.
+impl Debtor for BarrierSite {
+    fn command(&self) -> Option<Command> {
+        let mut left = self.left.lock();
+        let first = left.parties.front().copied();
+        // Under one mutex: a party that leaves from here on gets another cleanup.
+        left.has_cleanup = first.is_some();
+        left.sending = first.map(|it| it.id);
+        drop(left);
+        let Leaving { id, party, lease, .. } = first?;
+        let least = self.met.load(Ordering::Relaxed);
+        Some(self.scripts().leave_command(id, (&party, lease), least))
+    }
+
+    fn paid(&self, outcome: &Outcome, _: bool) {
+        let Some(id) = self.left.lock().sending.take() else { return };
+        let is_done = match outcome {
+            // The renewer makes the changes before it known to this server.
+            Ok(reply) => !Requests::is_behind(reply),
+            Err(Failure::Refused(cause)) => !is_transient(&cause.error),
+            Err(_) => false,
+        };
+        let is_late = matches!(outcome, Ok(reply) if self.requests.is_late(reply));
+        if !is_done || is_late && self.is_renumbered(id) {
+            return;
+        }
+        self.has_left(id);
+        if is_late {
+            self.core.watchdog.log(Level::Warn, || {
+                let name = &self.name;
+                format!(
+                    "{name:?}: a party has left, and could not break the barrier in time: reset it"
+                )
+            });
+        }
     }
 }
 

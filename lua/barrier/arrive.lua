@@ -1,12 +1,32 @@
--- Arrives. The last party trips the barrier; if it has an action, `finish` does that after it.
+-- Arrives. The last party trips the barrier; if it has an action, `finish` does that after it. Or
+-- gives an arrival up.
 --
 -- KEYS 1 the barrier, 2 slot, 3 its parties
 -- ARGV 1-4 as in once.lua, 5 channel, 6 party, 7 its lease in ms, 8 how it comes: 0 = to wait, 1 =
---      to wait and with an action, 2 = to break the generation in which it would wait, 9 the least
---      number that the present generation can have
+--      to wait and with an action, 2 = to break the generation in which it waits, or would wait, 9
+--      the least number that the present generation can have
 -- reply: the generation's number, and in six further digits 1 + how many parties are still to come,
 --        or 0: it is complete, and the party has not arrived (as text, for it is more than a number
 --        of Lua's has); -1 = it is broken; 0 = there is no barrier
+--
+-- A party that leaves sends the number of its arrival, if it has sent one. So no copy of that
+-- arrives after this, and one that has arrived is found. The reply is then its place if its
+-- generation has tripped.
+local leaves = ARGV[8] == '2'
+if leaves then
+    make_room()
+    local text_of, missing = string.match(last == number and result or '', '^(%d+)(%d%d%d%d%d%d)$')
+    local generation = present()
+    if missing == '000000' then
+        -- It has not arrived: what is remembered was no change.
+        last = number - 1
+    elseif missing or generation and redis.call('zscore', parties, ARGV[6]) then
+        generation = missing and tonumber(text_of) or generation
+        break_up(ARGV[5], generation)
+        return state(generation) == 1 and result or -1
+    end
+end
+
 local number, ends = present(), false
 return once(function()
     if not number then
@@ -20,10 +40,13 @@ return once(function()
         return {'-1', 'hset', barrier, anew(number, math.max(micros(), ARGV[9]), true)}
     end
     local missing = redis.call('hget', barrier, 'parties') - redis.call('zcard', parties) - 1
-    local leaves = ARGV[8] == '2'
     -- While the last party's action runs, a party would wait in the next one. That begins broken.
     local breaks = leaves and missing < 0 and number + 1 or number
     if is_broken(breaks) then
+        if leaves then
+            -- Sent again after a reset, it would break the next one.
+            remember(ARGV[1] .. '=-1')
+        end
         return {'-1'}
     elseif leaves or has_died() then
         ends = breaks == number

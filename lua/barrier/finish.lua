@@ -6,14 +6,13 @@
 --
 -- A copy finds the generation ended, and answers the same.
 local number = tonumber(ARGV[2])
-if state(number) == 0 then
+if ARGV[4] == '1' and state(number) == 0 and redis.call('zscore', parties, ARGV[3])
+    and not has_died()
+then
     check()
     make_room()
-    if ARGV[4] == '1' and redis.call('zscore', parties, ARGV[3]) and not has_died() then
-        redis.call('hset', barrier, 'generation', text(number + 1))
-    else
-        redis.call('hset', barrier, 'broken', broken_with(number))
-    end
+    redis.call('hset', barrier, 'generation', text(number + 1))
     ended(ARGV[1], number)
 end
+break_up(ARGV[1], number)
 return state(number)

@@ -101,3 +101,13 @@ local function ended(channel, number)
     redis.call('del', parties)
     redis.pcall('publish', channel, text(number) .. ' ' .. state(number))
 end
+
+-- Breaks a generation, unless it has ended.
+local function break_up(channel, number)
+    if state(number) == 0 then
+        check()
+        make_room()
+        redis.call('hset', barrier, 'broken', broken_with(number))
+        ended(channel, number)
+    end
+end

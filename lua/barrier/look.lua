@@ -13,10 +13,7 @@ if number and not is_broken(number) then
     local arrived = asked == number and ARGV[3]
     -- An arrival that this server, a new master, does not know: the others would wait for ever.
     if has_died() or arrived and not redis.call('zscore', parties, ARGV[3]) then
-        check()
-        make_room()
-        redis.call('hset', barrier, 'broken', broken_with(number))
-        ended(ARGV[1], number)
+        break_up(ARGV[1], number)
     elseif arrived then
         make_room()
         redis.call('zadd', parties, text(clock() + ARGV[4]), ARGV[3])

@@ -322,8 +322,9 @@ impl Cleanup {
             ),
             What::Debt(_) => (
                 Level::Error,
-                "dropped permits were not given back before the client ended: add them with \
-                 add_permits",
+                "what was owed was not sent before the client ended: dropped permits were not given \
+                 back (add them with add_permits), or a barrier that a party left is not broken \
+                 (reset it)",
             ),
         };
         watchdog.log(level, || format!("{name:?}: {what}"));

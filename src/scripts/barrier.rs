@@ -52,7 +52,8 @@ pub(crate) enum Comes {
     Waits = b'0',
     /// It waits, and has an action if it is the last.
     Acts = b'1',
-    /// It does not wait, and breaks the generation in which it would have waited.
+    /// It does not wait (any more), and breaks the generation in which it waits, or would have
+    /// waited.
     Leaves = b'2',
 }
 
@@ -82,19 +83,19 @@ impl BarrierScripts<'_> {
         flag(self.once(&TRY_SET_PARTIES, id, &[parties.to_string().as_bytes()])?)
     }
 
-    /// `least`: no generation before this one can be the present one. `None`: the barrier is broken.
+    /// `party`: with its lease. `least`: no generation before this one can be the present one.
+    /// `is_copy`: the request was sent before, with an unknown outcome. `None`: the barrier is
+    /// broken.
     pub(crate) fn arrive(
         self,
         id: RequestId,
-        party: &Owner,
-        lease: Duration,
+        party: (&Owner, Duration),
         comes: Comes,
         least: i64,
+        is_copy: bool,
     ) -> Result<Option<Place>, Trouble> {
-        let (mut digits, party, least) = ([0; 20], party.text(), least.to_string());
-        let (channel, lease) = (self.keys.channel.as_bytes(), millis(lease, &mut digits));
-        let arguments = [channel, &party, lease, &[comes as u8], least.as_bytes()];
-        let reply = self.once(&ARRIVE, id, &arguments)?;
+        let reply =
+            self.arrival(id, party, comes, least, |once| once.call_again(self.route, is_copy))?;
         match reply {
             Value::Int(0) => {
                 let message = "the barrier has no parties: set them first (try_set_parties)";
@@ -103,6 +104,30 @@ impl BarrierScripts<'_> {
             Value::Int(BROKEN) => Ok(None),
             reply => read_place(&reply).map(Some).ok_or_else(|| unexpected(&reply)),
         }
+    }
+
+    /// Gives an arrival up, as a copy of it.
+    pub(crate) fn leave_command(
+        self,
+        id: RequestId,
+        party: (&Owner, Duration),
+        least: i64,
+    ) -> Command {
+        self.arrival(id, party, Comes::Leaves, least, |once| once.command(true))
+    }
+
+    fn arrival<T>(
+        self,
+        id: RequestId,
+        (party, lease): (&Owner, Duration),
+        comes: Comes,
+        least: i64,
+        send: impl FnOnce(&Once<'_>) -> T,
+    ) -> T {
+        let (mut digits, party, least) = ([0; 20], party.text(), least.to_string());
+        let (channel, lease) = (self.keys.channel.as_bytes(), millis(lease, &mut digits));
+        let arguments = [channel, &party, lease, &[comes as u8], least.as_bytes()];
+        send(&self.numbered(&ARRIVE, id, &arguments))
     }
 
     pub(crate) fn reset(self, id: RequestId) -> Result<bool, Trouble> {
@@ -165,10 +190,18 @@ impl BarrierScripts<'_> {
         request_id: RequestId,
         arguments: &[&[u8]],
     ) -> Result<Value, Trouble> {
-        let Self { route, keys, requests } = self;
+        self.numbered(script, request_id, arguments).call(self.route)
+    }
+
+    fn numbered<'s>(
+        &'s self,
+        script: &'static Script,
+        request_id: RequestId,
+        arguments: &'s [&'s [u8]],
+    ) -> Once<'s> {
+        let Self { keys, requests, .. } = *self;
         let (rights, key, another) = (Rights::Barriers, &*keys.barrier, Some(&*keys.parties));
         Once { script, rights, key, another, requests, request_id, arguments, acks: None }
-            .call(route)
     }
 }
 

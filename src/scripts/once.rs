@@ -88,7 +88,7 @@ struct OpenRequest {
 }
 
 /// A request whose outcome is not known yet: a copy may still be sent.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RequestId {
     number: u64,
     slot: usize,
@@ -338,11 +338,20 @@ impl Once<'_> {
 
     /// Sends the request and waits for its reply; sends a copy if the connection breaks.
     pub(crate) fn call(&self, route: &Route) -> Result<Value, Trouble> {
-        self.take(route).map(|replied| replied.reply)
+        self.call_again(route, false)
+    }
+
+    /// The same for a request that this thread may have sent before, in another call.
+    pub(crate) fn call_again(&self, route: &Route, sent_before: bool) -> Result<Value, Trouble> {
+        self.send(route, sent_before).map(|replied| replied.reply)
     }
 
     /// The same for a request that may take permits.
     pub(crate) fn take(&self, route: &Route) -> Result<Replied<Value>, Trouble> {
+        self.send(route, false)
+    }
+
+    fn send(&self, route: &Route, mut sent_before: bool) -> Result<Replied<Value>, Trouble> {
         if !self.requests.server.is_known() {
             // Nothing was sent so far, with or without an answer to the question.
             self.learn(route).map_err(|trouble| match trouble {
@@ -350,7 +359,7 @@ impl Once<'_> {
                 trouble => trouble,
             })?;
         }
-        let (mut again, mut sent_before, mut behind) = (false, false, 0);
+        let (mut again, mut behind) = (false, 0);
         loop {
             let copy = || self.command(true);
             let (outcome, in_doubt) = route.call_twice(&self.command(sent_before), copy);

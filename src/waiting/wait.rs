@@ -116,6 +116,15 @@ impl<'a> Wait<'a> {
         Limit::set(Limit::new(until, self.cancel))
     }
 
+    /// The same for what the call owes to others when its wait is over: a cancel that came before
+    /// leaves it that little time, too.
+    pub(crate) fn limits_last(&self, core: &Core) -> Limited {
+        if self.cancel.is_some_and(CancelToken::is_cancelled) {
+            return Wait::until(Instant::now()).limits(core);
+        }
+        self.limits(core)
+    }
+
     /// Whether a request may be ended sooner than the server's silence ends it.
     #[inline]
     pub(crate) fn is_limited(&self) -> bool {

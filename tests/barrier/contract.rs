@@ -150,8 +150,9 @@ fn a_party_whose_time_is_over_breaks_it_for_all() {
             assert!(barriers[0].reset().unwrap());
             let waits = [0, 1].map(|at| party(&barriers[at]));
             let begun = Instant::now();
-            assert_eq!(barriers[0].wait_for(patience).unwrap(), None);
+            let outcome = barriers[0].wait_for(patience);
             assert!(begun.elapsed() >= patience);
+            left(&barriers[0], outcome);
             for outcome in waits.map(Running::join) {
                 is_broken(outcome);
             }
@@ -188,10 +189,11 @@ fn a_party_whose_time_is_over_during_the_action_breaks_the_next_generation() {
             started.recv().unwrap();
             // Two of them: the second one changes nothing.
             for client in &clients {
-                match leaves(&client.cyclic_barrier("early"), &cancelled) {
-                    Ok(left) => assert_eq!(left, None),
-                    Err(error) => assert_eq!(error.kind(), ErrorKind::Cancelled, "{error}"),
-                }
+                // A busy server may answer too late.
+                answered(|| match leaves(&client.cyclic_barrier("early"), &cancelled) {
+                    Err(error) if error.kind() == ErrorKind::Cancelled => Ok(None),
+                    left => left.inspect(|left| assert_eq!(*left, None)),
+                });
             }
             assert!(!first.is_finished() && !last.is_finished(), "this one is complete");
             if resets {
@@ -246,7 +248,7 @@ fn a_party_that_is_cancelled_breaks_it_for_all() {
     assert!(barriers[0].reset().unwrap());
     let token = CancelToken::new();
     let wait = Wait::at_most(UNIT).cancelled_by(&token);
-    assert_eq!(barriers[0].wait_within(wait).unwrap(), None);
+    left(&barriers[0], barriers[0].wait_within(wait));
 }
 
 /// "Resets the barrier to its initial state. If any parties are currently waiting at the barrier, they
@@ -264,7 +266,7 @@ fn a_reset_breaks_the_present_generation_and_mends_the_barrier() {
         is_broken(waits.join());
         assert!(!barrier.is_broken().unwrap());
         assert_eq!((barrier.waiting().unwrap(), barrier.parties().unwrap()), (0, 2));
-        assert_eq!(barrier.wait_for(UNIT / 10).unwrap(), None);
+        left(&barrier, barrier.wait_for(UNIT / 10));
         assert!(barrier.is_broken().unwrap());
         assert!(barrier.reset().unwrap());
         let waits = party(&barrier);
@@ -362,7 +364,7 @@ fn a_party_with_a_limit_hears_that_it_broke_long_before_the_limit() {
     let clients = [client(&server), client(&server)];
     let barriers = [barrier(&clients[0], "timed", 3), clients[1].cyclic_barrier("timed")];
     let breaks: [fn(&CyclicBarrier); 4] = [
-        |it| assert_eq!(it.wait_for(UNIT / 10).unwrap(), None),
+        |it| left(it, it.wait_for(UNIT / 10)),
         |it| {
             let token = CancelToken::new();
             let its = token.clone();
@@ -424,7 +426,7 @@ fn it_stays_broken_until_a_reset_and_is_as_new_then() {
             assert!(std::panic::catch_unwind(run).is_err());
             is_broken(waits.join());
         },
-        |it| assert_eq!(it.wait_for(UNIT / 10).unwrap(), None),
+        |it| left(it, it.wait_for(UNIT / 10)),
         |it| {
             let token = CancelToken::new();
             token.cancel();
@@ -504,6 +506,9 @@ fn the_action_sees_what_all_wrote_before_and_all_see_what_it_wrote() {
     assert_eq!(plain.waiting().unwrap(), 0);
 }
 
+/// In place of an index: the party does not know whether it has passed.
+const UNKNOWN: u32 = u32::MAX;
+
 /// "All-or-none breakage model": whatever the parties do, they agree.
 #[test]
 fn the_parties_of_a_generation_agree_whatever_they_do() {
@@ -528,6 +533,8 @@ fn the_parties_of_a_generation_agree_whatever_they_do() {
                         Ok(Some(index)) => Some(index),
                         Ok(None) => None,
                         Err(error) if error.kind() == ErrorKind::Broken => None,
+                        // The busy server has not answered in time.
+                        Err(error) if error.is_transient() => Some(UNKNOWN),
                         Err(error) => panic!("{error}"),
                     }
                 })
@@ -537,7 +544,7 @@ fn the_parties_of_a_generation_agree_whatever_they_do() {
         indices.sort_unstable();
         if indices == [Some(0), Some(1), Some(2)] {
             passed += 1;
-        } else {
+        } else if !indices.contains(&Some(UNKNOWN)) {
             assert_eq!(indices, [None; 3], "some passed, and some did not");
             broke += 1;
         }

@@ -210,6 +210,201 @@ fn a_party_whose_time_is_over_says_so_only_if_the_server_does() {
     }
 }
 
+/// A client that goes on through an outage, behind a network or not.
+fn enduring(url: &str) -> Client {
+    impatient(url).connections(1).failover_timeout(LONG).connect().unwrap()
+}
+
+#[test]
+fn an_arrival_outlasts_an_outage_and_counts_once() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let (shaky, steady) = (enduring(&proxy.url()), client(&server));
+    let plain = barrier(&steady, "outage", 3);
+    let shaky = shaky.cyclic_barrier("outage");
+    assert_eq!(shaky.parties().unwrap(), 3);
+    for action in [Action::LoseReply, Action::LoseRequest] {
+        let fired = proxy.fired();
+        // Each call sends a copy by itself: two calls fail.
+        let arrives = |proxy: &Proxy| {
+            proxy.on(Direction::Request, 4, action, |bytes| {
+                contains(bytes, "EVAL") && contains(bytes, "outage")
+            });
+        };
+        arrives(&proxy);
+        let its = shaky.clone();
+        let waits = [spawn(move || its.wait()), party(&plain)];
+        proxy.wait_fired(fired + 4, SOON);
+        wait_until("two have arrived", SOON, || plain.waiting().unwrap() == 2);
+        // And the last one.
+        arrives(&proxy);
+        assert_eq!(shaky.wait().unwrap(), 0);
+        assert_eq!(proxy.fired(), fired + 8);
+        let mut indices = waits.map(|party| party.join().unwrap());
+        indices.sort_unstable();
+        assert_eq!(indices, [1, 2]);
+        assert_eq!((plain.waiting().unwrap(), plain.is_broken().unwrap()), (0, false));
+    }
+}
+
+#[test]
+fn parties_outlast_a_restart_of_their_server() {
+    let _bounded = bounded();
+    let server = Server::with_args(&["--appendonly", "yes", "--appendfsync", "always"]).unwrap();
+    let client = enduring(&server.url());
+    let acting = barrier(&client, "restart", 3);
+    let before = party(&acting);
+    server.kill();
+    let comes = acting.clone();
+    let meanwhile = spawn(move || comes.wait());
+    // Time is the subject: they ask within it.
+    thread::sleep(UNIT * 10);
+    assert!(!meanwhile.is_finished() && !before.is_finished());
+    server.restart_empty();
+    wait_until("two have arrived", SOON, || acting.waiting().is_ok_and(|waiting| waiting == 2));
+    assert_eq!(acting.wait().unwrap(), 0);
+    assert_eq!((before.join().unwrap(), meanwhile.join().unwrap()), (2, 1));
+}
+
+/// The action has run, and is not run in vain.
+#[test]
+fn a_trip_after_the_action_outlasts_an_outage() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Arc::new(Proxy::before(&server));
+    let plain = barrier(&client(&server), "trip", 2);
+    let shaky = enduring(&proxy.url()).cyclic_barrier("trip");
+    assert_eq!(shaky.parties().unwrap(), 2);
+    for action in [Action::LoseReply, Action::LoseRequest] {
+        let network = Arc::clone(&proxy);
+        let acting = shaky.with_action(move || {
+            network.on(Direction::Request, 4, action, |bytes| {
+                contains(bytes, "EVAL") && contains(bytes, "trip")
+            });
+        });
+        let waits = party(&plain);
+        assert_eq!((acting.wait().unwrap(), waits.join().unwrap()), (0, 1));
+    }
+    assert_eq!(proxy.fired(), 8);
+}
+
+/// Cuts a client off, and lets it find that out.
+fn cut_off(proxy: &Proxy, its: &CyclicBarrier) {
+    proxy.refuse();
+    proxy.cut_all();
+    wait_until("it is cut off", SOON, || its.parties().is_err());
+}
+
+/// The others of its generation would wait for it without end.
+#[test]
+fn a_party_that_cannot_arrive_breaks_the_barrier() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let plain = barrier(&client(&server), "fails", 3);
+    let shaky = impatient(&proxy.url()).connections(1).connect().unwrap();
+    let shaky = shaky.cyclic_barrier("fails");
+    for how in ["the server is full", "no request arrives", "no reply arrives"] {
+        assert!(shaky.reset().unwrap());
+        let waits = party(&plain);
+        match how {
+            "the server is full" => limit(&server, "1"),
+            "no request arrives" => cut_off(&proxy, &shaky),
+            _ => proxy.on(Direction::Request, 2, Action::LoseReply, |bytes| {
+                contains(bytes, "EVAL") && contains(bytes, "fails")
+            }),
+        }
+        let error = shaky.wait().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Redis, "{how}: {error:#}");
+        if how == "no request arrives" {
+            assert!(!error.outcome_unknown(), "{error:#}");
+            is_clear(&error, "fails", "it has not arrived; the client breaks the barrier");
+            proxy.accept();
+        }
+        is_broken(waits.join());
+        limit(&server, "0");
+        assert!(plain.is_broken().unwrap());
+    }
+}
+
+/// No reply to its arrival came, but one to its leaving does.
+#[test]
+fn a_party_that_has_passed_hears_so_when_it_would_leave() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let plain = barrier(&client(&server), "passed", 2);
+    let shaky = impatient(&proxy.url()).connections(1).connect().unwrap();
+    let waits = party(&plain);
+    proxy.on(Direction::Request, 2, Action::LoseReply, |bytes| {
+        contains(bytes, "EVAL") && contains(bytes, "passed")
+    });
+    assert_eq!(shaky.cyclic_barrier("passed").wait().unwrap(), 0);
+    assert_eq!((proxy.fired(), waits.join().unwrap()), (2, 1));
+}
+
+/// Nor does a copy of its arrival come after that.
+#[test]
+fn a_party_that_gives_up_at_a_server_that_hangs_breaks_it_when_the_server_goes_on() {
+    let _bounded = bounded();
+    let server = server();
+    let plain = barrier(&client(&server), "hangs", 3);
+    let hasty = Client::builder(&server.url()).connections(1).response_timeout(SOON);
+    let hasty = hasty.connect().unwrap().cyclic_barrier("hangs");
+    for ends in ["a limit", "a cancel"] {
+        assert!(plain.reset().unwrap());
+        assert_eq!(hasty.parties().unwrap(), 3, "it is connected");
+        let waits = party(&plain);
+        server.pause();
+        let token = CancelToken::new();
+        let cancels = token.clone();
+        let leaves = hasty.clone();
+        let leaves = spawn(move || match ends {
+            "a limit" => leaves.wait_for(UNIT).unwrap_err(),
+            _ => leaves.wait_cancellable(&token).unwrap_err(),
+        });
+        if ends == "a cancel" {
+            // Time is the subject. (A cancel before the call has the same effect.)
+            thread::sleep(UNIT);
+            cancels.cancel();
+        }
+        // Long before the client takes the server for dead.
+        let error = leaves.join();
+        let kind = if ends == "a limit" { ErrorKind::Redis } else { ErrorKind::Cancelled };
+        assert_eq!(error.kind(), kind, "{error:#}");
+        assert!(error.to_string().contains("the client breaks the barrier"), "{error}");
+        server.resume();
+        is_broken(waits.join());
+        assert!(hasty.reset().unwrap());
+        assert_eq!((plain.waiting().unwrap(), plain.is_broken().unwrap()), (0, false));
+    }
+}
+
+/// Those who reset it know that it is broken, or will be.
+#[test]
+fn a_reset_comes_after_the_parties_that_have_left_and_is_not_undone_by_them() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let plain = barrier(&client(&server), "reset", 2);
+    let shaky = impatient(&proxy.url()).connections(1).connect().unwrap();
+    let shaky = shaky.cyclic_barrier("reset");
+    for _ in 0..10 {
+        cut_off(&proxy, &shaky);
+        for _ in 0..3 {
+            is_clear(&shaky.wait().unwrap_err(), "reset", "it has not arrived");
+        }
+        proxy.accept();
+        wait_until("it is reset", SOON, || shaky.reset().is_ok_and(|was_there| was_there));
+        // Longer than a cleanup waits before it tries again.
+        thread::sleep(UNIT);
+        assert!(!plain.is_broken().unwrap());
+        let waits = party(&plain);
+        assert_eq!((shaky.wait().unwrap(), waits.join().unwrap()), (0, 1));
+    }
+}
+
 #[test]
 fn data_that_was_lost_breaks_it() {
     let _bounded = bounded();
@@ -316,7 +511,7 @@ fn the_rights_that_the_message_names_are_enough() {
         let waits = party(&barrier);
         assert_eq!((other.wait().unwrap(), waits.join().unwrap()), (0, 1));
     }
-    assert_eq!(barrier.wait_for(UNIT / 10).unwrap(), None);
+    left(&barrier, barrier.wait_for(UNIT / 10));
     assert!(barrier.reset().unwrap());
     assert!(barrier.delete().unwrap());
 }
@@ -348,11 +543,15 @@ fn without_a_right_either_all_of_a_change_is_made_or_nothing() {
                 Ok(()) => assert_ne!(after, before, "{denied}"),
                 Err(error) => {
                     is_clear(&error, "half", "access rights (ACL)");
-                    assert_eq!(after, before, "{denied}: {error}");
+                    // A party that may not arrive may break it.
+                    let breaks = error.to_string().contains("the barrier is broken");
+                    assert_eq!(after != before, breaks, "{denied}: {error}");
+                    assert_eq!(shared.is_broken().unwrap(), breaks, "{denied}: {error}");
                     refused += 1;
                 }
             }
             let _ = shared.try_set_parties(1).unwrap();
+            assert!(shared.reset().unwrap());
         }
     }
     assert!(refused > 15, "{refused}");

@@ -51,6 +51,18 @@ fn is_broken<T: std::fmt::Debug>(outcome: Result<T, Error>) {
     assert!(error.to_string().contains("reset it to begin anew"), "{error}");
 }
 
+/// A party whose time is over has broken the barrier; a busy server may say so too late for it.
+#[track_caller]
+fn left(barrier: &CyclicBarrier, outcome: Result<Option<u32>, Error>) {
+    match outcome {
+        Ok(left) => assert_eq!(left, None),
+        Err(error) => {
+            assert!(error.to_string().contains("the call's own time was over"), "{error}");
+        }
+    }
+    wait_until("it is broken", SOON, || barrier.is_broken().unwrap());
+}
+
 /// Nothing of the barrier is left on the server, but what ends by itself.
 fn leaves_nothing(server: &Server, name: &str) {
     let mut redis = server.connection();
