@@ -183,6 +183,11 @@ impl<L: ?Sized, O> LockGuard<L, O> {
     /// Returns how long the lock is certainly held if no renewal succeeds any longer. Zero if it is
     /// lost. For a lock that another process handed on, this is at first less than 2 s: see
     /// [`check`](Self::check). No I/O.
+    ///
+    /// For a [`ReadLock`](crate::ReadLock) with a fixed lease, this is the rest of that lease, even
+    /// if other readers of this process share the hold and have a longer one: they may leave at any
+    /// moment. Until they do, the lock [is held](Self::is_held), also after the end of its own
+    /// lease.
     #[must_use]
     pub fn remaining(&self) -> Duration {
         each!(&self.held, held => held.remaining())
@@ -421,7 +426,18 @@ impl HeldLock {
     }
 
     pub(super) fn remaining(&self) -> Duration {
+        self.lasts().min(self.own())
+    }
+
+    /// How long the hold lasts that the lock has, with its other levels.
+    pub(super) fn lasts(&self) -> Duration {
         if self.is_forked() { Duration::ZERO } else { self.tenancy.remaining() }
+    }
+
+    /// How long the lock is certainly held by this level alone: the thread that keeps a shared hold
+    /// for longer may leave at any moment.
+    fn own(&self) -> Duration {
+        self.level.map_or(Duration::MAX, Level::remaining)
     }
 
     pub(super) fn check(&self, slack: Duration) -> Result<(), Error> {
@@ -436,19 +452,17 @@ impl HeldLock {
                 Err(Error::new(ErrorKind::NotHeld, message).of(name))
             }
             HoldState::Held | HoldState::Unconfirmed => {
-                let remaining = self.remaining();
-                if remaining.is_zero() {
+                let lasts = self.tenancy.remaining();
+                if lasts.is_zero() {
                     // The hold ended between the two looks.
                     return self.check(slack);
                 }
-                // The tenant that keeps a shared hold for longer may leave before that.
-                let own = self.level.map_or(Duration::MAX, Level::remaining);
-                if own >= slack
-                    && (remaining >= slack || self.handle.site.raise(&self.tenancy, slack))
+                if self.own() >= slack
+                    && (lasts >= slack || self.handle.site.raise(&self.tenancy, slack))
                 {
                     return Ok(());
                 }
-                let remaining = remaining.min(own);
+                let remaining = self.remaining();
                 let terms = self.handle.terms();
                 let longer = terms.longer(&self.handle.site.core);
                 // The next renewal helps, if there is one.

@@ -275,7 +275,7 @@ impl MultiLock {
         }
         for _ in 0..MOST_LOST {
             let Some(levels) = self.acquire_all(thread, &wait)? else { return Ok(None) };
-            if levels.is_held() {
+            if !levels.remaining().is_zero() {
                 return Ok(Some(levels));
             }
             // The first parts were lost during the wait for the last ones.

@@ -492,16 +492,25 @@ fn a_reader_with_a_lease_of_its_own_has_it_for_that_at_least() {
     wait_until("it ends", SOON, || !guard.is_held());
     assert_eq!(guard.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
     wait_left(&server, "leased");
-    // Beside a longer hold it lasts longer.
+    // Beside a longer hold it lasts longer, which is no promise: the other one may leave.
     let watched = Guest::of(lock.read());
     watched.wait_in();
     let guard = short.lock().unwrap();
-    assert!(guard.remaining() > 4 * UNIT);
+    let several = MultiLock::new(&[&short]).unwrap().lock().unwrap();
+    assert!(guard.remaining() <= 4 * UNIT && several.remaining() <= 4 * UNIT);
     let mut redis = server.connection();
     assert_eq!(owners(&mut redis, "leased").len(), 1);
-    watched.leaves();
-    assert!(guard.is_held());
+    wait_until("its own lease is over", SOON, || {
+        guard.remaining().is_zero() && several.remaining().is_zero()
+    });
+    for slack in [Duration::ZERO, UNIT] {
+        assert_eq!(guard.check(slack).is_ok(), slack.is_zero());
+        assert_eq!(several.check(slack).is_ok(), slack.is_zero());
+    }
+    assert!(guard.is_held() && several.is_held());
+    several.unlock().unwrap();
     guard.unlock().unwrap();
+    watched.leaves();
     wait_left(&server, "leased");
 }
 
@@ -519,9 +528,13 @@ fn a_reader_that_comes_and_goes_leaves_anothers_lease_as_it_is() {
         let guard = watched.with_lease(lease).lock().unwrap();
         let visit = Guest::of(&visitor);
         visit.wait_in();
-        wait_until("its lease is the longer one", SOON, || guard.remaining() > lease);
+        let mut redis = server.connection();
+        wait_until("the longer lease counts", SOON, || {
+            u128::try_from(pttl(&mut redis, "visited")).unwrap() > lease.as_millis()
+        });
         // The other one's lease is no promise: it may leave.
         assert!(guard.check(2 * lease).is_err());
+        assert!(guard.remaining() <= lease, "{:?}", guard.remaining());
         visit.leaves();
         assert!(guard.remaining() <= lease, "{:?}", guard.remaining());
         // Long before the lease of the one that has left is over.

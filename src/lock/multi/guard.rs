@@ -113,12 +113,16 @@ impl GuardLevels {
     }
 
     pub(in crate::lock) fn is_held(&self) -> bool {
-        !self.remaining().is_zero()
+        !self.least(HeldLock::lasts).is_zero()
     }
 
     /// The time that at least `needed` parts have left.
     pub(in crate::lock) fn remaining(&self) -> Duration {
-        let mut times: Vec<_> = self.held.iter().map(HeldLock::remaining).collect();
+        self.least(HeldLock::remaining)
+    }
+
+    fn least(&self, of: impl Fn(&HeldLock) -> Duration) -> Duration {
+        let mut times: Vec<_> = self.held.iter().map(of).collect();
         times.sort_unstable_by(|one, other| other.cmp(one));
         let least = self.needed.checked_sub(1).and_then(|at| times.get(at));
         least.map_or(Duration::ZERO, |least| least.saturating_sub(self.drift))

@@ -58,7 +58,7 @@ pub(super) fn acquire(
             return Err(failed.swap_remove(at));
         }
         if levels.len() >= needed {
-            if levels.is_held() {
+            if !levels.remaining().is_zero() {
                 return Ok(Some(levels));
             }
             late += 1;
