@@ -360,6 +360,12 @@ pub trait Lock: fmt::Debug + Send + Sync {
     /// keeps the lock as usual, and its release frees it. A wait on a condition does not let others
     /// in before that time.
     ///
+    /// # Errors
+    ///
+    /// Those of [`lock`](Self::lock): after an error nobody holds the lock, and the client releases
+    /// in the background anything that the server granted, for this time if need be. Only if the
+    /// client ends before that does the lock stay taken.
+    ///
     /// # Blocking
     ///
     /// Taking the lock costs one more round trip if another process handed it on.

@@ -86,9 +86,10 @@ impl<D> Acquisition<D> {
     }
 
     /// A hold by the reply to the last request. It has the whole lease, since its process is alive.
-    pub(crate) fn granted_by_reply(&self, site: &Site, terms: Terms) -> Hold {
+    /// It may `already` have been the owner's.
+    pub(crate) fn granted_by_reply(&self, site: &Site, terms: Terms, already: bool) -> Hold {
         let asked = self.exchanges.asked().unwrap_or_else(|| Asked::now(site));
-        Hold::new(self.owner, terms, asked, self.is_in_doubt())
+        Hold::by_reply(self.owner, terms, already, asked, self.is_in_doubt())
     }
 
     /// Whether the reply that granted the lock on these terms was read before the deadline of the
@@ -118,7 +119,7 @@ impl<D> Acquisition<D> {
         let reader = Reader {
             lease: terms.lease(),
             incarnation: site.route.incarnation(),
-            needs_replicas: site.core.config.replica_acks.is_some(),
+            needs_reply: site.core.config.replica_acks.is_some() || terms.stays(),
         };
         let (asked, details) = self.exchanges.granted_by_message(clock::now(), granted, reader)?;
         Some((Hold::handed(self.owner, terms, lease, asked, self.is_in_doubt()), details))

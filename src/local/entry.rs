@@ -196,6 +196,8 @@ pub(crate) enum By<D> {
     Message { lease: Duration, details: D },
     /// For the lease that was asked for, since its process is awake.
     Reply {
+        /// The lock was the owner's before: by a message, or by a copy of a request.
+        already: bool,
         details: D,
         /// The details that a message named for the same grant.
         told: Option<D>,
@@ -262,7 +264,7 @@ impl<D> Entry<D> {
                 let then = match self.exchanges.in_time(now, lease, waits) {
                     InTime::Yes => {
                         let may_be_named = already || self.exchanges.may_stand();
-                        self.entered(asked, By::Reply { told, details, may_be_named })
+                        self.entered(asked, By::Reply { already, told, details, may_be_named })
                     }
                     InTime::Ask => self.sleeps(),
                     InTime::Fail => Action::Fail,

@@ -30,7 +30,8 @@
 //!
 //! Acknowledged: if replicas must have a grant, a message only makes the owner ask. Another
 //! connection has written the grant, and the server answers only for this connection's writes; the
-//! request finds the hold, and writes it anew.
+//! request finds the hold, and writes it anew. The same for an owner to whom the short lease of a
+//! message is of no use: the request raises it, and is undone as any other if it fails.
 //!
 //! Silent: the owner may report others as silent only while the server answers it promptly, without
 //! a pause, and by a clock that does not jump. After a pause it may be this process that was
@@ -117,8 +118,9 @@ pub(crate) struct Reader {
     pub(crate) lease: Duration,
     /// The run of the server that the client met last.
     pub(crate) incarnation: u64,
-    /// Replicas must have a grant before it counts.
-    pub(crate) needs_replicas: bool,
+    /// A grant counts only by the reply to a request: replicas must have it, or it must have the
+    /// whole lease.
+    pub(crate) needs_reply: bool,
 }
 
 /// Whether a grant by reply was read before its end.
@@ -261,8 +263,8 @@ impl<D> Exchanges<D> {
     }
 
     /// A message has granted the lock. Returns from when its lease counts, and its details; or
-    /// nothing, if the lock may not be the owner's any more, or replicas must have the grant: the
-    /// owner asks then.
+    /// nothing, if the lock may not be the owner's any more, or the grant needs a reply: the owner
+    /// asks then.
     pub(crate) fn granted_by_message(
         &mut self,
         now: u64,
@@ -274,7 +276,7 @@ impl<D> Exchanges<D> {
         if self.anchor.is_some_and(|anchor| granted.now < anchor.server) {
             return None;
         }
-        if reader.needs_replicas {
+        if reader.needs_reply {
             self.told = Some(granted.details);
             return None;
         }

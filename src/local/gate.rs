@@ -37,6 +37,7 @@
 
 use std::any::Any;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use redlatch_client::sync::{Mutex, Thread, clock};
 
@@ -61,6 +62,9 @@ pub(crate) use seat::{Level, Seat};
 #[derive(Debug)]
 pub(crate) struct Gate {
     state: Mutex<GateState>,
+    /// Until when the last hold that was left to its end lasts, on [`clock`]; zero: there was none.
+    /// Set under the mutex, before the hold leaves its seat.
+    left_until: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -150,6 +154,7 @@ impl Gate {
                 cohort: Cohort::default(),
                 forced: 0,
             }),
+            left_until: AtomicU64::new(0),
         }
     }
 
@@ -200,6 +205,35 @@ impl Gate {
             let was_held = tenancy.is_held_at(now);
             (state.leave(tenancy, which, now), was_held)
         })
+    }
+
+    /// As [`leave`](Self::leave), and leaves the hold to its end, at that time, if it is held: in
+    /// one step with the level's end. A hold that another thread takes out of the seat first is
+    /// lost, and cleaned up; one that is left first stays.
+    pub(crate) fn leave_to_expire(
+        &self,
+        tenancy: &Arc<Tenancy>,
+        which: Option<Level>,
+        until: u64,
+    ) -> (LeaveOutcome, bool) {
+        self.at(|state, now| {
+            let was_held = tenancy.is_held_at(now);
+            if was_held && state.seat.as_mut().is_some_and(|seat| seat.has(tenancy)) {
+                tenancy.hold().leave_out(until);
+                self.left_until.fetch_max(until, Ordering::SeqCst);
+            }
+            (state.leave(tenancy, which, now), was_held)
+        })
+    }
+
+    /// Whether the server still keeps a hold that was left to its end.
+    pub(crate) fn has_left_one(&self) -> bool {
+        clock::now() < self.left_until.load(Ordering::SeqCst)
+    }
+
+    /// The server keeps no such hold any more: it was forced, or lost with the data.
+    pub(crate) fn has_left_none(&self) {
+        self.left_until.store(0, Ordering::SeqCst);
     }
 
     /// As [`leave`](Self::leave), with all levels: the seat that the caller gets has them.

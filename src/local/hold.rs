@@ -14,7 +14,7 @@ use super::registered::Registered;
 use super::tenancy::Tenancy;
 use super::terms::Terms;
 use crate::error::LostReason;
-use crate::lease::renewal::deadline;
+use crate::lease::renewal::{PROVISIONAL, deadline};
 use crate::observer::Kind;
 use crate::runtime::LiveOwner;
 use crate::scripts::lock::Tokens;
@@ -139,6 +139,19 @@ impl Hold {
     /// A hold for the lease of its terms.
     pub(crate) fn new(owner: Owner, terms: Terms, asked: Asked, in_doubt: bool) -> Self {
         Self::handed(owner, terms, terms.lease(), asked, in_doubt)
+    }
+
+    /// A hold that a reply granted. If it was `already` the owner's, by a message, the server has
+    /// left it that message's lease, if that is the longer one.
+    pub(crate) fn by_reply(
+        owner: Owner,
+        terms: Terms,
+        already: bool,
+        asked: Asked,
+        in_doubt: bool,
+    ) -> Self {
+        let by_message = if already { Duration::from_nanos(PROVISIONAL) } else { Duration::ZERO };
+        Self::handed(owner, terms, terms.lease().max(by_message), asked, in_doubt)
     }
 
     /// A hold of a lock without a line that a message granted, with this lease. A renewal raises or
@@ -391,10 +404,12 @@ impl Hold {
     /// Whether a thread may pass the hold to a thread with these terms. Only on equal terms: a
     /// watched hold to a thread that wants the same watched lease, a fixed one to a thread that
     /// wants the same lease and gets at least nine tenths of it. Never a hold whose lease was made
-    /// longer meanwhile: if the next thread died, others would wait for that longer lease.
+    /// longer meanwhile: if the next thread died, others would wait for that longer lease. Nor to a
+    /// thread that leaves it to its end, which needs the whole lease.
     pub(crate) fn may_pass(&self, terms: Terms, now: u64) -> bool {
         let left = self.deadline().saturating_sub(now);
         self.terms == terms
+            && !terms.stays()
             && self.details.tokens.is_none_or(|_| self.token_after(self.tokens_used()).is_some())
             && self.lost().is_none()
             && !self.is_left_at(now)
@@ -409,16 +424,18 @@ impl Hold {
     }
 
     /// A tenant leaves the hold alone: no thread of this process releases it or passes it on before
-    /// that time, which is no later than the end of its present lease at the server.
+    /// that time, which is no later than the end of its present lease at the server. Called under
+    /// the gate's mutex, when the tenant leaves its level: nothing takes it back.
     pub(super) fn leave_out(&self, until: u64) {
         self.left_until.fetch_max(until, Ordering::SeqCst);
     }
 
     /// Whether the server may keep a hold that was left for longer than it was left for: it was
-    /// renewed since, or a renewal is on its way.
+    /// renewed since, or a request for a longer lease is on its way, or a message granted it for
+    /// longer.
     pub(super) fn outlasts_its_end(&self) -> bool {
         self.deadline.load(Ordering::SeqCst) > self.left_until.load(Ordering::SeqCst)
-            || self.terms.fixed_lease().is_some_and(|lease| self.longest_lease() > lease)
+            || self.longest_lease() > self.terms.lease()
     }
 
     /// Whether a tenant has [left](Self::leave_out) it to its end, and that end has not come.

@@ -9,62 +9,35 @@ use std::time::Duration;
 
 use redlatch_client::sync::clock;
 
-use super::gate::Level;
 use super::hold::Hold;
-use super::release::Leaving;
 use super::site::Site;
 use super::tenancy::Tenancy;
-use crate::error::{Error, ErrorKind, LostReason};
+use crate::error::{Error, ErrorKind};
 use crate::lease::{Cleanup, Renewal, Task};
 use crate::scripts::Mode;
 use crate::scripts::renewal::{Longer, RenewalKind, renew_command};
 
 impl Site {
-    /// Ends one level of a tenancy, and leaves its hold to its end: from here on this process
-    /// neither releases it nor passes it on, not even when an outer level ends, a thread that
-    /// shares it leaves, or the client ends; or not before `until`, if its end at the server is no
-    /// earlier. After the last tenant has left, nothing renews it.
+    /// Makes a hold that another process has just handed on, for 2 s, last for the lease of its
+    /// terms, before a thread leaves it to its end. If that fails the thread must not leave it so,
+    /// and releases it.
     ///
     /// # Blocking
     ///
     /// Not at all, except for a round trip if the hold does not have the lease of its terms yet.
-    pub(crate) fn leave_to_expire(
-        self: &Arc<Self>,
-        tenancy: &Arc<Tenancy>,
-        which: Option<Level>,
-        until: Option<u64>,
-    ) -> Result<(), Error> {
-        let hold = &tenancy.hold();
-        // A hold that another process has just handed on has a lease of 2 s, not that of its terms.
-        self.raise(tenancy, Duration::ZERO);
-        if !tenancy.is_held() {
-            // Returns the error of a release, and cleans up as a release does.
-            self.leave(tenancy, which, Leaving::Posted)?;
-            // The server answered a renewal at this very moment, and `leave` released the hold.
-            return Err(self.lost_error(tenancy, LostReason::LeaseExpired));
-        }
-        let is_short = hold.is_provisional();
-        // Before the level ends: right after it, another tenant may be the last to leave the hold.
-        let until = until.unwrap_or_else(|| hold.deadline());
-        hold.leave_out(until);
-        self.left_until.fetch_max(until, Ordering::SeqCst);
-        self.leave(tenancy, which, Leaving::Posted)?;
-        if is_short {
-            let message = "another process has just handed it on, and its lease could not be made \
-                           longer: it ends within 2 s";
-            return Err(Error::new(ErrorKind::Redis, message.to_owned()).of(&self.name));
-        }
-        Ok(())
-    }
-
-    /// Whether the server still keeps a hold of this site that was left to its end.
-    pub(crate) fn has_left_one(&self) -> bool {
-        clock::now() < self.left_until.load(Ordering::SeqCst)
-    }
-
-    /// The server keeps no such hold any more: it was forced, or lost with the data.
-    pub(crate) fn has_left_none(&self) {
-        self.left_until.store(0, Ordering::SeqCst);
+    pub(crate) fn raise_to_leave(self: &Arc<Self>, tenancy: &Arc<Tenancy>) -> Result<(), Error> {
+        let error = match self.raise(tenancy, Duration::ZERO) {
+            Ok(()) if !tenancy.hold().is_to_be_raised() => return Ok(()),
+            Ok(()) => {
+                let message = "another process has just handed it on, and its lease cannot be made \
+                               longer";
+                Error::new(ErrorKind::Redis, message.to_owned())
+            }
+            Err(trouble) => trouble.into_error(),
+        };
+        let state = "it is not left taken: the client releases it in the background, or another \
+                     level of it goes on";
+        Err(error.of(&self.name).now(state))
     }
 
     /// Ends a hold that no thread has any more, without a release.
@@ -81,15 +54,14 @@ impl Site {
             let cut = renew_command(RenewalKind::Locks, iter::once(one), rest, cut, None);
             self.core.watchdog.clean_up(Cleanup::unclaimed(&self.name, cut));
         }
-        // After this the server does not have the hold any more, even if a renewal is on its way.
-        let over = clock::now().saturating_add(clock::nanos(hold.longest_lease()));
+        let over = hold.left_until.load(Ordering::SeqCst);
         let left = Arc::new(Left { site: Arc::clone(self), hold: Arc::clone(hold) });
         self.core.leave_out(hold.owner.number(), over, left);
     }
 }
 
-/// Keeps the owner of a hold live until its lease is over. Otherwise the client would take the hold
-/// for a leftover at a failover, and release it.
+/// Keeps the owner of a hold live until the end to which it was left. Otherwise the client would take
+/// the hold for a leftover at a failover, and release it.
 struct Left {
     site: Arc<Site>,
     hold: Arc<Hold>,
@@ -99,8 +71,10 @@ impl Task for Left {
     fn due(self: Arc<Self>) -> Option<Renewal> {
         self.site.core.left_no_more(self.hold.owner.number());
         // A late copy of its request would take the lock anew; and a read-write lock's hold does
-        // not end by itself while another hold keeps the lock.
-        self.site.clean_up(&self.hold, self.site.mode != Mode::Lock);
+        // not end by itself while another hold keeps the lock. The command that cut a longer lease
+        // may not have reached the server.
+        let outlasts = self.site.mode != Mode::Lock || self.hold.outlasts_its_end();
+        self.site.clean_up(&self.hold, outlasts);
         None
     }
 }

@@ -181,7 +181,7 @@ impl QueueEntry {
         let reader = Reader {
             lease: claim.need.lease(),
             incarnation: site.route.incarnation(),
-            needs_replicas: site.core.config.replica_acks.is_some(),
+            needs_reply: site.core.config.replica_acks.is_some() || claim.need.stays(),
         };
         let now = clock::now();
         let Actions { then, .. } = self.entry.step(now, Event::Reads { inbox, reader });
@@ -310,12 +310,12 @@ impl QueueEntry {
         let hold = match by {
             // Its deadline: the whole lease, counted from before the request was sent, and less a
             // little for drift.
-            By::Reply { told, details, may_be_named } => {
+            By::Reply { already, told, details, may_be_named } => {
                 let is_handed_over = told.is_some();
                 // Since when ours have it the message knows better.
                 let chain = told.map_or_else(|| site.gate.chain(asked.at), |told| told.chain);
                 let registered = if may_be_named { registered() } else { None };
-                Hold::new(self.owner, terms, asked, in_doubt)
+                Hold::by_reply(self.owner, terms, already, asked, in_doubt)
                     .with_details(GrantDetails { is_handed_over, chain, ..details }, registered)
             }
             // Its deadline: the lease that the message says, counted from the anchor. It is

@@ -25,8 +25,9 @@ use crate::waiting::Leadership;
 
 impl Site {
     /// Ends one level of a tenancy; the last one releases the hold or passes it on.
-    /// `LockGuard::unlock` calls this, [awaited](Leaving::Awaited), and a guard's drop does,
-    /// [posted](Leaving::Posted): each for its own level, and once.
+    /// `LockGuard::unlock` calls this, [awaited](Leaving::Awaited), a guard's drop does,
+    /// [posted](Leaving::Posted), and `leave_to_expire` [leaves](Leaving::ToExpire) the hold to its
+    /// end: each for its own level, and once.
     pub(crate) fn leave(
         self: &Arc<Self>,
         tenancy: &Arc<Tenancy>,
@@ -35,7 +36,10 @@ impl Site {
     ) -> Result<(), Error> {
         // The hold may end sooner now, if the tenant that wanted it for longer leaves.
         let shared_until = (self.mode == Mode::Read).then(|| tenancy.hold().deadline());
-        let left = self.gate.leave(tenancy, which);
+        let left = match how {
+            Leaving::ToExpire { until } => self.gate.leave_to_expire(tenancy, which, until),
+            Leaving::Posted | Leaving::Awaited => self.gate.leave(tenancy, which),
+        };
         if shared_until.is_some_and(|until| tenancy.hold().deadline() < until) {
             self.arm();
         }
@@ -206,7 +210,7 @@ impl Site {
         }
         let command = self.release_command(hold);
         let done = match how {
-            Leaving::Posted => {
+            Leaving::Posted | Leaving::ToExpire { .. } => {
                 // The thread may ask for the lock again at once, and others hear of this first.
                 let command = command.answered_first(hold.details.is_handed_over);
                 let (site, hold) = (Arc::clone(self), Arc::clone(hold));
@@ -317,10 +321,13 @@ impl Site {
     }
 
     /// A request has made the lease of a hold longer, or may have. If the hold was lost meanwhile,
-    /// no thread has it: releases it in the background. Returns whether it was lost.
-    pub(crate) fn clean_up_if_lost(&self, hold: &Hold) -> bool {
+    /// no thread has it: releases it in the background, or at the end to which it was left. Returns
+    /// whether it was lost.
+    pub(crate) fn clean_up_if_lost(self: &Arc<Self>, hold: &Arc<Hold>) -> bool {
         let lost = hold.lost().is_some();
-        if lost && !hold.is_left() {
+        if lost && hold.is_left() {
+            self.let_expire(hold);
+        } else if lost {
             self.release_later(hold);
         }
         lost
@@ -403,13 +410,19 @@ pub(crate) struct Leftover {
     pub(super) command: Command,
 }
 
-/// Whether a thread that leaves waits for the server's answer.
+/// Whether a thread that leaves waits for the server's answer, and whether the hold ends with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Leaving {
     /// `Drop` writes the release, and does not wait.
     Posted,
     /// `unlock` waits.
     Awaited,
+    /// The hold is left to its end: from here on this process neither releases it nor passes it on,
+    /// not even when an outer level ends, a thread that shares it leaves, or the client ends; or
+    /// not before that time, on [`clock`], if its end at the server is no earlier. After the last
+    /// tenant has left, nothing renews it. If the hold is lost already, it is not left, and the
+    /// thread gets the error of a release.
+    ToExpire { until: u64 },
 }
 
 /// Gives up the entry of an owner of this client that is first in line but does not wait: a master

@@ -2,7 +2,6 @@
 
 use std::any::Any;
 use std::fmt;
-use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock, Weak};
 
 use redlatch_client::Route;
@@ -41,8 +40,6 @@ pub(crate) struct Site {
     /// Decides which thread is next, if the gate does not.
     /// (Boxed: most have none.)
     succession: OnceLock<Box<Weak<dyn Succession>>>,
-    /// Until when the last hold that was left to its end lasts, on [`clock`]; zero: there was none.
-    pub(super) left_until: AtomicU64,
     /// The wheel's entry for the hold in the seat.
     alarm: Mutex<Option<Alarm>>,
 }
@@ -85,7 +82,6 @@ impl Site {
             mode,
             succession: OnceLock::new(),
             core,
-            left_until: AtomicU64::new(0),
             alarm: Mutex::new(None),
         }
     }

@@ -18,17 +18,31 @@ pub struct Terms {
     /// In nanoseconds, as [`clock`] counts.
     lease: u64,
     is_watched: bool,
+    stays: bool,
 }
 
 impl Terms {
     /// This lease, renewed by the watchdog.
     pub(crate) const fn watched(lease: Duration) -> Self {
-        Self { lease: clock::nanos(lease), is_watched: true }
+        Self { lease: clock::nanos(lease), is_watched: true, stays: false }
     }
 
     /// A lease of its own, never renewed.
     pub(crate) const fn fixed(lease: Duration) -> Self {
-        Self { lease: clock::nanos(lease), is_watched: false }
+        Self { lease: clock::nanos(lease), is_watched: false, stays: false }
+    }
+
+    /// The same for a hold that its thread leaves to its end as soon as it has it. The server
+    /// itself says that it has this lease: the 2 s of a grant by message, or the rest of another
+    /// thread's lease, would not do, and a request for a longer one might fail when the hold is
+    /// left already.
+    pub(crate) const fn staying(self) -> Self {
+        Self { stays: true, ..self }
+    }
+
+    /// Whether its hold is for a thread that leaves it to its end.
+    pub(crate) fn stays(self) -> bool {
+        self.stays
     }
 
     /// How long the server should keep a hold on these terms.

@@ -268,37 +268,41 @@ impl Site {
     /// # Blocking
     ///
     /// One round trip, or none for a hold that has its lease.
-    pub(crate) fn raise(self: &Arc<Self>, tenancy: &Arc<Tenancy>, slack: Duration) -> bool {
+    pub(crate) fn raise(
+        self: &Arc<Self>,
+        tenancy: &Arc<Tenancy>,
+        slack: Duration,
+    ) -> Result<(), Trouble> {
         let hold = &tenancy.hold();
         if !hold.is_to_be_raised() {
-            return false;
+            return Ok(());
         }
         let sent_at = clock::now();
         let lease = self.gate.with_seat(|seat| {
             let seat = seat.filter(|seat| Arc::ptr_eq(&seat.tenancy.hold(), hold))?;
             let mut renewal_state = seat.renewal_state();
-            if renewal_state.attempt.is_sent() {
-                // The watchdog has sent a renewal, but its reply may be far off.
-                renewal_state.attempt = Attempt::Done;
-            }
+            // The watchdog may have sent a renewal, but its reply may be far off; or its next
+            // attempt may be.
+            renewal_state.attempt = Attempt::Done;
             renewal_state.next(&self.core.config, sent_at).lease
         });
         // Nothing to raise, or not by enough.
-        let Some(lease) = lease.filter(|lease| *lease >= slack) else { return false };
+        let Some(lease) = lease.filter(|lease| *lease >= slack) else { return Ok(()) };
         let counts = hold.ask(lease);
-        match self.extend(hold, lease) {
+        let extended = self.extend(hold, lease);
+        match &extended {
             Ok(held) => {
-                let held = if held { Held::Yes } else { Held::No };
+                let held = if *held { Held::Yes } else { Held::No };
                 self.renewed(hold, sent_at, counts, Ok(held));
             }
             // The renewer tries again.
             Err(trouble) => {
-                let cause = format!("{:#}", trouble.into_error()).into();
+                let cause = format!("{:#}", trouble.clone().into_error()).into();
                 self.renewed(hold, sent_at, counts, Err(&cause));
             }
         }
         self.clean_up_if_lost(hold);
-        tenancy.remaining() >= slack
+        extended.map(drop)
     }
 
     /// Asks the server for a lease of a hold, and returns whether it is still held. If replicas

@@ -2,10 +2,15 @@
 //! its release before that time nor the death of its holder lets another thread in.
 //!
 //! The thread takes two levels. The first one has a fixed lease of that time, so the server keeps
-//! it even if this process dies. It is left to its end at once (`local/left.rs`), so this process
-//! does not release it before that time. The second level is the guard's. If it is watched, the
-//! watchdog renews it when the rest is less than its lease, so work that takes longer keeps the
-//! lock.
+//! it even if this process dies. It is [left](crate::local::Leaving::ToExpire) to its end when the
+//! guard is made, so this process does not release it before that time. The second level is the
+//! guard's. If it is watched, the watchdog renews it when the rest is less than its lease, so work
+//! that takes longer keeps the lock.
+//!
+//! Nothing asks the server between the grant and the end of the first level. So an error comes
+//! before that, and the client undoes what was taken, as after any other error of `lock()`. The
+//! request that names the long lease is one of the wait for the lock: the wait's limit ends it, and
+//! an outage of the server does not.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +18,7 @@ use std::time::Duration;
 use redlatch_client::sync::clock;
 
 use crate::error::Error;
-use crate::local::{Tenancy, Terms};
+use crate::local::{GateOutcome, Tenancy, Terms};
 use crate::lock::{Handle, HeldLock, Variant};
 use crate::waiting::Wait;
 
@@ -29,20 +34,18 @@ impl HeldLock {
         // No shorter than the lease of the second level: it could end before the watchdog has made
         // it longer.
         let lease = least.max(handle.terms().lease()).max(Duration::from_millis(1));
-        let first = handle.varied(Variant::On(Terms::fixed(lease)));
-        let began = clock::now();
+        let first = handle.varied(Variant::On(Terms::fixed(lease).staying()));
         let Some(tenancy) = take(first.clone(), wait)? else { return Ok(None) };
-        // If a thread with a plain handle passed it on, a tenth of its lease may have gone.
-        let is_passed = tenancy.began() >= began && tenancy.hold().asked.at < began;
-        if is_passed && !first.deepen(&tenancy)? {
-            return Err(Error::late_grant(&handle.site.name));
-        }
         // The server counts from an earlier time.
         let until = clock::now().saturating_add(clock::nanos(least));
         let left = Self::new(&first, Arc::clone(&tenancy));
         // Of this tenancy: to `take`, an owned guard beside other readers would be a new one.
-        let again = handle.site.gate.deepen(&tenancy, handle.terms());
-        let Some(again) = handle.again(again)? else {
+        let again = match handle.site.gate.deepen(&tenancy, handle.terms()) {
+            // The first level's lease is no shorter than this one.
+            GateOutcome::Again(tenancy) if !handle.terms().is_watched() => Some(tenancy),
+            entered => handle.again(entered)?,
+        };
+        let Some(again) = again else {
             // The lease was over before.
             return Err(Error::late_grant(&handle.site.name));
         };

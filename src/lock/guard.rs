@@ -258,7 +258,8 @@ impl<L: ?Sized, O> LockGuard<L, O> {
     /// The thread no longer holds the lock, and nothing renews it. So the lock ends with the rest
     /// of its lease: that of [`with_lease`](Lock::with_lease), or else two thirds of
     /// [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout) or more. The end of the client
-    /// does not release it, but [`force_unlock`](Lock::force_unlock) does.
+    /// does not release it, but [`force_unlock`](Lock::force_unlock) does. Of a quorum a majority
+    /// is left, and the other parts are released.
     ///
     /// If the thread has several levels, this ends one. The others hold the lock as before, but the
     /// end of the last one does not release it before the end of the present lease. The same is
@@ -269,7 +270,10 @@ impl<L: ?Sized, O> LockGuard<L, O> {
     /// [`LeaseLost`](ErrorKind::LeaseLost), [`NotHeld`](ErrorKind::NotHeld) and
     /// [`Forked`](ErrorKind::Forked) as for [`unlock`](Self::unlock): the lock is not left taken.
     /// [`Redis`](ErrorKind::Redis) if another process had just handed the lock on and the server
-    /// does not extend its lease, which then ends within 2 s.
+    /// does not extend its lease: the lock is not left taken, and the client releases it in the
+    /// background. (If the server has extended the lease and its reply was lost, the client repeats
+    /// the release for as long as that lease. Only if the client ends before that does the lock
+    /// stay taken.) After an error no lock of a [`MultiLock`](crate::MultiLock) is left taken.
     ///
     /// # Blocking
     ///
@@ -339,7 +343,7 @@ impl<L: ?Sized, O: GuardOwner> LockGuard<L, O> {
         wait: Wait<'_>,
     ) -> Result<Option<Self>, Error> {
         let Some(mut held) = Lock::acquire(lock, &O::thread(), wait)? else { return Ok(None) };
-        each!(&mut held, held => held.stays())?;
+        each!(&mut held, held => held.stays());
         Ok(Some(Self::new(held)))
     }
 
@@ -401,11 +405,13 @@ impl HeldLock {
         self
     }
 
-    /// Leaves the level beneath to its end, once all locks that are taken together are held.
-    pub(super) fn stays(&mut self) -> Result<(), Error> {
-        let Some(beneath) = self.beneath.take() else { return Ok(()) };
-        let (beneath, until) = *beneath;
-        beneath.leave_until(Some(until))
+    /// Leaves the level beneath to its end, once all locks that are taken together are held. (Not
+    /// that of a lock that is lost: its guard says so.)
+    pub(super) fn stays(&mut self) {
+        if let Some(beneath) = self.beneath.take() {
+            let (beneath, until) = *beneath;
+            let _ = beneath.leave(Leaving::ToExpire { until });
+        }
     }
 
     /// Whether the process was forked since. Then the hold is the parent's, and this child must
@@ -452,13 +458,13 @@ impl HeldLock {
                 Err(Error::new(ErrorKind::NotHeld, message).of(name))
             }
             HoldState::Held | HoldState::Unconfirmed => {
-                let lasts = self.tenancy.remaining();
-                if lasts.is_zero() {
+                let lasts = || self.tenancy.remaining() >= slack;
+                if self.tenancy.remaining().is_zero() {
                     // The hold ended between the two looks.
                     return self.check(slack);
                 }
                 if self.own() >= slack
-                    && (lasts >= slack || self.handle.site.raise(&self.tenancy, slack))
+                    && (lasts() || self.handle.site.raise(&self.tenancy, slack).is_ok() && lasts())
                 {
                     return Ok(());
                 }
@@ -499,14 +505,30 @@ impl HeldLock {
         self.handle.site.leave(&self.tenancy, self.level, how)
     }
 
+    /// The end of the lease may be far off, so nothing may go wrong once the hold is left. (If it
+    /// cannot be raised, the drop releases it.)
     pub(super) fn leave_to_expire(self) -> Result<(), Error> {
-        self.leave_until(None)
+        self.raise()?;
+        self.leave_raised()
     }
 
-    pub(super) fn leave_until(mut self, until: Option<u64>) -> Result<(), Error> {
-        self.left = true;
-        self.handle.session.core().check_process(&self.handle.site.name)?;
-        self.handle.site.leave_to_expire(&self.tenancy, self.level, until)
+    /// Makes sure that the hold has the lease to whose end it is to be left.
+    pub(super) fn raise(&self) -> Result<(), Error> {
+        self.check(Duration::ZERO)?;
+        let raised = self.handle.site.raise_to_leave(&self.tenancy);
+        // A loss is the worse news.
+        self.check(Duration::ZERO).map_err(|error| {
+            let is_unknown = raised.as_ref().is_err_and(Error::outcome_unknown);
+            error.unknown(is_unknown)
+        })?;
+        raised
+    }
+
+    /// Leaves a hold that was [raised](Self::raise) to the end of its lease.
+    pub(super) fn leave_raised(self) -> Result<(), Error> {
+        let own = self.level.map_or(u64::MAX, Level::ends);
+        let until = self.tenancy.hold().deadline().min(own);
+        self.leave(Leaving::ToExpire { until })
     }
 
     /// The tenancy with its level, which no guard ends.

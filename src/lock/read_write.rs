@@ -275,7 +275,7 @@ impl<'a> Side<'a> {
             let left = acquisition.left(command);
             return Err(site.take_back(left, Cleanup::requested, unacknowledged));
         }
-        let hold = acquisition.granted_by_reply(site, terms);
+        let hold = acquisition.granted_by_reply(site, terms, false);
         let chain = site.gate.chain(hold.asked.at);
         let details = GrantDetails { places, chain, ..GrantDetails::default() };
         let hold = hold.with_details(details, None);
@@ -369,7 +369,7 @@ impl<'a> Side<'a> {
             }
             let Some((tenancy, _)) = self.pair.join(claim.thread, terms) else {
                 // The server lets both read, so it keeps no write hold that was left to its end.
-                self.pair.write.has_left_none();
+                self.pair.write.gate.has_left_none();
                 continue;
             };
             if !Arc::ptr_eq(&tenancy.hold(), &older) {

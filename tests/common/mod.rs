@@ -8,7 +8,7 @@ use std::fs;
 use std::iter;
 use std::panic::resume_unwind;
 use std::process::Command;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::sync::{Arc, Barrier, Mutex};
 use std::thread::{self, JoinHandle};
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use redis::{Commands as _, Connection};
 use redlatch::{Client, ClientBuilder, Credentials, Error, ErrorKind};
-use redlatch_testkit::{Proxy, Server};
+use redlatch_testkit::{Action, Direction, Proxy, Server};
 use rustix::param::page_size;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -138,6 +138,25 @@ pub(crate) fn behind(proxy: &Proxy, warm_up: impl FnOnce(&Client)) -> Client {
     let client = impatient(&proxy.url()).connections(1).connect().unwrap();
     warm_up(&client);
     client
+}
+
+/// So long a lease that no test sees its end.
+pub(crate) const HOUR: Duration = Duration::from_secs(3_600);
+
+/// From the next grant by message on, this happens to each of the next requests that name a lease of
+/// an hour, or of nearly that.
+pub(crate) fn after_a_grant(proxy: &Proxy, shots: usize, action: Action) {
+    let granted = Arc::new(AtomicBool::new(false));
+    let hears = Arc::clone(&granted);
+    // (A rule that watches, and never fires.)
+    proxy.on(Direction::Reply, 1, Action::LoseReply, move |bytes| {
+        hears.fetch_or(contains(bytes, "grant "), Ordering::SeqCst);
+        false
+    });
+    proxy.on(Direction::Request, shots, action, move |bytes| {
+        let is_long = contains(bytes, "\r\n3600000\r\n") || contains(bytes, "\r\n359");
+        is_long && granted.load(Ordering::SeqCst)
+    });
 }
 
 /// The result of a call with so short a time that a busy machine may not answer within it: of the

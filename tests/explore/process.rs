@@ -256,7 +256,7 @@ impl Process {
     pub(crate) fn reads(&mut self, now: u64, terms: Terms) -> Outcome {
         let State::Waiting(wait) = &mut self.state else { return Outcome::Nothing };
         let inbox = std::mem::replace(&mut wait.inbox, Inbox::new());
-        let reader = Reader { lease: terms.lease, incarnation: 0, needs_replicas: false };
+        let reader = Reader { lease: terms.lease, incarnation: 0, needs_reply: false };
         let then = wait.entry.step(now, Event::Reads { inbox, reader }).then;
         self.then(now, then, terms)
     }

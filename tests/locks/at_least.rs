@@ -7,6 +7,10 @@ over_all_kinds! {
     a_release_before_the_least_time_leaves_it_taken_until_then
     work_that_takes_longer_keeps_it_and_its_end_releases_it
     no_least_time_is_an_ordinary_lock
+    an_error_leaves_it_free_though_the_server_has_it_for_the_least_time
+    an_outage_right_after_a_hand_over_does_not_end_the_wait
+    the_limit_of_a_wait_counts_after_a_hand_over_too
+    a_short_lease_that_was_handed_on_is_kept_for_the_least_time
 }
 
 /// The least time here.
@@ -69,6 +73,96 @@ fn no_least_time_is_an_ordinary_lock(kind: Kind) {
     assert!(guard.is_held() && theirs.try_lock().unwrap().is_none());
     guard.unlock().unwrap();
     theirs.lock().unwrap().unlock().unwrap();
+    leaves_nothing(&server);
+}
+
+/// The server keeps it for an hour, and the caller holds nothing.
+fn an_error_leaves_it_free_though_the_server_has_it_for_the_least_time(kind: Kind) {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let (client, other) = (impatient(&proxy.url()).connect().unwrap(), client(&server));
+    let theirs = kind.make(&other, "error");
+    let lock = (kind.least)(&client, "error", HOUR);
+    let error = error_after_a_grant(&theirs, &proxy, move || lock.lock().map(drop));
+    assert!(error.kind() == ErrorKind::Redis && error.outcome_unknown(), "{error}");
+    theirs.try_lock_for(SOON).unwrap().expect("nobody has it").unlock().unwrap();
+    leaves_nothing(&server);
+}
+
+fn an_outage_right_after_a_hand_over_does_not_end_the_wait(kind: Kind) {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let client = Client::builder(&proxy.url()).watchdog_timeout(LONG).connect().unwrap();
+    let theirs = kind.make(&another(&server), "outage");
+    // Unless the lock's reply comes at this very moment.
+    wait_until("a request fails after a grant", SOON, || {
+        let held = theirs.lock().unwrap();
+        let lock = (kind.least)(&client, "outage", HOUR);
+        let waiter = spawn(move || lock.lock().map(drop));
+        waiter.wait_queued();
+        // A request and its copy, twice.
+        after_a_grant(&proxy, 4, Action::LoseReply);
+        held.unlock().unwrap();
+        waiter.join().unwrap();
+        proxy.clear_rules();
+        let left = theirs.remaining_lease().unwrap().unwrap();
+        assert!(left > HOUR - LONG, "{left:?}");
+        assert!(theirs.force_unlock().unwrap());
+        proxy.fired() > 0
+    });
+}
+
+fn the_limit_of_a_wait_counts_after_a_hand_over_too(kind: Kind) {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let client = Client::builder(&proxy.url()).watchdog_timeout(LONG).response_timeout(LONG);
+    let client = client.connect().unwrap();
+    let theirs = kind.make(&another(&server), "limit");
+    wait_until("a request has no reply after a grant", SOON, || {
+        let held = theirs.lock().unwrap();
+        let lock = (kind.least)(&client, "limit", HOUR);
+        let waiter = spawn(move || {
+            let begun = Instant::now();
+            (lock.try_lock_for(UNIT * 15).map(|got| got.is_some()), begun.elapsed())
+        });
+        waiter.wait_queued();
+        after_a_grant(&proxy, 1, Action::HoldReply);
+        held.unlock().unwrap();
+        let (got, took) = waiter.join();
+        proxy.clear_rules();
+        proxy.release();
+        if let Ok(true) = got {
+            assert!(theirs.force_unlock().unwrap());
+            return false;
+        }
+        assert!(took < SOON, "{got:?} after {took:?}");
+        theirs.try_lock_for(SOON).unwrap().expect("nobody has it").unlock().unwrap();
+        true
+    });
+}
+
+/// The server has it for 2 s at first, which is longer than the lease.
+fn a_short_lease_that_was_handed_on_is_kept_for_the_least_time(kind: Kind) {
+    let _bounded = bounded();
+    let server = server();
+    let (client, other) = (watched(&server, UNIT * 15), another(&server));
+    let theirs = kind.make(&other, "short");
+    once_within(UNIT * 14, || {
+        let held = theirs.lock().unwrap();
+        let lock = (kind.least)(&client, "short", LEAST);
+        let waiter = spawn(move || lock.lock().map(drop));
+        waiter.wait_queued();
+        let begun = Instant::now();
+        held.unlock().unwrap();
+        waiter.join().unwrap();
+        theirs.lock().unwrap().unlock().unwrap();
+        let took = begun.elapsed();
+        assert!(took >= LEAST, "{took:?}");
+        took
+    });
     leaves_nothing(&server);
 }
 

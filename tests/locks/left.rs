@@ -9,10 +9,9 @@ over_all_kinds! {
     an_inner_level_that_is_left_keeps_it_when_the_outer_one_goes
     a_lock_handed_on_by_another_process_is_left_for_its_whole_lease
     a_lost_lock_is_not_left_to_expire
+    an_error_leaves_it_free_though_the_server_has_made_its_lease_longer
+    a_short_lease_that_was_handed_on_is_left_for_no_longer
 }
-
-/// A lease that a busy machine does not outlast between two lines.
-const HOUR: Duration = Duration::from_secs(3_600);
 
 fn a_lock_left_to_expire_outlives_its_client_and_ends_with_its_lease(kind: Kind) {
     let _bounded = bounded();
@@ -142,6 +141,43 @@ fn a_lost_lock_is_not_left_to_expire(kind: Kind) {
     leaves_nothing(&server);
 }
 
+/// The server has raised the lease to an hour, and the caller holds nothing.
+fn an_error_leaves_it_free_though_the_server_has_made_its_lease_longer(kind: Kind) {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let (client, other) = (impatient(&proxy.url()).connect().unwrap(), client(&server));
+    let theirs = kind.make(&other, "raised");
+    let lock = kind.leased(&client, "raised", HOUR);
+    let leave = move || lock.lock().unwrap().leave_to_expire();
+    let error = error_after_a_grant(&theirs, &proxy, leave);
+    assert!(error.outcome_unknown(), "{error}");
+    theirs.try_lock_for(SOON).unwrap().expect("nobody has it").unlock().unwrap();
+    leaves_nothing(&server);
+}
+
+/// The server has it for 2 s at first.
+fn a_short_lease_that_was_handed_on_is_left_for_no_longer(kind: Kind) {
+    let _bounded = bounded();
+    let server = server();
+    let (client, other) = (watched(&server, UNIT * 8), another(&server));
+    let theirs = kind.make(&other, "short");
+    once_within(UNIT * 18, || {
+        let held = theirs.lock().unwrap();
+        let lock = kind.make(&client, "short");
+        let waiter = spawn(move || lock.lock().unwrap().leave_to_expire());
+        waiter.wait_queued();
+        let begun = Instant::now();
+        held.unlock().unwrap();
+        // On a machine that stood still it may be lost.
+        let left = waiter.join().map_err(|error| error.kind());
+        assert!(matches!(left, Ok(()) | Err(ErrorKind::LeaseLost)), "{left:?}");
+        theirs.lock().unwrap().unlock().unwrap();
+        if left.is_ok() { begun.elapsed() } else { SOON }
+    });
+    leaves_nothing(&server);
+}
+
 /// The entry of a thread to which a hold was passed is given up, and that of its owner with it.
 #[test]
 fn a_fair_hold_that_was_passed_and_is_left_leaves_no_place_in_line() {
@@ -198,6 +234,23 @@ fn a_reader_that_leaves_it_keeps_writers_out_when_the_others_have_gone() {
     client.shutdown();
     assert!(other.read_write_lock("shared").write().try_lock().unwrap().is_none());
     assert!(other.read_write_lock("shared").read().try_lock().unwrap().is_some());
+}
+
+/// The lease of a reader that has left the hold is no longer because others had a longer one.
+#[test]
+fn a_reader_that_leaves_it_keeps_it_for_its_own_lease() {
+    let _bounded = bounded();
+    let server = server();
+    let (client, other) = (client(&server), another(&server));
+    let lock = client.read_write_lock("own");
+    let watched = lock.read().lock_owned().unwrap();
+    let begun = Instant::now();
+    lock.read().with_lease(LEASE).lock_owned().unwrap().leave_to_expire().unwrap();
+    watched.unlock().unwrap();
+    let writing = other.read_write_lock("own").write().try_lock_for(SOON).unwrap();
+    let took = begun.elapsed();
+    writing.expect("it has ended").unlock().unwrap();
+    assert!(took >= LEASE * 9 / 10, "{took:?}");
 }
 
 /// The writer reads on, and others of its process must not read beside it.

@@ -13,9 +13,10 @@ use std::time::{Duration, Instant};
 use common::*;
 use redis::Commands as _;
 use redlatch::{
-    CancelToken, Client, ErrorKind, HoldState, Lock, LostReason, MultiLock, OwnedLockGuard, Wait,
+    CancelToken, Client, Error, ErrorKind, HoldState, Lock, LostReason, MultiLock, OwnedLockGuard,
+    Wait,
 };
-use redlatch_testkit::Server;
+use redlatch_testkit::{Action, Proxy, Server};
 
 /// Short enough to see its end.
 const LEASE: Duration = Duration::from_millis(6 * UNIT.as_millis() as u64);
@@ -116,6 +117,30 @@ over_all_kinds! {
 /// One more client, where `client` is a name already.
 fn another(server: &Server) -> Client {
     client(server)
+}
+
+/// The error of a call that waits for the lock, is handed it, and then gets no reply to a request that
+/// names an hour, though the server runs it.
+fn error_after_a_grant(
+    theirs: &Arc<dyn Lock>,
+    proxy: &Proxy,
+    call: impl Fn() -> Result<(), Error> + Clone + Send + 'static,
+) -> Error {
+    let until = Instant::now() + SOON;
+    loop {
+        let held = theirs.lock().unwrap();
+        let waiter = spawn(call.clone());
+        waiter.wait_queued();
+        after_a_grant(proxy, usize::MAX, Action::LoseReply);
+        held.unlock().unwrap();
+        let called = waiter.join();
+        proxy.clear_rules();
+        match called {
+            Err(error) => return error,
+            // It asked at this very moment, and the reply granted the lock, with its whole lease.
+            Ok(()) => assert!(Instant::now() < until && theirs.force_unlock().unwrap()),
+        }
+    }
 }
 
 /// Waits until nothing of the lock is left on the server.

@@ -245,7 +245,7 @@ impl Process {
         }
         if !wait.inbox.is_empty() {
             let inbox = std::mem::replace(&mut wait.inbox, Inbox::new());
-            let reader = Reader { lease: whole(), incarnation: 0, needs_replicas: false };
+            let reader = Reader { lease: whole(), incarnation: 0, needs_reply: false };
             let event = Event::Reads { inbox, reader };
             if let Action::Enter(entered) = wait.entry.step(nanos(now), event).then {
                 return self.enter(now, entered);
@@ -430,7 +430,7 @@ impl Process {
             By::Message { lease, details } => {
                 (lease.min(whole()), false, true, details.chain, details.token)
             }
-            By::Reply { details, told, may_be_named } => {
+            By::Reply { details, told, may_be_named, .. } => {
                 let chain = match told {
                     Some(told) => told.chain,
                     None if self.broken == Some(Rule::Continue) => {

@@ -200,6 +200,42 @@ fn a_token_that_was_cancelled_before_ends_a_quorums_wait_too() {
 }
 
 /// Servers that say nothing, of clients that would go on waiting for them for a minute.
+/// One that could not be made to last is released, and the others are enough.
+#[test]
+fn a_majority_of_a_quorum_is_left_to_its_end() {
+    let _bounded = bounded();
+    let servers = [(); 3].map(|()| server());
+    let proxy = Proxy::before(&servers[0]);
+    // Unless the first one asks at the moment of its grant: then that request is the one that fails,
+    // or its reply grants the whole lease.
+    wait_until("one is not raised", SOON, || {
+        let urls = [proxy.url(), servers[1].url(), servers[2].url()];
+        let clients = urls.map(|url| impatient(&url).connect().unwrap());
+        let lock = |client: &Client| client.reentrant_lock("vote").with_watchdog(HOUR);
+        let locks = clients.each_ref().map(lock);
+        let held = client(&servers[0]).reentrant_lock("vote").lock().unwrap();
+        let (first, quorum) = (locks[0].clone(), MultiLock::quorum(&listed(&locks)).unwrap());
+        let waiter = spawn(move || {
+            // Just handed on. The quorum has a second level of it.
+            let _outer = first.lock().ok()?;
+            let guard = quorum.try_lock().unwrap().unwrap();
+            Some((guard.names().count(), guard.leave_to_expire()))
+        });
+        wait_in_line(&servers[0], "vote", 1);
+        after_a_grant(&proxy, usize::MAX, Action::LoseReply);
+        held.unlock().unwrap();
+        let left = waiter.join();
+        proxy.clear_rules();
+        clients.iter().for_each(Client::shutdown);
+        let Some((count, left)) = left else { return false };
+        left.unwrap();
+        assert!(votes(&servers) >= 2, "a majority stays taken");
+        let is_raised = is_held(&servers[0], "vote");
+        servers.iter().for_each(|server| server.connection().del("vote").unwrap());
+        count == 3 && !is_raised
+    });
+}
+
 #[test]
 fn a_limit_ends_a_quorums_wait() {
     let _bounded = bounded();

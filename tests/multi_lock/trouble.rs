@@ -74,6 +74,41 @@ fn a_server_that_dies_while_it_is_waited_for_is_named_and_the_others_parts_are_g
     all.lock().unwrap().unlock().unwrap();
 }
 
+/// Otherwise the parts on servers that had no trouble would stay taken for an hour.
+#[test]
+fn trouble_with_one_part_after_a_hand_over_leaves_none_taken() {
+    let _bounded = bounded();
+    for is_left in [false, true] {
+        let (here, there) = (server(), server());
+        let proxy = Proxy::before(&there);
+        let theirs = client(&there).reentrant_lock("b");
+        let (a, b) = (client(&here), impatient(&proxy.url()).connect().unwrap());
+        let all = of(&[a.reentrant_lock("a"), b.reentrant_lock("b"), a.reentrant_lock("c")]);
+        let until = Instant::now() + SOON;
+        let error = loop {
+            let held = theirs.lock().unwrap();
+            let (least, leased) = (all.with_hold_at_least(HOUR), all.with_lease(HOUR));
+            let waiter = spawn(move || match is_left {
+                false => least.lock().map(drop),
+                true => leased.lock().unwrap().leave_to_expire(),
+            });
+            wait_in_line(&there, "b", 1);
+            after_a_grant(&proxy, usize::MAX, Action::LoseReply);
+            held.unlock().unwrap();
+            let called = waiter.join();
+            proxy.clear_rules();
+            match called {
+                Err(error) => break error,
+                // It asked at this very moment, and the reply granted the part, for its whole lease.
+                Ok(()) => assert!(Instant::now() < until && all.force_unlock().unwrap()),
+            }
+        };
+        assert_eq!((error.outcome_unknown(), error.name()), (true, Some("b")), "{error}");
+        wait_all_free(&here, &["a", "c"]);
+        wait_free(&there, "b", SOON);
+    }
+}
+
 #[test]
 fn a_server_that_says_nothing_is_waited_for_once_when_all_are_given_back() {
     let _bounded = bounded();

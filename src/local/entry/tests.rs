@@ -49,7 +49,7 @@ fn grant(server: u64, received: u64) -> Told<char> {
 fn reads<const N: usize>(told: [Told<char>; N]) -> Event<char> {
     let mut inbox = Inbox::new();
     told.into_iter().for_each(|told| inbox.told(told));
-    let reader = Reader { lease: LEASE, incarnation: 1, needs_replicas: false };
+    let reader = Reader { lease: LEASE, incarnation: 1, needs_reply: false };
     Event::Reads { inbox, reader }
 }
 
@@ -86,8 +86,8 @@ fn entered(at: u64, in_doubt: bool, by: By<char>) -> Action<char> {
     Action::Enter(Entered { asked: asked(at), in_doubt, by })
 }
 
-fn by_reply(told: Option<char>, may_be_named: bool) -> By<char> {
-    By::Reply { details: 'r', told, may_be_named }
+fn by_reply(already: bool, told: Option<char>, may_be_named: bool) -> By<char> {
+    By::Reply { already, details: 'r', told, may_be_named }
 }
 
 fn by_message() -> By<char> {
@@ -121,8 +121,22 @@ fn each_state_is_left_as_the_table_says() {
     };
     let rows: [Row; 28] = [
         // A request on its way.
-        ("granted", asking, || granted(false), 101, entered(100, false, by_reply(None, false)), 0),
-        ("granted by a copy", asking, twice, 101, entered(100, true, by_reply(None, true)), 0),
+        (
+            "granted",
+            asking,
+            || granted(false),
+            101,
+            entered(100, false, by_reply(false, None, false)),
+            0,
+        ),
+        (
+            "granted by a copy",
+            asking,
+            twice,
+            101,
+            entered(100, true, by_reply(false, None, true)),
+            0,
+        ),
         ("not taken", asking, || answered(Reply::NotTaken), 101, AT_ONCE, 0),
         ("failed", asking, || Event::Failed, 101, AT_ONCE, 0),
         ("no answer", asking, || Event::Unknown, 101, AT_ONCE, 0),
@@ -209,7 +223,7 @@ fn each_state_is_left_as_the_table_says() {
             polling,
             || granted(false),
             1_102,
-            { entered(1_101, false, by_reply(None, true)) },
+            { entered(1_101, false, by_reply(false, None, true)) },
             0,
         ),
         (
@@ -217,7 +231,7 @@ fn each_state_is_left_as_the_table_says() {
             polling,
             || granted(true),
             1_102,
-            { entered(1_101, false, by_reply(None, true)) },
+            { entered(1_101, false, by_reply(true, None, true)) },
             0,
         ),
         ("failed again", polling, || Event::Failed, 1_102, AT_ONCE, 0),
@@ -277,12 +291,12 @@ fn a_message_that_should_have_come_makes_the_subscription_suspect() {
 fn the_reply_confirms_a_grant_that_replicas_must_have() {
     let mut entry = sleeping();
     let Event::Reads { inbox, reader } = reads([grant(600, 700)]) else { panic!() };
-    let reader = Reader { needs_replicas: true, ..reader };
+    let reader = Reader { needs_reply: true, ..reader };
     assert_eq!(entry.step(700 * MS, Event::Reads { inbox, reader }), AT_ONCE.into());
     entry.step(700 * MS, asks(700));
     let mut over = entry.clone();
     let actions = entry.step(701 * MS, granted(true));
-    assert_eq!(actions, entered(700, false, by_reply(Some('m'), true)).into());
+    assert_eq!(actions, entered(700, false, by_reply(true, Some('m'), true)).into());
     let inbox = Inbox::new();
     let left = over.step(701 * MS, Event::Unacknowledged { in_doubt: true, inbox });
     let give_back = Action::GiveBack { undo: Undo::NowAndLater, details: Some('m') };

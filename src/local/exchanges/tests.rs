@@ -9,7 +9,7 @@ const MS: u64 = 1_000_000;
 /// The server's clock, in ms, when the process's own shows 0.
 const SERVER: u64 = 1_763_692_800_000;
 const LEASE: Duration = Duration::from_secs(30);
-const HERE: Reader = Reader { lease: LEASE, incarnation: 1, needs_replicas: false };
+const HERE: Reader = Reader { lease: LEASE, incarnation: 1, needs_reply: false };
 
 /// In ms.
 fn asked(at: u64) -> Asked {
@@ -66,7 +66,7 @@ fn a_grant_by_message_counts_only_at_the_same_server_and_without_replicas() {
     assert_eq!(waiting().granted_by_message(700 * MS, grant, other), None);
     // The request that follows has its confirmation.
     let mut exchanges = waiting();
-    let replicated = Reader { needs_replicas: true, ..HERE };
+    let replicated = Reader { needs_reply: true, ..HERE };
     assert_eq!(exchanges.granted_by_message(700 * MS, grant, replicated), None);
     assert_eq!(exchanges.clone().confirmed(true), Some('g'));
     assert_eq!(exchanges.confirmed(false), None, "another grant than that of the message");

@@ -345,10 +345,15 @@ impl Level {
 
     /// How long the level lasts by itself, without the hold's other levels.
     pub(crate) fn remaining(self) -> Duration {
-        match self.ends {
-            NEVER | SOME => Duration::MAX,
+        match self.ends() {
+            NEVER => Duration::MAX,
             ends => Duration::from_nanos(ends.saturating_sub(clock::now())),
         }
+    }
+
+    /// When the level ends by itself, on [`clock`]: [`NEVER`], if the hold alone says when.
+    pub(crate) fn ends(self) -> u64 {
+        if self.ends == SOME { NEVER } else { self.ends }
     }
 
     /// A level that a thread takes.

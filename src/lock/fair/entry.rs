@@ -330,7 +330,7 @@ impl FairEntry {
         if !acquisition.in_time(&queue.site, *terms, waits)? {
             return Ok(Try::Busy(Duration::ZERO));
         }
-        let hold = acquisition.granted_by_reply(&queue.site, *terms);
+        let hold = acquisition.granted_by_reply(&queue.site, *terms, already);
         Ok(Try::Granted(self.tenancy(hold, told.unwrap_or(followers))))
     }
 

@@ -108,8 +108,8 @@ impl GuardLevels {
         self.held.len()
     }
 
-    pub(in crate::lock) fn stays(&mut self) -> Result<(), Error> {
-        self.held.iter_mut().try_for_each(HeldLock::stays)
+    pub(in crate::lock) fn stays(&mut self) {
+        self.held.iter_mut().for_each(HeldLock::stays);
     }
 
     pub(in crate::lock) fn is_held(&self) -> bool {
@@ -173,21 +173,47 @@ impl GuardLevels {
         }
     }
 
+    /// Raises all, and leaves them only then: what is left to its end is not taken back, so each
+    /// trouble must come before. (After trouble the drop releases all.) Of a quorum a majority is
+    /// left, and the others are released.
     pub(in crate::lock) fn leave_to_expire(mut self) -> Result<(), Error> {
-        let held = std::mem::take(&mut self.held);
-        self.ended(held.into_iter().rev().map(HeldLock::leave_to_expire))
+        self.check_process()?;
+        let mut raised = match self.rule {
+            // The first trouble ends it for all, and no other server is waited for.
+            Rule::All => match self.held.iter().try_for_each(HeldLock::raise) {
+                Ok(()) => self.held.iter().map(|_| Ok(())).collect(),
+                Err(error) => vec![Err(error)],
+            },
+            Rule::Majority => quorum::raise(&self.held),
+        };
+        // A lease may have ended while the others were raised.
+        for (held, raised) in self.held.iter().zip(&mut raised).filter(|(_, it)| it.is_ok()) {
+            *raised = held.check(self.drift);
+        }
+        let is_raised: Vec<_> = raised.iter().map(Result::is_ok).collect();
+        self.ended(raised)
+            .map_err(|error| error.now("none of the locks that are held together is left taken"))?;
+        let held = std::mem::take(&mut self.held).into_iter().zip(is_raised);
+        held.filter(|(_, is_raised)| *is_raised).for_each(|(held, _)| {
+            // A loss at this moment is one after the call.
+            let _ = held.leave_raised();
+        });
+        Ok(())
     }
 
     pub(in crate::lock) fn unlock(mut self) -> Result<(), Error> {
-        // A forked child starts no threads for its parent's holds.
-        if let Some(HeldLock { handle, .. }) = self.held.first() {
-            handle.site.core.check_process(&handle.site.name)?;
-        }
+        self.check_process()?;
         let held = std::mem::take(&mut self.held).into_iter().rev();
         match self.rule {
             Rule::All => self.ended(unlock(held)),
             Rule::Majority => self.ended(quorum::unlock(held)),
         }
+    }
+
+    /// A forked child starts no threads for its parent's holds.
+    fn check_process(&self) -> Result<(), Error> {
+        let first = self.held.first().map(|held| &held.handle.site);
+        first.map_or(Ok(()), |site| site.core.check_process(&site.name))
     }
 
     /// The result of all ends together. A loss takes precedence over transient trouble.

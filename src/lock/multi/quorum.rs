@@ -112,6 +112,14 @@ pub(super) fn unlock(held: impl Iterator<Item = HeldLock>) -> Vec<Result<(), Err
     })
 }
 
+/// Raises all at the same time: see [`HeldLock::raise`].
+pub(super) fn raise(held: &[HeldLock]) -> Vec<Result<(), Error>> {
+    at_once(held, |held| {
+        let _limited = Limit::set(Limit::new(Some(until(&held.handle)), None));
+        held.raise()
+    })
+}
+
 /// Runs `work` on each at the same time, on a thread of its own.
 fn at_once<T: Send, R: Send>(
     all: impl IntoIterator<Item = T>,

@@ -162,7 +162,7 @@ impl Pair {
         // A thread that reads already reads again, past all waiters. (Alone: while a thread writes,
         // the queue is busy.) No thread joins readers beside a write hold that was left to expire:
         // that hold still excludes others.
-        let is_alone = queue.is_busy() || self.write.has_left_one();
+        let is_alone = queue.is_busy() || self.write.gate.has_left_one();
         let joining = if is_alone { Joining::No } else { Joining::InTurn };
         let reads = self.read.gate.join(thread, terms, joining);
         if let Some(found) = reads.and_then(|(entered, _)| found(entered, &self.read)) {
@@ -180,7 +180,7 @@ impl Pair {
     /// The leader reads beside others, whether their turn lasts (`true`) or not. `None`: no thread
     /// reads.
     pub(super) fn join(&self, thread: &Arc<Thread>, terms: Terms) -> Option<(Arc<Tenancy>, bool)> {
-        if self.write.has_left_one() {
+        if self.write.gate.has_left_one() {
             return None;
         }
         match self.read.gate.join(thread, terms, Joining::AnyTime)? {
