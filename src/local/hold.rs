@@ -80,6 +80,8 @@ pub(crate) struct Hold {
     pub(super) latest_end: AtomicU64,
     /// The longest lease that a request named since the grant, in nanoseconds; zero: none did.
     prolonged: AtomicU64,
+    /// The longest lease that the server has confirmed, in nanoseconds.
+    confirmed: AtomicU64,
     /// Cuts a longer lease of the server's to that.
     pub(super) cut: Cut,
     /// The lease that the server granted first, in nanoseconds.
@@ -173,6 +175,7 @@ impl Hold {
             deadline: AtomicU64::new(deadline(asked.at, lease.min(terms.lease()))),
             latest_end: AtomicU64::new(u64::MAX),
             prolonged: AtomicU64::new(0),
+            confirmed: AtomicU64::new(granted),
             cut: Cut { is_due: AtomicBool::new(granted > wanted), ..Cut::default() },
             granted_lease: granted,
             provisional: AtomicBool::new(granted != wanted),
@@ -281,6 +284,7 @@ impl Hold {
     /// The server has confirmed the hold: `lease` from when the request was sent.
     pub(crate) fn confirm(&self, sent_at: u64, lease: Duration) {
         self.deadline.fetch_max(deadline(sent_at, lease), Ordering::SeqCst);
+        self.confirmed.fetch_max(clock::nanos(lease), Ordering::SeqCst);
         self.unconfirmed.store(false, Ordering::SeqCst);
         *self.trouble.lock() = None;
     }
@@ -359,10 +363,12 @@ impl Hold {
     }
 
     /// Whether the server may keep the hold past our deadline: the outcome of an extension is not
-    /// known, or a longer lease is not cut yet, or less of one [counts](Self::counts) since a cut
-    /// may come.
+    /// known (which a later answer about a shorter lease does not change), or a longer lease is not
+    /// cut yet, or less of one [counts](Self::counts) since a cut may come.
     pub(crate) fn may_outlive(&self) -> bool {
+        let longest = self.prolonged.load(Ordering::SeqCst);
         self.is_unconfirmed()
+            || longest > self.confirmed.load(Ordering::SeqCst)
             || self.cut.is_due.load(Ordering::SeqCst)
             || self.cut.to.load(Ordering::SeqCst) != 0
     }
@@ -566,6 +572,21 @@ mod tests {
             hold.confirm(clock::now(), hold.ask(LONGER));
             assert!(hold.may_outlive(), "a cut was lost");
         }
+    }
+
+    /// Otherwise an hour that an inner level asked for, without an answer, would stay at the server
+    /// when the outer level's lease has ended.
+    #[test]
+    fn a_longer_lease_without_an_answer_may_outlive_the_deadline_whatever_is_renewed() {
+        let asked = Asked { forced: 0, incarnation: 0, at: clock::now() };
+        let owner = ClientId::random().unwrap().next_owner();
+        let hold = Hold::new(owner, Terms::watched(LEASE), asked, false);
+        hold.ask(LONGER);
+        hold.unconfirm();
+        hold.confirm(clock::now(), hold.ask(LEASE));
+        assert!(!hold.is_unconfirmed() && hold.may_outlive());
+        hold.confirm(clock::now(), hold.ask(LONGER));
+        assert!(!hold.may_outlive());
     }
 
     #[test]
