@@ -822,6 +822,5 @@ impl Member for BarrierSite {
 impl Drop for BarrierSite {
     fn drop(&mut self) {
         self.core.members.of::<Self>().forget(&self.name);
-        self.core.requests.forget_last(self.requests.key(), &self.requests);
     }
 }

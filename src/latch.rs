@@ -518,6 +518,5 @@ impl Member for LatchSite {
 impl Drop for LatchSite {
     fn drop(&mut self) {
         self.core.members.of::<Self>().forget(&self.name);
-        self.core.requests.forget_last(self.requests.key(), &self.requests);
     }
 }

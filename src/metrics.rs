@@ -43,6 +43,7 @@ const HELD: &str = "redlatch.lock.held";
 const LOSSES: &str = "redlatch.lock.losses";
 const TIME_LEFT: &str = "redlatch.lock.renewal.time_left";
 const FAILURES: &str = "redlatch.lock.renewal.failures";
+const FORGOTTEN: &str = "redlatch.lock.forgotten_changes";
 
 impl MetricsObserver {
     /// Describes the metrics to the recorder, which must be installed by now to hear that.
@@ -55,6 +56,7 @@ impl MetricsObserver {
         describe_counter!(LOSSES, Unit::Count, "Locks that were lost.");
         describe_histogram!(TIME_LEFT, Unit::Seconds, "What a renewal found left of the lease.");
         describe_counter!(FAILURES, Unit::Count, "Renewals that failed, and are tried again.");
+        describe_counter!(FORGOTTEN, Unit::Count, "Changes that a failover may lose.");
         Self::default()
     }
 
@@ -84,6 +86,9 @@ impl MetricsObserver {
                 self.losses(event, reason).increment(0);
             }
             self.failures(event).increment(0);
+            if event.kind == Kind::Semaphore {
+                counter!(FORGOTTEN).increment(0);
+            }
         }
     }
 
@@ -136,6 +141,10 @@ impl Observer for MetricsObserver {
     fn lost(&self, event: &Event<'_, LostReason>) {
         self.ended(event, "Lost");
         self.losses(event, event.how).increment(1);
+    }
+
+    fn forgot(&self, event: &Event<'_>) {
+        counter!(FORGOTTEN).increment(event.permits.into());
     }
 
     fn renewed(&self, event: &Event<'_>) {

@@ -71,6 +71,11 @@ pub trait Observer: Send + Sync + 'static {
     /// An outage of a server is over. `name`: its address. `time`: how long the outage lasted. Of
     /// several clients in one process, the first to notice an outage is told.
     fn reconnected(&self, _event: &Event<'_>) {}
+
+    /// The client changed semaphores so often that it has forgotten some changes of the last 10 s:
+    /// if a failover loses these, the client does not repeat them. `name`: the server's address.
+    /// `permits`: how many changes. At most every three seconds.
+    fn forgot(&self, _event: &Event<'_>) {}
 }
 
 /// What an [`Observer`] hears.
@@ -81,7 +86,7 @@ pub struct Event<'a, T = ()> {
     pub name: &'a str,
     /// What has that name.
     pub kind: Kind,
-    /// How many permits; of any other kind it is 1.
+    /// How many permits; of any other kind it is 1. (See also [`Observer::forgot`].)
     pub permits: u32,
     /// How long: see the methods of [`Observer`].
     pub time: Duration,

@@ -34,6 +34,7 @@ pub struct Counts {
     pub renewed: u64,
     pub renewal_failed: u64,
     pub reconnected: u64,
+    pub forgotten: u64,
     /// How many of these the observer was not told, because too many waited for it.
     pub left_out: u64,
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender};
 use log::Level;
 use redlatch_client::pubsub::{Host, Names, PubSub, Subscriber};
-use redlatch_client::sync::{Mutex, Process, Registry, clock, own_thread};
+use redlatch_client::sync::{Mutex, Process, clock, own_thread};
 use redlatch_client::{
     Command, Failure, Lane, Limit, Node, Outcome, Posted, ReplyReceiver, Route, Servers, slot_of,
     unfollowed,
@@ -67,10 +67,10 @@ pub(crate) struct Core {
     owners: Owners,
     left_out: LeftOut,
     pub(crate) returned: Returned,
-    /// Each open request keeps its entry, so that a name's numbers outlive its handles.
-    pub(crate) requests: Registry<Requests>,
     pub(crate) server_clock: Arc<ServerClock>,
     changes: Arc<Changes>,
+    /// The log was told that some changes are not kept.
+    forgets: AtomicBool,
     last_heartbeat: AtomicU64,
     counts: Counted,
     /// Each wait enters and removes itself.
@@ -134,10 +134,10 @@ impl Core {
             owners: Owners::default(),
             left_out: LeftOut::default(),
             returned: Returned::default(),
-            requests: Registry::new(&process),
+            changes: Arc::new(Changes::new(&process)),
             process,
             server_clock: Arc::default(),
-            changes: Arc::default(),
+            forgets: AtomicBool::new(false),
             last_heartbeat: AtomicU64::new(0),
             counts: Counted::default(),
             waits: Mutex::default(),
@@ -155,12 +155,13 @@ impl Core {
         self.servers.route(name, self.hasher.hash_one(name) as u32)
     }
 
-    /// The numbered requests of a name. Two names may share them, as `x` and `{x}` do: then they
+    /// The numbered requests of a name: each open request keeps them, so that the numbers outlive
+    /// the name's handles. Two names may share them, as `x` and `{x}` do: then they
     /// share the numbers as well.
     pub(crate) fn requests_of(&self, name: &str) -> Arc<Requests> {
         let key = scripts::requests(name, self.id.as_str());
-        self.requests.find(&key, |key| {
-            Requests::new(&key, &self.server_clock).told_again(&self.changes, self.route(name))
+        self.changes.requests.find(&key, |key| {
+            Requests::new(key, &self.server_clock).told_again(&self.changes, self.route(name))
         })
     }
 

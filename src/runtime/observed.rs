@@ -11,7 +11,7 @@ use redlatch_client::sync::{Thread, clock};
 use redlatch_client::{Limit, Node};
 
 use super::Core;
-use crate::observer::{Kind, Observer};
+use crate::observer::{Event, Kind, Observer};
 use crate::snapshot::{Counts, ServerState, Snapshot, Waiting};
 
 /// How long the question for the holder may take: the callback of a loss may have to wait for it.
@@ -27,6 +27,7 @@ pub(crate) enum Count {
     Renewed,
     RenewalFailed,
     Reconnected,
+    Forgotten,
     LeftOut,
 }
 
@@ -152,6 +153,30 @@ impl Core {
         });
     }
 
+    /// Tells of the changes that the client could not keep since it last told.
+    pub(super) fn tell_forgotten(&self) {
+        let forgotten = self.changes.forgotten();
+        if forgotten == 0 {
+            return;
+        }
+        let address = self.lasting_address();
+        self.counts.counts[Count::Forgotten as usize].fetch_add(forgotten - 1, Ordering::Relaxed);
+        self.observe_soon(Count::Forgotten, || {
+            move |it: &dyn Observer| {
+                let permits = u32::try_from(forgotten).unwrap_or(u32::MAX);
+                it.forgot(&Event::of(&address, (Kind::Semaphore, permits), Duration::ZERO, ()));
+            }
+        });
+        let first = !self.forgets.swap(true, Ordering::Relaxed);
+        if first {
+            self.watchdog.log(Level::Warn, || {
+                "this client changes semaphores so often that it cannot keep all changes of the \
+                 last 10 s: after a failover it does not repeat the earliest ones"
+                    .to_owned()
+            });
+        }
+    }
+
     pub(crate) fn snapshot(&self) -> Snapshot {
         let mut waits: Vec<_> = self.waits.lock().clone().into_iter().collect();
         // As they stand in line. Where each thread leads for itself: as they began.
@@ -172,6 +197,7 @@ impl Core {
             renewed: self.counts.of(Count::Renewed),
             renewal_failed: self.counts.of(Count::RenewalFailed),
             reconnected: self.counts.of(Count::Reconnected),
+            forgotten: self.counts.of(Count::Forgotten),
             left_out: self.counts.of(Count::LeftOut),
         };
         let server = |node: &Arc<Node>| ServerState {

@@ -24,7 +24,7 @@ use super::todo::Todo;
 use super::{Core, Member};
 use crate::lease::{Cleanup, Job, Renewal, renewal};
 use crate::scripts::renewal::{Held, Longer, RenewalKind, Renewed};
-use crate::scripts::{self, RequestId, Requests, Trouble};
+use crate::scripts::{self, Place, RequestId, Requests, Trouble};
 
 /// How many names one script call renews. More would block the server's other clients for longer.
 const NAMES_A_CALL: usize = 128;
@@ -33,6 +33,8 @@ const NAMES_A_PACKET: usize = 16 * NAMES_A_CALL;
 /// How long a reply without a waiting caller may take, on top of some round trips; then its lane is
 /// thrown away.
 const PATIENCE: Duration = Duration::from_millis(100);
+/// How many names' changes of semaphores are looked at each time.
+const NAMES_A_TICK: usize = 2_000;
 const ASK_AGAIN: u64 = 1_000_000_000;
 /// When a keep-alive that panicked is due again.
 const AFTER_A_PANIC: Duration = Duration::from_secs(1);
@@ -53,8 +55,23 @@ pub(crate) struct Renewer {
     ask_again: Option<u64>,
     /// The last run of the server to which earlier releases were repeated.
     last_run: u64,
+    /// Changes of semaphores to repeat at another run of the server, or in moved slots.
+    mending: VecDeque<Mending>,
     /// Set while the server refuses renewals.
     refusing: Option<Refusing>,
+}
+
+/// The repeating of changes of semaphores, some names a turn: there may be 100,000, and renewals go
+/// between.
+#[derive(Default)]
+struct Mending {
+    place: Place,
+    /// The server's run.
+    run: u64,
+    /// In these slots of a cluster. `None`: of all names, at another run of the server.
+    slots: Option<Vec<u16>>,
+    taken: i64,
+    given: i64,
 }
 
 /// Renewals that a server answers and refuses, from the first one on until it takes them again.
@@ -78,6 +95,7 @@ impl Renewer {
             cleanups: Vec::new(),
             ask_again: None,
             last_run,
+            mending: VecDeque::new(),
             refusing: None,
         }
     }
@@ -99,6 +117,9 @@ impl Renewer {
             match todo.next() {
                 Some(Job::End) => {
                     // Cleanups left after a turn have paid, and may owe more.
+                    while !self.mending.is_empty() {
+                        self.try_to(Self::mend_some);
+                    }
                     while !self.cleanups.is_empty() {
                         self.try_to(|renewer| renewer.send_due_cleanups(u64::MAX));
                     }
@@ -120,6 +141,7 @@ impl Renewer {
             if self.ask_again.is_some_and(|at| at <= now) {
                 self.try_to(|renewer| renewer.work(Job::RenewAll));
             }
+            self.try_to(Self::mend_some);
             // One packet, after the urgent jobs: while the server is away a packet takes its time.
             if !todo.is_urgent() {
                 self.try_to(|renewer| renewer.send_due_cleanups(now));
@@ -132,6 +154,9 @@ impl Renewer {
 
     /// How long the thread may sleep if no job comes.
     fn pause(&self) -> Duration {
+        if !self.mending.is_empty() {
+            return Duration::ZERO;
+        }
         let next = self.cleanups.iter().map(Cleanup::due).chain(self.ask_again).min();
         let pause = next.map(|at| Duration::from_nanos(at.saturating_sub(clock::now())));
         pause.unwrap_or(HEARTBEAT).min(HEARTBEAT)
@@ -189,22 +214,12 @@ impl Renewer {
                 let mut members = self.core.members.in_slots(&slots);
                 members.retain(|member| self.is_home(member.name()));
                 self.log_moved(&members);
-                let counts: Vec<_> =
-                    members.iter().filter(|member| member.is_a_count()).cloned().collect();
                 self.try_to(|renewer| renewer.give_back_leftovers(members));
                 let is_meant = |renewer: &Self, name: &str| {
                     slots.binary_search(&slot_of(name.as_bytes())).is_ok() && renewer.is_home(name)
                 };
                 self.return_again(is_meant);
-                self.try_to(|renewer| {
-                    match renewer.mend(is_meant) {
-                        // The next `RenewAll` repeats all changes.
-                        None => renewer.last_run = u64::MAX,
-                        // A regular move of a slot loses nothing.
-                        Some([0, 0]) => {}
-                        mended => renewer.warn_of_counts(&counts, mended),
-                    }
-                });
+                self.mending.push_back(Mending { slots: Some(slots), ..Mending::default() });
             }
             Job::End => {}
         }
@@ -439,29 +454,44 @@ impl Renewer {
         let run = self.own.endpoint.incarnation();
         if self.last_run != run {
             self.return_again(|renewer, name| renewer.is_home(name));
-            let mended = self.mend(|renewer, name| renewer.is_home(name));
-            if mended.is_some() {
-                self.last_run = run;
-            }
-            // A server that does not tell its run may be the same one. Then only a mended count
-            // shows that it is another.
-            if self.own.endpoint.says_its_run() || mended.is_some_and(|mended| mended != [0, 0]) {
-                self.warn_of_counts(&members, mended);
-            }
+            self.mending.retain(|it| it.slots.is_some());
+            self.mending.push_back(Mending { run, ..Mending::default() });
         } else if !met {
             self.ask_again = Some(clock::now().saturating_add(ASK_AGAIN));
         }
     }
 
-    /// Repeats the changes of semaphores that this server does not know. Returns how many permits
-    /// that took and gave; `None`: the server did not answer, or not yet, and is asked again.
-    fn mend(&mut self, is_meant: impl Fn(&Self, &str) -> bool) -> Option<[i64; 2]> {
-        let mut mends = Vec::new();
-        for requests in self.core.changes.all() {
-            mends.extend(requests.mends(None));
+    /// Repeats the changes of some semaphores that this server does not know.
+    fn mend_some(&mut self) {
+        let Some(mut mending) = self.mending.pop_front() else { return };
+        let names = self.core.changes.next(&mut mending.place, NAMES_A_CALL);
+        let mut mends: Vec<_> = names.iter().flat_map(|requests| requests.mends(None)).collect();
+        mends.retain(|(name, _)| mending.is_meant(self, name));
+        let Some([taken, given]) = self.send_mends(&mends) else {
+            // The server is asked again, and then for all.
+            if mending.slots.is_some() {
+                self.last_run = u64::MAX;
+            }
+            return;
+        };
+        mending.taken += taken;
+        mending.given += given;
+        if !names.is_empty() {
+            self.mending.push_front(mending);
+            return;
         }
-        mends.retain(|(name, _)| is_meant(self, name));
-        self.send_mends(&mends)
+        let mended = [mending.taken, mending.given];
+        if mending.slots.is_none() {
+            self.last_run = mending.run;
+        }
+        // A regular move of a slot loses nothing. A server that does not tell its run may be the
+        // same one: then only a mended count shows that it is another.
+        let is_another = mending.slots.is_none() && self.own.endpoint.says_its_run();
+        if is_another || mended != [0, 0] {
+            let mut members = self.core.members.all();
+            members.retain(|member| member.is_a_count() && mending.is_meant(self, member.name()));
+            self.warn_of_counts(&members, mended);
+        }
     }
 
     /// The same for one slot, if the reply to its last change came after this server had been told
@@ -472,7 +502,7 @@ impl Renewer {
             None => self.last_run = u64::MAX,
             // This server has applied it, or the renewer has told the server.
             Some([0, 0]) => {}
-            mended => {
+            Some(mended) => {
                 let mut members = self.core.members.all();
                 members.retain(|member| member.is_a_count() && member.name() == name);
                 self.warn_of_counts(&members, mended);
@@ -503,15 +533,7 @@ impl Renewer {
     }
 
     /// Logs the counts that cannot be mended.
-    fn warn_of_counts(&self, members: &[Arc<dyn Member>], mended: Option<[i64; 2]>) {
-        let Some([taken, given]) = mended else { return };
-        if self.core.changes.were_too_many() {
-            self.core.watchdog.log(Level::Warn, || {
-                "this client changed semaphores more than 10,000 times shortly before a failover: \
-                 it did not repeat the earliest changes on the new master"
-                    .to_owned()
-            });
-        }
+    fn warn_of_counts(&self, members: &[Arc<dyn Member>], [taken, given]: [i64; 2]) {
         let mut names: Vec<_> = members.iter().map(|member| Arc::clone(member.name())).collect();
         names.sort_unstable();
         names.dedup();
@@ -616,6 +638,13 @@ impl Renewer {
     }
 }
 
+impl Mending {
+    fn is_meant(&self, renewer: &Renewer, name: &str) -> bool {
+        let is_in = |slots: &Vec<u16>| slots.binary_search(&slot_of(name.as_bytes())).is_ok();
+        self.slots.as_ref().is_none_or(is_in) && renewer.is_home(name)
+    }
+}
+
 /// Whether to ask the server again: it did not answer, or its refusal may be transient.
 fn may_pass(failure: &Failure) -> bool {
     match failure {
@@ -640,7 +669,8 @@ impl Core {
             self.last_heartbeat.store(now, Ordering::Relaxed);
             self.members.sweep();
             self.returned.sweep();
-            self.changes.sweep();
+            self.changes.sweep(NAMES_A_TICK);
+            self.tell_forgotten();
             for node in self.pubsub.heartbeats() {
                 self.tell_subscriber(&node);
                 self.compare_channels(&node);

@@ -56,7 +56,7 @@ pub(crate) use trouble::{Rights, Trouble, refused, unreachable};
 use trouble::{unacknowledged, unexpected};
 
 pub(crate) use chain::{Chain, ChainClock};
-pub(crate) use changes::{Changes, Mark};
+pub(crate) use changes::{Changes, Mark, Place};
 pub(crate) use keys::{
     BarrierKeys, ConditionKeys, ElectionKeys, ExpirableKeys, FairKeys, KeyOf, LatchKeys, LockKeys,
     SemaphoreKeys, has_one_slot, name_of, patterns, requests,

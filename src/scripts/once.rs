@@ -1,6 +1,7 @@
 //! Requests without an owner: each carries a number and is applied once.
 
-use std::collections::BTreeSet;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 use std::sync::{Arc, LazyLock, Weak};
 use std::time::Duration;
 
@@ -53,7 +54,7 @@ fn ours() -> i64 {
 #[derive(Debug)]
 pub(crate) struct Requests {
     /// The beginning of the keys under which the server remembers them.
-    key: String,
+    key: Arc<str>,
     server: Arc<ServerClock>,
     slots: Mutex<Slots>,
     valid_for: Duration,
@@ -71,7 +72,7 @@ pub(crate) struct Requests {
 struct Slots {
     open: Vec<Option<OpenRequest>>,
     /// The lowest is taken first: the server forgets the others.
-    free: BTreeSet<usize>,
+    free: BinaryHeap<Reverse<usize>>,
     log: Log,
 }
 
@@ -95,9 +96,9 @@ pub(crate) struct RequestId {
 }
 
 impl Requests {
-    pub(crate) fn new(key: &str, server: &Arc<ServerClock>) -> Self {
+    pub(crate) fn new(key: impl Into<Arc<str>>, server: &Arc<ServerClock>) -> Self {
         Self {
-            key: key.to_owned(),
+            key: key.into(),
             server: Arc::clone(server),
             slots: Mutex::default(),
             valid_for: VALID_FOR,
@@ -108,18 +109,17 @@ impl Requests {
     }
 
     /// Lets another server be told of the changes.
-    pub(crate) fn told_again(self, changes: &Arc<Changes>, route: Route) -> Self {
-        Self { changes: Arc::downgrade(changes), route: Some(route), ..self }
+    pub(crate) fn told_again(mut self, changes: &Arc<Changes>, route: Route) -> Self {
+        self.changes = Arc::downgrade(changes);
+        self.route = Some(route);
+        self
     }
 
     /// Lets the server remember requests for a shorter time.
     #[cfg(all(test, testkit))]
-    pub(crate) fn forgotten_after(self, valid_for: Duration, memory: Duration) -> Self {
-        Self { valid_for, memory, ..self }
-    }
-
-    pub(crate) fn key(&self) -> &str {
-        &self.key
+    pub(crate) fn forgotten_after(mut self, valid_for: Duration, memory: Duration) -> Self {
+        (self.valid_for, self.memory) = (valid_for, memory);
+        self
     }
 
     /// Opens a request. `next` gives a number that the client never uses twice: drawn under the
@@ -133,8 +133,12 @@ impl Requests {
         let latest = self.latest();
         let mut slots = self.slots.lock();
         let open = OpenRequest { number: next(), latest, run };
-        let slot = slots.free.pop_first().unwrap_or(slots.open.len());
+        let slot = slots.free.pop().map_or(slots.open.len(), |Reverse(slot)| slot);
         if slot == slots.open.len() {
+            // Most names need one.
+            if slot == 0 {
+                slots.open.reserve_exact(1);
+            }
             slots.open.push(Some(open));
         } else {
             slots.open[slot] = Some(open);
@@ -176,18 +180,40 @@ impl Requests {
         permits: i64,
         mark: Option<Mark>,
     ) -> bool {
+        let changes = self.changes.upgrade();
         let mut slots = self.slots.lock();
         // Numbers that Lua cannot add up exactly are left out.
         let open = slots.open_of(request_id).filter(|_| permits.unsigned_abs() < 1 << 40);
-        if let Some((open, changes)) = open.zip(self.changes.upgrade()) {
+        if let Some((open, changes)) = open.zip(changes.as_ref()) {
             let times = [request_id.number, open.latest, open.run];
             let change = Change::new(request_id.slot, times, permits, semaphore, mark);
             changes.add(self, &mut slots.log, change);
         }
         slots.close(request_id);
         drop(slots);
-        let met = self.route.as_ref().map(Route::incarnation);
-        open.zip(met).is_some_and(|(open, met)| open.run != met)
+        if let Some(changes) = changes {
+            changes.sweep(2);
+        }
+        let Some((open, route)) = open.zip(self.route.as_ref()) else { return false };
+        let lane = route.lane();
+        lane.permits_answered.fetch_max(clock::now(), Ordering::Relaxed);
+        open.run != lane.endpoint().incarnation()
+    }
+
+    /// When this run of the server last answered a change of this name's or another's on its lane.
+    pub(super) fn last_answered(&self) -> (u64, u64) {
+        self.route.as_ref().map_or((0, 0), |route| {
+            let lane = route.lane();
+            (lane.permits_answered.load(Ordering::Relaxed), lane.endpoint().incarnation())
+        })
+    }
+
+    /// The name's last handle goes: while there are changes, the requests stay.
+    pub(crate) fn rest(&self) {
+        let mut slots = self.slots.lock();
+        if slots.free.len() == slots.open.len() {
+            (slots.open, slots.free) = Default::default();
+        }
     }
 
     pub(super) fn with_log<R>(&self, look: impl FnOnce(&mut Log) -> R) -> R {
@@ -283,13 +309,21 @@ impl Requests {
     }
 }
 
+impl Drop for Requests {
+    fn drop(&mut self) {
+        if let Some(changes) = self.changes.upgrade() {
+            changes.requests.forget(&self.key);
+        }
+    }
+}
+
 impl Slots {
     fn close(&mut self, request_id: RequestId) {
         if let Some(open) = self.open.get_mut(request_id.slot)
             && open.is_some_and(|open| open.number == request_id.number)
         {
             *open = None;
-            self.free.insert(request_id.slot);
+            self.free.push(Reverse(request_id.slot));
         }
     }
 

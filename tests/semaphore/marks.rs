@@ -132,7 +132,8 @@ fn a_mark_lives_as_long_as_its_number() {
     let mut both = || {
         let ends = |key| redis::cmd("PEXPIRETIME").arg(key).query(&mut redis).unwrap();
         let ends: [i64; 2] = [key, mark].map(ends);
-        assert_eq!(ends[0], ends[1]);
+        // Before Redis 7.2 a script's clock goes on.
+        assert!(ends[0].abs_diff(ends[1]) < 5_000 && (ends[0] > 0) == (ends[1] > 0), "{ends:?}");
         ends[0]
     };
     let semaphore = client.semaphore(key);

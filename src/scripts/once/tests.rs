@@ -36,7 +36,7 @@ impl Pool {
     fn new(valid_for: Duration, memory: Duration) -> Self {
         let server = Server::start().unwrap();
         let key = "redlatch_request:{pool}:client";
-        let requests = Requests { valid_for, memory, ..Requests::new(key, &Arc::default()) };
+        let requests = Requests::new(key, &Arc::default()).forgotten_after(valid_for, memory);
         let pool = Self { route: route(&server.url()), server, requests, numbers: Cell::new(1) };
         let request_id = pool.open();
         assert!(pool.scripts().set_permits(request_id, 1_000).unwrap());

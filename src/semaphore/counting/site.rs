@@ -333,7 +333,10 @@ impl Member for SemaphoreSite {
 impl Drop for SemaphoreSite {
     fn drop(&mut self) {
         self.core.members.of::<Self>().forget(&self.name);
-        self.core.requests.forget_last(self.requests.key(), &self.requests);
+        // In a forked child a thread that does not exist there may have locked the mutex.
+        if !self.core.is_forked() {
+            self.requests.rest();
+        }
     }
 }
 
@@ -455,7 +458,7 @@ mod tests {
     fn pool(session: &Session) -> SemaphoreSite {
         let core = session.core();
         let key = scripts::requests("pool", core.id.as_str());
-        let requests = Requests::new(&key, &Arc::default()).forgotten_after(VALID_FOR, MEMORY);
+        let requests = Requests::new(key, &Arc::default()).forgotten_after(VALID_FOR, MEMORY);
         SemaphoreSite {
             route: core.route("pool"),
             channel: SemaphoreKeys::channel("pool").into(),

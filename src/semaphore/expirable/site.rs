@@ -393,7 +393,6 @@ impl Tracked for ExpirableSite {
 impl Drop for ExpirableSite {
     fn drop(&mut self) {
         self.core.members.of::<Self>().forget(&self.name);
-        self.core.requests.forget_last(self.requests.key(), &self.requests);
     }
 }
 

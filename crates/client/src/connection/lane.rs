@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use super::link::{Link, ReplyReceiver};
 use super::outcome::{Cause, Failure};
 use super::{Command, Endpoint};
-use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{IS_MODEL, Mutex, Thread};
 
 mod call;
@@ -41,6 +41,8 @@ pub struct Lane {
     /// How many releases of permits without a waiting thread are written to it, or about to be.
     /// They must stay well below [`MOST_UNREAD`].
     pub permits_posted: AtomicUsize,
+    /// When the last change of a semaphore over it was answered.
+    pub permits_answered: AtomicU64,
 }
 
 struct LaneState {
@@ -126,6 +128,7 @@ impl Lane {
             state: Mutex::new(state),
             look_requested: AtomicBool::new(false),
             permits_posted: AtomicUsize::new(0),
+            permits_answered: AtomicU64::new(0),
         }
     }
 

@@ -96,10 +96,6 @@ impl<T> Registry<T> {
         if let Some(one) = all.get(name).and_then(Weak::upgrade) {
             return one;
         }
-        if all.len() == all.capacity() {
-            // Before the map grows: drops dead entries that were not forgotten.
-            all.retain(|_, one| one.strong_count() > 0);
-        }
         let name: Arc<str> = name.into();
         let one = Arc::new(make(Arc::clone(&name)));
         all.insert(name, Arc::downgrade(&one));
@@ -114,7 +110,8 @@ impl<T> Registry<T> {
         self.names.lock().get(name).and_then(Weak::upgrade)
     }
 
-    /// An entry is gone: forgets its name, unless a new one has taken it meanwhile.
+    /// An entry is gone, which says so in its `Drop`: forgets its name, unless a new one has taken
+    /// it meanwhile.
     pub fn forget(&self, name: &str) {
         if self.process.is_forked() {
             return;
@@ -124,24 +121,6 @@ impl<T> Registry<T> {
             all.remove(name);
         }
         // Names come and go; the memory of a busy hour is not kept for ever.
-        if all.capacity() > 1_024 && all.len() < all.capacity() / 8 {
-            all.shrink_to_fit();
-        }
-    }
-
-    /// Forgets the name of an entry that only the caller still has, and is about to drop.
-    pub fn forget_last(&self, name: &str, one: &Arc<T>) {
-        if self.process.is_forked() {
-            return;
-        }
-        let mut all = self.names.lock();
-        // Another `Arc` of it comes only from the map, under the mutex, or from a thread that has
-        // one.
-        if Arc::strong_count(one) == 1
-            && all.get(name).is_some_and(|kept| Weak::as_ptr(kept) == Arc::as_ptr(one))
-        {
-            all.remove(name);
-        }
         if all.capacity() > 1_024 && all.len() < all.capacity() / 8 {
             all.shrink_to_fit();
         }
