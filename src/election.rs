@@ -26,6 +26,8 @@ use crate::lock::fenced::{FencedLock, FencingToken, OwnedFencedLockGuard};
 use crate::runtime::Session;
 use crate::scripts::ElectionKeys;
 use crate::scripts::election::{ElectionScripts, Recorded};
+#[cfg(soak_mutants)]
+use crate::scripts::mutants;
 use crate::waiting::{Endurance, Wait, await_confirmation, doze, outlast, slow_poll_or};
 
 /// An election, in which processes agree on one of them, the leader. Made by
@@ -416,6 +418,10 @@ impl Term {
         if self.site.core.is_forked() {
             return Duration::ZERO;
         }
+        #[cfg(soak_mutants)]
+        if mutants::is("a leader that is not deposed") {
+            return Duration::from_secs(1);
+        }
         let left = self.tenancy.remaining().saturating_sub(self.grace);
         if left.is_zero() {
             self.depose();
@@ -424,6 +430,11 @@ impl Term {
     }
 
     fn depose(&self) {
+        #[cfg(soak_mutants)]
+        if mutants::is("a leader that is deposed in silence") {
+            self.end();
+            return;
+        }
         self.call(self.end());
     }
 

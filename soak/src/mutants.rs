@@ -17,16 +17,16 @@ struct Mutant {
     name: &'static str,
     /// The kinds of work by which the soak finds it.
     only: &'static str,
-    /// Whether what it breaks is a rule about time.
-    is_late: bool,
-    /// Texts of scripts, and what replaces them. None: it is a bug of the client.
+    /// Those that it needs; "none": what it breaks is a rule about time.
+    faults: &'static str,
+    /// Texts of scripts, and what replaces them. It may be a bug of the client as well.
     replaced: &'static [[&'static str; 2]],
 }
 
 const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a release without a look at the owner",
-        is_late: false,
+        faults: "",
         only: "reentrant,long",
         replaced: &[
             ["and redis.pcall('hdel', KEYS[1], ARGV[1]) == 1", "and redis.call('del', KEYS[1])"],
@@ -38,28 +38,23 @@ const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "a lock taken though it is held",
-        is_late: false,
+        faults: "",
         only: "reentrant",
         replaced: &[["if redis.pcall('exists', KEYS[1], KEYS[2], KEYS[3]) == 0", "if true"]],
     },
-    Mutant {
-        name: "a deadline counted from the reply",
-        is_late: false,
-        only: "lapse",
-        replaced: &[],
-    },
-    Mutant { name: "a deadline past the lease", is_late: false, only: "lapse", replaced: &[] },
-    Mutant { name: "a token not counted on a pass", is_late: false, only: "fenced", replaced: &[] },
+    Mutant { name: "a deadline counted from the reply", faults: "", only: "lapse", replaced: &[] },
+    Mutant { name: "a deadline past the lease", faults: "", only: "lapse", replaced: &[] },
+    Mutant { name: "a token not counted on a pass", faults: "", only: "fenced", replaced: &[] },
     Mutant {
         name: "tokens that the server does not count",
-        is_late: false,
+        faults: "",
         only: "fenced",
         replaced: &[["redis.pcall('incrby', KEYS[4], '1024')", "1024"]],
     },
-    Mutant { name: "a loss that is not told", is_late: false, only: "lapse", replaced: &[] },
+    Mutant { name: "a loss that is not told", faults: "", only: "lapse", replaced: &[] },
     Mutant {
         name: "a renewal of what is not held",
-        is_late: false,
+        faults: "",
         only: "long",
         replaced: &[[
             "local reply = redis.pcall('hexists', key, owner)\n    if reply",
@@ -68,13 +63,13 @@ const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "a renewal that does not raise the lease",
-        is_late: false,
+        faults: "",
         only: "long",
         replaced: &[["redis.pcall('pexpire', key, math.max(left, lease))", "1"]],
     },
     Mutant {
         name: "a writer beside readers",
-        is_late: false,
+        faults: "",
         only: "readwrite",
         replaced: &[
             ["if not dead and mode and writes(head) then", "if false then"],
@@ -86,7 +81,7 @@ const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "a reader beside a writer",
-        is_late: false,
+        faults: "",
         only: "readwrite",
         replaced: &[[
             "or mode == 'write' and (not writer or redis.call('hexists', lock, writer) == 0)",
@@ -95,13 +90,13 @@ const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "a grant without its message",
-        is_late: true,
+        faults: "none",
         only: "reentrant",
         replaced: &[["tell(channel, head, 'grant',", "tostring("]],
     },
     Mutant {
         name: "a fair queue from its end",
-        is_late: true,
+        faults: "none",
         only: "fair",
         replaced: &[
             [
@@ -113,7 +108,7 @@ const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "a lost notification",
-        is_late: true,
+        faults: "none",
         only: "condition",
         replaced: &[[
             "local trouble = lives and record(first, number)",
@@ -122,7 +117,7 @@ const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "a notification of too many",
-        is_late: true,
+        faults: "none",
         only: "condition",
         replaced: &[[
             "        if lives then\n            tell(first)\n            return first",
@@ -131,34 +126,34 @@ const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "a latch that opens one count early",
-        is_late: true,
+        faults: "none",
         only: "latch",
         replaced: &[["opens = count and count <= 1", "opens = count and count <= 2"]],
     },
     Mutant {
         name: "a latch that opens in silence",
-        is_late: true,
+        faults: "none",
         only: "latch",
         replaced: &[["redis.pcall('publish', ARGV[5], '0')", "redis.pcall('time')"]],
     },
     Mutant {
         name: "a permit too many",
-        is_late: false,
+        faults: "",
         only: "semaphore",
         replaced: &[["local taken, limit = 0, free\n", "local taken, limit = 0, free + 1\n"]],
     },
     Mutant {
         name: "a request applied twice",
-        is_late: false,
+        faults: "",
         only: "semaphore",
         replaced: &[[
-            "if last == number then\n        return answer(result)",
-            "if false then\n        return answer(result)",
+            "if last == number then\n        return answer(result, seen)",
+            "if false then\n        return answer(result, seen)",
         ]],
     },
     Mutant {
         name: "a permit freed before its lease ends",
-        is_late: false,
+        faults: "",
         only: "expirable",
         replaced: &[
             [
@@ -173,9 +168,84 @@ const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "a lapsed permit given back twice",
-        is_late: false,
+        faults: "",
         only: "expirable",
         replaced: &[["if is_ahead(ends) then\n        live", "if true then\n        live"]],
+    },
+    Mutant {
+        name: "a reader that counts the leases of others",
+        faults: "",
+        only: "lateread",
+        replaced: &[],
+    },
+    Mutant {
+        name: "a least time that ends with its holder",
+        faults: "",
+        only: "least,once",
+        replaced: &[],
+    },
+    Mutant {
+        name: "an error that leaves the lock taken",
+        faults: "none",
+        only: "least",
+        replaced: &[],
+    },
+    Mutant { name: "a lock that is left to nobody", faults: "", only: "left", replaced: &[] },
+    Mutant { name: "a leader that is not deposed", faults: "", only: "election", replaced: &[] },
+    Mutant {
+        name: "a leader that is deposed in silence",
+        faults: "",
+        only: "election",
+        replaced: &[],
+    },
+    Mutant {
+        name: "a leader that is not on record",
+        faults: "none",
+        only: "election",
+        replaced: &[["'token', ARGV[2], 'who'", "'token', ARGV[2] - 1, 'who'"]],
+    },
+    Mutant {
+        name: "a barrier that trips one party early",
+        faults: "none",
+        only: "barrier",
+        replaced: &[["redis.call('zcard', parties) - 1\n", "redis.call('zcard', parties) - 2\n"]],
+    },
+    Mutant {
+        name: "a party that leaves, and still counts",
+        faults: "none",
+        only: "barrier",
+        replaced: &[[
+            "break_up(ARGV[1], number)\nreturn state(number)",
+            "return ARGV[4] == '0' and state(number) == 0 and 2 or state(number)",
+        ]],
+    },
+    Mutant {
+        name: "a barrier that trips in silence",
+        faults: "none",
+        only: "barrier",
+        replaced: &[["redis.pcall('publish', channel, text(number)", "tostring(text(number)"]],
+    },
+    Mutant {
+        name: "a party that passes before the action",
+        faults: "none",
+        only: "barrier",
+        replaced: &[["if missing == 0 and ARGV[8] == '0' then", "if missing == 0 then"]],
+    },
+    Mutant {
+        name: "a short limit that fails",
+        faults: "none",
+        only: "short",
+        // And replies that come after the limit.
+        replaced: &[[
+            "if redis.pcall('exists', KEYS[1], KEYS[2], KEYS[3]) == 0",
+            "for _ = 1, 1000000 do end\nif redis.pcall('exists', KEYS[1], KEYS[2], KEYS[3]) == 0",
+        ]],
+    },
+    Mutant {
+        name: "an outage that is told as taken",
+        faults: "network frozen,connections refused",
+        only: "short",
+        replaced: &[],
     },
 ];
 
@@ -195,14 +265,24 @@ pub(crate) fn run(options: &Options) -> Result<bool, String> {
         let begun = Instant::now();
         let script: Vec<_> = mutant.replaced.iter().flatten().copied().collect();
         let minutes = options.minutes.to_string();
-        // The rules about time hold where no fault is near.
-        let [storm, calm] = if mutant.is_late { ["0", "14"] } else { ["6", "8"] };
+        // The rules about time hold where no fault is near. And a few kinds of faults are rare.
+        let [storm, calm] = match mutant.faults {
+            "" => ["6", "8"],
+            "none" => ["0", "14"],
+            _ => ["12", "2"],
+        };
         let seed = options.seed.to_string();
         let mut child = Command::new(&exe)
             .args(["--until-violation", "--minutes", &minutes])
             .args(["--storm", storm, "--calm", calm])
+            .args(
+                (!mutant.faults.is_empty())
+                    .then_some(["--faults", mutant.faults])
+                    .into_iter()
+                    .flatten(),
+            )
             .args(["--seed", &seed, "--only", mutant.only])
-            .env("REDLATCH_MUTANT", if script.is_empty() { mutant.name } else { "" })
+            .env("REDLATCH_MUTANT", mutant.name)
             .env("REDLATCH_MUTANT_SCRIPT", script.join(SEPARATOR))
             .stdout(Stdio::piped())
             .spawn()
@@ -258,7 +338,11 @@ mod tests {
             }
             if mutant.replaced.is_empty() {
                 let places = [
+                    "election.rs",
                     "lease/renewal.rs",
+                    "lock/at_least.rs",
+                    "lock/guard.rs",
+                    "waiting/mod.rs",
                     "local/tenancy.rs",
                     "local/site.rs",
                     "local/acquisition.rs",

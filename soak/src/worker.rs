@@ -155,7 +155,7 @@ struct Worker {
 type Work = fn(&mut Worker);
 
 /// The kinds of work: a name for `--only`, and the share of the choices.
-const WORK: [(&str, u32, Work); 18] = [
+const WORK: [(&str, u32, Work); 19] = [
     ("reentrant", 150, Worker::reentrant),
     ("fair", 70, Worker::fair),
     ("readwrite", 80, Worker::read_write),
@@ -168,6 +168,7 @@ const WORK: [(&str, u32, Work); 18] = [
     ("long", 3, Worker::long),
     ("lapse", 3, Worker::lapse),
     ("late", 50, Worker::late),
+    ("lateread", 12, Worker::late_read),
     ("short", 30, Worker::short_limits),
     ("least", 60, Worker::least),
     ("once", 36, Worker::once),

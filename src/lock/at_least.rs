@@ -20,6 +20,8 @@ use redlatch_client::sync::clock;
 use crate::error::Error;
 use crate::local::{GateOutcome, Tenancy, Terms};
 use crate::lock::{Handle, HeldLock, Variant};
+#[cfg(soak_mutants)]
+use crate::scripts::mutants;
 use crate::waiting::Wait;
 
 impl HeldLock {
@@ -38,6 +40,11 @@ impl HeldLock {
         let Some(tenancy) = take(first.clone(), wait)? else { return Ok(None) };
         // The server counts from an earlier time.
         let until = clock::now().saturating_add(clock::nanos(least));
+        #[cfg(soak_mutants)]
+        let until = match mutants::is("a least time that ends with its holder") {
+            true => clock::now(),
+            false => until,
+        };
         let left = Self::new(&first, Arc::clone(&tenancy));
         // Of this tenancy: to `take`, an owned guard beside other readers would be a new one.
         let again = match handle.site.gate.deepen(&tenancy, handle.terms()) {
@@ -49,6 +56,11 @@ impl HeldLock {
             // The lease was over before.
             return Err(Error::late_grant(&handle.site.name));
         };
+        #[cfg(soak_mutants)]
+        if mutants::is("an error that leaves the lock taken") && until % 8 == 0 {
+            Self::new(handle, again).above(left, until).stays();
+            return Err(Error::lost(&handle.site.name, &"planted"));
+        }
         // Left to its end when its guard is made: a lock of several parts may not get the others.
         Ok(Some(Self::new(handle, again).above(left, until)))
     }

@@ -13,6 +13,8 @@ use super::{Handle, Lock};
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::local::{HoldState, Leaving, Level, Site, Tenancy};
 use crate::runtime::Core;
+#[cfg(soak_mutants)]
+use crate::scripts::mutants;
 use crate::waiting::Wait;
 
 /// A held lock. Dropping it releases the lock.
@@ -443,6 +445,10 @@ impl HeldLock {
     /// How long the lock is certainly held by this level alone: the thread that keeps a shared hold
     /// for longer may leave at any moment.
     fn own(&self) -> Duration {
+        #[cfg(soak_mutants)]
+        if mutants::is("a reader that counts the leases of others") {
+            return Duration::MAX;
+        }
         self.level.map_or(Duration::MAX, Level::remaining)
     }
 
@@ -526,6 +532,10 @@ impl HeldLock {
 
     /// Leaves a hold that was [raised](Self::raise) to the end of its lease.
     pub(super) fn leave_raised(self) -> Result<(), Error> {
+        #[cfg(soak_mutants)]
+        if mutants::is("a lock that is left to nobody") {
+            return self.unlock();
+        }
         let own = self.level.map_or(u64::MAX, Level::ends);
         let until = self.tenancy.hold().deadline().min(own);
         self.leave(Leaving::ToExpire { until })

@@ -23,7 +23,7 @@ impl Worker {
             let (shared, name) = (Arc::clone(&self.shared), name.clone());
             barrier = barrier.with_action(move || {
                 let call = now();
-                thread::sleep(Duration::from_micros(200));
+                thread::sleep(Duration::from_millis(2));
                 let (name, at) = (name.clone(), now());
                 let (step, outcome) = (Step::Act, Outcome::Done);
                 let done = Event::Stepped { step, name, call, at, bound: 0, number: 0, outcome };
@@ -48,7 +48,8 @@ impl Worker {
             };
             let index = passed.as_ref().ok().copied().flatten().unwrap_or(0);
             let outcome = outcome(&passed.as_ref().map(Option::is_some));
-            self.step(Step::Arrive, &name, call, nanos(wait).max(1), index.into(), outcome);
+            let bound = if wait.is_zero() { LONGEST } else { wait };
+            self.step(Step::Arrive, &name, call, nanos(bound), index.into(), outcome);
             match outcome {
                 Outcome::Done => {}
                 Outcome::Trouble => return thread::sleep(Duration::from_millis(20)),

@@ -16,6 +16,8 @@ use crate::history::{Event, Kind, Outcome};
 /// The verbs of a guard of any kind.
 pub(super) trait Held {
     fn remaining(&self) -> Duration;
+    /// A reader's lease may be over while another one of its process keeps the hold.
+    fn is_held(&self) -> bool;
     fn on_lost(&self, callback: impl FnOnce(LostReason) + Send + 'static);
     fn release(self) -> Result<(), Error>;
 }
@@ -25,6 +27,9 @@ macro_rules! held {
         impl Held for $guard {
             fn remaining(&self) -> Duration {
                 <$guard>::remaining(self)
+            }
+            fn is_held(&self) -> bool {
+                <$guard>::is_held(self)
             }
             fn on_lost(&self, callback: impl FnOnce(LostReason) + Send + 'static) {
                 <$guard>::on_lost(self, callback);
@@ -48,6 +53,9 @@ impl Held for Permit {
     fn remaining(&self) -> Duration {
         Duration::MAX
     }
+    fn is_held(&self) -> bool {
+        true
+    }
     fn on_lost(&self, _: impl FnOnce(LostReason) + Send + 'static) {}
     fn release(self) -> Result<(), Error> {
         Self::release(self)
@@ -58,6 +66,9 @@ impl Held for Permit {
 impl Held for Leadership {
     fn remaining(&self) -> Duration {
         if self.is_leader() { GRACE } else { Duration::ZERO }
+    }
+    fn is_held(&self) -> bool {
+        self.is_leader()
     }
     fn on_lost(&self, callback: impl FnOnce(LostReason) + Send + 'static) {
         self.on_deposed(|| callback(LostReason::LeaseExpired));
@@ -81,6 +92,8 @@ impl How {
         match self {
             Self::Lock => 0,
             Self::Try => nanos(LONGEST_REQUEST),
+            // One try.
+            Self::For(wait) if wait.is_zero() => nanos(LONGEST_REQUEST),
             Self::For(wait) | Self::Cancelled(wait) => nanos(wait).max(1),
         }
     }
@@ -190,7 +203,8 @@ pub(super) fn hold<G: Held>(shared: &Shared, kept: &Kept<G>, stay: Duration) {
 /// Writes down that the release begins: before it does.
 pub(super) fn leaving<G: Held>(shared: &Shared, kept: &Kept<G>) {
     let (at, remaining) = (now(), nanos(kept.guard.remaining()));
-    let until = if remaining > 0 { at.saturating_add(remaining) } else { 0 };
+    let is_held = remaining > 0 || kept.guard.is_held();
+    let until = if is_held { at.saturating_add(remaining) } else { 0 };
     for &id in &kept.ids {
         shared.log.write(&Event::Leaving { id, at, until });
     }

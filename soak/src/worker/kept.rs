@@ -52,7 +52,7 @@ impl Does for Left {
                 continue;
             };
             hold(&worker.shared, &kept, stay);
-            if worker.rng.random_ratio(1, 6) {
+            if worker.rng.random_ratio(1, 3) {
                 leave_to_expire(&worker.shared, kept);
             } else {
                 leave(&worker.shared, kept, worker.rng.random_ratio(1, 3));

@@ -163,6 +163,27 @@ impl Worker {
         }
     }
 
+    /// Readers that stay for longer than their leases, beside readers of their process with other ones.
+    pub(super) fn late_read(&mut self) {
+        let name = self.one_of("readwrite-late", 2);
+        let both = self.client.read_write_lock(&name);
+        let how = How::For(Duration::from_millis(300));
+        if self.rng.random_ratio(1, 3) {
+            let about = About::lock(Kind::ReadWrite, &name, Terms::Usual);
+            let about = About { weight: READERS, capacity: READERS, ..about };
+            return self.lock_as(both.write(), about, how);
+        }
+        let lease = Duration::from_millis(self.rng.random_range(200..1500));
+        let terms = Terms::Fixed(lease);
+        let about = About { capacity: READERS, ..About::lock(Kind::ReadWrite, &name, terms) };
+        let stay = lease.mul_f64(self.rng.random_range(0.1..2.0));
+        let Some(kept) = self.take(&terms.of(both.read().clone()), about, how, stay) else {
+            return;
+        };
+        hold(&self.shared, &kept, stay);
+        leave(&self.shared, kept, self.rng.random_ratio(1, 3));
+    }
+
     /// Limits that end before a busy machine has the reply, for a lock that nobody else wants.
     pub(super) fn short_limits(&mut self) {
         let name = format!("{}short-{}-{}", self.task.prefix, self.task.seed, self.number);
