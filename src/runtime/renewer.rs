@@ -675,6 +675,7 @@ impl Core {
                 self.tell_subscriber(&node);
                 self.compare_channels(&node);
             }
+            self.look_after_unwritten();
             // A server without slots may be gone for good.
             let mut nodes =
                 self.servers.cluster().map_or_else(|| self.servers.all(), |it| it.masters());
@@ -682,6 +683,18 @@ impl Core {
             nodes.into_iter().for_each(|node| self.watchdog.look_at(node));
         }
         is_due
+    }
+
+    /// Calls with a limit leave commands unwritten when the server takes none. No post may follow
+    /// them, and the next call may come much later.
+    fn look_after_unwritten(&self) {
+        for node in self.servers.all() {
+            for lane in node.lanes().iter().filter(|lane| lane.has_unwritten()) {
+                if lane.look_after() == Posted::LookAfter {
+                    self.watchdog.look_after(lane);
+                }
+            }
+        }
     }
 }
 

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::scripts::{ExpirableKeys, PermitId, SemaphoreKeys};
 
-static TRY_ACQUIRE: LazyLock<Script> = script!(LIST; "number.lua", "expirable_semaphore/lapse.lua", "expirable_semaphore/try_acquire.lua");
+static TRY_ACQUIRE: LazyLock<Script> = script!(takes; LIST; "number.lua", "expirable_semaphore/lapse.lua", "expirable_semaphore/try_acquire.lua");
 static RELEASE: LazyLock<Script> =
     script!(LIST; "number.lua", "expirable_semaphore/lapse.lua", "expirable_semaphore/release.lua");
 /// For `script::renewal::renew_command`.

@@ -11,8 +11,8 @@ use redlatch_client::{Command, Outcome, ReplicaAcks, Route, Script};
 use super::{Replied, Rights, Trouble, accepted, flag, granted, millis, unexpected};
 use crate::scripts::{FairKeys, Owner};
 
-static ACQUIRE: LazyLock<Script> = script!(LIST; "fair/line.lua", "fair/acquire.lua");
-static TRY: LazyLock<Script> = script!(NUMBER; "fair/line.lua", "fair/try.lua");
+static ACQUIRE: LazyLock<Script> = script!(takes; LIST; "fair/line.lua", "fair/acquire.lua");
+static TRY: LazyLock<Script> = script!(takes; NUMBER; "fair/line.lua", "fair/try.lua");
 static GIVE_UP: LazyLock<Script> = script!(NUMBER; "fair/line.lua", "fair/give_up.lua");
 static RELEASE: LazyLock<Script> = script!(NUMBER; "fair/line.lua", "fair/release.lua");
 static FORCE_UNLOCK: LazyLock<Script> = script!(NUMBER; "fair/line.lua", "fair/force_unlock.lua");

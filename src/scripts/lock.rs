@@ -15,7 +15,7 @@ use super::{Replied, Rights, Trouble, accepted, answered, ask, flag, granted, mi
 use crate::scripts::{LockKeys, Mode, Owner};
 
 // Each script is these files of `lua/`, one behind the other.
-static ACQUIRE: LazyLock<Script> = script!(NUMBER_OR_LIST;
+static ACQUIRE: LazyLock<Script> = script!(takes; NUMBER_OR_LIST;
     "lock/free.lua",
     "lock/queue_up.lua",
     "hand_off.lua",
@@ -23,15 +23,14 @@ static ACQUIRE: LazyLock<Script> = script!(NUMBER_OR_LIST;
     "lock/acquire.lua"
 );
 /// The same with its shortcuts the other way round.
-static ACQUIRE_HELD: LazyLock<Script> = script!(NUMBER_OR_LIST;
+static ACQUIRE_HELD: LazyLock<Script> = script!(takes; NUMBER_OR_LIST;
     "lock/queue_up.lua",
     "lock/free.lua",
     "hand_off.lua",
     "lock/holder.lua",
     "lock/acquire.lua"
 );
-static TRY: LazyLock<Script> =
-    script!(NUMBER_OR_LIST; "lock/free.lua", "hand_off.lua", "lock/holder.lua", "lock/try.lua");
+static TRY: LazyLock<Script> = script!(takes; NUMBER_OR_LIST; "lock/free.lua", "hand_off.lua", "lock/holder.lua", "lock/try.lua");
 static RELEASE: LazyLock<Script> = script!(NUMBER;
     "lock/unwanted.lua",
     "lock/hand_over.lua",

@@ -1,8 +1,17 @@
 //! One typed function for each script; the server's answers become enums here.
 
 /// The script that these files of `lua/` make, one behind the other; the kinds of its replies may
-/// stand first.
+/// stand first, and before them `takes`, if it [takes](Script::takes) something for its caller.
 macro_rules! script {
+    (takes; $replies:ident; $($file:literal),+) => {
+        LazyLock::new(|| {
+            let code = code!($($file),+);
+            Script::new(code).answers(redlatch_client::Replies::$replies).takes()
+        })
+    };
+    (takes; $($file:literal),+) => {
+        LazyLock::new(|| Script::new(code!($($file),+)).takes())
+    };
     ($replies:ident; $($file:literal),+) => {
         LazyLock::new(|| {
             let code = code!($($file),+);

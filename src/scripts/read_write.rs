@@ -7,13 +7,13 @@ use redlatch_client::Script;
 
 use super::lock::ScriptSet;
 
-static ACQUIRE: LazyLock<Script> = script!(NUMBER_OR_LIST;
+static ACQUIRE: LazyLock<Script> = script!(takes; NUMBER_OR_LIST;
     "read_write/free.lua",
     "hand_off.lua",
     "read_write/holders.lua",
     "read_write/acquire.lua"
 );
-static TRY: LazyLock<Script> = script!(NUMBER_OR_LIST; "read_write/free.lua", "hand_off.lua", "read_write/holders.lua", "read_write/try.lua");
+static TRY: LazyLock<Script> = script!(takes; NUMBER_OR_LIST; "read_write/free.lua", "hand_off.lua", "read_write/holders.lua", "read_write/try.lua");
 static RELEASE: LazyLock<Script> = script!(NUMBER;
     "read_write/unwanted.lua",
     "hand_off.lua",

@@ -16,7 +16,7 @@ use super::{
 use crate::error::{Error, ErrorKind};
 
 static TRY_ACQUIRE: LazyLock<Script> =
-    script!("number.lua", "once.lua", "semaphore/mark.lua", "semaphore/try_acquire.lua");
+    script!(takes; "number.lua", "once.lua", "semaphore/mark.lua", "semaphore/try_acquire.lua");
 static ABANDON: LazyLock<Script> = script!(NUMBER_OR_LIST; "number.lua", "once.lua", "semaphore/mark.lua", "semaphore/abandon.lua");
 static RELEASE: LazyLock<Script> =
     script!("number.lua", "once.lua", "semaphore/mark.lua", "semaphore/release.lua");

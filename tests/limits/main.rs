@@ -88,7 +88,7 @@ fn a_call_without_an_answer_ends_with_none_until_the_server_was_silent_for_a_sec
         let silent_for = |least: Duration| {
             server.resume();
             let asked_at = Instant::now();
-            call(Wait::at_most(UNIT * 2)).unwrap();
+            answered(|| call(Wait::at_most(UNIT * 2)));
             server.pause();
             thread::sleep(least);
             (call(Wait::at_most(Duration::from_millis(1))), asked_at.elapsed())
@@ -160,6 +160,40 @@ fn a_cancel_token_ends_every_call_to_a_server_that_hangs_and_leaves_nothing_behi
         server.resume();
     }
     wait_until("all is given back", SOON, || is_all_free(&server));
+}
+
+/// A server that stands still, and whose socket is full. Over a unix socket that is soon.
+#[test]
+fn neither_a_drop_nor_a_call_that_gives_up_waits_for_room_in_a_connection() {
+    const NAMES: usize = 100;
+    let _bounded = bounded();
+    let server = server();
+    // A write that waits does so for longer than the test.
+    let builder = Client::builder(&server.unix_url()).watchdog_timeout(LONG * 10);
+    let client = builder.response_timeout(LONG).connections(1).connect().unwrap();
+    let long = "x".repeat(4_000);
+    let locks: Vec<_> =
+        (0..2 * NAMES).map(|at| client.reentrant_lock(&format!("{at}{long}"))).collect();
+    let (dropped, given_up) = locks.split_at(NAMES);
+    drop(given_up[0].lock().unwrap());
+    let guards: Vec<_> = dropped.iter().map(|lock| lock.lock().unwrap()).collect();
+    server.pause();
+    let calls: Vec<_> = given_up
+        .iter()
+        .map(|lock| {
+            let lock = lock.clone();
+            spawn(move || lock.try_lock_for(WAIT).is_ok_and(|guard| guard.is_some()))
+        })
+        .collect();
+    for call in calls {
+        assert!(!call.join(), "it got no answer");
+    }
+    drop(guards);
+    server.resume();
+    let mut redis = server.connection();
+    wait_until("all is given back", SOON, || {
+        redis.keys::<_, Vec<String>>("*x").unwrap().is_empty()
+    });
 }
 
 /// With one connection: the leaving call writes and reads for all calls that come meanwhile.

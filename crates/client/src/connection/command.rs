@@ -30,6 +30,8 @@ pub struct Script {
     cluster: OnceLock<Text>,
     sharded: OnceLock<Text>,
     replies: Replies,
+    /// See [`takes`](Self::takes).
+    takes: bool,
 }
 
 /// The kinds that a script's replies can be of, besides an error. It says nothing of their values:
@@ -90,12 +92,24 @@ impl Script {
     /// The script with this text, whose replies may be of any kind.
     pub fn new(code: &'static str) -> Self {
         let (cluster, sharded) = (OnceLock::new(), OnceLock::new());
-        Self { server: Text::new(code.into()), cluster, sharded, replies: Replies::ANY }
+        Self {
+            server: Text::new(code.into()),
+            cluster,
+            sharded,
+            replies: Replies::ANY,
+            takes: false,
+        }
     }
 
     /// The same script. A reply of another kind is an error.
     pub fn answers(self, replies: Replies) -> Self {
         Self { replies, ..self }
+    }
+
+    /// The same script, which takes something for its caller: nobody needs it to run once the caller
+    /// has left.
+    pub fn takes(self) -> Self {
+        Self { takes: true, ..self }
     }
 
     /// Its hash, where it runs on one server.
@@ -256,6 +270,11 @@ impl Command {
         }
         let (_name, rest) = next_part(bytes)?;
         next_part(rest).map(|(key, _)| key)
+    }
+
+    /// Whether the command [takes](Script::takes) something for its caller.
+    pub(crate) fn is_take(&self) -> bool {
+        self.script.is_some_and(|call| call.script.takes)
     }
 
     /// The number of the script that the command calls, if any: one for each script.

@@ -6,7 +6,8 @@
 //! thread: with one caller it would cost a third of the rate.
 //!
 //! Order: callers' commands for a name go over the one lane of that name, so a release posted by
-//! `Drop` runs before the next acquire. (Renewals and cleanups go over the renewer's connection.)
+//! `Drop` runs before the next acquire. (Renewals and cleanups go over the renewer's connection.) What
+//! the server has no room for waits in the link, in that order.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -77,6 +78,9 @@ fn take_first(queue: &mut VecDeque<Pending>, most: usize) -> VecDeque<Pending> {
     std::mem::replace(queue, rest)
 }
 
+/// A command, the receiver of its reply, and whether a thread sleeps until the reply.
+type Parts = (Command, Arc<dyn ReplyReceiver>, bool);
+
 impl Pending {
     fn is(&self, call: &Arc<Call>) -> bool {
         matches!(self, Self::Call(_, own) if Arc::ptr_eq(own, call))
@@ -86,8 +90,7 @@ impl Pending {
         matches!(self, Self::Call(_, call) if Arc::ptr_eq(&call.thread, thread))
     }
 
-    /// The parts for a link. The last: whether a thread sleeps until the reply.
-    fn into_parts(self) -> (Command, Arc<dyn ReplyReceiver>, bool) {
+    fn into_parts(self) -> Parts {
         match self {
             Self::Call(command, call) => (command, call, true),
             Self::Post(command, receiver) => (command, receiver, false),
@@ -146,9 +149,10 @@ impl Lane {
         Ok(())
     }
 
-    /// Sends a command for whose reply no thread waits. When this returns, the command is written,
-    /// or stands in the queue of a combiner that will write it, or (no connection, or one that owes
-    /// too much) of the background thread.
+    /// Sends a command for whose reply no thread waits, and does not wait itself. When this returns,
+    /// the command is written, or waits for room in front of all that is written later, or stands in
+    /// the queue of a combiner that will write it, or (no connection, or one that owes too much) of
+    /// the background thread.
     pub fn post(&self, command: Command, receiver: Arc<dyn ReplyReceiver>) -> Posted {
         let mut state = self.state.lock();
         let room = state.link.as_ref().is_some_and(|link| link.owed() < MOST_UNREAD);
@@ -165,8 +169,10 @@ impl Lane {
         self.look_after()
     }
 
-    /// Reads owed replies and writes queued commands, if no other thread is about to. For the
-    /// background thread, and for a caller that wants a post's outcome. Opening a connection may
+    /// Writes what was left unwritten and queued commands, as far as there is room at once, and then
+    /// reads owed replies, if no other thread is about to. For the background thread, and for a
+    /// caller that wants a post's outcome. A connection into which nothing goes for as long as
+    /// `response_timeout` is given up. Opening a connection may
     /// take as long as `to_open`: the background thread has renewals to send. If that is too short,
     /// queued commands fail and their receivers see to them; if it is zero, they fail at once,
     /// without even a look-up of the host's name. Of a long queue it writes the first packet.
@@ -195,13 +201,26 @@ impl Lane {
         }
         state.combining = true;
         let mut combiner = Combiner::new(self, state.link.take(), to_open);
+        // There are only posts in it.
         let packet = next_packet(&mut state.queue);
         // No thread may come back for it.
-        let rest =
+        let mut rest =
             if to_open.is_zero() { std::mem::take(&mut state.queue) } else { VecDeque::new() };
         drop(state);
-        let _heard = combiner.write_and_read(packet);
-        combiner.on_link(|link| link.read_all(patience));
+        let mut left = combiner.write_posts(packet);
+        if to_open.is_zero() {
+            left.append(&mut rest);
+            rest = left;
+        } else if !left.is_empty() {
+            // In front of what came meanwhile.
+            let mut state = self.state.lock();
+            left.append(&mut state.queue);
+            state.queue = left;
+        }
+        // A server that takes nothing now is not waited for: the next look writes the rest.
+        if !combiner.has_unwritten() || patience.is_zero() {
+            combiner.on_link(|link| link.read_all(patience));
+        }
         drop(combiner);
         if !rest.is_empty() {
             let failure = self.out();
@@ -240,6 +259,12 @@ impl Lane {
     pub fn is_open(&self) -> bool {
         let state = self.state.lock();
         state.combining || state.link.is_some()
+    }
+
+    /// Whether bytes wait for room in the connection, and no thread is about to write them: calls
+    /// with a limit have left them. The background thread is to [look](Self::look).
+    pub fn has_unwritten(&self) -> bool {
+        self.state.lock().link.as_ref().is_some_and(|link| link.has_unwritten())
     }
 
     /// Closes the connection if no command is on its way over it. The next command opens another
@@ -282,6 +307,7 @@ mod tests {
     use std::io::{BufRead, BufReader, Write};
     use std::net::TcpListener;
     use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::sync::LazyLock;
     use std::sync::mpsc;
     use std::thread;
 
@@ -291,7 +317,7 @@ mod tests {
     use super::*;
     use crate::cancel::CancelToken;
     use crate::connection::ReplicaAcks;
-    use crate::connection::{Limit, Outcome};
+    use crate::connection::{Limit, Outcome, Script};
 
     const LONG: Duration = Duration::from_secs(20);
 
@@ -414,6 +440,53 @@ mod tests {
         assert_eq!(heard.recv().unwrap(), Value::BulkString(b"first".to_vec()));
         drop(lane);
         server.join().unwrap();
+    }
+
+    /// The server has stopped, and its socket is full: takes stand there, and wait for room, and
+    /// releases wait behind them.
+    #[test]
+    fn what_is_left_unwritten_waits_for_room_and_takes_for_nobody_do_not() {
+        const TAKES: usize = 10;
+        const RELEASES: i64 = 5;
+        const LARGE: usize = 100_000;
+        static TAKE: LazyLock<Script> = LazyLock::new(|| {
+            Script::new("return redis.call('rpush', KEYS[1], string.sub(ARGV[1], 1, 4))").takes()
+        });
+        let server = Server::start().unwrap();
+        let lane = connected(&server.unix_url());
+        let what = "take".repeat(LARGE / 4);
+        let take = || Command::script::<&[u8]>(&TAKE, &[b"ran"], &[what.as_bytes()]);
+        lane.call_once(&take()).unwrap();
+        server.pause();
+        for _ in 0..TAKES {
+            let until = Instant::now() + Duration::from_millis(10);
+            let _limited = Limit::set(Limit::new(Some(until), None));
+            let outcome = lane.call_once(&take());
+            assert!(matches!(outcome, Err(Failure::TimedOut(_))), "{outcome:?}");
+        }
+        assert!(lane.has_unwritten());
+        let begun = Instant::now();
+        let (hear, heard) = mpsc::channel();
+        let release = Command::plain(&[b"RPUSH", b"ran", what.replace("take", "left").as_bytes()]);
+        for _ in 0..RELEASES {
+            let hear = hear.clone();
+            let receiver = move |outcome: Outcome| hear.send(outcome.unwrap()).unwrap();
+            let _look = lane.post(release.clone(), Arc::new(receiver));
+        }
+        assert!(lane.has_unwritten());
+        assert!(!lane.look(LONG, LONG), "there is more to write");
+        assert!(begun.elapsed() < LONG / 2, "it waited: {:?}", begun.elapsed());
+        assert!(heard.try_recv().is_err());
+        server.resume();
+        wait_until("all is written", LONG, || lane.look(LONG, LONG));
+        drop(hear);
+        let lengths: Vec<_> = heard.iter().collect();
+        let Some(Value::Int(first)) = lengths.first() else { panic!("{lengths:?}") };
+        assert!((1..TAKES as i64).contains(first), "all takes ran: {lengths:?}");
+        let last = first + RELEASES - 1;
+        assert_eq!(lengths, (*first..=last).map(Value::Int).collect::<Vec<_>>());
+        let ran = lane.call_once(&Command::plain(&[b"LLEN", b"ran"])).unwrap();
+        assert_eq!(ran, Value::Int(last), "a take ran behind the releases");
     }
 
     /// One reply too few was counted: the next caller must not take another command's reply for its

@@ -104,6 +104,8 @@ struct Owed {
     /// The link's `trusted_at` when the command was written. (When its reply is read says nothing:
     /// it may have lain there for long.)
     trusted_at: u64,
+    /// Where it begins in the stream of the connection's bytes. It ends where the next one begins.
+    begins_at: u64,
 }
 
 impl Link {
@@ -155,9 +157,13 @@ impl Link {
             return false;
         }
         let until = self.deadline_in(self.at_least(SHORTEST_LOOK));
-        self.write(Command::plain(&[b"PING"]).bytes()).is_ok()
-            && self.settle_all(until).is_ok()
-            && self.read(until).is_ok()
+        self.wrote_at = Instant::now();
+        if let Err(error) = self.connection.send_until(Command::plain(&[b"PING"]).bytes(), until) {
+            let failure = self.after_write(error);
+            self.fail(failure);
+            return false;
+        }
+        self.settle_all(until).is_ok() && self.read(until).is_ok()
     }
 
     /// Whether the link can be trusted with a command without a test.
@@ -285,6 +291,77 @@ impl Link {
         self.write_limited(limit).map(drop)
     }
 
+    /// As [`send`](Self::send), for a thread that must not wait: what there is no room for goes
+    /// before all that is written later.
+    pub(super) fn send_now(
+        &mut self,
+        batch: impl IntoIterator<Item = (Command, Arc<dyn ReplyReceiver>, bool)>,
+    ) -> Result<(), Failure> {
+        let bytes = self.owe(batch);
+        self.write_now(&bytes)
+    }
+
+    /// Whether bytes are left unwritten.
+    pub(super) fn has_unwritten(&self) -> bool {
+        self.connection.has_unwritten()
+    }
+
+    /// Writes what there is room for of the unwritten bytes, without waiting.
+    pub(super) fn write_rest(&mut self) -> Result<(), Failure> {
+        if !self.has_unwritten() {
+            return Ok(());
+        }
+        if Instant::now() >= self.dead_at() {
+            return Err(self.takes_nothing());
+        }
+        self.write_now(&[])
+    }
+
+    fn write_now(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+        let now = Instant::now();
+        if !bytes.is_empty() {
+            self.wrote_at = now;
+        }
+        let written = self.connection.write_now(bytes, now);
+        written.map_err(|error| self.fail(self.after_write(error)))
+    }
+
+    fn takes_nothing(&mut self) -> Failure {
+        let late = io::Error::new(io::ErrorKind::TimedOut, "the server takes nothing");
+        let late = self.after_write(late.into());
+        self.fail(late)
+    }
+
+    /// Takes back each [take](super::Script::takes) of which no byte is written and whose
+    /// thread has left: it must not run much later, for nobody. A release stays in its place. A
+    /// command behind ASKING does, too: the next one would be asked instead.
+    pub(super) fn take_back_late(&mut self) {
+        if !self.connection.has_unwritten() {
+            return;
+        }
+        let (written, given) = (self.connection.written(), self.connection.given());
+        let mut places = Vec::new();
+        let mut gone = 0;
+        let mut owed = std::mem::take(&mut self.owed).into_iter().peekable();
+        while let Some(mut it) = owed.next() {
+            let ends_at = owed.peek().map_or(given, |next| next.begins_at);
+            let is_late = it.command.is_take()
+                && !it.command.asks()
+                && it.begins_at >= written
+                && it.receiver.as_ref().is_some_and(|receiver| receiver.has_left());
+            if is_late {
+                places.push((it.begins_at, ends_at));
+                gone += ends_at - it.begins_at;
+            } else {
+                it.begins_at -= gone;
+                self.owed.push_back(it);
+            }
+        }
+        if !places.is_empty() {
+            self.connection.take_back(&places);
+        }
+    }
+
     /// Notes that the replies to these commands are owed. Returns the bytes to write.
     fn owe(
         &mut self,
@@ -295,29 +372,38 @@ impl Link {
         let mut acks = None;
         for (command, receiver, awaited) in batch {
             if command.asks() {
-                let command = Command::plain(&[b"ASKING"]);
-                bytes.extend_from_slice(command.bytes());
-                self.owed.push_back(Owed {
-                    command,
-                    receiver: None,
-                    awaited: false,
-                    retried: true,
-                    trusted_at: self.trusted_at,
-                });
+                let asking = Command::plain(&[b"ASKING"]);
+                let before = bytes.len();
+                bytes.extend_from_slice(asking.bytes());
+                self.owe_one(asking, None, false, before);
             }
+            let before = bytes.len();
             bytes.extend_from_slice(&command.bytes_for(self.channels));
             if command.acks().is_some() {
                 acks = command.acks();
             }
             // Owed before it is written: its receiver hears of every failure from here on.
-            let receiver = Some(receiver);
-            let trusted_at = self.trusted_at;
-            self.owed.push_back(Owed { command, receiver, awaited, retried: false, trusted_at });
+            self.owe_one(command, Some(receiver), awaited, before);
         }
         if let Some(acks) = acks {
             self.owe_wait(acks, &mut bytes);
         }
         bytes
+    }
+
+    /// Notes that one reply is owed, to a command behind so many bytes that are yet to be given to the
+    /// connection.
+    fn owe_one(
+        &mut self,
+        command: Command,
+        receiver: Option<Arc<dyn ReplyReceiver>>,
+        awaited: bool,
+        before: usize,
+    ) {
+        let retried = receiver.is_none();
+        let trusted_at = self.trusted_at;
+        let begins_at = self.connection.given() + before as u64;
+        self.owed.push_back(Owed { command, receiver, awaited, retried, trusted_at, begins_at });
     }
 
     fn begins_to_owe(&mut self, now: Instant) {
@@ -337,11 +423,7 @@ impl Link {
             let dead_at = self.dead_at();
             match self.connection.write_in_part(limit.soon(dead_at)) {
                 Ok(true) => return Ok(true),
-                Ok(false) if Instant::now() >= dead_at => {
-                    let late = io::Error::new(io::ErrorKind::TimedOut, "the server takes nothing");
-                    let late = self.after_write(late.into());
-                    return Err(self.fail(late));
-                }
+                Ok(false) if Instant::now() >= dead_at => return Err(self.takes_nothing()),
                 Ok(false) if limit.is_over() => return Ok(false),
                 Ok(false) => {}
                 Err(error) => {
@@ -423,28 +505,22 @@ impl Link {
     /// Asks, behind all that is in `bytes`, whether replicas have it.
     fn owe_wait(&mut self, acks: ReplicaAcks, bytes: &mut Vec<u8>) {
         let command = Command::wait(acks).acknowledged(Some(acks));
+        let before = bytes.len();
         bytes.extend_from_slice(command.bytes());
         // This WAIT begins when the one before it is over.
         self.waits_until = deadline_in(self.waits().saturating_add(acks.within));
         self.waits += 1;
-        let trusted_at = self.trusted_at;
-        self.owed.push_back(Owed {
-            command,
-            receiver: None,
-            awaited: false,
-            retried: true,
-            trusted_at,
-        });
+        self.owe_one(command, None, false, before);
     }
 
-    /// As [`send`](Self::send), for a single command.
+    /// As [`send_now`](Self::send_now), for a single command.
     pub(crate) fn send_one(
         &mut self,
         command: Command,
         receiver: Arc<dyn ReplyReceiver>,
     ) -> Result<(), Failure> {
         if command.acks().is_some() {
-            return self.send([(command, receiver, false)]);
+            return self.send_now([(command, receiver, false)]);
         }
         // By its text the first time: a script that the server does not know yet would have to be
         // sent again, but then behind the next command of its name.
@@ -458,11 +534,12 @@ impl Link {
         let bytes = text.map_or_else(|| command.bytes_for(self.channels), Cow::Owned);
         self.wrote_at = Instant::now();
         self.begins_to_owe(self.wrote_at);
-        let written = self.connection.send_packed_command(&bytes, self.wrote_at);
+        let begins_at = self.connection.given();
+        let written = self.connection.write_now(&bytes, self.wrote_at);
         drop(bytes);
-        let receiver = Some(receiver);
-        let trusted_at = self.trusted_at;
-        self.owed.push_back(Owed { command, receiver, awaited: false, retried: false, trusted_at });
+        let (receiver, trusted_at) = (Some(receiver), self.trusted_at);
+        let (awaited, retried) = (false, false);
+        self.owed.push_back(Owed { command, receiver, awaited, retried, trusted_at, begins_at });
         written.map_err(|error| self.fail(self.after_write(error)))
     }
 
@@ -547,9 +624,9 @@ impl Link {
             // The server's scripts were flushed: it may know none any more.
             self.known.clear();
             let acks = owed.command.acks();
-            let trusted_at = self.trusted_at;
+            let (trusted_at, begins_at) = (self.trusted_at, self.connection.given());
             let receiver = Some(receiver);
-            self.owed.push_back(Owed { retried: true, receiver, trusted_at, ..owed });
+            self.owed.push_back(Owed { retried: true, receiver, trusted_at, begins_at, ..owed });
             if let Some(acks) = acks {
                 // The WAIT that was written with it is answered before it runs.
                 self.owe_wait(acks, &mut eval);

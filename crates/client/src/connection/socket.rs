@@ -44,6 +44,8 @@ pub(super) struct Socket {
     looks: u32,
     /// The reader or writer may leave at the deadline, and another thread goes on.
     in_part: bool,
+    /// A write does not sleep.
+    now: bool,
     busy_poll: BusyPoll,
 }
 
@@ -132,7 +134,7 @@ impl Socket {
         let open = Arc::new(OpenSocket { stream, closed: AtomicBool::new(false) });
         let armed = [Duration::MAX; 2];
         let busy_poll = BusyPoll::default();
-        Self { open, deadline, left: None, armed, looks: 0, in_part: false, busy_poll }
+        Self { open, deadline, left: None, armed, looks: 0, in_part: false, now: false, busy_poll }
     }
 
     /// So long a thread may poll, if [`poll_first`](Self::poll_first) says so.
@@ -164,6 +166,7 @@ impl Socket {
         self.left = None;
         self.looks = 0;
         self.in_part = false;
+        self.now = false;
         self.busy_poll.is_due = false;
     }
 
@@ -173,6 +176,12 @@ impl Socket {
     pub(super) fn set_deadline_in_part(&mut self, deadline: Instant) {
         self.set_deadline(deadline);
         self.in_part = true;
+    }
+
+    /// The same for a thread that must not sleep at all: writes take what there is room for.
+    pub(super) fn set_now(&mut self, now: Instant) {
+        self.set_deadline_in_part(now);
+        self.now = true;
     }
 
     /// Sleeps until the socket can be read, or written to.
@@ -259,12 +268,7 @@ impl Socket {
                     // The socket's own timeout was an earlier deadline's.
                     anew = true;
                 }
-                // The system has given the other side up: that is a broken connection, not a slow
-                // server.
-                Err(error) if error.kind() == io::ErrorKind::TimedOut => {
-                    return Err(io::Error::new(io::ErrorKind::ConnectionAborted, error));
-                }
-                done => return done,
+                done => return done.map_err(given_up),
             }
         }
     }
@@ -301,6 +305,14 @@ fn time_left(deadline: Instant) -> io::Result<Duration> {
     Ok(left)
 }
 
+/// The system has given the other side up: that is a broken connection, not a slow server.
+fn given_up(error: io::Error) -> io::Error {
+    match error.kind() {
+        io::ErrorKind::TimedOut => io::Error::new(io::ErrorKind::ConnectionAborted, error),
+        _ => error,
+    }
+}
+
 fn late() -> io::Error {
     io::Error::new(io::ErrorKind::TimedOut, "the server did not answer in time")
 }
@@ -314,7 +326,15 @@ impl Read for Socket {
 
 impl Write for Socket {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.until_deadline(Way::Write, |stream| stream.write(bytes))
+        if !self.now {
+            return self.until_deadline(Way::Write, |stream| stream.write(bytes));
+        }
+        loop {
+            match self.open.stream.write_now(bytes) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                done => return done.map_err(given_up),
+            }
+        }
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -425,6 +445,9 @@ mod tests {
         }
         fn write(&self, bytes: &[u8]) -> io::Result<usize> {
             Ok(bytes.len())
+        }
+        fn write_now(&self, bytes: &[u8]) -> io::Result<usize> {
+            self.write(bytes)
         }
         fn set_timeout(&self, _: Way, _: Duration) -> io::Result<()> {
             Ok(())

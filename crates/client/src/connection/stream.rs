@@ -25,6 +25,8 @@ pub(crate) struct Connection {
     replies: ReplyReader,
     /// The bytes left by a thread without time to write them: they go before all others.
     unwritten: Vec<u8>,
+    /// How many bytes it was given to write so far.
+    given: u64,
     read_timeout: Duration,
     write_timeout: Duration,
 }
@@ -54,6 +56,7 @@ impl Connection {
                 stream: network.connect(address, deadline)?,
                 replies: ReplyReader::new(),
                 unwritten: Vec::new(),
+                given: 0,
                 read_timeout: response_timeout,
                 write_timeout: response_timeout,
             };
@@ -126,6 +129,7 @@ impl Connection {
     }
 
     fn write(&mut self, bytes: &[u8]) -> RedisResult<()> {
+        self.given += bytes.len() as u64;
         if !self.unwritten.is_empty() {
             let rest = std::mem::take(&mut self.unwritten);
             self.stream.write_all(&rest)?;
@@ -136,7 +140,67 @@ impl Connection {
     /// Takes bytes to be written: by [`write_in_part`](Self::write_in_part), or before the next
     /// write or read.
     pub(super) fn append(&mut self, bytes: &[u8]) {
+        self.given += bytes.len() as u64;
         self.unwritten.extend_from_slice(bytes);
+    }
+
+    /// How many bytes it was given to write so far: the place of the next ones.
+    pub(super) fn given(&self) -> u64 {
+        self.given
+    }
+
+    /// How many of them it has begun to write. (TLS has taken them: no other bytes can go instead.)
+    pub(super) fn written(&self) -> u64 {
+        self.given - self.unwritten.len() as u64
+    }
+
+    /// Whether bytes wait for room.
+    pub(super) fn has_unwritten(&self) -> bool {
+        let in_tls = match &self.stream {
+            Stream::Plain(_) => false,
+            #[cfg(feature = "tls")]
+            Stream::Tls(stream) => stream.wants_write(),
+        };
+        in_tls || !self.unwritten.is_empty()
+    }
+
+    /// Takes unwritten bytes back: those between each two places, in order.
+    pub(super) fn take_back(&mut self, places: &[(u64, u64)]) {
+        let mut at = self.written();
+        let bytes = std::mem::take(&mut self.unwritten);
+        let mut rest = &bytes[..];
+        for (begin, end) in places {
+            let (kept, behind) = rest.split_at((begin - at) as usize);
+            self.unwritten.extend_from_slice(kept);
+            rest = behind.split_at((end - begin) as usize).1;
+            at = *end;
+        }
+        self.unwritten.extend_from_slice(rest);
+        self.given -= (bytes.len() - self.unwritten.len()) as u64;
+    }
+
+    /// Writes what there is room for, behind what is left unwritten, and does not wait. The rest is
+    /// left.
+    pub(super) fn write_now(&mut self, bytes: &[u8], now: Instant) -> RedisResult<()> {
+        self.given += bytes.len() as u64;
+        self.stream.socket().set_now(now);
+        // Mostly nothing is left, and all goes in: it is copied nowhere.
+        let is_first = self.unwritten.is_empty();
+        if !is_first {
+            self.unwritten.extend_from_slice(bytes);
+        }
+        let all = if is_first { bytes } else { &self.unwritten };
+        let written = match self.stream.write(all) {
+            Ok(written) => written,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => 0,
+            Err(error) => return Err(error.into()),
+        };
+        if is_first {
+            self.unwritten.extend_from_slice(bytes.get(written..).unwrap_or_default());
+        } else {
+            self.unwritten.drain(..written);
+        }
+        Ok(())
     }
 
     /// Writes unwritten bytes until `deadline`. `false`: there is more. Then the connection is as
@@ -270,7 +334,8 @@ impl Stream {
             Self::Plain(socket) => socket.write(bytes),
             #[cfg(feature = "tls")]
             Self::Tls(stream) => {
-                let written = stream.write(bytes)?;
+                // What it has encrypted goes first. (Nothing to write: only that goes.)
+                let written = if bytes.is_empty() { 0 } else { stream.write(bytes)? };
                 match stream.flush() {
                     // The bytes are encrypted, and go out before the next ones or with the next
                     // read.

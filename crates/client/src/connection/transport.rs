@@ -8,6 +8,14 @@ use std::time::{Duration, Instant};
 
 use redis::ConnectionAddr;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{SendFlags, send};
+
+/// As std writes to a socket, but without a wait. (Apple's sockets know no such flag for a signal:
+/// std and socket2 set it as an option.)
+#[cfg(not(target_vendor = "apple"))]
+const NOW: SendFlags = SendFlags::DONTWAIT.union(SendFlags::NOSIGNAL);
+#[cfg(target_vendor = "apple")]
+const NOW: SendFlags = SendFlags::DONTWAIT;
 
 /// A stream of bytes to a server. One thread at a time reads and writes; any thread may shut it
 /// down.
@@ -18,6 +26,9 @@ pub trait Transport: Send + Sync {
 
     /// Writes some of the bytes, and sleeps until there is room, for the timeout at most.
     fn write(&self, bytes: &[u8]) -> io::Result<usize>;
+
+    /// Writes what there is room for, and never sleeps: without room it fails with `WouldBlock`.
+    fn write_now(&self, bytes: &[u8]) -> io::Result<usize>;
 
     /// Sets the timeout of reads or writes from here on. It is not zero.
     fn set_timeout(&self, way: Way, timeout: Duration) -> io::Result<()>;
@@ -49,6 +60,10 @@ impl Transport for TcpStream {
 
     fn write(&self, bytes: &[u8]) -> io::Result<usize> {
         Write::write(&mut &*self, bytes)
+    }
+
+    fn write_now(&self, bytes: &[u8]) -> io::Result<usize> {
+        Ok(send(self, bytes, NOW)?)
     }
 
     fn set_timeout(&self, way: Way, timeout: Duration) -> io::Result<()> {

@@ -243,6 +243,18 @@ impl<K: Keys> Transport for Connection<K> {
         if breaks && (server.chance)(1) == 0 { Err(broken()) } else { Ok(bytes.len()) }
     }
 
+    /// There may be room for none of the bytes, or for some.
+    fn write_now(&self, bytes: &[u8]) -> io::Result<usize> {
+        if !self.server.has_little_room.load(Ordering::SeqCst) {
+            return self.write(bytes);
+        }
+        match (self.server.chance)(2) {
+            0 => Err(io::ErrorKind::WouldBlock.into()),
+            1 => self.write(&bytes[..(self.server.chance)(bytes.len())]),
+            _ => self.write(bytes),
+        }
+    }
+
     fn set_timeout(&self, way: Way, timeout: Duration) -> io::Result<()> {
         if let Way::Read = way {
             self.read_timeout.store(clock::nanos(timeout), Ordering::Relaxed);

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::thread;
 use std::time::Duration;
 
-use super::{Lane, MOST_UNREAD, Pending, next_packet};
+use super::{Lane, MOST_UNREAD, Parts, Pending, next_packet};
 use crate::connection::Command;
 use crate::connection::limit::Limit;
 use crate::connection::link::{Link, ReplyReceiver};
@@ -25,7 +25,11 @@ pub(super) struct Combiner<'a> {
 }
 
 impl<'a> Combiner<'a> {
-    pub(super) fn new(lane: &'a Lane, link: Option<Box<Link>>, within: Duration) -> Self {
+    pub(super) fn new(lane: &'a Lane, mut link: Option<Box<Link>>, within: Duration) -> Self {
+        // Before any of it is written: calls may have left since.
+        if let Some(link) = &mut link {
+            link.take_back_late();
+        }
         Self { lane, link, within, limit: None, was_panicking: thread::panicking() }
     }
 
@@ -100,11 +104,38 @@ impl<'a> Combiner<'a> {
         });
     }
 
+    /// Writes what there is room for, of what was left unwritten and then of these posts, without
+    /// waiting; but it opens a link if there is none. The receivers concerned have heard of a
+    /// failure. Returns the posts if the link takes nothing now.
+    pub(super) fn write_posts(&mut self, posts: VecDeque<Pending>) -> VecDeque<Pending> {
+        self.on_link(Link::write_rest);
+        if posts.is_empty() || self.has_unwritten() {
+            return posts;
+        }
+        if self.on_packet(posts, |link, posts| link.send_now(posts)).is_err() {
+            self.link = None;
+        }
+        VecDeque::new()
+    }
+
+    /// Whether bytes are left unwritten.
+    pub(super) fn has_unwritten(&self) -> bool {
+        self.link.as_ref().is_some_and(|link| link.has_unwritten())
+    }
+
     /// Writes commands in one packet and reads the replies for which threads sleep.
     fn write_packet(&mut self, packet: VecDeque<Pending>) -> Result<(), Failure> {
-        let batch = packet.into_iter().map(Pending::into_parts);
+        self.on_packet(packet, |link, batch| link.send(batch).and_then(|()| link.read_awaited()))
+    }
+
+    fn on_packet(
+        &mut self,
+        packet: VecDeque<Pending>,
+        write: impl FnOnce(&mut Link, &mut dyn Iterator<Item = Parts>) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        let mut batch = packet.into_iter().map(Pending::into_parts);
         match self.link() {
-            Ok(link) => link.send(batch).and_then(|()| link.read_awaited()),
+            Ok(link) => write(link, &mut batch),
             Err(failure) => {
                 batch.for_each(|(_, receiver, _)| receiver.receive(Err(failure.clone())));
                 // Calls that queued while the connection failed to open need not find out one after
@@ -205,11 +236,7 @@ impl Drop for Combiner<'_> {
                 Pending::Post(command, receiver) => Some((command, receiver, false)),
                 Pending::Call(..) => None,
             });
-            let limit = self.limit;
-            self.on_link(|link| match limit {
-                None => link.send(posts),
-                Some(limit) => link.send_limited(posts, limit),
-            });
+            self.on_link(|link| link.send_now(posts));
         }
     }
 }

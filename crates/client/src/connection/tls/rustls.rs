@@ -98,6 +98,11 @@ impl TlsStream {
         &self.0.sock
     }
 
+    /// Whether encrypted bytes wait for room.
+    pub(crate) fn wants_write(&self) -> bool {
+        self.0.conn.wants_write()
+    }
+
     pub(crate) fn get_mut(&mut self) -> &mut Socket {
         &mut self.0.sock
     }
