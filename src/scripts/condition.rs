@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 
 use redlatch_client::{Command, Outcome, Route, Script, decimal};
 
-use super::{Rights, Trouble, accepted, call, call_again, flag, number};
+use super::{Rights, Trouble, accepted, call, call_again, flag, needing, number};
 use crate::scripts::{ConditionKeys, Owner};
 
 static WAIT: LazyLock<Script> = script!(NUMBER; "condition/waiters.lua", "condition/wait.lua");
@@ -48,7 +48,7 @@ impl ConditionScripts<'_> {
         waiter: &Owner,
     ) -> Result<bool, Trouble> {
         let command = self.command(&WAIT, Some(lock), &[&owner.text(), &waiter.text()]);
-        flag(call(route, &command, Rights::Conditions)?)
+        flag(call(route, &needing(command, Rights::Conditions), Rights::Conditions)?)
     }
 
     /// Notifies one waiter, or all. Returns how many. `None`: the lock is not the owner's any more.

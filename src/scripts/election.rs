@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use redlatch_client::{Command, Route, Script};
 
-use super::{Rights, Trouble, ask, call, flag, read, time};
+use super::{Rights, Trouble, ask, call, flag, needing, read, time};
 use crate::scripts::{ElectionKeys, Owner};
 
 static LEAD: LazyLock<Script> = script!(NUMBER; "election/lead.lua");
@@ -42,7 +42,7 @@ impl ElectionScripts<'_> {
         let [name, leader, token, who, host] =
             [self.name, &leader, &token, who, host].map(str::as_bytes);
         let command = Command::script(&LEAD, &[name, leader], &[&owner, token, who, host, leader]);
-        flag(call(self.route, &command, Rights::Elections)?)
+        flag(call(self.route, &needing(command, Rights::Elections), Rights::Elections)?)
     }
 
     pub(crate) fn resign_command(self, owner: &Owner, token: u64) -> Command {

@@ -10,8 +10,8 @@ use super::expiry::Expiry;
 use super::once::{Once, RequestId, Requests};
 use super::semaphore::{heard_by, parsed};
 use super::{
-    Replied, Rights, Trouble, accepted, answered, ask, flag, granted, millis, number, time,
-    unexpected,
+    Replied, Rights, Trouble, accepted, answered, ask, flag, granted, millis, needing, number,
+    time, unexpected,
 };
 use crate::scripts::{ExpirableKeys, PermitId, SemaphoreKeys};
 
@@ -97,7 +97,7 @@ impl ExpirableScripts<'_> {
         .chain(ids.iter().map(|id| id.as_bytes().as_slice()))
         .collect();
         let command = Command::script(&TRY_ACQUIRE, &self.keys(), &arguments);
-        let command = command.acknowledged(self.acks);
+        let command = needing(command, RIGHTS).acknowledged(self.acks);
         // Sent twice, it takes once: its ids are found.
         let (outcome, in_doubt) = self.route.call_twice(&command, || command.clone());
         granted(outcome, in_doubt, RIGHTS, acquired)

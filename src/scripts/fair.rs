@@ -8,7 +8,7 @@ use std::time::Duration;
 use redis::Value;
 use redlatch_client::{Command, Outcome, ReplicaAcks, Route, Script};
 
-use super::{Replied, Rights, Trouble, accepted, flag, granted, millis, unexpected};
+use super::{Replied, Rights, Trouble, accepted, flag, granted, millis, needing, unexpected};
 use crate::scripts::{FairKeys, Owner};
 
 static ACQUIRE: LazyLock<Script> = script!(takes; LIST; "fair/line.lua", "fair/acquire.lua");
@@ -115,7 +115,8 @@ impl FairScripts<'_> {
         let others: Vec<_> = others.iter().map(Owner::text).collect();
         let mut arguments = vec![millis(lease, &mut digits), &owner, was_queued];
         arguments.extend(others.iter().map(|owner| &owner[..]));
-        let command = self.command(&ACQUIRE, &arguments).acknowledged(self.acks);
+        let command = needing(self.command(&ACQUIRE, &arguments), Rights::FairLocks);
+        let command = command.acknowledged(self.acks);
         let (outcome, in_doubt) = route.call_twice(&command, || command.clone());
         granted(outcome, in_doubt, Rights::FairLocks, acquired)
     }
@@ -129,7 +130,7 @@ impl FairScripts<'_> {
     ) -> Result<Replied<bool>, Trouble> {
         let mut digits = [0; 20];
         let command = self.command(&TRY, &[millis(lease, &mut digits), &owner.text()]);
-        let command = command.acknowledged(self.acks);
+        let command = needing(command, Rights::FairLocks).acknowledged(self.acks);
         let (outcome, in_doubt) = route.call_twice(&command, || command.clone());
         granted(outcome, in_doubt, Rights::FairLocks, flag)
     }

@@ -11,7 +11,9 @@ use redlatch_client::{
 };
 
 use super::chain::{Chain, Since};
-use super::{Replied, Rights, Trouble, accepted, answered, ask, flag, granted, millis, unexpected};
+use super::{
+    Replied, Rights, Trouble, accepted, answered, ask, flag, granted, millis, needing, unexpected,
+};
 use crate::scripts::{LockKeys, Mode, Owner};
 
 // Each script is these files of `lua/`, one behind the other.
@@ -249,7 +251,8 @@ impl LockScripts<'_> {
     ) -> Command {
         let (mut digits, owner) = ([0; 20], owner.text());
         let arguments = [millis(lease, &mut digits), &owner].map(Pieces::from);
-        self.command(script, &arguments, behind).acknowledged(self.acks)
+        let command = self.command(script, &arguments, behind).acknowledged(self.acks);
+        needing(command, self.rights())
     }
 
     /// Gives the lock back, to the next process if one waits.

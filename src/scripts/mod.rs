@@ -50,6 +50,7 @@ mod owner;
 mod permit_id;
 mod read_write;
 pub(crate) mod renewal;
+mod rights;
 pub(crate) mod semaphore;
 pub(crate) mod status;
 mod trouble;
@@ -61,7 +62,8 @@ use redlatch_client::{Command, Failure, Outcome, Route, decimal, error_reply};
 
 use crate::error::Error;
 
-pub(crate) use trouble::{Rights, Trouble, refused, unreachable};
+pub(crate) use rights::Rights;
+pub(crate) use trouble::{Trouble, refused, unreachable};
 use trouble::{unacknowledged, unexpected};
 
 pub(crate) use chain::{Chain, ChainClock};
@@ -80,6 +82,15 @@ pub use permit_id::PermitId;
 /// [`Route::call_once`].)
 fn call(route: &Route, command: &Command, rights: Rights) -> Result<Value, Trouble> {
     call_again(route, command, rights, || command.clone()).map(|(reply, _)| reply)
+}
+
+/// The command, which acts only if its user has all these rights. (The user is asked once for each
+/// connection.)
+fn needing(command: Command, rights: Rights) -> Command {
+    match rights.question() {
+        Some(question) => command.needs(question),
+        None => command,
+    }
 }
 
 /// Sends a command that changes nothing, and reads its reply.

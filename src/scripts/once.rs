@@ -11,7 +11,9 @@ use redlatch_client::sync::{Mutex, clock};
 use redlatch_client::{Command, ReplicaAcks, Route, Script, decimal, write_decimal};
 
 use super::changes::{Change, Changes, Log, Mark};
-use super::{ClientId, Replied, Rights, Trouble, answered, call, granted, millis, unexpected};
+use super::{
+    ClientId, Replied, Rights, Trouble, answered, call, granted, millis, needing, unexpected,
+};
 use crate::error::{Error, ErrorKind};
 use crate::scripts::SemaphoreKeys;
 
@@ -377,15 +379,27 @@ impl Once<'_> {
 
     /// The same for a request that this thread may have sent before, in another call.
     pub(crate) fn call_again(&self, route: &Route, sent_before: bool) -> Result<Value, Trouble> {
-        self.send(route, sent_before).map(|replied| replied.reply)
+        let as_sent = |command| needing(command, self.rights);
+        self.send(route, sent_before, as_sent).map(|replied| replied.reply)
     }
 
     /// The same for a request that may take permits.
     pub(crate) fn take(&self, route: &Route) -> Result<Replied<Value>, Trouble> {
-        self.send(route, false)
+        self.send(route, false, |command| needing(command, self.rights))
     }
 
-    fn send(&self, route: &Route, mut sent_before: bool) -> Result<Replied<Value>, Trouble> {
+    /// The same for a request that gives permits back. It does not need all rights: what it can
+    /// do it does.
+    pub(crate) fn give(&self, route: &Route) -> Result<Replied<Value>, Trouble> {
+        self.send(route, false, |command| command)
+    }
+
+    fn send(
+        &self,
+        route: &Route,
+        mut sent_before: bool,
+        as_sent: impl Fn(Command) -> Command,
+    ) -> Result<Replied<Value>, Trouble> {
         if !self.requests.server.is_known() {
             // Nothing was sent so far, with or without an answer to the question.
             self.learn(route).map_err(|trouble| match trouble {
@@ -395,8 +409,9 @@ impl Once<'_> {
         }
         let (mut again, mut behind) = (false, 0);
         loop {
-            let copy = || self.command(true);
-            let (outcome, in_doubt) = route.call_twice(&self.command(sent_before), copy);
+            let copy = || as_sent(self.command(true));
+            let first = as_sent(self.command(sent_before));
+            let (outcome, in_doubt) = route.call_twice(&first, copy);
             let in_doubt = in_doubt || sent_before;
             let replied = granted(outcome, in_doubt, self.rights, Ok)?;
             if Requests::is_behind(&replied.reply) {

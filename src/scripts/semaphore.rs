@@ -89,7 +89,10 @@ impl SemaphoreScripts<'_> {
     ) -> Result<Replied<Marked<Option<i64>>>, Trouble> {
         let permits = permits.to_string();
         let arguments = self.release_arguments(&permits, if_exists);
-        self.take(&RELEASE, request_id, &arguments, |reply| number(reply).map(heard_by))
+        let release = Once { acks: self.acks, ..self.once(&RELEASE, request_id, &arguments) };
+        let Replied { reply, in_doubt, unacknowledged } = release.give(self.route)?;
+        let reply = marked(reply, |reply| number(reply).map(heard_by))?;
+        Ok(Replied { reply, in_doubt, unacknowledged })
     }
 
     /// A release, to be sent first or as a copy.

@@ -8,6 +8,7 @@ use redlatch_client::{
     error_reply, is_transient, reply_code, was_cut,
 };
 
+use super::Rights;
 use crate::error::{Error, ErrorKind, Passing};
 
 /// Why a script has no answer.
@@ -215,91 +216,6 @@ pub(crate) fn unacknowledged(cause: &Cause) -> Error {
     Error::new(ErrorKind::Redis, message).passing_as(Passing::Unacknowledged)
 }
 
-/// The rights that the URL's user needs, by use.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Rights {
-    Connect,
-    Locks,
-    FencedLocks,
-    FairLocks,
-    Conditions,
-    ReadWriteLocks,
-    Semaphores,
-    ExpirableSemaphores,
-    Latches,
-    Barriers,
-    Elections,
-    Status,
-    ReplicaAcks,
-    Subscriptions,
-}
-
-impl Rights {
-    fn advice(self) -> &'static str {
-        match self {
-            Self::Connect => "a client needs EVALSHA, EVAL, PING, PUBLISH and SUBSCRIBE",
-            Self::Locks => {
-                "a lock needs EVALSHA, EVAL, TIME, EXISTS, HEXISTS, HKEYS, HLEN, HRANDFIELD, HSET, \
-                 HDEL, DEL, PEXPIRE, PTTL, LPOS, RPUSH, LPOP, LREM, LLEN, LINDEX, LINSERT, GET, SET, PUBSUB, \
-                 PUBLISH and SUBSCRIBE on its key, on redlatch_queue:*, redlatch_window:* and \
-                 redlatch_asked:* and on its channel"
-            }
-            Self::FencedLocks => {
-                "a fenced lock needs the rights of a lock, and INCRBY on redisson_lock_token:*"
-            }
-            Self::FairLocks => {
-                "a fair lock needs the rights of a lock, and HSCAN, TIME, LINSERT, LPOS, LPUSH, \
-                 LRANGE, LREM, LTRIM, RPUSH, ZADD, ZRANGE, ZREM, ZREVRANGE and ZSCORE, on \
-                 redisson_lock_queue:* and redisson_lock_timeout:* too, and PUBSUB"
-            }
-            Self::Conditions => {
-                "a condition needs the rights of its lock, and TIME, HEXISTS, HGET, HSET, HDEL, HGETALL, \
-                 HVALS, DEL, PEXPIRE, LPOS, RPUSH, LPOP, LREM, LINDEX, LRANGE, PUBSUB and PUBLISH, on \
-                 redlatch_condition:* and redlatch_notified:* too"
-            }
-            Self::ReadWriteLocks => {
-                "a read-write lock needs the rights of a lock, and HGET, HGETALL and LRANGE, on its key and \
-                 those of its readers ({its name}:*), on redlatch_rwlock_queue:* and \
-                 redlatch_rwlock_window:* and on redisson_rwlock:*"
-            }
-            Self::Semaphores => {
-                "a semaphore needs EVALSHA, EVAL, TIME, GET, SET, DEL, INCRBY, DECRBY, PTTL, PEXPIRE, \
-                 PERSIST, PUBLISH and SUBSCRIBE on its key, on redlatch_mark:* and redlatch_request:* \
-                 and on its channel"
-            }
-            Self::ExpirableSemaphores => {
-                "an expirable semaphore needs EVALSHA, EVAL, TIME, GET, SET, DEL, INCRBY, DECRBY, \
-                 PTTL, PEXPIRE, PERSIST, ZADD, ZCARD, ZCOUNT, ZMSCORE, ZRANGE, ZREM, ZREMRANGEBYSCORE, \
-                 ZSCORE, PUBLISH and SUBSCRIBE on its key, on its key of leases ({name}:timeout), \
-                 on redlatch_request:* and on its channel"
-            }
-            Self::Latches => {
-                "a latch needs EVALSHA, EVAL, TIME, GET, SET, DECR, INCRBY, DEL, PTTL, PEXPIRE, \
-                 PERSIST, PUBLISH and SUBSCRIBE on its key, on redlatch_request:* and on its channels"
-            }
-            Self::Barriers => {
-                "a barrier needs EVALSHA, EVAL, TIME, GET, SET, DEL, HGET, HMGET, HSET, HDEL, PEXPIRE, \
-                 PERSIST, ZADD, ZCARD, ZCOUNT, ZRANGE, ZSCORE, PUBLISH and SUBSCRIBE on its keys, \
-                 redlatch_barrier:* and redlatch_parties:*, on redlatch_request:* and on its channel, \
-                 redlatch_barrier:*"
-            }
-            Self::Elections => {
-                "an election needs the rights of a fenced lock, and TIME, HEXISTS, HGET, HMGET, HSET, DEL, \
-                 PTTL, PUBLISH and SUBSCRIBE on redlatch_leader:* and on its channel, redlatch_leader:*"
-            }
-            Self::Status => {
-                "a status needs EVALSHA, EVAL, TYPE, PTTL, TIME, HLEN, HGETALL, HEXISTS and GETRANGE \
-                 on the key of that name"
-            }
-            Self::ReplicaAcks => "replica_acks needs WAIT",
-            Self::Subscriptions => {
-                "waiting needs SUBSCRIBE on the channel (in a cluster SSUBSCRIBE, or \
-                 sharded_channels(false))"
-            }
-        }
-    }
-}
-
 /// The error for a reply to a user that needs these rights. This library's words name the cause;
 /// without such words the server's do, and then they are not the source, too.
 pub(crate) fn refused(cause: &Cause, rights: Rights) -> Error {
@@ -382,7 +298,17 @@ fn missing_right(detail: &str) -> String {
         let (_, command) = detail.split_once(" run the '")?;
         command.split_once('\'').map(|(command, _)| command.to_uppercase())
     };
-    asked.or_else(tried).map_or_else(String::new, |right| format!("{right} is missing; "))
+    // A key among the request's own: the server refuses the script as a whole.
+    let of_keys = || {
+        let is_of_keys =
+            ["access a key", "access one of the keys"].iter().any(|it| detail.contains(it));
+        is_of_keys.then(|| "a right to one of the keys of this name".to_owned())
+    };
+    let missing = |right: String| {
+        let are = if right.contains(", ") { "are" } else { "is" };
+        format!("{right} {are} missing; ")
+    };
+    asked.or_else(tried).or_else(of_keys).map_or_else(String::new, missing)
 }
 
 /// Whether a server says that it knows no such command, to a client or to a script (a script gets

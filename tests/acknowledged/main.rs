@@ -315,7 +315,8 @@ fn a_refused_request_waits_for_no_replica() {
     for kind in KINDS.into_iter().filter(|kind| *kind != "fair") {
         let (lock, barrier) =
             (lock_of(&patient, kind, "refused", None), barrier(&holder, kind, "refused"));
-        // The server knows the script then.
+        // The first one asks for rights, and the server knows the script after the second.
+        lock.try_lock().unwrap().unwrap().unlock().unwrap();
         lock.try_lock().unwrap().unwrap().unlock().unwrap();
         pair.cut_off(true);
         let guard = barrier.lock().unwrap();

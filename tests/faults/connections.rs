@@ -154,7 +154,7 @@ fn a_message_that_comes_while_the_last_try_is_under_way_is_heard() {
         // The client waits for the held-back replies, and has another connection for the others.
         let client = impatient(&proxy.url()).response_timeout(SOON).connections(2);
         let client = client.connect().unwrap();
-        client.reentrant_lock("warm").lock().unwrap().unlock().unwrap();
+        warm_up(&client);
         hold_as_redisson(&mut redis, "between", LONG);
         // The second try is the one after the subscription. Its answer, "busy", is on its way when
         // the message comes.

@@ -1,5 +1,7 @@
 //! Access rights.
 
+use redlatch::Error;
+
 use super::*;
 
 /// A client whose user had all rights when it connected, and has these now.
@@ -8,6 +10,130 @@ fn restricted(server: &Server, rights: &[&str]) -> Client {
     let client = user.client();
     user.set(rights);
     client
+}
+
+/// The first request of each kind, which takes something or makes it.
+fn first_requests(client: &Client, name: &str) -> Vec<(&'static str, Result<(), Error>)> {
+    let read_write = client.read_write_lock(name);
+    vec![
+        ("lock", client.reentrant_lock(name).try_lock().map(drop)),
+        ("lock that waits", client.reentrant_lock(name).lock().map(drop)),
+        ("fenced lock", client.fenced_lock(name).try_lock().map(drop)),
+        ("read lock", read_write.read().try_lock().map(drop)),
+        ("write lock", read_write.write().try_lock().map(drop)),
+        ("fair lock", client.fair_lock(name).try_lock().map(drop)),
+        ("permits", client.semaphore(name).try_set_permits(1).map(drop)),
+        ("permit", client.semaphore(name).try_acquire().map(drop)),
+        ("permits with leases", client.expirable_semaphore(name).try_set_permits(1).map(drop)),
+        ("permit with a lease", client.expirable_semaphore(name).try_acquire().map(drop)),
+        ("latch", client.count_down_latch(name).try_set_count(1).map(drop)),
+        ("barrier", client.cyclic_barrier(name).try_set_parties(1).map(drop)),
+    ]
+}
+
+/// A new user of Redis has no channels: its releases would be refused.
+#[test]
+fn without_channels_nothing_is_granted_and_the_error_names_the_right() {
+    let _bounded = bounded();
+    let server = server();
+    let mut user = new_user(&server);
+    user.set(&["resetchannels"]);
+    for (what, outcome) in first_requests(&user.client(), "shop") {
+        let error = outcome.expect_err(what);
+        assert!(error.to_string().contains("PUBLISH red"), "{what}: {error}");
+        assert!(error.to_string().contains("missing"), "{what}: {error}");
+        assert!(!error.outcome_unknown(), "{what}: {error}");
+        let left: Vec<String> = server.connection().keys("*").unwrap();
+        assert!(left.is_empty(), "{what} has left {left:?}");
+    }
+    user.set(&["&*"]);
+    // Not the keys that scripts make.
+    user.set(&["resetkeys", "~shop", "~redlatch_queue:{shop}", "~redlatch_window:{shop}"]);
+    let error = user.client().reentrant_lock("shop").lock().map(drop).unwrap_err();
+    assert!(error.to_string().contains("redlatch_asked:{shop}:"), "{error}");
+}
+
+#[test]
+fn the_documented_rights_are_enough_for_the_first_request_of_each_kind() {
+    let _bounded = bounded();
+    let server = server();
+    let mut user = new_user(&server);
+    let text = include_str!("../../docs/operations.md").split("## Access rights").nth(1).unwrap();
+    let table = text.split("```").nth(1).unwrap().split([' ', ';', '\n']);
+    let rules = table.filter(|it| it.starts_with(['~', '&', '+']));
+    let rules = ["-@all", "resetkeys", "resetchannels"].into_iter().chain(rules);
+    user.set(&rules.collect::<Vec<_>>());
+    for name in ["shop.1", "shop.2"] {
+        let client = user.client();
+        for (what, outcome) in first_requests(&client, name) {
+            outcome.unwrap_or_else(|error| panic!("{what}: {error}"));
+            redis::cmd("FLUSHALL").exec(&mut server.connection()).unwrap();
+        }
+        let lock = client.reentrant_lock(name);
+        let guard = lock.lock().unwrap();
+        let waited = lock.new_condition("changed").wait_for(&guard, Duration::from_millis(10));
+        assert!(!waited.unwrap());
+    }
+}
+
+/// Calls of EVAL so far: a question goes with a script's text.
+fn texts(server: &Server) -> u64 {
+    let stats: String =
+        redis::cmd("INFO").arg("commandstats").query(&mut server.connection()).unwrap();
+    let line = stats.lines().find_map(|line| line.strip_prefix("cmdstat_eval:calls="));
+    line.map_or(0, |rest| rest.split(',').next().unwrap().parse().unwrap())
+}
+
+#[test]
+fn a_user_of_all_names_is_asked_once_and_another_one_once_for_each_name() {
+    let _bounded = bounded();
+    let server = server();
+    let mut user = new_user(&server);
+    let one_lane = |user: &User| impatient(user.url()).connections(1).connect().unwrap();
+    let take = |client: &Client, name: &str| {
+        let before = texts(&server);
+        client.reentrant_lock(name).lock().map(|guard| guard.unlock().unwrap())?;
+        Ok::<_, Error>(texts(&server) - before)
+    };
+    let client = one_lane(&user);
+    for name in ["first", "second"] {
+        take(&client, name).unwrap();
+    }
+    for name in ["third", "{fourth}", "first"] {
+        assert_eq!(take(&client, name).unwrap(), 0, "{name}");
+    }
+    let keys = ["shop", "redlatch_queue:{shop", "redlatch_window:{shop", "redlatch_asked:{shop"];
+    let keys: Vec<_> = keys.iter().map(|key| format!("~{key}*")).collect();
+    let rules: Vec<_> = ["resetkeys"].into_iter().chain(keys.iter().map(String::as_str)).collect();
+    user.set(&rules);
+    let client = one_lane(&user);
+    for (name, asked) in [("shop.1", 1), ("shop.2", 1), ("shop.1", 0), ("shop.2", 0)] {
+        assert_eq!(take(&client, name).unwrap(), asked, "{name}");
+    }
+    for _ in 0..2 {
+        let error = take(&client, "stock").unwrap_err();
+        is_clear(&error, "stock", "to one of the keys of this name is missing");
+    }
+    assert_eq!(holder(&mut server.connection(), "stock"), None);
+}
+
+/// Another server has other rights, and so may have another connection.
+#[test]
+fn each_connection_asks_anew() {
+    let _bounded = bounded();
+    let server = server();
+    let mut user = new_user(&server);
+    let client = user.client();
+    let lock = client.reentrant_lock("anew");
+    lock.lock().unwrap().unlock().unwrap();
+    user.set(&["resetchannels"]);
+    let () = redis::cmd("CLIENT")
+        .arg(&["KILL", "TYPE", "normal"])
+        .query(&mut server.connection())
+        .unwrap();
+    let error = lock.lock().map(drop).unwrap_err();
+    is_clear(&error, "anew", "PUBLISH");
+    assert_eq!(holder(&mut server.connection(), "anew"), None);
 }
 
 #[test]
@@ -48,6 +174,10 @@ fn without_the_right_to_publish_a_release_is_refused_whole() {
     let server = server();
     let mut user = new_user(&server);
     let client = user.client();
+    // It has the right at first, or it would be granted nothing.
+    for round in 0..2 {
+        client.reentrant_lock(&format!("mute {round}")).lock().unwrap().unlock().unwrap();
+    }
     user.set(&["-publish"]);
     for round in 0..2 {
         let name = format!("mute {round}");
@@ -92,7 +222,7 @@ fn the_rights_that_the_message_names_are_enough() {
     let client = restricted(&server, &["-@all", "+ping"]);
     let error = client.reentrant_lock("rights").lock().map(drop).unwrap_err().to_string();
     let all =
-        "EVALSHA EVAL EXISTS HEXISTS HKEYS HLEN HRANDFIELD HSET DEL PEXPIRE PTTL TIME LPOS RPUSH \
+        "EVALSHA EVAL EXISTS HEXISTS HKEYS HLEN HRANDFIELD HSET HDEL DEL PEXPIRE PTTL TIME LPOS RPUSH \
          LPOP LREM LLEN LINDEX LINSERT GET SET PUBSUB PUBLISH SUBSCRIBE"
             .split(' ');
     let mut rights = vec!["-@all".to_owned()];

@@ -480,13 +480,10 @@ fn a_flush_of_the_scripts_is_not_noticed() {
 fn without_the_right_to_publish_permits_come_back_all_the_same() {
     let _bounded = bounded();
     let server = server();
-    let mut redis = server.connection();
-    let () = redis::cmd("ACL")
-        .arg(&["SETUSER", "mute", "on", ">secret", "~*", "&*", "+@all", "-publish"])
-        .query(&mut redis)
-        .unwrap();
-    let url = format!("redis://mute:secret@127.0.0.1:{}/", server.port());
-    let semaphore = semaphore(&Client::connect(&url).unwrap(), "mute", 2);
+    let mut user = User::new(&server, "mute");
+    let semaphore = semaphore(&user.client(), "mute", 2);
+    // A user that lacks it from the beginning gets no permit.
+    user.set(&["-publish"]);
     semaphore.acquire_many(2).unwrap().release().unwrap();
     drop(semaphore.acquire().unwrap());
     assert!(semaphore.release_if_exists(1).unwrap());

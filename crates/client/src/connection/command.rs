@@ -70,6 +70,28 @@ impl Replies {
     }
 }
 
+/// What a user must be allowed before a request acts. A connection asks it inside the script of its
+/// first such request: `{all, reply}` is the reply then, and `all` says whether the user may use all
+/// names. One that may not is asked once for each name.
+#[derive(Debug)]
+pub struct Question {
+    /// One for each question, below 64.
+    number: u8,
+    code: String,
+}
+
+impl Question {
+    /// `code` is the body of a Lua function that gets a random name and the script, a function. It
+    /// returns a refusal, or the script's error, or `{all, reply}`.
+    pub fn new(number: u8, code: String) -> Self {
+        Self { number, code }
+    }
+
+    pub(crate) fn bit(&self) -> u64 {
+        1 << (self.number % 64)
+    }
+}
+
 #[derive(Debug)]
 struct Text {
     code: Cow<'static, str>,
@@ -119,15 +141,23 @@ impl Script {
     }
 
     fn text(&self, channels: Channels) -> &Text {
-        let in_cluster = || self.server.code.replace(OWN[0], OWN[1]);
-        let sharded = || {
-            let code = in_cluster().replace(PUBLISH[0], PUBLISH[1]);
-            code.replace(LISTENERS[0], LISTENERS[1])
-        };
+        let other = || Text::new(for_channels(&self.server.code, channels).into_owned().into());
         match channels {
             Channels::Server => &self.server,
-            Channels::Cluster => self.cluster.get_or_init(|| Text::new(in_cluster().into())),
-            Channels::Sharded => self.sharded.get_or_init(|| Text::new(sharded().into())),
+            Channels::Cluster => self.cluster.get_or_init(other),
+            Channels::Sharded => self.sharded.get_or_init(other),
+        }
+    }
+}
+
+/// A script's text for a server of this kind.
+fn for_channels(code: &str, channels: Channels) -> Cow<'_, str> {
+    match channels {
+        Channels::Server => code.into(),
+        Channels::Cluster => code.replace(OWN[0], OWN[1]).into(),
+        Channels::Sharded => {
+            let code = code.replace(OWN[0], OWN[1]).replace(PUBLISH[0], PUBLISH[1]);
+            code.replace(LISTENERS[0], LISTENERS[1]).into()
         }
     }
 }
@@ -152,6 +182,8 @@ pub struct Command {
     asks: bool,
     /// See [`answered_first`](Self::answered_first).
     is_answered_first: bool,
+    question: Option<&'static Question>,
+    logs_in: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -165,7 +197,16 @@ struct ScriptCall {
 
 impl Command {
     fn new(bytes: Vec<u8>, script: Option<ScriptCall>, replies: Replies) -> Self {
-        Self { bytes, script, acks: None, replies, asks: false, is_answered_first: false }
+        Self {
+            bytes,
+            script,
+            acks: None,
+            replies,
+            asks: false,
+            is_answered_first: false,
+            question: None,
+            logs_in: false,
+        }
     }
 
     /// A command that is no script call.
@@ -184,7 +225,12 @@ impl Command {
         let mut parts: Vec<&[u8]> = vec![b"AUTH"];
         parts.extend(user.map(str::as_bytes));
         parts.push(password.as_bytes());
-        Self::plain(&parts)
+        Self { logs_in: true, ..Self::plain(&parts) }
+    }
+
+    /// Whether the user is perhaps another one behind it.
+    pub(crate) fn logs_in(&self) -> bool {
+        self.logs_in
     }
 
     /// Answered when so many replicas have all writes made over its connection so far, or when the
@@ -222,6 +268,15 @@ impl Command {
     /// behind it.
     pub fn acknowledged(self, acks: Option<ReplicaAcks>) -> Self {
         Self { acks, ..self }
+    }
+
+    /// The script acts only if its user has the rights for which this asks.
+    pub fn needs(self, question: &'static Question) -> Self {
+        Self { question: Some(question), ..self }
+    }
+
+    pub(crate) fn question(&self) -> Option<&'static Question> {
+        self.question
     }
 
     pub(crate) fn acks(&self) -> Option<ReplicaAcks> {
@@ -303,13 +358,32 @@ impl Command {
 
     /// The same call with the script's text, if it is one.
     pub(crate) fn to_eval(&self, channels: Channels) -> Option<Vec<u8>> {
-        let ScriptCall { script, parts, rest } = self.script?;
-        let code = &*script.text(channels).code;
+        let ScriptCall { script, .. } = self.script?;
+        self.eval(&script.text(channels).code, None)
+    }
+
+    /// The same call with the text of its script, which asks its question first, if it has one. The
+    /// server gets to know another script by it.
+    pub(crate) fn to_question(&self, channels: Channels, random: &str) -> Option<Vec<u8>> {
+        let (ScriptCall { script, .. }, question) = (self.script?, self.question?);
+        let code = format!(
+            "local function script()\n{}\nend\nlocal random = table.remove(ARGV)\n{}",
+            script.server.code, question.code
+        );
+        self.eval(&for_channels(&code, channels), Some(random.as_bytes()))
+    }
+
+    /// With one more argument, if there is one.
+    fn eval(&self, code: &str, another: Option<&[u8]>) -> Option<Vec<u8>> {
+        let ScriptCall { parts, rest, .. } = self.script?;
         let mut bytes = Vec::with_capacity(code.len() + self.bytes.len());
-        push_header(&mut bytes, b'*', parts);
+        push_header(&mut bytes, b'*', parts + usize::from(another.is_some()));
         push_part(&mut bytes, b"EVAL");
         push_part(&mut bytes, code.as_bytes());
         bytes.extend_from_slice(&self.bytes[rest..]);
+        if let Some(another) = another {
+            push_part(&mut bytes, another);
+        }
         Some(bytes)
     }
 }

@@ -167,6 +167,11 @@ impl Endpoint {
         self.number
     }
 
+    /// Whether the server is in this process. It has no users.
+    pub(super) fn is_in_memory(&self) -> bool {
+        matches!(&self.target, Target::At { network, .. } if network.is_in_memory())
+    }
+
     /// How clients publish on channels there.
     pub(crate) fn channels(&self) -> Channels {
         self.channels

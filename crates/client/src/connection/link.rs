@@ -1,8 +1,9 @@
 //! One connection and its owed replies: those of written commands that are not read.
 
 use std::borrow::Cow;
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::fmt;
+use std::hash::{BuildHasher as _, RandomState};
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,7 +14,7 @@ use super::ReplicaAcks;
 use super::limit::Limit;
 use super::outcome::{Cause, Failure, Outcome};
 use super::reply::is_wrong_server_reply;
-use super::{Channels, Command, Connection, Endpoint, Health};
+use super::{Channels, Command, Connection, Endpoint, Health, Question};
 use crate::sync::{Mutex, Thread, clock};
 
 /// A connection that has been silent for longer is tested before it gets a command: a firewall on
@@ -79,6 +80,70 @@ pub struct Link {
     is_wrong: bool,
     /// The scripts that this link has used: the server knows them.
     known: Vec<usize>,
+    rights: Rights,
+}
+
+/// What the connection knows of its user's rights: of one server, one run of it and one login.
+#[derive(Default)]
+struct Rights {
+    /// Nobody may be refused there.
+    is_open: bool,
+    /// A bit for each question to which the answer was that the user may use all names.
+    all: u64,
+    /// Otherwise the question and the name, as one number. Forgotten if they are too many: then the
+    /// question is asked again.
+    names: HashSet<u64>,
+    hasher: RandomState,
+    /// Counts the logins over the connection: an answer counts only for its own.
+    logins: u32,
+}
+
+impl Rights {
+    /// 16 bytes each.
+    const MOST: usize = 10_000;
+
+    fn name(&self, question: &Question, command: &Command) -> u64 {
+        self.hasher.hash_one((question.bit(), command.key()))
+    }
+
+    /// A name that no other one begins as, and so only a pattern for all names matches it.
+    fn random_name(&self) -> String {
+        format!("{:016x}", self.hasher.hash_one(clock::now()))
+    }
+
+    /// The question that the command must ask before it acts.
+    fn asks(&self, command: &Command) -> Option<&'static Question> {
+        let question = command.question()?;
+        let is_known = self.all & question.bit() != 0
+            || self.is_open
+            || !self.names.is_empty() && self.names.contains(&self.name(question, command));
+        (!is_known).then_some(question)
+    }
+
+    fn told(&mut self, question: &Question, command: &Command, all: bool) {
+        if all {
+            self.all |= question.bit();
+            return;
+        }
+        if self.names.len() >= Self::MOST {
+            self.names.clear();
+        }
+        let name = self.name(question, command);
+        self.names.insert(name);
+    }
+
+    fn logs_in(&mut self) {
+        self.all = 0;
+        self.names.clear();
+        self.logins += 1;
+    }
+}
+
+/// A question that went with a command.
+#[derive(Clone, Copy)]
+struct Asked {
+    question: &'static Question,
+    login: u32,
 }
 
 impl fmt::Debug for Link {
@@ -106,6 +171,7 @@ struct Owed {
     trusted_at: u64,
     /// Where it begins in the stream of the connection's bytes. It ends where the next one begins.
     begins_at: u64,
+    asked: Option<Asked>,
 }
 
 impl Link {
@@ -139,6 +205,7 @@ impl Link {
             opened_in: begun.elapsed(),
             is_wrong: false,
             known: Vec::new(),
+            rights: Rights { is_open: endpoint.is_in_memory(), ..Rights::default() },
         })
     }
 
@@ -211,13 +278,15 @@ impl Link {
         if command.acks().is_some() {
             return self.exchange_acknowledged(command);
         }
-        self.write(&command.bytes_for(self.channels))?;
-        let mut retried = false;
+        let (bytes, asked) = self.encoded(command);
+        self.write(&bytes)?;
+        let mut retried = asked.is_some();
         loop {
             let time = self.response_timeout.saturating_add(self.waits());
             let until = shared.take().unwrap_or_else(|| later(self.wrote_at, time));
             self.settle_all(until)?;
             let reply = self.read(until)?;
+            let reply = self.answered(command, asked, reply);
             if !command.may_be_answered(&reply) {
                 let shifted = self.shifted();
                 return Err(self.fail(shifted));
@@ -229,6 +298,37 @@ impl Link {
             self.write(&eval)?;
             retried = true;
         }
+    }
+
+    /// The bytes of a command, with its question if it must ask that.
+    fn encoded<'a>(&mut self, command: &'a Command) -> (Cow<'a, [u8]>, Option<Asked>) {
+        if command.logs_in() {
+            self.rights.logs_in();
+        }
+        if let Some(question) = self.rights.asks(command)
+            && let Some(bytes) = command.to_question(self.channels, &self.rights.random_name())
+        {
+            // By its text: it is asked once, and the server need not know it by then.
+            return (bytes.into(), Some(Asked { question, login: self.rights.logins }));
+        }
+        (command.bytes_for(self.channels), None)
+    }
+
+    /// The script's reply, without the answer to the question that went with it.
+    fn answered(&mut self, command: &Command, asked: Option<Asked>, reply: Value) -> Value {
+        let Some(Asked { question, login }) = asked else { return reply };
+        let parts = match reply {
+            Value::Array(parts) => parts,
+            Value::ServerError(_) => return reply,
+            // It is another command's.
+            _ => return Value::Boolean(false),
+        };
+        let mut parts = parts.into_iter();
+        let Some(Value::Int(all)) = parts.next() else { return Value::Boolean(false) };
+        if login == self.rights.logins {
+            self.rights.told(question, command, all != 0);
+        }
+        parts.next().unwrap_or(Value::Nil)
     }
 
     fn exchange_acknowledged(&mut self, command: &Command) -> Outcome {
@@ -375,15 +475,17 @@ impl Link {
                 let asking = Command::plain(&[b"ASKING"]);
                 let before = bytes.len();
                 bytes.extend_from_slice(asking.bytes());
-                self.owe_one(asking, None, false, before);
+                self.owe_one(asking, None, false, before, None);
             }
             let before = bytes.len();
-            bytes.extend_from_slice(&command.bytes_for(self.channels));
+            let (encoded, asked) = self.encoded(&command);
+            bytes.extend_from_slice(&encoded);
+            drop(encoded);
             if command.acks().is_some() {
                 acks = command.acks();
             }
             // Owed before it is written: its receiver hears of every failure from here on.
-            self.owe_one(command, Some(receiver), awaited, before);
+            self.owe_one(command, Some(receiver), awaited, before, asked);
         }
         if let Some(acks) = acks {
             self.owe_wait(acks, &mut bytes);
@@ -399,11 +501,20 @@ impl Link {
         receiver: Option<Arc<dyn ReplyReceiver>>,
         awaited: bool,
         before: usize,
+        asked: Option<Asked>,
     ) {
         let retried = receiver.is_none();
         let trusted_at = self.trusted_at;
         let begins_at = self.connection.given() + before as u64;
-        self.owed.push_back(Owed { command, receiver, awaited, retried, trusted_at, begins_at });
+        self.owed.push_back(Owed {
+            command,
+            receiver,
+            awaited,
+            retried,
+            trusted_at,
+            begins_at,
+            asked,
+        });
     }
 
     fn begins_to_owe(&mut self, now: Instant) {
@@ -510,7 +621,7 @@ impl Link {
         // This WAIT begins when the one before it is over.
         self.waits_until = deadline_in(self.waits().saturating_add(acks.within));
         self.waits += 1;
-        self.owe_one(command, None, false, before);
+        self.owe_one(command, None, false, before, None);
     }
 
     /// As [`send_now`](Self::send_now), for a single command.
@@ -524,14 +635,15 @@ impl Link {
         }
         // By its text the first time: a script that the server does not know yet would have to be
         // sent again, but then behind the next command of its name.
+        let (bytes, asked) = self.encoded(&command);
         let text = match command.script_id() {
-            Some(script) if !self.known.contains(&script) => {
+            Some(script) if asked.is_none() && !self.known.contains(&script) => {
                 self.known.push(script);
                 command.to_eval(self.channels)
             }
             _ => None,
         };
-        let bytes = text.map_or_else(|| command.bytes_for(self.channels), Cow::Owned);
+        let bytes = text.map_or(bytes, Cow::Owned);
         self.wrote_at = Instant::now();
         self.begins_to_owe(self.wrote_at);
         let begins_at = self.connection.given();
@@ -539,7 +651,15 @@ impl Link {
         drop(bytes);
         let (receiver, trusted_at) = (Some(receiver), self.trusted_at);
         let (awaited, retried) = (false, false);
-        self.owed.push_back(Owed { command, receiver, awaited, retried, trusted_at, begins_at });
+        self.owed.push_back(Owed {
+            command,
+            receiver,
+            awaited,
+            retried,
+            trusted_at,
+            begins_at,
+            asked,
+        });
         written.map_err(|error| self.fail(self.after_write(error)))
     }
 
@@ -607,6 +727,7 @@ impl Link {
     /// Hands over the reply to `owed`. `Some`: the server did not know the script, so the command
     /// is owed again, behind all others, and these bytes are to be written for it.
     fn settled(&mut self, owed: Owed, reply: Value) -> Result<Option<Vec<u8>>, Failure> {
+        let reply = self.answered(&owed.command, owed.asked, reply);
         if !owed.command.may_be_answered(&reply) {
             self.owed.push_front(owed);
             let shifted = self.shifted();
@@ -782,7 +903,7 @@ mod tests {
     use redlatch_testkit::Server;
 
     use super::*;
-    use crate::connection::{Replies, Script};
+    use crate::connection::{Credentials, Replies, Script};
 
     const TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -794,6 +915,47 @@ mod tests {
         let heard = Arc::<Mutex<Option<Outcome>>>::default();
         let receiver = Arc::clone(&heard);
         (heard, Arc::new(move |outcome| *receiver.lock() = Some(outcome)))
+    }
+
+    /// Another user's rights are others.
+    #[test]
+    fn a_login_over_the_connection_asks_anew() {
+        static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new("return #ARGV"));
+        static QUESTION: LazyLock<Question> = LazyLock::new(|| {
+            let code = "local may = redis.acl_check_cmd('publish', KEYS[1], '')
+                if not may then return redis.error_reply('NOPERM') end
+                return {KEYS[1] == 'one' and 0 or 1, script()}";
+            Question::new(63, code.to_owned())
+        });
+        let server = Server::start().unwrap();
+        let mut link = link(&server);
+        for (name, rule) in [("may", "&*"), ("not", "-publish")] {
+            let command = ["ACL", "SETUSER", name, "on", ">word", "~*", "+@all", rule];
+            link.exchange(&Command::plain(&command.map(str::as_bytes))).unwrap();
+        }
+        let call =
+            |key: &str| Command::script(&SCRIPT, &[key.as_bytes()], &[b"x"]).needs(&QUESTION);
+        let auth = |name: &str| Command::auth(&Credentials::new(name, "word"));
+        link.exchange(&auth("may")).unwrap();
+        for (key, asks) in [("one", true), ("one", false), ("all", true), ("two", false)] {
+            let command = call(key);
+            let (bytes, asked) = link.encoded(&command);
+            assert_eq!(
+                (asked.is_some(), contains(&bytes, b"acl_check_cmd")),
+                (asks, asks),
+                "{key}"
+            );
+            assert_eq!(link.exchange(&call(key)).unwrap(), Value::Int(1), "{key}");
+        }
+        link.exchange(&auth("not")).unwrap();
+        for _ in 0..2 {
+            let refused = link.exchange(&call("two")).unwrap_err();
+            assert!(matches!(refused, Failure::Refused(_)), "{refused:?}");
+        }
+    }
+
+    fn contains(bytes: &[u8], part: &[u8]) -> bool {
+        bytes.windows(part.len()).any(|found| found == part)
     }
 
     /// Another lane has found the next master meanwhile.

@@ -32,7 +32,7 @@ mod url;
 
 pub use cluster::{Cluster, unfollowed};
 pub(crate) use command::Channels;
-pub use command::{Command, Pieces, Replies, Script};
+pub use command::{Command, Pieces, Question, Replies, Script};
 pub use connect_error::ConnectError;
 pub use credentials::Credentials;
 pub use credentials::{CredentialSource, Provider};

@@ -302,6 +302,11 @@ impl Network {
         Ok(Self { tls: Tls::new(address, config)?, dialer, busy_poll })
     }
 
+    /// Whether it leads to a server in this process.
+    pub(super) fn is_in_memory(&self) -> bool {
+        self.dialer.is_some()
+    }
+
     fn connect(&self, address: &ConnectionAddr, deadline: Instant) -> RedisResult<Stream> {
         let socket = match (&self.dialer, address) {
             (Some(dialer), _) => Socket::over(dialer.dial(address, deadline)?, deadline),

@@ -1,0 +1,57 @@
+-- Stands behind the script of a connection's first request of a kind: asks for all rights that the
+-- kind needs before the script acts. Without a right, such as that to publish, a lock would be
+-- granted that cannot be released. src/scripts/rights.rs fills the table in: commands,
+-- and what stands before and after a name in the key or channel, without and with a brace of its own.
+--
+-- `random`: a name that nobody has; `script`: the request
+-- reply: NOPERM = the user lacks rights, and nothing was done; otherwise the script's error, or
+--        {1 = the user may use all names, 0 = this one; the script's reply}
+--
+-- Whole argument lists: newer servers refuse a question with fewer arguments than the command takes.
+local behind = {
+    decrby = 1, getrange = 2, hdel = 1, hexists = 1, hget = 1, hmget = 1, hscan = 1, hset = 2,
+    incrby = 1, lindex = 1, linsert = 3, lpos = 1, lpush = 1, lrange = 2, lrem = 2, ltrim = 2,
+    pexpire = 1, publish = 1, rpush = 1, set = 1, spublish = 1, zadd = 2, zcount = 2, zmscore = 1, zrange = 2,
+    zrem = 1, zremrangebyscore = 2, zrevrange = 2, zscore = 1,
+}
+-- The commands that the user lacks for this name, as a list.
+local function lacks(name)
+    local KEYS, lacking = {name}, {}
+    local function ask(command, ...)
+        if not redis.acl_check_cmd(command, ...) then
+            local key = ...
+            lacking[#lacking + 1] = string.upper(command) .. (key and ' ' .. key or '')
+        end
+    end
+    -- (This runs by its text. All others run by their hash.)
+    ask('evalsha', '', '0')
+    ask('time')
+    --[[OWN CHANNEL]]
+    local is_tagged = string.find(name, '{', 1, true)
+    for _, row in ipairs({
+    --[[ROWS]]
+    }) do
+        local key = is_tagged and row[4] .. name .. row[5] or row[2] .. name .. row[3]
+        for _, command in ipairs(row[1]) do
+            local all = {}
+            for i = 1, behind[command] or 0 do
+                all[i] = ''
+            end
+            ask(command, key, unpack(all))
+        end
+    end
+    return lacking
+end
+
+local all = #lacks(random) == 0 and #lacks('{' .. random .. '}') == 0
+local lacking = all and {} or lacks(--[[OWN NAME]])
+if #lacking > 0 then
+    local more = #lacking > 4 and ' and ' .. #lacking - 4 .. ' more' or ''
+    return redis.error_reply('NOPERM the user may not run '
+        .. table.concat(lacking, ', ', 1, math.min(#lacking, 4)) .. more)
+end
+local reply = script()
+if type(reply) == 'table' and reply.err then
+    return reply
+end
+return {all and 1 or 0, reply}

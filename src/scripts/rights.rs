@@ -1,0 +1,618 @@
+//! The rights that the URL's user needs: one table, of which the question to the server and the text
+//! of an error are made. `docs/operations.md` has the same table, which a test compares.
+
+use std::fmt::Write as _;
+use std::sync::LazyLock;
+
+use redlatch_client::Question;
+
+use super::Mode;
+use super::keys::{
+    BarrierKeys, ConditionKeys, ElectionKeys, ExpirableKeys, FairKeys, KeyOf, LatchKeys, LockKeys,
+    SemaphoreKeys, requests,
+};
+
+/// The rights that the URL's user needs, by use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Rights {
+    Connect,
+    Locks,
+    FencedLocks,
+    FairLocks,
+    Conditions,
+    ReadWriteLocks,
+    Semaphores,
+    ExpirableSemaphores,
+    Latches,
+    Barriers,
+    Elections,
+    Status,
+    ReplicaAcks,
+    Subscriptions,
+}
+
+/// The rights of one kind of synchronizer.
+struct Kind {
+    rights: Rights,
+    /// One of them, in an error.
+    one: &'static str,
+    /// It needs that kind's rights as well, whose own requests ask for them.
+    beside: Option<Rights>,
+    /// The commands that its scripts run on each key, but not on each path.
+    keys: &'static [(KeyOf, &'static [&'static str])],
+    /// Those that have no key.
+    bare: &'static [&'static str],
+    /// The channels on which its scripts publish, besides the clients' own.
+    channels: &'static [KeyOf],
+}
+
+fn name(name: &str) -> String {
+    name.to_owned()
+}
+
+fn lock_keys(name: &str) -> LockKeys<'_> {
+    LockKeys::new(name, Mode::Lock, false)
+}
+
+fn read_write_keys(name: &str) -> LockKeys<'_> {
+    LockKeys::new(name, Mode::Read, false)
+}
+
+/// As `asked_key` of `lua/hand_off.lua`, of any owner.
+fn asked(keys: LockKeys<'_>) -> String {
+    format!("{}:", keys.queue().to_string().replacen("queue", "asked", 1))
+}
+
+const QUEUE: &[&str] =
+    &["exists", "lindex", "linsert", "llen", "lpop", "lpos", "lrem", "pexpire", "rpush"];
+const WINDOW: &[&str] = &["exists", "pttl", "set"];
+const ASKED: &[&str] = &["exists", "get", "set"];
+const REQUEST: &[&str] = &["get", "set"];
+const LOCK: (KeyOf, &[&str]) = (
+    name,
+    &["del", "exists", "hdel", "hexists", "hkeys", "hlen", "hrandfield", "hset", "pexpire", "pttl"],
+);
+const LOCK_QUEUE: (KeyOf, &[&str]) = (|name| lock_keys(name).queue().to_string(), QUEUE);
+const LOCK_WINDOW: (KeyOf, &[&str]) = (|name| lock_keys(name).window().to_string(), WINDOW);
+const LOCK_ASKED: (KeyOf, &[&str]) = (|name| asked(lock_keys(name)), ASKED);
+
+/// The fixed part of the key of a client's requests.
+fn request(name: &str) -> String {
+    requests(name, "")
+}
+
+static KINDS: [Kind; 10] = [
+    Kind {
+        rights: Rights::Locks,
+        one: "a lock",
+        beside: None,
+        keys: &[LOCK, LOCK_QUEUE, LOCK_WINDOW, LOCK_ASKED],
+        bare: &["pubsub", "time"],
+        channels: &[LockKeys::channel],
+    },
+    Kind {
+        rights: Rights::FencedLocks,
+        one: "a fenced lock",
+        beside: None,
+        keys: &[
+            LOCK,
+            LOCK_QUEUE,
+            LOCK_WINDOW,
+            LOCK_ASKED,
+            (|name| lock_keys(name).tokens().to_string(), &["incrby"]),
+        ],
+        bare: &["pubsub", "time"],
+        channels: &[LockKeys::channel],
+    },
+    Kind {
+        rights: Rights::ReadWriteLocks,
+        one: "a read-write lock",
+        beside: None,
+        keys: &[
+            (
+                name,
+                &[
+                    "del",
+                    "exists",
+                    "hdel",
+                    "hexists",
+                    "hget",
+                    "hgetall",
+                    "hkeys",
+                    "hlen",
+                    "hrandfield",
+                    "hset",
+                    "pexpire",
+                    "pttl",
+                ],
+            ),
+            (LockKeys::readers, &["del", "pexpire", "pttl", "set"]),
+            (
+                |name| read_write_keys(name).queue().to_string(),
+                &[
+                    "exists", "lindex", "linsert", "llen", "lpop", "lpos", "lrange", "lrem",
+                    "pexpire", "rpush",
+                ],
+            ),
+            (|name| read_write_keys(name).window().to_string(), WINDOW),
+            (|name| asked(read_write_keys(name)), ASKED),
+        ],
+        bare: &["pubsub", "time"],
+        channels: &[|name| read_write_keys(name).public().to_string()],
+    },
+    Kind {
+        rights: Rights::FairLocks,
+        one: "a fair lock",
+        beside: None,
+        keys: &[
+            (
+                name,
+                &[
+                    "del", "exists", "hdel", "hexists", "hkeys", "hlen", "hscan", "hset",
+                    "pexpire", "pttl",
+                ],
+            ),
+            (
+                |name| FairKeys::new(name).queue,
+                &["linsert", "lpos", "lpush", "lrange", "lrem", "ltrim", "rpush"],
+            ),
+            (
+                |name| FairKeys::new(name).timeouts,
+                &["zadd", "zrange", "zrem", "zrevrange", "zscore"],
+            ),
+        ],
+        bare: &["pubsub", "time"],
+        channels: &[|name| FairKeys::new(name).channel_prefix],
+    },
+    Kind {
+        rights: Rights::Conditions,
+        one: "a condition",
+        beside: Some(Rights::Locks),
+        keys: &[
+            (name, &["hexists"]),
+            (
+                |name| ConditionKeys::new(name, "").waiting,
+                &["del", "lindex", "lpop", "lpos", "lrange", "lrem", "pexpire", "rpush"],
+            ),
+            (
+                |name| ConditionKeys::new(name, "").notified,
+                &["del", "hdel", "hexists", "hget", "hgetall", "hlen", "hset", "hvals", "pexpire"],
+            ),
+        ],
+        bare: &["pubsub", "time"],
+        channels: &[],
+    },
+    Kind {
+        rights: Rights::Semaphores,
+        one: "a semaphore",
+        beside: None,
+        keys: &[
+            (name, &["decrby", "del", "get", "incrby", "persist", "pexpire", "pttl", "set"]),
+            (SemaphoreKeys::mark, &["del", "get", "persist", "pexpire", "set"]),
+            (request, REQUEST),
+        ],
+        bare: &["time"],
+        channels: &[SemaphoreKeys::channel],
+    },
+    Kind {
+        rights: Rights::ExpirableSemaphores,
+        one: "an expirable semaphore",
+        beside: None,
+        keys: &[
+            (name, &["decrby", "del", "get", "incrby", "persist", "pexpire", "pttl", "set"]),
+            (
+                ExpirableKeys::timeouts,
+                &[
+                    "del",
+                    "persist",
+                    "pexpire",
+                    "zadd",
+                    "zcard",
+                    "zcount",
+                    "zmscore",
+                    "zrange",
+                    "zrem",
+                    "zremrangebyscore",
+                    "zscore",
+                ],
+            ),
+            (request, REQUEST),
+        ],
+        bare: &["time"],
+        channels: &[SemaphoreKeys::channel],
+    },
+    Kind {
+        rights: Rights::Latches,
+        one: "a latch",
+        beside: None,
+        keys: &[
+            (name, &["decr", "del", "get", "incrby", "persist", "pexpire", "pttl", "set"]),
+            (request, REQUEST),
+        ],
+        bare: &["time"],
+        channels: &[LatchKeys::channel],
+    },
+    Kind {
+        rights: Rights::Barriers,
+        one: "a barrier",
+        beside: None,
+        keys: &[
+            (
+                |name| BarrierKeys::new(name, 0).barrier,
+                &["hdel", "hget", "hmget", "hset", "persist", "pexpire"],
+            ),
+            (
+                |name| BarrierKeys::new(name, 0).parties,
+                &["del", "zadd", "zcard", "zcount", "zrange", "zscore"],
+            ),
+            (request, REQUEST),
+        ],
+        bare: &["time"],
+        channels: &[|name| BarrierKeys::new(name, 0).channel],
+    },
+    Kind {
+        rights: Rights::Elections,
+        one: "an election",
+        beside: Some(Rights::FencedLocks),
+        keys: &[
+            (name, &["hexists", "pttl"]),
+            (ElectionKeys::leader, &["del", "hget", "hmget", "hset"]),
+        ],
+        bare: &["time"],
+        channels: &[ElectionKeys::leader],
+    },
+];
+
+static QUESTIONS: [LazyLock<Question>; 10] = {
+    macro_rules! each {
+        ($($at:literal),+) => {
+            [$(LazyLock::new(|| Question::new($at, KINDS[$at].question()))),+]
+        };
+    }
+    each!(0, 1, 2, 3, 4, 5, 6, 7, 8, 9)
+};
+
+impl Rights {
+    fn kind(self) -> Option<usize> {
+        KINDS.iter().position(|kind| kind.rights == self)
+    }
+
+    /// What a request of this kind asks for before it acts: `None` if it is no synchronizer's.
+    pub(super) fn question(self) -> Option<&'static Question> {
+        self.kind().map(|kind| &*QUESTIONS[kind])
+    }
+
+    /// All that they are, for an error.
+    pub(super) fn advice(self) -> String {
+        if let Some(kind) = self.kind() {
+            return KINDS[kind].advice();
+        }
+        match self {
+            Self::Status => {
+                "a status needs EVALSHA, EVAL, TYPE, PTTL, TIME, HLEN, HGETALL, HEXISTS and GETRANGE \
+                 on the key of that name"
+            }
+            Self::ReplicaAcks => "replica_acks needs WAIT",
+            Self::Subscriptions => {
+                "waiting needs SUBSCRIBE on the channel (in a cluster SSUBSCRIBE, or \
+                 sharded_channels(false))"
+            }
+            _ => "a client needs EVALSHA, EVAL, PING, PUBLISH and SUBSCRIBE",
+        }
+        .to_owned()
+    }
+}
+
+/// A key or channel of a name: what stands before and after that name.
+fn around(key: KeyOf, name: &str) -> (String, String) {
+    let whole = key(name);
+    let (before, after) = whole.split_once(name).unwrap_or((&whole, ""));
+    (before.to_owned(), after.to_owned())
+}
+
+impl Kind {
+    /// All its commands, in the order of the alphabet.
+    fn commands(&self) -> Vec<&'static str> {
+        let all = self.keys.iter().flat_map(|(_, commands)| *commands).chain(self.bare);
+        let mut all: Vec<_> = all.copied().collect();
+        all.sort_unstable();
+        all.dedup();
+        all
+    }
+
+    fn advice(&self) -> String {
+        let mut text = format!("{} needs ", self.one);
+        if let Some(other) = self.beside.and_then(Rights::kind) {
+            let _ = write!(text, "the rights of {}, and ", KINDS[other].one);
+        }
+        text.push_str("EVALSHA, EVAL, ");
+        for command in self.commands() {
+            let _ = write!(text, "{}, ", command.to_uppercase());
+        }
+        text.push_str("PUBLISH and SUBSCRIBE on its key");
+        let pattern = |key: &KeyOf| format!("{}*", around(*key, "name").0);
+        for (key, _) in self.keys.iter().filter(|(key, _)| key("name") != "name") {
+            let _ = write!(text, ", on {}", pattern(key));
+        }
+        text.push_str(" and on its channels, redisson_lock__channel:*");
+        for key in self.channels {
+            let pattern = pattern(key);
+            if !pattern.starts_with("redisson_lock__channel") {
+                let _ = write!(text, " and {pattern}");
+            }
+        }
+        text
+    }
+
+    /// The Lua code of its [`Question`].
+    fn question(&self) -> String {
+        // Quoted as Lua and Rust both read it: no name of ours has a quotation mark.
+        let quoted = |text: &str| format!("'{text}'");
+        let on = |key: KeyOf, commands: &[&str]| {
+            let [(before, after), (tagged, rest)] = ["name", "{name"].map(|it| around(key, it));
+            let all = commands.iter().map(|it| quoted(it)).collect::<Vec<_>>().join(", ");
+            let parts = [&before, &after, &tagged, &rest].map(|it| quoted(it)).join(", ");
+            format!("        {{{{{all}}}, {parts}}},\n")
+        };
+        let keys = self.keys.iter().map(|(key, commands)| on(*key, commands));
+        let channels = self.channels.iter().map(|channel| on(*channel, &["publish"]));
+        let rows = keys.chain(channels).collect::<String>();
+        let own = match self.rights {
+            Rights::Barriers => {
+                "string.match(KEYS[1], '^redlatch_barrier:{(.*)}$') or string.match(KEYS[1], ':(.*)')"
+            }
+            Rights::Conditions => "KEYS[3]",
+            _ => "KEYS[1]",
+        };
+        let own_channel = if self.bare.contains(&"pubsub") {
+            "    ask('publish', 'redisson_lock__channel:{redlatch:' .. '}', '')\n    \
+             ask('pubsub', 'numsub', '')\n"
+        } else {
+            ""
+        };
+        include_str!("../../lua/rights.lua")
+            .replace("--[[ROWS]]", &rows)
+            .replace("--[[OWN NAME]]", own)
+            .replace("--[[OWN CHANNEL]]", own_channel)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    /// The first column of the table in `docs/operations.md`, and the kind that it is of.
+    const ROWS: [(&str, Rights); 10] = [
+        ("locks", Rights::Locks),
+        ("fenced locks", Rights::FencedLocks),
+        ("read-write locks", Rights::ReadWriteLocks),
+        ("fair locks", Rights::FairLocks),
+        ("conditions", Rights::Conditions),
+        ("semaphores", Rights::Semaphores),
+        ("expirable semaphores", Rights::ExpirableSemaphores),
+        ("latches", Rights::Latches),
+        ("barriers", Rights::Barriers),
+        ("elections", Rights::Elections),
+    ];
+
+    /// The rules in each row of the documents' table, without the rows to which it refers.
+    fn documented() -> Vec<(String, String)> {
+        let text = include_str!("../../docs/operations.md");
+        let table = text.split("## Access rights").nth(1).unwrap().split("```").nth(1).unwrap();
+        let mut rows: Vec<(String, String)> = Vec::new();
+        let mut is_named = true;
+        for line in table.lines().skip(1) {
+            let (name, rules) = line.split_at(18.min(line.len()));
+            let name = name.trim();
+            // A name may have two lines.
+            if name.is_empty() || !is_named && name == "semaphores" {
+                rows.last_mut().unwrap().1 += &format!(" {rules}");
+                if !name.is_empty() {
+                    rows.last_mut().unwrap().0 += &format!(" {name}");
+                }
+            } else {
+                rows.push((name.to_owned(), rules.to_owned()));
+            }
+            is_named = name != "expirable";
+        }
+        rows
+    }
+
+    fn rules_of(rows: &[(String, String)], name: &str, all: &mut BTreeSet<String>) {
+        let (_, rules) = rows.iter().find(|(row, _)| row == name).expect(name);
+        let is_rule = |it: &&str| it.starts_with(['~', '&', '+']);
+        all.extend(
+            rules.split([' ', ';']).filter(is_rule).map(|it| it.trim_end_matches(',').to_owned()),
+        );
+        for (other, refers) in [
+            ("locks", "the rights of locks"),
+            ("fenced locks", "the rights of fenced locks"),
+            ("locks", "the rights of their locks"),
+        ] {
+            if rules.contains(refers) {
+                rules_of(rows, other, all);
+            }
+        }
+    }
+
+    fn in_table(rights: Rights, all: &mut BTreeSet<String>) {
+        let kind = &KINDS[rights.kind().unwrap()];
+        let pattern = |key: &KeyOf| format!("{}shop*", around(*key, "shop").0);
+        all.extend(kind.keys.iter().map(|(key, _)| format!("~{}", pattern(key))));
+        all.extend(kind.commands().iter().map(|it| format!("+{it}")));
+        let channels = kind.channels.iter().map(|key| {
+            let pattern = pattern(key);
+            // In the documents these have no name.
+            let known = ["redisson_lock__channel:", "redisson_rwlock:", "redisson_sc:"];
+            let more =
+                ["redisson_countdownlatch__channel__", "redlatch_barrier:", "redlatch_leader:"];
+            let mut prefixes = known.iter().chain(&more);
+            prefixes
+                .find(|it| pattern.starts_with(**it))
+                .map_or_else(|| pattern.clone(), |it| format!("{it}*"))
+        });
+        all.extend(channels.map(|it| format!("&{it}")));
+        if let Some(other) = kind.beside {
+            in_table(other, all);
+        }
+    }
+
+    /// And the error's text has the same commands.
+    #[test]
+    fn the_documents_name_the_rights_for_which_a_request_asks() {
+        let rows = documented();
+        for (name, rights) in ROWS {
+            let (mut said, mut asked) = (BTreeSet::new(), BTreeSet::new());
+            rules_of(&rows, "for each client", &mut said);
+            asked.clone_from(&said);
+            rules_of(&rows, name, &mut said);
+            in_table(rights, &mut asked);
+            let lacks: Vec<_> = asked.difference(&said).collect();
+            let vain: Vec<_> = said.difference(&asked).collect();
+            assert!(
+                lacks.is_empty() && vain.is_empty(),
+                "{name}: lacks {lacks:?}, in vain {vain:?}"
+            );
+            let advice = rights.advice();
+            for command in KINDS[rights.kind().unwrap()].commands() {
+                assert!(advice.contains(&command.to_uppercase()), "{command}: {advice}");
+            }
+        }
+    }
+
+    /// What a kind's scripts run is in the table: a right for which nobody asks would be found
+    /// missing behind a grant.
+    #[test]
+    fn the_table_has_each_command_of_a_kinds_scripts() {
+        macro_rules! lua {
+            ($($file:literal),+) => { [$(include_str!(concat!("../../lua/", $file))),+].concat() };
+        }
+        let lock = || {
+            lua!(
+                "hand_off.lua",
+                "lock/holder.lua",
+                "lock/acquire.lua",
+                "lock/free.lua",
+                "lock/queue_up.lua",
+                "lock/try.lua",
+                "lock/unwanted.lua",
+                "lock/hand_over.lua",
+                "lock/release.lua",
+                "lock/give_up.lua",
+                "lock/force_unlock.lua"
+            )
+        };
+        let scripts = [
+            (Rights::FencedLocks, lock()),
+            (
+                Rights::ReadWriteLocks,
+                lua!(
+                    "hand_off.lua",
+                    "read_write/holders.lua",
+                    "read_write/acquire.lua",
+                    "read_write/free.lua",
+                    "read_write/try.lua",
+                    "read_write/unwanted.lua",
+                    "read_write/read_on.lua",
+                    "read_write/force_unlock.lua",
+                    "lock/renew.lua",
+                    "lock/release.lua",
+                    "lock/give_up.lua"
+                ),
+            ),
+            (
+                Rights::FairLocks,
+                lua!(
+                    "fair/line.lua",
+                    "fair/acquire.lua",
+                    "fair/try.lua",
+                    "fair/release.lua",
+                    "fair/give_up.lua",
+                    "fair/force_unlock.lua"
+                ),
+            ),
+            (
+                Rights::Conditions,
+                lua!(
+                    "condition/waiters.lua",
+                    "condition/wait.lua",
+                    "condition/notify.lua",
+                    "condition/look.lua",
+                    "condition/keep_alive.lua",
+                    "condition/done.lua"
+                ),
+            ),
+            (
+                Rights::Semaphores,
+                lua!(
+                    "number.lua",
+                    "once.lua",
+                    "semaphore/mark.lua",
+                    "semaphore/try_acquire.lua",
+                    "semaphore/abandon.lua",
+                    "semaphore/release.lua",
+                    "semaphore/add_permits.lua",
+                    "semaphore/drain_permits.lua",
+                    "semaphore/set_permits.lua",
+                    "semaphore/try_set_permits.lua",
+                    "semaphore/delete.lua",
+                    "semaphore/mend.lua"
+                ),
+            ),
+            (
+                Rights::ExpirableSemaphores,
+                lua!(
+                    "number.lua",
+                    "once.lua",
+                    "expirable_semaphore/lapse.lua",
+                    "expirable_semaphore/try_acquire.lua",
+                    "expirable_semaphore/release.lua",
+                    "expirable_semaphore/renew.lua",
+                    "expirable_semaphore/set_permits.lua",
+                    "expirable_semaphore/delete.lua",
+                    "expirable_semaphore/update_lease_time.lua"
+                ),
+            ),
+            (
+                Rights::Latches,
+                lua!(
+                    "number.lua",
+                    "once.lua",
+                    "latch/count_down.lua",
+                    "latch/look.lua",
+                    "latch/try_set_count.lua",
+                    "latch/delete.lua"
+                ),
+            ),
+            (
+                Rights::Barriers,
+                lua!(
+                    "once.lua",
+                    "barrier/generations.lua",
+                    "barrier/arrive.lua",
+                    "barrier/look.lua",
+                    "barrier/finish.lua",
+                    "barrier/reset.lua",
+                    "barrier/delete.lua",
+                    "barrier/try_set_parties.lua"
+                ),
+            ),
+            (
+                Rights::Elections,
+                lua!("election/lead.lua", "election/look.lua", "election/resign.lua"),
+            ),
+        ];
+        for (rights, code) in scripts {
+            let known = KINDS[rights.kind().unwrap()].commands();
+            let mut ran = 0;
+            for call in code.split("call('").skip(1) {
+                let command = call.split('\'').next().unwrap();
+                ran += 1;
+                assert!(command == "publish" || known.contains(&command), "{rights:?}: {command}");
+            }
+            assert!(ran > 3, "{rights:?}");
+        }
+    }
+}
