@@ -66,13 +66,12 @@ local function own_channel(owner)
     return 'redisson_lock__channel:{redlatch:' .. string.sub(owner, 1, 36) .. '}'
 end
 
--- The reason why this user may not grant the lock to waiters, or say that it is free; nil: none.
--- (The caller has asked for the length: any other data under the queue's key is an error, too.)
+-- The reason why this user may not grant the lock to waiters; nil: none. (The caller has asked for
+-- the length: any other data under the queue's key is an error, too.)
 local function stuck()
     now()
     return denied('lpop', queue) or denied('hset', lock, '', '')
         or denied('pubsub', 'numsub', '') or denied('publish', own_channel(''), '')
-        or public and denied('publish', public, '')
 end
 
 -- A key that exists while an entry counts as heard of, with the time at which its owner came. Only
@@ -179,11 +178,17 @@ local function announce(left, asker)
     end
 end
 
+-- Says in public that the lock is free; returns whether the server refused that. Then the lock is
+-- free all the same: clients of Redisson's that wait sleep until the end of its lease at most.
+local function is_muted(message)
+    return type(redis.pcall('publish', public, message)) == 'table'
+end
+
 -- The release grants, which costs two scripts and one message for any number of waiters. If it woke
 -- them all, all would ask and one would get the lock. Hands on a lock that was set free. 1: `grant`
 -- made the next process its owner. 2: it is left to others for a window. 0: free, and `message`
--- says so in public; 3: the same, and the chain ends, since no other client listens. The
--- chain is the time since when ours have had the lock without a window (ms; not above zero: minus
+-- says so in public; 3: the same, and the chain ends, since no other client listens; 5: as
+-- 0, but the message was refused. The chain is the time since when ours have had the lock without a window (ms; not above zero: minus
 -- its age), and how many of them; it travels with the grant and comes back with the release.
 local function hand_on(since, count, message, grant)
     local start, reply = math.max(since > 0 and since or now() + since, 0), 0
@@ -192,23 +197,22 @@ local function hand_on(since, count, message, grant)
     if age >= AGE then
         -- How many clients of Redisson's wait. Ours that listen there listen to the second channel,
         -- too.
-        local heard = redis.call('pubsub', 'numsub', public, public .. ':redlatch')
-        local others = heard[2] - heard[4]
+        local heard = redis.pcall('pubsub', 'numsub', public, public .. ':redlatch')
+        local others = refused(heard) and 0 or heard[2] - heard[4]
         -- Each of them gets a turn while each of ours does, the waiters and the leaving one. By age
         -- alone they got many times their share of long holds.
         if others > 0 and count * others > length() then
             -- Kept by the server: the next request of this process may be in the same packet.
             redis.pcall('set', window, '', 'px', WINDOW)
-            redis.call('publish', public, message)
+            local muted = is_muted(message)
             pcall(announce, WINDOW)
-            return 2
+            return muted and 5 or 2
         elseif others == 0 then
             start, count, reply = now(), 0, 3
         end
     end
-    if grant(start, count + 1) then
+    if length() > 0 and grant(start, count + 1) then
         return 1
     end
-    redis.call('publish', public, message)
-    return reply
+    return is_muted(message) and 5 or reply
 end

@@ -424,6 +424,8 @@ fn a_right_that_every_wait_needs_is_missed_aloud_once() {
         }
     };
     let refusals = || LOGGER.lines("control message was refused").len();
+    // Each connection has asked for its rights then.
+    wait(12);
     for round in 1..=2 {
         user.set(&["-publish"]);
         wait(5);
@@ -459,22 +461,30 @@ fn a_release_without_its_message_is_logged_once() {
     assert_eq!(LOGGER.lines("find out when they ask"), []);
 
     let mut user = User::new(&server, "mute");
-    user.set(&["-publish"]);
-    for kind in ["semaphore", "expirable"] {
+    for kind in ["semaphore", "expirable", "lock", "read", "write"] {
         let client = user.client();
         let semaphore = client.semaphore("semaphore");
         let expirable = client.expirable_semaphore("expirable");
         let _ = (semaphore.try_set_permits(1).unwrap(), expirable.try_set_permits(1).unwrap());
-        let said = LOGGER.lines("find out when they ask").len();
-        for _ in 0..3 {
+        let (lock, both) = (client.reentrant_lock("lock"), client.read_write_lock("both"));
+        let said = LOGGER.lines("`PUBLISH` is not allowed").len();
+        for round in 0..4 {
             match kind {
                 "semaphore" => semaphore.acquire().unwrap().release().unwrap(),
-                _ => expirable.acquire().unwrap().release().unwrap(),
+                "expirable" => expirable.acquire().unwrap().release().unwrap(),
+                "lock" => lock.lock().unwrap().unlock().unwrap(),
+                "read" => both.read().lock().unwrap().unlock().unwrap(),
+                _ => both.write().lock().unwrap().unlock().unwrap(),
+            }
+            // Without it from the beginning, nothing would be granted.
+            if round == 0 {
+                user.set(&["-publish"]);
             }
         }
+        user.set(&["+publish"]);
         // The lines are written by then.
         client.shutdown();
-        let lines = LOGGER.lines("find out when they ask");
+        let lines = LOGGER.lines("`PUBLISH` is not allowed");
         assert_eq!(lines.len(), said + 1, "{kind}: {lines:?}");
         assert!(lines[said].0 == Level::Warn && lines[said].1.contains("PUBLISH"), "{lines:?}");
     }

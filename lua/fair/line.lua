@@ -201,13 +201,11 @@ local function hand_on(asks, alive, line)
     end
 end
 
--- The lock has become free. 1: it has its next owner; 0: no waiter, or the first has been told.
--- With any trouble of the queue, the lock is free.
+-- The lock has become free. 1: it has its next owner; 0: no waiter, or the first has been told; 5:
+-- the server refused the message. With any trouble of the queue, the lock is free.
 local function move_on(line)
     local done, head, granted = pcall(hand_on, nil, nil, line)
-    if done and head and not granted then
-        tell(head)
-    end
-    return done and granted and 1 or 0
+    local told = not done or not head or granted or pcall(tell, head)
+    return done and granted and 1 or told and 0 or 5
 end
 

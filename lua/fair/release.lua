@@ -4,7 +4,7 @@
 -- ARGV 4 owner, 5.. the followers to which this hold was passed meanwhile: they leave the queue,
 --      too
 -- reply: nil = not this owner's (any more); 1 = handed on; 0 = free, and one of Redisson's has been
---        told if it is first
+--        told if it is first; 5 = free, but the server refused that message
 --
 -- One HDEL is the owner's check and the deletion. It is allowed without memory. The commands behind
 -- it are asked for before it. The owner names one acquisition: sent again, the request answers nil.

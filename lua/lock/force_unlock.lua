@@ -11,4 +11,5 @@ elseif not who then
     look()
     return 0
 end
-return length() and stuck() or redis.call('del', lock) and hand_on(0, 0, '0', grant_head) and 1
+return length() > 0 and stuck() or not now()
+    or redis.call('del', lock) and hand_on(0, 0, '0', grant_head) and 1

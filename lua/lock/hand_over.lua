@@ -14,7 +14,7 @@ if since >= 0 and not KEYS[4] then
     if (since == 0 or math.abs(now - since) < 10)
         and may('lpop', KEYS[2]) and may('pubsub', 'numsub', '') and may('hset', KEYS[1], '', '')
         and may('pexpire', KEYS[1], '') and may('publish', own .. '}', '')
-        and may('publish', ARGV[2], '') and redis.pcall('hdel', KEYS[1], ARGV[1]) == 1 then
+        and redis.pcall('hdel', KEYS[1], ARGV[1]) == 1 then
         for places = length - 1, 0, -1 do
             local head = redis.call('lpop', KEYS[2])
             local channel = own .. string.sub(head, 1, 36) .. '}'
@@ -27,8 +27,7 @@ if since >= 0 and not KEYS[4] then
                 return 1
             end
         end
-        redis.call('publish', ARGV[2], '0')
-        return 0
+        return type(redis.pcall('publish', ARGV[2], '0')) == 'table' and 5 or 0
     end
 end
 

@@ -108,7 +108,7 @@ end
 
 -- Ends the hold of `owner`. false: it has none (any more). Otherwise as `hand_on`. release.lua does
 -- only this; unwanted.lua, which runs before all of it, is its part for a lock without waiters:
--- LLEN, PUBLISH, HDEL, and PUBSUB NUMSUB before them if the chain is old. DEL comes first and is
+-- LLEN, HDEL, PUBLISH, and PUBSUB NUMSUB before them if the chain is old. DEL comes first and is
 -- allowed without memory.
 local function release(owner, since, count)
     local held = redis.pcall('hexists', lock, owner)
@@ -120,5 +120,6 @@ local function release(owner, since, count)
         look()
         return false
     end
-    return length() and stuck() or redis.call('del', lock) and hand_on(since, count, '0', grant_head)
+    return length() > 0 and stuck() or not now()
+        or redis.call('del', lock) and hand_on(since, count, '0', grant_head)
 end

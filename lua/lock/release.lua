@@ -7,7 +7,8 @@
 --      5 number of the database, if it is not 0; then 3 and 4 are there, and may be 0
 -- reply: nil = not this owner's (any more); 1 = handed on; 2 = left to Redisson for a window; 0 =
 --        free, and the queue is empty; 3 = the same, and no client listens in public: the chain
---        ends; 4 = others still hold it, or its owner, a writer, reads on, and readers were let in
+--        ends; 4 = others still hold it, or its owner, a writer, reads on, and readers were let in;
+--        5 = as 0, 1, 2 or 4, but a public message was refused: Redisson's waiters were not told
 --
 -- The owner names one acquisition, so the request may be sent again: the second time it answers nil
 -- and grants nothing, since the first one left nothing to grant. A lock that was lost meanwhile may

@@ -4,9 +4,8 @@
 -- The rest would do the same. But to make its functions costs a run as much as these commands.
 -- (With a chain by the server's clock there was a waiter a moment ago: that is hand_over.lua's.)
 --
--- One HDEL checks the owner and ends its hold: a lock has one field. The message comes before it:
--- if the server refuses the message, nothing is done. (If the lock is not this owner's, the message
--- wakes a client for nothing.)
+-- One HDEL checks the owner and ends its hold: a lock has one field. The message comes behind it: if
+-- it is refused, the lock is free all the same.
 local redis, KEYS, ARGV = redis, KEYS, ARGV
 local told = 0
 if ARGV[3] then
@@ -19,8 +18,7 @@ if ARGV[3] then
     end
 end
 local length = told and redis.call('llen', KEYS[2])
-if length == 0 and redis.call('publish', ARGV[2], '0')
-    and redis.pcall('hdel', KEYS[1], ARGV[1]) == 1 then
-    return told
+if length == 0 and redis.pcall('hdel', KEYS[1], ARGV[1]) == 1 then
+    return type(redis.pcall('publish', ARGV[2], '0')) == 'table' and 5 or told
 end
 

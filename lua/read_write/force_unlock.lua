@@ -15,5 +15,5 @@ elseif mode ~= ARGV[2] then
     look()
     return 0
 end
-return length() and stuck() or redis.call('del', lock)
+return length() > 0 and stuck() or not now() or redis.call('del', lock)
     and hand_over(0, 0, mode == 'write' and '1' or '0') and 1

@@ -190,7 +190,7 @@ local function drop(owner)
     local free = not left and longest == 0 and not writer
     -- (Where others of ours read on, there is nothing to tell.)
     local trouble = public and (free or not ours or writes(owner))
-        and (length() > 0 and stuck() or now() and denied('publish', public, ''))
+        and (length() > 0 and stuck() or not now())
     if trouble then
         return nil, nil, trouble
     elseif free then
@@ -343,9 +343,9 @@ end
 local function hand_over(since, count, message)
     local reply = hand_on(since, count, message, grant)
     if reply == 1 and message == '1' and redis.call('hget', lock, 'mode') == 'read' then
-        local heard = redis.call('pubsub', 'numsub', public, public .. ':redlatch')
-        if heard[2] > heard[4] then
-            redis.call('publish', public, message)
+        local heard = redis.pcall('pubsub', 'numsub', public, public .. ':redlatch')
+        if (refused(heard) or heard[2] > heard[4]) and is_muted(message) then
+            return 5
         end
     end
     return reply
@@ -362,8 +362,8 @@ local function look()
     end
 end
 
--- Ends the hold of `owner`. false: it has none (any more). 4: others still hold the lock. Otherwise
--- as `hand_on`.
+-- Ends the hold of `owner`. false: it has none (any more). 4: others still hold the lock; 5: so, too,
+-- but a message was refused. Otherwise as `hand_on`.
 local function release(owner, since, count)
     local held = redis.pcall('hexists', lock, owner)
     -- Other data written over the lock is not this owner's either.
@@ -389,7 +389,7 @@ local function release(owner, since, count)
     elseif writes(owner) then
         -- The owner reads on. (Redisson sends no message then, and readers sleep on.)
         grant(now(), 1)
-        redis.call('publish', public, message)
+        return is_muted(message) and 5 or 4
     end
     return 4
 end

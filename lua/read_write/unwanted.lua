@@ -12,9 +12,7 @@ if since <= 0 and since > -10 and redis.call('llen', KEYS[2]) == 0
         local prefix = string.find(KEYS[1], '{', 1, true) and KEYS[1] or '{' .. KEYS[1] .. '}'
         message, timeout = '0', prefix .. ':' .. ARGV[1] .. ':rwlock_timeout:1'
     end
-    -- Refused, the message leaves the lock as it is.
-    redis.call('publish', ARGV[2], message)
     redis.call('del', KEYS[1], timeout)
-    return 0
+    return type(redis.pcall('publish', ARGV[2], message)) == 'table' and 5 or 0
 end
 

@@ -262,6 +262,10 @@ impl Site {
         }
         match outcome {
             Ok(Released::HandedOn | Released::Done) => Ok(()),
+            Ok(Released::Untold) => {
+                self.route.lane().endpoint().health().lacks_public_message();
+                Ok(())
+            }
             Ok(Released::LeftToOthers) => {
                 self.gate.left_to_others();
                 Ok(())

@@ -381,6 +381,9 @@ pub(crate) enum Released {
     /// Free, and left to Redisson's clients for a moment, or wanted by none of them: the chain
     /// ends.
     LeftToOthers,
+    /// As [`Done`](Self::Done), but the public message was refused: Redisson's waiters sleep until
+    /// the lease ends.
+    Untold,
     NotHeld,
     /// Not held at the second request: released by the first copy, whose reply was lost, or lost
     /// before. (To tell the two apart, the server would need a mark of each release.)
@@ -409,6 +412,7 @@ pub(crate) fn released(outcome: Outcome, rights: Rights) -> Result<Released, Tro
         Value::Nil => Ok(Released::NotHeld),
         Value::Int(1) => Ok(Released::HandedOn),
         Value::Int(2 | 3) => Ok(Released::LeftToOthers),
+        Value::Int(5) => Ok(Released::Untold),
         Value::Int(_) => Ok(Released::Done),
         other => Err(unexpected(&other)),
     }

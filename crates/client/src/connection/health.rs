@@ -122,6 +122,11 @@ const NO_MESSAGES: &str = "it refuses the message of a release (`PUBLISH` is not
                            on that channel): waiters in other processes find out when they ask, \
                            seconds later";
 
+const NO_PUBLIC_MESSAGE: &str = "it refuses the public message that a lock is free (`PUBLISH` is not \
+                                 allowed on that lock's channel): a client of Redisson's that \
+                                 waits for the lock sleeps until the end of the lease that it \
+                                 knows";
+
 impl Health {
     /// The health of the server at `address`, a text for people: without a user or a password.
     pub(crate) fn new(address: &str) -> Self {
@@ -164,6 +169,11 @@ impl Health {
     /// The server refuses messages: no waiter was told of a release.
     pub fn lacks_publish(&self) {
         self.lacks(NO_MESSAGES);
+    }
+
+    /// The same of a message that only clients of other libraries need.
+    pub fn lacks_public_message(&self) {
+        self.lacks(NO_PUBLIC_MESSAGE);
     }
 
     fn tell_lack(&self, what: &'static str, news: impl FnOnce(Arc<str>) -> News) {
