@@ -464,17 +464,24 @@ impl HeldLock {
                 Err(Error::new(ErrorKind::NotHeld, message).of(name))
             }
             HoldState::Held | HoldState::Unconfirmed => {
-                let lasts = || self.tenancy.remaining() >= slack;
-                if self.tenancy.remaining().is_zero() {
-                    // The hold ended between the two looks.
-                    return self.check(slack);
-                }
-                if self.own() >= slack
-                    && (lasts() || self.handle.site.raise(&self.tenancy, slack).is_ok() && lasts())
+                // Before the looks at the hold: a level that is over while the hold lasts is over by
+                // itself.
+                let own = self.own();
+                let lasts = || self.tenancy.remaining();
+                let is_enough = |left: Duration| !left.is_zero() && left >= slack;
+                if own >= slack
+                    && (is_enough(lasts())
+                        || self.handle.site.raise(&self.tenancy, slack).is_ok()
+                            && is_enough(lasts()))
                 {
                     return Ok(());
                 }
-                let remaining = self.remaining();
+                let lasts = lasts();
+                if lasts.is_zero() {
+                    // The hold has ended since the look at its state.
+                    return self.check(slack);
+                }
+                let remaining = own.min(lasts);
                 let terms = self.handle.terms();
                 let longer = terms.longer(&self.handle.site.core);
                 // The next renewal helps, if there is one.
