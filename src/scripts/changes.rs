@@ -286,7 +286,7 @@ impl Changes {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, testkit))]
 mod tests {
     #![allow(clippy::unwrap_used)]
 
