@@ -505,12 +505,10 @@ impl Server {
         let Chain { since, count } = if says { chain } else { Chain::default() };
         if shortcut && !self.is_read_write() && since <= 0 && self.queue.is_empty() {
             let alone = since <= -AGE;
-            if !(alone && self.others > 0) {
+            if !(alone && self.others > 0) && self.is_held_by(owner) {
+                self.free();
                 self.publish(false);
-                if self.is_held_by(owner) {
-                    self.free();
-                    return Reply::Released(Some(if alone { 3 } else { 0 }));
-                }
+                return Reply::Released(Some(if alone { 3 } else { 0 }));
             }
         }
         if !self.is_held_by(owner) {
