@@ -36,8 +36,10 @@ fn a_verb_that_says_whether_it_got_came_or_opened_wants_to_be_heard_and_says_why
             let ends = |line: &&str| line.ends_with('{') || line.ends_with(';');
             let end = at + lines[at..].iter().position(ends).unwrap();
             let signature = lines[at..=end].join(" ");
+            // (A closure among the parameters has an arrow, too.)
+            let returned = signature.rsplit("-> ").next().unwrap();
             let says =
-                signature.contains("-> Result<bool,") || signature.contains("-> Result<Option<");
+                returned.starts_with("Result<bool,") || returned.starts_with("Result<Option<");
             if !says || OTHERS.contains(&name) {
                 continue;
             }
