@@ -74,18 +74,19 @@ pub(crate) fn run(args: &Args, run: &Run) -> Result<u8, Trouble> {
         say(format_args!("{} had after {:.1?}", job.name, begun.elapsed()));
     }
     let (events, told) = channel();
-    if !signals.go_to(&events) {
-        return Ok(signals.status());
-    }
     // A lock that another process has handed on is certain for 2 s at first.
     held.check(run.lease / 2)?;
     let lost = events.clone();
     held.on_lost(move |_| drop(lost.send(Event::Lost)));
-    let mut work = Work::start(&job, run, &held, client.id(), events)?;
+    let mut work = Work::start(&job, run, &held, client.id(), events.clone())?;
     // As late as possible: if this process is killed from here on, the lock stays taken. No later:
     // with the deadline, the command may begin.
     if let Some(least) = least() {
         held.raise(least)?;
+    }
+    // No sooner: a command that a signal ends before it has begun would keep the lock for that time.
+    if !signals.go_to(&events) {
+        return Ok(signals.status());
     }
     work.begin(run, &held)?;
     let ended = work.see_through(run, &held, &told);

@@ -8,12 +8,14 @@ mod common;
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use std::process::Stdio;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use common::*;
 use redlatch::{Client, Lock};
 use redlatch_testkit::{Action, Direction, Proxy};
+use rustix::process::{Pid, Signal, kill_process};
 
 /// Ends `redlatch run` by a signal, as the first thing that the command does.
 const END_RUN: &str = "read -r pid name state run rest <\"/proc/$PPID/stat\"; kill -s";
@@ -118,6 +120,28 @@ fn a_command_that_the_system_cannot_run_keeps_nothing() {
     }
 }
 
+#[test]
+fn a_signal_before_the_server_has_said_that_it_keeps_the_lock_frees_it() {
+    let server = server();
+    let proxy = Proxy::before(&server);
+    proxy.on(Direction::Request, 1, Action::HoldReply, is_raise);
+    let mut run = redlatch(&proxy.url());
+    run.args(["run", "--hold-at-least", "50s", "orders", "echo", "ran"]).stdout(Stdio::piped());
+    let run = run.spawn().unwrap();
+    wait_until("the raise is sent", SOON, || proxy.fired() == 1);
+    let mut before = None;
+    wait_until("it listens for signals", SOON, || {
+        before = slept(run.id());
+        before.is_some()
+    });
+    kill_process(Pid::from_child(&run), Signal::TERM).unwrap();
+    wait_until("the signal is heard", SOON, || slept(run.id()) > before);
+    proxy.release();
+    let output = run.wait_with_output().unwrap();
+    assert_eq!((output.status.code(), &*output.stdout), (Some(143), &b""[..]));
+    client(&server).reentrant_lock("orders").try_lock().unwrap().expect("free").unlock().unwrap();
+}
+
 /// The client sends the request for the 50 s twice.
 #[test]
 fn a_command_begins_only_when_the_server_has_said_that_it_keeps_the_lock() {
@@ -130,8 +154,6 @@ fn a_command_begins_only_when_the_server_has_said_that_it_keeps_the_lock() {
     ] {
         let name = format!("{action:?} {shots}");
         let proxy = Proxy::before(&server);
-        // From 40,000 to 49,999 ms.
-        let is_raise = |bytes: &[u8]| bytes.windows(5).any(|it| it == b"$5\r\n4");
         proxy.on(Direction::Request, shots, action, is_raise);
         let words = ["run", "--hold-at-least", "50s", &name, "echo", "ran"];
         let output = output(&proxy.url(), &words);
@@ -140,4 +162,19 @@ fn a_command_begins_only_when_the_server_has_said_that_it_keeps_the_lock() {
         let is_free = client(&server).reentrant_lock(&name).try_lock().unwrap().is_some();
         assert_eq!(is_free, ends.1.is_empty(), "{name}");
     }
+}
+
+/// Of the lease to 50 s: from 40,000 to 49,999 ms.
+fn is_raise(bytes: &[u8]) -> bool {
+    bytes.windows(5).any(|it| it == b"$5\r\n4")
+}
+
+/// How often the thread of a `redlatch run` that hears signals has gone to sleep, if it sleeps.
+fn slept(run: u32) -> Option<u64> {
+    let threads = fs::read_dir(format!("/proc/{run}/task")).unwrap().flatten();
+    let read = |thread: fs::DirEntry| fs::read_to_string(thread.path().join("status")).ok();
+    let status = threads.filter_map(read).find(|status| status.starts_with("Name:\tsignals\n"))?;
+    let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name));
+    let sleeps = field("State:\t")?.starts_with('S');
+    field("voluntary_ctxt_switches:\t")?.parse().ok().filter(|_| sleeps)
 }
