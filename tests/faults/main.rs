@@ -9,6 +9,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod connections;
+mod mid_life;
 mod outage;
 mod processes;
 mod replies;
