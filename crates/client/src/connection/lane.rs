@@ -181,12 +181,14 @@ impl Lane {
     /// asks to [look again](Self::look_after).
     pub fn look(&self, patience: Duration, to_open: Duration) -> bool {
         // A thread that has asked the server to wait for replicas reads the reply itself; otherwise
-        // it is read when the wait is over.
+        // it is read when the wait is over. What is left unwritten does not wait for that.
         let is_time = |link: &Link| patience.is_zero() || link.waits() <= patience;
         let mut state = self.state.lock();
         // Before the reading: a later post asks again.
         self.look_requested.store(false, Ordering::Release);
-        if state.combining || !state.link.as_deref().is_none_or(is_time) {
+        let reads = state.link.as_deref().is_none_or(is_time);
+        let writes = reads || state.link.as_deref().is_some_and(Link::has_unwritten);
+        if state.combining || !writes {
             return false;
         }
         if state.queue.is_empty() && state.link.as_ref().is_none_or(|link| link.owed() == 0) {
@@ -201,8 +203,8 @@ impl Lane {
         }
         state.combining = true;
         let mut combiner = Combiner::new(self, state.link.take(), to_open);
-        // There are only posts in it.
-        let packet = next_packet(&mut state.queue);
+        // There are only posts in it. Without reading, the link would owe more and more.
+        let packet = take_first(&mut state.queue, if reads { MOST_UNREAD } else { 0 });
         // No thread may come back for it.
         let mut rest =
             if to_open.is_zero() { std::mem::take(&mut state.queue) } else { VecDeque::new() };
@@ -218,7 +220,7 @@ impl Lane {
             state.queue = left;
         }
         // A server that takes nothing now is not waited for: the next look writes the rest.
-        if !combiner.has_unwritten() || patience.is_zero() {
+        if reads && (!combiner.has_unwritten() || patience.is_zero()) {
             combiner.on_link(|link| link.read_all(patience));
         }
         drop(combiner);
@@ -487,6 +489,29 @@ mod tests {
         assert_eq!(lengths, (*first..=last).map(Value::Int).collect::<Vec<_>>());
         let ran = lane.call_once(&Command::plain(&[b"LLEN", b"ran"])).unwrap();
         assert_eq!(ran, Value::Int(last), "a take ran behind the releases");
+    }
+
+    /// The replicas of many posts may take long, and a hundred times as long if the server stands
+    /// still. The posts must not wait for that once it goes on.
+    #[test]
+    fn what_is_left_unwritten_does_not_wait_for_replicas() {
+        const POSTS: usize = 20;
+        let server = Server::start().unwrap();
+        let lane = connected(&server.unix_url());
+        let what = "left".repeat(25_000);
+        let acks = ReplicaAcks { count: 1, within: LONG };
+        server.pause();
+        let release = Command::plain(&[b"RPUSH", b"ran", what.as_bytes()]).acknowledged(Some(acks));
+        for _ in 0..POSTS {
+            let _look = lane.post(release.clone(), Arc::new(|_| {}));
+        }
+        assert!(lane.has_unwritten());
+        server.resume();
+        let patience = Duration::from_millis(100);
+        wait_until("all is written", LONG, || {
+            let _is_left = lane.look(patience, LONG);
+            !lane.has_unwritten()
+        });
     }
 
     /// One reply too few was counted: the next caller must not take another command's reply for its
