@@ -304,6 +304,11 @@ impl Command {
 
     /// The bytes for a server of this kind.
     pub(crate) fn bytes_for(&self, channels: Channels) -> Cow<'_, [u8]> {
+        if self.asks
+            && let Some(eval) = self.to_eval(channels)
+        {
+            return Cow::Owned(eval);
+        }
         match self.script {
             Some(ScriptCall { script, rest, .. }) if channels != Channels::Server => {
                 let mut bytes = self.bytes.clone();
@@ -345,10 +350,9 @@ impl Command {
 
     /// The same command for a server to which its slot is on its way: ASKING goes before it, and
     /// the script's text with it. (ASKING is good for one command, and a script that the server
-    /// does not know yet would be a second one.)
-    pub(crate) fn asking(&self, channels: Channels) -> Self {
-        let bytes = self.to_eval(channels).unwrap_or_else(|| self.bytes.clone());
-        Self { bytes, script: None, asks: true, ..*self }
+    /// does not know yet would be a second one.) That server may give its user other rights.
+    pub(crate) fn asking(&self) -> Self {
+        Self { asks: true, ..self.clone() }
     }
 
     /// Whether ASKING goes before it, in the same packet.

@@ -952,6 +952,12 @@ mod tests {
             let refused = link.exchange(&call("two")).unwrap_err();
             assert!(matches!(refused, Failure::Refused(_)), "{refused:?}");
         }
+        // In a cluster the question goes where its slot is on its way to, as well.
+        let (heard, receiver) = hears();
+        link.send([(call("two").asking(), receiver, true)]).unwrap();
+        link.read_awaited().unwrap();
+        let refused = heard.lock().take().unwrap();
+        assert!(matches!(refused, Err(Failure::Refused(_))), "{refused:?}");
     }
 
     fn contains(bytes: &[u8], part: &[u8]) -> bool {
@@ -1014,7 +1020,7 @@ mod tests {
         let mut link = link(&server);
         let (asked, behind) = (hears(), hears());
         let echo = |text: &[u8]| Command::plain(&[b"ECHO", text]);
-        let asking = echo(b"1").asking(Channels::Server);
+        let asking = echo(b"1").asking();
         link.send([(asking, asked.1, true), (echo(b"2"), behind.1, true)]).unwrap();
         assert_eq!(link.owed(), 3);
         link.read_awaited().unwrap();

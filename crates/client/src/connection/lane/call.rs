@@ -101,7 +101,7 @@ impl Lane {
 
     /// As [`call_once`](Self::call_once), of a server to which the command's slot is on its way.
     pub(crate) fn call_asking(self: &Arc<Self>, command: &Command) -> Outcome {
-        let command = command.asking(self.endpoint.channels());
+        let command = command.asking();
         if let Some(limit) = Limit::current() {
             return self.call_limited(&command, &limit);
         }
