@@ -14,8 +14,9 @@ local behind = {
     pexpire = 1, publish = 1, rpush = 1, set = 1, spublish = 1, zadd = 2, zcount = 2, zmscore = 1, zrange = 2,
     zrem = 1, zremrangebyscore = 2, zrevrange = 2, zscore = 1,
 }
--- The commands that the user lacks for this name, as a list.
-local function lacks(name)
+-- The commands that the user lacks for this name, as a list. `rest`: what stands behind the name in
+-- its longer keys; nil: as in the table.
+local function lacks(name, rest)
     local KEYS, lacking = {name}, {}
     local function ask(command, ...)
         if not redis.acl_check_cmd(command, ...) then
@@ -31,7 +32,8 @@ local function lacks(name)
     for _, row in ipairs({
     --[[ROWS]]
     }) do
-        local key = is_tagged and row[4] .. name .. row[5] or row[2] .. name .. row[3]
+        local before, after = unpack(row, is_tagged and 4 or 2)
+        local key = before .. name .. (after ~= '' and rest or after)
         for _, command in ipairs(row[1]) do
             local all = {}
             for i = 1, behind[command] or 0 do

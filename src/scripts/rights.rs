@@ -361,7 +361,11 @@ impl Kind {
             Rights::Barriers => {
                 "string.match(KEYS[1], '^redlatch_barrier:{(.*)}$') or string.match(KEYS[1], ':(.*)')"
             }
-            Rights::Conditions => "KEYS[3]",
+            // With the condition's name: a user may have the keys of one condition only. (No earlier
+            // place has the lock's name: the prefix ends before the 20th byte, or with `tagged:`.)
+            Rights::Conditions => {
+                "KEYS[3], string.sub(KEYS[1], select(2, string.find(KEYS[1], KEYS[3], 20, true)) + 1)"
+            }
             _ => "KEYS[1]",
         };
         let own_channel = if self.bare.contains(&"pubsub") {

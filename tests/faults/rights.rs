@@ -76,6 +76,29 @@ fn the_documented_rights_are_enough_for_the_first_request_of_each_kind() {
     }
 }
 
+/// The keys of one condition have its name behind the lock's.
+#[test]
+fn a_user_of_one_condition_alone_may_wait_for_it() {
+    let _bounded = bounded();
+    let server = server();
+    for (name, behind) in [("r", ":{r}"), ("d:{r}", "_tagged:d:{r}")] {
+        let key = |what: &str| format!("~redlatch_{what}{behind}");
+        let own = |what: &str, name: &str| format!("{}:{name}:{}", key(what), name.len());
+        let mut user = new_user(&server);
+        let lock = format!("~{name}");
+        let more = ["queue", "window", "asked"].map(|it| format!("{}*", key(it)));
+        let keys = ["condition", "notified"].map(|it| own(it, "full"));
+        let mut rules = vec!["resetkeys", &lock];
+        rules.extend(more.iter().chain(&keys).map(String::as_str));
+        user.set(&rules);
+        let lock = user.client().reentrant_lock(name);
+        let guard = lock.lock().unwrap();
+        let wait = |name: &str| lock.new_condition(name).wait_for(&guard, UNIT);
+        assert!(!wait("full").unwrap(), "{name}");
+        is_clear(&wait("empty").unwrap_err(), name, "to one of the keys of this name is missing");
+    }
+}
+
 /// Calls of EVAL so far: a question goes with a script's text.
 fn texts(server: &Server) -> u64 {
     let stats: String =
