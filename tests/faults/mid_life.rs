@@ -347,3 +347,47 @@ fn a_right_that_is_taken_away_behind_a_hand_over_keeps_the_lock_for_its_lease_at
 fn a_right_that_is_taken_away_from_a_waiter_keeps_no_other_from_the_lock() {
     takes_each_away(When::Waits);
 }
+
+/// A release and a grant to a waiter need no memory: each has written before it needs some.
+#[test]
+fn a_server_without_memory_releases_and_hands_over_locks_of_each_kind() {
+    let _bounded = bounded();
+    let server = server();
+    let mut redis = server.connection();
+    let clients = [(); 3].map(|()| client(&server));
+    let memory = |bytes: &str| {
+        let set =
+            redis::cmd("CONFIG").arg(&["SET", "maxmemory", bytes]).exec(&mut server.connection());
+        set.unwrap();
+    };
+    for kind in &KINDS {
+        let name = kind.what;
+        let [first, other, last] = &clients;
+        let waits = |make: Make, client: &Client| {
+            let lock = make(client, name);
+            spawn(move || {
+                let guard = lock.lock().unwrap();
+                // Longer than the lease of a grant by message: it extends the lease.
+                guard.check(LONGER).unwrap();
+                guard.unlock().unwrap();
+            })
+        };
+        let in_line = |count, waiter: &Client| {
+            wait_until(name, SOON, || first.status(name).unwrap().queue.len() == count);
+            // A writer that does not listen yet is passed by a reader.
+            wait_subscribed(&server, &own_channel(waiter.id()));
+        };
+        let guard = (kind.make)(first, name).lock().unwrap();
+        let second = waits(kind.other, other);
+        in_line(1, other);
+        let third = waits(kind.make, last);
+        in_line(2, last);
+        memory("1");
+        guard.check(SOON).unwrap();
+        guard.unlock().unwrap();
+        second.join();
+        third.join();
+        assert_eq!(pttl(&mut redis, name), -2, "{name}");
+        memory("0");
+    }
+}
