@@ -40,7 +40,7 @@ use crate::lease::{Cleanup, Debtor, KeepAlive};
 use crate::observer::{Kind, Way};
 use crate::runtime::{Core, Member, Session};
 use crate::scripts::barrier::{
-    BarrierScripts, BarrierState, Comes, Generation, MOST_PARTIES, Place, read_message,
+    BarrierScripts, BarrierState, Comes, Generation, MOST_PARTIES, Place, forgotten, read_message,
 };
 use crate::scripts::{BarrierKeys, Owner, RequestId, Requests, Trouble, VALID_FOR};
 use crate::waiting::{
@@ -74,6 +74,10 @@ use crate::waiting::{
 /// reaches its limit or is cancelled, if a waiting party dies, if the action panics, or if the
 /// barrier is [reset](Self::reset) or deleted. Then every waiting party gets an error of kind
 /// [`Broken`](ErrorKind::Broken), and so does every later one, until a reset.
+///
+/// The error is of an [unknown outcome](Error::outcome_unknown) if the server does not know how the
+/// party's generation ended: a failover has lost that, or 256 generations broke before the party
+/// asked. Then the others may have passed.
 ///
 /// A waiting party has a lease ([`with_watchdog`](Self::with_watchdog), or
 /// [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout)), which its client renews. If the
@@ -169,7 +173,9 @@ impl CyclicBarrier {
     /// # Errors
     ///
     /// [`Cancelled`](ErrorKind::Cancelled): the barrier breaks, as after an error of kind
-    /// [`Redis`](ErrorKind::Redis). Also the errors of [`wait`](Self::wait).
+    /// [`Redis`](ErrorKind::Redis). The error is of an [unknown outcome](Error::outcome_unknown) if
+    /// the party has arrived, or may have, and the server did not answer when it left: the others
+    /// may pass. Also the errors of [`wait`](Self::wait).
     pub fn wait_cancellable(&self, token: &CancelToken) -> Result<u32, Error> {
         self.pass(token.into())?.ok_or_else(|| Error::shut_down(&self.site.name))
     }
@@ -209,7 +215,7 @@ impl CyclicBarrier {
     ///
     /// One round trip.
     pub fn is_broken(&self) -> Result<bool, Error> {
-        self.state().map(|state| state.went == Generation::Broken)
+        self.state().map(|state| state.went != Generation::Present)
     }
 
     /// Returns the number of parties, or zero if none is set.
@@ -337,7 +343,10 @@ impl CyclicBarrier {
                 }
                 (outcome, _) => match (party.leave(&wait), outcome) {
                     (Ok(Some(place)), _) => place,
-                    (_, Err(error)) if is_last_word(&error) => return Err(error),
+                    (left, Err(error)) if is_last_word(&error) => {
+                        let may_pass = left.is_err_and(|it| it.outcome_unknown());
+                        return Err(error.unknown(may_pass));
+                    }
                     // `None` would say that no other party passes, and the first error does not say
                     // that they may.
                     (Err(error), _) => return Err(error),
@@ -394,11 +403,16 @@ impl Party<'_> {
         let site = self.site();
         self.renew(place);
         let ran = catch_unwind(AssertUnwindSafe(|| action()));
+        let may_have_tripped = Cell::new(false);
         // A child that the action forked is no party.
         site.core.check_process(&site.name)?;
         let finished = {
             let _limited = wait.limits_last(&site.core);
-            let trips = || self.finish(place.generation, true);
+            let trips = || {
+                self.finish(place.generation, true).inspect_err(|error| {
+                    may_have_tripped.set(may_have_tripped.get() || error.outcome_unknown());
+                })
+            };
             match ran {
                 Ok(()) => outlast(&site.core, &site.name, wait, trips),
                 Err(_) => self.finish(place.generation, false),
@@ -408,13 +422,20 @@ impl Party<'_> {
             self.break_later(place.generation);
         }
         ran.unwrap_or_else(|panic| resume_unwind(panic));
-        if finished? == Generation::Tripped { Ok(()) } else { Err(site.broken()) }
+        // The last error may be a cancel.
+        match finished.map_err(|error| error.unknown(may_have_tripped.get()))? {
+            Generation::Tripped => Ok(()),
+            _ => Err(site.broken()),
+        }
     }
 
     fn finish(&self, generation: i64, trips: bool) -> Result<Generation, Error> {
         let site = self.site();
         let finished = site.scripts().finish(generation, &self.owner, trips);
-        finished.map_err(|trouble| trouble.into_error_of(&site.name))
+        match finished.map_err(|trouble| trouble.into_error_of(&site.name))? {
+            Generation::Forgotten => Err(forgotten().of(&site.name)),
+            went => Ok(went),
+        }
     }
 
     /// The server has not answered: the client breaks the generation in the background. After its
@@ -436,10 +457,13 @@ impl Party<'_> {
             return self.give_up();
         };
         let finished = self.finish(generation, false);
-        if finished.is_err() {
+        if matches!(&finished, Err(error) if error.kind() != ErrorKind::Broken) {
             self.break_later(generation);
         }
         let went = finished.map_err(|error| {
+            if error.kind() == ErrorKind::Broken {
+                return error;
+            }
             let state = "it waits no more, and it is not known whether the others pass; if not, the \
                          barrier breaks when the lease of this party ends, at the latest";
             // Also if the request was never sent: its arrival counts.
@@ -457,6 +481,9 @@ impl Party<'_> {
         };
         if error.is_transient() {
             return Err(self.give_up_later(error));
+        }
+        if error.kind() == ErrorKind::Broken {
+            return Err(error);
         }
         let is_sent = self.arrival().is_sent;
         Err(error.now("the barrier could not be broken").unknown(is_sent))
@@ -583,7 +610,8 @@ impl Synchronizer for Party<'_> {
             Generation::Present => Ok(Try::Busy(slow_poll_or(left).min(lease / PERIODS))),
             // (A thread that has not arrived does that next.)
             Generation::Broken if place.index.is_some() => Err(site.broken()),
-            Generation::Broken | Generation::Tripped => Ok(Try::Granted(())),
+            Generation::Forgotten if place.index.is_some() => Err(forgotten().of(&site.name)),
+            _ => Ok(Try::Granted(())),
         }
     }
 }

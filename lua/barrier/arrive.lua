@@ -7,7 +7,8 @@
 --      the least number that the present generation can have
 -- reply: the generation's number, and in six further digits 1 + how many parties are still to come,
 --        or 0: it is complete, and the party has not arrived (as text, for it is more than a number
---        of Lua's has); -1 = it is broken; 0 = there is no barrier
+--        of Lua's has); -1 = it is broken; 0 = there is no barrier; -2 = the party that leaves
+--        had arrived in one of which the server does not know how it ended
 --
 -- A party that leaves sends the number of its arrival, if it has sent one. So no copy of that
 -- arrives after this, and one that has arrived is found. The reply is then its place if its
@@ -23,7 +24,8 @@ if leaves then
     elseif missing or generation and redis.call('zscore', parties, ARGV[6]) then
         generation = missing and tonumber(text_of) or generation
         break_up(ARGV[5], generation)
-        return state(generation) == 1 and result or -1
+        local went = state(generation)
+        return went == 1 and result or went == 3 and -2 or -1
     end
 end
 

@@ -2,7 +2,7 @@
 --
 -- KEYS 1 the barrier, 2 its parties
 -- ARGV 1 channel, 2 generation, 3 party, 4 1 = trip, 0 = break
--- reply: 1 = it tripped, 2 = it is broken
+-- reply: 1 = it tripped, 2 = it is broken, 3 = the server does not know
 --
 -- A copy finds the generation ended, and answers the same.
 local number = tonumber(ARGV[2])

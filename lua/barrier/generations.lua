@@ -38,16 +38,15 @@ local function broken()
     return redis.call('hget', barrier, 'broken') or ' '
 end
 
--- (One before a full list may have been forgotten.)
 local function is_broken(number)
-    local all = broken()
-    return string.find(all, ' ' .. text(number) .. ' ', 1, true) ~= nil
-        or #all > 64 * 17 and number < tonumber(string.match(all, '%d+'))
+    return string.find(broken(), ' ' .. text(number) .. ' ', 1, true) ~= nil
 end
 
--- The broken generations, this one included. Those of 64 resets ago are forgotten.
+-- The broken generations, this one included, or as many as are remembered: if each of many parties
+-- resets a broken barrier, as many break at once, and one that missed a message asks seconds later.
+local FULL = 256 * 17 + 1
 local function broken_with(number)
-    return string.sub(broken() .. text(number) .. ' ', -64 * 17 - 1)
+    return string.sub(broken() .. text(number) .. ' ', -FULL)
 end
 
 -- Whether a party has not renewed its lease.
@@ -73,18 +72,25 @@ local function make_room()
     redis.call('hdel', barrier, '')
 end
 
--- How a generation went: 0 = it is the present one, 1 = it tripped, 2 = it is broken. A number that
--- this server has never begun counts as broken: a lost server may have.
+-- How a generation went: 0 = it is the present one, 1 = it tripped, 2 = it is broken, 3 = it has
+-- ended, and this server does not know how: a lost server began it, or it is older than the broken
+-- ones that are remembered.
 local function state(number)
     local now, last = present()
+    if is_broken(number) or number == last and not now then
+        return 2
+    end
     local first, before = unpack(redis.call('hmget', barrier, 'first', 'before'))
     local from, to = string.match(before or '', '(%d+) (%d+)')
     local is_known = first and number >= tonumber(first)
         or from and number >= tonumber(from) and number < tonumber(to)
-    if not is_known or number > last or number == last and not now or is_broken(number) then
-        return 2
+    local all = broken()
+    if not is_known or number > last then
+        return 3
+    elseif number == last then
+        return 0
     end
-    return number < last and 1 or 0
+    return #all == FULL and number < tonumber(string.match(all, '%d+')) and 3 or 1
 end
 
 -- The fields of a barrier that begins anew with this number, broken or not, after its `last`

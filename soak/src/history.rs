@@ -35,6 +35,9 @@ pub(crate) enum Outcome {
     Trouble,
     /// The barrier is broken.
     Broken,
+    /// The call was cancelled in a request, or the server has forgotten what came of it: it may have
+    /// been applied.
+    Unsure,
     /// Left to the end of its lease.
     Kept,
     /// A drop: the caller was told nothing.
@@ -67,6 +70,7 @@ letters!(Kind {
 letters!(Outcome {
     Done "done", Not "not", Cancelled "cancelled", Lost "lost", Trouble "trouble",
     Posted "posted", Wrong "wrong", Broken "broken", Kept "kept",
+    Unsure "unsure",
 });
 letters!(Step {
     Set "set", CountDown "down", Wait "wait", Notify "notify", Sleep "sleep", Arrive "arrive",

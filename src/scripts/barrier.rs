@@ -27,6 +27,7 @@ static FINISH: LazyLock<Script> = script!(NUMBER; "barrier/generations.lua", "ba
 /// A reply of `arrive` has the generation before so many digits.
 const INDEX_DIGITS: usize = 6;
 const BROKEN: i64 = -1;
+const FORGOTTEN: i64 = -2;
 pub(crate) const MOST_PARTIES: u32 = 999_999;
 
 /// One barrier as the scripts see it.
@@ -43,6 +44,16 @@ pub(crate) enum Generation {
     Present,
     Tripped,
     Broken,
+    /// It has ended, and the server does not know how.
+    Forgotten,
+}
+
+/// The error of a party whose generation is [forgotten](Generation::Forgotten).
+pub(crate) fn forgotten() -> Error {
+    let message = "the barrier is broken, or was: the server does not know how the generation of \
+                   this party has ended, so the others may have passed; if it is broken, reset it \
+                   to begin anew";
+    Error::new(ErrorKind::Broken, message.to_owned()).unknown(true)
 }
 
 /// How a party comes to the barrier, as `arrive` is told.
@@ -102,6 +113,7 @@ impl BarrierScripts<'_> {
                 Err(Trouble::Refused(Error::new(ErrorKind::Config, message.to_owned())))
             }
             Value::Int(BROKEN) => Ok(None),
+            Value::Int(FORGOTTEN) => Err(Trouble::Forgotten(forgotten())),
             reply => read_place(&reply).map(Some).ok_or_else(|| unexpected(&reply)),
         }
     }
@@ -245,6 +257,7 @@ fn went(state: i64) -> Option<Generation> {
         0 => Some(Generation::Present),
         1 => Some(Generation::Tripped),
         2 => Some(Generation::Broken),
+        3 => Some(Generation::Forgotten),
         _ => None,
     }
 }

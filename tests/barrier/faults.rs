@@ -210,6 +210,77 @@ fn a_party_whose_time_is_over_says_so_only_if_the_server_does() {
     }
 }
 
+/// Nor does a party that was cancelled say that no other one passes.
+#[test]
+fn a_party_that_is_cancelled_says_whether_the_others_may_pass() {
+    let _bounded = bounded();
+    let server = server();
+    let plain = barrier(&client(&server), "cancelled", 2);
+    let hasty = Client::builder(&server.url()).response_timeout(SOON).connect().unwrap();
+    let hasty = hasty.cyclic_barrier("cancelled");
+    for is_paused in [false, true] {
+        assert!(plain.reset().unwrap());
+        let token = CancelToken::new();
+        let (its, cancels) = (hasty.clone(), token.clone());
+        let leaves = party_that(&plain, move |_| its.wait_cancellable(&cancels));
+        if is_paused {
+            server.pause();
+        }
+        token.cancel();
+        let error = leaves.join().unwrap_err();
+        server.resume();
+        assert_eq!(error.kind(), ErrorKind::Cancelled, "{error:#}");
+        if is_paused {
+            assert!(error.outcome_unknown(), "{error:#}");
+        }
+        wait_until("it breaks", SOON, || plain.is_broken().unwrap());
+    }
+}
+
+/// A party that waits, and hears no message.
+fn deaf_party(server: &Server, proxy: &Proxy, name: &str) -> Running<Result<u32, Error>> {
+    let waits = party(&behind(proxy).cyclic_barrier(name).with_watchdog(RENEWED));
+    wait_subscribed(server, &format!("redlatch_barrier:{{{name}}}"));
+    proxy.on(Direction::Reply, usize::MAX, Action::LoseReply, |bytes| contains(bytes, "message"));
+    waits
+}
+
+/// Each of many parties resets a barrier that broke.
+#[test]
+fn a_party_that_hears_late_has_passed_though_many_generations_broke_since() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let steady = barrier(&client(&server), "resets", 2);
+    let waits = deaf_party(&server, &proxy, "resets");
+    assert_eq!(steady.wait().unwrap(), 0);
+    for _ in 0..100 {
+        assert!(steady.reset().unwrap());
+    }
+    assert_eq!(waits.join().unwrap(), 1);
+}
+
+/// The others have passed: an error that says that none has would be wrong.
+#[test]
+fn a_party_whose_generation_is_forgotten_hears_that_the_others_may_have_passed() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let steady = barrier(&client(&server), "old", 2);
+    let waits = deaf_party(&server, &proxy, "old");
+    // Resets after the trip would take longer than the party waits until it asks.
+    let mut redis = server.connection();
+    let key = "redlatch_barrier:{old}";
+    let generation: i64 = redis.hget(key, "generation").unwrap();
+    let broken: String = (1..=256).map(|after| format!("{} ", generation + after)).collect();
+    let () = redis.hset(key, "broken", format!(" {broken}")).unwrap();
+    assert_eq!(steady.wait().unwrap(), 0);
+    let error = waits.join().unwrap_err();
+    assert!(error.outcome_unknown(), "{error:#}");
+    assert!(error.to_string().contains("the others may have passed"), "{error}");
+    is_broken::<u32>(Err(error));
+}
+
 /// A client that goes on through an outage, behind a network or not.
 fn enduring(url: &str) -> Client {
     impatient(url).connections(1).failover_timeout(LONG).connect().unwrap()

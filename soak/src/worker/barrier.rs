@@ -5,6 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use rand::RngExt;
+use redlatch::ErrorKind;
 
 use super::held::{cancelled, outcome};
 use super::{PARTIES, Worker};
@@ -47,7 +48,12 @@ impl Worker {
                 barrier.wait_for(wait)
             };
             let index = passed.as_ref().ok().copied().flatten().unwrap_or(0);
-            let outcome = outcome(&passed.as_ref().map(Option::is_some));
+            let outcome = match &passed {
+                Err(error) if error.outcome_unknown() && error.kind() != ErrorKind::Redis => {
+                    Outcome::Unsure
+                }
+                _ => outcome(&passed.as_ref().map(Option::is_some)),
+            };
             let bound = if wait.is_zero() { LONGEST } else { wait };
             self.step(Step::Arrive, &name, call, nanos(bound), index.into(), outcome);
             match outcome {
