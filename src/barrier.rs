@@ -603,6 +603,10 @@ impl Synchronizer for Party<'_> {
             _ => {
                 let looked = site.scripts().look(Some((place, &self.owner, lease)));
                 let looked = looked.map_err(|trouble| trouble.into_error().of(&site.name))?;
+                if looked.went != Generation::Present {
+                    // A message should have said so.
+                    site.core.pubsub.suspect(&site.keys.barrier);
+                }
                 (looked.went, looked.left)
             }
         };

@@ -64,6 +64,38 @@ fn a_lost_message_costs_a_poll() {
     assert_eq!((barrier.wait().unwrap(), waits.join().unwrap()), (0, 1));
 }
 
+/// No error says so: parties that ask find out what no message has told.
+#[test]
+fn a_dead_connection_for_messages_costs_few_polls() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let steady = barrier(&client(&server), "dead", 2);
+    let deaf = behind(&proxy).cyclic_barrier("dead").with_watchdog(RENEWED);
+    let pass = || {
+        let waits = party(&deaf);
+        wait_subscribed(&server, "redlatch_barrier:{dead}");
+        assert_eq!((steady.wait().unwrap(), waits.join().unwrap()), (0, 1));
+    };
+    let listeners = || -> Vec<String> {
+        let mut list = redis::cmd("CLIENT");
+        list.arg("LIST").arg("TYPE").arg("pubsub");
+        let list: String = list.query(&mut server.connection()).unwrap();
+        list.lines().filter_map(|line| line.split(' ').next()).map(str::to_owned).collect()
+    };
+    pass();
+    let before = listeners();
+    proxy.on(Direction::Reply, 1, Action::Silence, |bytes| {
+        contains(bytes, "message") && contains(bytes, "redlatch_barrier:{dead}")
+    });
+    // Less than the ten seconds after which a silent connection counts as dead.
+    let is_new = (0..5).any(|_| {
+        pass();
+        listeners().iter().any(|it| !before.contains(it))
+    });
+    assert!(is_new, "it listens on the dead connection");
+}
+
 /// All parties of a generation pass, also one that hears so late.
 #[test]
 fn a_party_that_misses_the_message_before_a_delete_has_passed() {
