@@ -238,11 +238,6 @@ impl Hold {
         self.is_provisional() && !self.outlives_its_terms()
     }
 
-    /// The hold has the lease of its terms now.
-    pub(crate) fn raised(&self) {
-        self.provisional.store(false, Ordering::Relaxed);
-    }
-
     /// Whether another process handed the hold on for longer than its terms want.
     pub(crate) fn outlives_its_terms(&self) -> bool {
         self.granted_lease > self.terms.nanos()
@@ -287,6 +282,17 @@ impl Hold {
         self.confirmed.fetch_max(clock::nanos(lease), Ordering::SeqCst);
         self.unconfirmed.store(false, Ordering::SeqCst);
         *self.trouble.lock() = None;
+    }
+
+    /// The server has answered a renewal, and so much of its lease counts: the hold has the lease of
+    /// its terms now. Zero: the server was only asked whether it knows the hold. (A failover asks for
+    /// a hold whose raise waits its turn. Taken for raised, the hold would keep its 2 s if the raise
+    /// failed.)
+    pub(crate) fn renewed(&self, sent_at: u64, counts: Duration) {
+        self.confirm(sent_at, counts);
+        if !counts.is_zero() {
+            self.provisional.store(false, Ordering::Relaxed);
+        }
     }
 
     /// The caller is about to ask for a lease. (Called before it sends the request, whose outcome
@@ -572,6 +578,18 @@ mod tests {
             hold.confirm(clock::now(), hold.ask(LONGER));
             assert!(hold.may_outlive(), "a cut was lost");
         }
+    }
+
+    /// Otherwise `leave_to_expire` would leave it for the 2 s of the message, and return `Ok`.
+    #[test]
+    fn an_answer_to_a_question_does_not_raise_a_hold_that_a_message_granted() {
+        let asked = Asked { forced: 0, incarnation: 0, at: clock::now() };
+        let owner = ClientId::random().unwrap().next_owner();
+        let hold = Hold::handed(owner, Terms::fixed(LONGER), LEASE, asked, false);
+        hold.renewed(clock::now(), Duration::ZERO);
+        assert!(hold.is_to_be_raised());
+        hold.renewed(clock::now(), hold.ask(LONGER));
+        assert!(!hold.is_to_be_raised());
     }
 
     /// Otherwise an hour that an inner level asked for, without an answer, would stay at the server

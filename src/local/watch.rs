@@ -140,8 +140,7 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
             }
             *renewing.attempt = match renewed {
                 Ok(held @ (Held::Yes | Held::TooLong)) => {
-                    hold.confirm(sent_at, counts);
-                    hold.raised();
+                    hold.renewed(sent_at, counts);
                     // The next renewal cuts a lease that is too long, at once.
                     if held == Held::TooLong { Attempt::again(now) } else { Attempt::Done }
                 }
