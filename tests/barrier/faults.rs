@@ -392,6 +392,30 @@ fn a_trip_after_the_action_outlasts_an_outage() {
     assert_eq!(proxy.fired(), 8);
 }
 
+/// Its party hears too late that it was the last one.
+#[test]
+fn no_action_runs_for_a_generation_that_is_known_to_be_broken() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let plain = barrier(&client(&server), "late", 2);
+    let shaky = enduring(&proxy.url()).cyclic_barrier("late");
+    assert_eq!(shaky.parties().unwrap(), 2);
+    let waits = party(&plain);
+    proxy.on(Direction::Request, usize::MAX, Action::LoseReply, |bytes| {
+        contains(bytes, "EVAL") && contains(bytes, "late")
+    });
+    let acts = shaky.with_action(|| panic!("the action runs"));
+    let acts = spawn(move || acts.wait());
+    wait_until("it has arrived", SOON, || plain.waiting().unwrap() == 2);
+    assert!(plain.reset().unwrap());
+    proxy.clear_rules();
+    is_broken(acts.join());
+    is_broken(waits.join());
+    // Nor is the next one broken.
+    assert!(!plain.is_broken().unwrap());
+}
+
 /// Cuts a client off, and lets it find that out.
 fn cut_off(proxy: &Proxy, its: &CyclicBarrier) {
     proxy.refuse();
