@@ -163,8 +163,9 @@ pub(crate) type EnterOf<S> = Enter<NeedOf<S>, GrantOf<S>, RequestStateOf<S>>;
 
 /// Waits until granted, or until the wait is over (`None`). The wait's end also ends a request that
 /// the server has not answered. Then the result is `None` if the server has answered another
-/// request of this call, or any request over the same connection within the last second; and the
-/// error otherwise: an outage is no "not now".
+/// request of this call, or any request over the same connection within the last second, or the
+/// leader behind which the thread stood until its time was over; and the error otherwise: an outage
+/// is no "not now".
 pub(crate) fn acquire<S: Synchronizer>(
     synchronizer: &S,
     claim: &ClaimOf<'_, S>,
@@ -256,6 +257,7 @@ fn wait<S: Synchronizer>(
         if !matches!(entered, Enter::Again(_)) {
             starts();
         }
+        let is_promoted = matches!(entered, Enter::Queued(_));
         let lead = match entered {
             Enter::Again(grant) => {
                 *way = None;
@@ -291,7 +293,7 @@ fn wait<S: Synchronizer>(
         // the lead, too; if nobody waits, the entry in Redis's queue is given up. Only `install`
         // may give the leadership up instead.
         let leadership = Leadership::new(synchronizer.site(), lead);
-        let lasting = Lasting { endurance, long_wait, answered, way };
+        let lasting = Lasting { endurance, long_wait, answered, way, is_promoted };
         return lead_until_granted(synchronizer, leadership, claim, lasting);
     }
 }
@@ -339,6 +341,8 @@ struct Lasting<'a> {
     answered: &'a mut bool,
     /// Where the last grant came from.
     way: &'a mut Option<Way>,
+    /// The thread has the lead from a leader behind which it queued.
+    is_promoted: bool,
 }
 
 /// Waits on behalf of the process, until a grant stays or the wait is over.
@@ -374,7 +378,7 @@ fn await_grant<S: Synchronizer>(
     synchronizer: &S,
     lead: &mut LeadOf<S>,
     claim: &ClaimOf<'_, S>,
-    Lasting { long_wait, answered, way, .. }: &mut Lasting<'_>,
+    Lasting { long_wait, answered, way, is_promoted, .. }: &mut Lasting<'_>,
 ) -> Result<Option<GrantOf<S>>, Error> {
     let mut answered_at = None;
     **way = Some(S::COLLECTED);
@@ -402,6 +406,7 @@ fn await_grant<S: Synchronizer>(
             lead.listening.catch_up();
             // If the request fails, the next leader asks at once: `catch_up` has used up the news.
             lead.listening.ask_at = 0;
+            let asked_at = wait.is_limited().then(Instant::now);
             let tried = synchronizer.ask(lead, claim);
             let from = if let Ok(Try::Shared(_)) = tried { Way::Passed } else { Way::Free };
             match tried {
@@ -417,9 +422,19 @@ fn await_grant<S: Synchronizer>(
                 }
                 // A grant that came before the end of the wait wins.
                 Err(error) if was_cut() => {
+                    // Other threads led until the end of its time, not the server kept it waiting:
+                    // it knows what the leader before it knew.
+                    if *is_promoted && asked_at.is_some_and(|at| at.elapsed() < TOO_SHORT) {
+                        **answered |= site.answers();
+                    } else {
+                        site.was_not_answered();
+                    }
                     return synchronizer.collect(lead, claim).map(Some).ok_or(error);
                 }
-                Err(error) => return Err(error),
+                Err(error) => {
+                    site.was_not_answered();
+                    return Err(error);
+                }
             }
         } else {
             // Parked until a message, `news` (a grant by message), that time, or the end of the
@@ -493,6 +508,10 @@ pub(crate) fn outlast<T>(
         }
     }
 }
+
+/// A request that had less time says nothing of the server. (The first request of a thread that
+/// need not queue has more: see [`Wait::limits`].)
+const TOO_SHORT: Duration = Duration::from_millis(10);
 
 /// The arrival of a thread that is about to queue again.
 const LAST: u64 = u64::MAX;

@@ -24,6 +24,8 @@ pub(crate) struct Queue<N, G, I> {
     led: bool,
     /// When the server last answered a leader.
     last_answer: Option<Instant>,
+    /// Whether it answered the last request of a leader that had time for one.
+    answers: bool,
     /// Once somebody has waited. (Boxed: for most names nobody ever does.)
     waiters: Option<Box<Waiters<N, G, I>>>,
 }
@@ -83,7 +85,7 @@ impl Wake {
 
 impl<N, G, I> Queue<N, G, I> {
     pub(crate) fn new() -> Self {
-        Self { led: false, last_answer: None, waiters: None }
+        Self { led: false, last_answer: None, answers: false, waiters: None }
     }
 
     /// Whether a thread leads or waits.
@@ -291,7 +293,20 @@ pub(crate) trait Queued {
 
     /// The server has answered the leader, at this time.
     fn was_answered(&self, at: Instant) {
-        self.with_queue(|queue| queue.last_answer = queue.last_answer.max(Some(at)));
+        self.with_queue(|queue| {
+            queue.last_answer = queue.last_answer.max(Some(at));
+            queue.answers = true;
+        });
+    }
+
+    /// The server has not answered the leader, or not with what it was asked for.
+    fn was_not_answered(&self) {
+        self.with_queue(|queue| queue.answers = false);
+    }
+
+    /// Whether the server answered the last leader that had time to ask.
+    fn answers(&self) -> bool {
+        self.with_queue(|queue| queue.answers)
     }
 
     fn last_answer(&self) -> Option<Instant> {

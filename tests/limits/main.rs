@@ -196,6 +196,33 @@ fn neither_a_drop_nor_a_call_that_gives_up_waits_for_room_in_a_connection() {
     });
 }
 
+/// The first one asks at once, and again seconds later. The others come to lead at their end.
+#[test]
+fn calls_that_end_together_behind_an_answered_one_all_end_with_none() {
+    const CALLS: usize = 30;
+    let _bounded = bounded();
+    let server = server();
+    let (client, other) = (patient(&server.url()), client(&server));
+    other.semaphore("none").set_permits(1).unwrap();
+    let held = other.semaphore("none").acquire().unwrap();
+    let pool = client.semaphore("none");
+    for _ in 0..3 {
+        // The connection is silent for a second by then.
+        let until = Instant::now() + UNIT * 15;
+        let calls: Vec<_> = (0..CALLS)
+            .map(|_| {
+                let pool = pool.clone();
+                spawn(move || pool.acquire_within(until).map(|it| it.is_some()))
+            })
+            .collect();
+        for call in calls {
+            let outcome = call.join();
+            assert!(matches!(outcome, Ok(false)), "{outcome:?}");
+        }
+    }
+    drop(held);
+}
+
 /// With one connection: the leaving call writes and reads for all calls that come meanwhile.
 #[test]
 fn a_call_that_leaves_while_it_reads_for_others_hands_the_reading_on() {
