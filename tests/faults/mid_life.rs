@@ -183,6 +183,16 @@ struct Rich {
     judge: Client,
 }
 
+/// On a machine that stands still, the lease of a grant may be over before the reply is read.
+fn held(lock: &dyn Lock) -> LockGuard {
+    let mut guard = None;
+    wait_until("it is held", SOON, || {
+        guard = lock.lock().ok();
+        guard.is_some()
+    });
+    guard.unwrap()
+}
+
 fn takes_away(server: &Arc<Server>, rich: &Rich, kind: &Kind, rules: &[String], when: When) {
     let what = format!("{}, {when:?}, {rules:?}", kind.what);
     let name = format!("case {what}").replace(['{', '}', '*', '[', ']', '"'], "");
@@ -201,7 +211,7 @@ fn takes_away(server: &Arc<Server>, rich: &Rich, kind: &Kind, rules: &[String], 
         name,
     });
     // Its connection has asked for its rights. (A busy machine may see the end of a lease.)
-    drop(case.lock.lock().unwrap());
+    drop(held(&*case.lock));
     let rules = rules.to_vec();
     let mut take_away = move || user.set(&rules.iter().map(String::as_str).collect::<Vec<_>>());
     match when {
@@ -221,7 +231,7 @@ fn takes_away(server: &Arc<Server>, rich: &Rich, kind: &Kind, rules: &[String], 
             }
         }
         When::Held | When::HeldAndFlushed | When::Renewed => {
-            let guard = case.lock.lock().unwrap();
+            let guard = held(&*case.lock);
             let waiter = {
                 let case = Arc::clone(&case);
                 spawn(move || case.goes_on(&*case.other))
@@ -245,7 +255,7 @@ fn takes_away(server: &Arc<Server>, rich: &Rich, kind: &Kind, rules: &[String], 
             waiter.join();
         }
         When::Waits => {
-            let guard = case.other.lock().unwrap();
+            let guard = held(&*case.other);
             let waiter = {
                 let case = Arc::clone(&case);
                 spawn(move || match case.lock.try_lock_for(LONGER) {
@@ -268,11 +278,11 @@ fn takes_away(server: &Arc<Server>, rich: &Rich, kind: &Kind, rules: &[String], 
             waiter.join();
         }
         When::HandedOn => {
-            let guard = case.other.lock().unwrap();
+            let guard = held(&*case.other);
             let waiter = {
                 let case = Arc::clone(&case);
                 spawn(move || {
-                    let guard = case.lock.lock().unwrap();
+                    let guard = held(&*case.lock);
                     // At once: a release soon after a hand-over is a script's short way.
                     take_away();
                     case.unlock(guard);
