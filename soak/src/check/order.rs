@@ -99,6 +99,11 @@ fn operations(holds: &[&Hold]) -> Vec<Operation> {
             }
             Some((_, Outcome::Kept)) => add(What::Expire, it.deadline(), u64::MAX),
             Some((at, Outcome::Done)) => add(What::Release, leaving.unwrap_or(at), at),
+            // A leader is deposed before its lease ends, and finds itself so when it resigns: that says
+            // nothing of the server.
+            Some((_, Outcome::Lost)) if it.lost.is_some() && it.grant.name.contains("election") => {
+                add(What::Expire, it.deadline().min(it.lost.unwrap_or(u64::MAX)), u64::MAX);
+            }
             // The server, or the guard, has said by then that it is over.
             Some((at, Outcome::Lost)) => {
                 add(What::Expire, it.deadline(), at.min(it.lost.unwrap_or(at)));
