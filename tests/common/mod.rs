@@ -5,6 +5,7 @@
 use std::collections::HashMap;
 use std::env;
 use std::fs;
+use std::io::{self, Write as _};
 use std::iter;
 use std::panic::resume_unwind;
 use std::process::Command;
@@ -49,7 +50,10 @@ pub(crate) fn bounded() -> Bounded {
     let (sender, ended) = mpsc::channel::<()>();
     thread::spawn(move || {
         if ended.recv_timeout(LIMIT) == Err(RecvTimeoutError::Timeout) {
-            eprintln!("{test} hangs; the process ends. Its threads: {:?}", thread_names());
+            let threads = thread_names();
+            // Not `eprintln`, which the test harness keeps for the end of a test.
+            let _ =
+                writeln!(io::stderr(), "{test} hangs; the process ends. Its threads: {threads:?}");
             std::process::exit(101);
         }
     });

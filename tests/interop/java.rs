@@ -243,7 +243,7 @@ pub(crate) fn quoted(name: &str) -> String {
 }
 
 /// The folder of the program, which is built by the first test that asks; or why there is none.
-fn built() -> &'static Result<String, String> {
+pub(crate) fn built() -> &'static Result<String, String> {
     static BUILT: OnceLock<Result<String, String>> = OnceLock::new();
     BUILT.get_or_init(build)
 }
