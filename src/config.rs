@@ -42,7 +42,6 @@ pub(crate) struct Config {
     pub(crate) fair_wait_timeout: Duration,
     pub(crate) connections: Option<usize>,
     pub(crate) failover_timeout: Duration,
-    pub(crate) wait_warning: Option<Duration>,
     pub(crate) slow_wait: Option<Duration>,
     pub(crate) client_tracking: bool,
     pub(crate) allow_garnet: bool,
@@ -74,7 +73,6 @@ impl ClientBuilder {
             fair_wait_timeout: Duration::from_secs(10),
             connections: None,
             failover_timeout: Duration::from_secs(60),
-            wait_warning: Some(Duration::from_secs(60)),
             slow_wait: Some(Duration::from_secs(5)),
             client_tracking: true,
             allow_garnet: false,
@@ -222,24 +220,18 @@ impl ClientBuilder {
         self
     }
 
-    /// Sets after how long the log warns that a thread waits for one lock while it holds another
-    /// lock of this client, once for each wait: `a thread has waited 60 s for "B" while holding
-    /// "A"`. Threads that take the same locks in different orders may wait for each other for ever,
-    /// since the watchdog renews their locks. Locks in owned guards belong to no thread, so they do
-    /// not count.
-    ///
-    /// `None`: never. Defaults to 60 s.
-    pub fn wait_warning(mut self, after: impl Into<Option<Duration>>) -> Self {
-        self.config.wait_warning = after.into();
-        self
-    }
-
     /// After how long a wait for a lock or a permit is a warning in the log, once for each wait,
     /// which says who has it, as far as the server can tell: `waited 5 s for "orders", held by
     /// host-7, process 4711, for 25 s more unless it renews; 3 waiters before this one`. The wait
-    /// goes on meanwhile. A client logs one such line a second at most, and one a minute for the
-    /// permits of a name; other waits are next. Each costs a [`status`](crate::Client::status), by a
-    /// thread of the client's own.
+    /// goes on meanwhile. A client logs one such line a second at most, and one a minute for each
+    /// name; of all clients one a second logs a line for a name. Other waits are next. A line costs a
+    /// [`status`](crate::Client::status), by a thread of the client's own.
+    ///
+    /// If the thread holds other locks of this client, the line ends with `; the thread holds
+    /// "stock": a deadlock, if the other side waits for that`. Threads that take the same locks in
+    /// different orders may wait for each other for ever, since the watchdog renews their locks.
+    /// Locks in owned guards belong to no thread, so they do not count. Such a thread's wait for a
+    /// latch, a barrier or an election is a line, too; without a lock these are made to be long.
     ///
     /// `None`: never. Defaults to 5 s.
     pub fn slow_wait(mut self, after: impl Into<Option<Duration>>) -> Self {

@@ -122,6 +122,11 @@ impl Kind {
     pub(crate) fn is_of_permits(self) -> bool {
         matches!(self, Self::Semaphore | Self::ExpirableSemaphore)
     }
+
+    /// Whether a wait for it is a wait for others to leave.
+    pub(crate) fn has_holders(self) -> bool {
+        !matches!(self, Self::CountDownLatch | Self::CyclicBarrier)
+    }
 }
 
 /// Where an acquired lock came from.

@@ -11,10 +11,10 @@ use uuid::Uuid;
 use crate::client::Client;
 use crate::error::Error;
 use crate::observer::Kind;
-use crate::runtime::Core;
+use crate::runtime::{Core, SlowWait};
 use crate::scripts::fair::FairScripts;
 use crate::scripts::lock::{LockScripts, Released};
-use crate::scripts::status::{connections, look, names};
+use crate::scripts::status::{connections, is_first_to_ask, look, names};
 use crate::scripts::{
     self, Chain, FairKeys, LockKeys, Mode, Owner, PermitId, Rights, Trouble, time,
 };
@@ -160,13 +160,26 @@ impl Status {
         Ok(status)
     }
 
-    /// What the log says of a wait for so many of this kind that has lasted for so long.
-    pub(crate) fn slow_line(
-        core: &Arc<Core>,
-        name: &str,
-        (kind, permits): (Kind, u32),
-        waited: Duration,
-    ) -> String {
+    /// What the log says of a long wait. `None`: another client asked about the name just now, or the
+    /// server does not answer.
+    pub(crate) fn slow_line(core: &Arc<Core>, wait: &SlowWait) -> Option<String> {
+        let SlowWait { name, what: (kind, permits), waited, thread, .. } = wait;
+        if kind.has_holders() && !is_first_to_ask(&core.route(name), name) {
+            return None;
+        }
+        let held = core.members.held_by(thread);
+        let held: Vec<_> = held.iter().map(|name| format!("{name:?}")).collect();
+        let deadlock = match held.join(", ") {
+            held if held.is_empty() => held,
+            held => {
+                format!("; the thread holds {held}: a deadlock, if the other side waits for that")
+            }
+        };
+        Some(Self::why(core, name, (*kind, *permits), *waited) + &deadlock)
+    }
+
+    /// Why a wait for so many of this kind has lasted for so long.
+    fn why(core: &Arc<Core>, name: &str, (kind, permits): (Kind, u32), waited: Duration) -> String {
         let is_for_permits = kind.is_of_permits();
         let wanted = match permits {
             _ if !is_for_permits => String::new(),
@@ -174,6 +187,9 @@ impl Status {
             permits => format!("{permits} permits of "),
         };
         let waited = format!("waited {:.0} s for {wanted}{name:?}", waited.as_secs_f64());
+        if !kind.has_holders() {
+            return waited;
+        }
         let status = match Self::of(core, name) {
             Ok(status) => status,
             Err(error) => return format!("{waited}; it is not known who has it: {error:#}"),

@@ -37,7 +37,7 @@ use left_out::LeftOut;
 pub(crate) use members::{Member, Members};
 use message::Recipients;
 pub(crate) use message::{GrantMessage, Message, Recipient};
-pub(crate) use observed::{Count, SLOW_LINES_SPACED};
+pub(crate) use observed::{Count, SlowWait};
 use observed::{Counted, SlowLines, Waits};
 pub(crate) use owners::LiveOwner;
 use owners::Owners;
@@ -48,7 +48,6 @@ pub(crate) use session::Session;
 use crate::config::{self, Config};
 use crate::error::{Error, ErrorKind};
 use crate::lease::{Cleanup, Job, Watchdog, renewal};
-use crate::observer::Kind;
 use crate::scripts::{self, Changes, ClientId, LockKeys, Requests, Rights, ServerClock};
 
 /// The state that a client's handles and background threads share.
@@ -350,8 +349,8 @@ impl Core {
     }
 }
 
-/// What a name's waiter that has waited for so long wants to know of it.
-type SlowLine = fn(&Arc<Core>, &str, (Kind, u32), Duration) -> String;
+/// What the log says of a long wait. `None`: nothing as yet.
+type SlowLine = fn(&Arc<Core>, &SlowWait) -> Option<String>;
 
 /// See [`Session::open`].
 type Unclaimed = fn(&Arc<Core>, u64, &Message<'_>);

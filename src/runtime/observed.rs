@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use log::Level;
 use redlatch_client::sync::{Thread, clock};
-use redlatch_client::{Limit, Node};
+use redlatch_client::{Limit, Node, was_cut};
 
 use super::Core;
 use crate::observer::{Event, Kind, Observer};
@@ -52,36 +52,54 @@ impl Counted {
     }
 }
 
-/// A client says no more than one line about slow waits in this time: a crowd of waiters neither
-/// fills the log nor has the server asked again and again.
-pub(crate) const SLOW_LINES_SPACED: Duration = Duration::from_secs(1);
-/// The same for the permits of one name: in a busy pool each wait may be slow.
-const PERMIT_LINES_SPACED: Duration = Duration::from_secs(60);
+/// How far apart a client's questions for lines about slow waits are, of all names.
+const SLOW_LINES_SPACED: Duration = Duration::from_secs(1);
+/// How far apart the lines of one name are: in a busy pool each wait may be slow.
+const LINES_OF_A_NAME_SPACED: Duration = Duration::from_secs(60);
 
-/// When the log may have another line about a slow wait, on [`clock`].
+/// When the log may have another line about a slow wait, on [`clock`]. A crowd of waiters neither
+/// fills the log nor has the server asked again and again.
 #[derive(Debug, Default)]
 pub(super) struct SlowLines {
+    /// The callbacks' thread has a question. There is one at a time, since that thread may hang.
+    is_asking: bool,
     next: u64,
-    /// The names of semaphores that had a line within the last minute, and when each may have the
-    /// next one.
-    permits: HashMap<Arc<str>, u64>,
+    /// The names that had a line within the last minute, and when each may have the next one.
+    names: HashMap<Arc<str>, u64>,
 }
 
 impl SlowLines {
-    /// Whether there may be a line now. Then the next one comes later.
-    fn may(&mut self, now: u64, name: &Arc<str>, kind: Kind) -> bool {
-        self.permits.retain(|_, next| now < *next);
-        let is_of_permits = kind.is_of_permits();
-        if now < self.next || is_of_permits && self.permits.contains_key(name) {
-            return false;
+    /// Begins a question about a name. `Some`: not now, but perhaps after this time.
+    fn begins(&mut self, now: u64, name: &str) -> Option<Duration> {
+        if self.is_asking {
+            return Some(SLOW_LINES_SPACED);
         }
-        let after = |time| now.saturating_add(clock::nanos(time));
-        self.next = after(SLOW_LINES_SPACED);
-        if is_of_permits {
-            self.permits.insert(Arc::clone(name), after(PERMIT_LINES_SPACED));
-        }
-        true
+        self.names.retain(|_, next| now < *next);
+        let next = self.names.get(name).map_or(self.next, |next| self.next.max(*next));
+        self.is_asking = now >= next;
+        (!self.is_asking).then(|| Duration::from_nanos(next - now))
     }
+
+    /// `is_said`: it became a line.
+    fn ends(&mut self, now: u64, name: &Arc<str>, is_said: bool) {
+        let after = |time| now.saturating_add(clock::nanos(time));
+        (self.is_asking, self.next) = (false, after(SLOW_LINES_SPACED));
+        if is_said {
+            self.names.insert(Arc::clone(name), after(LINES_OF_A_NAME_SPACED));
+        }
+    }
+}
+
+/// A wait that has lasted for long.
+#[derive(Debug)]
+pub(crate) struct SlowWait {
+    pub(crate) name: Arc<str>,
+    /// The kind, and how many.
+    pub(crate) what: (Kind, u32),
+    pub(crate) waited: Duration,
+    pub(crate) thread: Arc<Thread>,
+    /// The log has a line about it.
+    pub(crate) is_said: Arc<AtomicBool>,
 }
 
 /// The most events that wait behind a slow callback, and the most with losses and ends of outages:
@@ -210,31 +228,34 @@ impl Core {
         Snapshot { counts, held, waiting, servers: self.servers.all().iter().map(server).collect() }
     }
 
-    /// A thread has waited for so long for so many of this kind: the log says why, once the server
-    /// has been asked on the callbacks' thread. `false`: not so soon after the last such line.
-    pub(crate) fn tells_slow_wait(
-        &self,
-        name: &Arc<str>,
-        what: (Kind, u32),
-        waited: Duration,
-    ) -> bool {
+    /// A wait has lasted for long: the log says why, once the server has been asked on the callbacks'
+    /// thread. Returns after how long to call this again, unless it is said by then: so soon after
+    /// another line there is none, and of all clients one at a time asks about a name. `None`: never.
+    pub(crate) fn tells_slow_wait(&self, wait: SlowWait) -> Option<Duration> {
         if !log::log_enabled!(Level::Warn) {
-            return true;
+            return None;
         }
-        if !self.slow_lines.lock().may(clock::now(), name, what.0) {
-            return false;
+        if let Some(later) = self.slow_lines.lock().begins(clock::now(), &wait.name) {
+            return Some(later);
         }
-        let (core, name) = (Weak::clone(&self.itself), Arc::clone(name));
+        // The longer a crowd waits, the more rarely each of it tries to be the one that asks.
+        let later = SLOW_LINES_SPACED.max(wait.waited / 4);
+        let core = Weak::clone(&self.itself);
         self.watchdog.call(move || {
-            if let Some(core) = core.upgrade()
-                && let Some(line) = core.slow_line.get()
-            {
-                // Other callbacks wait behind this.
-                let _limited = Limit::set(Limit::new(Instant::now().checked_add(ASKS_FOR), None));
-                core.watchdog.log(Level::Warn, || line(&core, &name, what, waited));
+            let Some(core) = core.upgrade() else { return };
+            // Other callbacks wait behind this.
+            let limited = Limit::set(Limit::new(Instant::now().checked_add(ASKS_FOR), None));
+            let line = core.slow_line.get().and_then(|line| line(&core, &wait));
+            // The line may lack the holder.
+            let line = line.filter(|_| !was_cut());
+            drop(limited);
+            core.slow_lines.lock().ends(clock::now(), &wait.name, line.is_some());
+            if let Some(line) = line {
+                wait.is_said.store(true, Ordering::Relaxed);
+                core.watchdog.log(Level::Warn, || line);
             }
         });
-        true
+        Some(later)
     }
 }
 
@@ -275,24 +296,29 @@ mod tests {
     }
 
     #[test]
-    fn the_permits_of_a_name_have_a_line_a_minute_and_other_waits_one_a_second() {
+    fn a_name_has_a_line_a_minute_and_a_client_asks_for_one_a_second() {
         let mut lines = SlowLines::default();
         let (pool, other): (Arc<str>, Arc<str>) = ("pool".into(), "other".into());
         let at = |seconds: u64| seconds * 1_000_000_000;
-        for (seconds, name, kind, may) in [
-            (10, &pool, Kind::Semaphore, true),
-            (10, &other, Kind::ReentrantLock, false),
-            (11, &other, Kind::ReentrantLock, true),
-            (12, &other, Kind::ReentrantLock, true),
-            (13, &pool, Kind::Semaphore, false),
-            (13, &other, Kind::ExpirableSemaphore, true),
-            (69, &pool, Kind::Semaphore, false),
-            (70, &pool, Kind::Semaphore, true),
+        for (now, name, later, is_said) in [
+            (10, &pool, 0, true),
+            (10, &other, 1, false),
+            (11, &other, 0, false),
+            (12, &other, 0, true),
+            (13, &pool, 57, false),
+            (13, &other, 59, false),
+            (70, &pool, 0, true),
+            (70, &other, 2, false),
         ] {
-            assert_eq!(lines.may(at(seconds), name, kind), may, "{name} after {seconds} s");
+            let begun = lines.begins(at(now), name).map_or(0, |later| later.as_secs());
+            assert_eq!(begun, later, "{name} after {now} s");
+            if begun == 0 {
+                assert_eq!(lines.begins(at(now), &other), Some(SLOW_LINES_SPACED));
+                lines.ends(at(now), name, is_said);
+            }
         }
-        assert!(lines.may(at(1000), &other, Kind::FairLock));
-        assert!(lines.permits.is_empty(), "no name is kept for longer than it matters");
+        assert_eq!(lines.begins(at(1000), &other), None);
+        assert!(lines.names.is_empty(), "no name is kept for longer than it matters");
     }
 
     #[test]

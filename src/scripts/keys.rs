@@ -293,6 +293,12 @@ pub(crate) fn requests(name: &str, client: &str) -> String {
     format!("{}:{client}", prefixed("redlatch_request", name))
 }
 
+/// The key that exists for a second after a client has asked why a name's waiters wait. redlatch's
+/// alone.
+pub(crate) fn slow_wait(name: &str) -> Pieces<'_> {
+    ours("redlatch_slow_wait", name)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -70,7 +70,7 @@ pub(crate) use chain::{Chain, ChainClock};
 pub(crate) use changes::{Changes, Mark, Place};
 pub(crate) use keys::{
     BarrierKeys, ConditionKeys, ElectionKeys, ExpirableKeys, FairKeys, KeyOf, LatchKeys, LockKeys,
-    SemaphoreKeys, has_one_slot, name_of, patterns, requests,
+    SemaphoreKeys, has_one_slot, name_of, patterns, requests, slow_wait,
 };
 pub(crate) use once::{RequestId, Requests, ServerClock, VALID_FOR};
 pub(crate) use owner::{ClientId, Mode, Owner};

@@ -3,11 +3,11 @@
 use std::sync::{Arc, LazyLock};
 
 use redis::Value;
-use redlatch_client::{Command, Outcome, Route, Script};
+use redlatch_client::{Command, Failure, Outcome, Route, Script};
 
 use super::{
     ExpirableKeys, FairKeys, KeyOf, LatchKeys, LockKeys, Mode, Rights, SemaphoreKeys, Trouble,
-    accepted, ask, name_of, patterns, read,
+    accepted, ask, name_of, patterns, read, slow_wait,
 };
 
 static LOOK: LazyLock<Script> = script!(LIST; "status/look.lua");
@@ -65,6 +65,18 @@ pub(crate) fn look(route: &Route, name: &str) -> Result<Found, Trouble> {
         let (kind, left, value, token, held, queue, listeners) = read(&reply)?;
         Ok(Found { kind, left, value, token, held, queue, listeners })
     })
+}
+
+/// Whether this client is the one that asks why a name's waiters wait: of all clients there is one a
+/// second, or each of a thousand would have the server look at the whole queue, and list its
+/// connections. If the server refuses that, for want of memory or of the right to the key, each asks.
+pub(crate) fn is_first_to_ask(route: &Route, name: &str) -> bool {
+    let key = slow_wait(name).to_string();
+    let set = Command::plain(&[b"SET", key.as_bytes(), b"", b"NX", b"PX", b"1000"]);
+    match route.call_once(&set) {
+        Ok(reply) => reply != Value::Nil,
+        Err(failure) => matches!(failure, Failure::Refused(_)),
+    }
 }
 
 /// The names that a server may have something to say of.

@@ -1,19 +1,17 @@
-//! Two warnings about a thread that waits for long.
-//!
-//! The one says who has the lock. The other is for a thread that holds another lock: it may be in a
-//! deadlock, since the holder of the one lock waits for the other. Such a deadlock does not end by
-//! itself, since both clients renew their locks.
+//! A warning about a thread that waits for long: who has the lock, and which locks the thread holds
+//! itself. It may be in a deadlock then, since the holder of the one lock waits for the other. Such a
+//! deadlock does not end by itself, since both clients renew their locks.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use log::Level;
 use redlatch_client::sync::{Thread, clock};
 
 use super::{Claim, Kind};
-use crate::runtime::{Core, SLOW_LINES_SPACED};
+use crate::runtime::{Core, SlowWait};
 
-/// Since when a thread sleeps, and which warnings were logged.
+/// Since when a thread sleeps, and whether the warning was logged.
 #[derive(Debug)]
 pub(super) struct LongWait<'a> {
     core: &'a Core,
@@ -23,8 +21,12 @@ pub(super) struct LongWait<'a> {
     what: (Kind, u32),
     /// Zero: it has not slept yet.
     since: u64,
-    is_told: bool,
-    is_said: bool,
+    /// It is made to be long: no warning, unless the thread holds a lock.
+    is_usual: bool,
+    /// How long it must last before the log says so. `None`: however long.
+    said_after: Option<Duration>,
+    /// It was said.
+    is_said: Option<Arc<AtomicBool>>,
     /// For a snapshot.
     is_listed: bool,
 }
@@ -40,17 +42,16 @@ impl<'a> LongWait<'a> {
         what: (Kind, u32),
         claim: &Claim<'a, N>,
     ) -> Self {
-        let is_usual = matches!(what.0, Kind::CountDownLatch | Kind::CyclicBarrier);
-        let (thread, is_told) = (claim.thread, is_usual || claim.wait.is_usual);
-        Self { core, name, thread, what, since: 0, is_told, is_said: false, is_listed: false }
+        let is_usual = claim.wait.is_usual || !what.0.has_holders();
+        let (thread, said_after) = (claim.thread, core.config.slow_wait);
+        let (is_said, is_listed) = (None, false);
+        Self { core, name, thread, what, since: 0, is_usual, said_after, is_said, is_listed }
     }
 
     /// The thread is about to sleep, as the process's queue's arrival of this number, or as its leader
     /// (0). Returns how long it may sleep before the next call of this.
     pub(super) fn goes_on(&mut self, arrival: u64) -> Duration {
         let Self { core, name, thread, .. } = *self;
-        let tells_after = core.config.slow_wait.filter(|_| !self.is_told);
-        let warns_after = core.config.wait_warning.filter(|_| !self.is_said);
         let now = clock::now();
         if self.since == 0 {
             self.since = now;
@@ -64,35 +65,25 @@ impl<'a> LongWait<'a> {
             let wait = (Arc::clone(name), self.what.0, Arc::clone(thread), arrival);
             core.waits.lock().insert((self.since, thread.id()), wait);
         }
-        match tells_after.map(|after| after.saturating_sub(waited)) {
-            Some(Duration::ZERO) if core.tells_slow_wait(name, self.what, waited) => {
-                self.is_told = true;
-            }
-            Some(Duration::ZERO) => at_most = at_most.min(SLOW_LINES_SPACED),
-            left => at_most = left.map_or(at_most, |left| left.min(at_most)),
+        if self.said_after.is_some_and(|after| waited >= after) {
+            self.said_after = self.tell(waited);
         }
-        match warns_after.map(|after| after.saturating_sub(waited)) {
-            Some(Duration::ZERO) => self.warn(waited),
-            left => at_most = left.map_or(at_most, |left| left.min(at_most)),
-        }
-        at_most
+        self.said_after.map_or(at_most, |after| at_most.min(after - waited))
     }
 
-    fn warn(&mut self, waited: Duration) {
-        let Self { core, name, thread, .. } = *self;
-        self.is_said = true;
-        let held: Vec<_> =
-            core.members.held_by(thread).iter().map(|held| format!("{held:?}")).collect();
-        if !held.is_empty() {
-            core.watchdog.log(Level::Warn, || {
-                let seconds = (waited.as_secs_f64() * 10.0).round() / 10.0;
-                format!(
-                    "a thread has waited {seconds} s for {name:?} while holding {}: if the holder \
-                     of the one waits for the other, neither wait ends by itself",
-                    held.join(", ")
-                )
-            });
+    /// Has the log tell of the wait. Returns how long it must last before the next call of this.
+    fn tell(&mut self, waited: Duration) -> Option<Duration> {
+        let Self { core, name, thread, what, .. } = *self;
+        let is_said = self.is_said.get_or_insert_default();
+        // (While the thread waits it takes no lock.)
+        let is_usual = std::mem::take(&mut self.is_usual);
+        let is_as_usual = || is_usual && core.members.held_by(thread).is_empty();
+        if is_said.load(Ordering::Relaxed) || is_as_usual() {
+            return None;
         }
+        let (name, thread, is_said) = (Arc::clone(name), Arc::clone(thread), Arc::clone(is_said));
+        let wait = SlowWait { name, what, waited, thread, is_said };
+        core.tells_slow_wait(wait).map(|later| waited.saturating_add(later))
     }
 }
 
