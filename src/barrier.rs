@@ -133,7 +133,8 @@ impl CyclicBarrier {
     ///   [`failover_timeout`](crate::ClientBuilder::failover_timeout). The party then breaks the
     ///   barrier. If the server does not answer that either, the client repeats it in the background
     ///   for up to four minutes (if the party is known to have arrived, for its lease, after which
-    ///   the barrier breaks by itself).
+    ///   the barrier breaks by itself). If the server refuses that too, as without an access right,
+    ///   a party that has not arrived cannot break the barrier, and the message says so.
     /// - [`Config`](ErrorKind::Config) if no number of parties is set.
     /// - [`ShutDown`](ErrorKind::ShutDown) after [`Client::shutdown`], which also ends waits.
     /// - The other errors of [`parties`](Self::parties).

@@ -1,0 +1,603 @@
+//! The same of all that is no lock.
+//!
+//! Whatever is taken away, and whenever: the call ends with an error or has done all of its work, the
+//! others go on, and once the rights are back no permit, count or notification is lost, and none has
+//! been given twice.
+
+use redlatch::{Condition, CyclicBarrier, Error, ExpirablePermit, ReentrantLock};
+
+use super::*;
+
+struct Other {
+    what: &'static str,
+    /// Its rows in the table of `docs/operations.md`, besides each client's.
+    rows: &'static [&'static str],
+    /// What happens, each with a right that is taken away at another moment.
+    plays: &'static [fn(&mut Play<'_>)],
+}
+
+const OTHERS: [Other; 6] = [
+    Other {
+        what: "semaphore",
+        rows: &["semaphores"],
+        plays: &[
+            |it| before_permits(it, false),
+            |it| held_permits(it, false),
+            |it| awaited_permits(it, false),
+        ],
+    },
+    Other {
+        what: "expirable semaphore",
+        rows: &["expirable"],
+        plays: &[
+            |it| before_permits(it, true),
+            |it| held_permits(it, true),
+            |it| awaited_permits(it, true),
+            renewed_permits,
+        ],
+    },
+    Other {
+        what: "latch",
+        rows: &["latches"],
+        plays: &[|it| count(it, 2), |it| count(it, 1), awaited_count],
+    },
+    Other {
+        what: "barrier",
+        rows: &["barriers"],
+        plays: &[first_party, last_party, party_that_acts],
+    },
+    Other {
+        what: "election",
+        rows: &["fenced locks", "elections"],
+        plays: &[before_campaign, leadership, candidacy],
+    },
+    Other {
+        what: "condition",
+        rows: &["locks", "conditions"],
+        plays: &[before_wait, wait, notifier],
+    },
+];
+
+const ALL_RIGHTS: [&str; 3] = ["~*", "&*", "+@all"];
+
+/// One case: a client of few rights, and others.
+struct Play<'a> {
+    server: &'a Server,
+    rich: &'a Rich,
+    poor: Client,
+    user: User,
+    rules: &'a [String],
+    /// The server forgets all scripts, too.
+    flushes: bool,
+    what: String,
+    name: String,
+}
+
+impl Drop for Play<'_> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            eprintln!("in the case {}", self.what);
+        }
+    }
+}
+
+impl Play<'_> {
+    fn take_away(&mut self) {
+        if self.flushes {
+            redis::cmd("SCRIPT").arg("FLUSH").exec(&mut self.server.connection()).unwrap();
+        }
+        self.user.set(&self.rules.iter().map(String::as_str).collect::<Vec<_>>());
+    }
+
+    fn give_back(&mut self) {
+        self.user.set(&ALL_RIGHTS);
+    }
+
+    /// An outcome of the client of few rights.
+    fn clear<T>(&self, outcome: Result<T, Error>) -> Result<T, Error> {
+        outcome.inspect_err(|error| {
+            // (A lease may have ended by itself, too.)
+            let is_known = matches!(
+                error.kind(),
+                ErrorKind::Redis | ErrorKind::LeaseLost | ErrorKind::NotHeld
+            );
+            assert!(is_known, "{}: {error}", self.what);
+        })
+    }
+
+    /// An outcome of another client.
+    fn good<T>(&self, outcome: Result<T, Error>) -> T {
+        outcome.unwrap_or_else(|error| panic!("{}: {error}", self.what))
+    }
+
+    /// Until this thread sleeps in a wait, and its client hears of this channel.
+    fn wait_in_wait<T>(&self, waiter: &Running<T>, channel: &str) {
+        wait_subscribed(self.server, channel);
+        waiter.wait_asleep();
+    }
+
+    fn waits_until(&self, what: &str, so: impl FnMut() -> bool) {
+        wait_until(&format!("{}: {what}", self.what), SOON, so);
+    }
+}
+
+/// Gives permits back.
+type Permits = Box<dyn FnOnce() -> Result<(), Error> + Send>;
+
+const TOTAL: i64 = 4;
+
+/// `leased`: of an expirable semaphore.
+fn take(
+    client: &Client,
+    name: &str,
+    leased: bool,
+    permits: u32,
+    wait: Duration,
+) -> Result<Option<Permits>, Error> {
+    Ok(if leased {
+        let got = client.expirable_semaphore(name).try_acquire_many_for(permits, wait)?;
+        got.map(|mut all| {
+            Box::new(move || all.drain(..).try_for_each(ExpirablePermit::release)) as _
+        })
+    } else {
+        let got = client.semaphore(name).try_acquire_many_for(permits, wait)?;
+        got.map(|it| Box::new(move || it.release()) as _)
+    })
+}
+
+/// The free permits, and those that are out by the server's knowledge.
+fn permits(server: &Server, name: &str) -> (i64, i64) {
+    let mut both = redis::pipe();
+    both.atomic().get(name).zcard(format!("{{{name}}}:timeout"));
+    both.query(&mut server.connection()).unwrap()
+}
+
+impl Play<'_> {
+    fn make_permits(&self, leased: bool) {
+        let made = if leased {
+            self.rich.other.expirable_semaphore(&self.name).try_set_permits(TOTAL as u32)
+        } else {
+            self.rich.other.semaphore(&self.name).try_set_permits(TOTAL as u32)
+        };
+        assert!(self.good(made), "{}", self.what);
+        // Its connection asks for its rights. (A busy machine may see the end of a lease.)
+        let _ = self.takes(&self.poor, leased, 1)();
+    }
+
+    fn takes(&self, client: &Client, leased: bool, permits: u32) -> Permits {
+        let mut got = None;
+        self.waits_until("they are taken", || {
+            match take(client, &self.name, leased, permits, SOON) {
+                Err(error) if leased && error.to_string().contains("the lease was over") => {}
+                taken => got = self.good(taken),
+            }
+            got.is_some()
+        });
+        got.unwrap()
+    }
+
+    /// All are there again, those with leases without any right.
+    fn all_come_back(&mut self, leased: bool) {
+        if !leased {
+            self.give_back();
+        }
+        let all = self.takes(&self.rich.third, leased, TOTAL as u32);
+        self.good(all());
+        assert_eq!(permits(self.server, &self.name), (TOTAL, 0), "{}", self.what);
+    }
+}
+
+fn before_permits(it: &mut Play<'_>, leased: bool) {
+    it.make_permits(leased);
+    it.take_away();
+    match it.clear(take(&it.poor, &it.name, leased, 2, SOON)) {
+        Ok(permits) => drop(it.clear(permits.expect("there are some")())),
+        Err(error) => {
+            let none = permits(it.server, &it.name) == (TOTAL, 0);
+            assert!(none || error.outcome_unknown(), "{}: taken, and {error}", it.what);
+        }
+    }
+    it.all_come_back(leased);
+}
+
+fn held_permits(it: &mut Play<'_>, leased: bool) {
+    it.make_permits(leased);
+    let held = it.takes(&it.poor, leased, 2);
+    let waiter = {
+        let (client, name) = (it.rich.other.clone(), it.name.clone());
+        spawn(move || take(&client, &name, leased, 3, SOON).map(|got| got.map(|back| back())))
+    };
+    if !leased {
+        it.wait_in_wait(&waiter, &format!("redisson_sc:{{{}}}", it.name));
+    }
+    it.take_away();
+    if !leased {
+        assert_eq!(permits(it.server, &it.name), (2, 0), "{}", it.what);
+        assert!(!waiter.is_finished(), "{}", it.what);
+    }
+    let released = it.clear(held());
+    if released.is_err() && !leased {
+        it.give_back();
+    }
+    let waited = it.good(waiter.join());
+    it.good(waited.unwrap_or_else(|| panic!("{}: the waiter gets none", it.what)));
+    it.all_come_back(leased);
+}
+
+fn awaited_permits(it: &mut Play<'_>, leased: bool) {
+    it.make_permits(leased);
+    let all = it.takes(&it.rich.other, leased, TOTAL as u32);
+    let waiter = {
+        let (client, name) = (it.poor.clone(), it.name.clone());
+        spawn(move || match take(&client, &name, leased, 2, LONGER)? {
+            Some(back) => back(),
+            None => Ok(()),
+        })
+    };
+    it.wait_in_wait(&waiter, &format!("redisson_sc:{{{}}}", it.name));
+    it.take_away();
+    it.good(all());
+    let two = it.takes(&it.rich.third, leased, 2);
+    it.good(two());
+    drop(it.clear(waiter.join()));
+    it.all_come_back(leased);
+}
+
+fn renewed_permits(it: &mut Play<'_>) {
+    it.make_permits(true);
+    let (mut held, semaphore) = (None, it.poor.expirable_semaphore(&it.name));
+    it.waits_until("it is taken", || {
+        held = semaphore.acquire().ok();
+        held.is_some()
+    });
+    let held = held.unwrap();
+    it.take_away();
+    let mut least = held.remaining();
+    it.waits_until("it is lost or renewed", || {
+        let left = held.remaining();
+        let is_renewed = left > least;
+        least = left;
+        is_renewed || !held.is_held()
+    });
+    drop(it.clear(held.release()));
+    it.all_come_back(true);
+}
+
+/// The client counts down, from so many.
+fn count(it: &mut Play<'_>, from: u64) {
+    let (latch, theirs) =
+        (it.poor.count_down_latch(&it.name), it.rich.other.count_down_latch(&it.name));
+    // Its connection asks for its rights.
+    assert!(it.good(latch.try_set_count(from)));
+    let waits = theirs.clone();
+    let waiter = spawn(move || waits.wait_for(SOON));
+    it.wait_in_wait(&waiter, &format!("redisson_countdownlatch__channel__{{{}}}", it.name));
+    it.take_away();
+    let counted = it.clear(latch.count_down());
+    let left = it.good(theirs.count());
+    match counted {
+        Ok(()) => assert_eq!(left, from - 1, "{}", it.what),
+        Err(error) => {
+            assert!(left == from || error.outcome_unknown(), "{}: counted, and {error}", it.what);
+        }
+    }
+    for _ in 0..left {
+        assert!(!waiter.is_finished(), "{}: it opened early", it.what);
+        it.good(theirs.count_down());
+    }
+    assert!(it.good(waiter.join()), "{}: it is not told", it.what);
+    it.give_back();
+    assert_eq!(it.good(latch.count()), 0, "{}", it.what);
+}
+
+fn awaited_count(it: &mut Play<'_>) {
+    let (latch, theirs) =
+        (it.poor.count_down_latch(&it.name), it.rich.other.count_down_latch(&it.name));
+    assert!(it.good(theirs.try_set_count(1)));
+    let waiter = spawn(move || latch.wait_for(SOON));
+    it.wait_in_wait(&waiter, &format!("redisson_countdownlatch__channel__{{{}}}", it.name));
+    it.take_away();
+    it.good(theirs.count_down());
+    assert!(it.clear(waiter.join()).unwrap_or(true), "{}: it is not told", it.what);
+}
+
+impl Play<'_> {
+    /// A barrier of two parties, and the one of the client with all rights.
+    fn barrier(&self) -> (CyclicBarrier, CyclicBarrier) {
+        let barriers = [&self.poor, &self.rich.other].map(|it| it.cyclic_barrier(&self.name));
+        // Its connection asks for its rights.
+        assert!(self.good(barriers[0].try_set_parties(2)));
+        let [poor, rich] = barriers;
+        (poor, rich)
+    }
+
+    fn wait_arrived(&self, barrier: &CyclicBarrier, party: &Running<Result<u32, Error>>) {
+        self.waits_until("it has arrived", || {
+            party.is_finished() || barrier.waiting().is_ok_and(|it| it > 0)
+        });
+    }
+
+    /// Both have passed, or the others know that it is broken; it works again.
+    fn is_met(
+        &mut self,
+        barrier: &CyclicBarrier,
+        its: Result<u32, Error>,
+        theirs: Running<Result<u32, Error>>,
+    ) {
+        if let Err(error) = &its {
+            let kind = error.kind();
+            let known = matches!(kind, ErrorKind::Broken | ErrorKind::Redis);
+            assert!(known, "{}: {error}", self.what);
+        }
+        match theirs.join() {
+            Ok(_) => {
+                let may_pass = its.as_ref().map_or_else(Error::outcome_unknown, |_| true);
+                assert!(may_pass, "{}: they passed, and {its:?}", self.what);
+            }
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::Broken, "{}: {error}", self.what);
+                assert!(its.is_err(), "{}: it passed alone", self.what);
+            }
+        }
+        self.give_back();
+        assert!(self.good(barrier.reset()));
+        assert!(!self.good(barrier.is_broken()), "{}", self.what);
+    }
+}
+
+fn first_party(it: &mut Play<'_>) {
+    let (poor, rich) = it.barrier();
+    let party = spawn(move || poor.wait());
+    it.wait_arrived(&rich, &party);
+    it.take_away();
+    let its = rich.clone();
+    let theirs = spawn(move || its.wait());
+    let its = party.join();
+    it.is_met(&rich, its, theirs);
+}
+
+fn last_party(it: &mut Play<'_>) {
+    let (poor, rich) = it.barrier();
+    let its = rich.clone();
+    let theirs = spawn(move || its.wait());
+    it.wait_arrived(&rich, &theirs);
+    it.take_away();
+    let mut its = poor.wait();
+    if its.as_ref().is_err_and(|error| error.to_string().contains("could not be broken")) {
+        // Nothing was done.
+        it.give_back();
+        its = poor.wait();
+    }
+    it.is_met(&rich, its, theirs);
+}
+
+fn party_that_acts(it: &mut Play<'_>) {
+    let (poor, rich) = it.barrier();
+    let its = rich.clone();
+    let theirs = spawn(move || its.wait());
+    it.wait_arrived(&rich, &theirs);
+    let (begins, begun) = mpsc::channel();
+    let (end, ends) = mpsc::channel::<()>();
+    let ends = Mutex::new(ends);
+    let acts = poor.with_action(move || {
+        begins.send(()).unwrap();
+        // The end of its channel.
+        let _ = ends.lock().unwrap().recv();
+    });
+    let party = spawn(move || acts.wait());
+    // (A busy machine may have broken it already.)
+    let _ = begun.recv_timeout(SOON);
+    it.take_away();
+    drop(end);
+    let its = party.join();
+    it.is_met(&rich, its, theirs);
+}
+
+impl Play<'_> {
+    /// Another one leads, is on record, and has resigned.
+    fn leads_on(&self, client: &Client) {
+        let election = client.leader_election(&self.name);
+        let leads = self.good(election.campaign_for(SOON));
+        let leads = leads.unwrap_or_else(|| panic!("{}: nobody else leads", self.what));
+        let leader = self.good(election.leader());
+        assert_eq!(leader.map(|it| it.token), Some(leads.token()), "{}", self.what);
+        self.good(leads.resign());
+    }
+}
+
+fn before_campaign(it: &mut Play<'_>) {
+    let election = it.poor.leader_election(&it.name);
+    if let Ok(leads) = election.campaign() {
+        let _ = leads.resign();
+    }
+    it.take_away();
+    if let Ok(leads) = it.clear(election.campaign_for(SOON)) {
+        let leads = leads.expect("nobody leads");
+        drop(it.clear(leads.resign()));
+    }
+    it.leads_on(&it.rich.other);
+}
+
+fn leadership(it: &mut Play<'_>) {
+    let election = it.poor.leader_election(&it.name);
+    let mut leads = None;
+    it.waits_until("it leads", || {
+        leads = election.campaign().ok();
+        leads.is_some()
+    });
+    let leads = leads.unwrap();
+    let (next, go_on) = (it.rich.other.leader_election(&it.name), mpsc::channel::<()>());
+    let waiter = spawn(move || {
+        next.campaign_for(SOON).map(|got| {
+            // The end of its channel.
+            let _ = go_on.1.recv();
+            got.map(|got| got.token())
+        })
+    });
+    it.waits_until("the next one waits, or leads", || {
+        let status = it.rich.third.status(&it.name);
+        !leads.is_leader() || status.is_ok_and(|status| status.queue.len() == 1)
+    });
+    it.take_away();
+    let token = leads.token();
+    drop(it.clear(leads.resign()));
+    let record = it.rich.third.leader_election(&it.name);
+    it.waits_until("the next one is on record", || {
+        it.good(record.leader()).is_some_and(|leader| leader.token > token)
+    });
+    drop(go_on.0);
+    assert!(it.good(waiter.join()) > Some(token), "{}", it.what);
+    it.leads_on(&it.rich.third);
+}
+
+fn candidacy(it: &mut Play<'_>) {
+    let (election, theirs) =
+        (it.poor.leader_election(&it.name), it.rich.other.leader_election(&it.name));
+    let leads = it.good(theirs.campaign());
+    let waiter = spawn(move || match election.campaign_for(LONGER)? {
+        Some(leads) => leads.resign(),
+        None => Ok(()),
+    });
+    it.waits_until("it waits", || {
+        waiter.is_finished()
+            || it.rich.third.status(&it.name).is_ok_and(|status| status.queue.len() == 1)
+    });
+    it.take_away();
+    it.good(leads.resign());
+    it.leads_on(&it.rich.third);
+    drop(it.clear(waiter.join()));
+    it.leads_on(&it.rich.other);
+}
+
+impl Play<'_> {
+    fn monitor(&self, client: &Client) -> (ReentrantLock, Condition) {
+        let lock = client.reentrant_lock(&self.name);
+        let condition = lock.new_condition("changed");
+        (lock, condition)
+    }
+
+    /// A thread that takes the lock and waits; it waits by now. Its result: whether it was notified.
+    fn waiter(&self, client: &Client, wait: Duration) -> Running<Result<bool, Error>> {
+        let key = format!("redlatch_condition:{{{}}}:changed:7", self.name);
+        let waits = || {
+            let all: Vec<String> = self.server.connection().lrange(&key, 0, -1).unwrap();
+            all.iter().any(|waiter| waiter.starts_with(client.id()))
+        };
+        let (lock, condition) = self.monitor(client);
+        let waiter = spawn(move || {
+            let guard = held(&lock);
+            let notified = condition.wait_for(&guard, wait);
+            // Its release may be refused: the lease ends.
+            let _ = guard.unlock();
+            notified
+        });
+        self.waits_until("it waits", || waits() || waiter.is_finished());
+        waiter
+    }
+
+    fn notify(&self, client: &Client) -> bool {
+        let (lock, condition) = self.monitor(client);
+        let guard = self.good(lock.try_lock_for(SOON));
+        let guard = guard.unwrap_or_else(|| panic!("{}: nobody else gets it", self.what));
+        let notified = self.good(condition.notify_one());
+        self.good(guard.unlock());
+        notified
+    }
+
+    /// None waits, others get the lock, and nothing stays without an end.
+    fn nobody_waits(&self) {
+        assert!(!self.notify(&self.rich.other), "{}: one waits", self.what);
+        let mut redis = self.server.connection();
+        for key in redis.keys::<_, Vec<String>>(format!("*{}*", self.name)).unwrap() {
+            assert_ne!(redis.pttl::<_, i64>(&key).unwrap(), -1, "{}: {key}", self.what);
+        }
+    }
+}
+
+fn before_wait(it: &mut Play<'_>) {
+    let (lock, condition) = it.monitor(&it.poor);
+    let guard = held(&lock);
+    let _ = condition.notify_one();
+    it.take_away();
+    let waited = it.clear(condition.wait_for(&guard, UNIT));
+    assert!(!waited.unwrap_or(false), "{}: notified by nobody", it.what);
+    drop(it.clear(guard.unlock()));
+    it.give_back();
+    it.nobody_waits();
+}
+
+/// Of two that wait, one is notified.
+fn wait(it: &mut Play<'_>) {
+    let its = it.waiter(&it.poor, SOON);
+    let theirs = it.waiter(&it.rich.third, SOON);
+    it.take_away();
+    assert!(it.notify(&it.rich.other), "{}", it.what);
+    // Otherwise the other one gets that notification.
+    if let Ok(notified) = it.clear(its.join()) {
+        assert!(notified, "{}", it.what);
+        it.waits_until("the other one is notified, too", || {
+            it.notify(&it.rich.other) || theirs.is_finished()
+        });
+    }
+    assert!(it.good(theirs.join()), "{}: the notification is lost", it.what);
+    it.give_back();
+    it.nobody_waits();
+}
+
+fn notifier(it: &mut Play<'_>) {
+    let (lock, condition) = it.monitor(&it.poor);
+    drop(held(&lock));
+    let theirs = it.waiter(&it.rich.third, SOON);
+    let guard = held(&lock);
+    it.take_away();
+    let notified = it.clear(condition.notify_one());
+    drop(it.clear(guard.unlock()));
+    match notified {
+        Ok(notified) => assert!(notified, "{}: one waits", it.what),
+        Err(_) => {
+            let again = it.notify(&it.rich.other);
+            assert!(again || theirs.is_finished(), "{}: it does not wait", it.what);
+        }
+    }
+    assert!(it.good(theirs.join()), "{}: the notification is lost", it.what);
+    it.give_back();
+    it.nobody_waits();
+}
+
+fn play(server: &Server, rich: &Rich, other: &Other, rules: &[String], at: usize, flushes: bool) {
+    static NUMBER: AtomicU64 = AtomicU64::new(0);
+    let user = new_user(server);
+    // One connection, which has asked for its rights before they are taken away.
+    let poor = impatient(user.url()).watchdog_timeout(SHORT).connections(1).connect().unwrap();
+    let mut play = Play {
+        server,
+        rich,
+        poor,
+        user,
+        rules,
+        flushes,
+        what: format!("{} {at}, {rules:?}, {flushes}", other.what),
+        name: format!("case {}", NUMBER.fetch_add(1, Ordering::SeqCst)),
+    };
+    (other.plays[at])(&mut play);
+    play.poor.shutdown();
+}
+
+#[test]
+fn a_right_that_is_taken_away_loses_no_permit_count_or_notification() {
+    let _bounded = bounded();
+    let server = server();
+    let [other, third, judge] = [(); 3].map(|()| client(&server));
+    let rich = Rich { other, third, judge };
+    let mut all = Vec::new();
+    for other in &OTHERS {
+        for rules in taken_away(other.rows) {
+            for flushes in [false, true].into_iter().take(1 + usize::from(is_of_texts(&rules))) {
+                all.extend((0..other.plays.len()).map(|at| (other, rules.clone(), at, flushes)));
+            }
+        }
+    }
+    many_at_once(&all, |(other, rules, at, flushes)| {
+        play(&server, &rich, other, rules, *at, *flushes);
+    });
+}
