@@ -6,19 +6,18 @@ use std::time::Duration;
 use redlatch_client::sync::clock;
 
 use super::Core;
-use crate::aging::Ages;
 
 impl Core {
     /// From here on its leases age with those of the others of its server in memory, if it has one.
     pub(super) fn age_with_others(&self) {
-        if let Some(others) = &self.config.ages_with {
-            let itself = Weak::clone(&self.itself);
-            others.add(itself);
-        }
+        let Some(others) = &self.config.ages_with else { return };
+        let core = Weak::clone(&self.itself);
+        others.add(Box::new(move |by| {
+            let core = core.upgrade();
+            core.as_ref().inspect(|core| core.age(by)).is_some()
+        }));
     }
-}
 
-impl Ages for Core {
     fn age(&self, by: Duration) {
         let by = clock::nanos(by);
         let members = self.members.all();
