@@ -178,311 +178,316 @@ pub(crate) fn acquire<S: Synchronizer>(
     if let Ok(Enter::Again(grant)) = entered {
         return Ok(Some(grant));
     }
-    let (what, time) = (|| synchronizer.what(&claim.need), || clock::since(begun));
-    let mut is_started = false;
-    let mut starts = || {
-        if !std::mem::replace(&mut is_started, true) {
-            core.tell(|it| it.wait_started(&Event::of(name, what(), time(), ())));
-        }
+    let mut call = Call {
+        synchronizer,
+        claim,
+        core,
+        name,
+        begun,
+        is_started: false,
+        is_answered: false,
+        way: Some(Way::Free),
+        is_promoted: false,
+        endurance: Endurance::default(),
+        long_wait: LongWait::of((core, name), synchronizer.what(&claim.need), claim),
     };
-    let mut way = Some(Way::Free);
-    let outcome = wait_within(synchronizer, claim, entered, &mut way, &mut starts);
-    let mut gave_up = |why| {
-        starts();
-        core.observe(Count::GaveUp, |it| it.gave_up(&Event::of(name, what(), time(), why)));
-    };
-    match (&outcome, way) {
-        (Ok(Some(grant)), Some(way)) => {
-            core.observe(Count::Acquired, |it| it.acquired(&Event::of(name, what(), time(), way)));
-            synchronizer.told(grant);
-        }
-        // A re-entry whose first request failed.
-        (Ok(Some(_)), None) => {}
-        (Ok(None), _) => gave_up(None),
-        (Err(error), _) => gave_up(Some(error.kind())),
-    }
+    let outcome = call.wait_within(entered);
+    call.observe(&outcome);
     outcome
 }
 
-/// As [`acquire`], after a thread's first [`Synchronizer::enter`]. Sets by which way it was granted:
-/// `None` for a re-entry. Calls `starts` as soon as it is known to be none.
-fn wait_within<S: Synchronizer>(
-    synchronizer: &S,
-    claim: &ClaimOf<'_, S>,
-    entered: Result<EnterOf<S>, Error>,
-    way: &mut Option<Way>,
-    starts: &mut impl FnMut(),
-) -> Result<Option<GrantOf<S>>, Error> {
-    let mut answered = false;
-    match wait(synchronizer, claim, entered, &mut answered, way, starts) {
-        Err(error) if was_cut() => {
-            claim.wait.check_cancelled(synchronizer.site().whose().1)?;
-            let is_known = answered || was_cut_while_answering();
-            #[cfg(soak_mutants)]
-            let is_known = match () {
-                () if mutants::is("an outage that is told as taken") => true,
-                () if mutants::is("a short limit that fails") => false,
-                () => is_known,
-            };
-            if is_known { Ok(None) } else { Err(error) }
-        }
-        outcome => outcome,
-    }
+/// One call that acquires, over all its requests: the loop in which its thread waits.
+struct Call<'a, S: Synchronizer> {
+    synchronizer: &'a S,
+    claim: &'a ClaimOf<'a, S>,
+    core: &'a Core,
+    name: &'a Arc<str>,
+    /// When it began, on [`clock`], if it is observed.
+    begun: u64,
+    /// The observer knows that a wait has started, which a re-entry has not.
+    is_started: bool,
+    /// The server has answered one of the requests.
+    is_answered: bool,
+    /// The way by which the last grant came. `None`: it is a re-entry.
+    way: Option<Way>,
+    /// The thread took over the lead of the thread behind which it queued.
+    is_promoted: bool,
+    endurance: Endurance,
+    long_wait: LongWait<'a>,
 }
 
-/// The wait after a thread's first [`Synchronizer::enter`].
-fn wait<S: Synchronizer>(
-    synchronizer: &S,
-    claim: &ClaimOf<'_, S>,
-    entered: Result<EnterOf<S>, Error>,
-    answered: &mut bool,
-    way: &mut Option<Way>,
-    starts: &mut impl FnMut(),
-) -> Result<Option<GrantOf<S>>, Error> {
-    let mut first = Some(entered);
-    let mut endurance = Endurance::default();
-    let what = synchronizer.what(&claim.need);
-    let mut long_wait = LongWait::of(synchronizer.site().whose(), what, claim);
-    loop {
-        let entered = match first.take().unwrap_or_else(|| synchronizer.enter(claim)) {
-            Ok(entered) => entered,
-            Err(error) => {
-                if S::ASKS_AT_ENTRY {
-                    starts();
-                }
-                go_on(synchronizer, claim, &mut endurance, (&mut long_wait, LAST), error)?;
-                continue;
-            }
-        };
-        if !matches!(entered, Enter::Again(_)) {
-            starts();
+impl<'a, S: Synchronizer> Call<'a, S> {
+    /// Tells the observer, once, that the wait has started.
+    fn start(&mut self) {
+        if !std::mem::replace(&mut self.is_started, true) {
+            self.core.tell(|it| it.wait_started(&self.event(())));
         }
-        let is_promoted = matches!(entered, Enter::Queued(_));
-        let lead = match entered {
-            Enter::Again(grant) => {
-                *way = None;
-                return Ok(Some(grant));
+    }
+
+    /// Counts the outcome, and tells the observer of it.
+    fn observe(&mut self, outcome: &Result<Option<GrantOf<S>>, Error>) {
+        let why = match (outcome, self.way) {
+            (Ok(Some(grant)), Some(way)) => {
+                self.core.observe(Count::Acquired, |it| it.acquired(&self.event(way)));
+                self.synchronizer.told(grant);
+                return;
             }
-            Enter::Granted(grant, from) => {
-                *way = Some(from);
-                return Ok(Some(grant));
+            // A re-entry whose first request failed.
+            (Ok(Some(_)), None) => return,
+            (Ok(None), _) => None,
+            (Err(error), _) => Some(error.kind()),
+        };
+        self.start();
+        self.core.observe(Count::GaveUp, |it| it.gave_up(&self.event(why)));
+    }
+
+    fn event<T>(&self, of: T) -> Event<'a, T> {
+        let what = self.synchronizer.what(&self.claim.need);
+        Event::of(self.name, what, clock::since(self.begun), of)
+    }
+
+    /// As [`acquire`], after the thread's first [`Synchronizer::enter`].
+    fn wait_within(
+        &mut self,
+        entered: Result<EnterOf<S>, Error>,
+    ) -> Result<Option<GrantOf<S>>, Error> {
+        match self.wait(entered) {
+            Err(error) if was_cut() => {
+                self.claim.wait.check_cancelled(self.name)?;
+                let is_known = self.is_answered || was_cut_while_answering();
+                #[cfg(soak_mutants)]
+                let is_known = match () {
+                    () if mutants::is("an outage that is told as taken") => true,
+                    () if mutants::is("a short limit that fails") => false,
+                    () => is_known,
+                };
+                if is_known { Ok(None) } else { Err(error) }
             }
-            Enter::NotNow => return Ok(None),
-            Enter::Leads(lead) => lead.map(|lead| *lead),
-            // Another thread signals it: the one that gave the hold up, or the one that led.
-            Enter::Queued(waiter) => {
-                match await_signal(synchronizer, &waiter, &claim.wait, &mut long_wait)? {
-                    Some(Signal::Leadership(lead)) => lead.map(|lead| *lead),
+            outcome => outcome,
+        }
+    }
+
+    /// The wait after the thread's first [`Synchronizer::enter`].
+    fn wait(&mut self, entered: Result<EnterOf<S>, Error>) -> Result<Option<GrantOf<S>>, Error> {
+        let Self { synchronizer, claim, .. } = *self;
+        let mut first = Some(entered);
+        loop {
+            let entered = match first.take().unwrap_or_else(|| synchronizer.enter(claim)) {
+                Ok(entered) => entered,
+                Err(error) => {
+                    if S::ASKS_AT_ENTRY {
+                        self.start();
+                    }
+                    self.go_on(LAST, error)?;
+                    continue;
+                }
+            };
+            if !matches!(entered, Enter::Again(_)) {
+                self.start();
+            }
+            let lead = match entered {
+                Enter::Again(grant) => {
+                    self.way = None;
+                    return Ok(Some(grant));
+                }
+                Enter::Granted(grant, way) => {
+                    self.way = Some(way);
+                    return Ok(Some(grant));
+                }
+                Enter::NotNow => return Ok(None),
+                Enter::Leads(lead) => {
+                    self.is_promoted = false;
+                    lead
+                }
+                // Another thread signals it: the one that gave the hold up, or the one that led.
+                Enter::Queued(waiter) => match self.await_signal(&waiter)? {
+                    Some(Signal::Leadership(lead)) => {
+                        self.is_promoted = true;
+                        lead
+                    }
                     Some(Signal::Granted(grant)) => match synchronizer.receive(grant)? {
                         None => continue,
                         granted => {
-                            *way = Some(Way::Passed);
+                            self.way = Some(Way::Passed);
                             return Ok(granted);
                         }
                     },
                     Some(Signal::Failed(error)) => {
-                        go_on(synchronizer, claim, &mut endurance, (&mut long_wait, LAST), error)?;
+                        self.go_on(LAST, error)?;
                         continue;
                     }
                     None => return Ok(None),
-                }
-            }
-        };
-        // The leadership's drop, on every path out of there, hands it on (`Queued::hand_on`): it
-        // wakes the first waiter of the process's queue, which then leads. A lock's new leader gets
-        // the lead, too; if nobody waits, the entry in Redis's queue is given up. Only `install`
-        // may give the leadership up instead.
-        let leadership = Leadership::new(synchronizer.site(), lead);
-        let lasting = Lasting { endurance, long_wait, answered, way, is_promoted };
-        return lead_until_granted(synchronizer, leadership, claim, lasting);
-    }
-}
-
-/// Sleeps in the process's queue until signalled, or until the wait is over (`None`).
-fn await_signal<S: Synchronizer>(
-    synchronizer: &S,
-    waiter: &Arc<WaiterOf<S::Site>>,
-    wait: &Wait<'_>,
-    long_wait: &mut LongWait<'_>,
-) -> Result<Option<SignalOf<S::Site>>, Error> {
-    let site = synchronizer.site();
-    let (core, name) = site.whose();
-    loop {
-        let at_most = long_wait.goes_on(waiter.arrival());
-        waiter.spin_if_called();
-        if let Some(signal) = waiter.take_signal() {
-            return Ok(Some(signal));
-        }
-        // A grant that was decided before the end of the wait wins.
-        if wait.is_over() {
-            return Ok(site.give_up(waiter));
-        }
-        if let Err(error) = wait.check(core, name) {
-            return match site.give_up(waiter) {
-                None => Err(error),
-                signal => Ok(signal),
+                },
             };
-        }
-        wait.wakeable(waiter.thread(), || {
-            // Checked after the registration, since an earlier cancel woke nobody.
-            if wait.check(core, name).is_ok() {
-                waiter.thread().parker().park_until(wait.sleep_until(slow_poll().min(at_most)));
-            }
-        });
-        synchronizer.look();
-    }
-}
-
-/// A call's state over its requests.
-struct Lasting<'a> {
-    endurance: Endurance,
-    long_wait: LongWait<'a>,
-    /// The server has answered one of them.
-    answered: &'a mut bool,
-    /// Where the last grant came from.
-    way: &'a mut Option<Way>,
-    /// The thread has the lead from a leader behind which it queued.
-    is_promoted: bool,
-}
-
-/// Waits on behalf of the process, until a grant stays or the wait is over.
-fn lead_until_granted<S: Synchronizer>(
-    synchronizer: &S,
-    mut leadership: Leadership<'_, S::Site>,
-    claim: &ClaimOf<'_, S>,
-    mut lasting: Lasting<'_>,
-) -> Result<Option<GrantOf<S>>, Error> {
-    loop {
-        let lead = leadership.lead_or(|| synchronizer.request_state(claim));
-        let granted = match await_grant(synchronizer, lead, claim, &mut lasting) {
-            Ok(granted) => granted,
-            Err(error) => {
-                let Lasting { endurance, long_wait, .. } = &mut lasting;
-                go_on(synchronizer, claim, endurance, (long_wait, 0), error)?;
-                continue;
-            }
-        };
-        let Some(grant) = granted else { return Ok(None) };
-        // The server may have taken the grant away meanwhile, and only the server knows.
-        lead.listening.ask_at = 0;
-        if let Some(grant) = synchronizer.install(&mut leadership, grant, claim)? {
-            return Ok(Some(grant));
-        }
-        if claim.wait.is_over() {
-            return Ok(None);
+            // The leadership's drop, on every path out of there, hands it on (`Queued::hand_on`):
+            // it wakes the first waiter of the process's queue, which then leads. A lock's new
+            // leader gets the lead, too; if nobody waits, the entry in Redis's queue is given up.
+            // Only `install` may give the leadership up instead.
+            let lead = lead.map(|lead| *lead);
+            return self.lead_until_granted(Leadership::new(synchronizer.site(), lead));
         }
     }
-}
 
-fn await_grant<S: Synchronizer>(
-    synchronizer: &S,
-    lead: &mut LeadOf<S>,
-    claim: &ClaimOf<'_, S>,
-    Lasting { long_wait, answered, way, is_promoted, .. }: &mut Lasting<'_>,
-) -> Result<Option<GrantOf<S>>, Error> {
-    let mut answered_at = None;
-    **way = Some(S::COLLECTED);
-    let (site, wait) = (synchronizer.site(), &claim.wait);
-    let (core, name) = site.whose();
-    loop {
-        if let Some(grant) = synchronizer.collect(lead, claim) {
-            return Ok(Some(grant));
-        }
-        let Lead { listening, request_state } = &mut *lead;
-        let news = || synchronizer.has_news(request_state);
-        // At first; when a message came on one of its channels, or such a channel was confirmed,
-        // since the last request; or when `ask_at` has come.
-        if listening.is_due() {
-            let pause = synchronizer.pause(request_state);
-            if !pause.is_zero() {
-                // Deaf to messages: other waiters, which are faster, have heard them.
-                let until = wait.sleep_until(pause);
-                doze(core, name, claim.thread, wait, until, news)?;
-                if let Some(grant) = synchronizer.collect(lead, claim) {
-                    return Ok(Some(grant));
-                }
+    /// Sleeps in the process's queue until signalled, or until the wait is over (`None`).
+    fn await_signal(
+        &mut self,
+        waiter: &Arc<WaiterOf<S::Site>>,
+    ) -> Result<Option<SignalOf<S::Site>>, Error> {
+        let Self { synchronizer, core, name, .. } = *self;
+        let (site, wait) = (synchronizer.site(), &self.claim.wait);
+        loop {
+            let at_most = self.long_wait.goes_on(waiter.arrival());
+            waiter.spin_if_called();
+            if let Some(signal) = waiter.take_signal() {
+                return Ok(Some(signal));
             }
-            wait.check(core, name)?;
-            lead.listening.catch_up();
-            // If the request fails, the next leader asks at once: `catch_up` has used up the news.
-            lead.listening.ask_at = 0;
-            let asked_at = wait.is_limited().then(Instant::now);
-            let tried = synchronizer.ask(lead, claim);
-            let from = if let Ok(Try::Shared(_)) = tried { Way::Passed } else { Way::Free };
-            match tried {
-                Ok(Try::Granted(grant) | Try::Shared(grant)) => {
-                    site.was_answered(Instant::now());
-                    **way = Some(from);
-                    return Ok(Some(grant));
+            // A grant that was decided before the end of the wait wins.
+            if wait.is_over() {
+                return Ok(site.give_up(waiter));
+            }
+            if let Err(error) = wait.check(core, name) {
+                return match site.give_up(waiter) {
+                    None => Err(error),
+                    signal => Ok(signal),
+                };
+            }
+            wait.wakeable(waiter.thread(), || {
+                // Checked after the registration, since an earlier cancel woke nobody.
+                if wait.check(core, name).is_ok() {
+                    waiter.thread().parker().park_until(wait.sleep_until(slow_poll().min(at_most)));
                 }
-                Ok(Try::Busy(sleep)) => {
-                    **answered = true;
-                    answered_at = Some(Instant::now());
-                    lead.listening.ask_after(sleep);
-                }
-                // A grant that came before the end of the wait wins.
-                Err(error) if was_cut() => {
-                    // Other threads led until the end of its time, not the server kept it waiting:
-                    // it knows what the leader before it knew.
-                    if *is_promoted && asked_at.is_some_and(|at| at.elapsed() < TOO_SHORT) {
-                        **answered |= site.answers();
-                    } else {
-                        site.was_not_answered();
-                    }
-                    return synchronizer.collect(lead, claim).map(Some).ok_or(error);
-                }
+            });
+            synchronizer.look();
+        }
+    }
+
+    /// Waits on behalf of the process, until a grant stays or the wait is over.
+    fn lead_until_granted(
+        &mut self,
+        mut leadership: Leadership<'_, S::Site>,
+    ) -> Result<Option<GrantOf<S>>, Error> {
+        let Self { synchronizer, claim, .. } = *self;
+        loop {
+            let lead = leadership.lead_or(|| synchronizer.request_state(claim));
+            let granted = match self.await_grant(lead) {
+                Ok(granted) => granted,
                 Err(error) => {
-                    site.was_not_answered();
-                    return Err(error);
+                    self.go_on(0, error)?;
+                    continue;
                 }
+            };
+            let Some(grant) = granted else { return Ok(None) };
+            // The server may have taken the grant away meanwhile, and only the server knows.
+            lead.listening.ask_at = 0;
+            if let Some(grant) = synchronizer.install(&mut leadership, grant, claim)? {
+                return Ok(Some(grant));
             }
-        } else {
-            // Parked until a message, `news` (a grant by message), that time, or the end of the
-            // wait.
-            let at_most = long_wait.goes_on(0);
-            let slept = listening.sleep(core, name, claim, at_most, news);
-            // No channel was refused, or confirmed too late. If the leader was cancelled, the
-            // answer counts for the threads that queued behind it.
-            let heard = slept.as_ref().err().is_none_or(|it| it.kind() == ErrorKind::Cancelled);
-            if let Some(at) = answered_at.take().filter(|_| heard) {
-                site.was_answered(at);
+            if claim.wait.is_over() {
+                return Ok(None);
             }
-            slept?;
-        }
-        // A grant that came before the end of the wait wins.
-        if wait.is_over() {
-            return Ok(synchronizer.collect(lead, claim));
         }
     }
-}
 
-/// A request has failed. If the trouble may pass, the wait goes on after a moment, for as long as
-/// the call endures it. (The leader keeps its lead and asks again. The threads that queued behind
-/// it queue again, and do not ask.) Any other trouble ends the wait, with its error.
-fn go_on<S: Synchronizer>(
-    synchronizer: &S,
-    claim: &ClaimOf<'_, S>,
-    endurance: &mut Endurance,
-    (long_wait, arrival): (&mut LongWait<'_>, u64),
-    error: Error,
-) -> Result<(), Error> {
-    let (site, wait) = (synchronizer.site(), &claim.wait);
-    let (core, name) = site.whose();
-    // A request that the call's own limit ended says nothing of the server.
-    if !wait.blocks() || was_cut() {
-        return Err(error);
+    fn await_grant(&mut self, lead: &mut LeadOf<S>) -> Result<Option<GrantOf<S>>, Error> {
+        let Self { synchronizer, claim, core, name, .. } = *self;
+        let (site, wait) = (synchronizer.site(), &claim.wait);
+        let mut answered_at = None;
+        self.way = Some(S::COLLECTED);
+        loop {
+            if let Some(grant) = synchronizer.collect(lead, claim) {
+                return Ok(Some(grant));
+            }
+            let Lead { listening, request_state } = &mut *lead;
+            let news = || synchronizer.has_news(request_state);
+            // At first; when a message came on one of its channels, or such a channel was
+            // confirmed, since the last request; or when `ask_at` has come.
+            if listening.is_due() {
+                let pause = synchronizer.pause(request_state);
+                if !pause.is_zero() {
+                    // Deaf to messages: other waiters, which are faster, have heard them.
+                    let until = wait.sleep_until(pause);
+                    doze(core, name, claim.thread, wait, until, news)?;
+                    if let Some(grant) = synchronizer.collect(lead, claim) {
+                        return Ok(Some(grant));
+                    }
+                }
+                wait.check(core, name)?;
+                lead.listening.catch_up();
+                // If the request fails, the next leader asks at once: `catch_up` has used up the
+                // news.
+                lead.listening.ask_at = 0;
+                let asked_at = wait.is_limited().then(Instant::now);
+                let tried = synchronizer.ask(lead, claim);
+                let way = if let Ok(Try::Shared(_)) = tried { Way::Passed } else { Way::Free };
+                match tried {
+                    Ok(Try::Granted(grant) | Try::Shared(grant)) => {
+                        site.was_answered(Instant::now());
+                        self.way = Some(way);
+                        return Ok(Some(grant));
+                    }
+                    Ok(Try::Busy(sleep)) => {
+                        self.is_answered = true;
+                        answered_at = Some(Instant::now());
+                        lead.listening.ask_after(sleep);
+                    }
+                    // A grant that came before the end of the wait wins.
+                    Err(error) if was_cut() => {
+                        // Other threads led until the end of its time, not the server kept it
+                        // waiting: it knows what the leader before it knew.
+                        if self.is_promoted && asked_at.is_some_and(|at| at.elapsed() < TOO_SHORT) {
+                            self.is_answered |= site.answers();
+                        } else {
+                            site.was_not_answered();
+                        }
+                        return synchronizer.collect(lead, claim).map(Some).ok_or(error);
+                    }
+                    Err(error) => {
+                        site.was_not_answered();
+                        return Err(error);
+                    }
+                }
+            } else {
+                // Parked until a message, `news` (a grant by message), that time, or the end of
+                // the wait.
+                let at_most = self.long_wait.goes_on(0);
+                let slept = listening.sleep(core, name, claim, at_most, news);
+                // No channel was refused, or confirmed too late. If the leader was cancelled, the
+                // answer counts for the threads that queued behind it.
+                let heard = slept.as_ref().err().is_none_or(|it| it.kind() == ErrorKind::Cancelled);
+                if let Some(at) = answered_at.take().filter(|_| heard) {
+                    site.was_answered(at);
+                }
+                slept?;
+            }
+            // A grant that came before the end of the wait wins.
+            if wait.is_over() {
+                return Ok(synchronizer.collect(lead, claim));
+            }
+        }
     }
-    // The leader at that time asked for all threads.
-    if let Some(at) = site.last_answer() {
-        endurance.answered(at);
+
+    /// A request has failed. If the trouble may pass, the wait goes on after a moment, for as long
+    /// as the call endures it. (The leader keeps its lead and asks again. The threads that queued
+    /// behind it queue again, and do not ask.) Any other trouble ends the wait, with its error.
+    fn go_on(&mut self, arrival: u64, error: Error) -> Result<(), Error> {
+        let Self { core, name, claim, .. } = *self;
+        let wait = &claim.wait;
+        // A request that the call's own limit ended says nothing of the server.
+        if !wait.blocks() || was_cut() {
+            return Err(error);
+        }
+        // The leader at that time asked for all threads.
+        if let Some(at) = self.synchronizer.site().last_answer() {
+            self.endurance.answered(at);
+        }
+        let Some(pause) = self.endurance.failed(&error, core.config.failover_timeout) else {
+            return Err(error);
+        };
+        // The pause is short: a warning that is due in it comes after the next one.
+        self.long_wait.goes_on(arrival);
+        doze(core, name, claim.thread, wait, wait.sleep_until(pause), || false)?;
+        if wait.is_over() { Err(error) } else { Ok(()) }
     }
-    let Some(pause) = endurance.failed(&error, core.config.failover_timeout) else {
-        return Err(error);
-    };
-    // The pause is short: a warning that is due in it comes after the next one.
-    long_wait.goes_on(arrival);
-    doze(core, name, claim.thread, wait, wait.sleep_until(pause), || false)?;
-    if wait.is_over() { Err(error) } else { Ok(()) }
 }
 
 /// Sends a further request of a call that waits. It outlasts an outage, as the first one does. The
