@@ -400,30 +400,31 @@ fn a_lost_release_is_sent_again_until_it_is_done() {
     }
 }
 
+/// It never came, or it came and its reply did not: it is repeated while others hold the lock.
 #[test]
 fn a_release_that_comes_late_touches_no_later_hold() {
     let _bounded = bounded();
-    let server = server();
-    let proxy = Proxy::before(&server);
-    let (client, other) = (behind(&proxy), client(&server));
-    let lock = client.reentrant_lock("later");
-    let guard = lock.lock().unwrap();
-    // A retry releases it; retries go on for a whole lease.
-    on_release(&proxy, "later", 3, Action::LoseRequest);
-    assert!(guard.unlock().is_err());
-    let theirs = other.reentrant_lock("later").try_lock_for(SOON).unwrap().expect("it is free");
-    let held = holder(&mut server.connection(), "later");
-    let before = Commands::so_far(&server).scripts();
-    wait_until("another release has come", SOON, || Commands::so_far(&server).scripts() > before);
-    assert_eq!(holder(&mut server.connection(), "later"), held);
-    theirs.unlock().unwrap();
-    // The same client's next hold, too.
-    let guard = lock.lock().unwrap();
-    let held = holder(&mut server.connection(), "later");
-    let before = Commands::so_far(&server).scripts();
-    wait_until("another release has come", SOON, || Commands::so_far(&server).scripts() > before);
-    assert_eq!(holder(&mut server.connection(), "later"), held);
-    guard.unlock().unwrap();
+    for action in [Action::LoseRequest, Action::LoseReply] {
+        let server = server();
+        let proxy = Proxy::before(&server);
+        let (client, other) = (behind(&proxy), client(&server));
+        let lock = client.reentrant_lock("later");
+        let guard = lock.lock().unwrap();
+        // A retry releases it; retries go on for a whole lease.
+        on_release(&proxy, "later", 3, action);
+        assert!(guard.unlock().is_err());
+        // Another client's hold, and the same client's and thread's next one.
+        for lock in [other.reentrant_lock("later"), lock] {
+            let guard = lock.try_lock_for(SOON).unwrap().expect("it is free");
+            let held = holder(&mut server.connection(), "later");
+            let before = Commands::so_far(&server).scripts();
+            wait_until("another release has come", SOON, || {
+                Commands::so_far(&server).scripts() > before
+            });
+            assert_eq!(holder(&mut server.connection(), "later"), held, "{action:?}");
+            guard.unlock().unwrap();
+        }
+    }
 }
 
 #[test]
