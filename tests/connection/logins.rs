@@ -48,6 +48,37 @@ fn holds_outlast_a_new_password_and_the_end_of_all_connections() {
     }
 }
 
+/// A waiter does not find out by its next question: its client listens again, with the new password.
+#[test]
+fn a_waiter_hears_of_its_grant_after_a_new_password_and_the_end_of_the_subscription() {
+    let _bounded = bounded();
+    let server = server();
+    let vault = Vault::new(None);
+    vault.add(slice::from_ref(&server), "0");
+    let client = vault.asked_by(impatient(&server.url())).connect().unwrap();
+    let lock = common::client(&server).reentrant_lock("waited for");
+    let mut password = 0;
+    at_once(|| {
+        let guard = lock.lock().unwrap();
+        let waits = client.reentrant_lock("waited for");
+        let waiter = spawn(move || waits.lock().unwrap().unlock().unwrap());
+        wait_in_line(&server, "waited for", 1);
+        waiter.wait_queued();
+        let (old, new) = (password.to_string(), (password + 1).to_string());
+        password += 1;
+        vault.add(slice::from_ref(&server), &new);
+        Vault::remove(slice::from_ref(&server), &old);
+        let () = redis::cmd("CLIENT")
+            .arg(&["KILL", "TYPE", "pubsub", "USER", "tokens"])
+            .query::<u64>(&mut server.connection())
+            .map(|ended| assert_eq!(ended, 1, "it did not listen"))
+            .unwrap();
+        wait_subscribed(&server, &own_channel(client.id()));
+        guard.unlock().unwrap();
+        waiter.join();
+    });
+}
+
 /// The server may end connections opened with credentials that have expired.
 #[test]
 fn open_connections_are_given_new_credentials_before_the_old_ones_expire() {
