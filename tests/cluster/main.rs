@@ -359,6 +359,35 @@ fn a_password_is_that_of_all_servers() {
     assert!(!error.to_string().contains("another"), "{error}");
 }
 
+/// Also those that the cluster names, and not the URL.
+#[test]
+fn the_urls_user_is_that_of_all_servers() {
+    let _bounded = bounded();
+    let cluster = cluster();
+    for server in cluster.servers() {
+        let rules = ["SETUSER", "app", "on", ">word", "~*", "&*", "+@all"];
+        redis::cmd("ACL").arg(&rules).exec(&mut server.connection()).unwrap();
+    }
+    // Of one server only.
+    let url = cluster.servers()[0].url().replace("redis://", "redis-cluster://app:word@");
+    let clients = [(); 2].map(|()| Client::builder(&url).watchdog_timeout(LONG).connect().unwrap());
+    for name in names(&cluster) {
+        let guard = clients[0].reentrant_lock(&name).lock().unwrap();
+        let waiter = clients[1].reentrant_lock(&name);
+        let waiting = spawn(move || waiter.lock().unwrap().unlock().unwrap());
+        waiting.wait_queued();
+        let list: String =
+            redis::cmd("CLIENT").arg("LIST").query(&mut cluster.home(&name).connection()).unwrap();
+        for client in &clients {
+            let mut own = list.lines().filter(|line| line.contains(client.id())).peekable();
+            assert!(own.peek().is_some(), "no connection of {}: {list}", client.id());
+            assert!(own.all(|line| line.contains(" user=app ")), "{list}");
+        }
+        guard.unlock().unwrap();
+        waiting.join();
+    }
+}
+
 /// New passwords of all servers, also of one to which a slot has moved.
 #[test]
 fn holds_outlast_new_passwords_and_the_move_of_a_slot() {
