@@ -500,7 +500,8 @@ fn a_command_that_was_renamed_is_said_to_be_missing() {
                 "{command}, {what}: {error}"
             );
             let said = error.to_string();
-            assert!(said.contains("rename-command"), "{command}, {what}: {error}");
+            let is_clear = said.contains("rename-command") && said.contains("a proxy");
+            assert!(is_clear, "{command}, {what}: {error}");
             // "A fair lock needs the rights of a lock, and …"
             let named = said.contains(command) || said.contains("rights of a lock");
             assert!(named, "{command}, {what}: {error}");

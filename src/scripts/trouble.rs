@@ -219,19 +219,20 @@ pub(crate) fn unacknowledged(cause: &Cause) -> Error {
 /// The error for a reply to a user that needs these rights. This library's words name the cause;
 /// without such words the server's do, and then they are not the source, too.
 pub(crate) fn refused(cause: &Cause, rights: Rights) -> Error {
-    let Cause { error, address, .. } = cause;
+    let Cause { error, address, command, .. } = cause;
     let (code, detail) = (reply_code(error), error.detail().unwrap_or_default());
-    let told = |hint: &str| {
-        let message = format!("the server at {address} refuses it: {hint}");
+    let told_of = |what: &str, hint: &str| {
+        let message = format!("the server at {address} refuses {what}: {hint}");
         passing(Error::new(ErrorKind::Redis, message), error)
     };
+    let told = |hint: &str| told_of("it", hint);
     let is_forbidden = code == "NOPERM";
     if is_forbidden || code == "ERR" && is_missing(detail) {
         let (which, advice) = (missing_right(detail), rights.advice());
         let why = if is_forbidden {
             "its access rights (ACL) forbid it"
         } else {
-            "it lacks a command, which rename-command has taken away"
+            "it lacks a command, which rename-command has taken away, or a proxy does not pass on"
         };
         let hint = format!("{why}: {which}{advice} (table of rights: docs/operations.md)");
         return told(&hint).caused_by_shared(error.clone());
@@ -265,7 +266,8 @@ pub(crate) fn refused(cause: &Cause, rights: Rights) -> Error {
              redis-cluster:// in place of redis://"
         }
         "CROSSSLOT" => "the name's braces put key and channel into different slots",
-        _ => return told(&error.to_string()),
+        // Perhaps a proxy's word, which knows some commands only.
+        _ => return told_of(command.as_deref().unwrap_or("it"), &error.to_string()),
     };
     told(hint).caused_by_shared(error.clone())
 }
@@ -291,12 +293,14 @@ fn without_script(error: &RedisError) -> RedisError {
 }
 
 /// The command that a refusal names, and its key if a script of ours asked for the right: a part of
-/// a sentence. Redis 7.0 names no command that a script tried.
+/// a sentence. Redis 7.0 names no command that a script tried, and no server one that it does not
+/// know.
 fn missing_right(detail: &str) -> String {
     let asked = detail.strip_prefix("the user may not run ").map(str::to_owned);
     let tried = || {
-        let (_, command) = detail.split_once(" run the '")?;
-        command.split_once('\'').map(|(command, _)| command.to_uppercase())
+        let marks = [" run the '", "unknown command '", "unknown command `"];
+        let (_, command) = marks.iter().find_map(|mark| detail.split_once(mark))?;
+        command.split_once(['\'', '`']).map(|(command, _)| command.to_uppercase())
     };
     // A key among the request's own: the server refuses the script as a whole.
     let of_keys = || {
@@ -388,9 +392,24 @@ mod tests {
                 "NOPERM this user has no permissions to run the 'client|list' command",
                 "CLIENT|LIST is",
             ),
+            ("ERR unknown command 'wait', with args beginning with: '1' ", "WAIT is"),
+            ("ERR unknown command `SSUBSCRIBE`, with args beginning with: `x`, ", "SSUBSCRIBE is"),
         ] {
             let said = refused(&said(text), Rights::Locks).to_string();
             assert!(said.contains(named) && said.contains("docs/operations.md"), "{said}");
+        }
+    }
+
+    #[test]
+    fn an_unknown_refusal_names_its_command() {
+        for command in [None, Some("EVALSHA".into())] {
+            let what = command.clone().unwrap_or_else(|| "it".into());
+            let cause = Cause { command, ..said("ERR not supported here") };
+            let error = refused(&cause, Rights::Locks).to_string();
+            assert!(
+                error.ends_with(&format!("refuses {what}: \"ERR\": not supported here")),
+                "{error}"
+            );
         }
     }
 

@@ -271,7 +271,7 @@ fn waits_go_on_while_replicas_are_away_and_no_longer_than_they_may() {
         let begun = Instant::now();
         let error = lock.lock().unwrap_err();
         assert!(begun.elapsed() >= limit, "{:?}: {error}", begun.elapsed());
-        let said = if refused { "NOREPLICAS" } else { "only 0 of 1 replicas" };
+        let said = if refused { "refuses EVALSHA: " } else { "only 0 of 1 replicas" };
         assert!(format!("{error:#}").contains(said), "{error:#}");
         assert!(error.is_transient(), "{error}");
         find(&mut redis);

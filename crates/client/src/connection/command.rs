@@ -320,6 +320,12 @@ impl Command {
         }
     }
 
+    /// Its name: of a script, the command that calls it.
+    pub fn name(&self) -> Option<&str> {
+        let parts = self.bytes.iter().position(|byte| *byte == b'\n')? + 1;
+        next_part(&self.bytes[parts..]).and_then(|(name, _)| str::from_utf8(name).ok())
+    }
+
     /// The first key, or the part in its place: behind a script's hash and the number of its keys,
     /// or behind a plain command's name. `None`: the command has none.
     pub fn key(&self) -> Option<&[u8]> {

@@ -34,6 +34,8 @@ pub struct Cause {
     pub address: Arc<str>,
     /// Whether there was ever a connection to the server: its address is right then.
     pub met: bool,
+    /// The command that the server refused, if that is known.
+    pub command: Option<Box<str>>,
     /// The type of the value under the command's key, if the server refused it and said so.
     pub holds: Option<&'static str>,
 }
@@ -42,12 +44,12 @@ impl Cause {
     /// An error that this process met with the server.
     pub fn new(error: impl Into<RedisError>, health: &Health) -> Self {
         let error = Arc::new(error.into());
-        Self { error, address: health.address(), met: health.was_met(), holds: None }
+        Self { error, address: health.address(), met: health.was_met(), command: None, holds: None }
     }
 
     /// An error that a server itself sent.
     pub fn said(error: Arc<RedisError>, address: Arc<str>) -> Self {
-        Self { error, address, met: true, holds: None }
+        Self { error, address, met: true, command: None, holds: None }
     }
 }
 

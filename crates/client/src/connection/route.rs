@@ -44,12 +44,14 @@ impl Route {
         }
     }
 
-    /// An outcome, with the type of the key's value if the server refused it.
-    fn with_type(&self, outcome: Outcome, command: &Command) -> Outcome {
+    /// An outcome, with the command if the server refused it, and with the type of the key's value if
+    /// that was the reason.
+    fn explained(&self, outcome: Outcome, command: &Command) -> Outcome {
         let mut cause = match outcome {
             Err(Failure::Refused(cause)) => cause,
             outcome => return outcome,
         };
+        cause.command = command.name().map(Into::into);
         if reply_code(&cause.error) == "WRONGTYPE"
             && let Some(key) = command.key()
         {
@@ -78,7 +80,7 @@ impl Route {
             Self::Server(lane) => lane.call_twice(command, copy),
             Self::Slot(slot) => slot.call_twice(command, copy),
         };
-        (self.with_type(outcome, command), in_doubt)
+        (self.explained(outcome, command), in_doubt)
     }
 }
 
