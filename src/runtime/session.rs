@@ -78,8 +78,7 @@ impl Session {
     /// Connects to the server, or to one of a cluster's.
     fn find(url: &str, config: &Config) -> Result<(Servers, Greeting), Error> {
         let lanes = |round_trip| config.connections.unwrap_or_else(|| lanes_for(round_trip));
-        if let Some(cluster) = Cluster::connect(url, &config.connection) {
-            let cluster = cluster?;
+        if let Some(cluster) = Cluster::connect(url, &config.connection)? {
             let mut refusal = None;
             for node in cluster.nodes() {
                 match Self::greet(node.any_lane(), config, true) {

@@ -97,10 +97,7 @@ impl From<Failure> for Trouble {
 impl From<ConnectError> for Error {
     fn from(error: ConnectError) -> Self {
         match error {
-            ConnectError::Unusable(why, None) => Self::new(ErrorKind::Config, why),
-            ConnectError::Unusable(why, Some(source)) => {
-                Self::new(ErrorKind::Config, why).caused_by_shared(source)
-            }
+            ConnectError::Unusable(why) => Self::new(ErrorKind::Config, why),
             ConnectError::NotReady(why) => Self::new(ErrorKind::Redis, why).transient(true),
             ConnectError::Unreachable(cause) => unreachable(&cause),
         }

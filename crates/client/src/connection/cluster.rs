@@ -32,7 +32,7 @@ use super::Settings;
 use super::host_port::HostPort;
 use super::limit::{self, Limit};
 use super::reply::{Redirect, redirect, redirect_of};
-use super::url::ClusterUrl;
+use super::url::{Kind, Url};
 use super::{
     Cause, Channels, Command, Endpoint, Failure, Lane, Node, Outcome, SLOTS, error_reply, slot_of,
 };
@@ -89,16 +89,18 @@ struct ClusterState {
 
 impl Cluster {
     /// Finds the servers. `None`: the URL is of another kind.
-    pub fn connect(url: &str, config: &Settings) -> Option<Result<Arc<Self>, ConnectError>> {
-        let url = ClusterUrl::parse(url)?;
-        let opened = url.map_err(ConnectError::unusable).and_then(|url| Self::open(&url, config));
-        Some(opened.map(Arc::new))
+    pub fn connect(url: &str, config: &Settings) -> Result<Option<Arc<Self>>, ConnectError> {
+        let url = Url::parse(url).map_err(ConnectError::unusable)?;
+        if !matches!(url.kind, Kind::Cluster) {
+            return Ok(None);
+        }
+        Ok(Some(Arc::new(Self::open(&url, config)?)))
     }
 
-    fn open(url: &ClusterUrl, config: &Settings) -> Result<Self, ConnectError> {
+    fn open(url: &Url, config: &Settings) -> Result<Self, ConnectError> {
         let mut refusal = None;
-        for info in &url.nodes {
-            let manner = Endpoint::of_cluster(info, config)?;
+        for address in &url.hosts {
+            let manner = Endpoint::of_cluster(address, &url.settings, config)?;
             let asked = match ask(&manner, config.connect_timeout) {
                 Ok(asked) => asked,
                 Err(error) => {
@@ -126,7 +128,7 @@ impl Cluster {
             }
             let channels =
                 if config.sharded_channels { Channels::Sharded } else { Channels::Cluster };
-            let seeds: Vec<_> = url.nodes.iter().map(|info| HostPort::of(info.addr())).collect();
+            let seeds: Vec<_> = url.hosts.iter().map(HostPort::of).collect();
             let state = ClusterState {
                 nodes: Vec::new(),
                 owners: vec![NOBODY; SLOTS.into()],

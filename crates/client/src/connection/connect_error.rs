@@ -1,16 +1,12 @@
 //! Why a client has no connection.
 
-use std::sync::Arc;
-
-use redis::RedisError;
-
 use super::Cause;
 
 /// Why a client cannot connect.
 #[derive(Clone, Debug)]
 pub enum ConnectError {
     /// A setting or the URL is not usable, for this reason.
-    Unusable(String, Option<Arc<RedisError>>),
+    Unusable(String),
     /// The cluster serves no keys yet.
     NotReady(String),
     /// No connection was opened.
@@ -19,6 +15,6 @@ pub enum ConnectError {
 
 impl ConnectError {
     pub(super) fn unusable(why: impl Into<String>) -> Self {
-        Self::Unusable(why.into(), None)
+        Self::Unusable(why.into())
     }
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use std::time::Instant;
 
-use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisResult};
+use redis::{ConnectionAddr, RedisConnectionInfo, RedisResult};
 
 use super::ConnectError;
 use super::host_port::HostPort;
@@ -15,8 +15,7 @@ use super::name::Name;
 use super::sentinel::Sentinels;
 use super::server::{Runs, Server};
 use super::stream::Network;
-use super::url::SentinelUrl;
-use super::url::explain_url;
+use super::url::{Kind, Url};
 use super::{Channels, Connection, Health};
 use super::{Credentials, Settings};
 
@@ -64,22 +63,17 @@ impl Endpoint {
 
     /// The server, or the service of Sentinels, of this URL. Opens no connection.
     pub fn of(url: &str, config: &Settings) -> Result<Self, ConnectError> {
-        if let Some(url) = SentinelUrl::parse(url) {
-            let url = url.map_err(ConnectError::unusable)?;
-            let health = Arc::new(Health::new(&format!("{:?} (by its Sentinels)", url.service)));
-            let settings = Credentials::instead(&config.credentials, url.server.redis_settings());
-            let login = Login::of_servers(settings, config);
-            let sentinels = Sentinels::new(&url, &login, config, &health)?;
-            let timeouts = [config.connect_timeout, config.response_timeout];
-            return Ok(Self::at(Target::Named(Arc::new(sentinels)), login, timeouts, health));
-        }
-        if let Some(why) = explain_url(url) {
-            return Err(ConnectError::unusable(why));
-        }
-        let info = url.into_connection_info().map_err(|source| {
-            ConnectError::Unusable("the URL is not usable".to_owned(), Some(Arc::new(source)))
-        })?;
-        Ok(Self::of_server(&info, config)?.following_its_name())
+        let Url { kind, hosts, settings } = Url::parse(url).map_err(ConnectError::unusable)?;
+        let Kind::Sentinels { service, settings: of_sentinels } = kind else {
+            return Ok(Self::of_server(&hosts[0], &settings, config)?.following_its_name());
+        };
+        let health = Arc::new(Health::new(&format!("{service:?} (by its Sentinels)")));
+        let settings = Credentials::instead(&config.credentials, &settings);
+        let login = Login::of_servers(settings, config);
+        let sentinels =
+            Sentinels::new(service, &hosts, &of_sentinels, login.clone(), config, &health)?;
+        let timeouts = [config.connect_timeout, config.response_timeout];
+        Ok(Self::at(Target::Named(Arc::new(sentinels)), login, timeouts, health))
     }
 
     /// The same endpoint, but if its name leads to another server, the connections go there.
@@ -94,24 +88,26 @@ impl Endpoint {
         self
     }
 
-    fn of_server(info: &ConnectionInfo, config: &Settings) -> Result<Self, ConnectError> {
+    fn of_server(
+        address: &ConnectionAddr,
+        settings: &RedisConnectionInfo,
+        config: &Settings,
+    ) -> Result<Self, ConnectError> {
         let timeouts = [config.connect_timeout, config.response_timeout];
-        let health = Arc::new(Health::new(&HostPort::text_of(info.addr())));
-        let target = Target::At {
-            address: info.addr().clone(),
-            network: Network::new(info.addr(), config)?,
-            name: None,
-        };
-        let settings = Credentials::instead(&config.credentials, info.redis_settings());
+        let health = Arc::new(Health::new(&HostPort::text_of(address)));
+        let network = Network::new(address, config)?;
+        let target = Target::At { address: address.clone(), network, name: None };
+        let settings = Credentials::instead(&config.credentials, settings);
         Ok(Self::at(target, Login::of_servers(settings, config), timeouts, health))
     }
 
     /// A server of a cluster, before its kind of channels is known.
     pub(super) fn of_cluster(
-        info: &ConnectionInfo,
+        address: &ConnectionAddr,
+        settings: &RedisConnectionInfo,
         config: &Settings,
     ) -> Result<Self, ConnectError> {
-        Ok(Self::of_server(info, config)?.with_channels(Channels::Cluster))
+        Ok(Self::of_server(address, settings, config)?.with_channels(Channels::Cluster))
     }
 
     /// Another server of the same cluster.

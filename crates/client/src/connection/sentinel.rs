@@ -18,7 +18,7 @@ mod follow;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use redis::{ConnectionAddr, RedisError, RedisResult};
+use redis::{ConnectionAddr, RedisConnectionInfo, RedisError, RedisResult};
 
 use super::ConnectError;
 use super::host_port::HostPort;
@@ -26,7 +26,6 @@ use super::login::Login;
 use super::reply::{NO_MASTER, NO_SERVICE, is_refusal};
 use super::server::Server;
 use super::stream::Network;
-use super::url::SentinelUrl;
 use super::{Closer, Connection, Health};
 use super::{Credentials, Settings};
 use crate::sync::{Condvar, Mutex};
@@ -45,10 +44,11 @@ const SHORTEST_ATTEMPT: Duration = Duration::from_secs(1);
 /// The Sentinels of a client, and the master they name.
 pub(crate) struct Sentinels {
     service: String,
-    /// The manner of Sentinels, and that of servers.
-    of_sentinels: Manner,
-    of_servers: Manner,
-    /// The TLS settings of both.
+    of_sentinels: Login,
+    of_servers: Login,
+    /// The pattern of all addresses, and their TLS settings. One scheme stands for Sentinels and
+    /// servers.
+    pattern: ConnectionAddr,
     network: Network,
     connect_timeout: Duration,
     response_timeout: Duration,
@@ -91,47 +91,18 @@ struct FoundMaster {
     doubt: Option<RedisError>,
 }
 
-/// The access data for a kind of server.
-struct Manner {
-    /// `None`: it speaks no TLS. Otherwise whether any certificate will do.
-    insecure: Option<bool>,
-    login: Login,
-}
-
-impl Manner {
-    fn address(&self, HostPort { host, port }: &HostPort) -> ConnectionAddr {
-        match self.insecure {
-            None => ConnectionAddr::Tcp(host.clone(), *port),
-            Some(insecure) => ConnectionAddr::TcpTls {
-                host: host.clone(),
-                port: *port,
-                insecure,
-                tls_params: None,
-            },
-        }
-    }
-}
-
 impl Sentinels {
     pub(super) fn new(
-        url: &SentinelUrl,
-        of_servers: &Login,
+        service: String,
+        hosts: &[ConnectionAddr],
+        of_sentinels: &RedisConnectionInfo,
+        of_servers: Login,
         config: &Settings,
         health: &Arc<Health>,
     ) -> Result<Self, ConnectError> {
-        let insecure = |address: &ConnectionAddr| match address {
-            ConnectionAddr::TcpTls { insecure, .. } => Some(*insecure),
-            _ => None,
-        };
-        // One scheme stands for all of them.
-        let address = url.server.addr();
-        let (network, insecure) = (Network::new(address, config)?, insecure(address));
-        let login = url.sentinels.first().unwrap_or(&url.server).redis_settings();
-        let of_sentinels = Credentials::instead(&config.sentinel_credentials, login);
-        let of_sentinels = Login::new(of_sentinels, config);
-        let sentinels = url.sentinels.iter().map(|info| HostPort::of(info.addr())).collect();
+        let of_sentinels = Credentials::instead(&config.sentinel_credentials, of_sentinels);
         let state = SentinelsState {
-            sentinels,
+            sentinels: hosts.iter().map(HostPort::of).collect(),
             master: None,
             asking: false,
             asked: 0,
@@ -141,10 +112,11 @@ impl Sentinels {
             ended: false,
         };
         Ok(Self {
-            service: url.service.clone(),
-            of_sentinels: Manner { insecure, login: of_sentinels },
-            of_servers: Manner { insecure, login: of_servers.clone() },
-            network,
+            service,
+            of_sentinels: Login::new(of_sentinels, config),
+            of_servers,
+            network: Network::new(&hosts[0], config)?,
+            pattern: hosts[0].clone(),
             connect_timeout: config.connect_timeout,
             response_timeout: config.response_timeout,
             health: Arc::clone(health),
@@ -194,8 +166,7 @@ impl Sentinels {
             };
             let attempt = (self.connect_timeout / ATTEMPTS).max(SHORTEST_ATTEMPT);
             let until = Instant::now().checked_add(attempt).map_or(deadline, |it| it.min(deadline));
-            let Manner { login, .. } = &self.of_servers;
-            let address = self.of_servers.address(&master.host_port);
+            let (address, login) = (master.host_port.instead_of(&self.pattern), &self.of_servers);
             let watch = |closer| self.watch(&master.host_port, closer);
             let (network, timeout) = (&self.network, response_timeout);
             let opened = Connection::open(&address, network, login, timeout, until, true, &watch);

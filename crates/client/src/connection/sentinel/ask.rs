@@ -133,8 +133,8 @@ impl Sentinels {
         host_port: &HostPort,
         deadline: Instant,
     ) -> RedisResult<Connection> {
-        let address = self.of_sentinels.address(host_port);
-        let login = &self.of_sentinels.login;
+        let address = host_port.instead_of(&self.pattern);
+        let login = &self.of_sentinels;
         let (network, timeout) = (&self.network, self.response_timeout);
         Connection::open(&address, network, login, timeout, deadline, false, &|_| {})
             .map(|(connection, _)| connection)
