@@ -18,7 +18,6 @@ mod outage;
 mod outcome;
 mod reply;
 mod resp;
-mod route;
 mod sentinel;
 mod server;
 mod servers;
@@ -50,9 +49,8 @@ pub use reply::{
     NO_CERTIFICATE, NO_MASTER, NO_SERVICE, REFUSED_CERTIFICATE, error_reply, is_redirect,
     is_transient, reply_code,
 };
-pub use route::Route;
 pub use server::Server;
-pub use servers::Servers;
+pub use servers::{Route, Servers};
 #[cfg(feature = "tls")]
 pub use settings::TlsSettings;
 pub use settings::{ReplicaAcks, Settings};

@@ -1,11 +1,15 @@
-//! The servers of a client: one, or a cluster's.
+//! The servers of a client, and how a name's commands reach the server that has the name.
 
+use std::borrow::Cow;
+use std::fmt;
 use std::sync::Arc;
 
-use super::cluster::{Cluster, Slot};
-use super::{Channels, Node, Route};
+use redis::Value;
 
-/// See the module.
+use super::cluster::{Cluster, Slot};
+use super::{Channels, Command, Failure, Lane, Limit, Node, Outcome, reply_code};
+
+/// The servers of a client: one, or a cluster's.
 #[derive(Clone, Debug)]
 pub enum Servers {
     /// One server, or the master that Sentinels name.
@@ -84,5 +88,85 @@ impl Servers {
             others.iter().any(|other| one.endpoint.is_same_server_as(&other.endpoint))
         };
         self.all().iter().any(is_one)
+    }
+}
+
+/// From a name to a server's lane. Callers' commands for a name go over one lane, so that they run
+/// in the order of writing; in a cluster, over one lane of the server that has the name's slot now.
+#[derive(Clone)]
+pub enum Route {
+    /// One server has all names.
+    Server(Arc<Lane>),
+    /// The server that has the name's slot, whichever that is.
+    Slot(Slot),
+}
+
+impl Route {
+    /// The present lane.
+    #[inline]
+    pub fn lane(&self) -> Cow<'_, Arc<Lane>> {
+        match self {
+            Self::Server(lane) => Cow::Borrowed(lane),
+            Self::Slot(slot) => Cow::Owned(slot.lane()),
+        }
+    }
+
+    /// The number of the server's run that was met last there.
+    #[inline]
+    pub fn incarnation(&self) -> u64 {
+        self.lane().endpoint().incarnation()
+    }
+
+    /// See [`Lane::call_once`].
+    pub fn call_once(&self, command: &Command) -> Outcome {
+        match self {
+            Self::Server(lane) => lane.call_once(command),
+            Self::Slot(slot) => slot.call_once(command),
+        }
+    }
+
+    /// An outcome, with the command if the server refused it, and with the type of the key's value if
+    /// that was the reason.
+    fn explained(&self, outcome: Outcome, command: &Command) -> Outcome {
+        let mut cause = match outcome {
+            Err(Failure::Refused(cause)) => cause,
+            outcome => return outcome,
+        };
+        cause.command = command.name().map(Into::into);
+        if reply_code(&cause.error) == "WRONGTYPE"
+            && let Some(key) = command.key()
+        {
+            // Without the right to ask, the type stays unknown. A limit that ends this question has
+            // not ended the call, which was answered.
+            let _limited = Limit::set(Limit::current());
+            cause.holds = match self.call_once(&Command::plain(&[b"TYPE", key])) {
+                Ok(Value::SimpleString(name)) => match &*name {
+                    "hash" => Some("a hash"),
+                    "list" => Some("a list"),
+                    "set" => Some("a set"),
+                    "stream" => Some("a stream"),
+                    "string" => Some("a string"),
+                    "zset" => Some("a sorted set"),
+                    _ => None,
+                },
+                _ => None,
+            };
+        }
+        Err(Failure::Refused(cause))
+    }
+
+    /// See [`Lane::call_twice`].
+    pub fn call_twice(&self, command: &Command, copy: impl FnOnce() -> Command) -> (Outcome, bool) {
+        let (outcome, in_doubt) = match self {
+            Self::Server(lane) => lane.call_twice(command, copy),
+            Self::Slot(slot) => slot.call_twice(command, copy),
+        };
+        (self.explained(outcome, command), in_doubt)
+    }
+}
+
+impl fmt::Debug for Route {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.lane().fmt(f)
     }
 }
