@@ -1,14 +1,4 @@
-//! Which server of a cluster has which slot, and how a command finds it.
-//!
-//! ```text
-//! call   to the slot's server, as far as known -> its reply
-//!        MOVED: that server has the slot now, and is remembered -> call again
-//!        ASK: this once, over there, behind ASKING -> its reply
-//!        TRYAGAIN, CLUSTERDOWN, no server there: look for it, a moment later call again
-//! ```
-//!
-//! All within the call's own time. A command refused in these ways was not run. A command whose
-//! connection broke may have run: it is sent again only as its copy, as with one server.
+//! Which server of a cluster has which slot.
 //!
 //! No thread looks at the slots while all is well. A thread that a server sends elsewhere, or that
 //! reaches none, looks: one thread for all.
@@ -20,27 +10,25 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, OnceLock};
-use std::thread;
 use std::time::{Duration, Instant};
 
-use redis::{RedisError, RedisResult, Value};
+use redis::RedisError;
 
 use super::ConnectError;
 use super::Settings;
 use super::host_port::HostPort;
-use super::limit::{self, Limit};
-use super::reply::{Redirect, redirect, redirect_of};
+use super::reply::{Redirect, redirect_of};
 use super::url::{Kind, Url};
-use super::{
-    Cause, Channels, Command, Endpoint, Failure, Lane, Node, Outcome, SLOTS, error_reply, slot_of,
-};
-use crate::sync::{Condvar, Mutex, own_thread};
+use super::{Cause, Channels, Endpoint, Lane, Node, SLOTS};
+use crate::sync::{Condvar, Mutex};
 
-mod slots;
+mod slot;
+mod view;
 
-use slots::{Range, Weight, ranges};
+pub(super) use slot::Slot;
+pub use slot::unfollowed;
+use view::{NO_CLUSTER_INFO, Range, View, ask, ranges};
 
 /// The time for a server's answer on its slots.
 const SAYS_WITHIN: Duration = Duration::from_millis(500);
@@ -49,9 +37,6 @@ const AGAIN: Duration = Duration::from_millis(50);
 /// If the last look was so long ago, a thread looks at all slots when a server names another for
 /// one slot: that one may have taken the place of a dead server.
 const SEEN: Duration = Duration::from_secs(1);
-/// How long a call waits before it is sent again: at first, and at last.
-const FIRST_PAUSE: Duration = Duration::from_millis(2);
-const LAST_PAUSE: Duration = Duration::from_millis(50);
 const NOBODY: u16 = u16::MAX;
 
 /// The servers of a cluster that were met, and the slots.
@@ -208,61 +193,6 @@ impl Cluster {
         let owner = usize::from(state.owners[usize::from(slot)]);
         let (_, node) = state.nodes.get(owner).unwrap_or(&state.nodes[0]);
         Arc::clone(node)
-    }
-
-    /// Follows, until `until`, a server's answer to a command of this slot that a background thread
-    /// sent. Returns the reply of the server that has the slot. If another server has it from now
-    /// on, that one's renewer sends the command, and waits for it alone: it was not run. (At the
-    /// client's end there is none that could.)
-    pub fn resend(
-        self: &Arc<Self>,
-        command: &Command,
-        outcome: Outcome,
-        until: Instant,
-    ) -> Outcome {
-        let (Some(key), Some(sent)) = (command.key(), redirect(&outcome)) else { return outcome };
-        if self.is_ended() {
-            return self.resend_at_the_end(command, key, outcome, until);
-        }
-        if let Redirect::Moved { slot, host_port } = &sent {
-            self.learn_one(*slot, host_port);
-        } else if Instant::now() < until {
-            let slot = Slot::of(self, key, 0);
-            let asked = slot.lane();
-            return slot.follow(asked, outcome, false, command, None::<fn() -> Command>, until).0;
-        }
-        unfollowed(outcome)
-    }
-
-    /// As [`resend`](Self::resend), of a client that has ended: no other renewer sends the command
-    /// after this.
-    fn resend_at_the_end(
-        self: &Arc<Self>,
-        command: &Command,
-        key: &[u8],
-        mut outcome: Outcome,
-        until: Instant,
-    ) -> Outcome {
-        let slot = Slot::of(self, key, 0);
-        let mut pause = Duration::ZERO;
-        while let Some(sent) = redirect(&outcome)
-            && sent != Redirect::Halfway
-            && Instant::now() < until
-        {
-            thread::sleep(pause);
-            pause = Slot::longer(pause);
-            if let Redirect::Moved { slot, host_port } = &sent {
-                self.learn_one(*slot, host_port);
-            }
-            outcome = match sent {
-                Redirect::Ask { host_port } => {
-                    let node = self.numbered(self.number(&host_port).into());
-                    node.any_lane().call_asking(command)
-                }
-                _ => slot.lane().call_unless_out(command),
-            };
-        }
-        unfollowed(outcome)
     }
 
     /// Whether a server refuses a command because another one is to be asked, now or soon.
@@ -452,232 +382,6 @@ impl Drop for Looking<'_> {
         state.looked_at = Some(Instant::now());
         drop(state);
         self.0.looked.notify_all();
-    }
-}
-
-/// The outcome of a command that is not sent on from here: its sender takes a redirect for an
-/// unreachable server, or for a broken connection.
-pub fn unfollowed(outcome: Outcome) -> Outcome {
-    outcome.map_err(|failure| match failure {
-        Failure::Refused(cause) => match redirect_of(&cause.error) {
-            None => Failure::Refused(cause),
-            Some(Redirect::Halfway) => Failure::Reset(cause),
-            Some(_) => {
-                let what = "the key's slot has moved, or is on its way";
-                let error = Arc::new(RedisError::from((redis::ErrorKind::Io, what)));
-                Failure::Unsent(Cause::said(error, cause.address))
-            }
-        },
-        failure => failure,
-    })
-}
-
-/// A script that was stopped in its middle may have changed something, as may one whose connection
-/// broke.
-fn halfway(outcome: Outcome) -> Outcome {
-    outcome.map_err(|failure| match failure {
-        Failure::Refused(cause) if redirect_of(&cause.error) == Some(Redirect::Halfway) => {
-            Failure::Reset(cause)
-        }
-        failure => failure,
-    })
-}
-
-/// A server's answers on the cluster.
-struct ClusterAnswer {
-    slots: Value,
-    weight: Weight,
-}
-
-fn ask(endpoint: &Endpoint, within: Duration) -> RedisResult<ClusterAnswer> {
-    let now = Instant::now();
-    let until = now.checked_add(within).unwrap_or(now);
-    let mut connection = endpoint.open_within(within)?;
-    let slots = Command::plain(&[b"CLUSTER", b"SLOTS"]);
-    let info = Command::plain(&[b"CLUSTER", b"INFO"]);
-    connection.send_packed_command(&[slots.bytes(), info.bytes()].concat(), now)?;
-    let slots = connection.receive_until(until)?;
-    let weight = Weight::of(&connection.receive_until(until)?);
-    Ok(ClusterAnswer { slots, weight })
-}
-
-/// The owners of the slots, by the word of one server.
-struct View {
-    from: HostPort,
-    ranges: Vec<Range>,
-    weight: Weight,
-}
-
-const NO_CLUSTER_INFO: &str = "it refuses CLUSTER INFO: if a server is cut off from its cluster, \
-                               the client may believe that server's old slots until it is back";
-
-/// One slot of a cluster, for a name with this hash.
-#[derive(Clone, Debug)]
-pub struct Slot {
-    cluster: Arc<Cluster>,
-    number: u16,
-    hash: u32,
-}
-
-impl Slot {
-    pub(super) fn of(cluster: &Arc<Cluster>, key: &[u8], hash: u32) -> Self {
-        Self { cluster: Arc::clone(cluster), number: slot_of(key), hash }
-    }
-
-    pub(super) fn lane(&self) -> Arc<Lane> {
-        Arc::clone(self.cluster.node(self.number).lane(self.hash))
-    }
-
-    /// As [`Lane::call_once`]. A command that was redirected was not run, and is sent again.
-    pub(super) fn call_once(&self, command: &Command) -> Outcome {
-        let lane = self.lane();
-        let until = lane.deadline();
-        let outcome = lane.call_once(command);
-        self.follow(lane, outcome, false, command, None::<fn() -> Command>, until).0
-    }
-
-    pub(super) fn call_twice(
-        &self,
-        command: &Command,
-        copy: impl FnOnce() -> Command,
-    ) -> (Outcome, bool) {
-        let lane = self.lane();
-        let until = lane.deadline();
-        let outcome = lane.call_once(command);
-        self.follow(lane, outcome, false, command, Some(copy), until)
-    }
-
-    /// Goes on from a first outcome, of the server that was `asked`, until `until`. `copy`: the
-    /// command to send after one that may have run. `true`: it was sent, or `in_doubt` before.
-    pub(super) fn follow(
-        &self,
-        mut asked: Arc<Lane>,
-        mut outcome: Outcome,
-        mut in_doubt: bool,
-        command: &Command,
-        mut copy: Option<impl FnOnce() -> Command>,
-        until: Instant,
-    ) -> (Outcome, bool) {
-        let limit = Limit::current();
-        let latest = until;
-        let until = limit.as_ref().map_or(until, |limit| limit.earlier_of(until));
-        // The limit's own end, and not that of the call's patience with the cluster.
-        let is_its_end = until < latest;
-        let is_cut = || limit.as_ref().is_some_and(Limit::is_over);
-        let ended = || {
-            // The client's end is not the limit's.
-            if is_cut() || is_its_end && !self.cluster.is_ended() {
-                // Servers that send a call to each other until its end are no answer.
-                limit::cuts(false);
-            }
-        };
-        let mut copied = None;
-        let mut pause = Duration::ZERO;
-        loop {
-            outcome = halfway(outcome);
-            let is_over = Instant::now() >= until || is_cut();
-            if redirect(&outcome).is_none() && outcome.is_err() && is_over {
-                return (outcome, in_doubt);
-            }
-            match &outcome {
-                Ok(_) => return (outcome, in_doubt),
-                Err(Failure::Refused(cause)) => match redirect_of(&cause.error) {
-                    None => return (outcome, in_doubt),
-                    Some(Redirect::Moved { slot, host_port }) => {
-                        self.find_out(limit.as_ref(), move |cluster| {
-                            cluster.learn_one(slot, &host_port);
-                        });
-                    }
-                    Some(Redirect::Ask { .. }) if self.is_over(until) || is_cut() => {
-                        ended();
-                        return (outcome.map_err(Self::nobody), in_doubt);
-                    }
-                    Some(Redirect::Ask { host_port }) => {
-                        let number = self.cluster.number(&host_port);
-                        let node = self.cluster.numbered(number.into());
-                        let lane = node.lane(self.hash);
-                        outcome = halfway(lane.call_asking(copied.as_ref().unwrap_or(command)));
-                        if redirect(&outcome).is_none() {
-                            continue;
-                        }
-                    }
-                    Some(Redirect::Later | Redirect::Halfway) => {
-                        self.find_out(limit.as_ref(), Cluster::look);
-                    }
-                },
-                Err(Failure::Unsent(_)) => self.find_out(limit.as_ref(), Cluster::look),
-                // The command has run.
-                Err(Failure::Unacknowledged(..)) => return (outcome, in_doubt),
-                // The command may have run.
-                Err(Failure::Reset(_) | Failure::TimedOut(_)) => {
-                    self.find_out(limit.as_ref(), Cluster::look);
-                    let is_slow = matches!(outcome, Err(Failure::TimedOut(_)));
-                    // Another thread may know of the next server already.
-                    if is_slow && Arc::ptr_eq(&asked, &self.lane()) {
-                        return (outcome, in_doubt);
-                    }
-                    if copied.is_none() {
-                        let Some(copy) = copy.take() else { return (outcome, in_doubt) };
-                        copied = Some(copy());
-                    }
-                    in_doubt = true;
-                }
-            }
-            if self.is_over(until.checked_sub(pause).unwrap_or(until)) || is_cut() {
-                ended();
-                return (outcome.map_err(Self::nobody), in_doubt);
-            }
-            match &limit {
-                None => thread::sleep(pause),
-                Some(limit) => limit.sleep(pause),
-            }
-            pause = Self::longer(pause);
-            asked = self.lane();
-            outcome = asked.call_once(copied.as_ref().unwrap_or(command));
-        }
-    }
-
-    /// Asks for the server of the slot. That may open connections: for a caller with a limit
-    /// another thread asks, and the caller waits for it only until the limit is over.
-    fn find_out(&self, limit: Option<&Limit>, ask: impl FnOnce(&Cluster) + Send + 'static) {
-        let Some(limit) = limit else { return ask(&self.cluster) };
-        let (done, ended) = mpsc::channel::<()>();
-        let cluster = Arc::clone(&self.cluster);
-        let asks = own_thread("redlatch-asker", None, move || {
-            ask(&cluster);
-            drop(done);
-        });
-        let latest = Instant::now() + SAYS_WITHIN.saturating_mul(4);
-        while asks.is_ok() && !limit.is_over() && Instant::now() < latest {
-            let pause = limit.soon(latest).saturating_duration_since(Instant::now());
-            if ended.recv_timeout(pause) == Err(RecvTimeoutError::Disconnected) {
-                return;
-            }
-        }
-    }
-
-    fn is_over(&self, until: Instant) -> bool {
-        Instant::now() >= until || self.cluster.is_ended()
-    }
-
-    /// The last word of servers that sent a command to each other until its time was over.
-    fn nobody(failure: Failure) -> Failure {
-        match failure {
-            Failure::Refused(Cause { error, address, .. })
-                if matches!(
-                    redirect_of(&error),
-                    Some(Redirect::Moved { .. } | Redirect::Ask { .. })
-                ) =>
-            {
-                let word = "CLUSTERDOWN the servers do not agree whose the slot is";
-                Failure::Refused(Cause::said(Arc::new(error_reply(word)), address))
-            }
-            failure => failure,
-        }
-    }
-
-    fn longer(pause: Duration) -> Duration {
-        pause.saturating_mul(2).clamp(FIRST_PAUSE, LAST_PAUSE)
     }
 }
 

@@ -4,11 +4,12 @@
 
 use std::sync::LazyLock;
 
-use redis::Commands as _;
+use redis::{Commands as _, Value};
 use redlatch_testkit::Cluster as Servers;
 
 use super::*;
-use crate::connection::Script;
+use crate::connection::reply::redirect;
+use crate::connection::{Command, Failure, Script};
 
 const KEY: &str = "moved";
 

@@ -1,11 +1,40 @@
-//! The answer to `CLUSTER SLOTS`, and, by `CLUSTER INFO`, how much it counts.
+//! A server's answer to `CLUSTER SLOTS`, and, by `CLUSTER INFO`, how much it counts.
 
 use std::ops::RangeInclusive;
+use std::time::{Duration, Instant};
 
-use redis::Value;
+use redis::{RedisResult, Value};
 
-use crate::connection::SLOTS;
 use crate::connection::host_port::HostPort;
+use crate::connection::{Command, Endpoint, SLOTS};
+
+/// A server's answers on the cluster.
+pub(super) struct ClusterAnswer {
+    pub(super) slots: Value,
+    pub(super) weight: Weight,
+}
+
+pub(super) fn ask(endpoint: &Endpoint, within: Duration) -> RedisResult<ClusterAnswer> {
+    let now = Instant::now();
+    let until = now.checked_add(within).unwrap_or(now);
+    let mut connection = endpoint.open_within(within)?;
+    let slots = Command::plain(&[b"CLUSTER", b"SLOTS"]);
+    let info = Command::plain(&[b"CLUSTER", b"INFO"]);
+    connection.send_packed_command(&[slots.bytes(), info.bytes()].concat(), now)?;
+    let slots = connection.receive_until(until)?;
+    let weight = Weight::of(&connection.receive_until(until)?);
+    Ok(ClusterAnswer { slots, weight })
+}
+
+/// The owners of the slots, by the word of one server.
+pub(super) struct View {
+    pub(super) from: HostPort,
+    pub(super) ranges: Vec<Range>,
+    pub(super) weight: Weight,
+}
+
+pub(super) const NO_CLUSTER_INFO: &str = "it refuses CLUSTER INFO: if a server is cut off from its cluster, \
+                               the client may believe that server's old slots until it is back";
 
 /// Slots in a row, and their servers.
 #[derive(Debug, PartialEq, Eq)]
