@@ -13,6 +13,7 @@
 
 mod entry;
 mod event;
+mod serving;
 mod subscriber;
 mod tracking;
 
@@ -128,6 +129,14 @@ struct SubscriberQueue {
 }
 
 impl ChannelsState {
+    /// The entries of one server, the client's own one first.
+    fn of_server(&self, subscriber: &Subscriber) -> Vec<Arc<ChannelEntry>> {
+        let server = subscriber.node.number();
+        let others = self.entries.values().filter(|entry| entry.home() == server);
+        let always = std::iter::once(&subscriber.own).chain(&subscriber.common);
+        always.chain(others).cloned().collect()
+    }
+
     fn drop_entries(
         &mut self,
         is_unwanted: impl Fn(&ChannelEntry) -> bool,

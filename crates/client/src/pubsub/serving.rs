@@ -1,0 +1,327 @@
+//! One connection of a subscriber's thread: its requests, and the server's answers and messages.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use redis::{RedisError, Value};
+
+use super::entry::{ChannelEntry, ChannelKind, Confirmation};
+use super::event::PubSubEvent;
+use super::subscriber::Subscriber;
+use super::tracking::{Step, Steps, Tracking};
+use super::{LOOK, PubSub};
+use crate::connection::{Channels, Command, Connection, is_redirect, slot_of};
+
+/// A subscription outlives its last listener by this long, so that a busy lock does not subscribe
+/// and unsubscribe for every wait.
+const GRACE: Duration = Duration::from_secs(10);
+/// Without a message for this long the connection counts as dead.
+const SILENCE: Duration = Duration::from_secs(10);
+
+pub(super) struct Serving<'a> {
+    pubsub: &'a PubSub,
+    subscriber: &'a Arc<Subscriber>,
+    tracking: &'a mut Tracking,
+    connection: Connection,
+    /// The requests without an answer yet, in order. A refusal does not name its channel.
+    asked: VecDeque<Unanswered>,
+}
+
+/// A request without an answer yet.
+enum Unanswered {
+    Subscribe(Arc<ChannelEntry>),
+    Unsubscribe(Arc<ChannelEntry>),
+    /// The PING behind an unsubscription.
+    Barrier(Arc<ChannelEntry>),
+    Step(Step),
+}
+
+#[derive(Clone, Copy)]
+enum Ask {
+    Subscribe,
+    Unsubscribe,
+}
+
+impl<'a> Serving<'a> {
+    /// Connects. `None`: the client was shut down.
+    pub(super) fn begin(
+        pubsub: &'a PubSub,
+        subscriber: &'a Arc<Subscriber>,
+        tracking: &'a mut Tracking,
+    ) -> Result<Option<Self>, RedisError> {
+        let endpoint = &subscriber.node.endpoint;
+        let before = endpoint.incarnation();
+        let mut connection = endpoint.open()?;
+        connection.set_read_timeout(SILENCE);
+        *subscriber.closer.lock() = Some(connection.closer());
+        if pubsub.is_shut_down() {
+            return Ok(None);
+        }
+        // A thread that met another run before that has closed the connection before this one, and
+        // this one may still lead to the last run. (Or this connection met it: then it is opened
+        // once too often.)
+        if endpoint.incarnation() != before && endpoint.says_its_run() {
+            return Err((redis::ErrorKind::Io, "another run of the server was met").into());
+        }
+        Ok(Some(Self { pubsub, subscriber, tracking, connection, asked: VecDeque::new() }))
+    }
+
+    /// Subscribes to every channel there is, and dispatches until something breaks (`Err`), or the
+    /// client is shut down or the server has left the cluster (`Ok`). `works` is called at each
+    /// confirmation.
+    pub(super) fn run(mut self, mut works: impl FnMut()) -> Result<(), RedisError> {
+        self.ask_for_all()?;
+        loop {
+            let event = PubSubEvent::of(self.connection.recv_response()?);
+            self.subscriber.heard.fetch_add(1, Ordering::Relaxed);
+            if self.pubsub.is_shut_down() {
+                return Ok(());
+            }
+            match event {
+                PubSubEvent::Subscribed(channel) => {
+                    works();
+                    self.subscribed(&channel)?;
+                }
+                PubSubEvent::Unsubscribed(channel) => self.unsubscribed(&channel)?,
+                PubSubEvent::Message(channel, message) => {
+                    let looked = self.message(&channel, message)?;
+                    if looked && self.pubsub.is_over(self.subscriber, self.tracking) {
+                        return Ok(());
+                    }
+                }
+                PubSubEvent::Changed(keys) => {
+                    let steps = self.tracking.changed(keys.as_deref());
+                    self.take(steps)?;
+                }
+                PubSubEvent::Pong => {
+                    self.next_if(|next| matches!(next, Unanswered::Barrier(_)));
+                }
+                PubSubEvent::Reply(reply) => self.replied(&reply)?,
+                PubSubEvent::Refused(error) => self.refused(error)?,
+                PubSubEvent::Other => {}
+            }
+        }
+    }
+
+    fn ask_for_all(&mut self) -> Result<(), RedisError> {
+        let channels: Vec<Arc<ChannelEntry>> = {
+            let mut state = self.pubsub.state.lock();
+            let queue = self.pubsub.queue(&mut state, &self.subscriber.node);
+            queue.wanted.clear();
+            queue.left.clear();
+            // From here on a thread that wants a new channel sends a control message. A message
+            // sent before the client's own channel is confirmed is lost; so this thread looks at
+            // the queue again when the confirmation comes.
+            queue.reading = true;
+            // The refused ones, too: the server may allow them now.
+            let entries = state.of_server(self.subscriber);
+            entries.iter().for_each(|entry| entry.ask_again());
+            entries
+        };
+        if self.pubsub.may_track {
+            let steps = self.tracking.begin();
+            if steps.0.is_empty() {
+                self.subscriber.does_not_track();
+            }
+            self.take(steps)?;
+        }
+        self.ask_each(Ask::Subscribe, channels)
+    }
+
+    fn subscribed(&mut self, channel: &[u8]) -> Result<(), RedisError> {
+        self.asked.pop_front();
+        if let Some(entry) = self.entry(channel) {
+            if Arc::ptr_eq(&entry, &self.subscriber.own) {
+                self.look()?;
+            }
+            entry.answered(Confirmation::Confirmed);
+        }
+        Ok(())
+    }
+
+    fn unsubscribed(&mut self, channel: &[u8]) -> Result<(), RedisError> {
+        match self.asked.front() {
+            Some(Unanswered::Unsubscribe(left)) if left.channel().as_bytes() == channel => {
+                self.asked.pop_front();
+            }
+            // The server said so by itself before, and now once more as the answer.
+            Some(Unanswered::Barrier(left)) if left.channel().as_bytes() == channel => {}
+            // The slot has left this server. Asked again, the server says which one has it.
+            _ => {
+                if let Some(entry) = self.entry(channel) {
+                    entry.disconnected();
+                    self.ask_each(Ask::Subscribe, vec![entry])?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// `true`: it was a control message, and the thread has looked at its queue.
+    fn message(&mut self, channel: &[u8], message: Vec<u8>) -> Result<bool, RedisError> {
+        let Some(entry) = self.entry(channel) else { return Ok(false) };
+        if entry.kind() != ChannelKind::Own {
+            entry.heard(message);
+            return Ok(false);
+        }
+        if message != LOOK.as_bytes() {
+            self.pubsub.host.message(&message);
+            return Ok(false);
+        }
+        self.look()?;
+        Ok(true)
+    }
+
+    /// The answer to a step, if one is next.
+    fn replied(&mut self, reply: &Value) -> Result<(), RedisError> {
+        let next = self.next_if(|next| matches!(next, Unanswered::Step(_)));
+        let Some(Unanswered::Step(step)) = next else { return Ok(()) };
+        let steps = self.subscriber.step_done(self.tracking, step, Ok(reply));
+        self.take(steps)
+    }
+
+    fn refused(&mut self, error: RedisError) -> Result<(), RedisError> {
+        match self.asked.pop_front() {
+            // Without the own channel nothing would ever make the thread look again, so no thread
+            // can wait.
+            Some(Unanswered::Subscribe(entry)) if Arc::ptr_eq(&entry, &self.subscriber.own) => {
+                self.refuse_all(&error);
+                return Err(error);
+            }
+            Some(Unanswered::Subscribe(entry)) => {
+                let cluster = self.pubsub.servers.cluster();
+                if cluster.is_none_or(|cluster| !cluster.sends_elsewhere(&error)) {
+                    entry.answered(self.subscriber.refused(&error));
+                    return Ok(());
+                }
+                // The channel has another home now, or this thread asks for all once more.
+                self.pubsub.moved(&[slot_of(entry.channel().as_bytes())]);
+                if entry.home() == self.subscriber.node.number() {
+                    return Err(error);
+                }
+            }
+            // Further messages there find no listener.
+            Some(Unanswered::Unsubscribe(_)) => {}
+            // The server ended the subscription by itself before, and refuses to end it now: the
+            // barrier's own answer is still to come.
+            Some(left @ Unanswered::Barrier(_)) if is_redirect(&error) => {
+                self.asked.push_front(left);
+            }
+            // A user without the right to PING gets this answer to it.
+            Some(Unanswered::Barrier(_)) => {}
+            Some(Unanswered::Step(step)) => {
+                let cluster = self.pubsub.servers.cluster().filter(|_| self.tracking.asks(&step));
+                let moved = cluster.is_some_and(|cluster| cluster.sends_elsewhere(&error));
+                let steps = self.subscriber.step_done(self.tracking, step, Err(&error));
+                self.take(steps)?;
+                if moved {
+                    self.pubsub.hand_on(self.subscriber, self.tracking);
+                }
+            }
+            None => return Err(error),
+        }
+        Ok(())
+    }
+
+    fn refuse_all(&self, error: &RedisError) {
+        if self.pubsub.may_track {
+            // And nothing would tell the thread of new holds.
+            self.subscriber.does_not_track();
+        }
+        let entries = self.pubsub.state.lock().of_server(self.subscriber);
+        for entry in entries {
+            entry.answered(self.subscriber.refused(error));
+        }
+    }
+
+    /// Asks for new channels, gives up those that had no listener for a while, or that are another
+    /// server's, and asks for keys to be tracked.
+    fn look(&mut self) -> Result<(), RedisError> {
+        let server = self.subscriber.node.number();
+        let (wanted, unwanted, to_track, moved) = {
+            let mut state = self.pubsub.state.lock();
+            let queue = self.pubsub.queue(&mut state, &self.subscriber.node);
+            let wanted: Vec<_> = queue.wanted.drain(..).collect();
+            let (to_track, moved) = (std::mem::take(&mut queue.to_track), queue.moved);
+            let mut unwanted = std::mem::take(&mut queue.left);
+            // Not a channel that has come back since.
+            unwanted.retain(|entry| entry.home() != server);
+            unwanted.extend(state.sweep(server, GRACE));
+            (wanted, unwanted, to_track, moved)
+        };
+        self.ask_each(Ask::Unsubscribe, unwanted)?;
+        self.ask_each(Ask::Subscribe, wanted)?;
+        if moved {
+            self.pubsub.hand_on(self.subscriber, self.tracking);
+        }
+        let steps = self.tracking.look(to_track);
+        self.take(steps)
+    }
+
+    /// The request that is answered next, if it is such a one.
+    fn next_if(&mut self, is_such: impl FnOnce(&Unanswered) -> bool) -> Option<Unanswered> {
+        if self.asked.front().is_some_and(is_such) { self.asked.pop_front() } else { None }
+    }
+
+    /// The entry that a server's message concerns. `None`: the channel's home is elsewhere by now,
+    /// and no waiter gets the message twice.
+    fn entry(&self, channel: &[u8]) -> Option<Arc<ChannelEntry>> {
+        let channel = std::str::from_utf8(channel).ok()?;
+        if channel == &**self.subscriber.own.channel() {
+            return Some(Arc::clone(&self.subscriber.own));
+        }
+        let entry = self.pubsub.state.lock().entries.get(channel).cloned();
+        entry.filter(|entry| entry.home() == self.subscriber.node.number())
+    }
+
+    /// One command a channel: the server refuses or takes each by itself. The own and the common
+    /// channel belong to no slot.
+    ///
+    /// With sharded channels a PING stands behind each channel that is given up, and only its
+    /// answer, or its refusal, says that this is done. When a slot leaves a server, the server ends
+    /// the subscriptions by itself, says so in the words of an answer, and then refuses to end
+    /// them: one request would have two answers, or one.
+    fn ask_each(&mut self, ask: Ask, entries: Vec<Arc<ChannelEntry>>) -> Result<(), RedisError> {
+        let mut bytes = Vec::new();
+        for entry in entries {
+            let of_a_slot =
+                entry.kind() != ChannelKind::Common && !Arc::ptr_eq(&entry, &self.subscriber.own);
+            let in_shards = self.pubsub.channels == Channels::Sharded;
+            let command: &[u8] = match (ask, in_shards && of_a_slot) {
+                (Ask::Subscribe, false) => b"SUBSCRIBE",
+                (Ask::Subscribe, true) => b"SSUBSCRIBE",
+                (Ask::Unsubscribe, false) => b"UNSUBSCRIBE",
+                (Ask::Unsubscribe, true) => b"SUNSUBSCRIBE",
+            };
+            let command = Command::plain(&[command, entry.channel().as_bytes()]);
+            bytes.extend_from_slice(command.bytes());
+            match ask {
+                Ask::Subscribe => self.asked.push_back(Unanswered::Subscribe(entry)),
+                Ask::Unsubscribe => {
+                    self.asked.push_back(Unanswered::Unsubscribe(Arc::clone(&entry)));
+                    if in_shards {
+                        bytes.extend_from_slice(Command::plain(&[b"PING"]).bytes());
+                        self.asked.push_back(Unanswered::Barrier(entry));
+                    }
+                }
+            }
+        }
+        self.send(&bytes)
+    }
+
+    /// Writes the commands of some steps.
+    fn take(&mut self, (commands, steps): Steps) -> Result<(), RedisError> {
+        let bytes: Vec<u8> = commands.iter().flat_map(Command::bytes).copied().collect();
+        self.asked.extend(steps.into_iter().map(Unanswered::Step));
+        self.send(&bytes)
+    }
+
+    fn send(&mut self, bytes: &[u8]) -> Result<(), RedisError> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        self.connection.send_packed_command(bytes, Instant::now())
+    }
+}
