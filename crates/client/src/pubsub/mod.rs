@@ -11,10 +11,14 @@
 //! server, the entry moves there, and is confirmed anew. Its waiters notice no more than of a
 //! reconnect. Tracked keys move the same way (`tracking.rs`).
 
+mod channels;
+mod comparison;
 mod entry;
 mod event;
+mod listener;
 mod serving;
 mod subscriber;
+mod subscription;
 mod tracking;
 
 use std::collections::HashMap;
@@ -24,22 +28,20 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-use redis::Value;
-
+use channels::{ChannelsState, SubscriberQueue};
 pub(crate) use entry::ChannelEntry;
 use entry::ChannelKind;
 pub use entry::Confirmation;
 pub use subscriber::Subscriber;
-use tracking::{MOST_KEYS, ToTrack, Tracking};
+pub use subscription::{Subscription, Waking};
+use tracking::{MOST_KEYS, Tracking};
 pub use tracking::{Question, Tracked};
 
-use crate::connection::{Channels, Command, Failure, Node, Outcome, Servers, slot_of};
-use crate::sync::{Condvar, Mutex, Thread};
+use crate::connection::{Channels, Command, Node, Servers, slot_of};
+use crate::sync::{Condvar, Mutex};
 
 /// How often the control message goes out while there are subscriptions.
 pub const HEARTBEAT: Duration = Duration::from_secs(3);
-/// One question asks whether at most so many channels have listeners of the other kind.
-const MOST_COMPARED: usize = 100;
 /// A message arrives within this time of its sending, or not at all.
 const TELLS_WITHIN: Duration = Duration::from_millis(300);
 
@@ -100,71 +102,6 @@ pub trait Host: Send + Sync {
     /// Gets a message of the client's own channel, but for its control messages. Called on a
     /// subscriber's thread with no mutex held.
     fn message(&self, message: &[u8]);
-}
-
-struct ChannelsState {
-    entries: HashMap<Arc<str>, Arc<ChannelEntry>>,
-    /// For each server with channels, by its number.
-    queues: HashMap<usize, SubscriberQueue>,
-    /// The first version of a new entry: past those of all dropped ones, so that no channel ever
-    /// has a version twice.
-    first_version: u64,
-}
-
-/// The news for a subscriber's thread.
-struct SubscriberQueue {
-    /// Whether the thread was started.
-    runs: bool,
-    subscriber: Arc<Subscriber>,
-    /// Channels to ask the server for.
-    wanted: Vec<Arc<ChannelEntry>>,
-    /// Channels that have another home now.
-    left: Vec<Arc<ChannelEntry>>,
-    /// Holds that have lasted for a while, to be tracked under their keys.
-    to_track: Vec<ToTrack>,
-    /// Tracked keys may have another home since the thread last looked.
-    moved: bool,
-    /// Whether the thread sleeps in a read, where only a control message reaches it.
-    reading: bool,
-}
-
-impl ChannelsState {
-    /// The entries of one server, the client's own one first.
-    fn of_server(&self, subscriber: &Subscriber) -> Vec<Arc<ChannelEntry>> {
-        let server = subscriber.node.number();
-        let others = self.entries.values().filter(|entry| entry.home() == server);
-        let always = std::iter::once(&subscriber.own).chain(&subscriber.common);
-        always.chain(others).cloned().collect()
-    }
-
-    fn drop_entries(
-        &mut self,
-        is_unwanted: impl Fn(&ChannelEntry) -> bool,
-    ) -> Vec<Arc<ChannelEntry>> {
-        let dropped = self.entries.extract_if(|_, entry| is_unwanted(entry));
-        let dropped: Vec<_> = dropped.map(|(_, entry)| entry).collect();
-        let versions = dropped.iter().map(|entry| entry.version() + 1);
-        self.first_version = versions.fold(self.first_version, u64::max);
-        dropped
-    }
-
-    /// Gives up the channels of a server that have no listener any more. Returns those of which the
-    /// subscriber must tell the server.
-    fn sweep(&mut self, server: usize, grace: Duration) -> Vec<Arc<ChannelEntry>> {
-        // The server knows nothing of a channel that it refused.
-        self.drop_entries(|entry| {
-            entry.home() == server && entry.idle_since().is_some() && entry.is_refused()
-        });
-        // Only a confirmed one: then the server's confirmations come in the order of the requests,
-        // and a confirmation always means the present entry.
-        self.drop_entries(|entry| {
-            if entry.home() != server {
-                return false;
-            }
-            let grace = if entry.kind() == ChannelKind::Single { Duration::ZERO } else { grace };
-            entry.idle_since().is_some_and(|since| since.elapsed() >= grace) && entry.is_confirmed()
-        })
-    }
 }
 
 impl fmt::Debug for PubSub {
@@ -497,61 +434,6 @@ impl PubSub {
         reading.map(|queue| Arc::clone(&queue.subscriber.node)).collect()
     }
 
-    /// Asks this server of a cluster how many clients listen by the other kind of channels: any of
-    /// redlatch's, and Redisson's to the channels of this client.
-    pub fn comparisons(&self, node: &Node) -> Vec<Command> {
-        if !self.compares.load(Ordering::Relaxed) {
-            return Vec::new();
-        }
-        let state = self.state.lock();
-        let shared = state
-            .entries
-            .values()
-            .filter(|entry| entry.home() == node.number() && entry.kind() == ChannelKind::Shared);
-        let shared: Vec<_> =
-            shared.map(|it| Arc::clone(it.channel())).take(MOST_COMPARED).collect();
-        drop(state);
-        let ours: Arc<str> = (self.names.common)(self.channels != Channels::Sharded).into();
-        let question = |question: &[u8], channels: &[Arc<str>]| {
-            let channels = channels.iter().map(|channel| channel.as_bytes());
-            Command::plain(&[b"PUBSUB", question].into_iter().chain(channels).collect::<Vec<_>>())
-        };
-        match self.channels {
-            Channels::Sharded => {
-                let channels: Vec<_> = std::iter::once(ours).chain(shared).collect();
-                vec![question(b"NUMSUB", &channels)]
-            }
-            _ if shared.is_empty() => vec![question(b"NUMSUB", &[ours])],
-            _ => vec![question(b"NUMSUB", &[ours]), question(b"SHARDNUMSUB", &shared)],
-        }
-    }
-
-    /// The answer to a comparison. Returns the log's words on it, once.
-    pub fn compared(&self, outcome: &Outcome) -> Option<String> {
-        let found = match outcome {
-            Ok(Value::Array(counts)) => counts.iter().any(|it| matches!(it, Value::Int(1..))),
-            Ok(_) => false,
-            // This client has no right to ask.
-            Err(Failure::Refused(_)) => {
-                self.compares.store(false, Ordering::Relaxed);
-                false
-            }
-            Err(_) => false,
-        };
-        (found && self.compares.swap(false, Ordering::Relaxed)).then(|| {
-            let [here, there] = match self.channels {
-                Channels::Sharded => [("SPUBLISH", true), ("PUBLISH", false)],
-                _ => [("PUBLISH", false), ("SPUBLISH", true)],
-            }
-            .map(|(command, sharded)| format!("{command} (sharded_channels({sharded}))"));
-            format!(
-                "other clients of the cluster use {there}, and this one {here}: neither wakes the \
-                 other, and waits last seconds longer. Set sharded_channels to the same for all, and \
-                 Redisson's shardedSubscriptionMode"
-            )
-        })
-    }
-
     /// A server has left the cluster: a thread that sleeps there ends. (A thread that reads looks
     /// at its next message.)
     pub fn let_go(&self, node: &Node) {
@@ -584,66 +466,6 @@ impl PubSub {
         for entry in entries {
             entry.nudge();
         }
-    }
-}
-
-/// A channel that a thread listens to, until this is dropped.
-#[derive(Debug)]
-pub struct Subscription {
-    entry: Arc<ChannelEntry>,
-}
-
-impl Subscription {
-    /// Moves with all news of the channel. A waiter reads it before it asks the server, and sleeps
-    /// only while it has not moved.
-    pub fn version(&self) -> u64 {
-        self.entry.version()
-    }
-
-    /// Whether messages may have come, or been missed, since this version, and none is missed from
-    /// now on.
-    pub fn has_news_since(&self, version: Option<u64>) -> bool {
-        self.entry.has_news_since(version)
-    }
-
-    /// The last message since the channel was confirmed; empty if there was none. Others may have come between it and the one before.
-    pub fn message(&self) -> Vec<u8> {
-        self.entry.message()
-    }
-
-    /// Whether the server sends messages of the channel.
-    pub fn confirmation(&self) -> Confirmation {
-        self.entry.confirmation()
-    }
-
-    /// Whether it certainly does.
-    pub fn is_confirmed(&self) -> bool {
-        self.entry.is_confirmed()
-    }
-
-    /// Until the result is dropped, all news of the channel wakes `thread`.
-    pub fn wake<'a>(&'a self, thread: &'a Arc<Thread>) -> Waking<'a> {
-        self.entry.wake(thread);
-        Waking { subscription: self, thread }
-    }
-}
-
-impl Drop for Subscription {
-    fn drop(&mut self) {
-        self.entry.leave();
-    }
-}
-
-/// A thread that a channel wakes.
-#[derive(Debug)]
-pub struct Waking<'a> {
-    subscription: &'a Subscription,
-    thread: &'a Arc<Thread>,
-}
-
-impl Drop for Waking<'_> {
-    fn drop(&mut self) {
-        self.subscription.entry.forget(self.thread);
     }
 }
 

@@ -1,0 +1,71 @@
+//! Whether other clients of a cluster listen by the other kind of channels, sharded or not: neither
+//! kind hears the other.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use redis::Value;
+
+use super::PubSub;
+use super::entry::ChannelKind;
+use crate::connection::{Channels, Command, Failure, Node, Outcome};
+
+/// At most this many channels stand in one question.
+const MOST_COMPARED: usize = 100;
+
+impl PubSub {
+    /// Asks this server of a cluster how many clients listen by the other kind of channels: any of
+    /// redlatch's, and Redisson's to the channels of this client.
+    pub fn comparisons(&self, node: &Node) -> Vec<Command> {
+        if !self.compares.load(Ordering::Relaxed) {
+            return Vec::new();
+        }
+        let state = self.state.lock();
+        let shared = state
+            .entries
+            .values()
+            .filter(|entry| entry.home() == node.number() && entry.kind() == ChannelKind::Shared);
+        let shared: Vec<_> =
+            shared.map(|it| Arc::clone(it.channel())).take(MOST_COMPARED).collect();
+        drop(state);
+        let ours: Arc<str> = (self.names.common)(self.channels != Channels::Sharded).into();
+        let question = |question: &[u8], channels: &[Arc<str>]| {
+            let channels = channels.iter().map(|channel| channel.as_bytes());
+            Command::plain(&[b"PUBSUB", question].into_iter().chain(channels).collect::<Vec<_>>())
+        };
+        match self.channels {
+            Channels::Sharded => {
+                let channels: Vec<_> = std::iter::once(ours).chain(shared).collect();
+                vec![question(b"NUMSUB", &channels)]
+            }
+            _ if shared.is_empty() => vec![question(b"NUMSUB", &[ours])],
+            _ => vec![question(b"NUMSUB", &[ours]), question(b"SHARDNUMSUB", &shared)],
+        }
+    }
+
+    /// The answer to a comparison. Returns the log's words on it, once.
+    pub fn compared(&self, outcome: &Outcome) -> Option<String> {
+        let found = match outcome {
+            Ok(Value::Array(counts)) => counts.iter().any(|it| matches!(it, Value::Int(1..))),
+            Ok(_) => false,
+            // This client has no right to ask.
+            Err(Failure::Refused(_)) => {
+                self.compares.store(false, Ordering::Relaxed);
+                false
+            }
+            Err(_) => false,
+        };
+        (found && self.compares.swap(false, Ordering::Relaxed)).then(|| {
+            let [here, there] = match self.channels {
+                Channels::Sharded => [("SPUBLISH", true), ("PUBLISH", false)],
+                _ => [("PUBLISH", false), ("SPUBLISH", true)],
+            }
+            .map(|(command, sharded)| format!("{command} (sharded_channels({sharded}))"));
+            format!(
+                "other clients of the cluster use {there}, and this one {here}: neither wakes the \
+                 other, and waits last seconds longer. Set sharded_channels to the same for all, and \
+                 Redisson's shardedSubscriptionMode"
+            )
+        })
+    }
+}

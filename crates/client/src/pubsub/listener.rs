@@ -1,0 +1,107 @@
+//! The thread that listens to one server.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use redis::RedisError;
+
+use super::PubSub;
+use super::channels::ChannelsState;
+use super::serving::Serving;
+use super::subscriber::Subscriber;
+use super::tracking::Tracking;
+
+const FIRST_RETRY: Duration = Duration::from_millis(20);
+const LAST_RETRY: Duration = Duration::from_secs(1);
+
+impl PubSub {
+    /// A subscriber thread's whole life.
+    pub fn run(&self, subscriber: &Arc<Subscriber>) {
+        let mut retry = FIRST_RETRY;
+        let mut tracking = Tracking::default();
+        let server = subscriber.node.number();
+        while self.wait_for_work(subscriber, &mut tracking) {
+            // A panic is an outage: it must not leave waiters with a silent channel.
+            let serve = || match Serving::begin(self, subscriber, &mut tracking)? {
+                Some(serving) => serving.run(|| retry = FIRST_RETRY),
+                None => Ok::<_, RedisError>(()),
+            };
+            let served = catch_unwind(AssertUnwindSafe(serve));
+            if matches!(served, Ok(Ok(()))) {
+                return;
+            }
+            tracking.end();
+            let mut state = self.state.lock();
+            if let Some(queue) = state.queues.get_mut(&server) {
+                queue.reading = false;
+            }
+            for entry in state.of_server(subscriber) {
+                entry.disconnected();
+            }
+            // Channels without a listener by now need not be subscribed again.
+            state.drop_entries(|entry| entry.home() == server && entry.idle_since().is_some());
+            if !self.is_shut_down() {
+                subscriber.work.wait_for(&mut state, retry);
+                drop(state);
+                retry = (retry * 2).min(LAST_RETRY);
+                if let Some(cluster) = self.servers.cluster() {
+                    // Another server may have this one's slots.
+                    cluster.look();
+                    self.hand_on(subscriber, &mut tracking);
+                }
+            }
+        }
+    }
+
+    /// Sleeps until a thread wants a channel, or a hold is to be tracked. `false`: shut down, or
+    /// the server has left the cluster.
+    fn wait_for_work(&self, subscriber: &Subscriber, tracking: &mut Tracking) -> bool {
+        let is_tracked = tracking.is_needed();
+        let mut state = self.state.lock();
+        while !self.is_wanted(subscriber, is_tracked, &state) && !self.is_shut_down() {
+            if self.is_left(subscriber) {
+                state.queues.remove(&subscriber.node.number());
+                return false;
+            }
+            subscriber.work.wait(&mut state);
+        }
+        !self.is_shut_down()
+    }
+
+    /// Whether a thread listens to a channel there, or a hold is to be tracked.
+    fn is_wanted(&self, subscriber: &Subscriber, is_tracked: bool, state: &ChannelsState) -> bool {
+        let server = subscriber.node.number();
+        let is_to_track =
+            || state.queues.get(&server).is_some_and(|queue| !queue.to_track.is_empty());
+        state.entries.values().any(|entry| entry.home() == server)
+            || subscriber.own.is_listened_to()
+            || subscriber.tracks() && (is_tracked || is_to_track())
+    }
+
+    /// Whether the server has no slots any more, and may be gone for good: then the thread ends
+    /// unless another wants it. A thread that wants it later finds no queue, and starts another
+    /// one: both under the mutex of all channels.
+    fn is_left(&self, subscriber: &Subscriber) -> bool {
+        self.servers.cluster().is_some_and(|cluster| !cluster.is_master(&subscriber.node))
+    }
+
+    /// As [`wait_for_work`](Self::wait_for_work), while there is a connection.
+    pub(super) fn is_over(&self, subscriber: &Subscriber, tracking: &mut Tracking) -> bool {
+        if !self.is_left(subscriber) {
+            return false;
+        }
+        let is_tracked = tracking.is_needed();
+        let mut state = self.state.lock();
+        let is_over = !self.is_wanted(subscriber, is_tracked, &state);
+        if is_over {
+            state.queues.remove(&subscriber.node.number());
+        }
+        is_over
+    }
+
+    pub(super) fn is_shut_down(&self) -> bool {
+        self.shut_down.load(Ordering::SeqCst)
+    }
+}
