@@ -300,6 +300,34 @@ pub(crate) struct Process {
     pub(crate) killed: Option<u64>,
 }
 
+/// All kinds of faults, for `--faults`.
+pub(crate) const FAULTS: [&str; 24] = [
+    "kill",
+    "stop",
+    "stop beyond a lease",
+    "server stopped",
+    "CLIENT PAUSE",
+    "CLIENT KILL",
+    "SCRIPT FLUSH",
+    "memory full",
+    "command denied",
+    LEASES_SHORTER,
+    LEASES_LONGER,
+    "restart with data",
+    "restart without data",
+    "FLUSHALL",
+    "cut",
+    "messages cut",
+    "delay",
+    "network frozen",
+    "connections refused",
+    "byte by byte",
+    "replies and requests lost or late",
+    "failover on command",
+    "master killed",
+    "slot moved",
+];
+
 /// The kind of a fault that the nemesis did not do: the machine was too busy to go on.
 pub(crate) const MACHINE_STILL: &str = "machine stood still";
 

@@ -16,7 +16,7 @@ use rand::{RngExt, SeedableRng};
 use redlatch_testkit::{Action, Cluster, Direction, Proxy, Sentinels, Server, wait_until};
 
 use crate::clock::{ms, nanos, now};
-use crate::history::{Fault, LEASES_LONGER, LEASES_SHORTER, MACHINE_STILL};
+use crate::history::{FAULTS, Fault, LEASES_LONGER, LEASES_SHORTER, MACHINE_STILL};
 use crate::run::Crew;
 use crate::world::{World, ask, is_master};
 
@@ -30,33 +30,6 @@ const STOOD_STILL: u64 = ms(500);
 /// How long servers may take to become well again.
 const BOUND: Duration = Duration::from_secs(60);
 
-/// All kinds of faults, for `--faults`.
-pub(crate) const FAULTS: [&str; 24] = [
-    "kill",
-    "stop",
-    "stop beyond a lease",
-    "server stopped",
-    "CLIENT PAUSE",
-    "CLIENT KILL",
-    "SCRIPT FLUSH",
-    "memory full",
-    "command denied",
-    LEASES_SHORTER,
-    LEASES_LONGER,
-    "restart with data",
-    "restart without data",
-    "FLUSHALL",
-    "cut",
-    "messages cut",
-    "delay",
-    "network frozen",
-    "connections refused",
-    "byte by byte",
-    "replies and requests lost or late",
-    "failover on command",
-    "master killed",
-    "slot moved",
-];
 /// Not a fault of its own: the servers' way back to their places.
 const BROUGHT_BACK: &str = "masters brought back";
 

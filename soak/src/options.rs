@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::nemesis::FAULTS;
+use crate::history::FAULTS;
 use crate::worker;
 use crate::world::Topology;
 

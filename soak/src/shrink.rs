@@ -3,7 +3,7 @@
 //! A seed repeats the choices, not the interleaving of processes. So each try is a run until its
 //! first violation of the same check: one without it says only that it is rarer there.
 
-use crate::nemesis::FAULTS;
+use crate::history::FAULTS;
 use crate::options::Options;
 use crate::run;
 use crate::worker;
