@@ -134,12 +134,12 @@ impl Synchronizer for FairLock {
         &self.queue
     }
 
-    /// Re-enters if the thread holds the lock. Otherwise it joins the threads that have not asked
-    /// yet; a thread that will not wait asks for itself.
     fn what(&self, _: &Terms) -> (Kind, u32) {
         (Kind::FairLock, 1)
     }
 
+    /// Re-enters if the thread holds the lock. Otherwise it joins the threads that have not asked
+    /// yet; a thread that will not wait asks for itself.
     fn enter(&self, claim: &Claim<'_, Terms>) -> Result<EnterOf<Self>, Error> {
         let waits = claim.wait.blocks();
         loop {

@@ -398,12 +398,12 @@ impl Synchronizer for Side<'_> {
         self.pair
     }
 
-    /// Does the thread hold the lock? May it join readers of this process? Otherwise one thread
-    /// asks Redis.
     fn what(&self, need: &ReadWriteNeed) -> (Kind, u32) {
         (if need.mode == Mode::Read { Kind::ReadLock } else { Kind::WriteLock }, 1)
     }
 
+    /// Does the thread hold the lock? May it join readers of this process? Otherwise one thread
+    /// asks Redis.
     fn enter(&self, claim: &Claim<'_, ReadWriteNeed>) -> Result<EnterOf<Self>, Error> {
         loop {
             let found = self.pair.enter(claim.thread, claim.need, claim.wait.blocks());

@@ -18,7 +18,7 @@ use crate::scripts::{ExpirableKeys, PermitId, SemaphoreKeys};
 static TRY_ACQUIRE: LazyLock<Script> = script!(takes; LIST; "number.lua", "expirable_semaphore/lapse.lua", "expirable_semaphore/try_acquire.lua");
 static RELEASE: LazyLock<Script> =
     script!(LIST; "number.lua", "expirable_semaphore/lapse.lua", "expirable_semaphore/release.lua");
-/// For `script::renewal::renew_command`.
+/// For `scripts::renewal::renew_command`.
 pub(super) static RENEW: LazyLock<Script> =
     script!(LIST; "number.lua", "expirable_semaphore/lapse.lua", "expirable_semaphore/renew.lua");
 static REMAINING_LEASE: LazyLock<Script> = script!(NUMBER; "number.lua", "expirable_semaphore/lapse.lua", "expirable_semaphore/remaining_lease.lua");

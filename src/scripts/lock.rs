@@ -44,7 +44,7 @@ static GIVE_UP: LazyLock<Script> =
     script!(NUMBER; "hand_off.lua", "lock/holder.lua", "lock/give_up.lua");
 static FORCE_UNLOCK: LazyLock<Script> =
     script!(NUMBER; "hand_off.lua", "lock/holder.lua", "lock/force_unlock.lua");
-/// For `script::renewal::renew_command`.
+/// For `scripts::renewal::renew_command`.
 pub(super) static RENEW: LazyLock<Script> = script!(LIST; "lock/renew.lua");
 static STATE: LazyLock<Script> =
     script!(NUMBER; "hand_off.lua", "lock/holder.lua", "lock/state.lua");
