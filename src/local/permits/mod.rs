@@ -352,9 +352,7 @@ fn rest_of_yield<S: Source>(site: &S) -> Duration {
     let own = own_listeners(site);
     site.gate().with_turn(|turn| match turn.before(now) {
         NextStep::Yield(last) => {
-            let others = turn.others(own).unwrap_or(1);
-            let stays = others > 0;
-            turn.end(others);
+            let stays = turn.end(own) > 0;
             turn.yielded(stays);
             if stays { turn.rest(last.at, now) } else { Duration::ZERO }
         }

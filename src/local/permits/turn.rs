@@ -110,13 +110,21 @@ impl Turn {
         Some(u64::try_from(heard - own).unwrap_or(0))
     }
 
-    /// The turn is over, and so many others are to have theirs.
-    pub(crate) fn end(&mut self, others: u64) {
+    /// The turn is over. Returns how many others are to have theirs: all that listen besides the
+    /// process's `own` listeners. The reply to a release that did not wait, as a drop's, may not be
+    /// read yet. Then it is those that heard of the release before, and one at least, which may have
+    /// come since: a process that counted one only would be back before the slowest had its turn.
+    pub(crate) fn end(&mut self, own: i64) -> u64 {
+        let others = self.others(own).unwrap_or_else(|| {
+            let before = self.heard.map_or(0, |(heard, _)| heard.saturating_sub(own));
+            u64::try_from(before).unwrap_or(0).max(1)
+        });
         if let (Some(began), Some(last)) = (self.began, self.last) {
             let round = others.saturating_mul(last.at.saturating_sub(began));
             self.away_until = last.at + round.min(LONGEST_AWAY);
         }
         self.renew();
+        others
     }
 
     /// How long to wait after a message before the next try, while the others have their turns: as
@@ -253,6 +261,22 @@ mod tests {
         assert!(matches!(turn.before(released), NextStep::Yield(_)));
         turn.end(1);
         assert!(matches!(turn.before(released), NextStep::Ask));
+    }
+
+    #[test]
+    fn all_others_get_their_turns_though_the_last_release_is_not_answered_yet() {
+        let mut turn = Turn::new(Duration::ZERO);
+        let long = 2 * LONGEST_TURN;
+        turn.granted(0);
+        turn.released(long);
+        turn.heard(3, long);
+        assert_eq!(turn.end(1), 2);
+        turn.granted(2 * long);
+        turn.released(3 * long);
+        assert_eq!(turn.others(1), None, "the reply was not read yet");
+        assert_eq!(turn.end(1), 2);
+        assert!(turn.pause(1, 5 * long - 1) > Duration::ZERO);
+        assert_eq!(turn.pause(1, 5 * long), Duration::ZERO);
     }
 
     #[test]
