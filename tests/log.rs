@@ -873,25 +873,41 @@ fn a_slow_wait_is_said_once_with_the_holder_and_those_before() {
 }
 
 #[test]
-fn a_wait_for_permits_that_no_program_has_set_is_said_with_their_number() {
+fn permits_that_no_program_has_set_are_said_at_once_with_their_number() {
     if !has_own_process() {
         return;
     }
     LOGGER.install();
     let _bounded = bounded();
     let server = server();
-    let client = Client::builder(&server.url()).slow_wait(UNIT).connect().unwrap();
-    let token = CancelToken::new();
-    let waits = {
-        let (pool, token) = (client.semaphore("pool"), token.clone());
-        spawn(move || pool.acquire_many_within(2, &token).map(drop).unwrap_err().kind())
+    // Each is a client of its own, which says it at once, and once.
+    let clients =
+        [(); 2].map(|()| Client::builder(&server.url()).slow_wait(LONG).connect().unwrap());
+    let [pool, expirable] = ["pool", "expirable"];
+    let said = |client: &Client| {
+        let mut lines = LOGGER.lines(client.id());
+        lines.retain(|(_, line)| line.contains("has a program called try_set_permits?"));
+        lines
     };
-    let said = || LOGGER.lines(" s for 2 permits of \"pool\", ");
-    wait_until("it is said", SOON, || !said().is_empty());
-    let (_, line) = &said()[0];
-    assert!(line.contains("has no permits: has a program called try_set_permits?"), "{line}");
-    token.cancel();
-    assert_eq!(waits.join(), ErrorKind::Cancelled);
+    for _ in 0..3 {
+        assert!(clients[0].semaphore(pool).try_acquire_many(2).unwrap().is_none());
+        assert!(clients[1].expirable_semaphore(expirable).try_acquire().unwrap().is_none());
+    }
+    wait_until("both are said", SOON, || clients.iter().all(|client| !said(client).is_empty()));
+    for (client, wants) in
+        clients.iter().zip(["2 permits of \"pool\"", "a permit of \"expirable\""])
+    {
+        let lines = said(client);
+        assert!(lines.len() == 1 && lines[0].1.contains(wants), "{lines:?}");
+    }
+    // Not if they are all out.
+    let client = Client::connect(&server.url()).unwrap();
+    let (pool, expirable) = (client.semaphore(pool), client.expirable_semaphore(expirable));
+    assert!(pool.try_set_permits(1).unwrap() && expirable.try_set_permits(1).unwrap());
+    let taken = (pool.acquire().unwrap(), expirable.acquire().unwrap());
+    assert!(pool.try_acquire().unwrap().is_none() && expirable.try_acquire().unwrap().is_none());
+    drop(taken);
+    assert_eq!(said(&client), []);
 }
 
 /// While the server takes no writes, say, since its replicas are gone.

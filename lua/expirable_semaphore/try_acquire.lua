@@ -3,7 +3,8 @@
 -- KEYS 1 the semaphore, 2 when its permits' leases end
 -- ARGV 1 lease in ms, 2 channel, 3 how many clients share, 4 how many threads ask (n), 5…n+4 how
 --      many permits each needs, then an id for each of those permits
--- reply: {permits taken}; {0, ms until the next lease ends, or -1}: not enough for the first
+-- reply: {permits taken}; {0, ms until the next lease ends, or -1}: not enough for the first;
+--        {-1, -1}: there is no such semaphore
 --
 -- A copy finds its own ids and answers as the first one did. If some of them were already given
 -- back, it takes nothing either, or they would be counted twice.
@@ -21,8 +22,8 @@ if known > 0 then
 end
 
 local came_back = take_back({})
-local free = stored(KEYS[1]) or 0
-local taken = share(free, ARGV[3], 5, first_id - 1)
+local free = stored(KEYS[1])
+local taken = share(free or 0, ARGV[3], 5, first_id - 1)
 local reply = {taken}
 if taken > 0 then
     free = redis.call('decrby', KEYS[1], taken)
@@ -44,9 +45,9 @@ if taken > 0 then
     end
 else
     local next = redis.call('zrange', KEYS[2], 0, 0, 'withscores')[2]
-    reply[2] = next and math.min(next - now, 2 ^ 53) or -1
+    reply = {(free or next) and 0 or -1, next and math.min(next - now, 2 ^ 53) or -1}
 end
 if came_back then
-    tell_free(ARGV[2], free)
+    tell_free(ARGV[2], free or 0)
 end
 return reply

@@ -2,14 +2,17 @@
 --
 -- KEYS 1 the semaphore, 2 slot, 3 its mark
 -- ARGV 1-4 as in once.lua, 5 how many clients share, 6… how many permits each thread needs
--- reply: {how many were taken, mark}; 0 if there are not enough for the first
+-- reply: {how many were taken, mark}; 0 if there are not enough for the first, -1 if there is no such
+--        semaphore (or 0 to a copy, which may find that remembered)
 if last == number then
     -- A client that waits for replicas waits for the writes of this connection: see
     -- ../lock/acquire.lua.
     remember(known)
 end
-return once(function()
-    local taken = share(stored(KEYS[1]) or 0, ARGV[5], 6, #ARGV)
+local free
+local reply = once(function()
+    free = stored(KEYS[1])
+    local taken = share(free or 0, ARGV[5], 6, #ARGV)
     if taken == 0 then
         return nil
     end
@@ -17,3 +20,4 @@ return once(function()
     local text = string.format('%d', taken)
     return {text, 'decrby', KEYS[1], text}
 end)
+return reply == 0 and free == false and -1 or reply

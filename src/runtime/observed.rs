@@ -257,6 +257,27 @@ impl Core {
         });
         Some(later)
     }
+
+    /// Nobody has set the permits for which threads with these needs ask: the log says so, unless the
+    /// name has had a line just now.
+    pub(crate) fn tells_no_permits(&self, name: &Arc<str>, needs: &[u32]) {
+        let (mut lines, now) = (self.slow_lines.lock(), clock::now());
+        if lines.begins(now, name).is_some() {
+            return;
+        }
+        lines.ends(now, name, true);
+        drop(lines);
+        let wants = match needs.first() {
+            Some(2..) => format!("{} permits", needs[0]),
+            _ => "a permit".to_owned(),
+        };
+        self.watchdog.log(Level::Warn, || {
+            format!(
+                "a call wants {wants} of {name:?}, which has no permits: has a program called \
+                 try_set_permits?"
+            )
+        });
+    }
 }
 
 #[cfg(all(test, testkit))]

@@ -55,6 +55,8 @@ pub(crate) enum TakenPermit {
     Taken(usize),
     /// Not enough for the first. The next lease ends after so long.
     Refused(Option<Duration>),
+    /// There is no such semaphore.
+    Missing,
 }
 
 /// The result of a release.
@@ -245,6 +247,7 @@ fn acquired(reply: Value) -> Result<TakenPermit, Trouble> {
     let Value::Array(parts) = &reply else { return Err(unexpected(&reply)) };
     match parts.as_slice() {
         [Value::Int(0), Value::Int(left)] => Ok(TakenPermit::Refused(time(*left))),
+        [Value::Int(-1), Value::Int(_)] => Ok(TakenPermit::Missing),
         [Value::Int(taken @ 1..)] => Ok(TakenPermit::Taken(usize::try_from(*taken).unwrap_or(0))),
         _ => Err(unexpected(&reply)),
     }

@@ -45,19 +45,23 @@ pub(crate) struct SemaphoreScripts<'a> {
 
 impl SemaphoreScripts<'_> {
     /// Takes permits for the first of these needs, each as a whole, as far as there are enough for
-    /// one of so many `clients`. How many were taken: zero if there were not enough for the first.
+    /// one of so many `clients`. How many were taken: zero if there were not enough for the first,
+    /// `None` if there is no such semaphore.
     pub(crate) fn try_acquire(
         self,
         request_id: RequestId,
         clients: u64,
         needs: &[u32],
-    ) -> Result<Replied<Marked<u32>>, Trouble> {
+    ) -> Result<Replied<Marked<Option<u32>>>, Trouble> {
         let needs = needs.iter().map(u32::to_string);
         let arguments: Vec<String> = iter::once(clients.to_string()).chain(needs).collect();
         let arguments: Vec<&[u8]> = arguments.iter().map(|it| it.as_bytes()).collect();
         self.take(&TRY_ACQUIRE, request_id, &arguments, |reply| {
             let taken = number(reply)?;
-            u32::try_from(taken).map_err(|_| unexpected(&Value::Int(taken)))
+            if taken == -1 {
+                return Ok(None);
+            }
+            u32::try_from(taken).map(Some).map_err(|_| unexpected(&Value::Int(taken)))
         })
     }
 

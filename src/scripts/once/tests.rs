@@ -168,14 +168,14 @@ fn an_abandoned_request_takes_nothing_in_any_order() {
         let request_id = pool.open();
         let scripts = pool.scripts();
         if first_arrives == "before" {
-            assert_eq!(scripts.try_acquire(request_id, 1, &[1, 2, 998]).unwrap().reply.0, 3);
+            assert_eq!(scripts.try_acquire(request_id, 1, &[1, 2, 998]).unwrap().reply.0, Some(3));
         }
         let abandon = scripts.abandon(request_id);
         let expected = i64::from(first_arrives == "before");
         assert_eq!(pool.send(&abandon), Some(expected), "{first_arrives}");
         assert_eq!(pool.send(&abandon), Some(0), "{first_arrives}, again");
         if first_arrives == "after" {
-            assert_eq!(scripts.try_acquire(request_id, 1, &[1, 2, 998]).unwrap().reply.0, 0);
+            assert_eq!(scripts.try_acquire(request_id, 1, &[1, 2, 998]).unwrap().reply.0, Some(0));
         }
         pool.requests.close(request_id);
         assert_eq!(pool.given(), 0, "{first_arrives}");
@@ -193,7 +193,7 @@ fn a_request_keeps_to_the_semaphore_that_it_found() {
     let mut redis = pool.server.connection();
     let request_id = pool.open();
     let (taken, first) = pool.scripts().try_acquire(request_id, 1, &[3]).unwrap().reply;
-    assert!(taken == 3 && first.is_some());
+    assert!(taken == Some(3) && first.is_some());
     for by in ["Redisson", "ours"] {
         if by == "ours" {
             assert!(pool.scripts().delete(pool.open()).unwrap());
@@ -206,7 +206,7 @@ fn a_request_keeps_to_the_semaphore_that_it_found() {
         assert_eq!(pool.send(&abandon), Some(0), "made anew");
         assert_eq!(pool.given(), 0);
         let again = pool.scripts().try_acquire(request_id, 1, &[3]).unwrap().reply;
-        assert_eq!(again, (3, first.clone()));
+        assert_eq!(again, (Some(3), first.clone()));
         let other = pool.scripts().add_permits(pool.open(), 0).unwrap();
         assert!(other.is_some() && other != first);
     }
@@ -233,7 +233,7 @@ fn permits_are_taken_for_whole_needs_and_of_those_behind_up_to_the_clients_share
         let request_id = pool.open();
         for copy in ["first", "copy"] {
             let taken = pool.scripts().try_acquire(request_id, clients, needs).unwrap().reply.0;
-            assert_eq!(taken, expected, "{copy}: {free} free, {clients} clients, {needs:?}");
+            assert_eq!(taken, Some(expected), "{copy}: {free} free, {clients} clients, {needs:?}");
             let left = pool.scripts().available_permits().unwrap();
             assert_eq!(left, i64::from(free - expected), "taken once");
         }
@@ -271,7 +271,7 @@ fn a_call_that_stood_still_between_its_two_copies_says_that_it_does_not_know() {
     let scripts = SemaphoreScripts { route: &far, ..pool.scripts() };
     // The first one asks for rights, and the server knows the script after the second.
     for _ in 0..2 {
-        assert_eq!(scripts.try_acquire(pool.open(), 1, &[1]).unwrap().reply.0, 1);
+        assert_eq!(scripts.try_acquire(pool.open(), 1, &[1]).unwrap().reply.0, Some(1));
     }
     let request_id = pool.open();
     proxy.on(Direction::Request, 1, Action::Silence, |bytes| {

@@ -243,17 +243,22 @@ impl Source for SemaphoreSite {
         let (request_id, asked) = (self.open(), self.route.incarnation());
         match self.scripts().try_acquire(request_id, clients, needs) {
             Ok(Replied {
-                reply: (taken @ 1.., _), unacknowledged: Some(unacknowledged), ..
+                reply: (Some(taken @ 1..), _),
+                unacknowledged: Some(unacknowledged),
+                ..
             }) => {
                 let error = self.take_back(request_id, asked, taken.into(), unacknowledged);
                 Err(RequestFailed { error, concerns_it_alone: false })
             }
-            Ok(Replied { reply: (taken @ 1.., mark), .. }) => {
+            Ok(Replied { reply: (Some(taken @ 1..), mark), .. }) => {
                 self.applied(request_id, -i64::from(taken), mark);
                 Ok(PermitReply::Given(taken))
             }
-            Ok(_) => {
+            Ok(Replied { reply: (taken, _), .. }) => {
                 self.requests.close(request_id);
+                if taken.is_none() {
+                    self.core.tells_no_permits(&self.name, needs);
+                }
                 Ok(PermitReply::Refused(None))
             }
             Err(trouble) => {
@@ -475,7 +480,7 @@ mod tests {
     fn take(site: &SemaphoreSite) -> (RequestId, u64) {
         assert!(site.scripts().set_permits(site.open(), 5).unwrap());
         let (request_id, asked) = (site.open(), site.route.incarnation());
-        assert_eq!(site.scripts().try_acquire(request_id, 1, &[3]).unwrap().reply.0, 3);
+        assert_eq!(site.scripts().try_acquire(request_id, 1, &[3]).unwrap().reply.0, Some(3));
         (request_id, asked)
     }
 

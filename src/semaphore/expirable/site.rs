@@ -281,15 +281,20 @@ impl Source for ExpirableSite {
             })?;
         let taken = match reply {
             TakenPermit::Taken(taken) => taken.min(ids.len()),
-            TakenPermit::Refused(_) => 0,
+            TakenPermit::Refused(_) | TakenPermit::Missing => 0,
         };
         let (given, others) = ids.split_at(taken);
         if in_doubt && !others.is_empty() {
             // The first copy may come yet, and take them.
             self.release_later(others, lease);
         }
-        if let TakenPermit::Refused(left) = reply {
-            return Ok(PermitReply::Refused(left));
+        match reply {
+            TakenPermit::Taken(_) => {}
+            TakenPermit::Refused(left) => return Ok(PermitReply::Refused(left)),
+            TakenPermit::Missing => {
+                self.core.tells_no_permits(&self.name, &numbers);
+                return Ok(PermitReply::Refused(None));
+            }
         }
         if let Some(unacknowledged) = unacknowledged {
             return Err(RequestFailed {
