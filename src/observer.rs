@@ -12,8 +12,10 @@ use crate::error::{ErrorKind, LostReason};
 ///
 /// Each acquisition is one [`wait_started`](Self::wait_started), even if it gets the lock at once,
 /// and then one [`acquired`](Self::acquired) or [`gave_up`](Self::gave_up). What was acquired is
-/// [`released`](Self::released) or [`lost`](Self::lost), once. A re-entry is nothing of this, unless
-/// it fails. Of a latch or a barrier only the waits are told.
+/// [`released`](Self::released) or [`lost`](Self::lost), once. Permits acquired together may end one
+/// by one, so count what is held by [`permits`](Event::permits), not by calls: each acquired permit
+/// is in one later event. A re-entry is nothing of this, unless it fails. Of a latch or a barrier
+/// only the waits are told.
 ///
 /// These four run on the thread that acquires or releases, and the others on a thread of the
 /// client's own, in order. Each runs with no mutex of the client's held. `acquired` runs while the
@@ -86,7 +88,8 @@ pub struct Event<'a, T = ()> {
     pub name: &'a str,
     /// What has that name.
     pub kind: Kind,
-    /// How many permits; of any other kind it is 1. (See also [`Observer::forgot`].)
+    /// How many permits begin or end with this event; of any other kind it is 1. (See also
+    /// [`Observer::forgot`].)
     pub permits: u32,
     /// How long: see the methods of [`Observer`].
     pub time: Duration,

@@ -287,6 +287,47 @@ fn each_kind_is_told_by_its_name_and_each_hold_has_one_end() {
     has(Kind::CyclicBarrier, 1, &[]);
 }
 
+/// One wait gets several permits, which end one by one.
+#[test]
+fn as_many_permits_end_as_were_acquired_in_what_is_heard_and_in_the_counts() {
+    let _bounded = bounded();
+    let server = server();
+    let (client, heard) = observed(&server);
+    let sums_are = |sums: (u64, u64, u64)| {
+        let sum = |method: &str| {
+            let lines = heard.lines().into_iter().filter(|line| line.what.starts_with(method));
+            lines.map(|line| u64::from(line.permits)).sum()
+        };
+        assert_eq!((sum("has"), sum("released"), sum("lost")), sums, "{:?}", heard.lines());
+        let counts = client.snapshot().counts;
+        assert_eq!((counts.acquired, counts.released, counts.lost), sums);
+    };
+    let pool = client.expirable_semaphore("pool");
+    pool.try_set_permits(5).unwrap();
+    let mut permits = pool.acquire_many(3).unwrap();
+    sums_are((3, 0, 0));
+    drop(permits.pop());
+    permits.pop().unwrap().release().unwrap();
+    sums_are((3, 2, 0));
+    pool.release(&permits[0].id()).unwrap();
+    sums_are((3, 3, 0));
+    let ends = pool.with_lease(UNIT).acquire_many(2).unwrap();
+    wait_until("both are lost", SOON, || {
+        heard.lines().iter().filter(|line| line.what.starts_with("lost")).count() == 2
+    });
+    drop(ends);
+    sums_are((5, 3, 2));
+    let counted = client.semaphore("counted");
+    counted.try_set_permits(5).unwrap();
+    let mut permit = counted.acquire_many(5).unwrap();
+    let (some, one) = (permit.split(2).unwrap(), permit.split(1));
+    permit.merge(some).unwrap();
+    drop(one);
+    sums_are((10, 4, 2));
+    permit.release().unwrap();
+    sums_are((10, 8, 2));
+}
+
 #[test]
 fn a_reader_that_shares_a_hold_is_told_as_one_of_its_own() {
     let _bounded = bounded();
@@ -449,7 +490,7 @@ fn a_snapshot_has_what_is_held_and_waited_for_and_counts_what_was() {
     wait_until("the wait is listed", SOON, || now(&client).1 == ["busy ReentrantLock worker"]);
     let Snapshot { counts, held, servers, .. } = client.snapshot();
     assert!(held.iter().all(|it| it.left > LONG / 2 && it.left <= LONG && it.held < SOON));
-    assert_eq!((counts.acquired, counts.gave_up, counts.released), (4, 0, 0), "{counts:?}");
+    assert_eq!((counts.acquired, counts.gave_up, counts.released), (5, 0, 0), "{counts:?}");
     let [server_state] = &servers[..] else { panic!("{servers:?}") };
     assert_eq!(server_state.address, format!("127.0.0.1:{}", server.port()));
     assert!(server_state.open >= 1 && server_state.open <= server_state.connections);
@@ -459,7 +500,7 @@ fn a_snapshot_has_what_is_held_and_waited_for_and_counts_what_was() {
     worker.unwrap().join().unwrap();
     assert_eq!(now(&client), (Vec::new(), Vec::new()));
     let counts = client.snapshot().counts;
-    assert_eq!((counts.acquired, counts.gave_up, counts.released), (4, 1, 5), "{counts:?}");
+    assert_eq!((counts.acquired, counts.gave_up, counts.released), (5, 1, 5), "{counts:?}");
     assert!(client.reentrant_lock("orders").force_unlock().is_ok());
     let lost = client.reentrant_lock("orders").lock().unwrap();
     assert!(client.reentrant_lock("orders").force_unlock().unwrap());

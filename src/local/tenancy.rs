@@ -117,7 +117,7 @@ impl Tenancy {
         if self.heard.load(Ordering::SeqCst) & HAD == 0 {
             return;
         }
-        core.observe(Count::Released, |it| {
+        core.observe(Count::Released, 1, |it| {
             it.released(&Event::of(name, (self.hold().kind(), 1), self.held(), ()));
         });
     }

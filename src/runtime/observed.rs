@@ -43,8 +43,8 @@ pub(super) struct Counted {
 
 impl Counted {
     #[inline]
-    fn add(&self, what: Count) {
-        self.counts[what as usize].fetch_add(1, Ordering::Relaxed);
+    fn add(&self, what: Count, times: u64) {
+        self.counts[what as usize].fetch_add(times, Ordering::Relaxed);
     }
 
     fn of(&self, what: Count) -> u64 {
@@ -127,10 +127,10 @@ impl Core {
         }
     }
 
-    /// The same, and counts it.
+    /// The same, and counts it for each of its permits.
     #[inline]
-    pub(crate) fn observe(&self, what: Count, tell: impl FnOnce(&dyn Observer)) {
-        self.counts.add(what);
+    pub(crate) fn observe(&self, what: Count, permits: u32, tell: impl FnOnce(&dyn Observer)) {
+        self.counts.add(what, permits.into());
         self.tell(tell);
     }
 
@@ -141,7 +141,7 @@ impl Core {
         what: Count,
         event: impl FnOnce() -> T,
     ) {
-        self.counts.add(what);
+        self.counts.add(what, 1);
         if !self.is_observed() {
             return;
         }
@@ -150,7 +150,7 @@ impl Core {
         let most = if is_rare { MOST_WITH_LOSSES } else { MOST_EVENTS };
         if queued.fetch_add(1, Ordering::Relaxed) >= most {
             queued.fetch_sub(1, Ordering::Relaxed);
-            self.counts.add(Count::LeftOut);
+            self.counts.add(Count::LeftOut, 1);
             if !leaves_out.swap(true, Ordering::Relaxed) {
                 self.watchdog.log(Level::Warn, || {
                     "events for the observer are left out: it, an on_lost callback or the logger is \
@@ -178,7 +178,7 @@ impl Core {
             return;
         }
         let address = self.lasting_address();
-        self.counts.counts[Count::Forgotten as usize].fetch_add(forgotten - 1, Ordering::Relaxed);
+        self.counts.add(Count::Forgotten, forgotten - 1);
         self.observe_soon(Count::Forgotten, || {
             move |it: &dyn Observer| {
                 let permits = u32::try_from(forgotten).unwrap_or(u32::MAX);

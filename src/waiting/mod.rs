@@ -228,7 +228,8 @@ impl<'a, S: Synchronizer> Call<'a, S> {
     fn observe(&mut self, outcome: &Result<Option<GrantOf<S>>, Error>) {
         let why = match (outcome, self.way) {
             (Ok(Some(grant)), Some(way)) => {
-                self.core.observe(Count::Acquired, |it| it.acquired(&self.event(way)));
+                let (_, permits) = self.synchronizer.what(&self.claim.need);
+                self.core.observe(Count::Acquired, permits, |it| it.acquired(&self.event(way)));
                 self.synchronizer.told(grant);
                 return;
             }
@@ -238,7 +239,7 @@ impl<'a, S: Synchronizer> Call<'a, S> {
             (Err(error), _) => Some(error.kind()),
         };
         self.start();
-        self.core.observe(Count::GaveUp, |it| it.gave_up(&self.event(why)));
+        self.core.observe(Count::GaveUp, 1, |it| it.gave_up(&self.event(why)));
     }
 
     fn event<T>(&self, of: T) -> Event<'a, T> {

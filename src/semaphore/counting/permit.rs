@@ -87,7 +87,7 @@ impl Permit {
     fn tell_released(&self, permits: u32) {
         let site = &self.semaphore.site;
         if permits > 0 {
-            site.core.observe(Count::Released, |it| {
+            site.core.observe(Count::Released, permits, |it| {
                 let held = clock::since(self.since);
                 it.released(&Event::of(&site.name, (Kind::Semaphore, permits), held, ()));
             });

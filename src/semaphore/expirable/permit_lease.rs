@@ -340,6 +340,6 @@ mod tests {
         assert!(guards[0].is_none() && guards[1].is_some());
         drop(guards);
         let counts = client.snapshot().counts;
-        assert_eq!((counts.acquired, counts.lost, counts.released), (1, 1, 1), "{counts:?}");
+        assert_eq!((counts.acquired, counts.lost, counts.released), (2, 1, 1), "{counts:?}");
     }
 }
