@@ -19,6 +19,19 @@ fn records(server: &Server, name: &str) -> usize {
     keys.len()
 }
 
+fn record_of(server: &Server, name: &str) -> String {
+    let keys = format!("redlatch_request:{{{name}}}:*");
+    let keys: Vec<String> = server.connection().keys(keys).unwrap();
+    let [record] = &keys[..] else { panic!("{keys:?}") };
+    record.clone()
+}
+
+/// How many connections the server has, besides the one that asks.
+fn connections(server: &Server) -> usize {
+    let list: String = redis::cmd("CLIENT").arg("LIST").query(&mut server.connection()).unwrap();
+    list.lines().count() - 1
+}
+
 fn copy(from: &Server, to: &Server, keys: &[&str]) {
     for key in keys {
         let value: String = from.connection().get(key).unwrap();
@@ -39,6 +52,33 @@ fn moved(client: &Client, [old, new]: [&Server; 2], proxy: &Proxy, name: &str) -
         records(new, name) > before
     });
     new.connection().get(name).unwrap()
+}
+
+/// As a balancer does: connections to the old master stay open, and it still answers.
+#[test]
+fn permits_over_a_connection_to_the_old_master_are_not_booked_at_the_new_one() {
+    let _bounded = bounded();
+    let (old, new) = (server(), server());
+    let proxy = Proxy::before(&old);
+    let client = through(&proxy);
+    let pool = semaphore(&client, "kept", 10);
+    let first = pool.acquire_many(2).unwrap();
+    copy(&old, &new, &["kept", "redlatch_mark:{kept}", &record_of(&old, "kept")]);
+    proxy.lead_to(&new);
+    // A waiter opens the connection for messages, which leads to the new one, and so does the
+    // renewer's then.
+    wait_until("both are there", SOON, || {
+        assert!(answered(|| pool.try_acquire_many_for(9, UNIT)).is_none());
+        connections(&new) >= 2
+    });
+    let second = pool.acquire_many(3).unwrap();
+    drop(first);
+    let third = pool.acquire_many(4).unwrap();
+    proxy.cut_all();
+    second.release().unwrap();
+    stays(&new, "kept", 6);
+    third.release().unwrap();
+    stays(&new, "kept", 10);
 }
 
 /// A client whose permits are gone with the server's data comes back when the semaphore is there

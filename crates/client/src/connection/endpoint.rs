@@ -13,7 +13,7 @@ use super::host_port::HostPort;
 use super::login::Login;
 use super::name::Name;
 use super::sentinel::Sentinels;
-use super::server::{Runs, Server};
+use super::server::{Run, Runs, Server};
 use super::stream::Network;
 use super::url::{Kind, Url};
 use super::{Channels, Connection, Health};
@@ -184,7 +184,9 @@ impl Endpoint {
     /// timeout, unless the look-up of a host's name alone takes longer. Each call looks the name
     /// up.
     pub(crate) fn open(&self) -> RedisResult<Connection> {
-        self.open_within(self.connect_timeout).inspect(|_| self.answers())
+        let (connection, _) = self.open_within(self.connect_timeout)?;
+        self.answers();
+        Ok(connection)
     }
 
     /// A connection works: its server can be asked.
@@ -195,7 +197,7 @@ impl Endpoint {
     }
 
     /// As [`open`](Self::open), in a time that may be shorter than the connect timeout.
-    pub(super) fn open_within(&self, within: Duration) -> RedisResult<Connection> {
+    pub(super) fn open_within(&self, within: Duration) -> RedisResult<(Connection, Run)> {
         let now = Instant::now();
         let deadline = now.checked_add(within.min(self.connect_timeout)).unwrap_or(now);
         let (login, timeout) = (&self.login, self.response_timeout);
@@ -222,9 +224,9 @@ impl Endpoint {
         if !server.says_its_run() {
             self.health.lacks(NO_INFO);
         }
-        self.runs.met(server, self.asks);
+        let run = Run::met(&self.runs, server, self.asks);
         self.health.opened(now);
-        Ok(connection)
+        Ok((connection, run))
     }
 
     /// The longest that opening a connection may take.

@@ -14,6 +14,7 @@ use super::ReplicaAcks;
 use super::limit::Limit;
 use super::outcome::{Cause, Failure, Outcome};
 use super::reply::is_wrong_server_reply;
+use super::server::Run;
 use super::{Channels, Command, Connection, Endpoint, Health, Question};
 use crate::sync::{Mutex, Thread, clock};
 
@@ -51,6 +52,7 @@ impl<F: Fn(Outcome) + Send + Sync> ReplyReceiver for F {
 /// A connection with the commands written to it whose replies are not read yet, in order.
 pub struct Link {
     connection: Connection,
+    run: Run,
     owed: VecDeque<Owed>,
     /// Replies to commands that replicas are not known to have acknowledged. A WAIT is owed behind
     /// each.
@@ -184,10 +186,11 @@ impl Link {
     pub(crate) fn open_within(endpoint: &Endpoint, within: Duration) -> Result<Self, Failure> {
         let begun = Instant::now();
         let opened = endpoint.open_within(within);
-        let connection =
+        let (connection, run) =
             opened.map_err(|error| Failure::Unsent(Cause::new(error, endpoint.health())))?;
         Ok(Self {
             connection,
+            run,
             owed: VecDeque::new(),
             unacknowledged: VecDeque::new(),
             waits: 0,
@@ -220,7 +223,7 @@ impl Link {
         if self.is_trusted() {
             return true;
         }
-        if self.connection.is_closed() {
+        if self.connection.is_closed() || !self.run.is_last() {
             return false;
         }
         let until = self.deadline_in(self.at_least(SHORTEST_LOOK));
@@ -236,7 +239,7 @@ impl Link {
     /// Whether the link can be trusted with a command without a test.
     pub(super) fn is_trusted(&mut self) -> bool {
         // One master: if another server has taken over, this one gets no more commands.
-        if self.connection.is_closed() {
+        if self.connection.is_closed() || !self.run.is_last() {
             return false;
         }
         self.trusted_at = clock::now();
@@ -271,6 +274,7 @@ impl Link {
     pub(crate) fn exchange(&mut self, command: &Command) -> Outcome {
         // All these replies share one time. A failure here says that the command may have run, though
         // it was not written: so the caller sends it once more.
+        self.check_run()?;
         let mut shared = self.reads_first().then(|| self.deadline_in(self.response_timeout));
         if let Some(until) = shared {
             self.settle_all(until)?;
@@ -375,6 +379,7 @@ impl Link {
         batch: impl IntoIterator<Item = (Command, Arc<dyn ReplyReceiver>, bool)>,
     ) -> Result<(), Failure> {
         let bytes = self.owe(batch);
+        self.check_run()?;
         self.write(&bytes)
     }
 
@@ -386,6 +391,7 @@ impl Link {
         limit: &Limit,
     ) -> Result<(), Failure> {
         let bytes = self.owe(batch);
+        self.check_run()?;
         self.wrote_at = Instant::now();
         self.connection.append(&bytes);
         self.write_limited(limit).map(drop)
@@ -398,6 +404,7 @@ impl Link {
         batch: impl IntoIterator<Item = (Command, Arc<dyn ReplyReceiver>, bool)>,
     ) -> Result<(), Failure> {
         let bytes = self.owe(batch);
+        self.check_run()?;
         self.write_now(&bytes)
     }
 
@@ -460,6 +467,21 @@ impl Link {
         if !places.is_empty() {
             self.connection.take_back(&places);
         }
+    }
+
+    /// Gives up a link to a server whose place another run has taken, as a balancer may keep one.
+    ///
+    /// A thread looks which run was met last, then writes a change, and books it under that run.
+    /// The look comes before this check: so if no other run is met until the reply, the reply is
+    /// that run's.
+    fn check_run(&mut self) -> Result<(), Failure> {
+        if self.run.is_last() {
+            return Ok(());
+        }
+        let what = "another run of the server was met over another connection";
+        let error = io::Error::new(io::ErrorKind::ConnectionAborted, what);
+        let another = Failure::Reset(self.cause(error));
+        Err(self.fail(another))
     }
 
     /// Notes that the replies to these commands are owed. Returns the bytes to write.
@@ -630,7 +652,7 @@ impl Link {
         command: Command,
         receiver: Arc<dyn ReplyReceiver>,
     ) -> Result<(), Failure> {
-        if command.acks().is_some() {
+        if command.acks().is_some() || !self.run.is_last() {
             return self.send_now([(command, receiver, false)]);
         }
         // By its text the first time: a script that the server does not know yet would have to be

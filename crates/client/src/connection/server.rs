@@ -1,7 +1,7 @@
 //! A server's word on itself at the opening of a connection: which run of which server it is.
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use redis::{ErrorKind as Cause, RedisError, RedisResult, Value};
 
@@ -115,10 +115,11 @@ impl Runs {
 
     /// A connection was opened to this server. `asked`: the code that is told opened it. If the
     /// server does not say which run it is, that code's next connection would be news again, and so
-    /// on for ever.
-    pub(super) fn met(&self, server: Server, asked: bool) {
+    /// on for ever. Returns the run's number, if the server says which run it is.
+    pub(super) fn met(&self, server: Server, asked: bool) -> Option<u64> {
         let mut last = self.last.lock();
-        let is_vain = asked && server.run_id.is_none();
+        let says_its_run = server.says_its_run();
+        let is_vain = asked && !says_its_run;
         let is_first = last.is_none();
         let is_same = last.as_ref().is_some_and(|last| last.is_same_run(&server));
         *last = Some(server);
@@ -127,6 +128,7 @@ impl Runs {
             // answer of this run finds it raised.
             self.incarnation.fetch_add(1, Ordering::AcqRel);
         }
+        let number = says_its_run.then(|| self.incarnation());
         drop(last);
         if !is_same
             && !is_first
@@ -135,6 +137,7 @@ impl Runs {
         {
             tell();
         }
+        number
     }
 
     pub(super) fn last(&self) -> Option<Server> {
@@ -152,9 +155,27 @@ impl Runs {
     }
 }
 
+/// The run of the server to which a connection leads.
+pub(super) struct Run {
+    runs: Arc<Runs>,
+    /// `None`: the server does not say.
+    number: Option<u64>,
+}
+
+impl Run {
+    /// As [`Runs::met`].
+    pub(super) fn met(runs: &Arc<Runs>, server: Server, asked: bool) -> Self {
+        Self { number: runs.met(server, asked), runs: Arc::clone(runs) }
+    }
+
+    /// Whether no other run was met since, as far as the server said.
+    pub(super) fn is_last(&self) -> bool {
+        self.number.is_none_or(|number| number == self.runs.incarnation())
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
     use std::sync::atomic::AtomicUsize;
 
     use super::*;
@@ -190,11 +211,10 @@ mod tests {
         for (run_id, expected) in
             [("a", (1, 0)), ("a", (1, 0)), ("b", (2, 1)), ("b", (2, 1)), ("a", (3, 2))]
         {
-            runs.met(server(Some(run_id)), true);
+            assert_eq!(runs.met(server(Some(run_id)), true), Some(expected.0));
             assert_eq!(seen(), expected);
         }
-        runs.met(server(None), false);
-        runs.met(server(None), false);
+        assert_eq!([(); 2].map(|()| runs.met(server(None), false)), [None; 2]);
         assert_eq!(seen(), (5, 4), "a server that does not say may be another one each time");
     }
 }

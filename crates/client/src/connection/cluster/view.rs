@@ -17,7 +17,7 @@ pub(super) struct ClusterAnswer {
 pub(super) fn ask(endpoint: &Endpoint, within: Duration) -> RedisResult<ClusterAnswer> {
     let now = Instant::now();
     let until = now.checked_add(within).unwrap_or(now);
-    let mut connection = endpoint.open_within(within)?;
+    let (mut connection, _) = endpoint.open_within(within)?;
     let slots = Command::plain(&[b"CLUSTER", b"SLOTS"]);
     let info = Command::plain(&[b"CLUSTER", b"INFO"]);
     connection.send_packed_command(&[slots.bytes(), info.bytes()].concat(), now)?;
