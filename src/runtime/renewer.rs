@@ -465,6 +465,7 @@ impl Renewer {
     fn mend_some(&mut self) {
         let Some(mut mending) = self.mending.pop_front() else { return };
         let names = self.core.changes.next(&mut mending.place, NAMES_A_CALL);
+        let (run, asked) = (self.own.endpoint.incarnation(), clock::now());
         let mut mends: Vec<_> = names.iter().flat_map(|requests| requests.mends(None)).collect();
         mends.retain(|(name, _)| mending.is_meant(self, name));
         let Some([taken, given]) = self.send_mends(&mends) else {
@@ -474,6 +475,9 @@ impl Renewer {
             }
             return;
         };
+        for requests in &names {
+            requests.told(run, asked, |name| mending.is_meant(self, name));
+        }
         mending.taken += taken;
         mending.given += given;
         if !names.is_empty() {

@@ -234,6 +234,12 @@ impl Requests {
         self.mends(Some(request_id.slot))
     }
 
+    /// This run of the server has carried out the [`mends`](Self::mends) of all changes made before
+    /// `asked` of these semaphores.
+    pub(crate) fn told(&self, run: u64, asked: u64, is_meant: impl Fn(&str) -> bool) {
+        self.with_log(|log| log.told(run, asked, is_meant));
+    }
+
     fn mend(&self, changes: &[Change]) -> Option<(Arc<str>, Command)> {
         let last = changes.last()?;
         // The earliest: a change refused too early is logged, a change made too late is made twice.
