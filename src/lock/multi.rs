@@ -110,7 +110,8 @@ pub struct MultiLock {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rule {
     All,
-    Majority,
+    /// A majority of so many servers. Not each needs to have a part.
+    MajorityOf(usize),
 }
 
 own_verbs!(MultiLock, MultiLockGuard, OwnedMultiLockGuard);
@@ -127,7 +128,7 @@ impl MultiLock {
     /// of lock, or has a [`quorum`](Self::quorum). [`Forked`](ErrorKind::Forked) in a forked child.
     pub fn new(locks: &[&dyn Lock]) -> Result<Self, Error> {
         let mut taken: Vec<Arc<dyn Part>> = Vec::with_capacity(locks.len());
-        for part in parts(locks, Rule::All)? {
+        for part in parts(locks, false)? {
             match taken.iter().find(|other| is_same(&***other, &*part)) {
                 None => taken.push(part),
                 Some(other) if other.kind() == part.kind() => {}
@@ -161,10 +162,18 @@ impl MultiLock {
     /// answers, and [`is_locked`](Self::is_locked) returns whether a majority is held. Taking the
     /// lock costs one round trip, and so does its release.
     ///
+    /// A part that its server has lost is not taken again: another thread may have counted that
+    /// vote meanwhile, and then held the lock. So a hold loses its vote at each server that restarts
+    /// without persistence, and a rolling restart over a majority of the servers ends a long hold.
+    ///
     /// # Guarantee
     ///
     /// No two threads hold the lock at the same time, **if**
     ///
+    /// - all programs list the same servers. A list of those that a program could connect to has
+    ///   another majority: of five servers, one program that lists {1, 2, 3} has the lock at 1 and
+    ///   2, and another one that lists {3, 4, 5} has it at 4 and 5. For such a list there is
+    ///   [`quorum_of`](Self::quorum_of).
     /// - no server forgets a grant. A server that restarts without persistence (or with persistence
     ///   that lags behind) may grant its vote twice. Restart a crashed server only after the
     ///   longest lease has passed.
@@ -185,7 +194,7 @@ impl MultiLock {
     ///
     /// # fn main() -> Result<(), redlatch::Error> {
     /// let servers = ["redis://one:6379", "redis://two:6379", "redis://three:6379"];
-    /// // All must be up when the program starts; from then on two are enough.
+    /// // All must be up when the program starts (or see `quorum_of`); later two are enough.
     /// let clients = servers.map(Client::connect).into_iter().collect::<Result<Vec<_>, _>>()?;
     /// let locks: Vec<_> = clients.iter().map(|client| client.reentrant_lock("report")).collect();
     /// let locks: Vec<_> = locks.iter().map(|lock| lock as &dyn Lock).collect();
@@ -202,7 +211,33 @@ impl MultiLock {
     /// [`Config`](ErrorKind::Config) if the list is empty, has two locks on one server, or has a
     /// `MultiLock`. [`Forked`](ErrorKind::Forked) in a forked child.
     pub fn quorum(locks: &[&dyn Lock]) -> Result<Self, Error> {
-        let parts = parts(locks, Rule::Majority)?;
+        Self::quorum_of(locks.len(), locks)
+    }
+
+    /// Returns a lock as [`quorum`](Self::quorum) does, of so many `servers`, not all of which need
+    /// to have a lock in the list. It is for a program that starts while a server is down: a server
+    /// without a client is a vote that the program never gets. No I/O.
+    ///
+    /// ```no_run
+    /// use redlatch::{Client, Lock, MultiLock};
+    ///
+    /// # fn main() -> Result<(), redlatch::Error> {
+    /// let servers = ["redis://one:6379", "redis://two:6379", "redis://three:6379"];
+    /// // Two must be up.
+    /// let clients: Vec<_> = servers.iter().filter_map(|url| Client::connect(url).ok()).collect();
+    /// let locks: Vec<_> = clients.iter().map(|client| client.reentrant_lock("report")).collect();
+    /// let locks: Vec<_> = locks.iter().map(|lock| lock as &dyn Lock).collect();
+    /// let guard = MultiLock::quorum_of(servers.len(), &locks)?.lock()?;
+    /// # drop(guard);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those of [`quorum`](Self::quorum). [`Config`](ErrorKind::Config) too if the list has no
+    /// majority of the servers, or more locks than there are servers.
+    pub fn quorum_of(servers: usize, locks: &[&dyn Lock]) -> Result<Self, Error> {
+        let parts = parts(locks, true)?;
         for (at, part) in parts.iter().enumerate() {
             let core = &part.handle().site.core;
             let mut others = parts.iter().take(at).map(|other| &other.handle().site.core);
@@ -216,7 +251,15 @@ impl MultiLock {
                 return Err(Error::new(ErrorKind::Config, message).of(name));
             }
         }
-        Ok(Self::of(parts, Rule::Majority))
+        let (needed, listed) = (majority(servers), parts.len());
+        if listed < needed || listed > servers {
+            let message = format!(
+                "a quorum of {servers} servers needs {needed} to {servers} locks, each on a server \
+                 of its own, and {listed} are listed"
+            );
+            return Err(Error::new(ErrorKind::Config, message).of(&parts[0].handle().site.name));
+        }
+        Ok(Self::of(parts, Rule::MajorityOf(servers)))
     }
 
     /// Returns the names of the locks, in the order of taking, each once.
@@ -234,41 +277,51 @@ impl MultiLock {
     fn needed(&self) -> usize {
         match self.rule {
             Rule::All => self.parts.len(),
-            Rule::Majority => self.parts.len() / 2 + 1,
+            Rule::MajorityOf(servers) => majority(servers),
         }
     }
 
     /// Asks each part; those of a quorum at the same time. One part's error is the result, unless
-    /// the other parts of a quorum decide: a majority of them counts, or so many do not count that
-    /// the parts without an answer could not complete a majority.
+    /// the other parts of a quorum decide: a majority of the servers counts, or so many do not count
+    /// that those without an answer or without a part could not complete a majority.
     fn ask<T: Send>(
         &self,
         ask: impl Fn(&Arc<dyn Part>) -> Result<T, Error> + Sync,
         counts: impl Fn(&T) -> bool,
     ) -> Result<Vec<T>, Error> {
         self.parts.iter().try_for_each(check_process)?;
-        let asked = match self.rule {
-            Rule::All => self.parts.iter().map(ask).collect(),
-            Rule::Majority => quorum::ask(&self.parts, ask),
+        let (asked, absent) = match self.rule {
+            Rule::All => (self.parts.iter().map(ask).collect(), 0),
+            Rule::MajorityOf(servers) => {
+                (quorum::ask(&self.parts, ask), servers - self.parts.len())
+            }
         };
         let (answered, failed): (Vec<_>, Vec<_>) = asked.into_iter().partition(Result::is_ok);
         let answered: Vec<_> = answered.into_iter().flatten().collect();
-        let (needed, unknown) = (self.needed(), failed.len());
+        let (needed, unknown) = (self.needed(), failed.len() + absent);
         let counted = answered.iter().filter(|it| counts(it)).count();
         let is_decided = match self.rule {
             Rule::All => unknown == 0,
-            Rule::Majority => counted >= needed || counted + unknown < needed,
+            Rule::MajorityOf(_) => counted >= needed || counted + unknown < needed,
         };
-        match failed.into_iter().find_map(Result::err) {
-            Some(error) if !is_decided => Err(error),
-            _ => Ok(answered),
+        if is_decided {
+            return Ok(answered);
         }
+        Err(failed.into_iter().find_map(Result::err).unwrap_or_else(|| self.undecided(absent)))
+    }
+
+    fn undecided(&self, absent: usize) -> Error {
+        let message = format!(
+            "{absent} servers of a quorum have no lock in its list, and the answers of the others \
+             do not decide; connect to all of them"
+        );
+        Error::new(ErrorKind::Redis, message).of(&self.parts[0].handle().site.name)
     }
 
     fn take(&self, thread: &Arc<Thread>, wait: Wait<'_>) -> Result<Option<GuardLevels>, Error> {
         // Before anything that another thread may have locked when this process was forked.
         self.parts.iter().try_for_each(check_process)?;
-        if self.rule == Rule::Majority {
+        if self.rule != Rule::All {
             let check = |part: &Arc<dyn Part>| part.handle().check_level(thread);
             self.parts.iter().try_for_each(check)?;
             return quorum::acquire(self, thread, &wait);
@@ -383,7 +436,7 @@ impl Lock for MultiLock {
     fn parts(&self) -> Parts {
         match self.rule {
             Rule::All => Parts(self.parts.to_vec()),
-            Rule::Majority => Parts(Vec::new()),
+            Rule::MajorityOf(_) => Parts(Vec::new()),
         }
     }
 
@@ -393,8 +446,12 @@ impl Lock for MultiLock {
     }
 }
 
+fn majority(of: usize) -> usize {
+    of / 2 + 1
+}
+
 /// The parts of these locks: one of each in a quorum.
-fn parts(locks: &[&dyn Lock], rule: Rule) -> Result<Vec<Arc<dyn Part>>, Error> {
+fn parts(locks: &[&dyn Lock], in_quorum: bool) -> Result<Vec<Arc<dyn Part>>, Error> {
     let config = |message: &str| Error::new(ErrorKind::Config, message.to_owned());
     if locks.is_empty() {
         return Err(config("a MultiLock needs at least one lock"));
@@ -402,7 +459,7 @@ fn parts(locks: &[&dyn Lock], rule: Rule) -> Result<Vec<Arc<dyn Part>>, Error> {
     let mut parts = Vec::with_capacity(locks.len());
     for lock in locks {
         let Parts(mut own) = lock.parts();
-        if own.is_empty() || (rule == Rule::Majority && own.len() > 1) {
+        if own.is_empty() || (in_quorum && own.len() > 1) {
             let message = "a quorum cannot be a part of a MultiLock, nor a MultiLock a part of a \
                            quorum; list single locks";
             return Err(config(message).of(&lock.name().into()));

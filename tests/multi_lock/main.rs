@@ -17,7 +17,8 @@ use std::time::{Duration, Instant};
 use common::*;
 use redis::Commands as _;
 use redlatch::{
-    CancelToken, Client, ErrorKind, HoldState, Lock, MultiLock, MultiLockGuard, ReentrantLock, Wait,
+    CancelToken, Client, Error, ErrorKind, HoldState, Lock, MultiLock, MultiLockGuard,
+    ReentrantLock, Wait,
 };
 use redlatch_testkit::{Action, Job, PlainClient, Proxy, Server, Worker};
 
@@ -174,7 +175,7 @@ fn a_senseless_list_of_locks_is_an_error_at_once() {
     let _bounded = bounded();
     let server = server();
     let (one, two) = (client(&server), client(&server));
-    let kind = |lock: Result<MultiLock, redlatch::Error>| lock.unwrap_err().kind();
+    let kind = |lock: Result<MultiLock, Error>| lock.unwrap_err().kind();
     assert_eq!(kind(MultiLock::new(&[])), ErrorKind::Config);
     assert_eq!(kind(MultiLock::quorum(&[])), ErrorKind::Config);
     let (plain, fair) = (one.reentrant_lock("x"), two.fair_lock("x"));
@@ -240,7 +241,7 @@ fn with_returns_the_result_of_its_work() {
     let server = server();
     let client = client(&server);
     let all = all_of(&client, &NAMES);
-    let answer: Result<u32, redlatch::Error> = all.with(|guard| {
+    let answer: Result<u32, Error> = all.with(|guard| {
         guard.check(UNIT)?;
         Ok(42)
     });

@@ -38,6 +38,13 @@ fn answered(urls: &[String], failover_timeout: Duration, within: Duration) -> Mu
     MultiLock::quorum(&listed(&locks)).unwrap()
 }
 
+/// A quorum of all five servers for a program that could connect to these only.
+fn of_five(servers: &[Server]) -> Result<MultiLock, Error> {
+    let clients: Vec<_> = servers.iter().map(client).collect();
+    let locks: Vec<_> = clients.iter().map(|client| client.reentrant_lock("vote")).collect();
+    MultiLock::quorum_of(FIVE, &listed(&locks))
+}
+
 fn votes(servers: &[Server]) -> usize {
     servers.iter().filter(|server| is_held(server, "vote")).count()
 }
@@ -86,6 +93,31 @@ fn a_majority_is_had_and_excludes_every_other() {
     waiter.wait_asleep();
     drop(guard);
     waiter.join();
+}
+
+/// Of five servers, each has lost its connections to two.
+#[test]
+fn programs_that_are_connected_to_different_majorities_exclude_each_other() {
+    let _bounded = bounded();
+    let servers = five();
+    let (ours, theirs) = (of_five(&servers[..3]).unwrap(), of_five(&servers[2..]).unwrap());
+    let guard = ours.lock().unwrap();
+    assert_eq!((guard.names().count(), votes(&servers)), (3, 3));
+    assert!(theirs.try_lock().unwrap().is_none());
+    assert!(guard.is_held());
+    // Two of five are no majority, and the other two may be.
+    assert_eq!(theirs.is_locked().unwrap_err().kind(), ErrorKind::Redis);
+    assert!(ours.is_locked().unwrap());
+    guard.unlock().unwrap();
+    theirs.lock().unwrap().unlock().unwrap();
+    // Without its third server it has no majority.
+    servers[4].kill();
+    let error = theirs.try_lock().unwrap_err();
+    assert!(error.is_transient(), "{error}");
+    assert!(error.to_string().contains("1 of the 3 connected servers of a quorum of 5"), "{error}");
+    let error = of_five(&servers[..2]).unwrap_err();
+    assert_eq!((error.kind(), error.name()), (ErrorKind::Config, Some("vote")));
+    assert!(error.to_string().contains("needs 3 to 5 locks"), "{error}");
 }
 
 #[test]

@@ -90,7 +90,7 @@ impl GuardLevels {
     pub(super) fn of(lock: &MultiLock) -> Self {
         let drift = match lock.rule {
             Rule::All => Duration::ZERO,
-            Rule::Majority => {
+            Rule::MajorityOf(_) => {
                 let leases = lock.parts.iter().map(|part| part.handle().terms().lease());
                 leases.max().unwrap_or_default() / 100 + Duration::from_millis(2)
             }
@@ -184,7 +184,7 @@ impl GuardLevels {
                 Ok(()) => self.held.iter().map(|_| Ok(())).collect(),
                 Err(error) => vec![Err(error)],
             },
-            Rule::Majority => quorum::raise(&self.held),
+            Rule::MajorityOf(_) => quorum::raise(&self.held),
         };
         // A lease may have ended while the others were raised.
         for (held, raised) in self.held.iter().zip(&mut raised).filter(|(_, it)| it.is_ok()) {
@@ -206,7 +206,7 @@ impl GuardLevels {
         let held = std::mem::take(&mut self.held).into_iter().rev();
         match self.rule {
             Rule::All => self.ended(unlock(held)),
-            Rule::Majority => self.ended(quorum::unlock(held)),
+            Rule::MajorityOf(_) => self.ended(quorum::unlock(held)),
         }
     }
 

@@ -20,7 +20,7 @@ use redlatch_client::Limit;
 use redlatch_client::sync::{Thread, clock, jitter};
 
 use super::guard::GuardLevels;
-use super::{MOST_LOST, MultiLock};
+use super::{MOST_LOST, MultiLock, Rule};
 use crate::error::{Error, ErrorKind, Passing};
 use crate::local::Leaving;
 use crate::lock::{Handle, HeldLock, Part};
@@ -66,7 +66,7 @@ pub(super) fn acquire(
         // Before the sleep: others need the parts that this thread cannot use.
         drop(levels);
         if parts.len() - failed.len() < needed {
-            let error = no_majority(parts.len(), failed);
+            let error = no_majority(lock, failed);
             let endured = endurance.failed(&error, limit(parts)).filter(|_| wait.blocks());
             let Some(pause) = endured else { return Err(error) };
             sleep(parts, thread, wait, pause)?;
@@ -170,19 +170,25 @@ fn at_server(part: &Arc<dyn Part>, error: Error) -> Error {
     error.now(&format!("it is one of a quorum, on the server at {address}"))
 }
 
-fn no_majority(all: usize, failed: Vec<Error>) -> Error {
-    let so_many = failed.len();
+fn no_majority(lock: &MultiLock, failed: Vec<Error>) -> Error {
+    let (so_many, listed) = (failed.len(), lock.parts.len());
     let transient = failed.iter().any(Error::is_transient);
     let unknown = failed.iter().any(Error::outcome_unknown);
     let kind = failed.first().map_or(ErrorKind::Redis, Error::kind);
-    let message = format!(
-        "{so_many} of the {all} servers of a quorum failed, so there is no majority; nothing was \
-         taken"
-    );
+    let message = match lock.rule {
+        Rule::MajorityOf(all) if all > listed => format!(
+            "{so_many} of the {listed} connected servers of a quorum of {all} failed, so there is \
+             no majority; nothing was taken"
+        ),
+        _ => format!(
+            "{so_many} of the {listed} servers of a quorum failed, so there is no majority; nothing \
+             was taken"
+        ),
+    };
     let mut error = Error::new(kind, message).transient(transient).unknown(unknown);
     // If a majority remains once the transient trouble is over, the wait goes on.
     let passing: Vec<_> = failed.iter().filter_map(Error::passing).collect();
-    if all - (so_many - passing.len()) > all / 2 {
+    if listed - (so_many - passing.len()) >= lock.needed() {
         let outage = passing.iter().copied().find(|it| *it == Passing::Outage);
         error = error.passing_as(outage.unwrap_or(Passing::Unacknowledged));
     }
