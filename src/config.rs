@@ -40,6 +40,7 @@ pub(crate) struct Config {
     pub(crate) watchdog_timeout: Duration,
     pub(crate) max_hold: Option<Duration>,
     pub(crate) fair_wait_timeout: Duration,
+    pub(crate) redisson_fair_lock_wait_timeout: Duration,
     pub(crate) connections: Option<usize>,
     pub(crate) failover_timeout: Duration,
     pub(crate) slow_wait: Option<Duration>,
@@ -51,6 +52,13 @@ pub(crate) struct Config {
     /// The clients of the same server in memory.
     #[cfg(feature = "in-memory")]
     pub(crate) ages_with: Option<AgeTogether>,
+}
+
+impl Config {
+    /// How long a waiter for a fair lock keeps its place: one of this library, and one of Redisson's.
+    pub(crate) fn fair_waits(&self) -> [Duration; 2] {
+        [self.fair_wait_timeout, self.redisson_fair_lock_wait_timeout]
+    }
 }
 
 const SHORTEST_TIMEOUT: Duration = Duration::from_millis(1);
@@ -71,6 +79,7 @@ impl ClientBuilder {
             watchdog_timeout: Duration::from_secs(30),
             max_hold: None,
             fair_wait_timeout: Duration::from_secs(10),
+            redisson_fair_lock_wait_timeout: Duration::from_secs(300),
             connections: None,
             failover_timeout: Duration::from_secs(60),
             slow_wait: Some(Duration::from_secs(5)),
@@ -124,6 +133,19 @@ impl ClientBuilder {
     /// From 100 ms to a minute. Defaults to 10 s. All clients of a lock need the same value.
     pub fn fair_wait_timeout(mut self, timeout: Duration) -> Self {
         self.config.fair_wait_timeout = timeout;
+        self
+    }
+
+    /// Sets how long a waiter of Redisson's for a fair lock keeps its place: the `fairLockWaitTimeout`
+    /// of its clients, or the limit of their longest `tryLock` if that is more. If this is longer
+    /// than theirs, a dead waiter of Redisson's may block the queue for this time, once for each of
+    /// Redisson's waiters before it. If it is shorter, Redisson may drop live waiters of redlatch,
+    /// which return to the head of the queue.
+    ///
+    /// From 1 ms to a year. Defaults to 5 minutes, as `fairLockWaitTimeout` does. All clients of a
+    /// lock need the same value. No effect where no Redisson client uses the lock.
+    pub fn redisson_fair_lock_wait_timeout(mut self, timeout: Duration) -> Self {
+        self.config.redisson_fair_lock_wait_timeout = timeout;
         self
     }
 
@@ -412,6 +434,7 @@ impl ClientBuilder {
             watchdog_timeout,
             max_hold,
             fair_wait_timeout,
+            redisson_fair_lock_wait_timeout,
             connection: Settings { connect_timeout, response_timeout, busy_poll, .. },
             connections,
             failover_timeout,
@@ -439,9 +462,11 @@ impl ClientBuilder {
             let message = "max_hold is zero; set more than zero, or do not set it for no limit";
             return unusable(message.to_owned());
         }
-        for (setting, timeout) in
-            [("connect_timeout", connect_timeout), ("response_timeout", response_timeout)]
-        {
+        for (setting, timeout) in [
+            ("connect_timeout", connect_timeout),
+            ("response_timeout", response_timeout),
+            ("redisson_fair_lock_wait_timeout", redisson_fair_lock_wait_timeout),
+        ] {
             if !(SHORTEST_TIMEOUT..=LONGEST_TIMEOUT).contains(timeout) {
                 return unusable(format!(
                     "{setting} is {timeout:?}; it must be from 1 ms to a year"

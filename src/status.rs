@@ -275,8 +275,8 @@ impl Status {
         // A permit's: it is given back by its id.
         let Some(owner) = Owner::parse(owner, mode) else { return Ok(false) };
         let (route, database, acks) = (core.route(name), core.database(), None);
-        let (keys, fair_wait) = (FairKeys::new(name), core.config.fair_wait_timeout);
-        let fair = FairScripts { key: name, keys: &keys, fair_wait, database, acks };
+        let (keys, waits) = (FairKeys::new(name), core.config.fair_waits());
+        let fair = FairScripts { key: name, keys: &keys, waits, database, acks };
         let keys = LockKeys::new(name, mode, status.token.is_some());
         let lock = LockScripts { route: &route, keys, database, acks };
         let fair = fair.release_command(&owner, &[]);

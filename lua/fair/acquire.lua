@@ -41,16 +41,18 @@ end
 
 -- How many waiters of Redisson's are in the queue. The highest score tells, if a live one of ours
 -- has it: it lies within the fair wait above so many times Redisson's wait, and no waiter of
--- Redisson's stands behind, or that one would have the highest.
+-- Redisson's stands behind, or that one would have the highest. (The rest is at least half the fair
+-- wait, and less than Redisson's wait. So with one waiter of Redisson's fewer, more than the fair
+-- wait would be left.)
 local function redissons()
     local top = redis.call('zrevrange', timeouts, 0, 0, 'withscores')
     if not top[1] then
         return 0
     end
     local above = tonumber(top[2]) - now()
-    local rest = above % REDISSON_WAIT
+    local rest = above % redisson_wait
     if above > 0 and ours(top[1]) and rest <= fair_wait and rest >= fair_wait / 2 then
-        return math.floor(above / REDISSON_WAIT)
+        return math.floor(above / redisson_wait)
     end
     local count = 0
     for _, id in ipairs(redis.call('lrange', queue, 0, -1)) do
@@ -62,7 +64,7 @@ end
 -- Adds them to the set; returns how many were not there. A score that is there stays: the scores of
 -- Redisson's waiters behind are measured from it. `marked`: which of them gets a mark, if any does.
 local function set_scores(ids, redissons_ahead, marked)
-    local score, scores = now() + fair_wait + REDISSON_WAIT * redissons_ahead, {}
+    local score, scores = now() + fair_wait + redisson_wait * redissons_ahead, {}
     for i, id in ipairs(ids) do
         scores[#scores + 1] = i == marked and score - mark or score
         scores[#scores + 1] = id

@@ -143,7 +143,7 @@ else
             if not ours(id) then
                 before = before + 1
             elseif alive[id] and scores[id] then
-                judges = scores[id] - now() - REDISSON_WAIT * before >= fair_wait - SILENT
+                judges = scores[id] - now() - redisson_wait * before >= fair_wait - SILENT
                 break
             end
         end
@@ -158,7 +158,7 @@ else
             redissons = redissons + 1
             new = score and score + shift
         else
-            local base = now() + REDISSON_WAIT * redissons
+            local base = now() + redisson_wait * redissons
             if alive[id] then
                 new = base + fair_wait
             elseif score and judges and redissons == 0 and score < base + fair_wait - SILENT then

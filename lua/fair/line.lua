@@ -2,8 +2,9 @@
 -- scripts.
 --
 -- KEYS 1 the lock, 2 the queue, 3 the timeouts
--- ARGV 1 fair wait in ms, 2 prefix of the channels of Redisson's waiters, 3 number of the database;
---      the script's own follow
+-- ARGV 1 fair wait, a comma, and how much a waiter of Redisson's adds to the scores behind it (its
+--      fairLockWaitTimeout), in ms; 2 prefix of the channels of Redisson's waiters, 3 number of the
+--      database; the script's own follow
 --
 -- One invariant: when a script of ours ends, a free lock means an empty queue, or one of Redisson's
 -- at its head that has been told or asks by itself. So no waiter needs to come by.
@@ -13,15 +14,15 @@
 -- costs a run of the script a twelfth of a microsecond. Those that are seldom needed are made where
 -- they are.)
 local lock, queue, timeouts = KEYS[1], KEYS[2], KEYS[3]
-local fair_wait, channels, database = tonumber(ARGV[1]), ARGV[2], ARGV[3]
+local channels, database = ARGV[2], ARGV[3]
+local fair_wait, redisson_wait = string.match(ARGV[1], '^(%d+),(%d+)$')
+fair_wait, redisson_wait = tonumber(fair_wait), tonumber(redisson_wait)
 
 -- The lease of a grant by message, in ms: its process may be stopped, and must show that it is not
 -- before it gets the whole lease.
 local PROVISIONAL = 2000
 -- How many waiters of its client directly behind a grant names.
 local FOLLOWERS = 16
--- How much a waiter of Redisson's adds to the scores behind it (its fairLockWaitTimeout), in ms.
-local REDISSON_WAIT = 300000
 
 local function ours(id)
     return string.sub(id, 15, 15) == '8'

@@ -78,14 +78,15 @@ mod tests;
 ///
 /// Redisson's clients may stand in the same queue. Then
 ///
-/// - its waiters must not wait for longer than 300 s at a time, and the clocks of its machines must
-///   agree with the server's to about 7 s;
-/// - a dead waiter of Redisson's blocks the others for up to the lease and five minutes;
+/// - its waiters must not wait for longer at a time than
+///   [`redisson_fair_lock_wait_timeout`](crate::ClientBuilder::redisson_fair_lock_wait_timeout)
+///   (5 minutes), and the clocks of its machines must agree with the server's to about 7 s;
+/// - a dead waiter of Redisson's blocks the others for up to the lease and that time;
 /// - if a timed wait of Redisson's ends at the moment of a release, the lock is idle until the next
 ///   sign of life of a redlatch process, for at most a second;
 /// - if Redisson releases the lock and a dead redlatch waiter is first, the lock is idle for at
 ///   most a second. If no live redlatch waiter is in the queue, it may be idle for the rest of a
-///   lease (30 s), and five minutes for each earlier timed wait of Redisson's that ended early;
+///   lease (30 s), and that time for each earlier timed wait of Redisson's that ended early;
 /// - if a redlatch process is stopped when it gets the lock, and only Redisson's waiters are left,
 ///   these wait for a lease or the fair wait.
 ///

@@ -23,8 +23,9 @@ static KEEP_ALIVE: LazyLock<Script> = script!(LIST; "fair/line.lua", "fair/keep_
 pub(crate) struct FairScripts<'a> {
     pub(crate) key: &'a str,
     pub(crate) keys: &'a FairKeys,
-    /// How long a waiter counts as alive without a sign of life.
-    pub(crate) fair_wait: Duration,
+    /// How long a waiter counts as alive without a sign of life, and how long one of Redisson's keeps
+    /// its place.
+    pub(crate) waits: [Duration; 2],
     /// The number of the client's database.
     pub(crate) database: i64,
     /// The replicas that must have a grant before it counts.
@@ -178,13 +179,9 @@ impl FairScripts<'_> {
         keys: &[&str],
         arguments: &[&[u8]],
     ) -> Command {
-        let mut digits = [0; 20];
-        let database = self.database.to_string();
-        let common = [
-            millis(self.fair_wait, &mut digits),
-            self.keys.channel_prefix.as_bytes(),
-            database.as_bytes(),
-        ];
+        let [fair, redisson] = self.waits.map(|wait| wait.as_millis());
+        let (waits, database) = (format!("{fair},{redisson}"), self.database.to_string());
+        let common = [waits.as_bytes(), self.keys.channel_prefix.as_bytes(), database.as_bytes()];
         let keys: Vec<_> = keys.iter().map(|key| key.as_bytes()).collect();
         Command::script(script, &keys, &[&common, arguments].concat())
     }

@@ -11,7 +11,7 @@ fn ask_late(server: &Server, name: &str, owner: &str, lease: Duration) -> bool {
     );
     let lease = lease.as_millis().to_string();
     let prefix = format!("{}:", channel(name));
-    let args = ["10000", &prefix, "0", &lease, owner, "0"];
+    let args = ["10000,300000", &prefix, "0", &lease, owner, "0"];
     let keys = [name.to_owned(), queue_key(name), timeouts_key(name)];
     let mut eval = redis::cmd("EVAL");
     eval.arg(script).arg(3).arg(&keys).arg(&args);

@@ -42,6 +42,58 @@ fn a_java_waiter_in_the_queue_has_its_turn_and_its_message() {
     });
 }
 
+/// Stands at the end of the queue as a waiter of Redisson's with this wait.
+fn wait_as_redisson(redis: &mut redis::Connection, name: &str, number: u64, wait: Duration) {
+    let script = redis::Script::new(
+        "local time = redis.call('time')
+        local now = time[1] * 1000 + math.floor(time[2] / 1000)
+        local last = redis.call('lindex', KEYS[2], -1)
+        local before = last and redis.call('zscore', KEYS[3], last)
+            or now + redis.call('pttl', KEYS[1])
+        redis.call('zadd', KEYS[3], before + ARGV[2], ARGV[1])
+        redis.call('rpush', KEYS[2], ARGV[1])",
+    );
+    let mut script = script.prepare_invoke();
+    let () = script
+        .key(name)
+        .key(queue_key(name))
+        .key(timeouts_key(name))
+        .arg(format!("{FOREIGN}{number}"))
+        .arg(u64::try_from(wait.as_millis()).unwrap())
+        .invoke(redis)
+        .unwrap();
+}
+
+/// Redisson drops waiters that were in line for longer than their wait, and leaves the scores behind
+/// them as they are: what ours had added for them.
+#[test]
+fn a_dead_java_waiter_costs_no_more_than_its_short_wait() {
+    const WAIT: Duration = Duration::from_millis(4 * UNIT.as_millis() as u64);
+    let _bounded = bounded();
+    let server = server();
+    let client = || {
+        let builder = Client::builder(&server.url()).watchdog_timeout(LONG);
+        let builder = builder.redisson_fair_lock_wait_timeout(WAIT);
+        builder.fair_wait_timeout(FAIR_WAIT).connect().unwrap()
+    };
+    let (one, other) = (client(), client());
+    let mut redis = server.connection();
+    let guard = one.fair_lock("short").lock().unwrap();
+    wait_as_redisson(&mut redis, "short", 1, WAIT);
+    wait_as_redisson(&mut redis, "short", 2, WAIT);
+    let mut line = Line::new(&server);
+    line.add(&one.fair_lock("short"));
+    wait_as_redisson(&mut redis, "short", 3, WAIT);
+    line.add(&other.fair_lock("short"));
+    let dropped = [1, 2].map(|number| format!("{FOREIGN}{number}"));
+    let () = redis.ltrim(queue_key("short"), 2, -1).unwrap();
+    let () = redis.zrem(timeouts_key("short"), &dropped).unwrap();
+    guard.unlock().unwrap();
+    // Java's third waiter is dead.
+    assert_eq!(line.join(), [0, 1]);
+    leaves_nothing(&server, "short");
+}
+
 /// The channel on which Redisson tells one of ours.
 fn channel_of(name: &str, owner: &str) -> String {
     format!("{}:{owner}", channel(name))

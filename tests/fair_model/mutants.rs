@@ -147,15 +147,15 @@ take_anew(",
     mutant(
         "keep_alive adds no time for Redisson's waiters ahead",
         Script::KeepAlive,
-        "local base = now() + REDISSON_WAIT * redissons",
+        "local base = now() + redisson_wait * redissons",
         "local base = now()",
         5,
     ),
     mutant(
         "keep_alive adds time for all waiters ahead",
         Script::KeepAlive,
-        "local base = now() + REDISSON_WAIT * redissons",
-        "local base = now() + REDISSON_WAIT * (i - 1)",
+        "local base = now() + redisson_wait * redissons",
+        "local base = now() + redisson_wait * (i - 1)",
         27,
     ),
     mutant(

@@ -34,7 +34,7 @@ impl Direct {
             .arg(self.scripts.text(script))
             .arg(script.keys().len())
             .arg(script.keys())
-            .arg(&["10000", CHANNEL, DATABASE])
+            .arg(&["10000,300000", CHANNEL, DATABASE])
             .arg(args)
             .query(&mut self.connection)
     }

@@ -6,7 +6,7 @@ use std::collections::BinaryHeap;
 
 use redis::Value;
 
-use crate::clients::{Client, FAIR_WAIT, JITTER, PERIOD, Phase, Run, World};
+use crate::clients::{Client, FAIR_WAIT, JITTER, PERIOD, Phase, REDISSON_WAIT, Run, World};
 use crate::random::Random;
 use crate::rules::{Blocked, Broken, Step, check_blocked, check_heard, check_step};
 use crate::store::{CHANNEL, DATABASE, Message, Script, State, Store, channel_of, is_ours};
@@ -398,7 +398,7 @@ impl<'a> Simulation<'a> {
 
     /// The arguments of all scripts of ours, and this one's own.
     pub(crate) fn args(&self, own: &[&str]) -> Vec<String> {
-        let common = [&FAIR_WAIT.to_string(), CHANNEL, DATABASE];
+        let common = [&format!("{FAIR_WAIT},{REDISSON_WAIT}"), CHANNEL, DATABASE];
         common.iter().chain(own).map(|arg| (*arg).to_owned()).collect()
     }
 

@@ -365,8 +365,8 @@ const SILENT: Duration = Duration::from_secs(2);
 const GAP: Duration = Duration::from_millis(500);
 
 fn scripts<'a>(core: &Core, key: &'a str, keys: &'a FairKeys) -> FairScripts<'a> {
-    let (fair_wait, database) = (core.config.fair_wait_timeout, core.database());
-    FairScripts { key, keys, fair_wait, database, acks: core.config.replica_acks }
+    let (waits, database) = (core.config.fair_waits(), core.database());
+    FairScripts { key, keys, waits, database, acks: core.config.replica_acks }
 }
 
 /// Handles a message for an owner of this client that does not wait. No thread has its entry: a
