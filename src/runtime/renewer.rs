@@ -15,7 +15,8 @@ use redis::Value;
 use redlatch_client::pubsub::HEARTBEAT;
 use redlatch_client::sync::clock;
 use redlatch_client::{
-    Cause, Command, Failure, Lane, Node, Outcome, Posted, is_redirect, is_transient, slot_of,
+    Cause, Command, Failure, Lane, Node, Outcome, Posted, is_redirect, is_transient, reply_code,
+    slot_of,
 };
 
 use self::own_link::OwnLink;
@@ -36,6 +37,8 @@ const PATIENCE: Duration = Duration::from_millis(100);
 /// How many names' changes of semaphores are looked at each time.
 const NAMES_A_TICK: usize = 2_000;
 const ASK_AGAIN: u64 = 1_000_000_000;
+/// When to ask again if the server only forbids to repeat some changes.
+const ASK_FOR_RIGHTS: u64 = 5_000_000_000;
 /// When a keep-alive that panicked is due again.
 const AFTER_A_PANIC: Duration = Duration::from_secs(1);
 
@@ -57,6 +60,8 @@ pub(crate) struct Renewer {
     last_run: u64,
     /// Changes of semaphores to repeat at another run of the server, or in moved slots.
     mending: VecDeque<Mending>,
+    /// Some of them were forbidden, which the log says once.
+    is_forbidden: bool,
     /// Set while the server refuses renewals.
     refusing: Option<Refusing>,
 }
@@ -70,8 +75,15 @@ struct Mending {
     run: u64,
     /// In these slots of a cluster. `None`: of all names, at another run of the server.
     slots: Option<Vec<u16>>,
+    mended: Mended,
+}
+
+#[derive(Default)]
+struct Mended {
     taken: i64,
     given: i64,
+    /// The user lacks a right to repeat some.
+    is_forbidden: bool,
 }
 
 /// Renewals that a server answers and refuses, from the first one on until it takes them again.
@@ -96,6 +108,7 @@ impl Renewer {
             ask_again: None,
             last_run,
             mending: VecDeque::new(),
+            is_forbidden: false,
             refusing: None,
         }
     }
@@ -468,34 +481,50 @@ impl Renewer {
         let (run, asked) = (self.own.endpoint.incarnation(), clock::now());
         let mut mends: Vec<_> = names.iter().flat_map(|requests| requests.mends(None)).collect();
         mends.retain(|(name, _)| mending.is_meant(self, name));
-        let Some([taken, given]) = self.send_mends(&mends) else {
+        let Some(mended) = self.send_mends(&mends) else {
             // The server is asked again, and then for all.
             if mending.slots.is_some() {
                 self.last_run = u64::MAX;
             }
             return;
         };
-        for requests in &names {
-            requests.told(run, asked, |name| mending.is_meant(self, name));
+        if !mended.is_forbidden {
+            for requests in &names {
+                requests.told(run, asked, |name| mending.is_meant(self, name));
+            }
         }
-        mending.taken += taken;
-        mending.given += given;
+        mending.mended.taken += mended.taken;
+        mending.mended.given += mended.given;
+        mending.mended.is_forbidden |= mended.is_forbidden;
         if !names.is_empty() {
             self.mending.push_front(mending);
             return;
         }
-        let mended = [mending.taken, mending.given];
-        if mending.slots.is_none() {
+        let Mended { taken, given, is_forbidden } = mending.mended;
+        self.is_forbidden = is_forbidden;
+        if is_forbidden {
+            self.mend_again();
+        } else if mending.slots.is_none() {
             self.last_run = mending.run;
         }
         // A regular move of a slot loses nothing. A server that does not tell its run may be the
         // same one: then only a mended count shows that it is another.
-        let is_another = mending.slots.is_none() && self.own.endpoint.says_its_run();
-        if is_another || mended != [0, 0] {
+        let is_another =
+            mending.slots.is_none() && !is_forbidden && self.own.endpoint.says_its_run();
+        if is_another || (taken, given) != (0, 0) {
             let mut members = self.core.members.all();
             members.retain(|member| member.is_a_count() && mending.is_meant(self, member.name()));
-            self.warn_of_counts(&members, mended);
+            self.warn_of_counts(&members, [taken, given]);
         }
+    }
+
+    /// A right may be given back as long as the changes are known, and until then each later request
+    /// in their slots is refused (`lua/once.lua`). All changes are repeated: those made change
+    /// nothing.
+    fn mend_again(&mut self) {
+        self.last_run = u64::MAX;
+        let at = clock::now().saturating_add(ASK_FOR_RIGHTS);
+        self.ask_again = Some(self.ask_again.map_or(at, |earlier| earlier.min(at)));
     }
 
     /// The same for one slot, if the reply to its last change came after this server had been told
@@ -504,28 +533,45 @@ impl Renewer {
         match self.send_mends(&requests.mends_of(request_id)) {
             // The next `RenewAll` repeats all changes.
             None => self.last_run = u64::MAX,
+            Some(Mended { is_forbidden: true, .. }) => {
+                self.is_forbidden = true;
+                self.mend_again();
+            }
             // This server has applied it, or the renewer has told the server.
-            Some([0, 0]) => {}
-            Some(mended) => {
+            Some(Mended { taken: 0, given: 0, .. }) => {}
+            Some(Mended { taken, given, .. }) => {
                 let mut members = self.core.members.all();
                 members.retain(|member| member.is_a_count() && member.name() == name);
-                self.warn_of_counts(&members, mended);
+                self.warn_of_counts(&members, [taken, given]);
             }
         }
     }
 
-    fn send_mends(&mut self, mends: &[(Arc<str>, Command)]) -> Option<[i64; 2]> {
-        let (mut taken, mut given) = (0_i64, 0_i64);
+    /// `None`: the server may take them later.
+    fn send_mends(&mut self, mends: &[(Arc<str>, Command)]) -> Option<Mended> {
+        let mut mended = Mended::default();
         for part in mends.chunks(NAMES_A_CALL) {
             let commands: Vec<_> = part.iter().map(|(_, command)| command.clone()).collect();
             let outcomes = self.own.exchange(&commands, None).0;
             for ((name, _), outcome) in part.iter().zip(outcomes) {
                 match outcome {
-                    Ok(Value::Int(permits)) if permits < 0 => taken -= permits,
-                    Ok(Value::Int(permits)) => given += permits,
+                    Ok(Value::Int(permits)) if permits < 0 => mended.taken -= permits,
+                    Ok(Value::Int(permits)) => mended.given += permits,
                     Err(failure) if may_pass(&failure) => {
                         self.ask_again = Some(clock::now().saturating_add(ASK_AGAIN));
                         return None;
+                    }
+                    Err(Failure::Refused(cause)) if reply_code(&cause.error) == "NOPERM" => {
+                        mended.is_forbidden = true;
+                        if !self.is_forbidden {
+                            self.core.watchdog.log(Level::Error, || {
+                                format!(
+                                    "the permits of {name:?} cannot be restored after a failover \
+                                     without the access rights of a semaphore; tried again for two \
+                                     minutes"
+                                )
+                            });
+                        }
                     }
                     _ => self.core.watchdog.log(Level::Error, || {
                         format!("the permits of {name:?} could not be restored after a failover")
@@ -533,7 +579,7 @@ impl Renewer {
                 }
             }
         }
-        Some([taken, given])
+        Some(mended)
     }
 
     /// Logs the counts that cannot be mended.
