@@ -4,6 +4,7 @@
 //! nobody gets the lock beside another holder, others get it when a lease has ended, and no key of
 //! the lock stays without an end.
 
+mod failover;
 mod others;
 
 use redlatch::LockGuard;

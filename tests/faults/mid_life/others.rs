@@ -13,7 +13,7 @@ struct Other {
     /// Its rows in the table of `docs/operations.md`, besides each client's.
     rows: &'static [&'static str],
     /// What happens, each with a right that is taken away at another moment.
-    plays: &'static [fn(&mut Play<'_>)],
+    plays: &'static [fn(&Play<'_>)],
 }
 
 const OTHERS: [Other; 6] = [
@@ -58,19 +58,19 @@ const OTHERS: [Other; 6] = [
     },
 ];
 
-const ALL_RIGHTS: [&str; 3] = ["~*", "&*", "+@all"];
+pub(super) const ALL_RIGHTS: [&str; 3] = ["~*", "&*", "+@all"];
 
 /// One case: a client of few rights, and others.
-struct Play<'a> {
-    server: &'a Server,
-    rich: &'a Rich,
-    poor: Client,
-    user: User,
-    rules: &'a [String],
+pub(super) struct Play<'a> {
+    pub(super) server: &'a Server,
+    pub(super) rich: &'a Rich,
+    pub(super) poor: Client,
+    pub(super) user: Arc<Mutex<User>>,
+    pub(super) rules: &'a [String],
     /// The server forgets all scripts, too.
-    flushes: bool,
-    what: String,
-    name: String,
+    pub(super) flushes: bool,
+    pub(super) what: String,
+    pub(super) name: String,
 }
 
 impl Drop for Play<'_> {
@@ -82,19 +82,19 @@ impl Drop for Play<'_> {
 }
 
 impl Play<'_> {
-    fn take_away(&mut self) {
+    pub(super) fn take_away(&self) {
         if self.flushes {
             redis::cmd("SCRIPT").arg("FLUSH").exec(&mut self.server.connection()).unwrap();
         }
-        self.user.set(&self.rules.iter().map(String::as_str).collect::<Vec<_>>());
+        self.user.lock().unwrap().set(&self.rules.iter().map(String::as_str).collect::<Vec<_>>());
     }
 
-    fn give_back(&mut self) {
-        self.user.set(&ALL_RIGHTS);
+    pub(super) fn give_back(&self) {
+        self.user.lock().unwrap().set(&ALL_RIGHTS);
     }
 
     /// An outcome of the client of few rights.
-    fn clear<T>(&self, outcome: Result<T, Error>) -> Result<T, Error> {
+    pub(super) fn clear<T>(&self, outcome: Result<T, Error>) -> Result<T, Error> {
         outcome.inspect_err(|error| {
             // (A lease may have ended by itself, too.)
             let is_known = matches!(
@@ -106,7 +106,7 @@ impl Play<'_> {
     }
 
     /// An outcome of another client.
-    fn good<T>(&self, outcome: Result<T, Error>) -> T {
+    pub(super) fn good<T>(&self, outcome: Result<T, Error>) -> T {
         outcome.unwrap_or_else(|error| panic!("{}: {error}", self.what))
     }
 
@@ -116,15 +116,15 @@ impl Play<'_> {
         waiter.wait_asleep();
     }
 
-    fn waits_until(&self, what: &str, so: impl FnMut() -> bool) {
+    pub(super) fn waits_until(&self, what: &str, so: impl FnMut() -> bool) {
         wait_until(&format!("{}: {what}", self.what), SOON, so);
     }
 }
 
 /// Gives permits back.
-type Permits = Box<dyn FnOnce() -> Result<(), Error> + Send>;
+pub(super) type Permits = Box<dyn FnOnce() -> Result<(), Error> + Send>;
 
-const TOTAL: i64 = 4;
+pub(super) const TOTAL: i64 = 4;
 
 /// `leased`: of an expirable semaphore.
 fn take(
@@ -146,14 +146,14 @@ fn take(
 }
 
 /// The free permits, and those that are out by the server's knowledge.
-fn permits(server: &Server, name: &str) -> (i64, i64) {
+pub(super) fn permits(server: &Server, name: &str) -> (i64, i64) {
     let mut both = redis::pipe();
     both.atomic().get(name).zcard(format!("{{{name}}}:timeout"));
     both.query(&mut server.connection()).unwrap()
 }
 
 impl Play<'_> {
-    fn make_permits(&self, leased: bool) {
+    pub(super) fn make_permits(&self, leased: bool) {
         let made = if leased {
             self.rich.other.expirable_semaphore(&self.name).try_set_permits(TOTAL as u32)
         } else {
@@ -164,7 +164,7 @@ impl Play<'_> {
         let _ = self.takes(&self.poor, leased, 1)();
     }
 
-    fn takes(&self, client: &Client, leased: bool, permits: u32) -> Permits {
+    pub(super) fn takes(&self, client: &Client, leased: bool, permits: u32) -> Permits {
         let mut got = None;
         self.waits_until("they are taken", || {
             match take(client, &self.name, leased, permits, SOON) {
@@ -177,7 +177,7 @@ impl Play<'_> {
     }
 
     /// All are there again, those with leases without any right.
-    fn all_come_back(&mut self, leased: bool) {
+    pub(super) fn all_come_back(&self, leased: bool) {
         if !leased {
             self.give_back();
         }
@@ -187,7 +187,7 @@ impl Play<'_> {
     }
 }
 
-fn before_permits(it: &mut Play<'_>, leased: bool) {
+fn before_permits(it: &Play<'_>, leased: bool) {
     it.make_permits(leased);
     it.take_away();
     match it.clear(take(&it.poor, &it.name, leased, 2, SOON)) {
@@ -200,7 +200,7 @@ fn before_permits(it: &mut Play<'_>, leased: bool) {
     it.all_come_back(leased);
 }
 
-fn held_permits(it: &mut Play<'_>, leased: bool) {
+fn held_permits(it: &Play<'_>, leased: bool) {
     it.make_permits(leased);
     let held = it.takes(&it.poor, leased, 2);
     let waiter = {
@@ -224,7 +224,7 @@ fn held_permits(it: &mut Play<'_>, leased: bool) {
     it.all_come_back(leased);
 }
 
-fn awaited_permits(it: &mut Play<'_>, leased: bool) {
+fn awaited_permits(it: &Play<'_>, leased: bool) {
     it.make_permits(leased);
     let all = it.takes(&it.rich.other, leased, TOTAL as u32);
     let waiter = {
@@ -243,7 +243,7 @@ fn awaited_permits(it: &mut Play<'_>, leased: bool) {
     it.all_come_back(leased);
 }
 
-fn renewed_permits(it: &mut Play<'_>) {
+fn renewed_permits(it: &Play<'_>) {
     it.make_permits(true);
     let (mut held, semaphore) = (None, it.poor.expirable_semaphore(&it.name));
     it.waits_until("it is taken", || {
@@ -264,7 +264,7 @@ fn renewed_permits(it: &mut Play<'_>) {
 }
 
 /// The client counts down, from so many.
-fn count(it: &mut Play<'_>, from: u64) {
+fn count(it: &Play<'_>, from: u64) {
     let (latch, theirs) =
         (it.poor.count_down_latch(&it.name), it.rich.other.count_down_latch(&it.name));
     // Its connection asks for its rights.
@@ -290,7 +290,7 @@ fn count(it: &mut Play<'_>, from: u64) {
     assert_eq!(it.good(latch.count()), 0, "{}", it.what);
 }
 
-fn awaited_count(it: &mut Play<'_>) {
+fn awaited_count(it: &Play<'_>) {
     let (latch, theirs) =
         (it.poor.count_down_latch(&it.name), it.rich.other.count_down_latch(&it.name));
     assert!(it.good(theirs.try_set_count(1)));
@@ -303,7 +303,7 @@ fn awaited_count(it: &mut Play<'_>) {
 
 impl Play<'_> {
     /// A barrier of two parties, and the one of the client with all rights.
-    fn barrier(&self) -> (CyclicBarrier, CyclicBarrier) {
+    pub(super) fn barrier(&self) -> (CyclicBarrier, CyclicBarrier) {
         let barriers = [&self.poor, &self.rich.other].map(|it| it.cyclic_barrier(&self.name));
         // Its connection asks for its rights.
         assert!(self.good(barriers[0].try_set_parties(2)));
@@ -311,15 +311,19 @@ impl Play<'_> {
         (poor, rich)
     }
 
-    fn wait_arrived(&self, barrier: &CyclicBarrier, party: &Running<Result<u32, Error>>) {
+    pub(super) fn wait_arrived(
+        &self,
+        barrier: &CyclicBarrier,
+        party: &Running<Result<u32, Error>>,
+    ) {
         self.waits_until("it has arrived", || {
             party.is_finished() || barrier.waiting().is_ok_and(|it| it > 0)
         });
     }
 
     /// Both have passed, or the others know that it is broken; it works again.
-    fn is_met(
-        &mut self,
+    pub(super) fn is_met(
+        &self,
         barrier: &CyclicBarrier,
         its: Result<u32, Error>,
         theirs: Running<Result<u32, Error>>,
@@ -345,7 +349,7 @@ impl Play<'_> {
     }
 }
 
-fn first_party(it: &mut Play<'_>) {
+fn first_party(it: &Play<'_>) {
     let (poor, rich) = it.barrier();
     let party = spawn(move || poor.wait());
     it.wait_arrived(&rich, &party);
@@ -356,7 +360,7 @@ fn first_party(it: &mut Play<'_>) {
     it.is_met(&rich, its, theirs);
 }
 
-fn last_party(it: &mut Play<'_>) {
+fn last_party(it: &Play<'_>) {
     let (poor, rich) = it.barrier();
     let its = rich.clone();
     let theirs = spawn(move || its.wait());
@@ -371,7 +375,7 @@ fn last_party(it: &mut Play<'_>) {
     it.is_met(&rich, its, theirs);
 }
 
-fn party_that_acts(it: &mut Play<'_>) {
+fn party_that_acts(it: &Play<'_>) {
     let (poor, rich) = it.barrier();
     let its = rich.clone();
     let theirs = spawn(move || its.wait());
@@ -395,7 +399,7 @@ fn party_that_acts(it: &mut Play<'_>) {
 
 impl Play<'_> {
     /// Another one leads, is on record, and has resigned.
-    fn leads_on(&self, client: &Client) {
+    pub(super) fn leads_on(&self, client: &Client) {
         let election = client.leader_election(&self.name);
         let leads = self.good(election.campaign_for(SOON));
         let leads = leads.unwrap_or_else(|| panic!("{}: nobody else leads", self.what));
@@ -405,7 +409,7 @@ impl Play<'_> {
     }
 }
 
-fn before_campaign(it: &mut Play<'_>) {
+fn before_campaign(it: &Play<'_>) {
     let election = it.poor.leader_election(&it.name);
     if let Ok(leads) = election.campaign() {
         let _ = leads.resign();
@@ -418,7 +422,7 @@ fn before_campaign(it: &mut Play<'_>) {
     it.leads_on(&it.rich.other);
 }
 
-fn leadership(it: &mut Play<'_>) {
+fn leadership(it: &Play<'_>) {
     let election = it.poor.leader_election(&it.name);
     let mut leads = None;
     it.waits_until("it leads", || {
@@ -450,7 +454,7 @@ fn leadership(it: &mut Play<'_>) {
     it.leads_on(&it.rich.third);
 }
 
-fn candidacy(it: &mut Play<'_>) {
+fn candidacy(it: &Play<'_>) {
     let (election, theirs) =
         (it.poor.leader_election(&it.name), it.rich.other.leader_election(&it.name));
     let leads = it.good(theirs.campaign());
@@ -470,14 +474,14 @@ fn candidacy(it: &mut Play<'_>) {
 }
 
 impl Play<'_> {
-    fn monitor(&self, client: &Client) -> (ReentrantLock, Condition) {
+    pub(super) fn monitor(&self, client: &Client) -> (ReentrantLock, Condition) {
         let lock = client.reentrant_lock(&self.name);
         let condition = lock.new_condition("changed");
         (lock, condition)
     }
 
     /// A thread that takes the lock and waits; it waits by now. Its result: whether it was notified.
-    fn waiter(&self, client: &Client, wait: Duration) -> Running<Result<bool, Error>> {
+    pub(super) fn waiter(&self, client: &Client, wait: Duration) -> Running<Result<bool, Error>> {
         let key = format!("redlatch_condition:{{{}}}:changed:7", self.name);
         let waits = || {
             let all: Vec<String> = self.server.connection().lrange(&key, 0, -1).unwrap();
@@ -495,7 +499,7 @@ impl Play<'_> {
         waiter
     }
 
-    fn notify(&self, client: &Client) -> bool {
+    pub(super) fn notify(&self, client: &Client) -> bool {
         let (lock, condition) = self.monitor(client);
         let guard = self.good(lock.try_lock_for(SOON));
         let guard = guard.unwrap_or_else(|| panic!("{}: nobody else gets it", self.what));
@@ -505,7 +509,7 @@ impl Play<'_> {
     }
 
     /// None waits, others get the lock, and nothing stays without an end.
-    fn nobody_waits(&self) {
+    pub(super) fn nobody_waits(&self) {
         assert!(!self.notify(&self.rich.other), "{}: one waits", self.what);
         let mut redis = self.server.connection();
         for key in redis.keys::<_, Vec<String>>(format!("*{}*", self.name)).unwrap() {
@@ -514,7 +518,7 @@ impl Play<'_> {
     }
 }
 
-fn before_wait(it: &mut Play<'_>) {
+fn before_wait(it: &Play<'_>) {
     let (lock, condition) = it.monitor(&it.poor);
     let guard = held(&lock);
     let _ = condition.notify_one();
@@ -527,7 +531,7 @@ fn before_wait(it: &mut Play<'_>) {
 }
 
 /// Of two that wait, one is notified.
-fn wait(it: &mut Play<'_>) {
+fn wait(it: &Play<'_>) {
     let its = it.waiter(&it.poor, SOON);
     let theirs = it.waiter(&it.rich.third, SOON);
     it.take_away();
@@ -544,7 +548,7 @@ fn wait(it: &mut Play<'_>) {
     it.nobody_waits();
 }
 
-fn notifier(it: &mut Play<'_>) {
+fn notifier(it: &Play<'_>) {
     let (lock, condition) = it.monitor(&it.poor);
     drop(held(&lock));
     let theirs = it.waiter(&it.rich.third, SOON);
@@ -569,17 +573,17 @@ fn play(server: &Server, rich: &Rich, other: &Other, rules: &[String], at: usize
     let user = new_user(server);
     // One connection, which has asked for its rights before they are taken away.
     let poor = impatient(user.url()).watchdog_timeout(SHORT).connections(1).connect().unwrap();
-    let mut play = Play {
+    let play = Play {
         server,
         rich,
         poor,
-        user,
+        user: Arc::new(Mutex::new(user)),
         rules,
         flushes,
         what: format!("{} {at}, {rules:?}, {flushes}", other.what),
         name: format!("case {}", NUMBER.fetch_add(1, Ordering::SeqCst)),
     };
-    (other.plays[at])(&mut play);
+    (other.plays[at])(&play);
     play.poor.shutdown();
 }
 
