@@ -386,9 +386,12 @@ fn permits_asked_for_waiters_that_left_meanwhile_go_back_at_once() {
     let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
-    let client = Client::connect(&proxy.url()).unwrap();
+    let client = behind(&proxy);
+    on_acquire(&proxy, "left", usize::MAX, Action::DelayReply(Duration::ZERO));
     let waiters = queue(&client.semaphore("left"), 4);
-    wait_subscribed(&server, &channel("left"));
+    // At first, and once it listens.
+    proxy.wait_fired(2, SOON);
+    proxy.clear_rules();
     on_acquire(&proxy, "left", 1, Action::HoldReply);
     release_as_java(&server, "left", 8);
     wait_permits(&server, "left", 4);
