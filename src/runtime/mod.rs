@@ -21,6 +21,7 @@ use redlatch_client::{
 mod aged;
 mod dispatcher;
 mod greet;
+mod heartbeat;
 mod left_out;
 mod members;
 mod message;

@@ -6,12 +6,14 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use redlatch_client::sync::Mutex;
+use redlatch_client::{Command, Outcome};
 use redlatch_testkit::{Server, wait_until};
 
 use super::*;
 use crate::config::ClientBuilder;
-use crate::lease::{Debtor, KeepAlive, Task};
+use crate::lease::{Debtor, KeepAlive, Renewal, Task};
 use crate::runtime::{Message, Session};
+use crate::scripts::renewal::{Held, Longer, RenewalKind};
 
 const SOON: Duration = Duration::from_secs(20);
 const LEASE: Duration = Duration::from_secs(60);

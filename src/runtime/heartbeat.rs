@@ -1,0 +1,50 @@
+//! What a client does every few seconds.
+
+use std::sync::atomic::Ordering;
+
+use redlatch_client::Posted;
+use redlatch_client::pubsub::HEARTBEAT;
+use redlatch_client::sync::clock;
+
+use super::Core;
+
+/// How many names' changes of semaphores are looked at each time.
+const NAMES_A_TICK: usize = 2_000;
+
+impl Core {
+    /// Shows the subscriber that its connection is alive. `false`: not due yet.
+    pub(super) fn heartbeat(&self) -> bool {
+        let (now, last) = (clock::now(), self.last_heartbeat.load(Ordering::Relaxed));
+        let is_due = now.saturating_sub(last) >= clock::nanos(HEARTBEAT);
+        if is_due {
+            self.last_heartbeat.store(now, Ordering::Relaxed);
+            self.members.sweep();
+            self.returned.sweep();
+            self.changes.sweep(NAMES_A_TICK);
+            self.tell_forgotten();
+            for node in self.pubsub.heartbeats() {
+                self.tell_subscriber(&node);
+                self.compare_channels(&node);
+            }
+            self.look_after_unwritten();
+            // A server without slots may be gone for good.
+            let mut nodes =
+                self.servers.cluster().map_or_else(|| self.servers.all(), |it| it.masters());
+            nodes.retain(|node| node.endpoint.health().is_to_be_looked_at());
+            nodes.into_iter().for_each(|node| self.watchdog.look_at(node));
+        }
+        is_due
+    }
+
+    /// Calls with a limit leave commands unwritten when the server takes none. No post may follow
+    /// them, and the next call may come much later.
+    fn look_after_unwritten(&self) {
+        for node in self.servers.all() {
+            for lane in node.lanes().iter().filter(|lane| lane.has_unwritten()) {
+                if lane.look_after() == Posted::LookAfter {
+                    self.watchdog.look_after(lane);
+                }
+            }
+        }
+    }
+}

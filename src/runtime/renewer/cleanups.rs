@@ -1,0 +1,90 @@
+//! The cleanups, sent until they are done.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use redlatch_client::sync::clock;
+use redlatch_client::{Command, Outcome};
+
+use super::{NAMES_A_CALL, Renewer};
+use crate::lease::Cleanup;
+use crate::scripts;
+
+/// When a keep-alive that panicked is due again.
+const AFTER_A_PANIC: Duration = Duration::from_secs(1);
+
+impl Renewer {
+    /// Repeats the latest releases of permits of expirable semaphores: another run of the server
+    /// may not know them.
+    pub(super) fn return_again(&mut self, is_meant: impl Fn(&Self, &str) -> bool) {
+        for (name, returned) in self.core.returned.to(|name| is_meant(self, name)) {
+            for ids in returned.ids.chunks(NAMES_A_CALL) {
+                let release = scripts::expirable_semaphore::release_again_command(&name, ids);
+                self.cleanups.push(Cleanup::left_over(&name, release, returned.lease));
+            }
+        }
+    }
+
+    /// Sends due cleanups, as many as fit in one packet, and keeps unfinished ones for later. The
+    /// others wait for their next turn: there may be thousands, each packet takes a round trip, and
+    /// a renewal that falls due meanwhile goes before the next one.
+    pub(super) fn send_due_cleanups(&mut self, now: u64) {
+        let is_due = |cleanup: &Cleanup| cleanup.due() <= now;
+        let regular = self.cleanups.extract_if(.., |it| it.is_regular() && is_due(it));
+        let mut due: VecDeque<_> = regular.collect();
+        due.extend(self.cleanups.extract_if(.., |it| is_due(it)).take(NAMES_A_CALL));
+        if self.core.servers.cluster().is_some() && !self.core.is_shut_down() {
+            // The server may be gone for good, and the slot another server's.
+            let (here, elsewhere) = due.into_iter().partition(|cleanup| match cleanup.server() {
+                Some(number) => number == self.server,
+                None => self.is_home(cleanup.name()),
+            });
+            due = here;
+            let elsewhere: VecDeque<_> = elsewhere;
+            elsewhere.into_iter().for_each(|cleanup| self.core.watchdog.clean_up(cleanup));
+        }
+        self.try_to(|renewer| renewer.send_cleanups(&mut due));
+        // None, unless a job panicked.
+        while !due.is_empty() {
+            let outcome = Err(self.panicked());
+            if !self.try_to(|renewer| renewer.cleanup_heard(&mut due, &outcome, true)) {
+                let cleanup = due.pop_front();
+                // The client's end would send it again and again: it waits for no time there.
+                let goes_on = |it: &Cleanup| it.is_regular() && !self.core.is_shut_down();
+                let regular = cleanup.filter(goes_on);
+                self.cleanups.extend(regular.map(|it| it.after(AFTER_A_PANIC)));
+            }
+        }
+    }
+
+    /// Sends the cleanups in one packet.
+    fn send_cleanups(&mut self, due: &mut VecDeque<Cleanup>) {
+        let mut commands = Vec::new();
+        due.retain(|cleanup| wants(cleanup.command(), &mut commands));
+        if commands.is_empty() {
+            return;
+        }
+        let (outcomes, resent) = self.own.exchange(&commands, None);
+        for outcome in &outcomes {
+            self.cleanup_heard(due, outcome, resent);
+        }
+    }
+
+    /// Takes the outcome of the first cleanup's command. The cleanup is taken out afterwards: a
+    /// panic loses none.
+    fn cleanup_heard(&mut self, due: &mut VecDeque<Cleanup>, outcome: &Outcome, resent: bool) {
+        let (watchdog, ended) = (&self.core.watchdog, self.core.is_shut_down());
+        let goes_on = due
+            .front_mut()
+            .is_some_and(|cleanup| cleanup.goes_on(outcome, resent, clock::now(), watchdog, ended));
+        let cleanup = due.pop_front();
+        self.cleanups.extend(cleanup.filter(|_| goes_on));
+    }
+}
+
+/// Whether there is a command, which it adds to the others.
+fn wants(command: Option<Command>, commands: &mut Vec<Command>) -> bool {
+    let is_wanted = command.is_some();
+    commands.extend(command);
+    is_wanted
+}

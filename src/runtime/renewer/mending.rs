@@ -1,0 +1,203 @@
+//! The changes of semaphores that another run of the server does not know: each is made again.
+
+use std::sync::Arc;
+
+use log::Level;
+use redis::Value;
+use redlatch_client::sync::clock;
+use redlatch_client::{Command, Failure, reply_code, slot_of};
+
+use super::{ASK_AGAIN, NAMES_A_CALL, Renewer, may_pass};
+use crate::runtime::Member;
+use crate::scripts::{Place, RequestId, Requests};
+
+/// When to ask again if the server only forbids to repeat some changes.
+const ASK_FOR_RIGHTS: u64 = 5_000_000_000;
+
+/// The repeating of changes of semaphores, some names a turn: there may be 100,000, and renewals go
+/// between.
+#[derive(Default)]
+pub(super) struct Mending {
+    place: Place,
+    /// The server's run.
+    run: u64,
+    /// In these slots of a cluster. `None`: of all names, at another run of the server.
+    slots: Option<Vec<u16>>,
+    mended: Mended,
+}
+
+#[derive(Default)]
+struct Mended {
+    taken: i64,
+    given: i64,
+    /// The user lacks a right to repeat some.
+    is_forbidden: bool,
+}
+
+impl Renewer {
+    /// Finds out whether this is another run of the server, or another server, and if so repeats
+    /// the releases made at the one before.
+    pub(super) fn meet_the_server(&mut self) {
+        let mut members = self.core.members.all();
+        members.retain(|member| member.is_a_count() && self.is_home(member.name()));
+        if members.is_empty() && self.core.returned.is_empty() && self.core.changes.is_empty() {
+            return;
+        }
+        let met = self.own.opens();
+        let run = self.own.endpoint.incarnation();
+        if self.last_run != run {
+            self.return_again(|renewer, name| renewer.is_home(name));
+            self.mending.retain(|it| it.slots.is_some());
+            self.mending.push_back(Mending { run, ..Mending::default() });
+        } else if !met {
+            self.ask_again = Some(clock::now().saturating_add(ASK_AGAIN));
+        }
+    }
+
+    /// Repeats the changes of some semaphores that this server does not know.
+    pub(super) fn mend_some(&mut self) {
+        let Some(mut mending) = self.mending.pop_front() else { return };
+        let names = self.core.changes.next(&mut mending.place, NAMES_A_CALL);
+        let (run, asked) = (self.own.endpoint.incarnation(), clock::now());
+        let mut mends: Vec<_> = names.iter().flat_map(|requests| requests.mends(None)).collect();
+        mends.retain(|(name, _)| mending.is_meant(self, name));
+        let Some(mended) = self.send_mends(&mends) else {
+            // The server is asked again, and then for all.
+            if mending.slots.is_some() {
+                self.last_run = u64::MAX;
+            }
+            return;
+        };
+        if !mended.is_forbidden {
+            for requests in &names {
+                requests.told(run, asked, |name| mending.is_meant(self, name));
+            }
+        }
+        mending.mended.taken += mended.taken;
+        mending.mended.given += mended.given;
+        mending.mended.is_forbidden |= mended.is_forbidden;
+        if !names.is_empty() {
+            self.mending.push_front(mending);
+            return;
+        }
+        let Mended { taken, given, is_forbidden } = mending.mended;
+        self.is_forbidden = is_forbidden;
+        if is_forbidden {
+            self.mend_again();
+        } else if mending.slots.is_none() {
+            self.last_run = mending.run;
+        }
+        // A regular move of a slot loses nothing. A server that does not tell its run may be the
+        // same one: then only a mended count shows that it is another.
+        let is_another =
+            mending.slots.is_none() && !is_forbidden && self.own.endpoint.says_its_run();
+        if is_another || (taken, given) != (0, 0) {
+            let mut members = self.core.members.all();
+            members.retain(|member| member.is_a_count() && mending.is_meant(self, member.name()));
+            self.warn_of_counts(&members, [taken, given]);
+        }
+    }
+
+    /// A right may be given back as long as the changes are known, and until then each later request
+    /// in their slots is refused (`lua/once.lua`). All changes are repeated: those made change
+    /// nothing.
+    fn mend_again(&mut self) {
+        self.last_run = u64::MAX;
+        let at = clock::now().saturating_add(ASK_FOR_RIGHTS);
+        self.ask_again = Some(self.ask_again.map_or(at, |earlier| earlier.min(at)));
+    }
+
+    /// The same for one slot, if the reply to its last change came after this server had been told
+    /// the earlier ones.
+    pub(super) fn mend_late(
+        &mut self,
+        name: &Arc<str>,
+        requests: &Requests,
+        request_id: RequestId,
+    ) {
+        match self.send_mends(&requests.mends_of(request_id)) {
+            // The next `RenewAll` repeats all changes.
+            None => self.last_run = u64::MAX,
+            Some(Mended { is_forbidden: true, .. }) => {
+                self.is_forbidden = true;
+                self.mend_again();
+            }
+            // This server has applied it, or the renewer has told the server.
+            Some(Mended { taken: 0, given: 0, .. }) => {}
+            Some(Mended { taken, given, .. }) => {
+                let mut members = self.core.members.all();
+                members.retain(|member| member.is_a_count() && member.name() == name);
+                self.warn_of_counts(&members, [taken, given]);
+            }
+        }
+    }
+
+    /// `None`: the server may take them later.
+    fn send_mends(&mut self, mends: &[(Arc<str>, Command)]) -> Option<Mended> {
+        let mut mended = Mended::default();
+        for part in mends.chunks(NAMES_A_CALL) {
+            let commands: Vec<_> = part.iter().map(|(_, command)| command.clone()).collect();
+            let outcomes = self.own.exchange(&commands, None).0;
+            for ((name, _), outcome) in part.iter().zip(outcomes) {
+                match outcome {
+                    Ok(Value::Int(permits)) if permits < 0 => mended.taken -= permits,
+                    Ok(Value::Int(permits)) => mended.given += permits,
+                    Err(failure) if may_pass(&failure) => {
+                        self.ask_again = Some(clock::now().saturating_add(ASK_AGAIN));
+                        return None;
+                    }
+                    Err(Failure::Refused(cause)) if reply_code(&cause.error) == "NOPERM" => {
+                        mended.is_forbidden = true;
+                        if !self.is_forbidden {
+                            self.core.watchdog.log(Level::Error, || {
+                                format!(
+                                    "the permits of {name:?} cannot be restored after a failover \
+                                     without the access rights of a semaphore; tried again for two \
+                                     minutes"
+                                )
+                            });
+                        }
+                    }
+                    _ => self.core.watchdog.log(Level::Error, || {
+                        format!("the permits of {name:?} could not be restored after a failover")
+                    }),
+                }
+            }
+        }
+        Some(mended)
+    }
+
+    /// Logs the counts that cannot be mended.
+    fn warn_of_counts(&self, members: &[Arc<dyn Member>], [taken, given]: [i64; 2]) {
+        let mut names: Vec<_> = members.iter().map(|member| Arc::clone(member.name())).collect();
+        names.sort_unstable();
+        names.dedup();
+        if names.is_empty() {
+            return;
+        }
+        let address = self.own.endpoint.address();
+        self.core.watchdog.log(Level::Warn, || {
+            let some: Vec<_> = names.iter().take(10).map(|name| format!("{name:?}")).collect();
+            let more = names.len().saturating_sub(some.len());
+            let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+            format!(
+                "another server is the master at {address}, or it was started anew; semaphores in \
+                 use: {}{more}. It had not heard of {taken} permits that this client had taken and \
+                 of {given} that it had given back, which was put right. What clients did that \
+                 ended since, or Redisson's, was not: compare available_permits with what is out",
+                some.join(", ")
+            )
+        });
+    }
+}
+
+impl Mending {
+    pub(super) fn in_slots(slots: Vec<u16>) -> Self {
+        Self { slots: Some(slots), ..Self::default() }
+    }
+
+    fn is_meant(&self, renewer: &Renewer, name: &str) -> bool {
+        let is_in = |slots: &Vec<u16>| slots.binary_search(&slot_of(name.as_bytes())).is_ok();
+        self.slots.as_ref().is_none_or(is_in) && renewer.is_home(name)
+    }
+}

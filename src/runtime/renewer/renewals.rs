@@ -1,0 +1,184 @@
+//! The renewals that fell due, each with an outcome.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use log::Level;
+use redlatch_client::Failure;
+use redlatch_client::sync::clock;
+
+use super::{ASK_AGAIN, NAMES_A_PACKET, Renewer};
+use crate::lease::{Renewal, renewal};
+use crate::scripts::renewal::{Held, Longer, RenewalKind, Renewed};
+use crate::scripts::{self, Trouble};
+
+/// Renewals that a server answers and refuses, from the first one on until it takes them again.
+pub(super) struct Refusing {
+    since: u64,
+    /// The holds refused last, and until when each is certainly held: later no renewal is made.
+    holds: HashMap<Arc<str>, u64>,
+}
+
+impl Renewer {
+    /// Renews the due holds, and asks for the others. Each one's `Renewal` gets an outcome, or it
+    /// would never be renewed again: after a panic all of them do, since it is not known which had
+    /// theirs.
+    pub(super) fn renew_each(&mut self, mut renewals: Vec<Renewal>) {
+        if !self.try_to(|renewer| renewer.send_renewals(&mut renewals)) {
+            let (now, cause) = (clock::now(), self.panicked().cause().error.to_string().into());
+            for due in &renewals {
+                if due.lease.is_some() {
+                    self.try_to(|_| (due.renewed)(now, Err(&cause), false));
+                }
+            }
+            self.ask_again = Some(now.saturating_add(ASK_AGAIN));
+        }
+    }
+
+    /// The longest lease first. Each lease has a call of its own, but no packet of its own: fixed
+    /// leases may all differ.
+    fn send_renewals(&mut self, renewals: &mut [Renewal]) {
+        let sort = |due: &Renewal| (std::cmp::Reverse(due.lease), due.kind, due.longer);
+        renewals.sort_by_key(sort);
+        let names_a_call = self.names_a_call;
+        let same = renewals.chunk_by(|one, other| sort(one) == sort(other));
+        let (mut packet, mut names) = (Vec::new(), 0);
+        for call in same.flat_map(|same| same.chunks(names_a_call)) {
+            if names + call.len() > NAMES_A_PACKET {
+                self.renew(&packet);
+                packet.clear();
+                names = 0;
+            }
+            packet.push(call);
+            names += call.len();
+        }
+        if !packet.is_empty() {
+            self.renew(&packet);
+        }
+    }
+
+    fn renew(&mut self, calls: &[&[Renewal]]) {
+        let sent_at = clock::now();
+        // A lease of zero changes nothing.
+        let lease = |call: &[Renewal]| call.first().and_then(|due| due.lease).unwrap_or_default();
+        let longer = |call: &[Renewal]| call.first().map_or(Longer::Stays, |due| due.longer);
+        let kind = |call: &[Renewal]| call.first().map_or(RenewalKind::Locks, |due| due.kind);
+        let acks = renewal::acks(&self.core.config);
+        let commands: Vec<_> = calls
+            .iter()
+            .map(|call| {
+                let holds = call.iter().map(|due| (&*due.key, &due.owner));
+                // A query writes nothing.
+                let acks = acks.filter(|_| !lease(call).is_zero());
+                scripts::renewal::renew_command(kind(call), holds, lease(call), longer(call), acks)
+            })
+            .collect();
+        let raises = calls.iter().copied().flatten().any(|due| due.urgent);
+        let (outcomes, resent) =
+            self.own.exchange(&commands, raises.then_some(renewal::RAISED_WITHIN));
+        let address = self.own.endpoint.health().address();
+        let (mut unanswered, mut refused) = (false, false);
+        let (mut accepted, mut refusals) = (Vec::new(), Vec::new());
+        let mut tell = |due: &Renewal, renewed: Result<Held, &Arc<str>>| {
+            if due.lease.is_some() || renewed == Ok(Held::No) {
+                (due.renewed)(sent_at, renewed, resent);
+            }
+            // A renewal's own alarm tries it again.
+            unanswered |= due.lease.is_none() && renewed.is_err();
+        };
+        for (call, outcome) in calls.iter().zip(outcomes) {
+            let is_refused =
+                matches!(outcome, Err(Failure::Refused(_) | Failure::Unacknowledged(..)));
+            let mut refuse = |due: &Renewal, cause: &Arc<str>| {
+                if due.lease.is_some() {
+                    refusals.push((Arc::clone(&due.key), due.until, Arc::clone(cause)));
+                }
+            };
+            let replies = scripts::renewal::renewed(kind(call), outcome, &address)
+                .map_err(Trouble::into_error);
+            let cause = match replies {
+                Ok(replies) if replies.len() == call.len() => {
+                    for (due, reply) in call.iter().zip(replies) {
+                        match reply {
+                            Renewed::Done(held) => {
+                                if due.lease.is_some() {
+                                    accepted.push(Arc::clone(&due.key));
+                                }
+                                tell(due, Ok(held));
+                            }
+                            Renewed::Failed(refusal) => {
+                                refused = true;
+                                let cause = format!("{refusal:#}").into();
+                                refuse(due, &cause);
+                                tell(due, Err(&cause));
+                            }
+                            Renewed::Unacknowledged(unacknowledged) => {
+                                let cause = format!("{unacknowledged:#}").into();
+                                refuse(due, &cause);
+                                tell(due, Err(&cause));
+                            }
+                        }
+                    }
+                    continue;
+                }
+                Ok(_) => "the server answered for other names than were asked for".into(),
+                Err(error) => format!("{error:#}").into(),
+            };
+            for due in *call {
+                if is_refused {
+                    refuse(due, &cause);
+                }
+                tell(due, Err(&cause));
+            }
+        }
+        self.log_refusals(&address, &accepted, refusals);
+        if refused {
+            // The connection may lead to a server that became a replica.
+            self.own.close();
+        }
+        if unanswered {
+            self.ask_again = Some(clock::now().saturating_add(ASK_AGAIN));
+        }
+    }
+
+    /// Logs the first refused renewal, and when all are accepted again.
+    fn log_refusals(
+        &mut self,
+        address: &str,
+        accepted: &[Arc<str>],
+        refusals: Vec<(Arc<str>, u64, Arc<str>)>,
+    ) {
+        let now = clock::now();
+        if let Some((name, until, cause)) = refusals.iter().min_by_key(|(_, until, _)| *until)
+            && self.refusing.is_none()
+        {
+            let left = Duration::from_nanos(until.saturating_sub(now)).as_secs_f64();
+            let others = match refusals.len() - 1 {
+                0 => String::new(),
+                others => format!(" and {others} others"),
+            };
+            self.core.watchdog.log(Level::Warn, || {
+                format!(
+                    "the server at {address} refuses to renew {name:?}{others}: {cause}; if that \
+                     goes on, the lease ends in {left:.1} s"
+                )
+            });
+            self.refusing = Some(Refusing { since: now, holds: HashMap::new() });
+        }
+        let Some(refusing) = &mut self.refusing else { return };
+        for name in accepted {
+            refusing.holds.remove(name);
+        }
+        refusing.holds.extend(refusals.into_iter().map(|(name, until, _)| (name, until)));
+        // Ended holds are not renewed any more.
+        refusing.holds.retain(|_, until| *until > now);
+        if refusing.holds.is_empty() && !accepted.is_empty() {
+            let after = Duration::from_nanos(now.saturating_sub(refusing.since)).as_secs_f64();
+            self.core.watchdog.log(Level::Info, || {
+                format!("the server at {address} accepts renewals again, after {after:.1} s")
+            });
+            self.refusing = None;
+        }
+    }
+}
