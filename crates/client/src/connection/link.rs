@@ -1,9 +1,8 @@
 //! One connection and its owed replies: those of written commands that are not read.
 
 use std::borrow::Cow;
-use std::collections::{HashSet, VecDeque};
+use std::collections::VecDeque;
 use std::fmt;
-use std::hash::{BuildHasher as _, RandomState};
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,8 +14,12 @@ use super::limit::Limit;
 use super::outcome::{Cause, Failure, Outcome};
 use super::reply::is_wrong_server_reply;
 use super::server::Run;
-use super::{Channels, Command, Connection, Endpoint, Health, Question};
+use super::{Channels, Command, Connection, Endpoint, Health};
 use crate::sync::{Mutex, Thread, clock};
+
+mod rights;
+
+use self::rights::{Asked, Rights};
 
 /// A connection that has been silent for longer is tested before it gets a command: a firewall on
 /// the way may have forgotten it, and then the command's outcome would not be known.
@@ -85,69 +88,6 @@ pub struct Link {
     rights: Rights,
 }
 
-/// What the connection knows of its user's rights: of one server, one run of it and one login.
-#[derive(Default)]
-struct Rights {
-    /// Nobody may be refused there.
-    is_open: bool,
-    /// A bit for each question to which the answer was that the user may use all names.
-    all: u64,
-    /// Otherwise the question and the name, as one number. Forgotten if they are too many: then the
-    /// question is asked again.
-    names: HashSet<u64>,
-    hasher: RandomState,
-    /// Counts the logins over the connection: an answer counts only for its own.
-    logins: u32,
-}
-
-impl Rights {
-    /// 16 bytes each.
-    const MOST: usize = 10_000;
-
-    fn name(&self, question: &Question, command: &Command) -> u64 {
-        self.hasher.hash_one((question.bit(), command.key()))
-    }
-
-    /// A name that no other one begins as, and so only a pattern for all names matches it.
-    fn random_name(&self) -> String {
-        format!("{:016x}", self.hasher.hash_one(clock::now()))
-    }
-
-    /// The question that the command must ask before it acts.
-    fn asks(&self, command: &Command) -> Option<&'static Question> {
-        let question = command.question()?;
-        let is_known = self.all & question.bit() != 0
-            || self.is_open
-            || !self.names.is_empty() && self.names.contains(&self.name(question, command));
-        (!is_known).then_some(question)
-    }
-
-    fn told(&mut self, question: &Question, command: &Command, all: bool) {
-        if all {
-            self.all |= question.bit();
-            return;
-        }
-        if self.names.len() >= Self::MOST {
-            self.names.clear();
-        }
-        let name = self.name(question, command);
-        self.names.insert(name);
-    }
-
-    fn logs_in(&mut self) {
-        self.all = 0;
-        self.names.clear();
-        self.logins += 1;
-    }
-}
-
-/// A question that went with a command.
-#[derive(Clone, Copy)]
-struct Asked {
-    question: &'static Question,
-    login: u32,
-}
-
 impl fmt::Debug for Link {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Link({}, {} owed)", self.address, self.owed.len())
@@ -208,7 +148,7 @@ impl Link {
             opened_in: begun.elapsed(),
             is_wrong: false,
             known: Vec::new(),
-            rights: Rights { is_open: endpoint.is_in_memory(), ..Rights::default() },
+            rights: Rights::new(endpoint.is_in_memory()),
         })
     }
 
@@ -282,7 +222,7 @@ impl Link {
         if command.acks().is_some() {
             return self.exchange_acknowledged(command);
         }
-        let (bytes, asked) = self.encoded(command);
+        let (bytes, asked) = self.rights.encoded(command, self.channels);
         self.write(&bytes)?;
         let mut retried = asked.is_some();
         loop {
@@ -290,7 +230,7 @@ impl Link {
             let until = shared.take().unwrap_or_else(|| later(self.wrote_at, time));
             self.settle_all(until)?;
             let reply = self.read(until)?;
-            let reply = self.answered(command, asked, reply);
+            let reply = self.rights.answered(command, asked, reply);
             if !command.may_be_answered(&reply) {
                 let shifted = self.shifted();
                 return Err(self.fail(shifted));
@@ -302,37 +242,6 @@ impl Link {
             self.write(&eval)?;
             retried = true;
         }
-    }
-
-    /// The bytes of a command, with its question if it must ask that.
-    fn encoded<'a>(&mut self, command: &'a Command) -> (Cow<'a, [u8]>, Option<Asked>) {
-        if command.logs_in() {
-            self.rights.logs_in();
-        }
-        if let Some(question) = self.rights.asks(command)
-            && let Some(bytes) = command.to_question(self.channels, &self.rights.random_name())
-        {
-            // By its text: it is asked once, and the server need not know it by then.
-            return (bytes.into(), Some(Asked { question, login: self.rights.logins }));
-        }
-        (command.bytes_for(self.channels), None)
-    }
-
-    /// The script's reply, without the answer to the question that went with it.
-    fn answered(&mut self, command: &Command, asked: Option<Asked>, reply: Value) -> Value {
-        let Some(Asked { question, login }) = asked else { return reply };
-        let parts = match reply {
-            Value::Array(parts) => parts,
-            Value::ServerError(_) => return reply,
-            // It is another command's.
-            _ => return Value::Boolean(false),
-        };
-        let mut parts = parts.into_iter();
-        let Some(Value::Int(all)) = parts.next() else { return Value::Boolean(false) };
-        if login == self.rights.logins {
-            self.rights.told(question, command, all != 0);
-        }
-        parts.next().unwrap_or(Value::Nil)
     }
 
     fn exchange_acknowledged(&mut self, command: &Command) -> Outcome {
@@ -500,7 +409,7 @@ impl Link {
                 self.owe_one(asking, None, false, before, None);
             }
             let before = bytes.len();
-            let (encoded, asked) = self.encoded(&command);
+            let (encoded, asked) = self.rights.encoded(&command, self.channels);
             bytes.extend_from_slice(&encoded);
             drop(encoded);
             if command.acks().is_some() {
@@ -657,7 +566,7 @@ impl Link {
         }
         // By its text the first time: a script that the server does not know yet would have to be
         // sent again, but then behind the next command of its name.
-        let (bytes, asked) = self.encoded(&command);
+        let (bytes, asked) = self.rights.encoded(&command, self.channels);
         let text = match command.script_id() {
             Some(script) if asked.is_none() && !self.known.contains(&script) => {
                 self.known.push(script);
@@ -749,7 +658,7 @@ impl Link {
     /// Hands over the reply to `owed`. `Some`: the server did not know the script, so the command
     /// is owed again, behind all others, and these bytes are to be written for it.
     fn settled(&mut self, owed: Owed, reply: Value) -> Result<Option<Vec<u8>>, Failure> {
-        let reply = self.answered(&owed.command, owed.asked, reply);
+        let reply = self.rights.answered(&owed.command, owed.asked, reply);
         if !owed.command.may_be_answered(&reply) {
             self.owed.push_front(owed);
             let shifted = self.shifted();
@@ -916,181 +825,5 @@ fn is_noscript(reply: &Value) -> bool {
     matches!(reply, Value::ServerError(error) if error.kind() == Some(ServerErrorKind::NoScript))
 }
 
-#[cfg(test)]
-#[cfg(testkit)]
-mod tests {
-    use std::panic::{AssertUnwindSafe, catch_unwind};
-    use std::sync::LazyLock;
-
-    use redlatch_testkit::Server;
-
-    use super::*;
-    use crate::connection::{Credentials, Replies, Script};
-
-    const TIMEOUT: Duration = Duration::from_secs(10);
-
-    fn link(server: &Server) -> Link {
-        Link::open(&Endpoint::new(&server.url(), TIMEOUT, TIMEOUT).unwrap()).unwrap()
-    }
-
-    fn hears() -> (Arc<Mutex<Option<Outcome>>>, Arc<dyn ReplyReceiver>) {
-        let heard = Arc::<Mutex<Option<Outcome>>>::default();
-        let receiver = Arc::clone(&heard);
-        (heard, Arc::new(move |outcome| *receiver.lock() = Some(outcome)))
-    }
-
-    /// Another user's rights are others.
-    #[test]
-    fn a_login_over_the_connection_asks_anew() {
-        static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new("return #ARGV"));
-        static QUESTION: LazyLock<Question> = LazyLock::new(|| {
-            let code = "local may = redis.acl_check_cmd('publish', KEYS[1], '')
-                if not may then return redis.error_reply('NOPERM') end
-                return {KEYS[1] == 'one' and 0 or 1, script()}";
-            Question::new(63, code.to_owned())
-        });
-        let server = Server::start().unwrap();
-        let mut link = link(&server);
-        for (name, rule) in [("may", "&*"), ("not", "-publish")] {
-            let command = ["ACL", "SETUSER", name, "on", ">word", "~*", "+@all", rule];
-            link.exchange(&Command::plain(&command.map(str::as_bytes))).unwrap();
-        }
-        let call =
-            |key: &str| Command::script(&SCRIPT, &[key.as_bytes()], &[b"x"]).needs(&QUESTION);
-        let auth = |name: &str| Command::auth(&Credentials::new(name, "word"));
-        link.exchange(&auth("may")).unwrap();
-        for (key, asks) in [("one", true), ("one", false), ("all", true), ("two", false)] {
-            let command = call(key);
-            let (bytes, asked) = link.encoded(&command);
-            assert_eq!(
-                (asked.is_some(), contains(&bytes, b"acl_check_cmd")),
-                (asks, asks),
-                "{key}"
-            );
-            assert_eq!(link.exchange(&call(key)).unwrap(), Value::Int(1), "{key}");
-        }
-        link.exchange(&auth("not")).unwrap();
-        for _ in 0..2 {
-            let refused = link.exchange(&call("two")).unwrap_err();
-            assert!(matches!(refused, Failure::Refused(_)), "{refused:?}");
-        }
-        // In a cluster the question goes where its slot is on its way to, as well.
-        let (heard, receiver) = hears();
-        link.send([(call("two").asking(), receiver, true)]).unwrap();
-        link.read_awaited().unwrap();
-        let refused = heard.lock().take().unwrap();
-        assert!(matches!(refused, Err(Failure::Refused(_))), "{refused:?}");
-    }
-
-    fn contains(bytes: &[u8], part: &[u8]) -> bool {
-        bytes.windows(part.len()).any(|found| found == part)
-    }
-
-    /// Another lane has found the next master meanwhile.
-    #[test]
-    fn an_error_names_the_server_that_the_connection_leads_to() {
-        let server = Server::start().unwrap();
-        let mut link = link(&server);
-        let address = link.health.address();
-        link.health.moved("elsewhere:1", false);
-        let (heard, receiver) = hears();
-        link.send_one(Command::plain(&[b"NO"]), receiver).unwrap();
-        let refused = link.exchange(&Command::plain(&[b"NO"])).unwrap_err();
-        let posted = heard.lock().take().unwrap().unwrap_err();
-        server.kill();
-        let broken = link.exchange(&Command::plain(&[b"PING"])).unwrap_err();
-        for failure in [&refused, &posted, &broken] {
-            assert_eq!(failure.cause().address, address, "{failure:?}");
-        }
-        assert!(matches!((refused, posted), (Failure::Refused(_), Failure::Refused(_))));
-    }
-
-    /// An odd value is the command's own affair. A reply of another kind is another command's.
-    #[test]
-    fn a_reply_that_its_script_cannot_give_ends_the_connection() {
-        static NUMBER: LazyLock<Script> =
-            LazyLock::new(|| Script::new("return 77").answers(Replies::NUMBER));
-        static NO_LIST: LazyLock<Script> =
-            LazyLock::new(|| Script::new("return 78").answers(Replies::LIST));
-        let call = |script| Command::script::<&[u8]>(script, &[], &[]);
-        let server = Server::start().unwrap();
-        for awaited in [false, true] {
-            let mut link = link(&server);
-            assert_eq!(link.exchange(&call(&NUMBER)).unwrap(), Value::Int(77));
-            let (first, last) = (hears(), hears());
-            if awaited {
-                link.send_one(Command::plain(&[b"PING"]), first.1).unwrap();
-                let outcome = link.exchange(&call(&NO_LIST));
-                assert!(matches!(outcome, Err(Failure::Reset(_))), "{outcome:?}");
-                assert!(matches!(first.0.lock().take(), Some(Ok(_))));
-                continue;
-            }
-            link.send_one(call(&NO_LIST), first.1).unwrap();
-            link.send_one(call(&NUMBER), last.1).unwrap();
-            assert!(link.read_all(TIMEOUT).is_err());
-            for heard in [first.0, last.0] {
-                let heard = heard.lock().take();
-                assert!(matches!(heard, Some(Err(Failure::Reset(_)))), "{heard:?}");
-            }
-        }
-    }
-
-    /// A command and its ASKING are one entry of the queue, and two replies.
-    #[test]
-    fn an_asking_command_has_its_own_reply_and_not_that_to_its_asking() {
-        let server = Server::start().unwrap();
-        let mut link = link(&server);
-        let (asked, behind) = (hears(), hears());
-        let echo = |text: &[u8]| Command::plain(&[b"ECHO", text]);
-        let asking = echo(b"1").asking();
-        link.send([(asking, asked.1, true), (echo(b"2"), behind.1, true)]).unwrap();
-        assert_eq!(link.owed(), 3);
-        link.read_awaited().unwrap();
-        for (heard, text) in [(asked.0, "1"), (behind.0, "2")] {
-            let reply = heard.lock().take().unwrap().unwrap();
-            assert_eq!(reply, Value::BulkString(text.into()));
-        }
-    }
-
-    fn panics(_: Outcome) {
-        panic!("as nothing should");
-    }
-
-    /// No replica there: the answer takes as long as it may.
-    const ACKS: ReplicaAcks = ReplicaAcks { count: 1, within: Duration::from_millis(500) };
-
-    /// The link would break for waiting threads, whose commands may have run.
-    #[test]
-    fn a_connection_is_alive_while_the_server_waits_for_replicas() {
-        let server = Server::start().unwrap();
-        let mut link = link(&server);
-        let (heard, receiver) = hears();
-        let command = Command::plain(&[b"PING"]).acknowledged(Some(ACKS));
-        link.send_one(command, receiver).unwrap();
-        link.heard_at = 0;
-        assert!(link.is_alive());
-        assert!(matches!(heard.lock().take(), Some(Err(Failure::Unacknowledged(..)))));
-    }
-
-    #[test]
-    fn a_panic_of_one_listener_does_not_keep_replies_from_the_others() {
-        let server = Server::start().unwrap();
-        let command = |acks| Command::plain(&[b"PING"]).acknowledged(acks);
-        for acks in [None, Some(ACKS)] {
-            let mut link = link(&server);
-            let (first, last) = (hears(), hears());
-            let batch = [first.1, Arc::new(panics), last.1];
-            let batch = batch.map(|receiver| (command(acks), receiver, false));
-            if acks.is_none() {
-                // The link breaks before a reply comes.
-                link.connection.closer().close();
-            }
-            let done = catch_unwind(AssertUnwindSafe(|| {
-                link.send(batch).and_then(|()| link.read_all(TIMEOUT))
-            }));
-            assert!(done.is_err());
-            drop(link);
-            assert!(first.0.lock().is_some() && last.0.lock().is_some(), "{acks:?}");
-        }
-    }
-}
+#[cfg(all(test, testkit))]
+mod tests;

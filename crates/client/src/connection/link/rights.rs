@@ -1,0 +1,117 @@
+//! What a link knows of its user's rights.
+
+use std::borrow::Cow;
+use std::collections::HashSet;
+use std::hash::{BuildHasher as _, RandomState};
+
+use redis::Value;
+
+use crate::connection::{Channels, Command, Question};
+use crate::sync::clock;
+
+/// What the connection knows of its user's rights: of one server, one run of it and one login.
+#[derive(Default)]
+pub(super) struct Rights {
+    /// Nobody may be refused there.
+    is_open: bool,
+    /// A bit for each question to which the answer was that the user may use all names.
+    all: u64,
+    /// Otherwise the question and the name, as one number. Forgotten if they are too many: then the
+    /// question is asked again.
+    names: HashSet<u64>,
+    hasher: RandomState,
+    /// Counts the logins over the connection: an answer counts only for its own.
+    logins: u32,
+}
+
+impl Rights {
+    /// 16 bytes each.
+    const MOST: usize = 10_000;
+
+    pub(super) fn new(is_open: bool) -> Self {
+        Self { is_open, ..Self::default() }
+    }
+
+    /// The bytes of a command, with its question if it must ask that.
+    pub(super) fn encoded<'a>(
+        &mut self,
+        command: &'a Command,
+        channels: Channels,
+    ) -> (Cow<'a, [u8]>, Option<Asked>) {
+        if command.logs_in() {
+            self.logs_in();
+        }
+        if let Some(question) = self.asks(command)
+            && let Some(bytes) = command.to_question(channels, &self.random_name())
+        {
+            // By its text: it is asked once, and the server need not know it by then.
+            return (bytes.into(), Some(Asked { question, login: self.logins }));
+        }
+        (command.bytes_for(channels), None)
+    }
+
+    /// The script's reply, without the answer to the question that went with it.
+    pub(super) fn answered(
+        &mut self,
+        command: &Command,
+        asked: Option<Asked>,
+        reply: Value,
+    ) -> Value {
+        let Some(Asked { question, login }) = asked else { return reply };
+        let parts = match reply {
+            Value::Array(parts) => parts,
+            Value::ServerError(_) => return reply,
+            // It is another command's.
+            _ => return Value::Boolean(false),
+        };
+        let mut parts = parts.into_iter();
+        let Some(Value::Int(all)) = parts.next() else { return Value::Boolean(false) };
+        if login == self.logins {
+            self.told(question, command, all != 0);
+        }
+        parts.next().unwrap_or(Value::Nil)
+    }
+
+    fn name(&self, question: &Question, command: &Command) -> u64 {
+        self.hasher.hash_one((question.bit(), command.key()))
+    }
+
+    /// A name that no other one begins as, and so only a pattern for all names matches it.
+    fn random_name(&self) -> String {
+        format!("{:016x}", self.hasher.hash_one(clock::now()))
+    }
+
+    /// The question that the command must ask before it acts.
+    fn asks(&self, command: &Command) -> Option<&'static Question> {
+        let question = command.question()?;
+        let is_known = self.all & question.bit() != 0
+            || self.is_open
+            || !self.names.is_empty() && self.names.contains(&self.name(question, command));
+        (!is_known).then_some(question)
+    }
+
+    fn told(&mut self, question: &Question, command: &Command, all: bool) {
+        if all {
+            self.all |= question.bit();
+            return;
+        }
+        if self.names.len() >= Self::MOST {
+            self.names.clear();
+        }
+        let name = self.name(question, command);
+        self.names.insert(name);
+    }
+
+    fn logs_in(&mut self) {
+        self.all = 0;
+        self.names.clear();
+        self.logins += 1;
+    }
+}
+
+/// A question that went with a command.
+#[derive(Clone, Copy)]
+pub(super) struct Asked {
+    question: &'static Question,
+    login: u32,
+}
