@@ -404,11 +404,11 @@ impl Link {
         for (command, receiver, awaited) in batch {
             if command.asks() {
                 let asking = Command::plain(&[b"ASKING"]);
-                let before = bytes.len();
+                let begins_at = self.begins_behind(&bytes);
                 bytes.extend_from_slice(asking.bytes());
-                self.owe_one(asking, None, false, before, None);
+                self.owe_one(asking, None, false, begins_at, None);
             }
-            let before = bytes.len();
+            let begins_at = self.begins_behind(&bytes);
             let (encoded, asked) = self.rights.encoded(&command, self.channels);
             bytes.extend_from_slice(&encoded);
             drop(encoded);
@@ -416,7 +416,7 @@ impl Link {
                 acks = command.acks();
             }
             // Owed before it is written: its receiver hears of every failure from here on.
-            self.owe_one(command, Some(receiver), awaited, before, asked);
+            self.owe_one(command, Some(receiver), awaited, begins_at, asked);
         }
         if let Some(acks) = acks {
             self.owe_wait(acks, &mut bytes);
@@ -424,19 +424,23 @@ impl Link {
         bytes
     }
 
-    /// Notes that one reply is owed, to a command behind so many bytes that are yet to be given to the
-    /// connection.
+    /// Where the next command begins in the stream, behind these bytes that are yet to be given to
+    /// the connection.
+    fn begins_behind(&self, bytes: &[u8]) -> u64 {
+        self.connection.given() + bytes.len() as u64
+    }
+
+    /// Notes that one reply is owed, to a command that begins at this place of the stream.
     fn owe_one(
         &mut self,
         command: Command,
         receiver: Option<Arc<dyn ReplyReceiver>>,
         awaited: bool,
-        before: usize,
+        begins_at: u64,
         asked: Option<Asked>,
     ) {
         let retried = receiver.is_none();
         let trusted_at = self.trusted_at;
-        let begins_at = self.connection.given() + before as u64;
         self.owed.push_back(Owed {
             command,
             receiver,
@@ -547,12 +551,12 @@ impl Link {
     /// Asks, behind all that is in `bytes`, whether replicas have it.
     fn owe_wait(&mut self, acks: ReplicaAcks, bytes: &mut Vec<u8>) {
         let command = Command::wait(acks).acknowledged(Some(acks));
-        let before = bytes.len();
+        let begins_at = self.begins_behind(bytes);
         bytes.extend_from_slice(command.bytes());
         // This WAIT begins when the one before it is over.
         self.waits_until = deadline_in(self.waits().saturating_add(acks.within));
         self.waits += 1;
-        self.owe_one(command, None, false, before, None);
+        self.owe_one(command, None, false, begins_at, None);
     }
 
     /// As [`send_now`](Self::send_now), for a single command.
@@ -580,17 +584,7 @@ impl Link {
         let begins_at = self.connection.given();
         let written = self.connection.write_now(&bytes, self.wrote_at);
         drop(bytes);
-        let (receiver, trusted_at) = (Some(receiver), self.trusted_at);
-        let (awaited, retried) = (false, false);
-        self.owed.push_back(Owed {
-            command,
-            receiver,
-            awaited,
-            retried,
-            trusted_at,
-            begins_at,
-            asked,
-        });
+        self.owe_one(command, Some(receiver), false, begins_at, asked);
         written.map_err(|error| self.fail(self.after_write(error)))
     }
 
