@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use redlatch_client::in_memory::{Redis, Scripts, Server};
+use redlatch_in_memory::{Redis, Scripts, Server};
 
 use crate::aging::AgeTogether;
 use crate::client::Client;

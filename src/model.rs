@@ -1,12 +1,11 @@
-//! The server of the model tests: [`redlatch_client`'s](redlatch_client::in_memory), with the
-//! locks' keys and scripts. As much of them as the models need: without windows and leases.
+//! The server of the model tests: [`redlatch_in_memory`]'s, with the locks' keys and scripts. As much of them as the models need: without windows and leases.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, LazyLock};
 
 use redis::Value;
 use redlatch_client::Dialer;
-use redlatch_client::in_memory::{self, Keys, Peers, Redis};
+use redlatch_in_memory::{Keys, Peers, Redis};
 use shuttle::rand::{Rng, thread_rng};
 
 /// As its client names the script that these files of `lua/` make.
@@ -26,7 +25,7 @@ use read_write::Holders;
 const NOW: i64 = 1_000_000;
 
 /// A server that knows the locks' scripts.
-pub(crate) struct Server(Arc<in_memory::Server<Locks>>);
+pub(crate) struct Server(Arc<redlatch_in_memory::Server<Locks>>);
 
 impl Server {
     /// Starts one that knows the scripts from the beginning: there is no renewer that would read the
@@ -38,7 +37,7 @@ impl Server {
         scripts.extend(read_write::scripts());
         let redis = Redis::new(Locks::default(), scripts);
         let chance = |most| thread_rng().gen_range(0..=most);
-        Arc::new(Self(in_memory::Server::start(redis, NOW, 0, chance)))
+        Arc::new(Self(redlatch_in_memory::Server::start(redis, NOW, 0, chance)))
     }
 
     pub(crate) fn dialer(&self) -> Dialer {

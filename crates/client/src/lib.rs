@@ -14,9 +14,6 @@ compile_error!("redlatch is for Unix systems: Linux, and macOS and FreeBSD, wher
 
 mod cancel;
 mod connection;
-#[cfg(any(feature = "in-memory", feature = "testing"))]
-#[doc(hidden)]
-pub mod in_memory;
 pub mod pubsub;
 pub mod sync;
 #[cfg(feature = "testing")]
@@ -24,6 +21,8 @@ pub mod sync;
 pub mod testing;
 
 pub use cancel::{CancelToken, Registration};
+#[cfg(models)]
+pub use connection::LaneRest;
 #[cfg(feature = "tls")]
 pub use connection::TlsSettings;
 pub use connection::{

@@ -5,7 +5,7 @@ use std::net::TcpStream;
 use std::ops::RangeInclusive;
 
 use redis::{Parser, PushKind, Value};
-use redlatch_client::in_memory::{Keys as _, Redis, Scripts};
+use redlatch_in_memory::{Keys as _, Redis, Scripts};
 use redlatch_testkit::Server;
 
 /// The parts of a command.

@@ -18,7 +18,7 @@ use std::thread::{self, sleep};
 use std::time::{Duration, SystemTime};
 
 use redis::Value;
-use redlatch_client::in_memory::{Keys as _, Redis, Scripts};
+use redlatch_in_memory::{Keys as _, Redis, Scripts};
 use redlatch_testkit::Server;
 
 use both::{Both, Difference, Parts};

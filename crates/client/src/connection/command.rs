@@ -135,7 +135,6 @@ impl Script {
     }
 
     /// Its hash, where it runs on one server.
-    #[cfg(feature = "in-memory")]
     pub fn hash(&self) -> String {
         redis::Script::new(&self.server.code).get_hash().to_owned()
     }

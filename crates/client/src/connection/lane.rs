@@ -23,8 +23,6 @@ use crate::sync::{IS_MODEL, Mutex, Thread};
 
 mod call;
 mod combiner;
-#[cfg(all(test, models))]
-mod model_tests;
 
 use self::call::Call;
 use self::combiner::Combiner;
@@ -105,6 +103,20 @@ impl Pending {
     }
 }
 
+/// What a lane has left to do, for its models.
+#[cfg(models)]
+#[derive(Debug)]
+pub struct LaneRest {
+    /// A thread has the link.
+    pub combines: bool,
+    /// Replies that are not read.
+    pub owed: usize,
+    /// Commands that are not written.
+    pub queued: usize,
+    /// A command could be written now.
+    pub has_room: bool,
+}
+
 /// The state of a posted command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Posted {
@@ -132,6 +144,19 @@ impl Lane {
             look_requested: AtomicBool::new(false),
             permits_posted: AtomicUsize::new(0),
             permits_answered: AtomicU64::new(0),
+        }
+    }
+
+    /// What is left to do now.
+    #[cfg(models)]
+    pub fn rest(&self) -> LaneRest {
+        let state = self.state.lock();
+        let owed = state.link.as_ref().map(|link| link.owed());
+        LaneRest {
+            combines: state.combining,
+            owed: owed.unwrap_or(0),
+            queued: state.queue.len(),
+            has_room: owed.is_some_and(|owed| owed < MOST_UNREAD),
         }
     }
 

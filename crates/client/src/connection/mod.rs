@@ -39,6 +39,8 @@ pub use decimal::{decimal, write_decimal};
 pub use endpoint::Endpoint;
 pub(crate) use health::Health;
 pub use health::News;
+#[cfg(models)]
+pub use lane::LaneRest;
 pub use lane::{Lane, Posted};
 pub use limit::{Limit, Limited, was_cut, was_cut_while_answering};
 pub use link::{Link, ReplyReceiver};

@@ -6,13 +6,13 @@ use std::sync::Arc;
 
 use mlua::{BString, Function, Lua, LuaOptions, StdLib, Value as LuaValue, Variadic};
 use redis::Value;
+use redlatch_client::sync::Mutex;
 
-use super::commands::Step;
-use super::machine::Keys;
-use super::peers::Peers;
-use super::resp::refusal;
-use super::store::Store;
-use crate::sync::Mutex;
+use crate::commands::Step;
+use crate::machine::Keys;
+use crate::peers::Peers;
+use crate::resp::refusal;
+use crate::store::Store;
 
 /// Redis's keys, and the scripts about them.
 pub struct Scripts {

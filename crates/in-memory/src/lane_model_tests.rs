@@ -1,4 +1,4 @@
-//! Lanes, in many orders of their threads' actions: call, post, look, combine, and lose
+//! The client's lanes, in many orders of their threads' actions: call, post, look, combine, and lose
 //! connections.
 
 use std::collections::HashMap;
@@ -7,16 +7,15 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use redis::Value;
+use redlatch_client::sync::{Mutex, explore};
+use redlatch_client::{
+    CancelToken, Command, Endpoint, Failure, Lane, Limit, Outcome, Posted, ReplyReceiver, Script,
+    Settings, was_cut,
+};
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::thread;
 
-use super::{Lane, MOST_UNREAD, Posted};
-use crate::cancel::CancelToken;
-use crate::connection::{
-    Command, Endpoint, Failure, Limit, Outcome, ReplyReceiver, Script, Settings, was_cut,
-};
-use crate::in_memory::{Keys, Peers, Redis, Server};
-use crate::sync::{Mutex, explore};
+use crate::{Keys, Peers, Redis, Server};
 
 const MINUTE: Duration = Duration::from_secs(60);
 const THREADS: usize = 3;
@@ -248,20 +247,17 @@ fn play_with(
     let posts: Vec<_> = users.into_iter().flat_map(|user| user.join().unwrap()).collect();
     background.join().unwrap();
 
-    while leaves && play.lane.state.lock().combining {
+    while leaves && play.lane.rest().combines {
         // A thread that opens a connection in the place of one that has left.
         thread::yield_now();
     }
-    let state = play.lane.state.lock();
-    assert!(!state.combining, "nobody combines, and nobody ever can");
-    let owed = state.link.as_ref().map_or(0, |link| link.owed());
-    let written = state.queue.is_empty() || state.link.is_none() || owed >= MOST_UNREAD;
-    assert!(written, "a combiner resigned with commands unwritten");
+    let rest = play.lane.rest();
+    assert!(!rest.combines, "nobody combines, and nobody ever can");
+    assert!(rest.queued == 0 || !rest.has_room, "a combiner resigned with commands unwritten");
     let asked = play.asked.load(Ordering::SeqCst) > 0;
     // The next caller reads replies left unread.
-    let is_read = owed == 0 || leaves;
-    assert!(asked || (is_read && state.queue.is_empty()), "replies that nobody will read");
-    drop(state);
+    let is_read = rest.owed == 0 || leaves;
+    assert!(asked || (is_read && rest.queued == 0), "replies that nobody will read");
     // A packet each, or a part of one.
     let looks = (1..1_000).find(|_| play.lane.look(MINUTE, MINUTE));
     assert!(looks.is_some(), "nothing is left in the end");

@@ -5,9 +5,9 @@ use std::collections::VecDeque;
 
 use redis::Value;
 
-use super::peers::{Peers, matches};
-use super::resp::refusal;
-use super::store::{Kept, Store};
+use crate::peers::{Peers, matches};
+use crate::resp::refusal;
+use crate::store::{Kept, Store};
 
 type Hash = Vec<(Vec<u8>, Vec<u8>)>;
 type List = VecDeque<Vec<u8>>;
@@ -555,12 +555,12 @@ impl Step<'_> {
         Ok(self.read::<Hash>(key)?.cloned().unwrap_or_default())
     }
 
-    fn read<T: super::store::Kind>(&mut self, key: &[u8]) -> Result<Option<&mut T>, Value> {
+    fn read<T: crate::store::Kind>(&mut self, key: &[u8]) -> Result<Option<&mut T>, Value> {
         let now = self.millis();
         self.store.value(self.peers, now, key)
     }
 
-    fn write<T: super::store::Kind>(&mut self, key: &[u8]) -> Result<&mut T, Value> {
+    fn write<T: crate::store::Kind>(&mut self, key: &[u8]) -> Result<&mut T, Value> {
         let now = self.millis();
         self.store.value_or_new(self.peers, now, key)
     }

@@ -10,11 +10,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::machine::{Faults, Keys, Redis};
-use super::peers::{Peer, Peers};
-use super::resp::split;
-use crate::connection::{Dialer, Transport, Way};
-use crate::sync::{Condvar, Mutex, clock};
+use redlatch_client::sync::{Condvar, Mutex, clock};
+use redlatch_client::{Dialer, Transport, Way};
+
+use crate::machine::{Faults, Keys, Redis};
+use crate::peers::{Peer, Peers};
+use crate::resp::split;
 
 /// A server that connections lead to.
 #[derive(Debug)]

@@ -6,8 +6,8 @@ use std::collections::{BTreeSet, HashSet};
 
 use redis::{PushKind, Value};
 
-use super::peers::{Peer, Peers};
-use super::resp::{refusal, text};
+use crate::peers::{Peer, Peers};
+use crate::resp::{refusal, text};
 
 /// The keys of a server. Its time comes with each call, in µs since 1970.
 pub trait Keys: Send + 'static {

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, VecDeque};
 
 use redis::Value;
 
-use super::peers::Peers;
-use super::resp::refusal;
+use crate::peers::Peers;
+use crate::resp::refusal;
 
 /// All keys, of all types that the scripts use: no sets and no streams.
 #[derive(Debug, Default)]

@@ -1,8 +1,7 @@
 //! What goes over a connection: commands and replies, as a server reads and writes them.
 
 use redis::Value;
-
-use crate::connection::write_decimal;
+use redlatch_client::write_decimal;
 
 /// Writes a value as a server does.
 pub(super) fn encode(value: &Value, in_resp3: bool, bytes: &mut Vec<u8>) {

@@ -4,9 +4,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use redis::{PushKind, Value};
+use redlatch_client::sync::Condvar;
 
-use super::resp::{encode, refusal, text};
-use crate::sync::Condvar;
+use crate::resp::{encode, refusal, text};
 
 /// The connections of a server, from its side.
 #[derive(Debug, Default)]
