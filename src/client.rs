@@ -23,6 +23,8 @@ use crate::status::Status;
 
 #[cfg(all(test, models))]
 mod model_tests;
+#[cfg(all(test, testkit))]
+mod tests;
 
 /// A client of one Redis server, of the master that Sentinels name, or of a cluster. It makes the
 /// locks and the other synchronizers.

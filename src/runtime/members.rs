@@ -68,7 +68,7 @@ struct Kinds {
 /// A type, and a kind of that type.
 type KindId = (TypeId, &'static str);
 
-trait Kind: Send + Sync {
+trait Kind: Send + Sync + fmt::Debug {
     fn as_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync>;
     fn all(&self) -> Vec<Arc<dyn Member>>;
     fn sweep(&self);
@@ -159,6 +159,6 @@ impl Members {
 
 impl fmt::Debug for Members {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Members({})", self.all().len())
+        f.debug_list().entries(self.kinds()).finish()
     }
 }

@@ -68,7 +68,7 @@ pub(crate) struct Core {
     left_out: LeftOut,
     pub(crate) returned: Returned,
     pub(crate) server_clock: Arc<ServerClock>,
-    changes: Arc<Changes>,
+    pub(crate) changes: Arc<Changes>,
     /// The log was told that some changes are not kept.
     forgets: AtomicBool,
     last_heartbeat: AtomicU64,
