@@ -1,19 +1,33 @@
--- Stands behind or before free.lua in acquire.lua: adds an entry for an owner that asks for the
--- first time, while another owner of ours has the lock.
+-- Stands behind or before free.lua in acquire.lua, and does its work while another owner of ours has
+-- the lock: adds an entry for an owner that asks for the first time, and answers one that asks again
+-- and has its entry.
 --
--- The rest would do the same, but for PTTL: the first in line asks when the lease ends, and so
--- needs it. The others learn it from their poll. (As in free.lua, what the rest costs more are its
--- functions. If the key holds no lock after all, each later request finds out.)
+-- The rest would do the same, but for a first request's PTTL: the first in line asks when the lease
+-- ends, and so needs it. The others learn it from their poll. (As in free.lua, what the rest costs
+-- more are its functions: with them a poll takes nearly twice as long, and a process that waits for
+-- thousands of names sends thousands of polls a second. If the key holds no lock after all, each
+-- later request finds out.)
 --
 -- RPUSH comes first, since its reply says whether anybody waits. What follows it is asked for, as it
 -- may not be refused. If the owner had an entry, or the lock has no end, the new entry is taken back.
+-- What a poll does may be refused at each command, as in `stand`: it adds nothing but its own time.
 local redis, KEYS, ARGV, may = redis, KEYS, ARGV, redis.acl_check_cmd
-local holders = not ARGV[4] and redis.pcall('hrandfield', KEYS[1], '2')
+local holders = redis.pcall('hrandfield', KEYS[1], '2')
 local who = holders and holders[1]
-if who and not holders[2] and who ~= ARGV[2]
+local is_held = who and not holders[2] and who ~= ARGV[2]
     and string.sub(who, 15, 15) == '8' and string.find(who, '^:%d+$', 37)
-    and may('pttl', KEYS[1]) and may('lpos', KEYS[2], '') and may('pexpire', KEYS[2], '')
-    and may('lrem', KEYS[2], '', '') then
+if is_held and ARGV[4] then
+    local clock, left = redis.call('time'), redis.call('pttl', KEYS[1])
+    local place = left >= 0 and string.find(who, '^[%x-]+:')
+        and redis.call('lpos', KEYS[2], ARGV[2])
+    if place then
+        redis.call('pexpire', KEYS[2], '60000')
+        local asked = string.gsub(KEYS[2], 'queue', 'asked', 1)
+        redis.call('set', asked .. ':' .. ARGV[2], ARGV[4], 'px', '2000')
+        return {clock[1] * 1000 + math.floor(clock[2] / 1000), left, place, 0, 0}
+    end
+elseif is_held and may('pttl', KEYS[1]) and may('lpos', KEYS[2], '')
+    and may('pexpire', KEYS[2], '') and may('lrem', KEYS[2], '', '') then
     local clock, length = redis.call('time'), redis.pcall('rpush', KEYS[2], ARGV[2])
     -- (Without memory it is refused, and the rest knows a way.)
     if type(length) == 'number' then

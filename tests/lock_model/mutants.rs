@@ -55,6 +55,13 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "",
         0,
     ),
+    seldom(
+        "by the shortcut an owner that asks again is not heard",
+        Script::QueueUp,
+        "redis.call('set', asked .. ':' .. ARGV[2], ARGV[4], 'px', '2000')",
+        "",
+        scenarios::silent,
+    ),
     script("by the shortcut the holder queues up", Script::QueueUp, "who ~= ARGV[2]", "true", 0),
     unfair(
         "the shortcut takes Redisson's holder for one of ours",
