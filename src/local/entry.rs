@@ -50,7 +50,7 @@ use super::exchanges::{Asked, Exchanges, Granted, InTime, Reader, Undo};
 
 const MS: u64 = 1_000_000;
 /// How often a waiter asks that hears nothing, from this to the other, in nanoseconds.
-const POLL: (u64, u64) = (800 * MS, 1_200 * MS);
+pub(crate) const POLL: (u64, u64) = (800 * MS, 1_200 * MS);
 const _: () = assert!(POLL.1 < PROVISIONAL);
 /// So many from the head listen for Redisson's releases. A second one, in case the first is dead.
 const FIRST: u32 = 2;
@@ -138,8 +138,8 @@ pub(crate) enum Reply<D> {
         by_redisson: bool,
         /// The entry is new.
         is_new: bool,
-        /// By chance from 0 to 1,000: so that processes do not poll together.
-        jitter: u32,
+        /// How long it sleeps if it hears nothing, within [`POLL`].
+        poll: u64,
     },
     /// The lock is another owner's, and this owner has no entry.
     NotTaken,
@@ -271,7 +271,7 @@ impl<D> Entry<D> {
                 };
                 Actions { listens: Listens::AsBefore, suspects, then }
             }
-            Reply::Refused { now: server, left, place, by_redisson, is_new, jitter } => {
+            Reply::Refused { now: server, left, place, by_redisson, is_new, poll } => {
                 self.exchanges.stands(now, server);
                 self.exchanges.refused(server);
                 // Its entry was used up by a grant of which nothing was heard.
@@ -279,7 +279,7 @@ impl<D> Entry<D> {
                 self.place = Some(place);
                 let is_first = by_redisson && place < FIRST;
                 let listens = if is_first { Listens::ToPublic } else { Listens::ToOwn };
-                self.ask_at = now.saturating_add(nap(left, place, jitter));
+                self.ask_at = now.saturating_add(nap(left, place, poll));
                 Actions { listens, suspects, then: self.sleeps() }
             }
             Reply::NotTaken => self.sleeps().into(),
@@ -369,9 +369,9 @@ impl<D> Inbox<D> {
 }
 
 /// How long a waiter sleeps that hears nothing: until the end that the server told, or the poll.
-fn nap(left: Duration, place: u32, jitter: u32) -> u64 {
+fn nap(left: Duration, place: u32, poll: u64) -> u64 {
     let left = u64::try_from(left.as_nanos()).unwrap_or(u64::MAX);
     let end = left.saturating_add(PAST_END + PER_PLACE * u64::from(place));
     let (least, most) = POLL;
-    end.min(least + (most - least) / 1_000 * u64::from(jitter.min(1_000)))
+    end.min(poll.clamp(least, most))
 }

@@ -26,7 +26,7 @@ use std::time::Duration;
 
 use redlatch_client::sync::{Mutex, Thread, clock, jitter};
 
-use super::entry::{Action, Actions, By, Entered, Entry, Event, Inbox, Listens, Reply, Told};
+use super::entry::{Action, Actions, By, Entered, Entry, Event, Inbox, Listens, POLL, Reply, Told};
 use super::exchanges::{Asked, Granted, Reader, Undo};
 use super::hold::{GrantDetails, Hold, Live};
 use super::registered::Registered;
@@ -238,6 +238,7 @@ impl QueueEntry {
             site.fail_others(arrivals, &error);
             return Err(error);
         }
+        let now = clock::now();
         let reply = match reply {
             Acquired::Granted { already, places, tokens } => {
                 let details = GrantDetails { places, tokens, ..GrantDetails::default() };
@@ -249,11 +250,10 @@ impl QueueEntry {
                 place: refused.place,
                 by_redisson: refused.by_redisson,
                 is_new: refused.is_new,
-                jitter: (jitter(asked.at) * 1_000.0) as u32,
+                poll: next_poll(now),
             },
             Acquired::NotTaken => Reply::NotTaken,
         };
-        let now = clock::now();
         let answered = Event::Answered { reply, in_doubt };
         let Actions { listens, suspects, then } = self.entry.step(now, answered);
         if suspects {
@@ -352,5 +352,31 @@ impl QueueEntry {
         let chain = details.map_or_else(Chain::default, |details| details.chain);
         let command = site.scripts().give_up_command(&self.owner.text(), chain);
         Leftover { undo, longest: self.entry.longest(), command }
+    }
+}
+
+/// Polls are due at multiples of this, in nanoseconds.
+const TICK: u64 = 20_000_000;
+
+/// After how long a waiter polls that hears nothing. By chance, so that processes do not poll
+/// together. At a tick: a process that waits for many names sends the polls of a tick in few packets,
+/// each of which would cost the server a wake-up.
+fn next_poll(now: u64) -> u64 {
+    let (least, most) = POLL;
+    let chance = (most - least - TICK) as f64 * jitter(now);
+    (now + least + chance as u64).next_multiple_of(TICK) - now
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn polls_are_due_at_ticks_and_in_time() {
+        for now in (0..50_000).map(|at| at * 1_234_567) {
+            let poll = next_poll(now);
+            assert!((POLL.0..=POLL.1).contains(&poll), "at {now} after {poll}");
+            assert_eq!((now + poll) % TICK, 0, "at {now} after {poll}");
+        }
     }
 }

@@ -382,7 +382,7 @@ impl Process {
                         place: place as u32,
                         by_redisson: whose == 1,
                         is_new,
-                        jitter: 500,
+                        poll: 1_000 * MS,
                     },
                     _ => entry::Reply::NotTaken,
                 };

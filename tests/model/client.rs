@@ -279,7 +279,7 @@ impl Process {
     }
 
     fn answered(&mut self, now: Time, reply: Reply) {
-        let jitter = self.random.between(0, 1_000) as u32;
+        let poll = nanos(800 * MS + 400 * self.random.between(0, 1_000));
         let State::Waiting(wait) = &mut self.state else { return };
         let (number, waits) = (wait.number, wait.waits);
         wait.request = None;
@@ -294,7 +294,7 @@ impl Process {
                 place: refused.place as u32,
                 by_redisson: refused.whose == Whose::Redissons,
                 is_new: refused.is_fresh,
-                jitter,
+                poll,
             },
             Reply::NotTaken => entry::Reply::NotTaken,
             _ => {

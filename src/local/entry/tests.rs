@@ -36,8 +36,8 @@ fn granted(already: bool) -> Event<char> {
 /// lasts.
 fn refused(now: u64, place: u32) -> Reply<char> {
     let left = LEASE;
-    let (by_redisson, is_new, jitter) = (false, false, 500);
-    Reply::Refused { now: SERVER + now, left, place, by_redisson, is_new, jitter }
+    let (by_redisson, is_new, poll) = (false, false, 1_000 * MS);
+    Reply::Refused { now: SERVER + now, left, place, by_redisson, is_new, poll }
 }
 
 /// A message of this server's time, received at this time of the process's. In ms.
@@ -247,20 +247,20 @@ fn each_state_is_left_as_the_table_says() {
 #[test]
 fn a_refused_owner_listens_and_sleeps_until_the_end_or_the_poll() {
     let ms = Duration::from_millis;
-    for (left, place, by_redisson, jitter, listens, until) in [
-        (LEASE, 0, false, 0, Listens::ToOwn, 901_000),
-        (LEASE, 0, false, 1_000, Listens::ToOwn, 1_301_000),
-        (LEASE, 7, false, 500, Listens::ToOwn, 1_101_000),
-        (ms(20), 0, false, 500, Listens::ToOwn, 122_000),
-        (ms(20), 2, false, 500, Listens::ToOwn, 122_600),
-        (ms(0), 0, true, 500, Listens::ToPublic, 102_000),
-        (LEASE, 1, true, 500, Listens::ToPublic, 1_101_000),
-        (LEASE, 2, true, 500, Listens::ToOwn, 1_101_000),
+    for (left, place, by_redisson, poll, listens, until) in [
+        (LEASE, 0, false, 800, Listens::ToOwn, 901_000),
+        (LEASE, 0, false, 1_200, Listens::ToOwn, 1_301_000),
+        (LEASE, 7, false, 1_000, Listens::ToOwn, 1_101_000),
+        (ms(20), 0, false, 1_000, Listens::ToOwn, 122_000),
+        (ms(20), 2, false, 1_000, Listens::ToOwn, 122_600),
+        (ms(0), 0, true, 1_000, Listens::ToPublic, 102_000),
+        (LEASE, 1, true, 1_000, Listens::ToPublic, 1_101_000),
+        (LEASE, 2, true, 1_000, Listens::ToOwn, 1_101_000),
     ] {
         let mut entry = asking();
         let is_new = true;
-        let now = SERVER + 100;
-        let reply = Reply::Refused { now, left, place, by_redisson, is_new, jitter };
+        let (now, poll) = (SERVER + 100, poll * MS);
+        let reply = Reply::Refused { now, left, place, by_redisson, is_new, poll };
         let until = until * 1_000;
         let expected = Actions { listens, suspects: false, then: Action::Sleep { until } };
         assert_eq!(entry.step(101 * MS, answered(reply)), expected, "{left:?} {place}");
@@ -270,8 +270,8 @@ fn a_refused_owner_listens_and_sleeps_until_the_end_or_the_poll() {
 #[test]
 fn a_message_that_should_have_come_makes_the_subscription_suspect() {
     let is_new = |is_new| match refused(1_101, 3) {
-        Reply::Refused { now, left, place, by_redisson, jitter, .. } => {
-            answered(Reply::Refused { now, left, place, by_redisson, is_new, jitter })
+        Reply::Refused { now, left, place, by_redisson, poll, .. } => {
+            answered(Reply::Refused { now, left, place, by_redisson, is_new, poll })
         }
         other => answered(other),
     };
