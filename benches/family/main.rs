@@ -92,6 +92,7 @@ fn main() -> ExitCode {
             ("lost", lost::section),
             ("limits", limits::section),
             ("many-fair", many::fair_locks),
+            ("many-locks", many::locks),
             ("many-conditions", many::conditions),
             ("many-readers", many::readers),
             ("readers", readers::section),
@@ -128,6 +129,6 @@ cargo bench --bench family -- [options] [section…]
   --help
 
 Sections: fair, fenced, queue, semaphore, expirable, permits, held, opening, waiters, several,
-notified, steps, lost, limits, many-fair, many-conditions, many-readers, readers, acknowledged,
-cluster. None named: all.
+notified, steps, lost, limits, many-fair, many-locks, many-conditions, many-readers, readers,
+acknowledged, cluster. None named: all.
 ";

@@ -16,6 +16,7 @@ use crate::report::{Goals, Spread, Table, count, digits, time};
 
 const PROCESSES: [usize; 3] = [100, 300, 1_000];
 const THREADS: [usize; 3] = [250, 500, 1_000];
+const NAMES: [usize; 3] = [250, 1_000, 4_000];
 /// Each of them asks about once a second.
 const LONG_ENOUGH: Duration = Duration::from_secs(3);
 
@@ -26,6 +27,11 @@ pub(crate) fn fair_locks(lab: &Lab, goals: &mut Goals) {
         let work = format!("fair lock, 1,000 threads of a process whose {what}: bytes sent");
         goals.add(work, count(bytes), "≤ 1,000,000");
     }
+}
+
+pub(crate) fn locks(lab: &Lab, goals: &mut Goals) {
+    const WHAT: &str = "lock, names that a process waits for";
+    table(lab, goals, WHAT, &NAMES, ["none set", "≤ 4 %", "≤ 10 %"], names);
 }
 
 pub(crate) fn conditions(lab: &Lab, goals: &mut Goals) {
@@ -112,6 +118,32 @@ fn fair(lab: &Lab, processes: usize) -> Seen {
 fn waits(client: &Client, name: &str, token: &CancelToken) -> JoinHandle<()> {
     let (lock, token) = (client.fair_lock(name), token.clone());
     thread::spawn(move || assert!(lock.lock_cancellable(&token).is_err()))
+}
+
+/// A thread of one client waits for each of so many locks, which another client has.
+fn names(lab: &Lab, number: usize) -> Seen {
+    const LEASE: Duration = Duration::from_secs(300);
+    let url = lab.url(false);
+    let [holder, client] = [(); 2].map(|()| connect(&url));
+    let names: Vec<_> = (0..number).map(|_| format!("bench {}", lab.next())).collect();
+    let lock = |name| holder.reentrant_lock(name).with_lease(LEASE).lock_owned().unwrap();
+    let guards: Vec<_> = names.iter().map(|name| lock(name)).collect();
+    let token = CancelToken::new();
+    let threads: Vec<_> = names
+        .iter()
+        .map(|name| {
+            let (lock, token) = (client.reentrant_lock(name), token.clone());
+            let wait = move || assert!(lock.lock_cancellable(&token).is_err());
+            thread::Builder::new().stack_size(64 * 1024).spawn(wait).unwrap()
+        })
+        .collect();
+    wait_until(|| client.snapshot().waiting.len() == number);
+    thread::sleep(LONG_ENOUGH);
+    let seen = watch(&mut raw::connect(&url));
+    token.cancel();
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    drop(guards);
+    seen
 }
 
 /// The server's input, from a second before all are back to a second after.
