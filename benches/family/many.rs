@@ -31,7 +31,7 @@ pub(crate) fn fair_locks(lab: &Lab, goals: &mut Goals) {
 
 pub(crate) fn locks(lab: &Lab, goals: &mut Goals) {
     const WHAT: &str = "lock, names that a process waits for";
-    table(lab, goals, WHAT, &NAMES, ["none set", "≤ 4 %", "≤ 10 %"], names);
+    table(lab, goals, WHAT, &NAMES, ["none set", "≤ 6 %", "≤ 15 %"], names);
 }
 
 pub(crate) fn conditions(lab: &Lab, goals: &mut Goals) {
