@@ -249,11 +249,12 @@ impl ClientBuilder {
     /// name; of all clients one a second logs a line for a name. Other waits are next. A line costs a
     /// [`status`](crate::Client::status), by a thread of the client's own.
     ///
-    /// If the thread holds other locks of this client, the line ends with `; the thread holds
-    /// "stock": a deadlock, if the other side waits for that`. Threads that take the same locks in
-    /// different orders may wait for each other for ever, since the watchdog renews their locks.
-    /// Locks in owned guards belong to no thread, so they do not count. Such a thread's wait for a
-    /// latch, a barrier or an election is a line, too; without a lock these are made to be long.
+    /// If the thread holds other locks of this client, that is a line of its own, of each such thread
+    /// at once: `waited 5 s for "orders" while the thread holds "stock": a deadlock, if the other side
+    /// waits for that`. Threads that take the same locks in different orders may wait for each other
+    /// for ever, since the watchdog renews their locks. Locks in owned guards belong to no thread, so
+    /// they do not count. A wait for a latch, a barrier or an election is made to be long: it has no
+    /// line but that one.
     ///
     /// `None`: never. Defaults to 5 s.
     pub fn slow_wait(mut self, after: impl Into<Option<Duration>>) -> Self {

@@ -163,19 +163,9 @@ impl Status {
     /// What the log says of a long wait. `None`: another client asked about the name just now, or the
     /// server does not answer.
     pub(crate) fn slow_line(core: &Arc<Core>, wait: &SlowWait) -> Option<String> {
-        let SlowWait { name, what: (kind, permits), waited, thread, .. } = wait;
-        if kind.has_holders() && !is_first_to_ask(&core.route(name), name) {
-            return None;
-        }
-        let held = core.members.held_by(thread);
-        let held: Vec<_> = held.iter().map(|name| format!("{name:?}")).collect();
-        let deadlock = match held.join(", ") {
-            held if held.is_empty() => held,
-            held => {
-                format!("; the thread holds {held}: a deadlock, if the other side waits for that")
-            }
-        };
-        Some(Self::why(core, name, (*kind, *permits), *waited) + &deadlock)
+        let SlowWait { name, what, waited, .. } = wait;
+        let is_first = is_first_to_ask(&core.route(name), name);
+        is_first.then(|| Self::why(core, name, *what, *waited))
     }
 
     /// Why a wait for so many of this kind has lasted for so long.
@@ -187,9 +177,6 @@ impl Status {
             permits => format!("{permits} permits of "),
         };
         let waited = format!("waited {:.0} s for {wanted}{name:?}", waited.as_secs_f64());
-        if !kind.has_holders() {
-            return waited;
-        }
         let status = match Self::of(core, name) {
             Ok(status) => status,
             Err(error) => return format!("{waited}; it is not known who has it: {error:#}"),

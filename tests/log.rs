@@ -711,11 +711,7 @@ fn a_long_wait_of_a_thread_that_holds_another_lock_is_said_once() {
             .collect();
         let said = |waits: &str, holds: &str| {
             let (waits, holds) = (format!("{kind} {waits}"), format!("{kind} {holds}"));
-            let mut lines = LOGGER.lines(&format!(" s for {waits:?}, held by "));
-            lines.retain(|(_, line)| {
-                line.contains(&format!("; the thread holds {holds:?}: a deadlock"))
-            });
-            lines
+            LOGGER.lines(&format!(" s for {waits:?} while the thread holds {holds:?}: a deadlock"))
         };
         wait_until("both are warned", SOON, || {
             !said("B", "A").is_empty() && !said("A", "B").is_empty()
@@ -731,6 +727,34 @@ fn a_long_wait_of_a_thread_that_holds_another_lock_is_said_once() {
             assert_eq!(thread.join(), ErrorKind::Cancelled);
         }
     }
+}
+
+/// Other threads wait for the name, too, of which one asks why; and a line about the name has come.
+#[test]
+fn a_thread_that_holds_another_lock_is_named_in_a_crowd() {
+    if !has_own_process() {
+        return;
+    }
+    LOGGER.install();
+    let _bounded = bounded();
+    let server = server();
+    let client = Client::builder(&server.url()).slow_wait(UNIT).connect().unwrap();
+    let held = client.reentrant_lock("B").lock_owned().unwrap();
+    let waiter = |holds: bool| {
+        let (lock, other) = (client.reentrant_lock("B"), client.reentrant_lock("A"));
+        spawn(move || {
+            let _guard = holds.then(|| other.lock().unwrap());
+            lock.lock().unwrap().unlock().unwrap();
+        })
+    };
+    let mut waiters: Vec<_> = (0..5).map(|_| waiter(false)).collect();
+    wait_until("the name has its line", SOON, || !LOGGER.lines(" s for \"B\", held by").is_empty());
+    waiters.push(waiter(true));
+    let said = || LOGGER.lines(" s for \"B\" while the thread holds \"A\": a deadlock");
+    wait_until("it is said", SOON, || !said().is_empty());
+    held.unlock().unwrap();
+    waiters.into_iter().for_each(Running::join);
+    assert_eq!(said().len(), 1, "{:?}", said());
 }
 
 /// A latch is made to be waited for, but not by a thread that others wait for.

@@ -64,7 +64,8 @@ pub(super) struct SlowLines {
     /// The callbacks' thread has a question. There is one at a time, since that thread may hang.
     is_asking: bool,
     next: u64,
-    /// The names that had a line within the last minute, and when each may have the next one.
+    /// The names, and deadlocks, that had a line within the last minute, and when each may have the
+    /// next one.
     names: HashMap<Arc<str>, u64>,
 }
 
@@ -78,6 +79,17 @@ impl SlowLines {
         let next = self.names.get(name).map_or(self.next, |next| self.next.max(*next));
         self.is_asking = now >= next;
         (!self.is_asking).then(|| Duration::from_nanos(next - now))
+    }
+
+    /// Whether a line about a deadlock has not come within the last minute. Then it comes now.
+    fn is_new(&mut self, now: u64, line: &str) -> bool {
+        self.names.retain(|_, next| now < *next);
+        let is_new = !self.names.contains_key(line);
+        if is_new {
+            let next = now.saturating_add(clock::nanos(LINES_OF_A_NAME_SPACED));
+            self.names.insert(line.into(), next);
+        }
+        is_new
     }
 
     /// `is_said`: it became a line.
@@ -97,8 +109,7 @@ pub(crate) struct SlowWait {
     /// The kind, and how many.
     pub(crate) what: (Kind, u32),
     pub(crate) waited: Duration,
-    pub(crate) thread: Arc<Thread>,
-    /// The log has a line about it.
+    /// The log has a line about it, or it is over.
     pub(crate) is_said: Arc<AtomicBool>,
 }
 
@@ -245,9 +256,10 @@ impl Core {
             let Some(core) = core.upgrade() else { return };
             // Other callbacks wait behind this.
             let limited = Limit::set(Limit::new(Instant::now().checked_add(ASKS_FOR), None));
-            let line = core.slow_line.get().and_then(|line| line(&core, &wait));
+            let lasts = || !wait.is_said.load(Ordering::Relaxed);
+            let line = core.slow_line.get().filter(|_| lasts()).and_then(|line| line(&core, &wait));
             // The line may lack the holder.
-            let line = line.filter(|_| !was_cut());
+            let line = line.filter(|_| !was_cut() && lasts());
             drop(limited);
             core.slow_lines.lock().ends(clock::now(), &wait.name, line.is_some());
             if let Some(line) = line {
@@ -256,6 +268,24 @@ impl Core {
             }
         });
         Some(later)
+    }
+
+    /// A thread has waited for long. If it holds other locks the log says so at once, whoever tells why
+    /// its wait lasts: no other client knows what it holds, and perhaps no other line names it.
+    pub(crate) fn tells_deadlock(&self, name: &str, thread: &Arc<Thread>, waited: Duration) {
+        let held = self.members.held_by(thread);
+        if held.is_empty() || !log::log_enabled!(Level::Warn) {
+            return;
+        }
+        let held: Vec<_> = held.iter().map(|held| format!("{held:?}")).collect();
+        let line = format!(
+            "{name:?} while the thread holds {}: a deadlock, if the other side waits for that",
+            held.join(", ")
+        );
+        if self.slow_lines.lock().is_new(clock::now(), &line) {
+            let seconds = waited.as_secs_f64();
+            self.watchdog.log(Level::Warn, || format!("waited {seconds:.0} s for {line}"));
+        }
     }
 
     /// Nobody has set the permits for which threads with these needs ask: the log says so, unless the

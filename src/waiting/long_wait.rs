@@ -21,11 +21,11 @@ pub(super) struct LongWait<'a> {
     what: (Kind, u32),
     /// Zero: it has not slept yet.
     since: u64,
-    /// It is made to be long: no warning, unless the thread holds a lock.
+    /// It is made to be long: the log does not say why it lasts.
     is_usual: bool,
     /// How long it must last before the log says so. `None`: however long.
     said_after: Option<Duration>,
-    /// It was said.
+    /// It was said, or is over. `None`: it has not lasted for so long.
     is_said: Option<Arc<AtomicBool>>,
     /// For a snapshot.
     is_listed: bool,
@@ -74,23 +74,31 @@ impl<'a> LongWait<'a> {
     /// Has the log tell of the wait. Returns how long it must last before the next call of this.
     fn tell(&mut self, waited: Duration) -> Option<Duration> {
         let Self { core, name, thread, what, .. } = *self;
-        let is_said = self.is_said.get_or_insert_default();
-        // (While the thread waits it takes no lock.)
-        let is_usual = std::mem::take(&mut self.is_usual);
-        let is_as_usual = || is_usual && core.members.held_by(thread).is_empty();
-        if is_said.load(Ordering::Relaxed) || is_as_usual() {
+        let is_said = self.is_said.get_or_insert_with(|| {
+            // Once a wait. (While the thread waits it takes no lock.)
+            core.tells_deadlock(name, thread, waited);
+            Arc::default()
+        });
+        if self.is_usual || is_said.load(Ordering::Relaxed) {
             return None;
         }
-        let (name, thread, is_said) = (Arc::clone(name), Arc::clone(thread), Arc::clone(is_said));
-        let wait = SlowWait { name, what, waited, thread, is_said };
+        let wait = SlowWait { name: Arc::clone(name), what, waited, is_said: Arc::clone(is_said) };
         core.tells_slow_wait(wait).map(|later| waited.saturating_add(later))
+    }
+
+    /// The wait is over: no snapshot lists it, and the log says nothing more of it.
+    pub(super) fn end(&mut self) {
+        if std::mem::take(&mut self.is_listed) {
+            self.core.waits.lock().remove(&(self.since, self.thread.id()));
+        }
+        if let Some(is_said) = &self.is_said {
+            is_said.store(true, Ordering::Relaxed);
+        }
     }
 }
 
 impl Drop for LongWait<'_> {
     fn drop(&mut self) {
-        if self.is_listed {
-            self.core.waits.lock().remove(&(self.since, self.thread.id()));
-        }
+        self.end();
     }
 }

@@ -192,6 +192,7 @@ pub(crate) fn acquire<S: Synchronizer>(
         long_wait: LongWait::of((core, name), synchronizer.what(&claim.need), claim),
     };
     let outcome = call.wait_within(entered);
+    call.long_wait.end();
     call.observe(&outcome);
     outcome
 }
