@@ -326,6 +326,8 @@ fn as_many_permits_end_as_were_acquired_in_what_is_heard_and_in_the_counts() {
     sums_are((10, 4, 2));
     permit.release().unwrap();
     sums_are((10, 8, 2));
+    counted.acquire().unwrap().forget();
+    sums_are((11, 9, 2));
 }
 
 #[test]

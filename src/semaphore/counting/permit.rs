@@ -72,9 +72,14 @@ impl Permit {
         done
     }
 
-    /// Leaves the permits taken, until a program calls [`Semaphore::release_many`].
+    /// Leaves the permits taken, until a program calls [`Semaphore::release_many`]. For an
+    /// [`Observer`](crate::Observer) and the counts they are released.
     pub fn forget(mut self) {
-        self.permits = 0;
+        let permits = std::mem::take(&mut self.permits);
+        // In a forked child the permits are the parent's.
+        if !self.semaphore.site.core.is_forked() {
+            self.tell_released(permits);
+        }
     }
 
     /// Splits `permits` off. If there are not so many, changes nothing and returns `None`.
