@@ -46,8 +46,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "an owner that enters adds no time for Redisson's waiters ahead",
         Script::Acquire,
-        "place = line_up(redissons_ahead)",
-        "place = line_up(0)",
+        "place = line_up(redissons_ahead, 1)",
+        "place = line_up(0, 1)",
         5,
     ),
     mutant(
