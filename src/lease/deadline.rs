@@ -1,5 +1,5 @@
 //! Until when a lease lasts for its holder. This file is pure, and imports nothing of the crate: the
-//! random models of the scripts (`tests/model/`) compile it, too.
+//! random models of the scripts (`tests/models/`) compile it, too.
 
 use std::time::Duration;
 

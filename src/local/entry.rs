@@ -11,7 +11,7 @@
 //! ```
 //!
 //! Pure, as `exchanges.rs` is: no number, no clock, no chance, no mutex, nothing of the crate. So the
-//! random models of the scripts (`tests/model/`) run this file, and `tests/explore/` explores it: a
+//! random models of the scripts (`tests/models/`) run this file, and its `explore/` explores it: a
 //! state can be copied, compared and hashed. Two types, since two threads have a part in it: the
 //! waiting thread owns the [`Entry`], and the subscriber's thread fills the [`Inbox`], under a mutex
 //! of the caller's.

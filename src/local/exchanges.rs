@@ -3,7 +3,7 @@
 //!
 //! Pure: time goes in, and decisions come out. Nothing is sent here, no clock is read, and nothing
 //! of the crate is imported but what the parent module names; the random models of the scripts
-//! (`tests/model/`) compile this file, too. It does not know the owner's number, so two owners with
+//! (`tests/models/`) compile this file, too. It does not know the owner's number, so two owners with
 //! the same past are equal.
 //!
 //! ```text

@@ -1,5 +1,5 @@
 //! For how long redlatch's processes have had a lock among themselves. This file is pure, and
-//! imports nothing of the crate: the random models of the scripts (`tests/model/`) compile it, too.
+//! imports nothing of the crate: the random models of the scripts (`tests/models/`) compile it, too.
 
 /// Since when redlatch's processes have had the lock without leaving it to Redisson's, and how many
 /// of them, the holder included. (Small: each hold and each name has one.)

@@ -1,7 +1,7 @@
 //! How a lock goes from one process to the next: none is passed over, none is inside too long, and
 //! losses on the way cost little time and no hold.
 //!
-//! The scripts alone are tried in `lock_model.rs`; here the library sends them.
+//! The scripts alone are tried in `models/lock/`; here the library sends them.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 

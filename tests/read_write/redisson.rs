@@ -39,14 +39,14 @@ impl Java {
     fn reads(&mut self) -> bool {
         let keys = [self.name.clone(), self.timeouts()];
         let args = ["60000".to_owned(), self.owner(), format!("{}:write", self.owner())];
-        self.eval(include_str!("../read_write_model/redisson/read_acquire.lua"), &keys, &args)
+        self.eval(include_str!("../models/read_write/redisson/read_acquire.lua"), &keys, &args)
             .is_none()
     }
 
     fn writes(&mut self) -> bool {
         let args = ["60000".to_owned(), format!("{}:write", self.owner())];
         let keys = [self.name.clone()];
-        self.eval(include_str!("../read_write_model/redisson/write_acquire.lua"), &keys, &args)
+        self.eval(include_str!("../models/read_write/redisson/write_acquire.lua"), &keys, &args)
             .is_none()
     }
 
@@ -68,14 +68,14 @@ impl Java {
         let prefix = format!("{{{}}}", self.name);
         let keys = vec![self.name.clone(), channel, self.timeouts(), prefix];
         let args = vec!["0".to_owned(), self.owner()];
-        self.leave(include_str!("../read_write_model/redisson/read_unlock.lua"), keys, args)
+        self.leave(include_str!("../models/read_write/redisson/read_unlock.lua"), keys, args)
     }
 
     fn writes_no_more(&mut self) -> Option<i64> {
         let channel = format!("redisson_rwlock:{{{}}}", self.name);
         let keys = vec![self.name.clone(), channel];
         let args = vec!["1".to_owned(), "60000".to_owned(), format!("{}:write", self.owner())];
-        self.leave(include_str!("../read_write_model/redisson/write_unlock.lua"), keys, args)
+        self.leave(include_str!("../models/read_write/redisson/write_unlock.lua"), keys, args)
     }
 }
 

@@ -9,7 +9,7 @@
 
 mod both;
 mod calls;
-#[path = "../../model/random.rs"]
+#[path = "../../models/simulated/random.rs"]
 mod random;
 
 use std::env;

@@ -4,12 +4,12 @@ use std::collections::VecDeque;
 
 use redis::Value;
 
-use crate::clients::{
+use super::clients::{
     DRIFT, FAIR_WAIT, Hold, JITTER, PERIOD, Phase, RAISE, RAISE_AGAIN, SILENT, TURN, WATCHDOG,
 };
-use crate::rules::{Broken, check_order};
-use crate::simulation::{Count, Event, Rule, Simulation};
-use crate::store::{CHANNEL, Grant, Message, Script, numbers};
+use super::rules::{Broken, check_order};
+use super::simulation::{Count, Event, Rule, Simulation};
+use super::store::{CHANNEL, Grant, Message, Script, numbers};
 
 /// How long a request whose reply is lost stays without an answer.
 const NO_ANSWER: (i64, i64) = (300, 2_000);

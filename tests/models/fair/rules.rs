@@ -2,11 +2,11 @@
 
 use std::collections::HashSet;
 
-use crate::clients::{
+use super::clients::{
     FAIR_WAIT, JITTER, PERIOD, PROVISIONAL, Phase, REDISSON_WAIT, SILENT, Waiter, World,
 };
-use crate::simulation::Count;
-use crate::store::{Message, Script, State, is_ours};
+use super::simulation::Count;
+use super::store::{Message, Script, State, is_ours};
 
 /// Which rule was broken, and how.
 pub(crate) type Broken = String;

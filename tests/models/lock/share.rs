@@ -1,11 +1,11 @@
 //! The shares of the clients if nothing goes wrong: ours among each other, and beside Redisson.
 
-use crate::kind::PlainLock;
-use crate::model::client::{MS, Rule, SECOND, Time};
-use crate::model::plan::Plan;
-use crate::model::rules::Broken;
-use crate::model::simulation::Simulation;
-use crate::model::store::Store;
+use super::kind::PlainLock;
+use crate::simulated::client::{MS, Rule, SECOND, Time};
+use crate::simulated::plan::Plan;
+use crate::simulated::rules::Broken;
+use crate::simulated::simulation::Simulation;
+use crate::simulated::store::Store;
 
 /// The shares that a mix of clients must come to.
 pub(crate) struct Mix {

@@ -4,16 +4,16 @@
 use redis::Value;
 use redlatch_testkit::Server;
 
+use super::kind::PlainLock;
 use crate::common::{SOON, forbids_a_command, server, wait_until};
-use crate::kind::PlainLock;
-use crate::model::client::LEASE;
-use crate::model::direct::{CHAIN, Direct, Listener};
-use crate::model::rules::Broken;
-use crate::model::scripts::Scripts;
-use crate::model::shortcuts;
-use crate::model::site::Site;
-use crate::model::store::uuid;
-use crate::model::wire::{Again, Chain, Message, Reply, Request, What, own_channel};
+use crate::simulated::client::LEASE;
+use crate::simulated::direct::{CHAIN, Direct, Listener};
+use crate::simulated::rules::Broken;
+use crate::simulated::scripts::Scripts;
+use crate::simulated::shortcuts;
+use crate::simulated::site::Site;
+use crate::simulated::store::uuid;
+use crate::simulated::wire::{Again, Chain, Message, Reply, Request, What, own_channel};
 
 fn orders() -> Site {
     Site::new(&PlainLock, 0, "orders")

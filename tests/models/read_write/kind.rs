@@ -1,13 +1,13 @@
 //! A lock that many hold to read, or one to write.
 
-use crate::model::client::LEASE;
-use crate::model::kind::{Kind, Prefixes};
-use crate::model::random::Random;
-use crate::model::redisson::{Java, Version};
-use crate::model::rules::{Broken, Claim, Step};
-use crate::model::scripts::{Call, Script};
-use crate::model::site::Site;
-use crate::model::state::{State, writes};
+use crate::simulated::client::LEASE;
+use crate::simulated::kind::{Kind, Prefixes};
+use crate::simulated::random::Random;
+use crate::simulated::redisson::{Java, Version};
+use crate::simulated::rules::{Broken, Claim, Step};
+use crate::simulated::scripts::{Call, Script};
+use crate::simulated::site::Site;
+use crate::simulated::state::{State, writes};
 
 #[derive(Debug)]
 pub(crate) struct ReadWriteLock;
@@ -37,17 +37,17 @@ impl Kind for ReadWriteLock {
 
     fn texts(&self) -> Vec<(Script, &'static str)> {
         vec![
-            (Script::Free, include_str!("../../lua/read_write/free.lua")),
-            (Script::Unwanted, include_str!("../../lua/read_write/unwanted.lua")),
-            (Script::HandOff, include_str!("../../lua/hand_off.lua")),
-            (Script::Holders, include_str!("../../lua/read_write/holders.lua")),
-            (Script::Acquire, include_str!("../../lua/read_write/acquire.lua")),
-            (Script::Try, include_str!("../../lua/read_write/try.lua")),
-            (Script::Release, include_str!("../../lua/lock/release.lua")),
-            (Script::GiveUp, include_str!("../../lua/lock/give_up.lua")),
-            (Script::Renew, include_str!("../../lua/lock/renew.lua")),
-            (Script::ForceUnlock, include_str!("../../lua/read_write/force_unlock.lua")),
-            (Script::ReadOn, include_str!("../../lua/read_write/read_on.lua")),
+            (Script::Free, include_str!("../../../lua/read_write/free.lua")),
+            (Script::Unwanted, include_str!("../../../lua/read_write/unwanted.lua")),
+            (Script::HandOff, include_str!("../../../lua/hand_off.lua")),
+            (Script::Holders, include_str!("../../../lua/read_write/holders.lua")),
+            (Script::Acquire, include_str!("../../../lua/read_write/acquire.lua")),
+            (Script::Try, include_str!("../../../lua/read_write/try.lua")),
+            (Script::Release, include_str!("../../../lua/lock/release.lua")),
+            (Script::GiveUp, include_str!("../../../lua/lock/give_up.lua")),
+            (Script::Renew, include_str!("../../../lua/lock/renew.lua")),
+            (Script::ForceUnlock, include_str!("../../../lua/read_write/force_unlock.lua")),
+            (Script::ReadOn, include_str!("../../../lua/read_write/read_on.lua")),
             (Script::RedissonReadAcquire, include_str!("redisson/read_acquire.lua")),
             (Script::RedissonReadUnlock, include_str!("redisson/read_unlock.lua")),
             (Script::RedissonWriteAcquire, include_str!("redisson/write_acquire.lua")),

@@ -1,8 +1,8 @@
 //! What is explored, and the known bugs that this must find.
 
-use crate::process::Flaw;
-use crate::server::{Bug, Kind};
-use crate::world::{ALL, Fault, Setting};
+use super::process::Flaw;
+use super::server::{Bug, Kind};
+use super::world::{ALL, Fault, Setting};
 
 const LOCK: Setting = Setting {
     kind: Kind::Lock,

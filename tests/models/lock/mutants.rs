@@ -1,9 +1,9 @@
 //! Rules broken one at a time, in the scripts and in the client.
 
-use crate::model::client::Rule;
-use crate::model::mutant::{Mutant, client, script, seldom, slow, unfair};
-use crate::model::scripts::Script;
-use crate::scenarios;
+use super::scenarios;
+use crate::simulated::client::Rule;
+use crate::simulated::mutant::{Mutant, client, script, seldom, slow, unfair};
+use crate::simulated::scripts::Script;
 
 pub(crate) const MUTANTS: &[Mutant] = &[
     script(

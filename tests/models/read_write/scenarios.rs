@@ -3,17 +3,17 @@
 use redis::Value;
 use redlatch_testkit::Server;
 
+use super::kind::{ReadWriteLock, timeouts};
 use crate::common::{SOON, forbids_a_command, server, wait_until};
-use crate::kind::{ReadWriteLock, timeouts};
-use crate::model::client::LEASE;
-use crate::model::direct::{CHAIN, Direct, Listener};
-use crate::model::kind::Kind;
-use crate::model::rules::Broken;
-use crate::model::scripts::{Script, Scripts, call, taking};
-use crate::model::shortcuts;
-use crate::model::site::Site;
-use crate::model::store::uuid;
-use crate::model::wire::{Chain, Reply, Request, What, own_channel};
+use crate::simulated::client::LEASE;
+use crate::simulated::direct::{CHAIN, Direct, Listener};
+use crate::simulated::kind::Kind;
+use crate::simulated::rules::Broken;
+use crate::simulated::scripts::{Script, Scripts, call, taking};
+use crate::simulated::shortcuts;
+use crate::simulated::site::Site;
+use crate::simulated::store::uuid;
+use crate::simulated::wire::{Chain, Reply, Request, What, own_channel};
 
 /// The odd numbers read.
 const READS: u64 = 1;

@@ -1,10 +1,10 @@
 //! The client's rules one by one, without a server: its actions and their times. (Those of the
 //! machine alone are in `src/local/entry/tests.rs`.)
 
-use crate::kind::PlainLock;
-use crate::model::client::{Input, LEASE, MS, Output, Process, SECOND, Time, Timer};
-use crate::model::site::Site;
-use crate::model::wire::{Chain, Message, Refused, Reply, Request, What, Whose};
+use super::kind::PlainLock;
+use crate::simulated::client::{Input, LEASE, MS, Output, Process, SECOND, Time, Timer};
+use crate::simulated::site::Site;
+use crate::simulated::wire::{Chain, Message, Refused, Reply, Request, What, Whose};
 
 /// The server's clock, in ms, when the process's own shows 0.
 const SERVER: i64 = 1_763_692_800_000;

@@ -6,10 +6,10 @@ use std::collections::BinaryHeap;
 
 use redis::Value;
 
-use crate::clients::{Client, FAIR_WAIT, JITTER, PERIOD, Phase, REDISSON_WAIT, Run, World};
-use crate::random::Random;
-use crate::rules::{Blocked, Broken, Step, check_blocked, check_heard, check_step};
-use crate::store::{CHANNEL, DATABASE, Message, Script, State, Store, channel_of, is_ours};
+use super::clients::{Client, FAIR_WAIT, JITTER, PERIOD, Phase, REDISSON_WAIT, Run, World};
+use super::rules::{Blocked, Broken, Step, check_blocked, check_heard, check_step};
+use super::store::{CHANNEL, DATABASE, Message, Script, State, Store, channel_of, is_ours};
+use crate::simulated::random::Random;
 
 const START: i64 = 1_763_692_800_000;
 const HOUR: i64 = 3_600_000;

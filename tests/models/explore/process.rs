@@ -5,11 +5,11 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::server::{Chain, Client, Message, Owner, Reply, Request};
-use crate::model::library::deadline::deadline;
-use crate::model::library::entry::{
+use crate::simulated::library::deadline::deadline;
+use crate::simulated::library::entry::{
     self, Action, Actions, By, Entered, Entry, Event, Inbox, Listens, Told,
 };
-use crate::model::library::exchanges::{Asked, Granted, Reader, Undo};
+use crate::simulated::library::exchanges::{Asked, Granted, Reader, Undo};
 
 pub(crate) const MS: u64 = 1_000_000;
 /// A hold by message is raised after this.

@@ -1,13 +1,13 @@
 //! A lock that one holds at a time.
 
-use crate::model::client::LEASE;
-use crate::model::kind::{Kind, Prefixes};
-use crate::model::random::Random;
-use crate::model::redisson::{Java, Version};
-use crate::model::rules::{Broken, Claim, Step};
-use crate::model::scripts::{Call, Script};
-use crate::model::site::Site;
-use crate::model::state::State;
+use crate::simulated::client::LEASE;
+use crate::simulated::kind::{Kind, Prefixes};
+use crate::simulated::random::Random;
+use crate::simulated::redisson::{Java, Version};
+use crate::simulated::rules::{Broken, Claim, Step};
+use crate::simulated::scripts::{Call, Script};
+use crate::simulated::site::Site;
+use crate::simulated::state::State;
 
 #[derive(Debug)]
 pub(crate) struct PlainLock;
@@ -35,18 +35,18 @@ impl Kind for PlainLock {
 
     fn texts(&self) -> Vec<(Script, &'static str)> {
         vec![
-            (Script::Free, include_str!("../../lua/lock/free.lua")),
-            (Script::QueueUp, include_str!("../../lua/lock/queue_up.lua")),
-            (Script::Unwanted, include_str!("../../lua/lock/unwanted.lua")),
-            (Script::HandOver, include_str!("../../lua/lock/hand_over.lua")),
-            (Script::HandOff, include_str!("../../lua/hand_off.lua")),
-            (Script::Holders, include_str!("../../lua/lock/holder.lua")),
-            (Script::Acquire, include_str!("../../lua/lock/acquire.lua")),
-            (Script::Try, include_str!("../../lua/lock/try.lua")),
-            (Script::Release, include_str!("../../lua/lock/release.lua")),
-            (Script::GiveUp, include_str!("../../lua/lock/give_up.lua")),
-            (Script::Renew, include_str!("../../lua/lock/renew.lua")),
-            (Script::ForceUnlock, include_str!("../../lua/lock/force_unlock.lua")),
+            (Script::Free, include_str!("../../../lua/lock/free.lua")),
+            (Script::QueueUp, include_str!("../../../lua/lock/queue_up.lua")),
+            (Script::Unwanted, include_str!("../../../lua/lock/unwanted.lua")),
+            (Script::HandOver, include_str!("../../../lua/lock/hand_over.lua")),
+            (Script::HandOff, include_str!("../../../lua/hand_off.lua")),
+            (Script::Holders, include_str!("../../../lua/lock/holder.lua")),
+            (Script::Acquire, include_str!("../../../lua/lock/acquire.lua")),
+            (Script::Try, include_str!("../../../lua/lock/try.lua")),
+            (Script::Release, include_str!("../../../lua/lock/release.lua")),
+            (Script::GiveUp, include_str!("../../../lua/lock/give_up.lua")),
+            (Script::Renew, include_str!("../../../lua/lock/renew.lua")),
+            (Script::ForceUnlock, include_str!("../../../lua/lock/force_unlock.lua")),
             (Script::RedissonAcquire, include_str!("redisson/acquire.lua")),
             (Script::RedissonUnlock3, include_str!("redisson/unlock_3.lua")),
             (Script::RedissonUnlock4, include_str!("redisson/unlock_4.lua")),

@@ -1,8 +1,8 @@
 //! Rules broken one at a time.
 
-use crate::model::mutant::{Mutant, script, seldom};
-use crate::model::scripts::Script;
-use crate::scenarios;
+use super::scenarios;
+use crate::simulated::mutant::{Mutant, script, seldom};
+use crate::simulated::scripts::Script;
 
 pub(crate) const MUTANTS: &[Mutant] = &[
     script(

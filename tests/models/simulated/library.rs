@@ -5,13 +5,13 @@ pub(crate) use chain::{Chain, ChainClock};
 
 pub(crate) use super::wire::Again;
 
-#[path = "../../src/scripts/chain.rs"]
+#[path = "../../../src/scripts/chain.rs"]
 pub(crate) mod chain;
-#[path = "../../src/local/cohort.rs"]
+#[path = "../../../src/local/cohort.rs"]
 pub(crate) mod cohort;
-#[path = "../../src/lease/deadline.rs"]
+#[path = "../../../src/lease/deadline.rs"]
 pub(crate) mod deadline;
-#[path = "../../src/local/entry.rs"]
+#[path = "../../../src/local/entry.rs"]
 pub(crate) mod entry;
-#[path = "../../src/local/exchanges.rs"]
+#[path = "../../../src/local/exchanges.rs"]
 pub(crate) mod exchanges;

@@ -1,7 +1,7 @@
 //! The arrivals and the faults: the random part that is known beforehand.
 
-use crate::clients::{CLOCK_OFFSET, Client, Phase, REDISSON_WAIT, WATCHDOG, Waiter};
-use crate::simulation::{Event, Simulation};
+use super::clients::{CLOCK_OFFSET, Client, Phase, REDISSON_WAIT, WATCHDOG, Waiter};
+use super::simulation::{Event, Simulation};
 
 const SECOND: i64 = 1_000;
 const MINUTE: i64 = 60 * SECOND;

@@ -52,8 +52,8 @@ impl Script {
 macro_rules! ours {
     ($file:literal) => {
         concat!(
-            include_str!("../../lua/fair/line.lua"),
-            include_str!(concat!("../../lua/fair/", $file))
+            include_str!("../../../lua/fair/line.lua"),
+            include_str!(concat!("../../../lua/fair/", $file))
         )
     };
 }

@@ -1,7 +1,7 @@
 //! Rules broken one at a time, to show that the model would notice.
 
-use crate::simulation::Rule;
-use crate::store::Script;
+use super::simulation::Rule;
+use super::store::Script;
 
 /// The broken part, and how it is broken.
 pub(crate) struct Mutant {

@@ -4,37 +4,27 @@
 //! Processes of ours and Redisson's clients take one lock, or two that might be mistaken for each
 //! other, at random and for simulated minutes. They give up, are killed, stopped and cut off;
 //! requests and replies are lost, repeated and late; keys are deleted, memory ends, clocks jump.
-//! After every script the keys are held against the rules (`model/rules.rs`): no two are inside, no
+//! After every script the keys are held against the rules (`simulated/rules.rs`): no two are inside, no
 //! waiter is passed over, none waits for a free lock, nothing is left behind.
-//! `lock_model/mutants.rs` breaks scripts and client one rule at a time, and the model has to
+//! `mutants.rs` breaks scripts and client one rule at a time, and the model has to
 //! notice (one by lot; all with `REDLATCH_LONG=1`).
 //!
 //! A failure prints its seed. `REDLATCH_SEED=17` looks at that history only, and prints every step
 //! of it; `REDLATCH_LOCK_SEEDS=5000` looks at more histories than usual.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-mod model;
-
-#[path = "lock_model/kind.rs"]
 mod kind;
-#[path = "lock_model/machine.rs"]
 mod machine;
-#[path = "lock_model/mutants.rs"]
 mod mutants;
-#[path = "lock_model/scenarios.rs"]
 mod scenarios;
-#[path = "lock_model/share.rs"]
 mod share;
 
-use common::server;
-use kind::PlainLock;
-use model::histories::Histories;
-use model::mutant::find_out_all;
-use model::plan::Plan;
-use model::scripts::Scripts;
-use model::store::Store;
+use crate::common::server;
+use crate::simulated::histories::Histories;
+use crate::simulated::mutant::find_out_all;
+use crate::simulated::plan::Plan;
+use crate::simulated::scripts::Scripts;
+use crate::simulated::store::Store;
+pub(crate) use kind::PlainLock;
 use mutants::MUTANTS;
 
 const HISTORIES: Histories =

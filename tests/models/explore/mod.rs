@@ -6,36 +6,19 @@
 //! explore`) it explores large ones to the end, or to ten million states; SOAK.md has the figures.
 //! `REDLATCH_SETTING` takes those of them whose names contain it.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-mod model;
-
-#[path = "explore/against.rs"]
 mod against;
-#[path = "explore/checker.rs"]
 mod checker;
-#[path = "explore/identity.rs"]
 mod identity;
-#[path = "lock_model/kind.rs"]
-mod plain;
-#[path = "explore/process.rs"]
 mod process;
-#[path = "explore/search.rs"]
 mod search;
-#[path = "explore/server.rs"]
 mod server;
-#[path = "explore/settings.rs"]
 mod settings;
-#[path = "read_write_model/kind.rs"]
-mod shared;
-#[path = "explore/world.rs"]
 mod world;
 
 use std::env;
 use std::hash::{BuildHasher, RandomState};
 
-use common::server as redis;
+use crate::common::server as redis;
 use server::{Bug, Kind};
 use settings::{DIFFERENCES, LARGE, MUTANTS, SMALL};
 

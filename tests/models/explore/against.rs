@@ -7,16 +7,16 @@ use redis::Value;
 use redlatch_testkit::Server as Redis;
 
 use super::server::{Bug, Chain, Client, JAVA, Kind, Message, Mode, Owner, Reply, Request, Server};
-use crate::model::kind::Kind as Scripted;
-use crate::model::library::Again;
-use crate::model::random::Random;
-use crate::model::scripts::{Call, Script, Scripts, call};
-use crate::model::site::Site;
-use crate::model::state::State;
-use crate::model::store::{Store, uuid};
-use crate::model::wire::{self, own_channel};
-use crate::plain::PlainLock;
-use crate::shared::ReadWriteLock;
+use crate::lock::PlainLock;
+use crate::read_write::ReadWriteLock;
+use crate::simulated::kind::Kind as Scripted;
+use crate::simulated::library::Again;
+use crate::simulated::random::Random;
+use crate::simulated::scripts::{Call, Script, Scripts, call};
+use crate::simulated::site::Site;
+use crate::simulated::state::State;
+use crate::simulated::store::{Store, uuid};
+use crate::simulated::wire::{self, own_channel};
 
 /// The server's clock at the beginning, in ms.
 const START: i64 = 1_763_692_800_000;

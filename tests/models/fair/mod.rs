@@ -3,45 +3,29 @@
 //! Clients of both kinds, ours with our scripts and Redisson's with those of Redisson 4.7 and
 //! 3.16.8, arrive, give up, die, stop, are cut off, lose messages and replies, take one lock, are
 //! handed it, give it back or let it lapse, at random and for simulated hours. After every script
-//! the keys are held against the rules (`fair_model/rules.rs`): at most one holder, first come
+//! the keys are held against the rules (`rules.rs`): at most one holder, first come
 //! first served, no client enters by a message that is over, a free lock is the first one's, no
 //! live waiter of ours dropped that listens, no Redisson waiter dropped before its time, a stopped
-//! one of ours costs two seconds, and nothing is left behind. `fair_model/mutants.rs` breaks
+//! one of ours costs two seconds, and nothing is left behind. `mutants.rs` breaks
 //! scripts and clients one rule at a time, and the model has to notice (one by lot; all with
 //! `REDLATCH_LONG=1`).
 //!
 //! A failure prints its seed. `REDLATCH_SEED=17` looks at that history only, and prints every step
 //! of it; `REDLATCH_FAIR_SEEDS=5000` looks at more histories than usual.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-
-#[path = "model/choice.rs"]
-mod choice;
-#[path = "fair_model/clients.rs"]
 mod clients;
-#[path = "fair_model/mutants.rs"]
 mod mutants;
-#[path = "fair_model/plan.rs"]
 mod plan;
-#[path = "model/random.rs"]
-mod random;
-#[path = "fair_model/rules.rs"]
 mod rules;
-#[path = "fair_model/scenarios.rs"]
 mod scenarios;
-#[path = "fair_model/simulation.rs"]
 mod simulation;
-#[path = "fair_model/store.rs"]
 mod store;
-#[path = "fair_model/waiting.rs"]
 mod waiting;
 
 use std::{env, thread};
 
-use choice::chosen;
-use common::server;
+use crate::common::server;
+use crate::simulated::choice::chosen;
 use mutants::{Broken, MUTANTS};
 use simulation::{Simulation, Summary};
 use store::{Scripts, Store};

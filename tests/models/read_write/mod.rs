@@ -1,37 +1,29 @@
 //! The scripts of the read-write lock, on a real server with a simulated clock.
 //!
-//! As in `lock_model.rs`, in the same world (`model/`): processes of ours want to read or to write,
+//! As in `lock/`, in the same world (`simulated/`): processes of ours want to read or to write,
 //! Redisson's clients do, too, with all faults that can occur. After every script the keys are held
-//! against the rules (`model/rules.rs`): one writes or some read, no reader passes a writer in
+//! against the rules (`simulated/rules.rs`): one writes or some read, no reader passes a writer in
 //! front, readers in front are let in together, no waiter waits without a reason, nothing is left
-//! behind. `read_write_model/mutants.rs` breaks the scripts one rule at a time, and the model has
+//! behind. `mutants.rs` breaks the scripts one rule at a time, and the model has
 //! to notice (one by lot; all with `REDLATCH_LONG=1`), or one of the scenes that no history comes
-//! to (`read_write_model/scenarios.rs`).
+//! to (`scenarios.rs`).
 //!
 //! A failure prints its seed. `REDLATCH_SEED=17` looks at that history only, and prints every step
 //! of it; `REDLATCH_LOCK_SEEDS=5000` looks at more histories than usual.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-mod model;
-
-#[path = "read_write_model/kind.rs"]
 mod kind;
-#[path = "read_write_model/mutants.rs"]
 mod mutants;
-#[path = "read_write_model/scenarios.rs"]
 mod scenarios;
 
-use common::server;
-use kind::ReadWriteLock;
-use model::client::{MS, SECOND};
-use model::histories::Histories;
-use model::mutant::find_out_all;
-use model::plan::Plan;
-use model::scripts::{Script, Scripts};
-use model::simulation::Simulation;
-use model::store::Store;
+use crate::common::server;
+use crate::simulated::client::{MS, SECOND};
+use crate::simulated::histories::Histories;
+use crate::simulated::mutant::find_out_all;
+use crate::simulated::plan::Plan;
+use crate::simulated::scripts::{Script, Scripts};
+use crate::simulated::simulation::Simulation;
+use crate::simulated::store::Store;
+pub(crate) use kind::ReadWriteLock;
 use mutants::MUTANTS;
 
 const HISTORIES: Histories = Histories { kind: &ReadWriteLock, plan, usual: 49, seen: SEEN };
