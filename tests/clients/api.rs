@@ -1,0 +1,49 @@
+//! The demands of the signatures on callers.
+
+use std::fs;
+use std::path::Path;
+
+/// The compiler says so only where the call itself is a statement; but there it says why.
+#[test]
+fn a_verb_that_says_whether_it_got_came_or_opened_wants_to_be_heard_and_says_why() {
+    // They act, and a caller may not care for the earlier state; or they only ask.
+    const OTHERS: [&str; 6] =
+        ["force_unlock", "delete", "notify_one", "is_locked", "is_broken", "remaining_lease"];
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut heard = 0;
+    for file in [
+        "lock.rs",
+        "lock/verbs.rs",
+        "lock/multi.rs",
+        "semaphore/verbs.rs",
+        "semaphore/counting.rs",
+        "semaphore/expirable.rs",
+        "latch.rs",
+        "lock/condition.rs",
+        "barrier.rs",
+        "election.rs",
+    ] {
+        let text = fs::read_to_string(source.join(file)).unwrap();
+        let lines: Vec<_> = text.lines().map(str::trim).collect();
+        for (at, line) in lines.iter().enumerate() {
+            let begun = line.strip_prefix("pub fn ");
+            let begun = begun.or_else(|| line.strip_prefix("fn ").filter(|_| file == "lock.rs"));
+            let Some((name, _)) = begun.and_then(|rest| rest.split_once(['(', '<'])) else {
+                continue;
+            };
+            let ends = |line: &&str| line.ends_with('{') || line.ends_with(';');
+            let end = at + lines[at..].iter().position(ends).unwrap();
+            let signature = lines[at..=end].join(" ");
+            // (A closure among the parameters has an arrow, too.)
+            let returned = signature.rsplit("-> ").next().unwrap();
+            let says =
+                returned.starts_with("Result<bool,") || returned.starts_with("Result<Option<");
+            if !says || OTHERS.contains(&name) {
+                continue;
+            }
+            assert!(lines[at - 1].starts_with("#[must_use = \"`"), "{file}: {name}");
+            heard += 1;
+        }
+    }
+    assert!(heard > 28, "{heard}");
+}

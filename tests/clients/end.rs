@@ -1,0 +1,616 @@
+//! How a client ends: its threads end, no hold of it stays, and no thread is left waiting.
+//!
+//! Threads are counted, so each test has a process of its own.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::common::*;
+use redis::Commands as _;
+use redlatch::{Client, ErrorKind, HoldState, LostReason, OwnedLockGuard};
+use redlatch_testkit::{Action, Direction, Job, Proxy, Worker};
+
+fn own_threads() -> Vec<String> {
+    thread_names().into_iter().filter(|name| name.starts_with("redlatch-")).collect()
+}
+
+fn wait_no_threads() {
+    wait_until("the background threads have ended", SOON, || own_threads().is_empty());
+}
+
+/// Where this executable's workers begin.
+#[test]
+fn worker() {
+    let Some(job) = Job::from_env() else { return };
+    let client = Client::connect(job.arg(0)).unwrap();
+    match job.role() {
+        // Drops all it has and ends at once.
+        "dropper" => {
+            for at in 0..200 {
+                let lock = client.reentrant_lock(&format!("{}:{at}", job.arg(1)));
+                let guard = lock.lock().unwrap();
+                match at % 3 {
+                    0 => drop(guard),
+                    1 => guard.forget(),
+                    // Dropped with the client still in use, later.
+                    _ => drop((lock, guard)),
+                }
+            }
+            drop(client);
+            job.say("dropped");
+            job.done();
+        }
+        role => panic!("no role {role}"),
+    }
+}
+
+#[test]
+fn the_last_handles_end_takes_the_threads_along() {
+    if !has_own_process() {
+        return;
+    }
+    let _bounded = bounded();
+    let server = server();
+    wait_no_threads();
+    // A thread that waited for a reply would wait for very long.
+    let builder = Client::builder(&server.url()).watchdog_timeout(LONG);
+    let client = builder.response_timeout(LONG).connect().unwrap();
+    // A thread gives itself its name.
+    wait_until("the threads run", SOON, || own_threads().len() >= 3 || !cfg!(target_os = "linux"));
+    let lock = client.reentrant_lock("last");
+    // The client has subscribed, too.
+    hold_as_redisson(&mut server.connection(), "last", UNIT);
+    let guard = lock.lock_owned().unwrap();
+    let clone = client.clone();
+    drop(client);
+    drop(lock);
+    assert!(guard.is_held());
+    drop(clone);
+    assert!(!own_threads().is_empty() || !cfg!(target_os = "linux"), "the guard is left");
+    // The guard is the last.
+    elsewhere(move || drop(guard));
+    wait_no_threads();
+    assert_eq!(holder(&mut server.connection(), "last"), None);
+}
+
+#[test]
+fn many_clients_come_and_go_and_leave_no_thread_and_no_connection() {
+    if !has_own_process() {
+        return;
+    }
+    let _bounded = bounded();
+    let server = server();
+    let mut redis = server.connection();
+    let mut connections = || {
+        let info: String = redis::cmd("INFO").arg("clients").query(&mut redis).unwrap();
+        let line = info.lines().find_map(|line| line.strip_prefix("connected_clients:"));
+        line.unwrap().trim().parse::<u64>().unwrap()
+    };
+    let before = connections();
+    for round in 0..30 {
+        let client = client(&server);
+        let lock = client.reentrant_lock("come and go");
+        match round % 4 {
+            0 => {}
+            1 => drop(lock.lock().unwrap()),
+            2 => lock.lock().unwrap().unlock().unwrap(),
+            _ => lock.lock().unwrap().forget(),
+        }
+    }
+    wait_no_threads();
+    assert_eq!(holder(&mut server.connection(), "come and go"), None);
+    wait_until("the connections are closed", SOON, || connections() == before);
+}
+
+#[test]
+fn a_client_that_is_dropped_leaves_nothing_held() {
+    if !has_own_process() {
+        return;
+    }
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let names: Vec<_> = (0..50).map(|at| format!("held:{at}")).collect();
+    let guards: Vec<_> =
+        names.iter().map(|name| client.reentrant_lock(name).lock().unwrap()).collect();
+    for (at, guard) in guards.into_iter().enumerate() {
+        if at % 2 == 0 { guard.forget() } else { drop(guard) }
+    }
+    // A drop's work is done when it returns: nothing is looked at later.
+    drop(client);
+    let mut redis = server.connection();
+    let left: Vec<String> = redis::cmd("KEYS").arg("*").query(&mut redis).unwrap();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+#[test]
+fn a_process_that_drops_its_client_and_ends_leaves_nothing_held() {
+    if !has_own_process() {
+        return;
+    }
+    let _bounded = bounded();
+    let server = server();
+    let mut workers: Vec<_> = ["a", "b"]
+        .map(|name| Worker::spawn_test("end::worker", "dropper", &[&server.url(), name]))
+        .into_iter()
+        .collect();
+    for worker in &mut workers {
+        worker.expect_line("dropped", SOON);
+        assert!(worker.wait_exit(SOON).success());
+    }
+    let left: Vec<String> = redis::cmd("KEYS").arg("*").query(&mut server.connection()).unwrap();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+#[test]
+fn the_end_of_a_client_waits_for_releases_without_an_answer() {
+    if !has_own_process() {
+        return;
+    }
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let client = Client::builder(&proxy.url()).watchdog_timeout(LONG).connect().unwrap();
+    let guards: Vec<_> =
+        (0..5).map(|at| client.reentrant_lock(&format!("far:{at}")).lock().unwrap()).collect();
+    proxy.set_delay(UNIT);
+    drop(guards);
+    drop(client);
+    // The release has arrived, though it took a while.
+    let left: Vec<String> = redis::cmd("KEYS").arg("*").query(&mut server.connection()).unwrap();
+    assert!(left.is_empty(), "{left:?}");
+    wait_no_threads();
+}
+
+#[test]
+fn a_release_that_is_lost_right_before_the_end_is_sent_again_before_it() {
+    if !has_own_process() {
+        return;
+    }
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    for round in 0..10 {
+        let client = Client::builder(&proxy.url()).watchdog_timeout(LONG).connect().unwrap();
+        let lock = client.reentrant_lock("lost");
+        lock.lock().unwrap().unlock().unwrap();
+        let guard = lock.lock().unwrap();
+        proxy.on(Direction::Request, 1, Action::LoseRequest, |bytes| {
+            contains(bytes, &channel("lost"))
+        });
+        if round % 2 == 0 {
+            drop(guard);
+        } else {
+            guard.forget();
+        }
+        drop((lock, client));
+        assert_eq!(proxy.fired(), round + 1);
+        assert_eq!(holder(&mut server.connection(), "lost"), None, "round {round}");
+        wait_no_threads();
+    }
+}
+
+#[test]
+fn the_end_waits_for_no_message_of_others() {
+    if !has_own_process() {
+        return;
+    }
+    let _bounded = bounded();
+    let server = server();
+    let client = Client::builder(&server.url()).response_timeout(LONG).connect().unwrap();
+    // The client listens to two channels, and no message ever comes.
+    for name in ["silent", "silent too"] {
+        hold_as_redisson(&mut server.connection(), name, LONG);
+        assert!(answered(|| client.reentrant_lock(name).try_lock_for(UNIT)).is_none());
+    }
+    elsewhere(move || drop(client));
+    wait_no_threads();
+}
+
+#[test]
+fn the_last_handle_may_be_dropped_by_an_on_lost_callback() {
+    if !has_own_process() {
+        return;
+    }
+    let _bounded = bounded();
+    let server = server();
+    let lease = UNIT * 3;
+    for round in 0..4 {
+        // The drop must not wait for the thread that it runs on, which would take this long.
+        let client = Client::builder(&server.url())
+            .watchdog_timeout(lease)
+            .response_timeout(LONG)
+            .connect()
+            .unwrap();
+        let lock = client.reentrant_lock("callback");
+        let fixed = lock.with_lease(lease);
+        let guard = if round % 2 == 0 { fixed.lock().unwrap() } else { lock.lock().unwrap() };
+        let other = client.reentrant_lock("other");
+        other.lock().unwrap().forget();
+        let called = Arc::new(AtomicBool::new(false));
+        let told = Arc::clone(&called);
+        let last = (client, lock, fixed, other);
+        guard.on_lost(move |_| {
+            drop(last);
+            told.store(true, Ordering::SeqCst);
+        });
+        if round % 2 == 1 {
+            hold_as_redisson(&mut server.connection(), "callback", LONG);
+            let () = redis::cmd("DEL").arg("callback").query(&mut server.connection()).unwrap();
+        }
+        // The guard's own handle goes first, or last.
+        if round < 2 {
+            wait_until("it is lost", SOON, || !guard.is_held());
+            drop(guard);
+        } else {
+            guard.forget();
+        }
+        wait_until("the callback has run", SOON, || called.load(Ordering::SeqCst));
+        wait_no_threads();
+        assert_eq!(holder(&mut server.connection(), "other"), None);
+    }
+}
+
+#[test]
+fn a_callback_that_was_never_called_may_own_the_last_handle() {
+    if !has_own_process() {
+        return;
+    }
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let guard = client.reentrant_lock("unheard").lock().unwrap();
+    guard.on_lost(move |_| drop(client));
+    // The callback would keep the client alive, which keeps it: the release breaks the ring.
+    guard.unlock().unwrap();
+    wait_no_threads();
+}
+
+#[test]
+fn shutdown_ends_waits_and_holds_and_all_later_calls() {
+    if !has_own_process() {
+        return;
+    }
+    let _bounded = bounded();
+    let server = server();
+    at_once(|| {
+        let client = client(&server);
+        let held = client.reentrant_lock("held").lock().unwrap();
+        let reasons = Arc::new(Mutex::new(Vec::new()));
+        let told = Arc::clone(&reasons);
+        held.on_lost(move |reason| told.lock().unwrap().push(reason));
+        hold_as_redisson(&mut server.connection(), "foreign", LONG);
+        let waiters: Vec<_> = ["held", "held", "foreign", "foreign"]
+            .into_iter()
+            .map(|name| {
+                let lock = client.reentrant_lock(name);
+                let waiter = spawn(move || lock.lock().map(drop).unwrap_err());
+                waiter.wait_asleep();
+                waiter
+            })
+            .collect();
+        client.shutdown();
+        for waiter in waiters {
+            let error = waiter.join();
+            assert_eq!(error.kind(), ErrorKind::ShutDown, "{error}");
+        }
+        assert_eq!(holder(&mut server.connection(), "held"), None);
+        assert!(!held.is_held());
+        assert_eq!(held.state(), HoldState::Lost(LostReason::ShutDown));
+        wait_until("on_lost is called", SOON, || !reasons.lock().unwrap().is_empty());
+        assert_eq!(*reasons.lock().unwrap(), [LostReason::ShutDown]);
+        wait_no_threads();
+
+        let lock = client.reentrant_lock("later");
+        for error in [
+            lock.lock().map(drop).unwrap_err(),
+            lock.try_lock().map(drop).unwrap_err(),
+            lock.try_lock_for(SOON).map(drop).unwrap_err(),
+            lock.is_locked().map(drop).unwrap_err(),
+            lock.force_unlock().map(drop).unwrap_err(),
+            lock.remaining_lease().map(drop).unwrap_err(),
+        ] {
+            assert_eq!(error.kind(), ErrorKind::ShutDown, "{error}");
+            assert!(error.to_string().contains("\"later\""), "{error}");
+        }
+        assert!(held.unlock().is_err());
+        // Twice is no harm, nor is the drop.
+        client.shutdown();
+        drop((client, lock));
+        assert_eq!(holder(&mut server.connection(), "foreign").unwrap().0, FOREIGN);
+    });
+}
+
+#[test]
+fn a_shutdown_in_the_middle_of_contention_leaves_no_hold_and_no_waiter() {
+    if !has_own_process() {
+        return;
+    }
+    let _bounded = bounded();
+    let server = server();
+    let mut random = Random::new();
+    for round in 0..15 {
+        let (client, other) = (client(&server), client(&server));
+        let threads: Vec<_> = (0..4)
+            .map(|at| {
+                let lock = client.reentrant_lock(["one", "two"][at % 2]);
+                spawn(move || {
+                    loop {
+                        match lock.lock() {
+                            Ok(guard) if at < 2 => drop(guard),
+                            // The shutdown may have lost it.
+                            Ok(guard) => drop(guard.unlock()),
+                            Err(error) => break error,
+                        }
+                    }
+                })
+            })
+            .collect();
+        thread::sleep(Duration::from_micros(500 + random.below(3_000)));
+        client.shutdown();
+        for thread in threads {
+            let error = thread.join();
+            assert_eq!(error.kind(), ErrorKind::ShutDown, "{error}");
+        }
+        for name in ["one", "two"] {
+            let guard = other.reentrant_lock(name).try_lock_for(SOON).unwrap();
+            let holder = holder(&mut server.connection(), name);
+            guard
+                .unwrap_or_else(|| panic!("round {round}, {name:?} is held by {holder:?}"))
+                .unlock()
+                .unwrap();
+        }
+        drop((client, other));
+        wait_no_threads();
+    }
+}
+
+#[test]
+fn a_guard_that_outlives_the_shutdown_is_lost_and_harmless() {
+    if !has_own_process() {
+        return;
+    }
+    let _bounded = bounded();
+    let server = server();
+    let (client, other) = (client(&server), client(&server));
+    let (kept, dropped) =
+        (client.reentrant_lock("a").lock().unwrap(), client.reentrant_lock("b").lock().unwrap());
+    client.shutdown();
+    let theirs =
+        (other.reentrant_lock("a").lock().unwrap(), other.reentrant_lock("b").lock().unwrap());
+    drop(dropped);
+    assert_eq!(kept.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
+    for name in ["a", "b"] {
+        assert!(holder(&mut server.connection(), name).is_some(), "{name} was released");
+    }
+    theirs.0.unlock().unwrap();
+    theirs.1.unlock().unwrap();
+}
+
+#[test]
+fn the_end_of_a_client_of_a_frozen_or_absent_server_takes_a_bounded_time() {
+    if !has_own_process() {
+        return;
+    }
+    let _bounded = bounded();
+    let server = server();
+    let mut names = 0;
+    for (connections, gone) in [(1, false), (CROWD, false), (CROWD, true)] {
+        let client = impatient(&server.url()).connections(connections).connect().unwrap();
+        // Some holds on each connection.
+        let guards: Vec<_> = (0..CROWD * 4)
+            .map(|_| {
+                names += 1;
+                client.reentrant_lock(&format!("end:{names}")).lock().unwrap()
+            })
+            .collect();
+        // The client has subscribed, too.
+        let mut redis = server.connection();
+        hold_as_redisson(&mut redis, "foreign", LONG);
+        assert!(answered(|| client.reentrant_lock("foreign").try_lock_for(UNIT / 2)).is_none());
+        if gone {
+            server.kill();
+        } else {
+            server.pause();
+        }
+        drop(guards);
+        let begun = Instant::now();
+        drop(client);
+        let took = begun.elapsed();
+        if gone {
+            server.restart_empty();
+        } else {
+            server.resume();
+        }
+        // "Up to response_timeout", and not for each connection.
+        assert!(took < SOON, "{connections} connections, gone: {gone}: {took:?}");
+        wait_no_threads();
+    }
+}
+
+#[test]
+fn a_client_that_could_not_connect_leaves_no_thread() {
+    if !has_own_process() {
+        return;
+    }
+    let _bounded = bounded();
+    wait_no_threads();
+    let server = server();
+    let url = server.url();
+    server.kill();
+    assert!(Client::connect(&url).is_err());
+    assert_eq!(own_threads(), [""; 0]);
+}
+
+/// Before the client has noticed: the first written command goes nowhere.
+#[test]
+fn the_end_right_after_the_connections_broke_takes_no_longer_than_any_other() {
+    if !has_own_process() {
+        return;
+    }
+    let _bounded = bounded();
+    let server = server();
+    let mut redis = server.connection();
+    for kind in ["normal", "pubsub", "all"] {
+        let builder = Client::builder(&server.url()).watchdog_timeout(LONG);
+        let client = builder.response_timeout(LONG).connect().unwrap();
+        hold_as_redisson(&mut redis, "foreign", LONG);
+        assert!(answered(|| client.reentrant_lock("foreign").try_lock_for(UNIT / 2)).is_none());
+        let guard = client.reentrant_lock("held").lock().unwrap();
+        let kinds = if kind == "all" { vec!["pubsub", "normal"] } else { vec![kind] };
+        for kind in kinds {
+            let mut kill = redis::cmd("CLIENT");
+            let _: u64 = kill.arg("KILL").arg("TYPE").arg(kind).query(&mut redis).unwrap();
+        }
+        elsewhere(move || client.shutdown());
+        wait_no_threads();
+        assert_eq!(holder(&mut redis, "held"), None, "{kind}");
+        drop(guard);
+    }
+}
+
+#[test]
+fn no_thread_outlives_a_client_of_a_server_that_stays_frozen() {
+    if !has_own_process() {
+        return;
+    }
+    let _bounded = bounded();
+    let server = server();
+    let client = impatient(&server.url()).connect().unwrap();
+    // The client listens, and no message ever comes.
+    hold_as_redisson(&mut server.connection(), "foreign", LONG);
+    assert!(answered(|| client.reentrant_lock("foreign").try_lock_for(UNIT / 2)).is_none());
+    let guard = client.reentrant_lock("held").lock().unwrap();
+    server.pause();
+    drop(guard);
+    drop(client);
+    // A thread that waits for an answer for ever would not end.
+    wait_no_threads();
+    server.resume();
+}
+
+/// More than one round of paying them back.
+#[test]
+fn permits_dropped_before_a_frozen_server_come_back_though_the_client_ends() {
+    if !has_own_process() {
+        return;
+    }
+    let _bounded = bounded();
+    let server = server();
+    let client = Client::builder(&server.url()).connections(1).connect().unwrap();
+    let semaphore = client.semaphore("owed");
+    assert!(semaphore.try_set_permits(700).unwrap());
+    let mut all = semaphore.acquire_many(700).unwrap();
+    let permits: Vec<_> = (0..699).map(|_| all.split(1).unwrap()).collect();
+    server.pause();
+    drop((permits, all));
+    thread::sleep(UNIT);
+    let ending = spawn(move || client.shutdown());
+    ending.wait_asleep();
+    server.resume();
+    ending.join();
+    drop(semaphore);
+    let mut redis = server.connection();
+    wait_until("all permits are back", SOON, || redis.get::<_, i64>("owed").unwrap() == 700);
+}
+
+#[test]
+fn a_second_shutdown_returns_when_the_first_has_ended() {
+    if !has_own_process() {
+        return;
+    }
+    let _bounded = bounded();
+    let server = server();
+    let client = impatient(&server.url()).response_timeout(SOON).connect().unwrap();
+    let _held = client.reentrant_lock("held").lock_owned().unwrap();
+    server.pause();
+    let endings = [client.clone(), client].map(|client| {
+        let ending = spawn(move || client.shutdown());
+        ending.wait_asleep();
+        ending
+    });
+    assert!(endings.iter().all(|ending| !ending.is_finished()));
+    server.resume();
+    endings.into_iter().for_each(Running::join);
+    wait_no_threads();
+}
+
+/// More than may be unanswered on one connection.
+fn hold_many(client: &Client) -> Vec<OwnedLockGuard> {
+    (0..6_000).map(|at| client.reentrant_lock(&at.to_string()).lock_owned().unwrap()).collect()
+}
+
+#[test]
+fn dropping_many_guards_waits_for_no_server() {
+    if !has_own_process() {
+        return;
+    }
+    let _bounded = bounded();
+    let server = server();
+    let client = impatient(&server.url()).response_timeout(SOON).connections(1).connect().unwrap();
+    let guards = hold_many(&client);
+    server.pause();
+    let begun = Instant::now();
+    drop(guards);
+    let took = begun.elapsed();
+    server.resume();
+    assert!(took < SOON / 2, "{took:?}");
+    // No release is lost.
+    let mut redis = server.connection();
+    wait_until("all are free", SOON, || redis::cmd("DBSIZE").query(&mut redis).unwrap_or(1) == 0);
+}
+
+#[test]
+fn many_releases_are_carried_out_before_the_requests_behind_them() {
+    if !has_own_process() {
+        return;
+    }
+    let _bounded = bounded();
+    let server = server();
+    let patient = Client::builder(&server.url()).watchdog_timeout(LONG);
+    let client = patient.connections(1).connect().unwrap();
+    let mut redis = server.connection();
+    let mut opened = || -> u64 {
+        let info: String = redis::cmd("INFO").arg("stats").query(&mut redis).unwrap();
+        let opened = info.lines().find_map(|line| line.strip_prefix("total_connections_received:"));
+        opened.unwrap().parse().unwrap()
+    };
+    let mut rounds = 0;
+    while rounds < 3 {
+        let guards = hold_many(&client);
+        let before = opened();
+        drop(guards);
+        let taken = [5_999, 3_000, 0].map(|at| {
+            let lock = client.reentrant_lock(&at.to_string());
+            lock.try_lock().unwrap().is_some()
+        });
+        // If nothing comes for a moment, as on a busy machine, the connection is given up, and
+        // unanswered commands go again in the background: then there is no order.
+        if opened() == before {
+            assert_eq!(taken, [true; 3]);
+            rounds += 1;
+        }
+    }
+}
+
+#[test]
+fn the_end_of_a_client_that_holds_much_on_a_frozen_server_takes_a_bounded_time() {
+    if !has_own_process() {
+        return;
+    }
+    let _bounded = bounded();
+    let server = server();
+    let client = impatient(&server.url()).connections(4).connect().unwrap();
+    let guards = hold_many(&client);
+    server.pause();
+    let begun = Instant::now();
+    client.shutdown();
+    let took = begun.elapsed();
+    drop(guards);
+    drop(client);
+    server.resume();
+    assert!(took < SOON / 2, "{took:?}");
+    wait_no_threads();
+}

@@ -1,0 +1,445 @@
+//! A limit is a limit: the effect of a wait's end, its deadline or its cancel token on a call whose
+//! request the server has not answered.
+
+use std::sync::{Arc, Barrier};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::common::*;
+use redis::Commands as _;
+use redlatch::{CancelToken, Client, Error, ErrorKind, MultiLock, Wait};
+use redlatch_testkit::{Action, Cluster, Proxy, Sentinels, Server};
+
+/// How long the calls may wait here, and how late they may be then.
+const WAIT: Duration = UNIT;
+const LATE: Duration = Duration::from_millis(20);
+/// How long a call awaits a reply that is under way, though its time is over.
+const LEAST: Duration = Duration::from_millis(50);
+
+/// A call that waits. Returns whether it got its lock or permit, once or not at all.
+type Call = Box<dyn Fn(Wait<'_>) -> Result<bool, Error>>;
+
+fn calls(client: &Client) -> Vec<(&'static str, Call)> {
+    let plain = client.reentrant_lock("plain");
+    let owned = client.reentrant_lock("owned");
+    let fair = client.fair_lock("fair");
+    let fenced = client.fenced_lock("fenced");
+    let (read, write) = (client.read_write_lock("read"), client.read_write_lock("write"));
+    let parts = ["one", "other"].map(|name| client.reentrant_lock(name));
+    let several = MultiLock::new(&[&parts[0], &parts[1]]).unwrap();
+    let pool = client.semaphore("pool");
+    pool.set_permits(5).unwrap();
+    let leased = client.expirable_semaphore("leased");
+    leased.set_permits(5).unwrap();
+    let latch = client.count_down_latch("latch");
+    assert!(latch.try_set_count(1).unwrap());
+    vec![
+        ("plain", Box::new(move |wait| Ok(plain.lock_within(wait)?.is_some()))),
+        ("owned", Box::new(move |wait| Ok(owned.lock_owned_within(wait)?.is_some()))),
+        ("fair", Box::new(move |wait| Ok(fair.lock_within(wait)?.is_some()))),
+        ("fenced", Box::new(move |wait| Ok(fenced.lock_within(wait)?.is_some()))),
+        ("read", Box::new(move |wait| Ok(read.read().lock_within(wait)?.is_some()))),
+        ("write", Box::new(move |wait| Ok(write.write().lock_within(wait)?.is_some()))),
+        ("one", Box::new(move |wait| Ok(several.lock_within(wait)?.is_some()))),
+        ("pool", Box::new(move |wait| Ok(pool.acquire_within(wait)?.is_some()))),
+        ("leased", Box::new(move |wait| Ok(leased.acquire_within(wait)?.is_some()))),
+        ("latch", Box::new(move |wait| latch.wait_within(wait))),
+    ]
+}
+
+/// Whether all are free again that any of those calls may have taken.
+fn is_all_free(server: &Server) -> bool {
+    let mut redis = server.connection();
+    let names = ["plain", "owned", "fair", "fenced", "read", "write", "one", "other"];
+    let (pool, leased): (i64, i64) = (redis.get("pool").unwrap(), redis.get("leased").unwrap());
+    let free = redis.exists::<_, i64>(&names[..]).unwrap() == 0;
+    let queues: Vec<String> = redis.keys("redlatch_*queue:*").unwrap();
+    free && queues.is_empty() && (pool, leased) == (5, 5)
+}
+
+/// A client whose server takes long to answer, and its connections to that are open.
+fn patient(url: &str) -> Client {
+    let builder = Client::builder(url).watchdog_timeout(LONG).connections(1);
+    builder.response_timeout(SOON).connect_timeout(SOON).connect().unwrap()
+}
+
+/// Stops a server, and calls until the client notices its silence: before that, a call that was not
+/// answered in time ends with "not now".
+fn hang(server: &Server, call: impl Fn(Wait<'_>) -> Result<bool, Error>) {
+    server.pause();
+    let noticed = || call(Wait::at_most(Duration::from_millis(1))).is_err();
+    wait_until("the silence is noticed", SOON, noticed);
+}
+
+/// A machine that is busy for a moment is no outage, and a lock that it cannot ask for in time is as
+/// good as taken.
+#[test]
+fn a_call_without_an_answer_ends_with_none_until_the_server_was_silent_for_a_second() {
+    let _bounded = bounded();
+    let server = server();
+    let client = patient(&server.url());
+    for (name, call) in calls(&client) {
+        // A test that stands still for so long says nothing.
+        let silent_for = |least: Duration| {
+            server.resume();
+            let asked_at = Instant::now();
+            answered(|| call(Wait::at_most(UNIT * 2)));
+            server.pause();
+            thread::sleep(least);
+            (call(Wait::at_most(Duration::from_millis(1))), asked_at.elapsed())
+        };
+        let soon = || Some(silent_for(Duration::ZERO)).filter(|(_, took)| *took < UNIT * 9);
+        let (outcome, _) = (0..20).find_map(|_| soon()).expect("too slow a machine");
+        assert!(matches!(outcome, Ok(false)), "{name}: {outcome:?}");
+        let error = silent_for(UNIT * 12).0.unwrap_err();
+        assert!(error.is_transient(), "{name}: {error}");
+        server.resume();
+    }
+    wait_until("all is given back", SOON, || is_all_free(&server));
+}
+
+#[test]
+fn a_limit_ends_every_call_to_a_server_that_hangs_and_leaves_nothing_behind() {
+    let _bounded = bounded();
+    let server = server();
+    let client = patient(&server.url());
+    for (name, call) in calls(&client) {
+        // The scripts are known.
+        assert_eq!(call(Wait::at_most(SOON / 100)).unwrap(), name != "latch", "{name}");
+        hang(&server, &call);
+        for ends in ["after a time", "at a deadline", "at one that has passed"] {
+            let has_passed = ends == "at one that has passed";
+            once_within(if has_passed { LATE + LEAST } else { LATE }, || {
+                let until = if has_passed { Instant::now() } else { Instant::now() + WAIT };
+                let wait = if ends == "after a time" {
+                    Wait::at_most(until - Instant::now())
+                } else {
+                    Wait::until(until)
+                };
+                let error = call(wait).unwrap_err();
+                let late = until.elapsed();
+                assert_eq!(error.kind(), ErrorKind::Redis, "{name} {ends}: {error}");
+                assert!(error.is_transient(), "{name} {ends}: {error}");
+                late
+            });
+        }
+        server.resume();
+    }
+    wait_until("all is given back", SOON, || is_all_free(&server));
+}
+
+#[test]
+fn a_cancel_token_ends_every_call_to_a_server_that_hangs_and_leaves_nothing_behind() {
+    let _bounded = bounded();
+    let server = server();
+    let client = patient(&server.url());
+    for (name, call) in calls(&client) {
+        assert_eq!(call(Wait::at_most(SOON / 100)).unwrap(), name != "latch", "{name}");
+        server.pause();
+        once_within(LATE, || {
+            let token = CancelToken::new();
+            let cancels = {
+                let token = token.clone();
+                thread::spawn(move || {
+                    thread::sleep(WAIT);
+                    let at = Instant::now();
+                    token.cancel();
+                    at
+                })
+            };
+            let error = call(Wait::FOREVER.cancelled_by(&token)).unwrap_err();
+            let ended = Instant::now();
+            assert_eq!(error.kind(), ErrorKind::Cancelled, "{name}: {error}");
+            ended.saturating_duration_since(cancels.join().unwrap())
+        });
+        server.resume();
+    }
+    wait_until("all is given back", SOON, || is_all_free(&server));
+}
+
+/// A server that stands still, and whose socket is full. Over a unix socket that is soon.
+#[test]
+fn neither_a_drop_nor_a_call_that_gives_up_waits_for_room_in_a_connection() {
+    const NAMES: usize = 100;
+    let _bounded = bounded();
+    let server = server();
+    // A write that waits does so for longer than the test.
+    let builder = Client::builder(&server.unix_url()).watchdog_timeout(LONG * 10);
+    let client = builder.response_timeout(LONG).connections(1).connect().unwrap();
+    let long = "x".repeat(4_000);
+    let locks: Vec<_> =
+        (0..2 * NAMES).map(|at| client.reentrant_lock(&format!("{at}{long}"))).collect();
+    let (dropped, given_up) = locks.split_at(NAMES);
+    drop(given_up[0].lock().unwrap());
+    let guards: Vec<_> = dropped.iter().map(|lock| lock.lock().unwrap()).collect();
+    server.pause();
+    let calls: Vec<_> = given_up
+        .iter()
+        .map(|lock| {
+            let lock = lock.clone();
+            spawn(move || lock.try_lock_for(WAIT).is_ok_and(|guard| guard.is_some()))
+        })
+        .collect();
+    for call in calls {
+        assert!(!call.join(), "it got no answer");
+    }
+    drop(guards);
+    server.resume();
+    let mut redis = server.connection();
+    wait_until("all is given back", SOON, || {
+        redis.keys::<_, Vec<String>>("*x").unwrap().is_empty()
+    });
+}
+
+/// The first one asks at once, and again seconds later. The others come to lead at their end.
+#[test]
+fn calls_that_end_together_behind_an_answered_one_all_end_with_none() {
+    const CALLS: usize = 30;
+    let _bounded = bounded();
+    let server = server();
+    let (client, other) = (patient(&server.url()), client(&server));
+    other.semaphore("none").set_permits(1).unwrap();
+    let held = other.semaphore("none").acquire().unwrap();
+    let pool = client.semaphore("none");
+    for _ in 0..3 {
+        // The connection is silent for a second by then.
+        let until = Instant::now() + UNIT * 15;
+        let calls: Vec<_> = (0..CALLS)
+            .map(|_| {
+                let pool = pool.clone();
+                spawn(move || pool.acquire_within(until).map(|it| it.is_some()))
+            })
+            .collect();
+        for call in calls {
+            let outcome = call.join();
+            assert!(matches!(outcome, Ok(false)), "{outcome:?}");
+        }
+    }
+    drop(held);
+}
+
+/// With one connection: the leaving call writes and reads for all calls that come meanwhile.
+#[test]
+fn a_call_that_leaves_while_it_reads_for_others_hands_the_reading_on() {
+    let _bounded = bounded();
+    let server = server();
+    let client = patient(&server.url());
+    client.reentrant_lock("warm").lock().unwrap().unlock().unwrap();
+    for round in 0..10 {
+        server.pause();
+        let reader = {
+            let lock = client.reentrant_lock("the reader's");
+            spawn(move || lock.try_lock_for(WAIT).is_ok_and(|it| it.is_some()))
+        };
+        reader.wait_asleep();
+        let others: Vec<_> = (0..6)
+            .map(|at| {
+                let lock = client.reentrant_lock(&format!("others:{round}:{at}"));
+                spawn(move || {
+                    // Calls that leave, too, stand between those that stay.
+                    if at % 2 == 0 {
+                        let _answered_or_not = lock.try_lock_for(WAIT * at);
+                    }
+                    lock.lock_owned().unwrap()
+                })
+            })
+            .collect();
+        assert!(!reader.join(), "it got no answer");
+        thread::sleep(WAIT * (round % 5));
+        server.resume();
+        for (at, other) in others.into_iter().enumerate() {
+            let guard = other.join();
+            assert!(holder(&mut server.connection(), &format!("others:{round}:{at}")).is_some());
+            drop(guard);
+        }
+        wait_free(&server, "the reader's", SOON);
+    }
+}
+
+#[test]
+fn a_call_that_was_answered_once_ends_with_none_and_not_with_an_error() {
+    let _bounded = bounded();
+    let server = server();
+    let client = patient(&server.url());
+    hold_as_redisson(&mut server.connection(), "held", LONG);
+    let lock = client.reentrant_lock("held");
+    let waiter = spawn(move || lock.try_lock_for(BEFORE_A_QUESTION * 5).map(|it| it.is_some()));
+    wait_subscribed(&server, &channel("held"));
+    waiter.wait_queued();
+    // The waiter asks again meanwhile, and gets no answer.
+    server.pause();
+    let got = waiter.join();
+    server.resume();
+    assert!(!got.unwrap());
+}
+
+#[test]
+fn a_limit_ends_a_call_whose_connection_is_to_be_opened() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let client = patient(&proxy.url());
+    let lock = client.reentrant_lock("reopened");
+    lock.lock().unwrap().unlock().unwrap();
+    proxy.freeze();
+    proxy.cut_all();
+    once_within(LATE, || {
+        let until = Instant::now() + WAIT;
+        let error = lock.lock_within(until).map(drop).unwrap_err();
+        let late = until.elapsed();
+        assert!(error.is_transient(), "{error}");
+        late
+    });
+    // Others wait on, and it is opened for them.
+    let other = spawn(move || lock.lock().unwrap().unlock().unwrap());
+    other.wait_asleep();
+    proxy.thaw();
+    other.join();
+    wait_free(&server, "reopened", SOON);
+}
+
+/// The server's word is not hidden by a limit that ends the question for the key's type.
+#[test]
+fn a_refused_type_is_told_though_the_limit_ends_the_question_for_it() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let client = patient(&proxy.url());
+    let lock = client.reentrant_lock("a string");
+    lock.lock().unwrap().unlock().unwrap();
+    let _: () = server.connection().set("a string", 1).unwrap();
+    proxy.on_request("TYPE\r\n", Action::HoldReply);
+    let token = CancelToken::new();
+    let waiter = {
+        let token = token.clone();
+        spawn(move || lock.lock_within(Wait::FOREVER.cancelled_by(&token)).map(drop).unwrap_err())
+    };
+    proxy.wait_fired(1, SOON);
+    token.cancel();
+    let error = waiter.join();
+    assert_eq!(error.kind(), ErrorKind::Redis, "{error}");
+    assert!(format!("{error:#}").contains("WRONGTYPE"), "{error:#}");
+    proxy.release();
+}
+
+/// A call of a lock called `hangs`, to this server.
+fn ends_in_time(client: &Client, server: &Server, hangs: bool) {
+    let lock = client.reentrant_lock("hangs");
+    if hangs {
+        lock.lock().unwrap().unlock().unwrap();
+        hang(server, |wait| Ok(lock.lock_within(wait)?.is_some()));
+    }
+    once_within(LATE, || {
+        let until = Instant::now() + WAIT;
+        let error = lock.lock_within(until).map(drop).unwrap_err();
+        let late = until.elapsed();
+        assert!(error.is_transient(), "{error}");
+        late
+    });
+    if hangs {
+        server.resume();
+    }
+    wait_free(server, "hangs", SOON);
+}
+
+#[test]
+fn a_limit_ends_a_call_to_a_server_of_a_cluster_that_hangs() {
+    let _bounded = bounded();
+    let cluster = Cluster::without_replicas().unwrap();
+    ends_in_time(&patient(&cluster.url()), cluster.home("hangs"), true);
+}
+
+#[test]
+fn a_limit_ends_a_call_to_a_master_of_sentinels_that_hangs() {
+    let _bounded = bounded();
+    let sentinels = Sentinels::builder().down_after(LONG).start().unwrap();
+    ends_in_time(&patient(&sentinels.url()), sentinels.master(), true);
+}
+
+/// The server has answered, and waits for a replica that there is not. The release goes behind.
+#[test]
+fn a_limit_ends_a_call_that_no_replica_acknowledges() {
+    let _bounded = bounded();
+    let server = server();
+    // The server knows the script.
+    drop(client(&server).reentrant_lock("hangs").lock().unwrap());
+    let builder = Client::builder(&server.url()).watchdog_timeout(LONG).response_timeout(LONG);
+    let client = builder.replica_acks(1, WAIT * 10).connections(1).connect().unwrap();
+    ends_in_time(&client, &server, false);
+}
+
+/// A caller with a limit has another thread open its connection.
+#[test]
+fn a_limited_call_without_a_thread_to_connect_on_fails_and_leaves_the_way_free_for_others() {
+    if !has_own_process() {
+        return;
+    }
+    let _bounded = bounded();
+    let server = server();
+    let builder = Client::builder(&server.url()).watchdog_timeout(LONG).connections(1);
+    let client = builder.failover_timeout(Duration::ZERO).connect().unwrap();
+    let names = ["limited", "also limited", "unlimited"];
+    let locks = names.map(|name| client.reentrant_lock(name));
+    for lock in &locks {
+        lock.lock().unwrap().unlock().unwrap();
+    }
+    let starts = Arc::new(Barrier::new(3));
+    let [own, limited, unlimited] = locks;
+    let others = {
+        let (starts, also) = (Arc::clone(&starts), Arc::clone(&starts));
+        let limited = spawn(move || {
+            starts.wait();
+            limited.try_lock_for(LONG).map(drop)
+        });
+        let unlimited = spawn(move || {
+            also.wait();
+            unlimited.lock().map(drop)
+        });
+        (limited, unlimited)
+    };
+    let kill = ["KILL", "TYPE", "normal"];
+    redis::cmd("CLIENT").arg(&kill).exec(&mut server.connection()).unwrap();
+    let error = without_room_for_threads(|| {
+        let error = own.try_lock_for(LONG).map(drop).unwrap_err();
+        starts.wait();
+        let (limited, unlimited) = others;
+        // Over the connection that the unlimited one has opened, if that was quicker.
+        if let Err(error) = limited.join() {
+            assert!(error.is_transient(), "{error:#}");
+        }
+        unlimited.join().unwrap();
+        error
+    });
+    assert_eq!((error.kind(), error.name()), (ErrorKind::Redis, Some("limited")), "{error:#}");
+    assert!(error.is_transient(), "{error:#}");
+    assert!(format!("{error:#}").contains("Resource temporarily unavailable"), "{error:#}");
+    names.iter().for_each(|name| wait_free(&server, name, SOON));
+    assert!(own.try_lock_for(LONG).unwrap().is_some());
+}
+
+/// A cut call leaves a give-up, which the client sends again with back-off although the server has
+/// answered it. If each new connection hurried all of these, a bad network would multiply them.
+#[test]
+fn a_new_connection_does_not_repeat_the_answered_give_ups_of_cut_calls() {
+    const CALLS: u64 = 50;
+    const BREAKS: u64 = 20;
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let client = impatient(&proxy.url()).connect().unwrap();
+    let lock = client.reentrant_lock("l");
+    proxy.set_delay(UNIT / 4);
+    for _ in 0..CALLS {
+        let _cut = lock.try_lock_for(UNIT / 10);
+    }
+    proxy.set_delay(Duration::ZERO);
+    drop(lock.lock().unwrap());
+    let before = Commands::so_far(&server).scripts();
+    for _ in 0..BREAKS {
+        assert!(proxy.cut_all() > 0);
+        wait_until("it is connected again", SOON, || lock.lock().is_ok());
+        thread::sleep(UNIT);
+    }
+    let sent = Commands::so_far(&server).scripts() - before;
+    assert!(sent < CALLS * BREAKS / 2, "{sent} scripts for {CALLS} calls and {BREAKS} breaks");
+}

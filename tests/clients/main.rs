@@ -1,0 +1,17 @@
+//! A client: its connections, its end, its settings, its limits, and what it tells of itself.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod api;
+#[path = "../common/mod.rs"]
+mod common;
+mod connection;
+mod end;
+mod fork;
+mod host_name;
+mod limits;
+mod log;
+mod observer;
+mod status;
+mod tracking;
+mod trouble;

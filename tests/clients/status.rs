@@ -1,0 +1,391 @@
+//! What a client says of a name that others use.
+
+use std::sync::{Mutex, mpsc};
+use std::time::Duration;
+
+use redis::{Commands as _, Connection};
+use redlatch::{Client, Lock, StatusKind};
+use redlatch_testkit::{Action, Cluster, Direction, Proxy, Server};
+
+use crate::common::*;
+
+fn changes(redis: &mut Connection) -> String {
+    let info: String = redis::cmd("INFO").arg("persistence").query(redis).unwrap();
+    info.lines().find(|line| line.starts_with("rdb_changes_since")).unwrap().to_owned()
+}
+
+/// The kind of a name, and the number of its holders, waiters and listeners.
+fn seen(client: &Client, name: &str) -> (StatusKind, [u64; 3]) {
+    let status = client.status(name).unwrap();
+    let counts = [status.holders.len() as u64, status.queue.len() as u64, status.listeners];
+    (status.kind, counts)
+}
+
+#[test]
+fn a_status_names_the_holder_and_the_queue_in_its_order_with_their_processes() {
+    let _bounded = bounded();
+    let server = server();
+    let holder = client(&server);
+    let waiting = [client(&server), client(&server)];
+    let watcher = Client::builder(&server.url()).name("watcher").connect().unwrap();
+    let guard = holder.reentrant_lock("orders").lock().unwrap();
+    let mut threads = Vec::new();
+    for (at, client) in waiting.iter().enumerate() {
+        let lock = client.reentrant_lock("orders");
+        threads.push(spawn(move || lock.lock().map(drop).unwrap()));
+        wait_in_line(&server, "orders", at as u64 + 1);
+    }
+    let asked_again =
+        || watcher.status("orders").unwrap().queue.iter().all(|it| it.waited.is_some());
+    wait_until("both have asked again", SOON, asked_again);
+    let status = watcher.status("orders").unwrap();
+    assert_eq!(status.kind, StatusKind::Lock);
+    let [held] = &status.holders[..] else { panic!("{status:?}") };
+    assert!(held.owner.starts_with(holder.id()) && !held.shared && held.levels == 1, "{held:?}");
+    assert!(held.left.unwrap() > LONG / 2 && held.left.unwrap() <= LONG, "{held:?}");
+    assert_eq!(held.process.as_ref().unwrap().pid(), Some(std::process::id()), "{held:?}");
+    assert!(held.process.as_ref().unwrap().host().is_some(), "{held:?}");
+    assert_eq!(status.queue.len(), 2, "{status:?}");
+    for (client, waiter) in waiting.iter().zip(&status.queue) {
+        assert!(waiter.owner.starts_with(client.id()), "{status:?}");
+        assert!(waiter.waited.unwrap() < SOON * 2, "{waiter:?}");
+        assert_eq!(waiter.process.as_ref().unwrap().pid(), Some(std::process::id()));
+    }
+    guard.unlock().unwrap();
+    threads.into_iter().for_each(Running::join);
+    // A dropped guard's release is sent after the drop has returned.
+    wait_until("the name is free", SOON, || seen(&watcher, "orders") == (StatusKind::Free, [0; 3]));
+}
+
+#[test]
+fn each_kind_is_known_by_its_keys() {
+    let _bounded = bounded();
+    let server = server();
+    let (one, watcher) = (client(&server), client(&server));
+    let mut redis = server.connection();
+
+    let fenced = one.fenced_lock("fenced").lock().unwrap();
+    let status = watcher.status("fenced").unwrap();
+    assert_eq!(status.kind, StatusKind::FencedLock);
+    assert!(status.token.unwrap() >= fenced.token().get(), "{status:?}");
+
+    let fair = one.fair_lock("fair").lock().unwrap();
+    let lock = watcher.fair_lock("fair");
+    let second = spawn(move || lock.lock().map(drop).unwrap());
+    wait_until("it waits", SOON, || seen(&watcher, "fair") == (StatusKind::FairLock, [1, 1, 0]));
+
+    let shelves = one.read_write_lock("shelves");
+    let reading = shelves.read().lock().unwrap();
+    let lock = watcher.read_write_lock("shelves").write().clone();
+    let writer = spawn(move || lock.lock().map(drop).unwrap());
+    wait_until("it waits", SOON, || {
+        seen(&watcher, "shelves") == (StatusKind::ReadWriteLock, [1, 1, 0])
+    });
+    let status = watcher.status("shelves").unwrap();
+    assert!(status.holders[0].shared && !status.queue[0].shared, "{status:?}");
+    assert!(status.holders[0].owner.starts_with(one.id()), "{status:?}");
+
+    let permits = one.expirable_semaphore("permits");
+    assert!(permits.try_set_permits(3).unwrap());
+    assert_eq!(seen(&watcher, "permits"), (StatusKind::Number, [0; 3]));
+    let permit = permits.acquire().unwrap();
+    let status = watcher.status("permits").unwrap();
+    assert_eq!((status.kind, status.value), (StatusKind::ExpirableSemaphore, Some(2)));
+    assert_eq!(status.holders[0].owner, permit.id().to_string());
+    assert!(status.holders[0].left.unwrap() <= LONG, "{status:?}");
+    let process = status.holders[0].process.as_ref().unwrap();
+    assert_eq!(process.pid(), Some(std::process::id()));
+
+    let semaphore = one.semaphore("slots");
+    let taker = spawn(move || semaphore.acquire().map(drop).unwrap());
+    wait_until("it waits", SOON, || seen(&watcher, "slots") == (StatusKind::Semaphore, [0, 0, 1]));
+
+    let latch = one.count_down_latch("ready");
+    assert!(latch.try_set_count(2).unwrap());
+    let opened = spawn(move || latch.wait().unwrap());
+    wait_until("it waits", SOON, || {
+        seen(&watcher, "ready") == (StatusKind::CountDownLatch, [0, 0, 1])
+    });
+    assert_eq!(watcher.status("ready").unwrap().value, Some(2));
+
+    let _added: () = redis.rpush("list", "of another program").unwrap();
+    let _set: () = redis.hset("hash", "field", "of another program").unwrap();
+    let _set: () = redis.set("text", "of another program, and longer than a number").unwrap();
+    for foreign in ["list", "hash", "text"] {
+        assert_eq!(seen(&watcher, foreign), (StatusKind::Other, [0; 3]), "{foreign}");
+    }
+
+    // Nothing that they looked at has changed.
+    let before = changes(&mut redis);
+    for name in ["fenced", "permits", "slots", "ready", "list", "hash", "text", "unused"] {
+        watcher.status(name).unwrap();
+    }
+    assert_eq!(changes(&mut redis), before);
+
+    drop((fenced, fair, reading, permit));
+    one.semaphore("slots").add_permits(1).unwrap();
+    let latch = one.count_down_latch("ready");
+    latch.count_down().and_then(|()| latch.count_down()).unwrap();
+    [second, writer, taker, opened].into_iter().for_each(Running::join);
+}
+
+#[test]
+fn redissons_holder_is_named_and_its_process_if_its_connection_is() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let mut redis = server.connection();
+    hold_as_redisson(&mut redis, "java", LONG);
+    let status = client.status("java").unwrap();
+    assert_eq!(status.holders[0].owner, FOREIGN);
+    assert_eq!(status.holders[0].process, None);
+    let (uuid, _) = FOREIGN.split_once(':').unwrap();
+    let named = format!("shop#{uuid}");
+    redis::cmd("CLIENT").arg(&["SETNAME", &named]).exec(&mut redis).unwrap();
+    let status = client.status("java").unwrap();
+    let process = status.holders[0].process.as_ref().unwrap();
+    assert_eq!((&*process.name, process.host(), process.pid()), ("shop", None, None));
+    assert!(process.address.starts_with("127.0.0.1:"), "{process:?}");
+}
+
+#[test]
+fn what_redisson_or_another_program_wrote_is_read_as_they_mean_it() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let mut redis = server.connection();
+    let (seconds, _): (i64, i64) = redis::cmd("TIME").query(&mut redis).unwrap();
+    let ends = |seconds_more| (seconds + seconds_more) * 1_000;
+    let text = "00112233445566778899aabbccddeeff";
+    let () = redis.set("permits", 1).unwrap();
+    for (id, end) in [
+        (&[0xff; 16][..], 922_337_203_685_477),
+        (text.as_bytes(), ends(60)),
+        (&[0x11; 16][..], ends(-60)),
+    ] {
+        let () = redis.zadd("{permits}:timeout", id, end).unwrap();
+    }
+    let status = client.status("permits").unwrap();
+    assert_eq!(status.kind, StatusKind::ExpirableSemaphore);
+    let mut permits: Vec<_> = status.holders.iter().map(|it| (&*it.owner, it.left)).collect();
+    permits.sort();
+    let [(first, Some(left)), (second, None)] = permits[..] else { panic!("{status:?}") };
+    assert_eq!((first, second), (text, &*"ff".repeat(16)));
+    assert!(left > Duration::from_secs(30) && left <= Duration::from_secs(60), "{status:?}");
+
+    let other = format!("{}:write", FOREIGN.replace(':', ":4"));
+    let () =
+        redis.hset_multiple("page", &[("mode", "write"), (FOREIGN, "2"), (&other, "1")]).unwrap();
+    let () = redis.pexpire("page", 60_000).unwrap();
+    let reads = format!("{{page}}:{FOREIGN}:rwlock_timeout:2");
+    let () = redis.pset_ex(reads, "1", 20_000).unwrap();
+    let status = client.status("page").unwrap();
+    assert_eq!(status.kind, StatusKind::ReadWriteLock);
+    let is_short = |left: Option<Duration>| left.unwrap() <= Duration::from_secs(20);
+    let holders =
+        status.holders.iter().map(|it| (&*it.owner, it.shared, it.levels, is_short(it.left)));
+    let mut holders: Vec<_> = holders.collect();
+    holders.sort_by_key(|holder| holder.2);
+    let writer = other.strip_suffix(":write").unwrap();
+    assert_eq!(holders, [(writer, false, 1, false), (FOREIGN, true, 2, true)]);
+
+    hold_as_redisson(&mut redis, "java", LONG);
+    let () = redis.set("redisson_lock_token:{java}", "no number").unwrap();
+    let status = client.status("java").unwrap();
+    assert_eq!((status.kind, status.token), (StatusKind::Lock, None));
+    // No reply has such a number.
+    let () = redis.hset("java", FOREIGN, i64::MAX).unwrap();
+    let () = redis.set("redisson_lock_token:{java}", i64::MAX).unwrap();
+    let status = client.status("java").unwrap();
+    assert_eq!((status.holders[0].levels, status.token), (1, None), "{status:?}");
+
+    let () = redis.set("text", b"\xff\xfe").unwrap();
+    let () = redis.hset("hash", b"\xff", b"\xfe").unwrap();
+    let () = redis.pexpire("hash", 60_000).unwrap();
+    for foreign in ["text", "hash"] {
+        assert_eq!(seen(&client, foreign), (StatusKind::Other, [0; 3]), "{foreign}");
+    }
+}
+
+#[test]
+fn without_the_right_to_list_clients_processes_are_unknown_and_without_a_key_it_is_an_error() {
+    let _bounded = bounded();
+    let server = server();
+    let mut user = User::new(&server, "watcher");
+    let watcher = user.client();
+    let _guard = client(&server).reentrant_lock("orders").lock().unwrap().leave_to_expire();
+    user.set(&["-client"]);
+    let status = watcher.status("orders").unwrap();
+    assert_eq!(status.holders.len(), 1);
+    assert_eq!(status.holders[0].process, None);
+    for denied in ["-type", "resetkeys"] {
+        user.set(&[denied]);
+        let error = watcher.status("orders").unwrap_err();
+        is_clear(&error, "orders", "access rights (ACL)");
+        user.set(&["~*", "+@all"]);
+    }
+    let error = watcher.status("").unwrap_err();
+    assert!(error.to_string().contains("name"), "{error}");
+}
+
+#[test]
+fn a_long_queue_is_cut_and_takes_the_server_little_time() {
+    let _bounded = bounded();
+    let server: Server = server();
+    let client = client(&server);
+    let mut redis = server.connection();
+    let _guard = client.reentrant_lock("orders").lock().unwrap();
+    let (uuid, _) = FOREIGN.split_once(':').unwrap();
+    let mut pipe = redis::pipe();
+    for number in 0..1_500 {
+        pipe.rpush("redlatch_queue:{orders}", format!("{uuid}:{number}")).ignore();
+    }
+    pipe.exec(&mut redis).unwrap();
+    client.status("orders").unwrap();
+    redis::cmd("CONFIG").arg("RESETSTAT").exec(&mut redis).unwrap();
+    let queue = client.status("orders").unwrap().queue;
+    assert_eq!((queue.len(), &*queue[999].owner), (1_000, &*format!("{uuid}:999")));
+    let stats: String = redis::cmd("INFO").arg("commandstats").query(&mut redis).unwrap();
+    let took = stats.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:")).unwrap();
+    let took = took.split("usec_per_call=").nth(1).unwrap().split(',').next().unwrap();
+    println!("the server took {took} us");
+    // Five times as much as promised: the machine may be busy.
+    assert!(took.parse::<f64>().unwrap() < 25_000.0, "{took}");
+    let () = redis.del("redlatch_queue:{orders}").unwrap();
+}
+
+#[test]
+fn in_a_cluster_the_name_s_server_is_asked() {
+    let _bounded = bounded();
+    let cluster = Cluster::without_replicas().expect("a cluster to test on");
+    let [holder, watcher] =
+        [(); 2].map(|()| Client::builder(&cluster.url()).watchdog_timeout(LONG).connect().unwrap());
+    for name in ["orders", "{shop}:orders", "stock", "invoices"] {
+        let guard = holder.reentrant_lock(name).lock().unwrap();
+        let status = watcher.status(name).unwrap();
+        assert_eq!((status.kind, status.holders.len()), (StatusKind::Lock, 1), "{name}");
+        let process = status.holders[0].process.as_ref().unwrap();
+        assert_eq!(process.pid(), Some(std::process::id()), "{name}");
+        guard.unlock().unwrap();
+    }
+    let error = watcher.status("a}b").unwrap_err();
+    assert!(error.to_string().contains("braces"), "{error}");
+}
+
+#[test]
+fn all_that_is_held_or_waited_for_is_listed_and_nothing_else() {
+    let _bounded = bounded();
+    let server = server();
+    let (one, watcher) = (client(&server), client(&server));
+    let mut redis = server.connection();
+    let mut pipe = redis::pipe();
+    for number in 0..2_000 {
+        pipe.set(format!("foreign:{number}"), "text").ignore();
+    }
+    pipe.hset("foreign hash", "field", "value").ignore();
+    pipe.exec(&mut redis).unwrap();
+    let guards = ["a", "b", "a{x}"].map(|name| one.reentrant_lock(name).lock().unwrap());
+    let permits = one.expirable_semaphore("permits");
+    assert!(permits.try_set_permits(3).unwrap());
+    let permit = permits.acquire().unwrap();
+    let tagged = one.expirable_semaphore("{x}permits");
+    assert!(tagged.try_set_permits(3).unwrap());
+    let tagged = tagged.acquire().unwrap();
+    let slots = ["slots", "{x}slots"];
+    let takers = slots.map(|name| {
+        let semaphore = one.semaphore(name);
+        spawn(move || semaphore.acquire().map(drop).unwrap())
+    });
+    wait_until("they wait", SOON, || slots.iter().all(|name| seen(&watcher, name).1 == [0, 0, 1]));
+    let listed = |pattern: &str| {
+        let all = watcher.statuses(pattern).unwrap();
+        all.into_iter().map(|status| status.name).collect::<Vec<_>>()
+    };
+    assert_eq!(listed("*"), ["a", "a{x}", "b", "permits", "slots", "{x}permits", "{x}slots"]);
+    assert_eq!(listed("{x}*"), ["{x}permits", "{x}slots"]);
+    assert_eq!(listed("*slots"), ["slots", "{x}slots"]);
+    assert_eq!(listed("?"), ["a", "b"]);
+    let status = watcher.statuses("b").unwrap().remove(0);
+    let process = status.holders[0].process.as_ref().unwrap();
+    assert_eq!(process.pid(), Some(std::process::id()));
+    drop((guards, permit, tagged));
+    slots.iter().for_each(|name| one.semaphore(name).add_permits(1).unwrap());
+    takers.into_iter().for_each(Running::join);
+}
+
+#[test]
+fn a_hold_is_ended_for_its_owner_alone_and_the_next_waiter_has_the_lock() {
+    let _bounded = bounded();
+    let server = server();
+    let (one, other, watcher) = (client(&server), client(&server), client(&server));
+    let mut redis = server.connection();
+    for kind in 0..4 {
+        let locks = [&one, &other].map(|client| -> Box<dyn Lock> {
+            match kind {
+                0 => Box::new(client.reentrant_lock("orders")),
+                1 => Box::new(client.fenced_lock("orders")),
+                2 => Box::new(client.fair_lock("orders")),
+                _ => Box::new(client.read_write_lock("orders").write().clone()),
+            }
+        });
+        let [first, second] = locks;
+        let guard = first.lock().unwrap();
+        let waiter = spawn(move || second.lock().map(drop).unwrap());
+        wait_until("it waits", SOON, || watcher.status("orders").unwrap().queue.len() == 1);
+        let status = watcher.status("orders").unwrap();
+        let owner = &status.holders[0].owner;
+        for stranger in [FOREIGN, &status.queue[0].owner, "", &format!("{owner}0")] {
+            assert!(!watcher.release_for("orders", stranger).unwrap(), "{kind}: {stranger}");
+        }
+        assert!(guard.is_held() && !waiter.is_finished());
+        assert!(watcher.release_for("orders", owner).unwrap(), "{kind}");
+        waiter.join();
+        assert!(!watcher.release_for("orders", owner).unwrap(), "{kind}");
+        wait_until("the loss is told", SOON, || !guard.is_held());
+        drop(guard);
+        redis::cmd("FLUSHALL").exec(&mut redis).unwrap();
+    }
+    hold_as_redisson(&mut redis, "java", LONG);
+    assert!(watcher.release_for("java", FOREIGN).unwrap());
+    assert_eq!(seen(&watcher, "java"), (StatusKind::Free, [0; 3]));
+}
+
+/// Without a waiter a fair lock looks like any other, whose release serves no fair queue. (A living
+/// holder of ours finds its loss, and serves the queue.)
+#[test]
+fn a_fair_waiter_that_comes_while_a_hold_is_ended_has_the_lock_then() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let (other, steady) = (client(&server), client(&server));
+    let watcher = Client::connect(&proxy.url()).unwrap();
+    hold_as_redisson(&mut server.connection(), "fair", LONG);
+    let (sends, sent) = mpsc::channel();
+    let (goes, go) = mpsc::channel();
+    let go = Mutex::new(go);
+    proxy.on(Direction::Request, 1, Action::DelayReply(Duration::ZERO), move |bytes| {
+        let releases = contains(bytes, "EVAL") && contains(bytes, FOREIGN);
+        if releases {
+            sends.send(()).unwrap();
+            go.lock().unwrap().recv().unwrap();
+        }
+        releases
+    });
+    let ends = spawn(move || watcher.release_for("fair", FOREIGN).unwrap());
+    sent.recv().unwrap();
+    let fair = other.fair_lock("fair");
+    let (looked, has_looked) = mpsc::channel::<()>();
+    let waiter = spawn(move || {
+        let _guard = fair.lock().unwrap();
+        let _ended = has_looked.recv();
+    });
+    wait_until("it waits", SOON, || steady.status("fair").unwrap().queue.len() == 1);
+    // A script passes over an entry whose process does not listen yet: it asks again soon.
+    wait_hearing(&server, 1);
+    goes.send(()).unwrap();
+    assert!(ends.join());
+    let status = steady.status("fair").unwrap();
+    assert_eq!((status.holders.len(), status.queue.len()), (1, 0));
+    drop(looked);
+    waiter.join();
+}

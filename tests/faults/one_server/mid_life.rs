@@ -1,0 +1,420 @@
+//! Rights that are taken away from a client that has them, between two of its scripts.
+//!
+//! Whatever is taken away, and whenever: the call ends with an error or has done all of its work,
+//! nobody gets the lock beside another holder, others get it when a lease has ended, and no key of
+//! the lock stays without an end.
+
+mod failover;
+mod others;
+
+use redlatch::LockGuard;
+
+use super::*;
+
+type Make = fn(&Client, &str) -> Box<dyn Lock>;
+
+struct Kind {
+    what: &'static str,
+    /// Its rows in the table of `docs/operations.md`, besides each client's.
+    rows: &'static [&'static str],
+    make: Make,
+    /// For the other clients, which it keeps out, and which keep it out.
+    other: Make,
+}
+
+fn reads(client: &Client, name: &str) -> Box<dyn Lock> {
+    Box::new(client.read_write_lock(name).read().clone())
+}
+
+fn writes(client: &Client, name: &str) -> Box<dyn Lock> {
+    Box::new(client.read_write_lock(name).write().clone())
+}
+
+const LOCK: Make = |client, name| Box::new(client.reentrant_lock(name));
+const FENCED: Make = |client, name| Box::new(client.fenced_lock(name));
+const FAIR: Make = |client, name| Box::new(client.fair_lock(name));
+
+const KINDS: [Kind; 6] = [
+    Kind { what: "lock", rows: &["locks"], make: LOCK, other: LOCK },
+    Kind { what: "fenced lock", rows: &["locks", "fenced locks"], make: FENCED, other: FENCED },
+    Kind { what: "fair lock", rows: &["fair locks"], make: FAIR, other: FAIR },
+    Kind { what: "writer", rows: &["read-write locks"], make: writes, other: writes },
+    Kind { what: "writer beside readers", rows: &["read-write locks"], make: writes, other: reads },
+    Kind { what: "reader", rows: &["read-write locks"], make: reads, other: writes },
+];
+
+/// The lease of the client of few rights, but for [`When::Waits`].
+const SHORT: Duration = Duration::from_millis(300);
+/// The others'; longer than the lease of a grant by message, so such a hold is extended.
+const LONGER: Duration = Duration::from_millis(2_500);
+
+/// Each right of these rows in `docs/operations.md`, some categories at once, and some channels or
+/// keys.
+fn taken_away(rows: &[&str]) -> Vec<Vec<String>> {
+    let text =
+        include_str!("../../../docs/operations.md").split("## Access rights").nth(1).unwrap();
+    let (mut row, mut commands) = ("", Vec::new());
+    for line in text.split("```").nth(1).unwrap().lines().skip(1) {
+        let name = line.split("  ").next().unwrap();
+        // The name "expirable semaphores" has two lines.
+        if !name.is_empty() && (row, name) != ("expirable", "semaphores") {
+            row = name;
+        }
+        if row == "for each client" || rows.contains(&row) {
+            commands.extend(line.split([' ', ';']).filter_map(|it| it.strip_prefix('+')));
+        }
+    }
+    commands.retain(|it| *it != "ping");
+    commands.sort_unstable();
+    commands.dedup();
+    assert!(commands.len() > 7, "{rows:?}: {commands:?}");
+    commands.extend(["@write", "@read", "@hash", "@list", "@sortedset", "@keyspace", "@scripting"]);
+    let mut all: Vec<_> = commands.iter().map(|it| vec![format!("-{it}")]).collect();
+    all.push(vec!["resetchannels".to_owned()]);
+    for keys in ["~case*", "~*queue*"] {
+        all.push(vec!["resetkeys".to_owned(), keys.to_owned()]);
+    }
+    all
+}
+
+/// Whether these may matter where the server does not know the scripts: they are sent as texts, whose
+/// commands need the same rights.
+fn is_of_texts(rules: &[String]) -> bool {
+    rules[0].contains("eval") || rules[0].contains('@') || rules[0].starts_with("reset")
+}
+
+/// When the rights are taken away.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum When {
+    /// Before a request for the lock.
+    Before,
+    /// The client holds the lock, and another one waits for it.
+    Held,
+    /// So, too, and the server does not know the scripts any more.
+    HeldAndFlushed,
+    /// The client holds the lock, and has to renew it.
+    Renewed,
+    /// The client waits for the lock, which another one holds.
+    Waits,
+    /// The client has just been handed the lock, and another one waits for it.
+    HandedOn,
+}
+
+/// A lock, and the clients that use it.
+struct Case {
+    server: Arc<Server>,
+    what: String,
+    name: String,
+    lock: Box<dyn Lock>,
+    other: Box<dyn Lock>,
+    third: Box<dyn Lock>,
+    /// Keeps all of them out, and asks only now and then.
+    judge: Box<dyn Lock>,
+    id: String,
+}
+
+impl Case {
+    /// No other client gets the lock while this guard has it.
+    fn is_alone(&self, guard: &LockGuard) {
+        let got = self.judge.try_lock().unwrap_or_else(|error| panic!("{}: {error}", self.what));
+        if let Some(got) = got {
+            // (Both are held at the moment between these two questions, or one has ended.)
+            assert!(!(guard.is_held() && got.is_held()), "{}: two holders", self.what);
+        }
+        self.ends();
+    }
+
+    /// Each of the lock's keys has an end, and none a later one than any lease.
+    fn ends(&self) {
+        let mut redis = self.server.connection();
+        let keys: Vec<String> = redis.keys(format!("*{}*", self.name)).unwrap();
+        for key in keys {
+            let most = if key.contains("token") || key.starts_with("redisson_lock_") {
+                // Those of a fair lock stay, as Redisson's do.
+                continue;
+            } else if key.contains("queue") {
+                60_000
+            } else {
+                i64::try_from(LONGER.as_millis()).unwrap()
+            };
+            let left: i64 = redis.pttl(&key).unwrap();
+            assert!(left != -1 && left <= most, "{}: {key} ends in {left} ms", self.what);
+        }
+    }
+
+    /// As the server says.
+    fn has_it(&self) -> bool {
+        let fields: Vec<String> = self.server.connection().hkeys(&self.name).unwrap();
+        fields.iter().any(|owner| owner.starts_with(&self.id))
+    }
+
+    /// The release by the client of few rights is an error, or is done.
+    fn unlock(&self, guard: LockGuard) {
+        match guard.unlock() {
+            Ok(()) => assert!(!self.has_it(), "{}: it was not released", self.what),
+            Err(error) => self.is_clear(&error),
+        }
+        self.ends();
+    }
+
+    fn is_clear(&self, error: &redlatch::Error) {
+        let is_lost = error.kind() == ErrorKind::LeaseLost;
+        assert!(is_lost || error.kind() == ErrorKind::Redis, "{}: {error}", self.what);
+    }
+
+    /// Another client gets the lock.
+    fn goes_on(&self, lock: &dyn Lock) {
+        let guard = lock.try_lock_for(SOON);
+        let guard = guard.unwrap_or_else(|error| panic!("{}: {error}", self.what));
+        let guard = guard.unwrap_or_else(|| panic!("{}: nobody else gets it", self.what));
+        self.is_alone(&guard);
+        self.had_it(guard);
+    }
+
+    /// Nobody took the lock away from this guard: on a busy machine it may have ended by itself.
+    fn had_it(&self, guard: LockGuard) {
+        if let Err(error) = guard.unlock() {
+            assert!(error.to_string().contains("its lease ran out"), "{}: {error}", self.what);
+        }
+    }
+
+    /// Until so many wait. (A writer that does not listen yet is passed by a reader, which may have
+    /// ended by then.)
+    fn wait_for(&self, waiters: usize, waiter: &Running<()>, guard: &LockGuard, client: &Client) {
+        let what = format!("{}: {waiters} wait, or the lease has ended", self.what);
+        wait_until(&what, SOON, || {
+            !guard.is_held()
+                || waiter.is_finished()
+                || client.status(&self.name).is_ok_and(|it| it.queue.len() == waiters)
+        });
+    }
+}
+
+/// The clients with all rights, of all cases.
+struct Rich {
+    other: Client,
+    third: Client,
+    judge: Client,
+}
+
+/// On a machine that stands still, the lease of a grant may be over before the reply is read.
+fn held(lock: &dyn Lock) -> LockGuard {
+    let mut guard = None;
+    wait_until("it is held", SOON, || {
+        guard = lock.lock().ok();
+        guard.is_some()
+    });
+    guard.unwrap()
+}
+
+fn takes_away(server: &Arc<Server>, rich: &Rich, kind: &Kind, rules: &[String], when: When) {
+    let what = format!("{}, {when:?}, {rules:?}", kind.what);
+    let name = format!("case {what}").replace(['{', '}', '*', '[', ']', '"'], "");
+    let mut user = new_user(server);
+    let lease = if when == When::Waits { LONGER } else { SHORT };
+    let poor = impatient(user.url()).watchdog_timeout(lease).connect().unwrap();
+    let judge: Make = if kind.rows == ["read-write locks"] { writes } else { kind.other };
+    let case = Arc::new(Case {
+        server: Arc::clone(server),
+        lock: (kind.make)(&poor, &name),
+        other: (kind.other)(&rich.other, &name),
+        third: (kind.other)(&rich.third, &name),
+        judge: judge(&rich.judge, &name),
+        id: poor.id().to_owned(),
+        what,
+        name,
+    });
+    // Its connection has asked for its rights. (A busy machine may see the end of a lease.)
+    drop(held(&*case.lock));
+    let rules = rules.to_vec();
+    let mut take_away = move || user.set(&rules.iter().map(String::as_str).collect::<Vec<_>>());
+    match when {
+        When::Before => {
+            take_away();
+            match case.lock.try_lock_for(SOON) {
+                Ok(Some(guard)) => {
+                    case.is_alone(&guard);
+                    case.unlock(guard);
+                }
+                Ok(None) => panic!("{}: nobody has it", case.what),
+                Err(error) => {
+                    case.is_clear(&error);
+                    let taken = error.outcome_unknown() || !case.has_it();
+                    assert!(taken, "{}: it was taken, and {error}", case.what);
+                }
+            }
+        }
+        When::Held | When::HeldAndFlushed | When::Renewed => {
+            let guard = held(&*case.lock);
+            let waiter = {
+                let case = Arc::clone(&case);
+                spawn(move || case.goes_on(&*case.other))
+            };
+            case.wait_for(1, &waiter, &guard, &rich.other);
+            if when == When::HeldAndFlushed {
+                redis::cmd("SCRIPT").arg("FLUSH").exec(&mut server.connection()).unwrap();
+            }
+            take_away();
+            if when == When::Renewed {
+                let mut least = guard.remaining();
+                wait_until("it is lost or renewed", SOON, || {
+                    let left = guard.remaining();
+                    let is_renewed = left > least;
+                    least = left;
+                    is_renewed || !guard.is_held()
+                });
+            }
+            case.is_alone(&guard);
+            case.unlock(guard);
+            waiter.join();
+        }
+        When::Waits => {
+            let guard = held(&*case.other);
+            let waiter = {
+                let case = Arc::clone(&case);
+                spawn(move || match case.lock.try_lock_for(LONGER) {
+                    Ok(Some(guard)) => {
+                        case.is_alone(&guard);
+                        // Longer than the lease of a grant by message: it extends the lease.
+                        let _ = guard.check(LONGER - SHORT);
+                        case.is_alone(&guard);
+                        case.unlock(guard);
+                    }
+                    Ok(None) => {}
+                    Err(error) => case.is_clear(&error),
+                })
+            };
+            case.wait_for(1, &waiter, &guard, &rich.other);
+            take_away();
+            case.is_alone(&guard);
+            case.had_it(guard);
+            case.goes_on(&*case.third);
+            waiter.join();
+        }
+        When::HandedOn => {
+            let guard = held(&*case.other);
+            let waiter = {
+                let case = Arc::clone(&case);
+                spawn(move || {
+                    let guard = held(&*case.lock);
+                    // At once: a release soon after a hand-over is a script's short way.
+                    take_away();
+                    case.unlock(guard);
+                })
+            };
+            case.wait_for(1, &waiter, &guard, &rich.other);
+            let last = {
+                let case = Arc::clone(&case);
+                spawn(move || case.goes_on(&*case.third))
+            };
+            case.wait_for(2, &last, &guard, &rich.other);
+            case.had_it(guard);
+            waiter.join();
+            last.join();
+        }
+    }
+    case.goes_on(&*case.other);
+    // Its connections may have no rights to say good-bye either.
+    poor.shutdown();
+    case.ends();
+}
+
+fn takes_each_away(when: When) {
+    let _bounded = bounded();
+    let server = Arc::new(server());
+    let [other, third, judge] = [(); 3].map(|()| watched(&server, LONGER));
+    let rich = Rich { other, third, judge };
+    let mut all: Vec<_> = KINDS
+        .iter()
+        .flat_map(|kind| taken_away(kind.rows).into_iter().map(move |rules| (kind, rules)))
+        .collect();
+    all.retain(|(_, rules)| when != When::HeldAndFlushed || is_of_texts(rules));
+    many_at_once(&all, |(kind, rules)| takes_away(&server, &rich, kind, rules, when));
+}
+
+fn many_at_once<T: Sync>(all: &[T], play: impl Fn(&T) + Sync) {
+    let next = AtomicU64::new(0);
+    thread::scope(|scope| {
+        for _ in 0..40 {
+            scope.spawn(|| {
+                while let Some(each) = all.get(next.fetch_add(1, Ordering::SeqCst) as usize) {
+                    play(each);
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn a_right_that_is_taken_away_before_a_request_leaves_nothing_behind() {
+    takes_each_away(When::Before);
+}
+
+#[test]
+fn a_right_that_is_taken_away_from_a_holder_keeps_the_lock_for_its_lease_at_most() {
+    takes_each_away(When::Held);
+}
+
+#[test]
+fn a_right_that_is_taken_away_with_all_scripts_keeps_the_lock_for_its_lease_at_most() {
+    takes_each_away(When::HeldAndFlushed);
+}
+
+#[test]
+fn a_right_that_is_taken_away_before_a_renewal_keeps_the_lock_for_its_lease_at_most() {
+    takes_each_away(When::Renewed);
+}
+
+#[test]
+fn a_right_that_is_taken_away_behind_a_hand_over_keeps_the_lock_for_its_lease_at_most() {
+    takes_each_away(When::HandedOn);
+}
+
+#[test]
+fn a_right_that_is_taken_away_from_a_waiter_keeps_no_other_from_the_lock() {
+    takes_each_away(When::Waits);
+}
+
+/// A release and a grant to a waiter need no memory: each has written before it needs some.
+#[test]
+fn a_server_without_memory_releases_and_hands_over_locks_of_each_kind() {
+    let _bounded = bounded();
+    let server = server();
+    let mut redis = server.connection();
+    let clients = [(); 3].map(|()| client(&server));
+    let memory = |bytes: &str| {
+        let set =
+            redis::cmd("CONFIG").arg(&["SET", "maxmemory", bytes]).exec(&mut server.connection());
+        set.unwrap();
+    };
+    for kind in &KINDS {
+        let name = kind.what;
+        let [first, other, last] = &clients;
+        let waits = |make: Make, client: &Client| {
+            let lock = make(client, name);
+            spawn(move || {
+                let guard = lock.lock().unwrap();
+                // Longer than the lease of a grant by message: it extends the lease.
+                guard.check(LONGER).unwrap();
+                guard.unlock().unwrap();
+            })
+        };
+        let in_line = |count, waiter: &Client| {
+            wait_until(name, SOON, || first.status(name).unwrap().queue.len() == count);
+            // A writer that does not listen yet is passed by a reader.
+            wait_subscribed(&server, &own_channel(waiter.id()));
+        };
+        let guard = (kind.make)(first, name).lock().unwrap();
+        let second = waits(kind.other, other);
+        in_line(1, other);
+        let third = waits(kind.make, last);
+        in_line(2, last);
+        memory("1");
+        guard.check(SOON).unwrap();
+        guard.unlock().unwrap();
+        second.join();
+        third.join();
+        assert_eq!(pttl(&mut redis, name), -2, "{name}");
+        memory("0");
+    }
+}

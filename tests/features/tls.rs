@@ -1,0 +1,377 @@
+//! A client over TLS. The tests run where the server's build has TLS.
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use crate::common::{LONG, SOON, UNIT, bounded, once_within, wait_free};
+use redlatch::{Client, Error, ErrorKind};
+use redlatch_testkit::{Sentinels, Server, wait_until};
+
+/// Commands, waiting and renewal all go over TLS: the server listens to nothing else.
+#[test]
+fn locks_work_over_tls() {
+    if !Server::supports_tls() {
+        println!("skipped: this server has no TLS");
+        return;
+    }
+    let server = Server::builder().tls().start().unwrap();
+    let clients: Vec<_> = (0..2).map(|_| Client::connect(&server.tls_url()).unwrap()).collect();
+    let inside = Arc::new(AtomicU64::new(0));
+    let threads: Vec<_> = (0..4)
+        .map(|at| {
+            let lock = clients[at % 2].reentrant_lock("secret");
+            let inside = Arc::clone(&inside);
+            thread::spawn(move || {
+                for _ in 0..50 {
+                    let guard = lock.lock().unwrap();
+                    assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
+                    assert!(guard.is_held());
+                    inside.fetch_sub(1, Ordering::SeqCst);
+                }
+            })
+        })
+        .collect();
+    for thread in threads {
+        thread.join().unwrap();
+    }
+    // The last drop's release is on its way, over the other client's connection perhaps.
+    let lock = clients[0].reentrant_lock("secret");
+    wait_until("it is free", Duration::from_secs(20), || !lock.is_locked().unwrap());
+}
+
+/// A certificate without a trusted signer is refused, unless the URL says `#insecure`.
+#[test]
+fn an_unknown_certificate_is_refused() {
+    if !Server::supports_tls() {
+        println!("skipped: this server has no TLS");
+        return;
+    }
+    let server = Server::builder().tls().start().unwrap();
+    let url = server.tls_url();
+    let strict = url.split('#').next().unwrap();
+    let error = Client::connect(strict).map(drop).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Redis, "{error}");
+    assert!(error.to_string().contains("certificate"), "{error}");
+    assert!(!error.is_transient(), "{error}");
+}
+
+/// Each end reads the other's bytes by its own protocol, and one of them only waits.
+#[test]
+fn tls_on_one_side_only_is_said_so() {
+    if !Server::supports_tls() {
+        println!("skipped: this server has no TLS");
+        return;
+    }
+    let server = Server::builder().tls().start().unwrap();
+    let connect = |url: &str| {
+        // To read the system's certificates takes a part of it, on a busy machine most of 300 ms.
+        let builder = Client::builder(url).connect_timeout(Duration::from_secs(3));
+        builder.connect().map(drop).unwrap_err().to_string()
+    };
+    let plain = server.tls_url().replace("rediss://", "redis://").replace("#insecure", "");
+    let said = connect(&plain);
+    assert!(said.contains("rediss://"), "{said}");
+    let said = connect(&format!("rediss://127.0.0.1:{}", server.port()));
+    assert!(said.contains("without TLS (redis://)"), "{said}");
+}
+
+/// With trust only in the signer.
+#[test]
+fn an_authority_of_ones_own_is_trusted_and_no_other_is() {
+    if !Server::supports_tls() {
+        println!("skipped: this server has no TLS");
+        return;
+    }
+    let (server, other) = (server(&[]), server(&[]));
+    let connect = |authority: Vec<u8>| {
+        Client::builder(&strict(&server)).tls_ca_certificates(authority).connect()
+    };
+    let own = fs::read(server.tls_authority()).unwrap();
+    let others = fs::read(other.tls_authority()).unwrap();
+    connect(own.clone()).unwrap().reentrant_lock("trusted").lock().unwrap().unlock().unwrap();
+    // Several in one file.
+    connect([others.clone(), own].concat()).unwrap();
+    let error = connect(others).map(drop).unwrap_err();
+    assert!(error.to_string().contains("certificate"), "{error}");
+    assert!(!error.is_transient(), "{error}");
+}
+
+#[test]
+fn a_server_that_asks_for_client_certificates_lets_known_clients_in() {
+    if !Server::supports_tls() {
+        println!("skipped: this server has no TLS");
+        return;
+    }
+    let server = server(&["--tls-auth-clients", "yes"]);
+    let other = self::server(&[]);
+    let builder = || {
+        let authority = fs::read(server.tls_authority()).unwrap();
+        Client::builder(&strict(&server)).tls_ca_certificates(authority)
+    };
+    let identity = |server: &Server| server.tls_client().map(|file| fs::read(file).unwrap());
+
+    let [certificate, key] = identity(&server);
+    let client = builder().tls_client_certificate(certificate.clone(), key).connect().unwrap();
+    client.reentrant_lock("mutual").lock().unwrap().unlock().unwrap();
+
+    // The server says so and hangs up; on a busy machine the end may overtake the word.
+    wait_until("the server's word is read", Duration::from_secs(20), || {
+        let error = builder().connect().map(drop).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Redis, "{error:#}");
+        let is_said = format!("{error:#}").contains("wants a certificate of the client");
+        assert!(!is_said || !error.is_transient(), "{error:#}");
+        is_said
+    });
+
+    let [others, its_key] = identity(&other);
+    let stranger = builder().tls_client_certificate(others, its_key.clone()).connect();
+    assert_eq!(stranger.map(drop).unwrap_err().kind(), ErrorKind::Redis);
+    wait_until("the server's refusal is read", Duration::from_secs(20), || {
+        let identity = identity(&other);
+        let [others, its_key] = identity;
+        let stranger = builder().tls_client_certificate(others, its_key).connect();
+        let error = stranger.map(drop).unwrap_err();
+        error.to_string().contains("refuses the client certificate") && !error.is_transient()
+    });
+    let mixed = builder().tls_client_certificate(certificate, its_key).connect();
+    let error = mixed.map(drop).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config, "{error:#}");
+}
+
+/// Sentinels and servers alike, and the master's successor: one authority has signed them all.
+#[test]
+fn sentinels_and_the_masters_that_they_name_are_talked_to_over_tls() {
+    if !Server::supports_tls() {
+        println!("skipped: this server has no TLS");
+        return;
+    }
+    let sentinels = Sentinels::builder().tls().start().unwrap();
+    let builder = || Client::builder(&sentinels.url()).watchdog_timeout(Duration::from_secs(60));
+    let authority = fs::read(sentinels.tls_authority()).unwrap();
+    // A lock counts only when all replicas have it.
+    let builder = || builder().tls_ca_certificates(authority.clone());
+    let client = builder().replica_acks(2, Duration::from_secs(5)).connect().unwrap();
+    let guard = client.reentrant_lock("held").lock().unwrap();
+    let old = sentinels.master();
+    old.kill();
+    sentinels.wait_switched(old);
+    builder().connect().unwrap().reentrant_lock("more").lock().unwrap().unlock().unwrap();
+    assert!(guard.is_held());
+    guard.unlock().unwrap();
+
+    let url = sentinels.url();
+    Client::connect(&format!("{url}#insecure")).unwrap();
+    let error = Client::connect(&url).map(drop).unwrap_err();
+    assert!(error.to_string().contains("certificate"), "{error}");
+    assert!(!error.is_transient(), "{error}");
+}
+
+/// A server that hangs takes connections, answers no command and ends no handshake.
+#[test]
+fn a_limit_ends_calls_to_a_server_that_hangs_and_leaves_nothing_behind() {
+    if !Server::supports_tls() {
+        println!("skipped: this server has no TLS");
+        return;
+    }
+    let _bounded = bounded();
+    let server = server(&[]);
+    let builder = Client::builder(&server.tls_url()).watchdog_timeout(LONG).connections(1);
+    let client = builder.response_timeout(SOON).connect_timeout(SOON).connect().unwrap();
+    let lock = client.reentrant_lock("hung");
+    for is_open in [true, false] {
+        // The server knows the scripts, and the connection is open.
+        lock.lock().unwrap().unlock().unwrap();
+        if !is_open {
+            let kill = ["KILL", "TYPE", "normal"];
+            redis::cmd("CLIENT").arg(&kill).exec(&mut server.connection()).unwrap();
+        }
+        server.pause();
+        once_within(UNIT / 5, || {
+            let until = Instant::now() + UNIT;
+            let outcome = lock.try_lock_for(UNIT);
+            let late = until.elapsed();
+            is_unanswered(outcome.map(|guard| guard.is_some()));
+            late
+        });
+        server.resume();
+        wait_free(&server, "hung", SOON);
+    }
+}
+
+/// A call that got nothing: "not now", if the server had answered just before.
+#[track_caller]
+fn is_unanswered(outcome: Result<bool, Error>) {
+    match outcome {
+        Ok(is_granted) => assert!(!is_granted),
+        Err(error) => {
+            assert_eq!(error.kind(), ErrorKind::Redis, "{error:#}");
+            assert!(error.is_transient(), "{error:#}");
+        }
+    }
+}
+
+/// The next caller gets the rest of the record, over the same connection.
+#[test]
+fn a_limit_in_the_middle_of_a_tls_record_leaves_the_connection_as_good_as_before() {
+    if !Server::supports_tls() {
+        println!("skipped: this server has no TLS");
+        return;
+    }
+    let _bounded = bounded();
+    let server = server(&[]);
+    let (relay, url) = Relay::before(&server);
+    let builder = Client::builder(&url).watchdog_timeout(LONG).connections(1);
+    let client = builder.response_timeout(SOON).connect().unwrap();
+    let (cut, next) = (client.reentrant_lock("cut"), client.reentrant_lock("next"));
+    cut.lock().unwrap().unlock().unwrap();
+    let before = relay.opened();
+    for _ in 0..3 {
+        relay.halve_next();
+        is_unanswered(cut.try_lock_for(UNIT).map(|guard| guard.is_some()));
+        relay.deliver_rest();
+        assert!(!next.is_locked().unwrap());
+        next.lock().unwrap().unlock().unwrap();
+        wait_free(&server, "cut", SOON);
+    }
+    assert_eq!(relay.opened(), before);
+    drop((cut, next, client));
+}
+
+/// A network that stops in the middle of the server's bytes of any kind.
+struct Relay {
+    address: SocketAddr,
+    shared: Arc<Shared>,
+    halved: Receiver<()>,
+    go_on: Sender<()>,
+    acceptor: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    server: SocketAddr,
+    is_over: AtomicBool,
+    opened: AtomicUsize,
+    halves: AtomicBool,
+    halved: Sender<()>,
+    goes_on: Mutex<Receiver<()>>,
+}
+
+impl Relay {
+    /// With the URL of the server behind it.
+    fn before(server: &Server) -> (Self, String) {
+        let url = server.tls_url();
+        let (_, rest) = url.split_once("://").unwrap();
+        let (behind, path) = rest.split_once('/').unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let url = format!("rediss://{address}/{path}");
+        let ((halves, halved), (go_on, goes_on)) = (mpsc::channel(), mpsc::channel());
+        let shared = Arc::new(Shared {
+            server: behind.parse().unwrap(),
+            is_over: AtomicBool::new(false),
+            opened: AtomicUsize::new(0),
+            halves: AtomicBool::new(false),
+            halved: halves,
+            goes_on: Mutex::new(goes_on),
+        });
+        let accepting = Arc::clone(&shared);
+        let acceptor = Some(thread::spawn(move || accepting.accept(&listener)));
+        (Self { address, shared, halved, go_on, acceptor }, url)
+    }
+
+    fn opened(&self) -> usize {
+        self.shared.opened.load(Ordering::SeqCst)
+    }
+
+    /// Delivers only the first half of the server's next bytes.
+    fn halve_next(&self) {
+        self.shared.halves.store(true, Ordering::SeqCst);
+    }
+
+    fn deliver_rest(&self) {
+        self.halved.recv_timeout(SOON).unwrap();
+        self.go_on.send(()).unwrap();
+    }
+}
+
+impl Shared {
+    fn accept(&self, listener: &TcpListener) {
+        thread::scope(|scope| {
+            while let (Ok((client, _)), false) =
+                (listener.accept(), self.is_over.load(Ordering::SeqCst))
+            {
+                self.opened.fetch_add(1, Ordering::SeqCst);
+                let server = TcpStream::connect(self.server).unwrap();
+                let (to_server, to_client) =
+                    (server.try_clone().unwrap(), client.try_clone().unwrap());
+                scope.spawn(move || self.copy(client, to_server, false));
+                scope.spawn(move || self.copy(server, to_client, true));
+            }
+        });
+    }
+
+    fn copy(&self, mut from: TcpStream, mut to: TcpStream, is_reply: bool) {
+        let mut bytes = [0; 4096];
+        while let Ok(length @ 1..) = from.read(&mut bytes) {
+            let (first, rest) = if is_reply && self.halves.swap(false, Ordering::SeqCst) {
+                bytes[..length].split_at(length / 2)
+            } else {
+                (&bytes[..length], &[][..])
+            };
+            let mut sent = to.write_all(first);
+            if !rest.is_empty() {
+                self.halved.send(()).unwrap();
+                self.goes_on.lock().unwrap().recv().unwrap();
+                sent = sent.and_then(|()| to.write_all(rest));
+            }
+            if sent.is_err() {
+                break;
+            }
+        }
+        let _closed = to.shutdown(Shutdown::Both);
+    }
+}
+
+impl Drop for Relay {
+    /// To be dropped after its clients.
+    fn drop(&mut self) {
+        self.shared.is_over.store(true, Ordering::SeqCst);
+        // A test that fails may have left a half.
+        let _lets_go = self.go_on.send(());
+        drop(TcpStream::connect(self.address));
+        let ended = self.acceptor.take().map(JoinHandle::join);
+        assert!(thread::panicking() || ended.is_some_and(|ended| ended.is_ok()));
+    }
+}
+
+#[test]
+fn settings_that_cannot_be_used_are_an_error_of_connect() {
+    let secure = "rediss://localhost:1";
+    let fails = |builder: redlatch::ClientBuilder, word: &str| {
+        let error = builder.connect().map(drop).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Config, "{error:#}");
+        assert!(error.to_string().contains(word), "{error:#}");
+        assert!(!format!("{error:#}").contains("secret"), "{error:#}");
+    };
+    fails(Client::builder(secure).tls_ca_certificates("secret"), "tls_ca_certificates");
+    let mutual = Client::builder(secure).tls_client_certificate("secret", "secret");
+    fails(mutual, "tls_client_certificate");
+    fails(Client::builder("redis://localhost:1").tls_ca_certificates("secret"), "without TLS");
+    let both = Client::builder("rediss://localhost:1/#insecure").tls_ca_certificates("secret");
+    fails(both, "#insecure");
+    let shown = Client::builder(secure).tls_client_certificate("secret", "secret");
+    assert!(!format!("{shown:?}").contains("secret"));
+}
+
+fn server(args: &[&str]) -> Server {
+    Server::builder().tls().args(args).start().unwrap()
+}
+
+/// The server's URL without `#insecure`.
+fn strict(server: &Server) -> String {
+    server.tls_url().split('#').next().unwrap().to_owned()
+}

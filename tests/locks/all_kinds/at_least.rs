@@ -1,0 +1,239 @@
+//! Locks that are held for a least time, whatever becomes of their holder.
+
+use super::*;
+use redlatch_testkit::{Job, Worker};
+
+over_all_kinds! {
+    a_release_before_the_least_time_leaves_it_taken_until_then
+    work_that_takes_longer_keeps_it_and_its_end_releases_it
+    no_least_time_is_an_ordinary_lock
+    an_error_leaves_it_free_though_the_server_has_it_for_the_least_time
+    an_outage_right_after_a_hand_over_does_not_end_the_wait
+    the_limit_of_a_wait_counts_after_a_hand_over_too
+    a_short_lease_that_was_handed_on_is_kept_for_the_least_time
+}
+
+/// The least time here.
+const LEAST: Duration = Duration::from_millis(6 * UNIT.as_millis() as u64);
+
+fn a_release_before_the_least_time_leaves_it_taken_until_then(kind: Kind) {
+    let _bounded = bounded();
+    let server = server();
+    let theirs = kind.make(&another(&server), "least");
+    for owned in [true, false] {
+        let client = client(&server);
+        let lock = (kind.least)(&client, "least", LEAST);
+        let begun = Instant::now();
+        if owned {
+            lock.try_lock_owned().unwrap().unwrap().unlock().unwrap();
+        } else {
+            let guard = lock.lock().unwrap();
+            assert_eq!(lock.hold_count(), 1, "one guard is one level");
+            guard.on_lost(|why| panic!("nothing is lost: {why}"));
+            drop(guard);
+        }
+        assert_eq!(lock.hold_count(), 0);
+        let is_taken = lock.try_lock().unwrap().is_none() && theirs.try_lock().unwrap().is_none();
+        // On a machine that stood still the time may be over.
+        assert!(is_taken || begun.elapsed() >= LEAST);
+        client.shutdown();
+        let guard = theirs.lock().unwrap();
+        let took = begun.elapsed();
+        assert!(took >= LEAST, "{took:?}");
+        guard.unlock().unwrap();
+    }
+    leaves_nothing(&server);
+}
+
+fn work_that_takes_longer_keeps_it_and_its_end_releases_it(kind: Kind) {
+    let _bounded = bounded();
+    let server = server();
+    let (client, other) = (client(&server), another(&server));
+    let (lock, theirs) = ((kind.least)(&client, "work", UNIT), kind.make(&other, "work"));
+    let guard = lock.lock().unwrap();
+    let again = lock.lock().unwrap();
+    std::thread::sleep(UNIT * 3);
+    assert!(guard.is_held() && theirs.try_lock().unwrap().is_none());
+    again.unlock().unwrap();
+    // The second level's least time counts as well.
+    std::thread::sleep(UNIT * 2);
+    guard.unlock().unwrap();
+    theirs.try_lock().unwrap().expect("it was released").unlock().unwrap();
+    leaves_nothing(&server);
+}
+
+fn no_least_time_is_an_ordinary_lock(kind: Kind) {
+    let _bounded = bounded();
+    let server = server();
+    let (client, other) = (client(&server), another(&server));
+    let (lock, theirs) = ((kind.least)(&client, "none", Duration::ZERO), kind.make(&other, "none"));
+    let guard = lock.lock().unwrap();
+    guard.on_lost(|why| panic!("nothing is lost: {why}"));
+    std::thread::sleep(UNIT);
+    assert!(guard.is_held() && theirs.try_lock().unwrap().is_none());
+    guard.unlock().unwrap();
+    theirs.lock().unwrap().unlock().unwrap();
+    leaves_nothing(&server);
+}
+
+/// The server keeps it for an hour, and the caller holds nothing.
+fn an_error_leaves_it_free_though_the_server_has_it_for_the_least_time(kind: Kind) {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let (client, other) = (impatient(&proxy.url()).connect().unwrap(), client(&server));
+    let theirs = kind.make(&other, "error");
+    let lock = (kind.least)(&client, "error", HOUR);
+    let error = error_after_a_grant(&theirs, &proxy, move || lock.lock().map(drop));
+    assert!(error.kind() == ErrorKind::Redis && error.outcome_unknown(), "{error}");
+    theirs.try_lock_for(SOON).unwrap().expect("nobody has it").unlock().unwrap();
+    leaves_nothing(&server);
+}
+
+fn an_outage_right_after_a_hand_over_does_not_end_the_wait(kind: Kind) {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let client = Client::builder(&proxy.url()).watchdog_timeout(LONG).connect().unwrap();
+    let theirs = kind.make(&another(&server), "outage");
+    // Unless the lock's reply comes at this very moment.
+    wait_until("a request fails after a grant", SOON, || {
+        let held = theirs.lock().unwrap();
+        let lock = (kind.least)(&client, "outage", HOUR);
+        let waiter = spawn(move || lock.lock().map(drop));
+        waiter.wait_queued();
+        // A request and its copy, twice.
+        after_a_grant(&proxy, 4, Action::LoseReply);
+        held.unlock().unwrap();
+        waiter.join().unwrap();
+        proxy.clear_rules();
+        let left = theirs.remaining_lease().unwrap().unwrap();
+        assert!(left > HOUR - LONG, "{left:?}");
+        assert!(theirs.force_unlock().unwrap());
+        proxy.fired() > 0
+    });
+}
+
+fn the_limit_of_a_wait_counts_after_a_hand_over_too(kind: Kind) {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let client = Client::builder(&proxy.url()).watchdog_timeout(LONG).response_timeout(LONG);
+    let client = client.connect().unwrap();
+    let theirs = kind.make(&another(&server), "limit");
+    wait_until("a request has no reply after a grant", SOON, || {
+        let held = theirs.lock().unwrap();
+        let lock = (kind.least)(&client, "limit", HOUR);
+        let waiter = spawn(move || {
+            let begun = Instant::now();
+            (lock.try_lock_for(UNIT * 15).map(|got| got.is_some()), begun.elapsed())
+        });
+        waiter.wait_queued();
+        after_a_grant(&proxy, 1, Action::HoldReply);
+        held.unlock().unwrap();
+        let (got, took) = waiter.join();
+        proxy.clear_rules();
+        proxy.release();
+        if let Ok(true) = got {
+            assert!(theirs.force_unlock().unwrap());
+            return false;
+        }
+        assert!(took < SOON, "{got:?} after {took:?}");
+        theirs.try_lock_for(SOON).unwrap().expect("nobody has it").unlock().unwrap();
+        true
+    });
+}
+
+/// The server has it for 2 s at first, which is longer than the lease.
+fn a_short_lease_that_was_handed_on_is_kept_for_the_least_time(kind: Kind) {
+    let _bounded = bounded();
+    let server = server();
+    let (client, other) = (watched(&server, UNIT * 15), another(&server));
+    let theirs = kind.make(&other, "short");
+    once_within(UNIT * 14, || {
+        let held = theirs.lock().unwrap();
+        let lock = (kind.least)(&client, "short", LEAST);
+        let waiter = spawn(move || lock.lock().map(drop));
+        waiter.wait_queued();
+        let begun = Instant::now();
+        held.unlock().unwrap();
+        waiter.join().unwrap();
+        theirs.lock().unwrap().unlock().unwrap();
+        let took = begun.elapsed();
+        assert!(took >= LEAST, "{took:?}");
+        took
+    });
+    leaves_nothing(&server);
+}
+
+/// To the process's gate a guard of no thread is nobody it knows.
+#[test]
+fn an_owned_reader_beside_others_has_it_for_its_least_time() {
+    let _bounded = bounded();
+    let server = server();
+    let (client, other) = (client(&server), another(&server));
+    let (lock, theirs) = (client.read_write_lock("beside"), other.read_write_lock("beside"));
+    let first = lock.read().lock().unwrap();
+    let begun = Instant::now();
+    let beside = lock.read().with_hold_at_least(LEAST).lock_owned().unwrap();
+    assert!(beside.is_held());
+    beside.unlock().unwrap();
+    first.unlock().unwrap();
+    theirs.write().lock().unwrap().unlock().unwrap();
+    let took = begun.elapsed();
+    assert!(took >= LEAST, "{took:?}");
+    leaves_nothing(&server);
+}
+
+/// Where this executable's workers begin: takes the lock once in each interval, and says what it does.
+#[test]
+fn worker() {
+    let Some(job) = Job::from_env() else { return };
+    let client = Client::connect(job.arg(0)).unwrap();
+    let lock = client.reentrant_lock("hourly").with_watchdog(RENEWED);
+    let run = lock.try_once_per(Duration::from_millis(job.arg(1).parse().unwrap())).unwrap();
+    job.say(if run.is_some() { "runs" } else { "does not run" });
+    let _ = job.wait_line();
+    drop(run);
+    job.say("is done");
+    let _ = job.wait_line();
+    drop((lock, client));
+    job.say("has ended");
+    let _ = job.wait_line();
+}
+
+#[test]
+fn of_many_processes_one_runs_once_in_each_interval_wherever_it_is_killed() {
+    let _bounded = bounded();
+    let server = server();
+    let interval = LEAST * 3;
+    let millis = interval.as_millis().to_string();
+    let start =
+        || Worker::spawn_test("all_kinds::at_least::worker", "worker", &[&server.url(), &millis]);
+    let lock = client(&server).reentrant_lock("hourly");
+    // In its work, when it is done, when its client has ended.
+    for killed_after in 0..3 {
+        lock.lock().unwrap().unlock().unwrap();
+        let begun = Instant::now();
+        let mut runs = start();
+        runs.expect_line("runs", SOON);
+        let mut others = [start(), start()];
+        for other in &mut others {
+            other.expect_line("does not run", SOON);
+        }
+        for line in ["is done", "has ended"].into_iter().take(killed_after) {
+            runs.send_line("go on");
+            runs.expect_line(line, SOON);
+        }
+        runs.sigkill();
+        let mut next = None;
+        wait_until("the next one runs", SOON, || {
+            next = lock.try_once_per(interval).unwrap();
+            next.is_some()
+        });
+        let took = begun.elapsed();
+        assert!(took >= interval, "{killed_after}: {took:?}");
+        assert!(lock.force_unlock().unwrap());
+        others.iter_mut().for_each(Worker::sigkill);
+    }
+}

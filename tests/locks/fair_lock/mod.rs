@@ -1,0 +1,201 @@
+//! The meaning of the fair lock beyond every lock's: the order, with all events in the queue. Its
+//! queue and its set of scores agree, and are empty at the end.
+
+mod giving_up;
+mod losing;
+mod messages;
+mod order;
+mod places;
+mod races;
+mod redisson;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::common::*;
+use redis::Commands as _;
+use redlatch::{CancelToken, Client, Error, ErrorKind, FairLock, Lock};
+use redlatch_testkit::{Action, Direction, Job, Proxy, Server, Worker};
+
+/// How long a dead waiter at the head may cost the others here. A waiter gives a sign of life every
+/// third of it, so one keeps its place on a machine that stands still for a second and a half.
+const FAIR_WAIT: Duration = Duration::from_millis(25 * UNIT.as_millis() as u64);
+/// For how long a lock is handed on.
+const PROVISIONAL: Duration = Duration::from_secs(2);
+/// Short enough to see its end.
+const LEASE: Duration = Duration::from_millis(6 * UNIT.as_millis() as u64);
+
+/// A client whose dead waiters cost little.
+fn quick(server: &Server) -> Client {
+    quick_at(&server.url())
+}
+
+/// A client whose dead waiters would keep others out for longer than a test waits.
+fn slow(server: &Server) -> Client {
+    let builder = Client::builder(&server.url()).watchdog_timeout(LONG);
+    builder.fair_wait_timeout(LONG).connect().unwrap()
+}
+
+fn quick_at(url: &str) -> Client {
+    Client::builder(url).watchdog_timeout(LONG).fair_wait_timeout(FAIR_WAIT).connect().unwrap()
+}
+
+fn queue_key(name: &str) -> String {
+    format!("redisson_lock_queue:{{{name}}}")
+}
+
+fn timeouts_key(name: &str) -> String {
+    format!("redisson_lock_timeout:{{{name}}}")
+}
+
+/// The owners in the queue, in its order.
+fn queue(server: &Server, name: &str) -> Vec<String> {
+    server.connection().lrange(queue_key(name), 0, -1).unwrap()
+}
+
+/// Waits until so many stand in the queue, and sees that the set has the same.
+#[track_caller]
+fn wait_queue(server: &Server, name: &str, length: usize) -> Vec<String> {
+    wait_until(&format!("{length} stand in the queue"), SOON, || {
+        queue(server, name).len() == length
+    });
+    // Not in a transaction, which a server without memory refuses.
+    let line = queue(server, name);
+    let scored: Vec<String> = server.connection().zrange(timeouts_key(name), 0, -1).unwrap();
+    let sorted = |mut all: Vec<String>| {
+        all.sort();
+        all
+    };
+    assert_eq!(sorted(line.clone()), sorted(scored), "queue and set differ");
+    line
+}
+
+/// Waits until nothing of the lock is left.
+#[track_caller]
+fn leaves_nothing(server: &Server, name: &str) {
+    let mut redis = server.connection();
+    let keys = [name.to_owned(), queue_key(name), timeouts_key(name)];
+    let until = Instant::now() + SOON;
+    loop {
+        let left: Vec<_> =
+            keys.iter().filter(|key| redis.exists::<_, bool>(*key).unwrap()).collect();
+        if left.is_empty() {
+            return;
+        }
+        assert!(Instant::now() < until, "left behind: {left:?}");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Threads that take the lock one after the other, and write down each holder.
+struct Line {
+    server_url: String,
+    served: Arc<Mutex<Vec<usize>>>,
+    threads: Vec<Running<()>>,
+}
+
+impl Line {
+    fn new(server: &Server) -> Self {
+        Self { server_url: server.url(), served: Arc::default(), threads: Vec::new() }
+    }
+
+    /// One more, at the end of the queue.
+    #[track_caller]
+    fn add(&mut self, lock: &FairLock) {
+        let mut redis = redis::Client::open(&*self.server_url).unwrap().get_connection().unwrap();
+        let mut length = || redis.llen::<_, usize>(queue_key(lock.name())).unwrap();
+        let before = length();
+        let (served, lock, at) = (Arc::clone(&self.served), lock.clone(), self.threads.len());
+        self.threads.push(spawn(move || {
+            let guard = lock.lock().unwrap();
+            served.lock().unwrap().push(at);
+            // A thread must write down before it passes the lock on.
+            guard.unlock().unwrap();
+        }));
+        wait_until("it stands in the queue", SOON, || length() > before);
+    }
+
+    fn join(self) -> Vec<usize> {
+        self.threads.into_iter().for_each(Running::join);
+        let served = self.served.lock().unwrap();
+        served.clone()
+    }
+}
+
+/// How many bytes the server has read.
+fn received(redis: &mut redis::Connection) -> u64 {
+    let stats: String = redis::cmd("INFO").arg("stats").query(redis).unwrap();
+    let bytes = stats.lines().find_map(|line| line.strip_prefix("total_net_input_bytes:"));
+    bytes.unwrap().parse().unwrap()
+}
+
+/// Where this executable's workers begin.
+#[test]
+fn worker() {
+    let Some(job) = Job::from_env() else { return };
+    let mut builder = Client::builder(job.arg(0)).watchdog_timeout(RENEWED);
+    if job.role() != "slow" {
+        builder = builder.fair_wait_timeout(FAIR_WAIT);
+    }
+    let client = builder.connect().unwrap();
+    let lock = client.fair_lock(job.arg(1));
+    job.say("waits");
+    let guard = lock.lock().unwrap();
+    let mut redis = redis::Client::open(job.arg(0)).unwrap().get_connection().unwrap();
+    let () = redis.rpush("served", job.arg(2)).unwrap();
+    job.say("got it");
+    if job.role() == "holder" {
+        let _ = job.wait_line();
+    }
+    guard.unlock().unwrap();
+    job.say("released");
+    let _ = job.wait_line();
+}
+
+/// A process that stands in the queue, behind those already there.
+fn process(role: &str, server: &Server, name: &str, at: usize) -> Worker {
+    let before = queue(server, name).len();
+    let mut worker =
+        Worker::spawn_test("fair_lock::worker", role, &[&server.url(), name, &at.to_string()]);
+    worker.expect_line("waits", SOON);
+    if role == "holder" {
+        worker.expect_line("got it", SOON);
+    } else {
+        wait_until("it stands in the queue", SOON, || queue(server, name).len() > before);
+    }
+    worker
+}
+
+fn served(server: &Server) -> Vec<usize> {
+    server.connection().lrange("served", 0, -1).unwrap()
+}
+
+/// A client behind a network, which has its connection and knows its scripts.
+fn behind(proxy: &Proxy) -> Client {
+    let client =
+        impatient(&proxy.url()).connections(1).fair_wait_timeout(FAIR_WAIT).connect().unwrap();
+    let lock = client.fair_lock("warm");
+    let guard = lock.lock().unwrap();
+    let waits = client.fair_lock("warm");
+    assert!(elsewhere(move || answered(|| waits.try_lock_for(UNIT / 10)).is_none()));
+    guard.unlock().unwrap();
+    client
+}
+
+/// Does this to the next scripts of this name.
+fn on_script(proxy: &Proxy, name: &str, times: usize, action: Action) {
+    let name = name.to_owned();
+    proxy.on(Direction::Request, times, action, move |bytes| {
+        contains(bytes, "EVAL") && contains(bytes, &name)
+    });
+}
+
+/// A thread that waits for the lock until it is cancelled.
+fn waits(lock: &FairLock) -> (Running<Result<(), Error>>, CancelToken) {
+    let (lock, token) = (lock.clone(), CancelToken::new());
+    let cancel = token.clone();
+    (spawn(move || lock.lock_cancellable(&token)?.unlock()), cancel)
+}

@@ -1,0 +1,160 @@
+//! Places of gone owners.
+
+use super::*;
+
+/// A request of a waiter of this owner arrives once more. Returns whether the owner has an entry
+/// then.
+fn ask_late(server: &Server, name: &str, owner: &str, lease: Duration) -> bool {
+    let script = concat!(
+        include_str!("../../../lua/fair/line.lua"),
+        include_str!("../../../lua/fair/acquire.lua")
+    );
+    let lease = lease.as_millis().to_string();
+    let prefix = format!("{}:", channel(name));
+    let args = ["10000,300000", &prefix, "0", &lease, owner, "0"];
+    let keys = [name.to_owned(), queue_key(name), timeouts_key(name)];
+    let mut eval = redis::cmd("EVAL");
+    eval.arg(script).arg(3).arg(&keys).arg(&args);
+    let answer: Vec<redis::Value> = eval.query(&mut server.connection()).unwrap();
+    answer[0] == redis::Value::Int(0)
+}
+
+/// Waits for the lock, gives up, and is gone. Returns its owner.
+fn gone(server: &Server, client: &Client, name: &str) -> String {
+    let token = CancelToken::new();
+    let (lock, cancel) = (client.fair_lock(name), token.clone());
+    let waiter = spawn(move || lock.lock_cancellable(&cancel).map(drop).is_err());
+    let owner = wait_queue(server, name, 1).remove(0);
+    token.cancel();
+    assert!(waiter.join());
+    wait_queue(server, name, 0);
+    owner
+}
+
+#[test]
+fn a_place_that_a_late_request_takes_keeps_no_waiter_out() {
+    let _bounded = bounded();
+    let server = server();
+    // A waiter behind a head that does not come pokes it.
+    let (one, other) = (slow(&server), slow(&server));
+    let mut redis = server.connection();
+    for released in [true, false] {
+        for behind in [true, false] {
+            let name = format!("late {released} {behind}");
+            let guard = other.fair_lock(&name).lock().unwrap();
+            let owner = gone(&server, &one, &name);
+            assert!(ask_late(&server, &name, &owner, UNIT));
+            assert_eq!(wait_queue(&server, &name, 1), [&*owner]);
+            let next = || {
+                let lock = other.fair_lock(&name);
+                spawn(move || lock.lock().unwrap().unlock().unwrap())
+            };
+            let mut waiter = behind.then(next);
+            wait_queue(&server, &name, 1 + usize::from(behind));
+            if released {
+                guard.unlock().unwrap();
+            } else {
+                // No client is told.
+                let () = redis.del(&name).unwrap();
+            }
+            waiter.take().unwrap_or_else(next).join();
+            leaves_nothing(&server, &name);
+        }
+    }
+}
+
+#[test]
+fn a_late_request_with_a_short_lease_leaves_no_place_though_no_waiter_comes() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let (client, other) = (behind(&proxy), client(&server));
+    let guard = other.fair_lock("short").lock().unwrap();
+    let earlier = gone(&server, &client, "short");
+    let (uuid, number) = earlier.split_once(':').unwrap();
+    let owner = format!("{uuid}:{}", number.parse::<u64>().unwrap() + 1);
+    on_script(&proxy, "short", 2, Action::LoseReply);
+    let lock = client.fair_lock("short").with_lease(UNIT / 10);
+    is_clear(&lock.lock().map(drop).unwrap_err(), "short", "given up in the background");
+    wait_queue(&server, "short", 0);
+    // Many leases later.
+    thread::sleep(UNIT * 3);
+    assert!(ask_late(&server, "short", &owner, UNIT / 10), "the test shows nothing");
+    wait_queue(&server, "short", 0);
+    guard.unlock().unwrap();
+    leaves_nothing(&server, "short");
+}
+
+#[test]
+fn a_message_for_a_holder_takes_nothing_from_it() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let guard = client.fair_lock("told late").lock().unwrap();
+    // Makes the client listen.
+    let waits = client.fair_lock("told late");
+    assert!(elsewhere(move || answered(|| waits.try_lock_for(UNIT)).is_none()));
+    let mut redis = server.connection();
+    let owner = holder(&mut redis, "told late").unwrap().0;
+    wait_queue(&server, "told late", 0);
+    let left = Commands::so_far(&server).of("lrem");
+    let number = owner.split_once(':').unwrap().1;
+    for message in [format!("ask {number} told late"), format!("ask {number}0 told late")] {
+        let heard: i64 = redis.publish(own_channel(&owner), message).unwrap();
+        assert_eq!(heard, 1);
+    }
+    wait_until("its client has seen to it", SOON, || Commands::so_far(&server).of("lrem") > left);
+    assert_eq!(holder(&mut redis, "told late").unwrap().0, owner);
+    for message in ["", "ask", "ask 1", "grant 1 x", "fence x y", "\u{0}"] {
+        let _: i64 = redis.publish(own_channel(&owner), message).unwrap();
+    }
+    assert!(guard.is_held());
+    guard.unlock().unwrap();
+    leaves_nothing(&server, "told late");
+}
+
+// Names and databases whose keys or channels are the same.
+
+#[test]
+fn databases_and_names_that_share_keys_strand_no_waiter() {
+    let _bounded = bounded();
+    let server = server();
+    let url = |database: u8| format!("{}/{database}", server.url().trim_end_matches('/'));
+    let clients = [quick_at(&url(0)), quick_at(&url(1))];
+    for _ in 0..5 {
+        let guards: Vec<_> =
+            clients.iter().map(|client| client.fair_lock("same").lock().unwrap()).collect();
+        let waiters: Vec<_> = clients
+            .iter()
+            .map(|client| {
+                let lock = client.fair_lock("same");
+                let waiter = spawn(move || lock.lock().unwrap().unlock().unwrap());
+                waiter.wait_asleep();
+                waiter
+            })
+            .collect();
+        for guard in guards {
+            guard.unlock().unwrap();
+        }
+        waiters.into_iter().for_each(Running::join);
+    }
+    // These two stand in one queue, and each tells the other's waiters.
+    let [client, _] = &clients;
+    let guards: Vec<_> =
+        ["x", "{x}"].iter().map(|name| client.fair_lock(name).lock().unwrap()).collect();
+    let waiters: Vec<_> = ["x", "{x}", "{x}", "x"]
+        .iter()
+        .map(|name| {
+            let lock = client.fair_lock(name);
+            let waiter = spawn(move || lock.lock().unwrap().unlock().unwrap());
+            waiter.wait_asleep();
+            waiter
+        })
+        .collect();
+    for guard in guards.into_iter().rev() {
+        guard.unlock().unwrap();
+    }
+    waiters.into_iter().for_each(Running::join);
+    leaves_nothing(&server, "x");
+    leaves_nothing(&server, "{x}");
+}

@@ -1,0 +1,306 @@
+//! How a lock goes from one process to the next: none is passed over, none is inside too long, and
+//! losses on the way cost little time and no hold.
+//!
+//! The scripts alone are tried in `models/lock/`; here the library sends them.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::common::*;
+use redis::{Commands as _, Connection};
+use redlatch::{
+    CancelToken, Client, Error, ErrorKind, HoldState, LockGuard, LostReason, ReentrantLock,
+};
+use redlatch_testkit::{Action, Direction, Job, Proxy, Server, Worker};
+
+/// How long a lock is granted for by message: `lua/hand_off.lua`.
+const PROVISIONAL: Duration = Duration::from_secs(2);
+
+/// Where this executable's workers begin: a process that takes a lock and keeps it until it is
+/// told.
+#[test]
+fn worker() {
+    let Some(job) = Job::from_env() else { return };
+    let client = Client::builder(job.arg(0)).watchdog_timeout(LONG).connect().unwrap();
+    let guard = client.reentrant_lock(job.arg(1)).lock().unwrap();
+    job.say("in");
+    let _ = job.wait_line();
+    guard.unlock().unwrap();
+    job.say("out");
+    let _ = job.wait_line();
+}
+
+fn process(server: &Server, name: &str) -> Worker {
+    Worker::spawn_test("hand_off::worker", "guest", &[&server.url(), name])
+}
+
+/// A thread that takes a lock and keeps it until it is told to leave.
+struct Guest {
+    entered: Receiver<Instant>,
+    leave: Sender<()>,
+    thread: Running<Result<(), Error>>,
+}
+
+impl Guest {
+    fn of(lock: &ReentrantLock) -> Self {
+        let lock = lock.clone();
+        let (tell, entered) = mpsc::channel();
+        let (leave, told) = mpsc::channel();
+        let thread = spawn(move || {
+            let guard = lock.lock()?;
+            tell.send(Instant::now()).unwrap();
+            // The order to leave, or the end of a failed test.
+            let _ = told.recv();
+            guard.unlock()
+        });
+        Self { entered, leave, thread }
+    }
+
+    /// One that stands in line as the last of `places`.
+    fn in_line(server: &Server, client: &Client, name: &str, places: u64) -> Self {
+        let guest = Self::of(&client.reentrant_lock(name));
+        wait_in_line(server, name, places);
+        guest
+    }
+
+    fn is_in(&self) -> bool {
+        self.entered.try_recv().is_ok()
+    }
+
+    fn wait_in(&self) -> Instant {
+        self.entered.recv_timeout(SOON).expect("it is let in")
+    }
+
+    fn leaves(self) {
+        self.ends().unwrap();
+    }
+
+    fn ends(self) -> Result<(), Error> {
+        drop(self.leave);
+        self.thread.join()
+    }
+}
+
+fn queue_key(name: &str) -> String {
+    match name.contains('{') {
+        true => format!("redlatch_queue_tagged:{name}"),
+        false => format!("redlatch_queue:{{{name}}}"),
+    }
+}
+
+/// The owners in line.
+fn queue(redis: &mut Connection, name: &str) -> Vec<String> {
+    redis.lrange(queue_key(name), 0, -1).unwrap()
+}
+
+/// The owner of the lock.
+fn owner(redis: &mut Connection, name: &str) -> Option<String> {
+    holder(redis, name).map(|(owner, _)| owner)
+}
+
+fn wait_owner(redis: &mut Connection, name: &str, expected: &str) {
+    wait_until("the lock has this owner", SOON, || {
+        owner(redis, name).is_some_and(|owner| owner == expected)
+    });
+}
+
+/// Waits until the lock has no owner and no waiter.
+fn wait_left(server: &Server, name: &str) {
+    wait_free(server, name, SOON);
+    let mut redis = server.connection();
+    wait_until("nobody stands in line", SOON, || queue(&mut redis, name).is_empty());
+}
+
+macro_rules! lock_script {
+    ($($file:literal),+) => {
+        concat!($(include_str!(concat!("../../../lua/lock/", $file))),+)
+    };
+}
+
+const RENEW: &[&str] = &[include_str!("../../../lua/lock/renew.lua")];
+/// The second one is for a lock that most likely is held.
+const ACQUIRE: &[&str] = &[
+    lock_script!("free.lua", "queue_up.lua", "../hand_off.lua", "holder.lua", "acquire.lua"),
+    lock_script!("queue_up.lua", "free.lua", "../hand_off.lua", "holder.lua", "acquire.lua"),
+];
+const RELEASE: &[&str] = &[lock_script!(
+    "unwanted.lua",
+    "hand_over.lua",
+    "../hand_off.lua",
+    "holder.lua",
+    "release.lua"
+)];
+
+mod coming;
+mod handed;
+mod lease;
+mod leaving;
+mod messages;
+mod missing;
+mod redisson;
+mod silent;
+
+/// Texts of one script.
+type Codes = &'static [&'static str];
+
+/// Whether the request runs this script for this lock.
+fn runs(bytes: &[u8], codes: Codes, name: &str) -> bool {
+    let is_run =
+        |code: &&str| contains(bytes, redis::Script::new(code).get_hash()) || contains(bytes, code);
+    contains(bytes, name) && codes.iter().any(is_run)
+}
+
+/// Does this to the next requests that run this script for this lock.
+fn on_script(proxy: &Proxy, codes: Codes, name: &'static str, shots: usize, action: Action) {
+    proxy.on(Direction::Request, shots, action, move |bytes| runs(bytes, codes, name));
+}
+
+/// Counts them from here on.
+fn count_script(proxy: &Proxy, codes: Codes, name: &str) -> Arc<AtomicU64> {
+    let count = Arc::new(AtomicU64::new(0));
+    let (seen, name) = (Arc::clone(&count), name.to_owned());
+    proxy.on(Direction::Request, 1, Action::Silence, move |bytes| {
+        if runs(bytes, codes, &name) {
+            seen.fetch_add(1, Ordering::SeqCst);
+        }
+        false
+    });
+    count
+}
+
+/// Runs `work` with a hold of this lock that its client, which is behind the proxy, was handed by
+/// message; and when it came. Where the client asked meanwhile, as it does now and then, the answer
+/// to that may have told it first: then once more.
+fn handed<T: Send + 'static>(
+    server: &Server,
+    proxy: &Proxy,
+    lock: &ReentrantLock,
+    work: impl FnOnce(LockGuard, Instant) -> T + Send + 'static,
+) -> Running<T> {
+    let name = lock.name().to_owned();
+    let asked = count_script(proxy, ACQUIRE, &name);
+    let giving = client(server).reentrant_lock(&name);
+    let mut giver = giving.lock().unwrap();
+    let (tell, told) = mpsc::channel();
+    let (say, said) = mpsc::channel();
+    let (lock, count) = (lock.clone(), Arc::clone(&asked));
+    let taker = spawn(move || {
+        loop {
+            let guard = lock.lock().unwrap();
+            let (entered, questions) = (Instant::now(), count.load(Ordering::SeqCst));
+            let by_message = questions == told.recv().unwrap();
+            say.send(by_message).unwrap();
+            if by_message {
+                return work(guard, entered);
+            }
+            guard.unlock().unwrap();
+            // There is a holder to wait for again.
+            let _: u64 = told.recv().unwrap();
+        }
+    });
+    let begun = Instant::now();
+    loop {
+        wait_in_line(server, &name, 1);
+        // All questions so far are answered once it sleeps in line.
+        let questions = asked.load(Ordering::SeqCst);
+        taker.wait_queued();
+        tell.send(questions).unwrap();
+        giver.unlock().unwrap();
+        if said.recv().unwrap() {
+            return taker;
+        }
+        assert!(begun.elapsed() < SOON, "no message ever granted it");
+        giver = giving.lock().unwrap();
+        tell.send(0).unwrap();
+    }
+}
+
+/// A client behind a network, whose connections are open and whose scripts are known. It waits for
+/// replies for as long as a test holds them back.
+fn behind(server: &Server, proxy: &Proxy) -> Client {
+    behind_by(server, proxy, 1)
+}
+
+/// The same with so many connections.
+fn behind_by(server: &Server, proxy: &Proxy, connections: usize) -> Client {
+    let client = Client::builder(&proxy.url())
+        .watchdog_timeout(LONG)
+        .response_timeout(SOON)
+        .connections(connections)
+        .connect()
+        .unwrap();
+    let lock = client.reentrant_lock("warm");
+    let guards = (lock.lock().unwrap(), lock.with_lease(LONG * 2).lock().unwrap());
+    guards.0.unlock().unwrap();
+    guards.1.unlock().unwrap();
+    warm_up(server, &client);
+    client
+}
+
+/// Has it listen to its own channel, as it does once it has waited: before that a script takes it
+/// for dead, and it asks once more when it listens.
+fn warm_up(server: &Server, client: &Client) {
+    let mut redis = server.connection();
+    hold_as_redisson(&mut redis, "warm", LONG);
+    let guest = Guest::in_line(server, client, "warm", 1);
+    let place = queue(&mut redis, "warm").remove(0);
+    wait_subscribed(server, &own_channel(&place));
+    // The subscription is confirmed once a release arrives, and not before.
+    wait_subscribed(server, &channel("warm"));
+    release_as_redisson(&mut redis, "warm", &channel("warm"));
+    guest.wait_in();
+    guest.leaves();
+}
+
+/// A client that listens to its own channel.
+fn warm(server: &Server) -> Client {
+    let client = client(server);
+    warm_up(server, &client);
+    client
+}
+
+/// The keys that end by themselves from here on. Keys that record which places were heard of must
+/// end so.
+struct Lapses {
+    sender: Connection,
+    listener: Connection,
+    seen: Vec<String>,
+}
+
+impl Lapses {
+    fn of(server: &Server) -> Self {
+        let (mut sender, mut listener) = (server.connection(), server.connection());
+        let events = ["SET", "notify-keyspace-events", "Ex"];
+        redis::cmd("CONFIG").arg(&events).exec(&mut sender).unwrap();
+        let channels = ["__keyevent@0__:expired", "end"];
+        listener
+            .send_packed_command(&redis::cmd("SUBSCRIBE").arg(&channels).get_packed_command())
+            .unwrap();
+        Self { sender, listener, seen: Vec::new() }
+    }
+
+    /// How many have ended.
+    fn so_far(&mut self) -> usize {
+        let () = self.sender.publish("end", "").unwrap();
+        loop {
+            let Some(message) = redis::Msg::from_value(&self.listener.recv_response().unwrap())
+            else {
+                continue;
+            };
+            if message.get_channel_name() == "end" {
+                return self.seen.len();
+            }
+            let key: String = message.get_payload().unwrap();
+            if !key.starts_with("redlatch_asked") {
+                self.seen.push(key);
+            }
+        }
+    }
+}
+
+fn millis(time: Duration) -> i64 {
+    i64::try_from(time.as_millis()).unwrap()
+}

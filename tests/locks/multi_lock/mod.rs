@@ -1,0 +1,397 @@
+//! Several locks that are taken together, and the majority of a quorum.
+
+mod contention;
+mod quorum;
+mod trouble;
+mod waiting;
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Barrier};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::common::*;
+use redis::Commands as _;
+use redlatch::{
+    CancelToken, Client, Error, ErrorKind, HoldState, Lock, MultiLock, MultiLockGuard,
+    ReentrantLock, Wait,
+};
+use redlatch_testkit::{Action, Job, PlainClient, Proxy, Server, Worker};
+
+const NAMES: [&str; 3] = ["a", "b", "c"];
+
+/// A lock of each of these names, listed in this order.
+fn all_of(client: &Client, names: &[&str]) -> MultiLock {
+    let locks: Vec<_> = names.iter().map(|name| client.reentrant_lock(name)).collect();
+    of(&locks)
+}
+
+fn of(locks: &[ReentrantLock]) -> MultiLock {
+    MultiLock::new(&listed(locks)).unwrap()
+}
+
+fn listed(locks: &[ReentrantLock]) -> Vec<&dyn Lock> {
+    locks.iter().map(|lock| lock as &dyn Lock).collect()
+}
+
+fn is_held(server: &Server, name: &str) -> bool {
+    holder(&mut server.connection(), name).is_some()
+}
+
+fn wait_all_free(server: &Server, names: &[&str]) {
+    names.iter().for_each(|name| wait_free(server, name, SOON));
+}
+
+/// Counts how often it was called.
+fn losses(guard: &MultiLockGuard) -> Arc<AtomicUsize> {
+    let lost = Arc::new(AtomicUsize::new(0));
+    let counts = Arc::clone(&lost);
+    guard.on_lost(move |_| {
+        counts.fetch_add(1, Ordering::SeqCst);
+    });
+    lost
+}
+
+// Leftovers.
+
+#[test]
+fn all_that_is_left_together_outlives_the_client() {
+    let _bounded = bounded();
+    let server = server();
+    for owned in [true, false] {
+        let client = client(&server);
+        if owned {
+            all_of(&client, &NAMES).lock_owned().unwrap().leave_to_expire().unwrap();
+        } else {
+            all_of(&client, &NAMES).lock().unwrap().leave_to_expire().unwrap();
+        }
+        client.shutdown();
+        assert!(NAMES.iter().all(|name| is_held(&server, name)));
+        let () = server.connection().del(&NAMES).unwrap();
+    }
+    let client = client(&server);
+    let guard = all_of(&client, &NAMES).lock().unwrap();
+    assert!(client.reentrant_lock("b").force_unlock().unwrap());
+    let error = guard.leave_to_expire().unwrap_err();
+    assert_eq!((error.kind(), error.name()), (ErrorKind::LeaseLost, Some("b")));
+    // None is left taken if one of them cannot be.
+    wait_all_free(&server, &NAMES);
+}
+
+// Parts taken.
+
+#[test]
+fn all_are_held_until_the_guard_goes() {
+    let _bounded = bounded();
+    let server = server();
+    let (client, other) = (client(&server), client(&server));
+    let all = all_of(&client, &["c", "a", "b"]);
+    assert_eq!(all.names().collect::<Vec<_>>(), NAMES);
+    let guard = all.lock().unwrap();
+    assert!(guard.is_held());
+    assert_eq!(guard.state(), HoldState::Held);
+    assert_eq!(guard.names().collect::<Vec<_>>(), NAMES);
+    guard.check(LONG / 2).unwrap();
+    assert_eq!(guard.check(LONG * 2).unwrap_err().kind(), ErrorKind::EndsTooSoon);
+    for name in NAMES {
+        assert!(other.reentrant_lock(name).try_lock().unwrap().is_none(), "{name}");
+    }
+    guard.unlock().unwrap();
+    for name in NAMES {
+        assert!(!is_held(&server, name), "unlock says so when it is true");
+    }
+    drop(all.lock().unwrap());
+    wait_all_free(&server, &NAMES);
+}
+
+#[test]
+fn none_is_held_if_one_is_not_to_be_had() {
+    let _bounded = bounded();
+    let server = server();
+    let (client, other) = (client(&server), client(&server));
+    for taken in NAMES {
+        let all = all_of(&client, &NAMES);
+        let guard = other.reentrant_lock(taken).lock().unwrap();
+        assert!(all.try_lock().unwrap().is_none());
+        assert!(answered(|| all.try_lock_for(UNIT)).is_none());
+        for name in NAMES.into_iter().filter(|name| *name != taken) {
+            wait_free(&server, name, SOON);
+        }
+        guard.unlock().unwrap();
+        all.try_lock().unwrap().unwrap().unlock().unwrap();
+    }
+}
+
+#[test]
+fn they_are_taken_and_given_back_one_after_the_other() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let client = Client::builder(&proxy.url()).watchdog_timeout(LONG).connect().unwrap();
+    let all = all_of(&client, &NAMES);
+    // Connections are open, and the server knows the scripts.
+    for _ in 0..2 {
+        all.lock().unwrap().unlock().unwrap();
+    }
+    proxy.on_request("EVALSHA", Action::HoldReply);
+    let taker = spawn(move || all.lock().unwrap().unlock().unwrap());
+    // The parts held each time the server has carried out one more request, and its answer is held
+    // back.
+    let steps = [[1, 0, 0], [1, 1, 0], [1, 1, 1], [1, 1, 0], [1, 0, 0], [0, 0, 0]];
+    for (at, expected) in (1..).zip(steps) {
+        proxy.wait_fired(at, SOON);
+        wait_until("it is carried out", SOON, || {
+            NAMES.map(|name| i32::from(is_held(&server, name))) == expected
+        });
+        if at < steps.len() {
+            proxy.on_request("EVALSHA", Action::HoldReply);
+        }
+        proxy.release();
+    }
+    taker.join();
+}
+
+#[test]
+fn a_lock_that_is_listed_twice_is_taken_once() {
+    let _bounded = bounded();
+    let server = server();
+    let (one, two) = (client(&server), client(&server));
+    let by_name =
+        Client::connect(&server.url().replace("127.0.0.1", "localhost")).expect("a hosts file");
+    let [a, b, c] = [&one, &two, &by_name].map(|client| client.reentrant_lock("twice"));
+    let both = MultiLock::new(&[&a, &a, &b, &c]).unwrap();
+    assert_eq!(both.names().collect::<Vec<_>>(), ["twice"]);
+    both.lock().unwrap().unlock().unwrap();
+    both.lock_owned().unwrap().unlock().unwrap();
+    assert!(!is_held(&server, "twice"));
+}
+
+#[test]
+fn a_senseless_list_of_locks_is_an_error_at_once() {
+    let _bounded = bounded();
+    let server = server();
+    let (one, two) = (client(&server), client(&server));
+    let kind = |lock: Result<MultiLock, Error>| lock.unwrap_err().kind();
+    assert_eq!(kind(MultiLock::new(&[])), ErrorKind::Config);
+    assert_eq!(kind(MultiLock::quorum(&[])), ErrorKind::Config);
+    let (plain, fair) = (one.reentrant_lock("x"), two.fair_lock("x"));
+    assert_eq!(kind(MultiLock::new(&[&plain, &fair])), ErrorKind::Config);
+    // Two votes of one server.
+    let (left, right) = (one.reentrant_lock("x"), two.reentrant_lock("y"));
+    let error = MultiLock::quorum(&[&left, &right]).unwrap_err();
+    assert!(error.to_string().contains(&server.port().to_string()), "{error}");
+    // The first call checks a name and a lease, as for one lock.
+    let error = all_of(&one, &["x", ""]).lock().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config);
+    let error = all_of(&one, &NAMES).with_lease(Duration::ZERO).try_lock().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config);
+    assert!(!is_held(&server, "x"));
+}
+
+#[test]
+fn parts_that_the_thread_holds_are_taken_once_more() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let all = all_of(&client, &NAMES);
+    let part = client.reentrant_lock("b");
+    let outer = part.lock().unwrap();
+    let guard = all.lock().unwrap();
+    let again = all.try_lock().unwrap().unwrap();
+    assert_eq!(part.hold_count(), 3);
+    again.unlock().unwrap();
+    guard.unlock().unwrap();
+    assert_eq!(part.hold_count(), 1);
+    assert!(outer.is_held());
+    assert!(is_held(&server, "b") && !is_held(&server, "a") && !is_held(&server, "c"));
+    outer.unlock().unwrap();
+    // An owned one waits for its own thread, too.
+    let owned = all.lock_owned().unwrap();
+    assert!(all.try_lock().unwrap().is_none());
+    elsewhere(move || {
+        assert!(owned.is_held());
+        owned.unlock().unwrap();
+    });
+    all.lock().unwrap().unlock().unwrap();
+}
+
+#[test]
+fn locks_of_any_kind_go_together() {
+    let _bounded = bounded();
+    let server = server();
+    let (client, other) = (client(&server), client(&server));
+    let (fair, plain) = (client.fair_lock("fair"), client.reentrant_lock("plain"));
+    let both = MultiLock::new(&[&plain, &fair]).unwrap();
+    let taken = other.fair_lock("fair").lock().unwrap();
+    assert!(both.try_lock().unwrap().is_none());
+    let waiter = spawn(move || both.lock().unwrap().unlock().unwrap());
+    waiter.wait_asleep();
+    taken.unlock().unwrap();
+    waiter.join();
+    wait_all_free(&server, &["fair", "plain"]);
+}
+
+#[test]
+fn with_returns_the_result_of_its_work() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let all = all_of(&client, &NAMES);
+    let answer: Result<u32, Error> = all.with(|guard| {
+        guard.check(UNIT)?;
+        Ok(42)
+    });
+    assert_eq!(answer.unwrap(), 42);
+    assert!(!NAMES.into_iter().any(|name| is_held(&server, name)));
+}
+
+// Several locks as one.
+
+#[test]
+fn code_over_any_lock_takes_counts_and_releases_several() {
+    let _bounded = bounded();
+    let server = server();
+    let (client, other) = (client(&server), client(&server));
+    let all = all_of(&client, &["b", "a", "c"]);
+    let all: &dyn Lock = &all;
+    assert_eq!(all.name(), "a, b, c");
+    assert_eq!((all.is_locked().unwrap(), all.remaining_lease().unwrap()), (false, None));
+    let guard = all.lock().unwrap();
+    all.lock_within(SOON.into()).unwrap().unwrap().forget();
+    assert_eq!((guard.name(), guard.state()), ("a, b, c", HoldState::Held));
+    assert!(all.hold_count() == 2 && all.is_held_by_current_thread());
+    assert!(elsewhere({
+        let part = other.reentrant_lock("c");
+        move || part.try_lock().unwrap().is_none()
+    }));
+    all.unlock().unwrap();
+    assert!(guard.is_held() && all.hold_count() == 1);
+    guard.forget();
+    assert!(NAMES.iter().all(|name| is_held(&server, name)));
+    all.unlock().unwrap();
+    assert!(!NAMES.iter().any(|name| is_held(&server, name)));
+    assert!(all.hold_count() == 0 && !all.is_held_by_current_thread());
+    let owned = all.lock_owned_cancellable(&CancelToken::new()).unwrap();
+    assert!(answered(|| all.try_lock_owned_for(UNIT)).is_none());
+    elsewhere(move || owned.unlock().unwrap());
+    assert!(!all.is_locked().unwrap());
+}
+
+#[test]
+fn an_unlock_leaves_each_part_once_and_one_that_is_not_held_is_an_error() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let (all, parts) = (all_of(&client, &NAMES), NAMES.map(|name| client.reentrant_lock(name)));
+    let counts = || parts.each_ref().map(|part| part.hold_count());
+    assert_eq!(all.unlock().unwrap_err().kind(), ErrorKind::NotHeld);
+    let outer = parts[0].lock().unwrap();
+    assert!(all.is_locked().unwrap() && !all.is_held_by_current_thread());
+    all.lock().unwrap().forget();
+    assert_eq!((counts(), all.hold_count()), ([2, 1, 1], 1));
+    // One is lost: what is left of the others goes, as at the end of a guard.
+    assert!(parts[1].force_unlock().unwrap());
+    assert_eq!(all.hold_count(), 0);
+    let error = all.unlock().unwrap_err();
+    assert_eq!((error.kind(), error.name()), (ErrorKind::NotHeld, Some("b")));
+    assert!(error.to_string().contains("other locks of this MultiLock"), "{error}");
+    assert_eq!(counts(), [1, 0, 0]);
+    assert!(outer.is_held() && !is_held(&server, "c"));
+    outer.unlock().unwrap();
+}
+
+#[test]
+fn the_lease_of_several_is_the_least_and_force_takes_each_part_away() {
+    let _bounded = bounded();
+    let server = server();
+    let (client, other) = (client(&server), client(&server));
+    let short = client.reentrant_lock("b").with_lease(LONG / 4);
+    let (a, c) = (client.reentrant_lock("a"), client.fair_lock("c"));
+    let all = MultiLock::new(&[&a, &short, &c]).unwrap();
+    let guard = all.lock().unwrap();
+    let lost = losses(&guard);
+    assert!(all.remaining_lease().unwrap().unwrap() <= LONG / 4);
+    let longer = all.with_lease(LONG / 2).lock().unwrap();
+    let left = all.remaining_lease().unwrap().unwrap();
+    assert!(left > LONG / 4 && left <= LONG / 2, "{left:?}");
+    let theirs = MultiLock::new(&[
+        &other.reentrant_lock("a"),
+        &other.reentrant_lock("b"),
+        &other.fair_lock("c"),
+    ]);
+    let theirs = theirs.unwrap();
+    assert!(theirs.is_locked().unwrap() && !theirs.is_held_by_current_thread());
+    assert!(theirs.force_unlock().unwrap() && !theirs.force_unlock().unwrap());
+    assert!(!theirs.is_locked().unwrap());
+    wait_until("the holder is told", SOON, || lost.load(Ordering::SeqCst) == 1);
+    drop((longer, guard));
+    theirs.try_lock().unwrap().expect("all are free").unlock().unwrap();
+}
+
+#[test]
+fn several_in_the_list_of_several_stand_for_their_parts() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let (inner, b) = (all_of(&client, &["c", "a"]), client.reentrant_lock("b"));
+    let all = MultiLock::new(&[&inner, &b, &client.reentrant_lock("a")]).unwrap();
+    assert_eq!(all.names().collect::<Vec<_>>(), NAMES);
+    let guard = all.lock().unwrap();
+    assert!(inner.is_held_by_current_thread());
+    let again = inner.lock().unwrap();
+    guard.unlock().unwrap();
+    assert!(again.is_held() && !is_held(&server, "b"));
+    again.unlock().unwrap();
+    // A kind of another part counts in there, too, and a majority is no part.
+    let fair = MultiLock::new(&[&inner, &client.fair_lock("a")]);
+    let quorum = MultiLock::quorum(&[&b]).unwrap();
+    let (outer, votes) = (MultiLock::new(&[&inner, &quorum]), MultiLock::quorum(&[&inner]));
+    for wrong in [fair, outer, votes] {
+        assert_eq!(wrong.unwrap_err().kind(), ErrorKind::Config);
+    }
+    assert!(!NAMES.iter().any(|name| is_held(&server, name)));
+}
+
+#[test]
+fn each_fenced_part_has_a_token_of_its_own() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let [first, last] = ["first", "last"].map(|name| client.fenced_lock(name));
+    let before = first.lock().unwrap().token();
+    let all = MultiLock::new(&[&last, &client.reentrant_lock("middle"), &first]).unwrap();
+    let guard = all.lock().unwrap();
+    let tokens: Vec<_> = guard.tokens().collect();
+    let own = [&first, &last].map(|part| (part.name(), part.lock().unwrap().token()));
+    assert_eq!(tokens, own);
+    assert!(tokens[0].1 > before);
+    guard.unlock().unwrap();
+    let owned = all.lock_owned().unwrap();
+    assert!(owned.tokens().zip(own).all(|(now, then)| now.0 == then.0 && now.1 > then.1));
+}
+
+// Contention.
+
+/// Where this executable's workers begin.
+#[test]
+fn worker() {
+    let Some(job) = Job::from_env() else { return };
+    match job.role() {
+        "contender" => {
+            let until = Instant::now() + Duration::from_millis(job.arg(2).parse().unwrap());
+            job.say("starts");
+            let taken = contention::contend(job.arg(0), job.arg(1).parse().unwrap(), until);
+            job.say(&format!("taken {taken}"));
+        }
+        "holder" => {
+            let lease = Duration::from_millis(job.arg(1).parse().unwrap());
+            let client = Client::builder(job.arg(0)).watchdog_timeout(lease).connect().unwrap();
+            let guard = all_of(&client, &NAMES).lock().unwrap();
+            job.say("holds");
+            let _ = job.wait_line();
+            drop(guard);
+        }
+        role => panic!("no role {role}"),
+    }
+    job.done();
+}

@@ -1,0 +1,506 @@
+//! A quorum.
+
+use super::*;
+
+const FIVE: usize = 5;
+/// The lease of a vote: longer than anything here is waited for, so that none lapses unseen.
+const VOTE: Duration = LONG;
+/// The clients' wait for a single reply.
+const RESPONSE_TIMEOUT: Duration = SOON;
+
+fn five() -> Vec<Server> {
+    (0..FIVE).map(|_| server()).collect()
+}
+
+fn voting(servers: &[Server]) -> MultiLock {
+    voting_at(&servers.iter().map(Server::url).collect::<Vec<_>>())
+}
+
+/// A lock of clients that would wait for long for a server that does not answer. A quorum does not:
+/// for 1.2 s, a fiftieth of the lease.
+fn voting_at(urls: &[String]) -> MultiLock {
+    enduring(urls, Duration::ZERO)
+}
+
+/// The same with clients that wait for servers which are away.
+fn enduring(urls: &[String], failover_timeout: Duration) -> MultiLock {
+    answered(urls, failover_timeout, RESPONSE_TIMEOUT)
+}
+
+fn answered(urls: &[String], failover_timeout: Duration, within: Duration) -> MultiLock {
+    let locks: Vec<_> = urls
+        .iter()
+        .map(|url| Client::builder(url).watchdog_timeout(VOTE).response_timeout(within))
+        .map(|client| {
+            client.failover_timeout(failover_timeout).connect().unwrap().reentrant_lock("vote")
+        })
+        .collect();
+    MultiLock::quorum(&listed(&locks)).unwrap()
+}
+
+/// A quorum of all five servers for a program that could connect to these only.
+fn of_five(servers: &[Server]) -> Result<MultiLock, Error> {
+    let clients: Vec<_> = servers.iter().map(client).collect();
+    let locks: Vec<_> = clients.iter().map(|client| client.reentrant_lock("vote")).collect();
+    MultiLock::quorum_of(FIVE, &listed(&locks))
+}
+
+fn votes(servers: &[Server]) -> usize {
+    servers.iter().filter(|server| is_held(server, "vote")).count()
+}
+
+/// Takes the lock with the votes of all: on a busy machine a quorum does not wait for a late one.
+fn lock_at_all(quorum: &MultiLock) -> MultiLockGuard {
+    let mut had = None;
+    wait_until("all have voted", SOON, || {
+        had = quorum.lock().ok().filter(|guard| guard.names().count() == FIVE);
+        had.is_some()
+    });
+    had.unwrap()
+}
+
+#[test]
+fn a_non_reentrant_quorum_gives_no_second_level() {
+    let _bounded = bounded();
+    let servers = five();
+    let quorum = voting(&servers).non_reentrant();
+    let guard = lock_at_all(&quorum);
+    assert_eq!(quorum.try_lock().unwrap_err().kind(), ErrorKind::WouldDeadlock);
+    assert_eq!((quorum.hold_count(), votes(&servers)), (1, FIVE));
+    guard.unlock().unwrap();
+}
+
+#[test]
+fn a_majority_is_had_and_excludes_every_other() {
+    let _bounded = bounded();
+    let servers = five();
+    let (ours, theirs) = (voting(&servers), voting(&servers));
+    let guard = lock_at_all(&ours);
+    assert!(guard.is_held());
+    assert_eq!(votes(&servers), FIVE);
+    // Less for drift than one server's.
+    let lease = VOTE - VOTE / 100;
+    assert!(guard.remaining() < lease && guard.remaining() > VOTE / 2, "{:?}", guard.remaining());
+    guard.check(VOTE / 2).unwrap();
+    assert_eq!(guard.check(lease).unwrap_err().kind(), ErrorKind::EndsTooSoon);
+    assert!(theirs.try_lock().unwrap().is_none());
+    assert!(crate::common::answered(|| theirs.try_lock_for(UNIT)).is_none());
+    assert!(guard.is_held());
+    guard.unlock().unwrap();
+    assert_eq!(votes(&servers), 0);
+    let guard = theirs.lock().unwrap();
+    let waiter = spawn(move || ours.lock().unwrap().unlock().unwrap());
+    waiter.wait_asleep();
+    drop(guard);
+    waiter.join();
+}
+
+/// Of five servers, each has lost its connections to two.
+#[test]
+fn programs_that_are_connected_to_different_majorities_exclude_each_other() {
+    let _bounded = bounded();
+    let servers = five();
+    let (ours, theirs) = (of_five(&servers[..3]).unwrap(), of_five(&servers[2..]).unwrap());
+    let guard = ours.lock().unwrap();
+    assert_eq!((guard.names().count(), votes(&servers)), (3, 3));
+    assert!(theirs.try_lock().unwrap().is_none());
+    assert!(guard.is_held());
+    // Two of five are no majority, and the other two may be.
+    assert_eq!(theirs.is_locked().unwrap_err().kind(), ErrorKind::Redis);
+    assert!(ours.is_locked().unwrap());
+    guard.unlock().unwrap();
+    theirs.lock().unwrap().unlock().unwrap();
+    // Without its third server it has no majority.
+    servers[4].kill();
+    let error = theirs.try_lock().unwrap_err();
+    assert!(error.is_transient(), "{error}");
+    assert!(error.to_string().contains("1 of the 3 connected servers of a quorum of 5"), "{error}");
+    let error = of_five(&servers[..2]).unwrap_err();
+    assert_eq!((error.kind(), error.name()), (ErrorKind::Config, Some("vote")));
+    assert!(error.to_string().contains("needs 3 to 5 locks"), "{error}");
+}
+
+#[test]
+fn a_minority_that_others_hold_does_not_matter_and_a_majority_does() {
+    let _bounded = bounded();
+    let servers = five();
+    let quorum = voting(&servers);
+    let others: Vec<_> = servers.iter().map(client).collect();
+    let mut taken: Vec<_> =
+        others[..2].iter().map(|it| it.reentrant_lock("vote").lock().unwrap()).collect();
+    quorum.try_lock().unwrap().unwrap().unlock().unwrap();
+    taken.push(others[2].reentrant_lock("vote").lock().unwrap());
+    assert!(quorum.try_lock().unwrap().is_none());
+    for server in &servers[3..] {
+        wait_free(server, "vote", SOON);
+    }
+    drop(taken);
+    quorum.lock().unwrap().unlock().unwrap();
+}
+
+#[test]
+fn with_two_of_five_servers_dead_it_is_had_and_with_three_it_is_an_error_in_time() {
+    let _bounded = bounded();
+    let servers = five();
+    let (ours, theirs) = (voting(&servers), voting(&servers));
+    ours.lock().unwrap().unlock().unwrap();
+    servers[0].kill();
+    servers[3].pause();
+    for _ in 0..3 {
+        let guard = ours.lock().unwrap();
+        assert!(theirs.try_lock().unwrap().is_none());
+        assert!(guard.is_held());
+        guard.unlock().unwrap();
+        theirs.lock().unwrap().unlock().unwrap();
+    }
+    servers[4].pause();
+    let begun = Instant::now();
+    let error = ours.lock().unwrap_err();
+    let took = begun.elapsed();
+    // Two of them say nothing, and neither is waited for to the end.
+    assert!(took < RESPONSE_TIMEOUT, "{took:?}");
+    assert_eq!((error.kind(), error.name()), (ErrorKind::Redis, Some("vote")));
+    assert!(error.is_transient());
+    assert!(error.to_string().contains("3 of the 5"), "{error}");
+    assert!(format!("{error:#}").contains(&servers[0].port().to_string()), "{error:#}");
+    for server in [&servers[1], &servers[2]] {
+        wait_free(server, "vote", SOON);
+    }
+    // The client gives back a late grant, so it can have the lock again when the servers are back.
+    servers[3].resume();
+    servers[4].resume();
+    wait_until("it is had again", SOON, || matches!(ours.try_lock(), Ok(Some(_))));
+    for server in &servers[1..] {
+        wait_free(server, "vote", SOON);
+    }
+}
+
+#[test]
+fn code_over_any_lock_has_a_majority_and_needs_no_more() {
+    let _bounded = bounded();
+    let servers = five();
+    let (ours, theirs) = (voting(&servers), voting(&servers));
+    let (ours, theirs): (&dyn Lock, &dyn Lock) = (&ours, &theirs);
+    assert_eq!(ours.name(), "vote");
+    let one = client(&servers[1]).reentrant_lock("vote");
+    one.lock().unwrap().forget();
+    assert!(!theirs.is_locked().unwrap() && theirs.remaining_lease().unwrap().is_none());
+    one.unlock().unwrap();
+    ours.lock().unwrap().forget();
+    servers[0].kill();
+    servers[3].kill();
+    assert!(ours.hold_count() == 1 && ours.is_held_by_current_thread());
+    assert!(theirs.is_locked().unwrap() && theirs.remaining_lease().unwrap() <= Some(VOTE));
+    assert_eq!(theirs.unlock().unwrap_err().kind(), ErrorKind::NotHeld);
+    ours.unlock().unwrap();
+    assert!(!theirs.is_locked().unwrap() && ours.hold_count() == 0);
+    let guard = ours.lock().unwrap();
+    assert!(theirs.force_unlock().unwrap() && !theirs.force_unlock().unwrap());
+    wait_until("it is told", SOON, || !guard.is_held());
+    servers[4].kill();
+    assert_eq!(theirs.is_locked().unwrap_err().kind(), ErrorKind::Redis);
+}
+
+/// The servers that answer do not decide: one that does not may have the vote that is missing.
+#[test]
+fn a_lock_that_a_majority_has_is_not_called_free_while_one_of_them_is_away() {
+    let _bounded = bounded();
+    let servers = five();
+    let (ours, theirs) = (voting(&servers), voting(&servers));
+    let guard = ours.lock().unwrap();
+    for server in &servers[..2] {
+        assert!(client(server).reentrant_lock("vote").force_unlock().unwrap());
+    }
+    assert!(theirs.is_locked().unwrap());
+    servers[4].kill();
+    assert_eq!(theirs.is_locked().unwrap_err().kind(), ErrorKind::Redis);
+    assert_eq!(theirs.remaining_lease().unwrap_err().kind(), ErrorKind::Redis);
+    drop(guard);
+}
+
+/// Also where the lock is to be had at once.
+#[test]
+fn a_token_that_was_cancelled_before_ends_a_quorums_wait_too() {
+    let _bounded = bounded();
+    let servers = [server()];
+    let quorum = voting(&servers);
+    let token = CancelToken::new();
+    token.cancel();
+    let error = quorum.lock_cancellable(&token).map(drop).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Cancelled, "{error}");
+    quorum.try_lock().unwrap().unwrap().unlock().unwrap();
+}
+
+/// Servers that say nothing, of clients that would go on waiting for them for a minute.
+/// One that could not be made to last is released, and the others are enough.
+#[test]
+fn a_majority_of_a_quorum_is_left_to_its_end() {
+    let _bounded = bounded();
+    let servers = [(); 3].map(|()| server());
+    let proxy = Proxy::before(&servers[0]);
+    // Unless the first one asks at the moment of its grant: then that request is the one that fails,
+    // or its reply grants the whole lease.
+    wait_until("one is not raised", SOON, || {
+        let urls = [proxy.url(), servers[1].url(), servers[2].url()];
+        let clients = urls.map(|url| impatient(&url).connect().unwrap());
+        let lock = |client: &Client| client.reentrant_lock("vote").with_watchdog(HOUR);
+        let locks = clients.each_ref().map(lock);
+        let held = client(&servers[0]).reentrant_lock("vote").lock().unwrap();
+        let (first, quorum) = (locks[0].clone(), MultiLock::quorum(&listed(&locks)).unwrap());
+        let waiter = spawn(move || {
+            // Just handed on. The quorum has a second level of it.
+            let _outer = first.lock().ok()?;
+            let guard = quorum.try_lock().unwrap().unwrap();
+            Some((guard.names().count(), guard.leave_to_expire()))
+        });
+        wait_in_line(&servers[0], "vote", 1);
+        after_a_grant(&proxy, usize::MAX, Action::LoseReply);
+        held.unlock().unwrap();
+        let left = waiter.join();
+        proxy.clear_rules();
+        clients.iter().for_each(Client::shutdown);
+        let Some((count, left)) = left else { return false };
+        left.unwrap();
+        assert!(votes(&servers) >= 2, "a majority stays taken");
+        let is_raised = is_held(&servers[0], "vote");
+        servers.iter().for_each(|server| server.connection().del("vote").unwrap());
+        count == 3 && !is_raised
+    });
+}
+
+#[test]
+fn a_limit_ends_a_quorums_wait() {
+    let _bounded = bounded();
+    let servers = five();
+    let quorum = enduring(&servers.iter().map(Server::url).collect::<Vec<_>>(), LONG);
+    lock_at_all(&quorum).unlock().unwrap();
+    let token = CancelToken::new();
+    for still in [&servers[..3], &servers[3..]] {
+        still.iter().for_each(Server::pause);
+        let begun = Instant::now();
+        let error = quorum.try_lock_for(UNIT * 25).map(drop).unwrap_err();
+        assert!(error.is_transient(), "{error}");
+        assert!(begun.elapsed() < RESPONSE_TIMEOUT / 2, "{:?}", begun.elapsed());
+    }
+    let (waits, cancelled) = (quorum.clone(), token.clone());
+    let waiter = spawn(move || waits.lock_cancellable(&cancelled).map(drop).unwrap_err());
+    waiter.wait_asleep();
+    let begun = Instant::now();
+    token.cancel();
+    let error = waiter.join();
+    assert_eq!(error.kind(), ErrorKind::Cancelled, "{error}");
+    assert!(begun.elapsed() < RESPONSE_TIMEOUT / 2, "{:?}", begun.elapsed());
+    servers.iter().for_each(Server::resume);
+    servers.iter().for_each(|server| wait_free(server, "vote", SOON));
+    lock_at_all(&quorum).unlock().unwrap();
+}
+
+#[test]
+fn without_threads_to_ask_on_a_quorum_is_an_error_and_nothing_is_held() {
+    if !has_own_process() {
+        return;
+    }
+    let _bounded = bounded();
+    let servers = five();
+    let quorum = voting(&servers);
+    let error = without_room_for_threads(|| quorum.lock().map(drop));
+    let error = error.unwrap_err();
+    assert!(format!("{error:#}").contains("the system gives no thread"), "{error:#}");
+    assert!(error.is_transient(), "{error}");
+    servers.iter().for_each(|server| wait_free(server, "vote", SOON));
+    lock_at_all(&quorum).unlock().unwrap();
+}
+
+/// The release of each part needs a thread, too.
+#[test]
+fn a_quorum_that_is_given_back_without_threads_is_free_before_its_lease_ends() {
+    if !has_own_process() {
+        return;
+    }
+    let _bounded = bounded();
+    let servers = five();
+    let quorum = voting(&servers);
+    for drops in [false, true] {
+        let guard = lock_at_all(&quorum);
+        let unlocked = without_room_for_threads(|| {
+            if drops {
+                drop(guard);
+                None
+            } else {
+                Some(guard.unlock())
+            }
+        });
+        if let Some(unlocked) = unlocked {
+            let error = unlocked.unwrap_err();
+            assert!(format!("{error:#}").contains("the system gives no thread"), "{error:#}");
+        }
+        servers.iter().for_each(|server| wait_free(server, "vote", SOON));
+    }
+}
+
+#[test]
+fn a_quorum_is_lost_when_fewer_than_a_majority_are_left_and_not_before() {
+    let _bounded = bounded();
+    let servers = five();
+    let lease = RENEWED;
+    let locks: Vec<_> = servers
+        .iter()
+        .map(|server| impatient(&server.url()).watchdog_timeout(lease).connect().unwrap())
+        .map(|client| client.reentrant_lock("vote"))
+        .collect();
+    let quorum = MultiLock::quorum(&listed(&locks)).unwrap();
+    let guard = lock_at_all(&quorum);
+    let lost = losses(&guard);
+    for server in &servers[..2] {
+        let () = server.connection().del("vote").unwrap();
+    }
+    // Two are lost, and three are renewed.
+    thread::sleep(lease * 3 / 2);
+    assert!(guard.is_held());
+    assert_eq!(lost.load(Ordering::SeqCst), 0);
+    guard.check(Duration::ZERO).unwrap();
+    servers[2].kill();
+    wait_until("it is lost", SOON, || !guard.is_held());
+    wait_until("it is told", SOON, || lost.load(Ordering::SeqCst) == 1);
+    assert_eq!(guard.check(Duration::ZERO).unwrap_err().kind(), ErrorKind::LeaseLost);
+    assert_eq!(guard.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
+    for server in &servers[3..] {
+        wait_free(server, "vote", SOON);
+    }
+    assert_eq!(lost.load(Ordering::SeqCst), 1);
+}
+
+#[test]
+fn a_wait_outlasts_a_majority_that_is_away_for_a_while() {
+    let _bounded = bounded();
+    let servers = five();
+    let quorum = enduring(&servers.iter().map(Server::url).collect::<Vec<_>>(), LONG);
+    quorum.lock().unwrap().unlock().unwrap();
+    servers[..3].iter().for_each(Server::kill);
+    let error = quorum.try_lock().map(drop).unwrap_err();
+    assert!(error.is_transient(), "{error}");
+    let waiter = spawn(move || quorum.lock().map(drop));
+    waiter.wait_queued();
+    servers[..3].iter().for_each(Server::restart_empty);
+    waiter.join().unwrap();
+}
+
+#[test]
+fn no_client_on_the_smaller_side_of_a_partition_has_the_lock() {
+    let _bounded = bounded();
+    let servers = five();
+    let proxies: Vec<_> = servers.iter().map(Proxy::before).collect();
+    let cut = voting_at(&proxies.iter().map(Proxy::url).collect::<Vec<_>>());
+    let whole = voting(&servers);
+    cut.lock().unwrap().unlock().unwrap();
+    proxies[..3].iter().for_each(Proxy::freeze);
+    let begun = Instant::now();
+    let error = cut.lock().unwrap_err();
+    let took = begun.elapsed();
+    assert!(took < RESPONSE_TIMEOUT, "{took:?}");
+    assert_eq!(error.kind(), ErrorKind::Redis, "{error}");
+    whole.lock().unwrap().unlock().unwrap();
+    proxies[..3].iter().for_each(Proxy::thaw);
+    wait_until("it is had again", SOON, || matches!(cut.try_lock(), Ok(Some(_))));
+    servers.iter().for_each(|server| wait_free(server, "vote", SOON));
+}
+
+#[test]
+fn votes_whose_replies_are_lost_are_given_back() {
+    votes_are_given_back_after(Action::LoseReply);
+}
+
+#[test]
+fn votes_whose_requests_are_lost_are_given_back() {
+    votes_are_given_back_after(Action::LoseRequest);
+}
+
+#[test]
+fn votes_on_silent_connections_are_given_back() {
+    votes_are_given_back_after(Action::Silence);
+}
+
+fn votes_are_given_back_after(action: Action) {
+    let _bounded = bounded();
+    let servers = five();
+    let proxies: Vec<_> = servers.iter().map(Proxy::before).collect();
+    let urls: Vec<_> = proxies.iter().map(Proxy::url).collect();
+    // A silent connection is given up then.
+    let quorum = answered(&urls, Duration::ZERO, SOON / 5);
+    quorum.lock().unwrap().unlock().unwrap();
+    for proxy in &proxies[..2] {
+        proxy.on_request("\r\n$4\r\nvote\r\n", action);
+    }
+    let guard = quorum.lock().unwrap();
+    assert!(guard.is_held());
+    guard.unlock().unwrap();
+    proxies.iter().for_each(Proxy::clear_rules);
+    servers.iter().for_each(|server| wait_free(server, "vote", SOON));
+}
+
+/// Takes it, once a majority answers in time: a busy machine may keep servers from that.
+fn had(quorum: &MultiLock) -> MultiLockGuard {
+    loop {
+        match quorum.lock() {
+            Ok(guard) => break guard,
+            Err(error) => assert!(error.is_transient(), "{error:#}"),
+        }
+    }
+}
+
+#[test]
+fn rivals_that_split_the_votes_try_again_until_each_has_had_the_lock() {
+    let _bounded = bounded();
+    let servers = five();
+    let inside = Arc::new(AtomicUsize::new(0));
+    let rivals: Vec<_> = (0..4)
+        .map(|_| {
+            let (quorum, inside) = (voting(&servers), Arc::clone(&inside));
+            spawn(move || {
+                for _ in 0..5 {
+                    let guard = had(&quorum);
+                    assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two are inside");
+                    thread::sleep(Duration::from_millis(1));
+                    assert!(guard.is_held());
+                    inside.fetch_sub(1, Ordering::SeqCst);
+                    guard.unlock().unwrap();
+                }
+            })
+        })
+        .collect();
+    rivals.into_iter().for_each(Running::join);
+}
+
+/// A minority at a time.
+#[test]
+fn whichever_servers_stand_still_no_two_have_a_majority_and_all_go_on() {
+    let _bounded = bounded();
+    let servers = five();
+    let inside = Arc::new(AtomicUsize::new(0));
+    let rivals: Vec<_> = (0..3)
+        .map(|_| {
+            let (quorum, inside) = (voting(&servers), Arc::clone(&inside));
+            spawn(move || {
+                for _ in 0..8 {
+                    let guard = had(&quorum);
+                    assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two are inside");
+                    thread::sleep(UNIT / 2);
+                    inside.fetch_sub(1, Ordering::SeqCst);
+                    assert!(guard.is_held());
+                    guard.unlock().ok();
+                }
+            })
+        })
+        .collect();
+    let mut random = Random::new();
+    while !rivals.iter().all(Running::is_finished) {
+        let first = random.below(FIVE as u64) as usize;
+        let still = [&servers[first], &servers[(first + 1) % FIVE]];
+        still.iter().for_each(|server| server.pause());
+        thread::sleep(UNIT * 3);
+        still.iter().for_each(|server| server.resume());
+        thread::sleep(UNIT);
+    }
+    rivals.into_iter().for_each(Running::join);
+    servers.iter().for_each(|server| wait_free(server, "vote", SOON));
+}

@@ -1,0 +1,195 @@
+//! Trouble.
+
+use super::*;
+
+#[test]
+fn the_locks_of_a_killed_process_come_back_when_their_lease_ends() {
+    let _bounded = bounded();
+    let server = server();
+    let lease = RENEWED;
+    let millis = lease.as_millis().to_string();
+    let mut dead = Worker::spawn_test("multi_lock::worker", "holder", &[&server.url(), &millis]);
+    dead.expect_line("holds", SOON);
+    let all = all_of(&client(&server), &["c", "b", "a"]);
+    assert!(all.try_lock().unwrap().is_none());
+    dead.sigkill();
+    all.try_lock_for(SOON).unwrap().unwrap().unlock().unwrap();
+}
+
+#[test]
+fn a_part_that_is_lost_is_told_once_and_the_others_are_kept_until_the_end() {
+    let _bounded = bounded();
+    let server = server();
+    let client = watched(&server, RENEWED);
+    let all = all_of(&client, &NAMES);
+    let guard = all.lock().unwrap();
+    let lost = losses(&guard);
+    let () = server.connection().del(&["b", "c"]).unwrap();
+    wait_until("it is told", SOON, || lost.load(Ordering::SeqCst) > 0);
+    wait_until("it is lost", SOON, || !guard.is_held());
+    assert!(guard.remaining().is_zero());
+    assert!(matches!(guard.state(), HoldState::Lost(_)));
+    let error = guard.check(Duration::ZERO).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::LeaseLost);
+    assert!(["b", "c"].contains(&error.name().unwrap()), "{error}");
+    wait_renewed(&server, "a");
+    let error = guard.unlock().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::LeaseLost);
+    assert!(!is_held(&server, "a"));
+    assert_eq!(lost.load(Ordering::SeqCst), 1);
+    all.lock().unwrap().unlock().unwrap();
+}
+
+#[test]
+fn a_server_that_dies_while_it_is_waited_for_is_named_and_the_others_parts_are_given_back() {
+    let _bounded = bounded();
+    let (here, there) = (server(), server());
+    let (ours, theirs) = (impatient(&here.url()), impatient(&there.url()));
+    let (ours, theirs) = (ours.connect().unwrap(), theirs.connect().unwrap());
+    let _taken = client(&there).reentrant_lock("b").lock().unwrap();
+    let (a, b) = (ours.reentrant_lock("a"), theirs.reentrant_lock("b"));
+    let c = ours.reentrant_lock("c");
+    let all = MultiLock::new(&[&c, &b, &a]).unwrap();
+    let waiter = spawn({
+        let all = all.clone();
+        move || all.lock().unwrap_err()
+    });
+    wait_in_line(&there, "b", 1);
+    assert!(is_held(&here, "a"));
+    there.kill();
+    for error in [waiter.join(), all.lock().unwrap_err(), all.try_lock().unwrap_err()] {
+        let told = error.to_string();
+        assert_eq!((error.kind(), error.name()), (ErrorKind::Redis, Some("b")), "{told}");
+        assert!(told.contains(&there.port().to_string()), "{told}");
+        assert!(told.contains("nothing was taken"), "{told}");
+        wait_all_free(&here, &["a", "c"]);
+    }
+    // The same while it stands still.
+    there.restart_empty();
+    there.pause();
+    let error = all.lock().unwrap_err();
+    assert_eq!((error.kind(), error.name()), (ErrorKind::Redis, Some("b")), "{error}");
+    wait_all_free(&here, &["a", "c"]);
+    there.resume();
+    all.lock().unwrap().unlock().unwrap();
+}
+
+/// Otherwise the parts on servers that had no trouble would stay taken for an hour.
+#[test]
+fn trouble_with_one_part_after_a_hand_over_leaves_none_taken() {
+    let _bounded = bounded();
+    for is_left in [false, true] {
+        let (here, there) = (server(), server());
+        let proxy = Proxy::before(&there);
+        let theirs = client(&there).reentrant_lock("b");
+        let (a, b) = (client(&here), impatient(&proxy.url()).connect().unwrap());
+        let all = of(&[a.reentrant_lock("a"), b.reentrant_lock("b"), a.reentrant_lock("c")]);
+        let until = Instant::now() + SOON;
+        let error = loop {
+            let held = theirs.lock().unwrap();
+            let (least, leased) = (all.with_hold_at_least(HOUR), all.with_lease(HOUR));
+            let waiter = spawn(move || match is_left {
+                false => least.lock().map(drop),
+                true => leased.lock().unwrap().leave_to_expire(),
+            });
+            wait_in_line(&there, "b", 1);
+            after_a_grant(&proxy, usize::MAX, Action::LoseReply);
+            held.unlock().unwrap();
+            let called = waiter.join();
+            proxy.clear_rules();
+            match called {
+                Err(error) => break error,
+                // It asked at this very moment, and the reply granted the part, for its whole lease.
+                Ok(()) => assert!(Instant::now() < until && all.force_unlock().unwrap()),
+            }
+        };
+        assert_eq!((error.outcome_unknown(), error.name()), (true, Some("b")), "{error}");
+        wait_all_free(&here, &["a", "c"]);
+        wait_free(&there, "b", SOON);
+    }
+}
+
+#[test]
+fn a_server_that_says_nothing_is_waited_for_once_when_all_are_given_back() {
+    let _bounded = bounded();
+    let (here, there) = (server(), server());
+    let other = client(&here).reentrant_lock("a");
+    let silent = impatient(&there.url()).connections(1).connect().unwrap();
+    let names: Vec<_> = (0..CROWD).map(|at| format!("b {at}")).collect();
+    let locks = names.iter().map(|name| silent.reentrant_lock(name)).chain([other]);
+    let guard = of(&locks.collect::<Vec<_>>()).lock().unwrap();
+    there.pause();
+    let begun = Instant::now();
+    let error = guard.unlock().unwrap_err();
+    assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
+    assert_eq!(error.kind(), ErrorKind::Redis, "{error}");
+    assert!(!is_held(&here, "a"));
+    there.resume();
+    names.iter().for_each(|name| wait_free(&there, name, SOON));
+}
+
+#[test]
+fn a_reply_that_is_lost_leaves_nothing_behind() {
+    let _bounded = bounded();
+    let server = server();
+    // The background work of one case would meet the fault of the next.
+    let connected = || {
+        let proxy = Proxy::before(&server);
+        // A connection is opened anew after a fault, on a machine that may stand still meanwhile.
+        let client = impatient(&proxy.url()).connect_timeout(SOON);
+        let all = all_of(&client.connections(2).connect().unwrap(), &NAMES);
+        all.lock().unwrap().unlock().unwrap();
+        (proxy, all)
+    };
+    for name in NAMES {
+        for action in [Action::LoseReply, Action::LoseRequest] {
+            let (proxy, all) = connected();
+            proxy.on_request(name_in(name), action);
+            let guard = all.lock().unwrap();
+            assert!(guard.is_held());
+            guard.unlock().unwrap();
+            wait_all_free(&server, &NAMES);
+
+            let (proxy, all) = connected();
+            let guard = all.lock().unwrap();
+            proxy.on_request(name_in(name), action);
+            // Released, or with an unknown outcome.
+            if let Err(error) = guard.unlock() {
+                assert!(error.outcome_unknown(), "{error}");
+            }
+            wait_all_free(&server, &NAMES);
+            all.lock().unwrap().unlock().unwrap();
+        }
+        let (proxy, all) = connected();
+        proxy.on_request(name_in(name), Action::Silence);
+        // A request sent once more in time was answered.
+        match all.try_lock() {
+            Ok(had) => had.expect("nobody has one").unlock().unwrap(),
+            Err(error) => assert!(error.outcome_unknown(), "{error}"),
+        }
+        wait_all_free(&server, &NAMES);
+        all.lock().unwrap().unlock().unwrap();
+    }
+}
+
+/// The key as it stands in a request.
+fn name_in(name: &str) -> String {
+    format!("\r\n$1\r\n{name}\r\n")
+}
+
+#[test]
+fn after_the_end_of_a_client_its_parts_are_an_error_and_the_others_free() {
+    let _bounded = bounded();
+    let (here, there) = (server(), server());
+    let (ours, theirs) = (client(&here), client(&there));
+    let both = MultiLock::new(&[&ours.reentrant_lock("a"), &theirs.reentrant_lock("b")]).unwrap();
+    let guard = both.lock().unwrap();
+    let lost = losses(&guard);
+    theirs.shutdown();
+    wait_until("it is told", SOON, || lost.load(Ordering::SeqCst) == 1);
+    assert!(!guard.is_held());
+    drop(guard);
+    wait_free(&here, "a", SOON);
+    assert_eq!(both.lock().unwrap_err().kind(), ErrorKind::ShutDown);
+    assert!(!is_held(&here, "a"));
+}

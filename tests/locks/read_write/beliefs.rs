@@ -1,0 +1,181 @@
+//! False beliefs of a process.
+
+use super::*;
+
+/// A guard still holds a deleted hold. A thread that is granted another one beside it must not
+/// enter the old one.
+#[test]
+fn a_reader_let_in_beside_a_hold_that_the_server_lost_has_one_of_its_own() {
+    let _bounded = bounded();
+    let server = server();
+    // The server does not tell it of its loss.
+    let untold = Client::builder(&server.url()).watchdog_timeout(LONG).client_tracking(false);
+    let lock = untold.connect().unwrap().read_write_lock("stale");
+    let other = client(&server).read_write_lock("stale");
+    let mut redis = server.connection();
+    let stale = lock.read().lock().unwrap();
+    let writer = Guest::of(other.write());
+    wait_queue(&server, "stale", 1);
+    // Waits for the end of the turn, in which the reader would be let in without a question.
+    thread::sleep(Duration::from_millis(20));
+    let reader = Guest::of(lock.read());
+    wait_queue(&server, "stale", 2);
+    // No process is told; the writer finds out at its next question.
+    let () = redis.del("stale").unwrap();
+    writer.wait_in();
+    assert!(stale.is_held(), "it has not asked since");
+    writer.leaves();
+    reader.wait_in();
+    assert_eq!(mode(&mut redis, "stale").as_deref(), Some("read"));
+    assert!(other.write().try_lock().unwrap().is_none(), "past a reader");
+    assert!(!stale.is_held());
+    assert_eq!(stale.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
+    reader.leaves();
+    // (The timeouts of a lock that was deleted end by themselves.)
+    wait_free(&server, "stale", SOON);
+}
+
+#[test]
+fn a_writer_that_is_let_in_is_alone_in_its_process_too() {
+    let _bounded = bounded();
+    let server = server();
+    let lock = client(&server).read_write_lock("alone");
+    let mut redis = server.connection();
+    let stale = lock.read().lock().unwrap();
+    let () = redis.del("alone").unwrap();
+    let writer = Guest::of(lock.write());
+    writer.wait_in();
+    assert!(!stale.is_held());
+    writer.leaves();
+    wait_free(&server, "alone", SOON);
+}
+
+#[test]
+fn a_forced_unlock_of_a_writer_ends_its_read_hold_too() {
+    let _bounded = bounded();
+    let server = server();
+    let lock = client(&server).read_write_lock("both");
+    let writing = lock.write().lock().unwrap();
+    let reading = lock.read().lock().unwrap();
+    let (tell, told) = mpsc::channel();
+    reading.on_lost(move |why| tell.send(why).unwrap());
+    assert!(lock.write().force_unlock().unwrap());
+    assert!(!writing.is_held() && !reading.is_held());
+    assert_eq!(told.recv_timeout(SOON).unwrap(), LostReason::ForceUnlocked);
+    assert_eq!(reading.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
+    assert_eq!(writing.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
+    let writing = lock.write().lock().unwrap();
+    assert!(!lock.read().force_unlock().unwrap());
+    assert!(writing.is_held());
+    writing.unlock().unwrap();
+    wait_free(&server, "both", SOON);
+}
+
+/// A read grant may be over when the reply comes. That says nothing of the other hold.
+#[test]
+fn a_writer_told_too_late_of_its_read_grant_writes_on() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let client = Client::builder(&proxy.url()).watchdog_timeout(LONG).connect().unwrap();
+    let lock = client.read_write_lock("too-late");
+    let (begin, begun) = mpsc::channel();
+    let (go_on, told) = mpsc::channel();
+    let writer = spawn(move || {
+        let writing = lock.write().lock().unwrap();
+        begin.send(()).unwrap();
+        told.recv().unwrap();
+        let late = lock.read().with_lease(UNIT).lock().map(drop).unwrap_err();
+        assert_eq!(late.kind(), ErrorKind::Redis, "{late}");
+        assert!(late.is_transient() && writing.is_held(), "{late}; {writing:?}");
+        writing.unlock().unwrap();
+    });
+    begun.recv_timeout(SOON).unwrap();
+    proxy.on_reply("", Action::HoldReply);
+    go_on.send(()).unwrap();
+    wait_until("the reply is there", SOON, || proxy.fired() > 0);
+    thread::sleep(2 * UNIT);
+    proxy.release();
+    writer.join();
+    wait_left(&server, "too-late");
+}
+
+/// The hash stays for the reader: so the hold that writes does not end with its lease alone.
+#[test]
+fn a_writer_that_lapsed_and_reads_on_keeps_no_reader_out() {
+    let _bounded = bounded();
+    let server = server();
+    let lock = client(&server).read_write_lock("lapsed");
+    let other = client(&server).read_write_lock("lapsed");
+    let writing = lock.write().with_lease(20 * UNIT).lock().unwrap();
+    let reading = lock.read().lock().unwrap();
+    let reader = Guest::of(other.read());
+    wait_queue(&server, "lapsed", 1);
+    wait_until("it is lost", SOON, || !writing.is_held());
+    assert_eq!(writing.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
+    reader.wait_in();
+    assert!(reading.is_held());
+    let mut redis = server.connection();
+    assert_eq!(mode(&mut redis, "lapsed").as_deref(), Some("read"));
+    reading.unlock().unwrap();
+    reader.leaves();
+    wait_left(&server, "lapsed");
+}
+
+/// The threads that wanted the renewal may have left the hold before another one comes that wants
+/// it, too.
+#[test]
+fn a_late_reader_that_wants_its_hold_renewed_has_that() {
+    let _bounded = bounded();
+    let server = server();
+    let lease = RENEWED;
+    let lock = watched(&server, lease).read_write_lock("late");
+    let first = Guest::of(lock.read());
+    first.wait_in();
+    let fixed = Guest::of(&lock.read().with_lease(lease));
+    fixed.wait_in();
+    first.leaves();
+    // The alarm of the first one has gone off, and no thread needed the renewal.
+    thread::sleep(lease / 2);
+    // (A thread that the server lets in makes the lease longer by that. A deeper level does not.)
+    let outer = lock.read().with_lease(UNIT).lock().unwrap();
+    let watched = lock.read().lock().unwrap();
+    thread::sleep(lease * 3 / 2);
+    assert!(watched.is_held());
+    // The other threads' own leases are over, and the renewal has kept the hold for them.
+    outer.unlock().unwrap();
+    fixed.leaves();
+    watched.unlock().unwrap();
+    wait_left(&server, "late");
+}
+
+#[test]
+fn several_are_taken_together_beside_other_readers() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let locks = ["one", "two", "three"].map(|name| client.read_write_lock(name));
+    let all = MultiLock::new(&[locks[0].read(), locks[1].write(), locks[2].read()]).unwrap();
+    let mut redis = server.connection();
+    // A lock that is not free leaves no hold of the others.
+    let other = crate::common::client(&server);
+    let writer = Guest::of(other.read_write_lock("three").write());
+    writer.wait_in();
+    assert!(all.try_lock().unwrap().is_none());
+    wait_left(&server, "one");
+    wait_left(&server, "two");
+    writer.leaves();
+    // Beside others of the process that read already.
+    let reading = [Guest::of(locks[0].read()), Guest::of(locks[2].read())];
+    for guest in &reading {
+        guest.wait_in();
+    }
+    thread::sleep(Duration::from_millis(20));
+    let guard = all.try_lock().unwrap().expect("readers share it");
+    // (Its own is given back without waiting for the answer.)
+    wait_until("they have one hold", SOON, || owners(&mut redis, "one").len() == 1);
+    reading.into_iter().for_each(Guest::leaves);
+    assert!(guard.is_held());
+    guard.unlock().unwrap();
+    ["one", "two", "three"].iter().for_each(|name| wait_left(&server, name));
+}

@@ -1,0 +1,210 @@
+//! Faults.
+
+use super::*;
+
+/// Where this executable's workers begin: a process that waits to read, reads, and says so.
+#[test]
+fn reader() {
+    let Some(job) = Job::from_env() else { return };
+    let client = Client::connect(job.arg(0)).unwrap();
+    let lock = client.read_write_lock(job.arg(1));
+    job.say("waits");
+    let guard = lock.read().lock().unwrap();
+    job.say("reads");
+    let _ = job.wait_line();
+    job.say(&format!("held {}", guard.is_held()));
+    guard.unlock().unwrap();
+    job.say("left");
+    let _ = job.wait_line();
+}
+
+/// The readers are let in together for two seconds each, one of them stands still for longer, and
+/// the other one keeps the lock meanwhile.
+#[test]
+fn a_reader_that_stood_still_and_is_told_that_it_reads_keeps_writers_out() {
+    let _bounded = bounded();
+    let server = server();
+    let lock = client(&server).read_write_lock("still");
+    let writing = lock.write().lock().unwrap();
+    let mut still =
+        Worker::spawn_test("read_write::faults::reader", "reader", &[&server.url(), "still"]);
+    still.expect_line("waits", SOON);
+    wait_queue(&server, "still", 1);
+    let awake = Guest::of(client(&server).read_write_lock("still").read());
+    wait_queue(&server, "still", 2);
+    still.sigstop();
+    writing.unlock().unwrap();
+    awake.wait_in();
+    let mut redis = server.connection();
+    assert_eq!(owners(&mut redis, "still").len(), 2);
+    wait_until("the timeout of the one that stands still lapses", SOON, || {
+        timeouts(&mut redis, "still").len() == 1
+    });
+    assert_eq!(owners(&mut redis, "still").len(), 2, "the other one keeps its field");
+    still.sigcont();
+    still.expect_line("reads", SOON);
+    awake.leaves();
+    // The reader is told so before it says that it holds the lock.
+    assert!(lock.write().try_lock().unwrap().is_none(), "one writes beside one that reads");
+    still.send_line("");
+    assert_eq!(still.expect_line("held", SOON), "true");
+    still.expect_line("left", SOON);
+    wait_left(&server, "still");
+    still.send_line("");
+    still.wait_exit(SOON);
+}
+
+#[test]
+fn a_lost_reply_leaves_nothing_behind_and_keeps_no_writer_out() {
+    let _bounded = bounded();
+    let server = server();
+    for step in 0..6 {
+        let proxy = Proxy::before(&server);
+        let client = impatient(&proxy.url()).connections(1).connect().unwrap();
+        let lock = client.read_write_lock("replies");
+        lock.read().lock().unwrap().unlock().unwrap();
+        // The reply to one of the next scripts is lost, with the connection.
+        let asked = AtomicU64::new(0);
+        proxy.on(Direction::Request, 1, Action::LoseReply, move |bytes| {
+            let runs = bytes.windows(7).any(|part| part.eq_ignore_ascii_case(b"EVALSHA"));
+            runs && asked.fetch_add(1, Ordering::SeqCst) == step
+        });
+        let outcome: Result<(), Error> = (|| {
+            let reading = lock.read().lock()?;
+            reading.unlock()?;
+            let writing = lock.write().lock()?;
+            let reading = lock.read().lock()?;
+            writing.unlock()?;
+            reading.unlock()
+        })();
+        if let Err(error) = outcome {
+            assert_eq!(error.kind(), ErrorKind::Redis, "{error}");
+        }
+        let other = crate::common::client(&server).read_write_lock("replies");
+        let writing = other.write().try_lock_for(SOON).unwrap().expect("nothing is left");
+        writing.unlock().unwrap();
+        client.shutdown();
+        wait_left(&server, "replies");
+    }
+}
+
+/// The effect of each command that a lock needs, where it is forbidden: an error, and no key stays.
+#[test]
+fn a_right_that_is_missing_leaves_nothing_half_done() {
+    let _bounded = bounded();
+    let server = server();
+    let mut redis = server.connection();
+    for (at, command) in [
+        "time", "exists", "hexists", "hget", "hgetall", "hkeys", "hset", "hdel", "del", "pexpire",
+        "pttl", "set", "lrange", "lpos", "rpush", "lpush", "lpop", "lrem", "llen", "lindex",
+        "pubsub", "publish",
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let name = format!("rights-{command}");
+        let mut user = User::new(&server, &format!("user{at}"));
+        let client = user.client();
+        let lock = client.read_write_lock(&name);
+        user.set(&[&format!("-{command}")]);
+        let other = crate::common::client(&server).read_write_lock(&name);
+        for lock in [lock.read() as &dyn Lock, lock.write()] {
+            match lock.try_lock() {
+                Ok(Some(guard)) => drop(guard.unlock()),
+                Ok(None) => {}
+                Err(error) => {
+                    let text = format!("{error:#}").to_lowercase();
+                    assert!(text.contains("a read-write lock needs"), "{command}: {error:#}");
+                }
+            }
+            let left = pttl(&mut redis, &name);
+            assert_ne!(left, -1, "{command}: a lock without an end");
+            for timeout in timeouts(&mut redis, &name) {
+                assert_ne!(pttl(&mut redis, &timeout), -1, "{command}: a timeout without an end");
+            }
+        }
+        // A lock taken before the loss of the right ends, too.
+        user.set(&["+@all"]);
+        let guards = [lock.read().try_lock_for(SOON).unwrap()];
+        user.set(&[&format!("-{command}")]);
+        drop(guards);
+        user.set(&["+@all"]);
+        let guard = other.write().try_lock_for(SOON).unwrap();
+        assert!(guard.is_some(), "{command}: it stays");
+        guard.unwrap().unlock().unwrap();
+        client.shutdown();
+        wait_free(&server, &name, SOON);
+        for timeout in timeouts(&mut redis, &name) {
+            // Without DEL it stays, for as long as its lease.
+            assert!(command == "del" && pttl(&mut redis, &timeout) != -1, "{command}");
+        }
+    }
+}
+
+#[test]
+fn a_right_that_the_end_of_a_release_needs_is_missed_before_its_beginning() {
+    let _bounded = bounded();
+    let server = server();
+    let mut redis = server.connection();
+    let mut user = User::new(&server, "downward");
+    let client = user.client();
+    let lock = client.read_write_lock("down");
+    let (writing, reading) = (lock.write().lock().unwrap(), lock.read().lock().unwrap());
+    let before = fields(&mut redis, "down");
+    user.set(&["-hset"]);
+    let error = writing.unlock().unwrap_err();
+    is_clear(&error, "down", "a read-write lock needs");
+    assert_eq!(fields(&mut redis, "down"), before);
+    user.set(&["+@all"]);
+    wait_until("it reads only", SOON, || mode(&mut redis, "down").as_deref() == Some("read"));
+    reading.unlock().unwrap();
+    wait_left(&server, "down");
+}
+
+/// Or it would wait for ever for a lock that is free.
+#[test]
+fn a_waiter_without_a_right_for_its_grant_is_told() {
+    const REDISSON: &str = "aaaaaaaa-0b2d-4c6e-8f01-23456789abcd:7:write";
+    let _bounded = bounded();
+    let server = server();
+    let mut redis = server.connection();
+    for (at, right) in ["lpop", "lindex", "pexpire", "exists"].into_iter().enumerate() {
+        let mut user = User::new(&server, &format!("stuck{at}"));
+        let client = user.client();
+        // (A holder that hears of the changes below would grant the lock to the waiter.)
+        let () = redis.hset_multiple("stuck", &[("mode", "write"), (REDISSON, "1")]).unwrap();
+        let () = redis.pexpire("stuck", 30_000).unwrap();
+        let guest = Guest::of(client.read_write_lock("stuck").read());
+        wait_queue(&server, "stuck", 1);
+        user.set(&[&format!("-{right}")]);
+        // Nobody hears of it: the waiter asks.
+        let () = redis.del("stuck").unwrap();
+        drop(guest.leave);
+        let error = guest.thread.join().unwrap_err();
+        is_clear(&error, "stuck", "a read-write lock needs");
+        user.set(&["+@all"]);
+        wait_left(&server, "stuck");
+    }
+}
+
+#[test]
+fn a_writer_that_may_not_publish_keeps_the_lock() {
+    let _bounded = bounded();
+    let server = server();
+    let mut redis = server.connection();
+    let mut user = User::new(&server, "mute");
+    let client = user.client();
+    let holding = client.read_write_lock("mute").write().lock().unwrap();
+    let next = Guest::of(crate::common::client(&server).read_write_lock("mute").write());
+    wait_queue(&server, "mute", 1);
+    let before = (owners(&mut redis, "mute"), queue(&mut redis, "mute"));
+    user.set(&["-publish"]);
+    is_clear(&holding.unlock().unwrap_err(), "mute", "ACL");
+    assert_eq!((owners(&mut redis, "mute"), queue(&mut redis, "mute")), before);
+    assert!(!next.is_in());
+    // The release is tried again.
+    user.set(&["+@all"]);
+    next.wait_in();
+    next.leaves();
+    wait_left(&server, "mute");
+}

@@ -1,0 +1,590 @@
+//! The read-write lock: which threads may be inside together, in one process and in several, beside
+//! Redisson, and under faults.
+
+mod beliefs;
+mod contention;
+mod faults;
+mod redisson;
+
+use std::collections::HashMap;
+use std::fs::{self, OpenOptions};
+use std::io::Write as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::common::*;
+use redis::{Commands as _, Connection};
+use redlatch::{Client, Error, ErrorKind, HoldState, Lock, LockGuard, LostReason, MultiLock};
+use redlatch_testkit::{Action, Direction, Job, Proxy, Server, Worker};
+
+/// The lock's hash.
+fn fields(redis: &mut Connection, name: &str) -> HashMap<String, String> {
+    redis.hgetall(name).unwrap()
+}
+
+fn owners(redis: &mut Connection, name: &str) -> Vec<String> {
+    let mut owners: Vec<_> = fields(redis, name).into_keys().filter(|key| key != "mode").collect();
+    owners.sort();
+    owners
+}
+
+fn mode(redis: &mut Connection, name: &str) -> Option<String> {
+    redis.hget(name, "mode").unwrap()
+}
+
+fn timeouts(redis: &mut Connection, name: &str) -> Vec<String> {
+    redis.keys(format!("*{name}*:rwlock_timeout:*")).unwrap()
+}
+
+fn queue(redis: &mut Connection, name: &str) -> Vec<String> {
+    redis.lrange(format!("redlatch_rwlock_queue:{{{name}}}"), 0, -1).unwrap()
+}
+
+/// Waits until so many stand in line and listen: a waiter that does not listen yet counts as dead.
+fn wait_queue(server: &Server, name: &str, places: usize) {
+    let mut redis = server.connection();
+    wait_until(&format!("{places} stand in line"), SOON, || {
+        let queue = queue(&mut redis, name);
+        queue.len() == places && queue.iter().all(|place| listens(&mut redis, place))
+    });
+}
+
+fn listens(redis: &mut Connection, owner: &str) -> bool {
+    let channel = format!("redisson_lock__channel:{{redlatch:{}}}", &owner[..36]);
+    let (_, listeners): (String, u64) =
+        redis::cmd("PUBSUB").arg("NUMSUB").arg(channel).query(redis).unwrap();
+    listeners > 0
+}
+
+/// Waits until nothing of the lock is left.
+fn wait_left(server: &Server, name: &str) {
+    wait_free(server, name, SOON);
+    let mut redis = server.connection();
+    wait_until("nobody stands in line", SOON, || queue(&mut redis, name).is_empty());
+    wait_until(&format!("no timeouts of {name} are left"), SOON, || {
+        timeouts(&mut redis, name).is_empty()
+    });
+}
+
+/// A thread that takes a lock and keeps it until it is told to leave.
+struct Guest {
+    entered: Receiver<Instant>,
+    leave: Sender<()>,
+    thread: Running<Result<(), Error>>,
+}
+
+impl Guest {
+    fn of(lock: &(impl Lock + Clone + 'static)) -> Self {
+        let lock = lock.clone();
+        let (tell, entered) = mpsc::channel();
+        let (leave, told) = mpsc::channel();
+        let thread = spawn(move || {
+            let guard = lock.lock()?;
+            tell.send(Instant::now()).unwrap();
+            // The order to leave, or the end of a failed test.
+            let _ = told.recv();
+            guard.unlock()
+        });
+        Self { entered, leave, thread }
+    }
+
+    fn is_in(&self) -> bool {
+        self.entered.try_recv().is_ok()
+    }
+
+    fn wait_in(&self) -> Instant {
+        self.entered.recv_timeout(SOON).expect("it is let in")
+    }
+
+    fn leaves(self) {
+        drop(self.leave);
+        self.thread.join().unwrap();
+    }
+}
+
+#[test]
+fn readers_of_a_process_share_one_hold_and_ask_for_it_once() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let lock = client.read_write_lock("shared");
+    let first = lock.read().lock().unwrap();
+    let before = Commands::so_far(&server);
+    let others: Vec<_> = (0..8).map(|_| Guest::of(lock.read())).collect();
+    for other in &others {
+        other.wait_in();
+    }
+    let scripts = Commands::so_far(&server).scripts() - before.scripts();
+    // One script for each turn that has ended meanwhile.
+    assert!(scripts <= 8, "{scripts} scripts for 8 readers");
+    let mut redis = server.connection();
+    assert_eq!(owners(&mut redis, "shared").len(), 1);
+    assert_eq!(mode(&mut redis, "shared").as_deref(), Some("read"));
+    let owner = owners(&mut redis, "shared").remove(0);
+    assert_eq!(fields(&mut redis, "shared")[&owner], "1");
+    let timeout = format!("{{shared}}:{owner}:rwlock_timeout:1");
+    assert_eq!(timeouts(&mut redis, "shared"), std::slice::from_ref(&timeout));
+    let value: String = redis.get(&timeout).unwrap();
+    assert_eq!(value, "1");
+    // The lock's time is read first: time passes between the two.
+    let (lasts, left) = (pttl(&mut redis, "shared"), pttl(&mut redis, &timeout));
+    assert!(left > 50_000 && lasts >= left, "{left} of {lasts}");
+    // The thread that took the lock leaves first.
+    first.unlock().unwrap();
+    assert_eq!(owners(&mut redis, "shared"), [owner]);
+    others.into_iter().for_each(Guest::leaves);
+    wait_left(&server, "shared");
+}
+
+#[test]
+fn readers_of_several_processes_read_together_and_writers_alone() {
+    let _bounded = bounded();
+    let server = server();
+    let [one, two, three] = [0, 1, 2].map(|_| client(&server).read_write_lock("several"));
+    let reading = one.read().lock().unwrap();
+    let also = two.read().try_lock().unwrap().expect("readers share it");
+    let mut redis = server.connection();
+    assert_eq!(owners(&mut redis, "several").len(), 2);
+    assert!(three.write().try_lock().unwrap().is_none());
+    assert!(elsewhere({
+        let one = one.clone();
+        move || one.write().try_lock().unwrap().is_none()
+    }));
+    assert!(three.read().is_locked().unwrap() && !three.write().is_locked().unwrap());
+    reading.unlock().unwrap();
+    assert_eq!(owners(&mut redis, "several").len(), 1);
+    also.unlock().unwrap();
+    wait_left(&server, "several");
+    let writing = three.write().lock().unwrap();
+    assert_eq!(mode(&mut redis, "several").as_deref(), Some("write"));
+    assert!(owners(&mut redis, "several")[0].ends_with(":write"));
+    assert!(one.read().try_lock().unwrap().is_none());
+    assert!(answered(|| one.write().try_lock_for(UNIT)).is_none());
+    assert!(elsewhere({
+        let three = three.clone();
+        move || three.read().try_lock().unwrap().is_none()
+    }));
+    assert!(!three.read().is_locked().unwrap() && three.write().is_locked().unwrap());
+    writing.unlock().unwrap();
+    wait_left(&server, "several");
+}
+
+#[test]
+fn a_writer_in_front_lets_no_later_reader_in_and_those_behind_it_come_together() {
+    let _bounded = bounded();
+    let server = server();
+    let [one, two, three] = [0, 1, 2].map(|_| client(&server).read_write_lock("front"));
+    let reading = Guest::of(one.read());
+    reading.wait_in();
+    let writer = Guest::of(two.write());
+    wait_queue(&server, "front", 1);
+    // Also for readers of the reading process: once its turn is over, and it has asked.
+    thread::sleep(Duration::from_millis(20));
+    let same = Guest::of(one.read());
+    wait_queue(&server, "front", 2);
+    let other = Guest::of(three.read());
+    wait_queue(&server, "front", 3);
+    assert!(three.read().try_lock().unwrap().is_none());
+    assert!(one.read().try_lock().unwrap().is_none());
+    // A thread that reads already is not kept out.
+    assert!(!writer.is_in() && !same.is_in() && !other.is_in());
+    reading.leaves();
+    writer.wait_in();
+    assert!(!same.is_in() && !other.is_in());
+    writer.leaves();
+    same.wait_in();
+    other.wait_in();
+    let mut redis = server.connection();
+    assert_eq!(owners(&mut redis, "front").len(), 2);
+    same.leaves();
+    other.leaves();
+    wait_left(&server, "front");
+}
+
+#[test]
+fn a_thread_that_may_not_join_makes_no_lease_longer() {
+    let _bounded = bounded();
+    let server = server();
+    let lock = client(&server).read_write_lock("join");
+    let lease = Duration::from_secs(60);
+    let reading = lock.read().with_lease(lease).lock().unwrap();
+    let writer = Guest::of(client(&server).read_write_lock("join").write());
+    wait_queue(&server, "join", 1);
+    // Past the reader's turn: the process asks whether others may join it.
+    thread::sleep(Duration::from_millis(20));
+    let longer = lock.read().with_lease(60 * lease);
+    let joined = thread::spawn(move || longer.try_lock().unwrap().is_some());
+    assert!(!joined.join().unwrap(), "past a writer that waits");
+    let left: u64 = redis::cmd("PTTL").arg("join").query(&mut server.connection()).unwrap();
+    assert!(left <= 60_000, "the writer may have to wait for {left} ms");
+    assert!(reading.remaining() <= lease);
+    reading.unlock().unwrap();
+    writer.wait_in();
+    writer.leaves();
+    wait_left(&server, "join");
+}
+
+#[test]
+fn in_a_process_a_writer_is_passed_by_no_later_reader_and_readers_enter_together() {
+    let _bounded = bounded();
+    let server = server();
+    let lock = client(&server).read_write_lock("within");
+    let reading = Guest::of(lock.read());
+    reading.wait_in();
+    let writer = Guest::of(lock.write());
+    wait_queue(&server, "within", 1);
+    let later: Vec<_> = (0..3).map(|_| Guest::of(lock.read())).collect();
+    later.iter().for_each(|later| later.thread.wait_asleep());
+    assert!(!writer.is_in() && later.iter().all(|later| !later.is_in()));
+    reading.leaves();
+    writer.wait_in();
+    assert!(later.iter().all(|later| !later.is_in()));
+    writer.leaves();
+    for later in &later {
+        later.wait_in();
+    }
+    later.into_iter().for_each(Guest::leaves);
+    wait_left(&server, "within");
+}
+
+#[test]
+fn within_a_turn_too_no_reader_passes_a_writer_of_its_process() {
+    let _bounded = bounded();
+    let server = server();
+    let lock = client(&server).read_write_lock("turn");
+    let mut redis = server.connection();
+    // Most of these are quicker than a turn is long.
+    for _ in 0..20 {
+        let reading = lock.read().lock().unwrap();
+        let writer = Guest::of(lock.write());
+        while queue(&mut redis, "turn").is_empty() {}
+        let reader = lock.read().clone();
+        let passed = thread::spawn(move || reader.try_lock().unwrap().is_some());
+        assert!(!passed.join().unwrap(), "past a writer that waits");
+        reading.unlock().unwrap();
+        writer.wait_in();
+        writer.leaves();
+    }
+    wait_left(&server, "turn");
+}
+
+#[test]
+fn a_thread_that_reads_reads_again_though_a_writer_waits() {
+    let _bounded = bounded();
+    let server = server();
+    let lock = client(&server).read_write_lock("again");
+    let outer = lock.read().lock().unwrap();
+    let writer = Guest::of(client(&server).read_write_lock("again").write());
+    wait_queue(&server, "again", 1);
+    thread::sleep(Duration::from_millis(20));
+    let inner = lock.read().lock().unwrap();
+    assert_eq!(lock.read().hold_count(), 2);
+    inner.unlock().unwrap();
+    assert_eq!(lock.read().hold_count(), 1);
+    assert!(lock.read().is_held_by_current_thread() && !lock.write().is_held_by_current_thread());
+    outer.unlock().unwrap();
+    writer.wait_in();
+    writer.leaves();
+}
+
+#[test]
+fn a_writer_goes_down_to_reading_and_no_other_writes_between() {
+    let _bounded = bounded();
+    let server = server();
+    let lock = client(&server).read_write_lock("down");
+    let other = client(&server).read_write_lock("down");
+    let writing = lock.write().lock().unwrap();
+    let reading = lock.read().lock().unwrap();
+    let mut redis = server.connection();
+    assert_eq!(mode(&mut redis, "down").as_deref(), Some("write"));
+    assert_eq!(owners(&mut redis, "down").len(), 2);
+    let reader = Guest::of(other.read());
+    wait_queue(&server, "down", 1);
+    let same = Guest::of(lock.read());
+    let writer = Guest::of(client(&server).read_write_lock("down").write());
+    wait_queue(&server, "down", 2);
+    assert!(!reader.is_in() && !same.is_in());
+    writing.unlock().unwrap();
+    // Readers in front come in, of both processes.
+    reader.wait_in();
+    assert_eq!(mode(&mut redis, "down").as_deref(), Some("read"));
+    assert!(!writer.is_in());
+    assert!(reading.is_held());
+    reading.unlock().unwrap();
+    reader.leaves();
+    writer.wait_in();
+    assert!(!same.is_in());
+    writer.leaves();
+    same.wait_in();
+    same.leaves();
+    wait_left(&server, "down");
+}
+
+#[test]
+fn a_reader_that_asks_to_write_is_refused_at_once_and_reads_on() {
+    let _bounded = bounded();
+    let server = server();
+    let lock = client(&server).read_write_lock("up");
+    let reading = lock.read().lock().unwrap();
+    for refused in [
+        lock.write().lock().map(drop).unwrap_err(),
+        lock.write().try_lock().map(drop).unwrap_err(),
+        lock.write().try_lock_for(SOON).map(drop).unwrap_err(),
+    ] {
+        assert_eq!(refused.kind(), ErrorKind::WouldDeadlock, "{refused}");
+    }
+    assert!(reading.is_held());
+    reading.unlock().unwrap();
+    lock.write().lock().unwrap().unlock().unwrap();
+    // A writer may read as well, and write again.
+    let writing = lock.write().lock().unwrap();
+    let reading = lock.read().lock().unwrap();
+    let again = lock.write().lock().unwrap();
+    drop((again, reading, writing));
+    wait_left(&server, "up");
+}
+
+#[test]
+fn an_owned_guard_is_no_threads() {
+    let _bounded = bounded();
+    let server = server();
+    let lock = client(&server).read_write_lock("owned");
+    let owned = [lock.read().lock_owned().unwrap(), lock.read().lock_owned().unwrap()];
+    assert_eq!(lock.read().hold_count(), 0);
+    assert!(lock.write().try_lock().unwrap().is_none());
+    elsewhere(move || drop(owned));
+    let writing = lock.write().lock_owned().unwrap();
+    assert!(lock.read().try_lock().unwrap().is_none());
+    elsewhere(move || writing.unlock().unwrap());
+    wait_left(&server, "owned");
+}
+
+#[test]
+fn a_readers_hold_is_renewed_while_it_lasts() {
+    let _bounded = bounded();
+    let server = server();
+    let lock = watched(&server, RENEWED).read_write_lock("renewed");
+    let mut redis = server.connection();
+    let reading = lock.read().lock().unwrap();
+    thread::sleep(RENEWED * 3 / 2);
+    assert!(reading.is_held(), "{}", reading.unlock().unwrap_err());
+    let timeout = timeouts(&mut redis, "renewed").remove(0);
+    assert!(pttl(&mut redis, &timeout) > 0 && pttl(&mut redis, "renewed") > 0);
+    reading.unlock().unwrap();
+    wait_left(&server, "renewed");
+}
+
+#[test]
+fn the_holds_of_a_writer_that_reads_are_renewed_while_they_last() {
+    let _bounded = bounded();
+    let server = server();
+    let lock = watched(&server, RENEWED).read_write_lock("renewed");
+    let writing = lock.write().lock().unwrap();
+    let reading = lock.read().lock().unwrap();
+    thread::sleep(RENEWED * 3 / 2);
+    assert!(writing.is_held() && reading.is_held());
+    writing.unlock().unwrap();
+    thread::sleep(RENEWED * 3 / 2);
+    assert!(reading.is_held());
+    reading.unlock().unwrap();
+    wait_left(&server, "renewed");
+}
+
+#[test]
+fn a_lost_hold_is_told_to_all_readers_that_share_it() {
+    let _bounded = bounded();
+    let server = server();
+    let lock = watched(&server, RENEWED).read_write_lock("lost");
+    let (tell, told) = mpsc::channel();
+    let readers: Vec<_> = (0..3)
+        .map(|_| {
+            let (lock, tell) = (lock.clone(), tell.clone());
+            spawn(move || {
+                let guard = lock.read().lock().unwrap();
+                let heard = tell.clone();
+                guard.on_lost(move |why| heard.send(Some(why)).unwrap());
+                tell.send(None).unwrap();
+                wait_until("it is lost", SOON, || !guard.is_held());
+                assert!(matches!(guard.state(), HoldState::Lost(_)));
+                guard.unlock().unwrap_err().kind()
+            })
+        })
+        .collect();
+    (0..3).for_each(|_| assert_eq!(told.recv_timeout(SOON).unwrap(), None));
+    let () = server.connection().del("lost").unwrap();
+    (0..3).for_each(|_| assert_eq!(told.recv_timeout(SOON).unwrap(), Some(LostReason::Revoked)));
+    for reader in readers {
+        assert_eq!(reader.join(), ErrorKind::LeaseLost);
+    }
+    lock.write().lock().unwrap().unlock().unwrap();
+}
+
+#[test]
+fn a_forced_unlock_ends_the_holds_of_one_kind() {
+    let _bounded = bounded();
+    let server = server();
+    let lock = client(&server).read_write_lock("forced");
+    let other = client(&server).read_write_lock("forced");
+    let reading = lock.read().lock().unwrap();
+    assert!(!other.write().force_unlock().unwrap());
+    assert!(reading.is_held());
+    let writer = Guest::of(other.write());
+    wait_queue(&server, "forced", 1);
+    assert!(lock.read().force_unlock().unwrap());
+    assert!(!reading.is_held());
+    writer.wait_in();
+    assert!(!other.read().force_unlock().unwrap());
+    assert!(other.write().force_unlock().unwrap());
+    drop(writer.leave);
+    assert_eq!(writer.thread.join().unwrap_err().kind(), ErrorKind::LeaseLost);
+}
+
+#[test]
+fn a_shutdown_gives_everything_back_and_ends_every_wait() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let lock = client.read_write_lock("ended");
+    let reading = lock.read().lock().unwrap();
+    let writer = Guest::of(lock.write());
+    wait_queue(&server, "ended", 1);
+    // Behind the writer: before it, the reader would be let in.
+    let reader = Guest::of(lock.read());
+    reader.thread.wait_queued();
+    client.shutdown();
+    assert!(!reading.is_held());
+    for guest in [writer, reader] {
+        assert_eq!(guest.thread.join().unwrap_err().kind(), ErrorKind::ShutDown);
+    }
+    wait_left(&server, "ended");
+}
+
+#[test]
+fn a_forgotten_guard_is_unlocked_through_any_handle() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    client.read_write_lock("forgotten").read().lock().unwrap().forget();
+    thread::sleep(12 * UNIT);
+    let lock = client.read_write_lock("forgotten");
+    assert_eq!(lock.read().hold_count(), 1);
+    lock.read().unlock().unwrap();
+    wait_left(&server, "forgotten");
+    assert_eq!(lock.read().unlock().unwrap_err().kind(), ErrorKind::NotHeld);
+    assert_eq!(lock.write().unlock().unwrap_err().kind(), ErrorKind::NotHeld);
+}
+
+#[test]
+fn a_reader_with_a_lease_of_its_own_has_it_for_that_at_least() {
+    let _bounded = bounded();
+    let server = server();
+    let lock = client(&server).read_write_lock("leased");
+    let short = lock.read().with_lease(4 * UNIT);
+    let guard = short.lock().unwrap();
+    assert!(guard.remaining() <= 4 * UNIT);
+    wait_until("it ends", SOON, || !guard.is_held());
+    assert_eq!(guard.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
+    wait_left(&server, "leased");
+    // Beside a longer hold it lasts longer, which is no promise: the other one may leave.
+    let watched = Guest::of(lock.read());
+    watched.wait_in();
+    let guard = short.lock().unwrap();
+    let several = MultiLock::new(&[&short]).unwrap().lock().unwrap();
+    assert!(guard.remaining() <= 4 * UNIT && several.remaining() <= 4 * UNIT);
+    let mut redis = server.connection();
+    assert_eq!(owners(&mut redis, "leased").len(), 1);
+    wait_until("its own lease is over", SOON, || {
+        guard.remaining().is_zero() && several.remaining().is_zero()
+    });
+    for slack in [Duration::ZERO, UNIT] {
+        assert_eq!(guard.check(slack).is_ok(), slack.is_zero());
+        assert_eq!(several.check(slack).is_ok(), slack.is_zero());
+    }
+    assert!(guard.is_held() && several.is_held());
+    several.unlock().unwrap();
+    guard.unlock().unwrap();
+    watched.leaves();
+    wait_left(&server, "leased");
+}
+
+/// The lease bounds a thread that hangs, in the server too: a thread beside it with a longer lease
+/// does not change that.
+#[test]
+fn a_reader_that_comes_and_goes_leaves_anothers_lease_as_it_is() {
+    let _bounded = bounded();
+    let server = server();
+    let lock = client(&server).read_write_lock("visited");
+    let other = client(&server).read_write_lock("visited");
+    let lease = 20 * UNIT;
+    let watched = lock.read().clone();
+    for visitor in [watched.clone(), watched.with_lease(100 * SOON)] {
+        let guard = watched.with_lease(lease).lock().unwrap();
+        let visit = Guest::of(&visitor);
+        visit.wait_in();
+        let mut redis = server.connection();
+        wait_until("the longer lease counts", SOON, || {
+            u128::try_from(pttl(&mut redis, "visited")).unwrap() > lease.as_millis()
+        });
+        // The other one's lease is no promise: it may leave.
+        assert!(guard.check(2 * lease).is_err());
+        assert!(guard.remaining() <= lease, "{:?}", guard.remaining());
+        visit.leaves();
+        assert!(guard.remaining() <= lease, "{:?}", guard.remaining());
+        // Long before the lease of the one that has left is over.
+        let writing = other.write().try_lock_for(SOON).unwrap().expect("the lease has ended");
+        assert_eq!(guard.state(), HoldState::Lost(LostReason::LeaseExpired));
+        writing.unlock().unwrap();
+        wait_left(&server, "visited");
+    }
+}
+
+#[test]
+fn of_several_levels_of_a_reader_each_lasts_for_its_own_lease() {
+    let _bounded = bounded();
+    let server = server();
+    let lock = client(&server).read_write_lock("levels");
+    let (first, second) = (100 * SOON, 200 * SOON);
+    for lease in [first, second] {
+        for outer_goes_first in [false, true] {
+            let outer = lock.read().with_lease(first).lock().unwrap();
+            // Its lease counts from before its request.
+            let begun = Instant::now();
+            thread::sleep(UNIT);
+            let later = Instant::now();
+            let inner = lock.read().with_lease(lease).lock().unwrap();
+            let stays = if outer_goes_first {
+                outer.unlock().unwrap();
+                let until = later + lease;
+                assert!(Instant::now() + inner.remaining() + lease / 100 > until, "it was cut");
+                inner
+            } else {
+                inner.unlock().unwrap();
+                assert!(Instant::now() + outer.remaining() < begun + first + UNIT / 2);
+                outer
+            };
+            stays.unlock().unwrap();
+            wait_left(&server, "levels");
+        }
+    }
+}
+
+#[test]
+fn of_many_that_share_a_hold_each_leaves_alone_in_any_order() {
+    let _bounded = bounded();
+    let server = server();
+    let lock = client(&server).read_write_lock("many");
+    let mut random = Random::new();
+    let mine = lock.read().lock().unwrap();
+    let mut guards: Vec<_> = (0..200).map(|_| lock.read().lock_owned().unwrap()).collect();
+    while !guards.is_empty() {
+        let gone = guards.swap_remove(random.below(guards.len() as u64) as usize);
+        gone.unlock().unwrap();
+        assert!(guards.iter().all(|guard| guard.is_held()) && mine.is_held());
+    }
+    assert_eq!(lock.read().hold_count(), 1);
+    mine.unlock().unwrap();
+    wait_left(&server, "many");
+}

@@ -1,0 +1,68 @@
+//! The meaning of the cyclic barrier: java.util.concurrent's contract, case by case, and what becomes
+//! of it when processes die, requests are lost and servers forget. All parties of a generation pass,
+//! or none does.
+
+mod contract;
+mod faults;
+mod processes;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::common::*;
+use redis::Commands as _;
+use redlatch::{CancelToken, Client, CyclicBarrier, Error, ErrorKind, Wait};
+use redlatch_testkit::{Action, Direction, Job, Proxy, Server, Worker};
+
+fn barrier(client: &Client, name: &str, parties: u32) -> CyclicBarrier {
+    let barrier = client.cyclic_barrier(name);
+    assert!(barrier.try_set_parties(parties).unwrap());
+    barrier
+}
+
+/// A party that waits, and is known to the server, or whose wait has ended.
+fn party(barrier: &CyclicBarrier) -> Running<Result<u32, Error>> {
+    party_that(barrier, CyclicBarrier::wait)
+}
+
+fn party_that<T: Send + 'static>(
+    barrier: &CyclicBarrier,
+    waits: impl FnOnce(&CyclicBarrier) -> T + Send + 'static,
+) -> Running<T> {
+    let before = barrier.waiting().unwrap();
+    let its = barrier.clone();
+    let party = spawn(move || waits(&its));
+    wait_until("it has arrived", SOON, || {
+        party.is_finished() || barrier.waiting().unwrap() > before
+    });
+    party
+}
+
+#[track_caller]
+fn is_broken<T: std::fmt::Debug>(outcome: Result<T, Error>) {
+    let error = outcome.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Broken, "{error}");
+    assert!(error.to_string().contains("reset it to begin anew"), "{error}");
+}
+
+/// A party whose time is over has broken the barrier; a busy server may say so too late for it.
+#[track_caller]
+fn left(barrier: &CyclicBarrier, outcome: Result<Option<u32>, Error>) {
+    match outcome {
+        Ok(left) => assert_eq!(left, None),
+        Err(error) => {
+            assert!(error.to_string().contains("the call's own time was over"), "{error}");
+        }
+    }
+    wait_until("it is broken", SOON, || barrier.is_broken().unwrap());
+}
+
+/// Nothing of the barrier is left on the server, but what ends by itself.
+fn leaves_nothing(server: &Server, name: &str) {
+    let mut redis = server.connection();
+    let mut keys: Vec<String> = redis.keys(format!("*{name}*")).unwrap();
+    keys.retain(|key| pttl(&mut redis, key) == -1);
+    assert!(keys.is_empty(), "{keys:?}");
+}

@@ -1,0 +1,396 @@
+//! Elections: one leads at a time, the others know who, and a leader stops before the next begins.
+
+mod long;
+mod processes;
+
+use std::sync::{Mutex, mpsc};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime};
+
+use crate::common::*;
+use redis::Commands as _;
+use redlatch::{CancelToken, Client, ErrorKind, Leader, LeaderElection, Leadership, Wait};
+use redlatch_testkit::{Action, Direction, Job, Proxy, Server, Worker};
+
+fn election(client: &Client, name: &str) -> LeaderElection {
+    client.leader_election(name).with_watchdog(RENEWED)
+}
+
+/// The leader's client.
+fn leads(leader: Option<&Leader>, client: &Client) -> bool {
+    leader.is_some_and(|leader| leader.who.ends_with(client.id()))
+}
+
+#[test]
+fn one_leads_and_all_know_who_and_the_next_one_has_a_higher_token() {
+    let _bounded = bounded();
+    let server = server();
+    let clients = [client(&server), client(&server)];
+    let elections = clients.each_ref().map(|client| election(client, "one"));
+    assert_eq!(elections[0].leader().unwrap(), None);
+    let first = elections[0].campaign().unwrap();
+    assert!(first.is_leader());
+    first.check(RENEWED / 4).unwrap();
+    assert!(answered(|| elections[1].campaign_for(Duration::ZERO)).is_none());
+    assert!(answered(|| elections[1].campaign_for(UNIT)).is_none());
+    let known = elections[1].leader().unwrap().unwrap();
+    assert!(leads(Some(&known), &clients[0]), "{known:?}");
+    assert_eq!((known.token, &known), (first.token(), &elections[0].leader().unwrap().unwrap()));
+    assert!(!known.host.is_empty() && known.who.contains(&known.host), "{known:?}");
+    let age = SystemTime::now().duration_since(known.since).unwrap_or_default();
+    assert!(age < SOON, "{age:?}");
+
+    let next = elections[1].clone();
+    let waits = spawn(move || next.campaign().unwrap());
+    waits.wait_asleep();
+    first.resign().unwrap();
+    let second = waits.join();
+    assert!(second.token() > known.token && second.is_leader());
+    assert!(leads(elections[0].leader().unwrap().as_ref(), &clients[1]));
+    drop(second);
+    wait_until("nobody leads", SOON, || elections[0].leader().unwrap().is_none());
+    // Only the token is left: the next one is higher.
+    let mut redis = server.connection();
+    let mut keys: Vec<String> = redis.keys("*").unwrap();
+    // Since when a process waits: for two seconds.
+    keys.retain(|key| pttl(&mut redis, key) == -1);
+    assert_eq!(keys, ["redisson_lock_token:{one}"]);
+}
+
+#[test]
+fn candidates_of_one_process_lead_one_after_the_other_on_record() {
+    let _bounded = bounded();
+    let server = server();
+    let (client, asks) = (client(&server), election(&client(&server), "turns"));
+    let turns = election(&client, "turns");
+    let mut leads = turns.campaign().unwrap();
+    for _ in 0..20 {
+        let next = turns.clone();
+        let waits = spawn(move || next.campaign().unwrap());
+        waits.wait_asleep();
+        let before = leads.token();
+        drop(leads);
+        leads = waits.join();
+        assert!(leads.token() > before && leads.is_leader());
+        wait_until("it is on record", SOON, || {
+            asks.leader().unwrap().is_some_and(|leader| leader.token == leads.token())
+        });
+    }
+    // And stays so.
+    thread::sleep(UNIT);
+    assert_eq!(asks.leader().unwrap().unwrap().token, leads.token());
+}
+
+#[test]
+fn a_campaign_ends_when_it_is_cancelled_or_unusable() {
+    let _bounded = bounded();
+    let server = server();
+    let (client, other) = (client(&server), client(&server));
+    let _leads = election(&client, "ends").campaign().unwrap();
+    let (token, candidate) = (CancelToken::new(), election(&other, "ends"));
+    let its = token.clone();
+    let waits = spawn(move || candidate.campaign_cancellable(&its).map(drop).unwrap_err().kind());
+    waits.wait_asleep();
+    token.cancel();
+    assert_eq!(waits.join(), ErrorKind::Cancelled);
+    for error in [
+        election(&other, "ends").with_grace(RENEWED / 2).campaign().map(drop).unwrap_err(),
+        election(&other, "").campaign().map(drop).unwrap_err(),
+        other.leader_election("").leader().unwrap_err(),
+    ] {
+        assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+    }
+}
+
+#[test]
+fn a_leader_without_a_server_is_deposed_before_another_one_can_lead() {
+    let _bounded = bounded();
+    let server = server();
+    let (lease, grace) = (RENEWED * 4 / 3, UNIT * 5);
+    // A machine that stands still at the deposition tells of it only when the next one leads.
+    wait_until("it is told well before the next one leads", SOON, || {
+        let proxy = Proxy::before(&server);
+        let cut = impatient(&proxy.url()).connect().unwrap();
+        let leader = cut.leader_election("cut").with_watchdog(lease).with_grace(grace);
+        let leadership = leader.campaign().unwrap();
+        let (tell, told) = mpsc::channel();
+        leadership.on_deposed(move || tell.send(Instant::now()).unwrap());
+        // Its lease is renewed.
+        thread::sleep(lease);
+        assert!(leadership.is_leader() && told.try_recv().is_err());
+        let next = client(&server).leader_election("cut").with_watchdog(lease);
+        let waits = spawn(move || (next.campaign().unwrap(), Instant::now()));
+        waits.wait_asleep();
+        proxy.on(Direction::Request, usize::MAX, Action::LoseRequest, |_| true);
+        let deposed = told.recv_timeout(SOON).unwrap();
+        assert!(!leadership.is_leader());
+        let refused = leadership.check(Duration::ZERO).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::LeaseLost, "{refused}");
+        let (second, since) = waits.join();
+        assert!(second.token() > leadership.token());
+        // For good, and a late callback is called, too.
+        let (tell, told) = mpsc::channel();
+        leadership.on_deposed(move || tell.send(()).unwrap());
+        told.recv_timeout(SOON).unwrap();
+        assert!(!leadership.is_leader());
+        since.saturating_duration_since(deposed) >= grace / 2
+    });
+}
+
+#[test]
+fn a_leader_whose_lock_is_taken_away_is_deposed_and_a_resignation_calls_nothing() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let election = election(&client, "taken");
+    let (tell, told) = mpsc::channel();
+    let first = election.campaign().unwrap();
+    let its = tell.clone();
+    first.on_deposed(move || its.send("first").unwrap());
+    first.resign().unwrap();
+    let second = election.campaign().unwrap();
+    second.on_deposed(move || tell.send("second").unwrap());
+    let () = server.connection().del("taken").unwrap();
+    assert_eq!(told.recv_timeout(SOON).unwrap(), "second");
+    assert!(!second.is_leader() && election.leader().unwrap().is_none());
+    assert_eq!(second.resign().unwrap_err().kind(), ErrorKind::LeaseLost);
+}
+
+#[test]
+fn an_observer_is_told_of_each_change() {
+    let _bounded = bounded();
+    let server = server();
+    let clients = [client(&server), client(&server), client(&server)];
+    let observed = election(&clients[2], "seen");
+    at_once(|| {
+        let mut changes = observed.observe(SOON);
+        assert_eq!(changes.next().unwrap().unwrap(), None);
+        for at in [0, 1] {
+            let leadership = election(&clients[at], "seen").campaign().unwrap();
+            assert!(leads(changes.next().unwrap().unwrap().as_ref(), &clients[at]));
+            leadership.resign().unwrap();
+            assert_eq!(changes.next().unwrap().unwrap(), None);
+        }
+    });
+    // The end of the wait ends it, and so does a cancel, with its error.
+    let mut changes = observed.observe(UNIT);
+    assert_eq!(changes.next().unwrap().unwrap(), None);
+    assert!(changes.next().is_none() && changes.next().is_none());
+    let token = CancelToken::new();
+    let mut changes = observed.observe(&token);
+    assert_eq!(changes.next().unwrap().unwrap(), None);
+    token.cancel();
+    assert_eq!(changes.next().unwrap().unwrap_err().kind(), ErrorKind::Cancelled);
+    assert!(changes.next().is_none());
+}
+
+#[test]
+fn an_observer_outlasts_an_outage_and_ends_with_its_wait_at_a_server_that_hangs() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let client = impatient(&proxy.url()).failover_timeout(LONG).connect().unwrap();
+    let observed = election(&client, "away");
+    proxy.refuse();
+    proxy.cut_all();
+    let waits = spawn(move || observed.observe(SOON * 2).next().unwrap());
+    // Time is the subject: for longer than a channel's confirmation may take.
+    thread::sleep(IMPATIENT * 5 / 2);
+    assert!(!waits.is_finished());
+    proxy.accept();
+    assert_eq!(waits.join().unwrap(), None);
+
+    let patient = Client::builder(&server.url()).response_timeout(SOON).connect().unwrap();
+    let observed = election(&patient, "hangs");
+    // It listens already.
+    let mut first = observed.observe(SOON);
+    assert_eq!(first.next().unwrap().unwrap(), None);
+    server.pause();
+    let waits = spawn(move || observed.observe(UNIT).next().and_then(Result::ok));
+    // Long before the client takes the server for dead.
+    assert_eq!(waits.join(), None);
+    server.resume();
+}
+
+#[test]
+fn an_observer_finds_out_that_a_dead_leaders_lease_has_ended() {
+    let _bounded = bounded();
+    let server = server();
+    let (mut dies, observes) = (processes::start(&server, "dies"), client(&server));
+    let mut changes = observes.leader_election("dies").observe(SOON);
+    assert_eq!(changes.next().unwrap().unwrap(), None);
+    dies.send_line("campaign");
+    dies.expect_line("leads", SOON);
+    assert!(changes.next().unwrap().unwrap().is_some());
+    dies.sigkill();
+    let killed = Instant::now();
+    assert_eq!(changes.next().unwrap().unwrap(), None);
+    let took = killed.elapsed();
+    // Otherwise the observer asks after that time.
+    assert!(took < SOON / 2, "{took:?}");
+}
+
+/// The next try may lead; and with no time left there is none.
+#[test]
+fn a_campaign_goes_on_after_a_lease_that_is_over_too_soon() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let client = impatient(&proxy.url()).response_timeout(SOON).connections(1).connect().unwrap();
+    election(&client, "warm").campaign().unwrap().resign().unwrap();
+    let campaigns = election(&client, "short");
+    // The lock is taken away before it is on record.
+    let takes_away = |times: usize| {
+        let (name, redis) = ("redlatch_leader:{short}", Mutex::new(server.connection()));
+        proxy.on(Direction::Request, times, Action::DelayReply(Duration::ZERO), move |bytes| {
+            let leads = contains(bytes, "EVAL") && contains(bytes, name);
+            leads && redis.lock().unwrap().del::<_, bool>("short").unwrap()
+        });
+    };
+    takes_away(2);
+    campaigns.campaign().unwrap().resign().unwrap();
+    proxy.wait_fired(2, SOON);
+    takes_away(4);
+    for wait in [Wait::FOREVER, Wait::NONE] {
+        let error = campaigns.campaign_within(wait).map(drop).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::LeaseLost, "{error}");
+    }
+    // Three tries, and one.
+    proxy.wait_fired(6, SOON);
+    // The reply comes when more than half of the lease is over.
+    proxy.on(Direction::Request, 1, Action::DelayReply(RENEWED * 6 / 10), |bytes| {
+        contains(bytes, "EVAL") && contains(bytes, "slow") && !contains(bytes, "redlatch_leader")
+    });
+    election(&client, "slow").campaign().unwrap().resign().unwrap();
+    proxy.wait_fired(7, SOON);
+}
+
+/// A record is its token's: a resignation that comes late leaves that of the next leadership.
+#[test]
+fn a_late_resignation_leaves_the_record_of_a_later_leadership() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let leadership = election(&client, "late").campaign().unwrap();
+    let (mut redis, record) = (server.connection(), "redlatch_leader:{late}");
+    let owner: String = redis.hget(record, "owner").unwrap();
+    let () = redis.hset(record, "token", leadership.token().get() + 1).unwrap();
+    drop(leadership);
+    // The release of the lock comes behind it.
+    wait_free(&server, "late", SOON);
+    assert_eq!(redis.hget::<_, _, Option<String>>(record, "owner").unwrap(), Some(owner));
+}
+
+#[test]
+fn a_request_whose_reply_is_lost_leads_all_the_same() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let client = behind(&proxy, |client| {
+        election(client, "warm").campaign().unwrap().resign().unwrap();
+    });
+    for action in [Action::LoseReply, Action::LoseRequest] {
+        proxy.on(Direction::Request, 1, action, |bytes| {
+            contains(bytes, "EVAL") && contains(bytes, "redlatch_leader:{lost}")
+        });
+        let leadership = election(&client, "lost").campaign().unwrap();
+        assert!(leads(election(&client, "lost").leader().unwrap().as_ref(), &client));
+        leadership.resign().unwrap();
+    }
+    assert_eq!(proxy.fired(), 2);
+}
+
+/// The second request of a campaign, behind that for the lock.
+#[test]
+fn the_record_of_a_leader_outlasts_an_outage_and_ends_with_the_wait() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let builder = || Client::builder(&proxy.url()).connections(1).watchdog_timeout(LONG);
+    let client = builder().failover_timeout(LONG).connect().unwrap();
+    let campaigns = client.leader_election("record");
+    drop(campaigns.campaign().unwrap());
+    wait_free(&server, "record", SOON);
+    let on_record = |shots, action| {
+        proxy.on(Direction::Request, shots, action, |bytes| {
+            contains(bytes, "EVAL") && contains(bytes, "redlatch_leader:{record}")
+        });
+    };
+    for action in [Action::LoseReply, Action::LoseRequest] {
+        // Each call sends a copy by itself: two calls fail.
+        on_record(4, action);
+        let leadership = campaigns.campaign().unwrap();
+        assert!(leads(campaigns.leader().unwrap().as_ref(), &client));
+        leadership.resign().unwrap();
+    }
+    assert_eq!(proxy.fired(), 8);
+    // The server has answered, but has no time left for the record.
+    let patient = builder().response_timeout(SOON).connect().unwrap();
+    let campaigns = patient.leader_election("held");
+    drop(campaigns.campaign().unwrap());
+    wait_free(&server, "held", SOON);
+    for ends in ["a limit", "a cancel"] {
+        let fired = proxy.fired();
+        proxy.on(Direction::Request, 1, Action::HoldReply, |bytes| {
+            contains(bytes, "EVAL") && contains(bytes, "redlatch_leader:{held}")
+        });
+        let (token, its) = (CancelToken::new(), campaigns.clone());
+        let cancels = token.clone();
+        let waits = spawn(move || match ends {
+            "a limit" => its.campaign_for(UNIT).map(drop_some),
+            _ => its.campaign_cancellable(&token).map(|it| drop_some(Some(it))),
+        });
+        proxy.wait_fired(fired + 1, SOON);
+        cancels.cancel();
+        // Long before the client takes the server for dead.
+        let outcome = waits.join();
+        match ends {
+            "a limit" => assert!(!outcome.unwrap()),
+            _ => assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Cancelled),
+        }
+        proxy.release();
+        wait_free(&server, "held", SOON);
+        wait_until("nobody leads", SOON, || campaigns.leader().unwrap().is_none());
+    }
+}
+
+/// Whether it leads; if so, no more.
+fn drop_some(leadership: Option<Leadership>) -> bool {
+    leadership.is_some()
+}
+
+/// It has the lock already, which was handed on to it.
+#[test]
+fn a_candidate_leads_on_a_server_without_memory() {
+    let _bounded = bounded();
+    let server = server();
+    let (first, next) = (client(&server), client(&server));
+    let leads_now = election(&first, "full").campaign().unwrap();
+    let campaigns = election(&next, "full");
+    let waits = spawn(move || campaigns.campaign());
+    waits.wait_queued();
+    let mut redis = server.connection();
+    redis::cmd("CONFIG").arg(&["SET", "maxmemory", "1"]).exec(&mut redis).unwrap();
+    leads_now.resign().unwrap();
+    let leadership = waits.join().unwrap();
+    assert!(leads(election(&first, "full").leader().unwrap().as_ref(), &next));
+    leadership.resign().unwrap();
+}
+
+/// As a process that stood still between the grant and its reply.
+#[test]
+fn a_candidate_whose_grant_came_too_late_campaigns_on() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let client = Client::builder(&proxy.url()).response_timeout(SOON).connect().unwrap();
+    election(&client, "warm").campaign().unwrap().resign().unwrap();
+    let late = RENEWED * 2 / 3;
+    proxy.on(Direction::Request, 1, Action::DelayReply(late), |bytes| {
+        contains(bytes, "EVAL") && contains(bytes, "redisson_lock_token:{late}")
+    });
+    let leadership = election(&client, "late").campaign().unwrap();
+    assert_eq!(proxy.fired(), 1);
+    leadership.check(RENEWED / 4).unwrap();
+    assert!(leads(election(&client, "late").leader().unwrap().as_ref(), &client));
+}

@@ -1,0 +1,75 @@
+//! The meaning of the expirable semaphore: to its threads, to other processes and their ends, to
+//! Redisson's clients, and under faults.
+//!
+//! Under every fault, the free permits and those that are out add up to the number that was set.
+
+mod faults;
+mod leases;
+mod meaning;
+mod processes;
+mod redisson;
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use crate::common::*;
+use redis::{Commands as _, ConnectionLike as _, Script};
+use redlatch::{
+    CancelToken, Client, Error, ErrorKind, ExpirablePermit, ExpirableSemaphore, HoldState,
+    LostReason, PermitId, Wait,
+};
+use redlatch_testkit::{Action, Direction, Job, Proxy, Server, Worker};
+
+/// A lease that a test sees the end of.
+const LEASE: Duration = Duration::from_millis(5 * UNIT.as_millis() as u64);
+
+/// The channel of a name without braces.
+fn channel(name: &str) -> String {
+    format!("redisson_sc:{{{name}}}")
+}
+
+fn timeouts(name: &str) -> String {
+    format!("{{{name}}}:timeout")
+}
+
+fn semaphore(client: &Client, name: &str, permits: u32) -> ExpirableSemaphore {
+    let semaphore = client.expirable_semaphore(name);
+    assert!(semaphore.try_set_permits(permits).unwrap());
+    semaphore
+}
+
+/// The permits free and out, by the keys.
+fn stored(server: &Server, name: &str) -> (i64, i64) {
+    let mut redis = server.connection();
+    let mut both = redis::pipe();
+    both.atomic().get(name).zcard(timeouts(name));
+    let (free, out): (Option<i64>, i64) = both.query(&mut redis).unwrap();
+    (free.unwrap_or(0), out)
+}
+
+/// Waits until so many are free and so many out; a while later it is still so.
+#[track_caller]
+fn stays(server: &Server, name: &str, free: i64, out: i64) {
+    wait_until(&format!("{free} are free of {name:?}, {out} out"), SOON, || {
+        stored(server, name) == (free, out)
+    });
+    // Time is the subject: a second release or take comes late.
+    thread::sleep(UNIT * 2);
+    assert_eq!(stored(server, name), (free, out), "{name:?}, later");
+}
+
+fn now() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    u64::try_from(now.as_millis()).unwrap()
+}
+
+/// When the guard is lost, and why.
+fn on_lost(permit: &ExpirablePermit) -> mpsc::Receiver<LostReason> {
+    let (sender, lost) = mpsc::channel();
+    permit.on_lost(move |why| sender.send(why).unwrap());
+    lost
+}
+
+const TEXT_ID: &str = "00112233445566778899aabbccddeeff";

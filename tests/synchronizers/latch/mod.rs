@@ -1,0 +1,406 @@
+//! The meaning of the count-down latch: to its threads, to other clients, on the wire, and under
+//! faults. Under every fault, each count-down counts once, and no thread waits for an open latch.
+
+mod end;
+mod faults;
+mod rights;
+mod wire;
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Barrier, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::common::*;
+use redis::Commands as _;
+use redlatch::{CancelToken, Client, CountDownLatch, Error, ErrorKind};
+use redlatch_testkit::{Action, Direction, Job, Proxy, Server, Worker};
+
+/// The channel of a latch.
+fn channel(name: &str) -> String {
+    format!("redisson_countdownlatch__channel__{{{name}}}")
+}
+
+fn latch(client: &Client, name: &str, count: u64) -> CountDownLatch {
+    let latch = client.count_down_latch(name);
+    assert!(latch.try_set_count(count).unwrap());
+    latch
+}
+
+/// Threads that wait for the latch, and sleep already.
+fn waiters(latch: &CountDownLatch, count: usize) -> Vec<Running<Instant>> {
+    let waiters: Vec<_> = (0..count)
+        .map(|_| {
+            let latch = latch.clone();
+            spawn(move || {
+                latch.wait().unwrap();
+                Instant::now()
+            })
+        })
+        .collect();
+    wait_until("they sleep", SOON, || {
+        waiters.iter().for_each(Running::wait_asleep);
+        true
+    });
+    waiters
+}
+
+/// Waits until the count is this on the server, and sees that it stays so.
+#[track_caller]
+fn stays(server: &Server, name: &str, count: i64) {
+    let mut redis = server.connection();
+    let mut now = || redis.get::<_, Option<i64>>(name).unwrap().unwrap_or(0);
+    wait_until(&format!("the count is {count}, not {}", now()), SOON, || now() == count);
+    // Time is the subject: a second count comes late.
+    thread::sleep(UNIT * 2);
+    assert_eq!(now(), count, "{name:?}, later");
+}
+
+/// Does this to the next scripts of this name.
+fn on_script(proxy: &Proxy, name: &'static str, times: usize, action: Action) {
+    proxy.on(Direction::Request, times, action, move |bytes| {
+        contains(bytes, "EVAL") && contains(bytes, name)
+    });
+}
+
+/// A client behind a network, which has its connection and knows its scripts.
+fn behind(proxy: &Proxy) -> Client {
+    crate::common::behind(proxy, |client| {
+        let latch = latch(client, "warm", 2);
+        latch.count_down().unwrap();
+        latch.delete().unwrap();
+    })
+}
+
+// The meaning.
+
+#[test]
+fn it_opens_at_zero_and_may_be_set_anew() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let latch = client.count_down_latch("again");
+    assert_eq!(latch.name(), "again");
+    latch.wait().unwrap();
+    assert!(answered(|| latch.wait_for(Duration::ZERO)));
+    for round in 1..4 {
+        assert!(latch.try_set_count(round).unwrap());
+        assert!(!latch.try_set_count(9).unwrap());
+        assert!(!latch.try_set_count(0).unwrap());
+        let waiters = waiters(&latch, 3);
+        for left in (0..round).rev() {
+            assert!(waiters.iter().all(|waiter| !waiter.is_finished()));
+            assert!(!answered(|| latch.wait_for(Duration::ZERO)));
+            let begun = Instant::now();
+            latch.count_down().unwrap();
+            assert_eq!(latch.count().unwrap(), left);
+            assert!(begun.elapsed() < SOON);
+        }
+        for waiter in waiters {
+            waiter.join();
+        }
+        latch.wait().unwrap();
+        assert!(!server.connection().exists::<_, bool>("again").unwrap());
+    }
+}
+
+#[test]
+fn a_count_down_of_an_open_latch_changes_nothing() {
+    let _bounded = bounded();
+    let server = server();
+    let latch = client(&server).count_down_latch("open");
+    latch.count_down().unwrap();
+    latch.count_down().unwrap();
+    assert_eq!(latch.count().unwrap(), 0);
+    assert!(!server.connection().exists::<_, bool>("open").unwrap());
+    assert!(latch.try_set_count(0).unwrap());
+    assert!(latch.try_set_count(1).unwrap());
+    assert_eq!(latch.count().unwrap(), 1);
+    let error = latch.try_set_count(u64::MAX).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+    latch.count_down().unwrap();
+    let most = u64::try_from(i64::MAX).unwrap();
+    assert!(latch.try_set_count(most).unwrap());
+    latch.count_down().unwrap();
+    assert!(latch.count().unwrap() < most);
+    // Redisson leaves a key when it is told to set none.
+    let () = server.connection().set("open", 0).unwrap();
+    latch.wait().unwrap();
+    assert!(latch.try_set_count(0).unwrap());
+    assert!(latch.try_set_count(2).unwrap());
+    assert_eq!(latch.count().unwrap(), 2);
+}
+
+#[test]
+fn an_empty_name_is_an_error() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let latch = client.count_down_latch("");
+    let kinds = [
+        latch.wait().unwrap_err().kind(),
+        latch.count_down().unwrap_err().kind(),
+        latch.try_set_count(1).unwrap_err().kind(),
+        latch.count().unwrap_err().kind(),
+        latch.delete().unwrap_err().kind(),
+        client.semaphore("").acquire().unwrap_err().kind(),
+        client.semaphore("").release().unwrap_err().kind(),
+    ];
+    assert!(kinds.iter().all(|kind| *kind == ErrorKind::Config), "{kinds:?}");
+}
+
+#[test]
+fn a_delete_lets_everybody_go() {
+    let _bounded = bounded();
+    let server = server();
+    let (one, other) = (client(&server), client(&server));
+    at_once(|| {
+        let latch = latch(&one, "deleted", 5);
+        let same = other.count_down_latch("deleted");
+        let waiters: Vec<_> =
+            [&latch, &same].into_iter().flat_map(|latch| waiters(latch, 3)).collect();
+        assert!(latch.delete().unwrap());
+        waiters.into_iter().for_each(|waiter| {
+            waiter.join();
+        });
+        assert!(!same.delete().unwrap());
+        assert_eq!(same.count().unwrap(), 0);
+    });
+}
+
+#[test]
+fn a_bounded_wait_ends_at_its_deadline() {
+    let _bounded = bounded();
+    let server = server();
+    let latch = latch(&client(&server), "bounded", 1);
+    // One that leads, and one behind it.
+    let waits: Vec<_> = (0..2)
+        .map(|_| {
+            let latch = latch.clone();
+            spawn(move || {
+                at_once(|| {
+                    let begun = Instant::now();
+                    assert!(!answered(|| latch.wait_for(UNIT * 2)));
+                    assert!(!answered(|| latch.wait_within(begun + UNIT * 3)));
+                    assert!(begun.elapsed() >= UNIT * 3);
+                });
+            })
+        })
+        .collect();
+    for wait in waits {
+        wait.join();
+    }
+    // The leader gives up, and the thread after it gets the news.
+    let short = latch.clone();
+    let short = spawn(move || answered(|| short.wait_for(UNIT * 2)));
+    short.wait_asleep();
+    let rest = waiters(&latch, 3);
+    assert!(!short.join());
+    latch.count_down().unwrap();
+    rest.into_iter().for_each(|waiter| {
+        waiter.join();
+    });
+}
+
+#[test]
+fn a_call_that_does_not_wait_is_told_the_truth_though_others_wait() {
+    let _bounded = bounded();
+    let server = server();
+    let latch = latch(&client(&server), "truth", 1);
+    let set = Commands::so_far(&server).of("get");
+    let waiter = waiters(&latch, 1).remove(0);
+    // Once more when it listens: after that it is quiet until its next question, seconds later.
+    wait_until("it has asked twice", SOON, || Commands::so_far(&server).of("get") >= set + 2);
+    waiter.wait_queued();
+    assert!(!answered(|| latch.wait_for(Duration::ZERO)));
+    // Without a message: a waiter finds out later.
+    let () = server.connection().del("truth").unwrap();
+    assert!(answered(|| latch.wait_for(Duration::ZERO)));
+    assert!(answered(|| latch.wait_within(Instant::now())));
+    assert!(latch.wait_within(redlatch::Wait::NONE).unwrap());
+    assert!(!waiter.is_finished());
+    assert!(!latch.delete().unwrap());
+    assert!(latch.try_set_count(1).unwrap());
+    latch.count_down().unwrap();
+    waiter.join();
+}
+
+#[test]
+fn a_wait_that_does_not_wait_does_not_subscribe() {
+    let _bounded = bounded();
+    let server = server();
+    let latch = latch(&client(&server), "looked at", 1);
+    let before = Commands::so_far(&server);
+    for _ in 0..3 {
+        assert!(!answered(|| latch.wait_for(Duration::ZERO)));
+    }
+    // Time is the subject: an unwanted message would be there soon.
+    thread::sleep(UNIT);
+    let after = Commands::so_far(&server);
+    assert_eq!(after.of("get") - before.of("get"), 3);
+    assert_eq!(after.of("subscribe"), before.of("subscribe"));
+}
+
+#[test]
+fn a_cancel_and_a_shutdown_end_waits() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let latch = latch(&client, "cancelled", 1);
+    let tokens: Vec<_> = (0..3).map(|_| CancelToken::new()).collect();
+    let waits: Vec<_> = tokens
+        .iter()
+        .map(|token| {
+            let (latch, token) = (latch.clone(), token.clone());
+            let waiter = spawn(move || latch.wait_cancellable(&token));
+            waiter.wait_asleep();
+            waiter
+        })
+        .collect();
+    for at in [1, 0] {
+        tokens[at].cancel();
+        wait_until("it ends", SOON, || waits[at].is_finished());
+    }
+    let mut waits = waits.into_iter();
+    for _ in 0..2 {
+        assert_eq!(waits.next().unwrap().join().unwrap_err().kind(), ErrorKind::Cancelled);
+    }
+    client.shutdown();
+    assert_eq!(waits.next().unwrap().join().unwrap_err().kind(), ErrorKind::ShutDown);
+    assert_eq!(latch.count_down().unwrap_err().kind(), ErrorKind::ShutDown);
+}
+
+#[test]
+fn timeouts_and_cancels_that_race_with_the_opening_strand_no_waiter() {
+    let _bounded = bounded();
+    let server = server();
+    let mut random = Random::new();
+    let clients = [client(&server), client(&server)];
+    let opener = client(&server).count_down_latch("races");
+    let rounds = 2_500;
+    let start = Arc::new(Barrier::new(5));
+    let token = Arc::new(Mutex::new(CancelToken::new()));
+    let threads: Vec<_> = (0..4_usize)
+        .map(|at| {
+            let latch = clients[at % 2].count_down_latch("races");
+            let (start, token) = (Arc::clone(&start), Arc::clone(&token));
+            let mut random = Random::of(random.next());
+            spawn(move || {
+                let mut opened = 0;
+                for _ in 0..rounds {
+                    start.wait();
+                    if at < 2 {
+                        let (wait, begun) =
+                            (Duration::from_micros(random.below(600)), Instant::now());
+                        let open = if_answered(latch.wait_for(wait).map(Some)).unwrap_or(false);
+                        assert!(open || begun.elapsed() >= wait);
+                        opened += u64::from(open);
+                    } else {
+                        let token = token.lock().unwrap().clone();
+                        match latch.wait_cancellable(&token) {
+                            Ok(()) => opened += 1,
+                            Err(error) => assert_eq!(error.kind(), ErrorKind::Cancelled),
+                        }
+                    }
+                    start.wait();
+                }
+                opened
+            })
+        })
+        .collect();
+    for _ in 0..rounds {
+        assert!(opener.try_set_count(1).unwrap());
+        let cancel = CancelToken::new();
+        *token.lock().unwrap() = cancel.clone();
+        start.wait();
+        thread::sleep(Duration::from_micros(random.below(400)));
+        if random.below(2) == 0 {
+            cancel.cancel();
+            opener.count_down().unwrap();
+        } else {
+            opener.count_down().unwrap();
+            cancel.cancel();
+        }
+        start.wait();
+    }
+    let opened: Vec<u64> = threads.into_iter().map(Running::join).collect();
+    println!("{opened:?} of {rounds} each");
+    assert!(opened.iter().all(|opened| *opened > 0));
+}
+
+#[test]
+fn a_hundred_waiters_cost_one_subscription_and_one_command() {
+    let _bounded = bounded();
+    let server = server();
+    let (one, other) = (client(&server), client(&server));
+    let latch = latch(&one, "many", 2);
+    let waiters = waiters(&latch, 100);
+    let mut redis = server.connection();
+    let (_, listeners): (String, u64) =
+        redis::cmd("PUBSUB").arg("NUMSUB").arg(channel("many")).query(&mut redis).unwrap();
+    assert_eq!(listeners, 1);
+    let before = Commands::so_far(&server);
+    let opens = other.count_down_latch("many");
+    opens.count_down().unwrap();
+    opens.count_down().unwrap();
+    waiters.into_iter().for_each(|waiter| {
+        waiter.join();
+    });
+    let after = Commands::so_far(&server);
+    assert_eq!(after.of("publish") - before.of("publish"), 1);
+    // Each of the two count-downs has two of its own: of its request slot, and of the count.
+    let gets = after.of("get") - before.of("get") - 4;
+    assert!(gets <= 1, "{gets} questions");
+}
+
+#[test]
+fn threads_that_count_at_once_are_all_counted() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    for round in 0..4 {
+        let latch = latch(&client, "at once", 8 * 250);
+        let waiters = waiters(&latch, 2);
+        let threads: Vec<_> = (0..8)
+            .map(|_| {
+                let latch = latch.clone();
+                spawn(move || (0..250).for_each(|_| latch.count_down().unwrap()))
+            })
+            .collect();
+        threads.into_iter().for_each(Running::join);
+        assert_eq!(latch.count().unwrap(), 0, "round {round}");
+        waiters.into_iter().for_each(|waiter| {
+            waiter.join();
+        });
+    }
+}
+
+/// Where this executable's workers begin.
+#[test]
+fn worker() {
+    let Some(job) = Job::from_env() else { return };
+    let client = Client::connect(job.arg(0)).unwrap();
+    let (start, ready) = (client.count_down_latch("start"), client.count_down_latch("ready"));
+    ready.count_down().unwrap();
+    start.wait().unwrap();
+    job.say("started");
+    let _ = job.wait_line();
+}
+
+#[test]
+fn processes_report_ready_and_are_started_together() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let (start, ready) = (latch(&client, "start", 1), latch(&client, "ready", 3));
+    let mut workers: Vec<_> =
+        (0..3).map(|_| Worker::spawn_test("latch::worker", "worker", &[&server.url()])).collect();
+    ready.wait().unwrap();
+    for worker in &mut workers {
+        assert_eq!(worker.try_line(UNIT), None);
+    }
+    start.count_down().unwrap();
+    for worker in &mut workers {
+        worker.expect_line("started", SOON);
+    }
+}

@@ -1,0 +1,12 @@
+//! Semaphores, latches, barriers and elections; and each synchronizer once.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod barrier;
+#[path = "../common/mod.rs"]
+mod common;
+mod election;
+mod expirable;
+mod latch;
+mod semaphore;
+mod smoke;

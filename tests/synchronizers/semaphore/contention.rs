@@ -1,0 +1,223 @@
+//! Never more than there are, and none lost.
+
+use super::*;
+
+/// Where this executable's workers begin.
+#[test]
+fn worker() {
+    let Some(job) = Job::from_env() else { return };
+    let client = Client::connect(job.arg(0)).unwrap();
+    let stop = Arc::new(AtomicBool::new(false));
+    let grants: [Arc<AtomicU64>; 3] = Default::default();
+    let threads: Vec<_> = (0..3)
+        .map(|at| {
+            let count = Arc::clone(&grants[at as usize]);
+            let mut contender = Contender {
+                semaphore: client.semaphore("most"),
+                count: Count(redis::Client::open(job.arg(0)).unwrap().get_connection().unwrap()),
+                random: Random::of(job.arg(1).parse::<u64>().unwrap() * 31 + at),
+                permits: 3,
+            };
+            let stop = Arc::clone(&stop);
+            spawn(move || {
+                while !stop.load(Ordering::SeqCst) {
+                    let granted = contender.round().unwrap();
+                    count.fetch_add(u64::from(granted), Ordering::SeqCst);
+                }
+            })
+        })
+        .collect();
+    job.say("starts");
+    let so_far = || grants.each_ref().map(|count| count.load(Ordering::SeqCst));
+    wait_until("nobody starves", SOON, || so_far().iter().all(|grants| *grants >= 10));
+    job.say("each has had some");
+    let _ = job.wait_line();
+    stop.store(true, Ordering::SeqCst);
+    threads.into_iter().for_each(Running::join);
+    let grants = so_far();
+    job.say(&format!("grants {grants:?}"));
+    drop(client);
+    job.say("ended");
+    let _ = job.wait_line();
+}
+
+#[test]
+fn never_are_more_out_than_there_are_and_none_is_lost() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let semaphore = semaphore(&client, "most", 3);
+    let mut random = Random::new();
+    let mut workers: Vec<_> = (0..3)
+        .map(|_| {
+            let seed = (random.next() >> 16).to_string();
+            Worker::spawn_test(
+                "semaphore::contention::worker",
+                "contender",
+                &[&server.url(), &seed],
+            )
+        })
+        .collect();
+    for worker in &mut workers {
+        worker.expect_line("starts", SOON);
+    }
+    for worker in &mut workers {
+        worker.expect_line("each has had some", SOON * 2);
+    }
+    // Time is the subject: the more moments, the better.
+    thread::sleep(UNIT * 15);
+    for worker in &mut workers {
+        worker.send_line("stop");
+    }
+    for worker in &mut workers {
+        let grants = worker.expect_line("grants", SOON);
+        println!("{grants}");
+        worker.expect_line("ended", SOON);
+    }
+    stays(&server, "most", 3);
+    assert_eq!(semaphore.available_permits().unwrap(), 3);
+    assert_eq!(server.connection().get::<_, i64>("out").unwrap(), 0);
+}
+
+#[test]
+fn threads_that_release_at_once_all_give_back() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let semaphore = client.semaphore("at once");
+    for way in [false, true] {
+        let threads: Vec<_> = (0..8)
+            .map(|_| {
+                let semaphore = semaphore.clone();
+                spawn(move || {
+                    for _ in 0..500 {
+                        if way {
+                            semaphore.release().unwrap();
+                        } else {
+                            semaphore.add_permits(1).unwrap();
+                        }
+                    }
+                })
+            })
+            .collect();
+        threads.into_iter().for_each(Running::join);
+        assert_eq!(semaphore.drain_permits().unwrap(), 4_000);
+    }
+}
+
+#[test]
+fn a_process_that_keeps_taking_it_does_not_starve_another() {
+    let _bounded = bounded();
+    let server = server();
+    let clients = [client(&server), client(&server)];
+    let mine = semaphore(&clients[0], "shared", 1);
+    let theirs = clients[1].semaphore("shared");
+    let stop = Arc::new(AtomicBool::new(false));
+    let stopped = Arc::clone(&stop);
+    // One thread, which never finds another of its own process before it.
+    let greedy = spawn(move || {
+        while !stopped.load(Ordering::SeqCst) {
+            let permit = mine.acquire().unwrap();
+            thread::sleep(UNIT / 2);
+            drop(permit);
+        }
+    });
+    for round in 0..5 {
+        let permit = theirs.try_acquire_for(SOON / 4).unwrap();
+        assert!(permit.is_some(), "round {round}");
+    }
+    stop.store(true, Ordering::SeqCst);
+    greedy.join();
+}
+
+/// One thread that finds a permit free again and again, since its release and its next request come
+/// one behind the other.
+#[test]
+fn a_process_that_only_tries_leaves_it_to_one_that_waits() {
+    let _bounded = bounded();
+    let server = server();
+    let clients = [client(&server), client(&server)];
+    let mine = semaphore(&clients[0], "tried", 1);
+    let theirs = clients[1].semaphore("tried");
+    let stop = Arc::new(AtomicBool::new(false));
+    let stopped = Arc::clone(&stop);
+    let taken = Arc::new(AtomicU64::new(0));
+    let count = Arc::clone(&taken);
+    let greedy = spawn(move || {
+        while !stopped.load(Ordering::SeqCst) {
+            let Some(permit) = mine.try_acquire().unwrap() else { continue };
+            count.fetch_add(1, Ordering::SeqCst);
+            thread::sleep(UNIT / 100);
+            drop(permit);
+        }
+    });
+    // How often it came before the waiter. A count in milliseconds would measure a busy machine,
+    // too.
+    let (mut waits, mut most) = (0, 0);
+    while waits < 800 || taken.load(Ordering::SeqCst) == 0 {
+        let before = taken.load(Ordering::SeqCst);
+        let permit = theirs.acquire().unwrap();
+        most = most.max(taken.load(Ordering::SeqCst) - before);
+        waits += 1;
+        thread::sleep(UNIT / 100);
+        drop(permit);
+    }
+    stop.store(true, Ordering::SeqCst);
+    greedy.join();
+    // Turns, of a few each; without them the waiter is passed over for seconds now and then.
+    assert!(most < 200, "{most} times");
+}
+
+#[test]
+fn timeouts_and_cancels_that_race_with_grants_lose_no_permit() {
+    let _bounded = bounded();
+    let server = server();
+    let mut random = Random::new();
+    let clients = [client(&server), client(&server)];
+    let semaphore = semaphore(&clients[0], "races", 1);
+    let ended = Arc::new(AtomicU64::new(0));
+    let rounds = 2_500;
+    let threads: Vec<_> = (0..4_usize)
+        .map(|at| {
+            let semaphore = clients[at % 2].semaphore("races");
+            let ended = Arc::clone(&ended);
+            let mut random = Random::of(random.next());
+            spawn(move || {
+                let mut granted = 0;
+                for _ in 0..rounds {
+                    let wait = Duration::from_micros(random.below(400));
+                    let permit = if_answered(semaphore.try_acquire_for(wait));
+                    granted += u64::from(permit.is_some());
+                    ended.fetch_add(1, Ordering::SeqCst);
+                }
+                granted
+            })
+        })
+        .collect();
+    // A thread whose waits are cancelled.
+    let token = Arc::new(Mutex::new(CancelToken::new()));
+    let (cancelled, waiting) = (Arc::clone(&token), semaphore);
+    let total = 4 * rounds;
+    let finished = Arc::clone(&ended);
+    let waiter = spawn(move || {
+        let mut granted = 0;
+        while finished.load(Ordering::SeqCst) < total {
+            let token = cancelled.lock().unwrap().clone();
+            match waiting.acquire_cancellable(&token) {
+                Ok(_permit) => granted += 1,
+                Err(error) => {
+                    assert_eq!(error.kind(), ErrorKind::Cancelled, "{error}");
+                    *cancelled.lock().unwrap() = CancelToken::new();
+                }
+            }
+        }
+        granted
+    });
+    while !waiter.is_finished() {
+        token.lock().unwrap().clone().cancel();
+        thread::sleep(Duration::from_micros(random.below(400)));
+    }
+    let granted: u64 = threads.into_iter().map(Running::join).sum();
+    println!("{granted} of {total} granted, {} cancellable", waiter.join());
+    stays(&server, "races", 1);
+}
