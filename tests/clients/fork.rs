@@ -1,10 +1,13 @@
 //! A forked child has its parent's memory, and neither its threads nor its holds.
+//!
+//! Each test has a process of its own: a mutex that a thread of another test has locked is locked in
+//! the child for ever, even one of the C library.
 
 use std::io::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use crate::common::*;
 use fork::{Fork, fork, waitpid_nohang};
@@ -42,13 +45,6 @@ impl Child {
         });
         assert_eq!(status, Some(0), "how the child ended");
     }
-}
-
-/// One test at a time: a mutex that a thread of another test has locked is locked in the child for
-/// ever, even one of the C library.
-fn alone() -> MutexGuard<'static, ()> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[track_caller]
@@ -127,7 +123,9 @@ fn use_all(client: Client, several: MultiLock) {
 
 #[test]
 fn a_forked_child_holds_nothing_and_changes_nothing_of_its_parents() {
-    let _alone = alone();
+    if !has_own_process() {
+        return;
+    }
     let _bounded = bounded();
     let server = server();
     let client = client(&server);
@@ -230,7 +228,9 @@ fn a_forked_child_holds_nothing_and_changes_nothing_of_its_parents() {
 
 #[test]
 fn work_under_a_lock_that_forks_returns_an_error_in_the_child() {
-    let _alone = alone();
+    if !has_own_process() {
+        return;
+    }
     let _bounded = bounded();
     let server = server();
     let lock = client(&server).reentrant_lock("lock");
@@ -252,7 +252,9 @@ fn work_under_a_lock_that_forks_returns_an_error_in_the_child() {
 
 #[test]
 fn an_action_that_forks_trips_the_barrier_in_the_parent_alone() {
-    let _alone = alone();
+    if !has_own_process() {
+        return;
+    }
     let _bounded = bounded();
     let server = server();
     let barrier = client(&server).cyclic_barrier("forks");
@@ -309,7 +311,9 @@ fn children_forked_before_the_first_connect_are_clients_of_their_own() {
 
 #[test]
 fn a_child_forked_after_a_connect_cannot_connect_and_nor_can_its_children() {
-    let _alone = alone();
+    if !has_own_process() {
+        return;
+    }
     let _bounded = bounded();
     let server = server();
     let parents = client(&server);
@@ -328,7 +332,9 @@ fn a_child_forked_after_a_connect_cannot_connect_and_nor_can_its_children() {
 
 #[test]
 fn a_child_forked_in_the_middle_of_anything_hangs_nowhere() {
-    let _alone = alone();
+    if !has_own_process() {
+        return;
+    }
     let _bounded = bounded();
     let server = server();
     fork_in_the_middle(&client(&server), &server.url());
@@ -337,7 +343,9 @@ fn a_child_forked_in_the_middle_of_anything_hangs_nowhere() {
 /// In a cluster each call looks up which server has the name's slot.
 #[test]
 fn nor_does_one_of_a_process_that_uses_a_cluster() {
-    let _alone = alone();
+    if !has_own_process() {
+        return;
+    }
     let _bounded = bounded();
     let cluster = Cluster::without_replicas().unwrap();
     let client = Client::builder(&cluster.url()).watchdog_timeout(LONG).connect().unwrap();

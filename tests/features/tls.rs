@@ -1,4 +1,5 @@
 //! A client over TLS. The tests run where the server's build has TLS.
+
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -8,9 +9,9 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use crate::common::{LONG, SOON, UNIT, bounded, once_within, wait_free};
+use crate::common::{LONG, SOON, UNIT, bounded, once_within, spawn, wait_free};
 use redlatch::{Client, Error, ErrorKind};
-use redlatch_testkit::{Sentinels, Server, wait_until};
+use redlatch_testkit::{Cluster, Sentinels, Server, wait_until};
 
 /// Commands, waiting and renewal all go over TLS: the server listens to nothing else.
 #[test]
@@ -169,6 +170,32 @@ fn sentinels_and_the_masters_that_they_name_are_talked_to_over_tls() {
     let error = Client::connect(&url).map(drop).unwrap_err();
     assert!(error.to_string().contains("certificate"), "{error}");
     assert!(!error.is_transient(), "{error}");
+}
+
+/// The servers name each other, with the ports for TLS.
+#[test]
+fn a_cluster_is_used_over_tls() {
+    if !Server::supports_tls() {
+        println!("skipped: this server has no TLS");
+        return;
+    }
+    let _bounded = bounded();
+    let cluster = Cluster::with_tls("word").unwrap();
+    let authority = fs::read(cluster.servers()[0].tls_authority()).unwrap();
+    let clients = [(); 2].map(|()| {
+        let builder = Client::builder(&cluster.tls_url()).watchdog_timeout(LONG);
+        builder.tls_ca_certificates(authority.clone()).connect().unwrap()
+    });
+    // Each is another server's.
+    for name in ["a", "b", "c"] {
+        let guard = clients[0].reentrant_lock(name).lock().unwrap();
+        let waiter = clients[1].reentrant_lock(name);
+        let waiting = spawn(move || waiter.lock().unwrap().unlock().unwrap());
+        waiting.wait_asleep();
+        guard.unlock().unwrap();
+        waiting.join();
+    }
+    assert!(Client::connect(&cluster.tls_url()).unwrap_err().to_string().contains("certificate"));
 }
 
 /// A server that hangs takes connections, answers no command and ends no handshake.

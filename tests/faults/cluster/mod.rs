@@ -415,28 +415,3 @@ fn holds_outlast_new_passwords_and_the_move_of_a_slot() {
         guard.unlock().unwrap();
     }
 }
-
-/// The servers name each other, with the ports for TLS.
-#[cfg(feature = "tls")]
-#[test]
-fn a_cluster_is_used_over_tls() {
-    let _bounded = bounded();
-    if !Server::supports_tls() {
-        return println!("left out: this server has no TLS");
-    }
-    let cluster = Cluster::with_tls("word").unwrap();
-    let authority = std::fs::read(cluster.servers()[0].tls_authority()).unwrap();
-    let clients = [(); 2].map(|()| {
-        let builder = Client::builder(&cluster.tls_url()).watchdog_timeout(LONG);
-        builder.tls_ca_certificates(authority.clone()).connect().unwrap()
-    });
-    for name in names(&cluster) {
-        let guard = clients[0].reentrant_lock(&name).lock().unwrap();
-        let waiter = clients[1].reentrant_lock(&name);
-        let waiting = spawn(move || waiter.lock().unwrap().unlock().unwrap());
-        waiting.wait_asleep();
-        guard.unlock().unwrap();
-        waiting.join();
-    }
-    assert!(Client::connect(&cluster.tls_url()).unwrap_err().to_string().contains("certificate"));
-}
