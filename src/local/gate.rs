@@ -32,12 +32,28 @@
 //! a leader asked for before the last one is `NotOurs`, even if the server granted it. Its leader
 //! keeps the leadership and asks again.
 //!
+//! A read-write lock has two seats, the writer's and the readers', with one queue and one leadership:
+//!
+//! ```text
+//! writer's  readers'  the leadership
+//! empty     empty     as above
+//! empty     taken     no thread's: a reader enters without a request while the turn lasts
+//!                     a leader's: a writer that waits for the readers of this process and of
+//!                     others, or a reader that asks whether it may join
+//! taken     empty     no thread's: the others queue
+//! taken     taken     the same: both seats are one thread's, which writes and may go on to read
+//! ```
+//!
+//! So while a thread writes, no other thread of the process reads. Readers that a writer finds when
+//! it gets its seat have lost their hold, since the server grants nothing to a writer beside them.
+//! At the end of the readers' turn one thread asks the server, and while no process waits there,
+//! another turn begins: so later readers pass no writer, of this process or of another.
+//!
 //! The leadership is never lost. While the queue is not empty, the seat is taken or a thread leads.
 //! A leader that gives up hands the leadership on.
 
 use std::any::Any;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use redlatch_client::sync::{Mutex, Thread, clock};
 
@@ -47,7 +63,7 @@ use super::queue_entry::QueueEntry;
 use super::tenancy::Tenancy;
 use super::terms::Terms;
 use crate::lease::renewal::Attempt;
-use crate::scripts::Chain;
+use crate::scripts::{Chain, Mode};
 use crate::waiting::{Queue, Waiter, Wake};
 
 #[cfg(all(test, models))]
@@ -58,26 +74,45 @@ mod tests;
 
 pub(crate) use seat::{Level, Seat};
 
-/// One name's seat, leadership and queue in this process.
+/// One name's seat, leadership and queue in this process. Of a read-write lock, two gates share
+/// the leadership and the queue: one has the readers' seat, one the writer's.
 #[derive(Debug)]
 pub(crate) struct Gate {
-    state: Mutex<GateState>,
-    /// Until when the last hold that was left to its end lasts, on [`clock`]; zero: there was none.
-    /// Set under the mutex, before the hold leaves its seat.
-    left_until: AtomicU64,
+    state: Arc<Mutex<GateState>>,
+    /// The mode of the holds in its seat.
+    mode: Mode,
 }
 
 #[derive(Debug)]
 struct GateState {
-    seat: Option<Seat>,
+    /// The hold of one thread at a time: a lock's, or a read-write lock's writer's.
+    alone: Place,
+    /// The readers' hold. `None`: no thread has ever read.
+    readers: Option<Box<Place>>,
     queue: GateQueue,
+    /// Until when the last hold of one thread that was left to its end lasts, on [`clock`]; zero:
+    /// there was none.
+    left_until: u64,
+}
+
+/// A seat, and what its holds have in common.
+#[derive(Debug, Default)]
+struct Place {
+    seat: Option<Seat>,
     cohort: Cohort,
     /// How many forced unlocks of this process the server has answered.
     forced: u64,
 }
 
-pub(super) type GateQueue = Queue<Terms, Arc<Tenancy>, QueueEntry>;
-pub(crate) type GateWaiter = Waiter<Terms, Arc<Tenancy>, QueueEntry>;
+/// A thread's request: the mode, and the terms.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Need {
+    pub(crate) mode: Mode,
+    pub(crate) terms: Terms,
+}
+
+pub(super) type GateQueue = Queue<Need, Arc<Tenancy>, Option<QueueEntry>>;
+pub(crate) type GateWaiter = Waiter<Need, Arc<Tenancy>, Option<QueueEntry>>;
 
 /// Whether a thread may share a hold with others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,12 +129,16 @@ pub(crate) enum GateOutcome {
     Again(Arc<Tenancy>),
     /// The thread shares the hold from now on.
     Joined(Arc<Tenancy>),
+    /// The thread writes, and may read as well.
+    Under(Arc<Tenancy>),
+    /// The thread reads, and cannot write before it has left.
+    Reads,
     /// No thread of this process is before it: it leads.
     Leads,
     Queued(Arc<GateWaiter>),
     /// Another thread is before it, and it will not wait.
     Occupied,
-    /// The hold in the seat is over or lost: the caller declares it lost and enters again.
+    /// The hold in a seat is over or lost: the caller declares it lost and enters again.
     Expired(Arc<Hold>),
     TooDeep,
 }
@@ -137,60 +176,68 @@ pub(crate) enum Vacated {
     Passed { next: Wake, second: Wake },
     /// The thread must release the hold.
     Release {
-        /// The thread has the leadership; otherwise another one leads already.
+        /// The thread has the leadership; otherwise another one leads already, or the seat was the
+        /// readers'.
         leads: bool,
-        /// The turn lasts: a [`Succession`](super::Succession) may pass the hold. (A `Line` ignores
-        /// this.)
-        in_turn: bool,
     },
 }
 
 impl Gate {
-    pub(crate) fn new() -> Self {
-        Self {
-            state: Mutex::new(GateState {
-                seat: None,
-                queue: Queue::new(),
-                cohort: Cohort::default(),
-                forced: 0,
-            }),
-            left_until: AtomicU64::new(0),
-        }
+    /// The gate of a lock that one thread holds at a time.
+    pub(crate) fn new(mode: Mode) -> Self {
+        let state = GateState {
+            alone: Place::default(),
+            readers: None,
+            queue: Queue::new(),
+            left_until: 0,
+        };
+        Self { state: Arc::new(Mutex::new(state)), mode }
     }
 
-    pub(crate) fn enter(&self, thread: &Arc<Thread>, terms: Terms, waits: bool) -> GateOutcome {
-        self.at(|state, now| state.enter(thread, terms, waits, now))
+    /// The gate of the same lock's holds of another mode.
+    pub(crate) fn beside(&self, mode: Mode) -> Self {
+        Self { state: Arc::clone(&self.state), mode }
+    }
+
+    /// The mode of the holds in its seat.
+    pub(crate) fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    pub(crate) fn enter(&self, thread: &Arc<Thread>, need: Need, waits: bool) -> GateOutcome {
+        self.at(|state, now| state.enter(thread, need, waits, now))
     }
 
     /// As [`enter`](Self::enter), for a lock whose queue is elsewhere: takes one level more if the
     /// thread has the seat. `None`: nobody has it.
     pub(crate) fn reenter(&self, thread: &Arc<Thread>, terms: Terms) -> Option<GateOutcome> {
-        self.at(|state, now| state.reenter(thread, terms, now))
+        self.at(|state, now| state.place(self.mode).reenter(thread, terms, now))
     }
 
     /// Takes one level more of a tenancy: also of an owned guard's beside others, which
     /// [`reenter`](Self::reenter) does not look for.
     pub(crate) fn deepen(&self, tenancy: &Arc<Tenancy>, terms: Terms) -> GateOutcome {
-        self.at(|state, now| state.deepen(tenancy, terms, now))
+        self.at(|state, now| state.place(self.mode).deepen(tenancy, terms, now))
     }
 
-    /// Gives the seat to the hold that the leader was granted, and gives the leadership up (unless
-    /// the hold has a line). The caller knows that the server does not have `gone` any more.
+    /// Gives the seat to the hold that the leader was granted. The leader gives its leadership up,
+    /// unless the hold has a line, or the leader lets more readers in. The caller knows that the
+    /// server does not have `gone` any more.
     pub(crate) fn admit(
         &self,
         tenancy: &Arc<Tenancy>,
         terms: Terms,
         gone: Option<&Arc<Hold>>,
     ) -> Admitted {
-        self.at(|state, now| state.admit(tenancy, terms, gone, now))
+        self.at(|state, now| state.admit(self.mode, tenancy, terms, gone, now))
     }
 
     /// Gives the seat to a hold that a lock with its queue elsewhere passes to a thread. `false`:
     /// the hold is over, or another one was granted since the thread that passes it left the seat.
     pub(crate) fn admit_passed(&self, tenancy: &Arc<Tenancy>, terms: Terms) -> bool {
         self.at(|state, now| {
-            state.seat.is_none()
-                && matches!(state.admit(tenancy, terms, None, now), Admitted::Seated(_))
+            state.place(self.mode).seat.is_none()
+                && matches!(state.admit(self.mode, tenancy, terms, None, now), Admitted::Seated(_))
         })
     }
 
@@ -203,7 +250,7 @@ impl Gate {
     ) -> (LeaveOutcome, bool) {
         self.at(|state, now| {
             let was_held = tenancy.is_held_at(now);
-            (state.leave(tenancy, which, now), was_held)
+            (state.leave(self.mode, tenancy, which, now), was_held)
         })
     }
 
@@ -218,29 +265,28 @@ impl Gate {
     ) -> (LeaveOutcome, bool) {
         self.at(|state, now| {
             let was_held = tenancy.is_held_at(now);
-            if was_held && state.seat.as_mut().is_some_and(|seat| seat.has(tenancy)) {
+            let seat = state.place(self.mode).seat.as_mut();
+            if was_held && seat.is_some_and(|seat| seat.has(tenancy)) {
                 tenancy.hold().leave_out(until);
-                self.left_until.fetch_max(until, Ordering::SeqCst);
+                if self.mode != Mode::Read {
+                    state.left_until = state.left_until.max(until);
+                }
             }
-            (state.leave(tenancy, which, now), was_held)
+            (state.leave(self.mode, tenancy, which, now), was_held)
         })
     }
 
-    /// Whether the server still keeps a hold that was left to its end.
-    pub(crate) fn has_left_one(&self) -> bool {
-        clock::now() < self.left_until.load(Ordering::SeqCst)
-    }
-
-    /// The server keeps no such hold any more: it was forced, or lost with the data.
+    /// The server keeps no hold of one thread that was left to its end: it was forced, or lost with
+    /// the data.
     pub(crate) fn has_left_none(&self) {
-        self.left_until.store(0, Ordering::SeqCst);
+        self.state.lock().left_until = 0;
     }
 
     /// As [`leave`](Self::leave), with all levels: the seat that the caller gets has them.
     pub(crate) fn leave_to_wait(&self, tenancy: &Arc<Tenancy>) -> (LeaveOutcome, bool) {
         self.at(|state, now| {
             let was_held = tenancy.is_held_at(now);
-            (state.leave_seat(tenancy, now), was_held)
+            (state.leave_seat(self.mode, tenancy, now), was_held)
         })
     }
 
@@ -264,83 +310,78 @@ impl Gate {
         act(&mut state, now)
     }
 
+    fn with_place<R>(&self, look: impl FnOnce(&mut Place) -> R) -> R {
+        look(self.state.lock().place(self.mode))
+    }
+
     /// The server has answered a forced unlock of this process. A thread whose hold was granted
     /// before must ask whether the unlock ended that hold.
     pub(crate) fn force(&self) {
-        self.state.lock().forced += 1;
+        self.with_place(|place| place.forced += 1);
     }
 
     /// How many forced unlocks of this process the server has answered.
     pub(crate) fn forced(&self) -> u64 {
-        self.state.lock().forced
+        self.with_place(|place| place.forced)
     }
 
     /// The hold is not ours any more. If it is in the seat, under any tenancy, frees the seat and
     /// opens the gate.
     pub(crate) fn vacate(&self, hold: &Arc<Hold>) -> (Option<Seat>, Wake) {
         let mut state = self.state.lock();
-        if !state.seat.as_ref().is_some_and(|seat| Arc::ptr_eq(&seat.tenancy.hold(), hold)) {
-            return (None, Wake::NOBODY);
-        }
-        let seat = state.seat.take();
-        let wake = if state.queue.is_led() { Wake::NOBODY } else { state.queue.promote(None).0 };
-        (seat, wake)
+        let is_its = |seat: &mut Seat| Arc::ptr_eq(&seat.tenancy.hold(), hold);
+        let seat = state.place(self.mode).seat.take_if(is_its);
+        let opens = seat.is_some() && self.mode != Mode::Read && !state.queue.is_led();
+        (seat, if opens { state.queue.promote(None).0 } else { Wake::NOBODY })
     }
 
-    /// Lets a thread into a hold that threads share. A thread that has the hold gets one level
-    /// more. Another one joins it if the turn is [young](Cohort::may_join) and nobody waits
-    /// elsewhere, or [at any time](Joining::AnyTime). The `bool` is `false` only for a thread that
-    /// joined outside such a turn. `None`: nobody has the seat.
-    pub(crate) fn join(
-        &self,
-        thread: &Arc<Thread>,
-        terms: Terms,
-        joining: Joining,
-    ) -> Option<(GateOutcome, bool)> {
+    /// Lets the leader into the hold of this process's readers, whether their turn lasts (`true`) or
+    /// not. `None`: no thread reads.
+    pub(crate) fn join(&self, thread: &Arc<Thread>, terms: Terms) -> Option<(Arc<Tenancy>, bool)> {
+        self.at(|state, now| state.join_any_time(thread, terms, now))
+    }
+
+    /// The leader reads: so do the readers that are first in the queue.
+    pub(crate) fn let_readers_in(&self) {
+        let mut woken = Vec::new();
         self.at(|state, now| {
-            let entered = state.reenter(thread, terms, now)?;
-            let seat = state.seat.as_mut()?;
-            let in_turn = seat.is_open && state.cohort.may_join(now);
-            let may_join = match joining {
-                Joining::No => false,
-                Joining::InTurn => in_turn,
-                Joining::AnyTime => true,
-            };
-            if !matches!(entered, GateOutcome::Occupied) || !may_join {
-                return Some((entered, true));
+            while let Some(first) = state.queue.first()
+                && let Need { mode: Mode::Read, terms } = *first.need()
+            {
+                let thread = Arc::clone(first.thread());
+                let Some((tenancy, _)) = state.join_any_time(&thread, terms, now) else { break };
+                woken.extend(state.queue.grant_first(|_| tenancy));
             }
-            let hold = Arc::clone(&seat.tenancy.hold());
-            let tenancy = Arc::new(Tenancy::since(hold, Arc::clone(thread), now));
-            seat.join(Arc::clone(&tenancy), terms, now);
-            Some((GateOutcome::Joined(tenancy), in_turn))
-        })
+        });
+        woken.into_iter().for_each(Wake::now);
+    }
+
+    /// Whether no other thread writes.
+    pub(crate) fn writes_alone(&self, thread: &Thread) -> bool {
+        let state = self.state.lock();
+        state.alone.seat.as_ref().is_none_or(|seat| seat.tenancy.thread.id() == thread.id())
+    }
+
+    /// Whether the thread reads, at a read-write lock.
+    pub(crate) fn reads(&self, thread: &Thread) -> bool {
+        self.state.lock().reading(thread).is_some()
     }
 
     /// The server has confirmed that threads may share a hold: its turn begins anew.
     pub(crate) fn reopen(&self, hold: &Arc<Hold>, at: u64) {
-        let mut state = self.state.lock();
-        let state = &mut *state;
-        if let Some(seat) = state.seat.as_mut()
-            && Arc::ptr_eq(&seat.tenancy.hold(), hold)
-        {
-            seat.is_open = true;
-            state.cohort.granted(at, 0);
-        }
-    }
-
-    /// Whether a hold has the seat. It may be over.
-    pub(crate) fn is_seated(&self) -> bool {
-        self.with_seat(|seat| seat.is_some())
-    }
-
-    /// Whether a thread of this process has the lock.
-    pub(crate) fn is_taken(&self) -> bool {
-        self.with_seat(|seat| seat.is_some_and(|seat| seat.tenancy.is_held()))
+        self.with_place(|place| {
+            if let Some(seat) = &mut place.seat
+                && Arc::ptr_eq(&seat.tenancy.hold(), hold)
+            {
+                seat.is_open = true;
+                place.cohort.granted(at, 0);
+            }
+        });
     }
 
     /// Looks at the seat, under the gate's mutex.
     pub(crate) fn with_seat<R>(&self, look: impl FnOnce(Option<&mut Seat>) -> R) -> R {
-        look(self.state.lock().seat.as_mut())
+        self.with_place(|place| look(place.seat.as_mut()))
     }
 
     /// The hold in the seat.
@@ -387,17 +428,17 @@ impl Gate {
 
     /// The chain of a hold that a reply granted, to a request of this time.
     pub(crate) fn chain(&self, asked_at: u64) -> Chain {
-        self.state.lock().cohort.chain(asked_at)
+        self.with_place(|place| place.cohort.chain(asked_at))
     }
 
     /// Whether this process and others have the lock in turns now.
     pub(crate) fn takes_turns(&self, now: u64) -> bool {
-        self.state.lock().cohort.takes_turns(now)
+        self.with_place(|place| place.cohort.takes_turns(now))
     }
 
     /// The last release left the lock to Redisson's clients.
     pub(crate) fn left_to_others(&self) {
-        self.state.lock().cohort.left_to_others();
+        self.with_place(|place| place.cohort.left_to_others());
     }
 
     pub(super) fn with_queue<R>(&self, look: impl FnOnce(&mut GateQueue) -> R) -> R {
@@ -407,25 +448,206 @@ impl Gate {
 
 /// The transitions. The caller passes the time in: nothing here reads a clock.
 impl GateState {
-    fn enter(&mut self, thread: &Arc<Thread>, terms: Terms, waits: bool, now: u64) -> GateOutcome {
-        match self.reenter(thread, terms, now) {
-            Some(GateOutcome::Occupied) if waits => {}
-            Some(entered) => return entered,
-            // If no thread led or waited, this one has the leadership now.
-            None if self.queue.lead() => return GateOutcome::Leads,
-            None if waits => {}
-            None => return GateOutcome::Occupied,
+    fn place(&mut self, mode: Mode) -> &mut Place {
+        match mode {
+            Mode::Read => self.readers.get_or_insert_default(),
+            Mode::Lock | Mode::Write => &mut self.alone,
+        }
+    }
+
+    fn enter(&mut self, thread: &Arc<Thread>, need: Need, waits: bool, now: u64) -> GateOutcome {
+        let entered = match need.mode {
+            Mode::Read => self.enter_to_read(thread, need.terms, now),
+            Mode::Lock | Mode::Write => self.enter_alone(thread, need.terms, waits, now),
+        };
+        if !waits || !matches!(entered, GateOutcome::Occupied) {
+            return entered;
         }
         // At the end of the queue. The thread sleeps (`waiting/mod.rs`, `await_signal`) until a
         // signal grants it the hold (`leave`, below) or gives it the leadership.
-        let waiter = self.queue.push(thread, terms);
+        let waiter = self.queue.push(thread, need);
         // The thread is awake already.
-        if self.seat.is_some() && self.queue.first().is_some_and(|first| waiter.is(first)) {
+        if self.alone.seat.is_some() && self.queue.first().is_some_and(|first| waiter.is(first)) {
             let _awake = self.queue.call_first();
         }
         GateOutcome::Queued(waiter)
     }
 
+    fn enter_alone(
+        &mut self,
+        thread: &Arc<Thread>,
+        terms: Terms,
+        waits: bool,
+        now: u64,
+    ) -> GateOutcome {
+        let entered = self.alone.reenter(thread, terms, now);
+        if let Some(entered) = entered
+            && !matches!(entered, GateOutcome::Occupied)
+        {
+            return entered;
+        }
+        if let Some(reading) = self.reading(thread) {
+            return match reading.is_held_at(now) {
+                true => GateOutcome::Reads,
+                false => GateOutcome::Expired(Arc::clone(&reading.hold())),
+            };
+        }
+        let readers = self.readers.as_ref().and_then(|readers| readers.seat.as_ref());
+        // A thread that will not wait does not ask beside readers of this process.
+        let may_lead = waits || readers.is_none_or(|seat| !seat.tenancy.is_held_at(now));
+        // If no thread led or waited, this one has the leadership now.
+        if self.alone.seat.is_none() && may_lead && self.queue.lead() {
+            return GateOutcome::Leads;
+        }
+        GateOutcome::Occupied
+    }
+
+    /// A thread that reads already reads again, past all waiters. Another one joins the readers of
+    /// its process, unless a thread writes, leads or waits, or a write hold that was left to expire
+    /// still excludes others.
+    fn enter_to_read(&mut self, thread: &Arc<Thread>, terms: Terms, now: u64) -> GateOutcome {
+        let is_alone = self.alone.seat.is_some() || self.queue.is_busy() || now < self.left_until;
+        let joining = if is_alone { Joining::No } else { Joining::InTurn };
+        match self.place(Mode::Read).join(thread, terms, joining, now) {
+            None | Some((GateOutcome::Occupied, _)) => {}
+            Some((entered, _)) => return entered,
+        }
+        match &mut self.alone.seat {
+            Some(seat) if !seat.tenancy.is_held_at(now) => {
+                GateOutcome::Expired(Arc::clone(&seat.tenancy.hold()))
+            }
+            Some(seat) => seat.tenant(thread).map_or(GateOutcome::Occupied, |(writing, _)| {
+                GateOutcome::Under(Arc::clone(writing))
+            }),
+            None if self.queue.lead() => GateOutcome::Leads,
+            None => GateOutcome::Occupied,
+        }
+    }
+
+    fn join_any_time(
+        &mut self,
+        thread: &Arc<Thread>,
+        terms: Terms,
+        now: u64,
+    ) -> Option<(Arc<Tenancy>, bool)> {
+        if now < self.left_until {
+            return None;
+        }
+        match self.readers.as_mut()?.join(thread, terms, Joining::AnyTime, now)? {
+            (GateOutcome::Again(tenancy) | GateOutcome::Joined(tenancy), in_turn) => {
+                Some((tenancy, in_turn))
+            }
+            _ => None,
+        }
+    }
+
+    /// The tenancy under which the thread reads.
+    fn reading(&mut self, thread: &Thread) -> Option<&Arc<Tenancy>> {
+        let (reading, _) = self.readers.as_mut()?.seat.as_mut()?.tenant(thread)?;
+        Some(reading)
+    }
+
+    /// See [`Gate::admit`].
+    fn admit(
+        &mut self,
+        mode: Mode,
+        tenancy: &Arc<Tenancy>,
+        terms: Terms,
+        gone: Option<&Arc<Hold>>,
+        now: u64,
+    ) -> Admitted {
+        let place = self.place(mode);
+        if let Some(seat) = &place.seat
+            && seat.tenancy.is_held_at(now)
+            && gone.is_none_or(|gone| !Arc::ptr_eq(gone, &seat.tenancy.hold()))
+        {
+            return Admitted::Taken(Arc::clone(&seat.tenancy.hold()));
+        }
+        if place.forced != tenancy.hold().asked.forced || !tenancy.is_held_at(now) {
+            return Admitted::NotOurs;
+        }
+        place.cohort.granted(tenancy.hold().asked.at, tenancy.hold().details.places);
+        let stale = place.seat.replace(Seat::new(Arc::clone(tenancy), terms));
+        if mode != Mode::Read && tenancy.hold().line.is_none() {
+            self.queue.set_led(false);
+        }
+        Admitted::Seated(stale)
+    }
+
+    fn leave(
+        &mut self,
+        mode: Mode,
+        tenancy: &Arc<Tenancy>,
+        which: Option<Level>,
+        now: u64,
+    ) -> LeaveOutcome {
+        match self.place(mode).seat.as_mut().and_then(|seat| seat.step(tenancy, which)) {
+            Some(true) => LeaveOutcome::StillHeld,
+            Some(false) => {
+                // Under the mutex, so before the others can leave, too: then nobody has the lock,
+                // and this tenancy's guard must not report "held".
+                tenancy.step_down();
+                LeaveOutcome::Stepped
+            }
+            None => self.leave_seat(mode, tenancy, now),
+        }
+    }
+
+    fn leave_seat(&mut self, mode: Mode, tenancy: &Arc<Tenancy>, now: u64) -> LeaveOutcome {
+        let Some(seat) = self.place(mode).seat.take_if(|seat| seat.is(tenancy)) else {
+            return LeaveOutcome::NotThere;
+        };
+        let hold = tenancy.hold();
+        if self.may_pass(&hold, now) {
+            // Before the next thread can know of the pass: other threads may ask this one's guard.
+            tenancy.step_down();
+            // Takes the next thread out of the queue and signals it. The caller wakes it, after the
+            // mutex.
+            let next = self.queue.grant_first(|first| {
+                let next =
+                    Arc::new(Tenancy::since(Arc::clone(&hold), Arc::clone(first.thread()), now));
+                let terms = first.need().terms;
+                let next_seat = self.alone.seat.insert(Seat::new(Arc::clone(&next), terms));
+                if seat.attempt.is_sent() {
+                    next_seat.attempt = Attempt::Sent { failed: 0 };
+                }
+                next
+            });
+            if let Some(next) = next {
+                let second = self.queue.call_first();
+                return LeaveOutcome::Left(seat, Vacated::Passed { next, second });
+            }
+        }
+        // No thread of this process may have the hold. The leaving thread takes the leadership for
+        // the release, unless another one has it. So a thread that comes now sends its request
+        // behind the release. (A leader that writes waits for the readers, and leads already; other
+        // readers may ask before the release.)
+        self.place(mode).cohort.released(now, hold.details.chain);
+        let leads = mode != Mode::Read && !self.queue.is_led();
+        if leads {
+            self.queue.set_led(true);
+        }
+        LeaveOutcome::Left(seat, Vacated::Release { leads })
+    }
+
+    /// Whether the thread that has just left its seat may pass the hold to the first in the queue.
+    /// A turn lasts 10 ms at most from the server's grant, and less if many processes wait
+    /// (`cohort.rs`). `hold.may_pass`: on equal terms, not lost, and renewed without trouble. A
+    /// writer that reads on lets no other writer in.
+    fn may_pass(&self, hold: &Hold, now: u64) -> bool {
+        let mode = hold.owner.mode();
+        hold.line.is_none()
+            && self.alone.cohort.may_pass(now)
+            && self.queue.first().is_some_and(|first| {
+                mode != Mode::Read
+                    && first.need().mode == mode
+                    && hold.may_pass(first.need().terms, now)
+            })
+            && self.readers.as_ref().is_none_or(|readers| readers.seat.is_none())
+    }
+}
+
+impl Place {
     /// Looks for the thread's tenancy in the seat, and takes one level more if it is there.
     #[inline]
     fn reenter(&mut self, thread: &Arc<Thread>, terms: Terms, now: u64) -> Option<GateOutcome> {
@@ -455,78 +677,31 @@ impl GateState {
         GateOutcome::Again(Arc::clone(tenancy))
     }
 
-    /// See [`Gate::admit`].
-    fn admit(
+    /// Lets a thread into a hold that threads share. A thread that has the hold gets one level
+    /// more. Another one joins it if the turn is [young](Cohort::may_join) and nobody waits
+    /// elsewhere, or [at any time](Joining::AnyTime). The `bool` is `false` only for a thread that
+    /// joined outside such a turn. `None`: nobody has the seat.
+    fn join(
         &mut self,
-        tenancy: &Arc<Tenancy>,
+        thread: &Arc<Thread>,
         terms: Terms,
-        gone: Option<&Arc<Hold>>,
+        joining: Joining,
         now: u64,
-    ) -> Admitted {
-        if let Some(seat) = &self.seat
-            && seat.tenancy.is_held_at(now)
-            && gone.is_none_or(|gone| !Arc::ptr_eq(gone, &seat.tenancy.hold()))
-        {
-            return Admitted::Taken(Arc::clone(&seat.tenancy.hold()));
-        }
-        if self.forced != tenancy.hold().asked.forced || !tenancy.is_held_at(now) {
-            return Admitted::NotOurs;
-        }
-        if tenancy.hold().line.is_none() {
-            self.queue.set_led(false);
-        }
-        self.cohort.granted(tenancy.hold().asked.at, tenancy.hold().details.places);
-        Admitted::Seated(self.seat.replace(Seat::new(Arc::clone(tenancy), terms)))
-    }
-
-    fn leave(&mut self, tenancy: &Arc<Tenancy>, which: Option<Level>, now: u64) -> LeaveOutcome {
-        match self.seat.as_mut().and_then(|seat| seat.step(tenancy, which)) {
-            Some(true) => LeaveOutcome::StillHeld,
-            Some(false) => {
-                // Under the mutex, so before the others can leave, too: then nobody has the lock,
-                // and this tenancy's guard must not report "held".
-                tenancy.step_down();
-                LeaveOutcome::Stepped
-            }
-            None => self.leave_seat(tenancy, now),
-        }
-    }
-
-    fn leave_seat(&mut self, tenancy: &Arc<Tenancy>, now: u64) -> LeaveOutcome {
-        let Some(seat) = self.seat.take_if(|seat| seat.is(tenancy)) else {
-            return LeaveOutcome::NotThere;
+    ) -> Option<(GateOutcome, bool)> {
+        let entered = self.reenter(thread, terms, now)?;
+        let seat = self.seat.as_mut()?;
+        let in_turn = seat.is_open && self.cohort.may_join(now);
+        let may_join = match joining {
+            Joining::No => false,
+            Joining::InTurn => in_turn,
+            Joining::AnyTime => true,
         };
-        // A turn lasts 10 ms at most from the server's grant, and less if many processes wait
-        // (`cohort.rs`). `hold.may_pass`: on equal terms, not lost, and renewed without trouble.
-        let (hold, in_turn) = (tenancy.hold(), self.cohort.may_pass(now));
-        if hold.line.is_none()
-            && in_turn
-            && self.queue.first().is_some_and(|first| hold.may_pass(*first.need(), now))
-        {
-            // Before the next thread can know of the pass: other threads may ask this one's guard.
-            tenancy.step_down();
-            // Takes the next thread out of the queue and signals it. The caller wakes it, after the
-            // mutex.
-            let next = self.queue.grant_first(|first| {
-                let next =
-                    Arc::new(Tenancy::since(Arc::clone(&hold), Arc::clone(first.thread()), now));
-                let next_seat = self.seat.insert(Seat::new(Arc::clone(&next), *first.need()));
-                if seat.attempt.is_sent() {
-                    next_seat.attempt = Attempt::Sent { failed: 0 };
-                }
-                next
-            });
-            if let Some(next) = next {
-                let second = self.queue.call_first();
-                return LeaveOutcome::Left(seat, Vacated::Passed { next, second });
-            }
+        if !matches!(entered, GateOutcome::Occupied) || !may_join {
+            return Some((entered, true));
         }
-        // No thread of this process may have the hold. The leaving thread takes the leadership for
-        // the release, unless another one has it. So a thread that comes now sends its request
-        // behind the release.
-        self.cohort.released(now, hold.details.chain);
-        let leads = !self.queue.is_led();
-        self.queue.set_led(true);
-        LeaveOutcome::Left(seat, Vacated::Release { leads, in_turn })
+        let hold = Arc::clone(&seat.tenancy.hold());
+        let tenancy = Arc::new(Tenancy::since(hold, Arc::clone(thread), now));
+        seat.join(Arc::clone(&tenancy), terms, now);
+        Some((GateOutcome::Joined(tenancy), in_turn))
     }
 }

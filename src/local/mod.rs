@@ -36,12 +36,12 @@ pub(crate) use redlatch_client::sync::clock;
 
 pub(crate) use acquisition::Acquisition;
 pub(crate) use exchanges::{Asked, Granted};
-pub(crate) use gate::{GateOutcome, Joining, Level};
+pub(crate) use gate::{Gate, GateOutcome, Level, Need};
 pub(crate) use hold::{GrantDetails, Hold, Line};
 pub(crate) use queue_entry::QueueEntry;
 pub(crate) use registered::Registered;
 pub(crate) use release::{Leaving, give_back_unclaimed, give_up_unclaimed};
-pub(crate) use site::{Site, Succession};
+pub(crate) use site::Site;
 pub(crate) use tenancy::Tenancy;
 pub(crate) use terms::{Terms, check_lease};
 pub(crate) use watch::{Leaseholder, Renewing};

@@ -28,12 +28,12 @@ use redlatch_client::sync::{Mutex, Thread, clock, jitter};
 
 use super::entry::{Action, Actions, By, Entered, Entry, Event, Inbox, Listens, POLL, Reply, Told};
 use super::exchanges::{Asked, Granted, Reader, Undo};
+use super::gate::Need;
 use super::hold::{GrantDetails, Hold, Live};
 use super::registered::Registered;
 use super::release::Leftover;
 use super::site::Site;
 use super::tenancy::Tenancy;
-use super::terms::Terms;
 use crate::error::Error;
 use crate::lease::Cleanup;
 use crate::runtime::{Message, Recipient};
@@ -136,11 +136,6 @@ impl QueueEntry {
         Self { owner, live: Some(Live::Owner(live)), entry: Entry::new(), mailbox: None }
     }
 
-    /// What it is for.
-    pub(crate) fn mode(&self) -> Mode {
-        self.owner.mode()
-    }
-
     /// Whether something was told and not read.
     pub(crate) fn has_news(&self) -> bool {
         let unread = |it: &Arc<Registered<Mailbox>>| !it.recipient.unread.lock().inbox.is_empty();
@@ -159,7 +154,7 @@ impl QueueEntry {
         &mut self,
         listening: &mut Listening,
         site: &Site,
-        claim: &Claim<'_, Terms>,
+        claim: &Claim<'_, Need>,
     ) -> Option<Arc<Tenancy>> {
         let mut unread = self.mailbox.as_ref()?.recipient.unread.lock();
         if !Arc::ptr_eq(&unread.reader, claim.thread) {
@@ -179,9 +174,9 @@ impl QueueEntry {
             return None;
         }
         let reader = Reader {
-            lease: claim.need.lease(),
+            lease: claim.need.terms.lease(),
             incarnation: site.route.incarnation(),
-            needs_reply: site.core.config.replica_acks.is_some() || claim.need.stays(),
+            needs_reply: site.core.config.replica_acks.is_some() || claim.need.terms.stays(),
         };
         let now = clock::now();
         let Actions { then, .. } = self.entry.step(now, Event::Reads { inbox, reader });
@@ -197,9 +192,9 @@ impl QueueEntry {
         &mut self,
         listening: &mut Listening,
         site: &Arc<Site>,
-        claim: &Claim<'_, Terms>,
+        claim: &Claim<'_, Need>,
     ) -> Result<Try<Arc<Tenancy>>, Error> {
-        let (waits, lease) = (claim.wait.blocks(), claim.need.lease());
+        let (waits, lease) = (claim.wait.blocks(), claim.need.terms.lease());
         if waits && self.mailbox.is_none() {
             let reader = Arc::clone(claim.thread);
             let mailbox = Mailbox {
@@ -235,7 +230,7 @@ impl QueueEntry {
         };
         if let (Acquired::Granted { .. }, Some(unacknowledged)) = (&reply, unacknowledged) {
             let error = self.taken_back(site, in_doubt, unacknowledged);
-            site.fail_others(arrivals, &error);
+            site.fail_before(arrivals, &error);
             return Err(error);
         }
         let now = clock::now();
@@ -268,7 +263,7 @@ impl QueueEntry {
     fn done(
         &mut self,
         site: &Site,
-        claim: &Claim<'_, Terms>,
+        claim: &Claim<'_, Need>,
         then: Action<GrantDetails>,
         now: u64,
     ) -> Result<Try<Arc<Tenancy>>, Error> {
@@ -300,12 +295,12 @@ impl QueueEntry {
     fn enters(
         &mut self,
         site: &Site,
-        claim: &Claim<'_, Terms>,
+        claim: &Claim<'_, Need>,
         entered: Entered<GrantDetails>,
         now: u64,
     ) -> Arc<Tenancy> {
         let Entered { asked, in_doubt, by } = entered;
-        let terms = claim.need;
+        let terms = claim.need.terms;
         let registered = || self.mailbox.clone().map(|mailbox| mailbox as Arc<Registered>);
         let hold = match by {
             // Its deadline: the whole lease, counted from before the request was sent, and less a

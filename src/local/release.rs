@@ -140,9 +140,11 @@ impl Site {
                 self.arm();
                 Ok(())
             }
-            Vacated::Release { leads, in_turn } => {
-                let leadership = leads.then(|| Leadership::new(self, None));
-                self.leave_last(seat, was_held, leadership, in_turn, how)
+            Vacated::Release { leads } => {
+                // Every path hands the leadership on, behind the release: so the next leader's
+                // request runs after it.
+                let _leadership = leads.then(|| Leadership::new(self, None));
+                self.leave_last(seat, was_held, how)
             }
         }
     }
@@ -152,10 +154,6 @@ impl Site {
         self: &Arc<Self>,
         seat: &Seat,
         was_held: bool,
-        // Every path hands the leadership on, behind the release: so the next leader's request runs
-        // after it.
-        mut leadership: Option<Leadership<'_, Arc<Self>>>,
-        in_turn: bool,
         how: Leaving,
     ) -> Result<(), Error> {
         let (tenancy, hold) = (&seat.tenancy, seat.tenancy.hold());
@@ -174,24 +172,13 @@ impl Site {
         // find no seat, and then nothing would renew the next tenancy.
         let may_pass = !seat.attempt.is_sent();
         let seat = &mut |next: &Arc<Tenancy>, terms| may_pass && self.admit_passed(next, terms);
-        // A lock whose threads queue at the gate has neither line nor succession, and is
-        // released.
-        let line = hold.line.as_ref();
-        let passed = line.and_then(|line| line.pass(&hold, seat));
-        let passed = passed.or_else(|| {
-            let wake = self.succession().filter(|_| in_turn)?.pass(&hold, seat)?;
-            leadership.iter_mut().for_each(Leadership::resign);
-            Some(wake)
-        });
-        let done = match passed {
+        match hold.line.as_ref().and_then(|line| line.pass(&hold, seat)) {
             Some(wake) => {
                 wake.now();
                 Ok(())
             }
             None => self.release(&hold, how),
-        };
-        drop(leadership);
-        done
+        }
     }
 
     /// Why there is nothing to unlock.

@@ -1,16 +1,14 @@
 //! One name in one client: the threads that want it, the hold, and its renewal meet here.
 
-use std::any::Any;
 use std::fmt;
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Weak};
 
 use redlatch_client::Route;
 use redlatch_client::pubsub::Tracked;
 use redlatch_client::sync::{Mutex, Thread, clock};
 
 use super::exchanges::Asked;
-use super::gate::GateQueue;
-use super::gate::{Admitted, Gate, Seat};
+use super::gate::{Admitted, Gate, GateQueue, Need, Seat};
 use super::hold::Hold;
 use super::queue_entry::QueueEntry;
 use super::release::Leaving;
@@ -24,7 +22,7 @@ use crate::scripts::lock::LockScripts;
 use crate::scripts::renewal::RenewalKind;
 use crate::scripts::{self, Chain, LockKeys, Mode, Trouble};
 use crate::snapshot::Held;
-use crate::waiting::{Lead, Queued, Wake};
+use crate::waiting::{Lead, Queued};
 
 /// One name in one client. Its re-entrant and fair locks share one, with all their handles. Its
 /// fenced lock has another, and its read-write lock two: one for readers, one for the writer.
@@ -37,9 +35,6 @@ pub(crate) struct Site {
     pub(crate) is_fenced: bool,
     /// The mode of its holds.
     pub(crate) mode: Mode,
-    /// Decides which thread is next, if the gate does not.
-    /// (Boxed: most have none.)
-    succession: OnceLock<Box<Weak<dyn Succession>>>,
     /// The wheel's entry for the hold in the seat.
     alarm: Mutex<Option<Alarm>>,
 }
@@ -56,7 +51,7 @@ impl Asked {
 impl Site {
     /// The site of a name: one for all handles of its re-entrant and fair locks.
     pub(crate) fn of(core: &Arc<Core>, name: &str) -> Arc<Self> {
-        let make = |name| Self::new(Arc::clone(core), name, Mode::Lock, false);
+        let make = |name| Self::new(Arc::clone(core), name, Gate::new(Mode::Lock), false);
         core.members.of::<Self>().get(name, make)
     }
 
@@ -64,40 +59,21 @@ impl Site {
     /// tokens.
     pub(crate) fn fenced(core: &Arc<Core>, name: &str) -> Arc<Self> {
         let members = core.members.of_kind::<Self>(FENCED);
-        members.get(name, |name| Self::new(Arc::clone(core), name, Mode::Lock, true))
+        members.get(name, |name| Self::new(Arc::clone(core), name, Gate::new(Mode::Lock), true))
     }
 
-    /// A site that is one side of another member. That member ends it.
-    pub(crate) fn side(core: &Arc<Core>, name: &Arc<str>, mode: Mode) -> Self {
-        Self::new(Arc::clone(core), Arc::clone(name), mode, false)
+    /// A site that is one side of another member, behind this gate. That member ends it.
+    pub(crate) fn side(core: &Arc<Core>, name: &Arc<str>, gate: Gate) -> Self {
+        Self::new(Arc::clone(core), Arc::clone(name), gate, false)
     }
 
-    fn new(core: Arc<Core>, name: Arc<str>, mode: Mode, is_fenced: bool) -> Self {
-        let route = core.route(&name);
-        Self {
-            is_fenced,
-            name,
-            route,
-            gate: Gate::new(),
-            mode,
-            succession: OnceLock::new(),
-            core,
-            alarm: Mutex::new(None),
-        }
+    fn new(core: Arc<Core>, name: Arc<str>, gate: Gate, is_fenced: bool) -> Self {
+        let (route, mode) = (core.route(&name), gate.mode());
+        Self { is_fenced, name, route, gate, mode, core, alarm: Mutex::new(None) }
     }
 
     pub(super) fn keys(&self) -> LockKeys<'_> {
         LockKeys::new(&self.name, self.mode, self.is_fenced)
-    }
-
-    /// From here on `succession` decides which thread is next. The first call counts.
-    pub(crate) fn succeeded_by(&self, succession: &Arc<impl Succession>) {
-        let succession: Weak<dyn Succession> = Arc::downgrade(succession) as _;
-        let _known = self.succession.set(Box::new(succession));
-    }
-
-    pub(crate) fn succession(&self) -> Option<Arc<dyn Succession>> {
-        self.succession.get().and_then(|succession| succession.upgrade())
     }
 
     pub(crate) fn scripts(&self) -> LockScripts<'_> {
@@ -119,17 +95,9 @@ impl Site {
         let error = trouble.into_error().of(&self.name).now(state);
         if !concerns_it_alone {
             // Otherwise each waiter in turn would find out that the server is dead.
-            self.fail_others(arrivals, &error);
+            self.fail_before(arrivals, &error);
         }
         error
-    }
-
-    /// Fails the threads that queued before a request, whose trouble concerns them, too.
-    pub(super) fn fail_others(self: &Arc<Self>, arrivals: u64, error: &Error) {
-        self.fail_before(arrivals, error);
-        if let Some(succession) = self.succession() {
-            succession.fail(error);
-        }
     }
 
     /// The server granted a hold to a thread: its tenancy begins, and the wheel watches it.
@@ -234,12 +202,6 @@ impl Site {
         tenancy.told(&self.core, &self.name);
     }
 
-    fn vacant(&self) {
-        if let Some(succession) = self.succession() {
-            succession.vacant(self.mode);
-        }
-    }
-
     /// The error of a tenancy that was lost.
     pub(crate) fn lost_error(&self, tenancy: &Tenancy, reason: LostReason) -> Error {
         Error::lost(&self.name, &tenancy.loss_message(reason, self.core.config.max_hold))
@@ -249,26 +211,6 @@ impl Site {
         let message = "the calling thread does not hold it; nothing was changed".to_owned();
         Error::new(ErrorKind::NotHeld, message).of(&self.name)
     }
-}
-
-/// Decides which thread is next in a lock whose threads do not queue at the site's own gate.
-pub(crate) trait Succession: Any + Send + Sync {
-    /// A thread is about to release a hold within its turn: passes it to a thread of this process.
-    /// As [`Line::pass`](super::Line::pass).
-    fn pass(
-        &self,
-        hold: &Arc<Hold>,
-        seat: &mut dyn FnMut(&Arc<Tenancy>, Terms) -> bool,
-    ) -> Option<Wake>;
-
-    /// Whether the thread, once it has left, could not take the lock again.
-    fn bars(&self, thread: &Thread) -> bool;
-
-    /// Nobody has the seat of the site of this mode any more.
-    fn vacant(&self, mode: Mode);
-
-    /// The server is in trouble: fails the threads that queued before the leader's request.
-    fn fail(&self, error: &Error);
 }
 
 impl Member for Site {
@@ -365,7 +307,6 @@ impl Leaseholder for Site {
             let release = self.release_command(hold);
             self.core.watchdog.clean_up(Cleanup::unclaimed(&self.name, release));
         }
-        self.vacant();
     }
 }
 
@@ -388,9 +329,10 @@ impl fmt::Debug for Site {
 }
 
 impl Queued for Arc<Site> {
-    type Need = Terms;
+    type Need = Need;
     type Grant = Arc<Tenancy>;
-    type RequestState = QueueEntry;
+    /// An entry in the lock's queue, once the leader has asked for one.
+    type RequestState = Option<QueueEntry>;
 
     fn whose(&self) -> (&Core, &Arc<str>) {
         (&self.core, &self.name)
@@ -400,12 +342,17 @@ impl Queued for Arc<Site> {
         self.gate.with_queue(look)
     }
 
-    /// Hands the entry to the next leader of the process, or gives it up.
-    fn hand_on(&self, lead: Option<Lead<QueueEntry>>) {
-        if let Some(left) = self.promote(lead) {
-            self.leave_queue(left.request_state);
+    /// The leadership goes to the next thread in the queue, with the entry if that is of its mode.
+    /// Otherwise the entry is given up.
+    fn hand_on(&self, lead: Option<Lead<Option<QueueEntry>>>) {
+        let (wake, left) = self.with_queue(|queue| {
+            let goes_on = queue.first().is_some_and(|first| first.need().mode == self.mode);
+            if goes_on { queue.promote(lead) } else { (queue.promote(None).0, lead) }
+        });
+        wake.now();
+        if let Some(entry) = left.and_then(|lead| lead.request_state) {
+            self.leave_queue(entry);
         }
-        self.vacant();
     }
 }
 

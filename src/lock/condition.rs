@@ -499,7 +499,7 @@ impl Condition {
             return Err(site.not_held_by_thread());
         }
         guard.check(Duration::ZERO)?;
-        if site.succession().is_some_and(|succession| succession.bars(&tenancy.thread)) {
+        if site.gate.reads(&tenancy.thread) {
             let message = "the calling thread also holds the read lock, which a wait does not \
                            release: release it first; both are held as before";
             return Err(Error::new(ErrorKind::WouldDeadlock, message.to_owned()).of(&own.name));

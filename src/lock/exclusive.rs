@@ -11,7 +11,7 @@ use redlatch_client::sync::Thread;
 
 use super::Handle;
 use crate::error::{Error, LostReason};
-use crate::local::{GateOutcome, Leaseholder, QueueEntry, Site, Tenancy, Terms};
+use crate::local::{GateOutcome, Leaseholder, Need, QueueEntry, Site, Tenancy};
 use crate::observer::Kind;
 use crate::waiting::{self, Claim, Enter, EnterOf, Lead, Leadership, Synchronizer, Try, Wait};
 
@@ -29,7 +29,7 @@ pub(crate) fn acquire(
     // sends a request.
     handle.check(thread, &wait)?;
     // The driver. It calls the hooks below, and parks the thread between them.
-    waiting::acquire(&Exclusive(handle), &Claim { thread, need: handle.terms(), wait })
+    waiting::acquire(&Exclusive(handle), &Claim { thread, need: handle.need(), wait })
 }
 
 impl Synchronizer for Exclusive<'_> {
@@ -39,13 +39,13 @@ impl Synchronizer for Exclusive<'_> {
         &self.0.site
     }
 
-    fn what(&self, _: &Terms) -> (Kind, u32) {
+    fn what(&self, _: &Need) -> (Kind, u32) {
         (if self.0.site.is_fenced { Kind::FencedLock } else { Kind::ReentrantLock }, 1)
     }
 
     /// Does the thread hold the lock already, or another thread of this process? Otherwise the
     /// thread asks Redis, as the only one of this process.
-    fn enter(&self, claim: &Claim<'_, Terms>) -> Result<EnterOf<Self>, Error> {
+    fn enter(&self, claim: &Claim<'_, Need>) -> Result<EnterOf<Self>, Error> {
         loop {
             let gate = &self.0.site.gate;
             return Ok(match gate.enter(claim.thread, claim.need, claim.wait.blocks()) {
@@ -82,28 +82,29 @@ impl Synchronizer for Exclusive<'_> {
         Ok(None)
     }
 
-    fn request_state(&self, _: &Claim<'_, Terms>) -> QueueEntry {
-        QueueEntry::new(&self.0.site)
+    fn request_state(&self, _: &Claim<'_, Need>) -> Option<QueueEntry> {
+        None
     }
 
     fn collect(
         &self,
-        lead: &mut Lead<QueueEntry>,
-        claim: &Claim<'_, Terms>,
+        lead: &mut Lead<Option<QueueEntry>>,
+        claim: &Claim<'_, Need>,
     ) -> Option<Arc<Tenancy>> {
-        lead.request_state.collect(&mut lead.listening, &self.0.site, claim)
+        lead.request_state.as_mut()?.collect(&mut lead.listening, &self.0.site, claim)
     }
 
-    fn has_news(&self, entry: &QueueEntry) -> bool {
-        entry.has_news()
+    fn has_news(&self, entry: &Option<QueueEntry>) -> bool {
+        entry.as_ref().is_some_and(QueueEntry::has_news)
     }
 
     fn ask(
         &self,
-        lead: &mut Lead<QueueEntry>,
-        claim: &Claim<'_, Terms>,
+        lead: &mut Lead<Option<QueueEntry>>,
+        claim: &Claim<'_, Need>,
     ) -> Result<Try<Arc<Tenancy>>, Error> {
-        lead.request_state.ask(&mut lead.listening, &self.0.site, claim)
+        let entry = lead.request_state.get_or_insert_with(|| QueueEntry::new(&self.0.site));
+        entry.ask(&mut lead.listening, &self.0.site, claim)
     }
 
     /// `None`: between the grant and here the lease has ended, or the server has answered a forced
@@ -113,10 +114,10 @@ impl Synchronizer for Exclusive<'_> {
         &self,
         leadership: &mut Leadership<'_, Arc<Site>>,
         tenancy: Arc<Tenancy>,
-        claim: &Claim<'_, Terms>,
+        claim: &Claim<'_, Need>,
     ) -> Result<Option<Arc<Tenancy>>, Error> {
         // `Gate::admit` seats it, and the wheel gets an alarm for its renewal (`local/watch.rs`).
-        if !self.0.site.admit(&tenancy, claim.need)? {
+        if !self.0.site.admit(&tenancy, claim.need.terms)? {
             return Ok(None);
         }
         // A thread that comes now finds the seat taken. So no thread needs to lead.

@@ -9,7 +9,7 @@ use redlatch_client::Limit;
 use redlatch_client::sync::{Thread, clock};
 
 use crate::error::{Error, ErrorKind, LostReason};
-use crate::local::{GateOutcome, Leaseholder, Leaving, Level, Site, Succession, Tenancy, Terms};
+use crate::local::{GateOutcome, Leaseholder, Leaving, Level, Need, Site, Tenancy, Terms};
 use crate::runtime::Session;
 use crate::scripts::{self, Mode, Trouble};
 use crate::waiting::Wait;
@@ -36,7 +36,7 @@ pub(crate) struct Handle {
     /// For how long it is [held at least](Variant::AtLeast).
     pub(super) least: Option<Duration>,
     /// The pair that the site is a side of.
-    whole: Option<Arc<dyn Succession>>,
+    whole: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 impl Handle {
@@ -46,14 +46,14 @@ impl Handle {
     }
 
     /// A handle that keeps `whole` for as long as it or one of its guards lives.
-    pub(crate) fn side_of(self, whole: Arc<dyn Succession>) -> Self {
+    pub(crate) fn side_of(self, whole: Arc<dyn Any + Send + Sync>) -> Self {
         Self { whole: Some(whole), ..self }
     }
 
     /// The value that a forgotten guard keeps alive.
     pub(super) fn kept(&self) -> Arc<dyn Any + Send + Sync> {
         match &self.whole {
-            Some(whole) => Arc::clone(whole) as _,
+            Some(whole) => Arc::clone(whole),
             None => Arc::clone(&self.site) as _,
         }
     }
@@ -74,6 +74,10 @@ impl Handle {
 
     pub(crate) fn terms(&self) -> Terms {
         self.terms
+    }
+
+    pub(crate) fn need(&self) -> Need {
+        Need { mode: self.site.mode, terms: self.terms }
     }
 
     /// Fails if the lock is not usable, if the wait was cancelled before it began, or if the thread
@@ -116,6 +120,8 @@ impl Handle {
             }
             GateOutcome::TooDeep => Err(self.too_deep()),
             GateOutcome::Joined(_)
+            | GateOutcome::Under(_)
+            | GateOutcome::Reads
             | GateOutcome::Leads
             | GateOutcome::Queued(_)
             | GateOutcome::Occupied => Ok(None),

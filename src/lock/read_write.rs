@@ -9,7 +9,8 @@ use crate::client::Client;
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::lease::Cleanup;
 use crate::local::{
-    Acquisition, Asked, GrantDetails, Leaseholder, Leaving, QueueEntry, Tenancy, Terms,
+    Acquisition, Asked, GateOutcome, GrantDetails, Leaseholder, Leaving, Need, QueueEntry, Site,
+    Tenancy,
 };
 use crate::lock::{Handle, one_lock};
 use crate::observer::{Kind, Way};
@@ -17,13 +18,15 @@ use crate::runtime::Session;
 use crate::scripts::Chain;
 use crate::scripts::lock::Acquired;
 use crate::scripts::{Mode, Replied, Trouble};
-use crate::waiting::{Claim, Enter, EnterOf, Lead, Leadership, Synchronizer, Try, Wait, acquire};
+use crate::waiting::{
+    Claim, Enter, EnterOf, Lead, Leadership, Queued, Synchronizer, Try, Wait, acquire,
+};
 
 #[cfg(all(test, models))]
 mod model_tests;
 mod pair;
 
-use pair::{Found, Pair, ReadWriteGrant, ReadWriteNeed};
+use pair::Pair;
 
 /// A lock for many readers or one writer: `ReentrantReadWriteLock` of java.util.concurrent,
 /// Redisson's `RReadWriteLock`. Made by [`Client::read_write_lock`].
@@ -228,9 +231,7 @@ impl<'a> Side<'a> {
 
     fn take(&self, thread: &Arc<Thread>, wait: Wait<'_>) -> Result<Option<Arc<Tenancy>>, Error> {
         self.handle.check(thread, &wait)?;
-        let need = ReadWriteNeed { mode: self.handle.site.mode, terms: self.handle.terms() };
-        let granted = acquire(self, &Claim { thread, need, wait })?;
-        Ok(granted.map(|grant| grant.tenancy))
+        acquire(self, &Claim { thread, need: self.handle.need(), wait })
     }
 
     fn reads(&self) -> bool {
@@ -241,8 +242,8 @@ impl<'a> Side<'a> {
     fn read_under(
         &self,
         writing: &Arc<Tenancy>,
-        claim: &Claim<'_, ReadWriteNeed>,
-    ) -> Result<Option<ReadWriteGrant>, Error> {
+        claim: &Claim<'_, Need>,
+    ) -> Result<Option<Arc<Tenancy>>, Error> {
         let site = &self.handle.site;
         let terms = claim.need.terms;
         let (mut acquisition, lease) = (Acquisition::<GrantDetails>::new(site), terms.lease());
@@ -286,25 +287,28 @@ impl<'a> Side<'a> {
             let is_late = clock::now() >= granted.hold().deadline();
             return if is_late { Err(Error::late_grant(&site.name)) } else { Ok(None) };
         };
-        if !self.pair.reads_alone(claim.thread) {
+        // `false` if another thread writes by now, which was granted the lock after this writer's
+        // holds were gone.
+        if !site.gate.writes_alone(claim.thread) {
             site.lose_hold(&tenancy.hold(), LostReason::Revoked);
             return Ok(None);
         }
         let tenancy = self.handle.admitted(tenancy)?;
-        Ok(Some(ReadWriteGrant { tenancy, is_seated: true }))
+        Ok(Some(tenancy))
     }
 
     /// The leader reads beside others of the process: during their turn at once; after it if the
     /// server says that no process waits.
-    fn join(&self, claim: &Claim<'_, ReadWriteNeed>) -> Result<Option<ReadWriteGrant>, Error> {
+    fn join(&self, claim: &Claim<'_, Need>) -> Result<Option<Arc<Tenancy>>, Error> {
         if !self.reads() {
             return Ok(None);
         }
-        let ReadWriteNeed { terms, .. } = claim.need;
-        let Some((tenancy, in_turn)) = self.pair.join(claim.thread, terms) else {
+        let Need { terms, .. } = claim.need;
+        let site = &self.handle.site;
+        let Some((tenancy, in_turn)) = site.gate.join(claim.thread, terms) else {
             return Ok(None);
         };
-        let (site, hold) = (&self.handle.site, &tenancy.hold());
+        let hold = &tenancy.hold();
         if !in_turn {
             // The leader counts as a reader meanwhile: so the hold is not released during the
             // request.
@@ -312,7 +316,7 @@ impl<'a> Side<'a> {
                 let level = self.handle.level(&tenancy);
                 let _ = site.leave(&tenancy, Some(level), Leaving::Posted);
             };
-            let (sent_at, lease) = (clock::now(), terms.lease());
+            let (arrivals, sent_at, lease) = (site.arrivals(), clock::now(), terms.lease());
             let counts = hold.ask(lease);
             match site.scripts().read_on(&hold.owner, lease) {
                 // No lease was extended, except perhaps by a first copy that lost its reply.
@@ -341,14 +345,14 @@ impl<'a> Side<'a> {
                         site.clean_up_if_lost(hold);
                     }
                     leave();
-                    return Err(site.not_taken(trouble, 0));
+                    return Err(site.not_taken(trouble, arrivals));
                 }
             }
         }
         if !tenancy.is_held() || !self.handle.deepen(&tenancy)? {
             return Ok(None);
         }
-        Ok(Some(ReadWriteGrant { tenancy, is_seated: true }))
+        Ok(Some(tenancy))
     }
 
     /// The grant gets its seat; or, if others of the process read under an older hold, a seat
@@ -357,19 +361,19 @@ impl<'a> Side<'a> {
     fn seat(
         &self,
         granted: &Arc<Tenancy>,
-        claim: &Claim<'_, ReadWriteNeed>,
+        claim: &Claim<'_, Need>,
         used_up: impl FnOnce(),
     ) -> Result<Option<Arc<Tenancy>>, Error> {
         let (site, terms) = (&self.handle.site, claim.need.terms);
         while let Some(older) = site.gate.hold().filter(|_| self.reads()) {
             // The server knows the new hold. If it has lost the older one, no thread may join that.
             if !older.is_ours(clock::now()) || !site.has_granted(&older)? {
-                self.pair.lose_reading(&older);
+                site.lose_hold(&older, older.why_gone());
                 continue;
             }
-            let Some((tenancy, _)) = self.pair.join(claim.thread, terms) else {
+            let Some((tenancy, _)) = site.gate.join(claim.thread, terms) else {
                 // The server lets both read, so it keeps no write hold that was left to its end.
-                self.pair.write.gate.has_left_none();
+                site.gate.has_left_none();
                 continue;
             };
             if !Arc::ptr_eq(&tenancy.hold(), &older) {
@@ -392,51 +396,51 @@ impl<'a> Side<'a> {
 }
 
 impl Synchronizer for Side<'_> {
-    type Site = Pair;
+    type Site = Arc<Site>;
 
-    fn site(&self) -> &Pair {
-        self.pair
+    fn site(&self) -> &Arc<Site> {
+        &self.handle.site
     }
 
-    fn what(&self, need: &ReadWriteNeed) -> (Kind, u32) {
+    fn what(&self, need: &Need) -> (Kind, u32) {
         (if need.mode == Mode::Read { Kind::ReadLock } else { Kind::WriteLock }, 1)
     }
 
     /// Does the thread hold the lock? May it join readers of this process? Otherwise one thread
     /// asks Redis.
-    fn enter(&self, claim: &Claim<'_, ReadWriteNeed>) -> Result<EnterOf<Self>, Error> {
+    fn enter(&self, claim: &Claim<'_, Need>) -> Result<EnterOf<Self>, Error> {
         loop {
-            let found = self.pair.enter(claim.thread, claim.need, claim.wait.blocks());
-            return match found {
-                Found::In(tenancy, joined) => {
+            let gate = &self.handle.site.gate;
+            return match gate.enter(claim.thread, claim.need, claim.wait.blocks()) {
+                GateOutcome::Leads => Ok(Enter::Leads(None)),
+                GateOutcome::Queued(waiter) => Ok(Enter::Queued(waiter)),
+                GateOutcome::Occupied => Ok(Enter::NotNow),
+                GateOutcome::Joined(tenancy) => {
                     if !self.handle.deepen(&tenancy)? {
                         continue;
                     }
-                    let grant = ReadWriteGrant { tenancy, is_seated: true };
-                    Ok(if joined {
-                        Enter::Granted(grant, Way::Passed)
-                    } else {
-                        Enter::Again(grant)
-                    })
+                    Ok(Enter::Granted(tenancy, Way::Passed))
                 }
-                Found::Under(writing) => match self.read_under(&writing, claim)? {
-                    Some(grant) => Ok(Enter::Granted(grant, Way::Passed)),
+                GateOutcome::Under(writing) => match self.read_under(&writing, claim)? {
+                    Some(tenancy) => Ok(Enter::Granted(tenancy, Way::Passed)),
                     None => continue,
                 },
-                Found::Reads => {
+                GateOutcome::Reads => {
                     let message = "the calling thread holds the read lock, so it would wait for \
                                    itself: release the read lock first; it is held as before";
                     let error = Error::new(ErrorKind::WouldDeadlock, message.to_owned());
-                    Err(error.of(&self.pair.name))
+                    Err(error.of(&self.handle.site.name))
                 }
-                Found::Expired(site, hold) => {
+                // It may be the hold of the other mode.
+                GateOutcome::Expired(hold) => {
+                    let site = self.pair.site(hold.owner.mode());
                     site.lose_hold(&hold, LostReason::LeaseExpired);
                     continue;
                 }
-                Found::Leads => Ok(Enter::Leads(None)),
-                Found::Queued(waiter) => Ok(Enter::Queued(waiter)),
-                Found::Occupied => Ok(Enter::NotNow),
-                Found::TooDeep => Err(self.handle.too_deep()),
+                entered => match self.handle.again(entered)? {
+                    Some(tenancy) => Ok(Enter::Again(tenancy)),
+                    None => continue,
+                },
             };
         }
     }
@@ -451,8 +455,7 @@ impl Synchronizer for Side<'_> {
     }
 
     /// The receiver looks once more: it may have slept through the rest of the lease.
-    fn receive(&self, grant: ReadWriteGrant) -> Result<Option<ReadWriteGrant>, Error> {
-        let ReadWriteGrant { tenancy, .. } = grant;
+    fn receive(&self, tenancy: Arc<Tenancy>) -> Result<Option<Arc<Tenancy>>, Error> {
         if !tenancy.is_held() {
             self.handle.site.lose_hold(&tenancy.hold(), LostReason::LeaseExpired);
             return Ok(None);
@@ -460,27 +463,24 @@ impl Synchronizer for Side<'_> {
         if self.reads() && !self.handle.deepen(&tenancy)? {
             return Ok(None);
         }
-        let tenancy = self.handle.admitted(tenancy)?;
-        Ok(Some(ReadWriteGrant { tenancy, is_seated: true }))
+        self.handle.admitted(tenancy).map(Some)
     }
 
-    fn told(&self, grant: &ReadWriteGrant) {
-        self.handle.site.told(&grant.tenancy);
+    fn told(&self, tenancy: &Arc<Tenancy>) {
+        self.handle.site.told(tenancy);
     }
 
-    fn request_state(&self, _: &Claim<'_, ReadWriteNeed>) -> Option<QueueEntry> {
+    fn request_state(&self, _: &Claim<'_, Need>) -> Option<QueueEntry> {
         None
     }
 
     fn collect(
         &self,
         lead: &mut Lead<Option<QueueEntry>>,
-        claim: &Claim<'_, ReadWriteNeed>,
-    ) -> Option<ReadWriteGrant> {
+        claim: &Claim<'_, Need>,
+    ) -> Option<Arc<Tenancy>> {
         let Lead { listening, request_state } = lead;
-        let tenancy =
-            request_state.as_mut()?.collect(listening, &self.handle.site, &on_terms(claim))?;
-        Some(ReadWriteGrant { tenancy, is_seated: false })
+        request_state.as_mut()?.collect(listening, &self.handle.site, claim)
     }
 
     fn has_news(&self, request_state: &Option<QueueEntry>) -> bool {
@@ -490,51 +490,44 @@ impl Synchronizer for Side<'_> {
     fn ask(
         &self,
         lead: &mut Lead<Option<QueueEntry>>,
-        claim: &Claim<'_, ReadWriteNeed>,
-    ) -> Result<Try<ReadWriteGrant>, Error> {
+        claim: &Claim<'_, Need>,
+    ) -> Result<Try<Arc<Tenancy>>, Error> {
         let site = &self.handle.site;
-        self.pair.asks();
         let Lead { listening, request_state } = lead;
         if request_state.is_none()
-            && let Some(grant) = self.join(claim)?
+            && let Some(tenancy) = self.join(claim)?
         {
-            return Ok(Try::Shared(grant));
+            return Ok(Try::Shared(tenancy));
         }
-        let entry = request_state.get_or_insert_with(|| QueueEntry::new(site));
-        Ok(match entry.ask(listening, site, &on_terms(claim))? {
-            Try::Granted(tenancy) | Try::Shared(tenancy) => {
-                Try::Granted(ReadWriteGrant { tenancy, is_seated: false })
-            }
-            Try::Busy(sleep) => Try::Busy(sleep),
-        })
+        request_state.get_or_insert_with(|| QueueEntry::new(site)).ask(listening, site, claim)
     }
 
     fn install(
         &self,
-        leadership: &mut Leadership<'_, Pair>,
-        grant: ReadWriteGrant,
-        claim: &Claim<'_, ReadWriteNeed>,
-    ) -> Result<Option<ReadWriteGrant>, Error> {
-        let ReadWriteGrant { mut tenancy, is_seated } = grant;
-        if !is_seated {
+        leadership: &mut Leadership<'_, Arc<Site>>,
+        mut tenancy: Arc<Tenancy>,
+        claim: &Claim<'_, Need>,
+    ) -> Result<Option<Arc<Tenancy>>, Error> {
+        let gate = &self.handle.site.gate;
+        // A leader without an entry has joined the readers, and is seated.
+        if leadership.lead.as_ref().is_some_and(|lead| lead.request_state.is_some()) {
             let Some(seated) = self.seat(&tenancy, claim, || leadership.lead = None)? else {
                 return Ok(None);
             };
             tenancy = seated;
         }
         if self.reads() {
-            self.pair.let_readers_in();
+            gate.let_readers_in();
         } else {
-            // The hold has its seat.
+            // A thread that comes now finds the seat taken. So no thread needs to lead.
             leadership.resign();
-            self.pair.end_reading();
+            // Alone: readers of the process have no hold any more, even if the process has not
+            // learned that yet.
+            let readers = &self.pair.read;
+            if let Some(hold) = readers.gate.hold() {
+                readers.lose_hold(&hold, hold.why_gone());
+            }
         }
-        let tenancy = self.handle.admitted(tenancy)?;
-        Ok(Some(ReadWriteGrant { tenancy, is_seated: true }))
+        self.handle.admitted(tenancy).map(Some)
     }
-}
-
-/// The claim without its mode, for an entry in the lock's queue.
-fn on_terms<'a>(claim: &Claim<'a, ReadWriteNeed>) -> Claim<'a, Terms> {
-    Claim { thread: claim.thread, need: claim.need.terms, wait: claim.wait }
 }

@@ -12,19 +12,24 @@ use shuttle::rand::{Rng, thread_rng};
 use shuttle::thread;
 
 use super::{
-    Admitted, Gate, GateOutcome, GateQueue, GateWaiter, LeaveOutcome, QueueEntry, Vacated,
+    Admitted, Gate, GateOutcome, GateQueue, GateWaiter, LeaveOutcome, Need, QueueEntry, Vacated,
 };
 use crate::error::{Error, ErrorKind, LostReason};
-use crate::local::{Asked, Hold, Site, Tenancy, Terms, clock};
+use crate::local::{Asked, Hold, Tenancy, Terms, clock};
 use crate::model::Server;
 use crate::observer::Kind;
 use crate::runtime::Core;
+use crate::scripts::Mode;
 use crate::waiting::{
     Claim, Enter, EnterOf, Lead, Leadership, Queued, Signal, Synchronizer, Try, Wait, acquire,
 };
 
 const SECOND: u64 = 1_000_000_000;
 const LEASE: Duration = Duration::from_secs(30);
+
+fn on(terms: Terms) -> Need {
+    Need { mode: Mode::Lock, terms }
+}
 
 /// How likely each kind of trouble is.
 #[derive(Clone, Copy, Default)]
@@ -79,9 +84,9 @@ struct Name {
 }
 
 impl Queued for Name {
-    type Need = Terms;
+    type Need = Need;
     type Grant = Arc<Tenancy>;
-    type RequestState = QueueEntry;
+    type RequestState = Option<QueueEntry>;
 
     fn whose(&self) -> (&Core, &Arc<str>) {
         (&self.core, &self.name)
@@ -91,12 +96,15 @@ impl Queued for Name {
         self.gate.with_queue(look)
     }
 
-    fn hand_on(&self, lead: Option<Lead<QueueEntry>>) {
+    fn hand_on(&self, lead: Option<Lead<Option<QueueEntry>>>) {
         self.leads_no_more();
         self.promote(lead);
     }
 
-    fn give_up(&self, waiter: &Arc<GateWaiter>) -> Option<Signal<Arc<Tenancy>, QueueEntry>> {
+    fn give_up(
+        &self,
+        waiter: &Arc<GateWaiter>,
+    ) -> Option<Signal<Arc<Tenancy>, Option<QueueEntry>>> {
         let decided = self.with_queue(|queue| queue.give_up(waiter));
         let seen = match decided {
             Some(_) => &self.seen.won_against_giving_up,
@@ -123,13 +131,13 @@ impl Synchronizer for Visitor<'_> {
         self.name
     }
 
-    fn what(&self, _: &Terms) -> (Kind, u32) {
+    fn what(&self, _: &Need) -> (Kind, u32) {
         (Kind::ReentrantLock, 1)
     }
 
-    fn enter(&self, claim: &Claim<'_, Terms>) -> Result<EnterOf<Self>, Error> {
+    fn enter(&self, claim: &Claim<'_, Need>) -> Result<EnterOf<Self>, Error> {
         loop {
-            let (entered, ticket) = self.name.enter(claim.thread, claim.need);
+            let (entered, ticket) = self.name.enter(claim.thread, claim.need.terms);
             self.ticket.set(ticket);
             return Ok(match entered {
                 GateOutcome::Leads => Enter::Leads(None),
@@ -157,11 +165,15 @@ impl Synchronizer for Visitor<'_> {
         Ok(None)
     }
 
-    fn request_state(&self, _: &Claim<'_, Terms>) -> QueueEntry {
-        QueueEntry::new(&Site::of(&self.name.core, "of another gate"))
+    fn request_state(&self, _: &Claim<'_, Need>) -> Option<QueueEntry> {
+        None
     }
 
-    fn collect(&self, _: &mut Lead<QueueEntry>, claim: &Claim<'_, Terms>) -> Option<Arc<Tenancy>> {
+    fn collect(
+        &self,
+        _: &mut Lead<Option<QueueEntry>>,
+        claim: &Claim<'_, Need>,
+    ) -> Option<Arc<Tenancy>> {
         self.name.leads(claim.thread);
         None
     }
@@ -169,10 +181,10 @@ impl Synchronizer for Visitor<'_> {
     /// Asks the server, unless the server is in trouble.
     fn ask(
         &self,
-        _: &mut Lead<QueueEntry>,
-        claim: &Claim<'_, Terms>,
+        _: &mut Lead<Option<QueueEntry>>,
+        claim: &Claim<'_, Need>,
     ) -> Result<Try<Arc<Tenancy>>, Error> {
-        let (name, terms) = (self.name, claim.need);
+        let (name, terms) = (self.name, claim.need.terms);
         name.leads(claim.thread);
         let arrivals = name.arrivals();
         if chance(name.odds.error) {
@@ -195,10 +207,10 @@ impl Synchronizer for Visitor<'_> {
         &self,
         leadership: &mut Leadership<'_, Name>,
         tenancy: Arc<Tenancy>,
-        claim: &Claim<'_, Terms>,
+        claim: &Claim<'_, Need>,
     ) -> Result<Option<Arc<Tenancy>>, Error> {
         self.name.leads_no_more();
-        match self.name.gate.admit(&tenancy, claim.need, None) {
+        match self.name.gate.admit(&tenancy, claim.need.terms, None) {
             Admitted::Seated(stale) => {
                 assert!(stale.is_none(), "one had the seat while another led");
                 leadership.resign();
@@ -252,7 +264,7 @@ impl Drop for Patience {
 impl Name {
     fn new(odds: Odds, seen: &Arc<Seen>) -> Self {
         Self {
-            gate: Gate::new(),
+            gate: Gate::new(Mode::Lock),
             odds,
             seen: Arc::clone(seen),
             core: Core::model(&Server::start()),
@@ -284,7 +296,7 @@ impl Name {
 
     fn acquire(&self, thread: &Arc<Thread>, terms: Terms, wait: Wait<'_>) -> Option<Arc<Tenancy>> {
         let visitor = Visitor { name: self, ticket: Cell::new(0), has_failed: Cell::new(false) };
-        let acquired = acquire(&visitor, &Claim { thread, need: terms, wait });
+        let acquired = acquire(&visitor, &Claim { thread, need: on(terms), wait });
         let ticket = visitor.ticket.get();
         match acquired {
             Ok(Some(tenancy)) => {
@@ -318,7 +330,7 @@ impl Name {
     /// Enters, and returns how many threads have queued until then.
     fn enter(&self, thread: &Arc<Thread>, terms: Terms) -> (GateOutcome, u64) {
         let mut tickets = self.tickets.lock();
-        let entered = self.gate.enter(thread, terms, true);
+        let entered = self.gate.enter(thread, on(terms), true);
         *tickets += u64::from(matches!(entered, GateOutcome::Queued(_)));
         (entered, *tickets)
     }
@@ -372,7 +384,7 @@ impl Name {
     fn withdraw(&self, waiter: &Arc<GateWaiter>) {
         match self.give_up(waiter) {
             Some(Signal::Granted(tenancy)) => {
-                self.leave(&tenancy, *waiter.need());
+                self.leave(&tenancy, waiter.need().terms);
             }
             Some(Signal::Leadership(lead)) => drop(Leadership::new(self, lead.map(|lead| *lead))),
             Some(Signal::Failed(_)) | None => {}
@@ -452,14 +464,14 @@ impl Name {
     /// Asserts the invariant that holds whenever the gate's mutex is free.
     fn check(&self) {
         let state = self.gate.state.lock();
-        let is_idle = state.seat.is_none() && !state.queue.is_led();
+        let is_idle = state.alone.seat.is_none() && !state.queue.is_led();
         assert!(!is_idle || state.queue.first().is_none(), "the leadership is lost");
     }
 
     /// Asserts that nothing is left after all threads have gone.
     fn check_free(&self) {
         let state = self.gate.state.lock();
-        assert!(state.seat.is_none(), "a grant that nobody took: {:?}", state.seat);
+        assert!(state.alone.seat.is_none(), "a grant that nobody took: {:?}", state.alone.seat);
         assert!(!state.queue.is_busy(), "a leadership that nobody took");
         assert!(self.server.lock().is_none(), "a hold that nobody released");
         assert_eq!(*self.leader.lock(), None);

@@ -10,6 +10,7 @@ use crate::scripts::ClientId;
 use crate::waiting::Signal;
 
 const LEASE: Duration = Duration::from_secs(30);
+const NEED: Need = Need { mode: Mode::Lock, terms: Terms::watched(LEASE) };
 const OVER: u64 = 30_000_000_000;
 
 /// A tenancy of the thread, granted when the clock began.
@@ -22,7 +23,7 @@ fn granted(thread: &Arc<Thread>, forced: u64) -> Arc<Tenancy> {
 
 /// Whether the seat is taken, and whether a thread leads.
 fn is(state: &GateState) -> (bool, bool) {
-    (state.seat.is_some(), state.queue.is_led())
+    (state.alone.seat.is_some(), state.queue.is_led())
 }
 
 const FREE: (bool, bool) = (false, false);
@@ -31,29 +32,34 @@ const HELD: (bool, bool) = (true, false);
 
 #[test]
 fn each_state_is_left_as_the_table_says() {
-    let gate = Gate::new();
+    let gate = Gate::new(Mode::Lock);
     let mut state = gate.state.lock();
     let [one, two] = [(); 2].map(|()| Thread::placeholder());
-    let enter =
-        |state: &mut GateState, thread, now| state.enter(thread, Terms::watched(LEASE), true, now);
+    let enter = |state: &mut GateState, thread, now| state.enter(thread, NEED, true, now);
     assert_eq!(is(&state), FREE);
     assert!(matches!(enter(&mut state, &one, 0), GateOutcome::Leads));
-    assert!(matches!(state.enter(&two, Terms::watched(LEASE), false, 0), GateOutcome::Occupied));
+    assert!(matches!(state.enter(&two, NEED, false, 0), GateOutcome::Occupied));
     assert_eq!(is(&state), LED);
     let first = granted(&one, 0);
-    assert!(matches!(state.admit(&first, Terms::watched(LEASE), None, 0), Admitted::Seated(None)));
+    assert!(matches!(
+        state.admit(Mode::Lock, &first, Terms::watched(LEASE), None, 0),
+        Admitted::Seated(None)
+    ));
     assert_eq!(is(&state), HELD);
     assert!(matches!(enter(&mut state, &one, 0), GateOutcome::Again(_)));
-    assert!(matches!(state.leave(&first, None, 0), LeaveOutcome::StillHeld));
+    assert!(matches!(state.leave(Mode::Lock, &first, None, 0), LeaveOutcome::StillHeld));
     let GateOutcome::Queued(waiter) = enter(&mut state, &two, 0) else { panic!("not queued") };
-    assert!(matches!(state.leave(&first, None, 0), LeaveOutcome::Left(_, Vacated::Passed { .. })));
+    assert!(matches!(
+        state.leave(Mode::Lock, &first, None, 0),
+        LeaveOutcome::Left(_, Vacated::Passed { .. })
+    ));
     assert_eq!(is(&state), HELD);
-    assert!(matches!(state.leave(&first, None, 0), LeaveOutcome::NotThere));
+    assert!(matches!(state.leave(Mode::Lock, &first, None, 0), LeaveOutcome::NotThere));
     let Some(Signal::Granted(second)) = waiter.take_signal() else { panic!("not passed") };
     // The turn is over: the waiter does not get the hold, and leads next.
     let GateOutcome::Queued(_) = enter(&mut state, &one, 0) else { panic!("not queued") };
     assert!(matches!(
-        state.leave(&second, None, OVER / 2),
+        state.leave(Mode::Lock, &second, None, OVER / 2),
         LeaveOutcome::Left(_, Vacated::Release { .. })
     ));
     assert_eq!(is(&state), LED);
@@ -93,23 +99,21 @@ impl Line for Elsewhere {
 
 #[test]
 fn a_hold_of_another_queue_leaves_the_leadership_and_is_passed_to_no_thread_here() {
-    let gate = Gate::new();
+    let gate = Gate::new(Mode::Lock);
     let mut state = gate.state.lock();
     let [leader, other, fair] = [(); 3].map(|()| Thread::placeholder());
-    assert!(matches!(state.enter(&leader, Terms::watched(LEASE), true, 0), GateOutcome::Leads));
+    assert!(matches!(state.enter(&leader, NEED, true, 0), GateOutcome::Leads));
     let asked = Asked { forced: 0, incarnation: 0, at: 0 };
     let owner = ClientId::random().unwrap().next_owner();
     let hold = Hold::new(owner, Terms::watched(LEASE), asked, false).in_line(Arc::new(Elsewhere));
     let tenancy = Arc::new(Tenancy::since(Arc::new(hold), fair, 0));
     assert!(matches!(
-        state.admit(&tenancy, Terms::watched(LEASE), None, 0),
+        state.admit(Mode::Lock, &tenancy, Terms::watched(LEASE), None, 0),
         Admitted::Seated(None)
     ));
-    let GateOutcome::Queued(waiter) = state.enter(&other, Terms::watched(LEASE), true, 0) else {
-        panic!()
-    };
+    let GateOutcome::Queued(waiter) = state.enter(&other, NEED, true, 0) else { panic!() };
     assert!(matches!(
-        state.leave(&tenancy, None, 0),
+        state.leave(Mode::Lock, &tenancy, None, 0),
         LeaveOutcome::Left(_, Vacated::Release { leads: false, .. })
     ));
     assert!(waiter.take_signal().is_none());
@@ -118,28 +122,31 @@ fn a_hold_of_another_queue_leaves_the_leadership_and_is_passed_to_no_thread_here
 
 #[test]
 fn a_hold_that_is_over_is_neither_entered_nor_in_the_way() {
-    let gate = Gate::new();
+    let gate = Gate::new(Mode::Lock);
     let mut state = gate.state.lock();
     let thread = Thread::placeholder();
     let old = granted(&thread, 0);
-    state.admit(&old, Terms::watched(LEASE), None, 0);
-    let entered = state.enter(&thread, Terms::watched(LEASE), true, OVER);
+    state.admit(Mode::Lock, &old, Terms::watched(LEASE), None, 0);
+    let entered = state.enter(&thread, NEED, true, OVER);
     assert!(matches!(entered, GateOutcome::Expired(_)), "{entered:?}");
     let new = granted(&thread, 0);
-    assert!(matches!(state.admit(&new, Terms::watched(LEASE), None, 0), Admitted::Taken(_)));
-    let admitted = state.admit(&new, Terms::watched(LEASE), Some(&old.hold()), 0);
+    assert!(matches!(
+        state.admit(Mode::Lock, &new, Terms::watched(LEASE), None, 0),
+        Admitted::Taken(_)
+    ));
+    let admitted = state.admit(Mode::Lock, &new, Terms::watched(LEASE), Some(&old.hold()), 0);
     assert!(matches!(admitted, Admitted::Seated(Some(_))), "{admitted:?}");
 }
 
 #[test]
 fn a_grant_asked_for_before_a_forced_unlock_is_not_ours() {
-    let gate = Gate::new();
+    let gate = Gate::new(Mode::Lock);
     gate.force();
     let mut state = gate.state.lock();
     let thread = Thread::placeholder();
-    state.enter(&thread, Terms::watched(LEASE), true, 0);
+    state.enter(&thread, NEED, true, 0);
     for (forced, held) in [(0, LED), (1, HELD)] {
-        state.admit(&granted(&thread, forced), Terms::watched(LEASE), None, 0);
+        state.admit(Mode::Lock, &granted(&thread, forced), Terms::watched(LEASE), None, 0);
         assert_eq!(is(&state), held);
     }
 }
@@ -147,12 +154,12 @@ fn a_grant_asked_for_before_a_forced_unlock_is_not_ours() {
 #[test]
 fn a_renewal_on_its_way_goes_with_the_hold_and_one_that_failed_keeps_it() {
     for (fails, passed) in [(false, true), (true, false)] {
-        let gate = Gate::new();
+        let gate = Gate::new(Mode::Lock);
         let mut state = gate.state.lock();
         let [one, two] = [(); 2].map(|()| Thread::placeholder());
         let tenancy = granted(&one, 0);
-        state.admit(&tenancy, Terms::watched(LEASE), None, 0);
-        let seat = state.seat.as_mut().unwrap();
+        state.admit(Mode::Lock, &tenancy, Terms::watched(LEASE), None, 0);
+        let seat = state.alone.seat.as_mut().unwrap();
         let before = seat.renewal_state();
         assert_eq!(seat.renewing(before).begins(Some(LEASE), OVER), None);
         assert_eq!(seat.renewing(before).begins(Some(LEASE), 0), Some(LEASE));
@@ -161,12 +168,15 @@ fn a_renewal_on_its_way_goes_with_the_hold_and_one_that_failed_keeps_it() {
             seat.attempt = seat.attempt.fails(false, LEASE, 0);
         }
         assert!(seat.may_outlive());
-        let _waiter = state.enter(&two, Terms::watched(LEASE), true, 0);
+        let _waiter = state.enter(&two, NEED, true, 0);
         assert_eq!(
-            matches!(state.leave(&tenancy, None, 0), LeaveOutcome::Left(_, Vacated::Passed { .. })),
+            matches!(
+                state.leave(Mode::Lock, &tenancy, None, 0),
+                LeaveOutcome::Left(_, Vacated::Passed { .. })
+            ),
             passed
         );
-        assert!(state.seat.as_ref().is_none_or(|seat| seat.attempt.is_sent()));
+        assert!(state.alone.seat.as_ref().is_none_or(|seat| seat.attempt.is_sent()));
     }
 }
 
@@ -174,18 +184,15 @@ fn a_renewal_on_its_way_goes_with_the_hold_and_one_that_failed_keeps_it() {
 /// "held".
 #[test]
 fn a_thread_that_leaves_a_shared_hold_has_it_no_more() {
-    let gate = Gate::new();
+    let gate = Gate::new(Mode::Write).beside(Mode::Read);
     let [one, two] = [(); 2].map(|()| Thread::placeholder());
     let asked = Asked { forced: 0, incarnation: 0, at: clock::now() };
     let owner = ClientId::random().unwrap().next_owner();
-    let hold = Hold::new(owner, Terms::watched(LEASE), asked, false);
+    let hold = Hold::new(owner, NEED.terms, asked, false);
     let first = Arc::new(Tenancy::new(Arc::new(hold), one));
-    assert!(matches!(gate.admit(&first, Terms::watched(LEASE), None), Admitted::Seated(None)));
-    let Some((GateOutcome::Joined(second), true)) =
-        gate.join(&two, Terms::watched(LEASE), Joining::InTurn)
-    else {
-        panic!("not let in")
-    };
+    assert!(matches!(gate.admit(&first, NEED.terms, None), Admitted::Seated(None)));
+    let reads = Need { mode: Mode::Read, ..NEED };
+    let GateOutcome::Joined(second) = gate.enter(&two, reads, false) else { panic!("not let in") };
     assert!(matches!(gate.leave(&first, None).0, LeaveOutcome::Stepped));
     assert!(!first.is_held() && second.is_held());
     assert!(matches!(gate.leave(&second, None).0, LeaveOutcome::Left(_, Vacated::Release { .. })));
@@ -193,7 +200,7 @@ fn a_thread_that_leaves_a_shared_hold_has_it_no_more() {
 
 #[test]
 fn a_thread_that_comes_back_to_a_lost_hold_takes_no_other_threads_seat() {
-    let gate = Gate::new();
+    let gate = Gate::new(Mode::Lock);
     let [first, again, other] = [(); 3].map(|()| {
         let thread = Thread::placeholder();
         let asked = Asked { forced: 0, incarnation: 0, at: clock::now() };

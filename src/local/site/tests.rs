@@ -114,7 +114,8 @@ fn a_leader_whose_grant_is_taken_back_still_counts_as_one_of_ours() {
     for command in [["HSET", "counted", theirs, "1"].as_slice(), &["PEXPIRE", "counted", "60000"]] {
         let _: i64 = redis::cmd(command[0]).arg(&command[1..]).query(&mut redis).unwrap();
     }
-    let (thread, need) = (Thread::current(), Terms::watched(LEASE));
+    let thread = Thread::current();
+    let need = Need { mode: Mode::Lock, terms: Terms::watched(LEASE) };
     let claim = Claim { thread: &thread, need, wait: Wait::FOREVER };
     let (mut listening, mut entry) = (Listening::default(), QueueEntry::new(&site));
     let busy = entry.ask(&mut listening, &site, &claim);

@@ -11,19 +11,21 @@ use shuttle::thread;
 
 use crate::error::LostReason;
 use crate::local::{
-    Asked, GateOutcome, Hold, HoldState, Leaseholder, Leaving, Site, Tenancy, Terms,
+    Asked, GateOutcome, Hold, HoldState, Leaseholder, Leaving, Need, Site, Tenancy, Terms,
 };
 use crate::model::Server;
 use crate::runtime::Core;
+use crate::scripts::Mode;
 use crate::waiting::Leadership;
 
 const LEASE: Duration = Duration::from_secs(30);
 const TERMS: Terms = Terms::watched(LEASE);
+const NEED: Need = Need { mode: Mode::Lock, terms: TERMS };
 
 /// Takes the lock, as a leader whose request the server grants.
 fn try_take(site: &Arc<Site>) -> Option<Arc<Tenancy>> {
     let thread = Thread::current();
-    match site.gate.enter(&thread, TERMS, false) {
+    match site.gate.enter(&thread, NEED, false) {
         GateOutcome::Leads => {
             let mut leadership = Leadership::new(site, None);
             let owner = site.core.id.next_owner();

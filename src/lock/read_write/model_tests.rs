@@ -43,9 +43,10 @@ impl Process {
     /// Drops the client, when no thread of it has the lock or waits for it.
     fn end(self) {
         let pair = &self.lock.read.pair;
-        assert!(!pair.with_queue(|queue| queue.is_busy()), "a leadership that nobody took");
         for mode in [Mode::Read, Mode::Write] {
-            assert!(!pair.site(mode).gate.is_seated(), "a seat that nobody left: {mode:?}");
+            let site = pair.site(mode);
+            assert!(!site.with_queue(|queue| queue.is_busy()), "a leadership that nobody took");
+            assert!(site.gate.hold().is_none(), "a seat that nobody left: {mode:?}");
         }
         drop((self.lock, self.session));
         self.subscriber.join().unwrap();
