@@ -1,7 +1,7 @@
--- Stands before every script of a lock that one process hands to the next, except lock/renew.lua
--- and lock/owners.lua: the queue of processes, the messages to them, and the window for clients
--- outside the queue. docs/hand-off.md has the reasons. The lock's holders come after it:
--- lock/holder.lua or read_write/holders.lua.
+-- Stands behind prelude.lua and before every script of a lock that one process hands to the next:
+-- the queue of processes, the messages to them, and the window for clients outside the queue.
+-- docs/hand-off.md has the reasons. The lock's holders come after it: lock/holder.lua or
+-- read_write/holders.lua.
 --
 -- KEYS 1 the lock, 2 the queue, 3 the window
 -- ARGV are each script's own. It sets `database` (its number, which is sent if it is not 0), and,
@@ -12,11 +12,8 @@
 local lock, queue, window = KEYS[1], KEYS[2], KEYS[3]
 local public, database
 
--- All in ms. The lease of a grant by message: its process may be stopped, and must show that it is
--- not before it gets the whole lease.
-local PROVISIONAL = 2000
--- How long a lock is left to clients that know only the public channel, and how long ours hand it
--- on among themselves at least before that.
+-- All in ms. How long a lock is left to clients that know only the public channel, and how long ours
+-- hand it on among themselves at least before that.
 local WINDOW, AGE = 4, 10
 -- How long the queue outlives the last request. (As text, which the server need not make of it.)
 local KEPT = '60000'
@@ -24,24 +21,6 @@ local KEPT = '60000'
 -- latest. And how long a request may have been on its way without suspicion that the server stood
 -- still.
 local HEARD, PROMPT = 2000, 400
-
-local function refused(reply)
-    return type(reply) == 'table' and reply.err and reply or nil
-end
-
-local function is_ours(owner)
-    return string.sub(owner, 15, 15) == '8'
-end
-
--- The server's clock in ms, at its first use.
-local time
-local function now()
-    if not time then
-        local clock = redis.call('time')
-        time = clock[1] * 1000 + math.floor(clock[2] / 1000)
-    end
-    return time
-end
 
 -- A replica refuses this command, which changes nothing. A replica knows a lock as its master knew
 -- it some time ago: a client that believed it would leave the master's hold behind.
@@ -59,11 +38,6 @@ local function denied(command, key, ...)
     if not redis.acl_check_cmd(command, key, ...) then
         return redis.error_reply('NOPERM the user may not run ' .. string.upper(command) .. ' ' .. key)
     end
-end
-
--- The channel on which the process of `owner` gets messages.
-local function own_channel(owner)
-    return 'redisson_lock__channel:{redlatch:' .. string.sub(owner, 1, 36) .. '}'
 end
 
 -- The reason why this user may not grant the lock to waiters; nil: none. (The caller has asked for

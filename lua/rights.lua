@@ -9,7 +9,7 @@
 --
 -- Whole argument lists: newer servers refuse a question with fewer arguments than the command takes.
 local behind = {
-    decrby = 1, getrange = 2, hdel = 1, hexists = 1, hget = 1, hmget = 1, hscan = 1, hset = 2,
+    decrby = 1, getrange = 2, hdel = 1, hexists = 1, hget = 1, hmget = 1, hset = 2,
     incrby = 1, lindex = 1, linsert = 3, lpos = 1, lpush = 1, lrange = 2, lrem = 2, ltrim = 2,
     pexpire = 1, publish = 1, rpush = 1, set = 1, spublish = 1, zadd = 2, zcount = 2, zmscore = 1, zrange = 2,
     zrem = 1, zremrangebyscore = 2, zrevrange = 2, zscore = 1,

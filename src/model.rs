@@ -8,12 +8,12 @@ use redlatch_client::Dialer;
 use redlatch_in_memory::{Keys, Peers, Redis};
 use shuttle::rand::{Rng, thread_rng};
 
+use crate::scripts::lua;
+
 /// As its client names the script that these files of `lua/` make.
 macro_rules! script {
-    ($($file:literal),+) => {
-        LazyLock::new(|| {
-            sha(concat!($(include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/lua/", $file))),+))
-        })
+    ($($part:tt),+) => {
+        LazyLock::new(|| sha(concat!($(lua!($part)),+)))
     };
 }
 
@@ -359,37 +359,20 @@ impl ModelStep<'_> {
     }
 }
 
-static ACQUIRE: LazyLock<String> = script!(
-    "lock/free.lua",
-    "lock/queue_up.lua",
-    "hand_off.lua",
-    "lock/holder.lua",
-    "lock/acquire.lua"
-);
-static ACQUIRE_HELD: LazyLock<String> = script!(
-    "lock/queue_up.lua",
-    "lock/free.lua",
-    "hand_off.lua",
-    "lock/holder.lua",
-    "lock/acquire.lua"
-);
-static TRY: LazyLock<String> =
-    script!("lock/free.lua", "hand_off.lua", "lock/holder.lua", "lock/try.lua");
-static RELEASE: LazyLock<String> = script!(
-    "lock/unwanted.lua",
-    "lock/hand_over.lua",
-    "hand_off.lua",
-    "lock/holder.lua",
-    "lock/release.lua"
-);
-static GIVE_UP: LazyLock<String> = script!("hand_off.lua", "lock/holder.lua", "lock/give_up.lua");
-static FORCE_UNLOCK: LazyLock<String> =
-    script!("hand_off.lua", "lock/holder.lua", "lock/force_unlock.lua");
-static FAIR_ACQUIRE: LazyLock<String> = script!("fair/line.lua", "fair/acquire.lua");
-static FAIR_TRY: LazyLock<String> = script!("fair/line.lua", "fair/try.lua");
-static FAIR_RELEASE: LazyLock<String> = script!("fair/line.lua", "fair/release.lua");
-static FAIR_GIVE_UP: LazyLock<String> = script!("fair/line.lua", "fair/give_up.lua");
-static FAIR_FORCE_UNLOCK: LazyLock<String> = script!("fair/line.lua", "fair/force_unlock.lua");
+static ACQUIRE: LazyLock<String> =
+    script!("lock/free.lua", "lock/queue_up.lua", LOCK_OWNER, "lock/acquire.lua");
+static ACQUIRE_HELD: LazyLock<String> =
+    script!("lock/queue_up.lua", "lock/free.lua", LOCK_OWNER, "lock/acquire.lua");
+static TRY: LazyLock<String> = script!("lock/free.lua", LOCK_OWNER, "lock/try.lua");
+static RELEASE: LazyLock<String> =
+    script!("lock/unwanted.lua", "lock/hand_over.lua", LOCK, "lock/release.lua");
+static GIVE_UP: LazyLock<String> = script!(LOCK, "lock/give_up.lua");
+static FORCE_UNLOCK: LazyLock<String> = script!(LOCK_OWNER, "lock/force_unlock.lua");
+static FAIR_ACQUIRE: LazyLock<String> = script!(FAIR_OWNER, "fair/acquire.lua");
+static FAIR_TRY: LazyLock<String> = script!(FAIR_OWNER, "fair/try.lua");
+static FAIR_RELEASE: LazyLock<String> = script!(FAIR, "fair/release.lua");
+static FAIR_GIVE_UP: LazyLock<String> = script!(FAIR, "fair/give_up.lua");
+static FAIR_FORCE_UNLOCK: LazyLock<String> = script!(FAIR_OWNER, "fair/force_unlock.lua");
 static RENEW: LazyLock<String> = script!("lock/renew.lua");
 
 fn sha(code: &str) -> String {

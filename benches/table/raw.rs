@@ -30,8 +30,10 @@ impl RawPair {
             concat!(
                 include_str!("../../lua/lock/free.lua"),
                 include_str!("../../lua/lock/queue_up.lua"),
+                include_str!("../../lua/prelude.lua"),
                 include_str!("../../lua/hand_off.lua"),
                 include_str!("../../lua/lock/holder.lua"),
+                include_str!("../../lua/lock/owner.lua"),
                 include_str!("../../lua/lock/acquire.lua")
             ),
             &["30000", OWNER],
@@ -40,6 +42,7 @@ impl RawPair {
             concat!(
                 include_str!("../../lua/lock/unwanted.lua"),
                 include_str!("../../lua/lock/hand_over.lua"),
+                include_str!("../../lua/prelude.lua"),
                 include_str!("../../lua/hand_off.lua"),
                 include_str!("../../lua/lock/holder.lua"),
                 include_str!("../../lua/lock/release.lua")

@@ -20,7 +20,7 @@ end
 -- not be taken again either.
 local commands = {
     {'pexpire', waiting, KEPT}, {'del', lock}, {'lpop', waiting}, {'hset', lock, '', ''},
-    {'time'}, {'pubsub', 'numsub', ''}, {'publish', channel(ARGV[3]), ''},
+    {'time'}, {'pubsub', 'numsub', ''}, {'publish', own_channel(ARGV[3]), ''},
 }
 if string.sub(ARGV[2], -6) == ':write' then
     -- Its release lets readers in.

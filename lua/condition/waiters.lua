@@ -1,5 +1,5 @@
--- Stands before every script of a condition: the waiters, the notified ones, and how a waiter is
--- notified.
+-- Stands before every script of a condition, behind ../prelude.lua: the waiters, the notified ones,
+-- and how a waiter is notified.
 --
 -- KEYS 1 the waiters, 2 the notified ones, 3 the lock (where a script needs it)
 -- ARGV 1 number of the database; a script's own come after
@@ -18,25 +18,11 @@ local database = ARGV[1]
 -- sign of life.
 local KEPT, PATIENCE = 60000, 2000
 
-local function refused(reply)
-    return type(reply) == 'table' and reply.err and reply or nil
-end
-
--- The server's clock in ms.
-local function now()
-    local clock = redis.call('time')
-    return clock[1] * 1000 + math.floor(clock[2] / 1000)
-end
-
-local function channel(waiter)
-    return 'redisson_lock__channel:{redlatch:' .. string.sub(waiter, 1, 36) .. '}'
-end
-
 -- Whether a waiter's process lives, as far as the server can know: asked once for each process.
 -- PUBLISH would count another client's pattern subscription.
 local heard_by = {}
 local function listens(waiter)
-    local own = channel(waiter)
+    local own = own_channel(waiter)
     if heard_by[own] == nil then
         local heard = redis.pcall('pubsub', 'numsub', own)
         heard_by[own] = refused(heard) and true or heard[2] > 0
@@ -46,7 +32,7 @@ end
 
 -- A refused message does no harm: the waiter looks.
 local function tell(waiter)
-    redis.pcall('publish', channel(waiter),
+    redis.pcall('publish', own_channel(waiter),
         table.concat({'notify', string.sub(waiter, 38), database, waiting}, ' '))
 end
 

@@ -51,12 +51,12 @@ local function redissons()
     end
     local above = tonumber(top[2]) - now()
     local rest = above % redisson_wait
-    if above > 0 and ours(top[1]) and rest <= fair_wait and rest >= fair_wait / 2 then
+    if above > 0 and is_ours(top[1]) and rest <= fair_wait and rest >= fair_wait / 2 then
         return math.floor(above / redisson_wait)
     end
     local count = 0
     for _, id in ipairs(redis.call('lrange', queue, 0, -1)) do
-        count = count + (ours(id) and 0 or 1)
+        count = count + (is_ours(id) and 0 or 1)
     end
     return count
 end
@@ -110,7 +110,7 @@ local function come_back(ids)
     local all, in_line, earlier, run = redis.call('lrange', queue, 0, -1), {}, {}, 0
     for i, id in ipairs(all) do
         in_line[id] = true
-        if run == i - 1 and ours(id) then
+        if run == i - 1 and is_ours(id) then
             run = i
             if client(id) == client(owner) then
                 earlier[#earlier + 1] = {tonumber(number(id)), i}
@@ -260,5 +260,5 @@ if held_by and place == 0 then
 elseif not held_by and place == 1 then
     ask = hesitation
 end
-local redisson = held_by and not ours(held_by) or redissons_ahead > 0
+local redisson = held_by and not is_ours(held_by) or redissons_ahead > 0
 return {0, now(), ask, redisson and 1 or 0, back}

@@ -67,7 +67,7 @@ local function only_ours()
                     redis.pcall('set', KEYS[4], line[#line], 'keepttl')
                 end
                 return true
-            elseif not ours(line[i]) then
+            elseif not is_ours(line[i]) then
                 return false
             end
         end
@@ -77,7 +77,7 @@ local function only_ours()
     local last = redis.call('zrange', timeouts, math.max(#line - 1, 0), #line)
     local mixed = #last ~= math.min(#line, 1)
     for _, id in ipairs(line) do
-        mixed = mixed or not ours(id)
+        mixed = mixed or not is_ours(id)
     end
     -- Other data under that key stays. Without the right to it the whole queue is read each time.
     if #line > FEW and not mixed and type(known) ~= 'table' then
@@ -140,7 +140,7 @@ else
     if judges then
         local before = 0
         for _, id in ipairs(line) do
-            if not ours(id) then
+            if not is_ours(id) then
                 before = before + 1
             elseif alive[id] and scores[id] then
                 judges = scores[id] - now() - redisson_wait * before >= fair_wait - SILENT
@@ -154,7 +154,7 @@ else
     for i, id in ipairs(line) do
         local score = scores[id]
         local new = score
-        if not ours(id) then
+        if not is_ours(id) then
             redissons = redissons + 1
             new = score and score + shift
         else

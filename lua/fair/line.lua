@@ -1,5 +1,5 @@
 -- The line before a fair lock, and how the lock goes to the first in it. Stands before each of its
--- scripts.
+-- scripts, behind ../prelude.lua.
 --
 -- KEYS 1 the lock, 2 the queue, 3 the timeouts
 -- ARGV 1 fair wait, a comma, and how much a waiter of Redisson's adds to the scores behind it (its
@@ -18,15 +18,8 @@ local channels, database = ARGV[2], ARGV[3]
 local fair_wait, redisson_wait = string.match(ARGV[1], '^(%d+),(%d+)$')
 fair_wait, redisson_wait = tonumber(fair_wait), tonumber(redisson_wait)
 
--- The lease of a grant by message, in ms: its process may be stopped, and must show that it is not
--- before it gets the whole lease.
-local PROVISIONAL = 2000
 -- How many waiters of its client directly behind a grant names.
 local FOLLOWERS = 16
-
-local function ours(id)
-    return string.sub(id, 15, 15) == '8'
-end
 
 local function client(id)
     return string.sub(id, 1, 36)
@@ -36,15 +29,6 @@ local function number(id)
     return string.sub(id, 38)
 end
 
-local time
-local function now()
-    if not time then
-        local clock = redis.call('time')
-        time = clock[1] * 1000 + math.floor(clock[2] / 1000)
-    end
-    return time
-end
-
 -- Ends the script with a refusal if the user may not run this command.
 local function permit(...)
     if not redis.acl_check_cmd(...) then
@@ -52,37 +36,13 @@ local function permit(...)
     end
 end
 
--- The channel of a client of ours for messages to its waiters.
-local function own_channel(id)
-    return 'redisson_lock__channel:{redlatch:' .. client(id) .. '}'
-end
-
 -- Tells a waiter to ask.
 local function tell(id)
-    if ours(id) then
+    if is_ours(id) then
         redis.call('publish', own_channel(id), 'ask ' .. number(id) .. ' ' .. lock)
     else
         redis.call('publish', channels .. id, '0')
     end
-end
-
--- The lock's holder, if there is one, and its time left. A lock always has one field, an owner, and
--- an end: a wait for another hash would not end, so that is an error.
-local function holder()
-    -- Two fields are enough to see, and another program's hash may have a million.
-    local scan = redis.call('hscan', lock, 0, 'count', 2)
-    local owner = scan[2][1]
-    if not owner and scan[1] == '0' then
-        return nil
-    end
-    local left = redis.call('pttl', lock)
-    if scan[2][3] or scan[1] ~= '0' or left == -1
-        or string.match(owner, '^[%x-]+:()%d+$') ~= 38
-    then
-        return nil, nil, redis.error_reply(
-            'WRONGTYPE the hash is no lock: no owner alone, or no time to live')
-    end
-    return owner, left
 end
 
 -- A late copy cuts no lease that was extended since. It always writes: see lock/acquire.lua.
@@ -96,7 +56,7 @@ local function take(owner, lease)
     permit('pexpire', lock, '')
     redis.call('hset', lock, owner, 1)
     local ends = redis.pcall('pexpire', lock, lease)
-    if type(ends) == 'table' then
+    if refused(ends) then
         redis.call('hdel', lock, owner)
         error(ends)
     end
@@ -182,13 +142,13 @@ local function hand_on(asks, alive, line)
             return head, false, dropped
         end
         local lives = score and tonumber(score) > now()
-        if lives and ours(head) then
+        if lives and is_ours(head) then
             lives = redis.call('pubsub', 'numsub', own_channel(head))[2] ~= 0 or score % 1 ~= 0
             if not lives and alive and alive[head] then
                 return head, false, dropped
             end
         end
-        if lives and not ours(head) then
+        if lives and not is_ours(head) then
             return head, false, dropped
         elseif lives then
             seat(head, PROVISIONAL)

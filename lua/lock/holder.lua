@@ -1,6 +1,5 @@
--- Stands behind ../hand_off.lua and before every script of a lock with one holder, except renew.lua
--- and owners.lua: the holder, and how the head of the queue becomes the holder. docs/hand-off.md
--- has the reasons.
+-- Stands behind ../hand_off.lua and before every script of a lock with one holder: how the head of the
+-- queue becomes the holder. docs/hand-off.md has the reasons.
 --
 -- KEYS, and the variables that each script sets, see ../hand_off.lua; and 4 the last fencing token,
 -- if the lock has tokens
@@ -12,23 +11,6 @@ local tokens = KEYS[4]
 -- How many tokens a grant takes: one for each thread that its process passes the lock to. Lua
 -- cannot count more than 2^53.
 local TOKENS = 1024
-
--- The lock's owner, and for how long; nil if there is none. The third: the key holds no lock. A
--- lock always has one field, an owner, and a time to live: a wait for another hash would not end.
--- (It may have a million fields: two tell.)
-local function holder()
-    local fields = redis.call('hrandfield', lock, 2)
-    local owner = fields[1]
-    if not owner then
-        return nil
-    end
-    local left = redis.call('pttl', lock)
-    if fields[2] or left == -1 or string.match(owner, '^[%x-]+:()%d+$') ~= 38 then
-        return nil, left, redis.error_reply(
-            'WRONGTYPE the hash is no lock: no owner alone, or no time to live')
-    end
-    return owner, left
-end
 
 -- The last token of the hold that this run granted; nil for a lock without.
 local token

@@ -6,6 +6,7 @@ use std::sync::LazyLock;
 use redis::Value;
 
 use super::{ModelStep, numbers, sha};
+use crate::scripts::lua;
 
 /// The holders of a lock.
 #[derive(Default)]
@@ -196,26 +197,14 @@ impl ModelStep<'_> {
     }
 }
 
-static ACQUIRE: LazyLock<String> = script!(
-    "read_write/free.lua",
-    "hand_off.lua",
-    "read_write/holders.lua",
-    "read_write/acquire.lua"
-);
-static TRY: LazyLock<String> =
-    script!("read_write/free.lua", "hand_off.lua", "read_write/holders.lua", "read_write/try.lua");
-static RELEASE: LazyLock<String> = script!(
-    "read_write/unwanted.lua",
-    "hand_off.lua",
-    "read_write/holders.lua",
-    "lock/release.lua"
-);
-static GIVE_UP: LazyLock<String> =
-    script!("hand_off.lua", "read_write/holders.lua", "lock/give_up.lua");
-static FORCE_UNLOCK: LazyLock<String> =
-    script!("hand_off.lua", "read_write/holders.lua", "read_write/force_unlock.lua");
-static READ_ON: LazyLock<String> =
-    script!("hand_off.lua", "read_write/holders.lua", "read_write/read_on.lua");
+static ACQUIRE: LazyLock<String> =
+    script!("read_write/free.lua", READ_WRITE, "read_write/acquire.lua");
+static TRY: LazyLock<String> = script!("read_write/free.lua", READ_WRITE, "read_write/try.lua");
+static RELEASE: LazyLock<String> =
+    script!("read_write/unwanted.lua", READ_WRITE, "lock/release.lua");
+static GIVE_UP: LazyLock<String> = script!(READ_WRITE, "lock/give_up.lua");
+static FORCE_UNLOCK: LazyLock<String> = script!(READ_WRITE, "read_write/force_unlock.lua");
+static READ_ON: LazyLock<String> = script!(READ_WRITE, "read_write/read_on.lua");
 
 /// The server knows them from the beginning.
 pub(super) fn scripts() -> Vec<String> {

@@ -15,26 +15,21 @@ use super::{
 };
 use crate::scripts::{ExpirableKeys, PermitId, SemaphoreKeys};
 
-static TRY_ACQUIRE: LazyLock<Script> = script!(takes; LIST; "number.lua", "expirable_semaphore/lapse.lua", "expirable_semaphore/try_acquire.lua");
-static RELEASE: LazyLock<Script> =
-    script!(LIST; "number.lua", "expirable_semaphore/lapse.lua", "expirable_semaphore/release.lua");
+static TRY_ACQUIRE: LazyLock<Script> =
+    script!(takes; LIST; PERMITS, "expirable_semaphore/try_acquire.lua");
+static RELEASE: LazyLock<Script> = script!(LIST; PERMITS, "expirable_semaphore/release.lua");
 /// For `scripts::renewal::renew_command`.
-pub(super) static RENEW: LazyLock<Script> =
-    script!(LIST; "number.lua", "expirable_semaphore/lapse.lua", "expirable_semaphore/renew.lua");
-static REMAINING_LEASE: LazyLock<Script> = script!(NUMBER; "number.lua", "expirable_semaphore/lapse.lua", "expirable_semaphore/remaining_lease.lua");
-static PERMITS: LazyLock<Script> =
-    script!(LIST; "number.lua", "expirable_semaphore/lapse.lua", "expirable_semaphore/permits.lua");
+pub(super) static RENEW: LazyLock<Script> = script!(LIST; PERMITS, "expirable_semaphore/renew.lua");
+static REMAINING_LEASE: LazyLock<Script> =
+    script!(NUMBER; PERMITS, "expirable_semaphore/remaining_lease.lua");
+static PERMITS: LazyLock<Script> = script!(LIST; PERMITS, "expirable_semaphore/permits.lua");
 static UPDATE_LEASE_TIME: LazyLock<Script> =
-    script!("number.lua", "once.lua", "expirable_semaphore/update_lease_time.lua");
-static SET_PERMITS: LazyLock<Script> =
-    script!("number.lua", "once.lua", "expirable_semaphore/set_permits.lua");
-static DELETE: LazyLock<Script> =
-    script!("number.lua", "once.lua", "expirable_semaphore/delete.lua");
+    script!(COUNT, "expirable_semaphore/update_lease_time.lua");
+static SET_PERMITS: LazyLock<Script> = script!(COUNT, "expirable_semaphore/set_permits.lua");
+static DELETE: LazyLock<Script> = script!(COUNT, "expirable_semaphore/delete.lua");
 // The free permits are a semaphore's number, without a mark: these scripts are a semaphore's own.
-static TRY_SET_PERMITS: LazyLock<Script> =
-    script!("number.lua", "once.lua", "semaphore/mark.lua", "semaphore/try_set_permits.lua");
-static ADD_PERMITS: LazyLock<Script> =
-    script!("number.lua", "once.lua", "semaphore/mark.lua", "semaphore/add_permits.lua");
+static TRY_SET_PERMITS: LazyLock<Script> = script!(MARKED, "semaphore/try_set_permits.lua");
+static ADD_PERMITS: LazyLock<Script> = script!(MARKED, "semaphore/add_permits.lua");
 
 /// One expirable semaphore as the scripts see it.
 #[derive(Clone, Copy, Debug)]

@@ -9,7 +9,7 @@ use redlatch_client::{Command, Route, Script};
 use super::once::{Once, RequestId, Requests};
 use super::{Rights, Trouble, ask, flag, millis, unexpected};
 
-static EXPIRE: LazyLock<Script> = script!("number.lua", "once.lua", "expire.lua");
+static EXPIRE: LazyLock<Script> = script!(COUNT, "expire.lua");
 
 /// One of them, as these requests see it.
 #[derive(Clone, Copy, Debug)]

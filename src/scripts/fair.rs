@@ -11,12 +11,12 @@ use redlatch_client::{Command, Outcome, ReplicaAcks, Route, Script};
 use super::{Replied, Rights, Trouble, accepted, flag, granted, millis, needing, unexpected};
 use crate::scripts::{FairKeys, Owner};
 
-static ACQUIRE: LazyLock<Script> = script!(takes; LIST; "fair/line.lua", "fair/acquire.lua");
-static TRY: LazyLock<Script> = script!(takes; NUMBER; "fair/line.lua", "fair/try.lua");
-static GIVE_UP: LazyLock<Script> = script!(NUMBER; "fair/line.lua", "fair/give_up.lua");
-static RELEASE: LazyLock<Script> = script!(NUMBER; "fair/line.lua", "fair/release.lua");
-static FORCE_UNLOCK: LazyLock<Script> = script!(NUMBER; "fair/line.lua", "fair/force_unlock.lua");
-static KEEP_ALIVE: LazyLock<Script> = script!(LIST; "fair/line.lua", "fair/keep_alive.lua");
+static ACQUIRE: LazyLock<Script> = script!(takes; LIST; FAIR_OWNER, "fair/acquire.lua");
+static TRY: LazyLock<Script> = script!(takes; NUMBER; FAIR_OWNER, "fair/try.lua");
+static GIVE_UP: LazyLock<Script> = script!(NUMBER; FAIR, "fair/give_up.lua");
+static RELEASE: LazyLock<Script> = script!(NUMBER; FAIR, "fair/release.lua");
+static FORCE_UNLOCK: LazyLock<Script> = script!(NUMBER; FAIR_OWNER, "fair/force_unlock.lua");
+static KEEP_ALIVE: LazyLock<Script> = script!(LIST; FAIR, "fair/keep_alive.lua");
 
 /// One fair lock as the scripts see it.
 #[derive(Clone, Copy, Debug)]

@@ -11,11 +11,10 @@ use super::once::{Once, RequestId, Requests};
 use super::semaphore::stored_number;
 use super::{Rights, Trouble, ask, flag, millis, time, unexpected};
 
-static COUNT_DOWN: LazyLock<Script> = script!("number.lua", "once.lua", "latch/count_down.lua");
-static TRY_SET_COUNT: LazyLock<Script> =
-    script!("number.lua", "once.lua", "latch/try_set_count.lua");
+static COUNT_DOWN: LazyLock<Script> = script!(COUNT, "latch/count_down.lua");
+static TRY_SET_COUNT: LazyLock<Script> = script!(COUNT, "latch/try_set_count.lua");
 static LOOK: LazyLock<Script> = script!(LIST; "number.lua", "latch/look.lua");
-static DELETE: LazyLock<Script> = script!("number.lua", "once.lua", "latch/delete.lua");
+static DELETE: LazyLock<Script> = script!(COUNT, "latch/delete.lua");
 
 /// One latch as the scripts see it.
 #[derive(Clone, Copy, Debug)]

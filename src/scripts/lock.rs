@@ -20,34 +20,29 @@ use crate::scripts::{LockKeys, Mode, Owner};
 static ACQUIRE: LazyLock<Script> = script!(takes; NUMBER_OR_LIST;
     "lock/free.lua",
     "lock/queue_up.lua",
-    "hand_off.lua",
-    "lock/holder.lua",
+    LOCK_OWNER,
     "lock/acquire.lua"
 );
 /// The same with its shortcuts the other way round.
 static ACQUIRE_HELD: LazyLock<Script> = script!(takes; NUMBER_OR_LIST;
     "lock/queue_up.lua",
     "lock/free.lua",
-    "hand_off.lua",
-    "lock/holder.lua",
+    LOCK_OWNER,
     "lock/acquire.lua"
 );
-static TRY: LazyLock<Script> = script!(takes; NUMBER_OR_LIST; "lock/free.lua", "hand_off.lua", "lock/holder.lua", "lock/try.lua");
+static TRY: LazyLock<Script> =
+    script!(takes; NUMBER_OR_LIST; "lock/free.lua", LOCK_OWNER, "lock/try.lua");
 static RELEASE: LazyLock<Script> = script!(NUMBER;
     "lock/unwanted.lua",
     "lock/hand_over.lua",
-    "hand_off.lua",
-    "lock/holder.lua",
+    LOCK,
     "lock/release.lua"
 );
-static GIVE_UP: LazyLock<Script> =
-    script!(NUMBER; "hand_off.lua", "lock/holder.lua", "lock/give_up.lua");
-static FORCE_UNLOCK: LazyLock<Script> =
-    script!(NUMBER; "hand_off.lua", "lock/holder.lua", "lock/force_unlock.lua");
+static GIVE_UP: LazyLock<Script> = script!(NUMBER; LOCK, "lock/give_up.lua");
+static FORCE_UNLOCK: LazyLock<Script> = script!(NUMBER; LOCK_OWNER, "lock/force_unlock.lua");
 /// For `scripts::renewal::renew_command`.
 pub(super) static RENEW: LazyLock<Script> = script!(LIST; "lock/renew.lua");
-static STATE: LazyLock<Script> =
-    script!(NUMBER; "hand_off.lua", "lock/holder.lua", "lock/state.lua");
+static STATE: LazyLock<Script> = script!(NUMBER; LOCK_OWNER, "lock/state.lua");
 static OWNERS: LazyLock<Script> = script!(LIST; "lock/owners.lua");
 
 /// The scripts of one kind of lock.

@@ -1,31 +1,71 @@
 //! One typed function for each script; the server's answers become enums here.
 
-/// The script that these files of `lua/` make, one behind the other; the kinds of its replies may
-/// stand first, and before them `takes`, if it [takes](Script::takes) something for its caller.
+/// The text of a file of `lua/`, or of the files with which several scripts begin.
+macro_rules! lua {
+    (HAND_OFF) => {
+        concat!(lua!("prelude.lua"), lua!("hand_off.lua"))
+    };
+    (LOCK) => {
+        concat!(lua!(HAND_OFF), lua!("lock/holder.lua"))
+    };
+    (LOCK_OWNER) => {
+        concat!(lua!(LOCK), lua!("lock/owner.lua"))
+    };
+    (READ_WRITE) => {
+        concat!(lua!(HAND_OFF), lua!("read_write/holders.lua"))
+    };
+    (FAIR) => {
+        concat!(lua!("prelude.lua"), lua!("fair/line.lua"))
+    };
+    (FAIR_OWNER) => {
+        concat!(lua!(FAIR), lua!("lock/owner.lua"))
+    };
+    (CONDITION) => {
+        concat!(lua!("prelude.lua"), lua!("condition/waiters.lua"))
+    };
+    (COUNT) => {
+        concat!(lua!("number.lua"), lua!("once.lua"))
+    };
+    (MARKED) => {
+        concat!(lua!(COUNT), lua!("semaphore/mark.lua"))
+    };
+    (PERMITS) => {
+        concat!(lua!("number.lua"), lua!("expirable_semaphore/lapse.lua"))
+    };
+    ($file:literal) => {
+        include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/lua/", $file))
+    };
+}
+
+#[cfg(all(test, models))]
+pub(crate) use lua;
+
+/// The script that these parts make, one behind the other; the kinds of its replies may stand first,
+/// and before them `takes`, if it [takes](Script::takes) something for its caller.
 macro_rules! script {
-    (takes; $replies:ident; $($file:literal),+) => {
+    (takes; $replies:ident; $($part:tt),+) => {
         LazyLock::new(|| {
-            let code = code!($($file),+);
+            let code = code!($($part),+);
             Script::new(code).answers(redlatch_client::Replies::$replies).takes()
         })
     };
-    (takes; $($file:literal),+) => {
-        LazyLock::new(|| Script::new(code!($($file),+)).takes())
+    (takes; $($part:tt),+) => {
+        LazyLock::new(|| Script::new(code!($($part),+)).takes())
     };
-    ($replies:ident; $($file:literal),+) => {
+    ($replies:ident; $($part:tt),+) => {
         LazyLock::new(|| {
-            let code = code!($($file),+);
+            let code = code!($($part),+);
             Script::new(code).answers(redlatch_client::Replies::$replies)
         })
     };
-    ($($file:literal),+) => {
-        LazyLock::new(|| Script::new(code!($($file),+)))
+    ($($part:tt),+) => {
+        LazyLock::new(|| Script::new(code!($($part),+)))
     };
 }
 
 macro_rules! code {
-    ($($file:literal),+) => {{
-        let code = concat!($(include_str!(concat!("../../lua/", $file))),+);
+    ($($part:tt),+) => {{
+        let code = concat!($(lua!($part)),+);
         #[cfg(soak_mutants)]
         let code = $crate::scripts::mutants::script(code);
         code

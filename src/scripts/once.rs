@@ -20,8 +20,7 @@ use crate::scripts::SemaphoreKeys;
 /// How often a client tells a server of the change before a request that the server does not know.
 const MOST_BEHIND: u32 = 3;
 
-pub(super) static MEND: LazyLock<Script> =
-    script!("number.lua", "once.lua", "semaphore/mark.lua", "semaphore/mend.lua");
+pub(super) static MEND: LazyLock<Script> = script!(MARKED, "semaphore/mend.lua");
 
 /// How long the server remembers the last request of a slot.
 const MEMORY: Duration = Duration::from_secs(300);

@@ -9,25 +9,22 @@ use super::lock::ScriptSet;
 
 static ACQUIRE: LazyLock<Script> = script!(takes; NUMBER_OR_LIST;
     "read_write/free.lua",
-    "hand_off.lua",
-    "read_write/holders.lua",
+    READ_WRITE,
     "read_write/acquire.lua"
 );
-static TRY: LazyLock<Script> = script!(takes; NUMBER_OR_LIST; "read_write/free.lua", "hand_off.lua", "read_write/holders.lua", "read_write/try.lua");
+static TRY: LazyLock<Script> =
+    script!(takes; NUMBER_OR_LIST; "read_write/free.lua", READ_WRITE, "read_write/try.lua");
 static RELEASE: LazyLock<Script> = script!(NUMBER;
     "read_write/unwanted.lua",
-    "hand_off.lua",
-    "read_write/holders.lua",
+    READ_WRITE,
     "lock/release.lua"
 );
-static GIVE_UP: LazyLock<Script> =
-    script!(NUMBER; "hand_off.lua", "read_write/holders.lua", "lock/give_up.lua");
-static FORCE_UNLOCK: LazyLock<Script> =
-    script!(NUMBER; "hand_off.lua", "read_write/holders.lua", "read_write/force_unlock.lua");
+static GIVE_UP: LazyLock<Script> = script!(NUMBER; READ_WRITE, "lock/give_up.lua");
+static FORCE_UNLOCK: LazyLock<Script> = script!(NUMBER; READ_WRITE, "read_write/force_unlock.lua");
 pub(super) static STATE: LazyLock<Script> =
-    script!(NUMBER_OR_LIST; "hand_off.lua", "read_write/holders.lua", "read_write/state.lua");
+    script!(NUMBER_OR_LIST; READ_WRITE, "read_write/state.lua");
 pub(super) static READ_ON: LazyLock<Script> =
-    script!(NUMBER_OR_LIST; "hand_off.lua", "read_write/holders.lua", "read_write/read_on.lua");
+    script!(NUMBER_OR_LIST; READ_WRITE, "read_write/read_on.lua");
 
 pub(super) static SCRIPTS: ScriptSet = ScriptSet {
     acquire: &ACQUIRE,

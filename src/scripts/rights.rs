@@ -148,8 +148,16 @@ static KINDS: [Kind; 10] = [
             (
                 name,
                 &[
-                    "del", "exists", "hdel", "hexists", "hkeys", "hlen", "hscan", "hset",
-                    "pexpire", "pttl",
+                    "del",
+                    "exists",
+                    "hdel",
+                    "hexists",
+                    "hkeys",
+                    "hlen",
+                    "hrandfield",
+                    "hset",
+                    "pexpire",
+                    "pttl",
                 ],
             ),
             (
@@ -490,13 +498,9 @@ mod tests {
     /// missing behind a grant.
     #[test]
     fn the_table_has_each_command_of_a_kinds_scripts() {
-        macro_rules! lua {
-            ($($file:literal),+) => { [$(include_str!(concat!("../../lua/", $file))),+].concat() };
-        }
         let lock = || {
-            lua!(
-                "hand_off.lua",
-                "lock/holder.lua",
+            code!(
+                LOCK_OWNER,
                 "lock/acquire.lua",
                 "lock/free.lua",
                 "lock/queue_up.lua",
@@ -512,9 +516,8 @@ mod tests {
             (Rights::FencedLocks, lock()),
             (
                 Rights::ReadWriteLocks,
-                lua!(
-                    "hand_off.lua",
-                    "read_write/holders.lua",
+                code!(
+                    READ_WRITE,
                     "read_write/acquire.lua",
                     "read_write/free.lua",
                     "read_write/try.lua",
@@ -528,8 +531,8 @@ mod tests {
             ),
             (
                 Rights::FairLocks,
-                lua!(
-                    "fair/line.lua",
+                code!(
+                    FAIR_OWNER,
                     "fair/acquire.lua",
                     "fair/try.lua",
                     "fair/release.lua",
@@ -539,8 +542,8 @@ mod tests {
             ),
             (
                 Rights::Conditions,
-                lua!(
-                    "condition/waiters.lua",
+                code!(
+                    CONDITION,
                     "condition/wait.lua",
                     "condition/notify.lua",
                     "condition/look.lua",
@@ -550,10 +553,8 @@ mod tests {
             ),
             (
                 Rights::Semaphores,
-                lua!(
-                    "number.lua",
-                    "once.lua",
-                    "semaphore/mark.lua",
+                code!(
+                    MARKED,
                     "semaphore/try_acquire.lua",
                     "semaphore/abandon.lua",
                     "semaphore/release.lua",
@@ -567,9 +568,8 @@ mod tests {
             ),
             (
                 Rights::ExpirableSemaphores,
-                lua!(
-                    "number.lua",
-                    "once.lua",
+                code!(
+                    COUNT,
                     "expirable_semaphore/lapse.lua",
                     "expirable_semaphore/try_acquire.lua",
                     "expirable_semaphore/release.lua",
@@ -581,9 +581,8 @@ mod tests {
             ),
             (
                 Rights::Latches,
-                lua!(
-                    "number.lua",
-                    "once.lua",
+                code!(
+                    COUNT,
                     "latch/count_down.lua",
                     "latch/look.lua",
                     "latch/try_set_count.lua",
@@ -592,7 +591,7 @@ mod tests {
             ),
             (
                 Rights::Barriers,
-                lua!(
+                code!(
                     "once.lua",
                     "barrier/generations.lua",
                     "barrier/arrive.lua",
@@ -605,7 +604,7 @@ mod tests {
             ),
             (
                 Rights::Elections,
-                lua!("election/lead.lua", "election/look.lua", "election/resign.lua"),
+                code!("election/lead.lua", "election/look.lua", "election/resign.lua"),
             ),
         ];
         for (rights, code) in scripts {

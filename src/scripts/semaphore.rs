@@ -15,20 +15,14 @@ use super::{
 };
 use crate::error::{Error, ErrorKind};
 
-static TRY_ACQUIRE: LazyLock<Script> =
-    script!(takes; "number.lua", "once.lua", "semaphore/mark.lua", "semaphore/try_acquire.lua");
-static ABANDON: LazyLock<Script> = script!(NUMBER_OR_LIST; "number.lua", "once.lua", "semaphore/mark.lua", "semaphore/abandon.lua");
-static RELEASE: LazyLock<Script> =
-    script!("number.lua", "once.lua", "semaphore/mark.lua", "semaphore/release.lua");
-static ADD_PERMITS: LazyLock<Script> =
-    script!("number.lua", "once.lua", "semaphore/mark.lua", "semaphore/add_permits.lua");
-static DRAIN_PERMITS: LazyLock<Script> =
-    script!("number.lua", "once.lua", "semaphore/mark.lua", "semaphore/drain_permits.lua");
-static SET_PERMITS: LazyLock<Script> =
-    script!("number.lua", "once.lua", "semaphore/mark.lua", "semaphore/set_permits.lua");
-static TRY_SET_PERMITS: LazyLock<Script> =
-    script!("number.lua", "once.lua", "semaphore/mark.lua", "semaphore/try_set_permits.lua");
-static DELETE: LazyLock<Script> = script!("number.lua", "once.lua", "semaphore/delete.lua");
+static TRY_ACQUIRE: LazyLock<Script> = script!(takes; MARKED, "semaphore/try_acquire.lua");
+static ABANDON: LazyLock<Script> = script!(NUMBER_OR_LIST; MARKED, "semaphore/abandon.lua");
+static RELEASE: LazyLock<Script> = script!(MARKED, "semaphore/release.lua");
+static ADD_PERMITS: LazyLock<Script> = script!(MARKED, "semaphore/add_permits.lua");
+static DRAIN_PERMITS: LazyLock<Script> = script!(MARKED, "semaphore/drain_permits.lua");
+static SET_PERMITS: LazyLock<Script> = script!(MARKED, "semaphore/set_permits.lua");
+static TRY_SET_PERMITS: LazyLock<Script> = script!(MARKED, "semaphore/try_set_permits.lua");
+static DELETE: LazyLock<Script> = script!(COUNT, "semaphore/delete.lua");
 
 /// One semaphore as the scripts see it.
 #[derive(Clone, Copy, Debug)]

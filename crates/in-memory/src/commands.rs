@@ -157,11 +157,6 @@ impl Step<'_> {
             )),
             (b"hkeys", [key]) => Ok(list(self.fields(key)?.iter().map(|(field, _)| field))),
             (b"hvals", [key]) => Ok(list(self.fields(key)?.iter().map(|(_, value)| value))),
-            (b"hscan", [key, ..]) => {
-                let fields = self.fields(key)?;
-                let all = fields.iter().flat_map(|(field, value)| [field, value]);
-                Ok(Value::Array(vec![bulk(b"0"), list(all)]))
-            }
             (b"hrandfield", [key]) => {
                 let fields = self.fields(key)?;
                 let at = self.store.random(fields.len());

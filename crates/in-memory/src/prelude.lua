@@ -51,7 +51,7 @@ end
 local ARITY = {
     dbsize = 1, decr = 2, decrby = 3, del = -2, exists = -2, flushall = -1, flushdb = -1, get = 2,
     getrange = 4, hdel = -3, hexists = 3, hget = 3, hgetall = 2, hkeys = 2, hlen = 2, hmget = -3,
-    hrandfield = -2, hscan = -3, hset = -4, hvals = 2, incr = 2, incrby = 3, keys = 2, lindex = 3,
+    hrandfield = -2, hset = -4, hvals = 2, incr = 2, incrby = 3, keys = 2, lindex = 3,
     linsert = 5, llen = 2, lpop = -2, lpos = -3, lpush = -3, lrange = 4, lrem = 4, ltrim = 4,
     persist = 2, pexpire = -3, pttl = 2, publish = 3, pubsub = -2, rpop = -2, rpush = -3, scan = -2,
     set = -3, time = 1, type = 2, unlink = -2, zadd = -4, zcard = 2, zcount = 4, zmscore = -3,

@@ -97,18 +97,29 @@ fn takes(bytes: &[u8]) -> bool {
             lock_script!(
                 "free.lua",
                 "queue_up.lua",
+                "../prelude.lua",
                 "../hand_off.lua",
                 "holder.lua",
+                "owner.lua",
                 "acquire.lua"
             ),
             lock_script!(
                 "queue_up.lua",
                 "free.lua",
+                "../prelude.lua",
                 "../hand_off.lua",
                 "holder.lua",
+                "owner.lua",
                 "acquire.lua"
             ),
-            lock_script!("free.lua", "../hand_off.lua", "holder.lua", "try.lua"),
+            lock_script!(
+                "free.lua",
+                "../prelude.lua",
+                "../hand_off.lua",
+                "holder.lua",
+                "owner.lua",
+                "try.lua"
+            ),
             renew,
         ],
     )
@@ -121,12 +132,19 @@ fn gives_back(bytes: &[u8]) -> bool {
             lock_script!(
                 "unwanted.lua",
                 "hand_over.lua",
+                "../prelude.lua",
                 "../hand_off.lua",
                 "holder.lua",
                 "release.lua"
             ),
-            lock_script!("../hand_off.lua", "holder.lua", "give_up.lua"),
-            lock_script!("../hand_off.lua", "holder.lua", "force_unlock.lua"),
+            lock_script!("../prelude.lua", "../hand_off.lua", "holder.lua", "give_up.lua"),
+            lock_script!(
+                "../prelude.lua",
+                "../hand_off.lua",
+                "holder.lua",
+                "owner.lua",
+                "force_unlock.lua"
+            ),
         ],
     )
 }

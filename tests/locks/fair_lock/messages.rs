@@ -166,6 +166,7 @@ fn a_waiter_granted_between_two_copies_of_a_request_has_the_lock_at_once() {
     proxy.wait_fired(3, SOON);
     // A sign of life does not tell it to ask, either.
     let sign_of_life = redis::Script::new(concat!(
+        include_str!("../../../lua/prelude.lua"),
         include_str!("../../../lua/fair/line.lua"),
         include_str!("../../../lua/fair/keep_alive.lua")
     ));

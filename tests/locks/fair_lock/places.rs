@@ -6,7 +6,9 @@ use super::*;
 /// then.
 fn ask_late(server: &Server, name: &str, owner: &str, lease: Duration) -> bool {
     let script = concat!(
+        include_str!("../../../lua/prelude.lua"),
         include_str!("../../../lua/fair/line.lua"),
+        include_str!("../../../lua/lock/owner.lua"),
         include_str!("../../../lua/fair/acquire.lua")
     );
     let lease = lease.as_millis().to_string();

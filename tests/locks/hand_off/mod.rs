@@ -123,12 +123,29 @@ macro_rules! lock_script {
 const RENEW: &[&str] = &[include_str!("../../../lua/lock/renew.lua")];
 /// The second one is for a lock that most likely is held.
 const ACQUIRE: &[&str] = &[
-    lock_script!("free.lua", "queue_up.lua", "../hand_off.lua", "holder.lua", "acquire.lua"),
-    lock_script!("queue_up.lua", "free.lua", "../hand_off.lua", "holder.lua", "acquire.lua"),
+    lock_script!(
+        "free.lua",
+        "queue_up.lua",
+        "../prelude.lua",
+        "../hand_off.lua",
+        "holder.lua",
+        "owner.lua",
+        "acquire.lua"
+    ),
+    lock_script!(
+        "queue_up.lua",
+        "free.lua",
+        "../prelude.lua",
+        "../hand_off.lua",
+        "holder.lua",
+        "owner.lua",
+        "acquire.lua"
+    ),
 ];
 const RELEASE: &[&str] = &[lock_script!(
     "unwanted.lua",
     "hand_over.lua",
+    "../prelude.lua",
     "../hand_off.lua",
     "holder.lua",
     "release.lua"

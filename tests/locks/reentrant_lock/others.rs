@@ -567,8 +567,10 @@ fn force_unlock_reaches_a_thread_to_which_the_hold_was_passed_meanwhile() {
     lock.lock().unwrap().unlock().unwrap();
     assert!(!lock.force_unlock().unwrap());
     let force = redis::Script::new(concat!(
+        include_str!("../../../lua/prelude.lua"),
         include_str!("../../../lua/hand_off.lua"),
         include_str!("../../../lua/lock/holder.lua"),
+        include_str!("../../../lua/lock/owner.lua"),
         include_str!("../../../lua/lock/force_unlock.lua")
     ));
     // A pass needs a fresh grant, so it may take a few rounds.

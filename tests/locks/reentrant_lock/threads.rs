@@ -354,6 +354,7 @@ fn the_works_result_comes_back_if_the_lock_was_held_to_its_end() {
     let release = redis::Script::new(concat!(
         include_str!("../../../lua/lock/unwanted.lua"),
         include_str!("../../../lua/lock/hand_over.lua"),
+        include_str!("../../../lua/prelude.lua"),
         include_str!("../../../lua/hand_off.lua"),
         include_str!("../../../lua/lock/holder.lua"),
         include_str!("../../../lua/lock/release.lua")

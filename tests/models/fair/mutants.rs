@@ -53,7 +53,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "the highest score is believed, of any client",
         Script::Acquire,
-        "if above > 0 and ours(top[1]) and rest <= fair_wait and rest >= fair_wait / 2 then",
+        "if above > 0 and is_ours(top[1]) and rest <= fair_wait and rest >= fair_wait / 2 then",
         "if true then",
         23,
     ),
@@ -179,14 +179,14 @@ take_anew(",
     mutant(
         "keep_alive looks at other waiters only if the sizes differ",
         Script::KeepAlive,
-        "mixed = mixed or not ours(id)",
+        "mixed = mixed or not is_ours(id)",
         "",
         5,
     ),
     mutant(
         "keep_alive sees no waiter of Redisson's that came since it last looked",
         Script::KeepAlive,
-        "            elseif not ours(line[i]) then
+        "            elseif not is_ours(line[i]) then
                 return false
             end
 ",
@@ -320,7 +320,7 @@ local first",
     mutant(
         "ours are told where Redisson would, and granted nothing",
         Script::Release,
-        "if lives and not ours(head) then",
+        "if lives and not is_ours(head) then",
         "if lives then",
         2,
     ),
@@ -341,7 +341,7 @@ local first",
     mutant(
         "only those of Redisson's waiters count that stand ahead",
         Script::Acquire,
-        "held_by and not ours(held_by) or redissons_ahead > 0",
+        "held_by and not is_ours(held_by) or redissons_ahead > 0",
         "redissons_ahead > 0",
         12,
     ),

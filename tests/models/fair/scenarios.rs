@@ -456,7 +456,7 @@ const COMMANDS: [&str; 24] = [
     "exists",
     "get",
     "hset",
-    "hscan",
+    "hrandfield",
     "hdel",
     "del",
     "pexpire",

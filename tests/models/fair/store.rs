@@ -50,10 +50,11 @@ impl Script {
 }
 
 macro_rules! ours {
-    ($file:literal) => {
+    ($($file:literal),+) => {
         concat!(
+            include_str!("../../../lua/prelude.lua"),
             include_str!("../../../lua/fair/line.lua"),
-            include_str!(concat!("../../../lua/fair/", $file))
+            $(include_str!(concat!("../../../lua/", $file))),+
         )
     };
 }
@@ -65,12 +66,12 @@ pub(crate) struct Scripts(HashMap<Script, String>);
 impl Scripts {
     pub(crate) fn ours() -> Self {
         let texts = [
-            (Script::Acquire, ours!("acquire.lua")),
-            (Script::Try, ours!("try.lua")),
-            (Script::GiveUp, ours!("give_up.lua")),
-            (Script::Release, ours!("release.lua")),
-            (Script::ForceUnlock, ours!("force_unlock.lua")),
-            (Script::KeepAlive, ours!("keep_alive.lua")),
+            (Script::Acquire, ours!("lock/owner.lua", "fair/acquire.lua")),
+            (Script::Try, ours!("lock/owner.lua", "fair/try.lua")),
+            (Script::GiveUp, ours!("fair/give_up.lua")),
+            (Script::Release, ours!("fair/release.lua")),
+            (Script::ForceUnlock, ours!("lock/owner.lua", "fair/force_unlock.lua")),
+            (Script::KeepAlive, ours!("fair/keep_alive.lua")),
             (Script::RedissonAcquire, include_str!("redisson/acquire.lua")),
             (Script::OldRedissonAcquire, include_str!("redisson/acquire_3.lua")),
             (Script::RedissonGiveUp, include_str!("redisson/give_up.lua")),

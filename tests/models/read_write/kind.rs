@@ -39,6 +39,7 @@ impl Kind for ReadWriteLock {
         vec![
             (Script::Free, include_str!("../../../lua/read_write/free.lua")),
             (Script::Unwanted, include_str!("../../../lua/read_write/unwanted.lua")),
+            (Script::Prelude, include_str!("../../../lua/prelude.lua")),
             (Script::HandOff, include_str!("../../../lua/hand_off.lua")),
             (Script::Holders, include_str!("../../../lua/read_write/holders.lua")),
             (Script::Acquire, include_str!("../../../lua/read_write/acquire.lua")),

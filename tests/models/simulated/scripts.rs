@@ -16,9 +16,11 @@ pub(crate) enum Script {
     QueueUp,
     Unwanted,
     HandOver,
-    /// These stand before the others of ours.
+    /// These stand before the others of ours, the last one before some.
+    Prelude,
     HandOff,
     Holders,
+    Owner,
     Acquire,
     Try,
     Release,
@@ -166,7 +168,10 @@ impl Scripts {
         if !script.has_prelude() {
             return self.0[&script].clone();
         }
-        [Script::HandOff, Script::Holders, script].map(|part| self.0[&part].as_str()).concat()
+        let parts = [Script::Prelude, Script::HandOff, Script::Holders, Script::Owner, script];
+        let asks_whose = matches!(script, Script::Acquire | Script::Try | Script::ForceUnlock);
+        let parts = parts.iter().filter(|part| **part != Script::Owner || asks_whose);
+        parts.filter_map(|part| self.0.get(part)).map(String::as_str).collect()
     }
 }
 

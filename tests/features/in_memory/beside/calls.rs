@@ -142,7 +142,6 @@ const OTHERS: &[&str] = &[
     "hgetall K",
     "hkeys K",
     "hvals K",
-    "hscan K 0 count 2",
     "lpush K V V",
     "rpush K V V V",
     "lpop K",

@@ -1,0 +1,30 @@
+-- Stands before every script of a lock or a condition, behind the shortcuts of a lock's, and except
+-- lock/renew.lua and lock/owners.lua: what these scripts say of owners, clocks and refusals.
+
+-- The lease of a grant by message, in ms: its process may be stopped, and must show that it is not
+-- before it gets the whole lease.
+local PROVISIONAL = 2000
+
+local function refused(reply)
+    return type(reply) == 'table' and reply.err and reply or nil
+end
+
+local function is_ours(owner)
+    return string.sub(owner, 15, 15) == '8'
+end
+
+-- The channel on which the process of `owner` gets messages.
+local function own_channel(owner)
+    return 'redisson_lock__channel:{redlatch:' .. string.sub(owner, 1, 36) .. '}'
+end
+
+-- The server's clock in ms, at its first use.
+local time
+local function now()
+    if not time then
+        local clock = redis.call('time')
+        time = clock[1] * 1000 + math.floor(clock[2] / 1000)
+    end
+    return time
+end
+
