@@ -406,7 +406,7 @@ impl Party<'_> {
         let ran = catch_unwind(AssertUnwindSafe(|| action()));
         let may_have_tripped = Cell::new(false);
         // A child that the action forked is no party.
-        site.core.check_process(&site.name)?;
+        Error::if_forked(&site.name)?;
         let finished = {
             let _limited = wait.limits_last(&site.core);
             let trips = || {

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
+use redlatch_client::sync::is_forked;
+
 use crate::barrier::CyclicBarrier;
 use crate::config::ClientBuilder;
 use crate::election::LeaderElection;
@@ -221,8 +223,7 @@ impl Client {
     /// metric every few seconds.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
-        let core = self.0.core();
-        if core.is_forked() { Snapshot::default() } else { core.snapshot() }
+        if is_forked() { Snapshot::default() } else { self.0.core().snapshot() }
     }
 
     /// Releases a lock if this owner has it, in any client. `owner` is that of a

@@ -13,7 +13,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant, SystemTime};
 
 use redlatch_client::pubsub::Subscription;
-use redlatch_client::sync::{Mutex, Thread, clock};
+use redlatch_client::sync::{Mutex, Thread, clock, is_forked};
 use redlatch_client::{CancelToken, Outcome, host_name, was_cut, was_cut_while_answering};
 
 #[cfg(doc)]
@@ -348,7 +348,7 @@ impl Leadership {
     /// a deposed leadership: until then it may keep the lock.
     pub fn on_deposed(&self, callback: impl FnOnce() + Send + 'static) {
         let term = &self.resigns.0;
-        if term.site.core.is_forked() {
+        if is_forked() {
             return;
         }
         let mut callbacks: Vec<Callback> = vec![Box::new(|_| callback())];
@@ -388,7 +388,7 @@ struct Resigns(Arc<Term>);
 impl Drop for Resigns {
     fn drop(&mut self) {
         let Term { site, tenancy, token, .. } = &*self.0;
-        if site.core.is_forked() {
+        if is_forked() {
             return;
         }
         // Dropped here, without the mutex, and not by the watchdog if it has the term now.
@@ -415,7 +415,7 @@ impl Term {
     /// How long it goes on if no renewal succeeds. Zero: it is over, for good.
     fn left(&self) -> Duration {
         // A forked child does not lead, and must neither lock nor call back.
-        if self.site.core.is_forked() {
+        if is_forked() {
             return Duration::ZERO;
         }
         #[cfg(soak_mutants)]

@@ -5,6 +5,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use redlatch_client::sync::is_forked;
+
 /// The kind of an [`Error`].
 ///
 /// ```no_run
@@ -270,6 +272,12 @@ impl Error {
              with its lease"
         };
         self.unknown(!is_free).now(state)
+    }
+
+    /// Fails in a forked child.
+    #[inline]
+    pub(crate) fn if_forked(name: &Arc<str>) -> Result<(), Self> {
+        if is_forked() { Err(Self::forked(name)) } else { Ok(()) }
     }
 
     pub(crate) fn forked(name: &Arc<str>) -> Self {

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::sync::{Arc, Weak};
 
+use redlatch_client::sync::is_forked;
+
 use crate::runtime::{Core, Message, Recipient};
 
 /// An owner that messages may name while it waits, and the reader of those messages. It stays
@@ -33,7 +35,7 @@ impl<R: Recipient + ?Sized> Recipient for Registered<R> {
 
 impl<R: ?Sized> Drop for Registered<R> {
     fn drop(&mut self) {
-        if !self.core.is_forked() {
+        if !is_forked() {
             self.core.recipients.remove(self.owner);
         }
     }

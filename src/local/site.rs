@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 
 use redlatch_client::Route;
 use redlatch_client::pubsub::Tracked;
-use redlatch_client::sync::{Mutex, Thread, clock};
+use redlatch_client::sync::{Mutex, Thread, clock, is_forked};
 
 use super::exchanges::Asked;
 use super::gate::{Admitted, Gate, GateQueue, Need, Seat};
@@ -313,7 +313,7 @@ impl Leaseholder for Site {
 impl Drop for Site {
     fn drop(&mut self) {
         if let Some(alarm) = self.alarm.get_mut().take()
-            && !self.core.is_forked()
+            && !is_forked()
         {
             self.core.watchdog.cancel(alarm);
         }

@@ -6,7 +6,7 @@ use std::num::NonZero;
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
-use redlatch_client::sync::Thread;
+use redlatch_client::sync::{Thread, is_forked};
 
 use super::multi::GuardLevels;
 use super::{Handle, Lock};
@@ -416,18 +416,12 @@ impl HeldLock {
         }
     }
 
-    /// Whether the process was forked since. Then the hold is the parent's, and this child must
-    /// lock none of the parent's mutexes.
-    fn is_forked(&self) -> bool {
-        self.handle.session.core().is_forked()
-    }
-
     pub(super) fn is_held(&self) -> bool {
-        !self.is_forked() && self.tenancy.is_held()
+        !is_forked() && self.tenancy.is_held()
     }
 
     pub(super) fn state(&self) -> HoldState {
-        if self.is_forked() {
+        if is_forked() {
             return HoldState::Lost(LostReason::Forked);
         }
         self.tenancy.state()
@@ -439,7 +433,7 @@ impl HeldLock {
 
     /// How long the hold lasts that the lock has, with its other levels.
     pub(super) fn lasts(&self) -> Duration {
-        if self.is_forked() { Duration::ZERO } else { self.tenancy.remaining() }
+        if is_forked() { Duration::ZERO } else { self.tenancy.remaining() }
     }
 
     /// How long the lock is certainly held by this level alone: the thread that keeps a shared hold
@@ -492,7 +486,7 @@ impl HeldLock {
     }
 
     pub(super) fn on_lost(&self, callback: Box<dyn FnOnce(LostReason) + Send>) {
-        if self.is_forked() {
+        if is_forked() {
             return;
         }
         if let Some((reason, callback)) = self.tenancy.on_lost(callback) {
@@ -507,14 +501,14 @@ impl HeldLock {
 
     pub(super) fn forget(mut self) {
         self.left = true;
-        if !self.is_forked() {
+        if !is_forked() {
             self.handle.site.gate.keep(&self.tenancy, self.handle.kept());
         }
     }
 
     pub(super) fn leave(mut self, how: Leaving) -> Result<(), Error> {
         self.left = true;
-        self.handle.session.core().check_process(&self.handle.site.name)?;
+        Error::if_forked(&self.handle.site.name)?;
         self.handle.site.leave(&self.tenancy, self.level, how)
     }
 
@@ -581,7 +575,7 @@ impl fmt::Debug for HeldLock {
 
 impl Drop for HeldLock {
     fn drop(&mut self) {
-        if !self.left && !self.is_forked() {
+        if !self.left && !is_forked() {
             // If it was lost, `on_lost` and the log have reported it.
             let _ = self.handle.site.leave(&self.tenancy, self.level, Leaving::Posted);
         }

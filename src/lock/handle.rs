@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redlatch_client::Limit;
-use redlatch_client::sync::{Thread, clock};
+use redlatch_client::sync::{Thread, clock, is_forked};
 
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::local::{GateOutcome, Leaseholder, Leaving, Level, Need, Site, Tenancy, Terms};
@@ -210,7 +210,7 @@ impl Handle {
     }
 
     pub(crate) fn unlock(&self) -> Result<(), Error> {
-        self.session.core().check_process(&self.site.name)?;
+        Error::if_forked(&self.site.name)?;
         match self.tenancy() {
             Some((tenancy, _)) => self.site.leave(&tenancy, None, Leaving::Awaited),
             None => Err(self.site.not_held_by_thread()),
@@ -257,7 +257,7 @@ impl Handle {
 
     /// The calling thread's tenancy with its count, if it has the seat.
     pub(crate) fn tenancy(&self) -> Option<(Arc<Tenancy>, usize)> {
-        if self.session.core().is_forked() {
+        if is_forked() {
             return None;
         }
         self.site.gate.tenant_of(&Thread::current())

@@ -289,7 +289,7 @@ impl MultiLock {
         ask: impl Fn(&Arc<dyn Part>) -> Result<T, Error> + Sync,
         counts: impl Fn(&T) -> bool,
     ) -> Result<Vec<T>, Error> {
-        self.parts.iter().try_for_each(check_process)?;
+        Error::if_forked(&self.name)?;
         let (asked, absent) = match self.rule {
             Rule::All => (self.parts.iter().map(ask).collect(), 0),
             Rule::MajorityOf(servers) => {
@@ -320,7 +320,7 @@ impl MultiLock {
 
     fn take(&self, thread: &Arc<Thread>, wait: Wait<'_>) -> Result<Option<GuardLevels>, Error> {
         // Before anything that another thread may have locked when this process was forked.
-        self.parts.iter().try_for_each(check_process)?;
+        Error::if_forked(&self.name)?;
         if self.rule != Rule::All {
             let check = |part: &Arc<dyn Part>| part.handle().check_level(thread);
             self.parts.iter().try_for_each(check)?;
@@ -377,7 +377,7 @@ impl MultiLock {
 
 impl Lock for MultiLock {
     fn unlock(&self) -> Result<(), Error> {
-        self.parts.iter().try_for_each(check_process)?;
+        Error::if_forked(&self.name)?;
         let (mut levels, mut missing) = (GuardLevels::of(self), None);
         for part in &*self.parts {
             match part.handle().tenancy() {
@@ -466,13 +466,8 @@ fn parts(locks: &[&dyn Lock], in_quorum: bool) -> Result<Vec<Arc<dyn Part>>, Err
         }
         parts.append(&mut own);
     }
-    parts.iter().try_for_each(check_process)?;
+    Error::if_forked(&parts[0].handle().site.name)?;
     Ok(parts)
-}
-
-fn check_process(part: &Arc<dyn Part>) -> Result<(), Error> {
-    let site = &part.handle().site;
-    site.core.check_process(&site.name)
 }
 
 /// A part's entry in the one order. The name is first, since it is the same for all processes, and

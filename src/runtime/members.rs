@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use redlatch_client::slot_of;
-use redlatch_client::sync::{Mutex, Process, Registry, Thread};
+use redlatch_client::sync::{Mutex, Registry, Thread, is_forked};
 
 use crate::lease::Renewal;
 use crate::snapshot::Held;
@@ -54,9 +54,9 @@ pub(crate) trait Member: Send + Sync + 'static {
 }
 
 /// The members of a client, by their kind and their name.
+#[derive(Default)]
 pub(crate) struct Members {
     kinds: Mutex<Kinds>,
-    process: Process,
 }
 
 #[derive(Default)]
@@ -94,10 +94,6 @@ impl<T: Member> Kind for Registry<T> {
 }
 
 impl Members {
-    pub(super) fn new(process: &Process) -> Self {
-        Self { kinds: Mutex::default(), process: process.clone() }
-    }
-
     /// The members of one kind.
     pub(crate) fn of<T: Member>(&self) -> Arc<Registry<T>> {
         self.of_kind::<T>("")
@@ -106,8 +102,8 @@ impl Members {
     /// The members of one kind, if a type has several.
     pub(crate) fn of_kind<T: Member>(&self, kind: &'static str) -> Arc<Registry<T>> {
         // In a forked child a thread that does not exist there may have locked the mutex.
-        if self.process.is_forked() {
-            return Arc::new(Registry::new(&self.process));
+        if is_forked() {
+            return Arc::default();
         }
         let mut kinds = self.kinds.lock();
         let id = (TypeId::of::<T>(), kind);
@@ -115,7 +111,7 @@ impl Members {
         if let Some(known) = known.and_then(|(_, kind)| Arc::clone(kind).as_any().downcast().ok()) {
             return known;
         }
-        let new = Arc::new(Registry::new(&self.process));
+        let new = Arc::<Registry<T>>::default();
         if kinds.closed {
             Registry::close(&new);
         }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender};
 use log::Level;
 use redlatch_client::pubsub::{Host, Names, PubSub, Subscriber};
-use redlatch_client::sync::{Mutex, Process, clock, own_thread};
+use redlatch_client::sync::{Mutex, clock, own_thread};
 use redlatch_client::{
     Command, Failure, Lane, Limit, Node, Outcome, Posted, ReplyReceiver, Route, Servers, slot_of,
     unfollowed,
@@ -80,8 +80,6 @@ pub(crate) struct Core {
     pub(crate) slow_line: OnceLock<SlowLine>,
     /// The shortest watched lease that a handle was made for, in nanoseconds.
     shortest_watched: AtomicU64,
-    /// The process that connected.
-    process: Process,
     /// Each thread of the client keeps a clone until it ends. `None` from the client's end on.
     alive: Mutex<Option<Sender<()>>>,
     itself: Weak<Self>,
@@ -94,7 +92,6 @@ impl Core {
     /// Each thread of the client keeps a clone of `alive` until it ends.
     fn new(
         id: ClientId,
-        process: Process,
         servers: Servers,
         config: Config,
         round_trip: Duration,
@@ -130,12 +127,11 @@ impl Core {
             hasher: RandomState::new(),
             watchdog,
             recipients,
-            members: Members::new(&process),
+            members: Members::default(),
             owners: Owners::default(),
             left_out: LeftOut::default(),
             returned: Returned::default(),
-            changes: Arc::new(Changes::new(&process)),
-            process,
+            changes: Arc::default(),
             server_clock: Arc::default(),
             forgets: AtomicBool::new(false),
             last_heartbeat: AtomicU64::new(0),
@@ -229,18 +225,11 @@ impl Core {
         self.shut_down.load(Ordering::SeqCst)
     }
 
-    /// Whether this is a child that was forked from the process that connected. Such a child must
-    /// not lock, write or release anything of the client.
-    #[inline]
-    pub(crate) fn is_forked(&self) -> bool {
-        self.process.is_forked()
-    }
-
     /// Fails if the client has ended, or belongs to the parent process. Called before a mutex of
     /// the client is taken.
     #[inline]
     pub(crate) fn check(&self, name: &Arc<str>) -> Result<(), Error> {
-        self.check_process(name)?;
+        Error::if_forked(name)?;
         if self.is_shut_down() {
             return Err(Error::shut_down(name));
         }
@@ -250,11 +239,6 @@ impl Core {
             return Err(Error::new(ErrorKind::Config, message.to_owned()).of(name));
         }
         Ok(())
-    }
-
-    #[inline]
-    pub(crate) fn check_process(&self, name: &Arc<str>) -> Result<(), Error> {
-        if self.is_forked() { Err(Error::forked(name)) } else { Ok(()) }
     }
 
     /// Sends a command without waiting for its reply. After the client's end, when no thread would

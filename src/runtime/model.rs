@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::Receiver;
-use redlatch_client::sync::{Mutex, Process};
+use redlatch_client::sync::Mutex;
 use redlatch_client::{Endpoint, Lane, Node, Servers};
 use shuttle::thread::{self, JoinHandle};
 
@@ -38,9 +38,8 @@ impl Core {
         let servers = Servers::One(Arc::new(Node::new(lane, 1)));
         let alive = crossbeam_channel::bounded(0).0;
         let id = crate::scripts::ClientId::random().unwrap();
-        let process = Process::current().unwrap();
         let unclaimed = crate::client::unclaimed;
-        Self::new(id, process, servers, config, Duration::ZERO, alive, unclaimed)
+        Self::new(id, servers, config, Duration::ZERO, alive, unclaimed)
     }
 
     /// Connects, and starts the subscriber.

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
-use redlatch_client::sync::Mutex;
+use redlatch_client::sync::{Mutex, is_forked};
 
 use super::Core;
 use crate::scripts::{Mode, Owner};
@@ -51,7 +51,7 @@ impl LiveOwner {
 impl Drop for LiveOwner {
     fn drop(&mut self) {
         // In a forked child a thread that does not exist there may have locked the mutex.
-        if !self.core.is_forked() {
+        if !is_forked() {
             self.end();
         }
     }

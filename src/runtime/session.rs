@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
 use log::Level;
-use redlatch_client::sync::{Mutex, Process, on_own_thread};
+use redlatch_client::sync::{Mutex, is_forked, may_connect, on_own_thread};
 use redlatch_client::{
     Cluster, Command, CredentialSource, Credentials, Endpoint, Failure, Lane, News, Node, Outcome,
     Posted, Servers, Settings, connection_name, reply_code,
@@ -33,12 +33,12 @@ impl Session {
     /// Connects. `unclaimed` is called for messages to owners of this client that do not wait. It
     /// runs on the subscriber's thread and must not block.
     pub(crate) fn open(url: &str, config: Config, unclaimed: Unclaimed) -> Result<Self, Error> {
-        let process = Process::current().map_err(|source| {
+        // Before any mutex: another thread of the parent may have it.
+        let may_connect = may_connect().map_err(|source| {
             let message = "the system does not report forks of the process".to_owned();
             Error::new(ErrorKind::Config, message).caused_by(source)
         })?;
-        // Before any mutex: another thread of the parent may have it.
-        if !process.may_connect() {
+        if !may_connect {
             return Err(Error::forked_after_connect());
         }
         let id = ClientId::random().map_err(|source| {
@@ -58,8 +58,7 @@ impl Session {
         let (servers, greeting) = Self::find(url, &config)?;
         let round_trip = greeting.round_trip;
         let (alive, ended) = crossbeam_channel::bounded(0);
-        let (core, jobs) =
-            Core::new(id, process, servers, config, round_trip, alive.clone(), unclaimed);
+        let (core, jobs) = Core::new(id, servers, config, round_trip, alive.clone(), unclaimed);
         for warning in greeting.warnings {
             core.watchdog.log(Level::Warn, || warning);
         }
@@ -116,7 +115,7 @@ impl Session {
     /// Ends the client now, and waits for its threads.
     pub(crate) fn shut_down(&self) {
         let begun = Instant::now();
-        if !self.0.end() {
+        if !is_forked() && !self.0.end() {
             self.0.await_threads(begun);
         }
     }
@@ -127,7 +126,7 @@ impl Drop for Session {
         // The last drop in a forked child does not end the parent's client: neither its holds nor
         // its connections, which may write when they are closed, nor threads that do not exist in
         // the child.
-        if self.core().is_forked() {
+        if is_forked() {
             std::mem::forget(Arc::clone(&self.0));
         }
     }
@@ -269,9 +268,9 @@ impl Threads {
         }
     }
 
-    /// `false`: another thread has begun to end it, or it belongs to the parent.
+    /// `false`: another thread has begun to end it.
     fn end(&self) -> bool {
-        if self.core.is_forked() || std::mem::replace(&mut *self.ending.lock(), true) {
+        if std::mem::replace(&mut *self.ending.lock(), true) {
             return false;
         }
         let core = &self.core;
@@ -310,7 +309,7 @@ impl Threads {
     /// Waits for the background threads, which `begun` to end then. A thread that a dead network
     /// keeps in a write or a read ends when that times out.
     fn await_threads(&self, begun: Instant) {
-        if !on_own_thread() && !self.core.is_forked() {
+        if !on_own_thread() {
             let patience = self.core.config.connection.response_timeout.saturating_mul(2);
             let _ = self.ended.recv_timeout(patience.saturating_sub(begun.elapsed()));
         }

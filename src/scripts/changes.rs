@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use redis::Value;
-use redlatch_client::sync::{Mutex, Process, Registry, clock};
+use redlatch_client::sync::{Mutex, Registry, clock};
 
 use super::once::Requests;
 
@@ -182,7 +182,7 @@ impl Change {
 }
 
 /// The names of one client of which there are changes, and the numbered requests of each name.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Changes {
     /// Each name forgets itself when its last use ends. (While there are changes they use it.)
     pub(crate) requests: Registry<Requests>,
@@ -206,15 +206,6 @@ struct Names {
 pub(crate) struct Place(u64);
 
 impl Changes {
-    pub(crate) fn new(process: &Process) -> Self {
-        Self {
-            requests: Registry::new(process),
-            names: Mutex::default(),
-            count: AtomicUsize::new(0),
-            forgotten: AtomicU64::new(0),
-        }
-    }
-
     pub(crate) fn is_empty(&self) -> bool {
         self.names.lock().queue.is_empty()
     }
@@ -324,7 +315,7 @@ mod tests {
             let never = Duration::from_secs(60);
             let endpoint = Endpoint::new("redis://127.0.0.1:1", never, never).unwrap();
             let route = Route::Server(Arc::new(Lane::new(Arc::new(endpoint))));
-            Self { changes: Arc::new(Changes::new(&Process::current().unwrap())), route, number: 0 }
+            Self { changes: Arc::default(), route, number: 0 }
         }
 
         fn requests(&self, name: &str) -> Arc<Requests> {

@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 
 use redlatch_client::pubsub::Subscription;
 use redlatch_client::sync::atomic::{AtomicBool, Ordering};
-use redlatch_client::sync::{Mutex, Thread, clock, jitter};
+use redlatch_client::sync::{Mutex, Thread, clock, is_forked, jitter};
 use redlatch_client::{Command, Outcome, ReplyReceiver, was_cut};
 
 use crate::error::{Error, ErrorKind};
@@ -205,7 +205,7 @@ impl<'a> ConditionEntry<'a> {
 
 impl Drop for ConditionEntry<'_> {
     fn drop(&mut self) {
-        if self.stands && !self.site.core.is_forked() {
+        if self.stands && !is_forked() {
             self.enrolled.done(Use::PassedOn);
         }
     }
@@ -285,7 +285,7 @@ impl Notified {
 impl Drop for Notified {
     fn drop(&mut self) {
         let Self { enrolled, signs, back } = self;
-        if enrolled.site.core.is_forked() {
+        if is_forked() {
             return;
         }
         signs.remove(enrolled.waiter);

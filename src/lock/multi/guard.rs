@@ -177,7 +177,7 @@ impl GuardLevels {
     /// trouble must come before. (After trouble the drop releases all.) Of a quorum a majority is
     /// left, and the others are released.
     pub(in crate::lock) fn leave_to_expire(mut self) -> Result<(), Error> {
-        self.check_process()?;
+        Error::if_forked(&self.name)?;
         let mut raised = match self.rule {
             // The first trouble ends it for all, and no other server is waited for.
             Rule::All => match self.held.iter().try_for_each(HeldLock::raise) {
@@ -202,18 +202,12 @@ impl GuardLevels {
     }
 
     pub(in crate::lock) fn unlock(mut self) -> Result<(), Error> {
-        self.check_process()?;
+        Error::if_forked(&self.name)?;
         let held = std::mem::take(&mut self.held).into_iter().rev();
         match self.rule {
             Rule::All => self.ended(unlock(held)),
             Rule::MajorityOf(_) => self.ended(quorum::unlock(held)),
         }
-    }
-
-    /// A forked child starts no threads for its parent's holds.
-    fn check_process(&self) -> Result<(), Error> {
-        let first = self.held.first().map(|held| &held.handle.site);
-        first.map_or(Ok(()), |site| site.core.check_process(&site.name))
     }
 
     /// The result of all ends together. A loss takes precedence over transient trouble.

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use redlatch_client::sync::clock;
+use redlatch_client::sync::{clock, is_forked};
 
 use super::Semaphore;
 use super::site::Giving;
@@ -66,7 +66,7 @@ impl Permit {
     pub fn release(mut self) -> Result<(), Error> {
         let permits = std::mem::take(&mut self.permits);
         let site = &self.semaphore.site;
-        site.core.check_process(&site.name)?;
+        Error::if_forked(&site.name)?;
         let done = site.give_back_as(permits, Giving::AwaitedForGood);
         self.tell_released(permits);
         done
@@ -77,7 +77,7 @@ impl Permit {
     pub fn forget(mut self) {
         let permits = std::mem::take(&mut self.permits);
         // In a forked child the permits are the parent's.
-        if !self.semaphore.site.core.is_forked() {
+        if !is_forked() {
             self.tell_released(permits);
         }
     }
@@ -122,7 +122,7 @@ impl Permit {
 impl Drop for Permit {
     fn drop(&mut self) {
         // In a forked child the permits are the parent's.
-        if self.semaphore.site.core.is_forked() {
+        if is_forked() {
             return;
         }
         // Errors are logged, and the release is sent again.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use redlatch_client::sync::atomic::Ordering;
-use redlatch_client::sync::{Mutex, clock};
+use redlatch_client::sync::{Mutex, clock, is_forked};
 use redlatch_client::{Command, Lane, Outcome, ReplyReceiver, Route};
 
 use crate::error::Error;
@@ -339,7 +339,7 @@ impl Drop for SemaphoreSite {
     fn drop(&mut self) {
         self.core.members.of::<Self>().forget(&self.name);
         // In a forked child a thread that does not exist there may have locked the mutex.
-        if !self.core.is_forked() {
+        if !is_forked() {
             self.requests.rest();
         }
     }

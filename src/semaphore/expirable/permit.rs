@@ -4,6 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use redlatch_client::sync::is_forked;
+
 use super::ExpirableSemaphore;
 use super::permit_lease::PermitLease;
 use crate::error::{Error, ErrorKind, LostReason};
@@ -71,13 +73,13 @@ impl ExpirablePermit {
     /// that the server last confirmed. No I/O.
     #[must_use]
     pub fn is_held(&self) -> bool {
-        !self.is_forked() && self.tenancy.is_held()
+        !is_forked() && self.tenancy.is_held()
     }
 
     /// Returns the state of the permit, as far as this process knows it. No I/O.
     #[must_use]
     pub fn state(&self) -> HoldState {
-        if self.is_forked() {
+        if is_forked() {
             return HoldState::Lost(LostReason::Forked);
         }
         self.tenancy.state()
@@ -87,7 +89,7 @@ impl ExpirablePermit {
     /// is lost. No I/O.
     #[must_use]
     pub fn remaining(&self) -> Duration {
-        if self.is_forked() { Duration::ZERO } else { self.tenancy.remaining() }
+        if is_forked() { Duration::ZERO } else { self.tenancy.remaining() }
     }
 
     /// Fails unless the permit is certainly held for `slack` more. Call this before each step that
@@ -137,7 +139,7 @@ impl ExpirablePermit {
     ///
     /// Callbacks run on a thread of the client, one after the other, so each should be short.
     pub fn on_lost(&self, callback: impl FnOnce(LostReason) + Send + 'static) {
-        if self.is_forked() {
+        if is_forked() {
             return;
         }
         if let Some((reason, callback)) = self.tenancy.on_lost(Box::new(callback)) {
@@ -165,7 +167,7 @@ impl ExpirablePermit {
     pub fn release(mut self) -> Result<(), Error> {
         self.left = true;
         let site = self.permit_lease.site();
-        site.core.check_process(&site.name)?;
+        Error::if_forked(&site.name)?;
         self.leave()?;
         site.release(&self.permit_lease)
     }
@@ -179,7 +181,7 @@ impl ExpirablePermit {
     pub fn into_id(mut self) -> PermitId {
         self.left = true;
         let id = self.permit_lease.tell_id();
-        if !self.is_forked() && self.permit_lease.leave(&self.tenancy) {
+        if !is_forked() && self.permit_lease.leave(&self.tenancy) {
             self.permit_lease.end();
         }
         id
@@ -209,12 +211,6 @@ impl ExpirablePermit {
         self.semaphore.name()
     }
 
-    /// Whether the process was forked since: then the permit is the parent's, and no mutex may be
-    /// locked here.
-    fn is_forked(&self) -> bool {
-        self.permit_lease.site().core.is_forked()
-    }
-
     /// Ends the guard. An error: the permit no longer belonged to the guard.
     fn leave(&self) -> Result<(), Error> {
         if self.tenancy.is_held() && self.permit_lease.leave(&self.tenancy) {
@@ -242,7 +238,7 @@ impl ExpirablePermit {
 impl Drop for ExpirablePermit {
     fn drop(&mut self) {
         // Lost or given back otherwise: `on_lost` and the log have said so.
-        if !self.left && !self.is_forked() && self.leave().is_ok() {
+        if !self.left && !is_forked() && self.leave().is_ok() {
             self.semaphore.give_back(vec![Arc::clone(&self.permit_lease)]);
         }
     }

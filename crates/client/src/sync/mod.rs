@@ -25,7 +25,7 @@ pub(crate) use backend::{IS_MODEL, thread_local};
 pub use jitter::jitter;
 pub use own::{on_own_thread, own_thread};
 pub use parker::Parker;
-pub use process::Process;
+pub use process::{is_forked, may_connect};
 pub use registry::Registry;
 pub use spin::Spin;
 pub use thread::Thread;

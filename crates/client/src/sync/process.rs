@@ -7,30 +7,23 @@ use std::sync::OnceLock;
 use forkguard::Guard;
 
 /// The process in which the first client connected: this one, or one that it was forked from.
-static FIRST: OnceLock<Process> = OnceLock::new();
+static FIRST: OnceLock<Guard> = OnceLock::new();
 
-/// The process that made a value.
-#[derive(Clone, Debug)]
-pub struct Process(Guard);
+/// Whether this process may connect a client: no process that it was forked from has connected one.
+/// parking_lot keeps the sleeping threads of a process in one table. A child has the entries of its
+/// parent's threads there, and its own threads may get their stacks: one client of ten hung or
+/// crashed. An error: the system allows no handler of `fork`.
+pub fn may_connect() -> Result<bool, impl Error + Send + Sync + 'static> {
+    Guard::try_new().map(|this| {
+        FIRST.get_or_init(|| this);
+        !is_forked()
+    })
+}
 
-impl Process {
-    /// This process. An error: the system allows no handler of `fork`.
-    pub fn current() -> Result<Self, impl Error + Send + Sync + 'static> {
-        Guard::try_new().map(Self)
-    }
-
-    /// Whether this process may connect a client: no process that it was forked from has connected
-    /// one. parking_lot keeps the sleeping threads of a process in one table. A child has the
-    /// entries of its parent's threads there, and its own threads may get their stacks: one client
-    /// of ten hung or crashed.
-    pub fn may_connect(&self) -> bool {
-        !FIRST.get_or_init(|| self.clone()).is_forked()
-    }
-
-    /// Whether this is a child that was forked from it. Costs a look at a counter, which a handler
-    /// of `fork` raises: `getpid` is a call of the system, and as long as a re-entry.
-    #[inline]
-    pub fn is_forked(&self) -> bool {
-        self.0.clone().detected_fork()
-    }
+/// Whether this is a child that was forked from the process with the clients. Such a child must not
+/// lock, write or release anything of theirs. Costs a look at a counter, which a handler of `fork`
+/// raises: `getpid` is a call of the system, and as long as a re-entry.
+#[inline]
+pub fn is_forked() -> bool {
+    FIRST.get().is_some_and(|first| first.clone().detected_fork())
 }

@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::{Arc, Weak};
 
-use super::{Mutex, Process, clock};
+use super::{Mutex, MutexGuard, clock, is_forked};
 
 /// The part that a client's handles of one name share, for as long as there is a handle, and a
 /// moment longer: a process's debts to others must not depend on whether it keeps its handle or
@@ -12,8 +12,6 @@ use super::{Mutex, Process, clock};
 pub struct Registry<T> {
     names: Mutex<HashMap<Arc<str>, Weak<T>>>,
     recent: Mutex<Recent<T>>,
-    /// In a forked child the mutex may be locked by a thread that is not there.
-    process: Process,
 }
 
 /// The entries used a moment ago, the oldest first.
@@ -37,20 +35,24 @@ impl<T> Recent<T> {
     }
 }
 
+/// Without entries.
+impl<T> Default for Registry<T> {
+    fn default() -> Self {
+        let recent = Recent { used: VecDeque::new(), closed: false };
+        Self { names: Mutex::default(), recent: Mutex::new(recent) }
+    }
+}
+
 impl<T> Registry<T> {
-    /// Without entries.
-    pub fn new(process: &Process) -> Self {
-        Self {
-            names: Mutex::new(HashMap::new()),
-            recent: Mutex::new(Recent { used: VecDeque::new(), closed: false }),
-            process: process.clone(),
-        }
+    /// `None`: in a forked child, where a thread that is not there may have locked the mutex.
+    fn names(&self) -> Option<MutexGuard<'_, HashMap<Arc<str>, Weak<T>>>> {
+        (!is_forked()).then(|| self.names.lock())
     }
 
     /// The one of this name. It stays for a moment when its last handle goes.
     pub fn get(&self, name: &str, make: impl FnOnce(Arc<str>) -> T) -> Arc<T> {
         let one = self.find(name, make);
-        if !self.process.is_forked() {
+        if !is_forked() {
             self.keep(&one);
         }
         one
@@ -89,10 +91,7 @@ impl<T> Registry<T> {
     /// The one of this name. All handles of a name get the same; in a forked child, where they are
     /// of no use, each its own.
     pub fn find(&self, name: &str, make: impl FnOnce(Arc<str>) -> T) -> Arc<T> {
-        if self.process.is_forked() {
-            return Arc::new(make(name.into()));
-        }
-        let mut all = self.names.lock();
+        let Some(mut all) = self.names() else { return Arc::new(make(name.into())) };
         if let Some(one) = all.get(name).and_then(Weak::upgrade) {
             return one;
         }
@@ -104,19 +103,13 @@ impl<T> Registry<T> {
 
     /// The one of this name, if there is one.
     pub fn known(&self, name: &str) -> Option<Arc<T>> {
-        if self.process.is_forked() {
-            return None;
-        }
-        self.names.lock().get(name).and_then(Weak::upgrade)
+        self.names()?.get(name).and_then(Weak::upgrade)
     }
 
     /// An entry is gone, which says so in its `Drop`: forgets its name, unless a new one has taken
     /// it meanwhile.
     pub fn forget(&self, name: &str) {
-        if self.process.is_forked() {
-            return;
-        }
-        let mut all = self.names.lock();
+        let Some(mut all) = self.names() else { return };
         if all.get(name).is_some_and(|one| one.strong_count() == 0) {
             all.remove(name);
         }
