@@ -162,9 +162,7 @@ impl LeaderElection {
     /// [`failover_timeout`](crate::ClientBuilder::failover_timeout), or with another error of
     /// [`leader`](Self::leader).
     pub fn observe<'a>(&self, wait: impl Into<Wait<'a>>) -> Changes<'a> {
-        let Site { core, name, .. } = &**self.site();
-        let channel = core.pubsub.listen(&ElectionKeys::leader(name).into());
-        Changes { election: self.clone(), wait: Some(wait.into()), channel, last: None }
+        Changes { election: self.clone(), wait: Some(wait.into()), channel: None, last: None }
     }
 
     /// Returns the same election, with leases of this length. If a leader dies, another process
@@ -470,7 +468,8 @@ pub struct Changes<'a> {
     election: LeaderElection,
     /// `None`: it has ended.
     wait: Option<Wait<'a>>,
-    channel: Subscription,
+    /// `None`: it has not begun.
+    channel: Option<Subscription>,
     last: Option<Option<Leader>>,
 }
 
@@ -480,6 +479,8 @@ impl Changes<'_> {
         let Self { election, channel, last, .. } = self;
         let (Site { core, name, .. }, thread) = (&**election.site(), Thread::current());
         election.check()?;
+        let listen = || core.pubsub.listen(&ElectionKeys::leader(name).into());
+        let channel = channel.get_or_insert_with(listen);
         let mut endurance = Endurance::default();
         // Messages are not stored: it listens first, and looks then.
         loop {

@@ -277,15 +277,15 @@ impl Error {
     /// Fails in a forked child.
     #[inline]
     pub(crate) fn if_forked(name: &Arc<str>) -> Result<(), Self> {
-        if is_forked() { Err(Self::forked(name)) } else { Ok(()) }
+        if is_forked() { Err(Self::forked().of(name)) } else { Ok(()) }
     }
 
-    pub(crate) fn forked(name: &Arc<str>) -> Self {
+    pub(crate) fn forked() -> Self {
         let message =
             "this process was forked from the one that connected the client, which keeps \
                        what it holds; nothing is held here, fork before the first client connects"
                 .to_owned();
-        Self::new(ErrorKind::Forked, message).of(name)
+        Self::new(ErrorKind::Forked, message)
     }
 
     pub(crate) fn forked_after_connect() -> Self {

@@ -27,13 +27,14 @@ impl Site {
     /// Ends one level of a tenancy; the last one releases the hold or passes it on.
     /// `LockGuard::unlock` calls this, [awaited](Leaving::Awaited), a guard's drop does,
     /// [posted](Leaving::Posted), and `leave_to_expire` [leaves](Leaving::ToExpire) the hold to its
-    /// end: each for its own level, and once.
+    /// end: each for its own level, and once. A forked child leaves the hold to its parent.
     pub(crate) fn leave(
         self: &Arc<Self>,
         tenancy: &Arc<Tenancy>,
         which: Option<Level>,
         how: Leaving,
     ) -> Result<(), Error> {
+        Error::if_forked(&self.name)?;
         // The hold may end sooner now, if the tenant that wanted it for longer leaves.
         let shared_until = (self.mode == Mode::Read).then(|| tenancy.hold().deadline());
         let left = match how {

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use redlatch_client::sync::{Mutex, Thread, clock};
+use redlatch_client::sync::{Mutex, Thread, clock, is_forked};
 
 use super::HoldState;
 use super::hold::Hold;
@@ -21,6 +21,9 @@ use crate::snapshot::Held;
 pub(super) type Callback = Box<dyn FnOnce(LostReason) + Send>;
 
 /// One thread's use of a hold. It outlasts waits on conditions, each of which exchanges the hold.
+///
+/// Guards ask it. In a forked child, where the hold is the parent's, it answers that it is lost, and
+/// locks none of the parent's mutexes.
 pub(crate) struct Tenancy {
     /// The hold that a grant or a pass gave it.
     first: Arc<Hold>,
@@ -154,7 +157,7 @@ impl Tenancy {
     }
 
     pub(crate) fn is_held(&self) -> bool {
-        self.is_held_at(clock::now())
+        !is_forked() && self.is_held_at(clock::now())
     }
 
     pub(crate) fn is_held_at(&self, now: u64) -> bool {
@@ -162,9 +165,11 @@ impl Tenancy {
     }
 
     pub(crate) fn remaining(&self) -> Duration {
-        let ended = self.ended.load(Ordering::Acquire);
+        if is_forked() || self.ended.load(Ordering::Acquire) {
+            return Duration::ZERO;
+        }
         let hold = self.hold();
-        if ended || hold.lost().is_some() {
+        if hold.lost().is_some() {
             return Duration::ZERO;
         }
         Duration::from_nanos(hold.deadline().saturating_sub(clock::now()))
@@ -182,6 +187,9 @@ impl Tenancy {
     }
 
     pub(crate) fn state(&self) -> HoldState {
+        if is_forked() {
+            return HoldState::Lost(LostReason::Forked);
+        }
         match *self.end.lock() {
             End::Lost(reason) => return HoldState::Lost(reason),
             End::Released => return HoldState::Released,
@@ -233,6 +241,9 @@ impl Tenancy {
     /// Registers `callback`, to be called once if the hold is lost. If the hold is lost already,
     /// returns the callback with the reason, for the caller to call.
     pub(crate) fn on_lost(&self, callback: Callback) -> Option<(LostReason, Callback)> {
+        if is_forked() {
+            return None;
+        }
         match &mut *self.end.lock() {
             End::NotYet(callbacks) => callbacks.push(callback),
             End::Lost(reason) => return Some((*reason, callback)),

@@ -445,7 +445,7 @@ impl Condition {
         self.check_usable()?;
         let handle = self.lock.handle();
         let site = &handle.site;
-        let Some((tenancy, _)) = handle.tenancy() else { return Err(site.not_held_by_thread()) };
+        let Some((tenancy, _)) = handle.tenancy()? else { return Err(site.not_held_by_thread()) };
         if !tenancy.is_held() {
             site.lose_hold(&tenancy.hold(), LostReason::LeaseExpired);
             return Err(site.lost_error(&tenancy, LostReason::LeaseExpired));

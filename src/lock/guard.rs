@@ -417,13 +417,10 @@ impl HeldLock {
     }
 
     pub(super) fn is_held(&self) -> bool {
-        !is_forked() && self.tenancy.is_held()
+        self.tenancy.is_held()
     }
 
     pub(super) fn state(&self) -> HoldState {
-        if is_forked() {
-            return HoldState::Lost(LostReason::Forked);
-        }
         self.tenancy.state()
     }
 
@@ -433,7 +430,7 @@ impl HeldLock {
 
     /// How long the hold lasts that the lock has, with its other levels.
     pub(super) fn lasts(&self) -> Duration {
-        if is_forked() { Duration::ZERO } else { self.tenancy.remaining() }
+        self.tenancy.remaining()
     }
 
     /// How long the lock is certainly held by this level alone: the thread that keeps a shared hold
@@ -449,7 +446,7 @@ impl HeldLock {
     pub(super) fn check(&self, slack: Duration) -> Result<(), Error> {
         let name = &self.handle.site.name;
         match self.state() {
-            HoldState::Lost(LostReason::Forked) => Err(Error::forked(name)),
+            HoldState::Lost(LostReason::Forked) => Err(Error::forked().of(name)),
             HoldState::Lost(reason) => Err(self.handle.site.lost_error(&self.tenancy, reason)),
             HoldState::Released => {
                 let message = "it was released before, by `unlock` or by a wait on a condition; \
@@ -486,9 +483,6 @@ impl HeldLock {
     }
 
     pub(super) fn on_lost(&self, callback: Box<dyn FnOnce(LostReason) + Send>) {
-        if is_forked() {
-            return;
-        }
         if let Some((reason, callback)) = self.tenancy.on_lost(callback) {
             let site = &self.handle.site;
             site.core.watchdog.call_back(&site.name, reason, vec![callback]);
@@ -508,7 +502,6 @@ impl HeldLock {
 
     pub(super) fn leave(mut self, how: Leaving) -> Result<(), Error> {
         self.left = true;
-        Error::if_forked(&self.handle.site.name)?;
         self.handle.site.leave(&self.tenancy, self.level, how)
     }
 
@@ -575,7 +568,7 @@ impl fmt::Debug for HeldLock {
 
 impl Drop for HeldLock {
     fn drop(&mut self) {
-        if !self.left && !is_forked() {
+        if !self.left {
             // If it was lost, `on_lost` and the log have reported it.
             let _ = self.handle.site.leave(&self.tenancy, self.level, Leaving::Posted);
         }

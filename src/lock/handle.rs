@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redlatch_client::Limit;
-use redlatch_client::sync::{Thread, clock, is_forked};
+use redlatch_client::sync::{Thread, clock};
 
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::local::{GateOutcome, Leaseholder, Leaving, Level, Need, Site, Tenancy, Terms};
@@ -210,8 +210,7 @@ impl Handle {
     }
 
     pub(crate) fn unlock(&self) -> Result<(), Error> {
-        Error::if_forked(&self.site.name)?;
-        match self.tenancy() {
+        match self.tenancy()? {
             Some((tenancy, _)) => self.site.leave(&tenancy, None, Leaving::Awaited),
             None => Err(self.site.not_held_by_thread()),
         }
@@ -245,7 +244,8 @@ impl Handle {
     }
 
     pub(crate) fn hold_count(&self) -> usize {
-        self.tenancy().filter(|(tenancy, _)| tenancy.is_held()).map_or(0, |(_, count)| count)
+        let held = self.tenancy().ok().flatten().filter(|(tenancy, _)| tenancy.is_held());
+        held.map_or(0, |(_, count)| count)
     }
 
     pub(crate) fn remaining_lease(&self) -> Result<Option<Duration>, Error> {
@@ -256,11 +256,9 @@ impl Handle {
     }
 
     /// The calling thread's tenancy with its count, if it has the seat.
-    pub(crate) fn tenancy(&self) -> Option<(Arc<Tenancy>, usize)> {
-        if is_forked() {
-            return None;
-        }
-        self.site.gate.tenant_of(&Thread::current())
+    pub(crate) fn tenancy(&self) -> Result<Option<(Arc<Tenancy>, usize)>, Error> {
+        Error::if_forked(&self.site.name)?;
+        Ok(self.site.gate.tenant_of(&Thread::current()))
     }
 }
 

@@ -377,10 +377,9 @@ impl MultiLock {
 
 impl Lock for MultiLock {
     fn unlock(&self) -> Result<(), Error> {
-        Error::if_forked(&self.name)?;
         let (mut levels, mut missing) = (GuardLevels::of(self), None);
         for part in &*self.parts {
-            match part.handle().tenancy() {
+            match part.handle().tenancy()? {
                 Some((tenancy, _)) => {
                     levels.push(HeldLocks::One(HeldLock::last(part.handle(), tenancy)));
                 }

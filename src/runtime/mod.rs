@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender};
 use log::Level;
 use redlatch_client::pubsub::{Host, Names, PubSub, Subscriber};
-use redlatch_client::sync::{Mutex, clock, own_thread};
+use redlatch_client::sync::{Mutex, clock, is_forked, own_thread};
 use redlatch_client::{
     Command, Failure, Lane, Limit, Node, Outcome, Posted, ReplyReceiver, Route, Servers, slot_of,
     unfollowed,
@@ -242,8 +242,11 @@ impl Core {
     }
 
     /// Sends a command without waiting for its reply. After the client's end, when no thread would
-    /// read the reply, waits for it.
+    /// read the reply, waits for it. In a forked child it sends nothing.
     pub(crate) fn post(&self, route: &Route, command: Command, receiver: Arc<dyn ReplyReceiver>) {
+        if is_forked() {
+            return;
+        }
         let lane = route.lane();
         if !self.is_cluster() {
             return self.post_to(&lane, command, receiver);

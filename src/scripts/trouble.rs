@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use redis::{RedisError, Value};
+use redlatch_client::sync::is_forked;
 use redlatch_client::{
     Cause, ConnectError, Failure, NO_CERTIFICATE, NO_MASTER, NO_SERVICE, REFUSED_CERTIFICATE,
     error_reply, is_transient, reply_code, was_cut,
@@ -53,6 +54,9 @@ impl Trouble {
 
 impl From<Failure> for Trouble {
     fn from(failure: Failure) -> Self {
+        if is_forked() {
+            return Self::Unsent(Error::forked());
+        }
         let Cause { error, address, .. } = failure.cause().clone();
         let what = match &failure {
             Failure::Unsent(cause) if was_cut() => {

@@ -3,6 +3,7 @@
 //! Each test has a process of its own: a mutex that a thread of another test has locked is locked in
 //! the child for ever, even one of the C library.
 
+use std::fmt::Debug;
 use std::io::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process;
@@ -11,8 +12,13 @@ use std::sync::{Arc, Mutex};
 
 use crate::common::*;
 use fork::{Fork, fork, waitpid_nohang};
-use redlatch::{Client, Error, ErrorKind, HoldState, Lock, LostReason, MultiLock, PermitId};
+use redlatch::{
+    CancelToken, Client, Condition, CountDownLatch, CyclicBarrier, Error, ErrorKind, Event,
+    HoldState, LeaderElection, Lock, LockGuard, LostReason, MultiLock, Observer, OwnedLockGuard,
+    PermitId, Wait,
+};
 use redlatch_testkit::Cluster;
+use rustix::process::{Pid, Signal, kill_process};
 
 /// A forked child, which does some work and ends.
 #[must_use]
@@ -37,13 +43,21 @@ impl Child {
     }
 
     /// Waits until it has ended, and well.
-    fn join(self) {
+    fn join(mut self) {
         let mut status = None;
         wait_until("the child ends", SOON, || {
             status = waitpid_nohang(self.0).unwrap();
             status.is_some()
         });
+        self.0 = 0;
         assert_eq!(status, Some(0), "how the child ended");
+    }
+}
+
+impl Drop for Child {
+    /// One that hangs does not outlive its test.
+    fn drop(&mut self) {
+        Pid::from_raw(self.0).inspect(|child| kill_process(*child, Signal::KILL).unwrap());
     }
 }
 
@@ -54,71 +68,225 @@ fn is_forked<T>(outcome: Result<T, Error>) {
     assert!(error.to_string().contains("before the first client connects"), "{error}");
 }
 
-/// The child uses all that it is given, and drops it.
-fn use_all(client: Client, several: MultiLock) {
-    let lock = client.reentrant_lock("lock");
+/// All verbs of a lock, in the child.
+fn use_lock<L: Lock + Debug>(lock: &L) {
+    let token = CancelToken::new();
     is_forked(lock.lock());
     is_forked(lock.try_lock());
     is_forked(lock.try_lock_for(UNIT));
+    is_forked(lock.lock_cancellable(&token));
+    is_forked(lock.lock_within(Wait::FOREVER));
     is_forked(lock.lock_owned());
+    is_forked(lock.try_lock_owned());
+    is_forked(lock.try_lock_owned_for(UNIT));
+    is_forked(lock.lock_owned_cancellable(&token));
+    is_forked(lock.lock_owned_within(Wait::FOREVER));
+    is_forked(lock.try_once_per(UNIT));
+    is_forked(lock.with(|_| Ok::<_, Error>(())));
+    is_forked(lock.with_lease(LONG).lock());
+    is_forked(lock.with_watchdog(LONG).lock());
+    is_forked(lock.with_hold_at_least(UNIT).lock_owned());
+    is_forked(lock.non_reentrant().lock());
     is_forked(lock.unlock());
     is_forked(lock.force_unlock());
     is_forked(lock.is_locked());
     is_forked(lock.remaining_lease());
     assert_eq!((lock.hold_count(), lock.is_held_by_current_thread()), (0, false));
-    let fair = client.fair_lock("fair");
-    is_forked(fair.lock());
-    is_forked(fair.try_lock());
-    is_forked(fair.unlock());
-    is_forked(fair.force_unlock());
-    let (fenced, prices) = (client.fenced_lock("fenced"), client.read_write_lock("prices"));
-    is_forked(fenced.lock());
-    is_forked(fenced.lock_owned());
-    for lock in [prices.read() as &dyn Lock, prices.write()] {
-        is_forked(lock.lock());
-        is_forked(lock.try_lock());
-        is_forked(lock.lock_owned());
-        is_forked(lock.unlock());
-        is_forked(lock.force_unlock());
-        is_forked(lock.is_locked());
-        assert_eq!((lock.hold_count(), lock.is_held_by_current_thread()), (0, false));
+    assert!(!lock.name().is_empty() && !format!("{lock:?}").is_empty());
+}
+
+/// All verbs of a guard that leave it as it is.
+fn use_guard<L: ?Sized, O>(guard: &LockGuard<L, O>) {
+    assert!(!guard.is_held() && guard.remaining().is_zero());
+    assert_eq!(guard.state(), HoldState::Lost(LostReason::Forked));
+    is_forked(guard.check(UNIT));
+    guard.on_lost(|_| panic!("the parent's"));
+    assert!(!guard.name().is_empty() && format!("{guard:?}").contains("Forked"));
+}
+
+/// What a thread has of one kind of lock when the process forks: several levels of one lock, and
+/// some of others by guards that belong to no thread.
+struct Held {
+    levels: Vec<LockGuard>,
+    owned: Vec<OwnedLockGuard>,
+}
+
+impl Held {
+    fn of<L: Lock>(make: impl Fn(&str) -> L) -> Self {
+        let lock = make("levels");
+        let levels = (0..4).map(|_| lock.lock().unwrap()).collect();
+        let owned = ["one", "two", "three"].map(|name| make(name).lock_owned().unwrap());
+        Self { levels, owned: owned.into() }
     }
+
+    /// Ends each guard in another way, in the child.
+    fn use_up(mut self) {
+        self.levels.iter().for_each(use_guard);
+        self.owned.iter().for_each(use_guard);
+        is_forked(self.levels.pop().unwrap().unlock());
+        is_forked(self.levels.pop().unwrap().leave_to_expire());
+        self.levels.pop().unwrap().forget();
+        is_forked(self.owned.pop().unwrap().unlock());
+        is_forked(self.owned.pop().unwrap().leave_to_expire());
+    }
+
+    /// Nothing has changed in the parent.
+    fn unlock(self) {
+        assert!(self.levels.iter().all(LockGuard::is_held));
+        assert!(self.owned.iter().all(LockGuard::is_held));
+        self.levels.into_iter().rev().for_each(|level| level.unlock().unwrap());
+        self.owned.into_iter().for_each(|guard| guard.unlock().unwrap());
+    }
+}
+
+/// The child uses the verbs of all that a client makes, and drops it.
+fn use_all(client: Client, several: MultiLock) {
+    let (lock, fair) = (client.reentrant_lock("lock"), client.fair_lock("fair"));
+    let (fenced, prices) = (client.fenced_lock("fenced"), client.read_write_lock("prices"));
+    use_lock(&lock);
+    use_lock(&fair);
+    use_lock(&fenced);
+    use_lock(prices.read());
+    use_lock(prices.write());
+    use_lock(&several);
     is_forked(MultiLock::new(&[&lock, &fair, prices.read(), &fenced]));
     is_forked(MultiLock::quorum(&[&lock]));
-    is_forked(several.lock());
-    is_forked(several.try_lock());
-    is_forked(several.lock_owned());
-    is_forked(several.with(|_| Ok::<_, Error>(())));
-    for changed in [lock.new_condition("changed"), fair.new_condition("changed")] {
+    is_forked(MultiLock::quorum_of(3, &[&lock]));
+    let conditions = [
+        lock.new_condition("changed"),
+        fair.new_condition("changed"),
+        fenced.new_condition("changed"),
+        prices.write().new_condition("changed"),
+    ];
+    for changed in conditions {
         is_forked(changed.notify_one());
         is_forked(changed.notify_all());
         assert!(!format!("{changed:?}").is_empty());
     }
+    use_semaphores(&client);
+    use_latch(&client.count_down_latch("latch"));
+    use_barrier(&client.cyclic_barrier("barrier"));
+    use_election(&client.leader_election("election"));
+    is_forked(client.status("lock"));
+    is_forked(client.statuses("*"));
+    is_forked(client.release_for("lock", "nobody:1"));
+    assert!(client.snapshot().held.is_empty());
+    let shown = format!("{client:?} {prices:?} {}", client.id());
+    assert!(!shown.is_empty());
+    client.shutdown();
+    drop((lock, fair, fenced, prices, several));
+    drop(client);
+}
+
+fn use_semaphores(client: &Client) {
+    let token = CancelToken::new();
     let semaphore = client.semaphore("semaphore");
     is_forked(semaphore.acquire());
     is_forked(semaphore.try_acquire());
+    is_forked(semaphore.try_acquire_for(UNIT));
+    is_forked(semaphore.acquire_cancellable(&token));
+    is_forked(semaphore.acquire_within(UNIT));
+    is_forked(semaphore.acquire_many(2));
+    is_forked(semaphore.try_acquire_many(2));
+    is_forked(semaphore.try_acquire_many_for(2, UNIT));
+    is_forked(semaphore.acquire_many_cancellable(2, &token));
+    is_forked(semaphore.acquire_many_within(2, UNIT));
     is_forked(semaphore.release());
+    is_forked(semaphore.release_many(2));
+    is_forked(semaphore.release_if_exists(2));
     is_forked(semaphore.available_permits());
-    is_forked(semaphore.try_set_permits(7));
+    is_forked(semaphore.drain_permits());
+    is_forked(semaphore.add_permits(7));
     is_forked(semaphore.set_permits(7));
+    is_forked(semaphore.try_set_permits(7));
+    is_forked(semaphore.try_set_permits_for(7, LONG));
+    is_forked(semaphore.expire(Some(LONG)));
+    is_forked(semaphore.time_to_live());
     is_forked(semaphore.delete());
-    let expirable = client.expirable_semaphore("expirable");
+    let (expirable, id) = (client.expirable_semaphore("expirable"), PermitId::from_bytes([1; 16]));
     is_forked(expirable.acquire());
+    is_forked(expirable.try_acquire());
+    is_forked(expirable.try_acquire_for(UNIT));
+    is_forked(expirable.acquire_cancellable(&token));
+    is_forked(expirable.acquire_within(UNIT));
+    is_forked(expirable.acquire_many(2));
+    is_forked(expirable.try_acquire_many(2));
+    is_forked(expirable.try_acquire_many_for(2, UNIT));
+    is_forked(expirable.acquire_many_cancellable(2, &token));
+    is_forked(expirable.acquire_many_within(2, UNIT));
+    is_forked(expirable.with_lease(LONG).acquire());
+    is_forked(expirable.with_watchdog(LONG).acquire());
+    is_forked(expirable.release(&id));
+    is_forked(expirable.try_release(&id));
+    is_forked(expirable.release_many(&[id]));
+    is_forked(expirable.update_lease_time(&id, LONG));
+    is_forked(expirable.remaining_lease(&id));
+    is_forked(expirable.available_permits());
+    is_forked(expirable.acquired_permits());
     is_forked(expirable.permits());
-    is_forked(expirable.release(&PermitId::from_bytes([1; 16])));
-    let latch = client.count_down_latch("latch");
+    is_forked(expirable.add_permits(7));
+    is_forked(expirable.set_permits(7));
+    is_forked(expirable.try_set_permits(7));
+    is_forked(expirable.expire(Some(LONG)));
+    is_forked(expirable.time_to_live());
+    is_forked(expirable.delete());
+    assert!(!format!("{semaphore:?} {expirable:?}").is_empty());
+}
+
+fn use_latch(latch: &CountDownLatch) {
     is_forked(latch.count_down());
     is_forked(latch.wait());
+    is_forked(latch.wait_for(UNIT));
+    is_forked(latch.wait_cancellable(&CancelToken::new()));
+    is_forked(latch.wait_within(UNIT));
     is_forked(latch.count());
     is_forked(latch.try_set_count(7));
+    is_forked(latch.try_set_count_for(7, LONG));
+    is_forked(latch.expire(Some(LONG)));
+    is_forked(latch.time_to_live());
     is_forked(latch.delete());
-    let shown = format!("{client:?} {lock:?} {fair:?} {semaphore:?} {expirable:?} {latch:?}");
-    assert!(!shown.is_empty());
-    let shown = format!("{fenced:?} {prices:?} {several:?}");
-    assert!(!shown.is_empty());
-    client.shutdown();
-    drop((lock, fair, fenced, prices, several, semaphore, expirable, latch));
-    drop(client);
+    assert!(!format!("{latch:?}").is_empty());
+}
+
+fn use_barrier(barrier: &CyclicBarrier) {
+    is_forked(barrier.try_set_parties(2));
+    is_forked(barrier.wait());
+    is_forked(barrier.wait_for(UNIT));
+    is_forked(barrier.wait_cancellable(&CancelToken::new()));
+    is_forked(barrier.wait_within(UNIT));
+    is_forked(barrier.with_watchdog(LONG).wait());
+    is_forked(barrier.with_action(|| panic!("it has not tripped")).wait());
+    is_forked(barrier.reset());
+    is_forked(barrier.delete());
+    is_forked(barrier.is_broken());
+    is_forked(barrier.parties());
+    is_forked(barrier.waiting());
+    assert!(!format!("{barrier:?}").is_empty());
+}
+
+fn use_election(election: &LeaderElection) {
+    is_forked(election.campaign());
+    is_forked(election.campaign_for(UNIT));
+    is_forked(election.campaign_cancellable(&CancelToken::new()));
+    is_forked(election.campaign_within(UNIT));
+    is_forked(election.with_watchdog(LONG).with_grace(UNIT).campaign());
+    is_forked(election.leader());
+    let mut changes = election.observe(UNIT);
+    is_forked(changes.next().unwrap());
+    assert!(!format!("{election:?} {changes:?}").is_empty());
+}
+
+fn use_condition<L: Lock + ?Sized>(changed: &Condition, guard: &LockGuard<L>) {
+    is_forked(changed.wait(guard));
+    is_forked(changed.wait_for(guard, UNIT));
+    is_forked(changed.wait_cancellable(guard, &CancelToken::new()));
+    is_forked(changed.wait_within(guard, UNIT));
+    is_forked(changed.wait_while(guard, || true));
+    is_forked(changed.wait_while_within(guard, UNIT, || true));
+    is_forked(changed.try_wait_while(guard, || Ok::<_, Error>(true)));
+    is_forked(changed.try_wait_while_within(guard, UNIT, || Ok::<_, Error>(true)));
+    is_forked(changed.notify_one());
+    is_forked(changed.notify_all());
 }
 
 #[test]
@@ -130,100 +298,187 @@ fn a_forked_child_holds_nothing_and_changes_nothing_of_its_parents() {
     let server = server();
     let client = client(&server);
     let lock = client.reentrant_lock("lock");
-    let (guard, fair) = (lock.lock().unwrap(), client.fair_lock("fair").lock().unwrap());
-    let kept = client.reentrant_lock("kept").lock().unwrap();
-    let owned = client.reentrant_lock("owned").lock_owned().unwrap();
+    let guard = lock.lock().unwrap();
     let semaphore = client.semaphore("semaphore");
-    semaphore.try_set_permits(2).unwrap();
-    let (permit, other) = (semaphore.acquire().unwrap(), semaphore.acquire().unwrap());
+    semaphore.try_set_permits(8).unwrap();
+    let permits: Vec<_> = [2, 2, 2, 2].map(|many| semaphore.acquire_many(many).unwrap()).into();
     let expirable = client.expirable_semaphore("expirable");
-    expirable.try_set_permits(3).unwrap();
-    let leased = expirable.acquire_many(3).unwrap();
+    expirable.try_set_permits(5).unwrap();
+    let leased = expirable.acquire_many(5).unwrap();
     let latch = client.count_down_latch("latch");
     latch.try_set_count(1).unwrap();
     let fenced = client.fenced_lock("fenced").lock().unwrap();
+    let token = fenced.token();
     let prices = client.read_write_lock("prices");
     let (written, read) = (prices.write().lock().unwrap(), prices.read().lock().unwrap());
-    let several = [client.reentrant_lock("one"), client.reentrant_lock("two")];
-    let both = MultiLock::new(&[&several[0], &several[1]]).unwrap();
+    let both =
+        MultiLock::new(&[&client.reentrant_lock("one"), &client.fenced_lock("two")]).unwrap();
     let several = both.lock_owned().unwrap();
+    let election = client.leader_election("election");
+    let leads =
+        ["election", "another"].map(|name| client.leader_election(name).campaign().unwrap());
+    let mut changes = election.observe(LONG);
+    assert!(changes.next().unwrap().unwrap().is_some());
+    let held = vec![
+        Held::of(|name| client.reentrant_lock(&format!("reentrant:{name}"))),
+        Held::of(|name| client.fair_lock(&format!("fair:{name}"))),
+        Held::of(|name| client.fenced_lock(&format!("fenced:{name}"))),
+        Held::of(|name| client.read_write_lock(&format!("read:{name}")).read().clone()),
+        Held::of(|name| client.read_write_lock(&format!("write:{name}")).write().clone()),
+        Held::of(|name| {
+            let names = ["part", "other"].map(|part| format!("{part}:{name}"));
+            let parts = names.map(|name| client.reentrant_lock(&name));
+            MultiLock::new(&[&parts[0], &parts[1]]).unwrap()
+        }),
+        Held::of(|name| {
+            MultiLock::quorum(&[&client.reentrant_lock(&format!("quorum:{name}"))]).unwrap()
+        }),
+    ];
     // A subscription and its connection.
     assert!(elsewhere({
         let lock = lock.clone();
         move || answered(|| lock.try_lock_for(UNIT)).is_none()
     }));
 
-    let mut later = Some((fenced, written, read, several));
-    let mut all = Some((guard, fair, kept, owned, permit, other, leased, client, lock.clone()));
+    let mut all = Some((guard, permits, leased, fenced, written, read, several, held));
+    let mut handles = Some((client, both, lock.clone(), leads, changes));
     let child = Child::of(|| {
-        let (fenced, written, read, several) = later.take().unwrap();
-        for state in [fenced.state(), written.state(), read.state(), several.state()] {
-            assert_eq!(state, HoldState::Lost(LostReason::Forked));
-        }
-        for checked in [fenced.check(UNIT), written.check(UNIT), several.check(UNIT)] {
-            is_forked(checked);
-        }
-        several.on_lost(|_| panic!("the parent's"));
-        assert!(format!("{fenced:?} {written:?} {several:?}").contains("Forked"));
+        let (guard, mut permits, mut leased, fenced, written, read, several, held) =
+            all.take().unwrap();
+        let (client, both, lock, [lead, deposed], mut changes) = handles.take().unwrap();
+        held.into_iter().for_each(Held::use_up);
+        use_guard(&fenced);
+        use_guard(&written);
+        use_guard(&read);
+        use_guard(&several);
+        assert_eq!(fenced.token(), token);
+        assert_eq!((several.names().count(), several.tokens().count()), (2, 1));
         is_forked(several.unlock());
         is_forked(read.unlock());
+        use_condition(&client.fenced_lock("fenced").new_condition("changed"), &fenced);
+        use_condition(&prices.write().new_condition("changed"), &written);
         drop((fenced, written));
-        let (guard, fair, kept, owned, permit, other, mut leased, client, lock) =
-            all.take().unwrap();
-        is_forked(lock.new_condition("changed").wait(&guard));
-        let one = leased.pop().unwrap();
-        assert!(!one.is_held() && one.remaining().is_zero());
-        assert_eq!(one.state(), HoldState::Lost(LostReason::Forked));
-        is_forked(one.check(UNIT));
-        one.on_lost(|_| panic!("the parent's"));
-        is_forked(one.release());
-        assert!(!format!("{:?}", leased.pop().unwrap().into_id()).is_empty());
-        drop(leased);
-        assert!(!guard.is_held());
-        assert_eq!(guard.state(), HoldState::Lost(LostReason::Forked));
-        assert!(guard.remaining().is_zero());
-        is_forked(guard.check(UNIT));
-        guard.on_lost(|_| panic!("the parent's"));
-        assert!(format!("{guard:?} {fair:?} {permit:?}").contains("Forked"));
+        use_guard(&guard);
+        use_condition(&lock.new_condition("changed"), &guard);
         is_forked(lock.lock());
         is_forked(guard.unlock());
-        is_forked(owned.check(UNIT));
-        drop((owned, fair));
-        kept.forget();
+
+        let mut permit = permits.pop().unwrap();
+        drop(permit.split(1));
+        permit.merge(permits.pop().unwrap()).unwrap();
+        assert_eq!(permit.permits(), 3);
         is_forked(permit.release());
-        drop((other, lock));
+        permits.pop().unwrap().forget();
+        assert!(!format!("{permits:?}").is_empty());
+        drop(permits);
+
+        for permit in &leased {
+            assert!(!permit.is_held() && permit.remaining().is_zero());
+            assert_eq!(permit.state(), HoldState::Lost(LostReason::Forked));
+            is_forked(permit.check(UNIT));
+            permit.on_lost(|_| panic!("the parent's"));
+            assert!(format!("{permit:?}").contains("Forked"));
+        }
+        is_forked(leased.pop().unwrap().release());
+        is_forked(leased.pop().unwrap().leave_to_expire());
+        let permit = leased.pop().unwrap();
+        assert_eq!(permit.id(), permit.into_id());
+        drop(leased);
+
+        assert!(!lead.is_leader() && lead.token().get() > 0);
+        is_forked(lead.check(UNIT));
+        lead.on_deposed(|| panic!("the parent's"));
+        assert!(format!("{lead:?} {changes:?}").contains("Forked"));
+        is_forked(lead.resign());
+        drop(deposed);
+        is_forked(changes.next().unwrap());
+        drop((lock, changes));
         use_all(client, both);
     });
     child.join();
 
-    let (guard, fair, kept, owned, permit, other, leased, ..) = all.take().unwrap();
-    let (fenced, written, read, several) = later.take().unwrap();
     let mut redis = server.connection();
-    for name in ["lock", "fair", "kept", "owned", "fenced", "one", "two"] {
+    for name in ["lock", "fenced", "one", "two", "election", "another"] {
         assert!(holder(&mut redis, name).is_some(), "{name}");
     }
+    let (guard, permits, leased, fenced, written, read, several, held) = all.take().unwrap();
+    let (_client, _both, _, [lead, other], mut changes) = handles.take().unwrap();
+    assert!(lead.is_leader() && other.is_leader());
+    lead.resign().unwrap();
+    assert!(changes.next().unwrap().unwrap().is_none(), "nobody leads");
     assert!(fenced.is_held() && written.is_held() && read.is_held() && several.is_held());
     fenced.unlock().unwrap();
     several.unlock().unwrap();
     read.unlock().unwrap();
     written.unlock().unwrap();
-    assert!(guard.is_held() && fair.is_held() && kept.is_held());
-    assert_eq!(expirable.acquired_permits().unwrap(), 3);
+    held.into_iter().for_each(Held::unlock);
+    assert_eq!(expirable.acquired_permits().unwrap(), 5);
     leased.into_iter().for_each(|permit| permit.release().unwrap());
-    assert_eq!(expirable.available_permits().unwrap(), 3);
-    owned.unlock().unwrap();
+    assert_eq!(expirable.available_permits().unwrap(), 5);
     assert_eq!((semaphore.available_permits().unwrap(), latch.count().unwrap()), (0, 1));
     // The connections are as they were, and all goes on.
     let again = lock.lock().unwrap();
-    for guard in [again, guard, fair, kept] {
-        guard.unlock().unwrap();
-    }
-    permit.release().unwrap();
-    other.release().unwrap();
-    assert_eq!(semaphore.available_permits().unwrap(), 2);
+    again.unlock().unwrap();
+    guard.unlock().unwrap();
+    permits.into_iter().for_each(|permit| permit.release().unwrap());
+    assert_eq!(semaphore.available_permits().unwrap(), 8);
     latch.count_down().unwrap();
     latch.wait().unwrap();
     lock.lock().unwrap().unlock().unwrap();
+}
+
+/// Forks when a thread begins to wait.
+struct Forks(Arc<Mutex<Option<Child>>>);
+
+impl Observer for Forks {
+    fn wait_started(&self, _: &Event<'_>) {
+        if let Fork::Parent(pid) = fork().unwrap() {
+            *self.0.lock().unwrap() = Some(Child(pid));
+        }
+    }
+}
+
+/// The child is in the middle of a wait. What a wait does when it fails is the parent's to do.
+#[test]
+fn a_wait_that_forks_goes_on_in_the_parent_alone() {
+    if !has_own_process() {
+        return;
+    }
+    let _bounded = bounded();
+    let server = server();
+    let forked = Arc::<Mutex<Option<Child>>>::default();
+    let forks = Client::builder(&server.url()).observer(Forks(Arc::clone(&forked)));
+    let (forks, other) = (forks.watchdog_timeout(LONG).connect().unwrap(), client(&server));
+    // The child ends here, with all that it has of its parent.
+    let ends = |failed: Option<ErrorKind>| match forked.lock().unwrap().take() {
+        Some(child) => child.join(),
+        None => process::exit(i32::from(failed != Some(ErrorKind::Forked))),
+    };
+
+    let barrier = other.cyclic_barrier("both");
+    assert!(barrier.try_set_parties(2).unwrap());
+    let party = spawn({
+        let barrier = barrier.clone();
+        move || {
+            wait_until("the first party waits", SOON, || barrier.waiting().unwrap() == 1);
+            barrier.wait().unwrap()
+        }
+    });
+    let outcome = forks.cyclic_barrier("both").wait();
+    ends(outcome.as_ref().err().map(Error::kind));
+    assert_eq!((outcome.unwrap(), party.join()), (1, 0), "both have passed");
+    assert!(!barrier.is_broken().unwrap());
+
+    let held = other.reentrant_lock("taken").lock_owned().unwrap();
+    let unlocks = spawn(move || {
+        let waits = || !other.status("taken").unwrap().queue.is_empty();
+        wait_until("the other client waits", SOON, waits);
+        held.unlock().unwrap();
+    });
+    let outcome = forks.reentrant_lock("taken").lock();
+    ends(outcome.as_ref().err().map(Error::kind));
+    unlocks.join();
+    outcome.unwrap().unlock().unwrap();
 }
 
 #[test]
@@ -356,16 +611,19 @@ fn nor_does_one_of_a_process_that_uses_a_cluster() {
 fn fork_in_the_middle(client: &Client, url: &str) {
     client.semaphore("semaphore").try_set_permits(3).unwrap();
     let over = Arc::new(AtomicBool::new(false));
-    let threads: Vec<_> = (0..8)
+    client.expirable_semaphore("expirable").try_set_permits(3).unwrap();
+    let threads: Vec<_> = (0..12)
         .map(|at| {
             let (client, over) = (client.clone(), Arc::clone(&over));
             spawn(move || {
                 while !over.load(Ordering::Relaxed) {
-                    match at % 4 {
+                    match at % 6 {
                         0 => drop(client.reentrant_lock("lock").lock().unwrap()),
                         1 => drop(client.semaphore("semaphore").acquire().unwrap()),
                         2 => drop(client.read_write_lock("prices").read().lock().unwrap()),
-                        _ => drop(client.fair_lock("fair").lock().unwrap()),
+                        3 => drop(client.fair_lock("fair").lock().unwrap()),
+                        4 => drop(client.expirable_semaphore("expirable").acquire().unwrap()),
+                        _ => drop(client.leader_election("election").observe(UNIT).next()),
                     }
                 }
             })

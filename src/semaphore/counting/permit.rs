@@ -65,18 +65,13 @@ impl Permit {
     /// process get the permits.
     pub fn release(mut self) -> Result<(), Error> {
         let permits = std::mem::take(&mut self.permits);
-        let site = &self.semaphore.site;
-        Error::if_forked(&site.name)?;
-        let done = site.give_back_as(permits, Giving::AwaitedForGood);
-        self.tell_released(permits);
-        done
+        self.give_back(permits, Giving::AwaitedForGood)
     }
 
     /// Leaves the permits taken, until a program calls [`Semaphore::release_many`]. For an
     /// [`Observer`](crate::Observer) and the counts they are released.
     pub fn forget(mut self) {
         let permits = std::mem::take(&mut self.permits);
-        // In a forked child the permits are the parent's.
         if !is_forked() {
             self.tell_released(permits);
         }
@@ -87,6 +82,15 @@ impl Permit {
     pub fn split(&mut self, permits: u32) -> Option<Self> {
         self.permits = self.permits.checked_sub(permits)?;
         Some(Self { semaphore: self.semaphore.clone(), permits, since: self.since })
+    }
+
+    /// In a forked child the permits are the parent's.
+    fn give_back(&self, permits: u32, giving: Giving) -> Result<(), Error> {
+        let site = &self.semaphore.site;
+        Error::if_forked(&site.name)?;
+        let done = site.give_back_as(permits, giving);
+        self.tell_released(permits);
+        done
     }
 
     fn tell_released(&self, permits: u32) {
@@ -121,13 +125,8 @@ impl Permit {
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        // In a forked child the permits are the parent's.
-        if is_forked() {
-            return;
-        }
         // Errors are logged, and the release is sent again.
-        let _ = self.semaphore.site.give_back_as(self.permits, Giving::Posted);
-        self.tell_released(self.permits);
+        let _ = self.give_back(self.permits, Giving::Posted);
     }
 }
 

@@ -73,15 +73,12 @@ impl ExpirablePermit {
     /// that the server last confirmed. No I/O.
     #[must_use]
     pub fn is_held(&self) -> bool {
-        !is_forked() && self.tenancy.is_held()
+        self.tenancy.is_held()
     }
 
     /// Returns the state of the permit, as far as this process knows it. No I/O.
     #[must_use]
     pub fn state(&self) -> HoldState {
-        if is_forked() {
-            return HoldState::Lost(LostReason::Forked);
-        }
         self.tenancy.state()
     }
 
@@ -89,7 +86,7 @@ impl ExpirablePermit {
     /// is lost. No I/O.
     #[must_use]
     pub fn remaining(&self) -> Duration {
-        if is_forked() { Duration::ZERO } else { self.tenancy.remaining() }
+        self.tenancy.remaining()
     }
 
     /// Fails unless the permit is certainly held for `slack` more. Call this before each step that
@@ -108,7 +105,7 @@ impl ExpirablePermit {
     pub fn check(&self, slack: Duration) -> Result<(), Error> {
         let site = self.permit_lease.site();
         match self.state() {
-            HoldState::Lost(LostReason::Forked) => Err(Error::forked(&site.name)),
+            HoldState::Lost(LostReason::Forked) => Err(Error::forked().of(&site.name)),
             HoldState::Lost(reason) => Err(self.lost_error(reason)),
             HoldState::Released => Err(self.not_held()),
             HoldState::Held | HoldState::Unconfirmed => {
@@ -139,9 +136,6 @@ impl ExpirablePermit {
     ///
     /// Callbacks run on a thread of the client, one after the other, so each should be short.
     pub fn on_lost(&self, callback: impl FnOnce(LostReason) + Send + 'static) {
-        if is_forked() {
-            return;
-        }
         if let Some((reason, callback)) = self.tenancy.on_lost(Box::new(callback)) {
             let site = self.permit_lease.site();
             site.core.watchdog.call_back(&site.name, reason, vec![callback]);
@@ -166,10 +160,8 @@ impl ExpirablePermit {
     /// One round trip; none if a waiting thread of this process gets the permit.
     pub fn release(mut self) -> Result<(), Error> {
         self.left = true;
-        let site = self.permit_lease.site();
-        Error::if_forked(&site.name)?;
         self.leave()?;
-        site.release(&self.permit_lease)
+        self.permit_lease.site().release(&self.permit_lease)
     }
 
     /// Ends the guard and leaves the permit taken. The client no longer renews it. A process that
@@ -213,6 +205,7 @@ impl ExpirablePermit {
 
     /// Ends the guard. An error: the permit no longer belonged to the guard.
     fn leave(&self) -> Result<(), Error> {
+        Error::if_forked(&self.permit_lease.site().name)?;
         if self.tenancy.is_held() && self.permit_lease.leave(&self.tenancy) {
             return Ok(());
         }
@@ -238,7 +231,7 @@ impl ExpirablePermit {
 impl Drop for ExpirablePermit {
     fn drop(&mut self) {
         // Lost or given back otherwise: `on_lost` and the log have said so.
-        if !self.left && !is_forked() && self.leave().is_ok() {
+        if !self.left && self.leave().is_ok() {
             self.semaphore.give_back(vec![Arc::clone(&self.permit_lease)]);
         }
     }

@@ -2,12 +2,14 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::io;
 use std::sync::Arc;
 
 use redis::Value;
 
 use super::cluster::{Cluster, Slot};
-use super::{Channels, Command, Failure, Lane, Limit, Node, Outcome, reply_code};
+use super::{Cause, Channels, Command, Failure, Lane, Limit, Node, Outcome, reply_code};
+use crate::sync::is_forked;
 
 /// The servers of a client: one, or a cluster's.
 #[derive(Clone, Debug)]
@@ -119,6 +121,7 @@ impl Route {
 
     /// See [`Lane::call_once`].
     pub fn call_once(&self, command: &Command) -> Outcome {
+        not_forked()?;
         match self {
             Self::Server(lane) => lane.call_once(command),
             Self::Slot(slot) => slot.call_once(command),
@@ -157,12 +160,24 @@ impl Route {
 
     /// See [`Lane::call_twice`].
     pub fn call_twice(&self, command: &Command, copy: impl FnOnce() -> Command) -> (Outcome, bool) {
+        if let Err(forked) = not_forked() {
+            return (Err(forked), false);
+        }
         let (outcome, in_doubt) = match self {
             Self::Server(lane) => lane.call_twice(command, copy),
             Self::Slot(slot) => slot.call_twice(command, copy),
         };
         (self.explained(outcome, command), in_doubt)
     }
+}
+
+/// A child that was forked in the middle of a call must not use its parent's connections.
+fn not_forked() -> Result<(), Failure> {
+    if !is_forked() {
+        return Ok(());
+    }
+    let forked = io::Error::other("this process was forked from the one that connected");
+    Err(Failure::Unsent(Cause::said(Arc::new(forked.into()), "".into())))
 }
 
 impl fmt::Debug for Route {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::entry::{ChannelEntry, Confirmation};
-use crate::sync::Thread;
+use crate::sync::{Thread, is_forked};
 
 /// A channel that a thread listens to, until this is dropped.
 #[derive(Debug)]
@@ -49,7 +49,10 @@ impl Subscription {
 
 impl Drop for Subscription {
     fn drop(&mut self) {
-        self.entry.leave();
+        // In a forked child a thread that is not there may have locked the entry's mutex.
+        if !is_forked() {
+            self.entry.leave();
+        }
     }
 }
 
