@@ -64,8 +64,10 @@ use super::tenancy::Tenancy;
 use super::terms::Terms;
 use crate::lease::renewal::Attempt;
 use crate::scripts::{Chain, Mode};
-use crate::waiting::{Queue, Waiter, Wake};
+use crate::waiting::{Lead, Queue, Waiter, Wake};
 
+#[cfg(test)]
+mod explored_tests;
 #[cfg(all(test, models))]
 mod model_tests;
 mod seat;
@@ -112,6 +114,7 @@ pub(crate) struct Need {
 }
 
 pub(super) type GateQueue = Queue<Need, Arc<Tenancy>, Option<QueueEntry>>;
+type GateLead = Lead<Option<QueueEntry>>;
 pub(crate) type GateWaiter = Waiter<Need, Arc<Tenancy>, Option<QueueEntry>>;
 
 /// Whether a thread may share a hold with others.
@@ -185,13 +188,7 @@ pub(crate) enum Vacated {
 impl Gate {
     /// The gate of a lock that one thread holds at a time.
     pub(crate) fn new(mode: Mode) -> Self {
-        let state = GateState {
-            alone: Place::default(),
-            readers: None,
-            queue: Queue::new(),
-            left_until: 0,
-        };
-        Self { state: Arc::new(Mutex::new(state)), mode }
+        Self { state: Arc::new(Mutex::new(GateState::new())), mode }
     }
 
     /// The gate of the same lock's holds of another mode.
@@ -328,11 +325,7 @@ impl Gate {
     /// The hold is not ours any more. If it is in the seat, under any tenancy, frees the seat and
     /// opens the gate.
     pub(crate) fn vacate(&self, hold: &Arc<Hold>) -> (Option<Seat>, Wake) {
-        let mut state = self.state.lock();
-        let is_its = |seat: &mut Seat| Arc::ptr_eq(&seat.tenancy.hold(), hold);
-        let seat = state.place(self.mode).seat.take_if(is_its);
-        let opens = seat.is_some() && self.mode != Mode::Read && !state.queue.is_led();
-        (seat, if opens { state.queue.promote(None).0 } else { Wake::NOBODY })
+        self.state.lock().vacate(self.mode, hold)
     }
 
     /// Lets the leader into the hold of this process's readers, whether their turn lasts (`true`) or
@@ -343,17 +336,16 @@ impl Gate {
 
     /// The leader reads: so do the readers that are first in the queue.
     pub(crate) fn let_readers_in(&self) {
-        let mut woken = Vec::new();
-        self.at(|state, now| {
-            while let Some(first) = state.queue.first()
-                && let Need { mode: Mode::Read, terms } = *first.need()
-            {
-                let thread = Arc::clone(first.thread());
-                let Some((tenancy, _)) = state.join_any_time(&thread, terms, now) else { break };
-                woken.extend(state.queue.grant_first(|_| tenancy));
-            }
-        });
+        let woken = self.at(GateState::let_readers_in);
         woken.into_iter().for_each(Wake::now);
+    }
+
+    /// The leader is done, and the leadership goes to the next thread in the queue, with the lead if
+    /// that is for this mode. Otherwise returns the lead.
+    pub(super) fn hand_on(&self, lead: Option<GateLead>) -> Option<GateLead> {
+        let (wake, left) = self.state.lock().hand_on(self.mode, lead);
+        wake.now();
+        left
     }
 
     /// Whether no other thread writes.
@@ -448,6 +440,10 @@ impl Gate {
 
 /// The transitions. The caller passes the time in: nothing here reads a clock.
 impl GateState {
+    fn new() -> Self {
+        Self { alone: Place::default(), readers: None, queue: Queue::new(), left_until: 0 }
+    }
+
     fn place(&mut self, mode: Mode) -> &mut Place {
         match mode {
             Mode::Read => self.readers.get_or_insert_default(),
@@ -539,6 +535,30 @@ impl GateState {
             }
             _ => None,
         }
+    }
+
+    fn let_readers_in(&mut self, now: u64) -> Vec<Wake> {
+        let mut woken = Vec::new();
+        while let Some(first) = self.queue.first()
+            && let Need { mode: Mode::Read, terms } = *first.need()
+        {
+            let thread = Arc::clone(first.thread());
+            let Some((tenancy, _)) = self.join_any_time(&thread, terms, now) else { break };
+            woken.extend(self.queue.grant_first(|_| tenancy));
+        }
+        woken
+    }
+
+    fn hand_on(&mut self, mode: Mode, lead: Option<GateLead>) -> (Wake, Option<GateLead>) {
+        let goes_on = self.queue.first().is_some_and(|first| first.need().mode == mode);
+        if goes_on { self.queue.promote(lead) } else { (self.queue.promote(None).0, lead) }
+    }
+
+    fn vacate(&mut self, mode: Mode, hold: &Arc<Hold>) -> (Option<Seat>, Wake) {
+        let is_its = |seat: &mut Seat| Arc::ptr_eq(&seat.tenancy.hold(), hold);
+        let seat = self.place(mode).seat.take_if(is_its);
+        let opens = seat.is_some() && mode != Mode::Read && !self.queue.is_led();
+        (seat, if opens { self.queue.promote(None).0 } else { Wake::NOBODY })
     }
 
     /// The tenancy under which the thread reads.

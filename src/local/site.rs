@@ -345,12 +345,7 @@ impl Queued for Arc<Site> {
     /// The leadership goes to the next thread in the queue, with the entry if that is of its mode.
     /// Otherwise the entry is given up.
     fn hand_on(&self, lead: Option<Lead<Option<QueueEntry>>>) {
-        let (wake, left) = self.with_queue(|queue| {
-            let goes_on = queue.first().is_some_and(|first| first.need().mode == self.mode);
-            if goes_on { queue.promote(lead) } else { (queue.promote(None).0, lead) }
-        });
-        wake.now();
-        if let Some(entry) = left.and_then(|lead| lead.request_state) {
+        if let Some(entry) = self.gate.hand_on(lead).and_then(|lead| lead.request_state) {
             self.leave_queue(entry);
         }
     }

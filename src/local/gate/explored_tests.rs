@@ -1,0 +1,315 @@
+//! A search through all states that a few threads can bring a gate into, and what must hold in each.
+//! (The models in `model_tests.rs` also try the code around the gate, in orders drawn by lot.)
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use super::*;
+use crate::local::Asked;
+use crate::scripts::ClientId;
+use crate::waiting::Signal;
+
+const TERMS: Terms = Terms::watched(Duration::from_secs(30));
+const PAST_A_TURN: u64 = 20_000_000;
+
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Comes(usize, Mode),
+    /// The server grants the leader's request.
+    Granted(usize),
+    /// A leader or a waiter ends its wait.
+    GivesUp(usize),
+    Leaves(usize, Mode),
+    /// The server has answered a release, for which the thread has the leadership.
+    Released(usize),
+    /// The hold of this mode is lost.
+    Lost(Mode),
+    TurnEnds,
+}
+
+/// What a thread does at the gate.
+#[derive(Debug)]
+enum At {
+    Nothing,
+    Queues(Arc<GateWaiter>),
+    Leads(Mode),
+    Releases(Arc<Hold>),
+}
+
+type Tenancies = Vec<Option<Arc<Tenancy>>>;
+
+/// Threads, their gate, and the holds that the server has.
+struct World {
+    /// The mode of the holds of one thread, and that of its shared holds.
+    modes: Vec<Mode>,
+    state: GateState,
+    threads: Vec<Arc<Thread>>,
+    at: Vec<At>,
+    /// How many more times each thread may come.
+    comes: Vec<usize>,
+    reads: Tenancies,
+    alone: Tenancies,
+    server: Vec<Arc<Hold>>,
+    now: u64,
+    id: ClientId,
+}
+
+impl World {
+    fn new(modes: &[Mode], threads: &[Arc<Thread>], comes: usize) -> Self {
+        let count = threads.len();
+        Self {
+            modes: modes.to_vec(),
+            state: GateState::new(),
+            threads: threads.to_vec(),
+            at: (0..count).map(|_| At::Nothing).collect(),
+            comes: vec![comes; count],
+            reads: vec![None; count],
+            alone: vec![None; count],
+            server: Vec::new(),
+            now: 0,
+            id: ClientId::random().unwrap(),
+        }
+    }
+
+    fn has(&mut self, mode: Mode) -> &mut Tenancies {
+        if mode == Mode::Read { &mut self.reads } else { &mut self.alone }
+    }
+
+    /// The steps that are possible now.
+    fn steps(&self) -> Vec<Step> {
+        let mut steps = Vec::new();
+        for (thread, at) in self.at.iter().enumerate() {
+            match at {
+                At::Nothing => {
+                    for &mode in &self.modes {
+                        let all = if mode == Mode::Read { &self.reads } else { &self.alone };
+                        if all[thread].is_some() {
+                            steps.push(Step::Leaves(thread, mode));
+                        } else if self.comes[thread] > 0 {
+                            // (One level more of a hold would change nothing for others.)
+                            steps.push(Step::Comes(thread, mode));
+                        }
+                    }
+                }
+                At::Queues(_) => steps.push(Step::GivesUp(thread)),
+                At::Leads(mode) => {
+                    let shares = |hold: &Arc<Hold>| hold.owner.mode() == Mode::Read;
+                    if self.server.iter().all(|hold| *mode == Mode::Read && shares(hold)) {
+                        steps.push(Step::Granted(thread));
+                    }
+                    steps.push(Step::GivesUp(thread));
+                }
+                At::Releases(_) => steps.push(Step::Released(thread)),
+            }
+        }
+        for (mode, all) in [(Mode::Read, &self.reads), (self.modes[0], &self.alone)] {
+            if all.iter().any(Option::is_some) {
+                steps.push(Step::Lost(mode));
+            }
+        }
+        if self.now == 0 {
+            steps.push(Step::TurnEnds);
+        }
+        steps
+    }
+
+    fn take(&mut self, step: Step) {
+        match step {
+            Step::Comes(thread, mode) => self.comes(thread, mode),
+            Step::Granted(thread) => self.granted(thread),
+            Step::GivesUp(thread) => match std::mem::replace(&mut self.at[thread], At::Nothing) {
+                At::Queues(waiter) => assert!(self.state.queue.give_up(&waiter).is_none()),
+                _ => self.hand_on(),
+            },
+            Step::Leaves(thread, mode) => self.leaves(thread, mode),
+            Step::Released(thread) => {
+                if let At::Releases(hold) = std::mem::replace(&mut self.at[thread], At::Nothing) {
+                    self.forget(&hold);
+                }
+                self.hand_on();
+            }
+            Step::Lost(mode) => {
+                let seat = self.state.place(mode).seat.as_ref().unwrap();
+                let hold = Arc::clone(&seat.tenancy.hold());
+                self.state.vacate(mode, &hold).1.now();
+                self.has(mode).fill(None);
+                self.forget(&hold);
+            }
+            Step::TurnEnds => self.now = PAST_A_TURN,
+        }
+        self.read_signals();
+        self.check(step);
+    }
+
+    fn comes(&mut self, thread: usize, mode: Mode) {
+        self.comes[thread] -= 1;
+        let is_free = !self.state.queue.is_busy();
+        let need = Need { mode, terms: TERMS };
+        match self.state.enter(&Arc::clone(&self.threads[thread]), need, true, self.now) {
+            GateOutcome::Leads => self.at[thread] = At::Leads(mode),
+            GateOutcome::Queued(waiter) => self.at[thread] = At::Queues(waiter),
+            GateOutcome::Joined(tenancy) => {
+                assert!(is_free, "past a waiter");
+                assert_eq!(tenancy.hold().asked.at, self.now, "after the turn");
+                self.reads[thread] = Some(tenancy);
+            }
+            GateOutcome::Under(writing) => {
+                assert!(Arc::ptr_eq(&writing, self.alone[thread].as_ref().unwrap()));
+                self.seat(thread, Mode::Read);
+            }
+            GateOutcome::Reads => assert!(self.reads[thread].is_some()),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// The server grants the thread a hold of its own.
+    fn seat(&mut self, thread: usize, mode: Mode) {
+        let asked = Asked { forced: 0, incarnation: 0, at: self.now };
+        let hold = Arc::new(Hold::new(self.id.next_owner_to(mode), TERMS, asked, false));
+        let own = Arc::clone(&self.threads[thread]);
+        let tenancy = Arc::new(Tenancy::since(Arc::clone(&hold), own, self.now));
+        let admitted = self.state.admit(mode, &tenancy, TERMS, None, self.now);
+        assert!(matches!(admitted, Admitted::Seated(None)), "{admitted:?}");
+        self.has(mode)[thread] = Some(tenancy);
+        self.server.push(hold);
+    }
+
+    fn granted(&mut self, thread: usize) {
+        let At::Leads(mode) = std::mem::replace(&mut self.at[thread], At::Nothing) else {
+            unreachable!()
+        };
+        let own = Arc::clone(&self.threads[thread]);
+        match self.state.join_any_time(&own, TERMS, self.now) {
+            Some((tenancy, _)) if mode == Mode::Read => self.reads[thread] = Some(tenancy),
+            _ => self.seat(thread, mode),
+        }
+        if mode == Mode::Read {
+            self.state.let_readers_in(self.now).into_iter().for_each(Wake::now);
+            self.hand_on();
+        }
+    }
+
+    fn leaves(&mut self, thread: usize, mode: Mode) {
+        let tenancy = self.has(mode)[thread].take().unwrap();
+        let hold = Arc::clone(&tenancy.hold());
+        match self.state.leave(mode, &tenancy, None, self.now) {
+            LeaveOutcome::Left(_, Vacated::Passed { next, second }) => {
+                assert_eq!(hold.asked.at, self.now, "after the turn");
+                [next, second].into_iter().for_each(Wake::now);
+            }
+            LeaveOutcome::Left(_, Vacated::Release { leads: true }) => {
+                self.at[thread] = At::Releases(hold);
+            }
+            LeaveOutcome::Left(_, Vacated::Release { leads: false }) => self.forget(&hold),
+            LeaveOutcome::Stepped => assert!(self.reads.iter().any(Option::is_some)),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn hand_on(&mut self) {
+        self.state.hand_on(Mode::Lock, None).0.now();
+    }
+
+    fn forget(&mut self, hold: &Arc<Hold>) {
+        self.server.retain(|other| !Arc::ptr_eq(other, hold));
+    }
+
+    fn read_signals(&mut self) {
+        for thread in 0..self.at.len() {
+            let At::Queues(waiter) = &self.at[thread] else { continue };
+            let mode = waiter.need().mode;
+            match waiter.take_signal() {
+                None => {}
+                Some(Signal::Granted(tenancy)) => {
+                    self.at[thread] = At::Nothing;
+                    self.has(mode)[thread] = Some(tenancy);
+                }
+                Some(Signal::Leadership(_)) => self.at[thread] = At::Leads(mode),
+                Some(Signal::Failed(error)) => panic!("{error}"),
+            }
+        }
+    }
+
+    /// What holds in each state.
+    fn check(&self, step: Step) {
+        let count = |all: &Tenancies| all.iter().flatten().count();
+        assert!(count(&self.alone) <= 1, "two have it alone, after {step:?}");
+        if let Some(alone) = self.alone.iter().position(Option::is_some) {
+            let reads = |at: &usize| self.reads[*at].is_some();
+            assert!(
+                (0..self.at.len()).filter(reads).all(|at| at == alone),
+                "reads beside a writer"
+            );
+        }
+        let leads = |at: &&At| matches!(at, At::Leads(_) | At::Releases(_));
+        let leaders = self.at.iter().filter(leads).count();
+        assert_eq!(leaders, usize::from(self.state.queue.is_led()), "after {step:?}");
+        let is_taken = self.state.alone.seat.is_some();
+        assert_eq!(is_taken, count(&self.alone) == 1, "after {step:?}");
+        let waits = self.at.iter().any(|at| matches!(at, At::Queues(_)));
+        assert_eq!(waits, self.state.queue.first().is_some(), "after {step:?}");
+        assert!(!waits || is_taken || leaders == 1, "nobody leads, after {step:?}");
+        let goes_on =
+            |step: &Step| matches!(step, Step::Granted(_) | Step::Leaves(..) | Step::Released(_));
+        let is_stuck = (waits || leaders == 1) && !self.steps().iter().any(goes_on);
+        assert!(!is_stuck, "all wait for one another, after {step:?}");
+    }
+
+    /// Equal for states from which the same may follow.
+    fn key(&mut self) -> String {
+        let number = |thread: &Thread| {
+            self.threads.iter().position(|own| own.id() == thread.id()).unwrap_or(usize::MAX)
+        };
+        let queue: Vec<_> = self.state.queue.first_ones(usize::MAX);
+        let queue: Vec<_> = queue.iter().map(|waiter| number(waiter.thread())).collect();
+        let at = self.at.iter().map(|at| match at {
+            At::Queues(waiter) => format!("{:?}", waiter.need().mode),
+            At::Leads(mode) => format!("leads to {mode:?}"),
+            At::Nothing => String::new(),
+            At::Releases(_) => "releases".to_owned(),
+        });
+        let at: Vec<_> = at.collect();
+        let has = |all: &Tenancies| all.iter().map(Option::is_some).collect::<Vec<_>>();
+        let passes = self.state.alone.cohort.may_pass(self.now);
+        let joins = self.state.readers.as_ref().is_some_and(|it| it.cohort.may_join(self.now));
+        let server: Vec<_> = self.server.iter().map(|hold| hold.owner.mode()).collect();
+        let (reads, alone) = (has(&self.reads), has(&self.alone));
+        format!(
+            "{queue:?} {at:?} {reads:?} {alone:?} {passes} {joins} {server:?} {:?} {}",
+            self.comes, self.now
+        )
+    }
+}
+
+/// Visits every state that this many threads can reach, each of which comes a number of times.
+/// Returns how many there are.
+fn explore(modes: &[Mode], threads: usize, comes: usize) -> usize {
+    let spawned = (0..threads).map(|_| std::thread::spawn(Thread::current).join().unwrap());
+    let threads: Vec<_> = spawned.collect();
+    let after = |path: &[Step]| {
+        let mut world = World::new(modes, &threads, comes);
+        path.iter().for_each(|step| world.take(*step));
+        world
+    };
+    let (mut seen, mut paths) = (HashSet::new(), vec![Vec::new()]);
+    while let Some(path) = paths.pop() {
+        for step in after(&path).steps() {
+            let mut path = path.clone();
+            path.push(step);
+            if seen.insert(after(&path).key()) {
+                paths.push(path);
+            }
+        }
+    }
+    seen.len()
+}
+
+#[test]
+fn one_holds_at_a_time_and_the_leadership_is_never_lost_in_any_order() {
+    assert!(explore(&[Mode::Lock], 3, 2) > 1_000);
+}
+
+#[test]
+fn one_writes_or_some_read_and_the_leadership_is_never_lost_in_any_order() {
+    assert!(explore(&[Mode::Write, Mode::Read], 3, 2) > 10_000);
+}
