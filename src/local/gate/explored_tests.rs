@@ -256,7 +256,7 @@ impl World {
     }
 
     /// Equal for states from which the same may follow.
-    fn key(&mut self) -> String {
+    fn key(&self) -> String {
         let number = |thread: &Thread| {
             self.threads.iter().position(|own| own.id() == thread.id()).unwrap_or(usize::MAX)
         };
