@@ -51,7 +51,6 @@ fn the_last_handles_end_takes_the_threads_along() {
     if !has_own_process() {
         return;
     }
-    let _bounded = bounded();
     let server = server();
     wait_no_threads();
     // A thread that waited for a reply would wait for very long.
@@ -80,7 +79,6 @@ fn many_clients_come_and_go_and_leave_no_thread_and_no_connection() {
     if !has_own_process() {
         return;
     }
-    let _bounded = bounded();
     let server = server();
     let mut redis = server.connection();
     let mut connections = || {
@@ -109,7 +107,6 @@ fn a_client_that_is_dropped_leaves_nothing_held() {
     if !has_own_process() {
         return;
     }
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let names: Vec<_> = (0..50).map(|at| format!("held:{at}")).collect();
@@ -130,7 +127,6 @@ fn a_process_that_drops_its_client_and_ends_leaves_nothing_held() {
     if !has_own_process() {
         return;
     }
-    let _bounded = bounded();
     let server = server();
     let mut workers: Vec<_> = ["a", "b"]
         .map(|name| Worker::spawn_test("end::worker", "dropper", &[&server.url(), name]))
@@ -149,7 +145,6 @@ fn the_end_of_a_client_waits_for_releases_without_an_answer() {
     if !has_own_process() {
         return;
     }
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let client = Client::builder(&proxy.url()).watchdog_timeout(LONG).connect().unwrap();
@@ -169,7 +164,6 @@ fn a_release_that_is_lost_right_before_the_end_is_sent_again_before_it() {
     if !has_own_process() {
         return;
     }
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     for round in 0..10 {
@@ -197,7 +191,6 @@ fn the_end_waits_for_no_message_of_others() {
     if !has_own_process() {
         return;
     }
-    let _bounded = bounded();
     let server = server();
     let client = Client::builder(&server.url()).response_timeout(LONG).connect().unwrap();
     // The client listens to two channels, and no message ever comes.
@@ -214,7 +207,6 @@ fn the_last_handle_may_be_dropped_by_an_on_lost_callback() {
     if !has_own_process() {
         return;
     }
-    let _bounded = bounded();
     let server = server();
     let lease = UNIT * 3;
     for round in 0..4 {
@@ -258,7 +250,6 @@ fn a_callback_that_was_never_called_may_own_the_last_handle() {
     if !has_own_process() {
         return;
     }
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let guard = client.reentrant_lock("unheard").lock().unwrap();
@@ -273,7 +264,6 @@ fn shutdown_ends_waits_and_holds_and_all_later_calls() {
     if !has_own_process() {
         return;
     }
-    let _bounded = bounded();
     let server = server();
     at_once(|| {
         let client = client(&server);
@@ -328,7 +318,6 @@ fn a_shutdown_in_the_middle_of_contention_leaves_no_hold_and_no_waiter() {
     if !has_own_process() {
         return;
     }
-    let _bounded = bounded();
     let server = server();
     let mut random = Random::new();
     for round in 0..15 {
@@ -372,7 +361,6 @@ fn a_guard_that_outlives_the_shutdown_is_lost_and_harmless() {
     if !has_own_process() {
         return;
     }
-    let _bounded = bounded();
     let server = server();
     let (client, other) = (client(&server), client(&server));
     let (kept, dropped) =
@@ -394,7 +382,6 @@ fn the_end_of_a_client_of_a_frozen_or_absent_server_takes_a_bounded_time() {
     if !has_own_process() {
         return;
     }
-    let _bounded = bounded();
     let server = server();
     let mut names = 0;
     for (connections, gone) in [(1, false), (CROWD, false), (CROWD, true)] {
@@ -435,7 +422,6 @@ fn a_client_that_could_not_connect_leaves_no_thread() {
     if !has_own_process() {
         return;
     }
-    let _bounded = bounded();
     wait_no_threads();
     let server = server();
     let url = server.url();
@@ -450,7 +436,6 @@ fn the_end_right_after_the_connections_broke_takes_no_longer_than_any_other() {
     if !has_own_process() {
         return;
     }
-    let _bounded = bounded();
     let server = server();
     let mut redis = server.connection();
     for kind in ["normal", "pubsub", "all"] {
@@ -476,7 +461,6 @@ fn no_thread_outlives_a_client_of_a_server_that_stays_frozen() {
     if !has_own_process() {
         return;
     }
-    let _bounded = bounded();
     let server = server();
     let client = impatient(&server.url()).connect().unwrap();
     // The client listens, and no message ever comes.
@@ -497,7 +481,6 @@ fn permits_dropped_before_a_frozen_server_come_back_though_the_client_ends() {
     if !has_own_process() {
         return;
     }
-    let _bounded = bounded();
     let server = server();
     let client = Client::builder(&server.url()).connections(1).connect().unwrap();
     let semaphore = client.semaphore("owed");
@@ -521,7 +504,6 @@ fn a_second_shutdown_returns_when_the_first_has_ended() {
     if !has_own_process() {
         return;
     }
-    let _bounded = bounded();
     let server = server();
     let client = impatient(&server.url()).response_timeout(SOON).connect().unwrap();
     let _held = client.reentrant_lock("held").lock_owned().unwrap();
@@ -547,7 +529,6 @@ fn dropping_many_guards_waits_for_no_server() {
     if !has_own_process() {
         return;
     }
-    let _bounded = bounded();
     let server = server();
     let client = impatient(&server.url()).response_timeout(SOON).connections(1).connect().unwrap();
     let guards = hold_many(&client);
@@ -567,7 +548,6 @@ fn many_releases_are_carried_out_before_the_requests_behind_them() {
     if !has_own_process() {
         return;
     }
-    let _bounded = bounded();
     let server = server();
     let patient = Client::builder(&server.url()).watchdog_timeout(LONG);
     let client = patient.connections(1).connect().unwrap();
@@ -600,7 +580,6 @@ fn the_end_of_a_client_that_holds_much_on_a_frozen_server_takes_a_bounded_time()
     if !has_own_process() {
         return;
     }
-    let _bounded = bounded();
     let server = server();
     let client = impatient(&server.url()).connections(4).connect().unwrap();
     let guards = hold_many(&client);

@@ -294,7 +294,6 @@ fn a_forked_child_holds_nothing_and_changes_nothing_of_its_parents() {
     if !has_own_process() {
         return;
     }
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let lock = client.reentrant_lock("lock");
@@ -444,7 +443,6 @@ fn a_wait_that_forks_goes_on_in_the_parent_alone() {
     if !has_own_process() {
         return;
     }
-    let _bounded = bounded();
     let server = server();
     let forked = Arc::<Mutex<Option<Child>>>::default();
     let forks = Client::builder(&server.url()).observer(Forks(Arc::clone(&forked)));
@@ -486,7 +484,6 @@ fn work_under_a_lock_that_forks_returns_an_error_in_the_child() {
     if !has_own_process() {
         return;
     }
-    let _bounded = bounded();
     let server = server();
     let lock = client(&server).reentrant_lock("lock");
     let mut child = None;
@@ -510,7 +507,6 @@ fn an_action_that_forks_trips_the_barrier_in_the_parent_alone() {
     if !has_own_process() {
         return;
     }
-    let _bounded = bounded();
     let server = server();
     let barrier = client(&server).cyclic_barrier("forks");
     assert!(barrier.try_set_parties(1).unwrap());
@@ -536,7 +532,6 @@ fn children_forked_before_the_first_connect_are_clients_of_their_own() {
     if !has_own_process() {
         return;
     }
-    let _bounded = bounded();
     let server = server();
     // Each of them, and the parent itself, goes on where this thread's random generator stands.
     let children: Vec<_> = (0..3)
@@ -569,7 +564,6 @@ fn a_child_forked_after_a_connect_cannot_connect_and_nor_can_its_children() {
     if !has_own_process() {
         return;
     }
-    let _bounded = bounded();
     let server = server();
     let parents = client(&server);
     let guard = parents.reentrant_lock("parent's").lock().unwrap();
@@ -590,7 +584,6 @@ fn a_child_forked_in_the_middle_of_anything_hangs_nowhere() {
     if !has_own_process() {
         return;
     }
-    let _bounded = bounded();
     let server = server();
     fork_in_the_middle(&client(&server), &server.url());
 }
@@ -601,7 +594,7 @@ fn nor_does_one_of_a_process_that_uses_a_cluster() {
     if !has_own_process() {
         return;
     }
-    let _bounded = bounded();
+    bound();
     let cluster = Cluster::without_replicas().unwrap();
     let client = Client::builder(&cluster.url()).watchdog_timeout(LONG).connect().unwrap();
     fork_in_the_middle(&client, &cluster.url());

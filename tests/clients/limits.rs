@@ -75,7 +75,6 @@ fn hang(server: &Server, call: impl Fn(Wait<'_>) -> Result<bool, Error>) {
 /// good as taken.
 #[test]
 fn a_call_without_an_answer_ends_with_none_until_the_server_was_silent_for_a_second() {
-    let _bounded = bounded();
     let server = server();
     let client = patient(&server.url());
     for (name, call) in calls(&client) {
@@ -100,7 +99,6 @@ fn a_call_without_an_answer_ends_with_none_until_the_server_was_silent_for_a_sec
 
 #[test]
 fn a_limit_ends_every_call_to_a_server_that_hangs_and_leaves_nothing_behind() {
-    let _bounded = bounded();
     let server = server();
     let client = patient(&server.url());
     for (name, call) in calls(&client) {
@@ -130,7 +128,6 @@ fn a_limit_ends_every_call_to_a_server_that_hangs_and_leaves_nothing_behind() {
 
 #[test]
 fn a_cancel_token_ends_every_call_to_a_server_that_hangs_and_leaves_nothing_behind() {
-    let _bounded = bounded();
     let server = server();
     let client = patient(&server.url());
     for (name, call) in calls(&client) {
@@ -161,7 +158,6 @@ fn a_cancel_token_ends_every_call_to_a_server_that_hangs_and_leaves_nothing_behi
 #[test]
 fn neither_a_drop_nor_a_call_that_gives_up_waits_for_room_in_a_connection() {
     const NAMES: usize = 100;
-    let _bounded = bounded();
     let server = server();
     // A write that waits does so for longer than the test.
     let builder = Client::builder(&server.unix_url()).watchdog_timeout(LONG * 10);
@@ -195,7 +191,6 @@ fn neither_a_drop_nor_a_call_that_gives_up_waits_for_room_in_a_connection() {
 #[test]
 fn calls_that_end_together_behind_an_answered_one_all_end_with_none() {
     const CALLS: usize = 30;
-    let _bounded = bounded();
     let server = server();
     let (client, other) = (patient(&server.url()), client(&server));
     other.semaphore("none").set_permits(1).unwrap();
@@ -221,7 +216,6 @@ fn calls_that_end_together_behind_an_answered_one_all_end_with_none() {
 /// With one connection: the leaving call writes and reads for all calls that come meanwhile.
 #[test]
 fn a_call_that_leaves_while_it_reads_for_others_hands_the_reading_on() {
-    let _bounded = bounded();
     let server = server();
     let client = patient(&server.url());
     client.reentrant_lock("warm").lock().unwrap().unlock().unwrap();
@@ -258,7 +252,6 @@ fn a_call_that_leaves_while_it_reads_for_others_hands_the_reading_on() {
 
 #[test]
 fn a_call_that_was_answered_once_ends_with_none_and_not_with_an_error() {
-    let _bounded = bounded();
     let server = server();
     let client = patient(&server.url());
     hold_as_redisson(&mut server.connection(), "held", LONG);
@@ -275,7 +268,6 @@ fn a_call_that_was_answered_once_ends_with_none_and_not_with_an_error() {
 
 #[test]
 fn a_limit_ends_a_call_whose_connection_is_to_be_opened() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let client = patient(&proxy.url());
@@ -301,7 +293,6 @@ fn a_limit_ends_a_call_whose_connection_is_to_be_opened() {
 /// The server's word is not hidden by a limit that ends the question for the key's type.
 #[test]
 fn a_refused_type_is_told_though_the_limit_ends_the_question_for_it() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let client = patient(&proxy.url());
@@ -344,14 +335,14 @@ fn ends_in_time(client: &Client, server: &Server, hangs: bool) {
 
 #[test]
 fn a_limit_ends_a_call_to_a_server_of_a_cluster_that_hangs() {
-    let _bounded = bounded();
+    bound();
     let cluster = Cluster::without_replicas().unwrap();
     ends_in_time(&patient(&cluster.url()), cluster.home("hangs"), true);
 }
 
 #[test]
 fn a_limit_ends_a_call_to_a_master_of_sentinels_that_hangs() {
-    let _bounded = bounded();
+    bound();
     let sentinels = Sentinels::builder().down_after(LONG).start().unwrap();
     ends_in_time(&patient(&sentinels.url()), sentinels.master(), true);
 }
@@ -359,7 +350,6 @@ fn a_limit_ends_a_call_to_a_master_of_sentinels_that_hangs() {
 /// The server has answered, and waits for a replica that there is not. The release goes behind.
 #[test]
 fn a_limit_ends_a_call_that_no_replica_acknowledges() {
-    let _bounded = bounded();
     let server = server();
     // The server knows the script.
     drop(client(&server).reentrant_lock("hangs").lock().unwrap());
@@ -374,7 +364,6 @@ fn a_limited_call_without_a_thread_to_connect_on_fails_and_leaves_the_way_free_f
     if !has_own_process() {
         return;
     }
-    let _bounded = bounded();
     let server = server();
     let builder = Client::builder(&server.url()).watchdog_timeout(LONG).connections(1);
     let client = builder.failover_timeout(Duration::ZERO).connect().unwrap();
@@ -423,7 +412,6 @@ fn a_limited_call_without_a_thread_to_connect_on_fails_and_leaves_the_way_free_f
 fn a_new_connection_does_not_repeat_the_answered_give_ups_of_cut_calls() {
     const CALLS: u64 = 50;
     const BREAKS: u64 = 20;
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let client = impatient(&proxy.url()).connect().unwrap();

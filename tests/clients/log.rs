@@ -127,7 +127,6 @@ fn an_outage_is_one_warning_and_its_end_is_one_line() {
         return;
     }
     LOGGER.install();
-    let _bounded = bounded();
     let server = server();
     // Not by its port, which another server may have while this one is away.
     let client = busy_client(&server, &server.unix_url());
@@ -160,7 +159,6 @@ fn a_server_that_does_not_answer_is_an_outage() {
         return;
     }
     LOGGER.install();
-    let _bounded = bounded();
     let server = server();
     let client = busy_client(&server, &server.url());
     server.pause();
@@ -182,7 +180,6 @@ fn an_outage_is_told_once_for_all_clients_of_a_process() {
         return;
     }
     LOGGER.install();
-    let _bounded = bounded();
     let server = server();
     let clients = [(); 3].map(|()| impatient(&server.unix_url()).connect().unwrap());
     let fail = |client: &Client| assert!(client.reentrant_lock("name").lock().is_err());
@@ -217,7 +214,6 @@ fn the_end_of_an_outage_is_told_though_no_call_is_made() {
         return;
     }
     LOGGER.install();
-    let _bounded = bounded();
     let server = server();
     let client = impatient(&server.url()).connect().unwrap();
     server.pause();
@@ -247,7 +243,7 @@ fn the_outage_of_a_master_that_never_comes_back_ends_with_one_line() {
         return;
     }
     LOGGER.install();
-    let _bounded = bounded();
+    bound();
     let Ok(cluster) = Cluster::start() else {
         eprintln!("left out: no cluster can be had");
         return;
@@ -286,7 +282,6 @@ fn ten_thousand_lost_holds_are_one_line() {
         return;
     }
     LOGGER.install();
-    let _bounded = bounded();
     let server = server();
     let client = Client::builder(&server.url()).watchdog_timeout(LONG).connect().unwrap();
     let lost = Arc::new(AtomicUsize::new(0));
@@ -318,7 +313,6 @@ fn a_server_that_does_not_tell_of_changes_is_one_line() {
         return;
     }
     LOGGER.install();
-    let _bounded = bounded();
     let server = server();
     let mut user = User::new(&server, "untold");
     user.set(&["-client"]);
@@ -344,7 +338,6 @@ fn a_connection_that_breaks_alone_is_no_outage() {
         return;
     }
     LOGGER.install();
-    let _bounded = bounded();
     let server = server();
     let client = patient_busy_client(&server);
     let mut redis = server.connection();
@@ -367,7 +360,6 @@ fn a_server_that_lets_no_further_connection_in_is_no_outage() {
         return;
     }
     LOGGER.install();
-    let _bounded = bounded();
     let server = server();
     let mut redis = server.connection();
     let client = patient_busy_client(&server);
@@ -407,7 +399,6 @@ fn a_right_that_every_wait_needs_is_missed_aloud_once() {
         return;
     }
     LOGGER.install();
-    let _bounded = bounded();
     let server = server();
     let mut user = User::new(&server, "mute");
     let client = user.client();
@@ -439,7 +430,6 @@ fn a_release_without_its_message_is_logged_once() {
         return;
     }
     LOGGER.install();
-    let _bounded = bounded();
     let server = server();
     // A copy finds the release done, and does not know whether listeners heard of it.
     let proxy = Proxy::before(&server);
@@ -492,7 +482,6 @@ fn a_lease_that_ran_out_says_why() {
         return;
     }
     LOGGER.install();
-    let _bounded = bounded();
     let server = server();
     let builder = || impatient(&server.url()).watchdog_timeout(RENEWED);
     let client = builder().connect().unwrap();
@@ -531,7 +520,6 @@ fn a_release_behind_a_call_that_outlasts_the_end_is_not_forgotten() {
         return;
     }
     LOGGER.install();
-    let _bounded = bounded();
     let server = server();
     for connections in [1, 8] {
         let proxy = Proxy::before(&server);
@@ -590,7 +578,6 @@ fn a_logger_that_blocks_or_panics_stops_nothing() {
         return;
     }
     LOGGER.install();
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let watched = watched(&server, RENEWED);
@@ -622,7 +609,6 @@ fn a_server_that_says_nothing_of_itself_is_used_and_that_is_said_once() {
         return;
     }
     LOGGER.install();
-    let _bounded = bounded();
     let server = server();
     let mut user = User::new(&server, "managed");
     user.set(&["-info", "-client", "-config", "-command", "-debug", "-wait", "-hello"]);
@@ -657,7 +643,6 @@ fn each_line_says_whose_it_is() {
         return;
     }
     LOGGER.install();
-    let _bounded = bounded();
     let server = server();
     let clients = [(); 2].map(|()| client(&server));
     for (client, name) in clients.iter().zip(["one", "other"]) {
@@ -677,7 +662,6 @@ fn a_long_wait_of_a_thread_that_holds_another_lock_is_said_once() {
         return;
     }
     LOGGER.install();
-    let _bounded = bounded();
     let server = server();
     let connect = || Client::builder(&server.url()).slow_wait(UNIT * 3).connect().unwrap();
     let clients = [connect(), connect()];
@@ -732,7 +716,6 @@ fn a_thread_that_holds_another_lock_is_named_in_a_crowd() {
         return;
     }
     LOGGER.install();
-    let _bounded = bounded();
     let server = server();
     let client = Client::builder(&server.url()).slow_wait(UNIT).connect().unwrap();
     let held = client.reentrant_lock("B").lock_owned().unwrap();
@@ -760,7 +743,6 @@ fn a_long_wait_for_a_latch_is_said_if_its_thread_holds_a_lock() {
         return;
     }
     LOGGER.install();
-    let _bounded = bounded();
     let server = server();
     let client = Client::builder(&server.url()).slow_wait(UNIT).connect().unwrap();
     let latches = ["with", "without"].map(|name| client.count_down_latch(name));
@@ -789,7 +771,6 @@ fn of_a_crowd_one_client_a_second_asks_why_it_waits() {
         return;
     }
     LOGGER.install();
-    let _bounded = bounded();
     let server = server();
     let connect = |slow: Duration| {
         Client::builder(&server.url()).slow_wait(slow).connections(1).connect().unwrap()
@@ -837,7 +818,6 @@ fn a_slow_wait_is_said_once_with_the_holder_and_those_before() {
         return;
     }
     LOGGER.install();
-    let _bounded = bounded();
     let server = server();
     let holder = Client::builder(&server.url()).watchdog_timeout(LONG).connect().unwrap();
     let slow = || Client::builder(&server.url()).slow_wait(UNIT * 3).connect().unwrap();
@@ -898,7 +878,6 @@ fn permits_that_no_program_has_set_are_said_at_once_with_their_number() {
         return;
     }
     LOGGER.install();
-    let _bounded = bounded();
     let server = server();
     // Each is a client of its own, which says it at once, and once.
     let clients =
@@ -937,7 +916,6 @@ fn renewals_that_are_refused_are_one_warning_and_their_acceptance_is_one_line() 
         return;
     }
     LOGGER.install();
-    let _bounded = bounded();
     let server = server();
     let mut redis = server.connection();
     let mut needs_replicas = |count: &str| {
@@ -972,7 +950,7 @@ fn a_slot_that_moved_with_a_held_lock_is_one_warning() {
         return;
     }
     LOGGER.install();
-    let _bounded = bounded();
+    bound();
     let Ok(cluster) = Cluster::without_replicas() else {
         eprintln!("left out: no cluster can be had");
         return;
@@ -997,7 +975,7 @@ fn clients_of_a_cluster_with_other_channels_are_one_warning() {
         return;
     }
     LOGGER.install();
-    let _bounded = bounded();
+    bound();
     let Ok(cluster) = Cluster::without_replicas() else {
         eprintln!("left out: no cluster can be had");
         return;

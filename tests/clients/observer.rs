@@ -95,7 +95,6 @@ fn observed(server: &Server) -> (Client, Heard) {
 
 #[test]
 fn a_wait_and_a_hold_are_told_once_each_and_a_re_entry_is_not() {
-    let _bounded = bounded();
     let server = server();
     let (client, heard) = observed(&server);
     let lock = client.reentrant_lock("orders");
@@ -114,7 +113,6 @@ fn a_wait_and_a_hold_are_told_once_each_and_a_re_entry_is_not() {
 /// Its thread has had the lock all the while.
 #[test]
 fn a_re_entry_that_outlasts_an_outage_is_told_no_more_than_another() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let heard = Heard::default();
@@ -138,7 +136,6 @@ fn a_re_entry_that_outlasts_an_outage_is_told_no_more_than_another() {
 
 #[test]
 fn a_wait_that_begins_in_an_outage_is_told_in_it() {
-    let _bounded = bounded();
     let server = server();
     let (proxy, heard) = (Proxy::before(&server), Heard::default());
     let client = Client::builder(&proxy.url()).failover_timeout(LONG).observer(heard.clone());
@@ -155,7 +152,6 @@ fn a_wait_that_begins_in_an_outage_is_told_in_it() {
 
 #[test]
 fn a_loss_that_unlock_finds_is_told_as_a_loss() {
-    let _bounded = bounded();
     let server = server();
     let (client, heard) = observed(&server);
     let guard = client.reentrant_lock("orders").lock().unwrap();
@@ -168,7 +164,6 @@ fn a_loss_that_unlock_finds_is_told_as_a_loss() {
 
 #[test]
 fn the_way_of_a_lock_is_told_from_another_process_or_from_another_thread() {
-    let _bounded = bounded();
     let server = server();
     let (other, (client, heard)) = (client(&server), observed(&server));
     // The thread may have asked just then.
@@ -204,7 +199,6 @@ fn the_way_of_a_lock_is_told_from_another_process_or_from_another_thread() {
 
 #[test]
 fn a_wait_that_ends_without_the_lock_says_why() {
-    let _bounded = bounded();
     let server = server();
     let (other, (client, heard)) = (client(&server), observed(&server));
     let held = other.reentrant_lock("orders").lock().unwrap();
@@ -235,7 +229,6 @@ fn a_wait_that_ends_without_the_lock_says_why() {
 /// What is told of one acquisition, of each kind.
 #[test]
 fn each_kind_is_told_by_its_name_and_each_hold_has_one_end() {
-    let _bounded = bounded();
     let server = server();
     let (client, heard) = observed(&server);
     let has = |kind, permits, ends: &[&str]| {
@@ -286,7 +279,6 @@ fn each_kind_is_told_by_its_name_and_each_hold_has_one_end() {
 /// One wait gets several permits, which end one by one.
 #[test]
 fn as_many_permits_end_as_were_acquired_in_what_is_heard_and_in_the_counts() {
-    let _bounded = bounded();
     let server = server();
     let (client, heard) = observed(&server);
     let sums_are = |sums: (u64, u64, u64)| {
@@ -328,7 +320,6 @@ fn as_many_permits_end_as_were_acquired_in_what_is_heard_and_in_the_counts() {
 
 #[test]
 fn a_reader_that_shares_a_hold_is_told_as_one_of_its_own() {
-    let _bounded = bounded();
     let server = server();
     let (client, heard) = observed(&server);
     let lock = client.read_write_lock("orders");
@@ -344,7 +335,6 @@ fn a_reader_that_shares_a_hold_is_told_as_one_of_its_own() {
 
 #[test]
 fn a_thread_that_waits_on_a_condition_has_left_the_lock() {
-    let _bounded = bounded();
     let server = server();
     let (client, heard) = observed(&server);
     let lock = client.reentrant_lock("orders");
@@ -357,7 +347,6 @@ fn a_thread_that_waits_on_a_condition_has_left_the_lock() {
 
 #[test]
 fn a_loss_is_told_with_its_reason_and_is_no_release() {
-    let _bounded = bounded();
     let server = server();
     let (client, heard) = observed(&server);
     let lock = client.reentrant_lock("orders");
@@ -379,7 +368,6 @@ fn a_loss_is_told_with_its_reason_and_is_no_release() {
 
 #[test]
 fn renewals_are_told_with_what_was_left_of_the_lease_and_so_are_an_outage_and_its_end() {
-    let _bounded = bounded();
     let server = server();
     let (proxy, heard) = (Proxy::before(&server), Heard::default());
     let client = Client::builder(&proxy.url())
@@ -417,7 +405,6 @@ fn a_panic_of_an_observer_harms_no_caller() {
         }
     }
 
-    let _bounded = bounded();
     let server = server();
     let client = builder(&server).observer(Panics).connect().unwrap();
     let lock = client.reentrant_lock("orders");
@@ -450,7 +437,6 @@ fn now(client: &Client) -> (Vec<String>, Vec<String>) {
 
 #[test]
 fn a_snapshot_has_what_is_held_and_waited_for_and_counts_what_was() {
-    let _bounded = bounded();
     let server = server();
     let (other, client) = (client(&server), builder(&server).connect().unwrap());
     let busy = other.reentrant_lock("busy").lock().unwrap();
@@ -519,7 +505,6 @@ fn places(client: &Client) -> Vec<(String, usize)> {
 
 #[test]
 fn a_snapshot_has_the_place_of_each_thread_among_those_of_its_process() {
-    let _bounded = bounded();
     let server = server();
     let (other, client) = (client(&server), builder(&server).connect().unwrap());
     let busy = ["orders", "fair"].map(|name| other.reentrant_lock(name).lock().unwrap());
@@ -553,7 +538,6 @@ fn a_snapshot_has_the_place_of_each_thread_among_those_of_its_process() {
 
 #[test]
 fn a_leader_is_listed_during_an_outage_too() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let client = Client::builder(&proxy.url())

@@ -23,7 +23,6 @@ fn seen(client: &Client, name: &str) -> (StatusKind, [u64; 3]) {
 
 #[test]
 fn a_status_names_the_holder_and_the_queue_in_its_order_with_their_processes() {
-    let _bounded = bounded();
     let server = server();
     let holder = client(&server);
     let waiting = [client(&server), client(&server)];
@@ -59,7 +58,6 @@ fn a_status_names_the_holder_and_the_queue_in_its_order_with_their_processes() {
 
 #[test]
 fn each_kind_is_known_by_its_keys() {
-    let _bounded = bounded();
     let server = server();
     let (one, watcher) = (client(&server), client(&server));
     let mut redis = server.connection();
@@ -131,7 +129,6 @@ fn each_kind_is_known_by_its_keys() {
 
 #[test]
 fn redissons_holder_is_named_and_its_process_if_its_connection_is() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let mut redis = server.connection();
@@ -150,7 +147,6 @@ fn redissons_holder_is_named_and_its_process_if_its_connection_is() {
 
 #[test]
 fn what_redisson_or_another_program_wrote_is_read_as_they_mean_it() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let mut redis = server.connection();
@@ -209,7 +205,6 @@ fn what_redisson_or_another_program_wrote_is_read_as_they_mean_it() {
 
 #[test]
 fn without_the_right_to_list_clients_processes_are_unknown_and_without_a_key_it_is_an_error() {
-    let _bounded = bounded();
     let server = server();
     let mut user = User::new(&server, "watcher");
     let watcher = user.client();
@@ -230,7 +225,6 @@ fn without_the_right_to_list_clients_processes_are_unknown_and_without_a_key_it_
 
 #[test]
 fn a_long_queue_is_cut_and_takes_the_server_little_time() {
-    let _bounded = bounded();
     let server: Server = server();
     let client = client(&server);
     let mut redis = server.connection();
@@ -256,7 +250,7 @@ fn a_long_queue_is_cut_and_takes_the_server_little_time() {
 
 #[test]
 fn in_a_cluster_the_name_s_server_is_asked() {
-    let _bounded = bounded();
+    bound();
     let cluster = Cluster::without_replicas().expect("a cluster to test on");
     let [holder, watcher] =
         [(); 2].map(|()| Client::builder(&cluster.url()).watchdog_timeout(LONG).connect().unwrap());
@@ -274,7 +268,6 @@ fn in_a_cluster_the_name_s_server_is_asked() {
 
 #[test]
 fn all_that_is_held_or_waited_for_is_listed_and_nothing_else() {
-    let _bounded = bounded();
     let server = server();
     let (one, watcher) = (client(&server), client(&server));
     let mut redis = server.connection();
@@ -315,7 +308,6 @@ fn all_that_is_held_or_waited_for_is_listed_and_nothing_else() {
 
 #[test]
 fn a_hold_is_ended_for_its_owner_alone_and_the_next_waiter_has_the_lock() {
-    let _bounded = bounded();
     let server = server();
     let (one, other, watcher) = (client(&server), client(&server), client(&server));
     let mut redis = server.connection();
@@ -354,7 +346,6 @@ fn a_hold_is_ended_for_its_owner_alone_and_the_next_waiter_has_the_lock() {
 /// holder of ours finds its loss, and serves the queue.)
 #[test]
 fn a_fair_waiter_that_comes_while_a_hold_is_ended_has_the_lock_then() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let (other, steady) = (client(&server), client(&server));

@@ -148,7 +148,6 @@ fn counted(proxy: &Proxy, lease: Duration) -> Client {
 
 #[test]
 fn the_loss_of_a_hold_is_told_long_before_its_renewal() {
-    let _bounded = bounded();
     let server = server();
     let client = watched(&server, LEASE);
     let ways: [(&str, Way<'_>); 4] = [
@@ -173,7 +172,6 @@ fn the_loss_of_a_hold_is_told_long_before_its_renewal() {
 
 #[test]
 fn the_loss_of_a_hold_before_it_is_tracked_is_told_as_well() {
-    let _bounded = bounded();
     let server = server();
     let client = watched(&server, LEASE);
     for (_, key, hold) in KINDS {
@@ -186,7 +184,6 @@ fn the_loss_of_a_hold_before_it_is_tracked_is_told_as_well() {
 
 #[test]
 fn a_force_unlock_of_another_process_is_told() {
-    let _bounded = bounded();
     let server = server();
     let (one, other) = (watched(&server, LEASE), watched(&server, LEASE));
     let held = Held::lock(&one, "forced");
@@ -200,7 +197,6 @@ fn a_force_unlock_of_another_process_is_told() {
 
 #[test]
 fn of_many_that_are_held_those_that_are_gone_are_told_and_no_others() {
-    let _bounded = bounded();
     let server = server();
     let client = watched(&server, LEASE);
     let held: Vec<_> = (0..500).map(|at| Held::lock(&client, &format!("lock {at}"))).collect();
@@ -236,7 +232,6 @@ fn of_many_that_are_held_those_that_are_gone_are_told_and_no_others() {
 
 #[test]
 fn ones_own_renewals_and_other_keys_tell_nothing() {
-    let _bounded = bounded();
     let server = server();
     let counting = Counting::before(&server);
     let client = counted(&counting.proxy, RENEWED);
@@ -259,7 +254,6 @@ fn ones_own_renewals_and_other_keys_tell_nothing() {
 
 #[test]
 fn a_short_hold_costs_no_command_and_no_connection() {
-    let _bounded = bounded();
     let server = server();
     let client = watched(&server, LEASE);
     let listens = || {
@@ -287,7 +281,6 @@ fn a_short_hold_costs_no_command_and_no_connection() {
 
 #[test]
 fn a_released_hold_is_not_asked_for_nor_the_hold_after_it() {
-    let _bounded = bounded();
     let server = server();
     let counting = Counting::before(&server);
     let client = counted(&counting.proxy, LEASE);
@@ -309,7 +302,6 @@ fn a_released_hold_is_not_asked_for_nor_the_hold_after_it() {
 /// A question and its answer run beside all the holder's actions meanwhile.
 #[test]
 fn a_hold_that_is_given_back_while_it_is_asked_for_is_not_lost() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let client = Client::builder(&proxy.url()).watchdog_timeout(LEASE).connect().unwrap();
@@ -340,7 +332,6 @@ fn a_hold_that_is_given_back_while_it_is_asked_for_is_not_lost() {
 
 #[test]
 fn an_answer_about_an_earlier_hold_does_nothing_to_the_next() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let client = counted(&proxy, LEASE);
@@ -365,7 +356,6 @@ fn an_answer_about_an_earlier_hold_does_nothing_to_the_next() {
 
 #[test]
 fn a_loss_while_no_connection_listens_is_found_out_by_the_next_one() {
-    let _bounded = bounded();
     let server = server();
     let client = watched(&server, LEASE);
     let mut redis = server.connection();
@@ -394,7 +384,6 @@ fn a_loss_while_no_connection_listens_is_found_out_by_the_next_one() {
 
 #[test]
 fn a_key_that_changes_all_the_time_is_asked_for_now_and_then() {
-    let _bounded = bounded();
     let server = server();
     let counting = Counting::before(&server);
     let client = counted(&counting.proxy, LEASE);
@@ -423,7 +412,6 @@ fn a_key_that_changes_all_the_time_is_asked_for_now_and_then() {
 
 #[test]
 fn a_server_that_tracks_few_keys_tells_of_all_and_is_not_flooded() {
-    let _bounded = bounded();
     let server = server();
     let mut redis = server.connection();
     let () = redis::cmd("CONFIG")
@@ -448,7 +436,6 @@ fn a_server_that_tracks_few_keys_tells_of_all_and_is_not_flooded() {
 
 #[test]
 fn a_question_that_the_server_does_not_answer_is_asked_again() {
-    let _bounded = bounded();
     let server = server();
     let mut redis = server.connection();
     let () = redis::cmd("CONFIG").arg(&["SET", "lua-time-limit", "10"]).query(&mut redis).unwrap();
@@ -473,7 +460,6 @@ fn a_question_that_the_server_does_not_answer_is_asked_again() {
 /// without.
 #[test]
 fn where_the_server_does_not_track_a_renewal_tells() {
-    let _bounded = bounded();
     let server = server();
     let mut user = User::new(&server, "plain");
     user.set(&["-client"]);
@@ -513,7 +499,6 @@ fn where_the_server_does_not_track_a_renewal_tells() {
 /// As a proxy may that does not know a command.
 #[test]
 fn a_server_that_hangs_up_on_unknown_commands_is_not_asked_again_and_again() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let says_hello = |command: &[u8]| contains(command, "HELLO");

@@ -19,7 +19,6 @@ const SECRET: &str = "correcthorsebattery";
 
 #[test]
 fn an_empty_name_is_an_error_of_each_call_that_needs_the_server() {
-    let _bounded = bounded();
     let server = server();
     let lock = client(&server).reentrant_lock("");
     let before = Commands::so_far(&server).of_locks();
@@ -45,7 +44,6 @@ fn an_empty_name_is_an_error_of_each_call_that_needs_the_server() {
 
 #[test]
 fn every_other_name_works() {
-    let _bounded = bounded();
     let server = server();
     let (one, other) = (client(&server), client(&server));
     let long = "n".repeat(64 * 1024);
@@ -108,7 +106,6 @@ fn works(lock: &ReentrantLock) -> Result<(), Error> {
 
 #[test]
 fn a_lease_below_a_millisecond_or_of_ages_is_an_error() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     for lease in [
@@ -141,7 +138,6 @@ fn a_lease_below_a_millisecond_or_of_ages_is_an_error() {
 
 #[test]
 fn a_lease_between_works() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     for millis in [1, 2, 3, 10_u64.pow(10), 10_u64.pow(13)] {
@@ -171,7 +167,6 @@ fn a_lease_between_works() {
 
 #[test]
 fn waits_of_nothing_and_of_ages_work() {
-    let _bounded = bounded();
     let server = server();
     let (one, other) = (client(&server), client(&server));
     let lock = other.reentrant_lock("wait");
@@ -204,7 +199,6 @@ fn works_with(guard: Option<redlatch::LockGuard>) {
 
 #[test]
 fn nesting_has_no_small_limit() {
-    let _bounded = bounded();
     let server = server();
     let lock = client(&server).reentrant_lock("deep");
     let guards: Vec<_> = (0..20_000).map(|_| lock.lock().unwrap()).collect();
@@ -217,7 +211,6 @@ fn nesting_has_no_small_limit() {
 
 #[test]
 fn settings_that_cannot_be_meant_are_errors() {
-    let _bounded = bounded();
     let server = server();
     let url = server.url();
     let builder = || Client::builder(&url);
@@ -244,7 +237,6 @@ fn settings_that_cannot_be_meant_are_errors() {
 
 #[test]
 fn settings_at_their_limits_work() {
-    let _bounded = bounded();
     let server = server();
     let year = Duration::from_secs(365 * 24 * 3600);
     let url = server.url();
@@ -282,7 +274,7 @@ fn settings_at_their_limits_work() {
 
 #[test]
 fn a_url_that_is_none_is_an_error_of_the_setting() {
-    let _bounded = bounded();
+    bound();
     for url in [
         "",
         " ",
@@ -313,7 +305,7 @@ fn a_url_that_is_none_is_an_error_of_the_setting() {
 
 #[test]
 fn tls_is_used_or_said_to_be_missing() {
-    let _bounded = bounded();
+    bound();
     let error =
         Client::builder("rediss://127.0.0.1:1/").connect_timeout(UNIT * 5).connect().unwrap_err();
     let said = error.to_string();
@@ -332,7 +324,7 @@ fn closed_port() -> u16 {
 
 #[test]
 fn an_absent_server_is_said_so_soon() {
-    let _bounded = bounded();
+    bound();
     let begun = Instant::now();
     for url in [
         format!("redis://127.0.0.1:{}/", closed_port()),
@@ -370,7 +362,6 @@ fn locked_server() -> Server {
 
 #[test]
 fn a_password_that_is_wrong_missing_or_needless_is_said_so() {
-    let _bounded = bounded();
     let (server, open) = (locked_server(), server());
     let address = format!("127.0.0.1:{}", server.port());
     for url in [
@@ -390,7 +381,7 @@ fn a_password_that_is_wrong_missing_or_needless_is_said_so() {
 
 #[test]
 fn nothing_shows_the_password() {
-    let _bounded = bounded();
+    bound();
     let server = locked_server();
     for url in [server.url(), server.unix_url()] {
         assert!(url.contains(SECRET));
@@ -416,7 +407,7 @@ fn nothing_shows_the_password() {
 
 #[test]
 fn a_server_that_repeats_the_password_is_not_quoted() {
-    let _bounded = bounded();
+    bound();
     // The server repeats any unknown command with its arguments.
     let args = ["--rename-command", "AUTH", "hidden", "--rename-command", "HELLO", "hidden2"];
     let Ok(server) = Server::with_args(&args) else {
@@ -479,7 +470,7 @@ fn use_all(client: &Client) -> Vec<(&'static str, Result<(), Error>)> {
 
 #[test]
 fn a_command_that_was_renamed_is_said_to_be_missing() {
-    let _bounded = bounded();
+    bound();
     for command in ["TIME", "HSET", "PEXPIRE", "SET", "ZADD", "SUBSCRIBE"] {
         let Ok(server) = Server::with_args(&["--rename-command", command, ""]) else {
             eprintln!("left out: this server cannot rename commands");
@@ -507,7 +498,6 @@ fn a_command_that_was_renamed_is_said_to_be_missing() {
 
 #[test]
 fn a_database_that_is_not_there_is_an_error() {
-    let _bounded = bounded();
     let server = server();
     let error = Client::connect(&format!("{}99", server.url())).unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::Redis | ErrorKind::Config), "{error}");
@@ -519,7 +509,6 @@ fn a_database_that_is_not_there_is_an_error() {
 
 #[test]
 fn a_unix_socket_does_as_well() {
-    let _bounded = bounded();
     let server = server();
     let (one, other) = (Client::connect(&server.unix_url()).unwrap(), client(&server));
     // The client wakes others, and others wake it: it subscribes, too.
@@ -583,7 +572,7 @@ impl Drop for Impostor {
 
 #[test]
 fn connect_says_that_a_server_is_no_redis() {
-    let _bounded = bounded();
+    bound();
     for answer in [
         &b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"[..],
         b"220 mail.example ESMTP\r\n",
@@ -615,7 +604,7 @@ fn connect_says_that_a_server_is_no_redis() {
 
 #[test]
 fn connect_says_in_time_that_a_server_never_answers() {
-    let _bounded = bounded();
+    bound();
     let impostor = Impostor::answering(None);
     let begun = Instant::now();
     let error = impatient(&impostor.url()).response_timeout(LONG).connect().unwrap_err();
@@ -628,7 +617,7 @@ fn connect_says_in_time_that_a_server_never_answers() {
 
 #[test]
 fn trouble_with_a_server_says_which() {
-    let _bounded = bounded();
+    bound();
     let server = locked_server();
     let address = format!("127.0.0.1:{}", server.port());
     let says_where = |error: Error| {
@@ -660,7 +649,6 @@ fn trouble_with_a_server_says_which() {
 
 #[test]
 fn a_refusal_says_which_server_refused() {
-    let _bounded = bounded();
     let server = server();
     let address = format!("127.0.0.1:{}", server.port());
     let client = Client::builder(&server.url()).failover_timeout(Duration::ZERO);
@@ -699,7 +687,6 @@ fn a_refusal_says_which_server_refused() {
 /// A key of another program: its type is named, the script that met it is not.
 #[test]
 fn a_key_of_another_type_is_called_by_its_type() {
-    let _bounded = bounded();
     let server = server();
     let client = Client::connect(&server.url()).unwrap();
     let mut raw = server.connection();

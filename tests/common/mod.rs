@@ -2,7 +2,8 @@
 
 #![allow(dead_code, clippy::unwrap_used, clippy::expect_used)]
 
-use std::collections::HashMap;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, HashMap};
 use std::env;
 use std::fs;
 use std::io::{self, Write as _};
@@ -38,26 +39,31 @@ pub(crate) const BEFORE_A_QUESTION: Duration = Duration::from_millis(700);
 /// Longer than any test needs. Past it something hangs.
 const LIMIT: Duration = Duration::from_secs(90);
 
-/// Ends the process with a word if the test does not end in time: a hang is a failure.
-#[must_use]
-pub(crate) struct Bounded {
-    _ended: Sender<()>,
+thread_local! {
+    /// Ends with the thread, which is the test's own: then the test has ended.
+    static RUNS: RefCell<Option<Sender<()>>> = const { RefCell::new(None) };
 }
 
-/// Bounds the calling test. To be bound to a name at its top.
-pub(crate) fn bounded() -> Bounded {
+/// Bounds the calling test: if it does not end in time, the process ends, with a word. A hang is a
+/// failure.
+pub(crate) fn bound() {
     let test = thread::current().name().unwrap_or("?").to_owned();
+    // On the first thread, other tests ran before.
+    if test != "main" && RUNS.with_borrow(Option::is_some) {
+        return;
+    }
     let (sender, ended) = mpsc::channel::<()>();
     thread::spawn(move || {
         if ended.recv_timeout(LIMIT) == Err(RecvTimeoutError::Timeout) {
-            let threads = thread_names();
+            let mut threads = BTreeMap::<_, usize>::new();
+            thread_names().into_iter().for_each(|name| *threads.entry(name).or_default() += 1);
             // Not `eprintln`, which the test harness keeps for the end of a test.
             let _ =
                 writeln!(io::stderr(), "{test} hangs; the process ends. Its threads: {threads:?}");
             std::process::exit(101);
         }
     });
-    Bounded { _ended: sender }
+    RUNS.set(Some(sender));
 }
 
 /// Whether the calling test has a process of its own, as a test needs that counts threads or has a
@@ -104,8 +110,15 @@ pub(crate) fn without_room_for_threads<T>(work: impl FnOnce() -> T) -> T {
     done
 }
 
-/// Without a program of a real server the test kit ends the process, with a sentence.
+/// A server for the calling test, which is [bounded](bound). Without a program of a real server the
+/// test kit ends the process, with a sentence.
 pub(crate) fn server() -> Server {
+    bound();
+    unbounded_server()
+}
+
+/// The same for a test that may last as long as it is told to.
+pub(crate) fn unbounded_server() -> Server {
     Server::start().expect("a server to test on")
 }
 

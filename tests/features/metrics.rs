@@ -35,7 +35,6 @@ fn each_wait_hold_and_loss_is_counted_under_its_kind_and_the_label_of_its_name()
     if !has_own_process() {
         return;
     }
-    let _bounded = bounded();
     let server = server();
     let recorder = DebuggingRecorder::new();
     let mut seen = Seen(recorder.snapshotter(), BTreeMap::new());

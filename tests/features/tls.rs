@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use crate::common::{LONG, SOON, UNIT, bounded, once_within, spawn, wait_free};
+use crate::common::{LONG, SOON, UNIT, bound, once_within, spawn, wait_free};
 use redlatch::{Client, Error, ErrorKind};
 use redlatch_testkit::{Cluster, Sentinels, Server, wait_until};
 
@@ -179,7 +179,7 @@ fn a_cluster_is_used_over_tls() {
         println!("skipped: this server has no TLS");
         return;
     }
-    let _bounded = bounded();
+    bound();
     let cluster = Cluster::with_tls("word").unwrap();
     let authority = fs::read(cluster.servers()[0].tls_authority()).unwrap();
     let clients = [(); 2].map(|()| {
@@ -205,7 +205,7 @@ fn a_limit_ends_calls_to_a_server_that_hangs_and_leaves_nothing_behind() {
         println!("skipped: this server has no TLS");
         return;
     }
-    let _bounded = bounded();
+    bound();
     let server = server(&[]);
     let builder = Client::builder(&server.tls_url()).watchdog_timeout(LONG).connections(1);
     let client = builder.response_timeout(SOON).connect_timeout(SOON).connect().unwrap();
@@ -249,7 +249,7 @@ fn a_limit_in_the_middle_of_a_tls_record_leaves_the_connection_as_good_as_before
         println!("skipped: this server has no TLS");
         return;
     }
-    let _bounded = bounded();
+    bound();
     let server = server(&[]);
     let (relay, url) = Relay::before(&server);
     let builder = Client::builder(&url).watchdog_timeout(LONG).connections(1);

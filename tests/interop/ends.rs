@@ -77,7 +77,6 @@ impl Fallen {
 
 #[test]
 fn a_killed_holders_lock_goes_to_the_others_waiter_when_its_lease_ends() {
-    let _bounded = bounded();
     beside_redisson(|version| {
         let mut fallen = Fallen::new(version);
         fallen.jvm.kill();
@@ -90,7 +89,6 @@ fn a_killed_holders_lock_goes_to_the_others_waiter_when_its_lease_ends() {
 
 #[test]
 fn a_holder_that_stood_still_past_its_lease_is_told_and_takes_nothing_back() {
-    let _bounded = bounded();
     beside_redisson(|version| {
         let mut fallen = Fallen::new(version);
         fallen.jvm.stop();

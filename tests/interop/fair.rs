@@ -181,7 +181,6 @@ impl Line {
 
 #[test]
 fn waiters_come_in_in_the_order_of_arrival_whoever_gives_up() {
-    let _bounded = bounded();
     beside_redisson(|version| {
         let server = server();
         let both = [Whose::Ours, Whose::Theirs];
@@ -251,7 +250,6 @@ fn a_killed_process_of_ours_is_passed_at_every_place() {
     if !is_long() {
         return;
     }
-    let _bounded = bounded();
     beside_redisson(|version| {
         let server = server();
         let mut ours = Worker::spawn_test("worker", "waiter", &[&server.url()]);
@@ -268,7 +266,6 @@ fn a_killed_process_of_redissons_is_passed_at_every_place_when_its_time_is_over(
     if !is_long() {
         return;
     }
-    let _bounded = bounded();
     beside_redisson(|version| {
         let server = server();
         let jvm = Jvm::start(version);
@@ -287,7 +284,6 @@ fn a_stopped_process_of_ours_is_passed_at_every_place_and_comes_back() {
     if !is_long() {
         return;
     }
-    let _bounded = bounded();
     beside_redisson(|version| {
         let server = server();
         let mut ours = Worker::spawn_test("worker", "waiter", &[&server.url()]);
@@ -313,7 +309,6 @@ fn a_stopped_process_of_redissons_keeps_its_place_until_it_goes_on() {
     if !is_long() {
         return;
     }
-    let _bounded = bounded();
     beside_redisson(|version| {
         let server = server();
         let jvm = Jvm::start(version);

@@ -48,6 +48,9 @@ pub(crate) fn beside_redisson(test: impl Fn(Version)) {
     if !is_beside_redisson() {
         return;
     }
+    // Not before: on a new machine Maven first downloads what the build needs, which may take longer
+    // than any test.
+    bound();
     for version in Version::ALL {
         println!("beside Redisson {}", version.number());
         test(version);

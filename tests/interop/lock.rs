@@ -7,7 +7,6 @@ const LEASE: Duration = Duration::from_millis(6 * UNIT.as_millis() as u64);
 
 #[test]
 fn neither_gets_what_the_other_holds() {
-    let _bounded = bounded();
     beside_redisson(|version| {
         let server = server();
         let client = client(&server);
@@ -49,7 +48,6 @@ fn neither_gets_what_the_other_holds() {
 
 #[test]
 fn a_release_by_redisson_wakes_a_thread_that_waits_here() {
-    let _bounded = bounded();
     beside_redisson(|version| {
         let server = server();
         let client = client(&server);
@@ -73,7 +71,6 @@ fn a_release_by_redisson_wakes_a_thread_that_waits_here() {
 
 #[test]
 fn a_release_here_wakes_a_thread_of_redissons_that_waits() {
-    let _bounded = bounded();
     beside_redisson(|version| {
         let server = server();
         let client = watched(&server, RENEWED);
@@ -97,7 +94,6 @@ fn a_release_here_wakes_a_thread_of_redissons_that_waits() {
 
 #[test]
 fn a_lease_that_is_not_renewed_ends_for_both() {
-    let _bounded = bounded();
     beside_redisson(|version| {
         let server = server();
         let client = client(&server);
@@ -135,7 +131,6 @@ fn a_lease_that_is_not_renewed_ends_for_both() {
 
 #[test]
 fn both_renew_what_they_hold() {
-    let _bounded = bounded();
     beside_redisson(|version| {
         let server = server();
         let client = watched(&server, RENEWED);
@@ -164,7 +159,6 @@ fn both_renew_what_they_hold() {
 
 #[test]
 fn a_hold_that_was_taken_twice_lasts_until_its_second_release() {
-    let _bounded = bounded();
     beside_redisson(|version| {
         let server = server();
         let client = client(&server);
@@ -190,7 +184,6 @@ fn a_hold_that_was_taken_twice_lasts_until_its_second_release() {
 
 #[test]
 fn only_its_holder_unlocks_it() {
-    let _bounded = bounded();
     beside_redisson(|version| {
         let server = server();
         let client = client(&server);
@@ -220,7 +213,6 @@ fn only_its_holder_unlocks_it() {
 
 #[test]
 fn a_forced_unlock_by_redisson_is_told_to_the_holder_here_and_wakes_a_waiter() {
-    let _bounded = bounded();
     beside_redisson(|version| {
         let server = server();
         // Without a message from Redis a renewal would find out, after twenty seconds.
@@ -253,7 +245,6 @@ fn a_forced_unlock_by_redisson_is_told_to_the_holder_here_and_wakes_a_waiter() {
 
 #[test]
 fn a_forced_unlock_here_takes_the_lock_from_redisson_and_wakes_its_waiter() {
-    let _bounded = bounded();
     beside_redisson(|version| {
         let server = server();
         let client = client(&server);

@@ -34,13 +34,6 @@ use redlatch_testkit::{Job, Server, Worker};
 /// already, and not one that is about to.
 const HEARD: Duration = Duration::from_millis(RENEWED.as_millis() as u64 / 2);
 
-/// Bounds the calling test once the program is built: on a new machine Maven first downloads what the
-/// build needs, which may take longer than any test.
-fn bounded() -> Bounded {
-    let _ = java::built();
-    common::bounded()
-}
-
 /// The least time that a wait or a lease of this length takes by this process's clock. Redisson and
 /// the server count whole milliseconds, and Redisson subtracts its pauses one by one.
 fn lasts(length: Duration) -> Duration {

@@ -16,7 +16,6 @@ fn ours(client: &Client) -> MultiLock {
 
 #[test]
 fn several_locks_are_held_by_one_library_at_a_time() {
-    let _bounded = bounded();
     beside_redisson(|version| {
         let server = server();
         let client = client(&server);
@@ -51,7 +50,6 @@ fn several_locks_are_held_by_one_library_at_a_time() {
 
 #[test]
 fn several_locks_that_are_released_go_to_the_others_waiter() {
-    let _bounded = bounded();
     beside_redisson(|version| {
         let server = server();
         let client = watched(&server, RENEWED);

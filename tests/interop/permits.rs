@@ -19,7 +19,6 @@ fn wait_until_redisson_waits(server: &Server, channel: &str, scripts: u64) {
 
 #[test]
 fn a_semaphores_release_wakes_as_many_of_the_others_threads_as_it_has_permits_for() {
-    let _bounded = bounded();
     beside_redisson(|version| {
         let server = server();
         let client = client(&server);
@@ -73,7 +72,6 @@ fn a_semaphores_release_wakes_as_many_of_the_others_threads_as_it_has_permits_fo
 
 #[test]
 fn a_request_for_several_permits_waits_until_the_other_has_given_back_as_many() {
-    let _bounded = bounded();
     beside_redisson(|version| {
         let server = server();
         let client = client(&server);
@@ -104,7 +102,6 @@ fn a_request_for_several_permits_waits_until_the_other_has_given_back_as_many() 
 
 #[test]
 fn a_permit_with_a_lease_comes_back_by_itself_to_the_others_waiter() {
-    let _bounded = bounded();
     beside_redisson(|version| {
         let server = server();
         let client = client(&server);
@@ -140,7 +137,6 @@ fn a_permit_with_a_lease_comes_back_by_itself_to_the_others_waiter() {
 
 #[test]
 fn a_permit_with_a_lease_that_is_given_back_wakes_the_others_waiter() {
-    let _bounded = bounded();
     beside_redisson(|version| {
         let server = server();
         let client = client(&server);
@@ -199,7 +195,6 @@ fn a_permit_with_a_lease_that_is_given_back_wakes_the_others_waiter() {
 
 #[test]
 fn a_latch_opens_for_all_waiters_of_both_whoever_counts_last() {
-    let _bounded = bounded();
     beside_redisson(|version| {
         let server = server();
         let client = client(&server);

@@ -4,7 +4,6 @@ use super::*;
 
 #[test]
 fn readers_of_both_read_together_and_keep_writers_of_both_out() {
-    let _bounded = bounded();
     beside_redisson(|version| {
         let server = server();
         let client = client(&server);
@@ -42,7 +41,6 @@ fn readers_of_both_read_together_and_keep_writers_of_both_out() {
 
 #[test]
 fn a_writers_release_lets_all_readers_of_both_in() {
-    let _bounded = bounded();
     beside_redisson(|version| {
         let server = server();
         let (client, other) = (watched(&server, RENEWED), watched(&server, RENEWED));
@@ -89,7 +87,6 @@ fn a_writers_release_lets_all_readers_of_both_in() {
 
 #[test]
 fn the_last_reader_of_either_lets_the_others_writer_in() {
-    let _bounded = bounded();
     beside_redisson(|version| {
         let server = server();
         let client = watched(&server, RENEWED);
@@ -124,7 +121,6 @@ fn the_last_reader_of_either_lets_the_others_writer_in() {
 /// Redisson publishes nothing when a writer goes on as a reader.
 #[test]
 fn a_writer_that_goes_on_as_a_reader_keeps_writers_of_the_other_out_and_lets_readers_in() {
-    let _bounded = bounded();
     beside_redisson(|version| {
         let server = server();
         let client = client(&server);

@@ -138,7 +138,6 @@ fn without_owner(text: &str, id: &str) -> String {
 /// held; taken away.
 #[test]
 fn a_lock_of_either_has_the_same_keys_and_messages() {
-    let _bounded = bounded();
     beside_redisson(|version| {
         let server = server();
         let mut java = Redisson::of(version, &server);
@@ -193,7 +192,6 @@ fn a_lock_of_either_has_the_same_keys_and_messages() {
 
 #[test]
 fn a_lock_of_any_name_is_one_lock_and_wakes_the_others_waiters() {
-    let _bounded = bounded();
     beside_redisson(|version| {
         let server = server();
         let mut java = Redisson::of(version, &server);
@@ -228,7 +226,6 @@ fn a_lock_of_any_name_is_one_lock_and_wakes_the_others_waiters() {
 /// seconds.
 #[test]
 fn a_waiter_for_a_fair_lock_of_either_stands_in_the_same_queue() {
-    let _bounded = bounded();
     beside_redisson(|version| {
         let server = server();
         let mut observer = Observer::new(&server);
@@ -268,7 +265,6 @@ fn a_waiter_for_a_fair_lock_of_either_stands_in_the_same_queue() {
 
 #[test]
 fn a_semaphore_of_either_has_the_same_keys_and_messages() {
-    let _bounded = bounded();
     beside_redisson(|version| {
         let server = server();
         let mut java = Redisson::of(version, &server);
@@ -311,7 +307,6 @@ fn a_semaphore_of_either_has_the_same_keys_and_messages() {
 /// 3.16's ids are text, twice as long.
 #[test]
 fn a_semaphore_with_leases_of_either_has_the_same_keys_and_messages() {
-    let _bounded = bounded();
     beside_redisson(|version| {
         let server = server();
         let mut java = Redisson::of(version, &server);
@@ -360,7 +355,6 @@ fn a_semaphore_with_leases_of_either_has_the_same_keys_and_messages() {
 
 #[test]
 fn a_latch_of_either_has_the_same_keys_and_messages() {
-    let _bounded = bounded();
     beside_redisson(|version| {
         let server = server();
         let mut java = Redisson::of(version, &server);
@@ -402,7 +396,6 @@ fn a_latch_of_either_has_the_same_keys_and_messages() {
 /// without one.)
 #[test]
 fn a_time_to_live_of_either_has_the_same_keys_and_messages_and_is_known_to_the_other() {
-    let _bounded = bounded();
     let seconds = |count| Some(Duration::from_secs(count));
     // A remaining time as the next ten seconds, as the observer sees it.
     let rounded = |left: i64| if left > 0 { (left + 9_999) / 10_000 * 10 } else { left };
@@ -494,7 +487,6 @@ fn a_time_to_live_of_either_has_the_same_keys_and_messages_and_is_known_to_the_o
 
 #[test]
 fn the_tokens_of_a_fenced_lock_grow_from_one_library_to_the_other() {
-    let _bounded = bounded();
     beside_redisson(|version| {
         if version == Version::Old {
             // It has no fenced locks.
@@ -526,7 +518,6 @@ fn the_tokens_of_a_fenced_lock_grow_from_one_library_to_the_other() {
 /// As the guide has them.
 #[test]
 fn each_library_does_with_the_rights_to_its_own_keys_and_channels() {
-    let _bounded = bounded();
     beside_redisson(|version| {
         let server = server();
         let mut theirs = User::new(&server, "theirs");

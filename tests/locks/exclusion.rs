@@ -398,7 +398,6 @@ impl Run {
 
 #[test]
 fn threads_of_several_processes_are_never_inside_together() {
-    let _bounded = bounded();
     let run = Run::start("contender", LONG, 3);
     run.wait_stays(3_000);
     // The last ones may have begun just now.
@@ -413,7 +412,6 @@ fn threads_of_several_processes_are_never_inside_together() {
 
 #[test]
 fn no_process_is_inside_before_a_killed_holders_lease_has_ended() {
-    let _bounded = bounded();
     let mut run = Run::start("contender", LEASE, 3);
     let mut hits = 0;
     while hits < 3 {
@@ -431,7 +429,6 @@ fn no_process_is_inside_before_a_killed_holders_lease_has_ended() {
 
 #[test]
 fn a_process_that_slept_past_its_lease_is_not_inside_any_more() {
-    let _bounded = bounded();
     let mut run = Run::start("stopped", LEASE, 3);
     let mut hits = 0;
     while hits < 3 {

@@ -57,7 +57,6 @@ fn worker() {
 
 #[test]
 fn tokens_grow_with_every_turn_of_threads_and_processes() {
-    let _bounded = bounded();
     let server = server();
     let processes = [1, 4, 4].map(|threads: usize| {
         let args = [&*server.url(), "growing", &threads.to_string()];
@@ -79,7 +78,6 @@ fn tokens_grow_with_every_turn_of_threads_and_processes() {
 
 #[test]
 fn threads_of_one_process_have_tokens_of_their_own() {
-    let _bounded = bounded();
     let server = server();
     let lock = client(&server).fenced_lock("passed");
     let first = lock.lock().unwrap();
@@ -97,7 +95,6 @@ fn threads_of_one_process_have_tokens_of_their_own() {
 
 #[test]
 fn re_entry_keeps_the_token() {
-    let _bounded = bounded();
     let server = server();
     let lock = client(&server).fenced_lock("nested");
     let outer = lock.lock().unwrap();
@@ -117,7 +114,6 @@ fn re_entry_keeps_the_token() {
 
 #[test]
 fn every_verb_gives_a_token_or_the_plain_guard() {
-    let _bounded = bounded();
     let server = server();
     let lock = client(&server).fenced_lock("verbs");
     let mut seen = Vec::new();
@@ -156,7 +152,6 @@ fn lock_as_redisson(redis: &mut Connection, name: &str) -> (i64, i64) {
 
 #[test]
 fn redisson_and_we_count_on_from_each_other() {
-    let _bounded = bounded();
     let server = server();
     let redis = &mut server.connection();
     for name in ["shared", "a{b}c"] {
@@ -179,7 +174,6 @@ fn redisson_and_we_count_on_from_each_other() {
 /// A re-entrant lock's release grants the first in the queue and knows nothing of tokens.
 #[test]
 fn a_waiter_handed_the_lock_without_a_token_asks_for_one() {
-    let _bounded = bounded();
     let server = server();
     let (plain, fenced) = (client(&server), client(&server).fenced_lock("mixed"));
     let other = client(&server);
@@ -193,7 +187,6 @@ fn a_waiter_handed_the_lock_without_a_token_asks_for_one() {
 
 #[test]
 fn a_reply_that_is_lost_makes_no_token_twice() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let lock = impatient(&proxy.url()).connect().unwrap().fenced_lock("lost");
@@ -215,7 +208,6 @@ fn a_reply_that_is_lost_makes_no_token_twice() {
 
 #[test]
 fn a_token_key_without_a_usable_number_is_an_error_and_nothing_is_held() {
-    let _bounded = bounded();
     let server = server();
     let redis = &mut server.connection();
     for (name, value) in [("word", "seven"), ("full", "9007199254740991")] {
@@ -233,7 +225,6 @@ fn a_token_key_without_a_usable_number_is_an_error_and_nothing_is_held() {
 /// Waiters, too: each request is refused, and none makes the next one count on from it.
 #[test]
 fn a_negative_number_is_nothing_to_count_tokens_on_from() {
-    let _bounded = bounded();
     let server = server();
     let mut redis = server.connection();
     let client = client(&server);
@@ -256,7 +247,6 @@ fn a_negative_number_is_nothing_to_count_tokens_on_from() {
 
 #[test]
 fn without_the_right_to_the_tokens_nothing_is_taken() {
-    let _bounded = bounded();
     let server = server();
     let mut user = User::new(&server, "poor");
     let without = ["resetkeys", "~denied", "~redlatch_queue:*", "~redlatch_window:*"];
@@ -274,7 +264,6 @@ fn without_the_right_to_the_tokens_nothing_is_taken() {
 /// Each thread that the lock is passed to takes one; the next process's are higher all the same.
 #[test]
 fn many_threads_use_up_no_tokens_of_others() {
-    let _bounded = bounded();
     let server = server();
     let lock: FencedLock = client(&server).fenced_lock("many");
     let begin = Arc::new(Barrier::new(8));
@@ -298,7 +287,6 @@ fn many_threads_use_up_no_tokens_of_others() {
 
 #[test]
 fn a_server_without_tokens_begins_anew() {
-    let _bounded = bounded();
     let server: Server = server();
     let lock = client(&server).fenced_lock("flushed");
     let first = lock.lock().unwrap().token();

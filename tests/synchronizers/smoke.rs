@@ -26,7 +26,6 @@ fn redis_version(server: &Server) -> (u32, u32) {
 
 #[test]
 fn a_server_is_refused_if_and_only_if_its_version_is_too_old() {
-    let _bounded = bounded();
     let server = server();
     let connected = Client::connect(&server.url());
     if redis_version(&server) >= (7, 0) {
@@ -100,7 +99,6 @@ fn excludes<L: Lock + Clone + Send + 'static>(
 
 #[test]
 fn a_reentrant_lock_works() {
-    let _bounded = bounded();
     let server = server();
     let locks = two(&server).map(|client| client.reentrant_lock("smoke"));
     excludes(&server, locks, |lock, lease| lock.with_lease(lease));
@@ -108,7 +106,6 @@ fn a_reentrant_lock_works() {
 
 #[test]
 fn a_fair_lock_works() {
-    let _bounded = bounded();
     let server = server();
     let locks = two(&server).map(|client| client.fair_lock("smoke"));
     excludes(&server, locks, |lock, lease| lock.with_lease(lease));
@@ -116,7 +113,6 @@ fn a_fair_lock_works() {
 
 #[test]
 fn a_fenced_lock_works() {
-    let _bounded = bounded();
     let server = server();
     let locks = two(&server).map(|client| client.fenced_lock("smoke"));
     excludes(&server, locks.clone(), |lock, lease| lock.with_lease(lease));
@@ -128,7 +124,6 @@ fn a_fenced_lock_works() {
 
 #[test]
 fn a_write_lock_works() {
-    let _bounded = bounded();
     let server = server();
     let locks = two(&server).map(|client| client.read_write_lock("smoke").write().clone());
     excludes(&server, locks, |lock, lease| lock.with_lease(lease));
@@ -136,7 +131,6 @@ fn a_write_lock_works() {
 
 #[test]
 fn a_read_write_lock_works() {
-    let _bounded = bounded();
     let server = server();
     let [one, other] = two(&server).map(|client| client.read_write_lock("smoke"));
     let reads = one.read().lock().unwrap();
@@ -165,7 +159,6 @@ fn a_read_write_lock_works() {
 
 #[test]
 fn several_locks_work() {
-    let _bounded = bounded();
     let server = server();
     let names = ["smoke 1", "smoke 2", "smoke 3"];
     let [one, other] = two(&server).map(|client| names.map(|name| client.reentrant_lock(name)));
@@ -183,7 +176,6 @@ fn several_locks_work() {
 
 #[test]
 fn a_semaphore_works() {
-    let _bounded = bounded();
     let server = server();
     let [one, other] = two(&server).map(|client| client.semaphore("smoke"));
     assert!(one.try_set_permits(2).unwrap());
@@ -212,7 +204,6 @@ fn a_semaphore_works() {
 
 #[test]
 fn an_expirable_semaphore_works() {
-    let _bounded = bounded();
     let server = server();
     let [one, other] = two(&server).map(|client| client.expirable_semaphore("smoke"));
     assert!(one.try_set_permits(1).unwrap());
@@ -243,7 +234,6 @@ fn an_expirable_semaphore_works() {
 
 #[test]
 fn a_latch_works() {
-    let _bounded = bounded();
     let server = server();
     let [one, other] = two(&server).map(|client| client.count_down_latch("smoke"));
     assert!(one.try_set_count(2).unwrap());
@@ -263,7 +253,6 @@ fn a_latch_works() {
 
 #[test]
 fn a_condition_works() {
-    let _bounded = bounded();
     let server = server();
     let [one, other] = two(&server).map(|client| client.reentrant_lock("smoke"));
     let condition = one.new_condition("changed");
@@ -294,7 +283,6 @@ fn a_condition_works() {
 
 #[test]
 fn a_barrier_works() {
-    let _bounded = bounded();
     let server = server();
     let [one, other] = two(&server).map(|client| client.cyclic_barrier("smoke"));
     assert!(one.try_set_parties(2).unwrap());
@@ -310,7 +298,6 @@ fn a_barrier_works() {
 
 #[test]
 fn an_election_works() {
-    let _bounded = bounded();
     let server = server();
     let [one, other] = two(&server).map(|client| client.leader_election("smoke"));
     let leads = one.campaign().unwrap();
@@ -328,7 +315,6 @@ fn an_election_works() {
 
 #[test]
 fn a_status_shows_a_holder_and_a_waiter() {
-    let _bounded = bounded();
     let server = server();
     let [one, other] = two(&server);
     let guard = one.reentrant_lock("smoke").lock_owned().unwrap();

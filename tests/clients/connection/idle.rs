@@ -5,7 +5,6 @@ use super::*;
 /// A firewall drops a connection that was idle for long, and says nothing. The time is the subject.
 #[test]
 fn a_lane_that_was_idle_for_long_is_looked_at_before_it_is_trusted_but_not_by_a_drop() {
-    let _bounded = bounded();
     let server = server();
     let mut drops = IdleDrops::of(&server);
     let proxy = Proxy::before(&server);
@@ -26,7 +25,6 @@ fn a_lane_that_was_idle_for_long_is_looked_at_before_it_is_trusted_but_not_by_a_
 /// As long as nothing is held there are no renewals. The time is the subject.
 #[test]
 fn the_connection_of_renewals_is_looked_at_after_it_was_idle_for_long() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let lease = RENEWED;

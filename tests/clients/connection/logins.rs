@@ -27,7 +27,6 @@ fn held(at: usize) -> String {
 /// Each connection is opened with the password of then.
 #[test]
 fn holds_outlast_a_new_password_and_the_end_of_all_connections() {
-    let _bounded = bounded();
     let server = server();
     let vault = Vault::new(None);
     vault.add(slice::from_ref(&server), "first");
@@ -51,7 +50,6 @@ fn holds_outlast_a_new_password_and_the_end_of_all_connections() {
 /// A waiter does not find out by its next question: its client listens again, with the new password.
 #[test]
 fn a_waiter_hears_of_its_grant_after_a_new_password_and_the_end_of_the_subscription() {
-    let _bounded = bounded();
     let server = server();
     let vault = Vault::new(None);
     vault.add(slice::from_ref(&server), "0");
@@ -82,7 +80,6 @@ fn a_waiter_hears_of_its_grant_after_a_new_password_and_the_end_of_the_subscript
 /// The server may end connections opened with credentials that have expired.
 #[test]
 fn open_connections_are_given_new_credentials_before_the_old_ones_expire() {
-    let _bounded = bounded();
     let server = server();
     let vault = Vault::new(Some(UNIT * 20));
     vault.add(slice::from_ref(&server), "first");
@@ -109,7 +106,6 @@ fn open_connections_are_given_new_credentials_before_the_old_ones_expire() {
 /// In the middle of other threads' commands, whose replies stay theirs.
 #[test]
 fn replies_are_in_order_while_connections_are_given_new_credentials() {
-    let _bounded = bounded();
     let server = server();
     let vault = Vault::new(Some(UNIT));
     vault.add(slice::from_ref(&server), "0");
@@ -145,7 +141,6 @@ fn replies_are_in_order_while_connections_are_given_new_credentials() {
 /// Foreign code: it may fail, panic or not return, and neither holds nor threads depend on it.
 #[test]
 fn code_that_fails_panics_or_hangs_is_an_outage_and_no_more() {
-    let _bounded = bounded();
     let server = server();
     let vault = Vault::new(None);
     vault.add(slice::from_ref(&server), "only");

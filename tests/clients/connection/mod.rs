@@ -42,7 +42,6 @@ fn refused(url: &str, within: Duration) -> Error {
 
 #[test]
 fn clients_that_come_and_go_leave_nothing_behind() {
-    let _bounded = bounded();
     let server = server();
     let visit = || {
         let client = client(&server);
@@ -66,7 +65,6 @@ fn server_keys(server: &Server) -> u64 {
 /// The client cannot tell whether each connection leads to another run of the server.
 #[test]
 fn without_the_right_to_info_connections_come_to_an_end() {
-    let _bounded = bounded();
     let server = server();
     let mut user = User::new(&server, "uninformed");
     user.set(&["-info"]);
@@ -99,7 +97,6 @@ fn worker() {
 
 #[test]
 fn a_process_that_is_stopped_while_it_waits_finds_the_reply() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     // Another one, if the machine stood still while it waited.
@@ -129,7 +126,6 @@ fn a_process_that_is_stopped_while_it_waits_finds_the_reply() {
 /// However many wait for one connection to a server that is silent, each has its error in time.
 #[test]
 fn a_call_that_waits_for_others_ends_in_time() {
-    let _bounded = bounded();
     let server = server();
     let client = impatient(&server.url()).connections(1).connect().unwrap();
     client.reentrant_lock("hung").is_locked().unwrap();
@@ -155,7 +151,6 @@ fn a_call_that_waits_for_others_ends_in_time() {
 /// Each connection takes its time to open, and breaks with the first command's reply.
 #[test]
 fn a_call_whose_connections_break_one_after_the_other_ends_in_time() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let client = impatient(&proxy.url()).connections(1).connect().unwrap();

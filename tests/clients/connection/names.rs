@@ -29,7 +29,6 @@ fn busy(client: &Client) -> LockGuard {
 
 #[test]
 fn every_connection_is_called_after_its_client() {
-    let _bounded = bounded();
     let server = server();
     let knows_libraries = {
         let info = redis::cmd("CLIENT").arg(&["SETINFO", "LIB-NAME", "of-the-test"]).to_owned();
@@ -65,7 +64,6 @@ fn every_connection_is_called_after_its_client() {
 
 #[test]
 fn a_server_that_gives_connections_no_names_is_no_error() {
-    let _bounded = bounded();
     let server = server();
     let acl = ["SETUSER", "nameless", "on", ">secret", "~*", "&*", "+@all", "-client"];
     redis::cmd("ACL").arg(&acl).exec(&mut server.connection()).unwrap();
@@ -89,7 +87,6 @@ fn a_name_that_is_too_long_is_said_to_be() {
 #[test]
 #[cfg(target_os = "linux")]
 fn the_names_of_its_threads_are_whole() {
-    let _bounded = bounded();
     if !has_own_process() {
         return;
     }

@@ -27,7 +27,6 @@ fn told_of_changes(server: &Server, connections: &[String]) -> Vec<redis::Connec
 
 #[test]
 fn a_pushed_message_shifts_no_reply_of_its_connection() {
-    let _bounded = bounded();
     let server = server();
     let url = format!("{}?protocol=resp3", server.url());
     let client = Client::builder(&url).connections(1).connect().unwrap();

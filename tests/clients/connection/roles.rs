@@ -13,7 +13,6 @@ fn replicate(replica: &Server, master: Option<&Server>) {
 /// The old master takes no writes any more; the address leads to the new one.
 #[test]
 fn a_hold_is_renewed_where_the_address_leads_to_now() {
-    let _bounded = bounded();
     let (old, new) = (server(), server());
     let proxy = Proxy::before(&old);
     let lease = RENEWED * 2;
@@ -39,7 +38,6 @@ fn a_hold_is_renewed_where_the_address_leads_to_now() {
 /// are gone.
 #[test]
 fn a_release_that_the_old_server_answers_late_is_made_at_the_new_one_too() {
-    let _bounded = bounded();
     if !has_own_process() {
         return;
     }
@@ -93,7 +91,6 @@ fn a_release_that_the_old_server_answers_late_is_made_at_the_new_one_too() {
 
 #[test]
 fn places_without_a_waiter_are_given_up_at_a_new_server() {
-    let _bounded = bounded();
     let (old, new) = (server(), server());
     let proxy = Proxy::before(&old);
     let client = Client::builder(&proxy.url()).watchdog_timeout(LONG).connections(1);
@@ -121,7 +118,6 @@ fn places_without_a_waiter_are_given_up_at_a_new_server() {
 
 #[test]
 fn a_replica_is_asked_once_and_then_the_address_anew() {
-    let _bounded = bounded();
     let (old, new) = (server(), server());
     let proxy = Proxy::before(&old);
     let client = impatient(&proxy.url()).connections(1).connect().unwrap();
@@ -137,7 +133,6 @@ fn a_replica_is_asked_once_and_then_the_address_anew() {
 /// which counts listeners, would take it for dead.
 #[test]
 fn a_waiter_listens_where_the_address_leads_to_now() {
-    let _bounded = bounded();
     let (old, new) = (server(), server());
     let proxy = Proxy::before(&old);
     let client = Client::builder(&proxy.url()).watchdog_timeout(LONG).connect().unwrap();
@@ -166,7 +161,6 @@ fn a_waiter_listens_where_the_address_leads_to_now() {
 
 #[test]
 fn connect_refuses_a_replica_that_is_read_only_and_no_other() {
-    let _bounded = bounded();
     let (replica, master) = (server(), server());
     // The replica never gets the data of a master that is gone.
     master.kill();
@@ -195,7 +189,6 @@ fn connect_refuses_a_replica_that_is_read_only_and_no_other() {
 /// A replica takes no writes, and each new connection leads to the same server.
 #[test]
 fn a_release_that_a_replica_refuses_opens_few_connections() {
-    let _bounded = bounded();
     let (server, master) = (server(), server());
     let client = client(&server);
     let guard = client.reentrant_lock("demoted").lock().unwrap();
@@ -214,7 +207,6 @@ fn a_release_that_a_replica_refuses_opens_few_connections() {
 /// The replica was the master, and the new one may have holds that it does not know.
 #[test]
 fn a_release_of_a_hold_that_a_replica_does_not_know_goes_on_to_the_master() {
-    let _bounded = bounded();
     let (server, master) = (server(), server());
     let client =
         Client::builder(&server.url()).watchdog_timeout(LONG).client_tracking(false).connect();

@@ -50,7 +50,6 @@ fn signals_change_nothing() {
     if !has_own_process() {
         return;
     }
-    let _bounded = bounded();
     let server = server();
     let clients = [client(&server), client(&server)];
     clients[0].semaphore("permits").try_set_permits(2).unwrap();

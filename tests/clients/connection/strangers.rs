@@ -8,7 +8,7 @@ use super::*;
 fn a_unix_socket_that_is_full_is_waited_for() {
     use socket2::{Domain, SockAddr, Socket, Type};
 
-    let _bounded = bounded();
+    bound();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("full.sock");
     let address = SockAddr::unix(&path).unwrap();
@@ -72,7 +72,7 @@ impl Drop for Stranger {
 
 #[test]
 fn a_server_that_dribbles_is_given_the_connect_timeout_and_no_more() {
-    let _bounded = bounded();
+    bound();
     let dribbler = Stranger::start(|stream, stop| {
         // A bulk string that never ends.
         let _ = stream.write_all(b"$100000\r\n");
@@ -87,7 +87,7 @@ fn a_server_that_dribbles_is_given_the_connect_timeout_and_no_more() {
 
 #[test]
 fn a_server_that_accepts_and_is_silent_is_said_to_be_silent() {
-    let _bounded = bounded();
+    bound();
     let silent = Stranger::start(|_, stop| {
         while !stop.load(Ordering::SeqCst) {
             thread::sleep(UNIT / 10);
@@ -100,7 +100,7 @@ fn a_server_that_accepts_and_is_silent_is_said_to_be_silent() {
 
 #[test]
 fn a_server_with_one_answer_to_everything_is_no_redis() {
-    let _bounded = bounded();
+    bound();
     for reply in [&b"+OK\r\n"[..], b"HTTP/1.1 400 Bad Request\r\n\r\n", b"220 mail\r\n"] {
         let stranger = Stranger::start(move |stream, stop| {
             let mut said = [0; 4096];
@@ -129,7 +129,7 @@ fn greeting(version: &str) -> String {
 /// As a Valkey that was built without scripts.
 #[test]
 fn a_server_that_knows_the_commands_and_runs_no_script_is_found_out() {
-    let _bounded = bounded();
+    bound();
     let stranger = Stranger::start(|stream, stop| {
         let mut said = [0; 4096];
         while !stop.load(Ordering::SeqCst) {
@@ -155,7 +155,7 @@ fn a_server_that_knows_the_commands_and_runs_no_script_is_found_out() {
 /// Redis says it to a client from another machine, unasked, and hangs up.
 #[test]
 fn a_server_in_protected_mode_says_so() {
-    let _bounded = bounded();
+    bound();
     let stranger = Stranger::start(|stream, _| {
         let denied =
             b"-DENIED Redis is running in protected mode because protected mode is enabled\r\n";
@@ -172,7 +172,7 @@ fn a_server_in_protected_mode_says_so() {
 /// As Redis 6.2 answers, with any version: a proxy may claim any.
 #[test]
 fn a_server_whose_scripts_cannot_ask_for_rights_is_too_old() {
-    let _bounded = bounded();
+    bound();
     let stranger = Stranger::start(|stream, stop| {
         let mut said = [0; 4096];
         while !stop.load(Ordering::SeqCst) {
@@ -244,7 +244,6 @@ impl Drop for Sentinel {
 /// As by CLIENT KILL, or a server that is just starting. The client has sent only questions.
 #[test]
 fn a_connection_cut_off_while_it_is_opened_is_opened_once_more() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let greets = |bytes: &[u8]| bytes.windows(4).any(|window| window == b"INFO");
@@ -271,7 +270,6 @@ fn a_connection_cut_off_while_it_is_opened_is_opened_once_more() {
 
 #[test]
 fn a_sentinel_is_said_to_be_one() {
-    let _bounded = bounded();
     let server = server();
     let Some(sentinel) = Sentinel::start(&server) else {
         eprintln!("left out: {} cannot be a Sentinel", server.program().display());
@@ -284,7 +282,6 @@ fn a_sentinel_is_said_to_be_one() {
 
 #[test]
 fn a_server_that_lets_in_and_then_stops_answering_is_not_out_of_reach() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     proxy.on_request("EVAL", Action::Silence);
@@ -296,7 +293,6 @@ fn a_server_that_lets_in_and_then_stops_answering_is_not_out_of_reach() {
 
 #[test]
 fn a_server_that_is_full_says_so() {
-    let _bounded = bounded();
     let server = server();
     let mut redis = server.connection();
     let () = redis::cmd("CONFIG").arg(&["SET", "maxclients", "1"]).query(&mut redis).unwrap();
@@ -310,7 +306,7 @@ fn a_server_that_is_full_says_so() {
 
 #[test]
 fn a_server_without_scripts_is_found_out_at_once() {
-    let _bounded = bounded();
+    bound();
     for command in ["EVAL", "EVALSHA"] {
         let Ok(server) = Server::with_args(&["--rename-command", command, "hidden"]) else {
             eprintln!("left out: this server cannot rename commands");
@@ -338,7 +334,7 @@ fn a_server_without_scripts_is_found_out_at_once() {
 
 #[test]
 fn a_wrong_password_and_a_missing_one_are_told_apart() {
-    let _bounded = bounded();
+    bound();
     let Ok(server) = Server::builder().password("secret").start() else { return };
     let host = format!("127.0.0.1:{}", server.port());
     let missing = refused(&format!("redis://{host}"), SOON).to_string();

@@ -7,7 +7,6 @@ use super::*;
 fn a_lock_that_is_handed_on_is_on_the_replica_before_it_counts() {
     const CLIENTS: usize = 3;
     const TIMES: usize = 12;
-    let _bounded = bounded();
     let pair = Pair::start(UNIT / 20);
     let pair = Arc::new(pair);
     // (Readers have it together: see below.)
@@ -41,7 +40,6 @@ fn a_lock_that_is_handed_on_is_on_the_replica_before_it_counts() {
 /// A grant to one reader is a grant to all readers behind it, and each asks for itself.
 #[test]
 fn readers_that_are_let_in_together_are_all_on_the_replica() {
-    let _bounded = bounded();
     let pair = Pair::start(UNIT / 20);
     let pair = Arc::new(pair);
     let client = || pair.patient().connect().unwrap();
@@ -77,7 +75,6 @@ fn readers_that_are_let_in_together_are_all_on_the_replica() {
 
 #[test]
 fn a_grant_by_message_that_no_replica_has_is_none() {
-    let _bounded = bounded();
     let pair = Pair::start(Duration::ZERO);
     let client = || pair.impatient().connect().unwrap();
     let (ours, theirs) = (client(), client());
@@ -101,7 +98,6 @@ fn a_grant_by_message_that_no_replica_has_is_none() {
 /// end.
 #[test]
 fn a_waiter_behind_one_that_replicas_failed_gets_the_lock() {
-    let _bounded = bounded();
     let pair = Pair::start(Duration::ZERO);
     let holder = client(&pair.master);
     let impatient = pair.impatient().connect().unwrap();
@@ -130,7 +126,6 @@ fn a_waiter_behind_one_that_replicas_failed_gets_the_lock() {
 /// writer reads as well by another.
 #[test]
 fn a_reader_that_joins_a_hold_waits_for_the_replica_too() {
-    let _bounded = bounded();
     let pair = Pair::start(Duration::ZERO);
     let client = pair.impatient().connect().unwrap();
     let lock = client.read_write_lock("beside");
@@ -162,7 +157,6 @@ fn a_reader_that_joins_a_hold_waits_for_the_replica_too() {
 /// The second copy goes over a connection that has written nothing, and finds the lock its own.
 #[test]
 fn a_request_that_was_sent_twice_counts_for_the_connection_it_was_answered_on() {
-    let _bounded = bounded();
     let pair = Pair::start(Duration::ZERO);
     let way = Proxy::before(&pair.master);
     let client = settings(&way.url()).connections(1).connect().unwrap();
@@ -192,7 +186,6 @@ fn a_request_that_was_sent_twice_counts_for_the_connection_it_was_answered_on() 
 /// writes alone.
 #[test]
 fn a_hold_that_is_found_is_written_anew() {
-    let _bounded = bounded();
     let pair = Pair::start(Duration::ZERO);
     let client = || pair.patient().connect().unwrap();
     let (ours, theirs) = (client(), client());

@@ -7,7 +7,6 @@ const LEASE: Duration = Duration::from_millis(60 * UNIT.as_millis() as u64);
 
 #[test]
 fn a_renewal_that_no_replica_had_is_made_again() {
-    let _bounded = bounded();
     let pair = Pair::start(Duration::ZERO);
     let client = pair.impatient().watchdog_timeout(LEASE).connect().unwrap();
     let guard = taken(&client.reentrant_lock("renewed"));
@@ -21,7 +20,6 @@ fn a_renewal_that_no_replica_had_is_made_again() {
 
 #[test]
 fn a_renewal_that_no_replica_has_makes_nothing_longer() {
-    let _bounded = bounded();
     let pair = Pair::start(Duration::ZERO);
     let client = pair.impatient().watchdog_timeout(LEASE).connect().unwrap();
     let guard = taken(&client.reentrant_lock("renewed"));
@@ -43,7 +41,6 @@ fn a_renewal_that_no_replica_has_makes_nothing_longer() {
 
 #[test]
 fn a_loss_is_told_though_no_replica_acknowledges() {
-    let _bounded = bounded();
     let pair = Pair::start(Duration::ZERO);
     let client = pair.patient().watchdog_timeout(UNIT * 30).connect().unwrap();
     let guard = client.reentrant_lock("revoked").lock().unwrap();
@@ -56,7 +53,6 @@ fn a_loss_is_told_though_no_replica_acknowledges() {
 
 #[test]
 fn a_longer_lease_by_re_entry_counts_when_the_replica_has_it() {
-    let _bounded = bounded();
     let pair = Pair::start(UNIT / 10);
     let client = pair.impatient().connect().unwrap();
     let lock = client.reentrant_lock("deeper");

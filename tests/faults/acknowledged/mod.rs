@@ -10,8 +10,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::common::{
-    CROWD, Commands, LONG, Running, SOON, UNIT, User, bounded, client, holder, once_within, pttl,
-    server, spawn, wait_until,
+    CROWD, Commands, LONG, Running, SOON, UNIT, User, client, holder, once_within, pttl, server,
+    spawn, wait_until,
 };
 use redis::Commands as _;
 use redlatch::{
@@ -146,7 +146,6 @@ fn too_few(error: &Error) {
 
 #[test]
 fn a_granted_lock_is_on_the_replica_too() {
-    let _bounded = bounded();
     let pair = Pair::start(UNIT / 10);
     let client = pair.patient().connect().unwrap();
     // Each twice: the first time the server does not know the script.
@@ -176,7 +175,6 @@ fn a_granted_lock_is_on_the_replica_too() {
 
 #[test]
 fn too_few_replicas_are_an_error_and_nothing_is_held() {
-    let _bounded = bounded();
     let pair = Pair::start(Duration::ZERO);
     let client = pair.impatient().connect().unwrap();
     for (kind, lock) in locks(&client, "stopped") {
@@ -214,7 +212,6 @@ fn too_few_replicas_are_an_error_and_nothing_is_held() {
 
 #[test]
 fn a_server_without_replicas_has_none_that_acknowledge() {
-    let _bounded = bounded();
     let server = server();
     let lock = settings(&server.url()).connect().unwrap().reentrant_lock("alone");
     too_few(&lock.lock().unwrap_err());
@@ -230,7 +227,6 @@ fn a_server_without_replicas_has_none_that_acknowledge() {
 /// Locks and permits of each kind, while replicas are away for a moment.
 #[test]
 fn waits_go_on_while_replicas_are_away_and_no_longer_than_they_may() {
-    let _bounded = bounded();
     let pair = Pair::start(Duration::ZERO);
     let enduring = |limit| pair.impatient().failover_timeout(limit).connect().unwrap();
     let (client, limit) = (enduring(LONG), UNIT * 15);
@@ -277,7 +273,6 @@ fn waits_go_on_while_replicas_are_away_and_no_longer_than_they_may() {
 #[test]
 fn waiters_of_one_process_hear_of_a_silent_replica_together() {
     const THREADS: usize = CROWD * 2;
-    let _bounded = bounded();
     let pair = Pair::start(Duration::ZERO);
     let client = pair.impatient().connect().unwrap();
     let lock = client.reentrant_lock("together");
@@ -304,7 +299,6 @@ fn waiters_of_one_process_hear_of_a_silent_replica_together() {
 /// A refusal proves nothing that a replica must have.
 #[test]
 fn a_refused_request_waits_for_no_replica() {
-    let _bounded = bounded();
     let pair = Pair::start(Duration::ZERO);
     let (holder, patient) = (client(&pair.master), pair.patient().connect().unwrap());
     // (A fair lock's word for that is a number, which others' grants are, too.)
@@ -329,7 +323,6 @@ fn a_refused_request_waits_for_no_replica() {
 
 #[test]
 fn a_script_that_the_server_forgot_counts_when_it_has_run() {
-    let _bounded = bounded();
     let pair = Pair::start(Duration::ZERO);
     let client = pair.impatient().connect().unwrap();
     for (kind, lock) in locks(&client, "forgotten") {
@@ -347,7 +340,6 @@ fn a_script_that_the_server_forgot_counts_when_it_has_run() {
 fn one_question_serves_all_threads_that_ask_together() {
     const THREADS: usize = 16;
     const TIMES: usize = 4;
-    let _bounded = bounded();
     // While one question is on its way all the others come, on a busy machine, too.
     let pair = Pair::start(UNIT);
     let client = pair.patient().connections(1).connect().unwrap();
@@ -369,7 +361,6 @@ fn one_question_serves_all_threads_that_ask_together() {
 #[test]
 fn a_silent_server_of_a_quorum_costs_the_time_for_replicas_once() {
     const WITHIN: Duration = Duration::from_millis(20 * UNIT.as_millis() as u64);
-    let _bounded = bounded();
     let pairs = [(); 2].map(|()| Pair::start(Duration::ZERO));
     let silent = Server::start().unwrap();
     let servers = pairs.iter().map(|pair| &pair.master).chain([&silent]);
@@ -398,7 +389,6 @@ fn a_silent_server_of_a_quorum_costs_the_time_for_replicas_once() {
 
 #[test]
 fn an_unusable_setting_is_an_error_of_connect() {
-    let _bounded = bounded();
     let server = server();
     for (count, within, word) in [(0, WITHIN, "replica_acks is 0"), (1, Duration::ZERO, "1 ms")] {
         let builder = Client::builder(&server.url()).replica_acks(count, within);
@@ -425,7 +415,6 @@ fn an_unusable_setting_is_an_error_of_connect() {
 /// A client without the setting waits for no replica.
 #[test]
 fn a_client_without_the_setting_waits_for_no_replica() {
-    let _bounded = bounded();
     let pair = Pair::start(Duration::ZERO);
     pair.cut_off(true);
     let client = client(&pair.master);

@@ -5,7 +5,6 @@ use super::*;
 /// Permits: some are free, and a taker has them only when the replica knows.
 #[test]
 fn permits_count_when_the_replica_has_them() {
-    let _bounded = bounded();
     let pair = Pair::start(Duration::ZERO);
     let client = pair.impatient().connect().unwrap();
     let semaphore = client.semaphore("permits");
@@ -39,7 +38,6 @@ fn permits_count_when_the_replica_has_them() {
 /// same.
 #[test]
 fn a_release_waits_for_the_replica_and_a_drop_does_not() {
-    let _bounded = bounded();
     let pair = Pair::start(Duration::ZERO);
     let client = pair.impatient().connect().unwrap();
     let semaphore = client.semaphore("returned");
@@ -67,7 +65,6 @@ fn a_release_waits_for_the_replica_and_a_drop_does_not() {
 
 #[test]
 fn a_lease_of_permits_is_taken_and_renewed_only_if_the_replica_has_it() {
-    let _bounded = bounded();
     let pair = Pair::start(Duration::ZERO);
     let lease = UNIT * 30;
     let client = pair.impatient().watchdog_timeout(lease).connect().unwrap();
@@ -95,7 +92,6 @@ fn a_lease_of_permits_is_taken_and_renewed_only_if_the_replica_has_it() {
 /// The second copy finds the first one's permits.
 #[test]
 fn permits_that_were_asked_for_twice_count_for_the_second_connection() {
-    let _bounded = bounded();
     let pair = Pair::start(Duration::ZERO);
     let way = Proxy::before(&pair.master);
     let client = settings(&way.url()).connections(1).connect().unwrap();
@@ -135,7 +131,6 @@ fn permits_that_were_asked_for_twice_count_for_the_second_connection() {
 
 #[test]
 fn a_lease_of_a_permit_that_is_long_enough_is_written_anew() {
-    let _bounded = bounded();
     let pair = Pair::start(Duration::ZERO);
     let client = pair.patient().connect().unwrap();
     let semaphore = client.expirable_semaphore("leases");

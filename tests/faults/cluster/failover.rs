@@ -5,7 +5,6 @@ use super::*;
 /// The server says that no server has any slot, and would say so for ever.
 #[test]
 fn a_server_that_was_removed_from_its_cluster_is_not_believed() {
-    let _bounded = bounded();
     let cluster = cluster();
     let slot = cluster.slot("left");
     let left = cluster.owner(slot);
@@ -32,7 +31,6 @@ fn a_server_that_was_removed_from_its_cluster_is_not_believed() {
 /// The server goes on saying that the slots are its own, as they were before.
 #[test]
 fn a_server_that_is_cut_off_from_its_cluster_is_not_believed() {
-    let _bounded = bounded();
     let cluster = with_replicas();
     let slot = cluster.slot("cut off");
     let old = cluster.owner(slot);
@@ -54,7 +52,6 @@ fn a_server_that_is_cut_off_from_its_cluster_is_not_believed() {
 
 #[test]
 fn a_master_dies_and_its_replica_takes_over() {
-    let _bounded = bounded();
     let cluster = with_replicas();
     let clients = clients(&cluster, true);
     let name = "failed over";
@@ -85,7 +82,6 @@ fn a_master_dies_and_its_replica_takes_over() {
 
 #[test]
 fn a_master_stands_still_and_its_replica_takes_over() {
-    let _bounded = bounded();
     let cluster = with_replicas();
     let clients = ["2", "3"].map(|protocol| {
         let url = format!("{}?protocol={protocol}", cluster.url());
@@ -119,7 +115,6 @@ fn a_master_stands_still_and_its_replica_takes_over() {
 
 #[test]
 fn a_loss_at_a_failover_is_told() {
-    let _bounded = bounded();
     let cluster = with_replicas();
     // A renewal must tell of the loss.
     let builder = Client::builder(&cluster.url()).watchdog_timeout(3 * LONG);
@@ -139,7 +134,6 @@ fn a_loss_at_a_failover_is_told() {
 
 #[test]
 fn without_a_server_for_its_slot_a_call_ends_in_time() {
-    let _bounded = bounded();
     let cluster = cluster();
     let client = crate::common::impatient(&cluster.url()).connect().unwrap();
     let lock = client.reentrant_lock("down");
@@ -156,7 +150,6 @@ fn without_a_server_for_its_slot_a_call_ends_in_time() {
 /// The wait's own end counts, and not the two timeouts of one request.
 #[test]
 fn a_limited_wait_outlasts_an_outage_that_is_longer_than_a_request() {
-    let _bounded = bounded();
     let cluster = with_replicas();
     let slot = cluster.slot("outlasted");
     let old = cluster.owner(slot);
@@ -220,7 +213,6 @@ fn a_limited_wait_outlasts_an_outage_that_is_longer_than_a_request() {
 /// The end of the client is not taken for the end of the wait.
 #[test]
 fn a_limited_wait_of_a_client_that_is_shut_down_says_so() {
-    let _bounded = bounded();
     let cluster = cluster();
     // A request would have longer than the wait.
     let builder = Client::builder(&cluster.url()).watchdog_timeout(LONG);
@@ -240,7 +232,6 @@ fn a_hold_is_renewed_once_the_system_gives_threads_again() {
     if !has_own_process() {
         return;
     }
-    let _bounded = bounded();
     let cluster = cluster();
     let lease = RENEWED * 2;
     let builder = Client::builder(&cluster.url()).client_tracking(false);
@@ -261,7 +252,6 @@ fn a_client_listens_once_the_system_gives_threads_again() {
     if !has_own_process() {
         return;
     }
-    let _bounded = bounded();
     let cluster = cluster();
     let builder = Client::builder(&cluster.url()).watchdog_timeout(LONG).client_tracking(false);
     let (client, other) = (builder.clone().connect().unwrap(), builder.connect().unwrap());

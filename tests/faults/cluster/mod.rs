@@ -16,14 +16,16 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::common::{
-    BEFORE_A_QUESTION, LONG, RENEWED, SOON, UNIT, Vault, at_once, bounded, has_own_process,
-    once_within, server, spawn, wait_all_renewed, wait_until, without_room_for_threads,
+    BEFORE_A_QUESTION, LONG, RENEWED, SOON, UNIT, Vault, at_once, bound, has_own_process,
+    once_within, server, spawn, unbounded_server, wait_all_renewed, wait_until,
+    without_room_for_threads,
 };
 use redis::Commands as _;
 use redlatch::{CancelToken, Client, ErrorKind, HoldState, Lock, MultiLock, Wait};
 use redlatch_testkit::{Cluster, Job, Server, Worker};
 
 fn cluster() -> Cluster {
+    bound();
     Cluster::without_replicas().unwrap()
 }
 
@@ -32,6 +34,7 @@ fn client(cluster: &Cluster) -> Client {
 }
 
 fn with_replicas() -> Cluster {
+    bound();
     Cluster::start().unwrap()
 }
 
@@ -72,7 +75,6 @@ fn tracked(server: &Server) -> u64 {
 
 #[test]
 fn every_synchronizer_works_at_every_server() {
-    let _bounded = bounded();
     let cluster = with_replicas();
     let names = names(&cluster);
     for sharded in [true, false] {
@@ -181,7 +183,6 @@ fn every_synchronizer_works_at_every_server() {
 
 #[test]
 fn a_waiter_is_woken_by_a_message() {
-    let _bounded = bounded();
     let cluster = cluster();
     for sharded in [true, false] {
         let [one, other] = clients(&cluster, sharded);
@@ -204,7 +205,6 @@ fn a_waiter_is_woken_by_a_message() {
 
 #[test]
 fn a_name_whose_keys_would_be_apart_is_refused_with_a_word() {
-    let _bounded = bounded();
     let cluster = cluster();
     let client = client(&cluster);
     for name in ["a}b", "a{b", "{}a"] {
@@ -222,7 +222,6 @@ fn a_name_whose_keys_would_be_apart_is_refused_with_a_word() {
 
 #[test]
 fn a_server_and_a_cluster_are_told_apart() {
-    let _bounded = bounded();
     let server = server();
     let url = server.url().replace("redis://", "redis-cluster://");
     let error = Client::connect(&url).unwrap_err();
@@ -296,7 +295,6 @@ impl Contest {
 
 #[test]
 fn a_lock_counts_when_a_replica_of_its_slots_master_has_it() {
-    let _bounded = bounded();
     let cluster = with_replicas();
     let client = Client::builder(&cluster.url())
         .watchdog_timeout(LONG)
@@ -335,7 +333,7 @@ fn a_lock_counts_when_a_replica_of_its_slots_master_has_it() {
 
 #[test]
 fn a_password_is_that_of_all_servers() {
-    let _bounded = bounded();
+    bound();
     let cluster = Cluster::with_password("word").unwrap();
     let url = cluster.url().replace("://", "://:word@");
     let client = Client::builder(&url).watchdog_timeout(LONG).connect().unwrap();
@@ -357,7 +355,6 @@ fn a_password_is_that_of_all_servers() {
 /// Also those that the cluster names, and not the URL.
 #[test]
 fn the_urls_user_is_that_of_all_servers() {
-    let _bounded = bounded();
     let cluster = cluster();
     for server in cluster.servers() {
         let rules = ["SETUSER", "app", "on", ">word", "~*", "&*", "+@all"];
@@ -386,7 +383,6 @@ fn the_urls_user_is_that_of_all_servers() {
 /// New passwords of all servers, also of one to which a slot has moved.
 #[test]
 fn holds_outlast_new_passwords_and_the_move_of_a_slot() {
-    let _bounded = bounded();
     let cluster = cluster();
     let servers = cluster.servers();
     let vault = Vault::new(None);

@@ -4,7 +4,6 @@ use super::*;
 
 #[test]
 fn a_hold_outlives_the_move_of_its_slot() {
-    let _bounded = bounded();
     let cluster = cluster();
     let lease = RENEWED;
     let client = Client::builder(&cluster.url()).watchdog_timeout(lease).connect().unwrap();
@@ -36,7 +35,6 @@ fn a_hold_outlives_the_move_of_its_slot() {
 /// While the slot is on its way, its keys are in two places, and the lock's alone can be used.
 #[test]
 fn a_hold_is_renewed_while_its_slot_is_on_its_way() {
-    let _bounded = bounded();
     let cluster = cluster();
     let lease = RENEWED;
     let client = Client::builder(&cluster.url()).watchdog_timeout(lease).connect().unwrap();
@@ -61,7 +59,6 @@ fn a_hold_is_renewed_while_its_slot_is_on_its_way() {
 /// timeout would replace one that a renewal made anew.
 #[test]
 fn a_readers_renewal_waits_until_its_keys_are_together_again() {
-    let _bounded = bounded();
     let cluster = cluster();
     let lease = RENEWED * 2;
     let client = Client::builder(&cluster.url()).watchdog_timeout(lease).connect().unwrap();
@@ -85,7 +82,6 @@ fn a_readers_renewal_waits_until_its_keys_are_together_again() {
 
 #[test]
 fn a_contended_locks_slot_moves_to_and_fro() {
-    let _bounded = bounded();
     let cluster = cluster();
     for (sharded, fair) in [(true, false), (true, true), (false, false), (false, true)] {
         let clients = clients(&cluster, sharded);
@@ -103,7 +99,6 @@ fn a_contended_locks_slot_moves_to_and_fro() {
 
 #[test]
 fn a_waiter_of_any_kind_is_woken_after_its_slot_has_moved() {
-    let _bounded = bounded();
     let cluster = cluster();
     for sharded in [true, false] {
         let [one, other] = clients(&cluster, sharded);
@@ -160,7 +155,6 @@ fn a_waiter_of_any_kind_is_woken_after_its_slot_has_moved() {
 /// The client has heard nothing of the move by then.
 #[test]
 fn releases_at_the_end_of_a_client_reach_the_new_home_of_their_slot() {
-    let _bounded = bounded();
     let cluster = cluster();
     let watching = client(&cluster);
     let (permits, permit_leases) = (

@@ -44,7 +44,6 @@ fn everywhere(test: impl Fn(&Cluster, [Client; 2], &str) + Sync) {
 
 #[test]
 fn parties_pass_when_the_last_one_arrives_or_hear_that_one_has_left() {
-    let _bounded = bounded();
     everywhere(|_, clients, name| {
         let [one, other] = clients.map(|client| client.cyclic_barrier(name));
         assert!(one.try_set_parties(3).unwrap());
@@ -72,7 +71,6 @@ fn parties_pass_when_the_last_one_arrives_or_hear_that_one_has_left() {
 
 #[test]
 fn the_others_are_told_of_a_killed_party_when_its_lease_ends() {
-    let _bounded = bounded();
     let cluster = cluster();
     let client = client(&cluster);
     for name in names(&cluster) {
@@ -96,7 +94,6 @@ fn the_others_are_told_of_a_killed_party_when_its_lease_ends() {
 
 #[test]
 fn a_leader_resigns_and_is_followed_at_once_and_a_killed_one_after_its_lease() {
-    let _bounded = bounded();
     everywhere(|cluster, clients, name| {
         let [one, other] = clients.map(|client| client.leader_election(name).with_watchdog(LEASE));
         at_once(|| {

@@ -26,7 +26,6 @@ fn follower() {
 
 #[test]
 fn nothing_stays_at_a_server_that_has_lost_its_slots() {
-    let _bounded = bounded();
     let cluster = with_replicas();
     let slot = cluster.slot("{left}");
     let old = cluster.owner(slot);
@@ -135,7 +134,7 @@ struct Processes {
 
 impl Processes {
     fn start(url: &str) -> Self {
-        let witness = server();
+        let witness = unbounded_server();
         let spawn = |_| {
             Worker::spawn_test("cluster::processes::process", "process", &[url, &witness.url()])
         };
@@ -202,7 +201,6 @@ fn reshard(cluster: &Cluster, processes: &mut Processes, times: usize) {
 
 #[test]
 fn processes_follow_a_slot_that_moves_and_no_two_hold_a_lock() {
-    let _bounded = bounded();
     let cluster = cluster();
     let mut processes = Processes::start(&cluster.url());
     processes.go_on(5);
@@ -217,7 +215,7 @@ fn a_slot_moves_again_and_again() {
     let Some(seconds) = env::var("REDLATCH_SOAK").ok().and_then(|it| it.parse().ok()) else {
         return;
     };
-    let cluster = with_replicas();
+    let cluster = Cluster::start().unwrap();
     let mut processes = Processes::start(&cluster.url());
     let (begun, mut moves) = (Instant::now(), 0);
     while begun.elapsed() < Duration::from_secs(seconds) {

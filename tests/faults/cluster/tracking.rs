@@ -10,7 +10,6 @@ fn tracking(cluster: &Cluster) -> Client {
 
 #[test]
 fn each_server_tells_of_the_holds_taken_away_there() {
-    let _bounded = bounded();
     let cluster = cluster();
     let client = tracking(&cluster);
     let names = names(&cluster);
@@ -36,7 +35,6 @@ fn each_server_tells_of_the_holds_taken_away_there() {
 
 #[test]
 fn the_tracking_of_a_hold_moves_with_its_slot() {
-    let _bounded = bounded();
     let cluster = cluster();
     let client = tracking(&cluster);
     let (slot, name) = (cluster.slot("moved"), "moved");
@@ -55,7 +53,6 @@ fn the_tracking_of_a_hold_moves_with_its_slot() {
 
 #[test]
 fn a_hold_is_tracked_by_the_replica_that_takes_over() {
-    let _bounded = bounded();
     let cluster = with_replicas();
     let client = tracking(&cluster);
     let (slot, name) = (cluster.slot("taken over"), "taken over");

@@ -4,7 +4,6 @@ use super::*;
 
 #[test]
 fn an_acquire_and_a_release_survive_a_killed_connection() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let lock = client.reentrant_lock("killed");
@@ -26,7 +25,6 @@ fn an_acquire_and_a_release_survive_a_killed_connection() {
 
 #[test]
 fn after_the_command_connections_were_killed_new_channels_are_listened_to_at_once() {
-    let _bounded = bounded();
     let server = server();
     let (one, other) = (client(&server), client(&server));
     let mut redis = server.connection();
@@ -53,7 +51,6 @@ fn after_the_command_connections_were_killed_new_channels_are_listened_to_at_onc
 
 #[test]
 fn killed_connections_in_the_middle_of_contention_cost_no_grant() {
-    let _bounded = bounded();
     let server = server();
     let clients = [client(&server), client(&server)];
     let inside = Arc::new(AtomicU64::new(0));
@@ -108,7 +105,6 @@ fn killed_connections_in_the_middle_of_contention_cost_no_grant() {
 
 #[test]
 fn a_waiter_whose_subscription_is_cut_around_the_release_is_woken() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let client = behind(&proxy);
@@ -145,7 +141,6 @@ fn a_waiter_whose_subscription_is_cut_around_the_release_is_woken() {
 
 #[test]
 fn a_message_that_comes_while_the_last_try_is_under_way_is_heard() {
-    let _bounded = bounded();
     let server = server();
     let mut redis = server.connection();
     // Another try, if the machine kept a thread from running.
@@ -184,7 +179,6 @@ fn a_message_that_comes_while_the_last_try_is_under_way_is_heard() {
 
 #[test]
 fn a_waiter_whose_subscription_is_dead_and_open_finds_out_by_asking() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let client = behind(&proxy);
@@ -203,7 +197,6 @@ fn a_waiter_whose_subscription_is_dead_and_open_finds_out_by_asking() {
 
 #[test]
 fn replies_that_come_byte_by_byte_are_whole() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let (slow, quick) = (behind(&proxy), client(&server));
@@ -230,7 +223,6 @@ fn replies_that_come_byte_by_byte_are_whole() {
 
 #[test]
 fn a_far_server_costs_no_connection_for_each_drop() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     // A round trip to another continent.

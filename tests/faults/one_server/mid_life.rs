@@ -320,7 +320,6 @@ fn takes_away(server: &Arc<Server>, rich: &Rich, kind: &Kind, rules: &[String], 
 }
 
 fn takes_each_away(when: When) {
-    let _bounded = bounded();
     let server = Arc::new(server());
     let [other, third, judge] = [(); 3].map(|()| watched(&server, LONGER));
     let rich = Rich { other, third, judge };
@@ -378,7 +377,6 @@ fn a_right_that_is_taken_away_from_a_waiter_keeps_no_other_from_the_lock() {
 /// A release and a grant to a waiter need no memory: each has written before it needs some.
 #[test]
 fn a_server_without_memory_releases_and_hands_over_locks_of_each_kind() {
-    let _bounded = bounded();
     let server = server();
     let mut redis = server.connection();
     let clients = [(); 3].map(|()| client(&server));

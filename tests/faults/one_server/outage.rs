@@ -104,7 +104,7 @@ impl Kept {
 /// Threads that sleep at the restart, threads that ask meanwhile, and threads that come meanwhile.
 #[test]
 fn waits_and_holds_of_every_kind_outlast_a_restart_of_their_server() {
-    let _bounded = bounded();
+    bound();
     let server = lasting();
     let (holder, client) = (enduring(&server, LONG), enduring(&server, LONG));
     let kept = Kept::by(&holder);
@@ -156,7 +156,7 @@ fn waits_and_holds_of_every_kind_outlast_a_restart_of_their_server() {
 /// second.
 #[test]
 fn a_thread_behind_another_endures_each_outage_for_its_whole_time() {
-    let _bounded = bounded();
+    bound();
     let server = lasting();
     let limit = UNIT * 50;
     let (holder, client) = (enduring(&server, LONG), enduring(&server, limit));
@@ -192,7 +192,6 @@ fn a_thread_behind_another_endures_each_outage_for_its_whole_time() {
 /// the channel that it listens to.
 #[test]
 fn an_answer_to_a_leader_that_is_cancelled_ends_the_outage_for_the_next_one() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let limit = UNIT * 30;
@@ -231,7 +230,6 @@ fn an_answer_to_a_leader_that_is_cancelled_ends_the_outage_for_the_next_one() {
 /// The second call begins when half of the first one's time is over.
 #[test]
 fn each_call_endures_an_outage_for_so_long_from_its_own_first_failure() {
-    let _bounded = bounded();
     let server = server();
     let limit = UNIT * 10;
     let client = enduring(&server, limit);
@@ -257,7 +255,6 @@ fn each_call_endures_an_outage_for_so_long_from_its_own_first_failure() {
 
 #[test]
 fn an_outage_ends_no_wait_later_than_its_limit_or_its_token_does() {
-    let _bounded = bounded();
     let server = server();
     let client = enduring(&server, LONG * 60);
     drop(client.reentrant_lock("away").lock().unwrap());
@@ -274,7 +271,6 @@ fn an_outage_ends_no_wait_later_than_its_limit_or_its_token_does() {
 
 #[test]
 fn a_wait_that_is_let_in_no_more_ends_at_once() {
-    let _bounded = bounded();
     let server = server();
     let client = enduring(&server, LONG * 60);
     let mut redis = server.connection();
@@ -294,7 +290,6 @@ fn a_wait_that_is_let_in_no_more_ends_at_once() {
 /// Behind one name a server may become a replica, and be one no more.
 #[test]
 fn waits_outlast_a_server_that_is_a_replica_for_a_while_and_one_thread_asks_for_all() {
-    let _bounded = bounded();
     let server = server();
     let client = enduring(&server, LONG);
     drop(client.reentrant_lock("name").lock().unwrap());

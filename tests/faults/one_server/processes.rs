@@ -4,7 +4,6 @@ use super::*;
 
 #[test]
 fn a_killed_holders_lock_is_free_at_its_leases_end_and_not_before() {
-    let _bounded = bounded();
     let server = server();
     let mut worker = process("holder", &server, "killed", RENEWED);
     worker.expect_line("held", SOON);
@@ -28,7 +27,6 @@ fn a_killed_holders_lock_is_free_at_its_leases_end_and_not_before() {
 
 #[test]
 fn a_killed_holders_lock_with_a_watched_lease_of_its_own_is_free_when_that_ends() {
-    let _bounded = bounded();
     let server = server();
     let mut worker = process("leader", &server, "leads", LONG);
     worker.expect_line("held", SOON);
@@ -43,7 +41,6 @@ fn a_killed_holders_lock_with_a_watched_lease_of_its_own_is_free_when_that_ends(
 
 #[test]
 fn a_holder_that_was_stopped_past_its_lease_finds_it_lost() {
-    let _bounded = bounded();
     let server = server();
     let mut worker = process("holder", &server, "stopped", LEASE);
     worker.expect_line("held", SOON);
@@ -66,7 +63,6 @@ fn a_holder_that_was_stopped_past_its_lease_finds_it_lost() {
 
 #[test]
 fn waiters_that_die_or_stop_hold_up_no_other_waiter() {
-    let _bounded = bounded();
     let server = server();
     let mut redis = server.connection();
     hold_as_redisson(&mut redis, "queue", LONG);

@@ -4,7 +4,6 @@ use super::*;
 
 #[test]
 fn a_lost_reply_of_an_acquire_is_a_grant_all_the_same() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let client = behind(&proxy);
@@ -23,7 +22,6 @@ fn a_lost_reply_of_an_acquire_is_a_grant_all_the_same() {
 
 #[test]
 fn a_lost_reply_of_a_waiters_acquire_is_a_grant_all_the_same() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     // The reply is lost with its connection, and a busy machine may be slow to open another.
@@ -44,7 +42,6 @@ fn a_lost_reply_of_a_waiters_acquire_is_a_grant_all_the_same() {
 
 #[test]
 fn an_acquire_whose_replies_are_all_lost_is_an_error_and_leaves_no_hold() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let client = behind(&proxy);
@@ -57,7 +54,6 @@ fn an_acquire_whose_replies_are_all_lost_is_an_error_and_leaves_no_hold() {
 
 #[test]
 fn an_acquire_whose_reply_is_lost_before_the_way_is_closed_leaves_no_hold() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let client = behind(&proxy);
@@ -84,7 +80,6 @@ fn an_acquire_whose_reply_is_lost_before_the_way_is_closed_leaves_no_hold() {
 /// More holds than go out in one packet.
 #[test]
 fn however_many_holds_are_dropped_in_an_outage_all_of_them_are_released() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let client = behind(&proxy);
@@ -107,7 +102,6 @@ fn however_many_holds_are_dropped_in_an_outage_all_of_them_are_released() {
 
 #[test]
 fn an_acquire_whose_reply_is_lost_before_the_server_refuses_leaves_no_hold() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let client = behind(&proxy);
@@ -140,7 +134,6 @@ fn an_acquire_whose_reply_is_lost_before_the_server_refuses_leaves_no_hold() {
 
 #[test]
 fn an_acquire_that_is_not_answered_in_time_is_an_error_and_leaves_no_hold() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let client = behind(&proxy);
@@ -161,7 +154,6 @@ fn an_acquire_that_is_not_answered_in_time_is_an_error_and_leaves_no_hold() {
 
 #[test]
 fn an_acquire_that_a_stalled_server_runs_late_leaves_no_hold() {
-    let _bounded = bounded();
     let server = server();
     let client = impatient(&server.url()).connect().unwrap();
     let names: Vec<_> = (0..6).map(|at| format!("stalled:{at}")).collect();
@@ -220,7 +212,6 @@ fn deliver(server: &Server, request: &Mutex<Vec<u8>>) -> Vec<u8> {
 
 #[test]
 fn an_acquire_that_arrives_after_its_copys_release_leaves_no_hold() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let client = behind(&proxy);
@@ -252,7 +243,6 @@ fn an_acquire_that_arrives_after_its_copys_release_leaves_no_hold() {
 
 #[test]
 fn an_acquire_that_arrives_late_cuts_no_longer_lease() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let client = behind(&proxy);
@@ -278,7 +268,6 @@ fn an_acquire_that_arrives_late_cuts_no_longer_lease() {
 
 #[test]
 fn a_forced_unlock_whose_reply_is_lost_is_an_error_and_takes_one_holders_lock() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let client = behind(&proxy);
@@ -314,7 +303,6 @@ fn a_forced_unlock_whose_reply_is_lost_is_an_error_and_takes_one_holders_lock() 
 
 #[test]
 fn a_connection_that_cannot_be_had_is_waited_for_once() {
-    let _bounded = bounded();
     let server = server();
     once_within(IMPATIENT * 2, || {
         let proxy = Proxy::before(&server);
@@ -339,7 +327,6 @@ fn a_connection_that_cannot_be_had_is_waited_for_once() {
 
 #[test]
 fn a_lost_reply_of_an_unlock_is_not_taken_for_a_release() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let client = behind(&proxy);
@@ -367,7 +354,6 @@ fn a_lost_reply_of_an_unlock_is_not_taken_for_a_release() {
 
 #[test]
 fn a_lost_release_is_sent_again_until_it_is_done() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let client = behind(&proxy);
@@ -403,7 +389,6 @@ fn a_lost_release_is_sent_again_until_it_is_done() {
 /// It never came, or it came and its reply did not: it is repeated while others hold the lock.
 #[test]
 fn a_release_that_comes_late_touches_no_later_hold() {
-    let _bounded = bounded();
     for action in [Action::LoseRequest, Action::LoseReply] {
         let server = server();
         let proxy = Proxy::before(&server);
@@ -429,7 +414,6 @@ fn a_release_that_comes_late_touches_no_later_hold() {
 
 #[test]
 fn a_lost_reply_of_a_renewal_is_no_loss() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     // A renewal without a reply takes a sixth of the lease away.
@@ -456,7 +440,6 @@ fn a_lost_reply_of_a_renewal_is_no_loss() {
 
 #[test]
 fn a_hold_behind_a_dead_network_is_lost_at_its_deadline() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let client = Client::builder(&proxy.url())
@@ -482,7 +465,6 @@ fn a_hold_behind_a_dead_network_is_lost_at_its_deadline() {
 
 #[test]
 fn an_extended_hold_whose_release_is_lost_does_not_stay_for_its_extended_lease() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let client = behind(&proxy);
@@ -502,7 +484,6 @@ fn an_extended_hold_whose_release_is_lost_does_not_stay_for_its_extended_lease()
 
 #[test]
 fn an_extension_that_is_answered_after_the_holds_end_leaves_no_cleanup() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let client = Client::builder(&proxy.url()).watchdog_timeout(LONG).connect().unwrap();
@@ -527,7 +508,6 @@ fn an_extension_that_is_answered_after_the_holds_end_leaves_no_cleanup() {
 
 #[test]
 fn an_extension_of_unknown_outcome_does_not_keep_an_unlocked_lock() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let client = behind(&proxy);
@@ -549,7 +529,6 @@ fn an_extension_of_unknown_outcome_does_not_keep_an_unlocked_lock() {
 
 #[test]
 fn owners_are_never_used_again_if_replies_are_lost() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let client = behind(&proxy);

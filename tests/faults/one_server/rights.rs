@@ -34,7 +34,6 @@ fn first_requests(client: &Client, name: &str) -> Vec<(&'static str, Result<(), 
 /// A new user of Redis has no channels: its releases would be refused.
 #[test]
 fn without_channels_nothing_is_granted_and_the_error_names_the_right() {
-    let _bounded = bounded();
     let server = server();
     let mut user = new_user(&server);
     user.set(&["resetchannels"]);
@@ -55,7 +54,6 @@ fn without_channels_nothing_is_granted_and_the_error_names_the_right() {
 
 #[test]
 fn the_documented_rights_are_enough_for_the_first_request_of_each_kind() {
-    let _bounded = bounded();
     let server = server();
     let mut user = new_user(&server);
     let text =
@@ -80,7 +78,6 @@ fn the_documented_rights_are_enough_for_the_first_request_of_each_kind() {
 /// The keys of one condition have its name behind the lock's.
 #[test]
 fn a_user_of_one_condition_alone_may_wait_for_it() {
-    let _bounded = bounded();
     let server = server();
     for (name, behind) in [("r", ":{r}"), ("d:{r}", "_tagged:d:{r}")] {
         let key = |what: &str| format!("~redlatch_{what}{behind}");
@@ -110,7 +107,6 @@ fn texts(server: &Server) -> u64 {
 
 #[test]
 fn a_user_of_all_names_is_asked_once_and_another_one_once_for_each_name() {
-    let _bounded = bounded();
     let server = server();
     let mut user = new_user(&server);
     let one_lane = |user: &User| impatient(user.url()).connections(1).connect().unwrap();
@@ -144,7 +140,6 @@ fn a_user_of_all_names_is_asked_once_and_another_one_once_for_each_name() {
 /// Another server has other rights, and so may have another connection.
 #[test]
 fn each_connection_asks_anew() {
-    let _bounded = bounded();
     let server = server();
     let mut user = new_user(&server);
     let client = user.client();
@@ -162,7 +157,6 @@ fn each_connection_asks_anew() {
 
 #[test]
 fn without_the_right_to_run_scripts_nothing_is_taken() {
-    let _bounded = bounded();
     let server = server();
     for rights in [
         &["-evalsha"] as &[_],
@@ -183,7 +177,6 @@ fn without_the_right_to_run_scripts_nothing_is_taken() {
 
 #[test]
 fn without_the_right_to_set_an_end_no_lock_stays() {
-    let _bounded = bounded();
     let server = server();
     let client = user(&server, &["-pexpire"]);
     let error = client.reentrant_lock("endless").lock().map(drop).unwrap_err();
@@ -195,7 +188,6 @@ fn without_the_right_to_set_an_end_no_lock_stays() {
 /// later. A message to a waiter of ours grants it the lock.
 #[test]
 fn without_the_right_to_publish_a_release_goes_on_unless_a_waiter_must_be_told() {
-    let _bounded = bounded();
     let server = server();
     let mut user = new_user(&server);
     let client = user.client();
@@ -235,7 +227,6 @@ fn without_the_right_to_publish_a_release_goes_on_unless_a_waiter_must_be_told()
 
 #[test]
 fn without_the_right_to_subscribe_waiting_is_an_error() {
-    let _bounded = bounded();
     let server = server();
     let client = user(&server, &["-subscribe"]);
     let lock = client.reentrant_lock("deaf");
@@ -252,7 +243,6 @@ fn without_the_right_to_subscribe_waiting_is_an_error() {
 
 #[test]
 fn the_rights_that_the_message_names_are_enough() {
-    let _bounded = bounded();
     let server = server();
     let client = restricted(&server, &["-@all", "+ping"]);
     let error = client.reentrant_lock("rights").lock().map(drop).unwrap_err().to_string();
@@ -287,7 +277,6 @@ fn the_rights_that_the_message_names_are_enough() {
 
 #[test]
 fn a_right_withdrawn_while_it_is_held_is_told_and_the_lock_is_freed_later() {
-    let _bounded = bounded();
     let server = server();
     let mut user = new_user(&server);
     let client = user.client();

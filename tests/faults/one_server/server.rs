@@ -4,7 +4,6 @@ use super::*;
 
 #[test]
 fn waiters_get_it_when_the_servers_data_is_gone() {
-    let _bounded = bounded();
     let server = server();
     let (one, other) = (client(&server), client(&server));
     for way in ["FLUSHALL", "restart"] {
@@ -44,7 +43,6 @@ fn waiters_get_it_when_the_servers_data_is_gone() {
 
 #[test]
 fn a_restart_without_data_is_told_before_the_next_renewal() {
-    let _bounded = bounded();
     let server = server();
     // The first renewal is due long after the test.
     let client = watched(&server, 10 * LONG);
@@ -84,7 +82,6 @@ fn a_restart_without_data_is_told_before_the_next_renewal() {
 
 #[test]
 fn after_a_restart_the_server_is_asked_until_it_answers() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let client = behind(&proxy);
@@ -102,7 +99,6 @@ fn after_a_restart_the_server_is_asked_until_it_answers() {
 
 #[test]
 fn the_question_whether_a_hold_is_known_changes_nothing() {
-    let _bounded = bounded();
     let server = server();
     // Each connection may lead to another run of the server, as far as this user can see.
     let client = user(&server, &["-info"]);
@@ -126,7 +122,6 @@ fn the_question_whether_a_hold_is_known_changes_nothing() {
 
 #[test]
 fn a_server_that_has_lost_a_hold_is_found_out_though_it_was_met_while_loading() {
-    let _bounded = bounded();
     let server = server();
     drop(server);
     let slow = ["--key-load-delay", "1000", "--loading-process-events-interval-bytes", "1024"];
@@ -177,7 +172,6 @@ fn a_server_that_has_lost_a_hold_is_found_out_though_it_was_met_while_loading() 
 
 #[test]
 fn an_unlock_after_a_restart_without_data_is_no_success() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let lock = client.reentrant_lock("restarted");
@@ -196,7 +190,6 @@ fn an_unlock_after_a_restart_without_data_is_no_success() {
 
 #[test]
 fn a_flush_of_the_scripts_is_not_noticed() {
-    let _bounded = bounded();
     let server = server();
     let clients = [watched(&server, RENEWED), watched(&server, RENEWED)];
     let held = clients[0].reentrant_lock("held").lock().unwrap();
@@ -239,7 +232,6 @@ fn a_flush_of_the_scripts_is_not_noticed() {
 
 #[test]
 fn without_memory_nothing_is_taken_and_all_is_released() {
-    let _bounded = bounded();
     let server = server();
     let client = watched(&server, RENEWED);
     let mut redis = server.connection();
@@ -273,7 +265,6 @@ fn without_memory_nothing_is_taken_and_all_is_released() {
 
 #[test]
 fn a_read_only_server_refuses_clearly_and_the_locks_are_free_afterwards() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let replica_of = |of: [&str; 2]| {
@@ -295,7 +286,6 @@ fn a_read_only_server_refuses_clearly_and_the_locks_are_free_afterwards() {
 
 #[test]
 fn a_server_that_cannot_save_refuses_clearly() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let guard = client.reentrant_lock("held").lock().unwrap();
@@ -326,7 +316,6 @@ fn a_server_that_cannot_save_refuses_clearly() {
 
 #[test]
 fn a_key_that_is_no_lock_is_left_as_it_is() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let mut redis = server.connection();
@@ -348,7 +337,6 @@ fn a_key_that_is_no_lock_is_left_as_it_is() {
 
 #[test]
 fn a_busy_server_refuses_clearly_and_a_hold_survives_it() {
-    let _bounded = bounded();
     let server = server();
     let client = watched(&server, RENEWED * 2);
     let guard = client.reentrant_lock("held").lock().unwrap();
@@ -376,7 +364,6 @@ fn a_busy_server_refuses_clearly_and_a_hold_survives_it() {
 
 #[test]
 fn a_loading_server_refuses_clearly() {
-    let _bounded = bounded();
     let server = server();
     drop(server);
     let options =
@@ -423,7 +410,6 @@ fn a_loading_server_refuses_clearly() {
 
 #[test]
 fn a_frozen_server_is_an_error_in_time_and_found_out_once_for_all_waiters() {
-    let _bounded = bounded();
     let server = server();
     let client = impatient(&server.url()).connect().unwrap();
     let held = client.reentrant_lock("held").lock().unwrap();
@@ -465,7 +451,6 @@ fn a_frozen_server_is_an_error_in_time_and_found_out_once_for_all_waiters() {
 
 #[test]
 fn a_paused_server_is_waited_for() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let lock = client.reentrant_lock("paused");
@@ -488,7 +473,6 @@ fn a_paused_server_is_waited_for() {
 
 #[test]
 fn a_server_that_is_gone_fails_calls_and_waits_and_is_found_again() {
-    let _bounded = bounded();
     let server = server();
     let client = impatient(&server.url()).connect().unwrap();
     hold_as_redisson(&mut server.connection(), "gone", LONG);

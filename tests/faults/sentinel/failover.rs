@@ -45,19 +45,16 @@ fn outlasts(end: End) {
 
 #[test]
 fn locks_outlast_a_master_that_is_killed() {
-    let _bounded = bounded();
     outlasts(End::Killed);
 }
 
 #[test]
 fn locks_outlast_a_master_that_stands_still() {
-    let _bounded = bounded();
     outlasts(End::Stopped);
 }
 
 #[test]
 fn locks_outlast_a_master_that_is_replaced_on_command() {
-    let _bounded = bounded();
     outlasts(End::Replaced);
 }
 
@@ -65,7 +62,6 @@ fn locks_outlast_a_master_that_is_replaced_on_command() {
 /// off.
 #[test]
 fn once_another_master_is_known_the_old_one_grants_nothing() {
-    let _bounded = bounded();
     let sentinels = sentinels();
     let client = client_of(&sentinels);
     let old = sentinels.master();
@@ -97,7 +93,6 @@ fn once_another_master_is_known_the_old_one_grants_nothing() {
 /// The old master answered the release, and the new one has not heard of it.
 #[test]
 fn a_release_that_only_the_old_master_has_is_made_at_the_new_one_too() {
-    let _bounded = bounded();
     let sentinels = sentinels();
     let (client, other) = (client_of(&sentinels), client_of(&sentinels));
     let given_back = locks(&client, "given back");
@@ -157,7 +152,7 @@ fn a_release_that_only_the_old_master_has_is_made_at_the_new_one_too() {
 /// Longer than any call waits for a connection or a reply.
 #[test]
 fn a_wait_outlasts_a_failover_that_is_slower_than_a_call() {
-    let _bounded = bounded();
+    bound();
     let sentinels = started(Sentinels::builder().down_after(UNIT * 40));
     let patient = || impatient(&sentinels.url()).failover_timeout(LONG);
     let hasty = patient().failover_timeout(Duration::ZERO).connect().unwrap();
@@ -204,7 +199,7 @@ fn a_wait_outlasts_a_failover_that_is_slower_than_a_call() {
 
 #[test]
 fn a_wait_on_a_condition_outlasts_a_failover() {
-    let _bounded = bounded();
+    bound();
     let sentinels = started(Sentinels::builder().down_after(UNIT * 40));
     let client = impatient(&sentinels.url()).failover_timeout(LONG).connect().unwrap();
     let lock = client.reentrant_lock("lock");
@@ -232,7 +227,6 @@ fn a_wait_on_a_condition_outlasts_a_failover() {
 /// A command sent to a server that is a replica by now goes to the master in the same call.
 #[test]
 fn a_call_that_a_replica_refuses_asks_for_the_master_anew() {
-    let _bounded = bounded();
     let sentinels = sentinels();
     let client = client_of(&sentinels);
     let lock = client.reentrant_lock("moved");
@@ -259,7 +253,6 @@ fn a_call_that_a_replica_refuses_asks_for_the_master_anew() {
 
 #[test]
 fn nothing_is_left_of_a_client_of_sentinels() {
-    let _bounded = bounded();
     let sentinels = sentinels();
     let client = client_of(&sentinels);
     assert!(thread_names().iter().any(|name| name == "redlatch-follow"), "{:?}", thread_names());
@@ -279,7 +272,6 @@ fn nothing_is_left_of_a_client_of_sentinels() {
 /// Only the Sentinels' messages are missing: the client asks them.
 #[test]
 fn a_failover_is_found_out_where_it_may_not_be_heard_of() {
-    let _bounded = bounded();
     let sentinels = sentinels();
     for sentinel in sentinels.sentinels() {
         let rules = ["SETUSER", "default", "-subscribe"];
@@ -299,7 +291,7 @@ fn a_failover_is_found_out_where_it_may_not_be_heard_of() {
 /// Behind a grant that too few replicas had, and an outage, the wait goes on.
 #[test]
 fn a_fair_waiter_failed_by_replicas_stands_in_line_once_and_is_told() {
-    let _bounded = bounded();
+    bound();
     let sentinels = started(Sentinels::builder().down_after(LONG));
     let (client, other) = (client_of(&sentinels), client_of(&sentinels));
     let failed = impatient(&sentinels.url()).failover_timeout(LONG).replica_acks(1, UNIT * 5);
@@ -355,7 +347,6 @@ fn a_fair_waiter_failed_by_replicas_stands_in_line_once_and_is_told() {
 /// As with a service that forbids `INFO`.
 #[test]
 fn a_failover_is_followed_without_the_right_to_look_into_the_servers() {
-    let _bounded = bounded();
     let sentinels = sentinels();
     let rules = ["SETUSER", "app", "on", ">word", "~*", "&*", "+@all", "-info", "-role", "-client"];
     for server in sentinels.servers() {
@@ -377,7 +368,6 @@ fn a_failover_is_followed_without_the_right_to_look_into_the_servers() {
 /// As above, of permits: for each way of giving them back.
 #[test]
 fn permits_that_were_given_back_to_the_old_master_alone_are_given_back_to_the_new_one() {
-    let _bounded = bounded();
     let sentinels = sentinels();
     let (client, other) = (client_of(&sentinels), client_of(&sentinels));
     let ways = ["dropped", "released", "by id", "of another"];
@@ -469,7 +459,6 @@ fn count_of(server: &Server, name: &str) -> Vec<(String, String)> {
 /// the new master had not heard of, and those of which it had not heard that they were given back.
 #[test]
 fn a_semaphore_is_as_large_after_a_failover_as_before() {
-    let _bounded = bounded();
     let sentinels = sentinels();
     let client = client_of(&sentinels);
     let free = |server: &Server, name: &str| server.connection().get::<_, i64>(name).unwrap();
@@ -500,7 +489,6 @@ fn a_semaphore_is_as_large_after_a_failover_as_before() {
 /// The first request to the new master would hide missing ones before it in its slot.
 #[test]
 fn a_request_to_a_new_master_comes_behind_the_releases_that_it_missed() {
-    let _bounded = bounded();
     let (old, new) = (server(), server());
     let proxy = Proxy::before(&old);
     let client = builder(&proxy.url()).connections(1).connect().unwrap();
@@ -523,7 +511,6 @@ fn a_request_to_a_new_master_comes_behind_the_releases_that_it_missed() {
 /// all other changes, and then sends no request.
 #[test]
 fn a_change_whose_answer_is_read_late_reaches_the_new_master() {
-    let _bounded = bounded();
     for way in ["taken", "released", "added"] {
         let (old, new) = (server(), server());
         let proxy = Proxy::before(&old);
@@ -573,7 +560,6 @@ fn a_change_whose_answer_is_read_late_reaches_the_new_master() {
 /// more.
 #[test]
 fn a_semaphore_is_put_right_once_a_master_that_refuses_it_takes_writes_again() {
-    let _bounded = bounded();
     let (old, new) = (server(), server());
     let proxy = Proxy::before(&old);
     let client = builder(&proxy.url()).connect().unwrap();
@@ -606,7 +592,6 @@ fn a_semaphore_is_put_right_once_a_master_that_refuses_it_takes_writes_again() {
 /// have more of the permits, or fewer, when the old one ends.
 #[test]
 fn many_threads_semaphore_is_as_large_after_a_failover_as_before() {
-    let _bounded = bounded();
     for (then, later) in [(1, 4), (4, 1)] {
         let old = server();
         let network = Proxy::before(&old);

@@ -4,7 +4,6 @@ use super::*;
 
 #[test]
 fn a_client_finds_the_master_and_names_the_servers_that_know_none() {
-    let _bounded = bounded();
     let sentinels = sentinels();
     let client = client_of(&sentinels);
     client.reentrant_lock("found").lock().unwrap().unlock().unwrap();
@@ -44,7 +43,7 @@ fn a_client_finds_the_master_and_names_the_servers_that_know_none() {
 
 #[test]
 fn sentinels_and_servers_have_a_password_of_their_own() {
-    let _bounded = bounded();
+    bound();
     let builder = Sentinels::builder().server_password("master1").sentinel_password("watch2");
     let sentinels = started(builder);
     let url = sentinels.url();
@@ -84,7 +83,6 @@ fn sentinels_and_servers_have_a_password_of_their_own() {
 
 #[test]
 fn sentinels_that_are_gone_or_stand_still_are_passed() {
-    let _bounded = bounded();
     let sentinels = sentinels();
     let [first, second, third] = sentinels.sentinels() else { panic!("three") };
     let master = sentinels.master();
@@ -113,7 +111,6 @@ fn kill_clients(server: &Server) {
 
 #[test]
 fn without_any_sentinel_the_master_that_lives_is_used_on() {
-    let _bounded = bounded();
     let sentinels = sentinels();
     let client = client_of(&sentinels);
     let guard = client.reentrant_lock("held").lock().unwrap();
@@ -133,7 +130,6 @@ fn without_any_sentinel_the_master_that_lives_is_used_on() {
 /// names the old master, which still says that it is one.
 #[test]
 fn a_sentinel_that_knows_less_leads_no_client_back() {
-    let _bounded = bounded();
     let sentinels = sentinels();
     let [stale, others @ ..] = sentinels.sentinels() else { panic!("three") };
     let client = client_of(&sentinels);
@@ -165,7 +161,6 @@ fn client_of_one(sentinels: &Sentinels, sentinel: &Server) -> Result<Client, Err
 /// A failover gives the service another address, and must not change the order.
 #[test]
 fn of_one_name_the_lock_behind_sentinels_stands_where_its_service_name_does() {
-    let _bounded = bounded();
     let sentinels = sentinels();
     let other = server();
     let by_name = builder(&other.url().replace("127.0.0.1", "localhost")).connect().unwrap();
@@ -182,7 +177,6 @@ fn of_one_name_the_lock_behind_sentinels_stands_where_its_service_name_does() {
 /// Neither the master nor its successor lets in a client with an earlier password.
 #[test]
 fn holds_outlast_new_passwords_and_a_failover() {
-    let _bounded = bounded();
     let sentinels = sentinels();
     let servers = sentinels.servers();
     let vault = Vault::new(None);
@@ -216,7 +210,6 @@ fn holds_outlast_new_passwords_and_a_failover() {
 /// the master all the same.
 #[test]
 fn a_master_that_cannot_be_reached_is_named_and_no_sentinel() {
-    let _bounded = bounded();
     let sentinels = sentinels();
     for sentinel in sentinels.sentinels() {
         let args = ["SET", "redlatch", "down-after-milliseconds", "600000"];

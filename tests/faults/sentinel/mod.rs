@@ -22,6 +22,7 @@ use redlatch_testkit::{Action, Job, Proxy, Sentinels, SentinelsBuilder, Server, 
 const LONGER: Duration = Duration::from_secs(4 * LONG.as_secs());
 
 fn sentinels() -> Sentinels {
+    bound();
     started(Sentinels::builder())
 }
 

@@ -119,7 +119,6 @@ fn fail_over(sentinels: &Sentinels, processes: &mut Processes, end: End) -> [Dur
 
 #[test]
 fn waiting_processes_go_on_and_no_two_keep_the_lock() {
-    let _bounded = bounded();
     let sentinels = sentinels();
     let mut processes = Processes::start(&sentinels);
     for end in [End::Killed, End::Replaced] {
@@ -138,7 +137,7 @@ fn failovers_again_and_again() {
     let Some(seconds) = env::var("REDLATCH_SOAK").ok().and_then(|it| it.parse().ok()) else {
         return;
     };
-    let sentinels = sentinels();
+    let sentinels = started(Sentinels::builder());
     let mut processes = Processes::start(&sentinels);
     let begun = Instant::now();
     let mut later = Vec::new();

@@ -203,7 +203,7 @@ fn both_libraries_take_turns() {
         return;
     }
     let (length, is_soak) = length();
-    let server = server();
+    let server = unbounded_server();
     let client = client(&server);
     let mut checks = Checks::new(&server);
     let alone = env::var_os("REDLATCH_ALONE").is_some();
@@ -329,7 +329,7 @@ fn no_two_hold_what_one_may_hold_while_processes_die_and_connections_break() {
         return;
     }
     let (length, _) = length();
-    let server = server();
+    let server = unbounded_server();
     let client = client(&server);
     let mut checks = Checks::new(&server);
     let proxies = [Proxy::before(&server), Proxy::before(&server)];

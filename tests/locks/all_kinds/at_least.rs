@@ -17,7 +17,6 @@ over_all_kinds! {
 const LEAST: Duration = Duration::from_millis(6 * UNIT.as_millis() as u64);
 
 fn a_release_before_the_least_time_leaves_it_taken_until_then(kind: Kind) {
-    let _bounded = bounded();
     let server = server();
     let theirs = kind.make(&another(&server), "least");
     for owned in [true, false] {
@@ -46,7 +45,6 @@ fn a_release_before_the_least_time_leaves_it_taken_until_then(kind: Kind) {
 }
 
 fn work_that_takes_longer_keeps_it_and_its_end_releases_it(kind: Kind) {
-    let _bounded = bounded();
     let server = server();
     let (client, other) = (client(&server), another(&server));
     let (lock, theirs) = ((kind.least)(&client, "work", UNIT), kind.make(&other, "work"));
@@ -63,7 +61,6 @@ fn work_that_takes_longer_keeps_it_and_its_end_releases_it(kind: Kind) {
 }
 
 fn no_least_time_is_an_ordinary_lock(kind: Kind) {
-    let _bounded = bounded();
     let server = server();
     let (client, other) = (client(&server), another(&server));
     let (lock, theirs) = ((kind.least)(&client, "none", Duration::ZERO), kind.make(&other, "none"));
@@ -78,7 +75,6 @@ fn no_least_time_is_an_ordinary_lock(kind: Kind) {
 
 /// The server keeps it for an hour, and the caller holds nothing.
 fn an_error_leaves_it_free_though_the_server_has_it_for_the_least_time(kind: Kind) {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let (client, other) = (impatient(&proxy.url()).connect().unwrap(), client(&server));
@@ -91,7 +87,6 @@ fn an_error_leaves_it_free_though_the_server_has_it_for_the_least_time(kind: Kin
 }
 
 fn an_outage_right_after_a_hand_over_does_not_end_the_wait(kind: Kind) {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let client = Client::builder(&proxy.url()).watchdog_timeout(LONG).connect().unwrap();
@@ -115,7 +110,6 @@ fn an_outage_right_after_a_hand_over_does_not_end_the_wait(kind: Kind) {
 }
 
 fn the_limit_of_a_wait_counts_after_a_hand_over_too(kind: Kind) {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let client = Client::builder(&proxy.url()).watchdog_timeout(LONG).response_timeout(LONG);
@@ -146,7 +140,6 @@ fn the_limit_of_a_wait_counts_after_a_hand_over_too(kind: Kind) {
 
 /// The server has it for 2 s at first, which is longer than the lease.
 fn a_short_lease_that_was_handed_on_is_kept_for_the_least_time(kind: Kind) {
-    let _bounded = bounded();
     let server = server();
     let (client, other) = (watched(&server, UNIT * 15), another(&server));
     let theirs = kind.make(&other, "short");
@@ -169,7 +162,6 @@ fn a_short_lease_that_was_handed_on_is_kept_for_the_least_time(kind: Kind) {
 /// To the process's gate a guard of no thread is nobody it knows.
 #[test]
 fn an_owned_reader_beside_others_has_it_for_its_least_time() {
-    let _bounded = bounded();
     let server = server();
     let (client, other) = (client(&server), another(&server));
     let (lock, theirs) = (client.read_write_lock("beside"), other.read_write_lock("beside"));
@@ -204,7 +196,6 @@ fn worker() {
 
 #[test]
 fn of_many_processes_one_runs_once_in_each_interval_wherever_it_is_killed() {
-    let _bounded = bounded();
     let server = server();
     let interval = LEAST * 3;
     let millis = interval.as_millis().to_string();

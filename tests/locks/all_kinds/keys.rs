@@ -10,7 +10,6 @@ over_all_kinds! {
 }
 
 fn names_and_leases_that_cannot_be_are_errors(kind: Kind) {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let nameless = kind.make(&client, "");
@@ -30,7 +29,6 @@ fn names_and_leases_that_cannot_be_are_errors(kind: Kind) {
 }
 
 fn every_other_name_works(kind: Kind) {
-    let _bounded = bounded();
     let server = server();
     let (client, other) = (client(&server), another(&server));
     let long = "x".repeat(65_536);
@@ -50,7 +48,6 @@ fn every_other_name_works(kind: Kind) {
 }
 
 fn a_key_that_is_no_lock_is_an_error_and_left_as_it_is(kind: Kind) {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let mut redis = server.connection();
@@ -81,7 +78,6 @@ fn a_key_that_is_no_lock_is_an_error_and_left_as_it_is(kind: Kind) {
 
 /// All of it would keep the server from its other clients for seconds.
 fn of_a_hash_that_is_no_lock_little_is_read_however_large_it_is(kind: Kind) {
-    let _bounded = bounded();
     let server = server();
     let mut redis = server.connection();
     // The scripts' values lie there until they are collected.

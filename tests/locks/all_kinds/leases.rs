@@ -12,7 +12,6 @@ over_all_kinds! {
 }
 
 fn a_lease_ends_and_is_told(kind: Kind) {
-    let _bounded = bounded();
     let server = server();
     let (client, other) = (client(&server), another(&server));
     let begun = Instant::now();
@@ -35,7 +34,6 @@ fn a_lease_ends_and_is_told(kind: Kind) {
 }
 
 fn a_watched_hold_outlives_its_lease(kind: Kind) {
-    let _bounded = bounded();
     let server = server();
     let client = watched(&server, RENEWED);
     let lock = kind.make(&client, "watched");
@@ -50,7 +48,6 @@ fn a_watched_hold_outlives_its_lease(kind: Kind) {
 }
 
 fn a_longer_lease_extends_a_hold_and_a_shorter_one_does_not_shorten_it(kind: Kind) {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let outer = kind.leased(&client, "longer", LONG).lock().unwrap();
@@ -66,7 +63,6 @@ fn a_longer_lease_extends_a_hold_and_a_shorter_one_does_not_shorten_it(kind: Kin
 }
 
 fn a_lock_that_the_server_has_lost_is_told(kind: Kind) {
-    let _bounded = bounded();
     let server = server();
     let client = watched(&server, LEASE);
     for way in ["DEL", "FLUSHALL", "restart"] {
@@ -84,7 +80,6 @@ fn a_lock_that_the_server_has_lost_is_told(kind: Kind) {
 }
 
 fn other_threads_may_ask_a_guard(kind: Kind) {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let lock = kind.make(&client, "asked");
@@ -120,7 +115,6 @@ fn other_threads_may_ask_a_guard(kind: Kind) {
 
 /// The hold is passed on within the process, and only the guard says that it was.
 fn a_guard_never_says_held_when_the_next_of_its_process_has_it(kind: Kind) {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let lock = kind.make(&client, "passed");

@@ -14,7 +14,6 @@ over_all_kinds! {
 }
 
 fn a_lock_left_to_expire_outlives_its_client_and_ends_with_its_lease(kind: Kind) {
-    let _bounded = bounded();
     let server = server();
     let other = another(&server);
     let theirs = kind.make(&other, "left");
@@ -46,7 +45,6 @@ fn a_lock_left_to_expire_outlives_its_client_and_ends_with_its_lease(kind: Kind)
 }
 
 fn a_thread_that_left_the_lock_to_expire_does_not_hold_it(kind: Kind) {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let lock = kind.leased(&client, "nobody's", HOUR);
@@ -63,7 +61,6 @@ fn a_thread_that_left_the_lock_to_expire_does_not_hold_it(kind: Kind) {
 }
 
 fn threads_that_wait_here_get_it_at_the_end_of_the_lease(kind: Kind) {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let begun = Instant::now();
@@ -88,7 +85,6 @@ fn threads_that_wait_here_get_it_at_the_end_of_the_lease(kind: Kind) {
 }
 
 fn an_inner_level_that_is_left_keeps_it_when_the_outer_one_goes(kind: Kind) {
-    let _bounded = bounded();
     let server = server();
     let other = another(&server);
     for way in ["unlock", "drop", "end"] {
@@ -115,7 +111,6 @@ fn an_inner_level_that_is_left_keeps_it_when_the_outer_one_goes(kind: Kind) {
 
 /// Until it is raised the server has it for 2 s.
 fn a_lock_handed_on_by_another_process_is_left_for_its_whole_lease(kind: Kind) {
-    let _bounded = bounded();
     let server = server();
     let (client, other) = (client(&server), another(&server));
     let held = kind.make(&other, "handed").lock().unwrap();
@@ -129,7 +124,6 @@ fn a_lock_handed_on_by_another_process_is_left_for_its_whole_lease(kind: Kind) {
 }
 
 fn a_lost_lock_is_not_left_to_expire(kind: Kind) {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let lock = kind.leased(&client, "lost", HOUR);
@@ -143,7 +137,6 @@ fn a_lost_lock_is_not_left_to_expire(kind: Kind) {
 
 /// The server has raised the lease to an hour, and the caller holds nothing.
 fn an_error_leaves_it_free_though_the_server_has_made_its_lease_longer(kind: Kind) {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let (client, other) = (impatient(&proxy.url()).connect().unwrap(), client(&server));
@@ -159,7 +152,6 @@ fn an_error_leaves_it_free_though_the_server_has_made_its_lease_longer(kind: Kin
 
 /// The server has it for 2 s at first.
 fn a_short_lease_that_was_handed_on_is_left_for_no_longer(kind: Kind) {
-    let _bounded = bounded();
     let server = server();
     let (client, other) = (watched(&server, UNIT * 8), another(&server));
     let theirs = kind.make(&other, "short");
@@ -182,7 +174,6 @@ fn a_short_lease_that_was_handed_on_is_left_for_no_longer(kind: Kind) {
 /// The entry of a thread to which a hold was passed is given up, and that of its owner with it.
 #[test]
 fn a_fair_hold_that_was_passed_and_is_left_leaves_no_place_in_line() {
-    let _bounded = bounded();
     let server = server();
     let (client, other) = (client(&server), another(&server));
     let mut redis = server.connection();
@@ -221,7 +212,6 @@ fn a_fair_hold_that_was_passed_and_is_left_leaves_no_place_in_line() {
 /// Readers of a process share a hold.
 #[test]
 fn a_reader_that_leaves_it_keeps_writers_out_when_the_others_have_gone() {
-    let _bounded = bounded();
     let server = server();
     let (client, other) = (client(&server), another(&server));
     let lock = client.read_write_lock("shared");
@@ -240,7 +230,6 @@ fn a_reader_that_leaves_it_keeps_writers_out_when_the_others_have_gone() {
 /// The lease of a reader that has left the hold is no longer because others had a longer one.
 #[test]
 fn a_reader_that_leaves_it_keeps_it_for_its_own_lease() {
-    let _bounded = bounded();
     let server = server();
     let (client, other) = (client(&server), another(&server));
     let lock = client.read_write_lock("own");
@@ -257,7 +246,6 @@ fn a_reader_that_leaves_it_keeps_it_for_its_own_lease() {
 /// The writer reads on, and others of its process must not read beside it.
 #[test]
 fn no_thread_reads_beside_a_writer_that_left_its_lock_and_reads_on() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let lock = client.read_write_lock("down");

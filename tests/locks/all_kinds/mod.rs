@@ -157,7 +157,6 @@ fn leaves_nothing(server: &Server) {
 }
 
 fn only_one_holds_it(kind: Kind) {
-    let _bounded = bounded();
     let server = server();
     let clients = [client(&server), client(&server)];
     let mut random = Random::new();
@@ -188,7 +187,6 @@ fn only_one_holds_it(kind: Kind) {
 }
 
 fn it_is_taken_again_by_its_thread_and_released_level_by_level(kind: Kind) {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let (lock, same) = (kind.make(&client, "levels"), kind.make(&client, "levels"));
@@ -214,7 +212,6 @@ fn it_is_taken_again_by_its_thread_and_released_level_by_level(kind: Kind) {
 }
 
 fn a_non_reentrant_handle_gives_no_second_level(kind: Kind) {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let (lock, flat) = (kind.make(&client, "flat"), (kind.flat)(&client, "flat"));
@@ -245,7 +242,6 @@ fn a_non_reentrant_handle_gives_no_second_level(kind: Kind) {
 }
 
 fn a_thread_without_the_lock_cannot_unlock_it(kind: Kind) {
-    let _bounded = bounded();
     let server = server();
     let (client, foreign) = (client(&server), another(&server));
     let (lock, theirs) = (kind.make(&client, "mine"), kind.make(&foreign, "mine"));
@@ -262,7 +258,6 @@ fn a_thread_without_the_lock_cannot_unlock_it(kind: Kind) {
 }
 
 fn a_guard_of_an_earlier_stay_does_nothing_to_the_next(kind: Kind) {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let lock = kind.make(&client, "stay");
@@ -280,7 +275,6 @@ fn a_guard_of_an_earlier_stay_does_nothing_to_the_next(kind: Kind) {
 }
 
 fn a_forgotten_guard_keeps_it_until_unlock(kind: Kind) {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     kind.make(&client, "forgotten").lock().unwrap().forget();
@@ -291,7 +285,6 @@ fn a_forgotten_guard_keeps_it_until_unlock(kind: Kind) {
 }
 
 fn a_panic_releases_it(kind: Kind) {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let (lock, waits) = (kind.make(&client, "panic"), kind.make(&client, "panic"));
@@ -305,7 +298,6 @@ fn a_panic_releases_it(kind: Kind) {
 }
 
 fn force_unlock_takes_it_from_anybody(kind: Kind) {
-    let _bounded = bounded();
     let server = server();
     let (client, other) = (client(&server), another(&server));
     for forces in [&client, &other] {
@@ -327,7 +319,6 @@ fn force_unlock_takes_it_from_anybody(kind: Kind) {
 /// One on the lock for writers is tried in `read_write`.
 #[test]
 fn a_java_services_hold_is_respected() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let mut redis = server.connection();
@@ -345,7 +336,6 @@ fn a_java_services_hold_is_respected() {
 }
 
 fn a_frozen_server_is_an_error_in_time_and_leaves_nothing(kind: Kind) {
-    let _bounded = bounded();
     let server = server();
     let client = impatient(&server.url()).connect().unwrap();
     let held = kind.make(&client, "held").lock().unwrap();

@@ -11,7 +11,6 @@ over_all_kinds! {
 }
 
 fn an_owned_guard_belongs_to_no_thread_and_excludes_every_thread(kind: Kind) {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let lock = kind.make(&client, "owned");
@@ -41,7 +40,6 @@ fn an_owned_guard_belongs_to_no_thread_and_excludes_every_thread(kind: Kind) {
 }
 
 fn an_owned_guard_is_released_by_any_thread_that_drops_it(kind: Kind) {
-    let _bounded = bounded();
     let server = server();
     let (client, other) = (client(&server), another(&server));
     for drops in [true, false] {
@@ -67,7 +65,6 @@ fn an_owned_guard_is_released_by_any_thread_that_drops_it(kind: Kind) {
 }
 
 fn owned_guards_and_threads_exclude_and_follow_each_other(kind: Kind) {
-    let _bounded = bounded();
     let server = server();
     let clients = [client(&server), client(&server)];
     let mut random = Random::new();
@@ -113,7 +110,6 @@ fn owned_guards_and_threads_exclude_and_follow_each_other(kind: Kind) {
 }
 
 fn a_lost_owned_guard_is_told_where_it_is(kind: Kind) {
-    let _bounded = bounded();
     let server = server();
     let (client, other) = (client(&server), another(&server));
     let owned = kind.leased(&client, "lost", LEASE).lock_owned().unwrap();
@@ -136,7 +132,6 @@ fn a_lost_owned_guard_is_told_where_it_is(kind: Kind) {
 }
 
 fn a_wait_for_an_owned_guard_ends_like_any_other(kind: Kind) {
-    let _bounded = bounded();
     let server = server();
     let (client, other) = (client(&server), another(&server));
     let guard = kind.make(&client, "wait").lock_owned().unwrap();

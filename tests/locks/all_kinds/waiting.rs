@@ -12,7 +12,6 @@ over_all_kinds! {
 }
 
 fn a_bounded_wait_ends_at_its_deadline_and_leaves_nothing(kind: Kind) {
-    let _bounded = bounded();
     let server = server();
     let (client, other) = (client(&server), another(&server));
     let guard = kind.make(&client, "bounded").lock().unwrap();
@@ -35,7 +34,6 @@ fn a_bounded_wait_ends_at_its_deadline_and_leaves_nothing(kind: Kind) {
 }
 
 fn a_cancel_ends_a_wait_and_leaves_nothing(kind: Kind) {
-    let _bounded = bounded();
     let server = server();
     let (client, other) = (client(&server), another(&server));
     let guard = kind.make(&client, "cancelled").lock().unwrap();
@@ -57,7 +55,6 @@ fn a_cancel_ends_a_wait_and_leaves_nothing(kind: Kind) {
 }
 
 fn a_release_wakes_a_waiter_of_another_client_and_of_its_own(kind: Kind) {
-    let _bounded = bounded();
     let server = server();
     let (client, other) = (client(&server), another(&server));
     for round in 0..6 {
@@ -84,7 +81,6 @@ fn a_release_wakes_a_waiter_of_another_client_and_of_its_own(kind: Kind) {
 }
 
 fn a_shutdown_ends_waits_and_holds(kind: Kind) {
-    let _bounded = bounded();
     let server = server();
     let (client, other) = (client(&server), another(&server));
     let lock = kind.make(&client, "shut");
@@ -109,7 +105,6 @@ fn a_shutdown_ends_waits_and_holds(kind: Kind) {
 }
 
 fn a_limit_and_a_token_together_end_a_wait_by_whichever_comes_first(kind: Kind) {
-    let _bounded = bounded();
     let server = server();
     let (client, other) = (client(&server), another(&server));
     let guard = kind.make(&client, "both").lock().unwrap();
@@ -170,7 +165,6 @@ thread_local! {
 }
 
 fn a_thread_that_is_ending_may_wait_for_it(kind: Kind) {
-    let _bounded = bounded();
     let server = server();
     let (client, other) = (client(&server), another(&server));
     let guard = kind.make(&client, "late").lock().unwrap();

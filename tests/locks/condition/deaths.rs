@@ -45,7 +45,6 @@ fn process(server: &Server, kind: Kind, name: &str, lease: Duration) -> Worker {
 
 #[test]
 fn a_waiter_that_was_killed_is_passed_over() {
-    let _bounded = bounded();
     let server = server();
     let [here, there] =
         [client(&server), client(&server)].map(|client| REENTRANT.make(&client, "m"));
@@ -66,7 +65,6 @@ fn a_waiter_that_was_killed_is_passed_over() {
 
 #[test]
 fn a_waiter_killed_before_it_has_the_lock_leaves_its_notification_to_the_next() {
-    let _bounded = bounded();
     let server = server();
     for kind in ALL {
         let mut dead = process(&server, kind, kind.name, LONG);
@@ -86,7 +84,6 @@ fn a_waiter_killed_before_it_has_the_lock_leaves_its_notification_to_the_next() 
 
 #[test]
 fn a_waiter_killed_among_many_notified_leaves_its_notification_to_the_next() {
-    let _bounded = bounded();
     let server = server();
     let mut dead = process(&server, REENTRANT, "m", LONG);
     let [here, there] =
@@ -108,7 +105,6 @@ fn a_waiter_killed_among_many_notified_leaves_its_notification_to_the_next() {
 
 #[test]
 fn a_waiter_killed_while_it_has_the_lock_leaves_its_notification_to_the_next() {
-    let _bounded = bounded();
     let server = server();
     let mut dead = process(&server, REENTRANT, "m", RENEWED);
     let guest = Guest::of(&server, "m", &REENTRANT.make(&client(&server), "m"), Wait::FOREVER);
@@ -125,7 +121,6 @@ fn a_waiter_killed_while_it_has_the_lock_leaves_its_notification_to_the_next() {
 
 #[test]
 fn a_notified_waiter_that_waits_long_for_the_lock_keeps_its_notification() {
-    let _bounded = bounded();
     let server = server();
     let [here, there] =
         [client(&server), client(&server)].map(|client| REENTRANT.make(&client, "m"));
@@ -146,7 +141,6 @@ fn a_notified_waiter_that_waits_long_for_the_lock_keeps_its_notification() {
 
 #[test]
 fn a_stopped_waiter_leaves_its_notification_to_the_next() {
-    let _bounded = bounded();
     let server = server();
     let mut stopped = process(&server, REENTRANT, "m", LONG);
     let guest = Guest::of(&server, "m", &REENTRANT.make(&client(&server), "m"), Wait::FOREVER);
@@ -169,7 +163,6 @@ of_all_locks! {
 }
 
 fn a_waiter_that_loses_the_regained_lock_leaves_its_notification_to_the_next(kind: Kind) {
-    let _bounded = bounded();
     let server = server();
     let [here, there] = [client(&server), client(&server)].map(|client| kind.make(&client, "m"));
     let first = Guest::of(&server, "m", &here, Wait::FOREVER);
@@ -186,7 +179,6 @@ fn a_waiter_that_loses_the_regained_lock_leaves_its_notification_to_the_next(kin
 
 #[test]
 fn a_thread_that_ends_with_the_lock_leaves_its_notification_though_others_of_its_process_live() {
-    let _bounded = bounded();
     let server = server();
     let client_here = client(&server);
     let [here, there] =
@@ -215,7 +207,6 @@ fn a_thread_that_ends_with_the_lock_leaves_its_notification_though_others_of_its
 
 #[test]
 fn a_notification_of_a_waiter_that_gave_up_is_passed_on_at_once() {
-    let _bounded = bounded();
     let server = server();
     let [here, there] =
         [client(&server), client(&server)].map(|client| REENTRANT.make(&client, "m"));
@@ -237,7 +228,6 @@ fn a_notification_of_a_waiter_that_gave_up_is_passed_on_at_once() {
 
 #[test]
 fn a_message_that_was_lost_costs_a_look() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let here = Client::builder(&proxy.url()).watchdog_timeout(LONG).connect().unwrap();
@@ -265,7 +255,6 @@ fn a_message_that_was_lost_costs_a_look() {
 
 #[test]
 fn a_request_that_is_sent_twice_changes_things_once() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let here = Client::builder(&proxy.url()).watchdog_timeout(LONG).connect().unwrap();
@@ -304,7 +293,6 @@ fn a_request_that_is_sent_twice_changes_things_once() {
 
 #[test]
 fn keys_that_are_lost_end_the_waits() {
-    let _bounded = bounded();
     let server = server();
     let [here, there] =
         [client(&server), client(&server)].map(|client| REENTRANT.make(&client, "m"));
@@ -316,7 +304,6 @@ fn keys_that_are_lost_end_the_waits() {
 
 #[test]
 fn an_outage_ends_a_wait_with_nothing_in_hand_and_everything_goes_on_after_it() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let here = impatient(&proxy.url()).connect().unwrap();
@@ -360,7 +347,6 @@ fn an_outage_ends_a_wait_with_nothing_in_hand_and_everything_goes_on_after_it() 
 
 #[test]
 fn each_missing_right_is_an_error_or_costs_time_and_loses_no_waiter() {
-    let _bounded = bounded();
     let server = server();
     let mut user = User::new(&server, "poor");
     let poor = user.client();
@@ -427,7 +413,6 @@ fn each_missing_right_is_an_error_or_costs_time_and_loses_no_waiter() {
 /// own lease.
 #[test]
 fn a_writer_that_may_not_let_readers_in_keeps_the_lock_and_does_not_wait() {
-    let _bounded = bounded();
     let server = server();
     let mut user = User::new(&server, "alone");
     let Monitor { lock, condition, .. } = WRITER.make(&user.client(), "m");
@@ -459,7 +444,6 @@ fn a_writer_that_may_not_let_readers_in_keeps_the_lock_and_does_not_wait() {
 /// The record would stay after its notification, and each look would pass it on again.
 #[test]
 fn a_client_that_may_not_delete_a_record_passes_nothing_on() {
-    let _bounded = bounded();
     let server = server();
     let mut redis = server.connection();
     let (dead, alive) =
@@ -482,7 +466,6 @@ fn a_client_that_may_not_delete_a_record_passes_nothing_on() {
 
 #[test]
 fn a_client_that_may_not_subscribe_keeps_the_lock_and_does_not_wait() {
-    let _bounded = bounded();
     let server = server();
     let mut user = User::new(&server, "deaf");
     user.set(&["-subscribe"]);
@@ -496,7 +479,6 @@ fn a_client_that_may_not_subscribe_keeps_the_lock_and_does_not_wait() {
 
 #[test]
 fn without_memory_no_new_waiter_waits_and_old_waiters_are_notified() {
-    let _bounded = bounded();
     let server = server();
     let here = client(&server);
     let there = REENTRANT.make(&here, "m");

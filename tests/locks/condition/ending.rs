@@ -10,7 +10,6 @@ of_all_locks! {
 }
 
 fn a_wait_without_a_notification_ends_in_time_and_leaves_nothing(kind: Kind) {
-    let _bounded = bounded();
     let server = server();
     let monitor = kind.make(&client(&server), "m");
     let guard = monitor.lock.lock().unwrap();
@@ -31,7 +30,6 @@ fn a_wait_without_a_notification_ends_in_time_and_leaves_nothing(kind: Kind) {
 }
 
 fn a_cancel_ends_a_wait_with_the_lock_in_hand(kind: Kind) {
-    let _bounded = bounded();
     let server = server();
     let [here, there] = [client(&server), client(&server)].map(|client| kind.make(&client, "m"));
     let token = CancelToken::new();
@@ -60,7 +58,6 @@ fn a_cancel_ends_a_wait_with_the_lock_in_hand(kind: Kind) {
 
 /// The last look finds out whether the thread was notified. It outlasts all that the lock outlasts.
 fn a_wait_that_ends_in_an_outage_ends_with_the_lock_in_hand(kind: Kind) {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let client = Client::builder(&proxy.url()).watchdog_timeout(LONG).connect().unwrap();
@@ -110,7 +107,6 @@ fn a_wait_that_ends_in_an_outage_ends_with_the_lock_in_hand(kind: Kind) {
 }
 
 fn a_shutdown_ends_a_wait_with_nothing_in_hand(kind: Kind) {
-    let _bounded = bounded();
     let server = server();
     let (here, other) = (client(&server), client(&server));
     let first = Guest::of(&server, "m", &kind.make(&here, "m"), Wait::FOREVER);
@@ -125,7 +121,6 @@ fn a_shutdown_ends_a_wait_with_nothing_in_hand(kind: Kind) {
 
 #[test]
 fn a_shutdown_of_a_notified_waiter_passes_the_notification_on() {
-    let _bounded = bounded();
     let server = server();
     let (here, other) = (client(&server), client(&server));
     let first = Guest::of(&server, "m", &REENTRANT.make(&here, "m"), Wait::FOREVER);
@@ -144,7 +139,6 @@ fn a_shutdown_of_a_notified_waiter_passes_the_notification_on() {
 
 #[test]
 fn no_waiter_is_forgotten_when_a_notification_and_a_time_limit_meet() {
-    let _bounded = bounded();
     let server = server();
     let clients = [client(&server), client(&server)];
     let there = REENTRANT.make(&client(&server), "m");

@@ -5,7 +5,6 @@ use super::*;
 #[test]
 fn waiters_that_look_do_not_each_ask_for_all_notified_waiters() {
     const NOTIFIED: usize = 40;
-    let _bounded = bounded();
     let server = server();
     let [here, there] =
         [client(&server), client(&server)].map(|client| REENTRANT.make(&client, "m"));
@@ -31,7 +30,6 @@ fn waiters_that_look_do_not_each_ask_for_all_notified_waiters() {
 #[test]
 fn notified_waiters_of_one_process_give_one_sign_of_life_together() {
     const NOTIFIED: u64 = 40;
-    let _bounded = bounded();
     let server = server();
     let [here, there] =
         [client(&server), client(&server)].map(|client| REENTRANT.make(&client, "m"));
@@ -57,7 +55,6 @@ of_all_locks! {
 }
 
 fn no_waiter_is_forgotten_and_none_is_told_twice(kind: Kind) {
-    let _bounded = bounded();
     let server = server();
     let clients: Vec<_> = (0..2).map(|_| client(&server)).collect();
     let (turns, back) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
@@ -270,7 +267,7 @@ impl Cast<'_> {
 
 #[test]
 fn items_are_made_and_taken_by_many_processes() {
-    let _bounded = bounded();
+    bound();
     let goal = if std::env::var_os("REDLATCH_LONG").is_some() { 1_500 } else { 500 };
     for kind in ALL {
         play(kind, goal, |_, _, _| {});
@@ -279,7 +276,7 @@ fn items_are_made_and_taken_by_many_processes() {
 
 #[test]
 fn items_are_made_and_taken_while_processes_are_killed() {
-    let _bounded = bounded();
+    bound();
     for kind in ALL {
         play(kind, 300, |_, cast, random| {
             if random.below(20) == 0 {
@@ -294,7 +291,7 @@ fn items_are_made_and_taken_while_processes_are_killed() {
 
 #[test]
 fn items_are_made_and_taken_while_processes_stand_still() {
-    let _bounded = bounded();
+    bound();
     for kind in ALL {
         let mut stopped = None;
         play(kind, 300, |_, cast, random| {
@@ -315,7 +312,7 @@ fn items_are_made_and_taken_while_processes_stand_still() {
 
 #[test]
 fn items_are_made_and_taken_over_a_bad_network() {
-    let _bounded = bounded();
+    bound();
     for kind in ALL {
         play(kind, 300, |_, cast, random| {
             let proxy = &cast.proxy;

@@ -199,7 +199,6 @@ fn notify(monitor: &Monitor) -> bool {
 // The contract.
 
 fn a_wait_leaves_the_lock_and_comes_back_with_it(kind: Kind) {
-    let _bounded = bounded();
     let server = server();
     let [here, there] = [client(&server), client(&server)].map(|client| kind.make(&client, "m"));
     at_once(|| {
@@ -218,7 +217,6 @@ fn a_wait_leaves_the_lock_and_comes_back_with_it(kind: Kind) {
 }
 
 fn all_levels_are_left_and_all_are_back(kind: Kind) {
-    let _bounded = bounded();
     let server = server();
     let [here, there] = [client(&server), client(&server)].map(|client| kind.make(&client, "m"));
     let Monitor { lock, condition, .. } = here;
@@ -257,7 +255,6 @@ fn all_levels_are_left_and_all_are_back(kind: Kind) {
 }
 
 fn guards_say_released_while_their_thread_waits(kind: Kind) {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let monitor = kind.make(&client, "m");
@@ -281,7 +278,6 @@ fn guards_say_released_while_their_thread_waits(kind: Kind) {
 
 #[test]
 fn leases_are_back_with_their_levels() {
-    let _bounded = bounded();
     let server = server();
     let (here, other) = (client(&server), client(&server));
     let monitor = REENTRANT.make(&here, "m");
@@ -326,7 +322,6 @@ fn leases_are_back_with_their_levels() {
 /// An outer level with a long lease has that lease again when the inner, renewed one has gone.
 #[test]
 fn a_fixed_lease_is_back_where_an_inner_level_was_renewed() {
-    let _bounded = bounded();
     let server = server();
     let lease = RENEWED;
     let client = watched(&server, lease);
@@ -345,7 +340,6 @@ fn a_fixed_lease_is_back_where_an_inner_level_was_renewed() {
 /// The returned thread asks for the lease: by then the lock may be lost again.
 #[test]
 fn a_waiter_that_comes_back_to_a_lost_lock_is_told_so() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     // No other message tells the client: the next renewal is far away.
@@ -375,7 +369,6 @@ fn a_waiter_that_comes_back_to_a_lost_lock_is_told_so() {
 /// Not that somebody took the lock away: the server answers the same in both cases.
 #[test]
 fn a_request_that_comes_after_the_lease_says_that_it_ran_out() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let client = Client::builder(&proxy.url()).response_timeout(SOON).connections(1);
@@ -408,7 +401,6 @@ fn a_request_that_comes_after_the_lease_says_that_it_ran_out() {
 }
 
 fn callbacks_go_along_and_a_wait_is_no_loss(kind: Kind) {
-    let _bounded = bounded();
     let server = server();
     let [here, there] = [client(&server), client(&server)].map(|client| kind.make(&client, "m"));
     let (tell, told) = mpsc::channel();
@@ -439,7 +431,6 @@ fn callbacks_go_along_and_a_wait_is_no_loss(kind: Kind) {
 /// before the wait, and takes the one from after it.
 #[test]
 fn a_fenced_guard_has_the_token_of_its_new_hold_after_a_wait() {
-    let _bounded = bounded();
     let server = server();
     let [here, there] = [client(&server), client(&server)].map(|client| client.fenced_lock("m"));
     let [changed, change] = [&here, &there].map(|lock| lock.new_condition("changed"));
@@ -474,7 +465,6 @@ fn a_fenced_guard_has_the_token_of_its_new_hold_after_a_wait() {
 /// Otherwise it would come back to a lock that it keeps from itself.
 #[test]
 fn a_writer_that_reads_as_well_does_not_leave_the_lock_to_wait() {
-    let _bounded = bounded();
     let server = server();
     let [here, there] =
         [client(&server), client(&server)].map(|client| client.read_write_lock("m"));
@@ -502,7 +492,6 @@ fn a_writer_that_reads_as_well_does_not_leave_the_lock_to_wait() {
 }
 
 fn the_longest_waiting_is_notified_first(kind: Kind) {
-    let _bounded = bounded();
     let server = server();
     let clients = [client(&server), client(&server)];
     let guests: Vec<_> = (0..6)
@@ -519,7 +508,6 @@ fn the_longest_waiting_is_notified_first(kind: Kind) {
 }
 
 fn all_are_notified_once(kind: Kind) {
-    let _bounded = bounded();
     let server = server();
     let clients = [client(&server), client(&server)];
     let guests: Vec<_> = (0..6)
@@ -535,7 +523,6 @@ fn all_are_notified_once(kind: Kind) {
 }
 
 fn a_notification_without_a_waiter_is_not_remembered(kind: Kind) {
-    let _bounded = bounded();
     let server = server();
     let monitor = kind.make(&client(&server), "m");
     assert!(!notify(&monitor));
@@ -547,7 +534,6 @@ fn a_notification_without_a_waiter_is_not_remembered(kind: Kind) {
 }
 
 fn a_thread_without_the_lock_can_neither_wait_nor_notify(kind: Kind) {
-    let _bounded = bounded();
     let server = server();
     let [here, there] = [client(&server), client(&server)].map(|client| kind.make(&client, "m"));
     let guest = Guest::of(&server, "m", &there, Wait::FOREVER);
@@ -587,7 +573,6 @@ fn a_thread_without_the_lock_can_neither_wait_nor_notify(kind: Kind) {
 
 #[test]
 fn a_name_is_needed_and_every_other_one_works() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let lock = client.reentrant_lock("m");

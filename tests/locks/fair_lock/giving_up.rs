@@ -5,7 +5,6 @@ use super::*;
 /// The two have separate queues; the lock is one, and a thread's.
 #[test]
 fn a_fair_and_a_re_entrant_handle_of_a_name_are_one_lock() {
-    let _bounded = bounded();
     let server = server();
     let clients = [client(&server), client(&server)];
     let inside = Arc::new(AtomicU64::new(0));
@@ -37,7 +36,6 @@ fn a_fair_and_a_re_entrant_handle_of_a_name_are_one_lock() {
 
 #[test]
 fn a_waiter_that_gives_up_leaves_the_queue_at_once_and_the_rest_in_order() {
-    let _bounded = bounded();
     let server = server();
     let (one, other) = (client(&server), client(&server));
     let guard = one.fair_lock("given up").lock().unwrap();
@@ -75,7 +73,6 @@ fn a_waiter_that_gives_up_leaves_the_queue_at_once_and_the_rest_in_order() {
 
 #[test]
 fn a_head_that_gives_up_when_the_lock_is_free_tells_the_next() {
-    let _bounded = bounded();
     let server = server();
     // The waiter's sign of life would find out, too, but comes late.
     let (one, other) = (slow(&server), slow(&server));
@@ -105,7 +102,6 @@ fn a_head_that_gives_up_when_the_lock_is_free_tells_the_next() {
 
 #[test]
 fn a_shutdown_takes_the_waiters_out_of_the_queue() {
-    let _bounded = bounded();
     let server = server();
     let one = client(&server);
     for scripts_known in [true, false] {
@@ -144,7 +140,6 @@ fn a_shutdown_takes_the_waiters_out_of_the_queue() {
 
 #[test]
 fn a_panic_under_the_lock_lets_the_next_in() {
-    let _bounded = bounded();
     let server = server();
     let lock = client(&server).fair_lock("panic");
     let panics = lock.clone();

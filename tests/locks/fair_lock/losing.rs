@@ -4,7 +4,6 @@ use super::*;
 
 #[test]
 fn a_lease_that_ends_lets_the_next_in() {
-    let _bounded = bounded();
     let server = server();
     let (one, other) = (client(&server), client(&server));
     // A lease so long that the waiters stand in line before it ends.
@@ -22,7 +21,6 @@ fn a_lease_that_ends_lets_the_next_in() {
 
 #[test]
 fn a_passed_hold_whose_lease_ends_lets_the_next_in() {
-    let _bounded = bounded();
     let server = server();
     let (one, other) = (client(&server), client(&server));
     let mut passes = 0;
@@ -62,7 +60,6 @@ fn a_passed_hold_whose_lease_ends_lets_the_next_in() {
 
 #[test]
 fn a_passed_hold_that_is_taken_away_lets_the_next_in() {
-    let _bounded = bounded();
     let server = server();
     let (one, other) = (client(&server), client(&server));
     for forces in [&one, &other] {
@@ -97,7 +94,6 @@ fn a_passed_hold_that_is_taken_away_lets_the_next_in() {
 
 #[test]
 fn forced_unlocks_at_any_moment_leave_no_hold_without_a_guard() {
-    let _bounded = bounded();
     let server = server();
     let (ours, theirs) = (client(&server), client(&server));
     let end = Arc::new(AtomicBool::new(false));
@@ -137,7 +133,6 @@ fn forced_unlocks_at_any_moment_leave_no_hold_without_a_guard() {
 
 #[test]
 fn a_killed_holders_lock_goes_to_the_first_in_line() {
-    let _bounded = bounded();
     let server = server();
     let mut holder = process("holder", &server, "killed", 9);
     let (one, other) = (client(&server), client(&server));
@@ -152,7 +147,6 @@ fn a_killed_holders_lock_goes_to_the_first_in_line() {
 
 #[test]
 fn a_killed_waiter_costs_the_others_nothing() {
-    let _bounded = bounded();
     let server = server();
     for (round, dead) in [0, 2, 4].into_iter().enumerate() {
         let name = format!("dead {dead}");
@@ -185,7 +179,6 @@ fn a_killed_waiter_costs_the_others_nothing() {
 
 #[test]
 fn a_dead_head_costs_the_other_waiters_few_requests() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let guard = client.fair_lock("rate").lock().unwrap();
@@ -212,7 +205,6 @@ fn a_dead_head_costs_the_other_waiters_few_requests() {
 
 #[test]
 fn a_stopped_head_costs_the_others_its_provisional_lease() {
-    let _bounded = bounded();
     let server = server();
     let (one, other) = (client(&server), client(&server));
     let guard = one.fair_lock("stalls").lock().unwrap();
@@ -242,7 +234,6 @@ fn a_stopped_head_costs_the_others_its_provisional_lease() {
 
 #[test]
 fn many_stopped_processes_ahead_cost_no_more_than_one() {
-    let _bounded = bounded();
     let server = server();
     let (one, other) = (client(&server), client(&server));
     let guard = one.fair_lock("many stall").lock().unwrap();
@@ -277,7 +268,6 @@ fn many_stopped_processes_ahead_cost_no_more_than_one() {
 #[test]
 fn a_process_that_comes_back_names_its_waiters_once() {
     const THREADS: usize = 150;
-    let _bounded = bounded();
     let server = server();
     let (one, other) = (client(&server), client(&server));
     let guard = other.fair_lock("thousands").lock().unwrap();
@@ -316,7 +306,6 @@ fn a_process_that_comes_back_names_its_waiters_once() {
 
 #[test]
 fn a_hold_that_was_granted_by_message_lasts() {
-    let _bounded = bounded();
     let server = server();
     let (one, other) = (client(&server), client(&server));
     for lease in [None, Some(LONG / 2)] {
@@ -345,7 +334,6 @@ fn a_hold_that_was_granted_by_message_lasts() {
 
 #[test]
 fn a_lease_shorter_than_a_hand_overs_ends_in_time() {
-    let _bounded = bounded();
     let server = server();
     let (one, other) = (client(&server), client(&server));
     once_within(PROVISIONAL, || {
@@ -377,7 +365,6 @@ fn a_lease_shorter_than_a_hand_overs_ends_in_time() {
 
 #[test]
 fn a_hand_over_costs_a_request_and_a_release() {
-    let _bounded = bounded();
     let server = server();
     let (one, other) = (client(&server), client(&server));
     // The server knows the scripts, and it listens.
@@ -403,7 +390,6 @@ fn a_hand_over_costs_a_request_and_a_release() {
 
 #[test]
 fn a_process_that_was_stopped_gets_its_place_back() {
-    let _bounded = bounded();
     let server = server();
     let (one, other) = (quick(&server), quick(&server));
     for place in [0, 1] {
@@ -455,7 +441,6 @@ fn a_process_that_was_stopped_gets_its_place_back() {
 
 #[test]
 fn a_waiter_is_kept_however_long_it_waits() {
-    let _bounded = bounded();
     let server = server();
     let (one, other) = (quick(&server), quick(&server));
     let guard = one.fair_lock("patient").lock().unwrap();

@@ -6,7 +6,6 @@ use super::*;
 /// thread finds out.
 #[test]
 fn a_subscriber_that_hears_nothing_is_renewed() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let (one, other) = (client(&server), behind(&proxy));
@@ -33,7 +32,6 @@ fn a_subscriber_that_hears_nothing_is_renewed() {
 
 #[test]
 fn lost_replies_of_acquire_and_release_are_no_matter() {
-    let _bounded = bounded();
     let server = server();
     let mut redis = server.connection();
     for action in [Action::LoseReply, Action::LoseRequest] {
@@ -75,7 +73,6 @@ fn patient(server: &Server, proxy: &Proxy) -> Client {
 
 #[test]
 fn a_waiter_can_give_up_before_the_request_of_another_is_answered() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let lock = patient(&server, &proxy).fair_lock("slow");
@@ -114,7 +111,6 @@ fn a_waiter_can_give_up_before_the_request_of_another_is_answered() {
 
 #[test]
 fn a_waiter_granted_between_two_copies_of_a_request_has_the_lock_at_once() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let lock = patient(&server, &proxy).fair_lock("copies");
@@ -185,7 +181,6 @@ fn a_waiter_granted_between_two_copies_of_a_request_has_the_lock_at_once() {
 
 #[test]
 fn an_acquire_of_unknown_outcome_leaves_neither_a_hold_nor_a_place() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let client = behind(&proxy);
@@ -220,7 +215,6 @@ fn an_acquire_of_unknown_outcome_leaves_neither_a_hold_nor_a_place() {
 
 #[test]
 fn an_acquire_that_a_stalled_server_runs_late_leaves_nothing() {
-    let _bounded = bounded();
     let server = server();
     let client = impatient(&server.url()).connect().unwrap();
     let names: Vec<_> = (0..6).map(|at| format!("stalled {at}")).collect();
@@ -260,7 +254,6 @@ fn an_acquire_that_a_stalled_server_runs_late_leaves_nothing() {
 
 #[test]
 fn calls_that_never_reached_the_server_leave_nothing_to_give_up() {
-    let _bounded = bounded();
     let server = server();
     let client = Client::builder(&server.url()).fair_wait_timeout(FAIR_WAIT);
     let client = client.failover_timeout(Duration::ZERO).connect().unwrap();
@@ -281,7 +274,6 @@ fn calls_that_never_reached_the_server_leave_nothing_to_give_up() {
 
 #[test]
 fn a_lost_give_up_is_given_up_again() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let client = behind(&proxy);
@@ -309,7 +301,6 @@ fn a_lost_give_up_is_given_up_again() {
 
 #[test]
 fn a_release_in_the_subscribers_absence_reaches_the_waiter() {
-    let _bounded = bounded();
     let server = server();
     let (one, other) = (client(&server), client(&server));
     let mut redis = server.connection();
@@ -337,7 +328,6 @@ fn a_release_in_the_subscribers_absence_reaches_the_waiter() {
 
 #[test]
 fn waiters_get_it_when_the_servers_data_is_gone() {
-    let _bounded = bounded();
     let server = server();
     let (one, other) = (quick(&server), quick(&server));
     for way in ["FLUSHALL", "restart"] {
@@ -364,7 +354,6 @@ fn waiters_get_it_when_the_servers_data_is_gone() {
 
 #[test]
 fn something_else_under_a_key_is_an_error_and_is_left_as_it_is() {
-    let _bounded = bounded();
     let server = server();
     let client = quick(&server);
     let mut redis = server.connection();
@@ -411,7 +400,6 @@ fn something_else_under_a_key_is_an_error_and_is_left_as_it_is() {
 
 #[test]
 fn without_memory_nothing_is_taken_and_all_is_released() {
-    let _bounded = bounded();
     let server = server();
     let (one, other) = (quick(&server), quick(&server));
     let limit = |bytes: &str| {

@@ -4,7 +4,6 @@ use super::*;
 
 #[test]
 fn threads_and_clients_are_served_in_the_order_they_came() {
-    let _bounded = bounded();
     let server = server();
     let clients: Vec<_> = (0..3).map(|_| client(&server)).collect();
     let mut random = Random::new();
@@ -42,7 +41,6 @@ fn threads_and_clients_are_served_in_the_order_they_came() {
 
 #[test]
 fn processes_are_served_in_the_order_they_came() {
-    let _bounded = bounded();
     let server = server();
     let guard = client(&server).fair_lock("processes").lock().unwrap();
     let mut workers: Vec<_> =
@@ -56,7 +54,6 @@ fn processes_are_served_in_the_order_they_came() {
 
 #[test]
 fn a_try_does_not_pass_the_queue() {
-    let _bounded = bounded();
     let server = server();
     let (one, other) = (client(&server), client(&server));
     let mut redis = server.connection();
@@ -87,7 +84,6 @@ fn a_try_does_not_pass_the_queue() {
 fn a_waiter_that_has_only_just_come_is_not_passed_over() {
     // Before its client's first sign of life.
     const JUST: Duration = Duration::from_millis(500);
-    let _bounded = bounded();
     let server = server();
     let (one, other) = (client(&server), client(&server));
     once_within(JUST, || {
@@ -118,7 +114,6 @@ fn a_waiter_that_has_only_just_come_is_not_passed_over() {
 
 #[test]
 fn passes_within_a_process_keep_the_order_and_leave_nothing() {
-    let _bounded = bounded();
     let server = server();
     let (one, other) = (client(&server), client(&server));
     let lock = one.fair_lock("passed");
@@ -135,7 +130,6 @@ fn passes_within_a_process_keep_the_order_and_leave_nothing() {
 
 #[test]
 fn a_hold_is_re_entered_and_its_count_in_redis_is_one() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let lock = client.fair_lock("nested");

@@ -35,7 +35,6 @@ fn gone(server: &Server, client: &Client, name: &str) -> String {
 
 #[test]
 fn a_place_that_a_late_request_takes_keeps_no_waiter_out() {
-    let _bounded = bounded();
     let server = server();
     // A waiter behind a head that does not come pokes it.
     let (one, other) = (slow(&server), slow(&server));
@@ -67,7 +66,6 @@ fn a_place_that_a_late_request_takes_keeps_no_waiter_out() {
 
 #[test]
 fn a_late_request_with_a_short_lease_leaves_no_place_though_no_waiter_comes() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let (client, other) = (behind(&proxy), client(&server));
@@ -89,7 +87,6 @@ fn a_late_request_with_a_short_lease_leaves_no_place_though_no_waiter_comes() {
 
 #[test]
 fn a_message_for_a_holder_takes_nothing_from_it() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let guard = client.fair_lock("told late").lock().unwrap();
@@ -119,7 +116,6 @@ fn a_message_for_a_holder_takes_nothing_from_it() {
 
 #[test]
 fn databases_and_names_that_share_keys_strand_no_waiter() {
-    let _bounded = bounded();
     let server = server();
     let url = |database: u8| format!("{}/{database}", server.url().trim_end_matches('/'));
     let clients = [quick_at(&url(0)), quick_at(&url(1))];

@@ -4,7 +4,6 @@ use super::*;
 
 #[test]
 fn timeouts_and_cancels_that_race_with_grants_leave_nothing() {
-    let _bounded = bounded();
     let server = server();
     let mut random = Random::new();
     let clients = [client(&server), client(&server)];
@@ -116,7 +115,6 @@ fn contend(urls: [String; 2], server: &Server, mut trouble: impl FnMut(&mut Rand
 
 #[test]
 fn connections_cut_at_any_moment_leave_one_holder_and_nothing_behind() {
-    let _bounded = bounded();
     let server = server();
     let proxies = [Proxy::before(&server), Proxy::before(&server)];
     let urls = [proxies[0].url(), proxies[1].url()];
@@ -133,7 +131,6 @@ fn connections_cut_at_any_moment_leave_one_holder_and_nothing_behind() {
 
 #[test]
 fn a_flush_of_the_scripts_is_not_noticed() {
-    let _bounded = bounded();
     let server = server();
     let (grants, errors) = contend([server.url(), server.url()], &server, |_| {
         let mut redis = server.connection();

@@ -4,7 +4,6 @@ use super::*;
 
 #[test]
 fn a_java_waiter_in_the_queue_has_its_turn_and_its_message() {
-    let _bounded = bounded();
     let server = server();
     let (one, other) = (client(&server), client(&server));
     let mut redis = server.connection();
@@ -69,7 +68,6 @@ fn wait_as_redisson(redis: &mut redis::Connection, name: &str, number: u64, wait
 #[test]
 fn a_dead_java_waiter_costs_no_more_than_its_short_wait() {
     const WAIT: Duration = Duration::from_millis(4 * UNIT.as_millis() as u64);
-    let _bounded = bounded();
     let server = server();
     let client = || {
         let builder = Client::builder(&server.url()).watchdog_timeout(LONG);
@@ -101,7 +99,6 @@ fn channel_of(name: &str, owner: &str) -> String {
 
 #[test]
 fn a_java_holders_release_is_heard_by_the_first_waiter() {
-    let _bounded = bounded();
     let server = server();
     let (one, other) = (client(&server), client(&server));
     let mut redis = server.connection();
@@ -132,7 +129,6 @@ fn a_java_holders_release_is_heard_by_the_first_waiter() {
 
 #[test]
 fn a_java_release_before_the_waiter_listens_is_made_up_for() {
-    let _bounded = bounded();
     for _ in 0..3 {
         at_once(|| {
             let server = server();
@@ -167,7 +163,6 @@ fn a_java_release_before_the_waiter_listens_is_made_up_for() {
 
 #[test]
 fn only_a_waiter_behind_java_listens_to_a_channel_of_its_own() {
-    let _bounded = bounded();
     let server = server();
     let (one, other) = (client(&server), client(&server));
     let mut redis = server.connection();
@@ -194,7 +189,6 @@ fn only_a_waiter_behind_java_listens_to_a_channel_of_its_own() {
 
 #[test]
 fn the_rights_that_the_documents_name_suffice() {
-    let _bounded = bounded();
     let server = server();
     let document = include_str!("../../../docs/operations.md");
     let from = |start: &str, end: &str| {
@@ -239,7 +233,6 @@ fn the_rights_that_the_documents_name_suffice() {
 /// The server does not say which channel it refuses.
 #[test]
 fn a_refused_unsubscription_is_no_other_channels_refusal() {
-    let _bounded = bounded();
     let server = server();
     let user = ["SETUSER", "stays", "on", ">secret", "~*", "&*", "+@all", "-unsubscribe"];
     redis::cmd("ACL").arg(&user).exec(&mut server.connection()).unwrap();

@@ -5,7 +5,6 @@ use super::*;
 /// A free lock with waiters goes to the first in line, even if another one finds it so.
 #[test]
 fn each_call_that_finds_a_free_lock_grants_it_to_the_first_in_line() {
-    let _bounded = bounded();
     let server = server();
     let mut lapses = Lapses::of(&server);
     let mut redis = server.connection();
@@ -48,7 +47,6 @@ fn each_call_that_finds_a_free_lock_grants_it_to_the_first_in_line() {
 
 #[test]
 fn a_queue_that_is_gone_is_made_anew() {
-    let _bounded = bounded();
     let server = server();
     let mut lapses = Lapses::of(&server);
     let mut redis = server.connection();
@@ -74,7 +72,6 @@ fn a_queue_that_is_gone_is_made_anew() {
 
 #[test]
 fn locks_that_share_a_channel_share_no_queue() {
-    let _bounded = bounded();
     let server = server();
     let mut redis = server.connection();
     let second = format!("{}1", server.url());
@@ -102,7 +99,6 @@ fn locks_that_share_a_channel_share_no_queue() {
 
 #[test]
 fn a_release_that_is_sent_twice_grants_once() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let mut redis = server.connection();

@@ -9,7 +9,6 @@ fn renews(bytes: &[u8]) -> bool {
 
 #[test]
 fn a_wait_behind_the_longest_lease_is_one_like_any_other() {
-    let _bounded = bounded();
     let server = server();
     let (ours, theirs) = (client(&server), client(&server));
     let longest = Duration::from_millis(10_000_000_000_000);
@@ -24,7 +23,6 @@ fn a_wait_behind_the_longest_lease_is_one_like_any_other() {
 
 #[test]
 fn a_grant_of_a_time_that_no_clock_shows_is_no_panic() {
-    let _bounded = bounded();
     let server = server();
     let (ours, theirs) = (client(&server), client(&server));
     let guard = ours.reentrant_lock("garbage").lock().unwrap();
@@ -45,7 +43,6 @@ fn a_grant_of_a_time_that_no_clock_shows_is_no_panic() {
 
 #[test]
 fn a_lease_that_is_shorter_than_it_was_handed_on_for_ends_for_others_too() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let lock = behind(&server, &proxy).reentrant_lock("short").with_lease(UNIT * 3);
@@ -70,7 +67,6 @@ fn a_lease_that_is_shorter_than_it_was_handed_on_for_ends_for_others_too() {
 
 #[test]
 fn a_waiter_stopped_over_its_grant_costs_the_others_the_provisional_lease() {
-    let _bounded = bounded();
     let server = server();
     let (first, last) = (client(&server), client(&server));
     let mut redis = server.connection();
@@ -105,7 +101,6 @@ fn a_waiter_stopped_over_its_grant_costs_the_others_the_provisional_lease() {
 
 #[test]
 fn a_check_while_its_lease_is_being_raised_does_not_wait_for_that() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let client = behind(&server, &proxy);
@@ -122,7 +117,6 @@ fn a_check_while_its_lease_is_being_raised_does_not_wait_for_that() {
 
 #[test]
 fn a_level_of_the_watchdogs_takes_nothing_from_a_fixed_lease_that_is_longer() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let client = Client::builder(&proxy.url()).watchdog_timeout(UNIT * 30).connect().unwrap();
@@ -141,7 +135,6 @@ fn a_level_of_the_watchdogs_takes_nothing_from_a_fixed_lease_that_is_longer() {
 /// round at least of some: a busy machine may be late.
 #[test]
 fn a_lease_that_is_shorter_than_the_provisional_one_is_cut_to_once_it_is_held_for_a_moment() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let mut redis = server.connection();
@@ -173,7 +166,6 @@ fn a_lease_that_is_shorter_than_the_provisional_one_is_cut_to_once_it_is_held_fo
 
 #[test]
 fn a_fixed_lease_outlives_its_thread() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let lock = behind(&server, &proxy).reentrant_lock("outlives").with_lease(LONG);
@@ -185,7 +177,6 @@ fn a_fixed_lease_outlives_its_thread() {
 /// In one round at least of some: a busy machine, too, may keep answers back for too long.
 #[test]
 fn many_fixed_leases_are_raised_in_time_at_a_distance() {
-    let _bounded = bounded();
     let server = server();
     wait_until("none is lost", SOON, || lost_at_a_distance(&server) == 0);
 }
@@ -220,7 +211,6 @@ fn lost_at_a_distance(server: &Server) -> usize {
 /// In one round at least of some: a busy machine, too, may keep an answer back for too long.
 #[test]
 fn a_raise_whose_reply_is_lost_is_tried_again_in_time() {
-    let _bounded = bounded();
     let server = server();
     let begun = Instant::now();
     loop {
@@ -243,7 +233,6 @@ fn a_raise_whose_reply_is_lost_is_tried_again_in_time() {
 /// at its next poll.
 #[test]
 fn a_grant_that_a_refusal_makes_void_is_asked_for_at_once() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let (first, client) = (client(&server), behind_by(&server, &proxy, 2));

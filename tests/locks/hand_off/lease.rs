@@ -19,7 +19,6 @@ fn handed<T: Send + 'static>(
 /// prevents that.
 #[test]
 fn a_grant_by_message_is_provisional_and_raised_even_if_requests_and_replies_are_lost() {
-    let _bounded = bounded();
     let server = server();
     // A request on a connection that breaks is sent once more by itself.
     for (at, action) in [Action::LoseRequest, Action::LoseReply].into_iter().enumerate() {
@@ -43,7 +42,6 @@ fn a_grant_by_message_is_provisional_and_raised_even_if_requests_and_replies_are
 
 #[test]
 fn a_fixed_lease_is_raised_once_and_counts_from_the_grant() {
-    let _bounded = bounded();
     let server = server();
     // On a busy machine the hold may be over before the raise.
     wait_until("it is raised in time", SOON, || is_raised_once(&server));
@@ -89,7 +87,6 @@ fn is_raised_once(server: &Server) -> bool {
 /// The server would keep it for two seconds.
 #[test]
 fn a_fixed_lease_that_is_shorter_than_a_hand_overs_frees_the_lock_at_its_end() {
-    let _bounded = bounded();
     let server = server();
     for way in ["asleep", "late"] {
         once_within(PROVISIONAL, || ends_short(&server, way));
@@ -124,7 +121,6 @@ fn ends_short(server: &Server, way: &'static str) -> Duration {
 /// A process that asks gets the whole lease at once, also while the raise is on its way.
 #[test]
 fn a_check_right_after_a_hand_over_raises_the_hold() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     handed(&server, &proxy, "checked", None, move |guard, _| {
@@ -165,7 +161,6 @@ fn a_check_right_after_a_hand_over_raises_the_hold() {
 /// hand-over's.
 #[test]
 fn a_grant_from_the_time_to_come_counts_from_its_receipt() {
-    let _bounded = bounded();
     let server = server();
     let mut redis = server.connection();
     let guard = client(&server).reentrant_lock("clock").lock().unwrap();

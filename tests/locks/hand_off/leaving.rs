@@ -5,7 +5,6 @@ use super::*;
 /// A killed process costs the next one nothing, even if a monitor listens to all channels.
 #[test]
 fn a_waiter_that_was_killed_is_passed_by_the_release() {
-    let _bounded = bounded();
     let server = server();
     let mut redis = server.connection();
     let mut monitor = server.connection();
@@ -39,7 +38,6 @@ fn a_waiter_that_was_killed_is_passed_by_the_release() {
 
 #[test]
 fn a_leader_that_gives_up_leaves_its_place_to_the_next_thread() {
-    let _bounded = bounded();
     let server = server();
     let mut redis = server.connection();
     let (one, other) = (client(&server), warm(&server));
@@ -75,7 +73,6 @@ fn a_leader_that_gives_up_leaves_its_place_to_the_next_thread() {
 /// Give-ups and grants cross by the thousand.
 #[test]
 fn a_very_short_wait_leaves_neither_place_nor_hold() {
-    let _bounded = bounded();
     let server = server();
     let mut lapses = Lapses::of(&server);
     let mut redis = server.connection();
@@ -132,7 +129,6 @@ fn a_very_short_wait_leaves_neither_place_nor_hold() {
 /// granted.
 #[test]
 fn a_shutdown_leaves_neither_place_nor_hold() {
-    let _bounded = bounded();
     let server = server();
     let mut lapses = Lapses::of(&server);
     let mut redis = server.connection();
@@ -191,7 +187,6 @@ fn a_shutdown_leaves_neither_place_nor_hold() {
 
 #[test]
 fn a_shutdown_that_crosses_the_grant_keeps_the_lock_from_no_client() {
-    let _bounded = bounded();
     let server = server();
     let mut lapses = Lapses::of(&server);
     let mut redis = server.connection();

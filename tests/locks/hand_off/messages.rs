@@ -4,7 +4,6 @@ use super::*;
 
 #[test]
 fn a_grant_that_overtakes_the_reply_counts() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let (one, other) = (client(&server), behind_by(&server, &proxy, 2));
@@ -32,7 +31,6 @@ fn a_grant_that_overtakes_the_reply_counts() {
 /// grant is not inside together with it.
 #[test]
 fn a_process_that_was_stopped_over_its_grant_does_not_enter() {
-    let _bounded = bounded();
     let server = server();
     let mut redis = server.connection();
     let clients: Vec<_> = (0..4).map(|_| warm(&server)).collect();
@@ -75,7 +73,6 @@ fn a_process_that_was_stopped_over_its_grant_does_not_enter() {
 /// when it listens again.
 #[test]
 fn a_grant_to_a_connection_that_breaks_is_found_when_it_listens_again() {
-    let _bounded = bounded();
     let server = server();
     let mut lapses = Lapses::of(&server);
     let proxy = Proxy::before(&server);
@@ -114,7 +111,6 @@ fn a_grant_to_a_connection_that_breaks_is_found_when_it_listens_again() {
 /// A connection that is dead and open costs a poll, again and again, unless a thread finds out.
 #[test]
 fn a_subscriber_that_hears_nothing_is_renewed() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let (one, other) = (client(&server), behind(&server, &proxy));
@@ -142,7 +138,6 @@ fn a_subscriber_that_hears_nothing_is_renewed() {
 /// A message on a client's channel that is not for this lock grants no waiter the lock.
 #[test]
 fn a_message_for_another_lock_or_database_grants_nothing() {
-    let _bounded = bounded();
     let server = server();
     let mut redis = server.connection();
     let guard = client(&server).reentrant_lock("mine").lock().unwrap();
@@ -179,7 +174,6 @@ fn a_message_for_another_lock_or_database_grants_nothing() {
 /// An entry without a waiter: a request came late, say. Its grant goes on to the next at once.
 #[test]
 fn a_grant_without_a_waiter_is_given_back_at_once() {
-    let _bounded = bounded();
     let server = server();
     let mut lapses = Lapses::of(&server);
     let mut redis = server.connection();
@@ -203,7 +197,6 @@ fn a_grant_without_a_waiter_is_given_back_at_once() {
 /// The same where the server refuses that at first, as it passes: that was no answer.
 #[test]
 fn a_grant_without_a_waiter_is_given_back_though_the_server_refused_first() {
-    let _bounded = bounded();
     let server = server();
     let mut redis = server.connection();
     let one = warm(&server);
@@ -230,7 +223,6 @@ fn a_grant_without_a_waiter_is_given_back_though_the_server_refused_first() {
 
 #[test]
 fn a_grant_whose_message_comes_after_it_was_found_by_asking_is_not_given_back() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let mut redis = server.connection();
@@ -252,7 +244,6 @@ fn a_grant_whose_message_comes_after_it_was_found_by_asking_is_not_given_back() 
 /// and got another by asking: the message does not describe the new one.
 #[test]
 fn a_hold_got_anew_by_asking_outlasts_an_old_grant_message() {
-    let _bounded = bounded();
     let server = server();
     let mut redis = server.connection();
     let other = warm(&server);
@@ -275,7 +266,6 @@ fn a_hold_got_anew_by_asking_outlasts_an_old_grant_message() {
 /// unread message; the second one the lock.
 #[test]
 fn a_hold_by_a_second_copy_of_a_request_outlasts_the_first_copys_message() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let client = behind(&server, &proxy);
@@ -312,7 +302,6 @@ fn a_hold_by_a_second_copy_of_a_request_outlasts_the_first_copys_message() {
 /// that leaves the lock to Redisson tells the first in line, and no process would come.
 #[test]
 fn a_place_without_a_waiter_is_given_up_when_it_is_told_to_ask() {
-    let _bounded = bounded();
     let server = server();
     let client = warm(&server);
     let mut redis = server.connection();

@@ -5,7 +5,6 @@ use super::*;
 /// Each verb may be the first one.
 #[test]
 fn without_the_right_to_the_queue_every_verb_is_refused_and_changes_nothing() {
-    let _bounded = bounded();
     let server = server();
     let mut redis = server.connection();
     hold_as_redisson(&mut redis, "shop:held", LONG);
@@ -32,7 +31,6 @@ fn without_the_right_to_the_queue_every_verb_is_refused_and_changes_nothing() {
 /// The hold ends with its lease.
 #[test]
 fn a_release_without_the_right_to_the_queue_is_refused_whole() {
-    let _bounded = bounded();
     let server = server();
     let mut user = User::new(&server, "poorer");
     let guard = user.client().reentrant_lock("shop").lock().unwrap();
@@ -47,7 +45,6 @@ fn a_release_without_the_right_to_the_queue_is_refused_whole() {
 /// A client that lacks one of these rights gets an error, and the lock and its queue stay.
 #[test]
 fn without_a_right_that_a_hand_off_needs_a_release_is_refused_whole() {
-    let _bounded = bounded();
     let server = server();
     let mut redis = server.connection();
     let mut user = User::new(&server, "mute");
@@ -80,7 +77,6 @@ fn without_a_right_that_a_hand_off_needs_a_release_is_refused_whole() {
 /// The waiter would wait for ever for a free lock.
 #[test]
 fn a_waiter_without_a_right_to_the_queue_is_told_and_leaves_no_place() {
-    let _bounded = bounded();
     let server = server();
     let mut redis = server.connection();
     for (at, right) in ["lpop", "pexpire"].into_iter().enumerate() {
@@ -99,7 +95,6 @@ fn a_waiter_without_a_right_to_the_queue_is_told_and_leaves_no_place() {
 
 #[test]
 fn a_missing_right_of_an_asker_costs_no_other_its_place_or_the_lock() {
-    let _bounded = bounded();
     let server = server();
     let mut redis = server.connection();
     let alive = "bbbbbbbb-bbbb-8bbb-bbbb-bbbbbbbbbbbb:2";
@@ -122,7 +117,6 @@ fn a_missing_right_of_an_asker_costs_no_other_its_place_or_the_lock() {
 
 #[test]
 fn something_else_under_the_queues_key_is_an_error() {
-    let _bounded = bounded();
     let server = server();
     let mut redis = server.connection();
     let lock = client(&server).reentrant_lock("odd");
@@ -141,7 +135,6 @@ fn something_else_under_the_queues_key_is_an_error() {
 /// A waiter needs no memory.
 #[test]
 fn without_memory_a_lock_that_is_waited_for_is_handed_on() {
-    let _bounded = bounded();
     let server = server();
     let mut redis = server.connection();
     let mut limit = |bytes: &str| {

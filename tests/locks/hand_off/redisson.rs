@@ -38,7 +38,6 @@ const REDISSONS_DELAY: Duration = Duration::from_micros(1_500);
 /// A handle for each call leaves Redisson as many turns as a kept one.
 #[test]
 fn one_of_redissons_clients_has_its_turns_beside_ours_that_make_a_handle_for_each_call() {
-    let _bounded = bounded();
     let server = Arc::new(server());
     for ours in [1, 2] {
         let name = ["", "alone", "beside two"][ours];
@@ -78,7 +77,6 @@ fn one_of_redissons_clients_has_its_turns_beside_ours_that_make_a_handle_for_eac
 /// As Redisson's `forceUnlock` does it: no process with an entry listens in public.
 #[test]
 fn after_a_hold_was_taken_away_by_force_the_next_in_line_comes_at_once() {
-    let _bounded = bounded();
     let server = server();
     let (one, other) = (warm(&server), warm(&server));
     let mut redis = server.connection();

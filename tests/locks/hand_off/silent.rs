@@ -17,7 +17,6 @@ fn in_line(server: &Server, name: &str, places: u64) -> (Worker, String) {
 /// In at least one of some rounds: while the machine stands still, no process is passed.
 #[test]
 fn stopped_processes_cost_those_behind_them_one_provisional_lease_together() {
-    let _bounded = bounded();
     let server = server();
     let (first, last) = (warm(&server), warm(&server));
     let mut round = 0;
@@ -45,7 +44,6 @@ fn stopped_processes_cost_those_behind_them_one_provisional_lease_together() {
 /// Places of readers and writers that listen and do nothing.
 #[test]
 fn silent_places_of_a_read_write_lock_cost_one_provisional_lease_together() {
-    let _bounded = bounded();
     let server = server();
     let (first, last) = (warm(&server), warm(&server));
     let mut redis = server.connection();
@@ -84,7 +82,6 @@ fn silent_places_of_a_read_write_lock_cost_one_provisional_lease_together() {
 /// Both that were passed: the one that was granted the lock in vain, and one behind it.
 #[test]
 fn a_process_that_comes_back_stands_in_front_of_those_that_came_later() {
-    let _bounded = bounded();
     let server = server();
     let (first, second, third) = (warm(&server), warm(&server), warm(&server));
     let mut redis = server.connection();
@@ -118,7 +115,6 @@ fn a_process_that_comes_back_stands_in_front_of_those_that_came_later() {
 /// All questions wait at a server that stands still, in no particular order.
 #[test]
 fn a_server_that_stands_still_passes_no_waiter() {
-    let _bounded = bounded();
     let server = server();
     let (first, second, third) = (warm(&server), warm(&server), warm(&server));
     let guard = first.reentrant_lock("still").lock().unwrap();

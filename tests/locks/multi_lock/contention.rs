@@ -71,7 +71,7 @@ fn spawn_plain<T: Send + 'static>(
 #[test]
 fn random_sets_in_random_order_never_deadlock_and_no_two_hold_one_lock() {
     let seconds = std::env::var("REDLATCH_SOAK").ok().and_then(|it| it.parse().ok()).unwrap_or(10);
-    let server = server();
+    let server = unbounded_server();
     let mut random = Random::new();
     let length = (seconds * 1_000).to_string();
     let mut workers: Vec<_> = (0..4)
@@ -97,7 +97,6 @@ fn random_sets_in_random_order_never_deadlock_and_no_two_hold_one_lock() {
 
 #[test]
 fn two_that_list_them_in_opposite_orders_both_go_on() {
-    let _bounded = bounded();
     let server = server();
     let threads: Vec<_> = [["x", "y"], ["y", "x"], ["x", "y"], ["y", "x"]]
         .into_iter()
@@ -123,7 +122,6 @@ fn two_that_list_them_in_opposite_orders_both_go_on() {
 /// all back and begins anew.
 #[test]
 fn beside_redissons_in_the_opposite_order_nothing_locks_up() {
-    let _bounded = bounded();
     let server = server();
     let plain = PlainClient::connect(&server.url()).unwrap();
     let theirs = spawn(move || {
@@ -163,7 +161,6 @@ fn beside_redissons_in_the_opposite_order_nothing_locks_up() {
 
 #[test]
 fn many_threads_take_several_over_one_connection() {
-    let _bounded = bounded();
     let server = server();
     let client = Client::builder(&server.url()).connections(1).connect().unwrap();
     let threads: Vec<_> = (0..16)
@@ -180,7 +177,6 @@ fn many_threads_take_several_over_one_connection() {
 #[test]
 fn of_many_that_try_exactly_one_has_all() {
     const CALLERS: usize = 4;
-    let _bounded = bounded();
     let server = server();
     let clients = [client(&server), client(&server)];
     let had = Arc::new(AtomicUsize::new(0));
@@ -210,7 +206,6 @@ fn of_many_that_try_exactly_one_has_all() {
 /// Otherwise a call that got nothing would leave some of them taken for an hour.
 #[test]
 fn a_busy_part_leaves_no_other_one_taken_for_the_least_time() {
-    let _bounded = bounded();
     let server = server();
     let (client, other) = (client(&server), client(&server));
     let busy = other.reentrant_lock("b").lock().unwrap();

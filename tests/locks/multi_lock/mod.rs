@@ -56,7 +56,6 @@ fn losses(guard: &MultiLockGuard) -> Arc<AtomicUsize> {
 
 #[test]
 fn all_that_is_left_together_outlives_the_client() {
-    let _bounded = bounded();
     let server = server();
     for owned in [true, false] {
         let client = client(&server);
@@ -82,7 +81,6 @@ fn all_that_is_left_together_outlives_the_client() {
 
 #[test]
 fn all_are_held_until_the_guard_goes() {
-    let _bounded = bounded();
     let server = server();
     let (client, other) = (client(&server), client(&server));
     let all = all_of(&client, &["c", "a", "b"]);
@@ -106,7 +104,6 @@ fn all_are_held_until_the_guard_goes() {
 
 #[test]
 fn none_is_held_if_one_is_not_to_be_had() {
-    let _bounded = bounded();
     let server = server();
     let (client, other) = (client(&server), client(&server));
     for taken in NAMES {
@@ -124,7 +121,6 @@ fn none_is_held_if_one_is_not_to_be_had() {
 
 #[test]
 fn they_are_taken_and_given_back_one_after_the_other() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let client = Client::builder(&proxy.url()).watchdog_timeout(LONG).connect().unwrap();
@@ -153,7 +149,6 @@ fn they_are_taken_and_given_back_one_after_the_other() {
 
 #[test]
 fn a_lock_that_is_listed_twice_is_taken_once() {
-    let _bounded = bounded();
     let server = server();
     let (one, two) = (client(&server), client(&server));
     let by_name =
@@ -168,7 +163,6 @@ fn a_lock_that_is_listed_twice_is_taken_once() {
 
 #[test]
 fn a_senseless_list_of_locks_is_an_error_at_once() {
-    let _bounded = bounded();
     let server = server();
     let (one, two) = (client(&server), client(&server));
     let kind = |lock: Result<MultiLock, Error>| lock.unwrap_err().kind();
@@ -190,7 +184,6 @@ fn a_senseless_list_of_locks_is_an_error_at_once() {
 
 #[test]
 fn parts_that_the_thread_holds_are_taken_once_more() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let all = all_of(&client, &NAMES);
@@ -217,7 +210,6 @@ fn parts_that_the_thread_holds_are_taken_once_more() {
 
 #[test]
 fn locks_of_any_kind_go_together() {
-    let _bounded = bounded();
     let server = server();
     let (client, other) = (client(&server), client(&server));
     let (fair, plain) = (client.fair_lock("fair"), client.reentrant_lock("plain"));
@@ -233,7 +225,6 @@ fn locks_of_any_kind_go_together() {
 
 #[test]
 fn with_returns_the_result_of_its_work() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let all = all_of(&client, &NAMES);
@@ -249,7 +240,6 @@ fn with_returns_the_result_of_its_work() {
 
 #[test]
 fn code_over_any_lock_takes_counts_and_releases_several() {
-    let _bounded = bounded();
     let server = server();
     let (client, other) = (client(&server), client(&server));
     let all = all_of(&client, &["b", "a", "c"]);
@@ -279,7 +269,6 @@ fn code_over_any_lock_takes_counts_and_releases_several() {
 
 #[test]
 fn an_unlock_leaves_each_part_once_and_one_that_is_not_held_is_an_error() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let (all, parts) = (all_of(&client, &NAMES), NAMES.map(|name| client.reentrant_lock(name)));
@@ -302,7 +291,6 @@ fn an_unlock_leaves_each_part_once_and_one_that_is_not_held_is_an_error() {
 
 #[test]
 fn the_lease_of_several_is_the_least_and_force_takes_each_part_away() {
-    let _bounded = bounded();
     let server = server();
     let (client, other) = (client(&server), client(&server));
     let short = client.reentrant_lock("b").with_lease(LONG / 4);
@@ -330,7 +318,6 @@ fn the_lease_of_several_is_the_least_and_force_takes_each_part_away() {
 
 #[test]
 fn several_in_the_list_of_several_stand_for_their_parts() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let (inner, b) = (all_of(&client, &["c", "a"]), client.reentrant_lock("b"));
@@ -354,7 +341,6 @@ fn several_in_the_list_of_several_stand_for_their_parts() {
 
 #[test]
 fn each_fenced_part_has_a_token_of_its_own() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let [first, last] = ["first", "last"].map(|name| client.fenced_lock(name));

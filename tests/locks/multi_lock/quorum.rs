@@ -61,7 +61,6 @@ fn lock_at_all(quorum: &MultiLock) -> MultiLockGuard {
 
 #[test]
 fn a_non_reentrant_quorum_gives_no_second_level() {
-    let _bounded = bounded();
     let servers = five();
     let quorum = voting(&servers).non_reentrant();
     let guard = lock_at_all(&quorum);
@@ -72,7 +71,6 @@ fn a_non_reentrant_quorum_gives_no_second_level() {
 
 #[test]
 fn a_majority_is_had_and_excludes_every_other() {
-    let _bounded = bounded();
     let servers = five();
     let (ours, theirs) = (voting(&servers), voting(&servers));
     let guard = lock_at_all(&ours);
@@ -98,7 +96,6 @@ fn a_majority_is_had_and_excludes_every_other() {
 /// Of five servers, each has lost its connections to two.
 #[test]
 fn programs_that_are_connected_to_different_majorities_exclude_each_other() {
-    let _bounded = bounded();
     let servers = five();
     let (ours, theirs) = (of_five(&servers[..3]).unwrap(), of_five(&servers[2..]).unwrap());
     let guard = ours.lock().unwrap();
@@ -122,7 +119,6 @@ fn programs_that_are_connected_to_different_majorities_exclude_each_other() {
 
 #[test]
 fn a_minority_that_others_hold_does_not_matter_and_a_majority_does() {
-    let _bounded = bounded();
     let servers = five();
     let quorum = voting(&servers);
     let others: Vec<_> = servers.iter().map(client).collect();
@@ -140,7 +136,6 @@ fn a_minority_that_others_hold_does_not_matter_and_a_majority_does() {
 
 #[test]
 fn with_two_of_five_servers_dead_it_is_had_and_with_three_it_is_an_error_in_time() {
-    let _bounded = bounded();
     let servers = five();
     let (ours, theirs) = (voting(&servers), voting(&servers));
     ours.lock().unwrap().unlock().unwrap();
@@ -177,7 +172,6 @@ fn with_two_of_five_servers_dead_it_is_had_and_with_three_it_is_an_error_in_time
 
 #[test]
 fn code_over_any_lock_has_a_majority_and_needs_no_more() {
-    let _bounded = bounded();
     let servers = five();
     let (ours, theirs) = (voting(&servers), voting(&servers));
     let (ours, theirs): (&dyn Lock, &dyn Lock) = (&ours, &theirs);
@@ -204,7 +198,6 @@ fn code_over_any_lock_has_a_majority_and_needs_no_more() {
 /// The servers that answer do not decide: one that does not may have the vote that is missing.
 #[test]
 fn a_lock_that_a_majority_has_is_not_called_free_while_one_of_them_is_away() {
-    let _bounded = bounded();
     let servers = five();
     let (ours, theirs) = (voting(&servers), voting(&servers));
     let guard = ours.lock().unwrap();
@@ -221,7 +214,6 @@ fn a_lock_that_a_majority_has_is_not_called_free_while_one_of_them_is_away() {
 /// Also where the lock is to be had at once.
 #[test]
 fn a_token_that_was_cancelled_before_ends_a_quorums_wait_too() {
-    let _bounded = bounded();
     let servers = [server()];
     let quorum = voting(&servers);
     let token = CancelToken::new();
@@ -235,7 +227,6 @@ fn a_token_that_was_cancelled_before_ends_a_quorums_wait_too() {
 /// One that could not be made to last is released, and the others are enough.
 #[test]
 fn a_majority_of_a_quorum_is_left_to_its_end() {
-    let _bounded = bounded();
     let servers = [(); 3].map(|()| server());
     let proxy = Proxy::before(&servers[0]);
     // Unless the first one asks at the moment of its grant: then that request is the one that fails,
@@ -270,7 +261,6 @@ fn a_majority_of_a_quorum_is_left_to_its_end() {
 
 #[test]
 fn a_limit_ends_a_quorums_wait() {
-    let _bounded = bounded();
     let servers = five();
     let quorum = enduring(&servers.iter().map(Server::url).collect::<Vec<_>>(), LONG);
     lock_at_all(&quorum).unlock().unwrap();
@@ -300,7 +290,6 @@ fn without_threads_to_ask_on_a_quorum_is_an_error_and_nothing_is_held() {
     if !has_own_process() {
         return;
     }
-    let _bounded = bounded();
     let servers = five();
     let quorum = voting(&servers);
     let error = without_room_for_threads(|| quorum.lock().map(drop));
@@ -317,7 +306,6 @@ fn a_quorum_that_is_given_back_without_threads_is_free_before_its_lease_ends() {
     if !has_own_process() {
         return;
     }
-    let _bounded = bounded();
     let servers = five();
     let quorum = voting(&servers);
     for drops in [false, true] {
@@ -340,7 +328,6 @@ fn a_quorum_that_is_given_back_without_threads_is_free_before_its_lease_ends() {
 
 #[test]
 fn a_quorum_is_lost_when_fewer_than_a_majority_are_left_and_not_before() {
-    let _bounded = bounded();
     let servers = five();
     let lease = RENEWED;
     let locks: Vec<_> = servers
@@ -372,7 +359,6 @@ fn a_quorum_is_lost_when_fewer_than_a_majority_are_left_and_not_before() {
 
 #[test]
 fn a_wait_outlasts_a_majority_that_is_away_for_a_while() {
-    let _bounded = bounded();
     let servers = five();
     let quorum = enduring(&servers.iter().map(Server::url).collect::<Vec<_>>(), LONG);
     quorum.lock().unwrap().unlock().unwrap();
@@ -387,7 +373,6 @@ fn a_wait_outlasts_a_majority_that_is_away_for_a_while() {
 
 #[test]
 fn no_client_on_the_smaller_side_of_a_partition_has_the_lock() {
-    let _bounded = bounded();
     let servers = five();
     let proxies: Vec<_> = servers.iter().map(Proxy::before).collect();
     let cut = voting_at(&proxies.iter().map(Proxy::url).collect::<Vec<_>>());
@@ -421,7 +406,6 @@ fn votes_on_silent_connections_are_given_back() {
 }
 
 fn votes_are_given_back_after(action: Action) {
-    let _bounded = bounded();
     let servers = five();
     let proxies: Vec<_> = servers.iter().map(Proxy::before).collect();
     let urls: Vec<_> = proxies.iter().map(Proxy::url).collect();
@@ -450,7 +434,6 @@ fn had(quorum: &MultiLock) -> MultiLockGuard {
 
 #[test]
 fn rivals_that_split_the_votes_try_again_until_each_has_had_the_lock() {
-    let _bounded = bounded();
     let servers = five();
     let inside = Arc::new(AtomicUsize::new(0));
     let rivals: Vec<_> = (0..4)
@@ -474,7 +457,6 @@ fn rivals_that_split_the_votes_try_again_until_each_has_had_the_lock() {
 /// A minority at a time.
 #[test]
 fn whichever_servers_stand_still_no_two_have_a_majority_and_all_go_on() {
-    let _bounded = bounded();
     let servers = five();
     let inside = Arc::new(AtomicUsize::new(0));
     let rivals: Vec<_> = (0..3)

@@ -4,7 +4,6 @@ use super::*;
 
 #[test]
 fn the_locks_of_a_killed_process_come_back_when_their_lease_ends() {
-    let _bounded = bounded();
     let server = server();
     let lease = RENEWED;
     let millis = lease.as_millis().to_string();
@@ -18,7 +17,6 @@ fn the_locks_of_a_killed_process_come_back_when_their_lease_ends() {
 
 #[test]
 fn a_part_that_is_lost_is_told_once_and_the_others_are_kept_until_the_end() {
-    let _bounded = bounded();
     let server = server();
     let client = watched(&server, RENEWED);
     let all = all_of(&client, &NAMES);
@@ -42,7 +40,6 @@ fn a_part_that_is_lost_is_told_once_and_the_others_are_kept_until_the_end() {
 
 #[test]
 fn a_server_that_dies_while_it_is_waited_for_is_named_and_the_others_parts_are_given_back() {
-    let _bounded = bounded();
     let (here, there) = (server(), server());
     let (ours, theirs) = (impatient(&here.url()), impatient(&there.url()));
     let (ours, theirs) = (ours.connect().unwrap(), theirs.connect().unwrap());
@@ -77,7 +74,6 @@ fn a_server_that_dies_while_it_is_waited_for_is_named_and_the_others_parts_are_g
 /// Otherwise the parts on servers that had no trouble would stay taken for an hour.
 #[test]
 fn trouble_with_one_part_after_a_hand_over_leaves_none_taken() {
-    let _bounded = bounded();
     for is_left in [false, true] {
         let (here, there) = (server(), server());
         let proxy = Proxy::before(&there);
@@ -111,7 +107,6 @@ fn trouble_with_one_part_after_a_hand_over_leaves_none_taken() {
 
 #[test]
 fn a_server_that_says_nothing_is_waited_for_once_when_all_are_given_back() {
-    let _bounded = bounded();
     let (here, there) = (server(), server());
     let other = client(&here).reentrant_lock("a");
     let silent = impatient(&there.url()).connections(1).connect().unwrap();
@@ -130,7 +125,6 @@ fn a_server_that_says_nothing_is_waited_for_once_when_all_are_given_back() {
 
 #[test]
 fn a_reply_that_is_lost_leaves_nothing_behind() {
-    let _bounded = bounded();
     let server = server();
     // The background work of one case would meet the fault of the next.
     let connected = || {
@@ -179,7 +173,6 @@ fn name_in(name: &str) -> String {
 
 #[test]
 fn after_the_end_of_a_client_its_parts_are_an_error_and_the_others_free() {
-    let _bounded = bounded();
     let (here, there) = (server(), server());
     let (ours, theirs) = (client(&here), client(&there));
     let both = MultiLock::new(&[&ours.reentrant_lock("a"), &theirs.reentrant_lock("b")]).unwrap();

@@ -4,7 +4,6 @@ use super::*;
 
 #[test]
 fn while_one_is_waited_for_those_before_it_are_held_and_renewed() {
-    let _bounded = bounded();
     let server = server();
     let lease = RENEWED;
     let (ours, other) = (watched(&server, lease), client(&server));
@@ -29,7 +28,6 @@ fn while_one_is_waited_for_those_before_it_are_held_and_renewed() {
 
 #[test]
 fn one_that_was_handed_on_is_kept_while_the_next_is_waited_for() {
-    let _bounded = bounded();
     let server = server();
     let (ours, other) = (client(&server), client(&server));
     let [a, b] = ["a", "b"].map(|name| other.reentrant_lock(name).lock().unwrap());
@@ -51,7 +49,6 @@ fn one_that_was_handed_on_is_kept_while_the_next_is_waited_for() {
 
 #[test]
 fn a_time_limit_is_for_the_whole() {
-    let _bounded = bounded();
     let server = server();
     let (ours, other) = (client(&server), client(&server));
     let taken = ["b", "c"].map(|name| other.reentrant_lock(name).lock().unwrap());
@@ -68,7 +65,6 @@ fn a_time_limit_is_for_the_whole() {
 /// The clients would wait for the server's answers for far longer.
 #[test]
 fn a_limit_ends_the_whole_where_a_server_says_nothing() {
-    let _bounded = bounded();
     let (here, there) = (server(), server());
     let patient = |server: &Server| {
         let builder = Client::builder(&server.url()).watchdog_timeout(LONG);
@@ -116,7 +112,6 @@ fn a_limit_ends_the_whole_where_a_server_says_nothing() {
 
 #[test]
 fn a_cancel_gives_back_the_locks_taken_so_far() {
-    let _bounded = bounded();
     let server = server();
     let (ours, other) = (client(&server), client(&server));
     let taken = other.reentrant_lock("b").lock().unwrap();
@@ -138,7 +133,6 @@ fn a_cancel_gives_back_the_locks_taken_so_far() {
 
 #[test]
 fn a_lock_lost_while_others_are_waited_for_is_taken_again() {
-    let _bounded = bounded();
     let server = server();
     let (ours, other) = (client(&server), client(&server));
     let taken = other.reentrant_lock("b").lock().unwrap();

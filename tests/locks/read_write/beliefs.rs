@@ -6,7 +6,6 @@ use super::*;
 /// enter the old one.
 #[test]
 fn a_reader_let_in_beside_a_hold_that_the_server_lost_has_one_of_its_own() {
-    let _bounded = bounded();
     let server = server();
     // The server does not tell it of its loss.
     let untold = Client::builder(&server.url()).watchdog_timeout(LONG).client_tracking(false);
@@ -37,7 +36,6 @@ fn a_reader_let_in_beside_a_hold_that_the_server_lost_has_one_of_its_own() {
 
 #[test]
 fn a_writer_that_is_let_in_is_alone_in_its_process_too() {
-    let _bounded = bounded();
     let server = server();
     let lock = client(&server).read_write_lock("alone");
     let mut redis = server.connection();
@@ -52,7 +50,6 @@ fn a_writer_that_is_let_in_is_alone_in_its_process_too() {
 
 #[test]
 fn a_forced_unlock_of_a_writer_ends_its_read_hold_too() {
-    let _bounded = bounded();
     let server = server();
     let lock = client(&server).read_write_lock("both");
     let writing = lock.write().lock().unwrap();
@@ -74,7 +71,6 @@ fn a_forced_unlock_of_a_writer_ends_its_read_hold_too() {
 /// A read grant may be over when the reply comes. That says nothing of the other hold.
 #[test]
 fn a_writer_told_too_late_of_its_read_grant_writes_on() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let client = Client::builder(&proxy.url()).watchdog_timeout(LONG).connect().unwrap();
@@ -103,7 +99,6 @@ fn a_writer_told_too_late_of_its_read_grant_writes_on() {
 /// The hash stays for the reader: so the hold that writes does not end with its lease alone.
 #[test]
 fn a_writer_that_lapsed_and_reads_on_keeps_no_reader_out() {
-    let _bounded = bounded();
     let server = server();
     let lock = client(&server).read_write_lock("lapsed");
     let other = client(&server).read_write_lock("lapsed");
@@ -126,7 +121,6 @@ fn a_writer_that_lapsed_and_reads_on_keeps_no_reader_out() {
 /// it, too.
 #[test]
 fn a_late_reader_that_wants_its_hold_renewed_has_that() {
-    let _bounded = bounded();
     let server = server();
     let lease = RENEWED;
     let lock = watched(&server, lease).read_write_lock("late");
@@ -151,7 +145,6 @@ fn a_late_reader_that_wants_its_hold_renewed_has_that() {
 
 #[test]
 fn several_are_taken_together_beside_other_readers() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let locks = ["one", "two", "three"].map(|name| client.read_write_lock(name));

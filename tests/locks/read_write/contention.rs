@@ -129,7 +129,6 @@ fn check_stays(stays: &[Stay]) {
 
 #[test]
 fn a_writer_is_alone_while_processes_are_killed_and_stopped() {
-    let _bounded = bounded();
     let server = server();
     let diary = std::env::current_exe().unwrap().with_file_name(format!(
         "read-write-{}-{}",
@@ -182,7 +181,6 @@ fn a_writer_is_alone_while_processes_are_killed_and_stopped() {
 
 #[test]
 fn a_writer_among_many_readers_gets_its_turns() {
-    let _bounded = bounded();
     let server = server();
     let stop = Arc::new(AtomicBool::new(false));
     let reads = Arc::new(AtomicI64::new(0));

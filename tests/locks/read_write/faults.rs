@@ -22,7 +22,6 @@ fn reader() {
 /// the other one keeps the lock meanwhile.
 #[test]
 fn a_reader_that_stood_still_and_is_told_that_it_reads_keeps_writers_out() {
-    let _bounded = bounded();
     let server = server();
     let lock = client(&server).read_write_lock("still");
     let writing = lock.write().lock().unwrap();
@@ -56,7 +55,6 @@ fn a_reader_that_stood_still_and_is_told_that_it_reads_keeps_writers_out() {
 
 #[test]
 fn a_lost_reply_leaves_nothing_behind_and_keeps_no_writer_out() {
-    let _bounded = bounded();
     let server = server();
     for step in 0..6 {
         let proxy = Proxy::before(&server);
@@ -91,7 +89,6 @@ fn a_lost_reply_leaves_nothing_behind_and_keeps_no_writer_out() {
 /// The effect of each command that a lock needs, where it is forbidden: an error, and no key stays.
 #[test]
 fn a_right_that_is_missing_leaves_nothing_half_done() {
-    let _bounded = bounded();
     let server = server();
     let mut redis = server.connection();
     for (at, command) in [
@@ -143,7 +140,6 @@ fn a_right_that_is_missing_leaves_nothing_half_done() {
 
 #[test]
 fn a_right_that_the_end_of_a_release_needs_is_missed_before_its_beginning() {
-    let _bounded = bounded();
     let server = server();
     let mut redis = server.connection();
     let mut user = User::new(&server, "downward");
@@ -165,7 +161,6 @@ fn a_right_that_the_end_of_a_release_needs_is_missed_before_its_beginning() {
 #[test]
 fn a_waiter_without_a_right_for_its_grant_is_told() {
     const REDISSON: &str = "aaaaaaaa-0b2d-4c6e-8f01-23456789abcd:7:write";
-    let _bounded = bounded();
     let server = server();
     let mut redis = server.connection();
     for (at, right) in ["lpop", "lindex", "pexpire", "exists"].into_iter().enumerate() {
@@ -189,7 +184,6 @@ fn a_waiter_without_a_right_for_its_grant_is_told() {
 
 #[test]
 fn a_writer_that_may_not_publish_keeps_the_lock() {
-    let _bounded = bounded();
     let server = server();
     let mut redis = server.connection();
     let mut user = User::new(&server, "mute");

@@ -107,7 +107,6 @@ impl Guest {
 
 #[test]
 fn readers_of_a_process_share_one_hold_and_ask_for_it_once() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let lock = client.read_write_lock("shared");
@@ -141,7 +140,6 @@ fn readers_of_a_process_share_one_hold_and_ask_for_it_once() {
 
 #[test]
 fn readers_of_several_processes_read_together_and_writers_alone() {
-    let _bounded = bounded();
     let server = server();
     let [one, two, three] = [0, 1, 2].map(|_| client(&server).read_write_lock("several"));
     let reading = one.read().lock().unwrap();
@@ -174,7 +172,6 @@ fn readers_of_several_processes_read_together_and_writers_alone() {
 
 #[test]
 fn a_writer_in_front_lets_no_later_reader_in_and_those_behind_it_come_together() {
-    let _bounded = bounded();
     let server = server();
     let [one, two, three] = [0, 1, 2].map(|_| client(&server).read_write_lock("front"));
     let reading = Guest::of(one.read());
@@ -206,7 +203,6 @@ fn a_writer_in_front_lets_no_later_reader_in_and_those_behind_it_come_together()
 
 #[test]
 fn a_thread_that_may_not_join_makes_no_lease_longer() {
-    let _bounded = bounded();
     let server = server();
     let lock = client(&server).read_write_lock("join");
     let lease = Duration::from_secs(60);
@@ -229,7 +225,6 @@ fn a_thread_that_may_not_join_makes_no_lease_longer() {
 
 #[test]
 fn in_a_process_a_writer_is_passed_by_no_later_reader_and_readers_enter_together() {
-    let _bounded = bounded();
     let server = server();
     let lock = client(&server).read_write_lock("within");
     let reading = Guest::of(lock.read());
@@ -252,7 +247,6 @@ fn in_a_process_a_writer_is_passed_by_no_later_reader_and_readers_enter_together
 
 #[test]
 fn within_a_turn_too_no_reader_passes_a_writer_of_its_process() {
-    let _bounded = bounded();
     let server = server();
     let lock = client(&server).read_write_lock("turn");
     let mut redis = server.connection();
@@ -273,7 +267,6 @@ fn within_a_turn_too_no_reader_passes_a_writer_of_its_process() {
 
 #[test]
 fn a_thread_that_reads_reads_again_though_a_writer_waits() {
-    let _bounded = bounded();
     let server = server();
     let lock = client(&server).read_write_lock("again");
     let outer = lock.read().lock().unwrap();
@@ -292,7 +285,6 @@ fn a_thread_that_reads_reads_again_though_a_writer_waits() {
 
 #[test]
 fn a_writer_goes_down_to_reading_and_no_other_writes_between() {
-    let _bounded = bounded();
     let server = server();
     let lock = client(&server).read_write_lock("down");
     let other = client(&server).read_write_lock("down");
@@ -325,7 +317,6 @@ fn a_writer_goes_down_to_reading_and_no_other_writes_between() {
 
 #[test]
 fn a_reader_that_asks_to_write_is_refused_at_once_and_reads_on() {
-    let _bounded = bounded();
     let server = server();
     let lock = client(&server).read_write_lock("up");
     let reading = lock.read().lock().unwrap();
@@ -349,7 +340,6 @@ fn a_reader_that_asks_to_write_is_refused_at_once_and_reads_on() {
 
 #[test]
 fn an_owned_guard_is_no_threads() {
-    let _bounded = bounded();
     let server = server();
     let lock = client(&server).read_write_lock("owned");
     let owned = [lock.read().lock_owned().unwrap(), lock.read().lock_owned().unwrap()];
@@ -364,7 +354,6 @@ fn an_owned_guard_is_no_threads() {
 
 #[test]
 fn a_readers_hold_is_renewed_while_it_lasts() {
-    let _bounded = bounded();
     let server = server();
     let lock = watched(&server, RENEWED).read_write_lock("renewed");
     let mut redis = server.connection();
@@ -379,7 +368,6 @@ fn a_readers_hold_is_renewed_while_it_lasts() {
 
 #[test]
 fn the_holds_of_a_writer_that_reads_are_renewed_while_they_last() {
-    let _bounded = bounded();
     let server = server();
     let lock = watched(&server, RENEWED).read_write_lock("renewed");
     let writing = lock.write().lock().unwrap();
@@ -395,7 +383,6 @@ fn the_holds_of_a_writer_that_reads_are_renewed_while_they_last() {
 
 #[test]
 fn a_lost_hold_is_told_to_all_readers_that_share_it() {
-    let _bounded = bounded();
     let server = server();
     let lock = watched(&server, RENEWED).read_write_lock("lost");
     let (tell, told) = mpsc::channel();
@@ -424,7 +411,6 @@ fn a_lost_hold_is_told_to_all_readers_that_share_it() {
 
 #[test]
 fn a_forced_unlock_ends_the_holds_of_one_kind() {
-    let _bounded = bounded();
     let server = server();
     let lock = client(&server).read_write_lock("forced");
     let other = client(&server).read_write_lock("forced");
@@ -444,7 +430,6 @@ fn a_forced_unlock_ends_the_holds_of_one_kind() {
 
 #[test]
 fn a_shutdown_gives_everything_back_and_ends_every_wait() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let lock = client.read_write_lock("ended");
@@ -464,7 +449,6 @@ fn a_shutdown_gives_everything_back_and_ends_every_wait() {
 
 #[test]
 fn a_forgotten_guard_is_unlocked_through_any_handle() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     client.read_write_lock("forgotten").read().lock().unwrap().forget();
@@ -479,7 +463,6 @@ fn a_forgotten_guard_is_unlocked_through_any_handle() {
 
 #[test]
 fn a_reader_with_a_lease_of_its_own_has_it_for_that_at_least() {
-    let _bounded = bounded();
     let server = server();
     let lock = client(&server).read_write_lock("leased");
     let short = lock.read().with_lease(4 * UNIT);
@@ -514,7 +497,6 @@ fn a_reader_with_a_lease_of_its_own_has_it_for_that_at_least() {
 /// does not change that.
 #[test]
 fn a_reader_that_comes_and_goes_leaves_anothers_lease_as_it_is() {
-    let _bounded = bounded();
     let server = server();
     let lock = client(&server).read_write_lock("visited");
     let other = client(&server).read_write_lock("visited");
@@ -543,7 +525,6 @@ fn a_reader_that_comes_and_goes_leaves_anothers_lease_as_it_is() {
 
 #[test]
 fn of_several_levels_of_a_reader_each_lasts_for_its_own_lease() {
-    let _bounded = bounded();
     let server = server();
     let lock = client(&server).read_write_lock("levels");
     let (first, second) = (100 * SOON, 200 * SOON);
@@ -573,7 +554,6 @@ fn of_several_levels_of_a_reader_each_lasts_for_its_own_lease() {
 
 #[test]
 fn of_many_that_share_a_hold_each_leaves_alone_in_any_order() {
-    let _bounded = bounded();
     let server = server();
     let lock = client(&server).read_write_lock("many");
     let mut random = Random::new();

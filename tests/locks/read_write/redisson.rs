@@ -81,7 +81,6 @@ impl Java {
 
 #[test]
 fn redissons_readers_and_writers_and_ours_exclude_each_other() {
-    let _bounded = bounded();
     let server = server();
     for is_new in [true, false] {
         let lock = client(&server).read_write_lock("java");
@@ -133,7 +132,6 @@ fn let_in(server: &Server, guest: &Guest, release: impl FnOnce()) -> Duration {
 
 #[test]
 fn a_waiter_behind_redisson_is_let_in_by_its_release() {
-    let _bounded = bounded();
     let server = server();
     for is_new in [true, false] {
         let lock = client(&server).read_write_lock("woken");
@@ -162,7 +160,6 @@ fn a_waiter_behind_redisson_is_let_in_by_its_release() {
 /// Redisson's readers hear only what is said in public, and may read beside readers of ours.
 #[test]
 fn a_writers_release_that_lets_readers_in_is_said_in_public() {
-    let _bounded = bounded();
     let server = server();
     for forced in [false, true] {
         let lock = client(&server).read_write_lock("said");

@@ -4,7 +4,6 @@ use super::*;
 
 #[test]
 fn a_cancel_ends_a_wait_for_another_client_and_one_for_a_thread() {
-    let _bounded = bounded();
     let server = server();
     let (one, other) = (client(&server), client(&server));
     let lock = other.reentrant_lock("cancel");
@@ -43,7 +42,6 @@ fn a_cancel_ends_a_wait_for_another_client_and_one_for_a_thread() {
 
 #[test]
 fn a_cancel_that_races_with_the_release_loses_no_lock() {
-    let _bounded = bounded();
     let server = server();
     let (one, other) = (client(&server), client(&server));
     let mut random = Random::new();
@@ -86,7 +84,6 @@ fn a_cancel_that_races_with_the_release_loses_no_lock() {
 
 #[test]
 fn a_waiter_of_the_same_process_moves_up_when_those_before_it_give_up() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let mut redis = server.connection();

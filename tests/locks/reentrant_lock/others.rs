@@ -4,7 +4,6 @@ use super::*;
 
 #[test]
 fn two_clients_exclude_each_other_in_one_thread_too() {
-    let _bounded = bounded();
     let server = server();
     let (one, other) = (client(&server), client(&server));
     let (mine, theirs) = (one.reentrant_lock("two"), other.reentrant_lock("two"));
@@ -20,7 +19,6 @@ fn two_clients_exclude_each_other_in_one_thread_too() {
 
 #[test]
 fn try_lock_takes_one_script_or_none() {
-    let _bounded = bounded();
     let server = server();
     let (one, other) = (client(&server), client(&server));
     let lock = one.reentrant_lock("tried");
@@ -66,7 +64,6 @@ fn try_lock_takes_one_script_or_none() {
 
 #[test]
 fn a_bounded_wait_ends_at_its_deadline_and_not_before() {
-    let _bounded = bounded();
     let server = server();
     let (one, other) = (client(&server), client(&server));
     let guard = one.reentrant_lock("bounded").lock().unwrap();
@@ -92,7 +89,6 @@ fn a_bounded_wait_ends_at_its_deadline_and_not_before() {
 
 #[test]
 fn a_waiter_that_gave_up_leaves_nothing_behind() {
-    let _bounded = bounded();
     let server = server();
     let (one, other) = (client(&server), client(&server));
     let lock = other.reentrant_lock("given up");
@@ -112,7 +108,6 @@ fn a_waiter_that_gave_up_leaves_nothing_behind() {
 
 #[test]
 fn a_release_wakes_a_waiter_of_another_client_at_once() {
-    let _bounded = bounded();
     let server = server();
     let (one, other) = (client(&server), client(&server));
     for (at, name) in ["woken", "wo{k}en", "{woken"].into_iter().enumerate() {
@@ -138,7 +133,6 @@ fn a_release_wakes_a_waiter_of_another_client_at_once() {
 
 #[test]
 fn a_java_services_release_wakes_a_waiter_and_its_hold_is_respected() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let mut redis = server.connection();
@@ -165,7 +159,6 @@ fn a_java_services_release_wakes_a_waiter_and_its_hold_is_respected() {
 
 #[test]
 fn a_message_without_a_release_grants_nothing() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let mut redis = server.connection();
@@ -194,7 +187,6 @@ fn a_message_without_a_release_grants_nothing() {
 
 #[test]
 fn a_lease_that_ends_without_a_message_lets_the_waiter_in() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let mut redis = server.connection();
@@ -212,7 +204,6 @@ fn a_lease_that_ends_without_a_message_lets_the_waiter_in() {
 
 #[test]
 fn one_waiter_after_the_other_is_let_in() {
-    let _bounded = bounded();
     let server = server();
     let clients: Vec<_> = (0..4).map(|_| client(&server)).collect();
     at_once(|| {
@@ -239,7 +230,6 @@ fn one_waiter_after_the_other_is_let_in() {
 
 #[test]
 fn threads_of_one_process_are_served_in_the_order_they_came() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     for held_by_us in [true, false] {
@@ -302,7 +292,6 @@ fn contend(locks: &[ReentrantLock], rounds: u32) -> u64 {
 
 #[test]
 fn within_a_turn_the_hold_is_passed_without_a_command() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let lock = client.reentrant_lock("passed");
@@ -331,7 +320,6 @@ fn within_a_turn_the_hold_is_passed_without_a_command() {
 
 #[test]
 fn a_hold_on_other_terms_is_not_passed() {
-    let _bounded = bounded();
     let server = server();
     let lock = client(&server).reentrant_lock("terms");
     let rounds = 100;
@@ -352,7 +340,6 @@ fn a_hold_on_other_terms_is_not_passed() {
 /// that depends on which threads happen to be awake.
 #[test]
 fn a_process_that_keeps_taking_it_does_not_starve_another() {
-    let _bounded = bounded();
     let server = server();
     let clients = [client(&server), client(&server)];
     let stop = Arc::new(AtomicBool::new(false));
@@ -382,7 +369,6 @@ fn a_process_that_keeps_taking_it_does_not_starve_another() {
 
 #[test]
 fn a_process_that_only_tries_leaves_it_to_one_that_waits() {
-    let _bounded = bounded();
     let server = server();
     let clients = [client(&server), client(&server)];
     let lock = clients[0].reentrant_lock("tried");
@@ -405,7 +391,6 @@ fn a_process_that_only_tries_leaves_it_to_one_that_waits() {
 
 #[test]
 fn a_lone_client_is_never_refused_a_free_lock() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let lock = client.reentrant_lock("alone");
@@ -420,7 +405,6 @@ fn a_lone_client_is_never_refused_a_free_lock() {
 /// A free lock is left to others for a moment after long holds, and there are none.
 #[test]
 fn a_lone_client_has_the_lock_back_by_its_first_request_after_a_long_hold() {
-    let _bounded = bounded();
     let server = server();
     let client = Client::builder(&server.url()).client_tracking(false).connect().unwrap();
     let lock = client.reentrant_lock("long alone");
@@ -439,7 +423,6 @@ fn a_lone_client_has_the_lock_back_by_its_first_request_after_a_long_hold() {
 
 #[test]
 fn a_drop_posts_its_release_and_does_not_wait() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let client = Client::builder(&proxy.url())
@@ -467,7 +450,6 @@ fn a_drop_posts_its_release_and_does_not_wait() {
 
 #[test]
 fn a_drop_in_the_middle_of_others_commands_is_written_too() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let client =
@@ -489,7 +471,6 @@ fn a_drop_in_the_middle_of_others_commands_is_written_too() {
 
 #[test]
 fn a_longer_lease_extends_a_hold_and_a_shorter_one_does_not_shorten_it() {
-    let _bounded = bounded();
     let server = server();
     let lock = client(&server).reentrant_lock("longer");
     let mut redis = server.connection();
@@ -520,7 +501,6 @@ fn a_longer_lease_extends_a_hold_and_a_shorter_one_does_not_shorten_it() {
 
 #[test]
 fn force_unlock_takes_it_from_anybody_and_lets_the_next_in() {
-    let _bounded = bounded();
     let server = server();
     let (one, other) = (client(&server), client(&server));
     let lock = one.reentrant_lock("forced");
@@ -554,7 +534,6 @@ fn force_unlock_takes_it_from_anybody_and_lets_the_next_in() {
 
 #[test]
 fn force_unlock_reaches_a_thread_to_which_the_hold_was_passed_meanwhile() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Arc::new(Proxy::before(&server));
     let client = Client::builder(&proxy.url())

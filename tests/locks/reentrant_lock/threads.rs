@@ -4,7 +4,6 @@ use super::*;
 
 #[test]
 fn guards_release_a_level_each_in_any_order() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     // Two handles of one name are one lock.
@@ -26,7 +25,6 @@ fn guards_release_a_level_each_in_any_order() {
 
 #[test]
 fn the_answers_of_a_lock_depend_on_the_asking_thread_and_client() {
-    let _bounded = bounded();
     let server = server();
     let (client, foreign) = (client(&server), client(&server));
     let lock = client.reentrant_lock("told");
@@ -72,7 +70,6 @@ const NO_LOCKS: [(&str, &[&[&str]]); 9] = [
 
 #[test]
 fn a_key_that_is_no_lock_is_an_error_at_once_and_left_as_it_is() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let mut redis = server.connection();
@@ -116,7 +113,6 @@ const RIGHTS: [&[&str]; 11] = [
 
 #[test]
 fn whichever_right_is_missing_all_is_done_or_nothing() {
-    let _bounded = bounded();
     let server = server();
     let mut redis = server.connection();
     let mut set = |rights: &[String]| {
@@ -172,7 +168,6 @@ fn whichever_right_is_missing_all_is_done_or_nothing() {
 
 #[test]
 fn a_renewal_that_may_not_ask_for_the_time_left_shortens_no_lease() {
-    let _bounded = bounded();
     let server = server();
     let mut redis = server.connection();
     hold_as_redisson(&mut redis, "long", LONG);
@@ -189,7 +184,6 @@ fn a_renewal_that_may_not_ask_for_the_time_left_shortens_no_lease() {
 
 #[test]
 fn a_guard_knows_its_state_without_asking() {
-    let _bounded = bounded();
     let server = server();
     let lock = client(&server).reentrant_lock("state");
     lock.lock().unwrap().unlock().unwrap();
@@ -218,7 +212,6 @@ fn a_guard_knows_its_state_without_asking() {
 
 #[test]
 fn a_thread_without_the_lock_cannot_unlock_it() {
-    let _bounded = bounded();
     let server = server();
     let (client, foreign) = (client(&server), client(&server));
     let lock = client.reentrant_lock("mine");
@@ -242,7 +235,6 @@ fn a_thread_without_the_lock_cannot_unlock_it() {
 
 #[test]
 fn unlocking_twice_is_an_error_and_touches_no_later_hold() {
-    let _bounded = bounded();
     let server = server();
     let (client, foreign) = (client(&server), client(&server));
     let lock = client.reentrant_lock("twice");
@@ -263,7 +255,6 @@ fn unlocking_twice_is_an_error_and_touches_no_later_hold() {
 
 #[test]
 fn a_guard_of_an_earlier_stay_does_nothing_to_the_next() {
-    let _bounded = bounded();
     let server = server();
     let lock = client(&server).reentrant_lock("stay");
     let (early, dropped) = (lock.lock().unwrap(), lock.lock().unwrap());
@@ -283,7 +274,6 @@ fn a_guard_of_an_earlier_stay_does_nothing_to_the_next() {
 
 #[test]
 fn a_forgotten_guard_keeps_the_lock_until_unlock() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let lock = client.reentrant_lock("forgotten");
@@ -307,7 +297,6 @@ fn a_forgotten_guard_keeps_the_lock_until_unlock() {
 
 #[test]
 fn with_runs_its_work_under_the_lock() {
-    let _bounded = bounded();
     let server = server();
     let lock = client(&server).reentrant_lock("with");
     let seen = lock.with(|hold| {
@@ -337,7 +326,6 @@ impl From<Error> for WorkError {
 
 #[test]
 fn the_works_result_comes_back_if_the_lock_was_held_to_its_end() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let client = impatient(&proxy.url()).connect().unwrap();
@@ -396,7 +384,6 @@ fn is_short(error: &Error, advice: &str) {
 
 #[test]
 fn a_check_says_lost_only_of_a_lost_hold() {
-    let _bounded = bounded();
     let server = server();
     let lock = client(&server).reentrant_lock("checked");
     let guard = lock.lock().unwrap();
@@ -423,7 +410,6 @@ fn a_check_says_lost_only_of_a_lost_hold() {
 
 #[test]
 fn a_panic_releases_the_lock() {
-    let _bounded = bounded();
     let server = server();
     let lock = client(&server).reentrant_lock("panic");
     let same = lock.clone();
@@ -438,7 +424,6 @@ fn a_panic_releases_the_lock() {
 
 #[test]
 fn any_lock_may_stand_behind_the_trait() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let locks: Vec<Box<dyn Lock>> = vec![
@@ -472,7 +457,6 @@ fn any_lock_may_stand_behind_the_trait() {
 
 #[test]
 fn locks_go_where_threads_go_and_a_guard_keeps_its_client() {
-    let _bounded = bounded();
     fn travels<T: Clone + Send + Sync + 'static>(_: &T) {}
     let server = server();
     let lease = RENEWED;

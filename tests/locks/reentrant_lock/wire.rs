@@ -4,7 +4,6 @@ use super::*;
 
 #[test]
 fn the_hash_the_owner_and_the_lease_are_redissons() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let mut redis = server.connection();
@@ -31,7 +30,6 @@ fn the_hash_the_owner_and_the_lease_are_redissons() {
 
 #[test]
 fn the_default_lease_is_redissons_thirty_seconds() {
-    let _bounded = bounded();
     let server = server();
     let client = Client::connect(&server.url()).unwrap();
     let _guard = client.reentrant_lock("thirty").lock().unwrap();
@@ -41,7 +39,6 @@ fn the_default_lease_is_redissons_thirty_seconds() {
 
 #[test]
 fn each_acquisition_is_an_owner_of_its_own() {
-    let _bounded = bounded();
     let server = server();
     let (one, other) = (client(&server), client(&server));
     let mut redis = server.connection();
@@ -62,7 +59,6 @@ fn each_acquisition_is_an_owner_of_its_own() {
 
 #[test]
 fn a_release_publishes_a_zero_on_redissons_channel() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     for (name, channel) in [
@@ -100,7 +96,6 @@ fn a_release_publishes_a_zero_on_redissons_channel() {
 
 #[test]
 fn an_inner_unlock_says_nothing_to_the_server() {
-    let _bounded = bounded();
     let server = server();
     let lock = client(&server).reentrant_lock("inner");
     lock.lock().unwrap().unlock().unwrap();

@@ -12,7 +12,6 @@ const SET_BACK: i64 = 3_600_000;
 
 #[test]
 fn a_hold_that_a_clock_set_back_made_longer_ends_with_the_lease_again() {
-    let _bounded = bounded();
     let server = server();
     let client = watched(&server, LEASE);
     let mut redis = server.connection();
@@ -41,7 +40,6 @@ fn a_hold_that_a_clock_set_back_made_longer_ends_with_the_lease_again() {
 
 #[test]
 fn a_permits_lease_is_cut_likewise_unless_its_id_was_told() {
-    let _bounded = bounded();
     let server = server();
     let client = watched(&server, LEASE);
     let mut redis = server.connection();
@@ -71,7 +69,6 @@ fn a_permits_lease_is_cut_likewise_unless_its_id_was_told() {
 #[test]
 fn a_longer_lease_that_a_thread_has_asked_for_is_not_cut() {
     const LONGER: Duration = Duration::from_millis(3 * LEASE.as_millis() as u64);
-    let _bounded = bounded();
     let server = server();
     let client = watched(&server, LEASE);
     let mut redis = server.connection();
@@ -101,7 +98,6 @@ fn a_longer_lease_that_a_thread_has_asked_for_is_not_cut() {
 /// given up.
 #[test]
 fn no_more_of_a_longer_lease_counts_than_a_cut_leaves_that_was_not_answered() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let mut redis = server.connection();
@@ -138,7 +134,6 @@ fn no_more_of_a_longer_lease_counts_than_a_cut_leaves_that_was_not_answered() {
 /// A reader cuts its own timeout, and the lock's time to live to no less than another reader's.
 #[test]
 fn a_reader_takes_nothing_from_another_ones_lease() {
-    let _bounded = bounded();
     let server = server();
     let (one, other) = (watched(&server, LEASE), client(&server));
     let mut redis = server.connection();

@@ -4,7 +4,6 @@ use super::*;
 
 #[test]
 fn a_lost_hold_is_told_at_the_deadline_though_the_server_does_not_answer() {
-    let _bounded = bounded();
     let server = server();
     let client = watched(&server, SHORT);
     let guard = client.reentrant_lock("silent").lock().unwrap();
@@ -26,7 +25,6 @@ fn a_lost_hold_is_told_at_the_deadline_though_the_server_does_not_answer() {
 
 #[test]
 fn a_hold_that_the_server_has_lost_is_told_at_the_next_renewal() {
-    let _bounded = bounded();
     let server = server();
     let (lease, other) = (LEASE, client(&server));
     // The server does not tell it before.
@@ -67,7 +65,6 @@ fn a_hold_that_the_server_has_lost_is_told_at_the_next_renewal() {
 
 #[test]
 fn a_loss_that_the_unlock_finds_is_its_error() {
-    let _bounded = bounded();
     let server = server();
     // The server does not tell it.
     let client = Client::builder(&server.url()).watchdog_timeout(LONG).client_tracking(false);
@@ -84,7 +81,6 @@ fn a_loss_that_the_unlock_finds_is_its_error() {
 
 #[test]
 fn another_value_under_the_name_loses_that_hold_and_no_other() {
-    let _bounded = bounded();
     let server = server();
     let client = watched(&server, LEASE);
     let guards: Vec<_> =
@@ -101,7 +97,6 @@ fn another_value_under_the_name_loses_that_hold_and_no_other() {
 
 #[test]
 fn each_callback_of_a_loss_is_called_once() {
-    let _bounded = bounded();
     let server = server();
     let client = watched(&server, SHORT);
     let lock = client.reentrant_lock("callbacks").with_lease(SHORT);
@@ -143,7 +138,6 @@ fn each_callback_of_a_loss_is_called_once() {
 
 #[test]
 fn a_callback_that_blocks_delays_no_renewal() {
-    let _bounded = bounded();
     let server = server();
     let client = watched(&server, LEASE);
     let kept = client.reentrant_lock("kept").lock().unwrap();
@@ -169,7 +163,6 @@ fn a_loss_is_told_once_the_system_gives_threads_again() {
     if !has_own_process() {
         return;
     }
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let guard = client.reentrant_lock("short").with_lease(SHORT).lock().unwrap();

@@ -53,7 +53,6 @@ fn millis(time: Duration) -> i64 {
 
 #[test]
 fn experiment_1_the_watchdog_keeps_a_lock_that_is_not_released() {
-    let _bounded = bounded();
     let server = server();
     let (one, other) = (watched(&server, LEASE), client(&server));
     let guard = one.reentrant_lock("redisson:lock").lock().unwrap();
@@ -74,7 +73,6 @@ fn experiment_1_the_watchdog_keeps_a_lock_that_is_not_released() {
 /// Once the client's other connection stays, and once it is cut, too.
 #[test]
 fn a_hold_is_renewed_where_no_further_connection_can_be_had() {
-    let _bounded = bounded();
     let ways = [["maxclients", "1"], ["requirepass", "changed"]];
     for (way, is_cut) in ways.into_iter().flat_map(|way| [(way, false), (way, true)]) {
         let server = server();
@@ -110,7 +108,6 @@ fn a_hold_is_renewed_where_no_further_connection_can_be_had() {
 
 #[test]
 fn experiment_2_a_fixed_lease_ends_and_the_late_unlock_fails() {
-    let _bounded = bounded();
     let server = server();
     let client = watched(&server, SHORT);
     let lock = client.reentrant_lock("redisson:lock").with_lease(SHORT);
@@ -136,7 +133,6 @@ fn experiment_2_a_fixed_lease_ends_and_the_late_unlock_fails() {
 
 #[test]
 fn experiment_3_a_leases_end_lets_another_in_and_a_late_unlock_harms_no_hold() {
-    let _bounded = bounded();
     let server = server();
     let (one, other) = (watched(&server, LEASE), watched(&server, LEASE));
     // Behind a thread of another client, and behind one of the same.

@@ -4,7 +4,6 @@ use super::*;
 
 #[test]
 fn a_guard_never_says_held_when_the_server_says_gone() {
-    let _bounded = bounded();
     let server = server();
     let client = watched(&server, LONG);
     let mut redis = server.connection();
@@ -28,7 +27,6 @@ fn a_guard_never_says_held_when_the_server_says_gone() {
 /// middle then.
 #[test]
 fn a_call_while_the_deadline_passes_says_held_or_lost_and_nothing_between() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let lock = client.reentrant_lock("passing").with_lease(UNIT / 20);
@@ -51,7 +49,6 @@ fn a_call_while_the_deadline_passes_says_held_or_lost_and_nothing_between() {
 
 #[test]
 fn an_unlock_right_after_the_deadline_is_late() {
-    let _bounded = bounded();
     let server = server();
     let lock = watched(&server, LONG).reentrant_lock("at once");
     let lock = lock.with_lease(UNIT / 5);
@@ -76,7 +73,6 @@ fn an_unlock_right_after_the_deadline_is_late() {
 
 #[test]
 fn a_deadline_counts_from_before_the_request_was_sent() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let client = Client::builder(&proxy.url())
@@ -118,7 +114,6 @@ fn a_deadline_counts_from_before_the_request_was_sent() {
 
 #[test]
 fn a_renewals_late_reply_does_not_make_the_deadline_later() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let lease = UNIT * 45;
@@ -147,7 +142,6 @@ fn a_renewals_late_reply_does_not_make_the_deadline_later() {
 /// Each is looked at for 100 ms and more, which together is longer than the lease.
 #[test]
 fn lanes_that_do_not_answer_delay_no_renewal() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let client = Client::builder(&proxy.url()).watchdog_timeout(LEASE).connections(32).connect();
@@ -173,7 +167,6 @@ fn lanes_that_do_not_answer_delay_no_renewal() {
 /// Each hold has a phase of its own: a round trip for each would take too long.
 #[test]
 fn holds_of_many_phases_are_all_kept_at_a_distance() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let lease = LEASE;

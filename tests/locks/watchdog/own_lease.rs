@@ -4,7 +4,6 @@ use super::*;
 
 #[test]
 fn a_watched_lease_of_its_own_is_renewed_and_never_longer() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let semaphore = client.expirable_semaphore("own:permits");
@@ -36,7 +35,6 @@ fn a_watched_lease_of_its_own_is_renewed_and_never_longer() {
 
 #[test]
 fn of_several_watched_leases_the_longest_is_renewed() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let lock = client.reentrant_lock("several");
@@ -63,7 +61,6 @@ fn of_several_watched_leases_the_longest_is_renewed() {
 
 #[test]
 fn a_connection_that_hangs_is_given_up_in_time_for_the_shortest_watched_lease() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let client = Client::builder(&proxy.url()).watchdog_timeout(LONG).connect().unwrap();
@@ -86,7 +83,6 @@ fn a_connection_that_hangs_is_given_up_in_time_for_the_shortest_watched_lease() 
 
 #[test]
 fn a_server_that_stands_still_costs_neither_the_short_watched_lease_nor_the_long_one() {
-    let _bounded = bounded();
     let server = server();
     let client = watched(&server, LEASE * 2);
     let long = client.reentrant_lock("long").lock().unwrap();

@@ -4,7 +4,6 @@ use super::*;
 
 #[test]
 fn holds_that_are_due_together_are_renewed_together() {
-    let _bounded = bounded();
     let server = server();
     let lease = LEASE;
     let client = watched(&server, lease);
@@ -34,7 +33,6 @@ fn holds_that_are_due_together_are_renewed_together() {
 
 #[test]
 fn a_short_hold_is_never_renewed() {
-    let _bounded = bounded();
     let server = server();
     let client = watched(&server, LONG);
     let lock = client.reentrant_lock("short");
@@ -53,7 +51,6 @@ fn a_short_hold_is_never_renewed() {
 
 #[test]
 fn no_renewal_follows_a_release() {
-    let _bounded = bounded();
     let server = server();
     let client = watched(&server, LEASE);
     let (dropped, unlocked) = (client.reentrant_lock("a"), client.reentrant_lock("b"));
@@ -78,7 +75,6 @@ fn no_renewal_follows_a_release() {
 
 #[test]
 fn a_hold_whose_thread_has_ended_is_not_renewed() {
-    let _bounded = bounded();
     let server = server();
     let (one, other) = (watched(&server, LEASE), watched(&server, LEASE));
     let lock = one.reentrant_lock("orphan");
@@ -106,7 +102,6 @@ fn a_hold_whose_thread_has_ended_is_not_renewed() {
 
 #[test]
 fn a_forgotten_guard_is_renewed_while_its_thread_lives() {
-    let _bounded = bounded();
     let server = server();
     let client = watched(&server, LEASE);
     let lock = client.reentrant_lock("forgotten");
@@ -123,7 +118,6 @@ fn a_forgotten_guard_is_renewed_while_its_thread_lives() {
 
 #[test]
 fn an_owned_guard_is_renewed_after_its_thread_has_ended() {
-    let _bounded = bounded();
     let server = server();
     let client = watched(&server, LEASE);
     let lock = client.reentrant_lock("owned");
@@ -150,7 +144,6 @@ fn an_owned_guard_is_renewed_after_its_thread_has_ended() {
 
 #[test]
 fn a_leaked_owned_guard_is_kept_for_max_hold_and_no_longer() {
-    let _bounded = bounded();
     let server = server();
     let longest = LEASE * 4 / 3;
     let client =
@@ -165,7 +158,6 @@ fn a_leaked_owned_guard_is_kept_for_max_hold_and_no_longer() {
 
 #[test]
 fn a_hold_is_not_renewed_past_max_hold() {
-    let _bounded = bounded();
     let server = server();
     let longest = LEASE * 4 / 3;
     let client =
@@ -185,7 +177,6 @@ fn a_hold_is_not_renewed_past_max_hold() {
 
 #[test]
 fn a_watched_level_in_a_fixed_hold_is_renewed_while_it_is_open() {
-    let _bounded = bounded();
     let server = server();
     let client = watched(&server, LEASE);
     let lock = client.reentrant_lock("nested");
@@ -202,7 +193,6 @@ fn a_watched_level_in_a_fixed_hold_is_renewed_while_it_is_open() {
 
 #[test]
 fn a_failed_renewal_is_tried_again_until_the_deadline() {
-    let _bounded = bounded();
     let server = server();
     let client = watched(&server, LEASE * 3 / 2);
     let guard = client.reentrant_lock("retried").lock().unwrap();
@@ -225,7 +215,6 @@ fn a_failed_renewal_is_tried_again_until_the_deadline() {
 
 #[test]
 fn a_failed_renewal_is_not_left_to_the_next_third() {
-    let _bounded = bounded();
     let server = server();
     let lease = LEASE * 5 / 2;
     let client = watched(&server, lease);
@@ -245,7 +234,6 @@ fn a_failed_renewal_is_not_left_to_the_next_third() {
 
 #[test]
 fn a_server_that_stands_still_for_less_than_a_lease_costs_no_hold() {
-    let _bounded = bounded();
     let server = server();
     let lease = LEASE * 3 / 2;
     let client = watched(&server, lease);

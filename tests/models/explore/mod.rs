@@ -18,7 +18,7 @@ mod world;
 use std::env;
 use std::hash::{BuildHasher, RandomState};
 
-use crate::common::server as redis;
+use crate::common::unbounded_server as redis;
 use server::{Bug, Kind};
 use settings::{DIFFERENCES, LARGE, MUTANTS, SMALL};
 

@@ -24,7 +24,7 @@ mod waiting;
 
 use std::{env, thread};
 
-use crate::common::server;
+use crate::common::unbounded_server as server;
 use crate::simulated::choice::chosen;
 use mutants::{Broken, MUTANTS};
 use simulation::{Simulation, Summary};

@@ -5,7 +5,7 @@ use redis::{Connection, FromRedisValue, RedisResult, Value};
 use redlatch_testkit::Server;
 
 use super::store::{CHANNEL, DATABASE, LOCK, QUEUE, Script, Scripts, TIMEOUTS, channel_of};
-use crate::common::server;
+use crate::common::unbounded_server as server;
 
 const KEYS: [&str; 3] = [LOCK, QUEUE, TIMEOUTS];
 const JAVA: &str = "11111111-1111-4111-8111-111111111111:1";

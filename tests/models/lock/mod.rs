@@ -18,7 +18,7 @@ mod mutants;
 mod scenarios;
 mod share;
 
-use crate::common::server;
+use crate::common::unbounded_server as server;
 use crate::simulated::histories::Histories;
 use crate::simulated::mutant::find_out_all;
 use crate::simulated::plan::Plan;

@@ -15,7 +15,7 @@ mod kind;
 mod mutants;
 mod scenarios;
 
-use crate::common::server;
+use crate::common::unbounded_server as server;
 use crate::simulated::client::{MS, SECOND};
 use crate::simulated::histories::Histories;
 use crate::simulated::mutant::find_out_all;

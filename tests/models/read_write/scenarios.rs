@@ -4,7 +4,7 @@ use redis::Value;
 use redlatch_testkit::Server;
 
 use super::kind::{ReadWriteLock, timeouts};
-use crate::common::{SOON, forbids_a_command, server, wait_until};
+use crate::common::{SOON, forbids_a_command, unbounded_server as server, wait_until};
 use crate::simulated::client::LEASE;
 use crate::simulated::direct::{CHAIN, Direct, Listener};
 use crate::simulated::kind::Kind;

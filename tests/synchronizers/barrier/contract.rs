@@ -9,7 +9,6 @@ use super::*;
 /// "The barrier is called cyclic because it can be re-used after the waiting threads are released."
 #[test]
 fn all_wait_for_the_last_again_and_again_and_know_their_index() {
-    let _bounded = bounded();
     let server = server();
     let clients = [client(&server), client(&server)];
     let barriers = [barrier(&clients[0], "cycles", 4), clients[1].cyclic_barrier("cycles")];
@@ -32,7 +31,6 @@ fn all_wait_for_the_last_again_and_again_and_know_their_index() {
 /// once. "IllegalArgumentException if parties is less than 1".
 #[test]
 fn a_number_of_parties_trips_it() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let alone = barrier(&client, "alone", 1);
@@ -59,7 +57,6 @@ fn a_number_of_parties_trips_it() {
 /// continue."
 #[test]
 fn the_last_party_runs_the_action_before_any_goes_on() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let runs = Arc::new(AtomicU32::new(0));
@@ -84,7 +81,6 @@ fn the_last_party_runs_the_action_before_any_goes_on() {
 /// current thread and the barrier is placed in the broken state."
 #[test]
 fn a_panic_of_the_action_goes_on_in_the_last_party_and_breaks_the_barrier() {
-    let _bounded = bounded();
     let server = server();
     let plain = barrier(&client(&server), "panics", 2);
     at_once(|| {
@@ -116,7 +112,6 @@ fn halting(plain: &CyclicBarrier) -> (CyclicBarrier, mpsc::Receiver<()>, mpsc::S
 /// A thread that comes while the action runs is the first of the next generation.
 #[test]
 fn a_party_that_comes_during_the_action_is_one_of_the_next_generation() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let plain = barrier(&client, "during", 2);
@@ -141,7 +136,6 @@ fn a_party_that_comes_during_the_action_is_one_of_the_next_generation() {
 /// thread was waiting". "If the time is less than or equal to zero, the method will not wait at all."
 #[test]
 fn a_party_whose_time_is_over_breaks_it_for_all() {
-    let _bounded = bounded();
     let server = server();
     let clients = [client(&server), client(&server)];
     let barriers = [barrier(&clients[0], "late", 4), clients[1].cyclic_barrier("late")];
@@ -168,7 +162,6 @@ fn a_party_whose_time_is_over_breaks_it_for_all() {
 /// have waited for: nobody waits there for it in vain.
 #[test]
 fn a_party_whose_time_is_over_during_the_action_breaks_the_next_generation() {
-    let _bounded = bounded();
     let server = server();
     let clients = [client(&server), client(&server)];
     let plain = barrier(&clients[0], "early", 2);
@@ -220,7 +213,6 @@ fn a_party_whose_time_is_over_during_the_action_breaks_the_next_generation() {
 /// interrupted status set on entry to this method".
 #[test]
 fn a_party_that_is_cancelled_breaks_it_for_all() {
-    let _bounded = bounded();
     let server = server();
     let clients = [client(&server), client(&server)];
     let barriers = [barrier(&clients[0], "gone", 4), clients[1].cyclic_barrier("gone")];
@@ -256,7 +248,6 @@ fn a_party_that_is_cancelled_breaks_it_for_all() {
 /// this barrier ... since construction or the last reset".
 #[test]
 fn a_reset_breaks_the_present_generation_and_mends_the_barrier() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let barrier = barrier(&client, "anew", 2);
@@ -277,7 +268,6 @@ fn a_reset_breaks_the_present_generation_and_mends_the_barrier() {
 /// A delete is a reset after which there is no barrier.
 #[test]
 fn a_delete_breaks_the_present_generation() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     at_once(|| {
@@ -296,7 +286,6 @@ fn a_delete_breaks_the_present_generation() {
 /// Also for a thread that came while the action ran, and has not arrived yet.
 #[test]
 fn a_delete_during_the_action_breaks_the_wait_of_all() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     at_once(|| {
@@ -323,7 +312,6 @@ fn a_delete_during_the_action_breaks_the_wait_of_all() {
 /// has tripped more than a thousand times a second.
 #[test]
 fn a_barrier_made_again_after_many_trips_is_another_one() {
-    let _bounded = bounded();
     let server = server();
     let barrier = client(&server).cyclic_barrier("fast");
     for _ in 0..2 {
@@ -339,7 +327,6 @@ fn a_barrier_made_again_after_many_trips_is_another_one() {
 /// the barrier, though it is the last to arrive.
 #[test]
 fn a_party_that_was_cancelled_before_breaks_it_even_as_the_last() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let barrier = barrier(&client, "last", 2);
@@ -359,7 +346,6 @@ fn a_party_that_was_cancelled_before_breaks_it_even_as_the_last() {
 /// was waiting, or the barrier was reset": also of parties that wait for a time themselves.
 #[test]
 fn a_party_with_a_limit_hears_that_it_broke_long_before_the_limit() {
-    let _bounded = bounded();
     let server = server();
     let clients = [client(&server), client(&server)];
     let barriers = [barrier(&clients[0], "timed", 3), clients[1].cyclic_barrier("timed")];
@@ -391,7 +377,6 @@ fn a_party_with_a_limit_hears_that_it_broke_long_before_the_limit() {
 /// neither before the first generation nor between two.
 #[test]
 fn a_reset_while_nobody_waits_breaks_nothing() {
-    let _bounded = bounded();
     let server = server();
     let barrier = barrier(&client(&server), "idle", 2);
     for _ in 0..3 {
@@ -409,7 +394,6 @@ fn a_reset_while_nobody_waits_breaks_nothing() {
 /// it is as new, again and again.
 #[test]
 fn it_stays_broken_until_a_reset_and_is_as_new_then() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let plain = barrier(&client, "mended", 2);
@@ -452,7 +436,6 @@ fn it_stays_broken_until_a_reset_and_is_as_new_then() {
 /// A reset while the action runs: nobody passes, the last party included.
 #[test]
 fn a_reset_during_the_action_breaks_the_generation_for_the_last_party_too() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let plain = barrier(&client, "meanwhile", 2);
@@ -473,7 +456,6 @@ fn a_reset_during_the_action_breaks_the_generation_for_the_last_party_too() {
 /// await() in other threads." Here by the server: each sees what the others wrote there.
 #[test]
 fn the_action_sees_what_all_wrote_before_and_all_see_what_it_wrote() {
-    let _bounded = bounded();
     let server = server();
     let clients = [client(&server), client(&server)];
     let plain = barrier(&clients[0], "seen", 3);
@@ -512,7 +494,6 @@ const UNKNOWN: u32 = u32::MAX;
 /// "All-or-none breakage model": whatever the parties do, they agree.
 #[test]
 fn the_parties_of_a_generation_agree_whatever_they_do() {
-    let _bounded = bounded();
     let server = server();
     let clients = [client(&server), client(&server)];
     let first = barrier(&clients[0], "agree", 3);

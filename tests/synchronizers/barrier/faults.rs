@@ -22,7 +22,6 @@ fn behind(proxy: &Proxy) -> Client {
 
 #[test]
 fn a_request_that_was_sent_twice_counts_once() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let (shaky, steady) = (behind(&proxy), client(&server));
@@ -51,7 +50,6 @@ fn a_request_that_was_sent_twice_counts_once() {
 
 #[test]
 fn a_lost_message_costs_a_poll() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let deaf = behind(&proxy);
@@ -67,7 +65,6 @@ fn a_lost_message_costs_a_poll() {
 /// No error says so: parties that ask find out what no message has told.
 #[test]
 fn a_dead_connection_for_messages_costs_few_polls() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let steady = barrier(&client(&server), "dead", 2);
@@ -99,7 +96,6 @@ fn a_dead_connection_for_messages_costs_few_polls() {
 /// All parties of a generation pass, also one that hears so late.
 #[test]
 fn a_party_that_misses_the_message_before_a_delete_has_passed() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let deaf = behind(&proxy);
@@ -126,7 +122,6 @@ fn a_party_that_misses_the_message_before_a_delete_has_passed() {
 /// A thread that waits for a reply for longer than its lease lasts.
 #[test]
 fn a_silent_connection_ends_no_lease() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let steady = barrier(&client(&server), "silence", 2);
@@ -156,7 +151,6 @@ fn last_end(server: &Server, name: &str) -> f64 {
 /// The leases go on, and the parties pass when there is memory for one more.
 #[test]
 fn a_server_without_memory_breaks_no_barrier() {
-    let _bounded = bounded();
     let server = server();
     let barrier = barrier(&client(&server), "full", 2).with_watchdog(RENEWED);
     let waits = party(&barrier);
@@ -169,7 +163,6 @@ fn a_server_without_memory_breaks_no_barrier() {
 
 #[test]
 fn a_generation_ends_without_memory() {
-    let _bounded = bounded();
     let server = Arc::new(server());
     let plain = barrier(&client(&server), "full", 2);
     let full = Arc::clone(&server);
@@ -196,7 +189,6 @@ fn a_generation_ends_without_memory() {
 /// outcome.
 #[test]
 fn a_party_whose_time_is_over_says_so_only_if_the_server_does() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let steady = client(&server);
@@ -245,7 +237,6 @@ fn a_party_whose_time_is_over_says_so_only_if_the_server_does() {
 /// Nor does a party that was cancelled say that no other one passes.
 #[test]
 fn a_party_that_is_cancelled_says_whether_the_others_may_pass() {
-    let _bounded = bounded();
     let server = server();
     let plain = barrier(&client(&server), "cancelled", 2);
     let hasty = Client::builder(&server.url()).response_timeout(SOON).connect().unwrap();
@@ -280,7 +271,6 @@ fn deaf_party(server: &Server, proxy: &Proxy, name: &str) -> Running<Result<u32,
 /// Each of many parties resets a barrier that broke.
 #[test]
 fn a_party_that_hears_late_has_passed_though_many_generations_broke_since() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let steady = barrier(&client(&server), "resets", 2);
@@ -295,7 +285,6 @@ fn a_party_that_hears_late_has_passed_though_many_generations_broke_since() {
 /// The others have passed: an error that says that none has would be wrong.
 #[test]
 fn a_party_whose_generation_is_forgotten_hears_that_the_others_may_have_passed() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let steady = barrier(&client(&server), "old", 2);
@@ -320,7 +309,6 @@ fn enduring(url: &str) -> Client {
 
 #[test]
 fn an_arrival_outlasts_an_outage_and_counts_once() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let (shaky, steady) = (enduring(&proxy.url()), client(&server));
@@ -353,7 +341,7 @@ fn an_arrival_outlasts_an_outage_and_counts_once() {
 
 #[test]
 fn parties_outlast_a_restart_of_their_server() {
-    let _bounded = bounded();
+    bound();
     let server = Server::with_args(&["--appendonly", "yes", "--appendfsync", "always"]).unwrap();
     let client = enduring(&server.url());
     let acting = barrier(&client, "restart", 3);
@@ -373,7 +361,6 @@ fn parties_outlast_a_restart_of_their_server() {
 /// The action has run, and is not run in vain.
 #[test]
 fn a_trip_after_the_action_outlasts_an_outage() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Arc::new(Proxy::before(&server));
     let plain = barrier(&client(&server), "trip", 2);
@@ -395,7 +382,6 @@ fn a_trip_after_the_action_outlasts_an_outage() {
 /// Its party hears too late that it was the last one.
 #[test]
 fn no_action_runs_for_a_generation_that_is_known_to_be_broken() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let plain = barrier(&client(&server), "late", 2);
@@ -426,7 +412,6 @@ fn cut_off(proxy: &Proxy, its: &CyclicBarrier) {
 /// The others of its generation would wait for it without end.
 #[test]
 fn a_party_that_cannot_arrive_breaks_the_barrier() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let plain = barrier(&client(&server), "fails", 3);
@@ -458,7 +443,6 @@ fn a_party_that_cannot_arrive_breaks_the_barrier() {
 /// No reply to its arrival came, but one to its leaving does.
 #[test]
 fn a_party_that_has_passed_hears_so_when_it_would_leave() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let plain = barrier(&client(&server), "passed", 2);
@@ -474,7 +458,6 @@ fn a_party_that_has_passed_hears_so_when_it_would_leave() {
 /// Nor does a copy of its arrival come after that.
 #[test]
 fn a_party_that_gives_up_at_a_server_that_hangs_breaks_it_when_the_server_goes_on() {
-    let _bounded = bounded();
     let server = server();
     let plain = barrier(&client(&server), "hangs", 3);
     let hasty = Client::builder(&server.url()).connections(1).response_timeout(SOON);
@@ -511,7 +494,6 @@ fn a_party_that_gives_up_at_a_server_that_hangs_breaks_it_when_the_server_goes_o
 /// Those who reset it know that it is broken, or will be.
 #[test]
 fn a_reset_comes_after_the_parties_that_have_left_and_is_not_undone_by_them() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let plain = barrier(&client(&server), "reset", 2);
@@ -534,7 +516,6 @@ fn a_reset_comes_after_the_parties_that_have_left_and_is_not_undone_by_them() {
 
 #[test]
 fn data_that_was_lost_breaks_it() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     // A party looks when it is told; here nothing tells it, so the lease is short.
@@ -553,7 +534,6 @@ fn data_that_was_lost_breaks_it() {
 /// Its parties have passed: a thread that arrives there would pass alone.
 #[test]
 fn a_trip_that_a_new_master_does_not_know_breaks_it() {
-    let _bounded = bounded();
     let server = server();
     let barrier = barrier(&client(&server), "forgotten", 2);
     let waits = party(&barrier);
@@ -579,7 +559,6 @@ fn a_trip_that_a_new_master_does_not_know_breaks_it() {
 /// Another one has begun meanwhile, whose numbers are greater.
 #[test]
 fn a_generation_that_a_new_master_does_not_know_is_broken() {
-    let _bounded = bounded();
     let server = server();
     let ours = barrier(&client(&server), "unknown", 2);
     let mut redis = server.connection();
@@ -598,7 +577,6 @@ fn a_generation_that_a_new_master_does_not_know_is_broken() {
 
 #[test]
 fn other_data_under_its_key_is_an_error_and_stays() {
-    let _bounded = bounded();
     let server = server();
     let barrier = client(&server).cyclic_barrier("foreign");
     let () = server.connection().set("redlatch_barrier:{foreign}", "mine").unwrap();
@@ -611,7 +589,6 @@ fn other_data_under_its_key_is_an_error_and_stays() {
 
 #[test]
 fn a_shutdown_ends_a_wait_and_breaks_the_barrier() {
-    let _bounded = bounded();
     let server = server();
     let (ends, stays) = (client(&server), client(&server));
     let barrier = barrier(&stays, "ends", 3).with_watchdog(RENEWED);
@@ -624,7 +601,6 @@ fn a_shutdown_ends_a_wait_and_breaks_the_barrier() {
 
 #[test]
 fn the_rights_that_the_message_names_are_enough() {
-    let _bounded = bounded();
     let server = server();
     let mut user = User::new(&server, "me");
     let client = user.client();
@@ -645,7 +621,6 @@ fn the_rights_that_the_message_names_are_enough() {
 
 #[test]
 fn without_a_right_either_all_of_a_change_is_made_or_nothing() {
-    let _bounded = bounded();
     let server = server();
     let mut user = User::new(&server, "me");
     let shared = user.client().cyclic_barrier("half");
@@ -687,7 +662,6 @@ fn without_a_right_either_all_of_a_change_is_made_or_nothing() {
 /// Messages are common to all databases.
 #[test]
 fn a_barrier_of_another_database_is_another_one() {
-    let _bounded = bounded();
     let server = server();
     let other = Client::connect(&format!("{}/1", server.url().trim_end_matches('/'))).unwrap();
     let barriers = [client(&server), other].map(|client| barrier(&client, "both", 2));
@@ -710,7 +684,6 @@ fn a_barrier_of_another_database_is_another_one() {
 /// Each of them would need another round trip otherwise. (Between two polls of theirs.)
 #[test]
 fn parties_that_hear_the_message_ask_nothing() {
-    let _bounded = bounded();
     let server = server();
     let clients = [(); 3].map(|()| client(&server));
     let barriers = clients.each_ref().map(|client| client.cyclic_barrier("heard"));

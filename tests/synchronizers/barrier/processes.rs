@@ -30,7 +30,6 @@ fn workers<const N: usize>(server: &Server, name: &str) -> [Worker; N] {
 
 #[test]
 fn processes_pass_together_step_by_step() {
-    let _bounded = bounded();
     let server = server();
     let barrier = barrier(&client(&server), "steps", 4);
     let mut workers: [Worker; 3] = workers(&server, "steps");
@@ -49,7 +48,6 @@ fn processes_pass_together_step_by_step() {
 
 #[test]
 fn the_others_are_told_of_a_party_that_was_killed_when_its_lease_ends() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     once_within(RENEWED + UNIT / 2, || {
@@ -77,7 +75,6 @@ fn the_others_are_told_of_a_party_that_was_killed_when_its_lease_ends() {
 
 #[test]
 fn a_last_party_that_is_killed_in_its_action_breaks_it() {
-    let _bounded = bounded();
     let server = server();
     let barrier = barrier(&client(&server), "acts", 2).with_watchdog(RENEWED);
     let waits = party(&barrier);
@@ -93,7 +90,6 @@ fn a_last_party_that_is_killed_in_its_action_breaks_it() {
 
 #[test]
 fn a_party_that_was_stopped_past_its_lease_finds_it_broken() {
-    let _bounded = bounded();
     let server = server();
     let barrier = barrier(&client(&server), "stopped", 3).with_watchdog(RENEWED);
     let [mut stops] = workers(&server, "stopped");

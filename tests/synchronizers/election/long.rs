@@ -236,7 +236,7 @@ fn in_a_thousand_kills_and_stops_no_two_lead_together() {
     let Some(long) = env::var_os("REDLATCH_LONG") else { return };
     let many = long.to_str().and_then(|it| it.parse().ok()).filter(|many| *many > 1);
     let rounds = many.unwrap_or(1_000usize).div_ceil(ELECTIONS);
-    let (server, folder) = (server(), tempfile::tempdir().unwrap());
+    let (server, folder) = (unbounded_server(), tempfile::tempdir().unwrap());
     let stalls = Stalls { seen: Mutex::default(), over: AtomicBool::new(false) };
     let changes: Vec<Change> = thread::scope(|scope| {
         scope.spawn(|| stalls.watch(&server));

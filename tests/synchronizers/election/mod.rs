@@ -23,7 +23,6 @@ fn leads(leader: Option<&Leader>, client: &Client) -> bool {
 
 #[test]
 fn one_leads_and_all_know_who_and_the_next_one_has_a_higher_token() {
-    let _bounded = bounded();
     let server = server();
     let clients = [client(&server), client(&server)];
     let elections = clients.each_ref().map(|client| election(client, "one"));
@@ -59,7 +58,6 @@ fn one_leads_and_all_know_who_and_the_next_one_has_a_higher_token() {
 
 #[test]
 fn candidates_of_one_process_lead_one_after_the_other_on_record() {
-    let _bounded = bounded();
     let server = server();
     let (client, asks) = (client(&server), election(&client(&server), "turns"));
     let turns = election(&client, "turns");
@@ -83,7 +81,6 @@ fn candidates_of_one_process_lead_one_after_the_other_on_record() {
 
 #[test]
 fn a_campaign_ends_when_it_is_cancelled_or_unusable() {
-    let _bounded = bounded();
     let server = server();
     let (client, other) = (client(&server), client(&server));
     let _leads = election(&client, "ends").campaign().unwrap();
@@ -104,7 +101,6 @@ fn a_campaign_ends_when_it_is_cancelled_or_unusable() {
 
 #[test]
 fn a_leader_without_a_server_is_deposed_before_another_one_can_lead() {
-    let _bounded = bounded();
     let server = server();
     let (lease, grace) = (RENEWED * 4 / 3, UNIT * 5);
     // A machine that stands still at the deposition tells of it only when the next one leads.
@@ -139,7 +135,6 @@ fn a_leader_without_a_server_is_deposed_before_another_one_can_lead() {
 
 #[test]
 fn a_leader_whose_lock_is_taken_away_is_deposed_and_a_resignation_calls_nothing() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let election = election(&client, "taken");
@@ -158,7 +153,6 @@ fn a_leader_whose_lock_is_taken_away_is_deposed_and_a_resignation_calls_nothing(
 
 #[test]
 fn an_observer_is_told_of_each_change() {
-    let _bounded = bounded();
     let server = server();
     let clients = [client(&server), client(&server), client(&server)];
     let observed = election(&clients[2], "seen");
@@ -186,7 +180,6 @@ fn an_observer_is_told_of_each_change() {
 
 #[test]
 fn an_observer_outlasts_an_outage_and_ends_with_its_wait_at_a_server_that_hangs() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let client = impatient(&proxy.url()).failover_timeout(LONG).connect().unwrap();
@@ -214,7 +207,6 @@ fn an_observer_outlasts_an_outage_and_ends_with_its_wait_at_a_server_that_hangs(
 
 #[test]
 fn an_observer_finds_out_that_a_dead_leaders_lease_has_ended() {
-    let _bounded = bounded();
     let server = server();
     let (mut dies, observes) = (processes::start(&server, "dies"), client(&server));
     let mut changes = observes.leader_election("dies").observe(SOON);
@@ -233,7 +225,6 @@ fn an_observer_finds_out_that_a_dead_leaders_lease_has_ended() {
 /// The next try may lead; and with no time left there is none.
 #[test]
 fn a_campaign_goes_on_after_a_lease_that_is_over_too_soon() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let client = impatient(&proxy.url()).response_timeout(SOON).connections(1).connect().unwrap();
@@ -268,7 +259,6 @@ fn a_campaign_goes_on_after_a_lease_that_is_over_too_soon() {
 /// A record is its token's: a resignation that comes late leaves that of the next leadership.
 #[test]
 fn a_late_resignation_leaves_the_record_of_a_later_leadership() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let leadership = election(&client, "late").campaign().unwrap();
@@ -283,7 +273,6 @@ fn a_late_resignation_leaves_the_record_of_a_later_leadership() {
 
 #[test]
 fn a_request_whose_reply_is_lost_leads_all_the_same() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let client = behind(&proxy, |client| {
@@ -303,7 +292,6 @@ fn a_request_whose_reply_is_lost_leads_all_the_same() {
 /// The second request of a campaign, behind that for the lock.
 #[test]
 fn the_record_of_a_leader_outlasts_an_outage_and_ends_with_the_wait() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let builder = || Client::builder(&proxy.url()).connections(1).watchdog_timeout(LONG);
@@ -362,7 +350,6 @@ fn drop_some(leadership: Option<Leadership>) -> bool {
 /// It has the lock already, which was handed on to it.
 #[test]
 fn a_candidate_leads_on_a_server_without_memory() {
-    let _bounded = bounded();
     let server = server();
     let (first, next) = (client(&server), client(&server));
     let leads_now = election(&first, "full").campaign().unwrap();
@@ -380,7 +367,6 @@ fn a_candidate_leads_on_a_server_without_memory() {
 /// As a process that stood still between the grant and its reply.
 #[test]
 fn a_candidate_whose_grant_came_too_late_campaigns_on() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let client = Client::builder(&proxy.url()).response_timeout(SOON).connect().unwrap();

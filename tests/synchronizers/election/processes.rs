@@ -31,7 +31,6 @@ fn token(line: &str) -> u64 {
 
 #[test]
 fn when_a_leader_is_killed_the_next_one_leads_after_its_lease() {
-    let _bounded = bounded();
     let server = server();
     once_within(LEASE + UNIT * 2, || {
         let [mut first, mut second] = [(); 2].map(|()| start(&server, "killed"));
@@ -51,7 +50,6 @@ fn when_a_leader_is_killed_the_next_one_leads_after_its_lease() {
 
 #[test]
 fn a_leader_that_stood_still_knows_that_it_was_deposed_and_has_the_lower_token() {
-    let _bounded = bounded();
     let server = server();
     let [mut first, mut second] = [(); 2].map(|()| start(&server, "stopped"));
     first.send_line("campaign");

@@ -29,7 +29,6 @@ fn behind(proxy: &Proxy) -> Client {
 
 #[test]
 fn a_lost_reply_or_request_takes_once() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let client = behind(&proxy);
@@ -51,7 +50,6 @@ fn a_lost_reply_or_request_takes_once() {
 
 #[test]
 fn an_acquire_of_unknown_outcome_is_an_error_and_the_permits_come_back() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let client = behind(&proxy);
@@ -83,7 +81,6 @@ fn an_acquire_of_unknown_outcome_is_an_error_and_the_permits_come_back() {
 
 #[test]
 fn a_copy_that_arrives_late_takes_nothing_that_stays() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let client = behind(&proxy);
@@ -130,7 +127,6 @@ fn a_copy_that_arrives_late_takes_nothing_that_stays() {
 
 #[test]
 fn a_release_is_made_once_if_requests_or_replies_are_lost() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let client = behind(&proxy);
@@ -177,7 +173,6 @@ fn a_release_is_made_once_if_requests_or_replies_are_lost() {
 
 #[test]
 fn each_change_of_the_number_is_made_once_though_its_reply_is_lost() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let client = behind(&proxy);
@@ -209,7 +204,6 @@ fn each_change_of_the_number_is_made_once_though_its_reply_is_lost() {
 /// The guard has lost the permit before the server's word on a longer lease, which never comes.
 #[test]
 fn a_permit_whose_longer_lease_is_in_doubt_when_it_is_lost_comes_back() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let client = behind(&proxy);
@@ -225,7 +219,6 @@ fn a_permit_whose_longer_lease_is_in_doubt_when_it_is_lost_comes_back() {
 
 #[test]
 fn a_permit_that_ends_while_its_release_is_on_its_way_comes_back_once() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let client = behind(&proxy);
@@ -254,7 +247,6 @@ fn a_permit_that_ends_while_its_release_is_on_its_way_comes_back_once() {
 /// Not that somebody took the permit away: the server answers the same in both cases.
 #[test]
 fn a_release_that_comes_after_the_lease_says_that_it_ran_out() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let client = Client::builder(&proxy.url()).response_timeout(SOON).connections(1);
@@ -277,7 +269,6 @@ fn a_release_that_comes_after_the_lease_says_that_it_ran_out() {
 
 #[test]
 fn replies_lost_at_any_moment_lose_no_permit_and_make_none() {
-    let _bounded = bounded();
     let server = server();
     let proxies = [Proxy::before(&server), Proxy::before(&server)];
     let clients = [0, 1].map(|at: usize| impatient(&proxies[at].url()).connect().unwrap());
@@ -338,7 +329,6 @@ fn replies_lost_at_any_moment_lose_no_permit_and_make_none() {
 
 #[test]
 fn guards_are_lost_and_waiters_go_on_when_the_servers_data_is_gone() {
-    let _bounded = bounded();
     let server = server();
     // The first client finds out at its next renewal, the second since it met another run of the
     // server.
@@ -377,7 +367,6 @@ fn guards_are_lost_and_waiters_go_on_when_the_servers_data_is_gone() {
 
 #[test]
 fn a_key_that_is_no_semaphore_is_left_as_it_is() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let mut redis = server.connection();
@@ -427,7 +416,6 @@ fn a_key_that_is_no_semaphore_is_left_as_it_is() {
 
 #[test]
 fn without_memory_no_permit_is_taken_held_ones_stay_and_released_ones_return() {
-    let _bounded = bounded();
     let server = server();
     let client = watched(&server, RENEWED);
     let semaphore = semaphore(&client, "memory", 5);
@@ -478,7 +466,6 @@ const DENIED: [&str; 18] = [
 
 #[test]
 fn without_a_right_either_all_of_a_change_is_made_or_nothing() {
-    let _bounded = bounded();
     let server = server();
     let mut user = User::new(&server, "me");
     let client = user.client();
@@ -538,7 +525,6 @@ fn without_a_right_either_all_of_a_change_is_made_or_nothing() {
 
 #[test]
 fn permits_released_without_a_right_come_back_once_when_the_right_is_back() {
-    let _bounded = bounded();
     let server = server();
     let mut user = User::new(&server, "me");
     let client = user.client();
@@ -559,7 +545,6 @@ fn permits_released_without_a_right_come_back_once_when_the_right_is_back() {
 
 #[test]
 fn the_rights_that_the_message_names_are_enough() {
-    let _bounded = bounded();
     let server = server();
     let mut user = User::new(&server, "me");
     let client = user.client();
@@ -594,7 +579,6 @@ fn watched_by(user: &User, lease: Duration) -> Client {
 
 #[test]
 fn a_permit_whose_reply_comes_after_a_shutdown_goes_back() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let client = behind(&proxy);

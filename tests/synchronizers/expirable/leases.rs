@@ -4,7 +4,6 @@ use super::*;
 
 #[test]
 fn a_fixed_lease_ends_and_lets_the_waiter_in_without_a_message() {
-    let _bounded = bounded();
     let server = server();
     let (one, other) = (client(&server), client(&server));
     let semaphore = semaphore(&one, "fixed", 1);
@@ -41,7 +40,6 @@ fn a_fixed_lease_ends_and_lets_the_waiter_in_without_a_message() {
 
 #[test]
 fn the_watchdog_keeps_a_permit_beyond_its_lease_until_it_is_given_back() {
-    let _bounded = bounded();
     let server = server();
     let client = watched(&server, RENEWED);
     let semaphore = semaphore(&client, "watched", 2);
@@ -62,7 +60,6 @@ fn the_watchdog_keeps_a_permit_beyond_its_lease_until_it_is_given_back() {
 
 #[test]
 fn permits_that_are_due_together_are_renewed_together() {
-    let _bounded = bounded();
     let server = server();
     let client = watched(&server, RENEWED);
     let (one, other) = (semaphore(&client, "one", 60), semaphore(&client, "other", 60));
@@ -83,7 +80,6 @@ fn permits_that_are_due_together_are_renewed_together() {
 
 #[test]
 fn max_hold_bounds_a_renewed_permit() {
-    let _bounded = bounded();
     let server = server();
     let client = Client::builder(&server.url()).watchdog_timeout(LEASE).max_hold(LEASE);
     let client = client.connect().unwrap();
@@ -99,7 +95,6 @@ fn max_hold_bounds_a_renewed_permit() {
 
 #[test]
 fn a_lease_is_asked_for_and_made_longer_by_id() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let semaphore = semaphore(&client, "leases", 3);
@@ -135,7 +130,6 @@ fn a_lease_is_asked_for_and_made_longer_by_id() {
 
 #[test]
 fn permits_are_given_back_by_their_ids() {
-    let _bounded = bounded();
     let server = server();
     let (one, other) = (client(&server), client(&server));
     let semaphore = semaphore(&one, "ids", 6);
@@ -170,7 +164,6 @@ fn permits_are_given_back_by_their_ids() {
 
 #[test]
 fn a_permit_that_others_give_back_is_lost_at_the_next_renewal() {
-    let _bounded = bounded();
     let server = server();
     let (one, other) = (watched(&server, RENEWED), client(&server));
     let semaphore = semaphore(&one, "others", 2);
@@ -188,7 +181,6 @@ fn a_permit_that_others_give_back_is_lost_at_the_next_renewal() {
 
 #[test]
 fn a_permit_that_is_left_outlives_its_client_and_comes_back_when_its_lease_ends() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let semaphore = semaphore(&client, "left", 2);
@@ -205,7 +197,6 @@ fn a_permit_that_is_left_outlives_its_client_and_comes_back_when_its_lease_ends(
 
 #[test]
 fn a_waiter_of_another_process_sees_that_a_lease_was_made_shorter() {
-    let _bounded = bounded();
     let server = server();
     let [here, there] = [(); 2].map(|()| client(&server));
     let semaphore = semaphore(&here, "shorter", 1);
@@ -228,7 +219,6 @@ fn a_waiter_of_another_process_sees_that_a_lease_was_made_shorter() {
 /// ask for itself.
 #[test]
 fn a_waiter_behind_another_ones_grant_sees_the_next_lease_end() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let semaphore = semaphore(&client, "behind", 2);

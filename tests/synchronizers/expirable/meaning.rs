@@ -4,7 +4,6 @@ use super::*;
 
 #[test]
 fn permits_are_set_counted_added_and_removed() {
-    let _bounded = bounded();
     let server = server();
     let semaphore = client(&server).expirable_semaphore("numbers");
     let counts = || {
@@ -39,7 +38,6 @@ fn permits_are_set_counted_added_and_removed() {
 
 #[test]
 fn as_many_permits_as_redis_counts_are_counted() {
-    let _bounded = bounded();
     let server = server();
     let semaphore = client(&server).expirable_semaphore("many");
     semaphore.add_permits(i64::MAX - 2).unwrap();
@@ -56,7 +54,6 @@ fn as_many_permits_as_redis_counts_are_counted() {
 
 #[test]
 fn the_error_of_an_impossible_permit_lease_speaks_of_no_lock() {
-    let _bounded = bounded();
     let server = server();
     let semaphore = semaphore(&client(&server), "lease", 1);
     let error = semaphore.with_lease(Duration::ZERO).try_acquire().map(drop).unwrap_err();
@@ -66,7 +63,6 @@ fn the_error_of_an_impossible_permit_lease_speaks_of_no_lock() {
 
 #[test]
 fn permits_come_back_by_release_and_by_drop() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let semaphore = semaphore(&client, "taken", 5);
@@ -93,7 +89,6 @@ fn permits_come_back_by_release_and_by_drop() {
 
 #[test]
 fn a_bounded_or_cancelled_wait_ends_and_takes_nothing() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let semaphore = semaphore(&client, "bounded", 1);
@@ -138,7 +133,6 @@ fn a_bounded_or_cancelled_wait_ends_and_takes_nothing() {
 
 #[test]
 fn a_shutdown_ends_all_waits_and_gives_everything_back() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let semaphore = semaphore(&client, "shut", 3);
@@ -168,7 +162,6 @@ fn a_shutdown_ends_all_waits_and_gives_everything_back() {
 
 #[test]
 fn threads_of_one_process_are_served_in_the_order_they_came() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let semaphore = client.expirable_semaphore("order");
@@ -206,7 +199,6 @@ fn threads_of_one_process_are_served_in_the_order_they_came() {
 
 #[test]
 fn a_release_wakes_a_waiter_of_another_client_at_once() {
-    let _bounded = bounded();
     let server = server();
     let (one, other) = (client(&server), client(&server));
     let semaphore = semaphore(&one, "awake", 1);
@@ -223,7 +215,6 @@ fn a_release_wakes_a_waiter_of_another_client_at_once() {
 
 #[test]
 fn a_permit_is_passed_within_the_process_unless_its_id_was_read() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let semaphore = semaphore(&client, "passed", 1);

@@ -82,7 +82,6 @@ fn contend(job: &Job) {
 
 #[test]
 fn never_are_more_out_than_there_are_and_none_is_lost() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let semaphore = semaphore(&client, "most", 3);
@@ -126,7 +125,6 @@ fn holder(server: &Server, name: &str, permits: u32, lease: Duration) -> (Worker
 
 #[test]
 fn the_permits_of_a_killed_process_come_back_when_their_leases_end_and_not_before() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let semaphore = semaphore(&client, "killed", 3);
@@ -158,7 +156,6 @@ fn the_permits_of_a_killed_process_come_back_when_their_leases_end_and_not_befor
 
 #[test]
 fn a_process_gives_back_the_permit_of_another_process_by_id() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let semaphore = semaphore(&client, "handed", 1);
@@ -174,7 +171,6 @@ fn a_process_gives_back_the_permit_of_another_process_by_id() {
 
 #[test]
 fn a_stopped_process_learns_that_its_permit_is_anothers() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let semaphore = semaphore(&client, "stopped", 1);

@@ -4,7 +4,6 @@ use super::*;
 
 #[test]
 fn the_keys_and_the_messages_are_redissons() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let mut redis = server.connection();
@@ -147,7 +146,6 @@ impl Redisson {
 
 #[test]
 fn redisson_4_and_we_share_permits_and_give_back_each_others() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let semaphore = client.expirable_semaphore("java");
@@ -188,7 +186,6 @@ fn redisson_4_and_we_share_permits_and_give_back_each_others() {
 
 #[test]
 fn redisson_3_and_we_share_permits_and_their_leases_end_for_both() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let semaphore = semaphore(&client, "java", 2);
@@ -221,7 +218,6 @@ fn redisson_3_and_we_share_permits_and_their_leases_end_for_both() {
 
 #[test]
 fn a_java_services_release_wakes_a_waiter_and_ours_is_told_to_it() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let semaphore = semaphore(&client, "java", 1);
@@ -255,7 +251,6 @@ fn a_java_services_release_wakes_a_waiter_and_ours_is_told_to_it() {
 
 #[test]
 fn the_client_that_finds_an_ended_lease_tells_the_waiters() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let semaphore = semaphore(&client, "found", 3);
@@ -283,7 +278,6 @@ fn the_client_that_finds_an_ended_lease_tells_the_waiters() {
 
 #[test]
 fn a_java_service_with_a_wrong_clock_takes_no_renewed_permit() {
-    let _bounded = bounded();
     let server = server();
     // Two thirds of the lease, 6 s, are left at the least.
     let client = watched(&server, RENEWED * 3);
@@ -313,7 +307,6 @@ fn a_java_service_with_a_wrong_clock_takes_no_renewed_permit() {
 /// In Redisson's own format the leases of both have one key.
 #[test]
 fn a_client_that_names_two_semaphores_that_share_a_key_is_told() {
-    let _bounded = bounded();
     let server = server();
     for (first, second) in [("x", "{x}"), ("{y}", "y")] {
         let client = client(&server);

@@ -4,7 +4,6 @@ use super::*;
 
 #[test]
 fn a_latch_with_a_time_to_live_ends_and_is_otherwise_like_any_other() {
-    let _bounded = bounded();
     let server = server();
     let latch = client(&server).count_down_latch("ends");
     let mut redis = server.connection();
@@ -35,7 +34,6 @@ fn a_latch_with_a_time_to_live_ends_and_is_otherwise_like_any_other() {
 
 #[test]
 fn waiters_of_a_latch_that_ends_are_told_so_at_once() {
-    let _bounded = bounded();
     let server = server();
     let clients = [client(&server), client(&server)];
     // Without a look at the end, the next one would come after 4 s at the earliest.
@@ -63,7 +61,6 @@ fn waiters_of_a_latch_that_ends_are_told_so_at_once() {
 
 #[test]
 fn waiters_of_a_latch_that_is_opened_or_kept_do_not_hear_of_its_end() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     for ends in [CountDownLatch::count_down, |it: &CountDownLatch| it.delete().map(drop)] {
@@ -83,7 +80,6 @@ fn waiters_of_a_latch_that_is_opened_or_kept_do_not_hear_of_its_end() {
 
 #[test]
 fn an_end_whose_reply_is_lost_is_set_once() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let client = behind(&proxy);
@@ -101,7 +97,6 @@ fn an_end_whose_reply_is_lost_is_set_once() {
 
 #[test]
 fn a_latch_that_was_opened_before_its_end_is_open_though_the_reply_comes_after_it() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let far = Client::builder(&proxy.url()).response_timeout(SOON).connect().unwrap();
@@ -120,7 +115,6 @@ fn a_latch_that_was_opened_before_its_end_is_open_though_the_reply_comes_after_i
 #[test]
 fn a_latch_whose_opening_is_heard_while_it_is_asked_after_its_end_is_open() {
     const CHANNEL: &str = "redisson_countdownlatch__channel__{slow}";
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let far = Client::builder(&proxy.url()).response_timeout(SOON).connect().unwrap();

@@ -4,7 +4,6 @@ use super::*;
 
 #[test]
 fn a_count_down_counts_once_if_requests_or_replies_are_lost() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let client = behind(&proxy);
@@ -37,7 +36,6 @@ fn a_count_down_counts_once_if_requests_or_replies_are_lost() {
 
 #[test]
 fn a_late_copy_does_not_count_against_the_next_count() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let client = behind(&proxy);
@@ -53,7 +51,6 @@ fn a_late_copy_does_not_count_against_the_next_count() {
 
 #[test]
 fn a_count_that_was_set_is_set_by_this_call_though_its_reply_is_lost() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let latch = behind(&proxy).count_down_latch("set");
@@ -70,7 +67,6 @@ fn a_count_that_was_set_is_set_by_this_call_though_its_reply_is_lost() {
 
 #[test]
 fn a_frozen_servers_count_downs_are_counted_once_it_goes_on() {
-    let _bounded = bounded();
     let server = server();
     let client = impatient(&server.url()).connect().unwrap();
     let latch = latch(&client, "frozen", 5);
@@ -94,7 +90,6 @@ fn a_frozen_servers_count_downs_are_counted_once_it_goes_on() {
 
 #[test]
 fn counts_with_connections_cut_at_any_moment_are_exact() {
-    let _bounded = bounded();
     let server = server();
     let proxies = [Proxy::before(&server), Proxy::before(&server)];
     let mut random = Random::new();
@@ -135,7 +130,6 @@ fn counts_with_connections_cut_at_any_moment_are_exact() {
 
 #[test]
 fn an_opening_in_the_subscribers_absence_is_not_missed() {
-    let _bounded = bounded();
     let server = server();
     let (waits, opens) = (client(&server), client(&server));
     let mut redis = server.connection();
@@ -163,7 +157,6 @@ fn an_opening_in_the_subscribers_absence_is_not_missed() {
 
 #[test]
 fn waiters_go_on_when_the_servers_data_is_gone() {
-    let _bounded = bounded();
     let server = server();
     let (one, other) = (client(&server), client(&server));
     for way in ["FLUSHALL", "restart"] {
@@ -192,7 +185,6 @@ fn waiters_go_on_when_the_servers_data_is_gone() {
 
 #[test]
 fn a_key_that_is_no_latch_is_left_as_it_is() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let mut redis = server.connection();
@@ -237,7 +229,6 @@ fn a_key_that_is_no_latch_is_left_as_it_is() {
 
 #[test]
 fn without_memory_the_last_count_is_told_and_opens_it_later() {
-    let _bounded = bounded();
     let server = server();
     let latch = latch(&client(&server), "memory", 2);
     let limit = |bytes: &str| {

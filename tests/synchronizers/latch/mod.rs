@@ -76,7 +76,6 @@ fn behind(proxy: &Proxy) -> Client {
 
 #[test]
 fn it_opens_at_zero_and_may_be_set_anew() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let latch = client.count_down_latch("again");
@@ -106,7 +105,6 @@ fn it_opens_at_zero_and_may_be_set_anew() {
 
 #[test]
 fn a_count_down_of_an_open_latch_changes_nothing() {
-    let _bounded = bounded();
     let server = server();
     let latch = client(&server).count_down_latch("open");
     latch.count_down().unwrap();
@@ -133,7 +131,6 @@ fn a_count_down_of_an_open_latch_changes_nothing() {
 
 #[test]
 fn an_empty_name_is_an_error() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let latch = client.count_down_latch("");
@@ -151,7 +148,6 @@ fn an_empty_name_is_an_error() {
 
 #[test]
 fn a_delete_lets_everybody_go() {
-    let _bounded = bounded();
     let server = server();
     let (one, other) = (client(&server), client(&server));
     at_once(|| {
@@ -170,7 +166,6 @@ fn a_delete_lets_everybody_go() {
 
 #[test]
 fn a_bounded_wait_ends_at_its_deadline() {
-    let _bounded = bounded();
     let server = server();
     let latch = latch(&client(&server), "bounded", 1);
     // One that leads, and one behind it.
@@ -204,7 +199,6 @@ fn a_bounded_wait_ends_at_its_deadline() {
 
 #[test]
 fn a_call_that_does_not_wait_is_told_the_truth_though_others_wait() {
-    let _bounded = bounded();
     let server = server();
     let latch = latch(&client(&server), "truth", 1);
     let set = Commands::so_far(&server).of("get");
@@ -227,7 +221,6 @@ fn a_call_that_does_not_wait_is_told_the_truth_though_others_wait() {
 
 #[test]
 fn a_wait_that_does_not_wait_does_not_subscribe() {
-    let _bounded = bounded();
     let server = server();
     let latch = latch(&client(&server), "looked at", 1);
     let before = Commands::so_far(&server);
@@ -243,7 +236,6 @@ fn a_wait_that_does_not_wait_does_not_subscribe() {
 
 #[test]
 fn a_cancel_and_a_shutdown_end_waits() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let latch = latch(&client, "cancelled", 1);
@@ -272,7 +264,6 @@ fn a_cancel_and_a_shutdown_end_waits() {
 
 #[test]
 fn timeouts_and_cancels_that_race_with_the_opening_strand_no_waiter() {
-    let _bounded = bounded();
     let server = server();
     let mut random = Random::new();
     let clients = [client(&server), client(&server)];
@@ -330,7 +321,6 @@ fn timeouts_and_cancels_that_race_with_the_opening_strand_no_waiter() {
 
 #[test]
 fn a_hundred_waiters_cost_one_subscription_and_one_command() {
-    let _bounded = bounded();
     let server = server();
     let (one, other) = (client(&server), client(&server));
     let latch = latch(&one, "many", 2);
@@ -355,7 +345,6 @@ fn a_hundred_waiters_cost_one_subscription_and_one_command() {
 
 #[test]
 fn threads_that_count_at_once_are_all_counted() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     for round in 0..4 {
@@ -389,7 +378,6 @@ fn worker() {
 
 #[test]
 fn processes_report_ready_and_are_started_together() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let (start, ready) = (latch(&client, "start", 1), latch(&client, "ready", 3));

@@ -34,7 +34,6 @@ const DENIED: [&[&str]; 11] = [
 
 #[test]
 fn without_a_right_either_all_of_a_change_is_made_or_nothing() {
-    let _bounded = bounded();
     let server = server();
     let mut user = User::new(&server, "me");
     let client = user.client();
@@ -71,7 +70,6 @@ fn without_a_right_either_all_of_a_change_is_made_or_nothing() {
 
 #[test]
 fn the_rights_that_the_message_names_are_enough() {
-    let _bounded = bounded();
     let server = server();
     let mut user = User::new(&server, "me");
     let client = user.client();

@@ -4,7 +4,6 @@ use super::*;
 
 #[test]
 fn the_key_and_the_messages_are_redissons() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let mut redis = server.connection();
@@ -42,7 +41,6 @@ fn the_key_and_the_messages_are_redissons() {
 
 #[test]
 fn a_java_services_last_count_down_wakes_and_another_message_does_not() {
-    let _bounded = bounded();
     let server = server();
     at_once(|| {
         let latch = latch(&client(&server), "java", 2);
@@ -77,7 +75,6 @@ fn a_java_services_last_count_down_wakes_and_another_message_does_not() {
 
 #[test]
 fn a_late_message_of_the_count_before_does_not_open_the_next() {
-    let _bounded = bounded();
     let server = server();
     at_once(|| {
         let proxy = Proxy::before(&server);
@@ -106,7 +103,6 @@ fn a_late_message_of_the_count_before_does_not_open_the_next() {
 
 #[test]
 fn another_databases_latch_of_the_name_opens_nothing() {
-    let _bounded = bounded();
     let server = server();
     let [ours, theirs] =
         ["0", "1"].map(|database| Client::connect(&format!("{}{database}", server.url())).unwrap());
@@ -133,7 +129,6 @@ fn another_databases_latch_of_the_name_opens_nothing() {
 
 #[test]
 fn a_delete_whose_reply_is_lost_has_deleted_that_latch_and_no_other() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let client = behind(&proxy);
@@ -151,7 +146,6 @@ fn a_delete_whose_reply_is_lost_has_deleted_that_latch_and_no_other() {
 
 #[test]
 fn the_last_message_costs_one_question() {
-    let _bounded = bounded();
     let server = server();
     let name = "message";
     let other = client(&server).count_down_latch(name);

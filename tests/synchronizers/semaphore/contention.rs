@@ -43,7 +43,6 @@ fn worker() {
 
 #[test]
 fn never_are_more_out_than_there_are_and_none_is_lost() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let semaphore = semaphore(&client, "most", 3);
@@ -81,7 +80,6 @@ fn never_are_more_out_than_there_are_and_none_is_lost() {
 
 #[test]
 fn threads_that_release_at_once_all_give_back() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let semaphore = client.semaphore("at once");
@@ -107,7 +105,6 @@ fn threads_that_release_at_once_all_give_back() {
 
 #[test]
 fn a_process_that_keeps_taking_it_does_not_starve_another() {
-    let _bounded = bounded();
     let server = server();
     let clients = [client(&server), client(&server)];
     let mine = semaphore(&clients[0], "shared", 1);
@@ -134,7 +131,6 @@ fn a_process_that_keeps_taking_it_does_not_starve_another() {
 /// one behind the other.
 #[test]
 fn a_process_that_only_tries_leaves_it_to_one_that_waits() {
-    let _bounded = bounded();
     let server = server();
     let clients = [client(&server), client(&server)];
     let mine = semaphore(&clients[0], "tried", 1);
@@ -170,7 +166,6 @@ fn a_process_that_only_tries_leaves_it_to_one_that_waits() {
 
 #[test]
 fn timeouts_and_cancels_that_race_with_grants_lose_no_permit() {
-    let _bounded = bounded();
     let server = server();
     let mut random = Random::new();
     let clients = [client(&server), client(&server)];

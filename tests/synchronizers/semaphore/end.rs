@@ -4,7 +4,6 @@ use super::*;
 
 #[test]
 fn a_semaphore_with_a_time_to_live_ends_as_redissons_does() {
-    let _bounded = bounded();
     let server = server();
     let semaphore = client(&server).semaphore("ends");
     let mut redis = server.connection();
@@ -33,7 +32,6 @@ fn a_semaphore_with_a_time_to_live_ends_as_redissons_does() {
 
 #[test]
 fn the_permits_of_an_expirable_semaphore_end_with_it() {
-    let _bounded = bounded();
     let server = server();
     let semaphore = client(&server).expirable_semaphore("both");
     let mut redis = server.connection();
@@ -60,7 +58,6 @@ fn the_permits_of_an_expirable_semaphore_end_with_it() {
 
 #[test]
 fn without_the_right_to_end_the_leases_nothing_is_changed() {
-    let _bounded = bounded();
     let server = server();
     let mut user = User::new(&server, "me");
     let semaphore = user.client().expirable_semaphore("half");

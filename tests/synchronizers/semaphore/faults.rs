@@ -4,7 +4,6 @@ use super::*;
 
 #[test]
 fn a_lost_reply_or_request_of_an_acquire_takes_once() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let client = behind(&proxy);
@@ -21,7 +20,6 @@ fn a_lost_reply_or_request_of_an_acquire_takes_once() {
 
 #[test]
 fn a_lost_reply_of_a_refusal_is_a_refusal_and_takes_nothing_later() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let client = behind(&proxy);
@@ -35,7 +33,6 @@ fn a_lost_reply_of_a_refusal_is_a_refusal_and_takes_nothing_later() {
 
 #[test]
 fn an_acquire_of_unknown_outcome_is_an_error_and_the_permits_come_back() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let client = behind(&proxy);
@@ -68,7 +65,6 @@ fn an_acquire_of_unknown_outcome_is_an_error_and_the_permits_come_back() {
 
 #[test]
 fn names_that_share_the_record_of_requests_lose_no_permit() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let client = behind(&proxy);
@@ -88,7 +84,6 @@ fn names_that_share_the_record_of_requests_lose_no_permit() {
 
 #[test]
 fn permits_are_given_back_once_if_requests_or_replies_are_lost() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let client = behind(&proxy);
@@ -136,7 +131,6 @@ fn permits_are_given_back_once_if_requests_or_replies_are_lost() {
 
 #[test]
 fn each_other_change_is_made_once_though_its_reply_is_lost() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let client = behind(&proxy);
@@ -162,7 +156,6 @@ fn each_other_change_is_made_once_though_its_reply_is_lost() {
 
 #[test]
 fn a_frozen_server_is_an_error_in_time_and_its_late_changes_are_undone() {
-    let _bounded = bounded();
     let server = server();
     let client = impatient(&server.url()).connect().unwrap();
     let semaphore = semaphore(&client, "frozen", 10);
@@ -212,7 +205,6 @@ fn kill(redis: &mut redis::Connection, kind: &str) {
 
 #[test]
 fn connections_killed_at_any_moment_lose_no_permit_and_make_none() {
-    let _bounded = bounded();
     let server = server();
     // The proxies end connections, and not those of the test's own counters.
     let proxies = [Proxy::before(&server), Proxy::before(&server)];
@@ -232,7 +224,6 @@ fn connections_killed_at_any_moment_lose_no_permit_and_make_none() {
 
 #[test]
 fn replies_lost_at_any_moment_lose_no_permit_and_make_none() {
-    let _bounded = bounded();
     let server = server();
     let proxies = [Proxy::before(&server), Proxy::before(&server)];
     let urls = [proxies[0].url(), proxies[1].url()];
@@ -260,7 +251,6 @@ fn replies_lost_at_any_moment_lose_no_permit_and_make_none() {
 
 #[test]
 fn a_release_in_the_subscribers_absence_wakes_the_waiter() {
-    let _bounded = bounded();
     let server = server();
     let (waits, releases) = (client(&server), client(&server).semaphore("absence"));
     let mut redis = server.connection();
@@ -301,7 +291,6 @@ fn a_release_in_the_subscribers_absence_wakes_the_waiter() {
 
 #[test]
 fn a_waiter_gets_on_when_the_servers_data_is_gone() {
-    let _bounded = bounded();
     let server = server();
     let (one, other) = (client(&server), client(&server));
     for way in ["FLUSHALL", "restart"] {
@@ -336,7 +325,6 @@ fn a_waiter_gets_on_when_the_servers_data_is_gone() {
 
 #[test]
 fn a_key_that_is_no_semaphore_is_left_as_it_is() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let mut redis = server.connection();
@@ -370,7 +358,6 @@ fn a_key_that_is_no_semaphore_is_left_as_it_is() {
 
 #[test]
 fn something_else_under_the_requests_key_is_an_error_and_changes_nothing() {
-    let _bounded = bounded();
     let server = server();
     let semaphore = semaphore(&client(&server), "requests", 3);
     let mut redis = server.connection();
@@ -390,7 +377,6 @@ fn something_else_under_the_requests_key_is_an_error_and_changes_nothing() {
 
 #[test]
 fn without_memory_no_permit_is_taken_and_released_ones_come_back_later() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let semaphore = semaphore(&client, "memory", 5);
@@ -415,7 +401,6 @@ fn without_memory_no_permit_is_taken_and_released_ones_come_back_later() {
 
 #[test]
 fn a_release_that_was_passed_in_part_is_not_said_to_be_none() {
-    let _bounded = bounded();
     let server = server();
     let (client, other) = (client(&server), client(&server));
     let mut redis = server.connection();
@@ -460,7 +445,6 @@ fn a_release_that_was_passed_in_part_is_not_said_to_be_none() {
 
 #[test]
 fn a_flush_of_the_scripts_is_not_noticed() {
-    let _bounded = bounded();
     let server = server();
     let urls = [server.url(), server.url()];
     let (grants, errors) = contend(urls, &server, |_| {
@@ -478,7 +462,6 @@ fn a_flush_of_the_scripts_is_not_noticed() {
 
 #[test]
 fn without_the_right_to_publish_permits_come_back_all_the_same() {
-    let _bounded = bounded();
     let server = server();
     let mut user = User::new(&server, "mute");
     let semaphore = semaphore(&user.client(), "mute", 2);
@@ -492,7 +475,6 @@ fn without_the_right_to_publish_permits_come_back_all_the_same() {
 
 #[test]
 fn a_process_that_dies_takes_its_permits_with_it_and_no_more() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let first = semaphore(&client, "most", 3);
@@ -515,7 +497,6 @@ fn a_process_that_dies_takes_its_permits_with_it_and_no_more() {
 
 #[test]
 fn permits_are_set_anew_and_a_semaphore_is_removed() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let semaphore = client.semaphore("anew");
@@ -549,7 +530,6 @@ fn permits_are_set_anew_and_a_semaphore_is_removed() {
 
 #[test]
 fn many_permits_are_waited_for_until_a_deadline_or_a_cancel() {
-    let _bounded = bounded();
     let server = server();
     let semaphore = semaphore(&client(&server), "even", 3);
     let permit = semaphore.acquire_many_cancellable(2, &CancelToken::new()).unwrap();
@@ -571,7 +551,6 @@ fn many_permits_are_waited_for_until_a_deadline_or_a_cancel() {
 
 #[test]
 fn drained_permits_of_unknown_outcome_come_back() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let client = behind(&proxy);

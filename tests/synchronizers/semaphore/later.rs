@@ -4,7 +4,6 @@ use super::*;
 
 #[test]
 fn the_servers_record_of_a_client_does_not_grow_with_its_requests() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let semaphore = semaphore(&client, "bounded", 100);
@@ -28,7 +27,6 @@ fn the_servers_record_of_a_client_does_not_grow_with_its_requests() {
 
 #[test]
 fn a_drop_of_permits_never_waits_for_the_server() {
-    let _bounded = bounded();
     let server = server();
     let client = impatient(&server.url()).response_timeout(SOON).connect().unwrap();
     let semaphore = semaphore(&client, "many", 2_000);
@@ -46,7 +44,6 @@ fn a_drop_of_permits_never_waits_for_the_server() {
 
 #[test]
 fn a_release_in_an_outage_is_made_as_soon_as_a_connection_works() {
-    let _bounded = bounded();
     // Retries after 50 ms, and later and later, come after 3.15 s and then after 6.35 s.
     let (outage, next_try) = (UNIT * 34, UNIT * 60);
     once_within(next_try - outage, || {
@@ -85,7 +82,6 @@ fn a_release_in_an_outage_is_made_as_soon_as_a_connection_works() {
 #[test]
 fn hundreds_of_releases_that_are_sent_again_together_are_all_given_back_once() {
     const PERMITS: u32 = 400;
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let client = impatient(&proxy.url()).connections(1).connect().unwrap();

@@ -57,7 +57,6 @@ fn moved(client: &Client, [old, new]: [&Server; 2], proxy: &Proxy, name: &str) -
 /// As a balancer does: connections to the old master stay open, and it still answers.
 #[test]
 fn permits_over_a_connection_to_the_old_master_are_not_booked_at_the_new_one() {
-    let _bounded = bounded();
     let (old, new) = (server(), server());
     let proxy = Proxy::before(&old);
     let client = through(&proxy);
@@ -85,7 +84,6 @@ fn permits_over_a_connection_to_the_old_master_are_not_booked_at_the_new_one() {
 /// again.
 #[test]
 fn a_semaphore_made_anew_on_an_empty_server_loses_no_permit_to_a_slow_client() {
-    let _bounded = bounded();
     let ways: [fn(&Semaphore); 5] = [
         |it| assert!(it.try_set_permits(4).unwrap()),
         |it| assert!(it.try_set_permits_for(4, LONG).unwrap()),
@@ -111,7 +109,6 @@ fn a_semaphore_made_anew_on_an_empty_server_loses_no_permit_to_a_slow_client() {
 /// Not the request's record but the mark says that it is the same semaphore.
 #[test]
 fn a_promoted_replica_without_a_slots_first_take_is_told_of_it() {
-    let _bounded = bounded();
     let (old, new) = (server(), server());
     let proxy = Proxy::before(&old);
     let client = through(&proxy);
@@ -126,7 +123,6 @@ fn a_promoted_replica_without_a_slots_first_take_is_told_of_it() {
 /// Redisson's `delete()` is a plain `DEL`, which leaves the mark behind.
 #[test]
 fn a_semaphore_that_redisson_removed_and_ours_made_anew_is_another_one() {
-    let _bounded = bounded();
     let (old, new) = (server(), server());
     let proxy = Proxy::before(&old);
     let slow = through(&proxy);
@@ -145,7 +141,6 @@ fn a_semaphore_that_redisson_removed_and_ours_made_anew_is_another_one() {
 /// The reply to the request is lost, and its copy is answered by the record.
 #[test]
 fn a_change_that_a_copy_was_told_of_is_repeated_as_any_other() {
-    let _bounded = bounded();
     let (old, new) = (server(), server());
     let proxy = Proxy::before(&old);
     let client = through(&proxy);
@@ -164,7 +159,6 @@ fn a_change_that_a_copy_was_told_of_is_repeated_as_any_other() {
 
 #[test]
 fn a_mark_lives_as_long_as_its_number() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let mut redis = server.connection();
@@ -203,7 +197,6 @@ fn a_mark_lives_as_long_as_its_number() {
 
 #[test]
 fn each_change_of_a_number_without_a_mark_makes_one_and_others_keep_it() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let changes: [fn(&Semaphore); 5] = [

@@ -4,7 +4,6 @@ use super::*;
 
 #[test]
 fn permits_are_set_once_added_taken_away_and_drained() {
-    let _bounded = bounded();
     let server = server();
     let semaphore = client(&server).semaphore("numbers");
     assert_eq!(semaphore.name(), "numbers");
@@ -33,7 +32,6 @@ fn permits_are_set_once_added_taken_away_and_drained() {
 
 #[test]
 fn numbers_are_exact_up_to_the_largest() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let semaphore = behind(&proxy).semaphore("large");
@@ -55,7 +53,6 @@ fn numbers_are_exact_up_to_the_largest() {
 
 #[test]
 fn a_java_service_can_read_how_many_are_free() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     // Redisson takes the lower 32 bits for a number with a sign, and wakes no thread, or fails, if
@@ -79,7 +76,6 @@ fn a_java_service_can_read_how_many_are_free() {
 
 #[test]
 fn permits_come_back_by_release_and_by_drop() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let semaphore = semaphore(&client, "taken", 5);
@@ -102,7 +98,6 @@ fn permits_come_back_by_release_and_by_drop() {
 
 #[test]
 fn permits_are_split_merged_forgotten_and_released_without_one() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let other = semaphore(&client, "other", 1).acquire().unwrap();
@@ -137,7 +132,6 @@ fn permits_are_split_merged_forgotten_and_released_without_one() {
 
 #[test]
 fn a_release_makes_a_semaphore_unless_it_is_only_for_one_that_exists() {
-    let _bounded = bounded();
     let server = server();
     let semaphore = client(&server).semaphore("absent");
     assert!(!semaphore.release_if_exists(2).unwrap());
@@ -149,7 +143,6 @@ fn a_release_makes_a_semaphore_unless_it_is_only_for_one_that_exists() {
 
 #[test]
 fn no_permits_are_granted_at_once() {
-    let _bounded = bounded();
     let server = server();
     let semaphore = client(&server).semaphore("zero");
     let before = Commands::so_far(&server).scripts();
@@ -163,7 +156,6 @@ fn no_permits_are_granted_at_once() {
 
 #[test]
 fn a_bounded_wait_ends_at_its_deadline_and_takes_nothing() {
-    let _bounded = bounded();
     let server = server();
     let semaphore = semaphore(&client(&server), "bounded", 1);
     let begun = Instant::now();
@@ -185,7 +177,6 @@ fn a_bounded_wait_ends_at_its_deadline_and_takes_nothing() {
 
 #[test]
 fn a_cancel_ends_the_wait_of_the_first_and_of_those_behind() {
-    let _bounded = bounded();
     let server = server();
     let semaphore = client(&server).semaphore("cancelled");
     let tokens: Vec<_> = (0..3).map(|_| CancelToken::new()).collect();
@@ -214,7 +205,6 @@ fn a_cancel_ends_the_wait_of_the_first_and_of_those_behind() {
 
 #[test]
 fn a_shutdown_ends_all_waits() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let semaphore = client.semaphore("shut");
@@ -235,7 +225,6 @@ fn a_shutdown_ends_all_waits() {
 
 #[test]
 fn threads_of_one_process_are_served_in_the_order_they_came() {
-    let _bounded = bounded();
     let server = server();
     let semaphore = client(&server).semaphore("order");
     let served = Arc::new(Mutex::new(Vec::new()));
@@ -270,7 +259,6 @@ fn threads_of_one_process_are_served_in_the_order_they_came() {
 
 #[test]
 fn small_releases_add_up_for_one_that_needs_many() {
-    let _bounded = bounded();
     let server = server();
     let (one, other) = (client(&server), client(&server));
     let semaphore = one.semaphore("sum");
@@ -293,7 +281,6 @@ fn small_releases_add_up_for_one_that_needs_many() {
 
 #[test]
 fn two_processes_that_need_many_do_not_keep_parts_from_each_other() {
-    let _bounded = bounded();
     let server = server();
     let clients = [client(&server), client(&server)];
     let first = semaphore(&clients[0], "parts", 3);
@@ -319,7 +306,6 @@ fn two_processes_that_need_many_do_not_keep_parts_from_each_other() {
 
 #[test]
 fn a_waiter_asks_once_for_a_message_and_not_in_between() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let semaphore = client.semaphore("quiet");
@@ -365,7 +351,6 @@ fn queue(semaphore: &Semaphore, threads: usize) -> Vec<(Running<Result<(), Error
 
 #[test]
 fn the_first_in_line_asks_for_those_behind_it_too() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let waiters = queue(&client.semaphore("all"), 20);
@@ -383,7 +368,6 @@ fn the_first_in_line_asks_for_those_behind_it_too() {
 
 #[test]
 fn permits_asked_for_waiters_that_left_meanwhile_go_back_at_once() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let client = behind(&proxy);
@@ -408,7 +392,6 @@ fn permits_asked_for_waiters_that_left_meanwhile_go_back_at_once() {
 
 #[test]
 fn a_process_leaves_to_others_the_permits_that_they_may_wait_for() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let (one, other) = (Client::connect(&proxy.url()).unwrap(), client(&server));
@@ -429,7 +412,6 @@ fn a_process_leaves_to_others_the_permits_that_they_may_wait_for() {
 
 #[test]
 fn a_request_for_many_threads_takes_once_if_messages_are_lost() {
-    let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let client = behind(&proxy);
@@ -458,7 +440,6 @@ fn a_request_for_many_threads_takes_once_if_messages_are_lost() {
 
 #[test]
 fn a_release_wakes_a_waiter_of_another_client_at_once() {
-    let _bounded = bounded();
     let server = server();
     let (one, other) = (client(&server), client(&server));
     let semaphore = semaphore(&one, "awake", 1);

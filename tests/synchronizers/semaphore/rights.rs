@@ -48,7 +48,6 @@ const ALL_RIGHTS: [&str; 3] = ["~*", "&*", "+@all"];
 
 #[test]
 fn without_a_right_either_all_of_a_change_is_made_or_nothing() {
-    let _bounded = bounded();
     let server = server();
     let mut user = User::new(&server, "me");
     let client = user.client();
@@ -86,7 +85,6 @@ fn without_a_right_either_all_of_a_change_is_made_or_nothing() {
 
 #[test]
 fn a_refused_request_is_refused_again_though_its_reply_is_lost() {
-    let _bounded = bounded();
     let server = server();
     let mut user = User::new(&server, "me");
     let proxy = Proxy::before(&server);
@@ -105,7 +103,6 @@ fn a_refused_request_is_refused_again_though_its_reply_is_lost() {
 
 #[test]
 fn permits_released_without_a_right_come_back_once_when_the_right_is_back() {
-    let _bounded = bounded();
     let server = server();
     let mut user = User::new(&server, "me");
     let client = user.client();
@@ -130,7 +127,6 @@ fn permits_released_without_a_right_come_back_once_when_the_right_is_back() {
 
 #[test]
 fn the_rights_that_the_message_names_are_enough() {
-    let _bounded = bounded();
     let server = server();
     let mut user = User::new(&server, "me");
     let client = user.client();

@@ -129,7 +129,6 @@ fn turns(server: &Server, way: Way) -> [u64; 3] {
 
 #[test]
 fn no_client_has_less_than_half_of_an_even_share_beside_redisson() {
-    let _bounded = bounded();
     let server = server();
     let server = &server;
     let has_share = |turns: &[u64; 3]| turns.iter().all(|it| *it >= TURNS / 3 / 2);

@@ -4,7 +4,6 @@ use super::*;
 
 #[test]
 fn the_key_and_the_messages_are_redissons() {
-    let _bounded = bounded();
     let server = server();
     let client = client(&server);
     let mut redis = server.connection();
@@ -43,7 +42,6 @@ fn the_key_and_the_messages_are_redissons() {
 
 #[test]
 fn a_java_services_release_wakes_a_waiter() {
-    let _bounded = bounded();
     let server = server();
     let semaphore = client(&server).semaphore("java");
     at_once(|| {
@@ -73,7 +71,6 @@ fn a_java_services_release_wakes_a_waiter() {
 
 #[test]
 fn a_message_without_a_permit_grants_nothing() {
-    let _bounded = bounded();
     let server = server();
     let semaphore = client(&server).semaphore("lies");
     let waiter = spawn(move || answered(|| semaphore.try_acquire_for(UNIT * 5)).is_some());

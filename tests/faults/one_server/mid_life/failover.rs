@@ -168,7 +168,6 @@ fn condition<'a>(it: &mut Play<'a>, moments: &Moments<'a>) {
 
 #[test]
 fn rights_that_the_new_master_does_not_give_lose_no_permit_count_or_notification() {
-    let _bounded = bounded();
     let old = server();
     let replication = Proxy::before(&old);
     let new = Server::builder().replica_behind(&replication).start().unwrap();
