@@ -16,7 +16,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     script(
         "the shortcut hands the lock to the dead",
         Script::HandOver,
-        "if redis.call('pubsub', 'numsub', channel)[2] > 0 then",
+        "if heard ~= 0 then",
         "if true then",
         8,
     ),
@@ -30,15 +30,15 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     script(
         "the shortcut grants the last in the queue first",
         Script::HandOver,
-        "redis.call('lpop', KEYS[2])",
-        "redis.call('rpop', KEYS[2])",
+        "redis.pcall('lpop', KEYS[2])",
+        "redis.pcall('rpop', KEYS[2])",
         2,
     ),
     script(
         "the shortcut hands on a lock without an end",
         Script::HandOver,
-        "redis.call('pexpire', KEYS[1], '2000')",
-        "",
+        "redis.pcall('pexpire', KEYS[1], '2000') == 1",
+        "true",
         2,
     ),
     script(
@@ -191,7 +191,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     script(
         "a lock is taken without an end",
         Script::Holders,
-        "redis.call('pexpire', lock, lease)",
+        "or refused(redis.pcall('pexpire', lock, lease))",
         "",
         0,
     ),
