@@ -345,7 +345,6 @@ mod tests {
                     "waiting/mod.rs",
                     "local/tenancy.rs",
                     "local/site.rs",
-                    "local/acquisition.rs",
                 ];
                 let read = |it| fs::read_to_string(library.join("src").join(it)).unwrap();
                 let name = format!("mutants::is(\"{}\")", mutant.name);

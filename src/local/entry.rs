@@ -1,4 +1,4 @@
-//! A process's entry in the queue of a lock as a state machine: what happened and the time go in,
+//! An owner's entry in the queue of a lock as a state machine: what happened and the time go in,
 //! what is to be done comes out. `queue_entry.rs` does it.
 //!
 //! ```text
@@ -90,7 +90,8 @@ pub(crate) enum Told<D> {
     /// One of Redisson's clients has released the lock; or may have, since the channel was
     /// confirmed only now.
     Public,
-    /// The channel of the client's own was confirmed anew: messages may have been missed.
+    /// It should ask: messages may have been missed, since the channel of the client's own was
+    /// confirmed anew; or a script says so.
     Missed,
 }
 
@@ -140,6 +141,15 @@ pub(crate) enum Reply<D> {
         is_new: bool,
         /// How long it sleeps if it hears nothing, within [`POLL`].
         poll: u64,
+    },
+    /// The owner stands in a fair lock's queue, or has just lost its entry there.
+    Waits {
+        /// The server's clock, in ms.
+        now: u64,
+        /// How long it sleeps if it hears nothing.
+        sleep: Duration,
+        /// The owner had lost its entry, and has it again.
+        came_back: bool,
     },
     /// The lock is another owner's, and this owner has no entry.
     NotTaken,
@@ -221,6 +231,11 @@ impl<D> Entry<D> {
         self.exchanges.longest()
     }
 
+    /// A copy of a request may arrive later.
+    pub(crate) fn is_in_doubt(&self) -> bool {
+        self.exchanges.is_in_doubt()
+    }
+
     /// `now`: by the process's own clock, which never jumps.
     #[inline]
     pub(crate) fn step(&mut self, now: u64, event: Event<D>) -> Actions<D> {
@@ -281,6 +296,11 @@ impl<D> Entry<D> {
                 let listens = if is_first { Listens::ToPublic } else { Listens::ToOwn };
                 self.ask_at = now.saturating_add(nap(left, place, poll));
                 Actions { listens, suspects, then: self.sleeps() }
+            }
+            Reply::Waits { now: server, sleep, came_back: suspects } => {
+                self.exchanges.refused(server);
+                self.ask_at = now.saturating_add(nanos(sleep));
+                Actions { listens: Listens::AsBefore, suspects, then: self.sleeps() }
             }
             Reply::NotTaken => self.sleeps().into(),
         }
@@ -363,6 +383,15 @@ impl<D> Inbox<D> {
         }
     }
 
+    /// What was told; it is read now.
+    pub(crate) fn take(&mut self) -> Self {
+        std::mem::replace(self, Self::new())
+    }
+
+    pub(crate) fn is_granted(&self) -> bool {
+        self.grant.is_some()
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.grant.is_none() && self.open_until.is_none() && !self.is_public && !self.is_missed
     }
@@ -370,8 +399,11 @@ impl<D> Inbox<D> {
 
 /// How long a waiter sleeps that hears nothing: until the end that the server told, or the poll.
 fn nap(left: Duration, place: u32, poll: u64) -> u64 {
-    let left = u64::try_from(left.as_nanos()).unwrap_or(u64::MAX);
-    let end = left.saturating_add(PAST_END + PER_PLACE * u64::from(place));
+    let end = nanos(left).saturating_add(PAST_END + PER_PLACE * u64::from(place));
     let (least, most) = POLL;
     end.min(poll.clamp(least, most))
+}
+
+fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }

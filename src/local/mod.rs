@@ -5,7 +5,6 @@
 //! hold; a wait on a condition exchanges the hold of a tenancy. A guard names its tenancy, so a
 //! guard of an earlier tenancy does nothing to the next.
 
-mod acquisition;
 mod cohort;
 mod entry;
 #[cfg(test)]
@@ -34,7 +33,7 @@ use crate::scripts::lock::Again;
 use crate::scripts::{Chain, ChainClock};
 pub(crate) use redlatch_client::sync::clock;
 
-pub(crate) use acquisition::Acquisition;
+pub(crate) use entry::{By, Entered, Event, Inbox, Reply, Told};
 pub(crate) use exchanges::{Asked, Granted};
 pub(crate) use gate::{Gate, GateOutcome, Level, Need};
 pub(crate) use hold::{GrantDetails, Hold, Line};

@@ -24,6 +24,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use redlatch_client::Command;
 use redlatch_client::sync::{Mutex, Thread, clock, jitter};
 
 use super::entry::{Action, Actions, By, Entered, Entry, Event, Inbox, Listens, POLL, Reply, Told};
@@ -34,6 +35,7 @@ use super::registered::Registered;
 use super::release::Leftover;
 use super::site::Site;
 use super::tenancy::Tenancy;
+use super::terms::Terms;
 use crate::error::Error;
 use crate::lease::Cleanup;
 use crate::runtime::{Message, Recipient};
@@ -43,19 +45,22 @@ use crate::waiting::{Claim, Listening, Queued, Try};
 
 /// See the module. Whoever has it uses it up: it becomes a hold, or is
 /// [given up](Site::leave_queue).
+///
+/// `D`: the details of a grant. `R`: what receives the messages to it.
 #[derive(Debug)]
-pub(crate) struct QueueEntry {
-    owner: Owner,
+pub(crate) struct QueueEntry<D = GrantDetails, R = Mailbox> {
+    pub(crate) owner: Owner,
     /// Keeps the owner live.
     live: Option<Live>,
-    entry: Entry<GrantDetails>,
+    entry: Entry<D>,
     /// The messages to it, from before its first request for an entry on. `None`: it has not asked
     /// for one. The hold that it becomes may keep this (`Hold::_registered`).
-    mailbox: Option<Arc<Registered<Mailbox>>>,
+    pub(crate) mailbox: Option<Arc<Registered<R>>>,
 }
 
 /// Where the messages to an owner go that stands in the queue, or has the lock since.
-struct Mailbox {
+#[derive(Debug)]
+pub(crate) struct Mailbox {
     name: Arc<str>,
     database: i64,
     is_fenced: bool,
@@ -63,6 +68,7 @@ struct Mailbox {
 }
 
 /// The messages that no thread has read.
+#[derive(Debug)]
 struct Unread {
     /// The thread that waits for them.
     reader: Arc<Thread>,
@@ -130,12 +136,123 @@ pub(super) fn details(details: &str) -> Option<GrantDetails> {
     Some(GrantDetails { places, is_handed_over: true, chain, tokens })
 }
 
-impl QueueEntry {
+/// The steps of each kind of entry.
+impl<D, R: Recipient + 'static> QueueEntry<D, R> {
     pub(crate) fn new(site: &Site) -> Self {
         let (owner, live) = site.core.next_owner_to(site.mode);
         Self { owner, live: Some(Live::Owner(live)), entry: Entry::new(), mailbox: None }
     }
 
+    /// A copy of a request may arrive later.
+    pub(crate) fn is_in_doubt(&self) -> bool {
+        self.entry.is_in_doubt()
+    }
+
+    /// The caller is about to send a request of this owner. `queues`: for an entry, too.
+    pub(crate) fn asks(&mut self, asked: Asked, lease: Duration, queues: bool) -> Action<D> {
+        self.entry.step(asked.at, Event::Asks { asked, lease, queues }).then
+    }
+
+    /// The request has no answer, for this trouble; or, without one, none that the owner may use.
+    pub(crate) fn unanswered(&mut self, trouble: Option<&Trouble>) {
+        let event = match trouble {
+            Some(Trouble::Unknown(_)) | None => Event::Unknown,
+            Some(_) => Event::Failed,
+        };
+        let _due = self.entry.step(clock::now(), event);
+    }
+
+    /// The server answers the request.
+    pub(crate) fn answered(
+        &mut self,
+        site: &Site,
+        now: u64,
+        reply: Reply<D>,
+        in_doubt: bool,
+    ) -> Result<(Listens, Try<Entered<D>>), Error> {
+        let answered = Event::Answered { reply, in_doubt };
+        let Actions { listens, suspects, then } = self.entry.step(now, answered);
+        if suspects {
+            site.core.pubsub.suspect(&site.name);
+        }
+        let tried = match then {
+            Action::Enter(entered) => Try::Granted(entered),
+            Action::Fail => return Err(Error::late_grant(&site.name)),
+            // It stands in the queue now, or asks once more, and its thread sleeps in the driver.
+            Action::Sleep { until } => Try::Busy(Duration::from_nanos(until.saturating_sub(now))),
+            Action::Ask { .. } | Action::GiveBack { .. } => Try::Busy(Duration::ZERO),
+        };
+        Ok((listens, tried))
+    }
+
+    /// Reads what was told: returns the grant, if a message said that the lock is ours and that is
+    /// still so.
+    pub(crate) fn reads(
+        &mut self,
+        listening: &mut Listening,
+        site: &Site,
+        terms: Terms,
+        inbox: Inbox<D>,
+    ) -> Option<Entered<D>> {
+        if inbox.is_empty() {
+            return None;
+        }
+        let reader = Reader {
+            lease: terms.lease(),
+            incarnation: site.route.incarnation(),
+            needs_reply: site.core.config.replica_acks.is_some() || terms.stays(),
+        };
+        let Actions { then, .. } = self.entry.step(clock::now(), Event::Reads { inbox, reader });
+        // The earlier of both: a new leader asks at once, whatever the entry was told before.
+        listening.ask_at = listening.ask_at.min(self.entry.ask_at());
+        let Action::Enter(entered) = then else { return None };
+        Some(entered)
+    }
+
+    /// The hold that was granted.
+    pub(crate) fn hold(&self, terms: Terms, entered: &Entered<D>) -> Hold {
+        let Entered { asked, in_doubt, ref by } = *entered;
+        match by {
+            // Its deadline: the whole lease, counted from before the request was sent, and less a
+            // little for drift.
+            By::Reply { already, .. } => {
+                Hold::by_reply(self.owner, terms, *already, asked, in_doubt)
+            }
+            // Its deadline: the lease that the message says, counted from the anchor. It is
+            // provisional: the renewer raises it to that of the terms after 50 ms.
+            By::Message { lease, .. } => Hold::handed(self.owner, terms, *lease, asked, in_doubt),
+        }
+    }
+
+    /// What the hold keeps, so that messages may name the owner.
+    pub(crate) fn registered(&self) -> Option<Arc<Registered>> {
+        self.mailbox.clone().map(|mailbox| mailbox as Arc<Registered>)
+    }
+
+    /// It has become this hold.
+    pub(crate) fn becomes(&mut self, hold: Hold) -> Arc<Hold> {
+        hold.of_live(&mut self.live)
+    }
+
+    /// What is left of its owner, which comes to this end. `command` takes it out of queue and lock.
+    pub(crate) fn left(
+        &mut self,
+        end: Event<D>,
+        command: impl FnOnce(&[u8], Option<D>) -> Command,
+    ) -> Leftover {
+        let (undo, details) = match self.entry.step(clock::now(), end).then {
+            Action::GiveBack { undo, details } => (undo, details),
+            _ => (Undo::NowAndLater, None),
+        };
+        Leftover {
+            undo,
+            longest: self.entry.longest(),
+            command: command(&self.owner.text(), details),
+        }
+    }
+}
+
+impl QueueEntry {
     /// Whether something was told and not read.
     pub(crate) fn has_news(&self) -> bool {
         let unread = |it: &Arc<Registered<Mailbox>>| !it.recipient.unread.lock().inbox.is_empty();
@@ -145,7 +262,7 @@ impl QueueEntry {
     /// What was told and not read; it is read now.
     fn take_inbox(&self) -> Inbox<GrantDetails> {
         let Some(mailbox) = &self.mailbox else { return Inbox::new() };
-        std::mem::replace(&mut mailbox.recipient.unread.lock().inbox, Inbox::new())
+        mailbox.recipient.unread.lock().inbox.take()
     }
 
     /// Reads what was told: returns the lock, if a message said that it is ours and that is still
@@ -160,7 +277,7 @@ impl QueueEntry {
         if !Arc::ptr_eq(&unread.reader, claim.thread) {
             unread.reader = Arc::clone(claim.thread);
         }
-        let mut inbox = std::mem::replace(&mut unread.inbox, Inbox::new());
+        let mut inbox = unread.inbox.take();
         drop(unread);
         for (heard, told) in
             [(&mut listening.public, Told::Public), (&mut listening.own, Told::Missed)]
@@ -170,29 +287,18 @@ impl QueueEntry {
                 inbox.told(told);
             }
         }
-        if inbox.is_empty() {
-            return None;
-        }
-        let reader = Reader {
-            lease: claim.need.terms.lease(),
-            incarnation: site.route.incarnation(),
-            needs_reply: site.core.config.replica_acks.is_some() || claim.need.terms.stays(),
-        };
-        let now = clock::now();
-        let Actions { then, .. } = self.entry.step(now, Event::Reads { inbox, reader });
-        // The earlier of both: a new leader asks at once, whatever the entry was told before.
-        listening.ask_at = listening.ask_at.min(self.entry.ask_at());
-        let Action::Enter(entered) = then else { return None };
-        Some(self.enters(site, claim, entered, now))
+        let entered = self.reads(listening, site, claim.need.terms, inbox)?;
+        Some(self.enters(site, claim, entered, clock::now()))
     }
 
     /// One request. Who will not wait takes the lock if it is free, past the queue, and leaves no
-    /// entry behind.
+    /// entry behind. `beside`: to read under the hold of this owner, which writes.
     pub(crate) fn ask(
         &mut self,
         listening: &mut Listening,
         site: &Arc<Site>,
         claim: &Claim<'_, Need>,
+        beside: Option<&Owner>,
     ) -> Result<Try<Arc<Tenancy>>, Error> {
         let (waits, lease) = (claim.wait.blocks(), claim.need.terms.lease());
         if waits && self.mailbox.is_none() {
@@ -207,24 +313,24 @@ impl QueueEntry {
             self.mailbox = Some(Registered::new(&site.core, self.owner.number(), mailbox));
         }
         listening.own.known(site.core.pubsub.own_version(&site.name));
-        let (arrivals, scripts, asked) = (site.arrivals(), site.scripts(), Asked::now(site));
-        let asks = Event::Asks { asked, lease, queues: waits };
-        let again = match self.entry.step(asked.at, asks).then {
-            Action::Ask { again } => again,
-            then => return self.done(site, claim, then, asked.at),
+        // A failure of a request beside the thread's own hold concerns no other thread.
+        let arrivals = if beside.is_none() { site.arrivals() } else { 0 };
+        let (scripts, asked) = (site.scripts(), Asked::now(site));
+        let Action::Ask { again } = self.asks(asked, lease, waits) else {
+            return Ok(Try::Busy(Duration::ZERO));
         };
-        let replied = if waits {
-            let is_held = again.is_some() || site.gate.takes_turns(asked.at);
-            scripts.acquire(&self.owner, lease, again, is_held)
-        } else {
-            scripts.try_acquire(&self.owner, lease)
+        let replied = match beside {
+            Some(writing) => scripts.read_beside(&self.owner, lease, writing),
+            None if waits => {
+                let is_held = again.is_some() || site.gate.takes_turns(asked.at);
+                scripts.acquire(&self.owner, lease, again, is_held)
+            }
+            None => scripts.try_acquire(&self.owner, lease),
         };
         let Replied { reply, in_doubt, unacknowledged } = match replied {
             Ok(replied) => replied,
             Err(trouble) => {
-                let is_unknown = matches!(trouble, Trouble::Unknown(_));
-                let event = if is_unknown { Event::Unknown } else { Event::Failed };
-                let _due = self.entry.step(asked.at, event);
+                self.unanswered(Some(&trouble));
                 return Err(site.not_taken(trouble, arrivals));
             }
         };
@@ -249,33 +355,11 @@ impl QueueEntry {
             },
             Acquired::NotTaken => Reply::NotTaken,
         };
-        let answered = Event::Answered { reply, in_doubt };
-        let Actions { listens, suspects, then } = self.entry.step(now, answered);
-        if suspects {
-            site.core.pubsub.suspect(&site.name);
-        }
+        let (listens, tried) = self.answered(site, now, reply, in_doubt)?;
         if listens != Listens::AsBefore {
             Self::listens(listening, site, listens);
         }
-        self.done(site, claim, then, now)
-    }
-
-    fn done(
-        &mut self,
-        site: &Site,
-        claim: &Claim<'_, Need>,
-        then: Action<GrantDetails>,
-        now: u64,
-    ) -> Result<Try<Arc<Tenancy>>, Error> {
-        match then {
-            Action::Enter(entered) => Ok(Try::Granted(self.enters(site, claim, entered, now))),
-            Action::Fail => Err(Error::late_grant(&site.name)),
-            // It stands in the queue now, or asks once more, and its thread sleeps in the driver.
-            Action::Sleep { until } => {
-                Ok(Try::Busy(Duration::from_nanos(until.saturating_sub(now))))
-            }
-            Action::Ask { .. } | Action::GiveBack { .. } => Ok(Try::Busy(Duration::ZERO)),
-        }
+        Ok(tried.map(|entered| self.enters(site, claim, entered, now)))
     }
 
     /// Listens to what may change a refusal.
@@ -299,28 +383,18 @@ impl QueueEntry {
         entered: Entered<GrantDetails>,
         now: u64,
     ) -> Arc<Tenancy> {
-        let Entered { asked, in_doubt, by } = entered;
-        let terms = claim.need.terms;
-        let registered = || self.mailbox.clone().map(|mailbox| mailbox as Arc<Registered>);
-        let hold = match by {
-            // Its deadline: the whole lease, counted from before the request was sent, and less a
-            // little for drift.
-            By::Reply { already, told, details, may_be_named } => {
-                let is_handed_over = told.is_some();
+        let hold = self.hold(claim.need.terms, &entered);
+        let (details, may_be_named) = match entered.by {
+            By::Reply { told, details, may_be_named, .. } => {
                 // Since when ours have it the message knows better.
-                let chain = told.map_or_else(|| site.gate.chain(asked.at), |told| told.chain);
-                let registered = if may_be_named { registered() } else { None };
-                Hold::by_reply(self.owner, terms, already, asked, in_doubt)
-                    .with_details(GrantDetails { is_handed_over, chain, ..details }, registered)
+                let chain = told.map_or_else(|| site.gate.chain(hold.asked.at), |told| told.chain);
+                (GrantDetails { is_handed_over: told.is_some(), chain, ..details }, may_be_named)
             }
-            // Its deadline: the lease that the message says, counted from the anchor. It is
-            // provisional: the renewer raises it to that of the terms after 50 ms.
-            By::Message { lease, details } => {
-                Hold::handed(self.owner, terms, lease, asked, in_doubt)
-                    .with_details(details, registered())
-            }
+            By::Message { details, .. } => (details, true),
         };
-        Arc::new(Tenancy::since(hold.of_live(&mut self.live), Arc::clone(claim.thread), now))
+        let registered = if may_be_named { self.registered() } else { None };
+        let hold = self.becomes(hold.with_details(details, registered));
+        Arc::new(Tenancy::since(hold, Arc::clone(claim.thread), now))
     }
 
     /// Too few replicas have its grant. Fresh owners: who leads next is another one.
@@ -328,7 +402,7 @@ impl QueueEntry {
     fn taken_back(&mut self, site: &Arc<Site>, in_doubt: bool, unacknowledged: Error) -> Error {
         let mut used = std::mem::replace(self, Self::new(site));
         let inbox = used.take_inbox();
-        let left = used.left(site, Event::Unacknowledged { in_doubt, inbox });
+        let left = used.leaves(site, Event::Unacknowledged { in_doubt, inbox });
         // The owner stays live until that is done.
         site.take_back(left, Cleanup::requested, unacknowledged)
     }
@@ -336,17 +410,14 @@ impl QueueEntry {
     /// No thread of the process wants the lock any more. What is left of its owner.
     pub(super) fn ends(&mut self, site: &Site) -> Leftover {
         let inbox = self.take_inbox();
-        self.left(site, Event::Ends { inbox })
+        self.leaves(site, Event::Ends { inbox })
     }
 
-    fn left(&mut self, site: &Site, end: Event<GrantDetails>) -> Leftover {
-        let (undo, details) = match self.entry.step(clock::now(), end).then {
-            Action::GiveBack { undo, details } => (undo, details),
-            _ => (Undo::NowAndLater, None),
-        };
-        let chain = details.map_or_else(Chain::default, |details| details.chain);
-        let command = site.scripts().give_up_command(&self.owner.text(), chain);
-        Leftover { undo, longest: self.entry.longest(), command }
+    fn leaves(&mut self, site: &Site, end: Event<GrantDetails>) -> Leftover {
+        self.left(end, |owner, details| {
+            let chain = details.map_or_else(Chain::default, |details| details.chain);
+            site.scripts().give_up_command(owner, chain)
+        })
     }
 }
 

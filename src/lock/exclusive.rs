@@ -104,7 +104,7 @@ impl Synchronizer for Exclusive<'_> {
         claim: &Claim<'_, Need>,
     ) -> Result<Try<Arc<Tenancy>>, Error> {
         let entry = lead.request_state.get_or_insert_with(|| QueueEntry::new(&self.0.site));
-        entry.ask(&mut lead.listening, &self.0.site, claim)
+        entry.ask(&mut lead.listening, &self.0.site, claim, None)
     }
 
     /// `None`: between the grant and here the lease has ended, or the server has answered a forced

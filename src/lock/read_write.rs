@@ -7,19 +7,13 @@ use redlatch_client::sync::{Thread, clock};
 #[cfg(doc)]
 use crate::client::Client;
 use crate::error::{Error, ErrorKind, LostReason};
-use crate::lease::Cleanup;
-use crate::local::{
-    Acquisition, Asked, GateOutcome, GrantDetails, Leaseholder, Leaving, Need, QueueEntry, Site,
-    Tenancy,
-};
+use crate::local::{GateOutcome, Leaseholder, Leaving, Need, QueueEntry, Site, Tenancy};
 use crate::lock::{Handle, one_lock};
 use crate::observer::{Kind, Way};
 use crate::runtime::Session;
-use crate::scripts::Chain;
-use crate::scripts::lock::Acquired;
 use crate::scripts::{Mode, Replied, Trouble};
 use crate::waiting::{
-    Claim, Enter, EnterOf, Lead, Leadership, Queued, Synchronizer, Try, Wait, acquire,
+    Claim, Enter, EnterOf, Lead, Leadership, Listening, Queued, Synchronizer, Try, Wait, acquire,
 };
 
 #[cfg(all(test, models))]
@@ -245,46 +239,26 @@ impl<'a> Side<'a> {
         claim: &Claim<'_, Need>,
     ) -> Result<Option<Arc<Tenancy>>, Error> {
         let site = &self.handle.site;
-        let terms = claim.need.terms;
-        let (mut acquisition, lease) = (Acquisition::<GrantDetails>::new(site), terms.lease());
-        let owner = acquisition.owner;
-        let undo = || site.disown(&owner, lease);
-        acquisition.asks(Asked::now(site), lease);
-        let replied = site.scripts().read_beside(&owner, lease, &writing.hold().owner);
-        let is_there = |reply: &Acquired| matches!(reply, Acquired::Granted { .. });
-        let places = match acquisition.heard(replied, is_there) {
-            Ok(Acquired::Granted { places, .. }) => places,
-            Ok(Acquired::Refused(_) | Acquired::NotTaken) => {
-                if acquisition.is_in_doubt() {
-                    undo();
-                }
+        let (mut entry, writer) = (QueueEntry::new(site), writing.hold().owner);
+        let at_once = Claim { thread: claim.thread, need: claim.need, wait: Wait::NONE };
+        let granted = match entry.ask(&mut Listening::default(), site, &at_once, Some(&writer)) {
+            Ok(Try::Granted(tenancy) | Try::Shared(tenancy)) => tenancy,
+            refused => {
+                site.leave_queue(entry);
+                refused?;
                 // The thread has lost its write hold, without knowing it.
                 if writing.is_held() {
                     self.pair.write.lose_hold(&writing.hold(), LostReason::Revoked);
                 }
                 return Ok(None);
             }
-            Err(trouble) => {
-                if acquisition.is_in_doubt() {
-                    undo();
-                }
-                return Err(site.not_taken(trouble, 0));
-            }
         };
-        if let Some(unacknowledged) = acquisition.unacknowledged.take() {
-            let command = site.scripts().give_up_command(&owner.text(), Chain::default());
-            let left = acquisition.left(command);
-            return Err(site.take_back(left, Cleanup::requested, unacknowledged));
-        }
-        let hold = acquisition.granted_by_reply(site, terms, false);
-        let chain = site.gate.chain(hold.asked.at);
-        let details = GrantDetails { places, chain, ..GrantDetails::default() };
-        let hold = hold.with_details(details, None);
-        let granted = Arc::new(Tenancy::new(acquisition.becomes(hold), Arc::clone(claim.thread)));
-        let Some(tenancy) = self.seat(&granted, claim, || {}).inspect_err(|_| undo())? else {
-            undo();
+        let seated = self.seat(&granted, claim, || {});
+        let Ok(Some(tenancy)) = seated else {
+            site.leave_queue(entry);
             // The refused read grant proves nothing of the write hold.
             let is_late = clock::now() >= granted.hold().deadline();
+            seated?;
             return if is_late { Err(Error::late_grant(&site.name)) } else { Ok(None) };
         };
         // `false` if another thread writes by now, which was granted the lock after this writer's
@@ -499,7 +473,8 @@ impl Synchronizer for Side<'_> {
         {
             return Ok(Try::Shared(tenancy));
         }
-        request_state.get_or_insert_with(|| QueueEntry::new(site)).ask(listening, site, claim)
+        let entry = request_state.get_or_insert_with(|| QueueEntry::new(site));
+        entry.ask(listening, site, claim, None)
     }
 
     fn install(

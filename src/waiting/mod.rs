@@ -140,6 +140,16 @@ pub(crate) enum Try<T> {
     Busy(Duration),
 }
 
+impl<T> Try<T> {
+    pub(crate) fn map<U>(self, to: impl FnOnce(T) -> U) -> Try<U> {
+        match self {
+            Self::Granted(grant) => Try::Granted(to(grant)),
+            Self::Shared(grant) => Try::Shared(to(grant)),
+            Self::Busy(sleep) => Try::Busy(sleep),
+        }
+    }
+}
+
 /// A leader's state while it waits. It goes with the leadership.
 #[derive(Debug)]
 pub(crate) struct Lead<I> {

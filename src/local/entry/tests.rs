@@ -40,6 +40,11 @@ fn refused(now: u64, place: u32) -> Reply<char> {
     Reply::Refused { now: SERVER + now, left, place, by_redisson, is_new, poll }
 }
 
+fn waits() -> Event<char> {
+    let sleep = Duration::from_secs(60);
+    answered(Reply::Waits { now: SERVER + 100, sleep, came_back: false })
+}
+
 /// A message of this server's time, received at this time of the process's. In ms.
 fn grant(server: u64, received: u64) -> Told<char> {
     let (now, received) = (SERVER + server, received * MS);
@@ -119,7 +124,7 @@ fn each_state_is_left_as_the_table_says() {
         entry.step(200 * MS, Event::Unknown);
         entry
     };
-    let rows: [Row; 28] = [
+    let rows: [Row; 30] = [
         // A request on its way.
         (
             "granted",
@@ -143,6 +148,19 @@ fn each_state_is_left_as_the_table_says() {
         ("one at a time", asking, || asks(150), 150, AT_ONCE, 0),
         ("granted too late", asking, || granted(false), 30_100, AT_ONCE, 0),
         ("granted too late for a try", asking, try_late, 30_100, Action::Fail, 0),
+        ("waits in a line", asking, waits, 101, Action::Sleep { until: 60_101 * MS }, 60_101),
+        (
+            "a grant before it was seen waiting",
+            || {
+                let mut entry = asking();
+                entry.step(101 * MS, waits());
+                entry
+            },
+            || reads([grant(99, 700)]),
+            700,
+            AT_ONCE,
+            0,
+        ),
         ("over at once", asking, ends, 101, give_back(Undo::Nothing, None), 0),
         ("over in doubt", in_doubt, ends, 201, give_back(Undo::NowAndLater, None), 0),
         ("too few replicas", asking, unacknowledged, 101, give_back(Undo::Once, None), 0),

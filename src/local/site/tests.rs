@@ -11,7 +11,6 @@ use super::*;
 use crate::config::ClientBuilder;
 use crate::lease::Task;
 use crate::local::HoldState;
-use crate::local::acquisition::Acquisition;
 use crate::local::hold::GrantDetails;
 use crate::runtime::Session;
 use crate::scripts::Chain;
@@ -55,11 +54,11 @@ fn very_many_holds_of_an_owner_that_were_not_ours_do_not_keep_one_another() {
     let server = Server::start().unwrap();
     let session = session(&server);
     let site = Site::of(session.core(), "not ours");
-    let mut acquisition = Acquisition::<()>::new(&site);
+    let mut entry = <QueueEntry>::new(&site);
     for _ in 0..100_000 {
         let terms = Terms::watched(LEASE);
-        let hold = Hold::new(acquisition.owner, terms, Asked::now(&site), false);
-        drop(acquisition.becomes(hold));
+        let hold = Hold::new(entry.owner, terms, Asked::now(&site), false);
+        drop(entry.becomes(hold));
     }
 }
 
@@ -118,11 +117,11 @@ fn a_leader_whose_grant_is_taken_back_still_counts_as_one_of_ours() {
     let need = Need { mode: Mode::Lock, terms: Terms::watched(LEASE) };
     let claim = Claim { thread: &thread, need, wait: Wait::FOREVER };
     let (mut listening, mut entry) = (Listening::default(), QueueEntry::new(&site));
-    let busy = entry.ask(&mut listening, &site, &claim);
+    let busy = entry.ask(&mut listening, &site, &claim, None);
     assert!(matches!(busy, Ok(Try::Busy(_))), "{busy:?}");
     assert!(listening.companion.is_some());
     let () = redis::cmd("DEL").arg("counted").query(&mut redis).unwrap();
-    let error = entry.ask(&mut listening, &site, &claim).map(drop).unwrap_err();
+    let error = entry.ask(&mut listening, &site, &claim, None).map(drop).unwrap_err();
     assert!(error.to_string().contains("0 of 1 replicas"), "{error}");
     assert!(listening.companion.is_some());
 }

@@ -10,13 +10,14 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use redlatch_client::sync::{Mutex, Thread, clock};
-use redlatch_client::{Command, was_cut};
+use redlatch_client::was_cut;
 
 use super::queue::FairQueue;
 use crate::error::Error;
 use crate::lease::Cleanup;
 use crate::local::{
-    Acquisition, Asked, GrantDetails, Granted, Hold, Leaving, Registered, Site, Tenancy, Terms,
+    Asked, By, Entered, Event, GrantDetails, Granted, Hold, Inbox, Leaving, QueueEntry, Registered,
+    Reply, Site, Tenancy, Terms, Told,
 };
 use crate::runtime::{Core, Message, Recipient};
 use crate::scripts::fair::{FairAcquired, Followers, Others, followers, over};
@@ -28,14 +29,13 @@ const SHORTEST_ASK: Duration = Duration::from_millis(20);
 /// See the module. A drop without the lock leaves the queue, on every path.
 pub(crate) struct FairEntry {
     queue: Arc<FairQueue>,
-    pub(super) acquisition: Acquisition<Followers>,
+    /// Its messages come from before its first request on. (Never, for a thread that takes the lock
+    /// now or not at all.)
+    pub(super) entry: QueueEntry<Followers, QueuedThread>,
     thread: Arc<Thread>,
     terms: Terms,
     /// It has the newcomers' leadership.
     leads: bool,
-    /// Receives its messages, from before its first request on. (`None` for a thread that takes the
-    /// lock now or not at all.)
-    pub(super) queued: Option<Arc<Registered<QueuedThread>>>,
     /// A request was answered "queued".
     was_queued: bool,
     /// It has become a hold.
@@ -53,22 +53,24 @@ pub(super) struct QueuedThread {
     pub(super) inbox: Mutex<FairInbox>,
 }
 
-/// The messages that it has not read.
-#[derive(Default)]
 pub(super) struct FairInbox {
-    /// It should send a request.
-    asks: bool,
+    /// The messages that it has not read.
+    unread: Inbox<Followers>,
     /// A request was answered "queued".
     pub(super) is_queued: bool,
-    pub(super) granted: Option<Granted<Followers>>,
     /// A hold passed to it. Set under the queue's mutex, which decides between the pass and the
     /// thread's giving up.
     pub(super) passed: Option<Arc<Tenancy>>,
 }
 
 impl QueuedThread {
+    /// It should send a request.
     pub(super) fn ask(&self) {
-        self.inbox.lock().asks = true;
+        self.tell(Told::Missed);
+    }
+
+    fn tell(&self, told: Told<Followers>) {
+        self.inbox.lock().unread.told(told);
         self.thread.parker().unpark();
     }
 }
@@ -82,10 +84,7 @@ impl Recipient for QueuedThread {
             {
                 let Some(details) = followers(grant.details) else { return };
                 let (now, lease, received) = (grant.now, grant.lease, clock::now());
-                // A second copy adds nothing.
-                let granted = Granted { now, received, lease, details };
-                self.inbox.lock().granted.get_or_insert(granted);
-                self.thread.parker().unpark();
+                self.tell(Told::Grant(Granted { now, received, lease, details }));
             }
             // `x` and `{x}` have one queue: the waiter was granted the other lock, and has lost its
             // place. The next sign of life finds that out. If it asked at once, the two locks might
@@ -108,11 +107,10 @@ impl FairEntry {
     ) -> Self {
         Self {
             queue: Arc::clone(queue),
-            acquisition: Acquisition::new(&queue.site),
+            entry: QueueEntry::new(&queue.site),
             thread: Arc::clone(thread),
             terms,
             leads,
-            queued: None,
             was_queued: false,
             is_used: false,
         }
@@ -125,25 +123,22 @@ impl FairEntry {
 
     /// Whether the inbox has something, or no thread is left that may come along.
     pub(super) fn has_news(&self) -> bool {
-        let Some(queued) = &self.queued else { return self.leads && !self.queue.is_busy() };
+        let Some(queued) = &self.entry.mailbox else { return self.leads && !self.queue.is_busy() };
         let inbox = queued.recipient.inbox.lock();
-        inbox.asks || inbox.granted.is_some() || inbox.passed.is_some()
+        !inbox.unread.is_empty() || inbox.passed.is_some()
     }
 
     /// Reads the inbox: returns the lock, if it was granted to the thread and the grant still
     /// holds.
     pub(super) fn collect(&mut self, listening: &mut Listening) -> Option<Arc<Tenancy>> {
-        let mut inbox = self.queued.as_ref()?.recipient.inbox.lock();
-        if std::mem::take(&mut inbox.asks) {
-            listening.ask_at = 0;
-        }
-        let Some(granted) = inbox.granted.take() else { return inbox.passed.take() };
+        let mut inbox = self.entry.mailbox.as_ref()?.recipient.inbox.lock();
+        let unread = inbox.unread.take();
+        // If a grant is not certainly the thread's, the next step is a request.
+        let passed = if unread.is_granted() { None } else { inbox.passed.take() };
         drop(inbox);
-        // If the grant is not certainly the thread's, the next step is a request.
-        listening.ask_at = 0;
-        let Self { queue, acquisition, terms, .. } = self;
-        let (hold, followers) = acquisition.granted_by_message(&queue.site, *terms, granted)?;
-        Some(self.tenancy(hold, followers))
+        let Self { queue, entry, terms, .. } = self;
+        let entered = entry.reads(listening, &queue.site, *terms, unread);
+        entered.map(|entered| self.enters(entered)).or(passed)
     }
 
     /// One request. The first request of the thread with the newcomers' leadership also asks for
@@ -155,12 +150,12 @@ impl FairEntry {
         // Before the request is sent: messages may name all these owners, and overtake the reply.
         let (asked, heard) = (Asked::now(site), site.core.pubsub.own_version(&site.name));
         self.stands(listening, heard);
-        self.acquisition.asks(asked, lease);
-        for Lead { listening, request_state: entry } in company.iter_mut().map(|(_, lead)| lead) {
-            entry.stands(listening, heard);
-            entry.acquisition.asks(asked, lease);
+        self.entry.asks(asked, lease, false);
+        for Lead { listening, request_state } in company.iter_mut().map(|(_, lead)| lead) {
+            request_state.stands(listening, heard);
+            request_state.entry.asks(asked, lease, false);
         }
-        let owners = company.iter().map(|(_, lead)| lead.request_state.acquisition.owner);
+        let owners = company.iter().map(|(_, lead)| lead.request_state.entry.owner);
         let owners: Vec<_> = owners.collect();
         let others = if self.was_queued {
             Others::Nobody
@@ -169,14 +164,14 @@ impl FairEntry {
             let just_come = !site.core.pubsub.hears_own(&site.name) && !queue.has_queued();
             Others::Company { owners: &owners, just_come }
         };
-        let replied = queue.scripts().acquire(&site.route, &self.acquisition.owner, lease, others);
+        let replied = queue.scripts().acquire(&site.route, &self.entry.owner, lease, others);
         if std::mem::take(&mut self.leads) {
             let answered = company.into_iter().enumerate().map(|(at, (newcomer, mut lead))| {
                 let reply = behind(&replied, at, lease);
                 if was_cut() {
                     // The leader's own limit cut its request, and is not the companions' limit:
                     // each asks for itself, at once.
-                    let _unanswered = lead.request_state.acquisition.heard(reply, |_| true);
+                    lead.request_state.entry.unanswered(reply.err().as_ref());
                     return (newcomer, Ok(lead));
                 }
                 let answer =
@@ -195,15 +190,15 @@ impl FairEntry {
 
     /// Takes the lock if that is possible now, past no waiter, and without an entry in the queue.
     pub(super) fn ask_once(&mut self) -> Result<Try<Arc<Tenancy>>, Error> {
-        let Self { queue, acquisition, terms, .. } = self;
+        let Self { queue, entry, terms, .. } = self;
         let lease = terms.lease();
-        acquisition.asks(Asked::now(&queue.site), lease);
-        let replied = queue.scripts().try_acquire(&queue.site.route, &acquisition.owner, lease);
-        let heard = acquisition.heard(replied, |taken| *taken);
-        if heard.map_err(|trouble| queue.trouble(trouble))? {
-            return self.granted(false, Followers::new(), false);
-        }
-        Ok(Try::Busy(Duration::ZERO))
+        entry.asks(Asked::now(&queue.site), lease, false);
+        let replied = queue.scripts().try_acquire(&queue.site.route, &entry.owner, lease);
+        let Replied { reply: taken, in_doubt, unacknowledged } = self.heard(replied)?;
+        let (already, waits, details) = (false, false, Followers::new());
+        let granted = Reply::Granted { already, lease, waits, details };
+        let reply = if taken { granted } else { Reply::NotTaken };
+        self.steps(reply, in_doubt, unacknowledged.filter(|_| taken))
     }
 }
 
@@ -214,7 +209,7 @@ impl FairEntry {
     /// the client asks again for those.
     fn stands(&mut self, listening: &mut Listening, heard: Option<u64>) {
         listening.own.known(heard);
-        if self.queued.is_some() {
+        if self.entry.mailbox.is_some() {
             return;
         }
         let site = &self.queue.site;
@@ -222,14 +217,14 @@ impl FairEntry {
             core: Arc::downgrade(&site.core),
             lock: Arc::clone(&site.name),
             database: site.core.database(),
-            owner: self.acquisition.owner,
+            owner: self.entry.owner,
             thread: Arc::clone(&self.thread),
             terms: self.terms,
-            inbox: Mutex::default(),
+            inbox: Mutex::new(FairInbox { unread: Inbox::new(), is_queued: false, passed: None }),
         };
         let queued = Registered::new(&site.core, queued.owner.number(), queued);
         self.queue.stand(Arc::clone(&queued));
-        self.queued = Some(queued);
+        self.entry.mailbox = Some(queued);
     }
 
     /// The thread has lost its entry, perhaps with all waiters of this process. One of them asks
@@ -237,14 +232,13 @@ impl FairEntry {
     /// the next sign of life finds the missing ones.
     fn comes_back(&mut self, listening: &mut Listening) -> Result<Try<Arc<Tenancy>>, Error> {
         let queue = Arc::clone(&self.queue);
-        let Some(returning) = queue.returns(&self.acquisition.owner) else {
+        let Some(returning) = queue.returns(&self.entry.owner) else {
             return Ok(Try::Busy(Self::slow_question(&queue.site.core)));
         };
-        let lease = self.terms.lease();
-        self.acquisition.asks(Asked::now(&queue.site), lease);
+        let (site, lease) = (&queue.site, self.terms.lease());
+        self.entry.asks(Asked::now(site), lease, false);
         let others = Others::Returning(&returning.owners);
-        let replied =
-            queue.scripts().acquire(&queue.site.route, &self.acquisition.owner, lease, others);
+        let replied = queue.scripts().acquire(&site.route, &self.entry.owner, lease, others);
         let needs_no_question = |replied: &Replied<FairAcquired>| match replied.reply {
             FairAcquired::Queued { by_redisson, .. } => !by_redisson,
             FairAcquired::Granted { .. } => true,
@@ -252,7 +246,7 @@ impl FairEntry {
         };
         if !replied.as_ref().is_ok_and(needs_no_question) {
             // One of Redisson's clients may tell them: each has to listen for itself.
-            queue.ask_all_but(&self.acquisition.owner);
+            queue.ask_all_but(&self.entry.owner);
         }
         drop(returning);
         self.answered(listening, replied)
@@ -267,80 +261,90 @@ impl FairEntry {
         listening: &mut Listening,
         replied: Result<Replied<FairAcquired>, Trouble>,
     ) -> Result<Try<Arc<Tenancy>>, Error> {
-        let heard = self.acquisition.heard(replied, |_| true);
-        match heard.map_err(|trouble| self.queue.trouble(trouble))? {
-            FairAcquired::Granted { already, followers, .. } => {
-                self.granted(already, followers, true)
+        let Replied { reply, in_doubt, unacknowledged } = self.heard(replied)?;
+        match reply {
+            FairAcquired::Granted { already, followers: details, .. } => {
+                let lease = self.terms.lease();
+                let reply = Reply::Granted { already, lease, waits: true, details };
+                self.steps(reply, in_doubt, unacknowledged)
             }
             FairAcquired::Queued { now, ask_after, by_redisson, came_back } => {
-                self.acquisition.refused(now);
                 self.was_queued = true;
-                if let Some(queued) = &self.queued {
+                if let Some(queued) = &self.entry.mailbox {
                     queued.recipient.inbox.lock().is_queued = true;
                 }
                 let Site { core, name, .. } = &*self.queue.site;
-                if came_back {
-                    // A grant used its entry up and the message never arrived, or the client did
-                    // not listen.
-                    core.pubsub.suspect(name);
-                }
                 let latest = Listening::latest(core);
                 listening.own.subscribe(latest, || core.pubsub.listen_to_own(name));
                 if by_redisson {
                     // Redisson's release sends its message on a channel of this waiter alone. If
                     // neither the holder nor a waiter ahead is Redisson's, none will be before this
                     // waiter asks again, since later ones stand behind.
-                    let channel = self.queue.redissons_channel(&self.acquisition.owner);
+                    let channel = self.queue.redissons_channel(&self.entry.owner);
                     listening.public.subscribe(latest, || core.pubsub.listen_once(&channel));
                 }
                 // The process's sign of life detects lost messages, so that many waiters do not
                 // each ask. Only the first ones in line know more.
                 let sleep = ask_after
                     .map_or_else(|| Self::slow_question(core), |ask| ask.max(SHORTEST_ASK));
-                Ok(Try::Busy(sleep))
+                self.steps(Reply::Waits { now, sleep, came_back }, in_doubt, None)
             }
             FairAcquired::Missing { now } => {
-                self.acquisition.refused(now);
+                let (sleep, came_back) = (Duration::ZERO, false);
+                self.steps(Reply::Waits { now, sleep, came_back }, in_doubt, None)?;
                 self.comes_back(listening)
             }
         }
     }
 
-    fn granted(
-        &mut self,
-        already: bool,
-        followers: Followers,
-        waits: bool,
-    ) -> Result<Try<Arc<Tenancy>>, Error> {
-        if let Some(unacknowledged) = self.acquisition.unacknowledged.take() {
-            let command = self.give_up_command();
-            // Given up here, and not by the drop. The thread's next request has a new entry: with a
-            // fresh owner that messages may name, at the end.
-            let passed = self.stand_down();
-            (self.queued, self.was_queued) = (None, false);
-            let site = &self.queue.site;
-            let used = std::mem::replace(&mut self.acquisition, Acquisition::new(site));
-            if let Some(tenancy) = passed {
-                let _ = site.leave(&tenancy, None, Leaving::Posted);
-            }
-            return Err(site.take_back(used.left(command), Cleanup::queued, unacknowledged));
-        }
-        let Self { queue, acquisition, terms, .. } = self;
-        let told = acquisition.told(&queue.site, already);
-        if !acquisition.in_time(&queue.site, *terms, waits)? {
-            return Ok(Try::Busy(Duration::ZERO));
-        }
-        let hold = acquisition.granted_by_reply(&queue.site, *terms, already);
-        Ok(Try::Granted(self.tenancy(hold, told.unwrap_or(followers))))
+    /// The outcome of a request, if the server has answered it.
+    fn heard<T>(&mut self, replied: Result<Replied<T>, Trouble>) -> Result<Replied<T>, Error> {
+        replied.map_err(|trouble| {
+            self.entry.unanswered(Some(&trouble));
+            self.queue.trouble(trouble)
+        })
     }
 
-    fn tenancy(&mut self, hold: Hold, followers: Followers) -> Arc<Tenancy> {
-        let registered = self.queued.clone().map(|queued| queued as Arc<Registered>);
+    /// The server's answer. The replicas lack a grant if `unacknowledged`.
+    fn steps(
+        &mut self,
+        reply: Reply<Followers>,
+        in_doubt: bool,
+        unacknowledged: Option<Error>,
+    ) -> Result<Try<Arc<Tenancy>>, Error> {
+        if let Some(unacknowledged) = unacknowledged {
+            return Err(self.taken_back(in_doubt, unacknowledged));
+        }
+        let (queue, now) = (Arc::clone(&self.queue), clock::now());
+        let (_, tried) = self.entry.answered(&queue.site, now, reply, in_doubt)?;
+        Ok(tried.map(|entered| self.enters(entered)))
+    }
+
+    /// The owner has the lock.
+    fn enters(&mut self, entered: Entered<Followers>) -> Arc<Tenancy> {
+        let hold = self.entry.hold(self.terms, &entered);
+        let followers = match entered.by {
+            By::Reply { told, details, .. } => told.unwrap_or(details),
+            By::Message { details, .. } => details,
+        };
         let hold = hold
-            .with_details(GrantDetails::default(), registered)
+            .with_details(GrantDetails::default(), self.entry.registered())
             .in_line(self.queue.line(followers));
-        let hold = self.acquisition.becomes(hold);
-        Arc::new(Tenancy::new(hold, Arc::clone(&self.thread)))
+        Arc::new(Tenancy::new(self.entry.becomes(hold), Arc::clone(&self.thread)))
+    }
+
+    /// Too few replicas have its grant. Given up here, and not by the drop. The thread's next
+    /// request has a new entry: with a fresh owner that messages may name, at the end.
+    fn taken_back(&mut self, in_doubt: bool, unacknowledged: Error) -> Error {
+        let (passed, queue) = (self.stand_down(), Arc::clone(&self.queue));
+        let mut used = std::mem::replace(&mut self.entry, QueueEntry::new(&queue.site));
+        self.was_queued = false;
+        if let Some(tenancy) = passed {
+            let _ = queue.site.leave(&tenancy, None, Leaving::Posted);
+        }
+        let end = Event::Unacknowledged { in_doubt, inbox: Inbox::new() };
+        let left = used.left(end, |owner, _| queue.scripts().give_up_command(owner));
+        queue.site.take_back(left, Cleanup::queued, unacknowledged)
     }
 }
 
@@ -349,12 +353,12 @@ impl FairEntry {
     /// Whether the server granted this entry the hold; otherwise a thread of this process has
     /// passed it on.
     pub(super) fn is_owner_of(&self, hold: &Hold) -> bool {
-        hold.owner.number() == self.acquisition.owner.number()
+        hold.owner.number() == self.entry.owner.number()
     }
 
     /// From here on no hold is passed to it. `Some`: a hold that was passed before.
     pub(super) fn stand_down(&self) -> Option<Arc<Tenancy>> {
-        let queued = self.queued.as_ref()?;
+        let queued = self.entry.mailbox.as_ref()?;
         let mut waiters = self.queue.waiters.lock();
         waiters.queued.retain(|other| !Arc::ptr_eq(other, queued));
         queued.recipient.inbox.lock().passed.take()
@@ -363,20 +367,15 @@ impl FairEntry {
     /// The thread has the lock.
     pub(super) fn becomes(&mut self, hold: &Hold) {
         self.is_used = true;
-        if self.acquisition.is_in_doubt() && !self.is_owner_of(hold) {
+        if self.entry.is_in_doubt() && !self.is_owner_of(hold) {
             // The release of the passed hold does not undo a late request of this owner.
             self.undo();
         }
     }
 
     fn undo(&self) {
-        let lease = self.terms.lease();
-        self.queue.site.undo(self.give_up_command(), lease);
-    }
-
-    /// Takes its owner out of queue and lock.
-    fn give_up_command(&self) -> Command {
-        self.queue.scripts().give_up_command(&self.acquisition.owner.text())
+        let give_up = self.queue.scripts().give_up_command(&self.entry.owner.text());
+        self.queue.site.undo(give_up, self.terms.lease());
     }
 }
 
@@ -393,14 +392,17 @@ impl Drop for FairEntry {
         call.now();
         let site = &self.queue.site;
         if let Some(tenancy) = passed {
-            if self.acquisition.is_in_doubt() {
+            if self.entry.is_in_doubt() {
                 self.undo();
             }
             // It was passed the hold and cannot take it: the next thread gets it.
             let _ = site.leave(&tenancy, None, Leaving::Posted);
             return;
         }
-        site.give_up(self.acquisition.left(self.give_up_command()), Cleanup::queued);
+        let scripts = self.queue.scripts();
+        let end = Event::Ends { inbox: Inbox::new() };
+        let left = self.entry.left(end, |owner, _| scripts.give_up_command(owner));
+        site.give_up(left, Cleanup::queued);
     }
 }
 

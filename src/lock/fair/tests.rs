@@ -55,7 +55,7 @@ fn leads<'a>(lock: &'a FairLock, newcomer: &Arc<Newcomer>) -> Leader<'a> {
 }
 
 fn number(leader: &Leader<'_>) -> u64 {
-    leader.lead.as_ref().unwrap().request_state.acquisition.owner.number()
+    leader.lead.as_ref().unwrap().request_state.entry.owner.number()
 }
 
 /// A thread that was granted the lock and has not read it yet.
@@ -265,7 +265,7 @@ fn a_message_that_comes_before_a_companion_looks_is_not_forgotten() {
     let company = behind(&lock, 1);
     assert!(matches!(ask(&lock, &mut leader).unwrap(), Try::Busy(_)));
     let Some(Signal::Leadership(Some(mut lead))) = company[0].take_signal() else { panic!() };
-    let owner = lead.request_state.acquisition.owner.to_string();
+    let owner = lead.request_state.entry.owner.to_string();
     let (uuid, number) = owner.split_once(':').unwrap();
     let channel = format!("redisson_lock__channel:{{redlatch:{uuid}}}");
     wait_until("it is told", SOON, || {
