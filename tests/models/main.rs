@@ -1,5 +1,9 @@
 //! Models of the library: its scripts, and the state machine of a waiting process, against rules that
-//! hold at all times. Each finds the bugs that are planted in it.
+//! hold at all times. Each finds the bugs that are planted in it (`simulated/mutant.rs`).
+//!
+//! A failure prints its seed. `REDLATCH_SEED=17` looks at that history only, and prints every step
+//! of it; `REDLATCH_SEEDS=5000` looks at so many histories. A usual run takes seconds. With
+//! `REDLATCH_FULL=1` (`.ci/run`) it looks at more histories, all planted bugs and larger settings.
 
 #![allow(clippy::unwrap_used)]
 

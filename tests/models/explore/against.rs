@@ -50,7 +50,7 @@ pub(crate) fn compare(
         if kind == Kind::ReadWrite { &ReadWriteLock } else { &PlainLock };
     let site = Site::new(scripted, 0, "orders");
     let site = if kind == Kind::Fenced { site.fenced() } else { site };
-    let mut store = Store::new(redis, &Scripts::of(scripted));
+    let mut store = Store::new(redis, &Scripts::of(scripted.texts()));
     let new = || Server::new(kind, bug, START, KEPT, 0);
     let counts = Counts::new();
     let mut pair = Pair {
@@ -224,7 +224,7 @@ impl Pair<'_> {
     }
 
     fn run(&mut self, call: &Call) -> (Value, State) {
-        self.store.run(self.model.now * 1_000, &self.site, call)
+        self.store.run(self.model.now * 1_000, self.site.place(), call)
     }
 
     /// Whether the keys and messages are the model's.

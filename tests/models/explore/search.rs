@@ -1,4 +1,5 @@
-//! From each state somebody gets in: a search backward in the graph of all states.
+//! Every state keeps the rules, and from each somebody gets in: a search through the graph of all
+//! states, and one backward.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -12,12 +13,18 @@ struct Graph {
     back: Vec<(usize, usize)>,
     /// The states in which nobody waits, or from which a waiter gets in with the next step.
     good: Vec<usize>,
+    /// One that breaks a rule: the graph ends there.
+    broken: Option<usize>,
 }
 
 impl Setting {
-    /// The steps to a state from which nobody gets in any more, though no fault comes.
-    pub(crate) fn stuck(&self) -> Option<String> {
-        let Graph { parents, mut back, good } = self.graph();
+    /// The number of states. The error is the steps to one that breaks a rule, or from which nobody
+    /// gets in any more, though no fault comes.
+    pub(crate) fn walk(&self) -> Result<usize, String> {
+        let Graph { parents, mut back, good, broken } = self.graph();
+        if let Some(at) = broken {
+            return Err(told(self, &path(&parents, at)));
+        }
         back.sort_unstable();
         let mut reached = vec![false; parents.len()];
         let mut open = good;
@@ -29,22 +36,21 @@ impl Setting {
             let before = back[first..].iter().take_while(|(to, _)| *to == at);
             open.extend(before.map(|(_, from)| *from));
         }
-        let mut at = reached.iter().position(|it| !it)?;
-        let mut steps = Vec::new();
-        while at != 0 {
-            let (before, step) = parents[at];
-            steps.push(step);
-            at = before;
+        match reached.iter().position(|it| !it) {
+            Some(at) => Err(told(self, &path(&parents, at))),
+            None => Ok(parents.len()),
         }
-        steps.reverse();
-        Some(told(self, &steps))
     }
 
     fn graph(&self) -> Graph {
         let start = self.start();
         let mut numbers = HashMap::from([(start.identity(), 0)]);
-        let mut graph =
-            Graph { parents: vec![(0, Step::Time)], back: Vec::new(), good: Vec::new() };
+        let mut graph = Graph {
+            parents: vec![(0, Step::Time)],
+            back: Vec::new(),
+            good: Vec::new(),
+            broken: None,
+        };
         let (mut level, mut steps) = (vec![(0, start)], Vec::new());
         while !level.is_empty() {
             let mut next = Vec::new();
@@ -59,6 +65,10 @@ impl Setting {
                         Entry::Occupied(there) => *there.get(),
                         Entry::Vacant(place) => {
                             graph.parents.push((*at, *step));
+                            if after.broken.is_some() {
+                                graph.broken = Some(new);
+                                return graph;
+                            }
                             next.push((new, after));
                             *place.insert(new)
                         }
@@ -76,6 +86,18 @@ impl Setting {
         }
         graph
     }
+}
+
+/// The steps to a state.
+fn path(parents: &[(usize, Step)], mut at: usize) -> Vec<Step> {
+    let mut steps = Vec::new();
+    while at != 0 {
+        let (before, step) = parents[at];
+        steps.push(step);
+        at = before;
+    }
+    steps.reverse();
+    steps
 }
 
 /// The steps with what they lead to.

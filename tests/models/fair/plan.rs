@@ -54,7 +54,7 @@ impl Simulation<'_> {
             }
         }
         if self.random.percent(30) {
-            self.store.monitor();
+            self.store.set_monitored();
         }
         if self.random.percent(6) {
             self.within(span, Event::DeleteKeys);

@@ -5,11 +5,10 @@ use std::collections::HashSet;
 use super::clients::{
     FAIR_WAIT, JITTER, PERIOD, PROVISIONAL, Phase, REDISSON_WAIT, SILENT, Waiter, World,
 };
-use super::simulation::Count;
-use super::store::{Message, Script, State, is_ours};
-
-/// Which rule was broken, and how.
-pub(crate) type Broken = String;
+use super::store::{Message, State};
+use crate::simulated::rules::Broken;
+use crate::simulated::scripts::Script;
+use crate::simulated::store::is_ours;
 
 /// How long a Redisson waiter behind ours may lose of its own time: from the last sign of life of
 /// one of ours until it is known to be dead, and until a waiter looks.
@@ -40,7 +39,7 @@ pub(crate) fn check_step(
     step: &Step<'_>,
     world: &mut World,
     serial: &mut u64,
-) -> Result<Vec<Count>, Broken> {
+) -> Result<Vec<&'static str>, Broken> {
     let mut seen = Vec::new();
     check_keys(step.after)?;
     check_end(step)?;
@@ -124,7 +123,7 @@ fn check_end(step: &Step<'_>) -> Result<(), Broken> {
         Script::Acquire => step.args[6..].contains(head),
         _ => false,
     };
-    if !script.is_redissons() && is_ours(head) && !asks {
+    if !script.is_of_redisson() && is_ours(head) && !asks {
         return Err(format!("{script:?} leaves {head} before a free lock"));
     }
     let frees = matches!(script, Script::Release | Script::GiveUp | Script::ForceUnlock);
@@ -154,7 +153,7 @@ pub(crate) fn check_heard(script: Script, after: &State, world: &World) -> Resul
 
 /// Time is taken from a Redisson waiter only by `keep_alive`, and only behind one of ours.
 fn check_scores(step: &Step<'_>) -> Result<(), Broken> {
-    let Some(script) = step.script.filter(|script| !script.is_redissons()) else {
+    let Some(script) = step.script.filter(|script| !script.is_of_redisson()) else {
         return Ok(());
     };
     let mut ours_ahead = false;
@@ -174,16 +173,21 @@ fn check_scores(step: &Step<'_>) -> Result<(), Broken> {
 
 /// An owner that is not in the queue any more has been served, has left, or was dropped with good
 /// reason.
-fn check_leavers(step: &Step<'_>, world: &mut World, seen: &mut Vec<Count>) -> Result<(), Broken> {
+fn check_leavers(
+    step: &Step<'_>,
+    world: &mut World,
+    seen: &mut Vec<&'static str>,
+) -> Result<(), Broken> {
     for owner in &step.before.queue {
         let w = world.by_owner[owner];
         let stays = step.after.place(owner).is_some();
         let is_actor = step.is_by(owner, world);
         // Redisson's own script may drop its own client from the head and put it at the end.
-        let drops_itself = step.script.is_some_and(Script::is_redissons_acquire)
-            && is_actor
-            && stays
-            && step.after.scores[owner] != step.before.scores[owner];
+        let drops_itself =
+            matches!(step.script, Some(Script::RedissonAcquire | Script::RedissonAcquire3))
+                && is_actor
+                && stays
+                && step.after.scores[owner] != step.before.scores[owner];
         if (!stays || drops_itself) && !is_ours(owner) {
             world.redissons_left.push(step.now);
         }
@@ -191,15 +195,15 @@ fn check_leavers(step: &Step<'_>, world: &mut World, seen: &mut Vec<Count>) -> R
         let was_granted = step.after.holders.contains(owner);
         if drops_itself {
             check_drop(step, w, world)?;
-            seen.push(Count::RedissonsDropped);
+            seen.push("Redisson's dropped");
             world.waiters[w].rank = None;
         } else if !stays && !is_actor && !was_passed_to && !was_granted {
             check_drop(step, w, world)?;
             world.waiters[w].dropped = true;
             seen.push(match is_ours(owner) {
-                true if !world.client_of(w).is_heard() => Count::DeafDropped,
-                true => Count::OursDropped,
-                false => Count::RedissonsDropped,
+                true if !world.client_of(w).is_heard() => "deaf ones dropped",
+                true => "ours dropped",
+                false => "Redisson's dropped",
             });
         }
     }
@@ -214,7 +218,7 @@ fn check_drop(step: &Step<'_>, w: usize, world: &World) -> Result<(), Broken> {
         return Ok(());
     }
     if world.is_ours(w) {
-        let by_ours = step.script.is_some_and(|script| !script.is_redissons());
+        let by_ours = step.script.is_some_and(|script| !script.is_of_redisson());
         let is_gone = waiter.phase == Phase::Gone;
         let hears = world.client_of(w).is_heard() || step.before.just_come.contains(&waiter.owner);
         if is_gone || by_ours && !hears {
@@ -226,7 +230,7 @@ fn check_drop(step: &Step<'_>, w: usize, world: &World) -> Result<(), Broken> {
         };
     }
     let clock = match step.actor {
-        Some(actor) if step.script.is_some_and(Script::is_redissons) => {
+        Some(actor) if step.script.is_some_and(Script::is_of_redisson) => {
             step.now + world.client_of(actor).clock_offset
         }
         _ => step.now,
@@ -244,7 +248,7 @@ fn check_comers(
     step: &Step<'_>,
     world: &mut World,
     serial: &mut u64,
-    seen: &mut Vec<Count>,
+    seen: &mut Vec<&'static str>,
 ) -> Result<(), Broken> {
     if step.script == Some(Script::Acquire)
         && let Some(w) = step.actor
@@ -275,7 +279,7 @@ fn check_comers(
         let waiter = &mut world.waiters[w];
         if is_ours(owner) && !comes_new {
             waiter.came_back = true;
-            seen.push(Count::OursCameBack);
+            seen.push("ours came back");
         } else {
             *serial += 1;
             waiter.rank = Some(*serial);
@@ -318,7 +322,11 @@ fn base_of(owner: &str, now: i64, state: &State, world: &World) -> Result<i64, B
 }
 
 /// The lock was free, and goes to the asking owner, which is first.
-fn check_grant(step: &Step<'_>, world: &mut World, serial: &mut u64) -> Result<Count, Broken> {
+fn check_grant(
+    step: &Step<'_>,
+    world: &mut World,
+    serial: &mut u64,
+) -> Result<&'static str, Broken> {
     let owner = &step.after.holders[0];
     let message = step.after.told.iter().find(|told| told.owner == *owner);
     let by_message = match message.map(|told| &told.what) {
@@ -354,7 +362,7 @@ fn check_grant(step: &Step<'_>, world: &mut World, serial: &mut u64) -> Result<C
         check_order(w, false, world)?;
     }
     world.waiters[w].served = true;
-    Ok(if is_ours(owner) { Count::GrantsToOurs } else { Count::GrantsToRedisson })
+    Ok(if is_ours(owner) { "grants to ours" } else { "grants to Redisson" })
 }
 
 /// No owner is granted the lock that was silent for long while another process stood in the queue

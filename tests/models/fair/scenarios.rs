@@ -4,10 +4,10 @@
 use redis::{Connection, FromRedisValue, RedisResult, Value};
 use redlatch_testkit::Server;
 
-use super::store::{CHANNEL, DATABASE, LOCK, QUEUE, Script, Scripts, TIMEOUTS, channel_of};
+use super::store::{CHANNEL, DATABASE, KEYS, LOCK, QUEUE, TIMEOUTS, channel_of, keys, scripts};
 use crate::common::unbounded_server as server;
+use crate::simulated::scripts::{Script, Scripts};
 
-const KEYS: [&str; 3] = [LOCK, QUEUE, TIMEOUTS];
 const JAVA: &str = "11111111-1111-4111-8111-111111111111:1";
 
 fn ours(number: u32) -> String {
@@ -26,14 +26,14 @@ impl Direct {
     }
 
     fn over(connection: Connection) -> Self {
-        Self { connection, scripts: Scripts::ours() }
+        Self { connection, scripts: scripts() }
     }
 
     fn run_ours<T: FromRedisValue>(&mut self, script: Script, args: &[&str]) -> RedisResult<T> {
         redis::cmd("EVAL")
             .arg(self.scripts.text(script))
-            .arg(script.keys().len())
-            .arg(script.keys())
+            .arg(keys(script).len())
+            .arg(keys(script))
             .arg(&["10000,300000", CHANNEL, DATABASE])
             .arg(args)
             .query(&mut self.connection)
@@ -484,7 +484,7 @@ const WRITING: [&str; 11] = [
 
 #[test]
 fn every_command_of_the_scripts_is_among_those_that_are_refused_here() {
-    let scripts = Scripts::ours();
+    let scripts = scripts();
     for script in OURS {
         let text = scripts.text(script);
         let calls = text.match_indices("call('").map(|(at, _)| at + 6);

@@ -7,9 +7,15 @@ use std::collections::BinaryHeap;
 use redis::Value;
 
 use super::clients::{Client, FAIR_WAIT, JITTER, PERIOD, Phase, REDISSON_WAIT, Run, World};
-use super::rules::{Blocked, Broken, Step, check_blocked, check_heard, check_step};
-use super::store::{CHANNEL, DATABASE, Message, Script, State, Store, channel_of, is_ours};
+use super::rules::{Blocked, Step, check_blocked, check_heard, check_step};
+use super::store::{CHANNEL, DATABASE, KEYS, LOCK, Message, PLACE, State, channel_of, keys};
+use crate::simulated::client::Rule;
 use crate::simulated::random::Random;
+use crate::simulated::rules::Broken;
+use crate::simulated::scripts::{Call, Script};
+use crate::simulated::specification::Played;
+use crate::simulated::store::{Store, is_ours};
+use crate::simulated::summary::Summary;
 
 const START: i64 = 1_763_692_800_000;
 const HOUR: i64 = 3_600_000;
@@ -49,98 +55,13 @@ pub(crate) enum Event {
     DeleteKeys,
 }
 
-/// A rule that a client of ours may be made to forget, to see its purpose.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Rule {
-    /// A grant that is read late is none.
-    Deadline,
-    /// A process that waits asks once while a hand-over lasts.
-    Poll,
-}
-
-/// The count of each event: a case that never comes up is not tested.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Summary {
-    pub(crate) counts: [u64; COUNTED.len()],
-}
-
-/// The counted events.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Count {
-    Scripts,
-    GrantsToOurs,
-    GrantsToRedisson,
-    Passes,
-    GaveUp,
-    GaveUpWhenGranted,
-    Lapses,
-    Died,
-    Stopped,
-    TriesThatTook,
-    KeysDeleted,
-    OursDropped,
-    OursCameBack,
-    RedissonsDropped,
-    ToldByRedisson,
-    LateRequests,
-    /// By message: taken up, read too late, and for a gone owner.
-    TakenUp,
-    ReadLate,
-    GivenBack,
-    Raised,
-    DeafDropped,
-    /// With another one of their client, in one request.
-    CameTogether,
-}
-
-const COUNTED: [Count; 22] = [
-    Count::Scripts,
-    Count::GrantsToOurs,
-    Count::GrantsToRedisson,
-    Count::Passes,
-    Count::GaveUp,
-    Count::GaveUpWhenGranted,
-    Count::Lapses,
-    Count::Died,
-    Count::Stopped,
-    Count::TriesThatTook,
-    Count::KeysDeleted,
-    Count::OursDropped,
-    Count::OursCameBack,
-    Count::RedissonsDropped,
-    Count::ToldByRedisson,
-    Count::LateRequests,
-    Count::TakenUp,
-    Count::ReadLate,
-    Count::GivenBack,
-    Count::Raised,
-    Count::DeafDropped,
-    Count::CameTogether,
-];
-
-impl Summary {
-    pub(crate) fn add(&mut self, what: Count) {
-        self.counts[what as usize] += 1;
-    }
-
-    pub(crate) fn add_all(&mut self, other: &Self) {
-        for (count, more) in self.counts.iter_mut().zip(other.counts) {
-            *count += more;
-        }
-    }
-
-    pub(crate) fn has_seen_everything(&self) -> bool {
-        self.counts.iter().all(|count| *count > 0)
-    }
-}
-
-impl std::fmt::Display for Summary {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        for (what, count) in COUNTED.iter().zip(self.counts) {
-            write!(f, "{what:?} {count}, ")?;
-        }
-        Ok(())
-    }
+/// One history.
+pub(crate) fn play(store: &mut Store, seed: u64, broken: Option<Rule>, traced: bool) -> Played {
+    let mut simulation = Simulation::new(store, seed, broken);
+    simulation.keeps_trace = traced;
+    let outcome = simulation.run();
+    let Simulation { summary, trace, .. } = simulation;
+    Played { outcome, summary, trace: trace.join("\n") }
 }
 
 pub(crate) struct Simulation<'a> {
@@ -159,6 +80,7 @@ pub(crate) struct Simulation<'a> {
     /// Since when the lock is free because its lease has ended.
     unclaimed: Option<i64>,
     pub(crate) broken: Option<Rule>,
+    keeps_trace: bool,
     trace: Vec<String>,
 }
 
@@ -178,6 +100,7 @@ impl<'a> Simulation<'a> {
             forced: 0,
             unclaimed: None,
             broken,
+            keeps_trace: false,
             trace: Vec::new(),
         };
         simulation.plan();
@@ -219,10 +142,6 @@ impl<'a> Simulation<'a> {
         Ok(())
     }
 
-    pub(crate) fn trace(&self, last: usize) -> String {
-        self.trace[self.trace.len().saturating_sub(last)..].join("\n")
-    }
-
     pub(crate) fn at(&mut self, time: i64, event: Event) {
         self.serial += 1;
         self.events.push(Reverse((time, self.serial, event)));
@@ -240,9 +159,10 @@ impl<'a> Simulation<'a> {
         while let Some(ends) = self.state.lease_ends.filter(|ends| *ends <= time) {
             check_blocked(self.blocked.as_ref(), ends, &self.state, &self.world)?;
             self.now = ends;
-            let after = self.store.lapse(ends);
-            self.summary.add(Count::Lapses);
-            self.note("the lease ends");
+            let after = self.store.delete(ends * 1_000, PLACE, &[LOCK]);
+            let after = State::of(ends, after);
+            self.summary.add("lapses", 1);
+            self.note(|| "the lease ends".to_owned());
             self.unclaimed = Some(ends);
             self.step(None, None, &[], after)?;
         }
@@ -311,15 +231,15 @@ impl<'a> Simulation<'a> {
             }
             Event::KeepAlive(c) => self.keep_alive(c),
             Event::Stop(c, time) => {
-                self.summary.add(Count::Stopped);
-                self.note(&format!("client {c} stops for {time}"));
+                self.summary.add("stops", 1);
+                self.note(|| format!("client {c} stops for {time}"));
                 self.world.clients[c].state = Run::StoppedUntil(self.now + time);
                 self.world.clients[c].well_since = None;
                 Ok(())
             }
             Event::Die(c) => {
-                self.summary.add(Count::Died);
-                self.note(&format!("client {c} dies"));
+                self.summary.add("kills", 1);
+                self.note(|| format!("client {c} dies"));
                 self.world.clients[c].state = Run::Dead;
                 self.world.clients[c].well_since = None;
                 self.set_deaf(c, true);
@@ -342,13 +262,14 @@ impl<'a> Simulation<'a> {
                 self.send(None, Script::ForceUnlock, &self.args(&[])).map(|_| ())
             }
             Event::DeleteKeys => {
-                self.summary.add(Count::KeysDeleted);
-                self.note("all keys are deleted");
+                self.summary.add("keys deleted", 1);
+                self.note(|| "all keys are deleted".to_owned());
                 self.forced = self.now;
                 for waiter in &mut self.world.waiters {
                     waiter.place_lost |= waiter.rank.is_some() && !waiter.served;
                 }
-                let after = self.store.delete_keys(self.now);
+                let after = self.store.delete(self.now * 1_000, PLACE, &KEYS);
+                let after = State::of(self.now, after);
                 self.state = State::default();
                 self.step(None, None, &[], after)
             }
@@ -408,16 +329,16 @@ impl<'a> Simulation<'a> {
         let Client { is_ours, listens, .. } = self.world.clients[client];
         if is_ours && listens {
             let own = channel_of(&format!("{}:0", self.world.clients[client].uuid()));
-            self.store.set_listening(&own, !deaf);
+            self.store.set_subscribers(&own, usize::from(!deaf));
         }
         for w in self.world.waiting_of(client) {
             let waiter = &self.world.waiters[w];
             let owner = &waiter.owner;
             if !is_ours {
-                self.store.set_listening(&channel_of(owner), !deaf);
+                self.store.set_subscribers(&channel_of(owner), usize::from(!deaf));
             }
             if waiter.listens {
-                self.store.set_listening(&format!("{CHANNEL}{owner}"), !deaf);
+                self.store.set_subscribers(&format!("{CHANNEL}{owner}"), usize::from(!deaf));
             }
         }
     }
@@ -427,7 +348,7 @@ impl<'a> Simulation<'a> {
         let client = self.world.waiters[w].client;
         self.world.clients[client].listens = true;
         if !self.world.client_of(w).deaf {
-            self.store.set_listening(&channel_of(&self.world.waiters[w].owner), true);
+            self.store.set_subscribers(&channel_of(&self.world.waiters[w].owner), 1);
         }
     }
 
@@ -435,12 +356,12 @@ impl<'a> Simulation<'a> {
         self.world.waiters[w].listens = true;
         self.world.waiters[w].asks_soon = true;
         if !self.world.client_of(w).deaf {
-            self.store.set_listening(&format!("{CHANNEL}{}", self.world.waiters[w].owner), true);
+            self.store.set_subscribers(&format!("{CHANNEL}{}", self.world.waiters[w].owner), 1);
         }
     }
 
     pub(crate) fn forget(&mut self, w: usize) {
-        self.store.set_listening(&format!("{CHANNEL}{}", self.world.waiters[w].owner), false);
+        self.store.set_subscribers(&format!("{CHANNEL}{}", self.world.waiters[w].owner), 0);
     }
 
     /// Runs a script for a waiter, or for none in particular.
@@ -450,10 +371,14 @@ impl<'a> Simulation<'a> {
         script: Script,
         args: &[String],
     ) -> Result<Value, Broken> {
-        self.summary.add(Count::Scripts);
-        let (reply, after) = self.store.run(self.now, script, args);
-        self.note(&format!("{script:?} {args:?} -> {reply:?}"));
-        self.note(&format!("    {}", after.short(self.now)));
+        self.summary.add("scripts", 1);
+        let own = |all: &[&str]| all.iter().map(|key| (*key).to_owned()).collect();
+        let call = Call { script, keys: own(keys(script)), args: args.to_vec() };
+        let (reply, after) = self.store.run(self.now * 1_000, PLACE, &call);
+        let after = State::of(self.now, after);
+        self.note(|| format!("{script:?} {args:?} -> {reply:?}"));
+        let now = self.now;
+        self.note(|| format!("    {}", after.short(now)));
         if let Value::ServerError(error) = &reply {
             return Err(format!("{script:?} {args:?} fails: {error:?}"));
         }
@@ -471,7 +396,7 @@ impl<'a> Simulation<'a> {
                 continue;
             }
             if is_ours && !told.is_by_ours() {
-                self.summary.add(Count::ToldByRedisson);
+                self.summary.add("told by Redisson", 1);
             }
             self.soon(match &told.what {
                 Message::Alone => Event::Ask(w),
@@ -493,13 +418,15 @@ impl<'a> Simulation<'a> {
         let step = Step { now: self.now, actor, script, args, before: &before, after: &self.state };
         let seen = check_step(&step, &mut self.world, &mut self.serial)?;
         for what in seen {
-            self.summary.add(what);
+            self.summary.add(what, 1);
         }
         self.blocked = Blocked::next(self.blocked.take(), self.now, &self.state);
         Ok(())
     }
 
-    pub(crate) fn note(&mut self, line: &str) {
-        self.trace.push(format!("{:>10} {line}", self.now - START));
+    pub(crate) fn note(&mut self, line: impl FnOnce() -> String) {
+        if self.keeps_trace {
+            self.trace.push(format!("{:>10} {}", self.now - START, line()));
+        }
     }
 }

@@ -2,50 +2,26 @@
 
 use std::collections::{HashMap, HashSet};
 
-use redis::{Connection, Value};
+use crate::simulated::scripts::{Script, Scripts, Texts};
+use crate::simulated::state;
+use crate::simulated::store::{Place, is_ours, short};
 
 pub(crate) const LOCK: &str = "orders";
 pub(crate) const QUEUE: &str = "redisson_lock_queue:{orders}";
 pub(crate) const TIMEOUTS: &str = "redisson_lock_timeout:{orders}";
-pub(crate) const ONLY_OURS: &str = "redisson_lock_timeout:{orders}:redlatch";
+const ONLY_OURS: &str = "redisson_lock_timeout:{orders}:redlatch";
+pub(crate) const KEYS: [&str; 3] = [LOCK, QUEUE, TIMEOUTS];
+pub(crate) const PLACE: Place<'_> = Place { database: 0, keys: KEYS };
 pub(crate) const DATABASE: &str = "0";
 /// The beginning of the waiters' own channels, on which Redisson tells them.
 pub(crate) const CHANNEL: &str = "redisson_lock__channel:{orders}:";
 
-const SIMULATED: &str = include_str!("simulated.lua");
-const OBSERVE: &str = include_str!("observe.lua");
-
-/// Which script.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Script {
-    Acquire,
-    Try,
-    GiveUp,
-    Release,
-    ForceUnlock,
-    KeepAlive,
-    RedissonAcquire,
-    /// As 3.16.8 has it.
-    OldRedissonAcquire,
-    RedissonGiveUp,
-    RedissonUnlock,
-}
-
-impl Script {
-    pub(crate) fn is_redissons(self) -> bool {
-        self.is_redissons_acquire() || matches!(self, Self::RedissonGiveUp | Self::RedissonUnlock)
-    }
-
-    pub(crate) fn is_redissons_acquire(self) -> bool {
-        matches!(self, Self::RedissonAcquire | Self::OldRedissonAcquire)
-    }
-
-    pub(crate) fn keys(self) -> &'static [&'static str] {
-        match self {
-            Self::KeepAlive => &[LOCK, QUEUE, TIMEOUTS, ONLY_OURS],
-            Self::RedissonGiveUp => &[QUEUE, TIMEOUTS],
-            _ => &[LOCK, QUEUE, TIMEOUTS],
-        }
+/// Those that a script gets.
+pub(crate) fn keys(script: Script) -> &'static [&'static str] {
+    match script {
+        Script::KeepAlive => &[LOCK, QUEUE, TIMEOUTS, ONLY_OURS],
+        Script::RedissonGiveUp => &KEYS[1..],
+        _ => &KEYS,
     }
 }
 
@@ -59,45 +35,24 @@ macro_rules! ours {
     };
 }
 
-/// The texts of the scripts.
-#[derive(Clone, Debug)]
-pub(crate) struct Scripts(HashMap<Script, String>);
+const TEXTS: Texts = &[
+    (Script::Acquire, ours!("lock/owner.lua", "fair/acquire.lua")),
+    (Script::Try, ours!("lock/owner.lua", "fair/try.lua")),
+    (Script::GiveUp, ours!("fair/give_up.lua")),
+    (Script::Release, ours!("fair/release.lua")),
+    (Script::ForceUnlock, ours!("lock/owner.lua", "fair/force_unlock.lua")),
+    (Script::KeepAlive, ours!("fair/keep_alive.lua")),
+    (Script::RedissonAcquire, include_str!("redisson/acquire.lua")),
+    // As 3.16.8 has it.
+    (Script::RedissonAcquire3, include_str!("redisson/acquire_3.lua")),
+    (Script::RedissonGiveUp, include_str!("redisson/give_up.lua")),
+    (Script::RedissonUnlock, include_str!("redisson/unlock.lua")),
+];
 
-impl Scripts {
-    pub(crate) fn ours() -> Self {
-        let texts = [
-            (Script::Acquire, ours!("lock/owner.lua", "fair/acquire.lua")),
-            (Script::Try, ours!("lock/owner.lua", "fair/try.lua")),
-            (Script::GiveUp, ours!("fair/give_up.lua")),
-            (Script::Release, ours!("fair/release.lua")),
-            (Script::ForceUnlock, ours!("lock/owner.lua", "fair/force_unlock.lua")),
-            (Script::KeepAlive, ours!("fair/keep_alive.lua")),
-            (Script::RedissonAcquire, include_str!("redisson/acquire.lua")),
-            (Script::OldRedissonAcquire, include_str!("redisson/acquire_3.lua")),
-            (Script::RedissonGiveUp, include_str!("redisson/give_up.lua")),
-            (Script::RedissonUnlock, include_str!("redisson/unlock.lua")),
-        ];
-        let mut scripts = Self(texts.map(|(script, text)| (script, text.to_owned())).into());
-        // Few wait here, and they are to be many.
-        let text = scripts.0[&Script::KeepAlive]
-            .replace("local FEW, END = 32, 16", "local FEW, END = 0, 3");
-        assert!(text.contains("FEW, END = 0, 3"), "the queue is always read");
-        scripts.0.insert(Script::KeepAlive, text);
-        scripts
-    }
-
-    /// One script with a part of its text replaced, which must occur in it.
-    pub(crate) fn broken(script: Script, part: &str, by: &str) -> Self {
-        let mut scripts = Self::ours();
-        let text = scripts.text(script).to_owned();
-        assert!(text.contains(part), "{script:?} has no {part:?}");
-        scripts.0.insert(script, text.replace(part, by));
-        scripts
-    }
-
-    pub(crate) fn text(&self, script: Script) -> &str {
-        &self.0[&script]
-    }
+pub(crate) fn scripts() -> Scripts {
+    // Few wait here, and they are to be many.
+    let (few, none) = ("local FEW, END = 32, 16", "local FEW, END = 0, 3");
+    Scripts::of(TEXTS).with(Script::KeepAlive, few, none)
 }
 
 /// The keys' values, and the messages sent since the last look.
@@ -111,93 +66,6 @@ pub(crate) struct State {
     pub(crate) lease_ends: Option<i64>,
     pub(crate) told: Vec<Told>,
 }
-
-/// Runs scripts at simulated times.
-pub(crate) struct Store {
-    connection: Connection,
-    scripts: HashMap<Script, String>,
-    observe: String,
-}
-
-impl Store {
-    pub(crate) fn new(mut connection: Connection, scripts: &Scripts) -> Self {
-        let mut load = |text: &str| -> String {
-            redis::cmd("SCRIPT").arg("LOAD").arg(text).query(&mut connection).unwrap()
-        };
-        let observe = load(OBSERVE);
-        let scripts = scripts
-            .0
-            .iter()
-            .map(|(script, text)| (*script, load(&format!("{SIMULATED}{text}"))))
-            .collect();
-        Self { connection, scripts, observe }
-    }
-
-    /// Forgets everything but the scripts.
-    pub(crate) fn clear(&mut self) {
-        redis::cmd("FLUSHALL").exec(&mut self.connection).unwrap();
-    }
-
-    pub(crate) fn run(&mut self, now: i64, script: Script, args: &[String]) -> (Value, State) {
-        let mut command = redis::cmd("EVALSHA");
-        command.arg(&self.scripts[&script]);
-        command.arg(script.keys().len()).arg(script.keys());
-        command.arg(args);
-        self.run_command(now, command)
-    }
-
-    /// The lock's lease has ended.
-    pub(crate) fn lapse(&mut self, now: i64) -> State {
-        let mut command = redis::cmd("DEL");
-        command.arg(LOCK);
-        self.run_command(now, command).1
-    }
-
-    /// The holder's watchdog has renewed the lease.
-    pub(crate) fn renew(&mut self, now: i64, lease: i64) -> State {
-        let mut command = redis::cmd("SET");
-        command.arg("sim:ends").arg(now + lease);
-        self.run_command(now, command).1
-    }
-
-    /// All the keys of the lock are deleted.
-    pub(crate) fn delete_keys(&mut self, now: i64) -> State {
-        let mut command = redis::cmd("DEL");
-        command.arg(&[LOCK, QUEUE, TIMEOUTS]);
-        self.run_command(now, command).1
-    }
-
-    /// A monitor hears every channel.
-    pub(crate) fn monitor(&mut self) {
-        redis::cmd("SET").arg("sim:patterns").arg(1).exec(&mut self.connection).unwrap();
-    }
-
-    /// Sets whether a channel has a listener.
-    pub(crate) fn set_listening(&mut self, channel: &str, listens: bool) {
-        redis::cmd(if listens { "SADD" } else { "SREM" })
-            .arg("sim:listening")
-            .arg(channel)
-            .exec(&mut self.connection)
-            .unwrap();
-    }
-
-    fn run_command(&mut self, now: i64, command: redis::Cmd) -> (Value, State) {
-        let mut observe = redis::cmd("EVALSHA");
-        observe.arg(&self.observe);
-        observe.arg(3).arg(&[LOCK, QUEUE, TIMEOUTS]);
-        let mut both = redis::pipe();
-        both.ignore_errors();
-        both.cmd("SET").arg("sim:now").arg(now).ignore();
-        both.add_command(command).add_command(observe);
-        let mut replies: Vec<Value> = both.query(&mut self.connection).unwrap();
-        let state = replies.pop().unwrap();
-        let reply = replies.pop().unwrap();
-        (reply, State::from_reply(state))
-    }
-}
-
-/// Holders, queue, scores, the lease's end, and the channels of the messages.
-type Observed = (Vec<String>, Vec<String>, Vec<(String, f64)>, String, Vec<String>);
 
 /// A message to one waiter.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -229,8 +97,7 @@ pub(crate) struct Grant {
 
 impl Told {
     /// Parses a channel and the message there.
-    fn of(message: &str) -> Self {
-        let (channel, text) = message.split_once(' ').unwrap();
+    fn of(channel: &str, text: &str) -> Self {
         let Some(client) = channel.strip_prefix(CLIENT_CHANNEL) else {
             assert_eq!(text, "0");
             let owner = channel.strip_prefix(CHANNEL).unwrap().to_owned();
@@ -248,7 +115,7 @@ impl Told {
                 };
                 Self { owner: owner(number), what: Message::Grant(grant) }
             }
-            _ => panic!("{message:?} is no message"),
+            _ => panic!("{text:?} is no message"),
         }
     }
 
@@ -273,9 +140,8 @@ pub(crate) fn channel_of(owner: &str) -> String {
 const CLIENT_CHANNEL: &str = "redisson_lock__channel:{redlatch:";
 
 impl State {
-    fn from_reply(reply: Value) -> Self {
-        let (holders, queue, scores, ends, told): Observed =
-            redis::from_redis_value(reply).unwrap();
+    pub(crate) fn of(now: i64, state: state::State) -> Self {
+        let state::State { holders, queue, scores, left, messages, .. } = state;
         Self {
             holders,
             queue,
@@ -284,8 +150,8 @@ impl State {
                 marked.map(|(owner, _)| owner.clone()).collect()
             },
             scores: scores.into_iter().map(|(owner, score)| (owner, score.ceil() as i64)).collect(),
-            lease_ends: ends.parse().ok(),
-            told: told.iter().map(|message| Told::of(message)).collect(),
+            lease_ends: (left >= 0).then_some(now + left),
+            told: messages.iter().map(|(channel, text)| Told::of(channel, text)).collect(),
         }
     }
 
@@ -308,15 +174,4 @@ impl State {
         let told: Vec<_> = self.told.iter().map(|told| short(&told.owner)).collect();
         format!("held by {holders:?}, queue {line:?}, told {told:?}")
     }
-}
-
-/// Whether the waiter is one of ours, as the scripts tell it.
-pub(crate) fn is_ours(owner: &str) -> bool {
-    owner.as_bytes().get(14) == Some(&b'8')
-}
-
-/// `8` or `4`, the client and the number.
-pub(crate) fn short(owner: &str) -> String {
-    let kind = if is_ours(owner) { "ours" } else { "java" };
-    format!("{kind}{}:{}", owner[..8].trim_start_matches('0'), &owner[37..])
 }

@@ -7,9 +7,12 @@ use redis::Value;
 use super::clients::{
     DRIFT, FAIR_WAIT, Hold, JITTER, PERIOD, Phase, RAISE, RAISE_AGAIN, SILENT, TURN, WATCHDOG,
 };
-use super::rules::{Broken, check_order};
-use super::simulation::{Count, Event, Rule, Simulation};
-use super::store::{CHANNEL, Grant, Message, Script, numbers};
+use super::rules::check_order;
+use super::simulation::{Event, Simulation};
+use super::store::{CHANNEL, Grant, LOCK, Message, PLACE, State, numbers};
+use crate::simulated::client::Rule;
+use crate::simulated::rules::Broken;
+use crate::simulated::scripts::Script;
 
 /// How long a request whose reply is lost stays without an answer.
 const NO_ANSWER: (i64, i64) = (300, 2_000);
@@ -87,7 +90,7 @@ impl Simulation<'_> {
                 && !waiter.tries;
             if comes && self.random.percent(50) {
                 self.come(other);
-                self.summary.add(Count::CameTogether);
+                self.summary.add("came together", 1);
                 self.world.waiters[other].is_company = true;
                 self.world.waiters[w].company.push(other);
             }
@@ -157,7 +160,8 @@ impl Simulation<'_> {
         }
         self.world.holds[hold].ends = self.now + WATCHDOG;
         self.world.holds[hold].is_provisional = false;
-        let after = self.store.renew(self.now, WATCHDOG);
+        let after = self.store.expire(self.now * 1_000, PLACE, LOCK, WATCHDOG);
+        let after = State::of(self.now, after);
         self.at(self.now + WATCHDOG / 3, Event::Renew(w));
         self.step(None, None, &[], after)
     }
@@ -179,13 +183,14 @@ impl Simulation<'_> {
             self.at(self.now + RAISE_AGAIN, Event::Raise(w));
             return Ok(());
         }
-        self.summary.add(Count::Raised);
+        self.summary.add("raises", 1);
         hold.is_provisional = false;
         if ends <= hold.ends {
             return Ok(());
         }
         hold.ends = ends;
-        let after = self.store.renew(self.now, ends - self.now);
+        let after = self.store.expire(self.now * 1_000, PLACE, LOCK, ends - self.now);
+        let after = State::of(self.now, after);
         self.step(None, None, &[], after)
     }
 
@@ -206,7 +211,7 @@ impl Simulation<'_> {
             self.soon(Event::GiveUp(w));
             return Ok(());
         }
-        self.summary.add(Count::GaveUp);
+        self.summary.add("gave up", 1);
         self.world.waiters[w].phase = Phase::Gone;
         self.forget(w);
         let owner = self.world.waiters[w].owner.clone();
@@ -215,7 +220,7 @@ impl Simulation<'_> {
             return self.send(Some(w), Script::RedissonGiveUp, &args).map(|_| ());
         }
         if self.leave(w, false)? == Value::Int(2) {
-            self.summary.add(Count::GaveUpWhenGranted);
+            self.summary.add("gave up when granted", 1);
         }
         if self.random.percent(15) {
             let (late, again) = (self.random.between(1, 2_000), self.random.between(1, 20_000));
@@ -382,7 +387,7 @@ impl Simulation<'_> {
             // No thread waits as this owner.
             (_, Message::Grant(_)) => {
                 if self.leave(w, false)? == Value::Int(2) {
-                    self.summary.add(Count::GivenBack);
+                    self.summary.add("given back", 1);
                 }
                 Ok(())
             }
@@ -394,7 +399,7 @@ impl Simulation<'_> {
         let ends = grant.now + grant.lease - DRIFT;
         let is_late = self.now >= ends || self.world.waiters[w].refused > grant.now;
         if is_late && self.broken != Some(Rule::Deadline) {
-            self.summary.add(Count::ReadLate);
+            self.summary.add("read late", 1);
             return self.ask(w);
         }
         let owner = &self.world.waiters[w].owner;
@@ -402,7 +407,7 @@ impl Simulation<'_> {
             let holders = &self.state.holders;
             return Err(format!("{owner} enters, and the lock is {holders:?}'s"));
         }
-        self.summary.add(Count::TakenUp);
+        self.summary.add("taken up", 1);
         let followers = self.find(grant.followers.iter().cloned())?;
         self.hold(w, followers, Some(ends));
         Ok(())
@@ -410,7 +415,7 @@ impl Simulation<'_> {
 
     /// A request that was under way when its waiter gave up.
     pub(crate) fn late(&mut self, w: usize) -> Result<(), Broken> {
-        self.summary.add(Count::LateRequests);
+        self.summary.add("late requests", 1);
         self.request(w).map(|_| ())
     }
 
@@ -439,9 +444,9 @@ impl Simulation<'_> {
 
     /// Without a word to the server: `next` stands directly behind.
     fn pass(&mut self, next: usize, hold: usize) -> Result<(), Broken> {
-        self.summary.add(Count::Passes);
+        self.summary.add("passed on", 1);
         let owner = self.world.waiters[next].owner.clone();
-        self.note(&format!("passed on to {owner}"));
+        self.note(|| format!("passed on to {owner}"));
         if self.state.holders == [self.world.holds[hold].owner.as_str()] {
             check_order(next, true, &self.world)?;
         }
@@ -475,7 +480,7 @@ impl Simulation<'_> {
         let args = self.args(&[&waiter.lease.to_string(), &waiter.owner]);
         let taken = self.send(Some(w), Script::Try, &args)? == Value::Int(1);
         if taken {
-            self.summary.add(Count::TriesThatTook);
+            self.summary.add("tries that took", 1);
             self.hold(w, VecDeque::new(), None);
         } else {
             self.world.waiters[w].phase = Phase::Gone;
@@ -544,7 +549,7 @@ impl Simulation<'_> {
             self.clock_of(w).to_string(),
         ];
         let old = self.world.client_of(w).is_old;
-        let script = if old { Script::OldRedissonAcquire } else { Script::RedissonAcquire };
+        let script = if old { Script::RedissonAcquire3 } else { Script::RedissonAcquire };
         let reply = self.send(Some(w), script, &args)?;
         // Without time left it waits for a message alone. That happens to those that come when the
         // last in the queue has had its time.
@@ -576,7 +581,7 @@ impl Simulation<'_> {
     /// The waiter leaves its entries where they are.
     pub(crate) fn interrupt(&mut self, w: usize) -> Result<(), Broken> {
         if self.world.waiters[w].phase == Phase::Waiting {
-            self.note(&format!("waiter {w} is interrupted"));
+            self.note(|| format!("waiter {w} is interrupted"));
             self.world.waiters[w].interrupted = true;
             self.world.waiters[w].phase = Phase::Gone;
             self.forget(w);

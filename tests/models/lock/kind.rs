@@ -5,9 +5,30 @@ use crate::simulated::kind::{Kind, Prefixes};
 use crate::simulated::random::Random;
 use crate::simulated::redisson::{Java, Version};
 use crate::simulated::rules::{Broken, Claim, Step};
-use crate::simulated::scripts::{Call, Script};
+use crate::simulated::scripts::{Call, Script, Texts};
 use crate::simulated::site::Site;
 use crate::simulated::state::State;
+
+pub(crate) const TEXTS: Texts = &[
+    (Script::Free, include_str!("../../../lua/lock/free.lua")),
+    (Script::QueueUp, include_str!("../../../lua/lock/queue_up.lua")),
+    (Script::Unwanted, include_str!("../../../lua/lock/unwanted.lua")),
+    (Script::HandOver, include_str!("../../../lua/lock/hand_over.lua")),
+    (Script::Prelude, include_str!("../../../lua/prelude.lua")),
+    (Script::HandOff, include_str!("../../../lua/hand_off.lua")),
+    (Script::Holders, include_str!("../../../lua/lock/holder.lua")),
+    (Script::Owner, include_str!("../../../lua/lock/owner.lua")),
+    (Script::Acquire, include_str!("../../../lua/lock/acquire.lua")),
+    (Script::Try, include_str!("../../../lua/lock/try.lua")),
+    (Script::Release, include_str!("../../../lua/lock/release.lua")),
+    (Script::GiveUp, include_str!("../../../lua/lock/give_up.lua")),
+    (Script::Renew, include_str!("../../../lua/lock/renew.lua")),
+    (Script::ForceUnlock, include_str!("../../../lua/lock/force_unlock.lua")),
+    (Script::RedissonAcquire, include_str!("redisson/acquire.lua")),
+    (Script::RedissonUnlock3, include_str!("redisson/unlock_3.lua")),
+    (Script::RedissonUnlock4, include_str!("redisson/unlock_4.lua")),
+    (Script::RedissonForceUnlock, include_str!("redisson/force_unlock.lua")),
+];
 
 #[derive(Debug)]
 pub(crate) struct PlainLock;
@@ -33,27 +54,8 @@ impl Kind for PlainLock {
         format!("{uuid}:{number}")
     }
 
-    fn texts(&self) -> Vec<(Script, &'static str)> {
-        vec![
-            (Script::Free, include_str!("../../../lua/lock/free.lua")),
-            (Script::QueueUp, include_str!("../../../lua/lock/queue_up.lua")),
-            (Script::Unwanted, include_str!("../../../lua/lock/unwanted.lua")),
-            (Script::HandOver, include_str!("../../../lua/lock/hand_over.lua")),
-            (Script::Prelude, include_str!("../../../lua/prelude.lua")),
-            (Script::HandOff, include_str!("../../../lua/hand_off.lua")),
-            (Script::Holders, include_str!("../../../lua/lock/holder.lua")),
-            (Script::Owner, include_str!("../../../lua/lock/owner.lua")),
-            (Script::Acquire, include_str!("../../../lua/lock/acquire.lua")),
-            (Script::Try, include_str!("../../../lua/lock/try.lua")),
-            (Script::Release, include_str!("../../../lua/lock/release.lua")),
-            (Script::GiveUp, include_str!("../../../lua/lock/give_up.lua")),
-            (Script::Renew, include_str!("../../../lua/lock/renew.lua")),
-            (Script::ForceUnlock, include_str!("../../../lua/lock/force_unlock.lua")),
-            (Script::RedissonAcquire, include_str!("redisson/acquire.lua")),
-            (Script::RedissonUnlock3, include_str!("redisson/unlock_3.lua")),
-            (Script::RedissonUnlock4, include_str!("redisson/unlock_4.lua")),
-            (Script::RedissonForceUnlock, include_str!("redisson/force_unlock.lua")),
-        ]
+    fn texts(&self) -> Texts {
+        TEXTS
     }
 
     fn renewed(&self, owner: &str) -> String {

@@ -4,33 +4,37 @@
 //! Processes of ours and Redisson's clients take one lock, or two that might be mistaken for each
 //! other, at random and for simulated minutes. They give up, are killed, stopped and cut off;
 //! requests and replies are lost, repeated and late; keys are deleted, memory ends, clocks jump.
-//! After every script the keys are held against the rules (`simulated/rules.rs`): no two are inside, no
-//! waiter is passed over, none waits for a free lock, nothing is left behind.
-//! `mutants.rs` breaks scripts and client one rule at a time, and the model has to
-//! notice (one by lot; all with `REDLATCH_LONG=1`).
-//!
-//! A failure prints its seed. `REDLATCH_SEED=17` looks at that history only, and prints every step
-//! of it; `REDLATCH_LOCK_SEEDS=5000` looks at more histories than usual.
+//! After every script the keys are held against the rules (`simulated/rules.rs`): no two are
+//! inside, no waiter is passed over, none waits for a free lock, nothing is left behind.
 
 mod kind;
 mod machine;
-mod mutants;
 mod scenarios;
 mod share;
 
 use crate::common::unbounded_server as server;
-use crate::simulated::histories::Histories;
-use crate::simulated::mutant::find_out_all;
 use crate::simulated::plan::Plan;
 use crate::simulated::scripts::Scripts;
+use crate::simulated::simulation::play;
+use crate::simulated::specification::Specification;
 use crate::simulated::store::Store;
+use kind::TEXTS;
+
 pub(crate) use kind::PlainLock;
-use mutants::MUTANTS;
 
-const HISTORIES: Histories =
-    Histories { kind: &PlainLock, plan: Plan::random, usual: 70, seen: SEEN };
+const LOCK: Specification = Specification {
+    scripts: || Scripts::of(TEXTS),
+    play: |store, seed, broken, traced| {
+        play(store, &PlainLock, seed, Plan::random(seed), broken, traced)
+    },
+    seen: SEEN,
+    seeds: &[19, 3, 9, 1],
+    full: 70,
+    mutants: include_str!("mutants.txt"),
+    scenes: scenarios::SCENES,
+    share: share::check_all,
+};
 
-/// A case that never comes up is not tested.
 const SEEN: &[&str] = &[
     "clock back",
     "clock forward",
@@ -63,27 +67,18 @@ const SEEN: &[&str] = &[
 
 #[test]
 fn random_histories_keep_the_rules() {
-    HISTORIES.check(&server());
+    LOCK.check_histories();
 }
 
 /// Ours go round, and Redisson's clients get a share.
 #[test]
 fn everybody_gets_a_share() {
     let server = server();
-    let mut store = Store::new(&server, &Scripts::of(&PlainLock));
-    let mixes = share::MIXES.iter().map(|mix| share::check(&mut store, mix, None));
-    let outcomes: Vec<_> = mixes.collect();
-    for outcome in &outcomes {
-        println!("{outcome:?}");
-    }
-    assert!(outcomes.iter().all(Result::is_ok), "{outcomes:#?}");
+    let mut store = Store::new(&server, &Scripts::of(TEXTS));
+    share::check_all(&mut store, None).unwrap();
 }
 
-/// A model that notices nothing proves nothing.
 #[test]
 fn each_broken_rule_is_found_out() {
-    let server = server();
-    find_out_all(&server, &HISTORIES, MUTANTS, |store, rule| {
-        share::MIXES.iter().find_map(|mix| share::check(store, mix, rule).err())
-    });
+    LOCK.find_out_mutants();
 }

@@ -4,7 +4,7 @@
 use redis::Value;
 use redlatch_testkit::Server;
 
-use super::kind::PlainLock;
+use super::kind::{PlainLock, TEXTS};
 use crate::common::{SOON, forbids_a_command, unbounded_server as server, wait_until};
 use crate::simulated::client::LEASE;
 use crate::simulated::direct::{CHAIN, Direct, Listener};
@@ -12,8 +12,18 @@ use crate::simulated::rules::Broken;
 use crate::simulated::scripts::Scripts;
 use crate::simulated::shortcuts;
 use crate::simulated::site::Site;
+use crate::simulated::specification::scenes;
 use crate::simulated::store::uuid;
 use crate::simulated::wire::{Again, Chain, Message, Reply, Request, What, own_channel};
+
+scenes! {
+    TEXTS;
+    mute_release: without_the_right_to_publish_a_release_goes_on_unless_waiters_must_be_told,
+    demoted: a_replica_takes_no_release,
+    silent: places_of_which_nothing_was_heard_are_passed_together,
+    silent_server: no_waiter_is_passed_where_the_server_stood_still,
+    back: a_waiter_that_comes_back_stands_in_front_of_those_that_came_later,
+}
 
 fn orders() -> Site {
     Site::new(&PlainLock, 0, "orders")
@@ -192,7 +202,7 @@ fn something_else_under_the_name_is_an_error() {
 #[test]
 fn something_else_under_the_queue_is_an_error() {
     let server = server();
-    let mut direct = direct(&server, &Scripts::of(&PlainLock));
+    let mut direct = direct(&server, &Scripts::of(TEXTS));
     let queue = direct.site.queue.clone();
     assert!(direct.takes(1));
     let () = direct.command(&["SET", &queue, "mine"]);
@@ -213,7 +223,7 @@ fn something_else_under_the_queue_is_an_error() {
 #[test]
 fn something_else_under_the_window_costs_nothing() {
     let server = server();
-    let mut direct = direct(&server, &Scripts::of(&PlainLock));
+    let mut direct = direct(&server, &Scripts::of(TEXTS));
     let window = direct.site.keys()[2].clone();
     let () = direct.command(&["SET", &window, "mine"]);
     assert!(direct.takes(1));
@@ -294,7 +304,7 @@ fn without_a_right_all_is_done_or_nothing() {
 }
 
 /// A client that may tell nobody keeps the lock, whether or not somebody waits.
-pub(crate) fn mute_release(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
+fn mute_release(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     let mut master = direct(server, scripts);
     let mut mute = Direct::without(server, orders(), &["-publish"]);
     mute.scripts = scripts.clone();
@@ -330,18 +340,12 @@ pub(crate) fn mute_release(server: &Server, scripts: &Scripts) -> Result<(), Bro
     ensure(master.release(1) == Some(1), "the first in line is not granted the lock")
 }
 
-#[test]
-fn without_the_right_to_publish_a_release_goes_on_unless_waiters_must_be_told() {
-    let server = server();
-    mute_release(&server, &Scripts::of(&PlainLock)).unwrap();
-}
-
 fn ensure(is_so: bool, otherwise: &str) -> Result<(), Broken> {
     if is_so { Ok(()) } else { Err(otherwise.to_owned()) }
 }
 
 /// The new master must end locks that the old one does not know.
-pub(crate) fn demoted(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
+fn demoted(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     let mut direct = direct(server, scripts);
     direct.demoted(
         1,
@@ -352,17 +356,11 @@ pub(crate) fn demoted(server: &Server, scripts: &Scripts) -> Result<(), Broken> 
     )
 }
 
-#[test]
-fn a_replica_takes_no_release() {
-    let server = server();
-    demoted(&server, &Scripts::of(&PlainLock)).unwrap();
-}
-
 /// Nobody waits there.
 #[test]
 fn a_replica_gives_no_client_a_place() {
     let server = server();
-    let mut direct = direct(&server, &Scripts::of(&PlainLock));
+    let mut direct = direct(&server, &Scripts::of(TEXTS));
     assert!(direct.takes(1));
     direct.demoted(2, &[Request::Acquire { number: 1, lease: LEASE, again: None }]).unwrap();
 }
@@ -464,7 +462,7 @@ fn lapsed(server: &Server, scripts: &Scripts) -> (Direct, Vec<Listener>) {
     (direct, listeners)
 }
 
-pub(crate) fn silent(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
+fn silent(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     // Only the last one has asked again.
     let (mut direct, _listeners) = lapsed(server, scripts);
     let reply = ask_again(&mut direct, 4, 2_500, Some(0));
@@ -484,7 +482,7 @@ pub(crate) fn silent(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     Ok(())
 }
 
-pub(crate) fn silent_server(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
+fn silent_server(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     for late in [Some(2_000), Some(-2_000), None] {
         let (mut direct, _listeners) = lapsed(server, scripts);
         ask_again(&mut direct, 4, 2_500, late);
@@ -494,7 +492,7 @@ pub(crate) fn silent_server(server: &Server, scripts: &Scripts) -> Result<(), Br
     Ok(())
 }
 
-pub(crate) fn back(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
+fn back(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     let (mut direct, _listeners) = lapsed(server, scripts);
     ask_again(&mut direct, 4, 2_500, Some(0));
     assert!(direct.place(5) == 0 && direct.place(6) == 1);
@@ -520,22 +518,4 @@ pub(crate) fn back(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
         ensure(place == expected, "a waiter that comes back passes one that came earlier")?;
     }
     Ok(())
-}
-
-#[test]
-fn places_of_which_nothing_was_heard_are_passed_together() {
-    let server = server();
-    silent(&server, &Scripts::of(&PlainLock)).unwrap();
-}
-
-#[test]
-fn no_waiter_is_passed_where_the_server_stood_still() {
-    let server = server();
-    silent_server(&server, &Scripts::of(&PlainLock)).unwrap();
-}
-
-#[test]
-fn a_waiter_that_comes_back_stands_in_front_of_those_that_came_later() {
-    let server = server();
-    back(&server, &Scripts::of(&PlainLock)).unwrap();
 }

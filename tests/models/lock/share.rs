@@ -8,7 +8,7 @@ use crate::simulated::simulation::Simulation;
 use crate::simulated::store::Store;
 
 /// The shares that a mix of clients must come to.
-pub(crate) struct Mix {
+struct Mix {
     ours: usize,
     java: usize,
     hold: Time,
@@ -17,7 +17,7 @@ pub(crate) struct Mix {
     share: (u64, u64),
 }
 
-pub(crate) const MIXES: &[Mix] = &[
+const MIXES: &[Mix] = &[
     Mix { ours: 4, java: 0, hold: 50, length: 100 * MS, share: (0, 0) },
     Mix { ours: 1, java: 1, hold: 50, length: 300 * MS, share: (2, 200) },
     Mix { ours: 4, java: 1, hold: 50, length: 300 * MS, share: (40, 260) },
@@ -33,7 +33,15 @@ pub(crate) const MIXES: &[Mix] = &[
 const SLOWEST: u64 = 75;
 const LONGEST: Time = 400 * MS;
 
-pub(crate) fn check(store: &mut Store, mix: &Mix, broken: Option<Rule>) -> Result<String, Broken> {
+/// All mixes.
+pub(crate) fn check_all(store: &mut Store, broken: Option<Rule>) -> Result<(), Broken> {
+    for mix in MIXES {
+        println!("{}", check(store, mix, broken)?);
+    }
+    Ok(())
+}
+
+fn check(store: &mut Store, mix: &Mix, broken: Option<Rule>) -> Result<String, Broken> {
     let Mix { ours, java, hold, length, share } = *mix;
     let plan = Plan::peaceful(ours, java, hold, length);
     let mut simulation = Simulation::new(store, &PlainLock, 1, plan, broken);

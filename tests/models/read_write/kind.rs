@@ -5,9 +5,31 @@ use crate::simulated::kind::{Kind, Prefixes};
 use crate::simulated::random::Random;
 use crate::simulated::redisson::{Java, Version};
 use crate::simulated::rules::{Broken, Claim, Step};
-use crate::simulated::scripts::{Call, Script};
+use crate::simulated::scripts::{Call, Script, Texts};
 use crate::simulated::site::Site;
 use crate::simulated::state::{State, writes};
+
+pub(crate) const TEXTS: Texts = &[
+    (Script::Free, include_str!("../../../lua/read_write/free.lua")),
+    (Script::Unwanted, include_str!("../../../lua/read_write/unwanted.lua")),
+    (Script::Prelude, include_str!("../../../lua/prelude.lua")),
+    (Script::HandOff, include_str!("../../../lua/hand_off.lua")),
+    (Script::Holders, include_str!("../../../lua/read_write/holders.lua")),
+    (Script::Acquire, include_str!("../../../lua/read_write/acquire.lua")),
+    (Script::Try, include_str!("../../../lua/read_write/try.lua")),
+    (Script::Release, include_str!("../../../lua/lock/release.lua")),
+    (Script::GiveUp, include_str!("../../../lua/lock/give_up.lua")),
+    (Script::Renew, include_str!("../../../lua/lock/renew.lua")),
+    (Script::ForceUnlock, include_str!("../../../lua/read_write/force_unlock.lua")),
+    (Script::ReadOn, include_str!("../../../lua/read_write/read_on.lua")),
+    (Script::RedissonReadAcquire, include_str!("redisson/read_acquire.lua")),
+    (Script::RedissonReadUnlock, include_str!("redisson/read_unlock.lua")),
+    (Script::RedissonWriteAcquire, include_str!("redisson/write_acquire.lua")),
+    (Script::RedissonWriteUnlock, include_str!("redisson/write_unlock.lua")),
+    (Script::RedissonReadRenew3, include_str!("redisson/read_renew_3.lua")),
+    (Script::RedissonReadRenew4, include_str!("redisson/read_renew_4.lua")),
+    (Script::RedissonForceUnlock, include_str!("redisson/force_unlock.lua")),
+];
 
 #[derive(Debug)]
 pub(crate) struct ReadWriteLock;
@@ -35,28 +57,8 @@ impl Kind for ReadWriteLock {
         format!("{uuid}:{number}{writes}")
     }
 
-    fn texts(&self) -> Vec<(Script, &'static str)> {
-        vec![
-            (Script::Free, include_str!("../../../lua/read_write/free.lua")),
-            (Script::Unwanted, include_str!("../../../lua/read_write/unwanted.lua")),
-            (Script::Prelude, include_str!("../../../lua/prelude.lua")),
-            (Script::HandOff, include_str!("../../../lua/hand_off.lua")),
-            (Script::Holders, include_str!("../../../lua/read_write/holders.lua")),
-            (Script::Acquire, include_str!("../../../lua/read_write/acquire.lua")),
-            (Script::Try, include_str!("../../../lua/read_write/try.lua")),
-            (Script::Release, include_str!("../../../lua/lock/release.lua")),
-            (Script::GiveUp, include_str!("../../../lua/lock/give_up.lua")),
-            (Script::Renew, include_str!("../../../lua/lock/renew.lua")),
-            (Script::ForceUnlock, include_str!("../../../lua/read_write/force_unlock.lua")),
-            (Script::ReadOn, include_str!("../../../lua/read_write/read_on.lua")),
-            (Script::RedissonReadAcquire, include_str!("redisson/read_acquire.lua")),
-            (Script::RedissonReadUnlock, include_str!("redisson/read_unlock.lua")),
-            (Script::RedissonWriteAcquire, include_str!("redisson/write_acquire.lua")),
-            (Script::RedissonWriteUnlock, include_str!("redisson/write_unlock.lua")),
-            (Script::RedissonReadRenew3, include_str!("redisson/read_renew_3.lua")),
-            (Script::RedissonReadRenew4, include_str!("redisson/read_renew_4.lua")),
-            (Script::RedissonForceUnlock, include_str!("redisson/force_unlock.lua")),
-        ]
+    fn texts(&self) -> Texts {
+        TEXTS
     }
 
     fn renewed(&self, owner: &str) -> String {

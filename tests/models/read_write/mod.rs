@@ -1,34 +1,37 @@
 //! The scripts of the read-write lock, on a real server with a simulated clock.
 //!
-//! As in `lock/`, in the same world (`simulated/`): processes of ours want to read or to write,
-//! Redisson's clients do, too, with all faults that can occur. After every script the keys are held
-//! against the rules (`simulated/rules.rs`): one writes or some read, no reader passes a writer in
-//! front, readers in front are let in together, no waiter waits without a reason, nothing is left
-//! behind. `mutants.rs` breaks the scripts one rule at a time, and the model has
-//! to notice (one by lot; all with `REDLATCH_LONG=1`), or one of the scenes that no history comes
-//! to (`scenarios.rs`).
-//!
-//! A failure prints its seed. `REDLATCH_SEED=17` looks at that history only, and prints every step
-//! of it; `REDLATCH_LOCK_SEEDS=5000` looks at more histories than usual.
+//! As in `lock/`, in the same world: processes of ours want to read or to write, Redisson's clients
+//! do, too, with all faults that can occur. After every script the keys are held against the rules
+//! (`simulated/rules.rs`): one writes or some read, no reader passes a writer in front, readers in
+//! front are let in together, no waiter waits without a reason, nothing is left behind.
 
 mod kind;
-mod mutants;
 mod scenarios;
 
 use crate::common::unbounded_server as server;
 use crate::simulated::client::{MS, SECOND};
-use crate::simulated::histories::Histories;
-use crate::simulated::mutant::find_out_all;
 use crate::simulated::plan::Plan;
 use crate::simulated::scripts::{Script, Scripts};
-use crate::simulated::simulation::Simulation;
+use crate::simulated::simulation::{Simulation, play};
+use crate::simulated::specification::Specification;
 use crate::simulated::store::Store;
+use kind::TEXTS;
+
 pub(crate) use kind::ReadWriteLock;
-use mutants::MUTANTS;
 
-const HISTORIES: Histories = Histories { kind: &ReadWriteLock, plan, usual: 49, seen: SEEN };
+const READ_WRITE: Specification = Specification {
+    scripts: || Scripts::of(TEXTS),
+    play: |store, seed, broken, traced| {
+        play(store, &ReadWriteLock, seed, plan(seed), broken, traced)
+    },
+    seen: SEEN,
+    seeds: &[21, 10, 2, 5, 3, 4, 8],
+    full: 70,
+    mutants: include_str!("mutants.txt"),
+    scenes: scenarios::SCENES,
+    share: |_, _| Ok(()),
+};
 
-/// A case that never comes up is not tested.
 const SEEN: &[&str] = &[
     "clock back",
     "clock forward",
@@ -66,7 +69,7 @@ const SEEN: &[&str] = &[
 
 #[test]
 fn random_histories_keep_the_rules() {
-    HISTORIES.check(&server());
+    READ_WRITE.check_histories();
 }
 
 /// Up to two of Redisson's, and sometimes one of ours that goes down from writing to reading. In
@@ -83,7 +86,7 @@ fn plan(seed: u64) -> Plan {
 fn random_histories_keep_the_rules_among_very_many_readers() {
     let server = server();
     let (few, fewest) = ("MANY, LOOKS = 64, 16", "MANY, LOOKS = 2, 1");
-    let scripts = Scripts::broken(&ReadWriteLock, Script::Holders, few, fewest);
+    let scripts = Scripts::of(TEXTS).with(Script::Holders, few, fewest);
     let mut store = Store::new(&server, &scripts);
     for seed in 0..14 {
         let mut simulation = Simulation::new(&mut store, &ReadWriteLock, seed, plan(seed), None);
@@ -95,7 +98,7 @@ fn random_histories_keep_the_rules_among_very_many_readers() {
 #[test]
 fn no_client_starves() {
     let server = server();
-    let mut store = Store::new(&server, &Scripts::of(&ReadWriteLock));
+    let mut store = Store::new(&server, &Scripts::of(TEXTS));
     for (ours, java, hold) in [(4, 0, 50), (8, 0, 5 * MS), (4, 1, MS), (6, 2, 5 * MS)] {
         let plan = Plan::peaceful(ours, java, hold, SECOND);
         let mut simulation = Simulation::new(&mut store, &ReadWriteLock, 1, plan, None);
@@ -116,9 +119,7 @@ fn no_client_starves() {
     }
 }
 
-/// A model that notices nothing proves nothing.
 #[test]
 fn each_broken_rule_is_found_out() {
-    let server = server();
-    find_out_all(&server, &HISTORIES, MUTANTS, |_, _| None);
+    READ_WRITE.find_out_mutants();
 }

@@ -3,7 +3,7 @@
 use redis::Value;
 use redlatch_testkit::Server;
 
-use super::kind::{ReadWriteLock, timeouts};
+use super::kind::{ReadWriteLock, TEXTS, timeouts};
 use crate::common::{SOON, forbids_a_command, unbounded_server as server, wait_until};
 use crate::simulated::client::LEASE;
 use crate::simulated::direct::{CHAIN, Direct, Listener};
@@ -12,8 +12,25 @@ use crate::simulated::rules::Broken;
 use crate::simulated::scripts::{Script, Scripts, call, taking};
 use crate::simulated::shortcuts;
 use crate::simulated::site::Site;
+use crate::simulated::specification::scenes;
 use crate::simulated::store::uuid;
 use crate::simulated::wire::{Chain, Reply, Request, What, own_channel};
+
+scenes! {
+    TEXTS;
+    mute_release: without_the_right_to_publish_a_release_goes_on_unless_waiters_must_be_told,
+    twice: a_request_sent_again_changes_nothing,
+    left_to_redisson: readers_behind_a_dead_writer_enter_beside_redissons,
+    behind_a_dead_writer: a_reader_passes_a_dead_writer_and_cuts_no_lease,
+    lapsed: a_timeout_that_has_lapsed_is_made_anew,
+    let_in_together: very_many_readers_are_let_in_together_and_each_is_told,
+    crowd_leaves: each_of_very_many_readers_leaves_and_cuts_no_others_lease,
+    asker_among_others: readers_around_the_asking_one_are_told,
+    crowd_dies: a_writer_gets_the_lock_of_very_many_dead_readers,
+    the_dead_leave: the_fields_of_dead_readers_go_while_others_read_on,
+    demoted: a_replica_takes_no_release,
+    reads_on_too_long: a_lapsed_reader_that_asks_to_read_on_leaves_no_free_lock_waited_for,
+}
 
 /// The odd numbers read.
 const READS: u64 = 1;
@@ -66,7 +83,7 @@ fn listeners(direct: &mut Direct, client: usize) -> i64 {
 }
 
 /// A client that may tell nobody keeps the lock, whether or not somebody waits.
-pub(crate) fn mute_release(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
+fn mute_release(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     let mut master = direct(server, scripts);
     let mut mute = Direct::without(server, prices(), &["-publish"]);
     mute.scripts = scripts.clone();
@@ -101,14 +118,8 @@ pub(crate) fn mute_release(server: &Server, scripts: &Scripts) -> Result<(), Bro
     Ok(())
 }
 
-#[test]
-fn without_the_right_to_publish_a_release_goes_on_unless_waiters_must_be_told() {
-    let server = server();
-    mute_release(&server, &Scripts::of(&ReadWriteLock)).unwrap();
-}
-
 /// The second copy of a request is told that the first one took it; that of a release does nothing.
-pub(crate) fn twice(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
+fn twice(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     let mut direct = direct(server, scripts);
     for number in [READS, WRITES] {
         for request in [acquire(number), Request::Try { number, lease: LEASE }] {
@@ -123,15 +134,9 @@ pub(crate) fn twice(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     Ok(())
 }
 
-#[test]
-fn a_request_sent_again_changes_nothing() {
-    let server = server();
-    twice(&server, &Scripts::of(&ReadWriteLock)).unwrap();
-}
-
 /// Only Redisson's clients are left, which know nothing of our queue. A dead writer is first in it:
 /// readers enter at once.
-pub(crate) fn left_to_redisson(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
+fn left_to_redisson(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     let mut direct = direct(server, scripts);
     direct.run(1, &acquire(READS));
     let redisson = format!("{}:7", uuid(false, 9));
@@ -153,15 +158,9 @@ pub(crate) fn left_to_redisson(server: &Server, scripts: &Scripts) -> Result<(),
     ensure(matches!(told.what, What::Grant { .. }), "it is not told so")
 }
 
-#[test]
-fn readers_behind_a_dead_writer_enter_beside_redissons() {
-    let server = server();
-    left_to_redisson(&server, &Scripts::of(&ReadWriteLock)).unwrap();
-}
-
 /// A reader passes a dead writer in front of it while another reader holds the lock, and its
 /// shorter lease cuts no other.
-pub(crate) fn behind_a_dead_writer(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
+fn behind_a_dead_writer(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     let mut direct = direct(server, scripts);
     direct.run(1, &acquire(READS));
     direct.run(2, &acquire(WRITES));
@@ -174,15 +173,9 @@ pub(crate) fn behind_a_dead_writer(server: &Server, scripts: &Scripts) -> Result
     ensure(left > LEASE / 2, "a reader that asks cuts the others' lease")
 }
 
-#[test]
-fn a_reader_passes_a_dead_writer_and_cuts_no_lease() {
-    let server = server();
-    behind_a_dead_writer(&server, &Scripts::of(&ReadWriteLock)).unwrap();
-}
-
 /// Another reader has kept the lock meanwhile. Every question with the answer that its owner reads
 /// makes the timeout anew: then the next one that leaves knows of that reader.
-pub(crate) fn lapsed(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
+fn lapsed(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     let mut direct = direct(server, scripts);
     let reads = owner(1, READS);
     let timeout = format!("{}:1", timeouts("prices", &reads));
@@ -209,12 +202,6 @@ pub(crate) fn lapsed(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     Ok(())
 }
 
-#[test]
-fn a_timeout_that_has_lapsed_is_made_anew() {
-    let server = server();
-    lapsed(&server, &Scripts::of(&ReadWriteLock)).unwrap();
-}
-
 /// So many read: the scripts treat many of them at once.
 const CROWD: usize = 250;
 
@@ -236,7 +223,7 @@ fn lasts(direct: &mut Direct) -> i64 {
 }
 
 /// A release to very many lets each of them in once and tells it so, up to the next writer.
-pub(crate) fn let_in_together(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
+fn let_in_together(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     let mut direct = direct(server, scripts);
     direct.run(CROWD + 1, &acquire(WRITES));
     let mut listeners: Vec<_> =
@@ -268,15 +255,9 @@ pub(crate) fn let_in_together(server: &Server, scripts: &Scripts) -> Result<(), 
     Ok(())
 }
 
-#[test]
-fn very_many_readers_are_let_in_together_and_each_is_told() {
-    let server = server();
-    let_in_together(&server, &Scripts::of(&ReadWriteLock)).unwrap();
-}
-
 /// A leaving reader looks at a few of very many only, and cuts no lease; when few are left, the
 /// lock lasts as long as the longest of them. One alone that has it for much longer is noticed.
-pub(crate) fn crowd_leaves(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
+fn crowd_leaves(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     let mut direct = direct(server, scripts);
     crowd(&mut direct, 10 * LEASE);
     for client in 2..=100 {
@@ -297,15 +278,9 @@ pub(crate) fn crowd_leaves(server: &Server, scripts: &Scripts) -> Result<(), Bro
     ensure(reply == Value::Int(0), "nobody is left, and it is not free")
 }
 
-#[test]
-fn each_of_very_many_readers_leaves_and_cuts_no_others_lease() {
-    let server = server();
-    crowd_leaves(&server, &Scripts::of(&ReadWriteLock)).unwrap();
-}
-
 /// One of many readers in front asks: those ahead of it and behind it are told, and it reads the
 /// reply.
-pub(crate) fn asker_among_others(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
+fn asker_among_others(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     let mut direct = direct(server, scripts);
     direct.run(1, &acquire(WRITES));
     let mut listeners: Vec<_> = (2..8).map(|client| hear(server, &mut direct, client)).collect();
@@ -332,15 +307,9 @@ pub(crate) fn asker_among_others(server: &Server, scripts: &Scripts) -> Result<(
     Ok(())
 }
 
-#[test]
-fn readers_around_the_asking_one_are_told() {
-    let server = server();
-    asker_among_others(&server, &Scripts::of(&ReadWriteLock)).unwrap();
-}
-
 /// All of very many die, and the lock's time to live is that of one that left before: a writer that
 /// asks gets it. While one of them lives it does not, and the lock lasts as long as that one.
-pub(crate) fn crowd_dies(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
+fn crowd_dies(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     for ask in [acquire(WRITES), Request::Try { number: WRITES, lease: LEASE }] {
         let mut direct = direct(server, scripts);
         crowd(&mut direct, LEASE);
@@ -370,14 +339,8 @@ pub(crate) fn crowd_dies(server: &Server, scripts: &Scripts) -> Result<(), Broke
     Ok(())
 }
 
-#[test]
-fn a_writer_gets_the_lock_of_very_many_dead_readers() {
-    let server = server();
-    crowd_dies(&server, &Scripts::of(&ReadWriteLock)).unwrap();
-}
-
 /// Killed processes leave nothing behind for as long as others come and go.
-pub(crate) fn the_dead_leave(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
+fn the_dead_leave(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     for dead in [10, CROWD - 2] {
         let mut direct = direct(server, scripts);
         crowd(&mut direct, LEASE);
@@ -404,14 +367,8 @@ pub(crate) fn the_dead_leave(server: &Server, scripts: &Scripts) -> Result<(), B
     Ok(())
 }
 
-#[test]
-fn the_fields_of_dead_readers_go_while_others_read_on() {
-    let server = server();
-    the_dead_leave(&server, &Scripts::of(&ReadWriteLock)).unwrap();
-}
-
 /// The new master must end locks that the old one does not know.
-pub(crate) fn demoted(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
+fn demoted(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     let mut direct = direct(server, scripts);
     for number in [READS, WRITES] {
         direct.demoted(1, &[release(number), Request::GiveUp { number, chain: CHAIN }])?;
@@ -419,23 +376,17 @@ pub(crate) fn demoted(server: &Server, scripts: &Scripts) -> Result<(), Broken> 
     Ok(())
 }
 
-#[test]
-fn a_replica_takes_no_release() {
-    let server = server();
-    demoted(&server, &Scripts::of(&ReadWriteLock)).unwrap();
-}
-
 /// Nobody waits there.
 #[test]
 fn a_replica_gives_no_client_a_place() {
     let server = server();
-    let mut direct = direct(&server, &Scripts::of(&ReadWriteLock));
+    let mut direct = direct(&server, &Scripts::of(TEXTS));
     direct.run(1, &acquire(WRITES));
     direct.demoted(2, &[acquire(READS)]).unwrap();
 }
 
 /// The hold has lapsed, and the reader that asks for other waiters finds that out.
-pub(crate) fn reads_on_too_long(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
+fn reads_on_too_long(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     let mut direct = direct(server, scripts);
     direct.run(1, &acquire(READS));
     let _listener = hear(server, &mut direct, 2);
@@ -445,12 +396,6 @@ pub(crate) fn reads_on_too_long(server: &Server, scripts: &Scripts) -> Result<()
     let reply = direct.eval(&asking).map_err(|error| error.to_string())?;
     ensure(reply == Value::Nil, "it reads still")?;
     ensure(there(&mut direct).0 == [owner(2, WRITES)], "a free lock is waited for")
-}
-
-#[test]
-fn a_lapsed_reader_that_asks_to_read_on_leaves_no_free_lock_waited_for() {
-    let server = server();
-    reads_on_too_long(&server, &Scripts::of(&ReadWriteLock)).unwrap();
 }
 
 #[test]

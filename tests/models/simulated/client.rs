@@ -63,6 +63,15 @@ pub(crate) enum Rule {
     Listen,
     /// A chain goes on over a lock that no other process wanted for a moment.
     Continue,
+    /// Of a fair lock: a grant that is read late is none.
+    Deadline,
+    /// Of a fair lock: a process that waits asks once while a hand-over lasts.
+    Poll,
+}
+
+impl Rule {
+    pub(crate) const ALL: [Self; 6] =
+        [Self::Anchor, Self::Late, Self::Listen, Self::Continue, Self::Deadline, Self::Poll];
 }
 
 #[derive(Debug)]

@@ -26,7 +26,7 @@ impl Direct {
     }
 
     fn over(connection: Connection, site: Site) -> Self {
-        Self { connection, scripts: Scripts::of(site.kind), site }
+        Self { connection, scripts: Scripts::of(site.kind.texts()), site }
     }
 
     /// As a user with all rights but these.

@@ -5,7 +5,7 @@ use std::fmt;
 use super::random::Random;
 use super::redisson::Java;
 use super::rules::{Broken, Claim, Step};
-use super::scripts::{Call, Script};
+use super::scripts::{Call, Texts};
 use super::site::Site;
 use super::state::State;
 
@@ -22,7 +22,7 @@ pub(crate) trait Kind: fmt::Debug + Sync {
     fn owner(&self, uuid: &str, number: u64) -> String;
 
     /// The texts of all scripts; of the short-cuts, too.
-    fn texts(&self) -> Vec<(Script, &'static str)>;
+    fn texts(&self) -> Texts;
 
     /// An owner as `renew` is told of it.
     fn renewed(&self, owner: &str) -> String;

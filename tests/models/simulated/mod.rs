@@ -4,10 +4,8 @@
 
 #![allow(dead_code)]
 
-pub(crate) mod choice;
 pub(crate) mod client;
 pub(crate) mod direct;
-pub(crate) mod histories;
 pub(crate) mod kind;
 pub(crate) mod library;
 pub(crate) mod mutant;
@@ -19,7 +17,9 @@ pub(crate) mod scripts;
 pub(crate) mod shortcuts;
 pub(crate) mod simulation;
 pub(crate) mod site;
+pub(crate) mod specification;
 pub(crate) mod state;
 pub(crate) mod store;
+pub(crate) mod summary;
 pub(crate) mod waits;
 pub(crate) mod wire;

@@ -1,7 +1,7 @@
 -- What there is after a step. KEYS lock, queue, window; stands behind simulated.lua.
 -- reply: mode, holders, how long the longest timeout of each lasts, the lock's time left, the queue
--- and its time left, the window's, how many timeouts there are at all, and the messages that were
--- sent meanwhile: channel, text, ...
+-- and its time left, the window's, how many timeouts there are at all, the scores of a fair lock's
+-- waiters (its third key), and the messages that were sent meanwhile: channel, text, ...
 local messages = redis.call('lrange', 'sim:messages', 0, -1)
 redis.call('del', 'sim:messages')
 local holders, timeouts = {}, {}
@@ -25,5 +25,7 @@ return {
     redis.call('pttl', KEYS[2]),
     redis.call('pttl', KEYS[3]),
     #redis.call('keys', '*rwlock_timeout*'),
+    redis.call('type', KEYS[3]).ok == 'zset' and redis.call('zrange', KEYS[3], 0, -1, 'withscores')
+        or {},
     messages,
 }

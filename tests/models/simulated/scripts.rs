@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 
 use super::client::LEASE;
-use super::kind::Kind;
 use super::site::Site;
 use super::state::State;
 use super::wire::{Chain, Request};
@@ -29,6 +28,8 @@ pub(crate) enum Script {
     ForceUnlock,
     /// Of a read-write lock.
     ReadOn,
+    /// Of a fair lock.
+    KeepAlive,
     RedissonAcquire,
     /// Of Redisson 3.16.8.
     RedissonUnlock3,
@@ -40,7 +41,14 @@ pub(crate) enum Script {
     RedissonReadRenew3,
     RedissonReadRenew4,
     RedissonForceUnlock,
+    /// Of a fair lock.
+    RedissonAcquire3,
+    RedissonGiveUp,
+    RedissonUnlock,
 }
+
+/// The texts of the scripts of one kind of lock.
+pub(crate) type Texts = &'static [(Script, &'static str)];
 
 impl Script {
     pub(crate) fn of(request: &Request) -> Self {
@@ -66,6 +74,9 @@ impl Script {
                 | Self::RedissonReadRenew3
                 | Self::RedissonReadRenew4
                 | Self::RedissonForceUnlock
+                | Self::RedissonAcquire3
+                | Self::RedissonGiveUp
+                | Self::RedissonUnlock
         )
     }
 
@@ -126,18 +137,17 @@ impl Script {
 pub(crate) struct Scripts(HashMap<Script, String>);
 
 impl Scripts {
-    pub(crate) fn of(kind: &dyn Kind) -> Self {
-        let texts = kind.texts().into_iter();
-        Self(texts.map(|(script, text)| (script, text.to_owned())).collect())
+    pub(crate) fn of(texts: Texts) -> Self {
+        Self(texts.iter().map(|(script, text)| (*script, (*text).to_owned())).collect())
     }
 
     /// One text with a part of it replaced, which must occur in it.
-    pub(crate) fn broken(kind: &dyn Kind, script: Script, part: &str, by: &str) -> Self {
-        let mut scripts = Self::of(kind);
-        let text = scripts.0[&script].clone();
+    pub(crate) fn with(mut self, script: Script, part: &str, by: &str) -> Self {
+        let text = &self.0[&script];
         assert!(text.contains(part), "{script:?} has no {part:?}");
-        scripts.0.insert(script, text.replace(part, by));
-        scripts
+        let text = text.replace(part, by);
+        self.0.insert(script, text);
+        self
     }
 
     /// All but this shortcut.
@@ -165,13 +175,12 @@ impl Scripts {
 
     /// The same without its shortcuts.
     pub(crate) fn rest(&self, script: Script) -> String {
-        if !script.has_prelude() {
-            return self.0[&script].clone();
-        }
-        let parts = [Script::Prelude, Script::HandOff, Script::Holders, Script::Owner, script];
         let asks_whose = matches!(script, Script::Acquire | Script::Try | Script::ForceUnlock);
-        let parts = parts.iter().filter(|part| **part != Script::Owner || asks_whose);
-        parts.filter_map(|part| self.0.get(part)).map(String::as_str).collect()
+        let prelude = [Script::Prelude, Script::HandOff, Script::Holders, Script::Owner];
+        let prelude = prelude.iter().filter(|part| **part != Script::Owner || asks_whose);
+        let prelude = prelude.filter(|_| script.has_prelude());
+        let prelude: String = prelude.filter_map(|part| self.0.get(part)).cloned().collect();
+        prelude + &self.0[&script]
     }
 }
 

@@ -19,7 +19,7 @@ pub(crate) fn check(
 ) {
     // A window is seen here some time after it was opened: it must not have ended by then.
     let (brief, long) = ("WINDOW, AGE = 4,", "WINDOW, AGE = 20000,");
-    let scripts = Scripts::broken(site.kind, Script::HandOff, brief, long);
+    let scripts = Scripts::of(site.kind.texts()).with(Script::HandOff, brief, long);
     let mut master = server.connection();
     for denied in ["none"].into_iter().chain(denied.split_whitespace()) {
         let rule = format!("-{denied}");

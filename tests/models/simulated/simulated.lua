@@ -44,6 +44,10 @@ local redis = (function(real)
             if real.call('exists', key) == 0 then
                 return 0
             end
+            if tonumber((...)) <= 0 then
+                real.call('hdel', 'sim:ends', key)
+                return real.call('del', key)
+            end
             mortal(key, ms + tonumber((...)))
             return 1
         elseif command == 'pttl' then
@@ -53,9 +57,11 @@ local redis = (function(real)
             local at = real.call('hget', 'sim:ends', key)
             return at and tonumber(at) - ms or -1
         elseif command == 'set' then
-            local value, _, left = ...
+            local value, option, left = ...
             real.call('set', key, value)
-            real.call('hdel', 'sim:ends', key)
+            if option ~= 'keepttl' then
+                real.call('hdel', 'sim:ends', key)
+            end
             if left then
                 mortal(key, ms + tonumber(left))
             end

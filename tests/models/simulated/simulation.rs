@@ -13,10 +13,28 @@ use super::redisson::{Java, JavaEvent};
 use super::rules::{self, Broken, Claim, Step};
 use super::scripts::{Call, Script, call, force};
 use super::site::Site;
+use super::specification::Played;
 use super::state::State;
 use super::store::{Store, uuid};
+use super::summary::Summary;
 use super::waits::Waits;
 use super::wire::{Message, Released, Reply, Request, own_channel};
+
+/// One history of this kind of lock.
+pub(crate) fn play(
+    store: &mut Store,
+    kind: &'static dyn Kind,
+    seed: u64,
+    plan: Plan,
+    broken: Option<Rule>,
+    traced: bool,
+) -> Played {
+    let mut simulation = Simulation::new(store, kind, seed, plan, broken);
+    simulation.keeps_trace = traced;
+    let outcome = simulation.run();
+    let Simulation { summary, trace, .. } = simulation;
+    Played { outcome, summary, trace: trace.join("\n") }
+}
 
 /// The server's clock at the beginning, in µs.
 const START: Time = 1_763_692_800_000_000;
@@ -125,31 +143,6 @@ pub(crate) struct Lock {
     waits: Waits,
 }
 
-/// The count of each event: a case that never comes up is not tested.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Summary(pub(crate) BTreeMap<&'static str, i64>);
-
-impl Summary {
-    pub(crate) fn add(&mut self, what: &'static str, more: i64) {
-        *self.0.entry(what).or_default() += more;
-    }
-
-    pub(crate) fn most(&mut self, what: &'static str, value: i64) {
-        let most = self.0.entry(what).or_default();
-        *most = value.max(*most);
-    }
-
-    pub(crate) fn add_all(&mut self, other: &Self) {
-        for (what, value) in &other.0 {
-            if what.starts_with("longest") {
-                self.most(what, *value);
-            } else {
-                self.add(what, *value);
-            }
-        }
-    }
-}
-
 pub(crate) struct Simulation<'a> {
     pub(crate) store: &'a mut Store,
     pub(crate) random: Random,
@@ -255,15 +248,6 @@ impl<'a> Simulation<'a> {
         simulation
     }
 
-    pub(crate) fn traced(mut self) -> Self {
-        self.keeps_trace = true;
-        self
-    }
-
-    pub(crate) fn trace(&self, last: usize) -> String {
-        self.trace[self.trace.len().saturating_sub(last)..].join("\n")
-    }
-
     /// Runs until no client wants the lock any more; then looks for leftovers.
     pub(crate) fn run(&mut self) -> Result<(), Broken> {
         let end = self.plan.length + AFTERMATH;
@@ -358,7 +342,7 @@ impl<'a> Simulation<'a> {
         let site = self.locks[lock].site.clone();
         let before = self.now_of(lock);
         let server = self.now + self.offset;
-        let (reply, after) = self.store.run(server, &site, call);
+        let (reply, after) = self.store.run(server, site.place(), call);
         self.summary.add("scripts", 1);
         self.note(|| format!("{script:?} {args:?} -> {reply:?}"));
         self.note(|| format!("    {}", after.short()));
@@ -755,7 +739,8 @@ impl<'a> Simulation<'a> {
                 self.offset += if fault == Fault::ClockBack { -step } else { step };
                 for lock in 0..self.locks.len() {
                     self.locks[lock].disturbed.push(self.now);
-                    let state = self.store.look(self.now + self.offset, &self.locks[lock].site);
+                    let state =
+                        self.store.look(self.now + self.offset, self.locks[lock].site.place());
                     self.keep(lock, state);
                 }
             }
@@ -801,7 +786,7 @@ impl<'a> Simulation<'a> {
 
     fn lose_keys(&mut self, lock: usize, keys: &[String]) {
         self.locks[lock].disturbed.push(self.now);
-        let state = self.store.delete(self.now + self.offset, &self.locks[lock].site, keys);
+        let state = self.store.delete(self.now + self.offset, self.locks[lock].site.place(), keys);
         self.keep(lock, state);
     }
 
@@ -899,7 +884,7 @@ impl<'a> Simulation<'a> {
                 return Err(format!("a place or the hold of {owner} is left behind"));
             }
             let later = self.now + self.offset + 61 * SECOND + LEASE * MS;
-            let state = self.store.look(later, &self.locks[lock].site);
+            let state = self.store.look(later, self.locks[lock].site.place());
             if !state.is_clean() {
                 return Err(format!("left for ever: {:?}: {state:?}", self.locks[lock].site));
             }

@@ -1,6 +1,7 @@
 //! One lock's keys and channels.
 
 use super::kind::{Kind, Prefixes};
+use super::store::Place;
 
 /// One lock: a name in one of a server's databases.
 #[derive(Clone, Debug)]
@@ -37,6 +38,10 @@ impl Site {
     /// The same name as that of a lock with fencing tokens.
     pub(crate) fn fenced(self) -> Self {
         Self { tokens: Some(prefixed("redisson_lock_token", &self.lock)), ..self }
+    }
+
+    pub(crate) fn place(&self) -> Place<'_> {
+        Place { database: self.database, keys: [&self.lock, &self.queue, &self.window] }
     }
 
     /// As scripts get them.

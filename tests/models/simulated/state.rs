@@ -21,6 +21,8 @@ pub(crate) struct State {
     pub(crate) window_left: i64,
     /// How many timeouts there are, whosever.
     pub(crate) strewn: usize,
+    /// Of a fair lock's waiters.
+    pub(crate) scores: Vec<(String, f64)>,
     /// Channel and text.
     pub(crate) messages: Vec<(String, String)>,
 }
@@ -92,12 +94,24 @@ impl State {
     }
 
     pub(crate) fn from_reply(reply: Value) -> Self {
-        type Observed =
-            (String, Vec<String>, Vec<i64>, i64, Vec<String>, i64, i64, usize, Vec<String>);
-        let observed: Observed = redis::from_redis_value(reply).unwrap();
-        let (mode, holders, timeouts, left, queue, queue_left, window_left, strewn, told) =
-            observed;
-        let messages = told.chunks(2).map(|pair| (pair[0].clone(), pair[1].clone())).collect();
-        Self { mode, holders, timeouts, left, queue, queue_left, window_left, strewn, messages }
+        type Keys = (String, Vec<String>, Vec<i64>, i64, Vec<String>, i64, i64, usize);
+        type Lists = (Vec<(String, f64)>, Vec<(String, String)>);
+        let Value::Array(mut keys) = reply else { panic!("{reply:?}") };
+        let lists: Lists = redis::from_redis_value(Value::Array(keys.split_off(8))).unwrap();
+        let keys: Keys = redis::from_redis_value(Value::Array(keys)).unwrap();
+        let (mode, holders, timeouts, left, queue, queue_left, window_left, strewn) = keys;
+        let (scores, messages) = lists;
+        Self {
+            mode,
+            holders,
+            timeouts,
+            left,
+            queue,
+            queue_left,
+            window_left,
+            strewn,
+            scores,
+            messages,
+        }
     }
 }

@@ -2,11 +2,10 @@
 
 use std::collections::HashMap;
 
-use redis::{Connection, Value};
+use redis::{Connection, ToRedisArgs, Value};
 use redlatch_testkit::Server;
 
 use super::scripts::{Call, Script, Scripts};
-use super::site::Site;
 use super::state::{OBSERVE, State};
 use super::wire::own_channel;
 
@@ -29,6 +28,13 @@ pub(crate) fn is_ours(owner: &str) -> bool {
 pub(crate) fn uuid(is_ours: bool, number: usize) -> String {
     let version = if is_ours { 8 } else { 4 };
     format!("{number:0>8}-0000-{version}000-8000-000000000000")
+}
+
+/// The keys of one lock, in one of the databases.
+#[derive(Clone, Copy)]
+pub(crate) struct Place<'a> {
+    pub(crate) database: i64,
+    pub(crate) keys: [&'a str; 3],
 }
 
 /// Runs scripts at simulated times.
@@ -61,35 +67,47 @@ impl Store {
     }
 
     /// At the server's time `now`, in µs.
-    pub(crate) fn run(&mut self, now: i64, site: &Site, call: &Call) -> (Value, State) {
+    pub(crate) fn run(&mut self, now: i64, place: Place<'_>, call: &Call) -> (Value, State) {
         let Call { script, keys, args } = call;
         let mut command = redis::cmd("EVALSHA");
         let sha = if call.is_for_held() { &self.held } else { &self.scripts[script] };
         command.arg(sha).arg(keys.len()).arg(keys).arg(args);
-        self.observed(now, site, command)
+        self.observed(now, place, command)
     }
 
-    pub(crate) fn look(&mut self, now: i64, site: &Site) -> State {
-        self.observed(now, site, redis::cmd("PING")).1
+    pub(crate) fn look(&mut self, now: i64, place: Place<'_>) -> State {
+        self.observed(now, place, redis::cmd("PING")).1
+    }
+
+    /// A key lives for so long from now on, in ms.
+    pub(crate) fn expire(&mut self, now: i64, place: Place<'_>, key: &str, left: i64) -> State {
+        let mut command = redis::cmd("HSET");
+        command.arg("sim:ends").arg(key).arg(now / 1_000 + left);
+        self.observed(now, place, command).1
     }
 
     /// Some of the keys are evicted or deleted.
-    pub(crate) fn delete(&mut self, now: i64, site: &Site, keys: &[String]) -> State {
-        let connection = &mut self.connections[site.database as usize];
+    pub(crate) fn delete(
+        &mut self,
+        now: i64,
+        place: Place<'_>,
+        keys: &[impl ToRedisArgs],
+    ) -> State {
+        let connection = &mut self.connections[place.database as usize];
         redis::cmd("HDEL").arg("sim:ends").arg(keys).exec(connection).unwrap();
         let mut command = redis::cmd("DEL");
         command.arg(keys);
-        self.observed(now, site, command).1
+        self.observed(now, place, command).1
     }
 
-    fn observed(&mut self, now: i64, site: &Site, command: redis::Cmd) -> (Value, State) {
+    fn observed(&mut self, now: i64, place: Place<'_>, command: redis::Cmd) -> (Value, State) {
         let mut pipe = redis::pipe();
         pipe.ignore_errors();
         pipe.cmd("SET").arg("sim:now").arg(now).ignore();
         pipe.add_command(command);
         let observe = pipe.cmd("EVALSHA").arg(&self.observe);
-        observe.arg(3).arg(&site.lock).arg(&site.queue).arg(&site.window);
-        let connection = &mut self.connections[site.database as usize];
+        observe.arg(3).arg(&place.keys);
+        let connection = &mut self.connections[place.database as usize];
         let mut replies: Vec<Value> = pipe.query(connection).unwrap();
         let state = State::from_reply(replies.pop().unwrap());
         (replies.pop().unwrap(), state)
