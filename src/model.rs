@@ -373,7 +373,7 @@ static FAIR_TRY: LazyLock<String> = script!(FAIR_OWNER, "fair/try.lua");
 static FAIR_RELEASE: LazyLock<String> = script!(FAIR, "fair/release.lua");
 static FAIR_GIVE_UP: LazyLock<String> = script!(FAIR, "fair/give_up.lua");
 static FAIR_FORCE_UNLOCK: LazyLock<String> = script!(FAIR_OWNER, "fair/force_unlock.lua");
-static RENEW: LazyLock<String> = script!("lock/renew.lua");
+static RENEW: LazyLock<String> = script!("lock/cut.lua", "lock/renew.lua");
 
 fn sha(code: &str) -> String {
     redis::Script::new(code).get_hash().to_owned()

@@ -1,4 +1,4 @@
--- Renews many holds.
+-- Stands behind cut.lua: renews many holds.
 --
 -- KEYS 1..n the locks; behind them, for each hold that reads, the reader's timeout: only so a
 --      cluster says that the two are apart, while their slot is on its way to another server
@@ -19,10 +19,6 @@
 local lease, longest = tonumber(ARGV[1]), math.abs(tonumber(ARGV[2]))
 local cuts = tonumber(ARGV[2]) < 0
 
-local function refused(reply)
-    return type(reply) == 'table' and reply.err
-end
-
 -- The second: it lasts for longer than any thread asked for.
 local function raise(key)
     local left = redis.pcall('pttl', key)
@@ -31,11 +27,6 @@ local function raise(key)
     end
     local is_long = longest > 0 and left > longest
     return redis.pcall('pexpire', key, math.max(left, lease)), is_long
-end
-
-local function timeout_of(key, owner, n)
-    local prefix = string.find(key, '{', 1, true) and key or '{' .. key .. '}'
-    return prefix .. ':' .. owner .. ':rwlock_timeout:' .. n
 end
 
 -- A timeout that has lapsed is made anew: while its field is there no owner has written, since
@@ -49,42 +40,6 @@ local function raise_timeout(key, owner)
         redis.pcall('pexpire', timeout, longest)
     end
     return reply, is_long
-end
-
--- Cuts a lock to the longest requested lease, and a read-write lock to no less than any reader's
--- timeout. The lock stays as it is if that is not known, or if another owner writes, since only the
--- lock's own time to live shows that lease.
-local MOST = 1000
-local function cut(key, owner)
-    local fields = redis.pcall('hlen', key)
-    local last = fields == 1 and longest or 0
-    if last == 0 then
-        fields = redis.pcall('hgetall', key)
-        if refused(fields) then
-            return
-        end
-        for i = 1, #fields, 2 do
-            local field = fields[i]
-            if string.sub(field, -6) == ':write' then
-                if field ~= owner then
-                    return
-                end
-                last = math.max(last, longest)
-            elseif field ~= 'mode' then
-                for n = math.min(tonumber(fields[i + 1]) or 0, MOST), 1, -1 do
-                    local left = redis.pcall('pttl', timeout_of(key, field, n))
-                    if refused(left) then
-                        return
-                    end
-                    last = math.max(last, left)
-                end
-            end
-        end
-    end
-    local left = redis.pcall('pttl', key)
-    if last > 0 and type(left) == 'number' and left > last then
-        redis.pcall('pexpire', key, last)
-    end
 end
 
 local replies = {}
@@ -109,7 +64,7 @@ for i = 1, #ARGV - 2 do
             is_long = is_long or not reads and lasts_long
             if is_long and reply == 1 then
                 if cuts then
-                    cut(key, owner)
+                    cut(key, owner, longest)
                 else
                     reply = 2
                 end

@@ -42,7 +42,8 @@ pub(crate) struct Cleanup {
 enum What {
     /// Done at its time, or once [settled](is_settled) after `enough`. Once is not enough: a server
     /// that stalls may read a release before the acquire that an old connection still has.
-    Undo { command: Command, enough: u64 },
+    /// (The command may depend on the time.) Once it was answered, it is not sent again before `from`.
+    Undo { command: Box<dyn Fn() -> Command + Send>, from: u64, enough: u64 },
     /// Done at its time, or once settled.
     Tell(Command),
     /// Done once the server has applied it, or says that it is too late.
@@ -83,6 +84,23 @@ impl Cleanup {
     /// master still has it. Sent for that lease, or until an answer.
     pub(crate) fn left_over(name: &Arc<str>, release: Command, lease: Duration) -> Self {
         Self::new(name, What::Tell(release), lease)
+    }
+
+    /// A hold that is kept until `ends`, and released then: `command` does the one or the other. Sent
+    /// as for [`released`](Self::released) from then on; for 10 minutes at least, if a copy of its
+    /// request may come late.
+    pub(crate) fn kept(
+        name: &Arc<str>,
+        command: impl Fn() -> Command + Send + 'static,
+        ends: u64,
+        lease: Duration,
+        in_doubt: bool,
+    ) -> Self {
+        let late = clock::nanos(if in_doubt { LATEST } else { Duration::ZERO });
+        let until = ends.saturating_add(clock::nanos(lease).max(late));
+        let (command, enough) = (Box::new(command), ends.saturating_add(late));
+        let undo = What::Undo { command, from: ends, enough };
+        Self { until, ..Self::new(name, undo, Duration::ZERO) }
     }
 
     /// A request without a waiting caller: its outcome is not known, or a copy may come late. Sent
@@ -140,7 +158,8 @@ impl Cleanup {
     /// Sends a command for `lasts`, and only until it is answered after `enough`.
     fn undo(name: &Arc<str>, command: Command, lasts: Duration, enough: Duration) -> Self {
         let enough = clock::now().saturating_add(clock::nanos(enough));
-        Self::new(name, What::Undo { command, enough }, lasts)
+        let command = Box::new(move || command.clone());
+        Self::new(name, What::Undo { command, from: 0, enough }, lasts)
     }
 
     /// Due now.
@@ -176,9 +195,8 @@ impl Cleanup {
     /// The command to send now; `None`: none any more.
     pub(crate) fn command(&self) -> Option<Command> {
         match &self.what {
-            What::Undo { command, .. } | What::Tell(command) | What::Request(command, ..) => {
-                Some(command.clone())
-            }
+            What::Undo { command, .. } => Some(command()),
+            What::Tell(command) | What::Request(command, ..) => Some(command.clone()),
             What::Debt(debtor) => debtor.command(),
             What::KeepAlive(keep_alive) => keep_alive.upgrade()?.command(),
         }
@@ -266,6 +284,11 @@ impl Cleanup {
         self.tried = now;
         self.due = now.saturating_add(self.retry).min(self.until);
         self.retry = self.retry.saturating_mul(2).min(LAST_RETRY);
+        if let What::Undo { from, .. } = self.what
+            && self.was_answered
+        {
+            self.due = self.due.max(from);
+        }
     }
 
     /// Due after `pause`.

@@ -92,9 +92,9 @@ struct GateState {
     /// The readers' hold. `None`: no thread has ever read.
     readers: Option<Box<Place>>,
     queue: GateQueue,
-    /// Until when the last hold of one thread that was left to its end lasts, on [`clock`]; zero:
+    /// Until when the last kept hold of one thread lasts, on [`clock`]; zero:
     /// there was none.
-    left_until: u64,
+    kept_until: u64,
 }
 
 /// A seat, and what its holds have in common.
@@ -251,10 +251,10 @@ impl Gate {
         })
     }
 
-    /// As [`leave`](Self::leave), and leaves the hold to its end, at that time, if it is held: in
-    /// one step with the level's end. A hold that another thread takes out of the seat first is
-    /// lost, and cleaned up; one that is left first stays.
-    pub(crate) fn leave_to_expire(
+    /// As [`leave`](Self::leave), and the hold is [kept](Hold::keep_until) until then, if it is held:
+    /// in one step with the level's end. A hold that another thread takes out of the seat first is
+    /// lost, and cleaned up; one that is kept first stays.
+    pub(crate) fn leave_kept(
         &self,
         tenancy: &Arc<Tenancy>,
         which: Option<Level>,
@@ -264,19 +264,19 @@ impl Gate {
             let was_held = tenancy.is_held_at(now);
             let seat = state.place(self.mode).seat.as_mut();
             if was_held && seat.is_some_and(|seat| seat.has(tenancy)) {
-                tenancy.hold().leave_out(until);
+                tenancy.hold().keep_until(until);
                 if self.mode != Mode::Read {
-                    state.left_until = state.left_until.max(until);
+                    state.kept_until = state.kept_until.max(until);
                 }
             }
             (state.leave(self.mode, tenancy, which, now), was_held)
         })
     }
 
-    /// The server keeps no hold of one thread that was left to its end: it was forced, or lost with
+    /// The server keeps no kept hold of one thread: it was forced, or lost with
     /// the data.
-    pub(crate) fn has_left_none(&self) {
-        self.state.lock().left_until = 0;
+    pub(crate) fn keeps_none(&self) {
+        self.state.lock().kept_until = 0;
     }
 
     /// As [`leave`](Self::leave), with all levels: the seat that the caller gets has them.
@@ -441,7 +441,7 @@ impl Gate {
 /// The transitions. The caller passes the time in: nothing here reads a clock.
 impl GateState {
     fn new() -> Self {
-        Self { alone: Place::default(), readers: None, queue: Queue::new(), left_until: 0 }
+        Self { alone: Place::default(), readers: None, queue: Queue::new(), kept_until: 0 }
     }
 
     fn place(&mut self, mode: Mode) -> &mut Place {
@@ -499,10 +499,9 @@ impl GateState {
     }
 
     /// A thread that reads already reads again, past all waiters. Another one joins the readers of
-    /// its process, unless a thread writes, leads or waits, or a write hold that was left to expire
-    /// still excludes others.
+    /// its process, unless a thread writes, leads or waits, or a kept write hold still excludes others.
     fn enter_to_read(&mut self, thread: &Arc<Thread>, terms: Terms, now: u64) -> GateOutcome {
-        let is_alone = self.alone.seat.is_some() || self.queue.is_busy() || now < self.left_until;
+        let is_alone = self.alone.seat.is_some() || self.queue.is_busy() || now < self.kept_until;
         let joining = if is_alone { Joining::No } else { Joining::InTurn };
         match self.place(Mode::Read).join(thread, terms, joining, now) {
             None | Some((GateOutcome::Occupied, _)) => {}
@@ -526,7 +525,7 @@ impl GateState {
         terms: Terms,
         now: u64,
     ) -> Option<(Arc<Tenancy>, bool)> {
-        if now < self.left_until {
+        if now < self.kept_until {
             return None;
         }
         match self.readers.as_mut()?.join(thread, terms, Joining::AnyTime, now)? {

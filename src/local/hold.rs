@@ -46,9 +46,9 @@ pub(crate) trait Line: fmt::Debug + Send + Sync {
     /// The server has answered the release, or no thread waits for that.
     fn released(&self);
 
-    /// The hold ends without a release. Returns the commands that take the threads that have had it
-    /// after its owner off the line.
-    fn left(&self) -> Vec<Command>;
+    /// Shortens a hold that is kept for this long, and takes the threads that have had it after its
+    /// owner off the line.
+    fn keep_command(&self, hold: &Hold, rest: Duration) -> Command;
 }
 
 /// The details of a grant about other processes, and its tokens.
@@ -112,8 +112,8 @@ pub(crate) struct Hold {
     trouble: Mutex<Option<Box<Arc<str>>>>,
     /// See `tracked.rs`.
     pub(super) tracked: AtomicBool,
-    /// Until when no thread releases it, on [`clock`]; or zero: see [`leave_out`](Self::leave_out).
-    pub(super) left_until: AtomicU64,
+    /// Until when no thread releases it, on [`clock`]; or zero: see `keep.rs`.
+    pub(super) kept_until: AtomicU64,
 }
 
 /// Keeps an owner live, from before its first request until its hold is released, or until no thread
@@ -189,7 +189,7 @@ impl Hold {
             unconfirmed: AtomicBool::new(false),
             trouble: Mutex::new(None),
             tracked: AtomicBool::new(false),
-            left_until: AtomicU64::new(0),
+            kept_until: AtomicU64::new(0),
         }
     }
 
@@ -257,12 +257,12 @@ impl Hold {
 
     /// Until when the hold is ours, on [`clock`].
     pub(crate) fn deadline(&self) -> u64 {
-        self.deadline.load(Ordering::SeqCst).min(self.kept_until())
+        self.deadline.load(Ordering::SeqCst).min(self.wanted_until())
     }
 
-    /// Until when its tenants want the hold, or the thread that left it to its end.
-    pub(super) fn kept_until(&self) -> u64 {
-        self.latest_end.load(Ordering::SeqCst).max(self.left_until.load(Ordering::SeqCst))
+    /// Until when its tenants want the hold, or a thread that keeps it.
+    fn wanted_until(&self) -> u64 {
+        self.latest_end.load(Ordering::SeqCst).max(self.kept_until.load(Ordering::SeqCst))
     }
 
     /// The tenants that share the hold want it until then. (If the server keeps it for longer, the
@@ -273,7 +273,7 @@ impl Hold {
 
     /// Whether the hold ends because no thread wants it for longer, though the server keeps it.
     pub(super) fn is_unwanted(&self) -> bool {
-        self.kept_until() < self.deadline.load(Ordering::SeqCst)
+        self.wanted_until() < self.deadline.load(Ordering::SeqCst)
     }
 
     /// The server has confirmed the hold: `lease` from when the request was sent.
@@ -311,7 +311,7 @@ impl Hold {
     /// The lease is older by so many ns than the clock says: its times are earlier.
     #[cfg(feature = "in-memory")]
     pub(super) fn age(&self, by: u64) {
-        for time in [&self.deadline, &self.latest_end, &self.left_until] {
+        for time in [&self.deadline, &self.latest_end, &self.kept_until] {
             let earlier = |time: u64| match time {
                 // Not set.
                 0 | u64::MAX => None,
@@ -424,7 +424,7 @@ impl Hold {
             && !terms.stays()
             && self.details.tokens.is_none_or(|_| self.token_after(self.tokens_used()).is_some())
             && self.lost().is_none()
-            && !self.is_left_at(now)
+            && !self.is_kept_at(now)
             && !self.is_unconfirmed()
             && self.prolonged.load(Ordering::SeqCst) <= self.granted_lease
             && if terms.is_watched() {
@@ -433,31 +433,6 @@ impl Hold {
                 // For a provisional hold, of its first lease: the next thread raises it to its own.
                 left >= self.granted_lease.min(terms.nanos()) / 10 * 9
             }
-    }
-
-    /// A tenant leaves the hold alone: no thread of this process releases it or passes it on before
-    /// that time, which is no later than the end of its present lease at the server. Called under
-    /// the gate's mutex, when the tenant leaves its level: nothing takes it back.
-    pub(super) fn leave_out(&self, until: u64) {
-        self.left_until.fetch_max(until, Ordering::SeqCst);
-    }
-
-    /// Whether the server may keep a hold that was left for longer than it was left for: it was
-    /// renewed since, or a request for a longer lease is on its way, or a message granted it for
-    /// longer.
-    pub(super) fn outlasts_its_end(&self) -> bool {
-        self.deadline.load(Ordering::SeqCst) > self.left_until.load(Ordering::SeqCst)
-            || self.longest_lease() > self.terms.lease()
-    }
-
-    /// Whether a tenant has [left](Self::leave_out) it to its end, and that end has not come.
-    pub(super) fn is_left(&self) -> bool {
-        // Nearly always without a look at the clock.
-        self.left_until.load(Ordering::SeqCst) != 0 && self.is_left_at(clock::now())
-    }
-
-    pub(super) fn is_left_at(&self, now: u64) -> bool {
-        now < self.left_until.load(Ordering::SeqCst)
     }
 
     pub(super) fn tokens_used(&self) -> u16 {

@@ -16,7 +16,7 @@ mod exchanges;
 mod exchanges_tests;
 mod gate;
 mod hold;
-mod left;
+mod keep;
 pub(crate) mod permits;
 mod queue_entry;
 mod registered;

@@ -38,7 +38,7 @@ impl Site {
         // The hold may end sooner now, if the tenant that wanted it for longer leaves.
         let shared_until = (self.mode == Mode::Read).then(|| tenancy.hold().deadline());
         let left = match how {
-            Leaving::ToExpire { until } => self.gate.leave_to_expire(tenancy, which, until),
+            Leaving::ToExpire { until } => self.gate.leave_kept(tenancy, which, until),
             Leaving::Posted | Leaving::Awaited => self.gate.leave(tenancy, which),
         };
         if shared_until.is_some_and(|until| tenancy.hold().deadline() < until) {
@@ -165,10 +165,6 @@ impl Site {
             return Err(self.lost_error(tenancy, reason));
         }
         tenancy.step_down();
-        if hold.is_left() {
-            self.let_expire(&hold);
-            return Ok(());
-        }
         // No pass while the renewal is on its way: the seat is empty now, so the answer may
         // find no seat, and then nothing would renew the next tenancy.
         let may_pass = !seat.attempt.is_sent();
@@ -190,14 +186,14 @@ impl Site {
         }
     }
 
-    /// Sends the release of a hold that has no seat, unless a tenant has left it to its end.
+    /// Sends the release of a hold that has no seat, unless it is kept.
     pub(crate) fn release(self: &Arc<Self>, hold: &Arc<Hold>, how: Leaving) -> Result<(), Error> {
-        if hold.is_left() {
-            self.let_expire(hold);
-            return Ok(());
-        }
         let command = self.release_command(hold);
         let done = match how {
+            _ if hold.is_kept() => {
+                self.keep(hold);
+                Ok(())
+            }
             Leaving::Posted | Leaving::ToExpire { .. } => {
                 // The thread may ask for the lock again at once, and others hear of this first.
                 let command = command.answered_first(hold.details.is_handed_over);
@@ -283,9 +279,6 @@ impl Site {
     /// Cleans up after a hold that has ended. The server may still have it, if `may_be_held`; and a
     /// request of its owner that was sent twice may yet take the lock, or an entry in its queue.
     pub(super) fn clean_up(self: &Arc<Self>, hold: &Arc<Hold>, may_be_held: bool) {
-        if hold.is_left() {
-            return self.let_expire(hold);
-        }
         if may_be_held {
             self.release_later(hold);
         }
@@ -296,7 +289,10 @@ impl Site {
         }
     }
 
-    fn release_later(&self, hold: &Hold) {
+    fn release_later(self: &Arc<Self>, hold: &Arc<Hold>) {
+        if hold.is_kept() {
+            return self.keep(hold);
+        }
         let (release, lease) = (self.release_command(hold), hold.longest_lease());
         self.core.watchdog.clean_up(Cleanup::released(&self.name, release, lease));
     }
@@ -313,13 +309,10 @@ impl Site {
     }
 
     /// A request has made the lease of a hold longer, or may have. If the hold was lost meanwhile,
-    /// no thread has it: releases it in the background, or at the end to which it was left. Returns
-    /// whether it was lost.
+    /// no thread has it: releases it in the background. Returns whether it was lost.
     pub(crate) fn clean_up_if_lost(self: &Arc<Self>, hold: &Arc<Hold>) -> bool {
         let lost = hold.lost().is_some();
-        if lost && hold.is_left() {
-            self.let_expire(hold);
-        } else if lost {
+        if lost {
             self.release_later(hold);
         }
         lost

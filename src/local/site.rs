@@ -300,7 +300,10 @@ impl Leaseholder for Site {
         wake.now();
         let Some(seat) = seat else { return };
         self.declare_all_lost(&seat, reason);
-        self.clean_up_lost(&seat, reason);
+        if reason != LostReason::ShutDown {
+            // (Otherwise the release follows.)
+            self.clean_up_lost(&seat, reason);
+        }
         if reason == LostReason::Revoked {
             // Most likely somebody deleted the key, so no script of ours has served the first owner
             // in line. The release does, though it finds nothing to release.

@@ -515,7 +515,7 @@ impl HeldLock {
     /// Makes sure that the hold has the lease to whose end it is to be left.
     pub(super) fn raise(&self) -> Result<(), Error> {
         self.check(Duration::ZERO)?;
-        let raised = self.handle.site.raise_to_leave(&self.tenancy);
+        let raised = self.handle.site.raise_to_keep(&self.tenancy);
         // A loss is the worse news.
         self.check(Duration::ZERO).map_err(|error| {
             let is_unknown = raised.as_ref().is_err_and(Error::outcome_unknown);

@@ -346,8 +346,8 @@ impl<'a> Side<'a> {
                 continue;
             }
             let Some((tenancy, _)) = site.gate.join(claim.thread, terms) else {
-                // The server lets both read, so it keeps no write hold that was left to its end.
-                site.gate.has_left_none();
+                // The server lets both read, so it keeps no write hold that was kept.
+                site.gate.keeps_none();
                 continue;
             };
             if !Arc::ptr_eq(&tenancy.hold(), &older) {

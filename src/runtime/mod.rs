@@ -22,7 +22,6 @@ mod aged;
 mod dispatcher;
 mod greet;
 mod heartbeat;
-mod left_out;
 mod members;
 mod message;
 #[cfg(all(test, models))]
@@ -34,7 +33,6 @@ mod returned;
 mod session;
 mod todo;
 
-use left_out::LeftOut;
 pub(crate) use members::{Member, Members};
 use message::Recipients;
 pub(crate) use message::{GrantMessage, Message, Recipient};
@@ -65,7 +63,6 @@ pub(crate) struct Core {
     pub(crate) recipients: Arc<Recipients>,
     pub(crate) members: Members,
     owners: Owners,
-    left_out: LeftOut,
     pub(crate) returned: Returned,
     pub(crate) server_clock: Arc<ServerClock>,
     pub(crate) changes: Arc<Changes>,
@@ -129,7 +126,6 @@ impl Core {
             recipients,
             members: Members::default(),
             owners: Owners::default(),
-            left_out: LeftOut::default(),
             returned: Returned::default(),
             changes: Arc::default(),
             server_clock: Arc::default(),

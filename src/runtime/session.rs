@@ -301,7 +301,6 @@ impl Threads {
         core.watchdog.shut_down();
         core.alive.lock().take();
         self.await_threads(begun);
-        core.forget_left_holds();
         core.members.close();
         true
     }

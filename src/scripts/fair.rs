@@ -15,6 +15,7 @@ static ACQUIRE: LazyLock<Script> = script!(takes; LIST; FAIR_OWNER, "fair/acquir
 static TRY: LazyLock<Script> = script!(takes; NUMBER; FAIR_OWNER, "fair/try.lua");
 static GIVE_UP: LazyLock<Script> = script!(NUMBER; FAIR, "fair/give_up.lua");
 static RELEASE: LazyLock<Script> = script!(NUMBER; FAIR, "fair/release.lua");
+static KEEP: LazyLock<Script> = script!(NUMBER; FAIR, "fair/keep.lua");
 static FORCE_UNLOCK: LazyLock<Script> = script!(NUMBER; FAIR_OWNER, "fair/force_unlock.lua");
 static KEEP_ALIVE: LazyLock<Script> = script!(LIST; FAIR, "fair/keep_alive.lua");
 
@@ -151,6 +152,15 @@ impl FairScripts<'_> {
         let owners: Vec<_> = iter::once(owner).chain(passed).map(Owner::text).collect();
         let arguments: Vec<_> = owners.iter().map(|owner| &owner[..]).collect();
         self.command(&RELEASE, &arguments)
+    }
+
+    /// Shortens a hold that no thread has any more to the rest of the time for which it is kept.
+    pub(crate) fn keep_command(self, owner: &Owner, rest: Duration, passed: &[Owner]) -> Command {
+        let (owner, mut digits) = (owner.text(), [0; 20]);
+        let passed: Vec<_> = passed.iter().map(Owner::text).collect();
+        let mut arguments = vec![&owner[..], millis(rest, &mut digits)];
+        arguments.extend(passed.iter().map(|owner| &owner[..]));
+        self.command(&KEEP, &arguments)
     }
 
     pub(crate) fn force_unlock_command(self) -> Command {

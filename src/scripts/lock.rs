@@ -39,9 +39,10 @@ static RELEASE: LazyLock<Script> = script!(NUMBER;
     "lock/release.lua"
 );
 static GIVE_UP: LazyLock<Script> = script!(NUMBER; LOCK, "lock/give_up.lua");
+static KEEP: LazyLock<Script> = script!(NUMBER; LOCK, "lock/cut.lua", "lock/keep.lua");
 static FORCE_UNLOCK: LazyLock<Script> = script!(NUMBER; LOCK_OWNER, "lock/force_unlock.lua");
 /// For `scripts::renewal::renew_command`.
-pub(super) static RENEW: LazyLock<Script> = script!(LIST; "lock/renew.lua");
+pub(super) static RENEW: LazyLock<Script> = script!(LIST; "lock/cut.lua", "lock/renew.lua");
 static STATE: LazyLock<Script> = script!(NUMBER; LOCK_OWNER, "lock/state.lua");
 static OWNERS: LazyLock<Script> = script!(LIST; "lock/owners.lua");
 
@@ -258,6 +259,13 @@ impl LockScripts<'_> {
     /// Leaves the queue, and the lock.
     pub(crate) fn give_up_command(self, owner: &[u8], chain: Chain) -> Command {
         self.ending(self.script_set().give_up, owner, chain)
+    }
+
+    /// Shortens a hold that no thread has any more to the rest of the time for which it is kept.
+    pub(crate) fn keep_command(self, owner: &Owner, rest: Duration) -> Command {
+        let (owner, mut digits) = (owner.text(), [0; 20]);
+        let arguments = [&owner, millis(rest, &mut digits)].map(Pieces::from);
+        self.command(&KEEP, &arguments, Behind::Nothing)
     }
 
     /// Ends the hold of any holder. `false`: there was nothing to unlock.

@@ -509,6 +509,7 @@ mod tests {
                 "lock/hand_over.lua",
                 "lock/release.lua",
                 "lock/give_up.lua",
+                "lock/keep.lua",
                 "lock/force_unlock.lua"
             )
         };
@@ -524,7 +525,9 @@ mod tests {
                     "read_write/unwanted.lua",
                     "read_write/read_on.lua",
                     "read_write/force_unlock.lua",
+                    "lock/cut.lua",
                     "lock/renew.lua",
+                    "lock/keep.lua",
                     "lock/release.lua",
                     "lock/give_up.lua"
                 ),
@@ -537,6 +540,7 @@ mod tests {
                     "fair/try.lua",
                     "fair/release.lua",
                     "fair/give_up.lua",
+                    "fair/keep.lua",
                     "fair/force_unlock.lua"
                 ),
             ),

@@ -92,8 +92,8 @@ impl Line for Elsewhere {
 
     fn released(&self) {}
 
-    fn left(&self) -> Vec<Command> {
-        Vec::new()
+    fn keep_command(&self, _: &Hold, _: Duration) -> Command {
+        Command::plain(&[b"PING"])
     }
 }
 

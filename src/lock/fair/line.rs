@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use redlatch_client::Command;
 use redlatch_client::sync::{Mutex, clock};
@@ -71,10 +72,8 @@ impl Line for FairLine {
         call.now();
     }
 
-    fn left(&self) -> Vec<Command> {
-        let passed = std::mem::take(&mut self.state.lock().passed);
-        let scripts = self.queue.scripts();
-        passed.iter().map(|owner| scripts.give_up_command(&owner.text())).collect()
+    fn keep_command(&self, hold: &Hold, rest: Duration) -> Command {
+        self.queue.scripts().keep_command(&hold.owner, rest, &self.state.lock().passed)
     }
 }
 

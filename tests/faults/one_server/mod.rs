@@ -90,7 +90,7 @@ fn calls(bytes: &[u8], scripts: &[&str]) -> bool {
 
 /// Whether the request takes a lock, or makes its lease longer.
 fn takes(bytes: &[u8]) -> bool {
-    let renew = include_str!("../../../lua/lock/renew.lua");
+    let renew = lock_script!("cut.lua", "renew.lua");
     calls(
         bytes,
         &[

@@ -11,6 +11,7 @@ over_all_kinds! {
     an_outage_right_after_a_hand_over_does_not_end_the_wait
     the_limit_of_a_wait_counts_after_a_hand_over_too
     a_short_lease_that_was_handed_on_is_kept_for_the_least_time
+    its_end_shortens_a_longer_lease_and_the_first_in_line_hears_of_that
 }
 
 /// The least time here.
@@ -155,6 +156,29 @@ fn a_short_lease_that_was_handed_on_is_kept_for_the_least_time(kind: Kind) {
         let took = begun.elapsed();
         assert!(took >= LEAST, "{took:?}");
         took
+    });
+    leaves_nothing(&server);
+}
+
+/// The waiter was told the longer lease's end. Then its client ends, so nothing else wakes the waiter.
+fn its_end_shortens_a_longer_lease_and_the_first_in_line_hears_of_that(kind: Kind) {
+    let server = server();
+    let other = another(&server);
+    let (least, theirs) = (UNIT * 3, kind.make(&other, "shortened"));
+    at_once(|| {
+        let client = watched(&server, LONG);
+        let begun = Instant::now();
+        let guard = (kind.least)(&client, "shortened", least).lock().unwrap();
+        let waiter = {
+            let theirs = Arc::clone(&theirs);
+            spawn(move || theirs.lock().unwrap().unlock().unwrap())
+        };
+        waiter.wait_queued();
+        drop(guard);
+        client.shutdown();
+        waiter.join();
+        let took = begun.elapsed();
+        assert!(took >= least, "{took:?}");
     });
     leaves_nothing(&server);
 }

@@ -3,7 +3,7 @@
 use super::*;
 
 fn renews(bytes: &[u8]) -> bool {
-    let code = include_str!("../../../lua/lock/renew.lua");
+    let code = lock_script!("cut.lua", "renew.lua");
     contains(bytes, redis::Script::new(code).get_hash()) || contains(bytes, code)
 }
 

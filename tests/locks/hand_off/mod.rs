@@ -120,7 +120,7 @@ macro_rules! lock_script {
     };
 }
 
-const RENEW: &[&str] = &[include_str!("../../../lua/lock/renew.lua")];
+const RENEW: &[&str] = &[lock_script!("cut.lua", "renew.lua")];
 /// The second one is for a lock that most likely is held.
 const ACQUIRE: &[&str] = &[
     lock_script!(

@@ -79,6 +79,47 @@ impl Java {
     }
 }
 
+/// Only its own time is cut: otherwise a writer would enter beside the others.
+#[test]
+fn a_reader_that_is_kept_for_a_while_leaves_the_leases_of_all_others() {
+    let server = server();
+    let (client, other) = (watched(&server, HOUR * 2), client(&server));
+    let least = UNIT * 3;
+    let mut redis = server.connection();
+    let mut java = Java::new(&server, "kept", 7, true);
+    for is_javas in [true, false] {
+        let reading = if is_javas {
+            assert!(java.reads());
+            None
+        } else {
+            let lock = other.read_write_lock("kept").read().with_lease(HOUR);
+            Some(lock.lock_owned().unwrap())
+        };
+        let longest = if is_javas { LONG } else { HOUR };
+        let others = timeouts(&mut redis, "kept");
+        let lock = client.read_write_lock("kept");
+        drop(lock.read().with_hold_at_least(least).lock_owned().unwrap());
+        let kept: Vec<_> =
+            timeouts(&mut redis, "kept").into_iter().filter(|it| !others.contains(it)).collect();
+        let of = |time: Duration| i64::try_from(time.as_millis()).unwrap();
+        wait_until("both are shortened", SOON, || {
+            kept.iter().all(|it| pttl(&mut redis, it) <= of(least))
+                && pttl(&mut redis, "kept") <= of(longest)
+        });
+        let writer = elsewhere({
+            let lock = other.read_write_lock("kept");
+            // It asks once more in that time, whatever it was told.
+            move || lock.write().try_lock_for(UNIT * 15).unwrap().is_some()
+        });
+        assert!(!writer, "it would write beside {}", if is_javas { "Redisson's" } else { "ours" });
+        match reading {
+            Some(guard) => guard.unlock().unwrap(),
+            None => assert_eq!(java.reads_no_more(), Some(1)),
+        }
+        wait_until("nobody has it", SOON, || !redis.exists::<_, bool>("kept").unwrap());
+    }
+}
+
 #[test]
 fn redissons_readers_and_writers_and_ours_exclude_each_other() {
     let server = server();

@@ -175,7 +175,10 @@ fn a_renewal_that_may_not_ask_for_the_time_left_shortens_no_lease() {
     let () = redis::cmd("ACL").arg(&rights).query(&mut redis).unwrap();
     let url = server.url().replace("redis://", "redis://user:word@");
     let mut user = redis::Client::open(url).unwrap().get_connection().unwrap();
-    let renew = redis::Script::new(include_str!("../../../lua/lock/renew.lua"));
+    let renew = redis::Script::new(concat!(
+        include_str!("../../../lua/lock/cut.lua"),
+        include_str!("../../../lua/lock/renew.lua")
+    ));
     let replies: Vec<String> =
         renew.key("long").arg(600).arg(0).arg(FOREIGN).invoke(&mut user).unwrap();
     assert!(forbids_a_command(&replies[0]), "{replies:?}");

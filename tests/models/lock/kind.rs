@@ -22,7 +22,13 @@ pub(crate) const TEXTS: Texts = &[
     (Script::Try, include_str!("../../../lua/lock/try.lua")),
     (Script::Release, include_str!("../../../lua/lock/release.lua")),
     (Script::GiveUp, include_str!("../../../lua/lock/give_up.lua")),
-    (Script::Renew, include_str!("../../../lua/lock/renew.lua")),
+    (
+        Script::Renew,
+        concat!(
+            include_str!("../../../lua/lock/cut.lua"),
+            include_str!("../../../lua/lock/renew.lua")
+        ),
+    ),
     (Script::ForceUnlock, include_str!("../../../lua/lock/force_unlock.lua")),
     (Script::RedissonAcquire, include_str!("redisson/acquire.lua")),
     (Script::RedissonUnlock3, include_str!("redisson/unlock_3.lua")),

@@ -19,7 +19,13 @@ pub(crate) const TEXTS: Texts = &[
     (Script::Try, include_str!("../../../lua/read_write/try.lua")),
     (Script::Release, include_str!("../../../lua/lock/release.lua")),
     (Script::GiveUp, include_str!("../../../lua/lock/give_up.lua")),
-    (Script::Renew, include_str!("../../../lua/lock/renew.lua")),
+    (
+        Script::Renew,
+        concat!(
+            include_str!("../../../lua/lock/cut.lua"),
+            include_str!("../../../lua/lock/renew.lua")
+        ),
+    ),
     (Script::ForceUnlock, include_str!("../../../lua/read_write/force_unlock.lua")),
     (Script::ReadOn, include_str!("../../../lua/read_write/read_on.lua")),
     (Script::RedissonReadAcquire, include_str!("redisson/read_acquire.lua")),

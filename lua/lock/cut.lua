@@ -1,0 +1,48 @@
+-- Stands before renew.lua and keep.lua: how a lock's lease is made shorter.
+
+local function refused(reply)
+    return type(reply) == 'table' and reply.err
+end
+
+local function timeout_of(key, owner, n)
+    local prefix = string.find(key, '{', 1, true) and key or '{' .. key .. '}'
+    return prefix .. ':' .. owner .. ':rwlock_timeout:' .. n
+end
+
+-- Cuts a lock to this lease of its owner, and a read-write lock to no less than any reader's timeout,
+-- or a writer would enter beside that reader. The lock stays as it is if that is not known, or if
+-- another owner writes, since only the lock's own time to live shows that lease. Returns what is
+-- left, if it is less now.
+local MOST = 1000
+local function cut(key, owner, to)
+    local fields = redis.pcall('hlen', key)
+    local last = fields == 1 and to or 0
+    if last == 0 then
+        fields = redis.pcall('hgetall', key)
+        if refused(fields) then
+            return
+        end
+        for i = 1, #fields, 2 do
+            local field = fields[i]
+            if string.sub(field, -6) == ':write' then
+                if field ~= owner then
+                    return
+                end
+                last = math.max(last, to)
+            elseif field ~= 'mode' then
+                for n = math.min(tonumber(fields[i + 1]) or 0, MOST), 1, -1 do
+                    local left = redis.pcall('pttl', timeout_of(key, field, n))
+                    if refused(left) then
+                        return
+                    end
+                    last = math.max(last, left)
+                end
+            end
+        end
+    end
+    local left = redis.pcall('pttl', key)
+    if last > 0 and type(left) == 'number' and left > last then
+        redis.pcall('pexpire', key, last)
+        return last
+    end
+end

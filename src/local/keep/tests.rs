@@ -1,0 +1,54 @@
+//! What the scripts do that shorten a kept hold.
+
+#![allow(clippy::unwrap_used)]
+
+use redis::Value;
+use redlatch_client::Command;
+use redlatch_testkit::Server;
+
+use super::*;
+use crate::config::ClientBuilder;
+use crate::local::gate::Gate;
+use crate::runtime::Session;
+use crate::scripts::fair::FairScripts;
+use crate::scripts::{FairKeys, Mode};
+
+const LEASE: Duration = Duration::from_secs(60);
+const SHORT: Duration = Duration::from_secs(10);
+
+/// By then the hold has less left than the copy names. And one that comes after the release makes
+/// nothing.
+#[test]
+fn a_late_copy_lengthens_nothing() {
+    let server = Server::start().unwrap();
+    let config = ClientBuilder::new(&server.url()).config;
+    let session = Session::open(&server.url(), config, |_, _, _| {}).unwrap();
+    let (core, mut redis) = (session.core(), server.connection());
+    let mut check = |site: &Site, keep: &dyn Fn(Duration) -> Command, release: Command| {
+        let send = |command: &Command| site.route.call_once(command).unwrap();
+        let mut left = || -> i64 { redis::cmd("PTTL").arg(&*site.name).query(&mut redis).unwrap() };
+        let name = &site.name;
+        assert!(left() > SHORT.as_millis() as i64, "{name}");
+        assert!(matches!(send(&keep(SHORT)), Value::Int(_)), "{name}");
+        let shortened = left();
+        assert!(0 < shortened && shortened <= SHORT.as_millis() as i64, "{name}: {shortened}");
+        assert!(matches!(send(&keep(LEASE)), Value::Int(_)), "{name}");
+        assert!(left() <= shortened, "{name}");
+        send(&release);
+        assert_eq!(send(&keep(LEASE)), Value::Nil, "{name}");
+        assert_eq!(left(), -2, "{name}");
+    };
+    for mode in [Mode::Lock, Mode::Read, Mode::Write] {
+        let site = Site::side(core, &format!("copied {mode:?}").into(), Gate::new(mode));
+        let owner = core.id.next_owner_to(mode);
+        site.scripts().acquire(&owner, LEASE, None, false).unwrap();
+        let keep = |rest| site.scripts().keep_command(&owner, rest);
+        check(&site, &keep, site.scripts().release_command(&owner, Chain::default()));
+    }
+    let site = Site::side(core, &"copied fair".into(), Gate::new(Mode::Lock));
+    let (owner, keys) = (core.id.next_owner(), FairKeys::new(&site.name));
+    let (key, waits) = (&*site.name, core.config.fair_waits());
+    let fair = FairScripts { key, keys: &keys, waits, database: 0, acks: None };
+    fair.try_acquire(&site.route, &owner, LEASE).unwrap();
+    check(&site, &|rest| fair.keep_command(&owner, rest, &[]), fair.release_command(&owner, &[]));
+}
