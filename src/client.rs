@@ -14,7 +14,7 @@ use crate::error::{ErrorKind, LostReason};
 use crate::latch::CountDownLatch;
 use crate::local;
 use crate::lock::condition;
-use crate::lock::fair::{self, FairLock};
+use crate::lock::fair::FairLock;
 use crate::lock::fenced::FencedLock;
 use crate::lock::read_write::ReadWriteLock;
 use crate::lock::reentrant::ReentrantLock;
@@ -324,10 +324,10 @@ impl ClientBuilder {
 /// Handles a script's message to an owner of this client that no longer waits.
 pub(crate) fn unclaimed(core: &Arc<Core>, owner: u64, news: &Message<'_>) {
     match news {
-        Message::Ask { lock } => fair::take_out(core, owner, lock),
+        Message::Ask { lock } => local::line::take_out(core, owner, lock),
         Message::Grant(grant) => {
             local::give_back_unclaimed(core, owner, grant);
-            fair::give_back_unclaimed(core, owner, grant);
+            local::line::give_back_unclaimed(core, owner, grant);
         }
         Message::Notified { database, waiting } => {
             condition::pass_on(core, owner, *database, waiting);

@@ -20,17 +20,16 @@
 //! taken  no   held                          leave: taken by the next, or led, to release
 //!                                           vacate: led by the next, or free
 //!                                           admit: taken by a newer hold, if this one is over
-//! taken  yes  a fair lock's hold, which was the same, but a release leaves the leadership where it
-//!             granted beside the leader     is; the leader's admit finds it taken
+//! taken  yes  a fair lock's hold, granted    the same, but a release leaves the leadership where it
+//!             beside the leader             is; the leader's admit finds it taken
 //! ```
 //!
 //! A hold in the seat may be over, or lost (`Expired`). Then no thread enters or passes it, and the
 //! thread that finds that out vacates the seat. Its renewal is done, sent or failed (`Attempt`):
 //! `renews` sends it, `Site::renewed` gets the answer. A pass at the gate leaves a sent renewal
-//! sent. A lock whose threads queue elsewhere does not pass a hold whose renewal is sent, and no
-//! lock passes one whose renewal failed. `force` counts this process's forced unlocks: a hold that
-//! a leader asked for before the last one is `NotOurs`, even if the server granted it. Its leader
-//! keeps the leadership and asks again.
+//! sent. No thread passes a hold whose renewal failed. `force` counts this process's forced unlocks:
+//! a hold that a leader asked for before the last one is `NotOurs`, even if the server granted it.
+//! Its leader keeps the leadership and asks again.
 //!
 //! A read-write lock has two seats, the writer's and the readers', with one queue and one leadership:
 //!
@@ -59,10 +58,10 @@ use redlatch_client::sync::{Mutex, Thread, clock};
 
 use super::cohort::Cohort;
 use super::hold::Hold;
+use super::line::{QueuedThread, Standing};
 use super::queue_entry::QueueEntry;
 use super::tenancy::Tenancy;
 use super::terms::Terms;
-use crate::lease::renewal::Attempt;
 use crate::scripts::{Chain, Mode};
 use crate::waiting::{Lead, Queue, Waiter, Wake};
 
@@ -92,6 +91,8 @@ struct GateState {
     /// The readers' hold. `None`: no thread has ever read.
     readers: Option<Box<Place>>,
     queue: GateQueue,
+    /// A fair lock's threads, which each ask for themselves. `None`: there never was one.
+    standing: Option<Box<Standing>>,
     /// Until when the last kept hold of one thread lasts, on [`clock`]; zero:
     /// there was none.
     kept_until: u64,
@@ -229,15 +230,6 @@ impl Gate {
         self.at(|state, now| state.admit(self.mode, tenancy, terms, gone, now))
     }
 
-    /// Gives the seat to a hold that a lock with its queue elsewhere passes to a thread. `false`:
-    /// the hold is over, or another one was granted since the thread that passes it left the seat.
-    pub(crate) fn admit_passed(&self, tenancy: &Arc<Tenancy>, terms: Terms) -> bool {
-        self.at(|state, now| {
-            state.place(self.mode).seat.is_none()
-                && matches!(state.admit(self.mode, tenancy, terms, None, now), Admitted::Seated(_))
-        })
-    }
-
     /// Ends one level of `tenancy`: `which`, or the last one. The `bool`: the tenancy was held
     /// until then.
     pub(crate) fn leave(
@@ -371,6 +363,61 @@ impl Gate {
         });
     }
 
+    /// Looks at a fair lock's threads, under the gate's mutex.
+    pub(crate) fn with_standing<R>(&self, look: impl FnOnce(&mut Standing) -> R) -> R {
+        look(self.state.lock().standing.get_or_insert_default())
+    }
+
+    /// From here on a hold may be passed to `queued`.
+    pub(crate) fn stand(&self, queued: Arc<QueuedThread>) {
+        self.with_standing(|standing| standing.queued.push(queued));
+    }
+
+    /// From here on no hold is passed to the thread. `Some`: a hold that was passed before.
+    pub(crate) fn stand_down(&self, queued: &Arc<QueuedThread>) -> Option<Arc<Tenancy>> {
+        self.with_standing(|standing| standing.stand_down(queued))
+    }
+
+    /// A fair lock's threads that stand in Redis's queue.
+    pub(crate) fn standing(&self) -> Vec<Arc<QueuedThread>> {
+        self.with_standing(|standing| standing.queued.clone())
+    }
+
+    /// Whether the process has the lock, or fair threads of it wait for it or give it back.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.state.lock().is_busy()
+    }
+
+    /// Whether a fair thread that is about to ask should wait for others of a busy process to come
+    /// along. Then [`call`](Self::call) wakes it.
+    pub(crate) fn lingers(&self, thread: &Arc<Thread>) -> bool {
+        let mut state = self.state.lock();
+        let lingers = state.is_busy();
+        if lingers {
+            state.standing.get_or_insert_default().linger(Some(thread));
+        }
+        lingers
+    }
+
+    pub(crate) fn lingers_no_more(&self) {
+        self.with_standing(|standing| standing.linger(None));
+    }
+
+    /// A fair thread is gone: wakes the one that waits for others, if none is left.
+    pub(crate) fn call(&self) {
+        let call = self.with_standing(|standing| standing.call());
+        call.now();
+    }
+
+    /// A thread has given a fair hold back.
+    pub(super) fn gave_back(&self) {
+        let call = self.with_standing(|standing| {
+            standing.releasing = standing.releasing.saturating_sub(1);
+            standing.call()
+        });
+        call.now();
+    }
+
     /// Looks at the seat, under the gate's mutex.
     pub(crate) fn with_seat<R>(&self, look: impl FnOnce(Option<&mut Seat>) -> R) -> R {
         self.with_place(|place| look(place.seat.as_mut()))
@@ -441,7 +488,13 @@ impl Gate {
 /// The transitions. The caller passes the time in: nothing here reads a clock.
 impl GateState {
     fn new() -> Self {
-        Self { alone: Place::default(), readers: None, queue: Queue::new(), kept_until: 0 }
+        Self {
+            alone: Place::default(),
+            readers: None,
+            queue: Queue::new(),
+            standing: None,
+            kept_until: 0,
+        }
     }
 
     fn place(&mut self, mode: Mode) -> &mut Place {
@@ -536,6 +589,11 @@ impl GateState {
         }
     }
 
+    fn is_busy(&self) -> bool {
+        let stands = self.standing.as_ref().is_some_and(|standing| standing.is_busy());
+        stands || self.alone.seat.is_some()
+    }
+
     fn let_readers_in(&mut self, now: u64) -> Vec<Wake> {
         let mut woken = Vec::new();
         while let Some(first) = self.queue.first()
@@ -617,25 +675,11 @@ impl GateState {
             return LeaveOutcome::NotThere;
         };
         let hold = tenancy.hold();
-        if self.may_pass(&hold, now) {
-            // Before the next thread can know of the pass: other threads may ask this one's guard.
-            tenancy.step_down();
-            // Takes the next thread out of the queue and signals it. The caller wakes it, after the
-            // mutex.
-            let next = self.queue.grant_first(|first| {
-                let next =
-                    Arc::new(Tenancy::since(Arc::clone(&hold), Arc::clone(first.thread()), now));
-                let terms = first.need().terms;
-                let next_seat = self.alone.seat.insert(Seat::new(Arc::clone(&next), terms));
-                if seat.attempt.is_sent() {
-                    next_seat.attempt = Attempt::Sent { failed: 0 };
-                }
-                next
-            });
-            if let Some(next) = next {
-                let second = self.queue.call_first();
-                return LeaveOutcome::Left(seat, Vacated::Passed { next, second });
-            }
+        if let Some(passed) = self.pass(&seat, &hold, now) {
+            return LeaveOutcome::Left(seat, passed);
+        }
+        if hold.line.is_some() {
+            self.standing.get_or_insert_default().releasing += 1;
         }
         // No thread of this process may have the hold. The leaving thread takes the leadership for
         // the release, unless another one has it. So a thread that comes now sends its request
@@ -649,14 +693,41 @@ impl GateState {
         LeaveOutcome::Left(seat, Vacated::Release { leads })
     }
 
+    /// Passes the hold of the thread that has just left its seat to the next thread, if that may
+    /// have it now. The caller wakes the thread, after the mutex.
+    ///
+    /// The order is the hold's own: a name's re-entrant and fair handles share its seat.
+    fn pass(&mut self, left: &Seat, hold: &Arc<Hold>, now: u64) -> Option<Vacated> {
+        let next = |thread: &Arc<Thread>| {
+            // Before the next thread can know of the pass: other threads may ask this one's guard.
+            left.tenancy.step_down();
+            Arc::new(Tenancy::since(Arc::clone(hold), Arc::clone(thread), now))
+        };
+        if let Some(line) = &hold.line {
+            let queued = line.next(self.standing.as_mut()?, hold, now)?;
+            let next = next(&queued.thread);
+            self.alone.seat = Some(left.passed_to(&next, queued.terms));
+            return Some(Vacated::Passed { next: queued.pass(next), second: Wake::NOBODY });
+        }
+        if !self.may_pass(hold, now) {
+            return None;
+        }
+        // Takes the next thread out of the queue and signals it.
+        let passed = self.queue.grant_first(|first| {
+            let next = next(first.thread());
+            self.alone.seat = Some(left.passed_to(&next, first.need().terms));
+            next
+        })?;
+        Some(Vacated::Passed { next: passed, second: self.queue.call_first() })
+    }
+
     /// Whether the thread that has just left its seat may pass the hold to the first in the queue.
     /// A turn lasts 10 ms at most from the server's grant, and less if many processes wait
     /// (`cohort.rs`). `hold.may_pass`: on equal terms, not lost, and renewed without trouble. A
     /// writer that reads on lets no other writer in.
     fn may_pass(&self, hold: &Hold, now: u64) -> bool {
         let mode = hold.owner.mode();
-        hold.line.is_none()
-            && self.alone.cohort.may_pass(now)
+        self.alone.cohort.may_pass(now)
             && self.queue.first().is_some_and(|first| {
                 mode != Mode::Read
                     && first.need().mode == mode

@@ -1,17 +1,15 @@
 //! An owner to which Redis has granted a lock, until when, and whether it was lost.
 
-use std::fmt;
 use std::num::NonZero;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64, Ordering};
 use std::time::Duration;
 
-use redlatch_client::Command;
 use redlatch_client::sync::{Mutex, clock};
 
 use super::exchanges::Asked;
+use super::line::Line;
 use super::registered::Registered;
-use super::tenancy::Tenancy;
 use super::terms::Terms;
 use crate::error::LostReason;
 use crate::lease::renewal::{PROVISIONAL, deadline};
@@ -20,36 +18,6 @@ use crate::runtime::LiveOwner;
 use crate::scripts::lock::Tokens;
 use crate::scripts::renewal::{Held, Longer};
 use crate::scripts::{Chain, Mode, Owner};
-use crate::waiting::Wake;
-
-/// A kind of lock that keeps a line of its own in Redis: how it passes and releases a hold.
-pub(crate) trait Line: fmt::Debug + Send + Sync {
-    /// Passes the hold to the next owner in line, if that is a thread of this process that may have
-    /// it now. Otherwise the caller releases the hold, and calls [`released`](Self::released).
-    /// `seat` gives the next tenancy the seat before its thread can know of it: otherwise the
-    /// thread might leave again first.
-    fn pass(
-        &self,
-        hold: &Arc<Hold>,
-        seat: &mut dyn FnMut(&Arc<Tenancy>, Terms) -> bool,
-    ) -> Option<Wake>;
-
-    /// Whether other threads have had the hold after its owner, and still stand in the line.
-    fn has_passed(&self) -> bool;
-
-    /// Releases a hold and lets the next owner in.
-    fn release_command(&self, hold: &Hold) -> Command;
-
-    /// Undoes anything that a late request of the hold's owner may do.
-    fn give_up_command(&self, hold: &Hold) -> Command;
-
-    /// The server has answered the release, or no thread waits for that.
-    fn released(&self);
-
-    /// Shortens a hold that is kept for this long, and takes the threads that have had it after its
-    /// owner off the line.
-    fn keep_command(&self, hold: &Hold, rest: Duration) -> Command;
-}
 
 /// The details of a grant about other processes, and its tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -70,7 +38,7 @@ pub(crate) struct GrantDetails {
 #[derive(Debug)]
 pub(crate) struct Hold {
     /// `None`: a lock that keeps no line in Redis.
-    pub(crate) line: Option<Arc<dyn Line>>,
+    pub(crate) line: Option<Box<Line>>,
     pub(crate) owner: Owner,
     pub(crate) terms: Terms,
     /// Until when the server keeps the hold for us, on [`clock`]. Only ever raised.
@@ -224,8 +192,8 @@ impl Hold {
     }
 
     /// In the line of a kind of lock that has one.
-    pub(crate) fn in_line(self, line: Arc<dyn Line>) -> Self {
-        Self { line: Some(line), ..self }
+    pub(crate) fn in_line(self, line: Line) -> Self {
+        Self { line: Some(Box::new(line)), ..self }
     }
 
     /// Whether the hold still has the lease of a grant by message, and not that of its terms.

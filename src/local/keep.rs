@@ -70,11 +70,12 @@ impl Site {
         let command = move || {
             let rest = Duration::from_nanos(until.saturating_sub(clock::now()));
             let (scripts, owner) = (site.scripts(), &kept.owner);
+            let (core, name) = (&site.core, &*site.name);
             match (&kept.line, rest.is_zero()) {
                 (None, false) => scripts.keep_command(owner, rest),
                 (None, true) => scripts.give_up_command(&owner.text(), Chain::default()),
-                (Some(line), false) => line.keep_command(&kept, rest),
-                (Some(line), true) => line.give_up_command(&kept),
+                (Some(line), false) => line.keep_command(core, name, &kept, rest),
+                (Some(line), true) => line.give_up_command(core, name, &kept),
             }
         };
         let cleanup =

@@ -145,7 +145,11 @@ impl Site {
                 // Every path hands the leadership on, behind the release: so the next leader's
                 // request runs after it.
                 let _leadership = leads.then(|| Leadership::new(self, None));
-                self.leave_last(seat, was_held, how)
+                let done = self.leave_last(seat, was_held, how);
+                if seat.tenancy.hold().line.is_some() {
+                    self.gate.gave_back();
+                }
+                done
             }
         }
     }
@@ -165,17 +169,7 @@ impl Site {
             return Err(self.lost_error(tenancy, reason));
         }
         tenancy.step_down();
-        // No pass while the renewal is on its way: the seat is empty now, so the answer may
-        // find no seat, and then nothing would renew the next tenancy.
-        let may_pass = !seat.attempt.is_sent();
-        let seat = &mut |next: &Arc<Tenancy>, terms| may_pass && self.admit_passed(next, terms);
-        match hold.line.as_ref().and_then(|line| line.pass(&hold, seat)) {
-            Some(wake) => {
-                wake.now();
-                Ok(())
-            }
-            None => self.release(&hold, how),
-        }
+        self.release(&hold, how)
     }
 
     /// Why there is nothing to unlock.
@@ -217,9 +211,6 @@ impl Site {
                 self.released(hold, outcome)
             }
         };
-        if let Some(line) = &hold.line {
-            line.released();
-        }
         done
     }
 
@@ -272,7 +263,7 @@ impl Site {
     pub(super) fn release_command(&self, hold: &Hold) -> Command {
         match &hold.line {
             None => self.scripts().release_command(&hold.owner, hold.details.chain),
-            Some(line) => line.release_command(hold),
+            Some(line) => line.release_command(&self.core, &self.name, hold),
         }
     }
 
@@ -285,7 +276,10 @@ impl Site {
         match &hold.line {
             _ if !hold.in_doubt => {}
             None => self.disown(&hold.owner, hold.longest_lease()),
-            Some(line) => self.undo(line.give_up_command(hold), hold.longest_lease()),
+            Some(line) => {
+                let give_up = line.give_up_command(&self.core, &self.name, hold);
+                self.undo(give_up, hold.longest_lease());
+            }
         }
     }
 

@@ -156,16 +156,6 @@ impl Site {
         })
     }
 
-    /// A thread passes a hold to another thread, whose tenancy begins. `false`: the hold is not
-    /// ours any more, or another one has taken the seat.
-    pub(crate) fn admit_passed(self: &Arc<Self>, tenancy: &Arc<Tenancy>, terms: Terms) -> bool {
-        let seated = self.gate.admit_passed(tenancy, terms);
-        if seated {
-            self.watch(tenancy);
-        }
-        seated
-    }
-
     /// Sends a forced unlock, which ends the hold in the seat if the server answers `true`.
     pub(crate) fn force(
         self: &Arc<Self>,

@@ -18,10 +18,9 @@ use crate::waiting::{
 };
 
 use self::entry::FairEntry;
-pub(crate) use self::queue::{FairQueue, give_back_unclaimed, take_out};
+pub(crate) use self::queue::FairQueue;
 
 mod entry;
-mod line;
 mod queue;
 #[cfg(all(test, testkit))]
 mod tests;

@@ -2,11 +2,13 @@
 //! (The models in `model_tests.rs` also try the code around the gate, in orders drawn by lot.)
 
 use std::collections::HashSet;
+use std::sync::Weak;
 use std::time::Duration;
 
 use super::*;
 use crate::local::Asked;
-use crate::scripts::ClientId;
+use crate::local::line::{FairInbox, Line};
+use crate::scripts::{ClientId, FairKeys};
 use crate::waiting::Signal;
 
 const TERMS: Terms = Terms::watched(Duration::from_secs(30));
@@ -31,6 +33,8 @@ enum Step {
 #[derive(Debug)]
 enum At {
     Nothing,
+    /// A fair thread, which has asked for itself.
+    Stands(Arc<QueuedThread>),
     Queues(Arc<GateWaiter>),
     Leads(Mode),
     Releases(Arc<Hold>),
@@ -50,12 +54,16 @@ struct World {
     reads: Tenancies,
     alone: Tenancies,
     server: Vec<Arc<Hold>>,
+    /// How many of the threads take the lock through a fair handle: the first ones.
+    fair: usize,
+    /// Those that stand in the server's queue.
+    line: Vec<usize>,
     now: u64,
     id: ClientId,
 }
 
 impl World {
-    fn new(modes: &[Mode], threads: &[Arc<Thread>], comes: usize) -> Self {
+    fn new(modes: &[Mode], threads: &[Arc<Thread>], fair: usize, comes: usize) -> Self {
         let count = threads.len();
         Self {
             modes: modes.to_vec(),
@@ -66,6 +74,8 @@ impl World {
             reads: vec![None; count],
             alone: vec![None; count],
             server: Vec::new(),
+            fair,
+            line: Vec::new(),
             now: 0,
             id: ClientId::random().unwrap(),
         }
@@ -92,6 +102,12 @@ impl World {
                     }
                 }
                 At::Queues(_) => steps.push(Step::GivesUp(thread)),
+                At::Stands(_) => {
+                    if self.server.is_empty() && self.line.first() == Some(&thread) {
+                        steps.push(Step::Granted(thread));
+                    }
+                    steps.push(Step::GivesUp(thread));
+                }
                 At::Leads(mode) => {
                     let shares = |hold: &Arc<Hold>| hold.owner.mode() == Mode::Read;
                     if self.server.iter().all(|hold| *mode == Mode::Read && shares(hold)) {
@@ -119,6 +135,10 @@ impl World {
             Step::Granted(thread) => self.granted(thread),
             Step::GivesUp(thread) => match std::mem::replace(&mut self.at[thread], At::Nothing) {
                 At::Queues(waiter) => assert!(self.state.queue.give_up(&waiter).is_none()),
+                At::Stands(queued) => {
+                    assert!(self.standing().stand_down(&queued).is_none());
+                    self.line.retain(|other| *other != thread);
+                }
                 _ => self.hand_on(),
             },
             Step::Leaves(thread, mode) => self.leaves(thread, mode),
@@ -141,8 +161,27 @@ impl World {
         self.check(step);
     }
 
+    fn standing(&mut self) -> &mut Standing {
+        self.state.standing.get_or_insert_default()
+    }
+
     fn comes(&mut self, thread: usize, mode: Mode) {
         self.comes[thread] -= 1;
+        if thread < self.fair {
+            let queued = Arc::new(QueuedThread {
+                core: Weak::new(),
+                lock: "name".into(),
+                database: 0,
+                owner: self.id.next_owner(),
+                thread: Arc::clone(&self.threads[thread]),
+                terms: TERMS,
+                inbox: Mutex::new(FairInbox::new()),
+            });
+            self.standing().queued.push(Arc::clone(&queued));
+            self.at[thread] = At::Stands(queued);
+            self.line.push(thread);
+            return;
+        }
         let is_free = !self.state.queue.is_busy();
         let need = Need { mode, terms: TERMS };
         match self.state.enter(&Arc::clone(&self.threads[thread]), need, true, self.now) {
@@ -165,7 +204,9 @@ impl World {
     /// The server grants the thread a hold of its own.
     fn seat(&mut self, thread: usize, mode: Mode) {
         let asked = Asked { forced: 0, incarnation: 0, at: self.now };
-        let hold = Arc::new(Hold::new(self.id.next_owner_to(mode), TERMS, asked, false));
+        let hold = Hold::new(self.id.next_owner_to(mode), TERMS, asked, false);
+        let hold = if thread < self.fair { self.in_line(hold) } else { hold };
+        let hold = Arc::new(hold);
         let own = Arc::clone(&self.threads[thread]);
         let tenancy = Arc::new(Tenancy::since(Arc::clone(&hold), own, self.now));
         let admitted = self.state.admit(mode, &tenancy, TERMS, None, self.now);
@@ -174,7 +215,23 @@ impl World {
         self.server.push(hold);
     }
 
+    /// The grant names the threads that stand behind.
+    fn in_line(&self, hold: Hold) -> Hold {
+        let followers = self.line.iter().filter_map(|thread| match &self.at[*thread] {
+            At::Stands(queued) => Some(queued.owner.number()),
+            _ => None,
+        });
+        hold.in_line(Line::new(&Arc::new(FairKeys::new("name")), followers.collect()))
+    }
+
     fn granted(&mut self, thread: usize) {
+        if let At::Stands(queued) = &self.at[thread] {
+            let queued = Arc::clone(queued);
+            self.at[thread] = At::Nothing;
+            assert!(self.standing().stand_down(&queued).is_none());
+            self.line.remove(0);
+            return self.seat(thread, Mode::Lock);
+        }
         let At::Leads(mode) = std::mem::replace(&mut self.at[thread], At::Nothing) else {
             unreachable!()
         };
@@ -216,6 +273,15 @@ impl World {
 
     fn read_signals(&mut self) {
         for thread in 0..self.at.len() {
+            if let At::Stands(queued) = &self.at[thread] {
+                let passed = queued.inbox.lock().passed.take();
+                if let Some(tenancy) = passed {
+                    // The order is the server's: all before it are gone.
+                    assert_eq!(self.line.remove(0), thread, "past a fair thread");
+                    self.at[thread] = At::Nothing;
+                    self.alone[thread] = Some(tenancy);
+                }
+            }
             let At::Queues(waiter) = &self.at[thread] else { continue };
             let mode = waiter.need().mode;
             match waiter.take_signal() {
@@ -265,6 +331,7 @@ impl World {
         let at = self.at.iter().map(|at| match at {
             At::Queues(waiter) => format!("{:?}", waiter.need().mode),
             At::Leads(mode) => format!("leads to {mode:?}"),
+            At::Stands(_) => "stands".to_owned(),
             At::Nothing => String::new(),
             At::Releases(_) => "releases".to_owned(),
         });
@@ -274,8 +341,9 @@ impl World {
         let joins = self.state.readers.as_ref().is_some_and(|it| it.cohort.may_join(self.now));
         let server: Vec<_> = self.server.iter().map(|hold| hold.owner.mode()).collect();
         let (reads, alone) = (has(&self.reads), has(&self.alone));
+        let line = &self.line;
         format!(
-            "{queue:?} {at:?} {reads:?} {alone:?} {passes} {joins} {server:?} {:?} {}",
+            "{line:?} {queue:?} {at:?} {reads:?} {alone:?} {passes} {joins} {server:?} {:?} {}",
             self.comes, self.now
         )
     }
@@ -283,11 +351,11 @@ impl World {
 
 /// Visits every state that this many threads can reach, each of which comes a number of times.
 /// Returns how many there are.
-fn explore(modes: &[Mode], threads: usize, comes: usize) -> usize {
+fn explore(modes: &[Mode], threads: usize, fair: usize, comes: usize) -> usize {
     let spawned = (0..threads).map(|_| std::thread::spawn(Thread::current).join().unwrap());
     let threads: Vec<_> = spawned.collect();
     let after = |path: &[Step]| {
-        let mut world = World::new(modes, &threads, comes);
+        let mut world = World::new(modes, &threads, fair, comes);
         path.iter().for_each(|step| world.take(*step));
         world
     };
@@ -306,10 +374,17 @@ fn explore(modes: &[Mode], threads: usize, comes: usize) -> usize {
 
 #[test]
 fn one_holds_at_a_time_and_the_leadership_is_never_lost_in_any_order() {
-    assert!(explore(&[Mode::Lock], 3, 2) > 1_000);
+    assert!(explore(&[Mode::Lock], 3, 0, 2) > 1_000);
 }
 
 #[test]
 fn one_writes_or_some_read_and_the_leadership_is_never_lost_in_any_order() {
-    assert!(explore(&[Mode::Write, Mode::Read], 3, 2) > 10_000);
+    assert!(explore(&[Mode::Write, Mode::Read], 3, 0, 2) > 10_000);
+}
+
+/// A name's re-entrant and fair handles share a seat: a hold goes on in the order of its own kind.
+#[test]
+fn a_fair_hold_goes_to_the_next_in_line_beside_threads_that_queue_at_the_gate() {
+    assert!(explore(&[Mode::Lock], 3, 2, 2) > 1_000);
+    assert!(explore(&[Mode::Lock], 3, 3, 2) > 1_000);
 }

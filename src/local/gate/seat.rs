@@ -155,6 +155,13 @@ impl Seat {
         seat
     }
 
+    /// The seat of the next thread, to which the hold is passed. A renewal that is sent stays sent.
+    pub(super) fn passed_to(&self, next: &Arc<Tenancy>, terms: Terms) -> Self {
+        let attempt =
+            if self.attempt.is_sent() { Attempt::Sent { failed: 0 } } else { Attempt::Done };
+        Self { attempt, ..Self::new(Arc::clone(next), terms) }
+    }
+
     pub(super) fn is(&self, tenancy: &Arc<Tenancy>) -> bool {
         Arc::ptr_eq(&self.tenancy, tenancy)
     }

@@ -2,11 +2,10 @@
 
 use std::time::Duration;
 
-use redlatch_client::Command;
-
 use super::*;
-use crate::local::{Asked, Line};
-use crate::scripts::ClientId;
+use crate::local::Asked;
+use crate::local::line::Line;
+use crate::scripts::{ClientId, FairKeys};
 use crate::waiting::Signal;
 
 const LEASE: Duration = Duration::from_secs(30);
@@ -69,32 +68,9 @@ fn each_state_is_left_as_the_table_says() {
     assert_eq!(is(&state), FREE);
 }
 
-/// A line such as a fair lock's.
-#[derive(Debug)]
-struct Elsewhere;
-
-impl Line for Elsewhere {
-    fn pass(&self, _: &Arc<Hold>, _: &mut dyn FnMut(&Arc<Tenancy>, Terms) -> bool) -> Option<Wake> {
-        None
-    }
-
-    fn has_passed(&self) -> bool {
-        false
-    }
-
-    fn release_command(&self, _: &Hold) -> Command {
-        Command::plain(&[b"PING"])
-    }
-
-    fn give_up_command(&self, _: &Hold) -> Command {
-        Command::plain(&[b"PING"])
-    }
-
-    fn released(&self) {}
-
-    fn keep_command(&self, _: &Hold, _: Duration) -> Command {
-        Command::plain(&[b"PING"])
-    }
+/// A fair lock's line, of a grant that named these followers.
+fn line(followers: &[u64]) -> Line {
+    Line::new(&Arc::new(FairKeys::new("name")), followers.iter().copied().collect())
 }
 
 #[test]
@@ -105,7 +81,7 @@ fn a_hold_of_another_queue_leaves_the_leadership_and_is_passed_to_no_thread_here
     assert!(matches!(state.enter(&leader, NEED, true, 0), GateOutcome::Leads));
     let asked = Asked { forced: 0, incarnation: 0, at: 0 };
     let owner = ClientId::random().unwrap().next_owner();
-    let hold = Hold::new(owner, Terms::watched(LEASE), asked, false).in_line(Arc::new(Elsewhere));
+    let hold = Hold::new(owner, Terms::watched(LEASE), asked, false).in_line(line(&[]));
     let tenancy = Arc::new(Tenancy::since(Arc::new(hold), fair, 0));
     assert!(matches!(
         state.admit(Mode::Lock, &tenancy, Terms::watched(LEASE), None, 0),

@@ -6,7 +6,7 @@
 //! need to ask. The thread asks when a script of ours or of Redisson's tells it to, after a
 //! reconnect, and, if it is first, when the holder's lease ends.
 
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 use redlatch_client::sync::{Mutex, Thread, clock};
@@ -15,13 +15,14 @@ use redlatch_client::was_cut;
 use super::queue::FairQueue;
 use crate::error::Error;
 use crate::lease::Cleanup;
+use crate::local::line::{FairInbox, QueuedThread};
 use crate::local::{
-    Asked, By, Entered, Event, GrantDetails, Granted, Hold, Inbox, Leaving, QueueEntry, Registered,
-    Reply, Site, Tenancy, Terms, Told,
+    Asked, By, Entered, Event, GrantDetails, Hold, Inbox, Leaving, QueueEntry, Registered, Reply,
+    Site, Tenancy, Terms,
 };
-use crate::runtime::{Core, Message, Recipient};
-use crate::scripts::fair::{FairAcquired, Followers, Others, followers, over};
-use crate::scripts::{Owner, Replied, Trouble};
+use crate::runtime::Core;
+use crate::scripts::fair::{FairAcquired, Followers, Others, over};
+use crate::scripts::{Replied, Trouble};
 use crate::waiting::{Lead, Listening, Queued, Try, slow_poll};
 
 const SHORTEST_ASK: Duration = Duration::from_millis(20);
@@ -31,7 +32,7 @@ pub(crate) struct FairEntry {
     queue: Arc<FairQueue>,
     /// Its messages come from before its first request on. (Never, for a thread that takes the lock
     /// now or not at all.)
-    pub(super) entry: QueueEntry<Followers, QueuedThread>,
+    pub(super) entry: QueueEntry<Followers, Arc<QueuedThread>>,
     thread: Arc<Thread>,
     terms: Terms,
     /// It has the newcomers' leadership.
@@ -40,62 +41,6 @@ pub(crate) struct FairEntry {
     was_queued: bool,
     /// It has become a hold.
     is_used: bool,
-}
-
-/// A thread that stands in the queue, for the threads that send it messages.
-pub(super) struct QueuedThread {
-    core: Weak<Core>,
-    lock: Arc<str>,
-    database: i64,
-    pub(super) owner: Owner,
-    pub(super) thread: Arc<Thread>,
-    pub(super) terms: Terms,
-    pub(super) inbox: Mutex<FairInbox>,
-}
-
-pub(super) struct FairInbox {
-    /// The messages that it has not read.
-    unread: Inbox<Followers>,
-    /// A request was answered "queued".
-    pub(super) is_queued: bool,
-    /// A hold passed to it. Set under the queue's mutex, which decides between the pass and the
-    /// thread's giving up.
-    pub(super) passed: Option<Arc<Tenancy>>,
-}
-
-impl QueuedThread {
-    /// It should send a request.
-    pub(super) fn ask(&self) {
-        self.tell(Told::Missed);
-    }
-
-    fn tell(&self, told: Told<Followers>) {
-        self.inbox.lock().unread.told(told);
-        self.thread.parker().unpark();
-    }
-}
-
-impl Recipient for QueuedThread {
-    fn told(&self, news: &Message<'_>) {
-        match news {
-            Message::Ask { .. } => self.ask(),
-            Message::Grant(grant)
-                if (grant.database, grant.lock) == (self.database, &*self.lock) =>
-            {
-                let Some(details) = followers(grant.details) else { return };
-                let (now, lease, received) = (grant.now, grant.lease, clock::now());
-                self.tell(Told::Grant(Granted { now, received, lease, details }));
-            }
-            // `x` and `{x}` have one queue: the waiter was granted the other lock, and has lost its
-            // place. The next sign of life finds that out. If it asked at once, the two locks might
-            // send it to and fro.
-            Message::Grant(grant) => {
-                let core = self.core.upgrade();
-                core.inspect(|core| super::give_back_unclaimed(core, self.owner.number(), grant));
-            }
-            Message::Open { .. } | Message::Notified { .. } => {}
-        }
-    }
 }
 
 impl FairEntry {
@@ -213,18 +158,18 @@ impl FairEntry {
             return;
         }
         let site = &self.queue.site;
-        let queued = QueuedThread {
+        let queued = Arc::new(QueuedThread {
             core: Arc::downgrade(&site.core),
             lock: Arc::clone(&site.name),
             database: site.core.database(),
             owner: self.entry.owner,
             thread: Arc::clone(&self.thread),
             terms: self.terms,
-            inbox: Mutex::new(FairInbox { unread: Inbox::new(), is_queued: false, passed: None }),
-        };
-        let queued = Registered::new(&site.core, queued.owner.number(), queued);
-        self.queue.stand(Arc::clone(&queued));
-        self.entry.mailbox = Some(queued);
+            inbox: Mutex::new(FairInbox::new()),
+        });
+        let registered = Registered::new(&site.core, queued.owner.number(), Arc::clone(&queued));
+        self.entry.mailbox = Some(registered);
+        self.queue.stand(queued);
     }
 
     /// The thread has lost its entry, perhaps with all waiters of this process. One of them asks
@@ -359,9 +304,7 @@ impl FairEntry {
     /// From here on no hold is passed to it. `Some`: a hold that was passed before.
     pub(super) fn stand_down(&self) -> Option<Arc<Tenancy>> {
         let queued = self.entry.mailbox.as_ref()?;
-        let mut waiters = self.queue.waiters.lock();
-        waiters.queued.retain(|other| !Arc::ptr_eq(other, queued));
-        queued.recipient.inbox.lock().passed.take()
+        self.queue.site.gate.stand_down(&queued.recipient)
     }
 
     /// The thread has the lock.
@@ -388,8 +331,7 @@ impl Drop for FairEntry {
             return;
         }
         let passed = self.stand_down();
-        let call = self.queue.waiters.lock().call();
-        call.now();
+        self.queue.site.gate.call();
         let site = &self.queue.site;
         if let Some(tenancy) = passed {
             if self.entry.is_in_doubt() {

@@ -21,13 +21,13 @@ use std::time::Duration;
 use redlatch_client::sync::{Mutex, Thread, clock};
 use redlatch_client::{Command, Outcome};
 
-use super::entry::{FairEntry, QueuedThread};
-use super::line::FairLine;
+use super::entry::FairEntry;
 use crate::error::Error;
 use crate::lease::{Cleanup, KeepAlive, renewal};
-use crate::local::{Registered, Site, Tenancy, Terms};
-use crate::runtime::{Core, GrantMessage, Member};
-use crate::scripts::fair::{FairScripts, Followers, followers, kept_alive};
+use crate::local::line::{Line, QueuedThread, scripts};
+use crate::local::{Site, Tenancy, Terms};
+use crate::runtime::{Core, Member};
+use crate::scripts::fair::{FairScripts, Followers, kept_alive};
 use crate::scripts::{FairKeys, Owner, Trouble};
 use crate::waiting::{Lead, Queue, Queued, Signal, Waiter, Wake};
 
@@ -40,7 +40,7 @@ const MOST: usize = 256;
 pub(crate) struct FairQueue {
     /// Has the seat of the lock's present hold.
     pub(super) site: Arc<Site>,
-    keys: FairKeys,
+    keys: Arc<FairKeys>,
     pub(super) waiters: Mutex<Waiters>,
 }
 
@@ -51,11 +51,6 @@ pub(super) type QueueAnswer = Result<Lead<FairEntry>, Error>;
 
 pub(super) struct Waiters {
     newcomers: Newcomers,
-    pub(super) queued: Vec<Arc<Registered<QueuedThread>>>,
-    /// The thread that has the newcomers' leadership and waits for others.
-    lingering: Option<Arc<Thread>>,
-    /// The number of holds that threads are just giving back.
-    pub(super) releasing: usize,
     /// Whether the next sign of life is scheduled.
     kept_alive: bool,
     /// Since when, and until when, the server answered signs of life without a gap.
@@ -73,34 +68,17 @@ struct Steady {
     version: Option<u64>,
 }
 
-impl Waiters {
-    /// Whether others of this process stand in the queue, or give the lock back just now.
-    fn are_busy(&self) -> bool {
-        self.releasing > 0 || !self.queued.is_empty()
-    }
-
-    /// Wakes the lingering leader if no thread is left for it to wait for. Called when a thread is
-    /// gone.
-    pub(super) fn call(&self) -> Wake {
-        let lingering = self.lingering.as_ref().filter(|_| !self.are_busy());
-        lingering.map_or(Wake::NOBODY, Wake::thread)
-    }
-}
-
 impl FairQueue {
     /// The queue of a name: one for all handles.
     pub(super) fn of(site: &Arc<Site>) -> Arc<Self> {
         site.core.members.of::<Self>().get(&site.name, |name| {
             let waiters = Waiters {
                 newcomers: Queue::new(),
-                queued: Vec::new(),
-                lingering: None,
-                releasing: 0,
                 kept_alive: false,
                 steady: None,
                 are_returning: false,
             };
-            let (site, keys) = (Arc::clone(site), FairKeys::new(&name));
+            let (site, keys) = (Arc::clone(site), Arc::new(FairKeys::new(&name)));
             Self { site, keys, waiters: Mutex::new(waiters) }
         })
     }
@@ -115,37 +93,30 @@ impl FairQueue {
     }
 
     /// The line of threads that may have a hold after its owner.
-    pub(super) fn line(self: &Arc<Self>, followers: Followers) -> Arc<FairLine> {
-        Arc::new(FairLine::new(Arc::clone(self), followers))
+    pub(super) fn line(&self, followers: Followers) -> Line {
+        Line::new(&self.keys, followers)
     }
 
     /// How long the leader waits for other threads to come along.
     pub(super) fn linger(&self, thread: &Arc<Thread>) -> Duration {
-        if !self.is_busy() {
-            return Duration::ZERO;
-        }
-        self.waiters.lock().lingering = Some(Arc::clone(thread));
-        LINGER
+        if self.site.gate.lingers(thread) { LINGER } else { Duration::ZERO }
     }
 
     /// Whether the process has the lock or waits for it already.
     pub(super) fn is_busy(&self) -> bool {
-        self.waiters.lock().are_busy() || self.site.gate.with_seat(|seat| seat.is_some())
+        self.site.gate.is_busy()
     }
 
     /// Whether the server has said of a thread that it waits in the queue.
     pub(super) fn has_queued(&self) -> bool {
-        let waiters = self.waiters.lock();
-        waiters.queued.iter().any(|queued| queued.recipient.inbox.lock().is_queued)
+        self.site.gate.standing().iter().any(|queued| queued.inbox.lock().is_queued)
     }
 
     /// The newcomers for which the leader asks. They stay newcomers until they are
     /// [answered](Self::answer): if they never are, one of them has the leadership next.
     pub(super) fn company(self: &Arc<Self>) -> Vec<(Arc<Newcomer>, Lead<FairEntry>)> {
-        let mut waiters = self.waiters.lock();
-        waiters.lingering = None;
-        let newcomers = waiters.newcomers.first_ones(MOST);
-        drop(waiters);
+        self.site.gate.lingers_no_more();
+        let newcomers = self.waiters.lock().newcomers.first_ones(MOST);
         let lead = |newcomer: Arc<Newcomer>| {
             let entry = FairEntry::new(self, newcomer.thread(), *newcomer.need(), false);
             (newcomer, Lead::new(entry))
@@ -154,12 +125,10 @@ impl FairQueue {
     }
 
     /// From here on a hold may be passed to `queued`, and its sign of life is due.
-    pub(super) fn stand(self: &Arc<Self>, queued: Arc<Registered<QueuedThread>>) {
-        let mut waiters = self.waiters.lock();
-        waiters.queued.push(queued);
-        let first = !std::mem::replace(&mut waiters.kept_alive, true);
-        drop(waiters);
-        if first {
+    pub(super) fn stand(self: &Arc<Self>, queued: Arc<QueuedThread>) {
+        // In this order: `command` looks for threads before it says that nothing is scheduled.
+        self.site.gate.stand(queued);
+        if !std::mem::replace(&mut self.waiters.lock().kept_alive, true) {
             let keep_alive: Arc<dyn KeepAlive> = Arc::clone(self) as _;
             self.site.core.watchdog.schedule(&self.site.name, &keep_alive, self.period());
         }
@@ -190,23 +159,21 @@ impl FairQueue {
     /// The waiters that were queued with this one, for a request that brings them back; no other
     /// thread makes such a request meanwhile. `None`: another thread does.
     pub(super) fn returns(self: &Arc<Self>, owner: &Owner) -> Option<Returning> {
-        let mut waiters = self.waiters.lock();
-        if std::mem::replace(&mut waiters.are_returning, true) {
+        if std::mem::replace(&mut self.waiters.lock().are_returning, true) {
             return None;
         }
-        let others = waiters.queued.iter().map(|queued| &queued.recipient).filter(|queued| {
+        let all = self.site.gate.standing();
+        let others = all.iter().filter(|queued| {
             queued.owner.number() != owner.number() && queued.inbox.lock().is_queued
         });
         let owners = others.map(|queued| queued.owner).collect();
-        drop(waiters);
         Some(Returning { queue: Arc::clone(self), owners })
     }
 
     /// Makes all waiters but this one ask.
     pub(super) fn ask_all_but(&self, owner: &Owner) {
-        let queued = self.waiters.lock().queued.clone();
-        let others = queued.iter().filter(|one| one.recipient.owner.number() != owner.number());
-        others.for_each(|one| one.recipient.ask());
+        let all = self.site.gate.standing();
+        all.iter().filter(|one| one.owner.number() != owner.number()).for_each(|one| one.ask());
     }
 
     pub(super) fn trouble(&self, trouble: Trouble) -> Error {
@@ -265,8 +232,8 @@ impl Member for FairQueue {
     }
 
     fn end(self: Arc<Self>) {
-        let queued = self.waiters.lock().queued.clone();
-        queued.iter().for_each(|queued| queued.recipient.thread.parker().unpark());
+        let all = self.site.gate.standing();
+        all.iter().for_each(|queued| Wake::thread(&queued.thread).now());
         self.nudge();
     }
 
@@ -297,11 +264,12 @@ impl fmt::Debug for FairQueue {
 impl KeepAlive for FairQueue {
     fn command(&self) -> Option<Command> {
         let mut waiters = self.waiters.lock();
-        if waiters.queued.is_empty() {
+        let queued = self.site.gate.standing();
+        if queued.is_empty() {
             (waiters.kept_alive, waiters.steady) = (false, None);
             return None;
         }
-        let owners: Vec<_> = waiters.queued.iter().map(|queued| queued.recipient.owner).collect();
+        let owners: Vec<_> = queued.iter().map(|queued| queued.owner).collect();
         let steady = waiters.steady;
         drop(waiters);
         let steady = steady.is_some_and(|steady| {
@@ -316,11 +284,11 @@ impl KeepAlive for FairQueue {
         match kept_alive(outcome) {
             Ok(kept) => {
                 self.was_answered();
-                let queued = self.waiters.lock().queued.clone();
+                let queued = self.site.gate.standing();
                 // One waiter asks for all that are missing: the oldest.
                 let missing =
                     |queued: &&QueuedThread| kept.missing.contains(&queued.owner.number());
-                let all = || queued.iter().map(|queued| &queued.recipient);
+                let all = || queued.iter().map(|queued| &**queued);
                 let eldest = all().filter(missing).min_by_key(|queued| queued.owner.number());
                 let first = all().find(|queued| kept.first == Some(queued.owner.number()));
                 first.into_iter().chain(eldest).for_each(QueuedThread::ask);
@@ -363,32 +331,3 @@ const SHORTEST_PERIOD: Duration = Duration::from_millis(100);
 const SILENT: Duration = Duration::from_secs(2);
 /// The longest delay of an answer that is no gap.
 const GAP: Duration = Duration::from_millis(500);
-
-fn scripts<'a>(core: &Core, key: &'a str, keys: &'a FairKeys) -> FairScripts<'a> {
-    let (waits, database) = (core.config.fair_waits(), core.database());
-    FairScripts { key, keys, waits, database, acks: core.config.replica_acks }
-}
-
-/// Handles a message for an owner of this client that does not wait. No thread has its entry: a
-/// request came late, or its passed hold was revoked. A hold of that owner stays.
-pub(crate) fn take_out(core: &Core, owner: u64, lock: &str) {
-    give_up(core, owner, lock, |scripts, owner| scripts.leave_command(owner));
-}
-
-/// The same for a grant: no thread takes the lock, so the client gives it back.
-pub(crate) fn give_back_unclaimed(core: &Core, owner: u64, grant: &GrantMessage<'_>) {
-    // Another kind of lock has other details.
-    if grant.database == core.database() && followers(grant.details).is_some() {
-        give_up(core, owner, grant.lock, |scripts, owner| scripts.give_up_command(owner));
-    }
-}
-
-fn give_up(core: &Core, owner: u64, lock: &str, command: fn(FairScripts<'_>, &[u8]) -> Command) {
-    if core.is_shut_down() {
-        return;
-    }
-    let keys = FairKeys::new(lock);
-    let owner = format!("{}:{owner}", core.id.as_str());
-    let command = command(scripts(core, lock, &keys), owner.as_bytes());
-    core.watchdog.clean_up(Cleanup::unclaimed(&Arc::from(lock), command));
-}

@@ -139,22 +139,6 @@ fn a_newer_grant_that_is_read_late_takes_the_seat_from_the_one_that_was_taken_aw
     assert!(holder(&server, "newer").is_empty());
 }
 
-#[test]
-fn a_hold_is_not_passed_into_a_seat_that_is_taken() {
-    let server = Server::start().unwrap();
-    let [client, other] = [(); 2].map(|()| Client::connect(&server.url()).unwrap());
-    let lock = client.fair_lock("passed");
-    let (gate, terms) = (&lock.handle.site.gate, lock.handle.terms());
-    let first = granted(&lock);
-    let passed = Arc::new(Tenancy::new(Arc::clone(&first.tenancy.hold()), Thread::current()));
-    drop(first);
-    other.fair_lock("passed").force_unlock().unwrap();
-    let guard = lock.lock().unwrap();
-    assert!(!gate.admit_passed(&passed, terms));
-    assert!(guard.is_held());
-    guard.unlock().unwrap();
-}
-
 fn queued(server: &Server, name: &str) -> Vec<u64> {
     let queue = format!("redisson_lock_queue:{{{name}}}");
     let owners: Vec<String> =
