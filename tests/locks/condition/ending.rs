@@ -70,6 +70,10 @@ fn a_wait_that_ends_in_an_outage_ends_with_the_lock_in_hand(kind: Kind) {
             let is_about_it = bytes.windows(key.len()).any(|part| part == key.as_bytes());
             is_about_it && bytes.ends_with(b"\r\n$1\r\n1\r\n")
         });
+        // The entry of the wait before, which did not hear that it has left, goes in the background.
+        wait_until("none waits", SOON, || {
+            server.connection().llen::<_, usize>(waiting_key("m")).unwrap() == 0
+        });
         let guard = monitor.lock.lock().unwrap();
         let ended = if by_cancel {
             let token = CancelToken::new();
