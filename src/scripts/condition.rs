@@ -7,11 +7,14 @@ use redlatch_client::{Command, Outcome, Route, Script, decimal};
 use super::{Rights, Trouble, accepted, call, call_again, flag, needing, number};
 use crate::scripts::{ConditionKeys, Owner};
 
-static WAIT: LazyLock<Script> = script!(NUMBER; CONDITION, "condition/wait.lua");
-static NOTIFY: LazyLock<Script> = script!(NUMBER; CONDITION, "condition/notify.lua");
-static LOOK: LazyLock<Script> = script!(NUMBER; CONDITION, "condition/look.lua");
+static WAIT: LazyLock<Script> =
+    script!(NUMBER; CONDITION, "condition/holder.lua", "condition/wait.lua");
+static NOTIFY: LazyLock<Script> = script!(NUMBER; CONDITION, "condition/holder.lua", "condition/passing.lua", "condition/notify.lua");
+static LOOK: LazyLock<Script> =
+    script!(NUMBER; CONDITION, "condition/passing.lua", "condition/look.lua");
 static KEEP_ALIVE: LazyLock<Script> = script!(NUMBER; CONDITION, "condition/keep_alive.lua");
-static DONE: LazyLock<Script> = script!(NUMBER; CONDITION, "condition/done.lua");
+static DONE: LazyLock<Script> =
+    script!(NUMBER; CONDITION, "condition/passing.lua", "condition/done.lua");
 
 /// One condition as the scripts see it.
 #[derive(Clone, Copy, Debug)]

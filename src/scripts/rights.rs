@@ -548,6 +548,8 @@ mod tests {
                 Rights::Conditions,
                 code!(
                     CONDITION,
+                    "condition/holder.lua",
+                    "condition/passing.lua",
                     "condition/wait.lua",
                     "condition/notify.lua",
                     "condition/look.lua",

@@ -1,0 +1,13 @@
+-- Stands behind waiters.lua, before the scripts that only the owner of the lock may run.
+
+local lock = KEYS[3]
+
+-- Whether `owner` has the lock. Other data written over the lock is not its either.
+local function is_held_by(owner)
+    local held = redis.pcall('hexists', lock, owner)
+    if refused(held) and not string.find(held.err, 'WRONGTYPE') then
+        return held
+    end
+    return held == 1
+end
+

@@ -1,0 +1,47 @@
+-- Stands behind waiters.lua, before the scripts that notify: how a waiter is notified.
+
+-- Whether a waiter's process lives, as far as the server can know: asked once for each process.
+-- PUBLISH would count another client's pattern subscription.
+local heard_by
+local function listens(waiter)
+    local own = own_channel(waiter)
+    heard_by = heard_by or {}
+    if heard_by[own] == nil then
+        local heard = redis.pcall('pubsub', 'numsub', own)
+        heard_by[own] = refused(heard) and true or heard[2] > 0
+    end
+    return heard_by[own]
+end
+
+-- A refused message does no harm: the waiter looks.
+local function tell(waiter)
+    redis.pcall('publish', own_channel(waiter),
+        table.concat({'notify', string.sub(waiter, 38), ARGV[1], waiting}, ' '))
+end
+
+-- Notifies the first waiter that listens, and returns it, or nil; the second: the refusal, and none
+-- was notified. The record comes before the end of the wait: an entry taken out without a record
+-- would be a lost notification.
+local function notify_first(number)
+    while true do
+        local first = redis.call('lindex', waiting, 0)
+        if not first then
+            return nil
+        end
+        local lives = listens(first)
+        local trouble = lives and record(first, number)
+        if trouble then
+            return nil, trouble
+        end
+        local gone = redis.pcall('lpop', waiting)
+        if refused(gone) then
+            redis.pcall('hdel', notified, first)
+            return nil, gone
+        end
+        if lives then
+            tell(first)
+            return first
+        end
+    end
+end
+
