@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use super::link::{Link, ReplyReceiver};
 use super::outcome::{Cause, Failure};
-use super::{Command, Endpoint};
+use super::{Command, Endpoint, Limit};
 use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{IS_MODEL, Mutex, Thread};
 
@@ -258,11 +258,14 @@ impl Lane {
     }
 
     /// Waits until all posts so far are written and their replies read, or lost: a command of its
-    /// own stands behind them. As [`call_until`](Self::call_until) until `deadline`.
-    pub fn drain(&self, deadline: Instant) {
+    /// own stands behind them. As [`call_within`](Self::call_within) until `deadline`.
+    pub fn drain(self: &Arc<Self>, deadline: Instant) {
         if self.owes() {
+            let limit = Limit::new(Some(deadline), None);
+            // That it ends this call says nothing of the calling thread's others.
+            let _limited = Limit::set(limit.clone());
             // Any answer will do, an error too.
-            let _ = self.call_until(&Command::plain(&[b"PING"]), Some(deadline));
+            let _ = self.call_within(&Command::plain(&[b"PING"]), limit.as_ref());
         }
     }
 
@@ -344,7 +347,7 @@ mod tests {
     use super::*;
     use crate::cancel::CancelToken;
     use crate::connection::ReplicaAcks;
-    use crate::connection::{Limit, Outcome, Script};
+    use crate::connection::{Outcome, Script};
 
     const LONG: Duration = Duration::from_secs(20);
 
@@ -554,7 +557,8 @@ mod tests {
             let second = catch_unwind(AssertUnwindSafe(|| lane.call_once(&echo(b"second"))));
             assert!(second.is_err());
             drop(limited);
-            let third = || lane.call_until(&echo(b"third"), Some(Instant::now() + TIMEOUT));
+            let limit = Limit::new(Some(Instant::now() + TIMEOUT), None);
+            let third = || lane.call_within(&echo(b"third"), limit.as_ref());
             let third = thread::scope(|scope| scope.spawn(third).join());
             assert_eq!(third.unwrap().unwrap(), Value::BulkString(b"third".to_vec()));
         }

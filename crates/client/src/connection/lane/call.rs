@@ -69,11 +69,11 @@ impl Lane {
     /// for its replies.
     ///
     /// If the calling thread has a [`Limit`], it does not wait for longer than that: see
-    /// [`call_limited`](Self::call_limited).
+    /// [`follow`](Self::follow).
     pub fn call_once(self: &Arc<Self>, command: &Command) -> Outcome {
         match Limit::current() {
-            None => self.call_until(command, None),
-            Some(limit) => self.call_limited(command, &limit),
+            None => self.call_within(command, None),
+            limit => self.follow(&self.queue(command.clone()), limit.as_ref()),
         }
     }
 
@@ -101,29 +101,33 @@ impl Lane {
 
     /// As [`call_once`](Self::call_once), of a server to which the command's slot is on its way.
     pub(crate) fn call_asking(self: &Arc<Self>, command: &Command) -> Outcome {
-        let command = command.asking();
-        if let Some(limit) = Limit::current() {
-            return self.call_limited(&command, &limit);
-        }
+        self.follow(&self.queue(command.asking()), Limit::current().as_ref())
+    }
+
+    /// Queues a command. If no thread combines, the calling one is to.
+    fn queue(&self, command: Command) -> Arc<Call> {
         let call = Call::queued();
         let mut state = self.state.lock();
         state.queue.push_back(Pending::Call(command, Arc::clone(&call)));
         if !std::mem::replace(&mut state.combining, true) {
             *call.state.lock() = CallState::Combines;
         }
-        drop(state);
-        self.follow(&call, None)
+        call
     }
 
-    /// As [`call_once`](Self::call_once), but it waits for other threads' packets until `deadline`
+    /// As [`call_once`](Self::call_once), but it waits for other threads' packets until `limit`
     /// only. (Not all calls do: a sleep with an end costs a twentieth of the rate of many threads.)
-    pub(super) fn call_until(&self, command: &Command, deadline: Option<Instant>) -> Outcome {
+    pub(super) fn call_within(
+        self: &Arc<Self>,
+        command: &Command,
+        limit: Option<&Limit>,
+    ) -> Outcome {
         let mut state = self.state.lock();
         if state.combining {
             let call = Call::queued();
             state.queue.push_back(Pending::Call(command.clone(), Arc::clone(&call)));
             drop(state);
-            return self.follow(&call, deadline);
+            return self.follow(&call, limit);
         }
         state.combining = true;
         let link = state.link.take();
@@ -140,26 +144,9 @@ impl Lane {
         }
     }
 
-    /// Sleeps until another thread has the reply, or combines when told to.
-    fn follow(&self, call: &Arc<Call>, deadline: Option<Instant>) -> Outcome {
-        loop {
-            match call.told() {
-                CallState::Done(outcome) => return outcome,
-                CallState::Combines => self.combine_queue(),
-                CallState::Queued | CallState::Gone => {
-                    call.thread.parker().park_until(deadline);
-                    if deadline.is_some_and(|deadline| Instant::now() >= deadline)
-                        && let Some(failure) = self.abandon(call)
-                    {
-                        return Err(failure);
-                    }
-                }
-            }
-        }
-    }
-
-    /// As [`call_once`](Self::call_once) for a thread with a limit: it leaves when that is over,
-    /// wherever its command stands then, and never opens a connection in its own thread.
+    /// Sleeps until another thread has the reply, or combines when told to. A thread with a limit
+    /// leaves when that is over, wherever its command stands then, and never opens a connection
+    /// itself.
     ///
     /// | its command when it leaves | its result | the command's end |
     /// |---|---|---|
@@ -178,25 +165,22 @@ impl Lane {
     ///
     /// The senders of a command that may run give back anything it takes, as after any other lost
     /// reply: they have its owner, ids or number (`lease/cleanup.rs`).
-    fn call_limited(self: &Arc<Self>, command: &Command, limit: &Limit) -> Outcome {
-        let call = Call::queued();
-        let mut state = self.state.lock();
-        state.queue.push_back(Pending::Call(command.clone(), Arc::clone(&call)));
-        if !std::mem::replace(&mut state.combining, true) {
-            *call.state.lock() = CallState::Combines;
-        }
-        drop(state);
+    fn follow(self: &Arc<Self>, call: &Arc<Call>, limit: Option<&Limit>) -> Outcome {
         loop {
-            match call.told() {
-                CallState::Done(outcome) => return outcome,
-                CallState::Combines => self.combine_limited(&call, limit),
-                CallState::Queued | CallState::Gone => {
+            match (call.told(), limit) {
+                (CallState::Done(outcome), _) => return outcome,
+                (CallState::Combines, None) => self.combine_queue(),
+                (CallState::Combines, Some(limit)) => self.combine_limited(call, limit),
+                (CallState::Queued | CallState::Gone, None) => {
+                    call.thread.parker().park_until(None);
+                }
+                (CallState::Queued | CallState::Gone, Some(limit)) => {
                     let sleep = || call.thread.parker().park_until(limit.until());
                     limit.wakeable(&call.thread, sleep);
                 }
             }
-            if limit.is_over()
-                && let Some(failure) = self.abandon(&call)
+            if limit.is_some_and(Limit::is_over)
+                && let Some(failure) = self.abandon(call)
             {
                 limit::cuts(self.state.lock().answers());
                 return Err(failure);
