@@ -6,7 +6,8 @@ use std::time::Duration;
 use redis::Value;
 use redlatch_client::{Command, Route, Script};
 
-use super::once::{Once, RequestId, Requests};
+use super::once::Once;
+use super::requests::{RequestId, Requests};
 use super::{Rights, Trouble, ask, call, flag, millis, number, time, unexpected};
 use crate::error::{Error, ErrorKind};
 use crate::scripts::{BarrierKeys, Owner};

@@ -7,7 +7,8 @@ use redis::Value;
 use redlatch_client::{Command, Outcome, ReplicaAcks, Route, Script, decimal};
 
 use super::expiry::Expiry;
-use super::once::{Once, RequestId, Requests};
+use super::once::Once;
+use super::requests::{RequestId, Requests};
 use super::semaphore::{heard_by, parsed};
 use super::{
     Replied, Rights, Trouble, accepted, answered, ask, flag, granted, millis, needing, number,

@@ -6,7 +6,8 @@ use std::time::Duration;
 use redis::Value;
 use redlatch_client::{Command, Route, Script};
 
-use super::once::{Once, RequestId, Requests};
+use super::once::Once;
+use super::requests::{RequestId, Requests};
 use super::{Rights, Trouble, ask, flag, millis, unexpected};
 
 static EXPIRE: LazyLock<Script> = script!(COUNT, "expire.lua");

@@ -7,7 +7,8 @@ use redis::Value;
 use redlatch_client::{Command, Route, Script};
 
 use super::expiry::Expiry;
-use super::once::{Once, RequestId, Requests};
+use super::once::Once;
+use super::requests::{RequestId, Requests};
 use super::semaphore::stored_number;
 use super::{Rights, Trouble, ask, flag, millis, time, unexpected};
 

@@ -11,6 +11,7 @@ use redlatch_client::{
 };
 
 use super::chain::{Chain, Since};
+use super::script_set::ScriptSet;
 use super::{
     Replied, Rights, Trouble, accepted, answered, ask, flag, granted, millis, needing, unexpected,
 };
@@ -45,18 +46,6 @@ static FORCE_UNLOCK: LazyLock<Script> = script!(NUMBER; LOCK_OWNER, "lock/force_
 pub(super) static RENEW: LazyLock<Script> = script!(LIST; "lock/cut.lua", "lock/renew.lua");
 static STATE: LazyLock<Script> = script!(NUMBER; LOCK_OWNER, "lock/state.lua");
 static OWNERS: LazyLock<Script> = script!(LIST; "lock/owners.lua");
-
-/// The scripts of one kind of lock.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct ScriptSet {
-    pub(super) acquire: &'static LazyLock<Script>,
-    /// The same for a lock that most likely is held: it does not look first whether it is free.
-    pub(super) acquire_held: &'static LazyLock<Script>,
-    pub(super) try_acquire: &'static LazyLock<Script>,
-    pub(super) release: &'static LazyLock<Script>,
-    pub(super) give_up: &'static LazyLock<Script>,
-    pub(super) force_unlock: &'static LazyLock<Script>,
-}
 
 static SCRIPTS: ScriptSet = ScriptSet {
     acquire: &ACQUIRE,

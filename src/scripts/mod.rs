@@ -90,7 +90,9 @@ mod owner;
 mod permit_id;
 mod read_write;
 pub(crate) mod renewal;
+mod requests;
 mod rights;
+mod script_set;
 pub(crate) mod semaphore;
 pub(crate) mod status;
 mod trouble;
@@ -107,14 +109,14 @@ pub(crate) use trouble::{Trouble, refused, unreachable};
 use trouble::{unacknowledged, unexpected};
 
 pub(crate) use chain::{Chain, ChainClock};
-pub(crate) use changes::{Changes, Mark, Place};
+pub(crate) use changes::Mark;
 pub(crate) use keys::{
     BarrierKeys, ConditionKeys, ElectionKeys, ExpirableKeys, FairKeys, KeyOf, LatchKeys, LockKeys,
     SemaphoreKeys, has_one_slot, name_of, patterns, requests, slow_wait,
 };
-pub(crate) use once::{RequestId, Requests, ServerClock, VALID_FOR};
 pub(crate) use owner::{ClientId, Mode, Owner};
 pub use permit_id::PermitId;
+pub(crate) use requests::{Changes, Place, RequestId, Requests, ServerClock, VALID_FOR};
 
 /// Sends a command and waits for its reply. After a reset it is sent once more, on a new
 /// connection. So only for commands that may be sent twice as they are. (A command that must say

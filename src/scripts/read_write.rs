@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 
 use redlatch_client::Script;
 
-use super::lock::ScriptSet;
+use super::script_set::ScriptSet;
 
 static ACQUIRE: LazyLock<Script> = script!(takes; NUMBER_OR_LIST;
     "read_write/free.lua",

@@ -9,7 +9,8 @@ use redlatch_client::{Command, Outcome, ReplicaAcks, Route, Script};
 
 use super::changes::Mark;
 use super::expiry::Expiry;
-use super::once::{Once, RequestId, Requests, behind, late};
+use super::once::{Once, behind, late};
+use super::requests::{RequestId, Requests};
 use super::{
     Replied, Rights, Trouble, accepted, ask, call_again, flag, millis, number, unexpected,
 };

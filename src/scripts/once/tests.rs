@@ -4,7 +4,9 @@
 #![allow(clippy::unwrap_used)]
 
 use std::cell::Cell;
+use std::sync::Arc;
 use std::thread;
+use std::time::Duration;
 
 use rand::seq::IndexedRandom;
 use redlatch_client::{Endpoint, Lane};
@@ -12,6 +14,7 @@ use redlatch_testkit::{Action, Direction, Proxy, Server};
 
 use super::*;
 use crate::scripts::number;
+use crate::scripts::requests::MEMORY;
 use crate::scripts::semaphore::{SemaphoreScripts, marked};
 
 const SHORT: Duration = Duration::from_secs(2);

@@ -1,0 +1,620 @@
+//! The numbered requests of a client to each name, and the names with changes that another master
+//! may have to be told of.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+use std::sync::atomic::{AtomicU64, AtomicUsize};
+use std::sync::{Arc, LazyLock, Weak};
+use std::time::Duration;
+
+use redis::Value;
+use redlatch_client::sync::atomic::{AtomicI64, Ordering};
+use redlatch_client::sync::{Mutex, Registry, clock};
+use redlatch_client::{Command, Route, Script};
+
+use super::changes::{Change, KEPT, Log, Mark};
+use super::{ClientId, Trouble};
+use crate::scripts::SemaphoreKeys;
+
+pub(super) static MEND: LazyLock<Script> = script!(MARKED, "semaphore/mend.lua");
+
+/// How long the server remembers the last request of a slot.
+pub(super) const MEMORY: Duration = Duration::from_secs(300);
+/// How long after it was opened a request may be applied. Less than the memory, by more than the
+/// two clocks drift apart meanwhile: a server without the memory of a request that it would need
+/// refuses it.
+pub(crate) const VALID_FOR: Duration = Duration::from_secs(240);
+/// Past any outage that a client waits for.
+const IDLE: u64 = 120_000_000_000;
+/// How long a name is in use that is used once, mostly.
+const USED: u64 = 500_000_000;
+/// (A test reaches it before a change is too old, on a busy machine too.)
+const MOST: usize = if cfg!(test) { 20_000 } else { 200_000 };
+
+/// The server's clock, as far as its answers told it: how many milliseconds it is ahead of ours.
+#[derive(Debug, Default)]
+pub(crate) struct ServerClock(AtomicI64);
+
+impl ServerClock {
+    pub(super) fn is_known(&self) -> bool {
+        self.0.load(Ordering::Relaxed) != 0
+    }
+
+    fn now(&self) -> i64 {
+        ours().saturating_add(self.0.load(Ordering::Relaxed))
+    }
+
+    pub(super) fn is(&self, now: i64) {
+        self.0.store(now.saturating_sub(ours()), Ordering::Relaxed);
+    }
+}
+
+fn ours() -> i64 {
+    i64::try_from(clock::now() / 1_000_000).unwrap_or(i64::MAX)
+}
+
+/// The requests of one client to one name.
+#[derive(Debug)]
+pub(crate) struct Requests {
+    /// The beginning of the keys under which the server remembers them.
+    pub(super) key: Arc<str>,
+    pub(super) server: Arc<ServerClock>,
+    pub(super) slots: Mutex<Slots>,
+    valid_for: Duration,
+    pub(super) memory: Duration,
+    /// The names with changes.
+    changes: Weak<Changes>,
+    /// The route to the server of the name. `None`: this client tells no other server of the
+    /// changes.
+    route: Option<Route>,
+}
+
+/// The request slots, which have nothing to do with a cluster's. A slot has one open request at a
+/// time, so it is enough for the server to remember one for each.
+#[derive(Debug, Default)]
+pub(super) struct Slots {
+    open: Vec<Option<OpenRequest>>,
+    /// The lowest is taken first: the server forgets the others.
+    pub(super) free: BinaryHeap<Reverse<usize>>,
+    log: Log,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct OpenRequest {
+    number: u64,
+    /// Until when the request may be applied, on the server's clock. The same for each of its
+    /// copies, or one could be applied after the server has forgotten the first. (A look at a clock
+    /// here, before each copy, would not do: the system may stop the process between the look and
+    /// the write.)
+    latest: u64,
+    /// The run of the server that was met last before it.
+    run: u64,
+}
+
+/// A request whose outcome is not known yet: a copy may still be sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RequestId {
+    pub(super) number: u64,
+    pub(super) slot: usize,
+}
+
+impl Requests {
+    pub(crate) fn new(key: impl Into<Arc<str>>, server: &Arc<ServerClock>) -> Self {
+        Self {
+            key: key.into(),
+            server: Arc::clone(server),
+            slots: Mutex::default(),
+            valid_for: VALID_FOR,
+            memory: MEMORY,
+            changes: Weak::new(),
+            route: None,
+        }
+    }
+
+    /// Lets another server be told of the changes.
+    pub(crate) fn told_again(mut self, changes: &Arc<Changes>, route: Route) -> Self {
+        self.changes = Arc::downgrade(changes);
+        self.route = Some(route);
+        self
+    }
+
+    /// Lets the server remember requests for a shorter time.
+    #[cfg(all(test, testkit))]
+    pub(crate) fn forgotten_after(mut self, valid_for: Duration, memory: Duration) -> Self {
+        (self.valid_for, self.memory) = (valid_for, memory);
+        self
+    }
+
+    /// Opens a request. `next` gives a number that the client never uses twice: drawn under the
+    /// mutex, so that a slot's numbers rise.
+    pub(crate) fn open(&self, next: impl FnOnce() -> u64) -> RequestId {
+        self.open_after(0, next)
+    }
+
+    /// Opens a request after this run of the server was met last.
+    pub(crate) fn open_after(&self, run: u64, next: impl FnOnce() -> u64) -> RequestId {
+        let latest = self.latest();
+        let mut slots = self.slots.lock();
+        let open = OpenRequest { number: next(), latest, run };
+        let slot = slots.free.pop().map_or(slots.open.len(), |Reverse(slot)| slot);
+        if slot == slots.open.len() {
+            // Most names need one.
+            if slot == 0 {
+                slots.open.reserve_exact(1);
+            }
+            slots.open.push(Some(open));
+        } else {
+            slots.open[slot] = Some(open);
+        }
+        RequestId { number: open.number, slot }
+    }
+
+    /// Opens a request that is sent here and now, and in no other copy later.
+    pub(crate) fn with_one<T>(
+        &self,
+        client: &ClientId,
+        send: impl FnOnce(RequestId) -> Result<T, Trouble>,
+    ) -> Result<T, Trouble> {
+        let request_id = self.open(|| client.next_number());
+        let outcome = send(request_id);
+        self.close(request_id);
+        outcome
+    }
+
+    /// No copy of the request will be sent any more. May be called twice.
+    pub(crate) fn close(&self, request_id: RequestId) {
+        self.slots.lock().close(request_id);
+    }
+
+    /// As [`close`](Self::close), of a request that has changed how many permits are free, and saw
+    /// this mark beside their number. Zero: of one that was undone. `true`: the caller must have this change [made again](Self::mends_of),
+    /// since another server may have been told the earlier changes before this one was known here.
+    ///
+    /// A thread may read the old master's reply, stand still, and come here after the renewer has
+    /// told the new master all changes that it found. So the change is added first, and the
+    /// incarnation is read after that; the renewer looks for changes after the incarnation was
+    /// raised. Either the renewer finds the change, or this thread finds another incarnation. The
+    /// next request of the slot would have the change made again, too, but there may be none.
+    #[must_use = "`true`: the permits are wrong for good unless the change is made again"]
+    pub(crate) fn applied(
+        self: &Arc<Self>,
+        request_id: RequestId,
+        semaphore: &Arc<str>,
+        permits: i64,
+        mark: Option<Mark>,
+    ) -> bool {
+        let changes = self.changes.upgrade();
+        let mut slots = self.slots.lock();
+        // Numbers that Lua cannot add up exactly are left out.
+        let open = slots.open_of(request_id).filter(|_| permits.unsigned_abs() < 1 << 40);
+        if let Some((open, changes)) = open.zip(changes.as_ref()) {
+            let times = [request_id.number, open.latest, open.run];
+            let change = Change::new(request_id.slot, times, permits, semaphore, mark);
+            changes.add(self, &mut slots.log, change);
+        }
+        slots.close(request_id);
+        drop(slots);
+        if let Some(changes) = changes {
+            changes.sweep(2);
+        }
+        let Some((open, route)) = open.zip(self.route.as_ref()) else { return false };
+        let lane = route.lane();
+        lane.permits_answered.fetch_max(clock::now(), Ordering::Relaxed);
+        open.run != lane.endpoint().incarnation()
+    }
+
+    /// When this run of the server last answered a change of this name's or another's on its lane.
+    pub(super) fn last_answered(&self) -> (u64, u64) {
+        self.route.as_ref().map_or((0, 0), |route| {
+            let lane = route.lane();
+            (lane.permits_answered.load(Ordering::Relaxed), lane.endpoint().incarnation())
+        })
+    }
+
+    /// The name's last handle goes: while there are changes, the requests stay.
+    pub(crate) fn rest(&self) {
+        let mut slots = self.slots.lock();
+        if slots.free.len() == slots.open.len() {
+            (slots.open, slots.free) = Default::default();
+        }
+    }
+
+    pub(super) fn with_log<R>(&self, look: impl FnOnce(&mut Log) -> R) -> R {
+        look(&mut self.slots.lock().log)
+    }
+
+    /// The commands with which another server makes again the changes of a slot, or of all slots,
+    /// that it does not know: to be sent in this order. Each with its name.
+    pub(crate) fn mends(&self, slot: Option<usize>) -> Vec<(Arc<str>, Command)> {
+        let parts = self.slots.lock().log.parts(slot);
+        parts.iter().filter_map(|part| self.mend(part)).collect()
+    }
+
+    /// The same for a request's slot.
+    pub(crate) fn mends_of(&self, request_id: RequestId) -> Vec<(Arc<str>, Command)> {
+        self.mends(Some(request_id.slot))
+    }
+
+    /// This run of the server has carried out the [`mends`](Self::mends) of all changes made before
+    /// `asked` of these semaphores.
+    pub(crate) fn told(&self, run: u64, asked: u64, is_meant: impl Fn(&str) -> bool) {
+        self.with_log(|log| log.told(run, asked, is_meant));
+    }
+
+    fn mend(&self, changes: &[Change]) -> Option<(Arc<str>, Command)> {
+        let last = changes.last()?;
+        // The earliest: a change refused too early is logged, a change made too late is made twice.
+        let latest = changes.iter().map(|change| change.latest).min()?;
+        let mut arguments: Vec<String> = [last.number, latest].iter().map(u64::to_string).collect();
+        arguments.push(self.memory.as_millis().to_string());
+        arguments.push("-0".to_owned());
+        arguments.push(SemaphoreKeys::channel(&last.semaphore));
+        arguments.push(last.mark.as_ref().map_or_else(String::new, Mark::to_string));
+        for change in changes {
+            arguments.extend([change.number.to_string(), change.permits.to_string()]);
+        }
+        let arguments: Vec<&[u8]> = arguments.iter().map(String::as_bytes).collect();
+        let slot = format!("{}:{}", self.key, last.slot);
+        let mark = SemaphoreKeys::mark(&last.semaphore);
+        let keys = [last.semaphore.as_bytes(), slot.as_bytes(), mark.as_bytes()];
+        Some((Arc::clone(&last.semaphore), Command::script(&MEND, &keys, &arguments)))
+    }
+
+    /// The server says that it does not know the change before this request. If this run of it made
+    /// that change, the server was told to forget it, and nothing is missing: the next request asks
+    /// for nothing before it. (The incarnation is raised before anything is sent to another run.)
+    /// Otherwise the change must be made again.
+    pub(crate) fn must_be_mended(&self, request_id: RequestId, run: u64) -> bool {
+        self.with_log(|log| {
+            let is_forgotten = log.was_made_by(request_id.slot, run);
+            if is_forgotten {
+                log.forget_slot(request_id.slot);
+            }
+            !is_forgotten
+        })
+    }
+
+    /// Whether the server says that it does not know the change before a request.
+    pub(crate) fn is_behind(reply: &Value) -> bool {
+        matches!(reply, Value::Array(parts) if matches!(**parts, [Value::Int(_), Value::Int(_)]))
+    }
+
+    /// Until when a request that is opened now may be applied.
+    pub(super) fn latest(&self) -> u64 {
+        let valid_for = i64::try_from(self.valid_for.as_millis()).unwrap_or(i64::MAX);
+        u64::try_from(self.server.now().saturating_add(valid_for)).unwrap_or(0)
+    }
+
+    /// Gives a later deadline to a request of which no copy was applied, or ever will be.
+    pub(super) fn postpone(&self, request_id: RequestId) {
+        let latest = self.latest();
+        if let Some(Some(open)) = self.slots.lock().open.get_mut(request_id.slot)
+            && open.number == request_id.number
+        {
+            open.latest = latest;
+        }
+    }
+
+    /// Until when a request may be applied, and its slot's last change before it. Zero, which the
+    /// server refuses, if the request is closed; zero if there was no change.
+    pub(super) fn terms_of(&self, request_id: RequestId) -> [u64; 2] {
+        let slots = self.slots.lock();
+        let latest = slots.open_of(request_id).map_or(0, |open| open.latest);
+        [latest, slots.log.last_of(request_id.slot)]
+    }
+
+    /// Whether the server says that a request came too late. The reply has its clock.
+    pub(crate) fn is_late(&self, reply: &Value) -> bool {
+        match reply {
+            Value::Array(parts) => match parts.as_slice() {
+                [Value::Int(now)] => {
+                    self.server.is(*now);
+                    true
+                }
+                _ => false,
+            },
+            _ => false,
+        }
+    }
+}
+
+impl Drop for Requests {
+    fn drop(&mut self) {
+        if let Some(changes) = self.changes.upgrade() {
+            changes.requests.forget(&self.key);
+        }
+    }
+}
+
+impl Slots {
+    fn close(&mut self, request_id: RequestId) {
+        if let Some(open) = self.open.get_mut(request_id.slot)
+            && open.is_some_and(|open| open.number == request_id.number)
+        {
+            *open = None;
+            self.free.push(Reverse(request_id.slot));
+        }
+    }
+
+    fn open_of(&self, request_id: RequestId) -> Option<OpenRequest> {
+        let open = self.open.get(request_id.slot).copied().flatten();
+        open.filter(|open| open.number == request_id.number)
+    }
+}
+
+/// The names of one client of which there are changes, and the numbered requests of each name.
+#[derive(Debug, Default)]
+pub(crate) struct Changes {
+    /// Each name forgets itself when its last use ends. (While there are changes they use it.)
+    pub(crate) requests: Registry<Requests>,
+    names: Mutex<Names>,
+    count: AtomicUsize,
+    /// How many fell out before they were old.
+    forgotten: AtomicU64,
+}
+
+/// Each name is here once while it has changes. One that is looked at and stays goes to the end.
+#[derive(Debug, Default)]
+struct Names {
+    /// How many were here before the first one.
+    before: u64,
+    /// Since when each has its place.
+    queue: VecDeque<(u64, Arc<Requests>)>,
+}
+
+/// A place between the names.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Place(u64);
+
+impl Changes {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.names.lock().queue.is_empty()
+    }
+
+    /// The next so many names from `place` on, which moves behind them. None: there are no more.
+    /// (Whoever comes to a name after it has another place meets it twice.)
+    pub(crate) fn next(&self, place: &mut Place, most: usize) -> Vec<Arc<Requests>> {
+        let names = self.names.lock();
+        let from = place.0.max(names.before);
+        let skip = usize::try_from(from - names.before).unwrap_or(usize::MAX);
+        let next: Vec<_> =
+            names.queue.iter().skip(skip).take(most).map(|(_, it)| Arc::clone(it)).collect();
+        place.0 = from + next.len() as u64;
+        next
+    }
+
+    /// How many changes fell out before they were old, since the last call.
+    pub(crate) fn forgotten(&self) -> u64 {
+        self.forgotten.swap(0, Ordering::Relaxed)
+    }
+
+    /// Adds a change.
+    pub(super) fn add(&self, requests: &Arc<Requests>, log: &mut Log, change: Change) {
+        let now = change.at;
+        let (gone, old) = log.add(change);
+        self.count.fetch_add(1, Ordering::Relaxed);
+        self.went(gone, old);
+        if !std::mem::replace(&mut log.is_listed, true) {
+            // Under the log's mutex: whoever adds another one finds the name listed.
+            self.names.lock().queue.push_back((now, Arc::clone(requests)));
+        }
+    }
+
+    fn went(&self, gone: usize, old: usize) {
+        self.count.fetch_sub(gone, Ordering::Relaxed);
+        self.forgotten.fetch_add((gone - old) as u64, Ordering::Relaxed);
+    }
+
+    /// Looks at so many names, those longest in their places, and forgets old changes, and the
+    /// oldest ones if there are too many. Each thread that adds a change looks at two, so the renewer
+    /// need not look at all.
+    pub(crate) fn sweep(&self, names: usize) {
+        for _ in 0..names {
+            let first = match self.names.lock().queue.front() {
+                Some((since, first)) if self.is_due(*since) => Arc::clone(first),
+                _ => return,
+            };
+            // Not under the mutex: in a cluster this takes others.
+            let (answered, run) = first.last_answered();
+            let left = first.with_log(|log| {
+                let mut names = self.names.lock();
+                match names.queue.front() {
+                    Some((_, it)) if Arc::ptr_eq(it, &first) => names.before += 1,
+                    // Another thread has looked at it.
+                    _ => return None,
+                }
+                let left = names.queue.pop_front();
+                let now = clock::now();
+                self.look(log, [now, answered, run]);
+                log.is_listed = !log.changes.is_empty();
+                if log.is_listed {
+                    names.queue.push_back((now, Arc::clone(&first)));
+                }
+                left
+            });
+            // With no mutex held: they may be the last uses of the name.
+            drop((left, first));
+        }
+    }
+
+    /// A name that is looked at before its last change is old stays for as long again.
+    fn is_due(&self, since: u64) -> bool {
+        clock::now().saturating_sub(since) > KEPT + USED
+            || self.count.load(Ordering::Relaxed) > MOST
+    }
+
+    /// Forgets those of a log that need not, or can not, be kept.
+    fn look(&self, log: &mut Log, [now, answered, run]: [u64; 3]) {
+        let is_old = |it: &&Change| it.is_old(answered, run) || now.saturating_sub(it.at) > IDLE;
+        let old = log.changes.iter().take_while(is_old).count();
+        let many = self.count.load(Ordering::Relaxed).saturating_sub(MOST).min(log.changes.len());
+        let gone = old.max(many);
+        log.forget(gone);
+        self.went(gone, old);
+    }
+}
+
+#[cfg(all(test, testkit))]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use redlatch_client::{Endpoint, Lane};
+
+    use super::super::changes::MOST_OF_A_NAME;
+    use super::*;
+
+    struct Client {
+        changes: Arc<Changes>,
+        route: Route,
+        number: u64,
+    }
+
+    impl Client {
+        fn new() -> Self {
+            let never = Duration::from_secs(60);
+            let endpoint = Endpoint::new("redis://127.0.0.1:1", never, never).unwrap();
+            let route = Route::Server(Arc::new(Lane::new(Arc::new(endpoint))));
+            Self { changes: Arc::default(), route, number: 0 }
+        }
+
+        fn requests(&self, name: &str) -> Arc<Requests> {
+            self.changes.requests.find(name, |key| {
+                Requests::new(key, &Arc::default()).told_again(&self.changes, self.route.clone())
+            })
+        }
+
+        fn open(&mut self, requests: &Requests) -> RequestId {
+            self.number += 1;
+            requests.open(|| self.number)
+        }
+
+        /// A change of a name that is used once.
+        fn change(&mut self, name: &str) {
+            let requests = self.requests(name);
+            let request_id = self.open(&requests);
+            assert!(!requests.applied(request_id, &name.into(), 1, None));
+        }
+
+        fn names(&self) -> usize {
+            self.changes.requests.all().len()
+        }
+
+        /// As if the changes of these names had been made so long ago.
+        fn age(&self, names: std::ops::Range<u64>, by: u64) {
+            for name in names {
+                let requests = self.requests(&name.to_string());
+                requests.with_log(|log| {
+                    log.changes.iter_mut().for_each(|it| it.at = it.at.saturating_sub(by));
+                });
+            }
+            self.changes
+                .names
+                .lock()
+                .queue
+                .iter_mut()
+                .for_each(|(since, _)| *since = since.saturating_sub(by));
+        }
+    }
+
+    /// So many names, each used once, cost what the changes of ten seconds cost.
+    #[test]
+    fn a_name_goes_with_its_old_changes_as_others_come() {
+        let mut client = Client::new();
+        (0..300).for_each(|name| client.change(&name.to_string()));
+        client.age(0..300, KEPT + 2 * USED);
+        // Each change takes two along.
+        (300..400).for_each(|name| client.change(&name.to_string()));
+        assert_eq!((client.names(), client.changes.forgotten()), (200, 0));
+        (400..600).for_each(|name| client.change(&name.to_string()));
+        assert_eq!((client.names(), client.changes.forgotten()), (300, 0));
+        assert!(format!("{:?}", client.changes.requests) == "Registry(300)", "no dead one is left");
+    }
+
+    /// Nothing is answered in an outage, and the server may be another one after it.
+    #[test]
+    fn changes_before_an_outage_are_kept_until_another_run_is_told_of_them() {
+        let mut client = Client::new();
+        (0..100).for_each(|name| client.change(&name.to_string()));
+        client.age(0..100, KEPT * 3);
+        if let Route::Server(lane) = &client.route {
+            // No change was answered since.
+            lane.permits_answered.fetch_sub(KEPT * 3, Ordering::Relaxed);
+        }
+        client.changes.sweep(1_000);
+        assert_eq!(client.names(), 100);
+        let requests = client.requests("another run's");
+        client.number += 1;
+        let request_id = requests.open_after(7, || client.number);
+        let _ = requests.applied(request_id, &"another run's".into(), 1, None);
+        drop(requests);
+        client.changes.sweep(1_000);
+        client.age(0..100, IDLE);
+        client.changes.sweep(1_000);
+        assert!(client.names() <= 1, "{}", client.names());
+        assert_eq!(client.changes.forgotten(), 0);
+    }
+
+    /// 200 a second for a minute: more than are kept, but most are old.
+    #[test]
+    fn changes_before_a_failover_do_not_keep_later_ones_from_growing_old() {
+        let mut client = Client::new();
+        let busy = client.requests("busy");
+        let mut change = |run, age: u64| {
+            client.number += 1;
+            let request_id = busy.open_after(run, || client.number);
+            let _ = busy.applied(request_id, &"busy".into(), -1, None);
+            busy.with_log(|log| {
+                log.changes.iter_mut().for_each(|it| it.at = it.at.saturating_sub(age));
+            });
+        };
+        (0..10).for_each(|_| change(1, 0));
+        busy.told(2, clock::now(), |_| true);
+        let made_by_2 = |number| busy.with_log(|log| log.changes[number].run == 2);
+        assert!(made_by_2(0) && made_by_2(9));
+        (0..12_000).for_each(|_| change(2, 5_000_000));
+        assert_eq!(client.changes.forgotten(), 0);
+    }
+
+    #[test]
+    fn the_oldest_of_too_many_changes_go_and_are_counted() {
+        let mut client = Client::new();
+        let busy = client.requests("busy");
+        for _ in 0..MOST_OF_A_NAME + 5 {
+            let request_id = client.open(&busy);
+            let _ = busy.applied(request_id, &"busy".into(), -1, None);
+        }
+        assert_eq!(client.changes.forgotten(), 5);
+        assert_eq!(busy.with_log(|log| log.changes.len()), MOST_OF_A_NAME);
+        let others = MOST as u64 - MOST_OF_A_NAME as u64;
+        (0..others).for_each(|name| client.change(&name.to_string()));
+        assert_eq!(client.changes.forgotten(), 0);
+        (others..others + 20).for_each(|name| client.change(&name.to_string()));
+        assert_eq!(client.changes.forgotten(), 20);
+        assert_eq!(client.changes.count.load(Ordering::Relaxed), MOST);
+        // It was first, and goes to the end with what is left.
+        assert_eq!(busy.with_log(|log| log.changes.len()), MOST_OF_A_NAME - 1);
+    }
+
+    /// As the renewer does, while other threads move names to the end.
+    #[test]
+    fn whoever_goes_through_the_names_misses_none() {
+        let mut client = Client::new();
+        (0..50).for_each(|name| client.change(&name.to_string()));
+        let (mut place, mut seen) = (Place::default(), std::collections::BTreeSet::new());
+        loop {
+            let some = client.changes.next(&mut place, 8);
+            if some.is_empty() {
+                break;
+            }
+            seen.extend(some.iter().map(|it| it.with_log(|log| log.changes[0].number)));
+            if seen.len() < 24 {
+                // They are looked at, and stay.
+                let mut names = client.changes.names.lock();
+                names.queue.iter_mut().for_each(|(since, _)| *since = 0);
+                drop(names);
+                client.changes.sweep(3);
+            }
+        }
+        assert_eq!(seen, (1..=50).collect());
+    }
+}
