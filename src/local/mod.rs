@@ -26,6 +26,7 @@ mod site;
 mod tenancy;
 mod terms;
 mod tracked;
+mod unclaimed;
 mod watch;
 
 use crate::error::LostReason;
@@ -40,10 +41,10 @@ pub(crate) use gate::{Gate, GateOutcome, Level, Need};
 pub(crate) use hold::{GrantDetails, Hold};
 pub(crate) use queue_entry::QueueEntry;
 pub(crate) use registered::Registered;
-pub(crate) use release::{Leaving, give_back_unclaimed, give_up_unclaimed};
-pub(crate) use site::Site;
+pub(crate) use site::{Leaving, Site};
 pub(crate) use tenancy::Tenancy;
 pub(crate) use terms::{Terms, check_lease};
+pub(crate) use unclaimed::{give_back_unclaimed, give_up_unclaimed};
 pub(crate) use watch::{Leaseholder, Renewing};
 
 /// The state of a guard's hold, as far as this process knows it.

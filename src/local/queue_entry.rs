@@ -32,7 +32,6 @@ use super::exchanges::{Asked, Granted, Reader, Undo};
 use super::gate::Need;
 use super::hold::{GrantDetails, Hold, Live};
 use super::registered::Registered;
-use super::release::Leftover;
 use super::site::Site;
 use super::tenancy::Tenancy;
 use super::terms::Terms;
@@ -419,6 +418,16 @@ impl QueueEntry {
             site.scripts().give_up_command(owner, chain)
         })
     }
+}
+
+/// What the server may have of an owner that does not want the lock any more.
+#[derive(Debug)]
+pub(crate) struct Leftover {
+    pub(super) undo: Undo,
+    /// The longest lease that a request of the owner named.
+    pub(super) longest: Duration,
+    /// Takes the owner out of queue and lock.
+    pub(super) command: Command,
 }
 
 /// Polls are due at multiples of this, in nanoseconds.

@@ -12,15 +12,14 @@ use super::HoldState;
 use super::exchanges::Undo;
 use super::gate::{LeaveOutcome, Level, Seat, Vacated};
 use super::hold::Hold;
-use super::queue_entry::QueueEntry;
-use super::site::Site;
+use super::queue_entry::{Leftover, QueueEntry};
+use super::site::{Leaving, Site};
 use super::tenancy::Tenancy;
 use super::watch::Leaseholder;
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::lease::Cleanup;
-use crate::runtime::{Core, GrantMessage};
-use crate::scripts::lock::{LockScripts, Released};
-use crate::scripts::{self, Chain, LockKeys, Mode, Owner, Trouble};
+use crate::scripts::lock::Released;
+use crate::scripts::{self, Chain, Mode, Owner, Trouble};
 use crate::waiting::Leadership;
 
 impl Site {
@@ -377,63 +376,4 @@ impl Site {
         }
         unacknowledged.of(&self.name).unacknowledged(is_free)
     }
-}
-
-/// What the server may have of an owner that does not want the lock any more.
-#[derive(Debug)]
-pub(crate) struct Leftover {
-    pub(super) undo: Undo,
-    /// The longest lease that a request of the owner named.
-    pub(super) longest: Duration,
-    /// Takes the owner out of queue and lock.
-    pub(super) command: Command,
-}
-
-/// Whether a thread that leaves waits for the server's answer, and whether the hold ends with it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Leaving {
-    /// `Drop` writes the release, and does not wait.
-    Posted,
-    /// `unlock` waits.
-    Awaited,
-    /// The hold is left to its end: from here on this process neither releases it nor passes it on,
-    /// not even when an outer level ends, a thread that shares it leaves, or the client ends; or
-    /// not before that time, on [`clock`], if its end at the server is no earlier. After the last
-    /// tenant has left, nothing renews it. If the hold is lost already, it is not left, and the
-    /// thread gets the error of a release.
-    ToExpire { until: u64 },
-}
-
-/// Gives up the entry of an owner of this client that is first in line but does not wait: a master
-/// that lagged behind the one before it still has the entry. Nobody would come for the lock, and
-/// the owners behind that entry would wait.
-pub(crate) fn give_up_unclaimed(core: &Core, owner: u64, database: i64, lock: &str) {
-    if database != core.database() {
-        return;
-    }
-    // Its entry alone, for each kind of lock: other threads may share the owner's hold.
-    let (name, owner) = (lock.into(), format!("{}:{owner}", core.id.as_str()));
-    for (mode, suffix) in [(Mode::Lock, ""), (Mode::Read, ""), (Mode::Write, ":write")] {
-        let queue = LockKeys::new(lock, mode, false).queue().to_string();
-        let owner = format!("{owner}{suffix}");
-        let command = Command::plain(&[b"LREM", queue.as_bytes(), b"1", owner.as_bytes()]);
-        core.watchdog.clean_up(Cleanup::unclaimed(&name, command));
-    }
-}
-
-/// Gives back a grant for an owner of this client that does not wait. No thread has it: a request
-/// came late, or its thread had left.
-pub(crate) fn give_back_unclaimed(core: &Core, owner: u64, grant: &GrantMessage<'_>) {
-    let Some(details) = super::queue_entry::details(grant.details) else { return };
-    if grant.database != core.database() || core.is_shut_down() {
-        return;
-    }
-    let Some((mode, _)) = super::queue_entry::kind(grant.details) else { return };
-    let name: Arc<str> = grant.lock.into();
-    let owner = format!("{}:{owner}{}", core.id.as_str(), mode.suffix());
-    let keys = LockKeys::new(&name, mode, details.tokens.is_some());
-    let route = core.route(&name);
-    let scripts = LockScripts { route: &route, keys, database: grant.database, acks: None };
-    let command = scripts.give_up_command(owner.as_bytes(), details.chain);
-    core.watchdog.clean_up(Cleanup::unclaimed(&name, command));
 }

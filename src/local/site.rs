@@ -11,7 +11,6 @@ use super::exchanges::Asked;
 use super::gate::{Admitted, Gate, GateQueue, Need, Seat};
 use super::hold::Hold;
 use super::queue_entry::QueueEntry;
-use super::release::Leaving;
 use super::tenancy::Tenancy;
 use super::terms::Terms;
 use super::watch::{Leaseholder, Renewing};
@@ -201,6 +200,21 @@ impl Site {
         let message = "the calling thread does not hold it; nothing was changed".to_owned();
         Error::new(ErrorKind::NotHeld, message).of(&self.name)
     }
+}
+
+/// Whether a thread that leaves waits for the server's answer, and whether the hold ends with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Leaving {
+    /// `Drop` writes the release, and does not wait.
+    Posted,
+    /// `unlock` waits.
+    Awaited,
+    /// The hold is left to its end: from here on this process neither releases it nor passes it on,
+    /// not even when an outer level ends, a thread that shares it leaves, or the client ends; or
+    /// not before that time, on [`clock`], if its end at the server is no earlier. After the last
+    /// tenant has left, nothing renews it. If the hold is lost already, it is not left, and the
+    /// thread gets the error of a release.
+    ToExpire { until: u64 },
 }
 
 impl Member for Site {

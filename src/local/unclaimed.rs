@@ -1,0 +1,45 @@
+//! Messages for owners of this client for which no thread waits any more.
+
+use std::sync::Arc;
+
+use redlatch_client::Command;
+
+use super::queue_entry::{details, kind};
+use crate::lease::Cleanup;
+use crate::runtime::{Core, GrantMessage};
+use crate::scripts::lock::LockScripts;
+use crate::scripts::{LockKeys, Mode};
+
+/// Gives up the entry of an owner of this client that is first in line but does not wait: a master
+/// that lagged behind the one before it still has the entry. Nobody would come for the lock, and
+/// the owners behind that entry would wait.
+pub(crate) fn give_up_unclaimed(core: &Core, owner: u64, database: i64, lock: &str) {
+    if database != core.database() {
+        return;
+    }
+    // Its entry alone, for each kind of lock: other threads may share the owner's hold.
+    let (name, owner) = (lock.into(), format!("{}:{owner}", core.id.as_str()));
+    for (mode, suffix) in [(Mode::Lock, ""), (Mode::Read, ""), (Mode::Write, ":write")] {
+        let queue = LockKeys::new(lock, mode, false).queue().to_string();
+        let owner = format!("{owner}{suffix}");
+        let command = Command::plain(&[b"LREM", queue.as_bytes(), b"1", owner.as_bytes()]);
+        core.watchdog.clean_up(Cleanup::unclaimed(&name, command));
+    }
+}
+
+/// Gives back a grant for an owner of this client that does not wait. No thread has it: a request
+/// came late, or its thread had left.
+pub(crate) fn give_back_unclaimed(core: &Core, owner: u64, grant: &GrantMessage<'_>) {
+    let Some(details) = details(grant.details) else { return };
+    if grant.database != core.database() || core.is_shut_down() {
+        return;
+    }
+    let Some((mode, _)) = kind(grant.details) else { return };
+    let name: Arc<str> = grant.lock.into();
+    let owner = format!("{}:{owner}{}", core.id.as_str(), mode.suffix());
+    let keys = LockKeys::new(&name, mode, details.tokens.is_some());
+    let route = core.route(&name);
+    let scripts = LockScripts { route: &route, keys, database: grant.database, acks: None };
+    let command = scripts.give_up_command(owner.as_bytes(), details.chain);
+    core.watchdog.clean_up(Cleanup::unclaimed(&name, command));
+}
