@@ -2,6 +2,7 @@
 
 mod counting;
 mod expirable;
+mod permits;
 mod verbs;
 
 pub use counting::{Permit, Semaphore};

@@ -18,7 +18,6 @@ mod gate;
 mod hold;
 mod keep;
 pub(crate) mod line;
-pub(crate) mod permits;
 mod queue_entry;
 mod registered;
 mod release;

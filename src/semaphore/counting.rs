@@ -13,10 +13,10 @@ use crate::config::check_time_to_live;
 use crate::error::Error;
 #[cfg(doc)]
 use crate::error::ErrorKind;
-use crate::local::permits;
 use crate::runtime::Session;
 use crate::scripts::semaphore::SemaphoreScripts;
 use crate::scripts::{Replied, RequestId, Trouble};
+use crate::semaphore::permits;
 use crate::waiting::Wait;
 
 mod permit;

@@ -9,12 +9,12 @@ use super::permit_verbs;
 use crate::client::Client;
 use crate::config::check_time_to_live;
 use crate::error::{Error, ErrorKind};
-use crate::local::permits::{self, Permits, Source};
 use crate::local::{Terms, check_lease, clock};
 use crate::runtime::Session;
 use crate::scripts::expirable_semaphore::Counts;
 use crate::scripts::renewal::{self, RenewalKind};
 use crate::scripts::{PermitId, Trouble};
+use crate::semaphore::permits::{self, Permits, Source};
 use crate::waiting::Wait;
 
 mod permit;

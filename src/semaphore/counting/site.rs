@@ -8,11 +8,11 @@ use redlatch_client::{Command, Lane, Outcome, ReplyReceiver, Route};
 
 use crate::error::Error;
 use crate::lease::{Cleanup, Debtor};
-use crate::local::permits::{PermitGate, PermitReply, RequestFailed, Source};
 use crate::observer::Kind;
 use crate::runtime::{Core, Member};
 use crate::scripts::semaphore::{Marked, REFUSED, SemaphoreScripts, released};
 use crate::scripts::{Mark, Replied, RequestId, Requests, SemaphoreKeys, Trouble};
+use crate::semaphore::permits::{PermitGate, PermitReply, RequestFailed, Source};
 use crate::waiting::Queued;
 
 /// One semaphore in one client.

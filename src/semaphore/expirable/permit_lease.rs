@@ -18,11 +18,11 @@ use super::site::ExpirableSite;
 use crate::error::LostReason;
 use crate::lease::Alarm;
 use crate::lease::renewal::{Attempt, RenewalState};
-use crate::local::permits::Permits;
 use crate::local::{Asked, Hold, Leaseholder, Renewing, Tenancy, Terms};
 use crate::runtime::Core;
 use crate::scripts::renewal::RenewalKind;
 use crate::scripts::{Owner, PermitId};
+use crate::semaphore::permits::Permits;
 use crate::snapshot::Held;
 
 pub(crate) struct PermitLease {
@@ -299,7 +299,8 @@ mod tests {
     use super::*;
     use crate::Client;
     use crate::error::ErrorKind;
-    use crate::local::{HoldState, permits};
+    use crate::local::HoldState;
+    use crate::semaphore::permits;
     use crate::waiting::Wait;
 
     const SOON: Duration = Duration::from_secs(20);

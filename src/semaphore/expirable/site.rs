@@ -13,7 +13,6 @@ use redlatch_client::{Outcome, ReplyReceiver, Route};
 use super::permit_lease::{PermitLease, PermitNeed};
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::lease::{Cleanup, Renewal};
-use crate::local::permits::{PermitGate, PermitReply, Permits, RequestFailed, Source};
 use crate::local::{Asked, Leaseholder};
 use crate::observer::Kind;
 use crate::runtime::{Core, Member};
@@ -24,6 +23,7 @@ use crate::scripts::semaphore::REFUSED;
 use crate::scripts::{
     ExpirableKeys, PermitId, Replied, RequestId, Requests, SemaphoreKeys, Trouble,
 };
+use crate::semaphore::permits::{PermitGate, PermitReply, Permits, RequestFailed, Source};
 use crate::snapshot::Held;
 use crate::waiting::Queued;
 
