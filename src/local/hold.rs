@@ -78,7 +78,7 @@ pub(crate) struct Hold {
     pub(super) unconfirmed: AtomicBool,
     /// Why the renewal failed, in words for people. (Boxed: most have none.)
     trouble: Mutex<Option<Box<Arc<str>>>>,
-    /// See `tracked.rs`.
+    /// See [`is_tracked`](Self::is_tracked).
     pub(super) tracked: AtomicBool,
     /// Until when no thread releases it, on [`clock`]; or zero: see `keep.rs`.
     pub(super) kept_until: AtomicU64,
@@ -194,6 +194,11 @@ impl Hold {
     /// In the line of a kind of lock that has one.
     pub(crate) fn in_line(self, line: Line) -> Self {
         Self { line: Some(Box::new(line)), ..self }
+    }
+
+    /// Whether the server tracks the hold's key, or has done so.
+    pub(crate) fn is_tracked(&self) -> bool {
+        self.tracked.load(Ordering::Relaxed)
     }
 
     /// Whether the hold still has the lease of a grant by message, and not that of its terms.

@@ -17,6 +17,7 @@ mod exchanges_tests;
 mod gate;
 mod hold;
 mod keep;
+mod lease;
 pub(crate) mod line;
 mod queue_entry;
 mod registered;
@@ -24,7 +25,6 @@ mod release;
 mod site;
 mod tenancy;
 mod terms;
-mod tracked;
 mod unclaimed;
 mod watch;
 

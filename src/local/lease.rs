@@ -1,0 +1,130 @@
+//! The lease of the hold in a site's seat: its alarm, longer leases, and how the client hears of its
+//! loss. After a while the subscriber has the server track the hold's key (`pubsub/tracking.rs`). A
+//! hold that ends before that costs nothing.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::Value;
+use redlatch_client::pubsub::{Question, Tracked};
+use redlatch_client::sync::clock;
+
+use super::gate::Seat;
+use super::hold::Hold;
+use super::site::Site;
+use super::tenancy::Tenancy;
+use super::watch::Leaseholder;
+use crate::lease::renewal::Attempt;
+use crate::runtime::Member;
+use crate::scripts::renewal::{self, Held, RenewalKind};
+use crate::scripts::{self, Owner, Trouble};
+
+impl Site {
+    /// A tenancy has begun: sets the alarm. If the client met another run of the server meanwhile,
+    /// it asked that run about all holds before this one was in the seat: so it asks about this one
+    /// now.
+    pub(super) fn watch(self: &Arc<Self>, tenancy: &Tenancy) {
+        self.arm();
+        if self.route.incarnation() != tenancy.hold().asked.incarnation {
+            self.core.watchdog.renew_now(Member::renew_now(Arc::clone(self)));
+        }
+    }
+
+    /// As [`arm`](Leaseholder::arm), if `tenancy` wants this watched lease from now on. Does not
+    /// look at the other tenancies, which may be many thousands: nothing about them has changed.
+    pub(crate) fn arm_for(self: &Arc<Self>, tenancy: &Tenancy, lease: Duration) {
+        let next = |seat: &mut Seat| {
+            let state = seat.renewal_state_of(Some((tenancy.began(), lease)));
+            seat.renewing(state).next(&**self)
+        };
+        if let Some(at) = self.gate.with_seat(|seat| seat.map(next)) {
+            self.arm_at(at);
+        }
+    }
+
+    /// Raises a hold that a message granted to its lease now, instead of at the next renewal, if
+    /// that makes it certain for `slack` more.
+    ///
+    /// # Blocking
+    ///
+    /// One round trip, or none for a hold that has its lease.
+    pub(crate) fn raise(
+        self: &Arc<Self>,
+        tenancy: &Arc<Tenancy>,
+        slack: Duration,
+    ) -> Result<(), Trouble> {
+        let hold = &tenancy.hold();
+        if !hold.is_to_be_raised() {
+            return Ok(());
+        }
+        let sent_at = clock::now();
+        let lease = self.gate.with_seat(|seat| {
+            let seat = seat.filter(|seat| Arc::ptr_eq(&seat.tenancy.hold(), hold))?;
+            let mut renewal_state = seat.renewal_state();
+            // The watchdog may have sent a renewal, but its reply may be far off; or its next
+            // attempt may be.
+            renewal_state.attempt = Attempt::Done;
+            renewal_state.next(&self.core.config, sent_at).lease
+        });
+        // Nothing to raise, or not by enough.
+        let Some(lease) = lease.filter(|lease| *lease >= slack) else { return Ok(()) };
+        let counts = hold.ask(lease);
+        let extended = self.extend(hold, lease);
+        match &extended {
+            Ok(held) => {
+                let held = if *held { Held::Yes } else { Held::No };
+                self.renewed(hold, sent_at, counts, Ok(held));
+            }
+            // The renewer tries again.
+            Err(trouble) => {
+                let cause = format!("{:#}", trouble.clone().into_error()).into();
+                self.renewed(hold, sent_at, counts, Err(&cause));
+            }
+        }
+        self.clean_up_if_lost(hold);
+        extended.map(drop)
+    }
+
+    /// Asks the server for a lease of a hold, and returns whether it is still held. If replicas
+    /// must have the lease, blocks until they do.
+    pub(crate) fn extend(&self, hold: &Hold, lease: Duration) -> Result<bool, Trouble> {
+        let acks = self.core.config.replica_acks;
+        let Self { route, name, .. } = self;
+        renewal::extend(RenewalKind::Locks, route, name, &hold.owner, lease, acks)
+    }
+
+    /// Makes the lease of a tenancy's hold at least this long. If that fails, the hold is
+    /// unconfirmed; if the server does not have it any more, it is lost.
+    pub(crate) fn prolong(self: &Arc<Self>, tenancy: &Arc<Tenancy>, lease: Duration) {
+        let (hold, sent_at) = (&tenancy.hold(), clock::now());
+        let counts = hold.ask(lease);
+        match self.extend(hold, lease) {
+            Ok(true) => hold.confirm(sent_at, counts),
+            Ok(false) => return self.lose_hold(hold, hold.why_gone()),
+            Err(_) => hold.unconfirm(),
+        }
+        self.clean_up_if_lost(hold);
+    }
+}
+
+impl Site {
+    fn tracked_owner(&self) -> Option<Owner> {
+        self.gate.hold().filter(|hold| hold.is_tracked()).map(|hold| hold.owner)
+    }
+}
+
+impl Tracked for Site {
+    fn question(self: Arc<Self>) -> Option<Question> {
+        let owner = self.tracked_owner()?;
+        let command = scripts::lock::is_held_by_command(&self.name, &owner);
+        let answered = Box::new(move |reply: &Value| {
+            // The change of the key is only a hint. A hold that was released meanwhile needs no
+            // renewal.
+            if *reply != Value::Int(1) && self.tracked_owner().is_some() {
+                let core = Arc::clone(&self.core);
+                core.watchdog.renew_now(self.renew_now());
+            }
+        });
+        Some(Question { command, answered })
+    }
+}
