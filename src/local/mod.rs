@@ -5,6 +5,7 @@
 //! hold; a wait on a condition exchanges the hold of a tenancy. A guard names its tenancy, so a
 //! guard of an earlier tenancy does nothing to the next.
 
+mod asking;
 mod cohort;
 mod entry;
 #[cfg(test)]

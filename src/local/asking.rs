@@ -1,0 +1,274 @@
+//! The requests of a queue entry, and what its thread listens to and reads.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redlatch_client::sync::{Mutex, clock, jitter};
+
+use super::entry::{Action, Actions, By, Entered, Event, Inbox, Listens, POLL, Reply, Told};
+use super::exchanges::{Asked, Reader};
+use super::gate::Need;
+use super::hold::GrantDetails;
+use super::queue_entry::{Leftover, Mailbox, QueueEntry, Unread};
+use super::registered::Registered;
+use super::site::Site;
+use super::tenancy::Tenancy;
+use super::terms::Terms;
+use crate::error::Error;
+use crate::lease::Cleanup;
+use crate::runtime::Recipient;
+use crate::scripts::lock::Acquired;
+use crate::scripts::{Chain, Owner, Replied, Trouble};
+use crate::waiting::{Claim, Listening, Queued, Try};
+
+/// The steps of each kind of entry.
+impl<D, R: Recipient + 'static> QueueEntry<D, R> {
+    pub(crate) fn new(site: &Site) -> Self {
+        let (owner, live) = site.core.next_owner_to(site.mode);
+        Self::of(owner, live)
+    }
+
+    /// The caller is about to send a request of this owner. `queues`: for an entry, too.
+    pub(crate) fn asks(&mut self, asked: Asked, lease: Duration, queues: bool) -> Action<D> {
+        self.entry.step(asked.at, Event::Asks { asked, lease, queues }).then
+    }
+
+    /// The request has no answer, for this trouble; or, without one, none that the owner may use.
+    pub(crate) fn unanswered(&mut self, trouble: Option<&Trouble>) {
+        let event = match trouble {
+            Some(Trouble::Unknown(_)) | None => Event::Unknown,
+            Some(_) => Event::Failed,
+        };
+        let _due = self.entry.step(clock::now(), event);
+    }
+
+    /// The server answers the request.
+    pub(crate) fn answered(
+        &mut self,
+        site: &Site,
+        now: u64,
+        reply: Reply<D>,
+        in_doubt: bool,
+    ) -> Result<(Listens, Try<Entered<D>>), Error> {
+        let answered = Event::Answered { reply, in_doubt };
+        let Actions { listens, suspects, then } = self.entry.step(now, answered);
+        if suspects {
+            site.core.pubsub.suspect(&site.name);
+        }
+        let tried = match then {
+            Action::Enter(entered) => Try::Granted(entered),
+            Action::Fail => return Err(Error::late_grant(&site.name)),
+            // It stands in the queue now, or asks once more, and its thread sleeps in the driver.
+            Action::Sleep { until } => Try::Busy(Duration::from_nanos(until.saturating_sub(now))),
+            Action::Ask { .. } | Action::GiveBack { .. } => Try::Busy(Duration::ZERO),
+        };
+        Ok((listens, tried))
+    }
+
+    /// Reads what was told: returns the grant, if a message said that the lock is ours and that is
+    /// still so.
+    pub(crate) fn reads(
+        &mut self,
+        listening: &mut Listening,
+        site: &Site,
+        terms: Terms,
+        inbox: Inbox<D>,
+    ) -> Option<Entered<D>> {
+        if inbox.is_empty() {
+            return None;
+        }
+        let reader = Reader {
+            lease: terms.lease(),
+            incarnation: site.route.incarnation(),
+            needs_reply: site.core.config.replica_acks.is_some() || terms.stays(),
+        };
+        let Actions { then, .. } = self.entry.step(clock::now(), Event::Reads { inbox, reader });
+        // The earlier of both: a new leader asks at once, whatever the entry was told before.
+        listening.ask_at = listening.ask_at.min(self.entry.ask_at());
+        let Action::Enter(entered) = then else { return None };
+        Some(entered)
+    }
+}
+
+impl QueueEntry {
+    /// Reads what was told: returns the lock, if a message said that it is ours and that is still
+    /// so. From here on the thread is woken for it.
+    pub(crate) fn collect(
+        &mut self,
+        listening: &mut Listening,
+        site: &Site,
+        claim: &Claim<'_, Need>,
+    ) -> Option<Arc<Tenancy>> {
+        let mut unread = self.mailbox.as_ref()?.recipient.unread.lock();
+        if !Arc::ptr_eq(&unread.reader, claim.thread) {
+            unread.reader = Arc::clone(claim.thread);
+        }
+        let mut inbox = unread.inbox.take();
+        drop(unread);
+        for (heard, told) in
+            [(&mut listening.public, Told::Public), (&mut listening.own, Told::Missed)]
+        {
+            if heard.has_spoken() {
+                heard.catch_up();
+                inbox.told(told);
+            }
+        }
+        let entered = self.reads(listening, site, claim.need.terms, inbox)?;
+        Some(self.enters(site, claim, entered, clock::now()))
+    }
+
+    /// One request. Who will not wait takes the lock if it is free, past the queue, and leaves no
+    /// entry behind. `beside`: to read under the hold of this owner, which writes.
+    pub(crate) fn ask(
+        &mut self,
+        listening: &mut Listening,
+        site: &Arc<Site>,
+        claim: &Claim<'_, Need>,
+        beside: Option<&Owner>,
+    ) -> Result<Try<Arc<Tenancy>>, Error> {
+        let (waits, lease) = (claim.wait.blocks(), claim.need.terms.lease());
+        if waits && self.mailbox.is_none() {
+            let reader = Arc::clone(claim.thread);
+            let mailbox = Mailbox {
+                name: Arc::clone(&site.name),
+                database: site.core.database(),
+                is_fenced: site.keys().is_fenced,
+                unread: Mutex::new(Unread { reader, inbox: Inbox::new() }),
+            };
+            // From here on messages that name this owner reach `Mailbox::told`.
+            self.mailbox = Some(Registered::new(&site.core, self.owner.number(), mailbox));
+        }
+        listening.own.known(site.core.pubsub.own_version(&site.name));
+        // A failure of a request beside the thread's own hold concerns no other thread.
+        let arrivals = if beside.is_none() { site.arrivals() } else { 0 };
+        let (scripts, asked) = (site.scripts(), Asked::now(site));
+        let Action::Ask { again } = self.asks(asked, lease, waits) else {
+            return Ok(Try::Busy(Duration::ZERO));
+        };
+        let replied = match beside {
+            Some(writing) => scripts.read_beside(&self.owner, lease, writing),
+            None if waits => {
+                let is_held = again.is_some() || site.gate.takes_turns(asked.at);
+                scripts.acquire(&self.owner, lease, again, is_held)
+            }
+            None => scripts.try_acquire(&self.owner, lease),
+        };
+        let Replied { reply, in_doubt, unacknowledged } = match replied {
+            Ok(replied) => replied,
+            Err(trouble) => {
+                self.unanswered(Some(&trouble));
+                return Err(site.not_taken(trouble, arrivals));
+            }
+        };
+        if let (Acquired::Granted { .. }, Some(unacknowledged)) = (&reply, unacknowledged) {
+            let error = self.taken_back(site, in_doubt, unacknowledged);
+            site.fail_before(arrivals, &error);
+            return Err(error);
+        }
+        let now = clock::now();
+        let reply = match reply {
+            Acquired::Granted { already, places, tokens } => {
+                let details = GrantDetails { places, tokens, ..GrantDetails::default() };
+                Reply::Granted { already, lease, waits, details }
+            }
+            Acquired::Refused(refused) => Reply::Refused {
+                now: refused.now,
+                left: refused.left,
+                place: refused.place,
+                by_redisson: refused.by_redisson,
+                is_new: refused.is_new,
+                poll: next_poll(now),
+            },
+            Acquired::NotTaken => Reply::NotTaken,
+        };
+        let (listens, tried) = self.answered(site, now, reply, in_doubt)?;
+        if listens != Listens::AsBefore {
+            Self::listens(listening, site, listens);
+        }
+        Ok(tried.map(|entered| self.enters(site, claim, entered, now)))
+    }
+
+    /// Listens to what may change a refusal.
+    #[inline(never)]
+    fn listens(listening: &mut Listening, site: &Site, listens: Listens) {
+        let latest = Listening::latest(&site.core);
+        listening.own.subscribe(latest, || site.core.pubsub.listen_to_own(&site.name));
+        if listens == Listens::ToPublic {
+            let (keys, pubsub) = (site.keys(), &site.core.pubsub);
+            // First: it must never look as if there were one more of Redisson's.
+            listening.companion.get_or_insert_with(|| pubsub.listen(&keys.companion().into()));
+            listening.public.subscribe(None, || pubsub.listen(&keys.public().to_string().into()));
+        }
+    }
+
+    /// The owner has the lock.
+    fn enters(
+        &mut self,
+        site: &Site,
+        claim: &Claim<'_, Need>,
+        entered: Entered<GrantDetails>,
+        now: u64,
+    ) -> Arc<Tenancy> {
+        let hold = self.hold(claim.need.terms, &entered);
+        let (details, may_be_named) = match entered.by {
+            By::Reply { told, details, may_be_named, .. } => {
+                // Since when ours have it the message knows better.
+                let chain = told.map_or_else(|| site.gate.chain(hold.asked.at), |told| told.chain);
+                (GrantDetails { is_handed_over: told.is_some(), chain, ..details }, may_be_named)
+            }
+            By::Message { details, .. } => (details, true),
+        };
+        let registered = if may_be_named { self.registered() } else { None };
+        let hold = self.becomes(hold.with_details(details, registered));
+        Arc::new(Tenancy::since(hold, Arc::clone(claim.thread), now))
+    }
+
+    /// Too few replicas have its grant. Fresh owners: who leads next is another one.
+    #[inline(never)]
+    fn taken_back(&mut self, site: &Arc<Site>, in_doubt: bool, unacknowledged: Error) -> Error {
+        let mut used = std::mem::replace(self, Self::new(site));
+        let inbox = used.take_inbox();
+        let left = used.leaves(site, Event::Unacknowledged { in_doubt, inbox });
+        // The owner stays live until that is done.
+        site.take_back(left, Cleanup::requested, unacknowledged)
+    }
+
+    /// No thread of the process wants the lock any more. What is left of its owner.
+    pub(super) fn ends(&mut self, site: &Site) -> Leftover {
+        let inbox = self.take_inbox();
+        self.leaves(site, Event::Ends { inbox })
+    }
+
+    fn leaves(&mut self, site: &Site, end: Event<GrantDetails>) -> Leftover {
+        self.left(end, |owner, details| {
+            let chain = details.map_or_else(Chain::default, |details| details.chain);
+            site.scripts().give_up_command(owner, chain)
+        })
+    }
+}
+
+/// Polls are due at multiples of this, in nanoseconds.
+const TICK: u64 = 20_000_000;
+
+/// After how long a waiter polls that hears nothing. By chance, so that processes do not poll
+/// together. At a tick: a process that waits for many names sends the polls of a tick in few packets,
+/// each of which would cost the server a wake-up.
+fn next_poll(now: u64) -> u64 {
+    let (least, most) = POLL;
+    let chance = (most - least - TICK) as f64 * jitter(now);
+    (now + least + chance as u64).next_multiple_of(TICK) - now
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn polls_are_due_at_ticks_and_in_time() {
+        for now in (0..50_000).map(|at| at * 1_234_567) {
+            let poll = next_poll(now);
+            assert!((POLL.0..=POLL.1).contains(&poll), "at {now} after {poll}");
+            assert_eq!((now + poll) % TICK, 0, "at {now} after {poll}");
+        }
+    }
+}
