@@ -9,10 +9,10 @@ local function timeout_of(key, owner, n)
     return prefix .. ':' .. owner .. ':rwlock_timeout:' .. n
 end
 
--- Cuts a lock to this lease of its owner, and a read-write lock to no less than any reader's timeout,
--- or a writer would enter beside that reader. The lock stays as it is if that is not known, or if
--- another owner writes, since only the lock's own time to live shows that lease. Returns what is
--- left, if it is less now.
+-- Cuts a lock to this lease of its owner, and a read-write lock to no less than any reader's
+-- timeout, or a writer would enter beside that reader. The lock stays as it is if that is not
+-- known, or if another owner writes, since only the lock's own time to live shows that lease.
+-- Returns what is left, if it is less now.
 local MOST = 1000
 local function cut(key, owner, to)
     local fields = redis.pcall('hlen', key)

@@ -41,8 +41,8 @@ pub(crate) struct Cleanup {
 
 enum What {
     /// Done at its time, or once [settled](is_settled) after `enough`. Once is not enough: a server
-    /// that stalls may read a release before the acquire that an old connection still has.
-    /// (The command may depend on the time.) Once it was answered, it is not sent again before `from`.
+    /// that stalls may read a release before the acquire that an old connection still has. (The
+    /// command may depend on the time.) Once it was answered, it is not sent again before `from`.
     Undo { command: Box<dyn Fn() -> Command + Send>, from: u64, enough: u64 },
     /// Done at its time, or once settled.
     Tell(Command),
@@ -86,9 +86,9 @@ impl Cleanup {
         Self::new(name, What::Tell(release), lease)
     }
 
-    /// A hold that is kept until `ends`, and released then: `command` does the one or the other. Sent
-    /// as for [`released`](Self::released) from then on; for 10 minutes at least, if a copy of its
-    /// request may come late.
+    /// A hold that is kept until `ends`, and released then: `command` does the one or the other.
+    /// Sent as for [`released`](Self::released) from then on; for 10 minutes at least, if a copy of
+    /// its request may come late.
     pub(crate) fn kept(
         name: &Arc<str>,
         command: impl Fn() -> Command + Send + 'static,

@@ -243,9 +243,9 @@ impl Gate {
         })
     }
 
-    /// As [`leave`](Self::leave), and the hold is [kept](Hold::keep_until) until then, if it is held:
-    /// in one step with the level's end. A hold that another thread takes out of the seat first is
-    /// lost, and cleaned up; one that is kept first stays.
+    /// As [`leave`](Self::leave), and the hold is [kept](Hold::keep_until) until then, if it is
+    /// held: in one step with the level's end. A hold that another thread takes out of the seat
+    /// first is lost, and cleaned up; one that is kept first stays.
     pub(crate) fn leave_kept(
         &self,
         tenancy: &Arc<Tenancy>,
@@ -552,7 +552,8 @@ impl GateState {
     }
 
     /// A thread that reads already reads again, past all waiters. Another one joins the readers of
-    /// its process, unless a thread writes, leads or waits, or a kept write hold still excludes others.
+    /// its process, unless a thread writes, leads or waits, or a kept write hold still excludes
+    /// others.
     fn enter_to_read(&mut self, thread: &Arc<Thread>, terms: Terms, now: u64) -> GateOutcome {
         let is_alone = self.alone.seat.is_some() || self.queue.is_busy() || now < self.kept_until;
         let joining = if is_alone { Joining::No } else { Joining::InTurn };

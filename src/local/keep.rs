@@ -1,11 +1,11 @@
 //! A hold that is kept until a time: by a thread that leaves it to its end, or for a least time.
 //!
 //! Until then no thread releases or passes it, and nobody renews it once its last thread has left.
-//! It lasts until the latest time for which a thread kept it. The server has it for that long, since
-//! it is never kept for longer than its lease: so it outlives this client. In place of a release a
-//! [`Cleanup`] shortens its lease to that time, and releases it when the time has come, which does
-//! nothing if its lease has ended by itself. It has not if the shortening got no answer, if another
-//! hold keeps a read-write lock, or if a late copy of its request took the lock anew.
+//! It lasts until the latest time for which a thread kept it. The server has it for that long,
+//! since it is never kept for longer than its lease: so it outlives this client. In place of a
+//! release a [`Cleanup`] shortens its lease to that time, and releases it when the time has come,
+//! which does nothing if its lease has ended by itself. It has not if the shortening got no answer,
+//! if another hold keeps a read-write lock, or if a late copy of its request took the lock anew.
 //!
 //! The renewer sends it, so behind a renewal that is on its way.
 
