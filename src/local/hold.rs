@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use redlatch_client::sync::{Mutex, clock};
 
+use super::cut::Cut;
 use super::exchanges::Asked;
 use super::line::Line;
 use super::registered::Registered;
@@ -144,7 +145,7 @@ impl Hold {
             latest_end: AtomicU64::new(u64::MAX),
             prolonged: AtomicU64::new(0),
             confirmed: AtomicU64::new(granted),
-            cut: Cut { is_due: AtomicBool::new(granted > wanted), ..Cut::default() },
+            cut: Cut::new(granted > wanted),
             granted_lease: granted,
             provisional: AtomicBool::new(granted != wanted),
             details: GrantDetails::default(),
@@ -294,51 +295,19 @@ impl Hold {
         }
     }
 
-    /// How much of a lease counts: less if a [`Cut`] is on its way, which the server may carry out
-    /// after it.
+    /// How much of a lease counts: less if a [`Cut`] may come after it.
     pub(crate) fn counts(&self, lease: Duration) -> Duration {
-        match self.cut.to.load(Ordering::SeqCst) {
-            0 => lease,
-            cut => lease.min(Duration::from_nanos(cut)),
-        }
+        self.cut.counts(lease)
     }
 
-    /// The renewer is about to send a renewal, one at a time. Returns how it treats a lease that is
-    /// longer than any thread has asked for.
+    /// How the renewal that is about to be sent treats a lease that is [too long](Cut::next).
     pub(crate) fn longer(&self) -> Longer {
-        let wanted = self.wanted();
-        let longest = Duration::from_nanos(wanted);
-        if !self.cut.is_due.load(Ordering::SeqCst) {
-            return Longer::IsTold(longest);
-        }
-        let before = self.cut.to.load(Ordering::SeqCst);
-        let to = if before == 0 { wanted } else { before.min(wanted) };
-        self.cut.to.store(to, Ordering::SeqCst);
-        // Behind the store: a thread that asks raises `prolonged` first, and then looks for a cut.
-        if self.wanted() == wanted {
-            return Longer::IsCut(longest);
-        }
-        self.cut.to.store(before, Ordering::SeqCst);
-        Longer::Stays
+        self.cut.next(|| self.wanted())
     }
 
-    /// Records the server's answer to such a renewal, and whether the renewal was sent twice.
+    /// Records the server's [answer](Cut::heard) to such a renewal.
     pub(crate) fn longer_heard(&self, longer: Longer, held: Result<Held, ()>, resent: bool) {
-        let is_cut = matches!(longer, Longer::IsCut(_));
-        if is_cut && (resent || held.is_err()) {
-            // The server may still carry out a cut that it has not answered.
-            self.cut.is_lost.store(true, Ordering::SeqCst);
-        }
-        match held {
-            Ok(Held::TooLong) => self.cut.is_due.store(true, Ordering::SeqCst),
-            Ok(Held::Yes | Held::No) if is_cut => {
-                self.cut.is_due.store(false, Ordering::SeqCst);
-                if !self.cut.is_lost.load(Ordering::SeqCst) {
-                    self.cut.to.store(0, Ordering::SeqCst);
-                }
-            }
-            Ok(_) | Err(()) => {}
-        }
+        self.cut.heard(longer, held, resent);
     }
 
     /// Whether the server may keep the hold past our deadline: the outcome of an extension is not
@@ -348,8 +317,7 @@ impl Hold {
         let longest = self.prolonged.load(Ordering::SeqCst);
         self.is_unconfirmed()
             || longest > self.confirmed.load(Ordering::SeqCst)
-            || self.cut.is_due.load(Ordering::SeqCst)
-            || self.cut.to.load(Ordering::SeqCst) != 0
+            || self.cut.may_come()
     }
 
     /// How long the server may keep the hold at most, counted from now.
@@ -430,25 +398,6 @@ impl Hold {
     pub(crate) fn unconfirm(&self) {
         self.unconfirmed.store(true, Ordering::SeqCst);
     }
-}
-
-/// A cut of a lease that the server keeps for longer than any thread has asked for: its clock was
-/// set back, or another process handed the hold on for longer.
-///
-/// A cut and a request for a longer lease go over two connections, and the server may carry out the
-/// cut last. So if the two meet, one gives way: the thread that asks raises `prolonged` and then
-/// reads `to`; the renewer sets `to` and then reads `prolonged` (all `SeqCst`). While a cut is on
-/// its way, or was lost, a longer lease counts only as far as the cut leaves it, and the client
-/// renews it only to that.
-#[derive(Debug, Default)]
-pub(super) struct Cut {
-    /// The next renewal cuts the lease.
-    pub(super) is_due: AtomicBool,
-    /// The lease that a cut on its way leaves, in nanoseconds. Zero: none is on its way.
-    pub(super) to: AtomicU64,
-    /// The server has not answered a cut: it may carry it out at any time, as long as the hold
-    /// lasts.
-    pub(super) is_lost: AtomicBool,
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@
 
 mod asking;
 mod cohort;
+mod cut;
 mod entry;
 #[cfg(test)]
 #[path = "entry/tests.rs"]
