@@ -1,7 +1,7 @@
 -- Gives a semaphore or latch a time to live, or takes it away.
 --
--- KEYS 1 the semaphore or latch, 2 slot, 3 its other key, if it has one: a semaphore's mark; when an
---      expirable semaphore's permits' leases end
+-- KEYS 1 the semaphore or latch, 2 record, 3 its other key, if it has one: a semaphore's mark; when
+--      an expirable semaphore's permits' leases end
 -- ARGV 1-4 as in once.lua, 5 the time to live in ms, 0 for none, 6 whether the other key alone, a
 --      sorted set, is one, too (1)
 -- reply: 1 = done, 0 = there is none

@@ -1,28 +1,28 @@
 -- Stands before every script of a request without an owner to ask for (permits, counts): such a
 -- request carries a number and is applied once.
 --
--- KEYS 1 the semaphore or latch, 2 the record of the request's slot
+-- KEYS 1 the semaphore or latch, 2 the record of the request's sequence
 -- ARGV 1 number of the request, 2 until when it may be applied, in ms since 1970 on the server's
---      clock, 3 how long to remember it in ms, 4 the slot's last change before this request, 0 if
---      there is none; with a minus before it if this is a copy, sent after the connection broke
+--      clock, 3 how long to remember it in ms, 4 the sequence's last change before this request, 0
+--      if there is none; with a minus before it if this is a copy, sent after the connection broke
 -- reply: the script's own, or {now}: too late, this request changed nothing; or {now, last}: the
---        server does not know the change before this one, and knows the slot's requests up to
+--        server does not know the change before this one, and knows the sequence's requests up to
 --        `last`
 --
--- A client has one open request at a time in each of its slots, and a slot remembers the last one
--- with its result: `8=1`, or `8=1=mark` of a semaphore (semaphore/mark.lua). A slot's numbers only
--- rise. Why once: say that a request was applied at the time t. The slot remembers it until
--- t + memory, or until a later request of the slot, which the client does not send before it is
--- done with this one. The server may read another copy at any time, any number of copies, and in
--- any order. A copy finds itself remembered, and answers the same; or a later request, and is
--- refused; or nothing, but then it is past t + memory, and so past its own time, and it is refused
--- as well.
+-- A client has one open request at a time in each of its sequences, and a sequence remembers the
+-- last one with its result: `8=1`, or `8=1=mark` of a semaphore (semaphore/mark.lua). A sequence's
+-- numbers only rise. Why once: say that a request was applied at the time t. The sequence remembers
+-- it until t + memory, or until a later request of the sequence, which the client does not send
+-- before it is done with this one. The server may read another copy at any time, any number of
+-- copies, and in any order. A copy finds itself remembered, and answers the same; or a later
+-- request, and is refused; or nothing, but then it is past t + memory, and so past its own time,
+-- and it is refused as well.
 --
 -- A server that became the master knows a beginning of the changes of the master before it, in
--- their order. So of a slot it knows all changes up to the remembered one, and none after that: a
--- later request of the slot is sent only when the one before it is done with. A request that came
--- first would hide the missing changes before it. So it names the change before it, and is refused
--- until that was made again (semaphore/mend.lua).
+-- their order. So of a sequence it knows all changes up to the remembered one, and none after that:
+-- a later request of the sequence is sent only when the one before it is done with. A request that
+-- came first would hide the missing changes before it. So it names the change before it, and is
+-- refused until that was made again (semaphore/mend.lua).
 local number, latest = tonumber(ARGV[1]), tonumber(ARGV[2])
 local time = redis.call('time')
 local now = time[1] * 1000 + time[2] / 1000 -- with a fraction

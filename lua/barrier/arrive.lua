@@ -1,7 +1,7 @@
 -- Arrives. The last party trips the barrier; if it has an action, `finish` does that after it. Or
 -- gives an arrival up.
 --
--- KEYS 1 the barrier, 2 slot, 3 its parties
+-- KEYS 1 the barrier, 2 record, 3 its parties
 -- ARGV 1-4 as in once.lua, 5 channel, 6 party, 7 its lease in ms, 8 how it comes: 0 = to wait, 1 =
 --      to wait and with an action, 2 = to break the generation in which it waits, or would wait, 9
 --      the least number that the present generation can have

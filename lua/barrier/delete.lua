@@ -1,6 +1,6 @@
 -- Removes a barrier. Its parties find it broken, but those whose generation has tripped.
 --
--- KEYS 1 the barrier, 2 slot, 3 its parties
+-- KEYS 1 the barrier, 2 record, 3 its parties
 -- ARGV 1-4 as in once.lua, 5 channel
 -- reply: 1 = there was one, 0 = there was none
 local number = present()

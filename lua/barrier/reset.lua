@@ -1,6 +1,6 @@
 -- Begins the next generation. The parties of the present one, if any wait, find it broken.
 --
--- KEYS 1 the barrier, 2 slot, 3 its parties
+-- KEYS 1 the barrier, 2 record, 3 its parties
 -- ARGV 1-4 as in once.lua, 5 channel
 -- reply: 1 = done, 0 = there is no barrier
 local number = present()

@@ -1,6 +1,6 @@
 -- Makes a barrier, unless there is one.
 --
--- KEYS 1 the barrier, 2 slot, 3 its parties
+-- KEYS 1 the barrier, 2 record, 3 its parties
 -- ARGV 1-4 as in once.lua, 5 how many parties trip it
 -- reply: 1 = made, 0 = there is one
 return once(function()

@@ -1,6 +1,6 @@
 -- Sets how many permits there are, with the taken ones: there may be fewer than none free.
 --
--- KEYS 1 the semaphore, 2 slot, 3 when its permits' leases end
+-- KEYS 1 the semaphore, 2 record, 3 when its permits' leases end
 -- ARGV 1-4 as in once.lua, 5 permits, 6 channel
 -- reply: 1
 local free

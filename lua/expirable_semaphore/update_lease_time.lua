@@ -2,7 +2,7 @@
 -- they sleep until the end that they know. Its zero says that no permit is free, and wakes none of
 -- Redisson's.
 --
--- KEYS 1 the semaphore, 2 slot, 3 when its permits' leases end
+-- KEYS 1 the semaphore, 2 record, 3 when its permits' leases end
 -- ARGV 1-4 as in once.lua, 5 id, 6 lease in ms, 7 channel
 -- reply: 1 = done, 0 = no such permit, or its lease has ended
 --

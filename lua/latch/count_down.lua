@@ -1,6 +1,6 @@
 -- Counts down by one, and opens the latch at zero.
 --
--- KEYS 1 the latch, 2 slot
+-- KEYS 1 the latch, 2 record
 -- ARGV 1-4 as in once.lua, 5 channel
 -- reply: 1 = counted, 0 = it was open
 --

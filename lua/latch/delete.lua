@@ -1,6 +1,6 @@
 -- Removes a latch.
 --
--- KEYS 1 the latch, 2 slot
+-- KEYS 1 the latch, 2 record
 -- ARGV 1-4 as in once.lua, 5 channel
 -- reply: 1 = there was one, 0 = there was none
 --

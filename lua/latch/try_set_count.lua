@@ -1,6 +1,6 @@
 -- Closes a latch that is open.
 --
--- KEYS 1 the latch, 2 slot
+-- KEYS 1 the latch, 2 record
 -- ARGV 1-4 as in once.lua, 5 count, 6 channel, 7… `px` and the time to live in ms, if it has one
 -- reply: 1 = closed, 0 = it has a count already
 return once(function()

@@ -1,6 +1,6 @@
 -- Changes how many permits there are, by a number that may be negative.
 --
--- KEYS 1 the semaphore, 2 slot, 3 its mark
+-- KEYS 1 the semaphore, 2 record, 3 its mark
 -- ARGV 1-4 as in once.lua, 5 permits, 6 channel
 -- reply: {1, mark}
 return once(function()

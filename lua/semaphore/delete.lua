@@ -1,6 +1,6 @@
 -- Removes a semaphore. No message, as in Redisson: there is nothing to wake up for.
 --
--- KEYS 1 the semaphore, 2 slot, 3 its mark
+-- KEYS 1 the semaphore, 2 record, 3 its mark
 -- ARGV 1-4 as in once.lua
 -- reply: 1 = there was one, 0 = there was none
 return once(function()

@@ -1,6 +1,6 @@
 -- Takes all free permits.
 --
--- KEYS 1 the semaphore, 2 slot, 3 its mark
+-- KEYS 1 the semaphore, 2 record, 3 its mark
 -- ARGV 1-4 as in once.lua
 -- reply: {how many they were (negative if more were out than there are), as text from 2^53 on;
 --        mark}; 0 = none

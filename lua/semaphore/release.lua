@@ -1,6 +1,6 @@
 -- Gives permits back and wakes waiters.
 --
--- KEYS 1 the semaphore, 2 slot, 3 its mark
+-- KEYS 1 the semaphore, 2 record, 3 its mark
 -- ARGV 1-4 as in once.lua, 5 permits, 6 channel, 7 only if the semaphore exists (1) or in any case
 --      (0)
 -- reply: {n, mark}: given back, and n - 1 subscribers heard of it; n = -1: the message was refused,

@@ -1,6 +1,6 @@
 -- Takes permits for the first of several threads of a client (`share`).
 --
--- KEYS 1 the semaphore, 2 slot, 3 its mark
+-- KEYS 1 the semaphore, 2 record, 3 its mark
 -- ARGV 1-4 as in once.lua, 5 how many clients share, 6… how many permits each thread needs
 -- reply: {how many were taken, mark}; 0 if there are not enough for the first, -1 if there is no such
 --        semaphore (or 0 to a copy, which may find that remembered)

@@ -1,6 +1,6 @@
 -- Makes a semaphore, unless there is one.
 --
--- KEYS 1 the semaphore, 2 slot, 3 its mark
+-- KEYS 1 the semaphore, 2 record, 3 its mark
 -- ARGV 1-4 as in once.lua, 5 permits, 6 channel, 7… `px` and the time to live in ms, if it has one
 -- reply: {1, mark} = made, 0 = there is one
 return once(function()

@@ -1,12 +1,12 @@
 //! The changes of semaphores that a client made a moment ago, so that it can tell another master.
 //!
 //! A server that becomes the master knows the beginning of the old master's history, in its order.
-//! In a request slot one request follows the other: the client opens the next one when the one
-//! before it is closed. So if the server remembers the number k of a slot, it knows all changes of
-//! that slot up to k and none behind it, and if it remembers nothing, none of the last minutes. The
+//! In a sequence of requests one request follows the other: the client opens the next one when the one
+//! before it is closed. So if the server remembers the number k of a sequence, it knows all changes of
+//! that sequence up to k and none behind it, and if it remembers nothing, none of the last minutes. The
 //! client makes unknown changes again (`lua/semaphore/mend.lua`), in the order of the numbers, and
 //! then the server remembers the last of them: made twice, they change nothing. No later request of
-//! the slot comes before that, since each names the change before it (`lua/once.lua`).
+//! the sequence comes before that, since each names the change before it (`lua/once.lua`).
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -28,7 +28,7 @@ pub(crate) struct Change {
     pub(super) at: u64,
     /// The run of the server that was met last before it, or was told of it.
     pub(super) run: u64,
-    pub(super) slot: usize,
+    pub(super) sequence: usize,
     pub(super) number: u64,
     /// Until when the change may be made, on the server's clock.
     pub(super) latest: u64,
@@ -62,25 +62,25 @@ impl fmt::Display for Mark {
     }
 }
 
-/// The last changes of one name, the oldest first: of a slot in the order of their numbers.
+/// The last changes of one name, the oldest first: of a sequence in the order of their numbers.
 #[derive(Debug, Default)]
 pub(super) struct Log {
     pub(super) changes: VecDeque<Change>,
-    /// The number of each slot's last change, and its run. Zero: the server need not know it.
+    /// The number of each sequence's last change, and its run. Zero: the server need not know it.
     last: Vec<(u64, u64)>,
     /// The name is among those with changes.
     pub(super) is_listed: bool,
 }
 
 impl Log {
-    pub(super) fn last_of(&self, slot: usize) -> u64 {
-        self.last.get(slot).map_or(0, |(number, _)| *number)
+    pub(super) fn last_of(&self, sequence: usize) -> u64 {
+        self.last.get(sequence).map_or(0, |(number, _)| *number)
     }
 
-    /// Whether this run of the server has made the slot's last change, as far as is known: if it
+    /// Whether this run of the server has made the sequence's last change, as far as is known: if it
     /// does not remember it, the memory of it was evicted or deleted.
-    pub(super) fn was_made_by(&self, slot: usize, run: u64) -> bool {
-        self.last.get(slot).is_none_or(|(number, made_by)| *number == 0 || *made_by == run)
+    pub(super) fn was_made_by(&self, sequence: usize, run: u64) -> bool {
+        self.last.get(sequence).is_none_or(|(number, made_by)| *number == 0 || *made_by == run)
     }
 
     /// Adds a change, and forgets the oldest ones. Returns how many went, and how many of them for
@@ -89,12 +89,12 @@ impl Log {
         // Most names have few.
         if self.changes.capacity() == 0 {
             self.changes.reserve_exact(2);
-            self.last.reserve_exact(change.slot + 1);
+            self.last.reserve_exact(change.sequence + 1);
         }
-        if self.last.len() <= change.slot {
-            self.last.resize(change.slot + 1, (0, 0));
+        if self.last.len() <= change.sequence {
+            self.last.resize(change.sequence + 1, (0, 0));
         }
-        self.last[change.slot] = (change.number, change.run);
+        self.last[change.sequence] = (change.number, change.run);
         // Mostly it is the same, and kept once.
         if let Some(last) = self.changes.back()
             && last.mark == change.mark
@@ -116,7 +116,7 @@ impl Log {
         for change in &mut self.changes {
             if change.run != run && change.at < asked && is_meant(&change.semaphore) {
                 (change.run, change.at) = (run, now);
-                let last = &mut self.last[change.slot];
+                let last = &mut self.last[change.sequence];
                 if last.0 == change.number {
                     last.1 = run;
                 }
@@ -124,30 +124,31 @@ impl Log {
         }
     }
 
-    /// From here on no request asks whether the server knows the slot's last change.
-    pub(super) fn forget_slot(&mut self, slot: usize) {
-        if let Some(last) = self.last.get_mut(slot) {
+    /// From here on no request asks whether the server knows the sequence's last change.
+    pub(super) fn forget_sequence(&mut self, sequence: usize) {
+        if let Some(last) = self.last.get_mut(sequence) {
             *last = (0, 0);
         }
     }
 
     pub(super) fn forget(&mut self, count: usize) {
         for gone in self.changes.drain(..count) {
-            let last = &mut self.last[gone.slot];
+            let last = &mut self.last[gone.sequence];
             if last.0 == gone.number {
                 *last = (0, 0);
             }
         }
     }
 
-    /// The changes of one slot, or of all, in the order in which they must be made: in each slot
+    /// The changes of one sequence, or of all, in the order in which they must be made: in each sequence
     /// that of their numbers, and each part for one semaphore with one mark.
-    pub(super) fn parts(&self, slot: Option<usize>) -> Vec<Vec<Change>> {
-        let meant = |change: &&Change| slot.is_none_or(|slot| change.slot == slot);
+    pub(super) fn parts(&self, sequence: Option<usize>) -> Vec<Vec<Change>> {
+        let meant = |change: &&Change| sequence.is_none_or(|sequence| change.sequence == sequence);
         let mut changes: Vec<_> = self.changes.iter().filter(meant).cloned().collect();
-        changes.sort_by_key(|change| (change.slot, change.number));
+        changes.sort_by_key(|change| (change.sequence, change.number));
         let same = |one: &Change, other: &Change| {
-            (one.slot, &one.semaphore, &one.mark) == (other.slot, &other.semaphore, &other.mark)
+            (one.sequence, &one.semaphore, &one.mark)
+                == (other.sequence, &other.semaphore, &other.mark)
         };
         changes.chunk_by(same).map(<[Change]>::to_vec).collect()
     }
@@ -155,14 +156,14 @@ impl Log {
 
 impl Change {
     pub(super) fn new(
-        slot: usize,
+        sequence: usize,
         [number, latest, run]: [u64; 3],
         permits: i64,
         semaphore: &Arc<str>,
         mark: Option<Mark>,
     ) -> Self {
         let (at, semaphore) = (clock::now(), Arc::clone(semaphore));
-        Self { at, run, slot, number, latest, permits, semaphore, mark }
+        Self { at, run, sequence, number, latest, permits, semaphore, mark }
     }
 
     /// Whether no replica can lack it: this run of the server answered another change then. (Another

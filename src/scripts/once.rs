@@ -16,7 +16,7 @@ pub(crate) struct Once<'a> {
     pub(crate) script: &'static Script,
     pub(crate) rights: Rights,
     pub(crate) key: &'a str,
-    /// Another key of the same synchronizer, behind the slot.
+    /// Another key of the same synchronizer, behind the sequence.
     pub(crate) another: Option<&'a str>,
     pub(crate) requests: &'a Requests,
     pub(crate) request_id: RequestId,
@@ -28,7 +28,7 @@ pub(crate) struct Once<'a> {
 impl Once<'_> {
     /// The request as it is sent first, or as a copy.
     pub(crate) fn command(&self, copy: bool) -> Command {
-        let (RequestId { number, slot }, requests) = (self.request_id, self.requests);
+        let (RequestId { number, sequence }, requests) = (self.request_id, self.requests);
         let [latest, before] = requests.terms_of(self.request_id);
         let mut digits = [[0; 20]; 4];
         let [first, second, third, fourth] = &mut digits;
@@ -40,9 +40,9 @@ impl Once<'_> {
         let at = write_decimal(before, &mut signed[1..]);
         arguments.push(&signed[if copy { at } else { at + 1 }..]);
         arguments.extend_from_slice(self.arguments);
-        let slot = slot as u64;
-        let slot = [requests.key.as_bytes(), b":", decimal(slot, fourth)].concat();
-        let keys = [self.key.as_bytes(), &*slot, self.another.unwrap_or("").as_bytes()];
+        let sequence = sequence as u64;
+        let sequence = [requests.key.as_bytes(), b":", decimal(sequence, fourth)].concat();
+        let keys = [self.key.as_bytes(), &*sequence, self.another.unwrap_or("").as_bytes()];
         let keys = if self.another.is_some() { &keys[..] } else { &keys[..2] };
         Command::script(self.script, keys, &arguments).acknowledged(self.acks)
     }
@@ -93,12 +93,12 @@ impl Once<'_> {
                 sent_before = in_doubt;
                 behind += 1;
                 if behind > MOST_BEHIND {
-                    self.requests.with_log(|log| log.forget_slot(self.request_id.slot));
+                    self.requests.with_log(|log| log.forget_sequence(self.request_id.sequence));
                 }
                 if !self.requests.must_be_mended(self.request_id, route.incarnation()) {
                     continue;
                 }
-                for (_, mend) in self.requests.mends(Some(self.request_id.slot)) {
+                for (_, mend) in self.requests.mends(Some(self.request_id.sequence)) {
                     let (outcome, _) = route.call_twice(&mend, || mend.clone());
                     answered(outcome, in_doubt, self.rights)?;
                 }
@@ -146,7 +146,7 @@ pub(crate) fn late() -> Error {
     Error::new(ErrorKind::Redis, message.to_owned())
 }
 
-/// The server lacks an earlier change of the slot, and has done nothing.
+/// The server lacks an earlier change of the sequence, and has done nothing.
 pub(crate) fn behind() -> Error {
     let message = "the server does not know an earlier change by this client; it may have just \
                    become the master";

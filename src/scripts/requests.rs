@@ -18,7 +18,7 @@ use crate::scripts::SemaphoreKeys;
 
 pub(super) static MEND: LazyLock<Script> = script!(MARKED, "semaphore/mend.lua");
 
-/// How long the server remembers the last request of a slot.
+/// How long the server remembers the last request of a sequence.
 pub(super) const MEMORY: Duration = Duration::from_secs(300);
 /// How long after it was opened a request may be applied. Less than the memory, by more than the
 /// two clocks drift apart meanwhile: a server without the memory of a request that it would need
@@ -59,7 +59,7 @@ pub(crate) struct Requests {
     /// The beginning of the keys under which the server remembers them.
     pub(super) key: Arc<str>,
     pub(super) server: Arc<ServerClock>,
-    pub(super) slots: Mutex<Slots>,
+    pub(super) sequences: Mutex<Sequences>,
     valid_for: Duration,
     pub(super) memory: Duration,
     /// The names with changes.
@@ -69,10 +69,10 @@ pub(crate) struct Requests {
     route: Option<Route>,
 }
 
-/// The request slots, which have nothing to do with a cluster's. A slot has one open request at a
+/// The requests in sequences. A sequence has one open request at a
 /// time, so it is enough for the server to remember one for each.
 #[derive(Debug, Default)]
-pub(super) struct Slots {
+pub(super) struct Sequences {
     open: Vec<Option<OpenRequest>>,
     /// The lowest is taken first: the server forgets the others.
     pub(super) free: BinaryHeap<Reverse<usize>>,
@@ -95,7 +95,7 @@ struct OpenRequest {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RequestId {
     pub(super) number: u64,
-    pub(super) slot: usize,
+    pub(super) sequence: usize,
 }
 
 impl Requests {
@@ -103,7 +103,7 @@ impl Requests {
         Self {
             key: key.into(),
             server: Arc::clone(server),
-            slots: Mutex::default(),
+            sequences: Mutex::default(),
             valid_for: VALID_FOR,
             memory: MEMORY,
             changes: Weak::new(),
@@ -126,7 +126,7 @@ impl Requests {
     }
 
     /// Opens a request. `next` gives a number that the client never uses twice: drawn under the
-    /// mutex, so that a slot's numbers rise.
+    /// mutex, so that a sequence's numbers rise.
     pub(crate) fn open(&self, next: impl FnOnce() -> u64) -> RequestId {
         self.open_after(0, next)
     }
@@ -134,19 +134,20 @@ impl Requests {
     /// Opens a request after this run of the server was met last.
     pub(crate) fn open_after(&self, run: u64, next: impl FnOnce() -> u64) -> RequestId {
         let latest = self.latest();
-        let mut slots = self.slots.lock();
+        let mut sequences = self.sequences.lock();
         let open = OpenRequest { number: next(), latest, run };
-        let slot = slots.free.pop().map_or(slots.open.len(), |Reverse(slot)| slot);
-        if slot == slots.open.len() {
+        let sequence =
+            sequences.free.pop().map_or(sequences.open.len(), |Reverse(sequence)| sequence);
+        if sequence == sequences.open.len() {
             // Most names need one.
-            if slot == 0 {
-                slots.open.reserve_exact(1);
+            if sequence == 0 {
+                sequences.open.reserve_exact(1);
             }
-            slots.open.push(Some(open));
+            sequences.open.push(Some(open));
         } else {
-            slots.open[slot] = Some(open);
+            sequences.open[sequence] = Some(open);
         }
-        RequestId { number: open.number, slot }
+        RequestId { number: open.number, sequence }
     }
 
     /// Opens a request that is sent here and now, and in no other copy later.
@@ -163,7 +164,7 @@ impl Requests {
 
     /// No copy of the request will be sent any more. May be called twice.
     pub(crate) fn close(&self, request_id: RequestId) {
-        self.slots.lock().close(request_id);
+        self.sequences.lock().close(request_id);
     }
 
     /// As [`close`](Self::close), of a request that has changed how many permits are free, and saw
@@ -174,7 +175,7 @@ impl Requests {
     /// told the new master all changes that it found. So the change is added first, and the
     /// incarnation is read after that; the renewer looks for changes after the incarnation was
     /// raised. Either the renewer finds the change, or this thread finds another incarnation. The
-    /// next request of the slot would have the change made again, too, but there may be none.
+    /// next request of the sequence would have the change made again, too, but there may be none.
     #[must_use = "`true`: the permits are wrong for good unless the change is made again"]
     pub(crate) fn applied(
         self: &Arc<Self>,
@@ -184,16 +185,16 @@ impl Requests {
         mark: Option<Mark>,
     ) -> bool {
         let changes = self.changes.upgrade();
-        let mut slots = self.slots.lock();
+        let mut sequences = self.sequences.lock();
         // Numbers that Lua cannot add up exactly are left out.
-        let open = slots.open_of(request_id).filter(|_| permits.unsigned_abs() < 1 << 40);
+        let open = sequences.open_of(request_id).filter(|_| permits.unsigned_abs() < 1 << 40);
         if let Some((open, changes)) = open.zip(changes.as_ref()) {
             let times = [request_id.number, open.latest, open.run];
-            let change = Change::new(request_id.slot, times, permits, semaphore, mark);
-            changes.add(self, &mut slots.log, change);
+            let change = Change::new(request_id.sequence, times, permits, semaphore, mark);
+            changes.add(self, &mut sequences.log, change);
         }
-        slots.close(request_id);
-        drop(slots);
+        sequences.close(request_id);
+        drop(sequences);
         if let Some(changes) = changes {
             changes.sweep(2);
         }
@@ -213,26 +214,26 @@ impl Requests {
 
     /// The name's last handle goes: while there are changes, the requests stay.
     pub(crate) fn rest(&self) {
-        let mut slots = self.slots.lock();
-        if slots.free.len() == slots.open.len() {
-            (slots.open, slots.free) = Default::default();
+        let mut sequences = self.sequences.lock();
+        if sequences.free.len() == sequences.open.len() {
+            (sequences.open, sequences.free) = Default::default();
         }
     }
 
     pub(super) fn with_log<R>(&self, look: impl FnOnce(&mut Log) -> R) -> R {
-        look(&mut self.slots.lock().log)
+        look(&mut self.sequences.lock().log)
     }
 
-    /// The commands with which another server makes again the changes of a slot, or of all slots,
+    /// The commands with which another server makes again the changes of a sequence, or of all sequences,
     /// that it does not know: to be sent in this order. Each with its name.
-    pub(crate) fn mends(&self, slot: Option<usize>) -> Vec<(Arc<str>, Command)> {
-        let parts = self.slots.lock().log.parts(slot);
+    pub(crate) fn mends(&self, sequence: Option<usize>) -> Vec<(Arc<str>, Command)> {
+        let parts = self.sequences.lock().log.parts(sequence);
         parts.iter().filter_map(|part| self.mend(part)).collect()
     }
 
-    /// The same for a request's slot.
+    /// The same for a request's sequence.
     pub(crate) fn mends_of(&self, request_id: RequestId) -> Vec<(Arc<str>, Command)> {
-        self.mends(Some(request_id.slot))
+        self.mends(Some(request_id.sequence))
     }
 
     /// This run of the server has carried out the [`mends`](Self::mends) of all changes made before
@@ -254,9 +255,9 @@ impl Requests {
             arguments.extend([change.number.to_string(), change.permits.to_string()]);
         }
         let arguments: Vec<&[u8]> = arguments.iter().map(String::as_bytes).collect();
-        let slot = format!("{}:{}", self.key, last.slot);
+        let record = format!("{}:{}", self.key, last.sequence);
         let mark = SemaphoreKeys::mark(&last.semaphore);
-        let keys = [last.semaphore.as_bytes(), slot.as_bytes(), mark.as_bytes()];
+        let keys = [last.semaphore.as_bytes(), record.as_bytes(), mark.as_bytes()];
         Some((Arc::clone(&last.semaphore), Command::script(&MEND, &keys, &arguments)))
     }
 
@@ -266,9 +267,9 @@ impl Requests {
     /// Otherwise the change must be made again.
     pub(crate) fn must_be_mended(&self, request_id: RequestId, run: u64) -> bool {
         self.with_log(|log| {
-            let is_forgotten = log.was_made_by(request_id.slot, run);
+            let is_forgotten = log.was_made_by(request_id.sequence, run);
             if is_forgotten {
-                log.forget_slot(request_id.slot);
+                log.forget_sequence(request_id.sequence);
             }
             !is_forgotten
         })
@@ -288,19 +289,19 @@ impl Requests {
     /// Gives a later deadline to a request of which no copy was applied, or ever will be.
     pub(super) fn postpone(&self, request_id: RequestId) {
         let latest = self.latest();
-        if let Some(Some(open)) = self.slots.lock().open.get_mut(request_id.slot)
+        if let Some(Some(open)) = self.sequences.lock().open.get_mut(request_id.sequence)
             && open.number == request_id.number
         {
             open.latest = latest;
         }
     }
 
-    /// Until when a request may be applied, and its slot's last change before it. Zero, which the
+    /// Until when a request may be applied, and its sequence's last change before it. Zero, which the
     /// server refuses, if the request is closed; zero if there was no change.
     pub(super) fn terms_of(&self, request_id: RequestId) -> [u64; 2] {
-        let slots = self.slots.lock();
-        let latest = slots.open_of(request_id).map_or(0, |open| open.latest);
-        [latest, slots.log.last_of(request_id.slot)]
+        let sequences = self.sequences.lock();
+        let latest = sequences.open_of(request_id).map_or(0, |open| open.latest);
+        [latest, sequences.log.last_of(request_id.sequence)]
     }
 
     /// Whether the server says that a request came too late. The reply has its clock.
@@ -326,18 +327,18 @@ impl Drop for Requests {
     }
 }
 
-impl Slots {
+impl Sequences {
     fn close(&mut self, request_id: RequestId) {
-        if let Some(open) = self.open.get_mut(request_id.slot)
+        if let Some(open) = self.open.get_mut(request_id.sequence)
             && open.is_some_and(|open| open.number == request_id.number)
         {
             *open = None;
-            self.free.push(Reverse(request_id.slot));
+            self.free.push(Reverse(request_id.sequence));
         }
     }
 
     fn open_of(&self, request_id: RequestId) -> Option<OpenRequest> {
-        let open = self.open.get(request_id.slot).copied().flatten();
+        let open = self.open.get(request_id.sequence).copied().flatten();
         open.filter(|open| open.number == request_id.number)
     }
 }

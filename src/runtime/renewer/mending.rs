@@ -101,17 +101,17 @@ impl Renewer {
         }
     }
 
-    /// A right may be given back as long as the changes are known, and until then each later request
-    /// in their slots is refused (`lua/once.lua`). All changes are repeated: those made change
-    /// nothing.
+    /// A right may be given back as long as the changes are known, and until then each later
+    /// request in their sequences is refused (`lua/once.lua`). All changes are repeated: those made
+    /// change nothing.
     fn mend_again(&mut self) {
         self.last_run = u64::MAX;
         let at = clock::now().saturating_add(ASK_FOR_RIGHTS);
         self.ask_again = Some(self.ask_again.map_or(at, |earlier| earlier.min(at)));
     }
 
-    /// The same for one slot, if the reply to its last change came after this server had been told
-    /// the earlier ones.
+    /// The same for one sequence, if the reply to its last change came after this server had been
+    /// told the earlier ones.
     pub(super) fn mend_late(
         &mut self,
         name: &Arc<str>,

@@ -78,19 +78,19 @@ impl Pool {
 }
 
 #[test]
-fn a_slot_has_one_open_request_and_the_lowest_is_taken_first() {
+fn a_sequence_has_one_open_request_and_the_lowest_is_taken_first() {
     let requests = Requests::new("requests", &Arc::default());
     let opened = [5, 6, 7].map(|number| requests.open(|| number));
-    assert_eq!(opened.map(|request_id| request_id.slot), [0, 1, 2]);
+    assert_eq!(opened.map(|request_id| request_id.sequence), [0, 1, 2]);
     requests.close(opened[1]);
     requests.close(opened[0]);
     requests.close(opened[0]);
     let again = [8, 9, 10].map(|number| requests.open(|| number));
-    assert_eq!(again.map(|request_id| request_id.slot), [0, 1, 3]);
-    // A closed request: its slot is another's.
+    assert_eq!(again.map(|request_id| request_id.sequence), [0, 1, 3]);
+    // A closed request: its sequence is another's.
     requests.close(opened[1]);
     assert_eq!(requests.terms_of(opened[1]), [0, 0]);
-    assert!(requests.slots.lock().free.is_empty());
+    assert!(requests.sequences.lock().free.is_empty());
 }
 
 #[test]
