@@ -21,7 +21,6 @@
 local lease, owner = ARGV[1], ARGV[2]
 database = ARGV[3] or 0
 local came, sent = tonumber(ARGV[4] or ''), tonumber(ARGV[5] or '')
-now()
 local who, left, foreign = holder()
 if foreign then
     return foreign
@@ -34,6 +33,8 @@ elseif who == owner then
     return take_tokens() or taken(-1 - length())
 end
 
+-- Before the entry: a server that refuses TIME keeps none.
+now()
 local trouble = not who and length() and (stuck() or denied('lindex', queue, '')
     or denied('lrem', queue, '', ''))
 if trouble then

@@ -4,7 +4,9 @@
 -- The rest would do the same. (As in free.lua, what it costs more are its functions.)
 --
 -- One HDEL checks the owner and ends its hold: a lock has one field. LLEN has found that the queue
--- is one, and what follows the HDEL is asked for.
+-- is one. Only the right to send the message of a grant is asked for: an owner that is not told would
+-- keep the lock from others. If any other command is refused, the lock is free, and the waiters find
+-- that when they ask.
 local redis, KEYS, ARGV, may = redis, KEYS, ARGV, redis.acl_check_cmd
 local since, own = tonumber(ARGV[3] or 0), 'redisson_lock__channel:{redlatch:'
 if since >= 0 and not KEYS[4] then
@@ -12,19 +14,23 @@ if since >= 0 and not KEYS[4] then
     local clock = redis.call('time')
     local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
     if (since == 0 or math.abs(now - since) < 10)
-        and may('lpop', KEYS[2]) and may('pubsub', 'numsub', '') and may('hset', KEYS[1], '', '')
-        and may('pexpire', KEYS[1], '') and may('publish', own .. '}', '')
+        and may('publish', own .. '}', '')
         and redis.pcall('hdel', KEYS[1], ARGV[1]) == 1 then
         for places = length - 1, 0, -1 do
-            local head = redis.call('lpop', KEYS[2])
-            local channel = own .. string.sub(head, 1, 36) .. '}'
-            if redis.call('pubsub', 'numsub', channel)[2] > 0 then
-                redis.call('hset', KEYS[1], head, '1')
-                redis.call('pexpire', KEYS[1], '2000')
-                redis.call('publish', channel, 'grant ' .. string.sub(head, 38) .. ' ' .. now
-                    .. ' 2000 lock,' .. places .. ',' .. (since > 0 and since or now) .. ','
-                    .. (ARGV[4] or 0) + 1 .. ' ' .. (ARGV[5] or 0) .. ' ' .. KEYS[1])
-                return 1
+            local head = redis.pcall('lpop', KEYS[2])
+            local channel = type(head) == 'string' and own .. string.sub(head, 1, 36) .. '}'
+            local heard = channel and redis.pcall('pubsub', 'numsub', channel)[2]
+            if heard ~= 0 then
+                if not heard or redis.pcall('hset', KEYS[1], head, '1') ~= 1 then
+                    break
+                elseif redis.pcall('pexpire', KEYS[1], '2000') == 1 then
+                    redis.call('publish', channel, 'grant ' .. string.sub(head, 38) .. ' ' .. now
+                        .. ' 2000 lock,' .. places .. ',' .. (since > 0 and since or now) .. ','
+                        .. (ARGV[4] or 0) + 1 .. ' ' .. (ARGV[5] or 0) .. ' ' .. KEYS[1])
+                    return 1
+                end
+                redis.call('hdel', KEYS[1], head)
+                break
             end
         end
         return type(redis.pcall('publish', ARGV[2], '0')) == 'table' and 5 or 0

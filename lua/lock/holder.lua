@@ -38,16 +38,15 @@ local function taken(places)
     return token and {places, token} or places
 end
 
--- Makes `owner` the holder of a free lock; nil, or the server's refusal and nothing done. A lock
+-- Makes `owner` the holder of a free lock; nil, or the server's refusal and nothing done: a lock
 -- never stays without an end. (Without waiters HSET is the first write: without memory it is
--- refused. After another write, as the DEL of a release, it is not.) Whether PEXPIRE is allowed is
--- asked first: refused behind the HSET, the lock would stay for ever. (Asked, not tried: behind a
--- PEXPIRE the script has written, and memory is no reason to refuse any more.)
+-- refused. After another write, as the DEL of a release, it is not. So PEXPIRE cannot be tried before
+-- it.)
 local function hold(owner, lease)
-    local trouble = denied('pexpire', lock, '') or take_tokens()
-        or refused(redis.pcall('hset', lock, owner, 1))
-    if not trouble then
-        redis.call('pexpire', lock, lease)
+    local trouble = take_tokens() or refused(redis.pcall('hset', lock, owner, 1))
+        or refused(redis.pcall('pexpire', lock, lease))
+    if trouble then
+        redis.pcall('hdel', lock, owner)
     end
     return trouble
 end

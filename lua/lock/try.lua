@@ -7,7 +7,6 @@
 --        key holds no lock
 local lease, owner = ARGV[1], ARGV[2]
 database = ARGV[3] or 0
-now()
 local who, left, foreign = holder()
 if foreign then
     return foreign
