@@ -324,10 +324,10 @@ impl ClientBuilder {
 /// Handles a script's message to an owner of this client that no longer waits.
 pub(crate) fn unclaimed(core: &Arc<Core>, owner: u64, news: &Message<'_>) {
     match news {
-        Message::Ask { lock } => local::line::take_out(core, owner, lock),
+        Message::Ask { lock } => local::standing::take_out(core, owner, lock),
         Message::Grant(grant) => {
             local::give_back_unclaimed(core, owner, grant);
-            local::line::give_back_unclaimed(core, owner, grant);
+            local::standing::give_back_unclaimed(core, owner, grant);
         }
         Message::Notified { database, waiting } => {
             condition::pass_on(core, owner, *database, waiting);

@@ -58,8 +58,8 @@ use redlatch_client::sync::{Mutex, Thread, clock};
 
 use super::cohort::Cohort;
 use super::hold::Hold;
-use super::line::{QueuedThread, Standing};
 use super::queue_entry::QueueEntry;
+use super::standing::{QueuedThread, Standing};
 use super::tenancy::Tenancy;
 use super::terms::Terms;
 use crate::scripts::{Chain, Mode};
@@ -704,8 +704,8 @@ impl GateState {
             left.tenancy.step_down();
             Arc::new(Tenancy::since(Arc::clone(hold), Arc::clone(thread), now))
         };
-        if let Some(line) = &hold.line {
-            let queued = line.next(self.standing.as_mut()?, hold, now)?;
+        if hold.line.is_some() {
+            let queued = self.standing.as_mut()?.next(hold, now)?;
             let next = next(&queued.thread);
             self.alone.seat = Some(left.passed_to(&next, queued.terms));
             return Some(Vacated::Passed { next: queued.pass(next), second: Wake::NOBODY });

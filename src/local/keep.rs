@@ -74,8 +74,8 @@ impl Site {
             match (&kept.line, rest.is_zero()) {
                 (None, false) => scripts.keep_command(owner, rest),
                 (None, true) => scripts.give_up_command(&owner.text(), Chain::default()),
-                (Some(line), false) => line.keep_command(core, name, &kept, rest),
-                (Some(line), true) => line.give_up_command(core, name, &kept),
+                (Some(line), false) => line.keep_command(core, name, owner, rest),
+                (Some(line), true) => line.give_up_command(core, name, owner),
             }
         };
         let cleanup =

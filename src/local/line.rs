@@ -1,42 +1,31 @@
-//! The threads of this process that stand in a fair lock's queue, and how a hold goes from one to
-//! the next without the server.
+//! The threads to which a fair hold may go from its owner, without the server.
 //!
 //! A fair lock has no turns, since Redis has its order: a grant names the threads that stand
 //! directly behind its owner. Each of them may have the hold next, without a round trip. They stay
 //! in Redis's queue until the hold is released, which takes them all off it.
 
 use std::fmt;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 use redlatch_client::Command;
-use redlatch_client::sync::{Mutex, Thread, clock};
+use redlatch_client::sync::Mutex;
 
-use super::entry::{Inbox, Told};
-use super::exchanges::Granted;
-use super::hold::Hold;
-use super::tenancy::Tenancy;
-use super::terms::Terms;
-use crate::lease::Cleanup;
-use crate::runtime::{Core, GrantMessage, Message, Recipient};
-use crate::scripts::fair::{FairScripts, Followers, followers};
+use crate::runtime::Core;
+use crate::scripts::fair::{FairScripts, Followers};
 use crate::scripts::{FairKeys, Owner};
-use crate::waiting::Wake;
-
-/// How recent the server's last confirmation must be for a pass.
-const FRESH: u64 = 10_000_000;
 
 /// The threads that may have a fair hold after its owner.
 pub(crate) struct Line {
     keys: Arc<FairKeys>,
     /// Taken after the gate's mutex.
-    state: Mutex<LineState>,
+    pub(super) state: Mutex<LineState>,
 }
 
-struct LineState {
-    followers: Followers,
+pub(super) struct LineState {
+    pub(super) followers: Followers,
     /// Owners that had the hold. They leave the queue when it is released.
-    passed: Vec<Owner>,
+    pub(super) passed: Vec<Owner>,
 }
 
 impl Line {
@@ -45,61 +34,32 @@ impl Line {
         Self { keys: Arc::clone(keys), state: Mutex::new(state) }
     }
 
-    /// Takes the next thread out of `standing`, if it may have the hold now: a fresh pass, on equal
-    /// terms, and in the queue's order. Behind a thread that may not have the hold now, all threads
-    /// wait for the server's grant.
-    pub(super) fn next(
-        &self,
-        standing: &mut Standing,
-        hold: &Hold,
-        now: u64,
-    ) -> Option<Arc<QueuedThread>> {
-        if now.saturating_sub(hold.asked.at) > FRESH {
-            return None;
-        }
-        let mut state = self.state.lock();
-        loop {
-            let next = state.followers.pop_front()?;
-            // A thread that is gone has left the queue, or is about to: the thread behind it is
-            // next.
-            let is_next = |queued: &Arc<QueuedThread>| queued.owner.number() == next;
-            let Some(at) = standing.queued.iter().position(is_next) else { continue };
-            if !hold.may_pass(standing.queued[at].terms, now) {
-                state.followers.clear();
-                return None;
-            }
-            let queued = standing.queued.swap_remove(at);
-            state.passed.push(queued.owner);
-            return Some(queued);
-        }
-    }
-
     /// Whether other threads have had the hold after its owner, and still stand in Redis's queue.
     pub(super) fn has_passed(&self) -> bool {
         !self.state.lock().passed.is_empty()
     }
 
-    /// Releases a hold and lets the next owner in.
-    pub(super) fn release_command(&self, core: &Core, lock: &str, hold: &Hold) -> Command {
-        scripts(core, lock, &self.keys).release_command(&hold.owner, &self.state.lock().passed)
+    /// Releases its owner's hold and lets the next owner in.
+    pub(super) fn release_command(&self, core: &Core, lock: &str, owner: &Owner) -> Command {
+        scripts(core, lock, &self.keys).release_command(owner, &self.state.lock().passed)
     }
 
-    /// Undoes anything that a late request of the hold's owner may do.
-    pub(super) fn give_up_command(&self, core: &Core, lock: &str, hold: &Hold) -> Command {
-        scripts(core, lock, &self.keys).give_up_command(&hold.owner.text())
+    /// Undoes anything that a late request of the owner may do.
+    pub(super) fn give_up_command(&self, core: &Core, lock: &str, owner: &Owner) -> Command {
+        scripts(core, lock, &self.keys).give_up_command(&owner.text())
     }
 
-    /// Shortens a hold that is kept for this long, and takes the threads that have had it after its
+    /// Shortens the owner's hold that is kept for this long, and takes the threads that have had it after its
     /// owner off the queue.
     pub(super) fn keep_command(
         &self,
         core: &Core,
         lock: &str,
-        hold: &Hold,
+        owner: &Owner,
         rest: Duration,
     ) -> Command {
         let scripts = scripts(core, lock, &self.keys);
-        scripts.keep_command(&hold.owner, rest, &self.state.lock().passed)
+        scripts.keep_command(owner, rest, &self.state.lock().passed)
     }
 }
 
@@ -109,141 +69,7 @@ impl fmt::Debug for Line {
     }
 }
 
-/// The threads of this process that stand in the queue of one name, behind the gate's mutex.
-#[derive(Debug, Default)]
-pub(crate) struct Standing {
-    pub(super) queued: Vec<Arc<QueuedThread>>,
-    /// The thread that waits for others before it asks.
-    lingering: Option<Arc<Thread>>,
-    /// The number of holds that threads are just giving back.
-    pub(super) releasing: usize,
-}
-
-impl Standing {
-    /// Whether threads of this process stand in the queue, or give the lock back just now.
-    pub(super) fn is_busy(&self) -> bool {
-        self.releasing > 0 || !self.queued.is_empty()
-    }
-
-    pub(super) fn linger(&mut self, thread: Option<&Arc<Thread>>) {
-        self.lingering = thread.cloned();
-    }
-
-    /// Wakes the lingering thread if no thread is left for it to wait for. Called when a thread is
-    /// gone.
-    pub(super) fn call(&self) -> Wake {
-        let lingering = self.lingering.as_ref().filter(|_| !self.is_busy());
-        lingering.map_or(Wake::NOBODY, Wake::thread)
-    }
-
-    /// From here on no hold is passed to the thread. `Some`: a hold that was passed before.
-    pub(super) fn stand_down(&mut self, queued: &Arc<QueuedThread>) -> Option<Arc<Tenancy>> {
-        self.queued.retain(|other| !Arc::ptr_eq(other, queued));
-        queued.inbox.lock().passed.take()
-    }
-}
-
-/// A thread that stands in the queue, for the threads that send it messages.
-pub(crate) struct QueuedThread {
-    pub(crate) core: Weak<Core>,
-    pub(crate) lock: Arc<str>,
-    pub(crate) database: i64,
-    pub(crate) owner: Owner,
-    pub(crate) thread: Arc<Thread>,
-    pub(crate) terms: Terms,
-    pub(crate) inbox: Mutex<FairInbox>,
-}
-
-pub(crate) struct FairInbox {
-    /// The messages that it has not read.
-    pub(crate) unread: Inbox<Followers>,
-    /// A request was answered "queued".
-    pub(crate) is_queued: bool,
-    /// A hold passed to it. Set under the gate's mutex, which decides between the pass and the
-    /// thread's giving up.
-    pub(crate) passed: Option<Arc<Tenancy>>,
-}
-
-impl FairInbox {
-    pub(crate) fn new() -> Self {
-        Self { unread: Inbox::new(), is_queued: false, passed: None }
-    }
-}
-
-impl QueuedThread {
-    /// It should send a request.
-    pub(crate) fn ask(&self) {
-        self.tell(Told::Missed);
-    }
-
-    /// A thread passes it the hold. It still stands in the server's queue: if a message grants it
-    /// the lock from here on, it has lost this hold.
-    pub(super) fn pass(&self, tenancy: Arc<Tenancy>) -> Wake {
-        self.core.upgrade().inspect(|core| core.recipients.remove(self.owner.number()));
-        self.inbox.lock().passed = Some(tenancy);
-        Wake::thread(&self.thread)
-    }
-
-    fn tell(&self, told: Told<Followers>) {
-        self.inbox.lock().unread.told(told);
-        self.thread.parker().unpark();
-    }
-}
-
-impl Recipient for Arc<QueuedThread> {
-    fn told(&self, news: &Message<'_>) {
-        match news {
-            Message::Ask { .. } => self.ask(),
-            Message::Grant(grant)
-                if (grant.database, grant.lock) == (self.database, &*self.lock) =>
-            {
-                let Some(details) = followers(grant.details) else { return };
-                let (now, lease, received) = (grant.now, grant.lease, clock::now());
-                self.tell(Told::Grant(Granted { now, received, lease, details }));
-            }
-            // `x` and `{x}` have one queue: the waiter was granted the other lock, and has lost its
-            // place. The next sign of life finds that out. If it asked at once, the two locks might
-            // send it to and fro.
-            Message::Grant(grant) => {
-                let core = self.core.upgrade();
-                core.inspect(|core| give_back_unclaimed(core, self.owner.number(), grant));
-            }
-            Message::Open { .. } | Message::Notified { .. } => {}
-        }
-    }
-}
-
-impl fmt::Debug for QueuedThread {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "QueuedThread({})", self.owner)
-    }
-}
-
 pub(crate) fn scripts<'a>(core: &Core, key: &'a str, keys: &'a FairKeys) -> FairScripts<'a> {
     let (waits, database) = (core.config.fair_waits(), core.database());
     FairScripts { key, keys, waits, database, acks: core.config.replica_acks }
-}
-
-/// Handles a message for an owner of this client that does not wait. No thread has its entry: a
-/// request came late, or its passed hold was revoked. A hold of that owner stays.
-pub(crate) fn take_out(core: &Core, owner: u64, lock: &str) {
-    give_up(core, owner, lock, |scripts, owner| scripts.leave_command(owner));
-}
-
-/// The same for a grant: no thread takes the lock, so the client gives it back.
-pub(crate) fn give_back_unclaimed(core: &Core, owner: u64, grant: &GrantMessage<'_>) {
-    // Another kind of lock has other details.
-    if grant.database == core.database() && followers(grant.details).is_some() {
-        give_up(core, owner, grant.lock, |scripts, owner| scripts.give_up_command(owner));
-    }
-}
-
-fn give_up(core: &Core, owner: u64, lock: &str, command: fn(FairScripts<'_>, &[u8]) -> Command) {
-    if core.is_shut_down() {
-        return;
-    }
-    let keys = FairKeys::new(lock);
-    let owner = format!("{}:{owner}", core.id.as_str());
-    let command = command(scripts(core, lock, &keys), owner.as_bytes());
-    core.watchdog.clean_up(Cleanup::unclaimed(&Arc::from(lock), command));
 }

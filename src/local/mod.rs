@@ -25,6 +25,7 @@ mod queue_entry;
 mod registered;
 mod release;
 mod site;
+pub(crate) mod standing;
 mod tenancy;
 mod terms;
 mod unclaimed;

@@ -262,7 +262,7 @@ impl Site {
     pub(super) fn release_command(&self, hold: &Hold) -> Command {
         match &hold.line {
             None => self.scripts().release_command(&hold.owner, hold.details.chain),
-            Some(line) => line.release_command(&self.core, &self.name, hold),
+            Some(line) => line.release_command(&self.core, &self.name, &hold.owner),
         }
     }
 
@@ -276,7 +276,7 @@ impl Site {
             _ if !hold.in_doubt => {}
             None => self.disown(&hold.owner, hold.longest_lease()),
             Some(line) => {
-                let give_up = line.give_up_command(&self.core, &self.name, hold);
+                let give_up = line.give_up_command(&self.core, &self.name, &hold.owner);
                 self.undo(give_up, hold.longest_lease());
             }
         }

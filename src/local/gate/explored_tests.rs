@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use super::*;
 use crate::local::Asked;
-use crate::local::line::{FairInbox, Line};
+use crate::local::line::Line;
+use crate::local::standing::FairInbox;
 use crate::scripts::{ClientId, FairKeys};
 use crate::waiting::Signal;
 

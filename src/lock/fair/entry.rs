@@ -15,7 +15,7 @@ use redlatch_client::was_cut;
 use super::queue::FairQueue;
 use crate::error::Error;
 use crate::lease::Cleanup;
-use crate::local::line::{FairInbox, QueuedThread};
+use crate::local::standing::{FairInbox, QueuedThread};
 use crate::local::{
     Asked, By, Entered, Event, GrantDetails, Hold, Inbox, Leaving, QueueEntry, Registered, Reply,
     Site, Tenancy, Terms,
