@@ -181,12 +181,12 @@ impl Site {
 
     /// Sends the release of a hold that has no seat, unless it is kept.
     pub(crate) fn release(self: &Arc<Self>, hold: &Arc<Hold>, how: Leaving) -> Result<(), Error> {
+        if hold.is_kept() {
+            self.keep(hold);
+            return Ok(());
+        }
         let command = self.release_command(hold);
-        let done = match how {
-            _ if hold.is_kept() => {
-                self.keep(hold);
-                Ok(())
-            }
+        match how {
             Leaving::Posted | Leaving::ToExpire { .. } => {
                 // The thread may ask for the lock again at once, and others hear of this first.
                 let command = command.answered_first(hold.details.is_handed_over);
@@ -209,8 +209,7 @@ impl Site {
                 let outcome = scripts::lock::release(&self.route, &command, rights, same_server);
                 self.released(hold, outcome)
             }
-        };
-        done
+        }
     }
 
     fn released(
