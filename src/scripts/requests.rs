@@ -69,8 +69,8 @@ pub(crate) struct Requests {
     route: Option<Route>,
 }
 
-/// The requests in sequences. A sequence has one open request at a
-/// time, so it is enough for the server to remember one for each.
+/// The requests in sequences. A sequence has one open request at a time, so it is enough for the
+/// server to remember one for each.
 #[derive(Debug, Default)]
 pub(super) struct Sequences {
     open: Vec<Option<OpenRequest>>,
