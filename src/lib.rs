@@ -134,6 +134,7 @@ compile_error!("redlatch is for Unix systems: Linux, and macOS and FreeBSD, wher
 
 #[cfg(feature = "in-memory")]
 mod aging;
+mod ask;
 mod auto_traits;
 mod barrier;
 mod client;

@@ -5,8 +5,6 @@ use std::time::Duration;
 
 use redlatch_client::sync::{Mutex, clock, jitter};
 
-use super::entry::{Action, Actions, By, Entered, Event, Inbox, Listens, POLL, Reply, Told};
-use super::exchanges::{Asked, Reader};
 use super::gate::Need;
 use super::hold::GrantDetails;
 use super::queue_entry::{Leftover, Mailbox, QueueEntry, Unread};
@@ -14,6 +12,9 @@ use super::registered::Registered;
 use super::site::Site;
 use super::tenancy::Tenancy;
 use super::terms::Terms;
+use crate::ask::{
+    Action, Actions, Asked, By, Entered, Event, Inbox, Listens, POLL, Reader, Reply, Told,
+};
 use crate::error::Error;
 use crate::lease::Cleanup;
 use crate::runtime::Recipient;

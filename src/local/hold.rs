@@ -8,10 +8,10 @@ use std::time::Duration;
 use redlatch_client::sync::{Mutex, clock};
 
 use super::cut::Cut;
-use super::exchanges::Asked;
 use super::line::Line;
 use super::registered::Registered;
 use super::terms::Terms;
+use crate::ask::Asked;
 use crate::error::LostReason;
 use crate::lease::renewal::{PROVISIONAL, deadline};
 use crate::observer::Kind;

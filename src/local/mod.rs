@@ -8,14 +8,6 @@
 mod asking;
 mod cohort;
 mod cut;
-mod entry;
-#[cfg(test)]
-#[path = "entry/tests.rs"]
-mod entry_tests;
-mod exchanges;
-#[cfg(test)]
-#[path = "exchanges/tests.rs"]
-mod exchanges_tests;
 mod gate;
 mod hold;
 mod keep;
@@ -32,13 +24,8 @@ mod unclaimed;
 mod watch;
 
 use crate::error::LostReason;
-use crate::lease::deadline;
-use crate::scripts::lock::Again;
 use crate::scripts::{Chain, ChainClock};
-pub(crate) use redlatch_client::sync::clock;
 
-pub(crate) use entry::{By, Entered, Event, Inbox, Reply};
-pub(crate) use exchanges::Asked;
 pub(crate) use gate::{Gate, GateOutcome, Level, Need};
 pub(crate) use hold::{GrantDetails, Hold};
 pub(crate) use queue_entry::QueueEntry;

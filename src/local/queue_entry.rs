@@ -27,11 +27,10 @@ use std::time::Duration;
 use redlatch_client::Command;
 use redlatch_client::sync::{Mutex, Thread, clock};
 
-use super::entry::{Action, By, Entered, Entry, Event, Inbox, Told};
-use super::exchanges::{Granted, Undo};
 use super::hold::{GrantDetails, Hold, Live};
 use super::registered::Registered;
 use super::terms::Terms;
+use crate::ask::{Action, By, Entered, Entry, Event, Granted, Inbox, Told, Undo};
 use crate::runtime::{LiveOwner, Message, Recipient};
 use crate::scripts::lock::Tokens;
 use crate::scripts::{Chain, Mode, Owner};

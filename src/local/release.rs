@@ -9,13 +9,13 @@ use redlatch_client::sync::clock;
 use redlatch_client::{Command, Outcome};
 
 use super::HoldState;
-use super::exchanges::Undo;
 use super::gate::{LeaveOutcome, Level, Seat, Vacated};
 use super::hold::Hold;
 use super::queue_entry::{Leftover, QueueEntry};
 use super::site::{Leaving, Site};
 use super::tenancy::Tenancy;
 use super::watch::Leaseholder;
+use crate::ask::Undo;
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::lease::Cleanup;
 use crate::scripts::lock::Released;

@@ -7,13 +7,13 @@ use redlatch_client::Route;
 use redlatch_client::pubsub::Tracked;
 use redlatch_client::sync::{Mutex, Thread, clock, is_forked};
 
-use super::exchanges::Asked;
 use super::gate::{Admitted, Gate, GateQueue, Need, Seat};
 use super::hold::Hold;
 use super::queue_entry::QueueEntry;
 use super::tenancy::Tenancy;
 use super::terms::Terms;
 use super::watch::{Leaseholder, Renewing};
+use crate::ask::Asked;
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::lease::{Alarm, Cleanup, Renewal};
 use crate::runtime::{Core, Member};

@@ -7,12 +7,11 @@ use std::sync::{Arc, Weak};
 use redlatch_client::Command;
 use redlatch_client::sync::{Mutex, Thread, clock};
 
-use super::entry::{Inbox, Told};
-use super::exchanges::Granted;
 use super::hold::Hold;
 use super::line::scripts;
 use super::tenancy::Tenancy;
 use super::terms::Terms;
+use crate::ask::{Granted, Inbox, Told};
 use crate::lease::Cleanup;
 use crate::runtime::{Core, GrantMessage, Message, Recipient};
 use crate::scripts::fair::{FairScripts, Followers, followers};

@@ -4,12 +4,14 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use redlatch_client::sync::clock;
+
 use super::permit_verbs;
 #[cfg(doc)]
 use crate::client::Client;
 use crate::config::check_time_to_live;
 use crate::error::{Error, ErrorKind};
-use crate::local::{Terms, check_lease, clock};
+use crate::local::{Terms, check_lease};
 use crate::runtime::Session;
 use crate::scripts::expirable_semaphore::Counts;
 use crate::scripts::renewal::{self, RenewalKind};

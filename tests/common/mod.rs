@@ -33,7 +33,7 @@ pub(crate) const SOON: Duration = Duration::from_secs(20);
 pub(crate) const RENEWED: Duration = Duration::from_millis(30 * UNIT.as_millis() as u64);
 /// A lease that no test sees the end of.
 pub(crate) const LONG: Duration = Duration::from_secs(60);
-/// A waiter for a lock asks after 0.8 s at the earliest (`POLL` in `local/entry.rs`), and for
+/// A waiter for a lock asks after 0.8 s at the earliest (`POLL` in `ask/entry.rs`), and for
 /// anything else after 4 s. A waiter that is in so soon after its last question heard a message.
 pub(crate) const BEFORE_A_QUESTION: Duration = Duration::from_millis(700);
 /// Longer than any test needs. Past it something hangs.

@@ -6,7 +6,7 @@ use std::sync::Weak;
 use std::time::Duration;
 
 use super::*;
-use crate::local::Asked;
+use crate::ask::Asked;
 use crate::local::line::Line;
 use crate::local::standing::FairInbox;
 use crate::scripts::{ClientId, FairKeys};

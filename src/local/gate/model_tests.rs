@@ -7,15 +7,16 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use redlatch_client::CancelToken;
-use redlatch_client::sync::{Mutex, Thread, explore};
+use redlatch_client::sync::{Mutex, Thread, clock, explore};
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::thread;
 
 use super::{
     Admitted, Gate, GateOutcome, GateQueue, GateWaiter, LeaveOutcome, Need, QueueEntry, Vacated,
 };
+use crate::ask::Asked;
 use crate::error::{Error, ErrorKind, LostReason};
-use crate::local::{Asked, Hold, Tenancy, Terms, clock};
+use crate::local::{Hold, Tenancy, Terms};
 use crate::model::Server;
 use crate::observer::Kind;
 use crate::runtime::Core;

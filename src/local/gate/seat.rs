@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redlatch_client::sync::Thread;
+use redlatch_client::sync::{Thread, clock};
 
 use crate::lease::renewal::{Attempt, RenewalState};
-use crate::local::{Renewing, Tenancy, Terms, clock};
+use crate::local::{Renewing, Tenancy, Terms};
 use crate::scripts::Mode;
 
 /// The tenancy that the process has now.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::*;
-use crate::local::Asked;
+use crate::ask::Asked;
 use crate::local::line::Line;
 use crate::scripts::{ClientId, FairKeys};
 use crate::waiting::Signal;

@@ -8,7 +8,7 @@ use redlatch_testkit::Server;
 
 use super::*;
 use crate::config::ClientBuilder;
-use crate::local::gate::Gate;
+use crate::local::Gate;
 use crate::runtime::Session;
 use crate::scripts::fair::FairScripts;
 use crate::scripts::{FairKeys, Mode};

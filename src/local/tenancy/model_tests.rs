@@ -9,9 +9,10 @@ use redlatch_client::sync::{Thread, explore};
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::thread;
 
+use crate::ask::Asked;
 use crate::error::LostReason;
 use crate::local::{
-    Asked, GateOutcome, Hold, HoldState, Leaseholder, Leaving, Need, Site, Tenancy, Terms,
+    GateOutcome, Hold, HoldState, Leaseholder, Leaving, Need, Site, Tenancy, Terms,
 };
 use crate::model::Server;
 use crate::runtime::Core;

@@ -13,13 +13,11 @@ use redlatch_client::sync::{Mutex, Thread, clock};
 use redlatch_client::was_cut;
 
 use super::queue::FairQueue;
+use crate::ask::{Asked, By, Entered, Event, Inbox, Reply};
 use crate::error::Error;
 use crate::lease::Cleanup;
 use crate::local::standing::{FairInbox, QueuedThread};
-use crate::local::{
-    Asked, By, Entered, Event, GrantDetails, Hold, Inbox, Leaving, QueueEntry, Registered, Reply,
-    Site, Tenancy, Terms,
-};
+use crate::local::{GrantDetails, Hold, Leaving, QueueEntry, Registered, Site, Tenancy, Terms};
 use crate::runtime::Core;
 use crate::scripts::fair::{FairAcquired, Followers, Others, over};
 use crate::scripts::{Replied, Trouble};

@@ -15,10 +15,11 @@ use redlatch_client::sync::atomic::{AtomicBool, Ordering};
 use redlatch_client::sync::{Mutex, Thread, clock};
 
 use super::site::ExpirableSite;
+use crate::ask::Asked;
 use crate::error::LostReason;
 use crate::lease::Alarm;
 use crate::lease::renewal::{Attempt, RenewalState};
-use crate::local::{Asked, Hold, Leaseholder, Renewing, Tenancy, Terms};
+use crate::local::{Hold, Leaseholder, Renewing, Tenancy, Terms};
 use crate::runtime::Core;
 use crate::scripts::renewal::RenewalKind;
 use crate::scripts::{Owner, PermitId};

@@ -11,9 +11,10 @@ use redlatch_client::sync::{Mutex, clock};
 use redlatch_client::{Outcome, ReplyReceiver, Route};
 
 use super::permit_lease::{PermitLease, PermitNeed};
+use crate::ask::Asked;
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::lease::{Cleanup, Renewal};
-use crate::local::{Asked, Leaseholder};
+use crate::local::Leaseholder;
 use crate::observer::Kind;
 use crate::runtime::{Core, Member};
 use crate::scripts::expirable_semaphore::{

@@ -1,4 +1,4 @@
-//! The library's own machine of a waiting process (`src/local/entry.rs`) beside a model of the
+//! The library's own machine of a waiting process (`src/ask/entry.rs`) beside a model of the
 //! server, explored: breadth first, every order of every step. That model is held against the real
 //! scripts by random requests.
 //!

@@ -1,4 +1,4 @@
-//! One process: the library's entry (`src/local/entry.rs`), and as little as possible around it. That
+//! One process: the library's entry (`src/ask/entry.rs`), and as little as possible around it. That
 //! is the thread that waits, its connections, and the hold that it gets.
 
 use std::collections::VecDeque;

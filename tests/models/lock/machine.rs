@@ -1,5 +1,5 @@
 //! The client's rules one by one, without a server: its actions and their times. (Those of the
-//! machine alone are in `src/local/entry/tests.rs`.)
+//! machine alone are in `src/ask/entry/tests.rs`.)
 
 use super::kind::PlainLock;
 use crate::simulated::client::{Input, LEASE, MS, Output, Process, SECOND, Time, Timer};

@@ -1,5 +1,5 @@
 //! The scripts of a lock that processes hand to each other, on a real server with a simulated
-//! clock, and the library's own state machine of a waiting process (`src/local/entry.rs`).
+//! clock, and the library's own state machine of a waiting process (`src/ask/entry.rs`).
 //!
 //! Processes of ours and Redisson's clients take one lock, or two that might be mistaken for each
 //! other, at random and for simulated minutes. They give up, are killed, stopped and cut off;

@@ -1,4 +1,4 @@
-//! One process and one lock, without I/O: the library's own machine (`src/local/entry.rs`) decides
+//! One process and one lock, without I/O: the library's own machine (`src/ask/entry.rs`) decides
 //! how the process waits, and this file has what stands around it in the library. That is the
 //! thread that leads, its requests and messages, its hold, and what it gives back.
 //!

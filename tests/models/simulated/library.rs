@@ -11,7 +11,7 @@ pub(crate) mod chain;
 pub(crate) mod cohort;
 #[path = "../../../src/lease/deadline.rs"]
 pub(crate) mod deadline;
-#[path = "../../../src/local/entry.rs"]
+#[path = "../../../src/ask/entry.rs"]
 pub(crate) mod entry;
-#[path = "../../../src/local/exchanges.rs"]
+#[path = "../../../src/ask/exchanges.rs"]
 pub(crate) mod exchanges;

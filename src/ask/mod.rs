@@ -1,0 +1,19 @@
+//! What one owner and the server say to each other, as state machines without I/O: when the owner
+//! asks, and until when a grant is its own.
+
+mod entry;
+#[cfg(test)]
+#[path = "entry/tests.rs"]
+mod entry_tests;
+mod exchanges;
+#[cfg(test)]
+#[path = "exchanges/tests.rs"]
+mod exchanges_tests;
+
+use crate::lease::deadline;
+use crate::scripts::lock::Again;
+
+pub(crate) use entry::{
+    Action, Actions, By, Entered, Entry, Event, Inbox, Listens, POLL, Reply, Told,
+};
+pub(crate) use exchanges::{Asked, Granted, Reader, Undo};
