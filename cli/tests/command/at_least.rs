@@ -2,9 +2,6 @@
 
 // They look at processes.
 #![cfg(target_os = "linux")]
-#![allow(clippy::unwrap_used, clippy::expect_used)]
-
-mod common;
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -12,7 +9,7 @@ use std::process::Stdio;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::*;
+use crate::common::*;
 use redlatch::{Client, Lock};
 use redlatch_testkit::{Action, Direction, Proxy};
 use rustix::process::{Pid, Signal, kill_process};

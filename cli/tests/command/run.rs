@@ -2,9 +2,6 @@
 
 // They look at processes.
 #![cfg(target_os = "linux")]
-#![allow(clippy::unwrap_used, clippy::expect_used)]
-
-mod common;
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpListener;
@@ -12,7 +9,7 @@ use std::process::Stdio;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::*;
+use crate::common::*;
 use rustix::process::Signal;
 
 /// No server is there.
@@ -121,7 +118,7 @@ fn a_deleted_lock_is_status_74_and_the_command_is_killed_at_once() {
     let command = running.command;
     assert_eq!(running.status(), Some(74));
     assert!(begun.elapsed() < Duration::from_secs(15), "and not at the lease's end");
-    assert_eq!(members(command), []);
+    assert_eq!(members(command), NOBODY);
 }
 
 #[test]
@@ -210,7 +207,7 @@ fn what_a_command_leaves_in_its_group_is_dead_before_the_lock_is_free() {
     let running = start(&server.url(), &[], "orders", script);
     let command = running.command;
     let guard = client(&server).reentrant_lock("orders").lock().unwrap();
-    assert_eq!(members(command), []);
+    assert_eq!(members(command), NOBODY);
     guard.unlock().unwrap();
     assert_eq!(running.status(), Some(3));
 }

@@ -3,16 +3,13 @@
 
 // They look at processes.
 #![cfg(target_os = "linux")]
-#![allow(clippy::unwrap_used, clippy::expect_used)]
-
-mod common;
 
 use std::env;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use common::*;
+use crate::common::*;
 use redlatch_testkit::Proxy;
 use rustix::process::{Pid, Signal, getpgrp, kill_process, setpgid};
 
@@ -159,7 +156,7 @@ fn after_the_network_is_cut_a_command_that_has_left_its_group_is_dead() {
     let proxy = Proxy::before(&server);
     let test = env::current_exe().unwrap();
     let script = format!(
-        "{GROUP}={} exec {} --exact a_command_that_leaves_its_group --nocapture",
+        "{GROUP}={} exec {} --exact loss::a_command_that_leaves_its_group --nocapture",
         getpgrp().as_raw_nonzero(),
         test.to_str().unwrap()
     );

@@ -2,9 +2,6 @@
 
 // They look at processes.
 #![cfg(target_os = "linux")]
-#![allow(clippy::unwrap_used, clippy::expect_used)]
-
-mod common;
 
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader, IoSlice};
@@ -17,7 +14,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use common::*;
+use crate::common::*;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -58,7 +55,7 @@ fn a_guardian_that_is_killed_early_takes_no_stranger_with_it_and_lets_no_command
         if let Ok(pid) = fs::read_to_string(&mark) {
             // Without a number it was killed before it had written one.
             if let Ok(command) = pid.trim().parse() {
-                assert_eq!(alive(command), [], "{round}");
+                assert_eq!(alive(command), NOBODY, "{round}");
             }
             fs::remove_file(&mark).unwrap();
         }
@@ -169,8 +166,8 @@ fn with_a_stopped_guardian(options: &[&str], script: &str, end: impl Fn(&Running
     kill(guardian(&running), Signal::STOP);
     end(&running);
     let status = running.ends();
-    assert_eq!(other.join().unwrap(), []);
-    assert_eq!(members(command), [], "{options:?}");
+    assert_eq!(other.join().unwrap(), NOBODY);
+    assert_eq!(members(command), NOBODY, "{options:?}");
     status
 }
 

@@ -5,9 +5,6 @@
 
 // They look at processes.
 #![cfg(target_os = "linux")]
-#![allow(clippy::unwrap_used, clippy::expect_used)]
-
-mod common;
 
 use std::collections::BTreeMap;
 use std::env;
@@ -20,7 +17,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use common::*;
+use crate::common::*;
 use redlatch_testkit::{Proxy, Server, signal};
 use rustix::process::{Pid, Signal, kill_process, setsid};
 use rustix::time::{ClockId, clock_gettime};
@@ -71,7 +68,7 @@ fn a_process_of_the_command() {
 }
 
 fn process(mut command: Command, place: usize) -> Command {
-    command.args(["--exact", "a_process_of_the_command", "--nocapture"]);
+    command.args(["--exact", "kills::a_process_of_the_command", "--nocapture"]);
     command.env(PLACE, place.to_string()).stdout(Stdio::null());
     command
 }

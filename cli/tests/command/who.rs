@@ -1,16 +1,12 @@
 //! What `redlatch` prints, and the recipes of docs/shell.md.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)]
-
-mod common;
-
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use common::*;
+use crate::common::*;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 

@@ -1,6 +1,6 @@
 //! The command on servers of the tests' own.
 
-#![allow(dead_code, clippy::unwrap_used, clippy::expect_used)]
+#![allow(dead_code)]
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
@@ -16,6 +16,8 @@ use rustix::process::{Pid, Signal, kill_process};
 pub(crate) use redlatch_testkit::wait_until;
 
 pub(crate) const SOON: Duration = Duration::from_secs(30);
+/// No process.
+pub(crate) const NOBODY: [i32; 0] = [];
 
 pub(crate) fn server() -> Server {
     Server::start().expect("a server to test on")

@@ -1,0 +1,11 @@
+//! The command `redlatch`, as a shell runs it.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod at_least;
+mod common;
+mod guardian;
+mod kills;
+mod loss;
+mod run;
+mod who;
