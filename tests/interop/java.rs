@@ -43,18 +43,26 @@ pub(crate) fn is_beside_redisson() -> bool {
     built().is_ok()
 }
 
-/// Runs the test beside each version; not at all, with a word, where Java or Maven is missing.
-pub(crate) fn beside_redisson(test: impl Fn(Version)) {
+/// Runs the test beside each version, at the same time; not at all, with a word, where Java or Maven
+/// is missing.
+pub(crate) fn beside_redisson(test: impl Fn(Version) + Sync) {
     if !is_beside_redisson() {
         return;
     }
-    // Not before: on a new machine Maven first downloads what the build needs, which may take longer
-    // than any test.
-    bound();
-    for version in Version::ALL {
-        println!("beside Redisson {}", version.number());
-        test(version);
-    }
+    let (test, name) = (&test, thread::current().name().unwrap_or("?").to_owned());
+    thread::scope(|scope| {
+        for version in Version::ALL {
+            let run = move || {
+                // Not before: on a new machine Maven first downloads what the build needs, which may
+                // take longer than any test.
+                bound();
+                test(version);
+            };
+            // A panic names the thread.
+            let beside = format!("{name}, beside Redisson {}", version.number());
+            thread::Builder::new().name(beside).spawn_scoped(scope, run).unwrap();
+        }
+    });
 }
 
 /// A process of Java's, which dies with this value.

@@ -52,6 +52,10 @@ fn notified_waiters_of_one_process_give_one_sign_of_life_together() {
 
 of_all_locks! {
     no_waiter_is_forgotten_and_none_is_told_twice
+    items_are_made_and_taken_by_many_processes
+    items_are_made_and_taken_while_processes_are_killed
+    items_are_made_and_taken_while_processes_stand_still
+    items_are_made_and_taken_over_a_bad_network
 }
 
 fn no_waiter_is_forgotten_and_none_is_told_twice(kind: Kind) {
@@ -265,67 +269,51 @@ impl Cast<'_> {
     }
 }
 
-#[test]
-fn items_are_made_and_taken_by_many_processes() {
-    bound();
+fn items_are_made_and_taken_by_many_processes(kind: Kind) {
     let goal = if std::env::var_os("REDLATCH_LONG").is_some() { 1_500 } else { 500 };
-    for kind in ALL {
-        play(kind, goal, |_, _, _| {});
-    }
+    play(kind, goal, |_, _, _| {});
 }
 
-#[test]
-fn items_are_made_and_taken_while_processes_are_killed() {
-    bound();
-    for kind in ALL {
-        play(kind, 300, |_, cast, random| {
-            if random.below(20) == 0 {
-                let at = usize::try_from(random.below(4)).unwrap();
-                let what = cast.workers[at].0;
-                cast.workers[at].1.sigkill();
-                cast.workers[at].1 = cast.enter(what);
-            }
-        });
-    }
+fn items_are_made_and_taken_while_processes_are_killed(kind: Kind) {
+    play(kind, 300, |_, cast, random| {
+        if random.below(20) == 0 {
+            let at = usize::try_from(random.below(4)).unwrap();
+            let what = cast.workers[at].0;
+            cast.workers[at].1.sigkill();
+            cast.workers[at].1 = cast.enter(what);
+        }
+    });
 }
 
-#[test]
-fn items_are_made_and_taken_while_processes_stand_still() {
-    bound();
-    for kind in ALL {
-        let mut stopped = None;
-        play(kind, 300, |_, cast, random| {
-            if random.below(30) != 0 {
-                return;
-            }
-            if let Some(at) = stopped.take() {
-                let (_, worker): &(_, Worker) = &cast.workers[at];
-                worker.sigcont();
-            } else {
-                let at = usize::try_from(random.below(4)).unwrap();
-                cast.workers[at].1.sigstop();
-                stopped = Some(at);
-            }
-        });
-    }
+fn items_are_made_and_taken_while_processes_stand_still(kind: Kind) {
+    let mut stopped = None;
+    play(kind, 300, |_, cast, random| {
+        if random.below(30) != 0 {
+            return;
+        }
+        if let Some(at) = stopped.take() {
+            let (_, worker): &(_, Worker) = &cast.workers[at];
+            worker.sigcont();
+        } else {
+            let at = usize::try_from(random.below(4)).unwrap();
+            cast.workers[at].1.sigstop();
+            stopped = Some(at);
+        }
+    });
 }
 
-#[test]
-fn items_are_made_and_taken_over_a_bad_network() {
-    bound();
-    for kind in ALL {
-        play(kind, 300, |_, cast, random| {
-            let proxy = &cast.proxy;
-            match random.below(40) {
-                0 => drop(proxy.cut_all()),
-                1 => drop(proxy.cut_matching("SUBSCRIBE")),
-                2 => proxy.on_reply("notify ", Action::LoseReply),
-                3 => proxy.on_request("redlatch_condition", Action::LoseReply),
-                4 => proxy.on_request("redlatch_condition", Action::LoseRequest),
-                5 => proxy.on(Direction::Reply, 1, Action::DelayReply(UNIT), |_| true),
-                6 => proxy.clear_rules(),
-                _ => {}
-            }
-        });
-    }
+fn items_are_made_and_taken_over_a_bad_network(kind: Kind) {
+    play(kind, 300, |_, cast, random| {
+        let proxy = &cast.proxy;
+        match random.below(40) {
+            0 => drop(proxy.cut_all()),
+            1 => drop(proxy.cut_matching("SUBSCRIBE")),
+            2 => proxy.on_reply("notify ", Action::LoseReply),
+            3 => proxy.on_request("redlatch_condition", Action::LoseReply),
+            4 => proxy.on_request("redlatch_condition", Action::LoseRequest),
+            5 => proxy.on(Direction::Reply, 1, Action::DelayReply(UNIT), |_| true),
+            6 => proxy.clear_rules(),
+            _ => {}
+        }
+    });
 }
