@@ -19,8 +19,9 @@ use redlatch_client::{CancelToken, Outcome, host_name, was_cut, was_cut_while_an
 #[cfg(doc)]
 use crate::client::Client;
 use crate::error::{Error, ErrorKind, LostReason};
+use crate::hold::Tenancy;
 use crate::lease::{Renewal, Task};
-use crate::local::{Site, Tenancy};
+use crate::local::Site;
 use crate::lock::Part as _;
 use crate::lock::fenced::{FencedLock, FencingToken, OwnedFencedLockGuard};
 use crate::runtime::Session;

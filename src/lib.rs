@@ -141,6 +141,7 @@ mod client;
 mod config;
 mod election;
 mod error;
+mod hold;
 #[cfg(feature = "in-memory")]
 mod in_memory;
 mod latch;
@@ -164,10 +165,10 @@ pub use client::Client;
 pub use config::ClientBuilder;
 pub use election::{Changes, Leader, LeaderElection, Leadership};
 pub use error::{Error, ErrorKind, LostReason};
+pub use hold::HoldState;
 #[cfg(feature = "in-memory")]
 pub use in_memory::InMemoryServer;
 pub use latch::CountDownLatch;
-pub use local::HoldState;
 pub use lock::condition::Condition;
 pub use lock::fair::FairLock;
 pub use lock::fenced::{FencedLock, FencedLockGuard, FencingToken, OwnedFencedLockGuard};

@@ -12,7 +12,7 @@ use crate::client::Client;
 use crate::error::Error;
 #[cfg(doc)]
 use crate::error::ErrorKind;
-use crate::local::Terms;
+use crate::hold::Terms;
 #[cfg(doc)]
 use crate::lock::fair::FairLock;
 #[cfg(doc)]

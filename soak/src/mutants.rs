@@ -343,7 +343,7 @@ mod tests {
                     "lock/at_least.rs",
                     "lock/guard.rs",
                     "waiting/mod.rs",
-                    "local/tenancy.rs",
+                    "hold/tenancy.rs",
                     "local/site.rs",
                 ];
                 let read = |it| fs::read_to_string(library.join("src").join(it)).unwrap();

@@ -12,8 +12,9 @@ use shuttle::thread::{self, JoinHandle};
 
 use super::Client;
 use crate::error::{Error, ErrorKind};
+use crate::hold::Leaseholder;
 use crate::lease::Job;
-use crate::local::{Leaseholder, Site};
+use crate::local::Site;
 use crate::lock::{Lock, LockGuard};
 use crate::model::Server;
 use crate::runtime::{Core, Session};

@@ -6,16 +6,14 @@ use std::time::Duration;
 use redlatch_client::sync::{Mutex, clock, jitter};
 
 use super::gate::Need;
-use super::hold::GrantDetails;
-use super::queue_entry::{Leftover, Mailbox, QueueEntry, Unread};
-use super::registered::Registered;
 use super::site::Site;
-use super::tenancy::Tenancy;
-use super::terms::Terms;
 use crate::ask::{
     Action, Actions, Asked, By, Entered, Event, Inbox, Listens, POLL, Reader, Reply, Told,
 };
 use crate::error::Error;
+use crate::hold::{
+    GrantDetails, Leftover, Mailbox, QueueEntry, Registered, Tenancy, Terms, Unread,
+};
 use crate::lease::Cleanup;
 use crate::runtime::Recipient;
 use crate::scripts::lock::Acquired;

@@ -57,11 +57,8 @@ use std::sync::Arc;
 use redlatch_client::sync::{Mutex, Thread, clock};
 
 use super::cohort::Cohort;
-use super::hold::Hold;
-use super::queue_entry::QueueEntry;
 use super::standing::{QueuedThread, Standing};
-use super::tenancy::Tenancy;
-use super::terms::Terms;
+use crate::hold::{Hold, Level, QueueEntry, Seat, Tenancy, Terms};
 use crate::scripts::{Chain, Mode};
 use crate::waiting::{Lead, Queue, Waiter, Wake};
 
@@ -69,11 +66,8 @@ use crate::waiting::{Lead, Queue, Waiter, Wake};
 mod explored_tests;
 #[cfg(all(test, models))]
 mod model_tests;
-mod seat;
 #[cfg(test)]
 mod tests;
-
-pub(crate) use seat::{Level, Seat};
 
 /// One name's seat, leadership and queue in this process. Of a read-write lock, two gates share
 /// the leadership and the queue: one has the readers' seat, one the writer's.

@@ -15,28 +15,11 @@ use std::time::Duration;
 
 use redlatch_client::sync::clock;
 
-use super::hold::Hold;
 use super::site::Site;
-use super::tenancy::Tenancy;
 use crate::error::{Error, ErrorKind};
+use crate::hold::{Hold, Tenancy};
 use crate::lease::Cleanup;
 use crate::scripts::Chain;
-
-impl Hold {
-    /// Called under the gate's mutex, when the thread leaves its level: nothing takes it back.
-    pub(super) fn keep_until(&self, until: u64) {
-        self.kept_until.fetch_max(until, Ordering::SeqCst);
-    }
-
-    pub(super) fn is_kept(&self) -> bool {
-        // Nearly always without a look at the clock.
-        self.kept_until.load(Ordering::SeqCst) != 0 && self.is_kept_at(clock::now())
-    }
-
-    pub(super) fn is_kept_at(&self, now: u64) -> bool {
-        now < self.kept_until.load(Ordering::SeqCst)
-    }
-}
 
 impl Site {
     /// Makes a hold that another process has just handed on, for 2 s, last for the lease of its

@@ -9,11 +9,8 @@ use redis::Value;
 use redlatch_client::pubsub::{Question, Tracked};
 use redlatch_client::sync::clock;
 
-use super::gate::Seat;
-use super::hold::Hold;
 use super::site::Site;
-use super::tenancy::Tenancy;
-use super::watch::Leaseholder;
+use crate::hold::{Hold, Leaseholder, Seat, Tenancy};
 use crate::lease::renewal::Attempt;
 use crate::runtime::Member;
 use crate::scripts::renewal::{self, Held, RenewalKind};

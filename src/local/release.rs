@@ -8,15 +8,11 @@ use std::time::Duration;
 use redlatch_client::sync::clock;
 use redlatch_client::{Command, Outcome};
 
-use super::HoldState;
-use super::gate::{LeaveOutcome, Level, Seat, Vacated};
-use super::hold::Hold;
-use super::queue_entry::{Leftover, QueueEntry};
+use super::gate::{LeaveOutcome, Vacated};
 use super::site::{Leaving, Site};
-use super::tenancy::Tenancy;
-use super::watch::Leaseholder;
 use crate::ask::Undo;
 use crate::error::{Error, ErrorKind, LostReason};
+use crate::hold::{Hold, HoldState, Leaseholder, Leftover, Level, QueueEntry, Seat, Tenancy};
 use crate::lease::Cleanup;
 use crate::scripts::lock::Released;
 use crate::scripts::{self, Chain, Mode, Owner, Trouble};

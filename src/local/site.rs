@@ -7,14 +7,10 @@ use redlatch_client::Route;
 use redlatch_client::pubsub::Tracked;
 use redlatch_client::sync::{Mutex, Thread, clock, is_forked};
 
-use super::gate::{Admitted, Gate, GateQueue, Need, Seat};
-use super::hold::Hold;
-use super::queue_entry::QueueEntry;
-use super::tenancy::Tenancy;
-use super::terms::Terms;
-use super::watch::{Leaseholder, Renewing};
+use super::gate::{Admitted, Gate, GateQueue, Need};
 use crate::ask::Asked;
 use crate::error::{Error, ErrorKind, LostReason};
+use crate::hold::{Hold, Leaseholder, QueueEntry, Renewing, Seat, Tenancy, Terms};
 use crate::lease::{Alarm, Cleanup, Renewal};
 use crate::runtime::{Core, Member};
 use crate::scripts::lock::LockScripts;

@@ -7,11 +7,9 @@ use std::sync::{Arc, Weak};
 use redlatch_client::Command;
 use redlatch_client::sync::{Mutex, Thread, clock};
 
-use super::hold::Hold;
-use super::line::scripts;
-use super::tenancy::Tenancy;
-use super::terms::Terms;
 use crate::ask::{Granted, Inbox, Told};
+use crate::hold::line::scripts;
+use crate::hold::{Hold, Tenancy, Terms};
 use crate::lease::Cleanup;
 use crate::runtime::{Core, GrantMessage, Message, Recipient};
 use crate::scripts::fair::{FairScripts, Followers, followers};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use redlatch_client::Command;
 
-use super::queue_entry::{details, kind};
+use crate::hold::{details, kind};
 use crate::lease::Cleanup;
 use crate::runtime::{Core, GrantMessage};
 use crate::scripts::lock::LockScripts;

@@ -18,7 +18,8 @@ use std::time::Duration;
 use redlatch_client::sync::clock;
 
 use crate::error::Error;
-use crate::local::{GateOutcome, Tenancy, Terms};
+use crate::hold::{Tenancy, Terms};
+use crate::local::GateOutcome;
 use crate::lock::{Handle, HeldLock, Variant};
 #[cfg(soak_mutants)]
 use crate::scripts::mutants;

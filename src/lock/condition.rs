@@ -9,7 +9,8 @@ use redlatch_client::{CancelToken, was_cut};
 #[cfg(doc)]
 use crate::client::Client;
 use crate::error::{Error, ErrorKind, LostReason};
-use crate::local::{HoldState, Leaseholder, Site, Tenancy};
+use crate::hold::{HoldState, Leaseholder, Tenancy};
+use crate::local::Site;
 use crate::lock::fair::FairLock;
 use crate::lock::fenced::FencedLock;
 use crate::lock::read_write::WriteLock;

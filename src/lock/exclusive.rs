@@ -2,7 +2,7 @@
 //! and a process hands it to the next. (A fair lock's hooks are in `lock/fair.rs`, those of a lock
 //! to read or to write in `lock/read_write.rs`.)
 //!
-//! `local/gate.rs` orders the threads of this process, `local/queue_entry.rs` is the process's
+//! `local/gate.rs` orders the threads of this process, `hold/queue_entry.rs` is the process's
 //! entry in the queue of processes, and `waiting/mod.rs` has the loop that calls these hooks.
 
 use std::sync::Arc;
@@ -11,7 +11,8 @@ use redlatch_client::sync::Thread;
 
 use super::Handle;
 use crate::error::{Error, LostReason};
-use crate::local::{GateOutcome, Leaseholder, Need, QueueEntry, Site, Tenancy};
+use crate::hold::{Leaseholder, QueueEntry, Tenancy};
+use crate::local::{GateOutcome, Need, Site};
 use crate::observer::Kind;
 use crate::waiting::{self, Claim, Enter, EnterOf, Lead, Leadership, Synchronizer, Try, Wait};
 
@@ -116,7 +117,7 @@ impl Synchronizer for Exclusive<'_> {
         tenancy: Arc<Tenancy>,
         claim: &Claim<'_, Need>,
     ) -> Result<Option<Arc<Tenancy>>, Error> {
-        // `Gate::admit` seats it, and the wheel gets an alarm for its renewal (`local/watch.rs`).
+        // `Gate::admit` seats it, and the wheel gets an alarm for its renewal (`hold/watch.rs`).
         if !self.0.site.admit(&tenancy, claim.need.terms)? {
             return Ok(None);
         }

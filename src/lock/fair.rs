@@ -8,7 +8,8 @@ use redlatch_client::sync::Thread;
 #[cfg(doc)]
 use crate::client::Client;
 use crate::error::{Error, LostReason};
-use crate::local::{GateOutcome, Leaseholder, Site, Tenancy, Terms};
+use crate::hold::{Leaseholder, Tenancy, Terms};
+use crate::local::{GateOutcome, Site};
 use crate::lock::{Handle, one_lock};
 use crate::observer::Kind;
 use crate::runtime::Session;

@@ -8,7 +8,8 @@ use redlatch_client::sync::Thread;
 #[cfg(doc)]
 use crate::client::Client;
 use crate::error::Error;
-use crate::local::{Site, Tenancy};
+use crate::hold::Tenancy;
+use crate::local::Site;
 use crate::lock::{Handle, HeldLock, Lock, LockGuard, OwnedLockGuard, exclusive, one_lock};
 use crate::runtime::Session;
 use crate::scripts::Trouble;

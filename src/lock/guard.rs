@@ -11,7 +11,8 @@ use redlatch_client::sync::{Thread, is_forked};
 use super::multi::GuardLevels;
 use super::{Handle, Lock};
 use crate::error::{Error, ErrorKind, LostReason};
-use crate::local::{HoldState, Leaving, Level, Site, Tenancy};
+use crate::hold::{HoldState, Level, Tenancy};
+use crate::local::{Leaving, Site};
 use crate::runtime::Core;
 #[cfg(soak_mutants)]
 use crate::scripts::mutants;

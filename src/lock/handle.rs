@@ -9,7 +9,8 @@ use redlatch_client::Limit;
 use redlatch_client::sync::{Thread, clock};
 
 use crate::error::{Error, ErrorKind, LostReason};
-use crate::local::{GateOutcome, Leaseholder, Leaving, Level, Need, Site, Tenancy, Terms};
+use crate::hold::{Leaseholder, Level, Tenancy, Terms};
+use crate::local::{GateOutcome, Leaving, Need, Site};
 use crate::runtime::Session;
 use crate::scripts::{self, Mode, Trouble};
 use crate::waiting::Wait;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{Handle, Lock, Variant};
-use crate::local::Terms;
+use crate::hold::Terms;
 
 /// A lock of one name: one of several in a [`MultiLock`](crate::MultiLock), or that of a
 /// [`Condition`](crate::Condition).

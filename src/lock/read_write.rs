@@ -7,7 +7,8 @@ use redlatch_client::sync::{Thread, clock};
 #[cfg(doc)]
 use crate::client::Client;
 use crate::error::{Error, ErrorKind, LostReason};
-use crate::local::{GateOutcome, Leaseholder, Leaving, Need, QueueEntry, Site, Tenancy};
+use crate::hold::{Leaseholder, QueueEntry, Tenancy};
+use crate::local::{GateOutcome, Leaving, Need, Site};
 use crate::lock::{Handle, one_lock};
 use crate::observer::{Kind, Way};
 use crate::runtime::Session;

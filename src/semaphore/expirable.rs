@@ -11,7 +11,7 @@ use super::permit_verbs;
 use crate::client::Client;
 use crate::config::check_time_to_live;
 use crate::error::{Error, ErrorKind};
-use crate::local::{Terms, check_lease};
+use crate::hold::{Terms, check_lease};
 use crate::runtime::Session;
 use crate::scripts::expirable_semaphore::Counts;
 use crate::scripts::renewal::{self, RenewalKind};

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::ask::Asked;
 use crate::error::{Error, ErrorKind, LostReason};
-use crate::local::{Hold, Tenancy, Terms};
+use crate::hold::{Hold, Tenancy, Terms};
 use crate::model::Server;
 use crate::observer::Kind;
 use crate::runtime::Core;

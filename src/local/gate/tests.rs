@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::ask::Asked;
-use crate::local::line::Line;
+use crate::hold::line::Line;
 use crate::scripts::{ClientId, FairKeys};
 use crate::waiting::Signal;
 

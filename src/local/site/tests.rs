@@ -9,8 +9,8 @@ use redlatch_testkit::{Server, wait_until};
 
 use super::*;
 use crate::config::ClientBuilder;
+use crate::hold::{GrantDetails, HoldState};
 use crate::lease::Task;
-use crate::local::{GrantDetails, HoldState};
 use crate::runtime::Session;
 use crate::scripts::Chain;
 use crate::waiting::{Claim, Listening, Try, Wait};

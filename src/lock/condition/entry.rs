@@ -27,8 +27,9 @@ use redlatch_client::sync::{Mutex, Thread, clock, is_forked, jitter};
 use redlatch_client::{Command, Outcome, ReplyReceiver, was_cut};
 
 use crate::error::{Error, ErrorKind};
+use crate::hold::{Hold, Registered};
 use crate::lease::{Cleanup, KeepAlive};
-use crate::local::{Hold, Registered, Site};
+use crate::local::Site;
 use crate::runtime::{Core, Member, Message, Recipient};
 use crate::scripts::condition::{ConditionScripts, Looked, Use, done};
 use crate::scripts::{ConditionKeys, Owner, Trouble};

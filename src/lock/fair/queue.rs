@@ -23,10 +23,11 @@ use redlatch_client::{Command, Outcome};
 
 use super::entry::FairEntry;
 use crate::error::Error;
+use crate::hold::line::{Line, scripts};
+use crate::hold::{Tenancy, Terms};
 use crate::lease::{Cleanup, KeepAlive, renewal};
-use crate::local::line::{Line, scripts};
+use crate::local::Site;
 use crate::local::standing::QueuedThread;
-use crate::local::{Site, Tenancy, Terms};
 use crate::runtime::{Core, Member};
 use crate::scripts::fair::{FairScripts, Followers, kept_alive};
 use crate::scripts::{FairKeys, Owner, Trouble};

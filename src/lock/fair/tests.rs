@@ -11,7 +11,7 @@ use redlatch_testkit::{Server, wait_until};
 use super::queue::Newcomer;
 use super::*;
 use crate::Client;
-use crate::local::HoldState;
+use crate::hold::HoldState;
 use crate::lock::{HeldLock, HeldLocks, LockGuard};
 use crate::waiting::Signal;
 

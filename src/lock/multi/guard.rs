@@ -8,7 +8,8 @@ use redlatch_client::sync::Mutex;
 
 use super::{MultiLock, Rule, quorum};
 use crate::error::{Error, ErrorKind, LostReason, Passing};
-use crate::local::{HoldState, Leaving};
+use crate::hold::HoldState;
+use crate::local::Leaving;
 use crate::lock::fenced::FencingToken;
 use crate::lock::{HeldLock, HeldLocks, Lock, LockGuard, OwnedLockGuard};
 use crate::runtime::Core;

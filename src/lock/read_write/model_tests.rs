@@ -12,7 +12,7 @@ use shuttle::thread::{self, JoinHandle};
 
 use super::{Mode, ReadWriteLock};
 use crate::error::{Error, ErrorKind, LostReason};
-use crate::local::Leaseholder;
+use crate::hold::Leaseholder;
 use crate::lock::{Lock, LockGuard};
 use crate::model::Server;
 use crate::runtime::{Core, Session};

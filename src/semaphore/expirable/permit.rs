@@ -9,7 +9,7 @@ use redlatch_client::sync::is_forked;
 use super::ExpirableSemaphore;
 use super::permit_lease::PermitLease;
 use crate::error::{Error, ErrorKind, LostReason};
-use crate::local::{HoldState, Tenancy};
+use crate::hold::{HoldState, Tenancy};
 use crate::scripts::PermitId;
 
 /// One permit of an [`ExpirableSemaphore`]. Dropping it gives it back.

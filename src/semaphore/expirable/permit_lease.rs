@@ -17,9 +17,9 @@ use redlatch_client::sync::{Mutex, Thread, clock};
 use super::site::ExpirableSite;
 use crate::ask::Asked;
 use crate::error::LostReason;
+use crate::hold::{Hold, Leaseholder, Renewing, Tenancy, Terms};
 use crate::lease::Alarm;
 use crate::lease::renewal::{Attempt, RenewalState};
-use crate::local::{Hold, Leaseholder, Renewing, Tenancy, Terms};
 use crate::runtime::Core;
 use crate::scripts::renewal::RenewalKind;
 use crate::scripts::{Owner, PermitId};
@@ -300,7 +300,7 @@ mod tests {
     use super::*;
     use crate::Client;
     use crate::error::ErrorKind;
-    use crate::local::HoldState;
+    use crate::hold::HoldState;
     use crate::semaphore::permits;
     use crate::waiting::Wait;
 

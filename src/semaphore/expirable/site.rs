@@ -13,8 +13,8 @@ use redlatch_client::{Outcome, ReplyReceiver, Route};
 use super::permit_lease::{PermitLease, PermitNeed};
 use crate::ask::Asked;
 use crate::error::{Error, ErrorKind, LostReason};
+use crate::hold::Leaseholder;
 use crate::lease::{Cleanup, Renewal};
-use crate::local::Leaseholder;
 use crate::observer::Kind;
 use crate::runtime::{Core, Member};
 use crate::scripts::expirable_semaphore::{

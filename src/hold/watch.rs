@@ -211,7 +211,7 @@ pub(crate) struct Renewing<'a> {
 
 impl Renewing<'_> {
     /// When to do the next thing about the hold.
-    pub(super) fn next(&self, holder: &impl Leaseholder) -> u64 {
+    pub(crate) fn next(&self, holder: &impl Leaseholder) -> u64 {
         let due = self.state.next(&holder.core().config, clock::now());
         due.at.min(self.tracked_from(holder))
     }
@@ -226,7 +226,7 @@ impl Renewing<'_> {
 
     /// The lease of a renewal that the caller must send now. `None`: there is none to send, or it is
     /// too late.
-    pub(super) fn begins(self, lease: Option<Duration>, now: u64) -> Option<Duration> {
+    pub(crate) fn begins(self, lease: Option<Duration>, now: u64) -> Option<Duration> {
         let lease = lease.filter(|_| now < self.hold.deadline())?;
         *self.attempt = self.attempt.sent();
         self.hold.ask(lease);

@@ -19,13 +19,13 @@ use crate::scripts::{FairKeys, Owner};
 pub(crate) struct Line {
     keys: Arc<FairKeys>,
     /// Taken after the gate's mutex.
-    pub(super) state: Mutex<LineState>,
+    pub(crate) state: Mutex<LineState>,
 }
 
-pub(super) struct LineState {
-    pub(super) followers: Followers,
+pub(crate) struct LineState {
+    pub(crate) followers: Followers,
     /// Owners that had the hold. They leave the queue when it is released.
-    pub(super) passed: Vec<Owner>,
+    pub(crate) passed: Vec<Owner>,
 }
 
 impl Line {
@@ -35,23 +35,23 @@ impl Line {
     }
 
     /// Whether other threads have had the hold after its owner, and still stand in Redis's queue.
-    pub(super) fn has_passed(&self) -> bool {
+    pub(crate) fn has_passed(&self) -> bool {
         !self.state.lock().passed.is_empty()
     }
 
     /// Releases its owner's hold and lets the next owner in.
-    pub(super) fn release_command(&self, core: &Core, lock: &str, owner: &Owner) -> Command {
+    pub(crate) fn release_command(&self, core: &Core, lock: &str, owner: &Owner) -> Command {
         scripts(core, lock, &self.keys).release_command(owner, &self.state.lock().passed)
     }
 
     /// Undoes anything that a late request of the owner may do.
-    pub(super) fn give_up_command(&self, core: &Core, lock: &str, owner: &Owner) -> Command {
+    pub(crate) fn give_up_command(&self, core: &Core, lock: &str, owner: &Owner) -> Command {
         scripts(core, lock, &self.keys).give_up_command(&owner.text())
     }
 
     /// Shortens the owner's hold that is kept for this long, and takes the threads that have had it after its
     /// owner off the queue.
-    pub(super) fn keep_command(
+    pub(crate) fn keep_command(
         &self,
         core: &Core,
         lock: &str,

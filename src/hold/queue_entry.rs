@@ -44,7 +44,7 @@ pub(crate) struct QueueEntry<D = GrantDetails, R = Mailbox> {
     pub(crate) owner: Owner,
     /// Keeps the owner live.
     live: Option<Live>,
-    pub(super) entry: Entry<D>,
+    pub(crate) entry: Entry<D>,
     /// The messages to it, from before its first request for an entry on. `None`: it has not asked
     /// for one. The hold that it becomes may keep this (`Hold::_registered`).
     pub(crate) mailbox: Option<Arc<Registered<R>>>,
@@ -53,18 +53,18 @@ pub(crate) struct QueueEntry<D = GrantDetails, R = Mailbox> {
 /// Where the messages to an owner go that stands in the queue, or has the lock since.
 #[derive(Debug)]
 pub(crate) struct Mailbox {
-    pub(super) name: Arc<str>,
-    pub(super) database: i64,
-    pub(super) is_fenced: bool,
-    pub(super) unread: Mutex<Unread>,
+    pub(crate) name: Arc<str>,
+    pub(crate) database: i64,
+    pub(crate) is_fenced: bool,
+    pub(crate) unread: Mutex<Unread>,
 }
 
 /// The messages that no thread has read.
 #[derive(Debug)]
-pub(super) struct Unread {
+pub(crate) struct Unread {
     /// The thread that waits for them.
-    pub(super) reader: Arc<Thread>,
-    pub(super) inbox: Inbox<GrantDetails>,
+    pub(crate) reader: Arc<Thread>,
+    pub(crate) inbox: Inbox<GrantDetails>,
 }
 
 /// The subscriber's thread calls it with what it hears on the client's own channel, where a script
@@ -102,7 +102,7 @@ impl Recipient for Mailbox {
 }
 
 /// What a lock was granted for, and what is said besides.
-pub(super) fn kind(details: &str) -> Option<(Mode, &str)> {
+pub(crate) fn kind(details: &str) -> Option<(Mode, &str)> {
     let (kind, rest) = details.split_once(',')?;
     let mode = match kind {
         "lock" => Mode::Lock,
@@ -114,7 +114,7 @@ pub(super) fn kind(details: &str) -> Option<(Mode, &str)> {
 }
 
 /// What a grant of this kind of lock says besides.
-pub(super) fn details(details: &str) -> Option<GrantDetails> {
+pub(crate) fn details(details: &str) -> Option<GrantDetails> {
     let (_, numbers) = kind(details)?;
     let mut numbers = numbers.split(',').map(str::parse);
     let (places, start, count) =
@@ -190,7 +190,7 @@ impl QueueEntry {
     }
 
     /// What was told and not read; it is read now.
-    pub(super) fn take_inbox(&self) -> Inbox<GrantDetails> {
+    pub(crate) fn take_inbox(&self) -> Inbox<GrantDetails> {
         let Some(mailbox) = &self.mailbox else { return Inbox::new() };
         mailbox.recipient.unread.lock().inbox.take()
     }
@@ -199,9 +199,9 @@ impl QueueEntry {
 /// What the server may have of an owner that does not want the lock any more.
 #[derive(Debug)]
 pub(crate) struct Leftover {
-    pub(super) undo: Undo,
+    pub(crate) undo: Undo,
     /// The longest lease that a request of the owner named.
-    pub(super) longest: Duration,
+    pub(crate) longest: Duration,
     /// Takes the owner out of queue and lock.
-    pub(super) command: Command,
+    pub(crate) command: Command,
 }

@@ -7,33 +7,35 @@ use std::time::Duration;
 
 use redlatch_client::sync::{Thread, clock};
 
+use super::tenancy::Tenancy;
+use super::terms::Terms;
+use super::watch::Renewing;
 use crate::lease::renewal::{Attempt, RenewalState};
-use crate::local::{Renewing, Tenancy, Terms};
 use crate::scripts::Mode;
 
 /// The tenancy that the process has now.
 #[derive(Debug)]
 pub(crate) struct Seat {
     pub(crate) tenancy: Arc<Tenancy>,
-    pub(super) levels: Levels,
+    pub(crate) levels: Levels,
     /// For a lock that threads share. (Boxed: a seat is moved, and most have none.)
     shared: Option<Box<SharedHold>>,
     /// When the hold was granted, or last passed.
-    pub(super) since: u64,
+    pub(crate) since: u64,
     /// Nobody waited for the hold by the server's last reply: other threads may join it.
-    pub(super) is_open: bool,
-    pub(in crate::local) attempt: Attempt,
+    pub(crate) is_open: bool,
+    pub(crate) attempt: Attempt,
     /// (Boxed: most have none.)
-    pub(in crate::local) kept: Option<Box<Kept>>,
+    pub(crate) kept: Option<Box<Kept>>,
 }
 
 /// What the seat keeps. Never dropped under the gate's mutex.
 #[derive(Debug, Default)]
-pub(in crate::local) struct Kept {
+pub(crate) struct Kept {
     /// The site, where a guard was forgotten.
-    pub(super) site: Option<Arc<dyn Any + Send + Sync>>,
+    pub(crate) site: Option<Arc<dyn Any + Send + Sync>>,
     /// Dropped when its thread, which waited on a condition, has left the lock again.
-    pub(in crate::local) until_left: Option<Box<dyn Any + Send>>,
+    pub(crate) until_left: Option<Box<dyn Any + Send>>,
 }
 
 #[derive(Debug, Default)]
@@ -137,7 +139,7 @@ impl Wanted {
 }
 
 impl Seat {
-    pub(super) fn new(tenancy: Arc<Tenancy>, terms: Terms) -> Self {
+    pub(crate) fn new(tenancy: Arc<Tenancy>, terms: Terms) -> Self {
         let since = tenancy.began();
         let is_open = tenancy.hold().details.places == 0;
         let level = Level::since(terms, since);
@@ -156,18 +158,18 @@ impl Seat {
     }
 
     /// The seat of the next thread, to which the hold is passed. A renewal that is sent stays sent.
-    pub(super) fn passed_to(&self, next: &Arc<Tenancy>, terms: Terms) -> Self {
+    pub(crate) fn passed_to(&self, next: &Arc<Tenancy>, terms: Terms) -> Self {
         let attempt =
             if self.attempt.is_sent() { Attempt::Sent { failed: 0 } } else { Attempt::Done };
         Self { attempt, ..Self::new(Arc::clone(next), terms) }
     }
 
-    pub(super) fn is(&self, tenancy: &Arc<Tenancy>) -> bool {
+    pub(crate) fn is(&self, tenancy: &Arc<Tenancy>) -> bool {
         Arc::ptr_eq(&self.tenancy, tenancy)
     }
 
     /// Whether `tenancy` is one of the hold's tenants.
-    pub(super) fn has(&mut self, tenancy: &Arc<Tenancy>) -> bool {
+    pub(crate) fn has(&mut self, tenancy: &Arc<Tenancy>) -> bool {
         self.is(tenancy) || self.beside(tenancy).is_some()
     }
 
@@ -176,7 +178,7 @@ impl Seat {
         self.tenants().map(|(tenancy, _)| tenancy)
     }
 
-    pub(super) fn tenants(&self) -> impl Iterator<Item = (&Arc<Tenancy>, &Levels)> {
+    pub(crate) fn tenants(&self) -> impl Iterator<Item = (&Arc<Tenancy>, &Levels)> {
         let beside = self.shared.iter().flat_map(|shared| shared.beside.iter());
         let beside = beside.map(|tenant| (&tenant.tenancy, &tenant.levels));
         std::iter::once((&self.tenancy, &self.levels)).chain(beside)
@@ -188,7 +190,7 @@ impl Seat {
     }
 
     /// A thread's tenancy and its levels.
-    pub(super) fn tenant(&mut self, thread: &Thread) -> Option<(&Arc<Tenancy>, &mut Levels)> {
+    pub(crate) fn tenant(&mut self, thread: &Thread) -> Option<(&Arc<Tenancy>, &mut Levels)> {
         if self.tenancy.thread.id() == thread.id() {
             return Some((&self.tenancy, &mut self.levels));
         }
@@ -199,7 +201,7 @@ impl Seat {
     }
 
     /// The levels of one of the hold's tenants.
-    pub(super) fn levels_of(&mut self, tenancy: &Arc<Tenancy>) -> Option<&mut Levels> {
+    pub(crate) fn levels_of(&mut self, tenancy: &Arc<Tenancy>) -> Option<&mut Levels> {
         if self.is(tenancy) {
             return Some(&mut self.levels);
         }
@@ -207,7 +209,7 @@ impl Seat {
     }
 
     /// Adds a tenant to a shared hold.
-    pub(super) fn join(&mut self, tenancy: Arc<Tenancy>, terms: Terms, now: u64) {
+    pub(crate) fn join(&mut self, tenancy: Arc<Tenancy>, terms: Terms, now: u64) {
         let level = Level::since(terms, now);
         let tenant = Tenant { tenancy, levels: Levels::of(level) };
         self.shared.get_or_insert_default().beside.push(tenant);
@@ -217,7 +219,7 @@ impl Seat {
     /// Ends a level, and returns whether `tenancy` has levels left. `None`: the level is the only
     /// one of the whole seat, or is not there, and nothing has changed.
     #[inline]
-    pub(super) fn step(&mut self, tenancy: &Arc<Tenancy>, which: Option<Level>) -> Option<bool> {
+    pub(crate) fn step(&mut self, tenancy: &Arc<Tenancy>, which: Option<Level>) -> Option<bool> {
         let Some(shared) = &mut self.shared else {
             let ended = self.is(tenancy).then(|| self.levels.end(which));
             return ended.flatten().map(|_| true);
@@ -245,7 +247,7 @@ impl Seat {
 
     /// A tenant has taken this level.
     #[inline]
-    pub(super) fn want(&mut self, level: Level) {
+    pub(crate) fn want(&mut self, level: Level) {
         if let Some(shared) = &mut self.shared {
             shared.wanted.add(level);
             self.tenancy.hold().ends_by(shared.wanted.until());
@@ -253,14 +255,14 @@ impl Seat {
     }
 
     /// When the last level of `tenancy` ends by itself.
-    pub(super) fn last_end(&mut self, tenancy: &Arc<Tenancy>) -> Option<u64> {
+    pub(crate) fn last_end(&mut self, tenancy: &Arc<Tenancy>) -> Option<u64> {
         self.shared.as_ref()?;
         let levels = self.levels_of(tenancy)?;
         Some(levels.inner.last().unwrap_or(&levels.outer).ends)
     }
 
     /// The thread that `left` a seat to wait goes on in this one, which it has alone.
-    pub(super) fn exchange(&mut self, left: &mut Self) {
+    pub(crate) fn exchange(&mut self, left: &mut Self) {
         std::mem::swap(&mut self.tenancy, &mut left.tenancy);
         std::mem::swap(&mut self.levels, &mut left.levels);
         std::mem::swap(&mut self.kept, &mut left.kept);
@@ -274,7 +276,7 @@ impl Seat {
     }
 
     /// The longest lease of a level that wants no watchdog.
-    pub(in crate::local) fn longest_fixed(&self) -> Option<Duration> {
+    pub(crate) fn longest_fixed(&self) -> Option<Duration> {
         self.levels.all().filter(|level| !level.is_watched()).map(Level::lease).max()
     }
 
@@ -285,12 +287,12 @@ impl Seat {
     }
 
     /// The hold, as its renewal sees it in this state.
-    pub(in crate::local) fn renewing(&mut self, state: RenewalState) -> Renewing<'_> {
+    pub(crate) fn renewing(&mut self, state: RenewalState) -> Renewing<'_> {
         Renewing { hold: self.tenancy.hold(), state, attempt: &mut self.attempt }
     }
 
     /// The state on which the hold's renewal depends.
-    pub(in crate::local) fn renewal_state(&self) -> RenewalState {
+    pub(crate) fn renewal_state(&self) -> RenewalState {
         let watching = |tenancy: &Tenancy, levels: &Levels| {
             let is_alive = !tenancy.thread.is_dead();
             is_alive.then(|| levels.watched()).flatten().map(|lease| (tenancy.began(), lease))
@@ -310,10 +312,7 @@ impl Seat {
 
     /// As [`renewal_state`](Self::renewal_state), without a look at all tenants: `watching` is when
     /// the last tenant that wants renewals came, and the longest lease that such a tenant wants.
-    pub(in crate::local) fn renewal_state_of(
-        &self,
-        watching: Option<(u64, Duration)>,
-    ) -> RenewalState {
+    pub(crate) fn renewal_state_of(&self, watching: Option<(u64, Duration)>) -> RenewalState {
         let hold = &self.tenancy.hold();
         RenewalState {
             granted: self.since,
@@ -365,7 +364,7 @@ impl Level {
 
     /// A level that a thread takes.
     #[inline]
-    pub(super) fn since(terms: Terms, now: u64) -> Self {
+    pub(crate) fn since(terms: Terms, now: u64) -> Self {
         let lease = terms.nanos();
         Self { lease, ends: if terms.is_watched() { NEVER } else { now.saturating_add(lease) } }
     }
@@ -394,10 +393,10 @@ impl From<Terms> for Level {
 
 /// How often the thread took the lock, and on what terms each time.
 #[derive(Debug)]
-pub(super) struct Levels {
-    pub(super) outer: Level,
+pub(crate) struct Levels {
+    pub(crate) outer: Level,
     /// The levels further in, the last one last.
-    pub(super) inner: Vec<Level>,
+    pub(crate) inner: Vec<Level>,
 }
 
 impl Levels {
@@ -414,13 +413,13 @@ impl Levels {
         self.all().filter(|level| level.is_watched()).map(Level::lease).max()
     }
 
-    pub(super) fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         1 + self.inner.len()
     }
 
     /// Takes a level more. `None`: there are too many.
     #[inline]
-    pub(super) fn deepen(&mut self, terms: Terms, now: u64) -> Option<Level> {
+    pub(crate) fn deepen(&mut self, terms: Terms, now: u64) -> Option<Level> {
         let level = Level::since(terms, now);
         (self.count() < DEEPEST).then(|| self.inner.push(level)).map(|()| level)
     }

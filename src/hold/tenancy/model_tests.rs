@@ -11,9 +11,8 @@ use shuttle::thread;
 
 use crate::ask::Asked;
 use crate::error::LostReason;
-use crate::local::{
-    GateOutcome, Hold, HoldState, Leaseholder, Leaving, Need, Site, Tenancy, Terms,
-};
+use crate::hold::{Hold, HoldState, Leaseholder, Tenancy, Terms};
+use crate::local::{GateOutcome, Leaving, Need, Site};
 use crate::model::Server;
 use crate::runtime::Core;
 use crate::scripts::Mode;

@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use redlatch_client::sync::{Mutex, Thread, clock, is_forked};
 
-use super::HoldState;
 use super::hold::Hold;
 use crate::error::LostReason;
 use crate::observer::Event;
@@ -19,6 +18,34 @@ use crate::scripts::mutants;
 use crate::snapshot::Held;
 
 pub(super) type Callback = Box<dyn FnOnce(LostReason) + Send>;
+
+/// The state of a guard's hold, as far as this process knows it.
+///
+/// ```no_run
+/// use redlatch::{HoldState, LockGuard};
+///
+/// fn report(guard: &LockGuard) -> String {
+///     match guard.state() {
+///         HoldState::Held => "held".to_owned(),
+///         HoldState::Unconfirmed => format!("held for {:?} more", guard.remaining()),
+///         HoldState::Lost(why) => format!("lost: {why}"),
+///         _ => "released".to_owned(),
+///     }
+/// }
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum HoldState {
+    /// Held, and the last renewal, if there was one, succeeded.
+    Held,
+    /// Held until the known deadline, but the last renewal failed, and the client tries again.
+    Unconfirmed,
+    /// No longer held, although no thread released it.
+    Lost(LostReason),
+    /// Released by this guard or by `unlock`; or the thread waits on a
+    /// [`Condition`](crate::Condition), or could not take the lock again after such a wait.
+    Released,
+}
 
 /// One thread's use of a hold. It outlasts waits on conditions, each of which exchanges the hold.
 ///
@@ -131,7 +158,7 @@ impl Tenancy {
     /// During the wait the tenancy has stepped down and has not ended: its guards say "released",
     /// and keep the callbacks that they get. No loss: only the thread that takes it out of its seat
     /// tells it of a loss, and its own thread has done that.
-    pub(super) fn exchange(&self, again: &Self) -> Arc<Hold> {
+    pub(crate) fn exchange(&self, again: &Self) -> Arc<Hold> {
         let exchanged =
             self.exchanged.get_or_init(|| Box::new(Mutex::new(Arc::clone(&self.first))));
         let before = std::mem::replace(&mut *exchanged.lock(), again.hold().into_owned());

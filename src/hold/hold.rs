@@ -82,7 +82,7 @@ pub(crate) struct Hold {
     /// See [`is_tracked`](Self::is_tracked).
     pub(super) tracked: AtomicBool,
     /// Until when no thread releases it, on [`clock`]; or zero: see `keep.rs`.
-    pub(super) kept_until: AtomicU64,
+    pub(crate) kept_until: AtomicU64,
 }
 
 /// Keeps an owner live, from before its first request until its hold is released, or until no thread
@@ -374,6 +374,21 @@ impl Hold {
                 // For a provisional hold, of its first lease: the next thread raises it to its own.
                 left >= self.granted_lease.min(terms.nanos()) / 10 * 9
             }
+    }
+
+    /// The hold is kept (`keep.rs`) until then, at least. Called under the gate's mutex, when the
+    /// thread leaves its level: nothing takes it back.
+    pub(crate) fn keep_until(&self, until: u64) {
+        self.kept_until.fetch_max(until, Ordering::SeqCst);
+    }
+
+    pub(crate) fn is_kept(&self) -> bool {
+        // Nearly always without a look at the clock.
+        self.kept_until.load(Ordering::SeqCst) != 0 && self.is_kept_at(clock::now())
+    }
+
+    pub(crate) fn is_kept_at(&self, now: u64) -> bool {
+        now < self.kept_until.load(Ordering::SeqCst)
     }
 
     pub(super) fn tokens_used(&self) -> u16 {

@@ -1,0 +1,25 @@
+//! A lock that this process holds: who has it, until when, and whether it was lost.
+//!
+//! A *hold* is one owner id on one key in Redis. A *tenancy* is one thread's use of a hold. A grant
+//! makes a hold and its first tenancy; a pass within the process makes a new tenancy of the same
+//! hold; a wait on a condition exchanges the hold of a tenancy. A guard names its tenancy, so a
+//! guard of an earlier tenancy does nothing to the next.
+
+mod cut;
+mod hold;
+pub(crate) mod line;
+mod queue_entry;
+mod registered;
+mod seat;
+mod tenancy;
+mod terms;
+mod watch;
+
+pub(crate) use hold::{GrantDetails, Hold};
+pub(crate) use queue_entry::{Leftover, Mailbox, QueueEntry, Unread, details, kind};
+pub(crate) use registered::Registered;
+pub(crate) use seat::{Level, Seat};
+pub use tenancy::HoldState;
+pub(crate) use tenancy::Tenancy;
+pub(crate) use terms::{Terms, check_lease};
+pub(crate) use watch::{Leaseholder, Renewing};
