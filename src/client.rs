@@ -12,7 +12,6 @@ use crate::error::Error;
 #[cfg(doc)]
 use crate::error::{ErrorKind, LostReason};
 use crate::latch::CountDownLatch;
-use crate::local;
 use crate::lock::condition;
 use crate::lock::fair::FairLock;
 use crate::lock::fenced::FencedLock;
@@ -20,6 +19,7 @@ use crate::lock::read_write::ReadWriteLock;
 use crate::lock::reentrant::ReentrantLock;
 use crate::runtime::{Core, Message, Session};
 use crate::semaphore::{ExpirableSemaphore, Semaphore};
+use crate::site;
 use crate::snapshot::Snapshot;
 use crate::status::Status;
 
@@ -324,16 +324,16 @@ impl ClientBuilder {
 /// Handles a script's message to an owner of this client that no longer waits.
 pub(crate) fn unclaimed(core: &Arc<Core>, owner: u64, news: &Message<'_>) {
     match news {
-        Message::Ask { lock } => local::standing::take_out(core, owner, lock),
+        Message::Ask { lock } => site::standing::take_out(core, owner, lock),
         Message::Grant(grant) => {
-            local::give_back_unclaimed(core, owner, grant);
-            local::standing::give_back_unclaimed(core, owner, grant);
+            site::give_back_unclaimed(core, owner, grant);
+            site::standing::give_back_unclaimed(core, owner, grant);
         }
         Message::Notified { database, waiting } => {
             condition::pass_on(core, owner, *database, waiting);
         }
         Message::Open { database, lock, .. } => {
-            local::give_up_unclaimed(core, owner, *database, lock);
+            site::give_up_unclaimed(core, owner, *database, lock);
         }
     }
 }

@@ -21,7 +21,6 @@ use crate::client::Client;
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::hold::Tenancy;
 use crate::lease::{Renewal, Task};
-use crate::local::Site;
 use crate::lock::Part as _;
 use crate::lock::fenced::{FencedLock, FencingToken, OwnedFencedLockGuard};
 use crate::runtime::Session;
@@ -29,6 +28,7 @@ use crate::scripts::ElectionKeys;
 use crate::scripts::election::{ElectionScripts, Recorded};
 #[cfg(soak_mutants)]
 use crate::scripts::mutants;
+use crate::site::Site;
 use crate::waiting::{Endurance, Wait, await_confirmation, doze, outlast, slow_poll_or};
 
 /// An election, in which processes agree on one of them, the leader. Made by

@@ -146,7 +146,6 @@ mod hold;
 mod in_memory;
 mod latch;
 mod lease;
-mod local;
 mod lock;
 #[cfg(feature = "metrics")]
 mod metrics;
@@ -156,6 +155,7 @@ mod observer;
 mod runtime;
 mod scripts;
 mod semaphore;
+mod site;
 mod snapshot;
 mod status;
 mod waiting;

@@ -344,7 +344,7 @@ mod tests {
                     "lock/guard.rs",
                     "waiting/mod.rs",
                     "hold/tenancy.rs",
-                    "local/site.rs",
+                    "site/site.rs",
                 ];
                 let read = |it| fs::read_to_string(library.join("src").join(it)).unwrap();
                 let name = format!("mutants::is(\"{}\")", mutant.name);

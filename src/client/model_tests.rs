@@ -14,11 +14,11 @@ use super::Client;
 use crate::error::{Error, ErrorKind};
 use crate::hold::Leaseholder;
 use crate::lease::Job;
-use crate::local::Site;
 use crate::lock::{Lock, LockGuard};
 use crate::model::Server;
 use crate::runtime::{Core, Session};
 use crate::scripts::renewal::Held;
+use crate::site::Site;
 
 const NAME: &str = "name";
 const ROUNDS: usize = 3;

@@ -2,7 +2,7 @@
 //! its release before that time nor the death of its holder lets another thread in.
 //!
 //! The thread takes two levels. The first one has a fixed lease of that time, so the server keeps
-//! it even if this process dies. It is [left](crate::local::Leaving::ToExpire) to its end when the
+//! it even if this process dies. It is [left](crate::site::Leaving::ToExpire) to its end when the
 //! guard is made, so this process does not release it before that time. The second level is the
 //! guard's. If it is watched, the watchdog renews it when the rest is less than its lease, so work
 //! that takes longer keeps the lock.
@@ -19,10 +19,10 @@ use redlatch_client::sync::clock;
 
 use crate::error::Error;
 use crate::hold::{Tenancy, Terms};
-use crate::local::GateOutcome;
 use crate::lock::{Handle, HeldLock, Variant};
 #[cfg(soak_mutants)]
 use crate::scripts::mutants;
+use crate::site::GateOutcome;
 use crate::waiting::Wait;
 
 impl HeldLock {

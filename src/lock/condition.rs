@@ -10,7 +10,6 @@ use redlatch_client::{CancelToken, was_cut};
 use crate::client::Client;
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::hold::{HoldState, Leaseholder, Tenancy};
-use crate::local::Site;
 use crate::lock::fair::FairLock;
 use crate::lock::fenced::FencedLock;
 use crate::lock::read_write::WriteLock;
@@ -18,6 +17,7 @@ use crate::lock::reentrant::ReentrantLock;
 use crate::lock::{HeldLock, HeldLocks, Lock, LockGuard, Part};
 use crate::scripts::condition::ConditionScripts;
 use crate::scripts::{ConditionKeys, Trouble};
+use crate::site::Site;
 use crate::waiting::Wait;
 
 pub(crate) use self::entry::pass_on;

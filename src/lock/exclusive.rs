@@ -2,7 +2,7 @@
 //! and a process hands it to the next. (A fair lock's hooks are in `lock/fair.rs`, those of a lock
 //! to read or to write in `lock/read_write.rs`.)
 //!
-//! `local/gate.rs` orders the threads of this process, `hold/queue_entry.rs` is the process's
+//! `site/gate.rs` orders the threads of this process, `hold/queue_entry.rs` is the process's
 //! entry in the queue of processes, and `waiting/mod.rs` has the loop that calls these hooks.
 
 use std::sync::Arc;
@@ -12,8 +12,8 @@ use redlatch_client::sync::Thread;
 use super::Handle;
 use crate::error::{Error, LostReason};
 use crate::hold::{Leaseholder, QueueEntry, Tenancy};
-use crate::local::{GateOutcome, Need, Site};
 use crate::observer::Kind;
+use crate::site::{GateOutcome, Need, Site};
 use crate::waiting::{self, Claim, Enter, EnterOf, Lead, Leadership, Synchronizer, Try, Wait};
 
 /// See the module.

@@ -9,11 +9,11 @@ use redlatch_client::sync::Thread;
 use crate::client::Client;
 use crate::error::{Error, LostReason};
 use crate::hold::{Leaseholder, Tenancy, Terms};
-use crate::local::{GateOutcome, Site};
 use crate::lock::{Handle, one_lock};
 use crate::observer::Kind;
 use crate::runtime::Session;
 use crate::scripts::{self, Trouble};
+use crate::site::{GateOutcome, Site};
 use crate::waiting::{
     Claim, Enter, EnterOf, Lead, Leadership, Queued, Synchronizer, Try, Wait, acquire,
 };

@@ -9,10 +9,10 @@ use redlatch_client::sync::Thread;
 use crate::client::Client;
 use crate::error::Error;
 use crate::hold::Tenancy;
-use crate::local::Site;
 use crate::lock::{Handle, HeldLock, Lock, LockGuard, OwnedLockGuard, exclusive, one_lock};
 use crate::runtime::Session;
 use crate::scripts::Trouble;
+use crate::site::Site;
 use crate::waiting::Wait;
 
 /// A re-entrant lock for a data store that can refuse late writers. Each guard has a *fencing

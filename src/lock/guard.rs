@@ -12,10 +12,10 @@ use super::multi::GuardLevels;
 use super::{Handle, Lock};
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::hold::{HoldState, Level, Tenancy};
-use crate::local::{Leaving, Site};
 use crate::runtime::Core;
 #[cfg(soak_mutants)]
 use crate::scripts::mutants;
+use crate::site::{Leaving, Site};
 use crate::waiting::Wait;
 
 /// A held lock. Dropping it releases the lock.

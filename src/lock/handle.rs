@@ -10,9 +10,9 @@ use redlatch_client::sync::{Thread, clock};
 
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::hold::{Leaseholder, Level, Tenancy, Terms};
-use crate::local::{GateOutcome, Leaving, Need, Site};
 use crate::runtime::Session;
 use crate::scripts::{self, Mode, Trouble};
+use crate::site::{GateOutcome, Leaving, Need, Site};
 use crate::waiting::Wait;
 
 /// How a handle differs from another one of its lock.

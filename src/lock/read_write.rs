@@ -8,11 +8,11 @@ use redlatch_client::sync::{Thread, clock};
 use crate::client::Client;
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::hold::{Leaseholder, QueueEntry, Tenancy};
-use crate::local::{GateOutcome, Leaving, Need, Site};
 use crate::lock::{Handle, one_lock};
 use crate::observer::{Kind, Way};
 use crate::runtime::Session;
 use crate::scripts::{Mode, Replied, Trouble};
+use crate::site::{GateOutcome, Leaving, Need, Site};
 use crate::waiting::{
     Claim, Enter, EnterOf, Lead, Leadership, Listening, Queued, Synchronizer, Try, Wait, acquire,
 };

@@ -14,10 +14,10 @@ use redlatch_client::sync::Thread;
 use crate::client::Client;
 use crate::error::Error;
 use crate::hold::Tenancy;
-use crate::local::Site;
 use crate::lock::{Handle, exclusive, one_lock};
 use crate::runtime::Session;
 use crate::scripts::Trouble;
+use crate::site::Site;
 use crate::waiting::Wait;
 
 /// A lock for one thread at a time, across processes and machines. Its holder may take it again. It

@@ -12,10 +12,10 @@ use shuttle::thread;
 use crate::ask::Asked;
 use crate::error::LostReason;
 use crate::hold::{Hold, HoldState, Leaseholder, Tenancy, Terms};
-use crate::local::{GateOutcome, Leaving, Need, Site};
 use crate::model::Server;
 use crate::runtime::Core;
 use crate::scripts::Mode;
+use crate::site::{GateOutcome, Leaving, Need, Site};
 use crate::waiting::Leadership;
 
 const LEASE: Duration = Duration::from_secs(30);

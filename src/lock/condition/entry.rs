@@ -29,10 +29,10 @@ use redlatch_client::{Command, Outcome, ReplyReceiver, was_cut};
 use crate::error::{Error, ErrorKind};
 use crate::hold::{Hold, Registered};
 use crate::lease::{Cleanup, KeepAlive};
-use crate::local::Site;
 use crate::runtime::{Core, Member, Message, Recipient};
 use crate::scripts::condition::{ConditionScripts, Looked, Use, done};
 use crate::scripts::{ConditionKeys, Owner, Trouble};
+use crate::site::Site;
 use crate::waiting::{Endurance, Wait, await_confirmation, doze};
 
 /// How often a waiter without messages looks. The death of a waiter notified before it costs it no

@@ -17,11 +17,11 @@ use crate::ask::{Asked, By, Entered, Event, Inbox, Reply};
 use crate::error::Error;
 use crate::hold::{GrantDetails, Hold, QueueEntry, Registered, Tenancy, Terms};
 use crate::lease::Cleanup;
-use crate::local::standing::{FairInbox, QueuedThread};
-use crate::local::{Leaving, Site};
 use crate::runtime::Core;
 use crate::scripts::fair::{FairAcquired, Followers, Others, over};
 use crate::scripts::{Replied, Trouble};
+use crate::site::standing::{FairInbox, QueuedThread};
+use crate::site::{Leaving, Site};
 use crate::waiting::{Lead, Listening, Queued, Try, slow_poll};
 
 const SHORTEST_ASK: Duration = Duration::from_millis(20);

@@ -9,10 +9,10 @@ use redlatch_client::sync::Mutex;
 use super::{MultiLock, Rule, quorum};
 use crate::error::{Error, ErrorKind, LostReason, Passing};
 use crate::hold::HoldState;
-use crate::local::Leaving;
 use crate::lock::fenced::FencingToken;
 use crate::lock::{HeldLock, HeldLocks, Lock, LockGuard, OwnedLockGuard};
 use crate::runtime::Core;
+use crate::site::Leaving;
 
 /// Several held locks, or the majority of a quorum. Dropping the guard releases them all. Made by
 /// [`MultiLock::lock`].

@@ -22,8 +22,8 @@ use redlatch_client::sync::{Thread, clock, jitter};
 use super::guard::GuardLevels;
 use super::{MOST_LOST, MultiLock, Rule};
 use crate::error::{Error, ErrorKind, Passing};
-use crate::local::Leaving;
 use crate::lock::{Handle, HeldLock, Part};
+use crate::site::Leaving;
 use crate::waiting::{Endurance, Wait, doze};
 
 /// The pause after the first failed round; twice as long after each further one, up to the longest.

@@ -1,14 +1,14 @@
 //! One read-write lock in one client: the site of its readers' shared hold, and the site of its
-//! writer's hold. Both are behind one gate (`local/gate.rs`), which has the one queue in which
+//! writer's hold. Both are behind one gate (`site/gate.rs`), which has the one queue in which
 //! threads of both kinds stand, with one leadership.
 
 use std::fmt;
 use std::sync::Arc;
 
 use crate::lease::Renewal;
-use crate::local::{Gate, Site};
 use crate::runtime::{Core, Member};
 use crate::scripts::Mode;
+use crate::site::{Gate, Site};
 use crate::snapshot::Held;
 use crate::waiting::Queued;
 

@@ -8,8 +8,8 @@ use std::time::Duration;
 use super::*;
 use crate::ask::Asked;
 use crate::hold::line::Line;
-use crate::local::standing::FairInbox;
 use crate::scripts::{ClientId, FairKeys};
+use crate::site::standing::FairInbox;
 use crate::waiting::Signal;
 
 const TERMS: Terms = Terms::watched(Duration::from_secs(30));

@@ -8,10 +8,10 @@ use redlatch_testkit::Server;
 
 use super::*;
 use crate::config::ClientBuilder;
-use crate::local::Gate;
 use crate::runtime::Session;
 use crate::scripts::fair::FairScripts;
 use crate::scripts::{FairKeys, Mode};
+use crate::site::Gate;
 
 const LEASE: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_secs(10);
