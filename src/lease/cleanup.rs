@@ -37,13 +37,19 @@ pub(crate) struct Cleanup {
     /// The server has answered an [undo](What::Undo). It is sent again only since the undone
     /// request may come late.
     was_answered: bool,
+    /// The command that was sent last is the one with which it may be done.
+    is_last: bool,
 }
+
+/// The command to send now, and whether the cleanup may be done with it.
+type Next = (Command, bool);
 
 enum What {
     /// Done at its time, or once [settled](is_settled) after `enough`. Once is not enough: a server
-    /// that stalls may read a release before the acquire that an old connection still has. (The
-    /// command may depend on the time.) Once it was answered, it is not sent again before `from`.
-    Undo { command: Box<dyn Fn() -> Command + Send>, from: u64, enough: u64 },
+    /// that stalls may read a release before the acquire that an old connection still has. Once it
+    /// was answered, it is not sent again before `from`: the command may be another one from then
+    /// on, and the answer to the earlier one may come later than that.
+    Undo { next: Box<dyn Fn() -> Next + Send>, from: u64, enough: u64 },
     /// Done at its time, or once settled.
     Tell(Command),
     /// Done once the server has applied it, or says that it is too late.
@@ -86,20 +92,21 @@ impl Cleanup {
         Self::new(name, What::Tell(release), lease)
     }
 
-    /// A hold that is kept until `ends`, and released then: `command` does the one or the other.
+    /// A hold that is kept until `ends`, and released then: `next` does the one or the other, and
+    /// says whether it releases.
     /// Sent as for [`released`](Self::released) from then on; for 10 minutes at least, if a copy of
     /// its request may come late.
     pub(crate) fn kept(
         name: &Arc<str>,
-        command: impl Fn() -> Command + Send + 'static,
+        next: impl Fn() -> Next + Send + 'static,
         ends: u64,
         lease: Duration,
         in_doubt: bool,
     ) -> Self {
         let late = clock::nanos(if in_doubt { LATEST } else { Duration::ZERO });
         let until = ends.saturating_add(clock::nanos(lease).max(late));
-        let (command, enough) = (Box::new(command), ends.saturating_add(late));
-        let undo = What::Undo { command, from: ends, enough };
+        let (next, enough) = (Box::new(next), ends.saturating_add(late));
+        let undo = What::Undo { next, from: ends, enough };
         Self { until, ..Self::new(name, undo, Duration::ZERO) }
     }
 
@@ -158,8 +165,8 @@ impl Cleanup {
     /// Sends a command for `lasts`, and only until it is answered after `enough`.
     fn undo(name: &Arc<str>, command: Command, lasts: Duration, enough: Duration) -> Self {
         let enough = clock::now().saturating_add(clock::nanos(enough));
-        let command = Box::new(move || command.clone());
-        Self::new(name, What::Undo { command, from: 0, enough }, lasts)
+        let next = Box::new(move || (command.clone(), true));
+        Self::new(name, What::Undo { next, from: 0, enough }, lasts)
     }
 
     /// Due now.
@@ -175,6 +182,7 @@ impl Cleanup {
             tried: 0,
             retry: FIRST_RETRY,
             was_answered: false,
+            is_last: true,
         }
     }
 
@@ -193,9 +201,13 @@ impl Cleanup {
     }
 
     /// The command to send now; `None`: none any more.
-    pub(crate) fn command(&self) -> Option<Command> {
+    pub(crate) fn command(&mut self) -> Option<Command> {
         match &self.what {
-            What::Undo { command, .. } => Some(command()),
+            What::Undo { next, .. } => {
+                let (command, is_last) = next();
+                self.is_last = is_last;
+                Some(command)
+            }
             What::Tell(command) | What::Request(command, ..) => Some(command.clone()),
             What::Debt(debtor) => debtor.command(),
             What::KeepAlive(keep_alive) => keep_alive.upgrade()?.command(),
@@ -245,7 +257,9 @@ impl Cleanup {
     /// Whether it is done with this outcome.
     fn is_done(&self, outcome: &Outcome, resent: bool, now: u64, watchdog: &Watchdog) -> bool {
         match &self.what {
-            What::Undo { enough, .. } => now >= self.until || is_settled(outcome) && now >= *enough,
+            What::Undo { enough, .. } => {
+                now >= self.until || is_settled(outcome) && self.is_last && now >= *enough
+            }
             What::Tell(_) => now >= self.until || is_settled(outcome),
             What::Request(_, requests, request_id, permits) => {
                 let late = matches!(outcome, Ok(reply) if requests.is_late(reply));
@@ -363,6 +377,7 @@ impl fmt::Debug for Cleanup {
 #[cfg(test)]
 mod tests {
     use std::io;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     use redis::Value;
 
@@ -413,6 +428,26 @@ mod tests {
                 assert!(!is_done(&open, (lasts - 1) * SECOND), "{what}: not done yet: {open:?}");
                 assert!(is_done(&open, (lasts + 1) * SECOND), "{what}: over: {open:?}");
             }
+        }
+    }
+
+    /// A slow server answers the shortening of a kept hold when the hold should have ended. The
+    /// release is still to come.
+    #[test]
+    fn a_kept_hold_is_not_done_with_the_answer_to_an_earlier_command() {
+        let (name, ends) = (Arc::from("name"), clock::now() + SECOND);
+        let releases = Arc::new(AtomicBool::new(false));
+        let next = {
+            let releases = Arc::clone(&releases);
+            move || (Command::plain(&[b"PING"]), releases.load(Ordering::Relaxed))
+        };
+        let mut cleanup = Cleanup::kept(&name, next, ends, Duration::from_secs(30), false);
+        let (watchdog, _jobs) = Watchdog::new("", crossbeam_channel::bounded(0).0);
+        for is_done in [false, true] {
+            releases.store(is_done, Ordering::Relaxed);
+            assert!(cleanup.command().is_some());
+            let answered = cleanup.is_done(&Ok(Value::Int(1)), false, ends + 1, &watchdog);
+            assert_eq!(answered, is_done);
         }
     }
 

@@ -50,19 +50,20 @@ impl Site {
         // It has the hold, so the owner stays live. Otherwise the client would take the hold for a
         // leftover at a failover, and release it.
         let (site, kept) = (Arc::clone(self), Arc::clone(hold));
-        let command = move || {
+        let next = move || {
             let rest = Duration::from_nanos(until.saturating_sub(clock::now()));
             let (scripts, owner) = (site.scripts(), &kept.owner);
             let (core, name) = (&site.core, &*site.name);
-            match (&kept.line, rest.is_zero()) {
+            let is_over = rest.is_zero();
+            let command = match (&kept.line, is_over) {
                 (None, false) => scripts.keep_command(owner, rest),
                 (None, true) => scripts.give_up_command(&owner.text(), Chain::default()),
                 (Some(line), false) => line.keep_command(core, name, owner, rest),
                 (Some(line), true) => line.give_up_command(core, name, owner),
-            }
+            };
+            (command, is_over)
         };
-        let cleanup =
-            Cleanup::kept(&self.name, command, until, hold.longest_lease(), hold.in_doubt);
+        let cleanup = Cleanup::kept(&self.name, next, until, hold.longest_lease(), hold.in_doubt);
         self.core.watchdog.clean_up(cleanup);
     }
 }

@@ -60,7 +60,7 @@ impl Renewer {
     /// Sends the cleanups in one packet.
     fn send_cleanups(&mut self, due: &mut VecDeque<Cleanup>) {
         let mut commands = Vec::new();
-        due.retain(|cleanup| wants(cleanup.command(), &mut commands));
+        due.retain_mut(|cleanup| wants(cleanup.command(), &mut commands));
         if commands.is_empty() {
             return;
         }

@@ -252,3 +252,23 @@ fn of_many_processes_one_runs_once_in_each_interval_wherever_it_is_killed() {
         others.iter_mut().for_each(Worker::sigkill);
     }
 }
+
+/// The server answers the command that shortens the hold when the hold should have ended. Its writer
+/// goes on to read, so the hold does not end by itself.
+#[test]
+fn a_write_lock_ends_at_its_least_time_though_the_server_was_slow() {
+    let server = server();
+    let (client, other) = (client(&server), another(&server));
+    let (ours, theirs) = (client.read_write_lock("slow"), other.read_write_lock("slow"));
+    let writing = ours.write().with_hold_at_least(LEAST).lock().unwrap();
+    let reading = ours.read().lock().unwrap();
+    let pause = (LEAST + UNIT).as_millis().to_string();
+    let () = redis::cmd("CLIENT")
+        .arg(&["PAUSE", &pause, "ALL"])
+        .query(&mut server.connection())
+        .unwrap();
+    drop(writing);
+    let beside = theirs.read().try_lock_for(SOON).unwrap();
+    assert!(beside.is_some(), "its field is there as long as the writer reads");
+    drop((beside, reading));
+}
