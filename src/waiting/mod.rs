@@ -228,11 +228,14 @@ struct Call<'a, S: Synchronizer> {
 }
 
 impl<'a, S: Synchronizer> Call<'a, S> {
-    /// Tells the observer, once, that the wait has started.
-    fn start(&mut self) {
+    /// Tells the observer, once, that the wait has started. An error if the observer has forked: the
+    /// child leaves the queue as it is, since a thread that is not there may have its mutex.
+    fn start(&mut self) -> Result<(), Error> {
         if !std::mem::replace(&mut self.is_started, true) {
             self.core.tell(|it| it.wait_started(&self.event(())));
+            Error::if_forked(self.name)?;
         }
+        Ok(())
     }
 
     /// Counts the outcome, and tells the observer of it.
@@ -249,7 +252,7 @@ impl<'a, S: Synchronizer> Call<'a, S> {
             (Ok(None), _) => None,
             (Err(error), _) => Some(error.kind()),
         };
-        self.start();
+        let _error = self.start();
         self.core.observe(Count::GaveUp, 1, |it| it.gave_up(&self.event(why)));
     }
 
@@ -288,14 +291,14 @@ impl<'a, S: Synchronizer> Call<'a, S> {
                 Ok(entered) => entered,
                 Err(error) => {
                     if S::ASKS_AT_ENTRY {
-                        self.start();
+                        self.start()?;
                     }
                     self.go_on(LAST, error)?;
                     continue;
                 }
             };
             if !matches!(entered, Enter::Again(_)) {
-                self.start();
+                self.start()?;
             }
             let lead = match entered {
                 Enter::Again(grant) => {

@@ -3,6 +3,7 @@
 //! Each test has a process of its own: a mutex that a thread of another test has locked is locked in
 //! the child for ever, even one of the C library.
 
+use std::cell::Cell;
 use std::fmt::Debug;
 use std::io::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -639,4 +640,74 @@ fn fork_in_the_middle(client: &Client, url: &str) {
     }
     over.store(true, Ordering::Relaxed);
     threads.into_iter().for_each(Running::join);
+}
+
+thread_local! {
+    /// Whether the thread's next wait forks.
+    static FORKS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Forks where a wait of the calling thread starts, if that thread is to.
+struct ForksInTurn(Arc<Mutex<Option<Child>>>);
+
+impl Observer for ForksInTurn {
+    fn wait_started(&self, _: &Event<'_>) {
+        if FORKS.replace(false)
+            && let Fork::Parent(pid) = fork().unwrap()
+        {
+            *self.0.lock().unwrap() = Some(Child(pid));
+        }
+    }
+}
+
+/// In the child another thread, which is not there, may have a mutex of the name that the thread
+/// waits for.
+#[test]
+fn a_wait_that_forks_in_a_crowd_ends_in_the_child() {
+    if !has_own_process() {
+        return;
+    }
+    let server = server();
+    let forked = Arc::<Mutex<Option<Child>>>::default();
+    let client = Client::builder(&server.url()).observer(ForksInTurn(Arc::clone(&forked)));
+    let client = client.watchdog_timeout(LONG).connect().unwrap();
+    client.semaphore("semaphore").try_set_permits(1).unwrap();
+    client.expirable_semaphore("expirable").try_set_permits(1).unwrap();
+    type Take = fn(&Client) -> Result<(), Error>;
+    let kinds: [Take; 5] = [
+        |client| client.reentrant_lock("lock").lock().map(drop),
+        |client| client.fair_lock("fair").lock().map(drop),
+        |client| client.read_write_lock("rw").write().lock().map(drop),
+        |client| client.semaphore("semaphore").acquire().map(drop),
+        |client| client.expirable_semaphore("expirable").acquire().map(drop),
+    ];
+    for take in kinds {
+        let over = Arc::new(AtomicBool::new(false));
+        let threads: Vec<_> = (0..9)
+            .map(|_| {
+                let (client, over) = (client.clone(), Arc::clone(&over));
+                spawn(move || {
+                    while !over.load(Ordering::Relaxed) {
+                        take(&client).unwrap();
+                    }
+                })
+            })
+            .collect();
+        for _ in 0..100 {
+            FORKS.set(true);
+            let outcome = take(&client);
+            match forked.lock().unwrap().take() {
+                Some(child) => child.join(),
+                // It was granted at once, without a wait that is told.
+                None if FORKS.get() => {}
+                None => {
+                    let failed = outcome.as_ref().err().map(Error::kind);
+                    process::exit(i32::from(failed != Some(ErrorKind::Forked)));
+                }
+            }
+            outcome.unwrap();
+        }
+        over.store(true, Ordering::Relaxed);
+        threads.into_iter().for_each(Running::join);
+    }
 }

@@ -9,7 +9,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redlatch_client::sync::{Mutex, Thread, clock};
+use redlatch_client::sync::{Mutex, Thread, clock, is_forked};
 use redlatch_client::was_cut;
 
 use super::queue::FairQueue;
@@ -323,6 +323,10 @@ impl FairEntry {
 
 impl Drop for FairEntry {
     fn drop(&mut self) {
+        // In a forked child a thread that is not there may have locked the queue's mutex.
+        if is_forked() {
+            return;
+        }
         if self.leads {
             let _none = self.queue.promote(None);
         }
