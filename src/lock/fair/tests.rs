@@ -4,7 +4,9 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc;
+use std::time::Instant;
 
+use redlatch_client::Limit;
 use redlatch_client::sync::clock;
 use redlatch_testkit::{Server, wait_until};
 
@@ -263,6 +265,33 @@ fn a_message_that_comes_before_a_companion_looks_is_not_forgotten() {
     assert!(entry.collect(listening).is_none());
     assert_eq!(lead.listening.ask_at, 0, "it sleeps on");
     guard.unlock().unwrap();
+}
+
+/// They have other limits, and the server may run the request later.
+#[test]
+fn those_that_were_asked_for_in_a_request_that_its_threads_limit_cut_leave_nothing() {
+    let server = Server::start().unwrap();
+    let client = Client::builder(&server.url()).response_timeout(SOON).connect().unwrap();
+    let held = Client::connect(&server.url()).unwrap().fair_lock("cut").lock().unwrap();
+    let lock = client.fair_lock("cut");
+    let mut leader = first(&lock);
+    let company = behind(&lock, 3);
+    server.pause();
+    let limited = Limit::set(Limit::new(Instant::now().checked_add(SOON / 200), None));
+    assert!(ask(&lock, &mut leader).is_err());
+    drop(limited);
+    let mut company: Vec<_> = company.iter().map(|one| leads(&lock, one)).collect();
+    drop((leader, company.pop()));
+    server.resume();
+    let rest: Vec<_> = company.iter().map(number).collect();
+    for one in &mut company {
+        assert!(matches!(ask(&lock, one), Ok(Try::Busy(_))), "it does not ask for itself");
+    }
+    wait_until("the others have left", SOON, || queued(&server, "cut") == rest);
+    drop(company);
+    wait_until("all have left", SOON, || queued(&server, "cut").is_empty());
+    held.unlock().unwrap();
+    assert!(holder(&server, "cut").is_empty());
 }
 
 #[test]
