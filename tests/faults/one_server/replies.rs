@@ -158,8 +158,9 @@ fn an_acquire_that_a_stalled_server_runs_late_leaves_no_hold() {
     let client = impatient(&server.url()).connect().unwrap();
     let names: Vec<_> = (0..6).map(|at| format!("stalled:{at}")).collect();
     for _ in 0..3 {
-        // The connections are open, and the server knows the script: all requests are sent.
-        for name in &names {
+        // The connections are open, and the server knows the script: all requests are sent. (A
+        // connection's first request asks for rights, too, with another script.)
+        for name in names.iter().chain(&names) {
             client.reentrant_lock(name).lock().unwrap().unlock().unwrap();
         }
         let before = Commands::so_far(&server).of("hset");
