@@ -3,19 +3,22 @@
 //! The rights are back at the end: then all permits are there again, and the others have gone on
 //! before that, but for those that only the client of few rights could let go on.
 
+use std::cell::Cell;
 use std::sync::Barrier;
 
 use super::others::{ALL_RIGHTS, Play, TOTAL, permits};
 use super::*;
 
-/// Each case waits for all others, and for the test to act.
+/// Each case waits for all others, and for the test to act: three times.
 struct Moments<'a> {
-    all: Barrier,
+    all: &'a Barrier,
     new: &'a Server,
+    left: Cell<u32>,
 }
 
 impl<'a> Moments<'a> {
     fn next(&self) {
+        self.left.set(self.left.get() - 1);
         self.all.wait();
         self.all.wait();
     }
@@ -32,6 +35,15 @@ impl<'a> Moments<'a> {
 
     fn rights_are_back(&self) {
         self.next();
+    }
+}
+
+/// A case that fails keeps no other one waiting.
+impl Drop for Moments<'_> {
+    fn drop(&mut self) {
+        while self.left.get() > 0 {
+            self.next();
+        }
     }
 }
 
@@ -172,8 +184,11 @@ fn rights_that_the_new_master_does_not_give_lose_no_permit_count_or_notification
     let replication = Proxy::before(&old);
     let new = Server::builder().replica_behind(&replication).start().unwrap();
     let proxy = Proxy::before(&old);
-    let [other, third, judge] =
-        [(); 3].map(|()| Client::builder(&proxy.url()).watchdog_timeout(LONG).connect().unwrap());
+    // Patient: more than a thousand cases are in a hurry at the same moment.
+    let [other, third, judge] = [(); 3].map(|()| {
+        let rich = Client::builder(&proxy.url()).watchdog_timeout(LONG);
+        rich.response_timeout(SOON).connect().unwrap()
+    });
     let rich = Rich { other, third, judge };
     let cases = cases();
     let mut all: Vec<_> = cases.iter().flat_map(|(_, rows, _)| taken_away(rows)).collect();
@@ -207,26 +222,26 @@ fn rights_that_the_new_master_does_not_give_lose_no_permit_count_or_notification
             plays.push((play, case));
         }
     }
-    let moments = Moments { all: Barrier::new(plays.len() + 1), new: &new };
+    let all = Barrier::new(plays.len() + 1);
     thread::scope(|scope| {
         for (mut play, case) in plays {
-            let moments = &moments;
-            scope.spawn(move || case(&mut play, moments));
+            let moments = Moments { all: &all, new: &new, left: Cell::new(3) };
+            scope.spawn(move || case(&mut play, &moments));
         }
-        moments.all.wait();
+        all.wait();
         let heard: u64 = redis::cmd("WAIT").arg(1).arg(0).query(&mut old.connection()).unwrap();
         assert_eq!(heard, 1);
         replication.freeze();
-        moments.all.wait();
-        moments.all.wait();
+        all.wait();
+        all.wait();
         redis::cmd("REPLICAOF").arg(&["NO", "ONE"]).exec(&mut new.connection()).unwrap();
         proxy.lead_to(&new);
         old.kill();
-        moments.all.wait();
-        moments.all.wait();
+        all.wait();
+        all.wait();
         for (_, user, _) in &users {
             user.lock().unwrap().set(&ALL_RIGHTS);
         }
-        moments.all.wait();
+        all.wait();
     });
 }

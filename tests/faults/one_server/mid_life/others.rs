@@ -96,10 +96,13 @@ impl Play<'_> {
     /// An outcome of the client of few rights.
     pub(super) fn clear<T>(&self, outcome: Result<T, Error>) -> Result<T, Error> {
         outcome.inspect_err(|error| {
-            // (A lease may have ended by itself, too.)
+            // (A lease may have ended by itself, too, or be about to.)
             let is_known = matches!(
                 error.kind(),
-                ErrorKind::Redis | ErrorKind::LeaseLost | ErrorKind::NotHeld
+                ErrorKind::Redis
+                    | ErrorKind::LeaseLost
+                    | ErrorKind::EndsTooSoon
+                    | ErrorKind::NotHeld
             );
             assert!(is_known, "{}: {error}", self.what);
         })
