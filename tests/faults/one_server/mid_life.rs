@@ -320,6 +320,7 @@ fn takes_away(server: &Arc<Server>, rich: &Rich, kind: &Kind, rules: &[String], 
 }
 
 fn takes_each_away(when: When) {
+    let _turn = takes_turns();
     let server = Arc::new(server());
     let [other, third, judge] = [(); 3].map(|()| watched(&server, LONGER));
     let rich = Rich { other, third, judge };
@@ -329,6 +330,13 @@ fn takes_each_away(when: When) {
         .collect();
     all.retain(|(_, rules)| when != When::HeldAndFlushed || is_of_texts(rules));
     many_at_once(&all, |(kind, rules)| takes_away(&server, &rich, kind, rules, when));
+}
+
+/// A test that has hundreds of threads takes turns with the others: all at once would leave a server
+/// no time to answer within its clients' limits.
+fn takes_turns() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn many_at_once<T: Sync>(all: &[T], play: impl Fn(&T) + Sync) {

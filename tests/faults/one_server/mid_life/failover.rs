@@ -180,6 +180,7 @@ fn condition<'a>(it: &mut Play<'a>, moments: &Moments<'a>) {
 
 #[test]
 fn rights_that_the_new_master_does_not_give_lose_no_permit_count_or_notification() {
+    let _turn = takes_turns();
     let old = server();
     let replication = Proxy::before(&old);
     let new = Server::builder().replica_behind(&replication).start().unwrap();

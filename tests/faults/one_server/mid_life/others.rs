@@ -592,6 +592,7 @@ fn play(server: &Server, rich: &Rich, other: &Other, rules: &[String], at: usize
 
 #[test]
 fn a_right_that_is_taken_away_loses_no_permit_count_or_notification() {
+    let _turn = takes_turns();
     let server = server();
     let [other, third, judge] = [(); 3].map(|()| client(&server));
     let rich = Rich { other, third, judge };
