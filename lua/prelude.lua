@@ -1,8 +1,8 @@
--- Stands before every script of a lock or a condition, behind the shortcuts of a lock's, and except
--- lock/renew.lua and lock/owners.lua: what these scripts say of owners, clocks and refusals.
+-- Stands before every script of a lock or a condition except lock/renew.lua and lock/owners.lua,
+-- and behind a lock's shortcuts: the helpers for owners, the clock and refusals.
 
--- The lease of a grant by message, in ms: its process may be stopped, and must show that it is not
--- before it gets the whole lease.
+-- The lease of a grant by message, in ms. The granted process may be stopped, so it gets the whole
+-- lease only after it has shown that it runs.
 local PROVISIONAL = 2000
 
 local function refused(reply)
@@ -18,7 +18,7 @@ local function own_channel(owner)
     return 'redisson_lock__channel:{redlatch:' .. string.sub(owner, 1, 36) .. '}'
 end
 
--- The server's clock in ms, at its first use.
+-- The server's clock in ms, read once for each run.
 local time
 local function now()
     if not time then

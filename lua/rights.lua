@@ -1,21 +1,23 @@
--- Stands behind the script of a connection's first request of a kind: asks for all rights that the
--- kind needs before the script acts. Without a right, such as that to publish, a lock would be
--- granted that cannot be released. src/scripts/rights.rs fills the table in: commands,
--- and what stands before and after a name in the key or channel, without and with a brace of its own.
+-- Stands behind the script of a connection's first request of a kind, and asks for all rights of
+-- that kind before the script acts. If a right were missing, such as that to publish, the script
+-- could grant a lock that cannot be released. src/scripts/rights.rs fills in the table: the
+-- commands, and the text before and after the name in a key or channel, first for a name without a
+-- brace, then for a name with one.
 --
 -- `random`: a name that nobody has; `script`: the request
--- reply: NOPERM = the user lacks rights, and nothing was done; otherwise the script's error, or
---        {1 = the user may use all names, 0 = this one; the script's reply}
+-- reply: NOPERM = the user lacks rights, and nothing was done; otherwise the script's error, or {1
+--        = the user may use all names, 0 = this one; the script's reply}
 --
--- Whole argument lists: newer servers refuse a question with fewer arguments than the command takes.
+-- Each question has a whole argument list: newer servers refuse one that is shorter than the
+-- command takes.
 local behind = {
     decrby = 1, getrange = 2, hdel = 1, hexists = 1, hget = 1, hmget = 1, hset = 2,
     incrby = 1, lindex = 1, linsert = 3, lpos = 1, lpush = 1, lrange = 2, lrem = 2, ltrim = 2,
     pexpire = 1, publish = 1, rpush = 1, set = 1, spublish = 1, zadd = 2, zcount = 2, zmscore = 1, zrange = 2,
     zrem = 1, zremrangebyscore = 2, zrevrange = 2, zscore = 1,
 }
--- The commands that the user lacks for this name, as a list. `rest`: what stands behind the name in
--- its longer keys; nil: as in the table.
+-- The commands that the user lacks for this name, as a list. `rest`: the text after the name in its
+-- longer keys; nil: the table's.
 local function lacks(name, rest)
     local KEYS, lacking = {name}, {}
     local function ask(command, ...)
@@ -24,7 +26,7 @@ local function lacks(name, rest)
             lacking[#lacking + 1] = string.upper(command) .. (key and ' ' .. key or '')
         end
     end
-    -- (This runs by its text. All others run by their hash.)
+    -- (This script runs by its text, and all others by their hash.)
     ask('evalsha', '', '0')
     ask('time')
     --[[OWN CHANNEL]]
