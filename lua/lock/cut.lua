@@ -1,4 +1,4 @@
--- Stands before renew.lua and keep.lua: how a lock's lease is made shorter.
+-- Stands before renew.lua and keep.lua: shortens a lock's lease.
 
 local function refused(reply)
     return type(reply) == 'table' and reply.err
@@ -9,10 +9,10 @@ local function timeout_of(key, owner, n)
     return prefix .. ':' .. owner .. ':rwlock_timeout:' .. n
 end
 
--- Cuts a lock to this lease of its owner, and a read-write lock to no less than any reader's
--- timeout, or a writer would enter beside that reader. The lock stays as it is if that is not
--- known, or if another owner writes, since only the lock's own time to live shows that lease.
--- Returns what is left, if it is less now.
+-- Cuts a lock to this lease of its owner. A read-write lock is not cut below any reader's timeout,
+-- since a writer would enter beside that reader. The lock stays as it is if a timeout is not known,
+-- or if another owner writes: only the lock's own time to live shows a writer's lease. Returns the
+-- time left, if the lock was cut.
 local MOST = 1000
 local function cut(key, owner, to)
     local fields = redis.pcall('hlen', key)

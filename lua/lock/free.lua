@@ -1,8 +1,8 @@
 -- Stands before ../hand_off.lua in acquire.lua and try.lua: takes a free lock without waiters.
 --
--- The rest would do the same. But to make its functions costs a run as much as these commands. (A
--- number for an argument costs a server as much as a command: it writes it out as one with a
--- fraction. And each look at a name that is not local counts.)
+-- The rest would do the same, but to make its functions costs as much as these commands. (A number
+-- as an argument costs a server as much as a command, since it is written out with a fraction. Each
+-- use of a name that is not local costs, too.)
 local redis, KEYS, ARGV = redis, KEYS, ARGV
 if redis.pcall('exists', KEYS[1], KEYS[2], KEYS[3]) == 0 then
     local token = KEYS[4] and redis.pcall('incrby', KEYS[4], '1024')
@@ -14,7 +14,7 @@ if redis.pcall('exists', KEYS[1], KEYS[2], KEYS[3]) == 0 then
         -- A lock never stays without an end.
         redis.pcall('hdel', KEYS[1], ARGV[2])
     elseif type(token) == 'number' and token < 1024 then
-        -- Restored: the rest refuses it (take_tokens in holder.lua).
+        -- Undone: the rest refuses such a value (take_tokens in holder.lua).
         redis.pcall('incrby', KEYS[4], '-1024')
     end
 end

@@ -1,28 +1,28 @@
--- Stands behind ../hand_off.lua and before every script of a lock with one holder: how the head of the
--- queue becomes the holder. docs/hand-off.md has the reasons.
+-- Stands behind ../hand_off.lua and before every script of a lock with one holder: how the head of
+-- the queue becomes the holder. docs/hand-off.md has the reasons.
 --
--- KEYS, and the variables that each script sets, see ../hand_off.lua; and 4 the last fencing token,
--- if the lock has tokens
+-- KEYS, and the variables that each script sets, see ../hand_off.lua; 4 the last fencing token, if
+--      the lock has tokens
 --
--- One invariant: when a script of ours ends, a free lock means an empty queue or an open window.
--- (Or the server refused a command that a grant needs.)
+-- One invariant: when a script of ours ends, a free lock means an empty queue or an open window,
+-- unless the server refused a command that a grant needs.
 local tokens = KEYS[4]
 
--- How many tokens a grant takes: one for each thread that its process passes the lock to. Lua
--- cannot count more than 2^53.
+-- The number of tokens that a grant takes: one for each thread to which its process passes the
+-- lock. Lua cannot count beyond 2^53.
 local TOKENS = 1024
 
--- The last token of the hold that this run granted; nil for a lock without.
+-- The last token of the hold that this run granted, or nil if the lock has no tokens.
 local token
 
--- Takes tokens for a hold: nil, or the refusal. Tokens taken and not used are never seen again.
+-- Takes tokens for a hold. Returns nil, or the refusal. Unused tokens are never handed out again.
 local function take_tokens()
     token = tokens and redis.pcall('incrby', tokens, TOKENS) or nil
     local trouble = refused(token)
     local is_no_number = trouble and (string.find(trouble.err, 'WRONGTYPE')
         or string.find(trouble.err, 'integer') or string.find(trouble.err, 'overflow'))
     if type(token) == 'number' and token < TOKENS then
-        -- Restored, or the next request would count on from it.
+        -- Undone, or the next request would count on from it.
         redis.call('incrby', tokens, -TOKENS)
         is_no_number = true
     end
@@ -32,16 +32,16 @@ local function take_tokens()
     return trouble
 end
 
--- The reply to an owner that was granted the lock: the number of waiting entries, or -1 - that
+-- The reply to an owner that was granted the lock: the number of waiting entries, or -1 less that
 -- number if this owner had it already.
 local function taken(places)
     return token and {places, token} or places
 end
 
--- Makes `owner` the holder of a free lock; nil, or the server's refusal and nothing done: a lock
--- never stays without an end. (Without waiters HSET is the first write: without memory it is
--- refused. After another write, as the DEL of a release, it is not. So PEXPIRE cannot be tried before
--- it.)
+-- Makes `owner` the holder of a free lock. Returns nil, or the server's refusal, and then nothing
+-- is done: a lock never stays without an end. (If nobody waits, HSET must be the first write, so
+-- that it is refused without memory. Behind another write, such as a release's DEL, it would not
+-- be. So PEXPIRE cannot be tried before it.)
 local function hold(owner, lease)
     local trouble = take_tokens() or refused(redis.pcall('hset', lock, owner, 1))
         or refused(redis.pcall('pexpire', lock, lease))
@@ -51,10 +51,10 @@ local function hold(owner, lease)
     return trouble
 end
 
--- Grants the free lock to the first process in the queue that listens; returns its owner. `asker`
--- needs no message, since it reads the reply, and gets `lease`; the second result is the reason why
--- no owner got it. The token, if there is one, travels with the chain (see `hand_on`). (The caller
--- has asked `stuck`.)
+-- Grants the free lock to the first process in the queue that listens. Returns its owner, and as
+-- second result the reason why no owner got the lock. `asker` reads the reply, so it needs no
+-- message and gets `lease`. The token, if there is one, travels with the chain (see `hand_on`).
+-- (The caller has asked `stuck`.)
 local function grant_head(start, count, asker, lease)
     local head = redis.call('lpop', queue)
     while head and head ~= asker do
@@ -74,7 +74,7 @@ local function grant_head(start, count, asker, lease)
     return head, head and hold(head, lease)
 end
 
--- Any script that comes by does the pending hand-over.
+-- Does the pending hand-over: any script that finds a free lock does.
 local function look()
     if redis.call('exists', lock) == 1 then
         return
@@ -87,13 +87,13 @@ local function look()
     end
 end
 
--- Ends the hold of `owner`. false: it has none (any more). Otherwise as `hand_on`. release.lua does
--- only this; unwanted.lua, which runs before all of it, is its part for a lock without waiters:
--- LLEN, HDEL, PUBLISH, and PUBSUB NUMSUB before them if the chain is old. DEL comes first and is
--- allowed without memory.
+-- Ends the hold of `owner`. Returns false if it has none, otherwise as `hand_on`. release.lua does
+-- only this. unwanted.lua, which runs first, does it for a lock without waiters: LLEN, HDEL,
+-- PUBLISH, and before them PUBSUB NUMSUB if the chain is old. DEL comes first and is allowed
+-- without memory.
 local function release(owner, since, count)
     local held = redis.pcall('hexists', lock, owner)
-    -- Other data written over the lock is not this owner's either.
+    -- If other data was written over the lock, this owner does not have it either.
     if refused(held) and not string.find(held.err, 'WRONGTYPE') then
         return held
     elseif held ~= 1 then

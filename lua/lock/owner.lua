@@ -1,9 +1,9 @@
--- Stands before the scripts that ask who has a lock with one owner, behind holder.lua or
--- ../fair/line.lua.
+-- Stands behind holder.lua or ../fair/line.lua, before the scripts that ask for the owner of a lock
+-- with one owner.
 
--- The lock's owner, and for how long; nil if there is none. The third: the key holds no lock. A
--- lock always has one field, an owner, and a time to live: a wait for another hash would not end.
--- (It may have a million fields: two tell.)
+-- Returns the lock's owner and its time left, or nil. The third result is an error if the key holds
+-- no lock. A lock always has a time to live and one field, its owner: a wait for any other hash
+-- would not end. (The hash may have a million fields, but two are enough to see that.)
 local function holder()
     local fields = redis.call('hrandfield', lock, 2)
     local owner = fields[1]

@@ -1,16 +1,16 @@
--- Returns the owners of one client that have these locks, or an entry in their queues.
+-- Returns those owners of one client that have these locks, or an entry in their queues.
 --
 -- KEYS 1..n the locks
 -- ARGV 1 the client's uuid
 -- reply: for each lock a list of those owners
 --
--- A master that lagged behind the one before it may still have both, of owners that no thread uses
--- any more. It changes nothing. A queue that may not be read counts as empty. pcall for each, as in
--- renew.lua. Many readers may have a lock, but a hash of more fields than this is another program's
--- data.
+-- A master that lagged behind the one before it may still have holds and entries of owners that no
+-- thread uses. The script changes nothing. A queue that may not be read counts as empty. pcall for
+-- each, as in renew.lua. A hash of more fields than MOST is another program's data, even if many
+-- readers have the lock.
 local MOST = 1000
 
--- Puts the owners in a queue of this lock into `reply`.
+-- Adds the client's owners in one queue of this lock to `reply`.
 local function places(reply, lock, prefix)
     local queue = string.find(lock, '{', 1, true) and prefix .. '_tagged:' .. lock
         or prefix .. ':{' .. lock .. '}'

@@ -1,16 +1,17 @@
--- Stands behind or before free.lua in acquire.lua, and does its work while another owner of ours has
--- the lock: adds an entry for an owner that asks for the first time, and answers one that asks again
--- and has its entry.
+-- Stands behind or before free.lua in acquire.lua, and does its work while another of our owners
+-- has the lock. It adds an entry for an owner that asks for the first time, and answers one that
+-- asks again and has its entry.
 --
--- The rest would do the same, but for a first request's PTTL: the first in line asks when the lease
--- ends, and so needs it. The others learn it from their poll. (As in free.lua, what the rest costs
--- more are its functions: with them a poll takes nearly twice as long, and a process that waits for
--- thousands of names sends thousands of polls a second. If the key holds no lock after all, each
--- later request finds out.)
+-- The rest would do the same, but with PTTL for every first request. Here only the first in line
+-- gets it, since it asks when the lease ends. The others learn it from their poll. (The rest costs
+-- more because of its functions, as in free.lua: a poll would take nearly twice as long, and a
+-- process that waits for thousands of names sends thousands of polls a second. If the key holds no
+-- lock, each later request finds that out.)
 --
--- RPUSH comes first, since its reply says whether anybody waits. What follows it is asked for, as it
--- may not be refused. If the owner had an entry, or the lock has no end, the new entry is taken back.
--- What a poll does may be refused at each command, as in `stand`: it adds nothing but its own time.
+-- RPUSH comes first, since its reply says whether anybody waits. The commands behind it may not be
+-- refused, so the script asks for them before. The new entry is removed if the owner had one, or if
+-- the lock has no end. A poll's commands may each be refused, as in `stand`, since it adds nothing
+-- but its own time.
 local redis, KEYS, ARGV, may = redis, KEYS, ARGV, redis.acl_check_cmd
 local holders = redis.pcall('hrandfield', KEYS[1], '2')
 local who = holders and holders[1]
@@ -29,7 +30,7 @@ if is_held and ARGV[4] then
 elseif is_held and may('pttl', KEYS[1]) and may('lpos', KEYS[2], '')
     and may('pexpire', KEYS[2], '') and may('lrem', KEYS[2], '', '') then
     local clock, length = redis.call('time'), redis.pcall('rpush', KEYS[2], ARGV[2])
-    -- (Without memory it is refused, and the rest knows a way.)
+    -- (Without memory RPUSH is refused. The rest can do without.)
     if type(length) == 'number' then
         local place = length - 1
         local left = place == 0 and redis.call('pttl', KEYS[1]) or 2000

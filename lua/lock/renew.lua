@@ -1,25 +1,27 @@
 -- Stands behind cut.lua: renews many holds.
 --
--- KEYS 1..n the locks; behind them, for each hold that reads, the reader's timeout: only so a
---      cluster says that the two are apart, while their slot is on its way to another server
+-- KEYS 1..n the locks; behind them, for each hold that reads, the reader's timeout. Only so a
+--      cluster says that the two are apart while their slot moves to another server.
 -- ARGV 1 lease in ms (0: change nothing, only ask), 2 the longest lease that any thread has asked
---      for of these holds, in ms (0: not told): the reply tells of a longer lease; below zero, it
---      is cut to that, 3..n+2 the owner of each; `read ` before it: it reads, and its timeout is
---      renewed, too (docs/read-write-lock.md)
--- reply: for each lock 1 = renewed, 2 = renewed, and it lasts for longer than any thread asked for,
---        0 = not this owner's any more, else the server's refusal
+--      for of these holds, in ms (0: not known). The reply tells of a longer lease; if it is below
+--      zero, a longer lease is cut to it. 3..n+2 the owner of each; `read ` before it: it reads,
+--      and its timeout is renewed, too (docs/read-write-lock.md)
+-- reply: for each lock 1 = renewed, 2 = renewed, and it lasts longer than any thread asked for, 0 =
+--        this owner does not have it, else the server's refusal
 --
--- A lease is raised, and a longer one stays: a thread may have asked for it. Only a server's clock
--- that was set back makes a lease longer than the longest requested one. That is cut, or the lock
--- of a process that dies would stay for so long. Not at once: a request for a longer lease may have
--- overtaken this one, over another connection. The client checks, and asks for the cut. If PTTL is
--- refused, the lease stays as it is. But the script always writes: a client that waits for replicas
--- waits for the writes of its own connection, and the longer lease was perhaps written on another.
--- pcall for each, so that a lock overwritten with other data spoils no other.
+-- A renewal raises a lease and leaves a longer one, since a thread may have asked for it. A lease
+-- longer than the longest requested one shows that the server's clock was set back. It must be cut,
+-- or the lock would stay for so long if its process died. It is not cut at once: a request for a
+-- longer lease may have overtaken this one on another connection. So the client checks, and asks
+-- for the cut. If PTTL is refused, the lease stays as it is.
+--
+-- The script always writes. A client that waits for replicas waits for the writes of its own
+-- connection, and the longer lease may have been written on another one. pcall for each, so that a
+-- lock overwritten with other data spoils no other.
 local lease, longest = tonumber(ARGV[1]), math.abs(tonumber(ARGV[2]))
 local cuts = tonumber(ARGV[2]) < 0
 
--- The second: it lasts for longer than any thread asked for.
+-- The second result: whether the lease is longer than any thread asked for.
 local function raise(key)
     local left = redis.pcall('pttl', key)
     if type(left) ~= 'number' then
@@ -29,8 +31,8 @@ local function raise(key)
     return redis.pcall('pexpire', key, math.max(left, lease)), is_long
 end
 
--- A timeout that has lapsed is made anew: while its field is there no owner has written, since
--- writing needs the lock free.
+-- Makes a lapsed timeout anew. While the reader's field is there no owner has written, since a
+-- writer needs the lock free.
 local function raise_timeout(key, owner)
     local timeout = timeout_of(key, owner, 1)
     local reply, is_long = raise(timeout)

@@ -1,4 +1,4 @@
--- Takes a lock that is free, or this owner's already. Past the queue, and without an entry in it.
+-- Takes a lock that is free, or this owner's already. It passes the queue and makes no entry in it.
 --
 -- KEYS see holder.lua
 -- ARGV 1 lease in ms, 2 owner, 3 number of the database, if it is not 0
@@ -21,6 +21,6 @@ elseif not who then
 elseif who ~= owner then
     return nil
 end
--- Always, as in acquire.lua.
+-- The script always writes, as in acquire.lua.
 redis.call('pexpire', lock, left < tonumber(lease) and lease or left)
 return take_tokens() or taken(-1 - length())

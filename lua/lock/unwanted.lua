@@ -1,11 +1,11 @@
--- Stands before ../hand_off.lua in release.lua: sets a lock free that has no waiters, neither in
--- its queue nor, if it is time to ask (AGE there), in public.
+-- Stands before ../hand_off.lua in release.lua: frees a lock that has no waiters, neither in its
+-- queue nor, if the chain is old enough to ask (AGE there), in public.
 --
--- The rest would do the same. But to make its functions costs a run as much as these commands.
--- (With a chain by the server's clock there was a waiter a moment ago: that is hand_over.lua's.)
+-- The rest would do the same, but to make its functions costs as much as these commands. (A chain
+-- by the server's clock had a waiter a moment ago, so hand_over.lua serves it.)
 --
--- One HDEL checks the owner and ends its hold: a lock has one field. The message comes behind it: if
--- it is refused, the lock is free all the same.
+-- One HDEL checks the owner and ends its hold, since a lock has one field. The message comes behind
+-- it: if the message is refused, the lock is free all the same.
 local redis, KEYS, ARGV = redis, KEYS, ARGV
 local told = 0
 if ARGV[3] then
