@@ -3,7 +3,7 @@
 -- KEYS and ARGV 1 to 3: line.lua
 -- reply: 1 = there was a lock, 0 = there was none
 --
--- The line moves either way: a lock that lapsed or was deleted sent no message.
+-- The line moves in either case, since a lock that lapsed or was deleted sent no message.
 local _, _, foreign = holder()
 if foreign then
     return foreign

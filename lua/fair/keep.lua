@@ -1,14 +1,15 @@
--- Shortens a fair hold that is kept for a while though no thread has it any more.
+-- Shortens the lease of a kept fair hold, which no thread has.
 --
 -- KEYS and ARGV 1 to 3: line.lua
--- ARGV 4 owner, 5 for how long it is kept from now on, in ms, 6.. the followers to which the hold
---      was passed: they leave the queue
--- reply: nil = not this owner's (any more); 0 = the owner keeps it for no longer than that
+-- ARGV 4 owner, 5 the time for which the hold is still kept, in ms, 6.. the followers to which the
+--      hold was passed: they leave the queue
+-- reply: nil = this owner does not have it; 0 = the owner keeps it for no longer than that
 --
--- A copy of it never lengthens the lease: by then less is left. The first in line asks again, since
--- the end that it was told comes later.
+-- A copy never lengthens the lease, since less of it is left by then. The first in line is asked to
+-- ask again: the end that it knows is too late.
 local owner, rest = ARGV[4], tonumber(ARGV[5])
--- Also if nothing changes: a replica refuses it, since it may not know how the lock is held.
+-- The script writes even if nothing changes. A replica refuses that, since it may not know how the
+-- lock is held.
 redis.call('zrem', timeouts, '')
 for i = 6, #ARGV do
     leave(ARGV[i])

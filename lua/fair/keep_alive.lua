@@ -1,33 +1,35 @@
--- Says that these waiters of one fair lock live, and detects lost messages.
+-- Keeps these waiters of one fair lock alive, and detects lost messages.
 --
 -- KEYS and ARGV 1 to 3: line.lua
 -- KEYS 4 the last waiter of a queue in which only ours were seen
--- ARGV 4 whether the server has answered this client's signs of life without a gap for 2 s (1) or
---      not (0), 5.. owners
--- reply: {again, first, owner...}: again = ms after which this is worth sending once more, if that
---        is before the next period (-1: no); first = the first in line of a free lock, which asks
---        for it now, or ''; the others are not in the queue (any more)
+-- ARGV 4 1 = the server has answered this client's signs of life without a gap for 2 s, otherwise
+--      0, 5.. owners
+-- reply: {again, first, owner...}: again = ms after which the next call is due, if that is before
+--        the next period (-1: it is not); first = the first in line of a free lock, which must ask
+--        for it now, or ''; the owners are those without an entry
 --
--- Each process sends it for all its waiters of a name at once, every third of the fair wait, and
--- once at least while a hand-over lasts: the granted waiter may be stopped, and the reply tells the
--- first in line when that is over.
+-- Each process sends it for all its waiters of a name at once, every third of the fair wait, and at
+-- least once while a hand-over lasts: the granted waiter may be stopped, and the reply tells the
+-- first in line when the grant ends.
 -- The scores (docs/fair-lock.md), with base = now + Redisson's wait for each of its waiters ahead:
---   a live one of ours   base + fair wait: set, be that up or down
+--   a live one of ours   base + fair wait: set, up or down
 --   another one of ours  between base (dead) and base + fair wait: moved only if it is outside
 --   one of Redisson's    behind ours it moves as the next of ours before it does: its own time does
 --                        not pass while it waits for us. Behind none of ours it is not touched.
--- Scores are set and not added to: Redisson's sums of waits drift, shift all waiters at each grant,
--- and leave live waiters to lapse. If all are ours and many, the queue is not read: the script only
--- sets the scores of the owners. Ours come back to the head or enter at the end, Redisson's enter
--- at the end. So none of Redisson's is in a queue that once had ours alone, and has only ours
--- behind the one that was its last then. A waiter of ours that was silent for two seconds while the
--- server answered others is set to its base: a grant would find it stopped. It keeps its entry, and
--- when it goes on it is alive again. But no silence counts while this process was silent itself:
--- then the server stood still, or its clock was set forward. If the lock is free, it goes to the
--- first in line. While it is held no waiter is dropped.
+-- The script sets scores and adds to none. Redisson's sums of waits drift, shift all waiters at
+-- each grant, and let live waiters lapse.
+--
+-- A long queue of ours alone is not read: the script only sets the scores of the owners. Ours come
+-- back to the head or enter at the end, Redisson's enter at the end. So a queue that once had ours
+-- alone has none of Redisson's, if only ours stand behind the waiter that was its last then.
+--
+-- A waiter of ours that was silent for two seconds, while the server answered others, is set to its
+-- base: it is passed as dead when the lock is free, and its next sign of life revives it. But no
+-- silence counts if this process was silent itself: then the server stood still, or its clock was
+-- set forward. A free lock goes to the first in line. While it is held no waiter is dropped.
 local SILENT = 2000
--- A queue longer than FEW is not read whole each time: only its last END, and for BELIEVED ms the
--- rest is taken to have ours alone.
+-- A queue longer than FEW is not read whole each time, but only its last END. For BELIEVED ms the
+-- rest counts as ours alone.
 local FEW, END = 32, 16
 local BELIEVED = 60000
 
@@ -39,11 +41,11 @@ for i = 5, #ARGV do
 end
 
 -- Without memory ZADD is refused even for a member that is there, unless the script has written.
--- And a missing right shows before anything has changed.
+-- And a missing right must show before anything has changed.
 redis.call('zrem', timeouts, '')
 permit('zadd', timeouts, 'xx', 0, '')
 
--- Sets the scores of these pairs, many at a time; returns how many members changed.
+-- Sets the scores of these pairs, many at a time. Returns how many members changed.
 local function set_all(pairs, ...)
     local changed = 0
     for i = 1, #pairs, 1000 do
@@ -56,7 +58,7 @@ local function set_all(pairs, ...)
     return changed
 end
 
--- Whether only ours stand in the queue, and each has a score.
+-- Whether only ours stand in the queue, each with a score.
 local function only_ours()
     local known = redis.pcall('get', KEYS[4])
     if type(known) == 'string' then
@@ -73,7 +75,7 @@ local function only_ours()
         end
     end
     local line = redis.call('lrange', queue, 0, -1)
-    -- Whether the set has as many members as the list: a last one, and none after it.
+    -- Whether the set has as many members as the list: it has a last one, and none after it.
     local last = redis.call('zrange', timeouts, math.max(#line - 1, 0), #line)
     local mixed = #last ~= math.min(#line, 1)
     for _, id in ipairs(line) do
@@ -118,7 +120,7 @@ local reply = {-1, left == -2 and head and alive[head] and head or ''}
 if all_ours and set_all(scores_of_mine, 'xx', 'ch') == #ARGV - 4 then
     first = redis.call('lrange', queue, 0, 0)[1]
     first_score = first and tonumber(redis.call('zscore', timeouts, first) or nil)
-    -- It may have time left for waiters of Redisson's that are gone.
+    -- Its score may have time left for waiters of Redisson's that are gone.
     if first_score and first_score > now() + fair_wait then
         first_score = now() + fair_wait
         redis.call('zadd', timeouts, first_score, first)

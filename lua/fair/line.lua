@@ -1,24 +1,25 @@
--- The line before a fair lock, and how the lock goes to the first in it. Stands before each of its
--- scripts, behind ../prelude.lua.
+-- Stands before each script of a fair lock, behind ../prelude.lua: the line of waiters, and how the
+-- lock goes to the first of them.
 --
 -- KEYS 1 the lock, 2 the queue, 3 the timeouts
--- ARGV 1 fair wait, a comma, and how much a waiter of Redisson's adds to the scores behind it (its
---      fairLockWaitTimeout), in ms; 2 prefix of the channels of Redisson's waiters, 3 number of the
---      database; the script's own follow
+-- ARGV 1 fair wait, a comma, and the time that a waiter of Redisson's adds to the scores behind it
+--      (its fairLockWaitTimeout), in ms; 2 prefix of the channels of Redisson's waiters, 3 number
+--      of the database; the script's own follow
 --
--- One invariant: when a script of ours ends, a free lock means an empty queue, or one of Redisson's
--- at its head that has been told or asks by itself. So no waiter needs to come by.
+-- One invariant: when a script of ours ends, a free lock means an empty queue, or a client of
+-- Redisson's at its head that got a message or asks by itself. So the line moves without a
+-- newcomer.
 --
 -- The server refuses a command (access rights, memory) before anything has changed: a command that
 -- could fail behind a change is tried before it, in a form that changes nothing. (Each function
--- costs a run of the script a twelfth of a microsecond. Those that are seldom needed are made where
--- they are.)
+-- costs a run of the script a twelfth of a microsecond, so those seldom needed are made where they
+-- are used.)
 local lock, queue, timeouts = KEYS[1], KEYS[2], KEYS[3]
 local channels, database = ARGV[2], ARGV[3]
 local fair_wait, redisson_wait = string.match(ARGV[1], '^(%d+),(%d+)$')
 fair_wait, redisson_wait = tonumber(fair_wait), tonumber(redisson_wait)
 
--- How many waiters of its client directly behind a grant names.
+-- A grant names at most this many waiters of the same client that stand directly behind the holder.
 local FOLLOWERS = 16
 
 local function client(id)
@@ -36,7 +37,7 @@ local function permit(...)
     end
 end
 
--- Tells a waiter to ask.
+-- Asks a waiter to send its request.
 local function tell(id)
     if is_ours(id) then
         redis.call('publish', own_channel(id), 'ask ' .. number(id) .. ' ' .. lock)
@@ -45,13 +46,14 @@ local function tell(id)
     end
 end
 
--- A late copy cuts no lease that was extended since. It always writes: see lock/acquire.lua.
+-- Raises the lease. A late copy does not shorten a lease that was extended since. It always writes:
+-- see lock/acquire.lua.
 local function raise(left, lease)
     redis.call('pexpire', lock, left < tonumber(lease) and lease or left)
 end
 
--- Takes the lock, which is free: it never stays without an end. A refused lease (one too long)
--- undoes the HSET.
+-- Takes the free lock, which never stays without an end: if the lease is refused (as too long), the
+-- HSET is undone.
 local function take(owner, lease)
     permit('pexpire', lock, '')
     redis.call('hset', lock, owner, 1)
@@ -62,15 +64,15 @@ local function take(owner, lease)
     end
 end
 
--- The same for an owner before which no waiter has a claim. The command that needs memory comes
--- first: after a command that writes, no memory is no reason to refuse any more.
+-- As `take`, for an owner that came before every waiter. The command that needs memory comes first:
+-- behind a command that writes, the server refuses none for lack of memory.
 local function take_anew(owner, lease)
     redis.call('zadd', timeouts, 'xx', 0, '')
     take(owner, lease)
 end
 
--- To be called before the first change of a script that takes waiters out of the queue, and grants
--- them the lock.
+-- Fails if the user may not move the line. A script calls it before its first change, if it takes
+-- waiters out of the queue and grants them the lock.
 local function may_hand_on()
     now()
     permit('zscore', timeouts, '')
@@ -81,7 +83,7 @@ local function may_hand_on()
     permit('publish', own_channel(''), '')
 end
 
--- The first in line, to which the script may have to hand the lock on.
+-- The first in line, to which the script may have to hand on the lock.
 local function front()
     local line = redis.call('lrange', queue, 0, FOLLOWERS)
     if line[1] then
@@ -90,27 +92,26 @@ local function front()
     return line
 end
 
--- Takes the head off the queue: out of the list and the set.
 local function drop(head)
     redis.call('zrem', timeouts, head)
     redis.call('ltrim', queue, 1, -1)
 end
 
--- The head of the queue becomes the holder of the free lock. (Without memory the HSET is refused,
+-- Makes the head of the queue the holder of the free lock. (Without memory the HSET is refused,
 -- unless the script has written before.)
 local function seat(head, lease)
     take(head, lease)
     drop(head)
 end
 
--- Takes a waiter out of the queue, wherever it stands. How many entries it had.
+-- Removes a waiter, wherever it stands. Returns how many entries it had.
 local function leave(id)
     redis.call('zrem', timeouts, '')
     return redis.call('lrem', queue, 1, id) + redis.call('zrem', timeouts, id)
 end
 
--- The numbers of the waiters directly behind `id` that are its client's: they may have the hold
--- after it without a message from the server. They are in `line` from `first` on. '-': none.
+-- The numbers of the waiters directly behind `id` that belong to its client, or '-'. They may have
+-- the hold after it without a message from the server. They are in `line` from `first` on.
 local function followers(id, line, first)
     local numbers = {}
     for i = first, math.min(#line, first + FOLLOWERS - 1) do
@@ -122,13 +123,14 @@ local function followers(id, line, first)
     return numbers[1] and table.concat(numbers, ',') or '-'
 end
 
--- The lock is free: finds the next owner. Dead waiters are dropped, among them ours in a process
--- that does not listen, unless it has only just come (acquire.lua): once it listens, it asks and
--- finds itself the owner. A living one of ours is made the owner, and told so. `asks`: these are
--- asking, and will read the reply. `alive`: these are, whether they listen or not. Returns the
--- first, whether it holds the lock now, and whether a waiter was dropped. A first waiter that does
--- not hold the lock asks, or is Redisson's, and stays. PUBLISH alone would count another client's
--- pattern subscription, and a dead process would look alive. `line`: the reply of `front`.
+-- Finds the next owner of the free lock. It drops dead waiters, among them ours whose process does
+-- not listen, unless it has only just come (acquire.lua): such a one asks once it listens, and
+-- finds itself the owner. A living one of ours becomes the owner, and gets a message. `asks`:
+-- waiters that are asking, and will read the reply. `alive`: waiters that live, whether they listen
+-- or not. `line`: the reply of `front`. Returns the first in line, whether it holds the lock now,
+-- and whether a waiter was dropped. A first waiter that does not hold the lock asks, or is
+-- Redisson's, and stays. PUBLISH alone would count another client's pattern subscription, so a dead
+-- process would look alive.
 local function hand_on(asks, alive, line)
     local dropped = false
     line = line or front()
@@ -162,8 +164,9 @@ local function hand_on(asks, alive, line)
     end
 end
 
--- The lock has become free. 1: it has its next owner; 0: no waiter, or the first has been told; 5:
--- the server refused the message. With any trouble of the queue, the lock is free.
+-- Moves the line of a lock that has become free. Returns 1: the lock has its next owner; 0: there
+-- is no waiter, or the first got a message; 5: the server refused that message. If anything is
+-- wrong with the queue, the lock is free.
 local function move_on(line)
     local done, head, granted = pcall(hand_on, nil, nil, line)
     local told = not done or not head or granted or pcall(tell, head)

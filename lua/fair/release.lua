@@ -3,14 +3,14 @@
 -- KEYS and ARGV 1 to 3: line.lua
 -- ARGV 4 owner, 5.. the followers to which this hold was passed meanwhile: they leave the queue,
 --      too
--- reply: nil = not this owner's (any more); 1 = handed on; 0 = free, and one of Redisson's has been
---        told if it is first; 5 = free, but the server refused that message
+-- reply: nil = this owner does not have it; 1 = handed on; 0 = free, and the first in line has a
+--        message if it is Redisson's; 5 = free, but the server refused that message
 --
--- One HDEL is the owner's check and the deletion. It is allowed without memory. The commands behind
--- it are asked for before it. The owner names one acquisition: sent again, the request answers nil.
+-- One HDEL checks the owner and deletes the lock. It is allowed without memory, and the script asks
+-- for the commands behind it before. The owner names one acquisition, so a copy answers nil.
 local owner, line = ARGV[4], front()
 
--- Other data written over the lock is not this owner's either.
+-- If other data was written over the lock, this owner does not have it either.
 local deleted = redis.pcall('hdel', lock, owner)
 if type(deleted) == 'table' and not string.find(deleted.err, 'WRONGTYPE') then
     return deleted
