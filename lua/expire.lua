@@ -1,9 +1,9 @@
 -- Gives a semaphore or latch a time to live, or takes it away.
 --
--- KEYS 1 the semaphore or latch, 2 record, 3 its other key, if it has one: a semaphore's mark; when
---      an expirable semaphore's permits' leases end
--- ARGV 1-4 as in once.lua, 5 the time to live in ms, 0 for none, 6 whether the other key alone, a
---      sorted set, is one, too (1)
+-- KEYS 1 the semaphore or latch, 2 record, 3 its other key, if it has one: a semaphore's mark, or
+--      the times at which the leases of an expirable semaphore's permits end
+-- ARGV 1-4 as in once.lua, 5 the time to live in ms, 0 for none, 6 1 = the other key, a sorted set,
+--      is a semaphore even without the first
 -- reply: 1 = done, 0 = there is none
 local function ends(key)
     if ARGV[5] == '0' then
@@ -17,7 +17,7 @@ return once(function()
     if not stored(KEYS[1]) and not taken then
         return nil
     end
-    -- Whole: a command that the second key would refuse is refused before the first one's change.
+    -- All or nothing: check that both keys accept the command before changing the first.
     if KEYS[3] and not redis.acl_check_cmd(ends(KEYS[3])) then
         redis.call(ends(KEYS[3]))
     end

@@ -1,7 +1,7 @@
 -- Stands before the scripts of semaphores and latches. Their key holds a number.
 
--- The number under a key; false if there is none. Any other value there is the server's error, also
--- one that only Lua takes for a number, as `19.99`, `0x1f` and `nan`.
+-- The number under a key, or false. Any other value there is the server's error, also one that only
+-- Lua takes for a number, such as `19.99`, `0x1f` and `nan`.
 local function stored(key)
     local text = redis.call('get', key)
     if text and text ~= '0' and (#text > 19 or not string.find(text, '^-?[1-9]%d*$')) then

@@ -1,8 +1,8 @@
 -- Ends a waiter's part: its notification was used, or is passed on.
 --
 -- KEYS, ARGV 1 see waiters.lua
--- ARGV 2 waiter, 3 '1' = it did not use it, and does not wait either
--- reply: 1 = it had been notified; 0 = it had not, or this is known already
+-- ARGV 2 waiter, 3 '1' = it did not use its notification, and does not wait either
+-- reply: 1 = it had been notified; 0 = it had not, or its part has ended already
 local pass = ARGV[3] == '1'
 if pass then
     redis.call('lrem', waiting, 1, ARGV[2])
@@ -12,17 +12,17 @@ if not mine then
     return 0
 end
 if pass then
-    -- If this is refused after the pass, the notification would be passed on twice.
+    -- If this were refused after the pass, the notification would be passed on twice.
     redis.call('hdel', notified, '')
     local _, trouble = notify_first(string.match(mine, '%S+$') or '0')
     if trouble then
-        -- The next look finds no sign of life.
+        -- The next look finds no sign of life, and passes it on.
         return trouble
     end
 end
 redis.call('hdel', notified, ARGV[2])
 if redis.pcall('hlen', notified) == 1 then
-    -- Not a record, if it is the time of the last look at all records.
+    -- That one is no record if it is the time of the last look at all records.
     redis.call('hdel', notified, '')
 end
 return 1

@@ -1,4 +1,4 @@
--- Signs of life of waiters that were notified and have not left the lock again.
+-- Gives a sign of life for waiters that were notified and have not left the lock again.
 --
 -- KEYS, ARGV 1 see waiters.lua
 -- ARGV 2… the waiters, all of one process

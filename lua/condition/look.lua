@@ -1,11 +1,11 @@
--- Returns whether a waiter, which lives, still waits. Passes on the notifications of dead waiters.
+-- Returns whether a live waiter still waits. Passes on the notifications of dead waiters.
 --
 -- KEYS, ARGV 1 see waiters.lua
--- ARGV 2 waiter, 3 '1' = it does not want to wait any more
+-- ARGV 2 waiter, 3 '1' = it stops waiting
 -- reply: 1 = it waits, or did until now; 0 = it does not: it was notified
 --
--- If many were notified, one look at all their records serves all waiters that look soon after: any
--- of them looks, so that a dead waiter keeps none from it.
+-- If many were notified, one look at all their records serves all waiters that look soon after. Any
+-- waiter looks, so that a dead one does not keep the others from it.
 local FEW, LOOKED = 8, 300
 
 local mine = redis.call('hget', notified, ARGV[2])
@@ -23,23 +23,22 @@ redis.call('pexpire', waiting, KEPT)
 local many = redis.pcall('hlen', notified)
 if type(many) == 'number' and many > FEW then
     local looked = tonumber(redis.call('hget', notified, '') or nil)
-    -- (A time to come: the server's clock was set back.)
+    -- (A time in the future: the server's clock was set back.)
     if looked and math.abs(now() - looked) < LOOKED then
         return 1
     end
-    -- If this is refused, each look is at all of them.
+    -- If this is refused, each look reads all of them.
     redis.pcall('hset', notified, '', string.format('%.0f', now()))
 end
 local records = redis.call('hgetall', notified)
 local passed = false
 for i = 1, #records, 2 do
     local since, number = string.match(records[i + 1], '^(%d+) (%S+)$')
-    -- (A time to come: the server's clock was set back.)
+    -- (A time in the future: the server's clock was set back.)
     if records[i] ~= ''
         and (not since or math.abs(now() - since) > PATIENCE or not listens(records[i]))
     then
-        -- If this is refused after the pass, the notification would be passed on again at each
-        -- look.
+        -- If this were refused after the pass, each look would pass the notification on again.
         redis.call('hdel', notified, '')
         local _, trouble = notify_first(number or '0')
         if trouble then

@@ -7,11 +7,11 @@ local held = is_held_by(ARGV[2])
 if held ~= true then
     return held or -1
 end
--- Two clients may use the same number.
+-- The uuid is part of it, since two clients may use the same number.
 local number = string.sub(ARGV[2], 1, 36) .. ':' .. ARGV[3]
 if ARGV[4] == '1' then
-    -- No records: if all are told, no waiter is left to pass it on to. The same is true of earlier
-    -- notifications.
+    -- If all are notified, no waiter is left to pass a notification on to. So no records are
+    -- needed, neither of this nor of earlier notifications.
     local all = redis.call('lrange', waiting, 0, -1)
     redis.call('del', waiting, notified)
     local heard = 0
@@ -24,7 +24,7 @@ if ARGV[4] == '1' then
     return heard
 end
 if ARGV[5] == '1' then
-    -- A waiter notified by the first copy cannot be back before this owner has left the lock, so
+    -- A waiter notified by the first copy cannot come back before this owner has left the lock, so
     -- its record is there.
     for _, record in ipairs(redis.call('hvals', notified)) do
         if string.match(record, '%S+$') == number then

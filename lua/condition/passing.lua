@@ -1,6 +1,6 @@
 -- Stands behind waiters.lua, before the scripts that notify: how a waiter is notified.
 
--- Whether a waiter's process lives, as far as the server can know: asked once for each process.
+-- Whether a waiter's process lives, as far as the server knows. It is asked once for each process.
 -- PUBLISH would count another client's pattern subscription.
 local heard_by
 local function listens(waiter)
@@ -13,15 +13,15 @@ local function listens(waiter)
     return heard_by[own]
 end
 
--- A refused message does no harm: the waiter looks.
+-- A refused message does no harm, since the waiter looks.
 local function tell(waiter)
     redis.pcall('publish', own_channel(waiter),
         table.concat({'notify', string.sub(waiter, 38), ARGV[1], waiting}, ' '))
 end
 
--- Notifies the first waiter that listens, and returns it, or nil; the second: the refusal, and none
--- was notified. The record comes before the end of the wait: an entry taken out without a record
--- would be a lost notification.
+-- Notifies the first waiter that listens. Returns it, or nil; the second result is the refusal, and
+-- then none was notified. The record is made before the entry is removed: an entry removed without
+-- a record would be a lost notification.
 local function notify_first(number)
     while true do
         local first = redis.call('lindex', waiting, 0)

@@ -1,12 +1,12 @@
--- Begins to wait, for a thread that holds the lock and is about to leave it.
+-- Begins a wait for a thread that holds the lock and is about to leave it.
 --
 -- KEYS, ARGV 1 see waiters.lua
 -- ARGV 2 owner, 3 waiter
--- reply: 1 = it is among the waiters; 0 = the lock is not this owner's any more
+-- reply: 1 = it is among the waiters; 0 = this owner does not have the lock
 --
--- A notifier must have the lock, too. So none can notify between this and the release, and a copy
--- that comes after the release finds another owner and does nothing; after a pass inside the
--- process it finds the same owner, and the waiter's entry or its record.
+-- A notifier must have the lock, too. So none can notify between this and the release. A copy that
+-- comes after the release finds another owner and does nothing. After a pass inside the process it
+-- finds the same owner, and the waiter's entry or its record.
 local held = is_held_by(ARGV[2])
 if held ~= true then
     return held or 0
@@ -14,9 +14,9 @@ end
 if redis.call('lpos', waiting, ARGV[3]) or redis.call('hexists', notified, ARGV[3]) == 1 then
     return 1
 end
--- A list never stays without an end, so PEXPIRE is asked for first. The other commands are those of
--- the release behind this: without them it would be refused, and the thread would wait for the end
--- of its own lease. RPUSH is the first write: it is refused without memory, and then the lock could
+-- A list never stays without an end, so the script asks for PEXPIRE first. It also asks for the
+-- commands of the release that follows: if that were refused, the thread would wait for the end of
+-- its own lease. RPUSH is the first write: without memory it is refused, and then the lock could
 -- not be taken again either.
 local commands = {
     {'pexpire', waiting, KEPT}, {'del', lock}, {'lpop', waiting}, {'hset', lock, '', ''},

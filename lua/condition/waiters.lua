@@ -1,25 +1,27 @@
 -- Stands before every script of a condition, behind ../prelude.lua: the waiters and the notified
--- ones. (Each function costs a run a twelfth of a microsecond: holder.lua and passing.lua have those
--- that some scripts need.)
+-- ones. (Each function costs a run a twelfth of a microsecond, so holder.lua and passing.lua have
+-- those that only some scripts need.)
 --
 -- KEYS 1 the waiters, 2 the notified ones, 3 the lock (where a script needs it)
 -- ARGV 1 number of the database; a script's own come after
 --
--- The waiters are a list, one entry for each thread, the first to come first. Gone is notified: a
--- waiter sleeps only while its entry is in the list. So if a notification, a look that takes its
--- process for dead, or the loss of the key takes an entry out, no wake-up is lost: a living waiter
--- finds out by its next look at the latest. The notified waiters are a hash: waiter -> the time,
--- and the number of the notification. A record stays until the waiter has left the lock that it
--- came back with. If the waiter dies before, the notification is passed on. The field without a
--- name has the time of the last look at all records, if they are many.
+-- The waiters are a list with one entry for each thread, in the order of arrival. An entry that is
+-- gone counts as notified: a waiter sleeps only while its entry is in the list. So no wake-up is
+-- lost if a notification, a look that takes its process for dead, or the loss of the key removes an
+-- entry: a living waiter finds out by its next look at the latest.
+--
+-- The notified waiters are a hash: waiter -> the time, and the number of the notification. A record
+-- stays until the waiter, back with the lock, has left it. If the waiter dies before, the
+-- notification is passed on. If the records are many, the field without a name has the time of the
+-- last look at all of them.
 local waiting, notified = KEYS[1], KEYS[2]
 
--- All in ms. How long the keys outlive the last request, and how long a record counts without a
--- sign of life.
+-- In ms: the time for which the keys outlive the last request; the time for which a record counts
+-- without a sign of life.
 local KEPT, PATIENCE = 60000, 2000
 
--- Records a notified waiter: nil, or the refusal and nothing done. (PEXPIRE first: if it is refused
--- after HSET, the record would stay for ever.)
+-- Records a notified waiter. Returns nil, or the refusal, and then nothing is done. (PEXPIRE comes
+-- first: if it were refused after HSET, the record would stay for ever.)
 local function record(waiter, number)
     local exists = redis.pcall('pexpire', notified, KEPT)
     if refused(exists) then

@@ -11,8 +11,8 @@ if redis.call('hget', KEYS[2], 'owner') ~= ARGV[1]
     or redis.call('hget', KEYS[2], 'token') ~= ARGV[2]
 then
     local time = redis.call('time')
-    -- It has the lock already. So it leads without memory, too: after a DEL that is no reason to
-    -- refuse. (Another owner's record does not count any more.)
+    -- The owner has the lock already, so it must lead without memory, too: behind a DEL, memory is
+    -- no reason to refuse. (Another owner's record is worthless by now.)
     redis.call('del', KEYS[2])
     redis.call('hset', KEYS[2], 'owner', ARGV[1], 'token', ARGV[2], 'who', ARGV[3], 'host', ARGV[4],
         'since', string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000)))

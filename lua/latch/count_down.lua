@@ -4,7 +4,7 @@
 -- ARGV 1-4 as in once.lua, 5 channel
 -- reply: 1 = counted, 0 = it was open
 --
--- The message is sent only by the script that removes the key: at a `0` with a count above zero,
+-- Only the script that removes the key sends the message: at a `0` with a count above zero,
 -- Redisson's waiters would ask without pause.
 local opens = false
 return once(function()

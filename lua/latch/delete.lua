@@ -4,8 +4,8 @@
 -- ARGV 1-4 as in once.lua, 5 channel
 -- reply: 1 = there was one, 0 = there was none
 --
--- `0` and not Redisson's `1`: the count is zero from now on, so all waiters are let go, in this
--- library and in Redisson, whose own delete strands its waiters.
+-- The message is `0` and not Redisson's `1`. The count is zero from now on, so all waiters may go,
+-- ours and Redisson's. (Redisson's own delete strands its waiters.)
 return once(function()
     return stored(KEYS[1]) and {'1', 'del', KEYS[1]}
 end, function()

@@ -1,7 +1,7 @@
 -- Says whether a latch is open, and when it ends.
 --
 -- KEYS 1 the latch
--- reply: {1 = closed, 0 = open; ms until its end, -1: none, or not known}
+-- reply: {1 = closed, 0 = open; ms until it expires, -1: never, or not known}
 local left = redis.pcall('pttl', KEYS[1])
 local closed = (stored(KEYS[1]) or 0) > 0
 return {closed and 1 or 0, closed and type(left) == 'number' and left or -1}

@@ -4,7 +4,7 @@
 -- ARGV 1-4 as in once.lua, 5 count, 6 channel, 7… `px` and the time to live in ms, if it has one
 -- reply: 1 = closed, 0 = it has a count already
 return once(function()
-    -- Redisson leaves a latch that was set to zero as a key, open all the same.
+    -- Redisson keeps the key of a latch that was set to zero. Such a latch is open all the same.
     if (stored(KEYS[1]) or 0) > 0 then
         return nil
     end

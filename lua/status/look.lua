@@ -1,18 +1,18 @@
 -- Returns what the server knows of a name, whatever the name is for.
 --
 -- KEYS 1 the name, 2 the queue of a fair lock, 3 that of a lock, 4 that of a read-write lock,
---      5 when the leases of a semaphore's permits end, 6 the last fencing token
--- ARGV 1 how the keys of readers begin; the channels of a lock, 2 all listeners, 3 ours; of a
+--      5 the times at which the leases of a semaphore's permits end, 6 the last fencing token
+-- ARGV 1 the prefix of readers' keys; the channels of a lock, 2 all listeners, 3 ours; of a
 --      read-write lock, 4 all, 5 ours; 6 of a semaphore; 7 of a latch
 -- reply: {type, "shared" for a hash with a mode; time to live; value; token;
 --         {owner or permit, 1 = shared, levels, time left, …};
 --         {owner, 1 = shared, time waited, kind of lock, …};
 --         {listeners that are not ours of a lock, of a read-write lock; of a semaphore, a latch}}
 --
--- A time is in ms, or below 0 if it is not known or has no end. So is a token.
+-- A time is in ms. A time or a token below 0 is not known; such a time may also have no end.
 --
--- It changes nothing. MOST bounds its time. What the user may not read besides the name itself
--- counts as absent, and so does another program's data there.
+-- The script changes nothing. MOST bounds its time. Besides the name itself, what the user may not
+-- read counts as absent, and so does another program's data.
 local MOST = 1000
 local name = KEYS[1]
 local clock = redis.call('time')
@@ -23,13 +23,13 @@ local function read(...)
     return not (type(reply) == 'table' and reply.err) and reply or nil
 end
 
--- A number that a reply can have. Servers differ in what they make of a greater one.
+-- A number that fits in a reply, or nil. Servers differ in what they make of a greater one.
 local function number(text)
     local it = tonumber(text or '')
     return it and it > -2 ^ 53 and it < 2 ^ 53 and it or nil
 end
 
--- Of a read-write lock, the owners that write have a mark.
+-- Adds an owner. The owners that write a read-write lock have a suffix.
 local function add(list, has_marks, owner, ...)
     local last, writes = #list, 1
     if has_marks then
@@ -38,7 +38,7 @@ local function add(list, has_marks, owner, ...)
     list[last + 1], list[last + 2], list[last + 3], list[last + 4] = owner, 1 - writes, ...
 end
 
--- Since when each waits is known of those that have asked again.
+-- The time since when a waiter waits is known once it has asked again.
 local waiting = {}
 for i, kind in ipairs({'fair', 'lock', 'read-write'}) do
     local asked = (string.gsub(KEYS[i + 1], 'queue', 'asked', 1)) .. ':'
@@ -54,7 +54,7 @@ if kind == 'hash' and redis.call('hlen', name) <= MOST then
     kind = is_shared and 'shared' or kind
     for i = 1, #all, 2 do
         local owner, count = all[i], string.sub(all[i + 1], 1, 20)
-        -- A reader has such a key for each level; the last one is there as long as it reads.
+        -- A reader has such a key for each level. The last one is there as long as it reads.
         local key = ARGV[1] .. owner .. ':rwlock_timeout:' .. count
         local reads_for = is_shared and read('pttl', key) or -2
         if owner ~= 'mode' then
