@@ -4,9 +4,9 @@
 -- ARGV as of ../lock/acquire.lua
 -- reply: as of ../lock/acquire.lua. `whose`: 1 = one of Redisson's is among the holders
 --
--- Every request is this one, as a lock's. A reader enters beside readers, unless there is a waiter:
--- a waiter then wants to write, and no later reader passes it. A holder learns in this way whether
--- others wait.
+-- Every request is this one, as for a lock. So a holder learns whether others wait. A reader enters
+-- beside readers only if there is no waiter: a waiter then wants to write, and no later reader may
+-- pass it.
 local lease, owner = ARGV[1], ARGV[2]
 database = ARGV[3] or 0
 local came, sent = tonumber(ARGV[4] or ''), tonumber(ARGV[5] or '')
@@ -42,7 +42,7 @@ if mode ~= 'write' and not open then
     if asked then
         return trouble or length()
     elseif trouble then
-        -- Nobody is granted it: the asker would wait for ever.
+        -- The lock is granted to nobody, so the asker would wait for ever.
         redis.call('lrem', queue, 1, owner)
         return trouble
     end
@@ -51,8 +51,8 @@ if mode ~= 'write' and not open then
 end
 local whose = open and 2 or is_foreign() and 1 or 0
 if whose == 1 and place > 1 and fresh == 0 then
-    -- Redisson's release is told in public, and only the first two listen there. The hold has
-    -- lasted: are they dead, or do they not know that they are first?
+    -- Redisson's release is told in public, and only our first two in line listen there. The hold
+    -- has lasted: they may be dead, or not know that they are first.
     announce(0, owner)
 end
 return {now(), open or left or PROVISIONAL, place, whose, fresh}

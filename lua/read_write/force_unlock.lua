@@ -1,4 +1,4 @@
--- Ends the holds of all readers, or of the writer. The first in line is next.
+-- Ends the holds of all readers, or that of the writer. The first in line is next.
 --
 -- KEYS see ../hand_off.lua
 -- ARGV 1 the lock's public channel, 2 `read` or `write`: which, 3 number of the database, if it is
@@ -6,7 +6,7 @@
 -- reply: 1 = there was a hold; 0 = it is not held so; WRONGTYPE = the key holds no read-write lock,
 --        and stays
 --
--- The readers' timeouts end by themselves: their owners hold nothing any more.
+-- The readers' timeouts expire by themselves, since their owners hold nothing.
 public, database = ARGV[1], ARGV[3] or 0
 local mode, _, foreign = mode_of()
 if foreign then

@@ -1,7 +1,7 @@
 -- Stands before ../hand_off.lua in acquire.lua and try.lua: takes a free lock without waiters.
 --
--- The rest would do the same. But to make its functions costs a run as much as these commands. (It
--- would also find the right to TIME missing: better now than when there are waiters.)
+-- The rest would do the same, but to make its functions costs as much as these commands. (The rest
+-- would also find that the right to TIME is missing: better now than when there are waiters.)
 local redis, KEYS, ARGV, may = redis, KEYS, ARGV, redis.acl_check_cmd
 if redis.pcall('exists', KEYS[1], KEYS[2], KEYS[3]) == 0
     and may('pexpire', KEYS[1], ARGV[1]) and may('time') then

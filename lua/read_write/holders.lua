@@ -6,16 +6,17 @@
 -- An owner is the hash's field: `uuid:number` reads, `uuid:number:write` writes. The queue has it
 -- in the same form, so an entry shows whether its owner waits to read or to write.
 --
--- When a script of ours ends, the first in line waits for a reason: the lock is held by a writer,
--- or by readers and the first wants to write, or a free lock is left to others for a window. Or the
--- server refused a command that a grant needs.
+-- When a script of ours ends, the first in line waits for a reason: a writer holds the lock; or
+-- readers hold it and the first wants to write; or a free lock is left to others for a window; or
+-- the server refused a command that a grant needs.
 
 local function writes(owner)
     return string.sub(owner, -6) == ':write'
 end
 
--- How long the read hold number `n` of an owner lasts. Each reader has such a key for each level
--- (ours have one), or the next one of Redisson's that leaves deletes the lock.
+-- The key that lasts as long as the read hold number `n` of an owner. Each reader has such a key
+-- for each level (ours have one). Without it, the next reader of Redisson's that leaves deletes the
+-- lock.
 local prefix = (string.find(lock, '{', 1, true) and lock or '{' .. lock .. '}') .. ':'
 local function timeout(owner, n)
     return prefix .. owner .. ':rwlock_timeout:' .. n
@@ -27,9 +28,9 @@ local function stuck()
         or denied('set', timeout('', 1), '')
 end
 
--- How the lock is held, `read` or `write`, and for how long; nil if it is free. The third: the key
--- holds no read-write lock. Such a lock always has a mode and a time to live: a wait for another
--- hash would not end.
+-- Returns how the lock is held, `read` or `write`, and for how long; nil if it is free. The third
+-- result is an error if the key holds no read-write lock. Such a lock always has a mode and a time
+-- to live: a wait for any other hash would not end.
 local function mode_of()
     local mode = redis.call('hget', lock, 'mode')
     if not mode and redis.call('exists', lock) == 0 then
@@ -53,17 +54,17 @@ local function is_foreign()
     return false
 end
 
--- Only ever raised: a longer lease stays. It always writes: see lock/acquire.lua. 0: the key does
--- not exist.
+-- Raises a lease, and leaves a longer one. It always writes: see lock/acquire.lua. Returns 0 if the
+-- key does not exist.
 local function raise(key, lease)
     local left = redis.call('pttl', key)
     return redis.call('pexpire', key, left < tonumber(lease) and lease or left)
 end
 
--- Makes the lease of `owner`, which has the lock, this long at least; nil, or the server's refusal.
--- The timeout of a reader that stood still may have lapsed while another reader kept the lock. It
--- is made anew, as by lock/renew.lua: without it the next reader that leaves would find no other
--- reader, and free the lock for a writer.
+-- Makes the lease of `owner`, which has the lock, at least this long. Returns nil, or the server's
+-- refusal. The timeout of a reader that stood still may have lapsed while another reader kept the
+-- lock. It is made anew, as by lock/renew.lua. Otherwise the next reader that leaves would find no
+-- other reader, and free the lock for a writer.
 local function raise_hold(owner, lease)
     if not writes(owner) and raise(timeout(owner, 1), lease) == 0 then
         local trouble = refused(redis.pcall('set', timeout(owner, 1), 1, 'px', lease))
@@ -74,11 +75,11 @@ local function raise_hold(owner, lease)
     raise(lock, lease)
 end
 
--- Makes these owners holders, one or readers, which must not contradict the present ones; nil, or
--- the server's refusal and nothing done. A lock never stays without an end, and no reader without
--- its timeout: commands that may be refused come first. (PEXPIRE is asked for, not tried: behind it
--- the script has written, and memory is no reason to refuse any more.) `lasts`: others hold it for
--- so long at least, as this script has made sure.
+-- Makes these owners holders: one writer, or readers. They must not contradict the present holders.
+-- Returns nil, or the server's refusal, and then nothing is done. A lock never stays without an
+-- end, and no reader without its timeout, so commands that may be refused come first. (The script
+-- asks for PEXPIRE and does not try it: behind it, memory would be no reason to refuse.) `lasts`:
+-- this script has made sure that others hold the lock for at least so long.
 local function hold(owners, lease, lasts)
     local left = lasts or redis.pcall('pttl', lock)
     local trouble = refused(left) or not lasts and denied('pexpire', lock, '') or nil
@@ -104,8 +105,8 @@ local function hold(owners, lease, lasts)
     return trouble
 end
 
--- How long a reader's hold lasts: the longest of its levels, below 0 if all have lapsed. (An
--- impossible count must not stop the server.)
+-- How long a reader's hold lasts: the longest of its levels, below 0 if all have lapsed. (MOST
+-- bounds an impossible count, which would stop the server.)
 local MOST = 1000
 local function longest_of(reader, count)
     local longest = -2
@@ -115,10 +116,10 @@ local function longest_of(reader, count)
     return longest
 end
 
--- The lock without `owner`: how long the longest of the other readers lasts (0: none does), whether
--- one of them writes, whether one of them is ours. The fields of dead readers are removed as well:
--- those of ours, and among many those of Redisson's. (Redisson's unlock after its lease is an error
--- if the field has gone.)
+-- Looks at the lock without `owner`. Returns how long the longest of the other readers lasts (0:
+-- none does), whether another owner writes, whether one of the readers is ours, and the dead
+-- readers whose fields are to be removed: ours, and if there are many readers also Redisson's.
+-- (Redisson's unlock after its lease is an error if its field is gone.)
 local MANY, LOOKS = 64, 16
 local function others(owner, size)
     local fields = redis.call('hgetall', lock)
@@ -126,7 +127,7 @@ local function others(owner, size)
     for i = 1, #fields, 2 do
         local field = fields[i]
         if field == owner or field == 'mode' then
-            -- Leaves with this call.
+            -- This one leaves now.
         elseif writes(field) then
             writer = true
         else
@@ -142,10 +143,10 @@ local function others(owner, size)
     return longest, writer, ours, dead
 end
 
--- The same for a lock with many readers, without a look at all of them: a few at random. nil: look
--- at all, since none of these lasts, or none is ours, or the leaving owner might be the only one
--- that has the lock for so long. Otherwise the lock keeps its time to live, which may be that of a
--- reader that left before. When all but MANY have left, it is that of the longest again; if all
+-- As `others`, for a lock with many readers: looks at a few of them at random. Returns nil if all
+-- must be looked at: none of the few lasts, or none is ours, or the leaving owner might be the only
+-- one that has the lock for so long. Otherwise the lock keeps its time to live, which may be that
+-- of a reader that left before. It is that of the longest again when all but MANY have left. If all
 -- die, see `outlived`.
 local function some(owner)
     local fields = redis.pcall('hrandfield', lock, -LOOKS, 'withvalues')
@@ -172,12 +173,12 @@ local function some(owner)
     end
 end
 
--- Ends the hold of `owner`, which has one; returns whether the lock is free now, whether it is left
+-- Ends the hold of `owner`, which has one. Returns whether the lock is free now, whether it is left
 -- to Redisson's alone, and the reason if the user may not, and then nothing is done. As in
--- Redisson: the remaining readers keep it for as long as the longest of them, and if all have
--- lapsed it is free. Queries come before the change. DEL and HDEL are allowed without memory.
+-- Redisson, the remaining readers keep the lock for as long as the longest of them, and it is free
+-- if all have lapsed. Queries come before the change. DEL and HDEL are allowed without memory.
 local function drop(owner)
-    -- (A writer has one field more at most.)
+    -- (A writer's lock has at most one field more.)
     local size = writes(owner) and 3 or redis.call('hlen', lock)
     local longest, writer, ours, dead, left = 0, false, false, {}, nil
     if size > MANY and not writes(owner) and redis.call('hget', lock, 'mode') == 'read' then
@@ -188,7 +189,7 @@ local function drop(owner)
         longest, writer, ours, dead = others(owner, size)
     end
     local free = not left and longest == 0 and not writer
-    -- (Where others of ours read on, there is nothing to tell.)
+    -- (If others of ours read on, no message is needed.)
     local trouble = public and (free or not ours or writes(owner))
         and (length() > 0 and stuck() or not now())
     if trouble then
@@ -197,8 +198,9 @@ local function drop(owner)
         redis.call('del', lock)
     else
         if writes(owner) then
-            -- The command that makes the owner a reader is tried, in a form that changes nothing:
-            -- refused behind the HDEL, no owner could enter. (A HDEL makes room.)
+            -- The command that makes the owner a reader is tried first, in a form that changes
+            -- nothing: if it were refused behind the HDEL, no owner could enter. (A HDEL makes
+            -- room.)
             redis.call('hdel', lock, '')
             redis.call('hset', lock, 'mode', 'write')
         end
@@ -219,19 +221,19 @@ local function drop(owner)
     return free, not ours
 end
 
--- For a writer that asks while many read: whether all were looked at, and how the lock is held may
--- have changed. If they died, the lock's time to live may be that of a reader that left long before
--- (`some`). Then none among a few at random lives, and all are looked at.
+-- Looks at all readers when a writer asks while many read. Returns whether it did: then the lock
+-- may be held in another way. If the readers died, the lock's time to live may be that of a reader
+-- that left long before (`some`). Then none among a few at random lives, so all are looked at.
 local function outlived()
     if redis.call('hlen', lock) > MANY then
-        -- (No owner leaves. Dead readers are removed as well.)
+        -- (No owner leaves, but dead readers are removed.)
         drop('')
         return true
     end
 end
 
--- How many wait behind a hold that `owner` gets now: for a reader, behind the readers that enter
--- with it.
+-- How many wait behind a hold that `owner` gets now. A reader's others wait behind the readers that
+-- enter with it.
 local function behind(owner)
     if writes(owner) then
         return length()
@@ -245,8 +247,8 @@ local function behind(owner)
     return 0
 end
 
--- The channels of these processes, as `channel_of`, up to the first writer; false: the process does
--- not listen. One command asks for all of them.
+-- The channels of these processes up to the first writer, as `channel_of`; false if the process
+-- does not listen. One command asks for all of them.
 local function channels_of(line)
     local channels = {}
     for i, owner in ipairs(line) do
@@ -262,18 +264,21 @@ local function channels_of(line)
     return channels
 end
 
--- Grants the lock to the first in line that listens; if that is a reader, to all readers up to the
--- next writer. The first result: whether any owner was granted it. `asker` needs no message, since
--- it reads the reply, and gets `lease`; the second is whether it was its turn, the third the reason
--- why it, or the one before it, still got nothing. (The caller has asked `stuck`.) A writer that is
--- first and has to wait for readers is passed if it is dead. A call may let thousands of readers
--- in, and the server serves no other client meanwhile. So values that are the same for all of them
--- are asked for once, and more and more of them are looked at together.
+-- Grants the lock to the first in line that listens, and if that is a reader, to all readers up to
+-- the next writer. `asker` reads the reply, so it needs no message and gets `lease`. Returns
+-- whether any owner was granted the lock, whether it was the asker's turn, and the reason why the
+-- asker, or the one before it, still got nothing. (The caller has asked `stuck`.) A dead writer
+-- that is first, and would wait for readers, is passed.
+--
+-- A call may let thousands of readers in, and the server serves no other client meanwhile. So
+-- values that are the same for all of them are read once, and more and more of them are looked at
+-- together.
 local MOST_TOGETHER = 100
 local function grant(start, count, asker, lease)
     local granted, asked, trouble = false, false, nil
-    -- The first in line, as last read, with their channels, and which of them is next. How the lock
-    -- is held, for how long at least, and how many wait behind readers; nil: not known.
+    -- The first in line as last read, their channels, the index of the next of them, and how many
+    -- to read at a time. How the lock is held, for how long at least, and how many wait behind
+    -- readers; nil: not known.
     local line, channels, at, most = nil, {}, 1, 1
     local mode, lasts, waiting
     while true do
@@ -299,7 +304,7 @@ local function grant(start, count, asker, lease)
         if not dead and mode and writes(head) then
             break
         end
-        -- The readers already looked at that are next get it together: one LPOP and HSET for all of
+        -- The next readers already looked at get the lock together: one LPOP and HSET for all of
         -- them.
         local together = {head}
         while head ~= asker and channel and not writes(head) and channels[at + #together]
@@ -309,7 +314,6 @@ local function grant(start, count, asker, lease)
         end
         redis.call('lpop', queue, #together)
         if dead then
-            -- A dead owner is passed.
             if writes(head) then
                 waiting = nil
             end
@@ -338,8 +342,8 @@ local function grant(start, count, asker, lease)
     return granted, asked, trouble
 end
 
--- As `hand_on`. A writer's release that lets readers of ours in is told to Redisson's, too: they may
--- read beside them, and would sleep until the last of ours leaves, or for the rest of a lease.
+-- As `hand_on`. If a writer's release lets readers of ours in, it also tells Redisson's. They may
+-- read beside ours, and would sleep until the last of ours leaves, or for the rest of a lease.
 local function hand_over(since, count, message)
     local reply = hand_on(since, count, message, grant)
     if reply == 1 and message == '1' and redis.call('hget', lock, 'mode') == 'read' then
@@ -351,7 +355,7 @@ local function hand_over(since, count, message)
     return reply
 end
 
--- Any script that comes by does the pending hand-over.
+-- Does the pending hand-over: any script that comes by does.
 local function look()
     local mode = redis.pcall('hget', lock, 'mode')
     local left = not mode and window_left()
@@ -362,11 +366,11 @@ local function look()
     end
 end
 
--- Ends the hold of `owner`. false: it has none (any more). 4: others still hold the lock; 5: so, too,
--- but a message was refused. Otherwise as `hand_on`.
+-- Ends the hold of `owner`. Returns false if it has none; 4 if others still hold the lock; 5 as 4,
+-- but a message was refused; otherwise as `hand_on`.
 local function release(owner, since, count)
     local held = redis.pcall('hexists', lock, owner)
-    -- Other data written over the lock is not this owner's either.
+    -- If other data was written over the lock, this owner does not have it either.
     if refused(held) and not string.find(held.err, 'WRONGTYPE') then
         return held
     elseif held ~= 1 then
@@ -374,7 +378,7 @@ local function release(owner, since, count)
         look()
         return false
     end
-    -- As Redisson: a writer's release wakes all waiters, a reader's one.
+    -- As in Redisson, a writer's release wakes all waiters, and a reader's release one.
     local message = writes(owner) and '1' or '0'
     local free, is_left, trouble = drop(owner)
     if trouble then
@@ -382,12 +386,12 @@ local function release(owner, since, count)
     elseif free then
         return hand_over(since, count, message)
     elseif is_left and not writes(owner) then
-        -- Redisson's came in beside ours, and will leave in public. The first in line must listen.
-        -- (Before it the dead are passed, and readers behind them let in.)
+        -- Redisson's came in beside ours, and will leave in public, so the first in line must
+        -- listen. (Before that the dead are passed, and readers behind them let in.)
         look()
         announce(0)
     elseif writes(owner) then
-        -- The owner reads on. (Redisson sends no message then, and readers sleep on.)
+        -- The owner reads on. (Redisson sends no message then, so its readers sleep on.)
         grant(now(), 1)
         return is_muted(message) and 5 or 4
     end

@@ -1,8 +1,8 @@
--- Asks for present readers whether others may join them: whether there are no waiters.
+-- Asks for present readers whether others may join them, that is, whether there are no waiters.
 --
 -- KEYS see ../hand_off.lua
 -- ARGV as of acquire.lua
--- reply: the number of waiters; nil = it is not this owner's any more
+-- reply: the number of waiters; nil = this owner does not have the lock
 local lease, owner = ARGV[1], ARGV[2]
 database = ARGV[3] or 0
 -- The first in line may be dead, and so may the readers: then the lock has no living holder.
@@ -14,5 +14,5 @@ if redis.call('hexists', lock, owner) == 0 then
     return nil
 end
 local waiting = length()
--- If no reader may join, the lease is not extended: the waiters would wait for that.
+-- If no reader may join, the lease is not extended, since the waiters would wait for that.
 return waiting == 0 and raise_hold(owner, lease) or waiting

@@ -15,8 +15,8 @@ elseif mode and redis.call('hexists', lock, owner) == 1 then
     return raise_hold(owner, lease) or -1 - length()
 end
 if mode == 'read' then
-    -- Redisson's may have come in past readers in front; those in front may be dead; and so may the
-    -- readers.
+    -- Redisson's may have come in past readers in front. The readers in front may be dead, and so
+    -- may the present ones.
     if writes(owner) then
         outlived()
     end
@@ -28,7 +28,7 @@ if mode == 'read' and (writes(owner) or length() > 0)
 then
     return nil
 end
--- (Where the queue may not be read, nothing is taken.)
+-- (If the queue may not be read, nothing is taken.)
 local _, trouble = length(), hold({owner}, lease)
 if trouble then
     -- There is no memory. A waiter needs none: see `hold`.

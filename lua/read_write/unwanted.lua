@@ -1,8 +1,7 @@
--- Stands before ../hand_off.lua in release.lua: sets a lock free that has one holder and no
--- waiters, while it is too early to ask for others (AGE of ../hand_off.lua). As
--- ../lock/unwanted.lua.
+-- Stands before ../hand_off.lua in release.lua: frees a lock that has one holder and no waiters,
+-- while it is too early to ask for others (AGE of ../hand_off.lua). As ../lock/unwanted.lua.
 --
--- Not by one HDEL: if the lock has other holders, that would take the mode.
+-- One HDEL would not do: if the lock has other holders, it would remove the mode.
 local redis, KEYS, ARGV = redis, KEYS, ARGV
 local since = tonumber(ARGV[3] or 0)
 if since <= 0 and since > -10 and redis.call('llen', KEYS[2]) == 0
