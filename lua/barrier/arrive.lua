@@ -1,25 +1,25 @@
--- Arrives. The last party trips the barrier; if it has an action, `finish` does that after it. Or
--- gives an arrival up.
+-- Makes a party arrive, or gives its arrival up. The last party trips the barrier; if it has an
+-- action, `finish` does that after it.
 --
 -- KEYS 1 the barrier, 2 record, 3 its parties
 -- ARGV 1-4 as in once.lua, 5 channel, 6 party, 7 its lease in ms, 8 how it comes: 0 = to wait, 1 =
 --      to wait and with an action, 2 = to break the generation in which it waits, or would wait, 9
 --      the least number that the present generation can have
 -- reply: the generation's number, and in six further digits 1 + how many parties are still to come,
---        or 0: it is complete, and the party has not arrived (as text, for it is more than a number
---        of Lua's has); -1 = it is broken; 0 = there is no barrier; -2 = the party that leaves
---        had arrived in one of which the server does not know how it ended
+--        or 0: it is complete, and the party has not arrived (as text, since it is longer than a
+--        number of Lua's); -1 = it is broken; 0 = there is no barrier; -2 = the party that leaves
+--        had arrived in a generation that has ended, and the server does not know how
 --
--- A party that leaves sends the number of its arrival, if it has sent one. So no copy of that
--- arrives after this, and one that has arrived is found. The reply is then its place if its
--- generation has tripped.
+-- A party that leaves sends the number of its arrival, if it has sent one. So no copy of the
+-- arrival counts after this, and an arrival that was made is found. If its generation has tripped,
+-- the reply is that of the arrival.
 local leaves = ARGV[8] == '2'
 local text_of, missing = string.match(last == number and result or '', '^(%d+)(%d%d%d%d%d%d)$')
 if leaves then
     make_room()
     local generation = present()
     if missing == '000000' then
-        -- It has not arrived: what is remembered was no change.
+        -- The party has not arrived: the remembered request changed nothing.
         last = number - 1
     elseif missing or generation and redis.call('zscore', parties, ARGV[6]) then
         generation = missing and tonumber(text_of) or generation
@@ -28,7 +28,8 @@ if leaves then
         return went == 1 and result or went == 3 and -2 or -1
     end
 elseif ARGV[8] == '1' and missing == '000001' and state(tonumber(text_of)) == 2 then
-    -- The last party's copy may come when the generation is broken: no action is to run for that.
+    -- A copy of the last party's arrival may come when the generation is broken. Then no action may
+    -- run.
     return -1
 end
 
@@ -45,11 +46,12 @@ return once(function()
         return {'-1', 'hset', barrier, anew(number, math.max(micros(), ARGV[9]), true)}
     end
     local missing = redis.call('hget', barrier, 'parties') - redis.call('zcard', parties) - 1
-    -- While the last party's action runs, a party would wait in the next one. That begins broken.
+    -- While the last party's action runs, a party would wait in the next generation, so that one
+    -- begins broken.
     local breaks = leaves and missing < 0 and number + 1 or number
     if is_broken(breaks) then
         if leaves then
-            -- Sent again after a reset, it would break the next one.
+            -- Otherwise a copy that comes after a reset would break the next generation.
             remember(ARGV[1] .. '=-1')
         end
         return {'-1'}

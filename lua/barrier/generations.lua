@@ -2,14 +2,20 @@
 --
 -- KEYS first the barrier, last its parties
 --
--- The barrier is a hash: how many `parties` trip it; the number of its `generation`, which began as
--- a time in µs, so that no other barrier of the name has the same; the `first` one from which on
--- each number was a generation; `before` that, the first and the last one of an earlier beginning;
--- and the last `broken` ones, between spaces. Without `parties` it was deleted, and says to late
--- parties for a while how their generation ended. The parties that have arrived are a sorted set:
--- party -> the end of its lease in ms since 1970. A generation ends once. It trips: the next number
--- begins. Or it breaks, and is the present one until a reset. (The one after a complete one, whose
--- action runs, may be broken before it begins.)
+-- The barrier is a hash with these fields:
+--   parties     how many parties trip it. Without this field it was deleted, and for a while tells
+--               late parties how their generation ended
+--   generation  the number of the present one. It began as a time in µs, so no other barrier of
+--               the name has it
+--   first       the number from which on each number was a generation
+--   before      the first and the last number of an earlier beginning
+--   broken      the numbers of the last broken generations, between spaces
+--
+-- The parties that have arrived are a sorted set: party -> the end of its lease in ms since 1970.
+--
+-- A generation ends once. If it trips, the next number begins. If it breaks, it is the present one
+-- until a reset. (A generation after a complete one, whose action runs, may break before it
+-- begins.)
 local barrier, parties = KEYS[1], KEYS[#KEYS]
 
 -- The server's clock in µs.
@@ -18,7 +24,7 @@ local function micros()
     return time[1] * 1000000 + time[2]
 end
 
--- The same in ms.
+-- The server's clock in ms.
 local function clock()
     return math.floor(micros() / 1000)
 end
@@ -27,7 +33,7 @@ local function text(number)
     return string.format('%.0f', number)
 end
 
--- The number of the present generation, nil if there is no barrier; and that of the last one.
+-- The number of the present generation, or nil if there is no barrier; and that of the last one.
 local function present()
     local it = redis.call('hmget', barrier, 'generation', 'parties')
     local last = tonumber(it[1] or nil)
@@ -42,19 +48,20 @@ local function is_broken(number)
     return string.find(broken(), ' ' .. text(number) .. ' ', 1, true) ~= nil
 end
 
--- The broken generations, this one included, or as many as are remembered: if each of many parties
--- resets a broken barrier, as many break at once, and one that missed a message asks seconds later.
+-- The field `broken` with this generation added, cut to FULL characters. Many must be remembered:
+-- if each of many parties resets a broken barrier, as many generations break at once, and a party
+-- that missed a message asks seconds later.
 local FULL = 256 * 17 + 1
 local function broken_with(number)
     return string.sub(broken() .. text(number) .. ' ', -FULL)
 end
 
--- Whether a party has not renewed its lease.
+-- Whether the lease of a party has ended.
 local function has_died()
     return redis.call('zcount', parties, '-inf', clock()) > 0
 end
 
--- Fails before the first change if the last one would be refused.
+-- Fails before the first change if a later command would be refused.
 local function check()
     for _, command in ipairs({
         {'hget', barrier, ''}, {'hset', barrier, '', ''}, {'hdel', barrier, ''},
@@ -66,15 +73,15 @@ local function check()
     end
 end
 
--- Lets the next command pass without memory: after a command that writes, memory is no reason to
--- refuse. A lease is renewed, and a generation ends, on a server without memory too.
+-- Lets the next command pass without memory: behind a command that writes, memory is no reason to
+-- refuse. So leases are renewed and generations end on a server without memory, too.
 local function make_room()
     redis.call('hdel', barrier, '')
 end
 
--- How a generation went: 0 = it is the present one, 1 = it tripped, 2 = it is broken, 3 = it has
--- ended, and this server does not know how: a lost server began it, or it is older than the broken
--- ones that are remembered.
+-- The state of a generation: 0 = it is the present one, 1 = it tripped, 2 = it is broken, 3 = it
+-- has ended, and this server does not know how: it began at a server that was lost, or it is older
+-- than the remembered broken ones.
 local function state(number)
     local now, last = present()
     if is_broken(number) or number == last and not now then
@@ -93,7 +100,7 @@ local function state(number)
     return #all == FULL and number < tonumber(string.match(all, '%d+')) and 3 or 1
 end
 
--- The fields of a barrier that begins anew with this number, broken or not, after its `last`
+-- The fields of a barrier that begins anew with this number, broken or not. `last`: its last
 -- generation, which has not tripped.
 local function anew(last, number, begins_broken)
     return 'generation', text(number), 'first', text(number),
@@ -101,8 +108,8 @@ local function anew(last, number, begins_broken)
         'broken', broken_with(last) .. (begins_broken and text(number) .. ' ' or '')
 end
 
--- The generation of this number has ended. Without the right to publish, the parties find out by
--- their next look.
+-- Ends a generation's wait: removes the parties and sends the message. Without the right to
+-- publish, the parties find out by their next look.
 local function ended(channel, number)
     redis.call('del', parties)
     redis.pcall('publish', channel, text(number) .. ' ' .. state(number))

@@ -1,17 +1,18 @@
--- Says how a generation goes, renews the lease of a party of it, and breaks it if one has died.
+-- Returns the state of a generation, renews the lease of one of its parties, and breaks it if a
+-- party has died.
 --
 -- KEYS 1 the barrier, 2 its parties
 -- ARGV 1 channel; of a thread that waits also 2 the generation whose end it waits for; of one that
 --      has arrived in it also 3 the party, 4 its lease in ms
 -- reply: {how many parties trip it, 0: there is no barrier; how many wait; the state of that
---        generation, or else of the present one; ms until the first lease ends, -1: none}
+--        generation, or of the present one; ms until the first lease ends, -1: none}
 --
--- A lease that has ended stays so.
+-- A lease that has ended is not renewed.
 local number = present()
 local asked = tonumber(ARGV[2] or number or 0)
 if number and not is_broken(number) then
     local arrived = asked == number and ARGV[3]
-    -- An arrival that this server, a new master, does not know: the others would wait for ever.
+    -- This server, a new master, does not know the arrival, so the others would wait for ever.
     if has_died() or arrived and not redis.call('zscore', parties, ARGV[3]) then
         break_up(ARGV[1], number)
     elseif arrived then

@@ -9,9 +9,10 @@ return once(function()
         return nil
     end
     check()
-    -- (`finish` may have broken the next one.)
+    -- (`finish` may have broken the next generation.)
     local next = is_broken(number + 1) and number + 2 or number + 1
-    -- Also without parties: a new master may not know one that has arrived.
+    -- The generation breaks even if it has no parties: a new master may not know one that has
+    -- arrived.
     return {'1', 'hset', barrier, 'generation', text(next),
         'broken', is_broken(number) and broken() or broken_with(number)}
 end, function()
