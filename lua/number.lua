@@ -10,10 +10,10 @@ local function stored(key)
     return text and tonumber(text)
 end
 
--- How many permits the threads of a client get that ask for `ARGV[first]` to `ARGV[last]` of them:
--- each all that it needs, in their order, until there are not enough for the next. If other clients
--- wait, too, the first thread still gets its own, and the others as many as the client's share
--- covers.
+-- How many permits the threads of a client get that ask for `ARGV[first]` to `ARGV[last]` of them.
+-- In their order each thread gets all that it needs, until there are not enough for the next. If
+-- other clients wait, too, the first thread still gets its own, and the others get as many as the
+-- client's share covers.
 local function share(free, clients, first, last)
     local taken, limit = 0, free
     for at = first, last do
@@ -27,8 +27,8 @@ local function share(free, clients, first, last)
 end
 
 -- Tells waiters how many permits are free, if any are. Redisson takes the lower 32 bits of the
--- number for an int: 2^32 would wake no waiter. (As text, since Lua writes a number with a fraction,
--- which costs more.)
+-- number for an int, so 2^32 would wake no waiter. (It is sent as text: Lua writes a number with a
+-- fraction, which costs more.)
 local function tell_free(channel, free)
     free = tonumber(free)
     local text = string.format('%d', math.min(free, 2 ^ 31 - 1))

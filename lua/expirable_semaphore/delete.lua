@@ -1,6 +1,6 @@
 -- Removes a semaphore with all its taken permits. No message, as in Redisson.
 --
--- KEYS 1 the semaphore, 2 record, 3 when its permits' leases end
+-- KEYS 1 the semaphore, 2 record, 3 its permits with the ends of their leases
 -- ARGV 1-4 as in once.lua
 -- reply: 1 = there was one, 0 = there was none
 return once(function()

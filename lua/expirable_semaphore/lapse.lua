@@ -1,23 +1,23 @@
--- Stands before the scripts of an expirable semaphore that have no number (../once.lua), behind
--- number.lua. Its free permits are a number, as a semaphore's; its taken permits are in a sorted
--- set, each id with the time at which its lease ends, in ms since 1970. Both are Redisson's keys; a
--- permit of Redisson's without a lease has the time 922337203685477.
+-- Stands behind number.lua, before the scripts of an expirable semaphore that have no number
+-- (../once.lua). The free permits are a number, as a semaphore's. The taken permits are a sorted
+-- set: id -> the time at which its lease ends, in ms since 1970. Both are Redisson's keys. A permit
+-- of Redisson's without a lease has the time 922337203685477.
 --
 -- A permit with an ended lease stays in the set until a script finds it: then the permit is free
--- again. Clock: the time is the server's own, so a client's clock neither frees nor keeps a permit.
+-- again. The clock is the server's, so a client's clock neither frees nor keeps a permit.
 local time = redis.call('time')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
--- Whether `ends` is the end of a lease that has not ended yet. Without such an id it has.
+-- Whether `ends` is the end of a lease that lasts. An unknown id has none.
 local function is_ahead(ends)
     return ends and tonumber(ends) > now
 end
 
 -- Gives back the permits of these ids, which are in the set, and those with ended leases. Returns
--- how many permits are free then, if there were any to give back.
+-- how many permits are free then, or nil if there were none to give back.
 --
--- Whole: the number is raised before an id goes, and commands that may be refused are tried before
--- it in a form that changes nothing, an id that does not exist and an empty range of times. That
+-- All or nothing: the number is raised before an id goes. Commands that may be refused are tried
+-- before that in a form that changes nothing, with an unknown id and an empty range of times. That
 -- also lets the number be raised without memory.
 local function take_back(ids)
     local lapsed = redis.call('zcount', KEYS[2], '-inf', now)

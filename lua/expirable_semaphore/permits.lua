@@ -1,8 +1,8 @@
--- Returns how many permits there are. It changes nothing: those with ended leases count as free.
--- (Redisson's script takes those back. This one may be sent twice and needs few rights, and its
--- numbers are the same.)
+-- Returns how many permits there are. It changes nothing: permits with ended leases count as free.
+-- (Redisson's script takes those back. This one gives the same numbers, may be sent twice, and
+-- needs few rights.)
 --
--- KEYS 1 the semaphore, 2 when its permits' leases end
+-- KEYS 1 the semaphore, 2 its permits with the ends of their leases
 -- reply: {free, as text with all its digits; lapsed; taken}
 local lapsed = redis.call('zcount', KEYS[2], '-inf', now)
 local free = stored(KEYS[1]) and redis.call('get', KEYS[1]) or '0'

@@ -1,11 +1,12 @@
--- Gives permits back and wakes waiters; also gives back others with ended leases.
+-- Gives permits back and wakes waiters. Also gives back others with ended leases.
 --
--- KEYS 1 the semaphore, 2 when its permits' leases end
--- ARGV 1 channel, 2 all or none (1) or those that there are (0), 3… the permits' ids
--- reply: {how many of them were given back before their leases ended, 1 + how many subscribers
---        heard of it; 0: there was nothing to tell; -1: not known}
+-- KEYS 1 the semaphore, 2 its permits with the ends of their leases
+-- ARGV 1 channel, 2 1 = all of them or none, 0 = those that there are, 3… the permits' ids
+-- reply: {how many of them were given back before their leases ended; 1 + how many subscribers
+--        heard of it, 0: no permit became free, -1: not known}
 --
--- A permit with an ended lease that no script has found so far is given back, too, and not counted.
+-- A permit whose lease has ended, and that no script has found yet, is given back, too, but not
+-- counted.
 local live = {}
 for at, ends in ipairs(redis.call('zmscore', KEYS[2], unpack(ARGV, 3))) do
     if is_ahead(ends) then

@@ -1,6 +1,6 @@
--- Returns how long a permit's lease lasts without a renewal.
+-- Returns how long a permit's lease lasts if it is not renewed.
 --
--- KEYS 1 when the leases of the semaphore's permits end
+-- KEYS 1 the semaphore's permits with the ends of their leases
 -- ARGV 1 id
 -- reply: ms; -1: it has no end; -2: no such permit, or its lease has ended
 local ends = redis.call('zscore', KEYS[1], ARGV[1])

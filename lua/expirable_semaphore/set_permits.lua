@@ -1,6 +1,6 @@
--- Sets how many permits there are, with the taken ones: there may be fewer than none free.
+-- Sets how many permits there are, the taken ones included. Fewer than none may be free then.
 --
--- KEYS 1 the semaphore, 2 record, 3 when its permits' leases end
+-- KEYS 1 the semaphore, 2 record, 3 its permits with the ends of their leases
 -- ARGV 1-4 as in once.lua, 5 permits, 6 channel
 -- reply: 1
 local free

@@ -1,13 +1,13 @@
 -- Takes permits for the first of several threads of a client (`share`).
 --
--- KEYS 1 the semaphore, 2 when its permits' leases end
+-- KEYS 1 the semaphore, 2 its permits with the ends of their leases
 -- ARGV 1 lease in ms, 2 channel, 3 how many clients share, 4 how many threads ask (n), 5…n+4 how
 --      many permits each needs, then an id for each of those permits
--- reply: {permits taken}; {0, ms until the next lease ends, or -1}: not enough for the first;
---        {-1, -1}: there is no such semaphore
+-- reply: {permits taken}; {0, ms until the next lease ends, or -1}: not enough for the first; {-1,
+--        -1}: there is no such semaphore
 --
--- A copy finds its own ids and answers as the first one did. If some of them were already given
--- back, it takes nothing either, or they would be counted twice.
+-- A copy finds its own ids and answers as the first request did. It takes nothing, even if some of
+-- them were already given back: those would be counted twice.
 local threads = tonumber(ARGV[4])
 local first_id = 5 + threads
 local known = 0
@@ -34,11 +34,11 @@ if taken > 0 then
     end
     local added = redis.pcall('zadd', KEYS[2], unpack(permits))
     if type(added) == 'table' then
-        -- The same command undoes it.
+        -- The same command undoes the first one.
         redis.call('decrby', KEYS[1], -taken)
         return added
     end
-    -- A semaphore that expires takes its permits' key along, as with Redisson.
+    -- If a semaphore expires, its permits' key expires with it, as in Redisson.
     local left = redis.pcall('pttl', KEYS[1])
     if type(left) == 'number' and left > 0 then
         redis.pcall('pexpire', KEYS[2], left)

@@ -1,13 +1,13 @@
--- Gives a permit a new lease, which may end sooner. Then a message asks the waiters to ask again:
--- they sleep until the end that they know. Its zero says that no permit is free, and wakes none of
+-- Gives a permit a new lease. If that ends sooner, a message asks the waiters to ask again, since
+-- they sleep until the end that they know. The message is 0, no free permits, and so wakes none of
 -- Redisson's.
 --
--- KEYS 1 the semaphore, 2 record, 3 when its permits' leases end
+-- KEYS 1 the semaphore, 2 record, 3 its permits with the ends of their leases
 -- ARGV 1-4 as in once.lua, 5 id, 6 lease in ms, 7 channel
 -- reply: 1 = done, 0 = no such permit, or its lease has ended
 --
--- A permit that is taken needs no memory to stay so: the ZREM takes nothing out, and lets the
--- commands behind it pass.
+-- A taken permit needs no memory to stay taken: the ZREM removes nothing, and lets the commands
+-- behind it pass.
 redis.call('zrem', KEYS[3], '')
 local old_end
 local new_end = math.floor(now) + ARGV[6]

@@ -1,10 +1,9 @@
--- Gives back the permits of a request, if it took any, and makes sure that it takes none if it
--- arrives after this.
+-- Gives back the permits that a request took. A request that arrives only after this takes none.
 --
 -- KEYS 1 the semaphore, 2 record, 3 its mark
 -- ARGV 1-4 as in once.lua, of the request to abandon, 5 channel
--- reply: 1 = given back, 0 = none were taken, or none of this semaphore, {now} = not known any more,
---        {now, last} as in once.lua
+-- reply: 1 = given back, 0 = none were taken, or none of this semaphore, {now} = the record is
+--        gone, {now, last} as in once.lua
 if last ~= number then
     local refused = refusal()
     if not refused then

@@ -2,7 +2,7 @@
 --
 -- KEYS 1 the semaphore, 2 record, 3 its mark
 -- ARGV 1-4 as in once.lua
--- reply: {how many they were (negative if more were out than there are), as text from 2^53 on;
+-- reply: {how many there were (negative if more were out than there are), as text from 2^53 on;
 --        mark}; 0 = none
 if last == number then
     -- As in try_acquire.lua.
@@ -14,7 +14,7 @@ return once(function()
         return nil
     end
     ensure_mark(true)
-    -- As text, which has all digits.
+    -- Text has all digits.
     free = redis.call('get', KEYS[1])
     return {free, 'decrby', KEYS[1], free}
 end)

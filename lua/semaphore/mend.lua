@@ -1,15 +1,15 @@
--- Repeats a client's last changes in one sequence that this server does not know: it became the
+-- Repeats a client's last changes in one sequence, if this server does not know them: it became the
 -- master, or was started anew, and knows only the changes before them.
 --
 -- KEYS 1 the semaphore, 2 record, 3 its mark
--- ARGV 1-4 as in once.lua, 1 the number of the last change, 5 channel, 6 the mark that these changes
---      saw, 7… for each change its number and how many permits it gave (negative: took; 0:
---      abandon.lua gave back those it took)
+-- ARGV 1-4 as in once.lua, 1 the number of the last change, 5 channel, 6 the mark of the semaphore
+--      that was changed, 7… for each change its number and how many permits it gave (negative:
+--      took; 0: abandon.lua gave back those it took)
 -- reply: by how many permits the number was changed; {now}: too late
 --
 -- The sequence's record shows which changes the server knows: see once.lua. A take may leave fewer
--- than none free, until enough are given back. Changes of a semaphore with another mark, or of
--- none, are not repeated: it is gone, and all its permits with it, or the server has not heard of
+-- than none free, until enough are given back. If the semaphore has another mark, or there is none,
+-- nothing is repeated. Either the old one is gone with all its permits, or this server never had
 -- it.
 if last > number then
     return 0

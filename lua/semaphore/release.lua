@@ -1,13 +1,13 @@
 -- Gives permits back and wakes waiters.
 --
 -- KEYS 1 the semaphore, 2 record, 3 its mark
--- ARGV 1-4 as in once.lua, 5 permits, 6 channel, 7 only if the semaphore exists (1) or in any case
---      (0)
--- reply: {n, mark}: given back, and n - 1 subscribers heard of it; n = -1: the message was refused,
---        n = -2: the number is not known: a copy's answer; or 0 = there is no such semaphore
+-- ARGV 1-4 as in once.lua, 5 permits, 6 channel, 7 1 = only if the semaphore exists, 0 = in any
+--      case
+-- reply: {n, mark}: given back, and n - 1 subscribers heard of it; n = -1: the message was refused;
+--        n = -2: a copy's answer, which does not know the number; 0 = there is no such semaphore
 --
--- The message is the new value, or at most the highest int. Redisson's clients fail on a negative
--- one, and none is woken by 0.
+-- The message is the new value, or at most the highest int. A negative one makes Redisson's clients
+-- fail, and 0 wakes none of them.
 if last == number then
     -- A client that waits for replicas waits for the writes of this connection: see
     -- ../lock/acquire.lua.
