@@ -25,7 +25,7 @@ static DELETE: LazyLock<Script> = numbered!("barrier/delete.lua");
 static LOOK: LazyLock<Script> = script!(LIST; "barrier/generations.lua", "barrier/look.lua");
 static FINISH: LazyLock<Script> = script!(NUMBER; "barrier/generations.lua", "barrier/finish.lua");
 
-/// A reply of `arrive` has the generation before so many digits.
+/// The number of digits behind the generation in a reply of `arrive`.
 const INDEX_DIGITS: usize = 6;
 const BROKEN: i64 = -1;
 const FORGOTTEN: i64 = -2;
@@ -39,7 +39,7 @@ pub(crate) struct BarrierScripts<'a> {
     pub(crate) requests: &'a Requests,
 }
 
-/// How a generation went.
+/// The state of a generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Generation {
     Present,
@@ -57,24 +57,24 @@ pub(crate) fn forgotten() -> Error {
     Error::new(ErrorKind::Broken, message.to_owned()).unknown(true)
 }
 
-/// How a party comes to the barrier, as `arrive` is told.
+/// The way in which a party comes to the barrier, an argument of `arrive`.
 #[derive(Clone, Copy, Debug)]
 #[repr(u8)]
 pub(crate) enum Comes {
     Waits = b'0',
     /// It waits, and has an action if it is the last.
     Acts = b'1',
-    /// It does not wait (any more), and breaks the generation in which it waits, or would have
-    /// waited.
+    /// It does not wait, or no longer, and breaks the generation in which it waits or would wait.
     Leaves = b'2',
 }
 
-/// Where a thread stands.
+/// The position of a thread at the barrier.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place {
     pub(crate) generation: i64,
-    /// Zero trips the barrier, or runs the action. `None`: the thread has not arrived, for the
-    /// generation is complete, and the last party's action runs.
+    /// The number of parties still to come: the last party, with zero, trips the barrier or runs
+    /// the action. `None`: the thread has not arrived, since the generation is complete and the
+    /// last party's action runs.
     pub(crate) index: Option<u32>,
 }
 
@@ -84,9 +84,9 @@ pub(crate) struct BarrierState {
     /// Zero: there is no barrier.
     pub(crate) parties: u32,
     pub(crate) waiting: u32,
-    /// How the generation went that was asked for.
+    /// The state of the requested generation.
     pub(crate) went: Generation,
-    /// After how long the first lease of a party ends.
+    /// The time until the first lease of a party ends.
     pub(crate) left: Option<Duration>,
 }
 
@@ -95,9 +95,9 @@ impl BarrierScripts<'_> {
         flag(self.once(&TRY_SET_PARTIES, id, &[parties.to_string().as_bytes()])?)
     }
 
-    /// `party`: with its lease. `least`: no generation before this one can be the present one.
-    /// `is_copy`: the request was sent before, with an unknown outcome. `None`: the barrier is
-    /// broken.
+    /// Makes `party` arrive with its lease. `least`: no generation before this one can be the
+    /// present one. `is_copy`: the request was sent before, with an unknown outcome. `None`: the
+    /// barrier is broken.
     pub(crate) fn arrive(
         self,
         id: RequestId,
@@ -119,7 +119,7 @@ impl BarrierScripts<'_> {
         }
     }
 
-    /// Gives an arrival up, as a copy of it.
+    /// Gives an arrival up. It is a copy of the arrival's request.
     pub(crate) fn leave_command(
         self,
         id: RequestId,
@@ -151,8 +151,8 @@ impl BarrierScripts<'_> {
         flag(self.once(&DELETE, id, &[self.keys.channel.as_bytes()])?)
     }
 
-    /// Asks how a thread's generation went, or else the present one. Renews the lease of a party
-    /// that has arrived there.
+    /// Asks for the state of a thread's generation, or of the present one. Renews the lease of a
+    /// party that has arrived there.
     pub(crate) fn look(
         self,
         waits: Option<(Place, &Owner, Duration)>,
@@ -229,7 +229,7 @@ fn read_place(reply: &Value) -> Option<Place> {
     Some(Place { generation: generation.parse().ok()?, index })
 }
 
-/// A message: the generation that has ended, and how it went.
+/// Reads a message: the generation that has ended, and its state.
 pub(crate) fn read_message(message: &[u8]) -> Option<(i64, Generation)> {
     let (generation, state) = str::from_utf8(message).ok()?.split_once(' ')?;
     Some((generation.parse().ok()?, went(state.parse().ok()?)?))

@@ -1,18 +1,19 @@
-//! For how long redlatch's processes have had a lock among themselves. This file is pure, and
-//! imports nothing of the crate: the random models of the scripts (`tests/models/`) compile it, too.
+//! The time for which redlatch's processes have had a lock among themselves. This file is pure, and
+//! imports nothing of the crate: the random models of the scripts (`tests/models/`) compile it,
+//! too.
 
-/// Since when redlatch's processes have had the lock without leaving it to Redisson's, and how many
-/// of them, the holder included. (Small: each hold and each name has one.)
+/// The time since when redlatch's processes have had the lock without leaving it to Redisson's, and
+/// how many of them, the holder included. (It is small, since each hold and each name has one.)
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Chain {
-    /// By this clock.
+    /// The clock of the start.
     pub(crate) clock: ChainClock,
     pub(crate) start: u64,
     pub(crate) count: u32,
 }
 
-/// The clock by which a chain's start is known. A process granted the lock by reply counts by its
-/// own: the server's would cost each uncontended lock a command.
+/// The clock by which a chain's start is known. A process that was granted the lock by reply uses
+/// its own clock: the server's would cost each uncontended lock a command.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) enum ChainClock {
     /// The start is not known.
@@ -25,12 +26,12 @@ pub(crate) enum ChainClock {
 }
 
 const MS: u64 = 1_000_000;
-/// A younger chain is of no interest yet. As AGE of `lua/hand_off.lua`. The release does not tell
-/// of it: the two arguments cost the server as much as a command. So a chain may count from up to
-/// 10 ms too late.
+/// The age up to which a chain is of no interest. It is AGE of `lua/hand_off.lua`. A release does
+/// not send a younger chain: its two arguments cost the server as much as a command. So a chain may
+/// count from up to 10 ms too late.
 pub(super) const AGE: u64 = 10 * MS;
 
-/// When a chain began, as a release says it, in ms.
+/// The start of a chain as a release sends it, in ms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Since {
     Server(u64),
@@ -38,18 +39,19 @@ pub(crate) enum Since {
 }
 
 impl Chain {
-    /// The chain that a grant by message names.
+    /// The chain of a grant by message.
     pub(crate) fn told(start: u64, count: u64) -> Self {
         let count = u32::try_from(count).unwrap_or(u32::MAX);
         Self { clock: ChainClock::Servers, start, count }
     }
 
-    /// The chain of this process alone, granted the lock by reply to a request of this time.
+    /// The chain of this process alone, which was granted the lock by reply to a request of this
+    /// time.
     pub(crate) const fn begun(asked_at: u64) -> Self {
         Self { clock: ChainClock::Ours, start: asked_at, count: 1 }
     }
 
-    /// What a release says at `now` about its start. `None`: nothing.
+    /// The start that a release at `now` sends. `None`: nothing.
     #[inline]
     pub(crate) fn since(self, now: impl FnOnce() -> u64) -> Option<Since> {
         match self.clock {

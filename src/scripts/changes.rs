@@ -1,12 +1,13 @@
-//! The changes of semaphores that a client made a moment ago, so that it can tell another master.
+//! The changes of semaphores that a client made a moment ago, so that it can repeat them at another
+//! master.
 //!
-//! A server that becomes the master knows the beginning of the old master's history, in its order.
-//! In a sequence of requests one request follows the other: the client opens the next one when the one
-//! before it is closed. So if the server remembers the number k of a sequence, it knows all changes of
-//! that sequence up to k and none behind it, and if it remembers nothing, none of the last minutes. The
-//! client makes unknown changes again (`lua/semaphore/mend.lua`), in the order of the numbers, and
-//! then the server remembers the last of them: made twice, they change nothing. No later request of
-//! the sequence comes before that, since each names the change before it (`lua/once.lua`).
+//! A server that becomes the master knows the first changes of the old master, up to some change.
+//! In a sequence the client opens a request when the one before it is closed. So a server that
+//! remembers request k of a sequence has all its changes up to k and none after it. A server that
+//! remembers none has seen no change for minutes. The client makes unknown changes again
+//! (`lua/semaphore/mend.lua`), in the order of their numbers. Then the server remembers the last of
+//! them, so a copy changes nothing. No later request of the sequence is applied before that, since
+//! each names the change before it (`lua/once.lua`).
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -15,31 +16,34 @@ use std::sync::Arc;
 use redis::Value;
 use redlatch_client::sync::clock;
 
-/// A change is kept until the same run of the server has answered another one so much later: no
-/// replica that becomes the master is further behind. Not until so much time has passed, since an
-/// outage may last.
+/// The time for which a change is kept, up to another answer of the same run of the server: no
+/// replica that becomes the master is further behind. Time alone does not count, since an outage
+/// may last.
 pub(super) const KEPT: u64 = 10_000_000_000;
-/// Bounds the memory that they take, and the time that a script takes to repeat those of a name.
+/// At most so many changes of a name are kept. This bounds their memory, and the time of a script
+/// that repeats them.
 pub(super) const MOST_OF_A_NAME: usize = 10_000;
 
 /// One change that the server has answered.
 #[derive(Clone, Debug)]
 pub(crate) struct Change {
     pub(super) at: u64,
-    /// The run of the server that was met last before it, or was told of it.
+    /// The run of the server that was last met before the change, or that was told of it.
     pub(super) run: u64,
     pub(super) sequence: usize,
     pub(super) number: u64,
-    /// Until when the change may be made, on the server's clock.
+    /// The time up to which the change may be made, by the server's clock.
     pub(super) latest: u64,
-    /// Negative: they were taken. Zero: its permits were given back.
+    /// Negative: permits were taken. Zero: the permits of its request were given back.
     pub(super) permits: i64,
     pub(super) semaphore: Arc<str>,
-    /// The mark that it saw. `None`: it has undone another one, which saw what the server says.
+    /// The mark that the change saw. `None`: it has undone another change, which saw the mark that
+    /// the server says.
     pub(super) mark: Option<Mark>,
 }
 
-/// What tells a semaphore from others of its name, before and after it (`lua/semaphore/mark.lua`).
+/// Tells a semaphore from those that had its name before or have it later
+/// (`lua/semaphore/mark.lua`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Mark(Arc<str>);
 
@@ -62,13 +66,15 @@ impl fmt::Display for Mark {
     }
 }
 
-/// The last changes of one name, the oldest first: of a sequence in the order of their numbers.
+/// The last changes of one name, the oldest first; those of a sequence are in the order of their
+/// numbers.
 #[derive(Debug, Default)]
 pub(super) struct Log {
     pub(super) changes: VecDeque<Change>,
-    /// The number of each sequence's last change, and its run. Zero: the server need not know it.
+    /// The number of each sequence's last change, and its run. Zero: the server need not know the
+    /// change.
     last: Vec<(u64, u64)>,
-    /// The name is among those with changes.
+    /// Whether the name is among those with changes.
     pub(super) is_listed: bool,
 }
 
@@ -77,14 +83,14 @@ impl Log {
         self.last.get(sequence).map_or(0, |(number, _)| *number)
     }
 
-    /// Whether this run of the server has made the sequence's last change, as far as is known: if it
-    /// does not remember it, the memory of it was evicted or deleted.
+    /// Whether this run of the server made the sequence's last change, as far as is known. If it
+    /// does not remember the change, its record was evicted or deleted.
     pub(super) fn was_made_by(&self, sequence: usize, run: u64) -> bool {
         self.last.get(sequence).is_none_or(|(number, made_by)| *number == 0 || *made_by == run)
     }
 
-    /// Adds a change, and forgets the oldest ones. Returns how many went, and how many of them for
-    /// their age.
+    /// Adds a change, and forgets the oldest ones. Returns how many it forgot, and how many of
+    /// these were old.
     pub(super) fn add(&mut self, mut change: Change) -> (usize, usize) {
         // Most names have few.
         if self.changes.capacity() == 0 {
@@ -95,7 +101,7 @@ impl Log {
             self.last.resize(change.sequence + 1, (0, 0));
         }
         self.last[change.sequence] = (change.number, change.run);
-        // Mostly it is the same, and kept once.
+        // The mark is mostly that of the change before, and stored once.
         if let Some(last) = self.changes.back()
             && last.mark == change.mark
         {
@@ -109,8 +115,9 @@ impl Log {
         (gone, old)
     }
 
-    /// This run of the server has been told all changes made before `asked` of these semaphores. It
-    /// has them from now on as if it had made them: they become old with its own.
+    /// Notes that this run of the server has been told all changes made before `asked` of these
+    /// semaphores. From now on it has them as if it had made them, and they become old with its
+    /// own.
     pub(super) fn told(&mut self, run: u64, asked: u64, is_meant: impl Fn(&str) -> bool) {
         let now = clock::now();
         for change in &mut self.changes {
@@ -124,7 +131,7 @@ impl Log {
         }
     }
 
-    /// From here on no request asks whether the server knows the sequence's last change.
+    /// Makes the next requests of a sequence name no change before them.
     pub(super) fn forget_sequence(&mut self, sequence: usize) {
         if let Some(last) = self.last.get_mut(sequence) {
             *last = (0, 0);
@@ -140,8 +147,8 @@ impl Log {
         }
     }
 
-    /// The changes of one sequence, or of all, in the order in which they must be made: in each sequence
-    /// that of their numbers, and each part for one semaphore with one mark.
+    /// The changes of one sequence, or of all, in the order in which they must be made: by
+    /// sequence, and by number in each. Each part is for one semaphore with one mark.
     pub(super) fn parts(&self, sequence: Option<usize>) -> Vec<Vec<Change>> {
         let meant = |change: &&Change| sequence.is_none_or(|sequence| change.sequence == sequence);
         let mut changes: Vec<_> = self.changes.iter().filter(meant).cloned().collect();
@@ -166,8 +173,8 @@ impl Change {
         Self { at, run, sequence, number, latest, permits, semaphore, mark }
     }
 
-    /// Whether no replica can lack it: this run of the server answered another change then. (Another
-    /// run may not know this one, until it was told.)
+    /// Whether no replica can lack the change, since this run of the server answered another one at
+    /// `answered`. (Another run may not know the change until it is told.)
     pub(super) fn is_old(&self, answered: u64, run: u64) -> bool {
         self.run == run && answered.saturating_sub(self.at) > KEPT
     }

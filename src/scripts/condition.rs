@@ -26,9 +26,9 @@ pub(crate) struct ConditionScripts<'a> {
 /// The state of a waiter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Looked {
-    /// The waiter waits; or did, if it was to be taken out.
+    /// The waiter waits, or did until this request removed it.
     Waits,
-    /// The waiter does not wait any more; this is as good as a notification.
+    /// The waiter no longer waits, which is as good as a notification.
     Notified,
 }
 
@@ -36,12 +36,12 @@ pub(crate) enum Looked {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Use {
     Used,
-    /// Another waiter is to have it.
+    /// Another waiter gets it.
     PassedOn,
 }
 
 impl ConditionScripts<'_> {
-    /// Adds a waiter. `false`: the lock is not the owner's any more.
+    /// Adds a waiter. `false`: the owner has lost the lock.
     pub(crate) fn wait(
         self,
         route: &Route,
@@ -53,7 +53,7 @@ impl ConditionScripts<'_> {
         flag(call(route, &needing(command, Rights::Conditions), Rights::Conditions)?)
     }
 
-    /// Notifies one waiter, or all. Returns how many. `None`: the lock is not the owner's any more.
+    /// Notifies one waiter, or all. Returns how many. `None`: the owner has lost the lock.
     pub(crate) fn notify(
         self,
         route: &Route,
@@ -72,7 +72,7 @@ impl ConditionScripts<'_> {
         Ok(u64::try_from(number(reply)?).ok())
     }
 
-    /// Asks for the state of a waiter, and takes it out if it `leaves`.
+    /// Asks for the state of a waiter, and removes it if it `leaves`.
     pub(crate) fn look(
         self,
         route: &Route,
@@ -85,7 +85,7 @@ impl ConditionScripts<'_> {
         Ok(if waits { Looked::Waits } else { Looked::Notified })
     }
 
-    /// The signs of life of waiters that were notified.
+    /// Gives signs of life of waiters that were notified.
     pub(crate) fn keep_alive_command(self, waiters: &[Owner]) -> Command {
         let waiters: Vec<_> = waiters.iter().map(Owner::text).collect();
         let waiters: Vec<&[u8]> = waiters.iter().map(|waiter| &waiter[..]).collect();

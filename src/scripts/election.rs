@@ -30,7 +30,7 @@ pub(crate) struct Recorded {
 }
 
 impl ElectionScripts<'_> {
-    /// `false`: the lock is not the owner's any more.
+    /// Records the leader. `false`: the owner has lost the lock.
     pub(crate) fn lead(
         self,
         owner: &Owner,
@@ -51,7 +51,7 @@ impl ElectionScripts<'_> {
         Command::script(&RESIGN, &[leader], &[&owner.text(), token.as_bytes(), leader])
     }
 
-    /// The leader, and after how long the lease of the lock ends.
+    /// Returns the leader, and the time until the lock's lease ends.
     pub(crate) fn look(self) -> Result<(Option<Recorded>, Option<Duration>), Trouble> {
         let leader = ElectionKeys::leader(self.name);
         let command = Command::script(&LOOK, &[self.name.as_bytes(), leader.as_bytes()], &[]);

@@ -47,9 +47,9 @@ pub(crate) struct ExpirableScripts<'a> {
 /// The result of a request for permits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TakenPermit {
-    /// The first so many of the ids are permits now.
+    /// So many of the ids, from the first on, are permits now.
     Taken(usize),
-    /// Not enough for the first. The next lease ends after so long.
+    /// There were not enough for the first thread. The next lease ends after this time.
     Refused(Option<Duration>),
     /// There is no such semaphore.
     Missing,
@@ -58,10 +58,10 @@ pub(crate) enum TakenPermit {
 /// The result of a release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ReturnedPermits {
-    /// How many were given back before their leases ended.
+    /// The number of permits that were given back before their leases ended.
     pub(crate) live: usize,
-    /// How many listeners heard of it, or [`REFUSED`](super::semaphore::REFUSED). `None`: there was
-    /// nothing to tell.
+    /// The number of listeners that heard of it, or [`REFUSED`](super::semaphore::REFUSED). `None`:
+    /// no permit became free.
     pub(crate) heard: Option<i64>,
 }
 
@@ -73,8 +73,9 @@ pub(crate) struct Counts {
 }
 
 impl ExpirableScripts<'_> {
-    /// Takes permits for the first of these needs, each as a whole, as far as there are enough for
-    /// one of so many `clients`: under the first of these ids, one for each permit needed.
+    /// Takes permits for the first of these needs: each as a whole, while there are enough for one
+    /// of so many `clients`. `ids` has one for each permit needed, and the permits get the first of
+    /// them.
     pub(crate) fn try_acquire(
         self,
         lease: Duration,
@@ -96,7 +97,7 @@ impl ExpirableScripts<'_> {
         .collect();
         let command = Command::script(&TRY_ACQUIRE, &self.keys(), &arguments);
         let command = needing(command, RIGHTS).acknowledged(self.acks);
-        // Sent twice, it takes once: its ids are found.
+        // A copy takes nothing, since it finds the ids.
         let (outcome, in_doubt) = self.route.call_twice(&command, || command.clone());
         granted(outcome, in_doubt, RIGHTS, acquired)
     }
@@ -106,21 +107,22 @@ impl ExpirableScripts<'_> {
         release_command(self.keys(), self.channel, ids, all)
     }
 
-    /// The reply has the end of each lease, or nil for a permit that is not there.
+    /// Asks for the permits. The reply has the end of each lease, or nil for a permit that is not
+    /// there.
     pub(crate) fn are_held_command(self, ids: &[PermitId]) -> Command {
         let mut parts: Vec<&[u8]> = vec![b"ZMSCORE", self.timeouts.as_bytes()];
         parts.extend(ids.iter().map(|id| &id.as_bytes()[..]));
         Command::plain(&parts)
     }
 
-    /// Sends a release and waits for the reply; once more after a reset.
+    /// Sends a release and waits for the reply. After a reset it is sent once more.
     pub(crate) fn release(self, command: &Command) -> Result<Replied<ReturnedPermits>, Trouble> {
         let (outcome, in_doubt) = self.route.call_twice(command, || command.clone());
         let reply = read_released(answered(outcome, in_doubt, RIGHTS)?)?;
         Ok(Replied::counts(reply, in_doubt))
     }
 
-    /// `None`: no such permit; one without an end lasts `Duration::MAX`.
+    /// Returns the time left. `None`: no such permit; one without an end lasts `Duration::MAX`.
     pub(crate) fn remaining_lease(self, id: &PermitId) -> Result<Option<Duration>, Trouble> {
         let keys = [self.timeouts.as_bytes()];
         let command = Command::script(&REMAINING_LEASE, &keys, &[id.as_bytes()]);
@@ -144,7 +146,7 @@ impl ExpirableScripts<'_> {
         })
     }
 
-    /// `false`: there is no such permit.
+    /// Gives a permit a new lease. `false`: there is no such permit.
     pub(crate) fn update_lease_time(
         self,
         request_id: RequestId,
@@ -214,7 +216,7 @@ impl ExpirableScripts<'_> {
 
 const RIGHTS: Rights = Rights::ExpirableSemaphores;
 
-/// Gives back those of these permits that exist, if there may be no site of the name any more.
+/// Gives back those of these permits that exist. The site of the name may be gone.
 pub(crate) fn release_again_command(name: &str, ids: &[PermitId]) -> Command {
     let (timeouts, channel) = (ExpirableKeys::timeouts(name), SemaphoreKeys::channel(name));
     release_command([name.as_bytes(), timeouts.as_bytes()], &channel, ids, false)

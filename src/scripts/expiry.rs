@@ -12,7 +12,7 @@ use super::{Rights, Trouble, ask, flag, millis, unexpected};
 
 static EXPIRE: LazyLock<Script> = script!(COUNT, "expire.lua");
 
-/// One of them, as these requests see it.
+/// A semaphore or latch, as these requests see it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Expiry<'a> {
     pub(super) route: &'a Route,
@@ -20,13 +20,13 @@ pub(crate) struct Expiry<'a> {
     pub(super) key: &'a str,
     /// Its other key.
     pub(super) another: Option<&'a str>,
-    /// There is one if there is only the other key.
+    /// It exists even if only the other key does.
     pub(super) is_either: bool,
     pub(super) requests: &'a Requests,
 }
 
 impl Expiry<'_> {
-    /// From now on; `None`: without an end. `false`: there is no key.
+    /// Sets the time to live, from now on; `None`: without an end. `false`: there is no key.
     pub(crate) fn set(
         self,
         request_id: RequestId,
@@ -41,7 +41,7 @@ impl Expiry<'_> {
         flag(once.call(route)?)
     }
 
-    /// `None` if there is no key, [`Duration::MAX`] if it has no end.
+    /// Returns the time to live: `None` if there is no key, [`Duration::MAX`] if it has no end.
     pub(crate) fn get(self) -> Result<Option<Duration>, Trouble> {
         let command = Command::plain(&[b"PTTL", self.key.as_bytes()]);
         ask(self.route, &command, self.rights, |reply| match reply {

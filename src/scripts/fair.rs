@@ -24,8 +24,8 @@ static KEEP_ALIVE: LazyLock<Script> = script!(LIST; FAIR, "fair/keep_alive.lua")
 pub(crate) struct FairScripts<'a> {
     pub(crate) key: &'a str,
     pub(crate) keys: &'a FairKeys,
-    /// How long a waiter counts as alive without a sign of life, and how long one of Redisson's keeps
-    /// its place.
+    /// The time for which a waiter counts as alive without a sign of life, and that for which one
+    /// of Redisson's keeps its place.
     pub(crate) waits: [Duration; 2],
     /// The number of the client's database.
     pub(crate) database: i64,
@@ -46,11 +46,11 @@ pub(crate) enum FairAcquired {
     Queued {
         /// The server's time when it answered, in ms.
         now: u64,
-        /// When to ask again without a message; `None`: not at all.
+        /// The time after which to ask again without a message; `None`: not at all.
         ask_after: Option<Duration>,
-        /// Whether one of Redisson's clients may tell the waiter, on the owner's own channel.
+        /// Whether one of Redisson's clients may send the message, on the owner's own channel.
         by_redisson: bool,
-        /// The owner had lost its entry, and has it again.
+        /// Whether the owner had lost its entry, and has it again.
         came_back: bool,
     },
     /// The owner has lost its entry.
@@ -63,16 +63,16 @@ pub(crate) enum FairAcquired {
 /// The other owners of the same client that a request names.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Others<'a> {
-    /// The owner asks for the first time, and these come with it: they get the entries behind it.
+    /// Owners that come with an owner's first request: they get the entries behind it.
     Company {
         owners: &'a [Owner],
-        /// Their client does not listen yet, and has no other waiter in the queue. It will listen,
-        /// and then each of them asks.
+        /// Their client does not listen yet, and has no other waiter in the queue. When it listens,
+        /// each of them asks.
         just_come: bool,
     },
     /// The owner was queued before, and asks for itself alone.
     Nobody,
-    /// The owner was queued before and has lost its entry: these, which were queued too, come back
+    /// The owner was queued before and has lost its entry. These, which were queued too, come back
     /// with it if they have lost theirs.
     Returning(&'a [Owner]),
 }
@@ -81,7 +81,7 @@ pub(crate) enum Others<'a> {
 /// order.
 pub(crate) type Followers = VecDeque<u64>;
 
-/// Parses the scripts' word for them.
+/// Parses the scripts' text of them.
 pub(crate) fn followers(word: &str) -> Option<Followers> {
     let numbers = word.split(',').filter(|number| *number != "-");
     numbers.map(|number| number.parse().ok()).collect()
@@ -90,7 +90,7 @@ pub(crate) fn followers(word: &str) -> Option<Followers> {
 /// The server's answer to a sign of life.
 #[derive(Debug)]
 pub(crate) struct KeptAlive {
-    /// When the next sign of life is worthwhile, if before its time.
+    /// The time after which the next sign of life is worthwhile, if that is before its usual time.
     pub(crate) again: Option<Duration>,
     /// The first in line of a free lock, if it should ask now.
     pub(crate) first: Option<u64>,
@@ -142,7 +142,7 @@ impl FairScripts<'_> {
         self.command(&GIVE_UP, &[owner, b"0"])
     }
 
-    /// Leaves the queue, and not the lock.
+    /// Leaves the queue, but keeps the lock.
     pub(crate) fn leave_command(self, owner: &[u8]) -> Command {
         self.command(&GIVE_UP, &[owner, b"1"])
     }
@@ -154,7 +154,7 @@ impl FairScripts<'_> {
         self.command(&RELEASE, &arguments)
     }
 
-    /// Shortens a hold that no thread has any more to the rest of the time for which it is kept.
+    /// Shortens a kept hold, which no thread has, to the rest of its time.
     pub(crate) fn keep_command(self, owner: &Owner, rest: Duration, passed: &[Owner]) -> Command {
         let (owner, mut digits) = (owner.text(), [0; 20]);
         let passed: Vec<_> = passed.iter().map(Owner::text).collect();
@@ -167,8 +167,8 @@ impl FairScripts<'_> {
         self.command(&FORCE_UNLOCK, &[])
     }
 
-    /// Says that these owners are alive. `steady`: the server has answered this client for a while
-    /// now, so an owner that sent nothing meanwhile is silent.
+    /// Says that these owners are alive. `steady`: the server has answered this client for a while,
+    /// so an owner that sent nothing meanwhile is silent.
     pub(crate) fn keep_alive_command(self, owners: &[Owner], steady: bool) -> Command {
         let steady: &[u8] = if steady { b"1" } else { b"0" };
         let owners: Vec<_> = owners.iter().map(Owner::text).collect();
@@ -222,14 +222,14 @@ fn acquired(reply: Value) -> Result<FairAcquired, Trouble> {
     })
 }
 
-/// After how long a lease with `left` ms to go has certainly ended; `None`: no time was named. A
-/// script's time is cut to whole milliseconds, and a lease lasts until the millisecond of its end
-/// is over, so a question after `left` ms may find it held.
+/// The time after which a lease with `left` ms to go has certainly ended; `None`: no time was
+/// named. A script's time is cut to whole milliseconds, and a lease lasts until the millisecond of
+/// its end is over. So a question after `left` ms may find it held.
 fn ends_after(left: i64) -> Option<Duration> {
     u64::try_from(left).ok().map(|left| over(Duration::from_millis(left)))
 }
 
-/// The same for a lease that begins with the request.
+/// As [`ends_after`], for a lease that begins with the request.
 pub(crate) fn over(lease: Duration) -> Duration {
     lease.saturating_add(Duration::from_millis(1))
 }

@@ -4,7 +4,7 @@ use redlatch_client::Pieces;
 
 use super::Mode;
 
-/// `prefix:{name}`, or `prefix:name` where the name has a brace of its own.
+/// `prefix:{name}`, or `prefix:name` if the name has a brace of its own.
 ///
 /// The test is "contains `{`", not "has a hash tag", and nothing is escaped.
 fn pieces<'a>(prefix: &'a str, name: &'a str) -> Pieces<'a> {
@@ -16,8 +16,8 @@ fn prefixed(prefix: &str, name: &str) -> String {
     pieces(prefix, name).to_string()
 }
 
-/// The same of a key that redlatch alone has, but `prefix_tagged:name`: `x` and `{x}` must not share
-/// one. (A release of one would grant the lock to the other's waiter.)
+/// As [`pieces`], for a key of redlatch alone, but `prefix_tagged:name`: `x` and `{x}` must not
+/// share one. (A release of one would grant the lock to the other's waiter.)
 fn ours<'a>(prefix: &'a str, name: &'a str) -> Pieces<'a> {
     if name.contains('{') {
         Pieces::of([prefix, "_tagged:", name, ""])
@@ -26,7 +26,7 @@ fn ours<'a>(prefix: &'a str, name: &'a str) -> Pieces<'a> {
     }
 }
 
-/// `{name}:suffix`, or `name:suffix` where the name has a brace of its own.
+/// `{name}:suffix`, or `name:suffix` if the name has a brace of its own.
 fn suffixed(name: &str, suffix: &str) -> String {
     if name.contains('{') { format!("{name}:{suffix}") } else { format!("{{{name}}}:{suffix}") }
 }
@@ -34,14 +34,14 @@ fn suffixed(name: &str, suffix: &str) -> String {
 /// Makes a key or a channel from a name.
 pub(crate) type KeyOf = fn(&str) -> String;
 
-/// What `make` puts before and after a name with a brace of its own.
+/// The text that `make` puts before and after a name with a brace of its own.
 fn around(make: KeyOf) -> (String, String) {
     let shape = make("{");
     let (before, after) = shape.rsplit_once('{').unwrap_or_default();
     (before.to_owned(), after.to_owned())
 }
 
-/// The name from which `make` makes this key or channel, without braces of its own if there is one.
+/// The name from which `make` makes this key or channel: the one without braces, if there are two.
 pub(crate) fn name_of(key: &str, make: KeyOf) -> Option<String> {
     let (before, after) = around(make);
     let name = key.strip_prefix(&*before)?.strip_suffix(&*after)?;
@@ -50,8 +50,8 @@ pub(crate) fn name_of(key: &str, make: KeyOf) -> Option<String> {
     names.find(|name| make(name) == key).map(str::to_owned)
 }
 
-/// The patterns that the keys of all names match that match this pattern. A name that has a brace
-/// of its own may match a pattern that has none, and gets no further ones.
+/// The patterns that match the keys of all names that match this pattern. A name with a brace of
+/// its own may match a pattern without one, and gets no further patterns.
 pub(crate) fn patterns(pattern: &str, make: KeyOf) -> Vec<String> {
     let (before, after) = around(make);
     let mut patterns = vec![make(pattern), format!("{before}{pattern}{after}")];
@@ -67,13 +67,13 @@ pub(crate) fn has_one_slot(name: &str, slot_of: fn(&[u8]) -> u16) -> bool {
     !name.contains(['{', '}']) || slot_of(name.as_bytes()) == slot_of(prefixed("", name).as_bytes())
 }
 
-/// The keys and channels of one lock besides the key that bears its name. Made for each request:
-/// stored, they would be a third of a hold's memory.
+/// The keys and channels of one lock besides the key that bears its name. They are made for each
+/// request: stored, they would be a third of a hold's memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LockKeys<'a> {
     pub(super) name: &'a str,
     pub(super) mode: Mode,
-    /// The lock has fencing tokens.
+    /// Whether the lock has fencing tokens.
     pub(crate) is_fenced: bool,
 }
 
@@ -82,7 +82,7 @@ impl<'a> LockKeys<'a> {
         Self { name, mode, is_fenced }
     }
 
-    /// The waiting processes, in their order. A key of redlatch alone, as the window.
+    /// The waiting processes, in their order. A key of redlatch alone, as is the window.
     pub(crate) fn queue(self) -> Pieces<'a> {
         self.ours(["redlatch_queue", "redlatch_rwlock_queue"])
     }
@@ -102,21 +102,20 @@ impl<'a> LockKeys<'a> {
         pieces(prefix, self.name)
     }
 
-    /// redlatch's clients that listen to the [`public`](Self::public) channel with an entry in the
-    /// queue listen here, too: so the clients of Redisson, which know only that one, can be
-    /// counted.
+    /// The channel to which redlatch's clients with an entry in the queue listen besides the
+    /// [`public`](Self::public) one. Redisson's clients know only that one, so they can be counted.
     pub(crate) fn companion(self) -> String {
         format!("{}:redlatch", self.public())
     }
 
-    /// The last fencing token, of a lock that [has some](Self::is_fenced).
+    /// The last fencing token, if the lock [has tokens](Self::is_fenced).
     pub(crate) fn tokens(self) -> Pieces<'a> {
         pieces("redisson_lock_token", self.name)
     }
 }
 
 impl LockKeys<'_> {
-    /// How long an owner reads, of a read-write lock. Scripts make it, too.
+    /// The key that lasts as long as an owner of a read-write lock reads. Scripts make it, too.
     pub(crate) fn read_timeout(name: &str, owner: &str) -> String {
         suffixed(name, &format!("{owner}:rwlock_timeout:1"))
     }
@@ -131,20 +130,21 @@ impl LockKeys<'_> {
         prefixed(CHANNEL, name)
     }
 
-    /// The channel on which a client talks to its own subscriber, and on which scripts tell its
-    /// waiters and grant them locks. It begins as the locks' channels do, so that access rights
-    /// made for Redisson allow it. `lua/hand_off.lua` and `lua/fair/line.lua` make it, too.
+    /// The channel on which scripts tell a client's waiters and grant them locks, and on which the
+    /// client talks to its own subscriber. It begins as the locks' channels do, so that access
+    /// rights made for Redisson allow it. `lua/hand_off.lua` and `lua/fair/line.lua` make it, too.
     pub(crate) fn control_channel(client: &str) -> String {
         prefixed(CHANNEL, &format!("redlatch:{client}"))
     }
 
     /// The channel to which all clients of a cluster with this kind of channels listen. No message
-    /// is ever published there: the others ask for its number of listeners.
+    /// is ever published there: the other clients ask for its number of listeners.
     pub(crate) fn common_channel(sharded: bool) -> String {
         Self::control_channel(if sharded { "spublish" } else { "publish" })
     }
 
-    /// The same in a cluster, where it must be in the slot of a script's first key.
+    /// As [`control_channel`](Self::control_channel), in a cluster: it must be in the slot of a
+    /// script's first key.
     pub(crate) fn own_channel(key: &str, client: &str) -> String {
         format!("{}:{{redlatch:{client}}}", Self::channel(key))
     }
@@ -155,13 +155,13 @@ impl LockKeys<'_> {
 pub(crate) struct FairKeys {
     /// The waiting owners, in their order.
     pub(crate) queue: String,
-    /// The times until which each of them counts as alive.
+    /// The time up to which each of them counts as alive.
     pub(crate) timeouts: String,
-    /// The last waiter of a queue with redlatch's waiters only. A key of redlatch alone; it begins
-    /// as the one above does, so that access rights made for Redisson allow it.
+    /// The last waiter of a queue with redlatch's waiters only. A key of redlatch alone. It begins
+    /// as the key above does, so that access rights made for Redisson allow it.
     pub(crate) only_ours: String,
-    /// This and an owner id are the channel of one of Redisson's waiters, and of one of redlatch's
-    /// that Redisson may tell.
+    /// The prefix of waiters' channels, which an owner id follows: those of Redisson's waiters, and
+    /// of redlatch's that Redisson may tell.
     pub(crate) channel_prefix: String,
 }
 
@@ -176,7 +176,7 @@ impl FairKeys {
     }
 }
 
-/// The keys of one condition of a lock. redlatch's alone.
+/// The keys of one condition of a lock, all redlatch's alone.
 #[derive(Clone, Debug)]
 pub(crate) struct ConditionKeys {
     /// The waiters, in their order.
@@ -189,13 +189,13 @@ impl ConditionKeys {
     const WAITING: &str = "redlatch_condition";
     const NOTIFIED: &str = "redlatch_notified";
 
-    /// The length at the end tells any two names apart: no two conditions share a key.
+    /// The length at the end tells any two names apart, so no two conditions share a key.
     pub(crate) fn new(lock: &str, condition: &str) -> Self {
         let key = |prefix| format!("{}:{condition}:{}", ours(prefix, lock), condition.len());
         Self { waiting: key(Self::WAITING), notified: key(Self::NOTIFIED) }
     }
 
-    /// The keys, from the first one, as a message has it.
+    /// The keys, made from the first one, which a message has.
     pub(crate) fn of(waiting: &str) -> Option<Self> {
         let names = waiting.strip_prefix(Self::WAITING)?;
         let notified = format!("{}{names}", Self::NOTIFIED);
@@ -219,13 +219,13 @@ impl SemaphoreKeys {
     }
 }
 
-/// The keys of one expirable semaphore besides the key that bears its name; its channel is a
-/// semaphore's.
+/// The keys of one expirable semaphore besides the key that bears its name. Its channel is that of
+/// a semaphore.
 #[derive(Debug)]
 pub(crate) struct ExpirableKeys;
 
 impl ExpirableKeys {
-    /// The key of the times when the leases of the permits that are out end.
+    /// The key with the times at which the leases of taken permits end.
     pub(crate) fn timeouts(name: &str) -> String {
         suffixed(name, "timeout")
     }
@@ -245,22 +245,22 @@ impl ExpirableKeys {
 pub(crate) struct LatchKeys;
 
 impl LatchKeys {
-    /// The channel that tells when the count has become zero, or was set anew. Always in braces,
-    /// even if the name has some of its own.
+    /// The channel that tells when the count has become zero, or was set anew. The name is always
+    /// in braces, even if it has some of its own.
     pub(crate) fn channel(name: &str) -> String {
         format!("redisson_countdownlatch__channel__{{{name}}}")
     }
 }
 
-/// The keys and the channel of one barrier. redlatch's alone.
+/// The keys and the channel of one barrier, all redlatch's alone.
 #[derive(Debug)]
 pub(crate) struct BarrierKeys {
     /// Its generations.
     pub(crate) barrier: String,
     /// The parties that have arrived.
     pub(crate) parties: String,
-    /// The channel that tells how a generation ended: as the first key, and behind it the number of
-    /// a database that is not the first. Channels are common to all databases.
+    /// The channel that tells how a generation ended. It is the first key, followed by the number
+    /// of a database that is not the first, since channels are common to all databases.
     pub(crate) channel: String,
 }
 
@@ -277,24 +277,25 @@ impl BarrierKeys {
     }
 }
 
-/// The key and the channel of one election besides its lock's. redlatch's alone.
+/// The key and the channel of one election besides its lock's, both redlatch's alone.
 #[derive(Debug)]
 pub(crate) struct ElectionKeys;
 
 impl ElectionKeys {
-    /// The key of the leader on record, and the channel that tells of a change.
+    /// The key of the leader on record, which is also the channel that tells of a change.
     pub(crate) fn leader(name: &str) -> String {
         ours("redlatch_leader", name).to_string()
     }
 }
 
-/// The key that remembers a client's requests to one semaphore, latch or barrier. redlatch's alone.
+/// The key that remembers a client's requests to one semaphore, latch or barrier. A key of redlatch
+/// alone.
 pub(crate) fn requests(name: &str, client: &str) -> String {
     format!("{}:{client}", prefixed("redlatch_request", name))
 }
 
-/// The key that exists for a second after a client has asked why a name's waiters wait. redlatch's
-/// alone.
+/// The key that exists for a second after a client has asked why a name's waiters wait. A key of
+/// redlatch alone.
 pub(crate) fn slow_wait(name: &str) -> Pieces<'_> {
     ours("redlatch_slow_wait", name)
 }

@@ -26,7 +26,7 @@ pub(crate) struct LatchScripts<'a> {
     pub(crate) requests: &'a Requests,
 }
 
-/// Whether a latch is open, and otherwise after how long its key ends, if it does.
+/// Whether a latch is open. If it is closed, also the time until its key expires, if it does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LatchState {
     Open,
@@ -34,13 +34,13 @@ pub(crate) enum LatchState {
 }
 
 impl LatchScripts<'_> {
-    /// `false`: it was open.
+    /// Counts down. `false`: the latch was open.
     pub(crate) fn count_down(self, request_id: RequestId) -> Result<bool, Trouble> {
         let arguments = [self.channel.as_bytes()];
         flag(self.once(&COUNT_DOWN, request_id, &arguments).call(self.route)?)
     }
 
-    /// A count-down to be sent again, as long as its outcome is not known.
+    /// A copy of a count-down, for as long as the outcome is not known.
     pub(crate) fn count_down_copy(self, request_id: RequestId) -> Command {
         let arguments = [self.channel.as_bytes()];
         self.once(&COUNT_DOWN, request_id, &arguments).command(true)

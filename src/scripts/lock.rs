@@ -24,7 +24,7 @@ static ACQUIRE: LazyLock<Script> = script!(takes; NUMBER_OR_LIST;
     LOCK_OWNER,
     "lock/acquire.lua"
 );
-/// The same with its shortcuts the other way round.
+/// As `ACQUIRE`, with its shortcuts in reverse order.
 static ACQUIRE_HELD: LazyLock<Script> = script!(takes; NUMBER_OR_LIST;
     "lock/queue_up.lua",
     "lock/free.lua",
@@ -56,8 +56,8 @@ static SCRIPTS: ScriptSet = ScriptSet {
     force_unlock: &FORCE_UNLOCK,
 };
 
-/// The scripts' argument: when a chain began, by the server's clock, or minus its age, in ms.
-/// `None`: no argument.
+/// The scripts' argument for a chain: the time when it began, by the server's clock, or minus its
+/// age, in ms. `None`: no argument.
 fn since(chain: Chain, digits: &mut [u8; 20]) -> Option<&[u8]> {
     match chain.since(clock::now)? {
         Since::Server(at) => Some(decimal(at, digits)),
@@ -65,25 +65,24 @@ fn since(chain: Chain, digits: &mut [u8; 20]) -> Option<&[u8]> {
     }
 }
 
-/// `-number` as text, of one that has less than 20 digits.
+/// `-number` as text. The number has less than 20 digits.
 fn minus(number: u64, digits: &mut [u8; 20]) -> &[u8] {
     let sign = (digits.len() - decimal(number, digits).len()).saturating_sub(1);
     digits[sign] = b'-';
     &digits[sign..]
 }
 
-/// The arguments of a question that is not the first one for its entry. In ms, by the server's
-/// clock.
+/// The arguments of every question of an entry but its first. In ms, by the server's clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Again {
-    /// Since when the owner has waited.
+    /// The time since when the owner has waited.
     pub(crate) came: u64,
-    /// The time of sending, if this process may call others silent: the server has answered it
-    /// promptly for a while.
+    /// The time of sending, if this process may judge others silent, since the server has answered
+    /// it promptly for a while.
     pub(crate) sent: Option<u64>,
 }
 
-/// The arguments behind those that all requests for a lock have.
+/// The arguments that follow those of every request for a lock.
 #[derive(Clone, Copy, Debug)]
 enum Behind {
     Nothing,
@@ -103,12 +102,13 @@ pub(crate) enum Acquired {
         tokens: Option<Tokens>,
     },
     Refused(Refused),
-    /// The answer to [`LockScripts::try_acquire`] instead.
+    /// The answer to [`LockScripts::try_acquire`] if the lock is not to be had.
     NotTaken,
 }
 
-/// The fencing tokens of one hold: a range, since it may be passed from thread to thread, and each
-/// gets the next one. No other hold has any of them, and a later one has higher ones.
+/// The fencing tokens of one hold. They are a range, since the hold may be passed from thread to
+/// thread, and each thread gets the next one. No other hold has any of them, and a later one has
+/// higher ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Tokens {
     last: NonZero<u64>,
@@ -118,12 +118,12 @@ impl Tokens {
     /// `TOKENS` of `lua/lock/holder.lua`.
     const A_HOLD: u64 = 1_024;
 
-    /// The tokens of a hold with this last one. `None`: that cannot be.
+    /// The tokens of a hold, up to this last one. `None`: no hold can have these.
     pub(crate) fn up_to(last: u64) -> Option<Self> {
         NonZero::new(last).filter(|last| last.get() >= Self::A_HOLD).map(|last| Self { last })
     }
 
-    /// The token after so many.
+    /// The token after the first `used` ones.
     pub(crate) fn after(self, used: u16) -> Option<NonZero<u64>> {
         let left = (Self::A_HOLD - 1).checked_sub(used.into())?;
         NonZero::new(self.last.get() - left)
@@ -135,13 +135,13 @@ impl Tokens {
 pub(crate) struct Refused {
     /// The server's clock, in ms.
     pub(crate) now: u64,
-    /// How long another question is in vain, unless a message comes.
+    /// The time for which another question is useless, unless a message comes.
     pub(crate) left: Duration,
-    /// In the queue, 0 is first in line.
+    /// The position in the queue: 0 is first in line.
     pub(crate) place: u32,
-    /// One of Redisson's holds it: its release is told in public.
+    /// Whether one of Redisson's clients holds it: its release is told in public.
     pub(crate) by_redisson: bool,
-    /// The entry is new.
+    /// Whether the entry is new.
     pub(crate) is_new: bool,
 }
 
@@ -156,8 +156,8 @@ pub(crate) struct LockScripts<'a> {
 }
 
 impl LockScripts<'_> {
-    /// Takes the lock or an entry in its queue; asks for the entry if the owner has one already, or
-    /// had one (`again`). `is_held`: most likely another process has the lock.
+    /// Takes the lock or an entry in the queue. If the owner has an entry already, or had one
+    /// (`again`), it asks for the entry. `is_held`: most likely another process has the lock.
     pub(crate) fn acquire(
         self,
         owner: &Owner,
@@ -170,7 +170,7 @@ impl LockScripts<'_> {
         self.ask(script, owner, lease, again.map_or(Behind::Nothing, Behind::Again))
     }
 
-    /// Takes the lock if it is free, past the queue, and without an entry in it.
+    /// Takes the lock if it is free. It passes the queue, and makes no entry in it.
     pub(crate) fn try_acquire(
         self,
         owner: &Owner,
@@ -179,7 +179,7 @@ impl LockScripts<'_> {
         self.ask(self.script_set().try_acquire, owner, lease, Behind::Nothing)
     }
 
-    /// The same for a reader, which may be the writer.
+    /// As [`try_acquire`](Self::try_acquire), for a reader, which may be the writer.
     pub(crate) fn read_beside(
         self,
         owner: &Owner,
@@ -189,8 +189,7 @@ impl LockScripts<'_> {
         self.ask(self.script_set().try_acquire, owner, lease, Behind::Writer(*writer))
     }
 
-    /// Raises the lease of a hold, and says how many processes wait. `None`: it is not its owner's
-    /// any more.
+    /// Raises the lease of a hold, and says how many processes wait. `None`: its owner has lost it.
     pub(crate) fn read_on(
         self,
         owner: &Owner,
@@ -220,10 +219,10 @@ impl LockScripts<'_> {
         behind: Behind,
     ) -> Result<Replied<Acquired>, Trouble> {
         let command = self.request(script, owner, lease, behind);
-        // Over the name's lane; after a reset once more, which is right, since the owner finds its
-        // own hold or entry. The second value: whether it was sent twice.
+        // Goes over the name's lane, and once more after a reset: the owner finds its own hold or
+        // entry. The second value says whether it was sent twice.
         let (outcome, in_doubt) = self.route.call_twice(&command, || command.clone());
-        // An error reply is a `Trouble`; any other one `acquired` reads, below.
+        // An error reply becomes a `Trouble`, and any other reply goes to `acquired`.
         granted(outcome, in_doubt, self.rights(), acquired)
     }
 
@@ -250,7 +249,7 @@ impl LockScripts<'_> {
         self.ending(self.script_set().give_up, owner, chain)
     }
 
-    /// Shortens a hold that no thread has any more to the rest of the time for which it is kept.
+    /// Shortens a kept hold, which no thread has, to the rest of its time.
     pub(crate) fn keep_command(self, owner: &Owner, rest: Duration) -> Command {
         let (owner, mut digits) = (owner.text(), [0; 20]);
         let arguments = [&owner, millis(rest, &mut digits)].map(Pieces::from);
@@ -285,7 +284,7 @@ impl LockScripts<'_> {
                 let count = decimal(chain.count.into(), &mut count);
                 self.command(script, &[owner, channel, since.into(), count.into()], Behind::Nothing)
             }
-            // Zero in its place, if the database stands behind it.
+            // A zero in its place, if the database follows.
             None if self.database != 0 => {
                 let nothing = b"0"[..].into();
                 self.command(script, &[owner, channel, nothing, nothing], Behind::Nothing)
@@ -305,7 +304,7 @@ impl LockScripts<'_> {
         let (name, keys) = (self.keys.name.as_bytes().into(), self.keys);
         let all = [name, keys.queue(), keys.window(), keys.tokens()];
         let keys = if keys.is_fenced { &all[..] } else { &all[..3] };
-        // The database is 0 nearly always, and then not sent.
+        // The database is nearly always 0, and then not sent.
         let (database, mut digits) = (self.database.unsigned_abs(), [[0; 20]; 3]);
         let [first, second, third] = &mut digits;
         if let (0, Behind::Nothing) = (database, behind) {
@@ -370,21 +369,21 @@ pub(crate) enum Released {
     HandedOn,
     /// Free.
     Done,
-    /// Free, and left to Redisson's clients for a moment, or wanted by none of them: the chain
+    /// Free. It is left to Redisson's clients for a moment, or none of them wants it: the chain
     /// ends.
     LeftToOthers,
-    /// As [`Done`](Self::Done), but the public message was refused: Redisson's waiters sleep until
-    /// the lease ends.
+    /// As [`Done`](Self::Done), but the public message was refused, so Redisson's waiters sleep
+    /// until the lease ends.
     Untold,
     NotHeld,
-    /// Not held at the second request: released by the first copy, whose reply was lost, or lost
-    /// before. (To tell the two apart, the server would need a mark of each release.)
+    /// Not held at the second request. It was released by the first copy, whose reply was lost, or
+    /// was lost before. (To tell the two apart, the server would need a mark of each release.)
     Unclear,
 }
 
-/// Sends a release of a lock of any kind, and waits for the reply. Sends it once more after a
-/// reset; then "not held" most likely means that the first one did it, unless the server was
-/// started anew meanwhile and knows nothing of the hold.
+/// Sends a release of a lock of any kind, waits for the reply, and sends it once more after a
+/// reset. "Not held" then most likely means that the first copy released it, unless the server was
+/// started anew and has lost the hold.
 pub(crate) fn release(
     route: &Route,
     command: &Command,
@@ -410,7 +409,7 @@ pub(crate) fn released(outcome: Outcome, rights: Rights) -> Result<Released, Tro
     }
 }
 
-/// Asks which owners of a client have these locks.
+/// Asks which owners of a client have these locks, or wait for them.
 pub(crate) fn owners_command(names: &[&str], client: &str) -> Command {
     let keys: Vec<_> = names.iter().map(|name| name.as_bytes()).collect();
     Command::script(&OWNERS, &keys, &[client.as_bytes()])
@@ -430,14 +429,14 @@ pub(crate) fn owners(outcome: Outcome) -> Result<Vec<Vec<String>>, Trouble> {
     parts(accepted(outcome, Rights::Locks)?)?.into_iter().map(owners).collect()
 }
 
-/// Sends a forced unlock of a lock of any kind, and never twice: the second one would take the lock
+/// Sends a forced unlock of a lock of any kind once, and never twice: a copy would take the lock
 /// from the next holder. `false`: there was nothing to unlock.
 pub(crate) fn force_unlock(route: &Route, key: &str, command: &Command) -> Result<bool, Trouble> {
     flag(accepted(send_force_unlock(route, key, command)?, Rights::Locks)?)
 }
 
 fn send_force_unlock(route: &Route, key: &str, command: &Command) -> Result<Outcome, Trouble> {
-    // A question first finds out a connection that has been dead for a while.
+    // This question first finds out whether the connection is dead.
     is_locked(route, key)?;
     Ok(route.call_once(command))
 }
@@ -451,7 +450,7 @@ pub(crate) fn is_held_to(route: &Route, key: &str, mode: Mode) -> Result<bool, T
 
 /// How a lock is held.
 struct HeldState {
-    /// Of a read-write lock.
+    /// The mode of a read-write lock.
     mode: Option<Mode>,
     left: Duration,
 }
@@ -491,12 +490,13 @@ pub(crate) fn is_held_by(route: &Route, key: &str, owner: &Owner) -> Result<bool
     ask(route, &is_held_by_command(key, owner), Rights::Locks, flag)
 }
 
-/// Answered with 1 or 0.
+/// Asks whether an owner has the lock. The reply is 1 or 0.
 pub(crate) fn is_held_by_command(key: &str, owner: &Owner) -> Command {
     Command::plain(&[b"HEXISTS", key.as_bytes(), &owner.text()])
 }
 
-/// How long the lock lasts without a renewal. `None`: it is free, or the key holds something else.
+/// Returns how long the lock lasts if it is not renewed. `None`: it is free, or the key holds
+/// something else.
 pub(crate) fn remaining_lease(
     route: &Route,
     key: &str,
@@ -513,7 +513,8 @@ pub(crate) fn remaining_lease(
     held.map(|held| held.map(|state| state.left)).map_err(Trouble::of_a_question)
 }
 
-/// A PTTL as a time. Zero if it has run out just now: a waiter asks again soon in any case.
+/// Makes a time of a PTTL. Zero if it has run out just now, since a waiter asks again soon in any
+/// case.
 fn time_left(left: i64) -> Duration {
     Duration::from_millis(u64::try_from(left).unwrap_or(0))
 }
@@ -523,8 +524,8 @@ mod tests {
     use super::super::chain::AGE;
     use super::*;
 
-    /// From that age on the server looks for other waiters, and a chain without an argument is
-    /// never old.
+    /// From this age on the server looks for other waiters. A chain without an argument is never
+    /// old.
     #[test]
     fn a_chain_is_told_of_from_the_age_on_in_which_it_counts() {
         let said = |chain| since(chain, &mut [0; 20]).map(<[u8]>::to_vec);

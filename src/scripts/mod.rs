@@ -119,14 +119,13 @@ pub use permit_id::PermitId;
 pub(crate) use requests::{Changes, Place, RequestId, Requests, ServerClock, VALID_FOR};
 
 /// Sends a command and waits for its reply. After a reset it is sent once more, on a new
-/// connection. So only for commands that may be sent twice as they are. (A command that must say
-/// that it is a copy goes by [`call_again`]. A forced unlock is sent once, by
-/// [`Route::call_once`].)
+/// connection, so it must be one that may be sent twice as it is. (A command that must say that it
+/// is a copy goes by [`call_again`]. A forced unlock is sent once, by [`Route::call_once`].)
 fn call(route: &Route, command: &Command, rights: Rights) -> Result<Value, Trouble> {
     call_again(route, command, rights, || command.clone()).map(|(reply, _)| reply)
 }
 
-/// The command, which acts only if its user has all these rights. (The user is asked once for each
+/// Makes the command act only if its user has all these rights. (The user is asked once for each
 /// connection.)
 fn needing(command: Command, rights: Rights) -> Command {
     match rights.question() {
@@ -145,8 +144,8 @@ fn ask<T>(
     call(route, command, rights).and_then(read).map_err(Trouble::of_a_question)
 }
 
-/// As [`call`], but the second command may be another form of the first. Returns, too, whether it
-/// was sent: then the first one may still run, whatever the answer to the second.
+/// As [`call`], but the second command may be another form of the first. Also returns whether it
+/// was sent: if so, the first one may still run, whatever the answer to the second.
 fn call_again(
     route: &Route,
     command: &Command,
@@ -157,10 +156,10 @@ fn call_again(
     answered(outcome, in_doubt, rights).map(|reply| (reply, in_doubt))
 }
 
-/// The reply to a request that was perhaps sent twice.
+/// Reads the reply to a request that was perhaps sent twice.
 fn answered(outcome: Outcome, in_doubt: bool, rights: Rights) -> Result<Value, Trouble> {
     accepted(outcome, rights).map_err(|trouble| match trouble {
-        // The first one may have run, even if the second did not.
+        // The first copy may have run, even if the second did not.
         trouble if in_doubt => Trouble::Unknown(trouble.into_error().after(BROKE)),
         trouble => trouble,
     })
@@ -174,7 +173,7 @@ const BROKE: &str = "the connection broke after the request was sent; then: ";
 pub(crate) struct Replied<T> {
     pub(crate) reply: T,
     pub(crate) in_doubt: bool,
-    /// Why a grant does not count: too few replicas have it.
+    /// The reason why a grant does not count: too few replicas have it.
     pub(crate) unacknowledged: Option<Error>,
 }
 
@@ -185,7 +184,7 @@ impl<T> Replied<T> {
     }
 }
 
-/// The reply to a request that may grant something, also if too few replicas have that.
+/// Reads the reply to a request that may grant something, even if too few replicas have the grant.
 fn granted<T>(
     outcome: Outcome,
     in_doubt: bool,
@@ -223,7 +222,7 @@ fn read<T: FromRedisValue>(reply: &Value) -> Result<T, Trouble> {
     T::from_redis_value_ref(reply).map_err(|_| unexpected(reply))
 }
 
-/// A time that may be below zero: it is not known, or has no end.
+/// A time. One below zero is not known, or has no end.
 pub(crate) fn time(millis: i64) -> Option<Duration> {
     u64::try_from(millis).ok().map(Duration::from_millis)
 }
