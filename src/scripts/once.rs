@@ -7,7 +7,7 @@ use super::requests::{RequestId, Requests, VALID_FOR};
 use super::{Replied, Rights, Trouble, answered, call, granted, millis, needing, unexpected};
 use crate::error::{Error, ErrorKind};
 
-/// How often a client tells a server of the change before a request that the server does not know.
+/// How often the client repeats the previous change to a server that does not know it.
 const MOST_BEHIND: u32 = 3;
 
 /// A request that is applied once, however often it is sent.
@@ -16,7 +16,7 @@ pub(crate) struct Once<'a> {
     pub(crate) script: &'static Script,
     pub(crate) rights: Rights,
     pub(crate) key: &'a str,
-    /// Another key of the same synchronizer, behind the sequence.
+    /// Another key of the same synchronizer, which follows the sequence's.
     pub(crate) another: Option<&'a str>,
     pub(crate) requests: &'a Requests,
     pub(crate) request_id: RequestId,
@@ -52,19 +52,20 @@ impl Once<'_> {
         self.call_again(route, false)
     }
 
-    /// The same for a request that this thread may have sent before, in another call.
+    /// As [`call`](Self::call), for a request that this thread may have sent before, in another
+    /// call.
     pub(crate) fn call_again(&self, route: &Route, sent_before: bool) -> Result<Value, Trouble> {
         let as_sent = |command| needing(command, self.rights);
         self.send(route, sent_before, as_sent).map(|replied| replied.reply)
     }
 
-    /// The same for a request that may take permits.
+    /// As [`call`](Self::call), for a request that may take permits.
     pub(crate) fn take(&self, route: &Route) -> Result<Replied<Value>, Trouble> {
         self.send(route, false, |command| needing(command, self.rights))
     }
 
-    /// The same for a request that gives permits back. It does not need all rights: what it can
-    /// do it does.
+    /// As [`call`](Self::call), for a request that gives permits back. It does not need all rights,
+    /// and does what it may.
     pub(crate) fn give(&self, route: &Route) -> Result<Replied<Value>, Trouble> {
         self.send(route, false, |command| command)
     }
@@ -76,7 +77,7 @@ impl Once<'_> {
         as_sent: impl Fn(Command) -> Command,
     ) -> Result<Replied<Value>, Trouble> {
         if !self.requests.server.is_known() {
-            // Nothing was sent so far, with or without an answer to the question.
+            // Nothing but this question was sent, so the request was not.
             self.learn(route).map_err(|trouble| match trouble {
                 Trouble::Unknown(error) => Trouble::Unsent(error),
                 trouble => trouble,
@@ -113,7 +114,7 @@ impl Once<'_> {
             } else if again {
                 return Err(Trouble::Unsent(late()));
             }
-            // The only copy has done nothing: this thread stood still, or a clock jumped.
+            // The only copy has done nothing, since this thread stood still, or a clock jumped.
             self.requests.postpone(self.request_id);
             again = true;
         }

@@ -14,7 +14,7 @@ use super::PermitId;
 const UUID: usize = 36;
 /// A uuid, a colon, the longest number there is, and the mark of a writer.
 const LONGEST: usize = UUID + 1 + 20 + WRITES.len();
-/// The end of a writing owner of a read-write lock.
+/// The suffix of an owner that writes, for a read-write lock.
 const WRITES: &str = ":write";
 
 /// One client, and the numbers it gives its acquisitions.
@@ -27,10 +27,10 @@ pub(crate) struct ClientId {
 }
 
 impl ClientId {
-    /// Version 8, where Redisson's are version 4: scripts can tell the two apart.
+    /// Makes a uuid of version 8. Redisson's are version 4, so scripts can tell the two apart.
     ///
-    /// From the system: a thread's own generator goes on in a forked child where it was, and the
-    /// parent's next client would be the child's.
+    /// The random bits are the system's. A thread's own generator goes on in a forked child where
+    /// it was, so the parent's next client would have the uuid of the child's.
     pub(crate) fn random() -> Result<Self, SysError> {
         let mut bytes = [0; 16];
         SysRng.try_fill_bytes(&mut bytes)?;
@@ -42,26 +42,26 @@ impl ClientId {
         &self.uuid
     }
 
-    /// A number that this client has not used before and will not again.
+    /// A number that this client has never used before, and never uses again.
     pub(crate) fn next_number(&self) -> u64 {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// A permit's id; the same holds as for [`next_owner`](Self::next_owner). A client's ids follow
-    /// one another from its uuid on: no other client's ids come near them, nor Redisson's, which
-    /// are random.
+    /// A permit's id, used once as is an [owner](Self::next_owner). A client's ids follow one
+    /// another from its uuid on. No other client's ids come near them, nor Redisson's, which are
+    /// random.
     pub(crate) fn next_permit(&self) -> PermitId {
         PermitId::from_number(self.seed.wrapping_add(self.next_number().into()))
     }
 
-    /// Fresh owners: a number names one acquisition and is never used again, so that a late command
-    /// of an old hold cannot touch the next one. So an acquire may be sent twice. This process
+    /// A fresh owner. Its number names one acquisition and is never used again, so a late command
+    /// of an old hold cannot touch the next one, and an acquire may be sent twice. This process
     /// counts the levels of a re-entry, and Redis always has 1.
     pub(crate) fn next_owner(&self) -> Owner {
         self.next_owner_to(Mode::Lock)
     }
 
-    /// The same, for a lock held in this mode.
+    /// A fresh owner for a lock held in this mode.
     pub(crate) fn next_owner_to(&self, mode: Mode) -> Owner {
         Owner::Lock { client: Uuid::from_u128(self.seed), number: self.next_number(), mode }
     }
@@ -70,7 +70,7 @@ impl ClientId {
 /// The use for which an owner holds a lock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Mode {
-    /// Not of a read-write lock.
+    /// The lock is no read-write lock.
     #[default]
     Lock,
     Read,
@@ -97,7 +97,7 @@ pub(crate) enum Owner {
 }
 
 impl Owner {
-    /// An owner of any client, from its text without the mark of a writer.
+    /// Parses an owner of any client from its text without the suffix of a writer.
     pub(crate) fn parse(text: &str, mode: Mode) -> Option<Self> {
         let (client, number) = text.split_once(':')?;
         Some(Self::Lock {
@@ -107,7 +107,7 @@ impl Owner {
         })
     }
 
-    /// As Redis has it.
+    /// The owner's text in Redis.
     pub(crate) fn text(&self) -> OwnerText {
         match self {
             Self::Lock { client, number, mode } => {
@@ -120,7 +120,7 @@ impl Owner {
         }
     }
 
-    /// Zero of a permit.
+    /// The owner's number, zero for a permit.
     pub(crate) fn number(&self) -> u64 {
         match self {
             Self::Lock { number, .. } => *number,

@@ -1,4 +1,4 @@
-//! Renewals: those that fall due together go together, many names by one script.
+//! Renewals. Those that are due together go together, many names in one script.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,11 +19,11 @@ pub(crate) enum Renewed {
     Done(Held),
     /// Not renewed for another reason; a retry may succeed.
     Failed(Error),
-    /// Renewed, but too few replicas have that.
+    /// Renewed, but too few replicas have the renewal.
     Unacknowledged(Error),
 }
 
-/// The server's word on a hold.
+/// The server's answer about a hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Held {
     No,
@@ -37,14 +37,14 @@ pub(crate) enum Held {
 pub(crate) enum Longer {
     /// The lease stays.
     Stays,
-    /// The lease stays, and the reply tells of one that is longer than this: no process has asked
-    /// for it, so the server's clock was set back.
+    /// The lease stays, and the reply tells if it is longer than this. No process has asked for so
+    /// much, so the server's clock was set back.
     IsTold(Duration),
     /// The lease is cut to this.
     IsCut(Duration),
 }
 
-/// A kind of renewals: one call makes those of one kind together.
+/// A kind of renewals. One call makes several of the same kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum RenewalKind {
     Locks,
@@ -99,12 +99,13 @@ pub(crate) fn renew_command<'a>(
         RenewalKind::Locks => &lock::RENEW,
         RenewalKind::Permits => &expirable_semaphore::RENEW,
     };
-    // A replica that stopped following after the grant has the old end. As the master it would give
-    // the lock to the next owner, so a guard counts only the renewals that replicas have.
+    // A guard counts only the renewals that replicas have. A replica that stopped following after
+    // the grant has the old end of the lease: as the master it would give the lock to the next
+    // owner.
     Command::script(script, &keys, &arguments).acknowledged(acks)
 }
 
-/// The result for each hold of a [`renew_command`], by the word of the server at `address`.
+/// The result for each hold of a [`renew_command`], as the server at `address` answered.
 pub(crate) fn renewed(
     renewals: RenewalKind,
     outcome: Outcome,
@@ -113,7 +114,7 @@ pub(crate) fn renewed(
     let rights = renewals.rights();
     let Replied { reply, unacknowledged, .. } = granted(outcome, false, rights, each)?;
     let renewed = |reply| match is_renewed(reply, rights, || Arc::clone(address)) {
-        // That is so, with or without the replicas.
+        // The hold is lost, with or without the replicas.
         Ok(Held::No) => Renewed::Done(Held::No),
         Ok(held) => unacknowledged.clone().map_or(Renewed::Done(held), Renewed::Unacknowledged),
         Err(refusal) => Renewed::Failed(refusal),
@@ -146,7 +147,7 @@ fn is_renewed(
     }
 }
 
-/// Raises one hold's lease now. `false`: it is not this owner's any more.
+/// Raises one hold's lease now. `false`: its owner has lost it.
 pub(crate) fn extend(
     renewals: RenewalKind,
     route: &Route,

@@ -18,20 +18,22 @@ use crate::scripts::SemaphoreKeys;
 
 pub(super) static MEND: LazyLock<Script> = script!(MARKED, "semaphore/mend.lua");
 
-/// How long the server remembers the last request of a sequence.
+/// The time for which the server remembers the last request of a sequence.
 pub(super) const MEMORY: Duration = Duration::from_secs(300);
-/// How long after it was opened a request may be applied. Less than the memory, by more than the
-/// two clocks drift apart meanwhile: a server without the memory of a request that it would need
-/// refuses it.
+/// The time after its opening for which a request may be applied. It is shorter than the memory, by
+/// more than two clocks drift apart meanwhile. So a server that has forgotten an earlier copy
+/// refuses the request.
 pub(crate) const VALID_FOR: Duration = Duration::from_secs(240);
-/// Past any outage that a client waits for.
+/// The age at which a change is forgotten in any case. No client waits for so long an outage.
 const IDLE: u64 = 120_000_000_000;
-/// How long a name is in use that is used once, mostly.
+/// The time for which a name is mostly in use that is used once.
 const USED: u64 = 500_000_000;
-/// (A test reaches it before a change is too old, on a busy machine too.)
+/// The most changes of a client that are kept. (A test must reach it before a change is too old, on
+/// a busy machine, too.)
 const MOST: usize = if cfg!(test) { 20_000 } else { 200_000 };
 
-/// The server's clock, as far as its answers told it: how many milliseconds it is ahead of ours.
+/// The server's clock as its answers showed it: the number of milliseconds by which it is ahead of
+/// ours.
 #[derive(Debug, Default)]
 pub(crate) struct ServerClock(AtomicI64);
 
@@ -56,7 +58,7 @@ fn ours() -> i64 {
 /// The requests of one client to one name.
 #[derive(Debug)]
 pub(crate) struct Requests {
-    /// The beginning of the keys under which the server remembers them.
+    /// The prefix of the keys under which the server remembers the requests.
     pub(super) key: Arc<str>,
     pub(super) server: Arc<ServerClock>,
     pub(super) sequences: Mutex<Sequences>,
@@ -69,12 +71,13 @@ pub(crate) struct Requests {
     route: Option<Route>,
 }
 
-/// The requests in sequences. A sequence has one open request at a time, so it is enough for the
-/// server to remember one for each.
+/// The sequences of requests. A sequence has one open request at a time, so the server needs to
+/// remember one for each.
 #[derive(Debug, Default)]
 pub(super) struct Sequences {
     open: Vec<Option<OpenRequest>>,
-    /// The lowest is taken first: the server forgets the others.
+    /// Sequences without an open request. The lowest is taken first, and the server forgets the
+    /// others.
     pub(super) free: BinaryHeap<Reverse<usize>>,
     log: Log,
 }
@@ -82,12 +85,12 @@ pub(super) struct Sequences {
 #[derive(Clone, Copy, Debug)]
 struct OpenRequest {
     number: u64,
-    /// Until when the request may be applied, on the server's clock. The same for each of its
-    /// copies, or one could be applied after the server has forgotten the first. (A look at a clock
-    /// here, before each copy, would not do: the system may stop the process between the look and
-    /// the write.)
+    /// The time up to which the request may be applied, by the server's clock. It is the same for
+    /// each copy, or one could be applied after the server has forgotten the first. (It would not
+    /// help to look at a clock before each copy: the system may stop the process between the look
+    /// and the write.)
     latest: u64,
-    /// The run of the server that was met last before it.
+    /// The run of the server that was last met before the request.
     run: u64,
 }
 
@@ -125,13 +128,13 @@ impl Requests {
         self
     }
 
-    /// Opens a request. `next` gives a number that the client never uses twice: drawn under the
-    /// mutex, so that a sequence's numbers rise.
+    /// Opens a request. `next` returns a number that the client never uses twice. It is called
+    /// under the mutex, so that a sequence's numbers rise.
     pub(crate) fn open(&self, next: impl FnOnce() -> u64) -> RequestId {
         self.open_after(0, next)
     }
 
-    /// Opens a request after this run of the server was met last.
+    /// Opens a request. `run`: the run of the server that was last met.
     pub(crate) fn open_after(&self, run: u64, next: impl FnOnce() -> u64) -> RequestId {
         let latest = self.latest();
         let mut sequences = self.sequences.lock();
@@ -150,7 +153,7 @@ impl Requests {
         RequestId { number: open.number, sequence }
     }
 
-    /// Opens a request that is sent here and now, and in no other copy later.
+    /// Opens a request that is sent here and now. No copy of it is sent later.
     pub(crate) fn with_one<T>(
         &self,
         client: &ClientId,
@@ -162,20 +165,21 @@ impl Requests {
         outcome
     }
 
-    /// No copy of the request will be sent any more. May be called twice.
+    /// Closes a request, of which no further copy will be sent. May be called twice.
     pub(crate) fn close(&self, request_id: RequestId) {
         self.sequences.lock().close(request_id);
     }
 
-    /// As [`close`](Self::close), of a request that has changed how many permits are free, and saw
-    /// this mark beside their number. Zero: of one that was undone. `true`: the caller must have this change [made again](Self::mends_of),
-    /// since another server may have been told the earlier changes before this one was known here.
+    /// As [`close`](Self::close), for a request that has changed how many permits are free, and saw
+    /// this mark beside their number. `permits` is zero for one that was undone. `true`: the caller
+    /// must have this change [made again](Self::mends_of), since another server may have been told
+    /// the earlier changes before this one was known here.
     ///
     /// A thread may read the old master's reply, stand still, and come here after the renewer has
-    /// told the new master all changes that it found. So the change is added first, and the
-    /// incarnation is read after that; the renewer looks for changes after the incarnation was
-    /// raised. Either the renewer finds the change, or this thread finds another incarnation. The
-    /// next request of the sequence would have the change made again, too, but there may be none.
+    /// told the new master all changes that it found. So the change is added first, and then the
+    /// incarnation is read. The renewer raises the incarnation first, and then looks for changes.
+    /// So either the renewer finds the change, or this thread finds another incarnation. The next
+    /// request of the sequence would have the change made again, too, but there may be none.
     #[must_use = "`true`: the permits are wrong for good unless the change is made again"]
     pub(crate) fn applied(
         self: &Arc<Self>,
@@ -204,7 +208,8 @@ impl Requests {
         open.run != lane.endpoint().incarnation()
     }
 
-    /// When this run of the server last answered a change of this name's or another's on its lane.
+    /// The time at which this run of the server last answered a change on the name's lane, of any
+    /// name; and the run.
     pub(super) fn last_answered(&self) -> (u64, u64) {
         self.route.as_ref().map_or((0, 0), |route| {
             let lane = route.lane();
@@ -212,7 +217,8 @@ impl Requests {
         })
     }
 
-    /// The name's last handle goes: while there are changes, the requests stay.
+    /// Frees the sequences when the name's last handle goes, if no request is open. The requests stay
+    /// while there are changes.
     pub(crate) fn rest(&self) {
         let mut sequences = self.sequences.lock();
         if sequences.free.len() == sequences.open.len() {
@@ -224,27 +230,28 @@ impl Requests {
         look(&mut self.sequences.lock().log)
     }
 
-    /// The commands with which another server makes again the changes of a sequence, or of all sequences,
-    /// that it does not know: to be sent in this order. Each with its name.
+    /// The commands that make the changes of a sequence, or of all sequences, again at a server
+    /// that does not know them. They must be sent in this order. Each has its name.
     pub(crate) fn mends(&self, sequence: Option<usize>) -> Vec<(Arc<str>, Command)> {
         let parts = self.sequences.lock().log.parts(sequence);
         parts.iter().filter_map(|part| self.mend(part)).collect()
     }
 
-    /// The same for a request's sequence.
+    /// As [`mends`](Self::mends), for a request's sequence.
     pub(crate) fn mends_of(&self, request_id: RequestId) -> Vec<(Arc<str>, Command)> {
         self.mends(Some(request_id.sequence))
     }
 
-    /// This run of the server has carried out the [`mends`](Self::mends) of all changes made before
-    /// `asked` of these semaphores.
+    /// Notes that this run of the server has carried out the [`mends`](Self::mends) of all changes
+    /// made before `asked` of these semaphores.
     pub(crate) fn told(&self, run: u64, asked: u64, is_meant: impl Fn(&str) -> bool) {
         self.with_log(|log| log.told(run, asked, is_meant));
     }
 
     fn mend(&self, changes: &[Change]) -> Option<(Arc<str>, Command)> {
         let last = changes.last()?;
-        // The earliest: a change refused too early is logged, a change made too late is made twice.
+        // The earliest time of all: a change refused too early is logged, but a change made too
+        // late is made twice.
         let latest = changes.iter().map(|change| change.latest).min()?;
         let mut arguments: Vec<String> = [last.number, latest].iter().map(u64::to_string).collect();
         arguments.push(self.memory.as_millis().to_string());
@@ -261,10 +268,10 @@ impl Requests {
         Some((Arc::clone(&last.semaphore), Command::script(&MEND, &keys, &arguments)))
     }
 
-    /// The server says that it does not know the change before this request. If this run of it made
-    /// that change, the server was told to forget it, and nothing is missing: the next request asks
-    /// for nothing before it. (The incarnation is raised before anything is sent to another run.)
-    /// Otherwise the change must be made again.
+    /// Returns whether the change before this request must be made again. The server says that it
+    /// does not know that change. If this run of the server made the change, its record was
+    /// deleted, and nothing is missing: the next request names no change before it. (The
+    /// incarnation is raised before anything is sent to another run.)
     pub(crate) fn must_be_mended(&self, request_id: RequestId, run: u64) -> bool {
         self.with_log(|log| {
             let is_forgotten = log.was_made_by(request_id.sequence, run);
@@ -280,13 +287,13 @@ impl Requests {
         matches!(reply, Value::Array(parts) if matches!(**parts, [Value::Int(_), Value::Int(_)]))
     }
 
-    /// Until when a request that is opened now may be applied.
+    /// The time up to which a request that is opened now may be applied.
     pub(super) fn latest(&self) -> u64 {
         let valid_for = i64::try_from(self.valid_for.as_millis()).unwrap_or(i64::MAX);
         u64::try_from(self.server.now().saturating_add(valid_for)).unwrap_or(0)
     }
 
-    /// Gives a later deadline to a request of which no copy was applied, or ever will be.
+    /// Gives a later time to a request of which no copy was applied, or ever will be.
     pub(super) fn postpone(&self, request_id: RequestId) {
         let latest = self.latest();
         if let Some(Some(open)) = self.sequences.lock().open.get_mut(request_id.sequence)
@@ -296,8 +303,9 @@ impl Requests {
         }
     }
 
-    /// Until when a request may be applied, and its sequence's last change before it. Zero, which the
-    /// server refuses, if the request is closed; zero if there was no change.
+    /// The time up to which a request may be applied, and its sequence's last change before it. The
+    /// time is zero, which the server refuses, if the request is closed. The change is zero if
+    /// there was none.
     pub(super) fn terms_of(&self, request_id: RequestId) -> [u64; 2] {
         let sequences = self.sequences.lock();
         let latest = sequences.open_of(request_id).map_or(0, |open| open.latest);
@@ -343,23 +351,23 @@ impl Sequences {
     }
 }
 
-/// The names of one client of which there are changes, and the numbered requests of each name.
+/// The names of one client with changes, and the numbered requests of each name.
 #[derive(Debug, Default)]
 pub(crate) struct Changes {
-    /// Each name forgets itself when its last use ends. (While there are changes they use it.)
+    /// Each name removes itself when its last use ends. (Its changes use it, too.)
     pub(crate) requests: Registry<Requests>,
     names: Mutex<Names>,
     count: AtomicUsize,
-    /// How many fell out before they were old.
+    /// The number of changes that were dropped before they were old.
     forgotten: AtomicU64,
 }
 
-/// Each name is here once while it has changes. One that is looked at and stays goes to the end.
+/// The names with changes, each of them once. A name that is looked at and stays goes to the end.
 #[derive(Debug, Default)]
 struct Names {
-    /// How many were here before the first one.
+    /// The number of names that were here before the first one.
     before: u64,
-    /// Since when each has its place.
+    /// The names, each with the time since when it has its place.
     queue: VecDeque<(u64, Arc<Requests>)>,
 }
 
@@ -372,8 +380,8 @@ impl Changes {
         self.names.lock().queue.is_empty()
     }
 
-    /// The next so many names from `place` on, which moves behind them. None: there are no more.
-    /// (Whoever comes to a name after it has another place meets it twice.)
+    /// The next `most` names from `place` on, which moves behind them. None: there are no more. (A
+    /// caller meets a name twice if the name has moved to another place meanwhile.)
     pub(crate) fn next(&self, place: &mut Place, most: usize) -> Vec<Arc<Requests>> {
         let names = self.names.lock();
         let from = place.0.max(names.before);
@@ -384,7 +392,7 @@ impl Changes {
         next
     }
 
-    /// How many changes fell out before they were old, since the last call.
+    /// The number of changes that were dropped before they were old, since the last call.
     pub(crate) fn forgotten(&self) -> u64 {
         self.forgotten.swap(0, Ordering::Relaxed)
     }
@@ -396,7 +404,7 @@ impl Changes {
         self.count.fetch_add(1, Ordering::Relaxed);
         self.went(gone, old);
         if !std::mem::replace(&mut log.is_listed, true) {
-            // Under the log's mutex: whoever adds another one finds the name listed.
+            // The log's mutex is held, so a thread that adds another change finds the name listed.
             self.names.lock().queue.push_back((now, Arc::clone(requests)));
         }
     }
@@ -406,16 +414,16 @@ impl Changes {
         self.forgotten.fetch_add((gone - old) as u64, Ordering::Relaxed);
     }
 
-    /// Looks at so many names, those longest in their places, and forgets old changes, and the
-    /// oldest ones if there are too many. Each thread that adds a change looks at two, so the renewer
-    /// need not look at all.
+    /// Looks at `names` names, those longest in their places. It forgets old changes, and the
+    /// oldest ones if there are too many. Each thread that adds a change looks at two names, so the
+    /// renewer need not look at all.
     pub(crate) fn sweep(&self, names: usize) {
         for _ in 0..names {
             let first = match self.names.lock().queue.front() {
                 Some((since, first)) if self.is_due(*since) => Arc::clone(first),
                 _ => return,
             };
-            // Not under the mutex: in a cluster this takes others.
+            // This must not be under the mutex, since in a cluster it takes others.
             let (answered, run) = first.last_answered();
             let left = first.with_log(|log| {
                 let mut names = self.names.lock();
@@ -433,18 +441,19 @@ impl Changes {
                 }
                 left
             });
-            // With no mutex held: they may be the last uses of the name.
+            // No mutex may be held, since these may be the last uses of the name.
             drop((left, first));
         }
     }
 
-    /// A name that is looked at before its last change is old stays for as long again.
+    /// Whether to look at a name. One that is looked at before its last change is old stays for as
+    /// long again.
     fn is_due(&self, since: u64) -> bool {
         clock::now().saturating_sub(since) > KEPT + USED
             || self.count.load(Ordering::Relaxed) > MOST
     }
 
-    /// Forgets those of a log that need not, or can not, be kept.
+    /// Forgets the changes of a log that need not, or cannot, be kept.
     fn look(&self, log: &mut Log, [now, answered, run]: [u64; 3]) {
         let is_old = |it: &&Change| it.is_old(answered, run) || now.saturating_sub(it.at) > IDLE;
         let old = log.changes.iter().take_while(is_old).count();
@@ -500,7 +509,7 @@ mod tests {
             self.changes.requests.all().len()
         }
 
-        /// As if the changes of these names had been made so long ago.
+        /// Makes the changes of these names older by `by`.
         fn age(&self, names: std::ops::Range<u64>, by: u64) {
             for name in names {
                 let requests = self.requests(&name.to_string());
@@ -592,11 +601,11 @@ mod tests {
         (others..others + 20).for_each(|name| client.change(&name.to_string()));
         assert_eq!(client.changes.forgotten(), 20);
         assert_eq!(client.changes.count.load(Ordering::Relaxed), MOST);
-        // It was first, and goes to the end with what is left.
+        // The name was first, and goes to the end with the changes that are left.
         assert_eq!(busy.with_log(|log| log.changes.len()), MOST_OF_A_NAME - 1);
     }
 
-    /// As the renewer does, while other threads move names to the end.
+    /// Goes through the names as the renewer does, while other threads move names to the end.
     #[test]
     fn whoever_goes_through_the_names_misses_none() {
         let mut client = Client::new();

@@ -1,5 +1,5 @@
-//! The rights that the URL's user needs: one table, of which the question to the server and the text
-//! of an error are made. `docs/operations.md` has the same table, which a test compares.
+//! The rights that the URL's user needs. The question to the server and an error's text are made
+//! from one table. `docs/operations.md` has the same table, and a test compares the two.
 
 use std::fmt::Write as _;
 use std::sync::LazyLock;
@@ -36,11 +36,11 @@ struct Kind {
     rights: Rights,
     /// One of them, in an error.
     one: &'static str,
-    /// It needs that kind's rights as well, whose own requests ask for them.
+    /// Another kind whose rights it also needs. The requests of that kind ask for them.
     beside: Option<Rights>,
-    /// The commands that its scripts run on each key, but not on each path.
+    /// The commands that its scripts run on each key, though not on each path.
     keys: &'static [(KeyOf, &'static [&'static str])],
-    /// Those that have no key.
+    /// The commands without a key.
     bare: &'static [&'static str],
     /// The channels on which its scripts publish, besides the clients' own.
     channels: &'static [KeyOf],
@@ -58,7 +58,7 @@ fn read_write_keys(name: &str) -> LockKeys<'_> {
     LockKeys::new(name, Mode::Read, false)
 }
 
-/// As `asked_key` of `lua/hand_off.lua`, of any owner.
+/// The key of `asked_key` in `lua/hand_off.lua`, for any owner.
 fn asked(keys: LockKeys<'_>) -> String {
     format!("{}:", keys.queue().to_string().replacen("queue", "asked", 1))
 }
@@ -285,12 +285,13 @@ impl Rights {
         KINDS.iter().position(|kind| kind.rights == self)
     }
 
-    /// What a request of this kind asks for before it acts: `None` if it is no synchronizer's.
+    /// The question that a request of this kind asks before it acts: `None` if it is of no
+    /// synchronizer.
     pub(super) fn question(self) -> Option<&'static Question> {
         self.kind().map(|kind| &*QUESTIONS[kind])
     }
 
-    /// All that they are, for an error.
+    /// All these rights, for an error's text.
     pub(super) fn advice(self) -> String {
         if let Some(kind) = self.kind() {
             return KINDS[kind].advice();
@@ -311,7 +312,7 @@ impl Rights {
     }
 }
 
-/// A key or channel of a name: what stands before and after that name.
+/// The text before and after the name in one of its keys or channels.
 fn around(key: KeyOf, name: &str) -> (String, String) {
     let whole = key(name);
     let (before, after) = whole.split_once(name).unwrap_or((&whole, ""));
@@ -369,8 +370,9 @@ impl Kind {
             Rights::Barriers => {
                 "string.match(KEYS[1], '^redlatch_barrier:{(.*)}$') or string.match(KEYS[1], ':(.*)')"
             }
-            // With the condition's name: a user may have the keys of one condition only. (No earlier
-            // place has the lock's name: the prefix ends before the 20th byte, or with `tagged:`.)
+            // This one has the condition's name, since a user may have the keys of one condition
+            // only. (The lock's name has no earlier place: the prefix ends before the 20th byte, or
+            // with `tagged:`.)
             Rights::Conditions => {
                 "KEYS[3], string.sub(KEYS[1], select(2, string.find(KEYS[1], KEYS[3], 20, true)) + 1)"
             }
@@ -395,7 +397,7 @@ mod tests {
 
     use super::*;
 
-    /// The first column of the table in `docs/operations.md`, and the kind that it is of.
+    /// The entries in the first column of the table in `docs/operations.md`, each with its kind.
     const ROWS: [(&str, Rights); 10] = [
         ("locks", Rights::Locks),
         ("fenced locks", Rights::FencedLocks),
@@ -409,7 +411,7 @@ mod tests {
         ("elections", Rights::Elections),
     ];
 
-    /// The rules in each row of the documents' table, without the rows to which it refers.
+    /// The rules in each row of the documented table, without the rows to which it refers.
     fn documented() -> Vec<(String, String)> {
         let text = include_str!("../../docs/operations.md");
         let table = text.split("## Access rights").nth(1).unwrap().split("```").nth(1).unwrap();
@@ -471,7 +473,7 @@ mod tests {
         }
     }
 
-    /// And the error's text has the same commands.
+    /// The error's text has the same commands.
     #[test]
     fn the_documents_name_the_rights_for_which_a_request_asks() {
         let rows = documented();
@@ -494,8 +496,8 @@ mod tests {
         }
     }
 
-    /// What a kind's scripts run is in the table: a right for which nobody asks would be found
-    /// missing behind a grant.
+    /// The table has all that a kind's scripts run. A right for which no script asks would be found
+    /// missing only after a grant.
     #[test]
     fn the_table_has_each_command_of_a_kinds_scripts() {
         let lock = || {

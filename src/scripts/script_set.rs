@@ -8,7 +8,8 @@ use redlatch_client::Script;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ScriptSet {
     pub(super) acquire: &'static LazyLock<Script>,
-    /// The same for a lock that most likely is held: it does not look first whether it is free.
+    /// As `acquire`, for a lock that is most likely held: it does not look first whether the lock
+    /// is free.
     pub(super) acquire_held: &'static LazyLock<Script>,
     pub(super) try_acquire: &'static LazyLock<Script>,
     pub(super) release: &'static LazyLock<Script>,

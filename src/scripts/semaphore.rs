@@ -39,9 +39,9 @@ pub(crate) struct SemaphoreScripts<'a> {
 }
 
 impl SemaphoreScripts<'_> {
-    /// Takes permits for the first of these needs, each as a whole, as far as there are enough for
-    /// one of so many `clients`. How many were taken: zero if there were not enough for the first,
-    /// `None` if there is no such semaphore.
+    /// Takes permits for the first of these needs: each as a whole, while there are enough for one
+    /// of so many `clients`. Returns how many were taken, zero if there were not enough for the
+    /// first, `None` if there is no such semaphore.
     pub(crate) fn try_acquire(
         self,
         request_id: RequestId,
@@ -60,8 +60,8 @@ impl SemaphoreScripts<'_> {
         })
     }
 
-    /// Undoes a request for permits, now. The reply `false`: the server does not know of it any
-    /// more, and this command changed nothing.
+    /// Undoes a request for permits, now. The reply `false`: the server no longer knows the
+    /// request, and this command changed nothing.
     pub(crate) fn take_back(self, request_id: RequestId) -> Result<Replied<bool>, Trouble> {
         let abandon = self.abandon(request_id);
         let (reply, in_doubt) =
@@ -77,9 +77,9 @@ impl SemaphoreScripts<'_> {
         self.once(&ABANDON, request_id, &[self.channel.as_bytes()]).command(true)
     }
 
-    /// Gives permits back. `None`: there is no such semaphore; otherwise how many listeners heard
-    /// of it, as far as that is known (see [`REFUSED`]). Waits for the replicas that a request for
-    /// permits waits for.
+    /// Gives permits back. Returns `None` if there is no such semaphore, otherwise how many
+    /// listeners heard of it, as far as that is known (see [`REFUSED`]). Waits for the replicas for
+    /// which a request for permits waits.
     pub(crate) fn release(
         self,
         request_id: RequestId,
@@ -106,7 +106,7 @@ impl SemaphoreScripts<'_> {
         self.once(&RELEASE, request_id, &arguments).command(copy)
     }
 
-    /// The number's mark.
+    /// Returns the number's mark.
     pub(crate) fn add_permits(
         self,
         request_id: RequestId,
@@ -115,7 +115,7 @@ impl SemaphoreScripts<'_> {
         self.change(&ADD_PERMITS, request_id, permits).map(|(_, mark)| mark)
     }
 
-    /// As [`add_permits`](Self::add_permits), to be sent again until it is done.
+    /// As [`add_permits`](Self::add_permits), as a command to be sent until it is done.
     pub(crate) fn add_permits_command(self, request_id: RequestId, permits: i64) -> Command {
         let permits = permits.to_string();
         let arguments = [permits.as_bytes(), self.channel.as_bytes()];
@@ -124,7 +124,7 @@ impl SemaphoreScripts<'_> {
 
     pub(crate) fn drain_permits(self, request_id: RequestId) -> Result<Replied<i64>, Trouble> {
         let replied = self.take(&DRAIN_PERMITS, request_id, &[], |reply| match reply {
-            // More than Lua's numbers can count.
+            // Lua's numbers cannot count so many.
             Value::BulkString(text) => {
                 parsed(&text).ok_or_else(|| unexpected(&Value::BulkString(text)))
             }
@@ -229,7 +229,7 @@ pub(crate) fn released(
     }
 }
 
-/// A result, and the mark that the change saw, if there was a change.
+/// A result, and the mark that the change saw, if anything was changed.
 pub(crate) type Marked<T> = (T, Option<Mark>);
 
 pub(super) fn marked<T>(
@@ -244,11 +244,11 @@ pub(super) fn marked<T>(
     Ok((read(result)?, mark))
 }
 
-/// The server refused the message of a release, so others may wait.
+/// Stands for a release whose message the server refused, so others may wait.
 pub(crate) const REFUSED: i64 = -1;
 
-/// How many listeners heard of a release; `None`: there was nothing to tell. [`REFUSED`] stands for
-/// itself, and another one below zero says that the number is unknown.
+/// The number of listeners that heard of a release; `None`: no permit became free. [`REFUSED`]
+/// stays as it is, and any other number below zero says that the number is not known.
 pub(super) fn heard_by(reply: i64) -> Option<i64> {
     match reply {
         0 => None,
@@ -256,7 +256,7 @@ pub(super) fn heard_by(reply: i64) -> Option<i64> {
     }
 }
 
-/// The number under a key; zero if there is none.
+/// Reads the number under a key; zero if there is none.
 pub(super) fn stored_number(route: &Route, key: &str, rights: Rights) -> Result<i64, Trouble> {
     ask(route, &Command::plain(&[b"GET", key.as_bytes()]), rights, |reply| match reply {
         Value::Nil => Ok(0),
@@ -266,7 +266,7 @@ pub(super) fn stored_number(route: &Route, key: &str, rights: Rights) -> Result<
     })
 }
 
-/// A number as Redis writes it: it does not count with `+7` or `007` either.
+/// Parses a number as Redis writes it. Redis refuses `+7` and `007`, too.
 pub(super) fn parsed(text: &[u8]) -> Option<i64> {
     let text = str::from_utf8(text).ok()?;
     text.parse::<i64>().ok().filter(|number| number.to_string() == text)

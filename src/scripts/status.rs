@@ -12,28 +12,29 @@ use super::{
 
 static LOOK: LazyLock<Script> = script!(LIST; "status/look.lua");
 
-/// How many keys the server looks at in one go: 0.1 ms of its time, where 1,000 took 1 ms.
+/// The number of keys that the server looks at in one go. It takes 0.1 ms of its time; 1,000 took 1
+/// ms.
 const AT_ONCE: &str = "100";
 
-/// What is under a name's keys. Times are in ms, and below 0 if unknown or without an end.
+/// The data under a name's keys. Times are in ms, and below 0 if unknown or without an end.
 #[derive(Debug)]
 pub(crate) struct Found {
-    /// The type of the key, in the server's word; `shared` of a hash with a mode.
+    /// The type of the key, in the server's word, or `shared` for a hash with a mode.
     pub(crate) kind: String,
-    /// As `PTTL` has it.
+    /// The reply of `PTTL`.
     pub(crate) left: i64,
-    /// The content of a text: its beginning, if it is longer than any number.
+    /// The content of a text, or the beginning of one that is longer than any number.
     pub(crate) value: Vec<u8>,
-    /// Below 0: there is none.
+    /// The last fencing token. Below 0: there is none.
     pub(crate) token: i64,
-    /// The owners in a hash, or the ids of taken permits; whether each reads; its levels; its time
-    /// left.
+    /// The owners in a hash, or the ids of taken permits. For each: whether it reads, its levels,
+    /// and its time left.
     pub(crate) held: Vec<(Vec<u8>, bool, u64, i64)>,
-    /// Each owner that waits; whether it will read; its time so far; the kind of lock that it waits
-    /// for, `fair`, `lock` or `read-write`.
+    /// The owners that wait. For each: whether it will read, the time that it has waited, and the
+    /// kind of lock: `fair`, `lock` or `read-write`.
     pub(crate) queue: Vec<(Vec<u8>, bool, i64, String)>,
-    /// How many of Redisson's clients listen for releases of a lock and of a read-write lock, and
-    /// how many of all for changes of a semaphore and of a latch.
+    /// The number of Redisson's clients that listen for releases of a lock, and of a read-write
+    /// lock; the number of all clients that listen for changes of a semaphore, and of a latch.
     pub(crate) listeners: [u64; 4],
 }
 
@@ -67,9 +68,9 @@ pub(crate) fn look(route: &Route, name: &str) -> Result<Found, Trouble> {
     })
 }
 
-/// Whether this client is the one that asks why a name's waiters wait: of all clients there is one a
-/// second, or each of a thousand would have the server look at the whole queue, and list its
-/// connections. If the server refuses that, for want of memory or of the right to the key, each asks.
+/// Whether this client is to ask why a name's waiters wait. One client a second is. Otherwise each
+/// of a thousand would have the server look at the whole queue and list its connections. If the
+/// server refuses the question, for want of memory or of the right to the key, each client asks.
 pub(crate) fn is_first_to_ask(route: &Route, name: &str) -> bool {
     let key = slow_wait(name).to_string();
     let set = Command::plain(&[b"SET", key.as_bytes(), b"", b"NX", b"PX", b"1000"]);
@@ -79,9 +80,9 @@ pub(crate) fn is_first_to_ask(route: &Route, name: &str) -> bool {
     }
 }
 
-/// The names that a server may have something to say of.
+/// The names of which a server may know something.
 ///
-/// A lock is a hash, an expirable semaphore with permits out has a sorted set, and processes that
+/// A lock is a hash, an expirable semaphore with taken permits has a sorted set, and processes that
 /// wait for a semaphore or a latch listen to its channel.
 pub(crate) fn names(
     pattern: &str,
@@ -122,7 +123,7 @@ pub(crate) fn names(
     Ok(names)
 }
 
-/// The name of each connection of a server, and its address; none if the server refuses.
+/// The name and address of each connection of a server. Empty if the server refuses.
 ///
 /// In the reply a connection is a line of `field=value`.
 pub(crate) fn connections(ask: impl FnOnce(&Command) -> Outcome) -> Vec<(String, Arc<str>)> {

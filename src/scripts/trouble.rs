@@ -1,4 +1,4 @@
-//! Why a script has no answer, and its meaning for a user.
+//! The reasons why a script has no answer, and what they mean for a user.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use redlatch_client::{
 use super::Rights;
 use crate::error::{Error, ErrorKind, Passing};
 
-/// Why a script has no answer.
+/// The reason why a script has no answer.
 #[derive(Clone, Debug)]
 pub(crate) enum Trouble {
     /// The server refused it: nothing was changed.
@@ -21,7 +21,7 @@ pub(crate) enum Trouble {
     Unsent(Error),
     /// The request may have run, and may still run.
     Unknown(Error),
-    /// The request may have run. It will not run any more, and its outcome stays unknown.
+    /// The request may have run. It can no longer run, and its outcome stays unknown.
     Forgotten(Error),
 }
 
@@ -41,8 +41,7 @@ impl Trouble {
         }
     }
 
-    /// The error of a request that asked or set something of this name, and left nothing to be
-    /// undone.
+    /// The error of a request that asked or set something of this name, and left nothing to undo.
     pub(crate) fn into_error_of(self, name: &Arc<str>) -> Error {
         let state = match self {
             Self::Unknown(_) | Self::Forgotten(_) => "whether it was applied is not known",
@@ -73,7 +72,7 @@ impl From<Failure> for Trouble {
             Failure::Unsent(cause) => return Self::Unsent(unreachable(cause)),
             Failure::Refused(cause) => return Self::Refused(refused(cause, Rights::Connect)),
             Failure::Unacknowledged(_, cause) => return Self::Unknown(unacknowledged(cause)),
-            // In a cluster: the server's word is the source.
+            // In a cluster the server said so, and its words are the source.
             Failure::Reset(_) if error.code().is_some() => format!(
                 "the server at {address} stopped the script in its middle: a key of it is on its way to \
                  another server"
@@ -84,12 +83,12 @@ impl From<Failure> for Trouble {
                  only slow)"
             ),
         };
-        // The bytes that came were no reply, or no sent command's.
+        // The bytes that came were no reply, or no sent command's reply.
         let is_odd =
             matches!(failure, Failure::Reset(_)) && error.kind() == redis::ErrorKind::Parse;
         let kind = if is_odd { ErrorKind::Protocol } else { ErrorKind::Redis };
         let error = Error::new(kind, what).caused_by_shared(error);
-        // No sign says that a retry would succeed.
+        // Nothing shows that a retry would succeed.
         Self::Unknown(if is_odd {
             error.transient(true)
         } else {
@@ -124,7 +123,7 @@ pub(crate) fn unexpected(value: &Value) -> Trouble {
     Trouble::Unknown(Error::new(ErrorKind::Protocol, message))
 }
 
-/// Why no connection opens.
+/// The error for a server to which no connection opens.
 pub(crate) fn unreachable(cause: &Cause) -> Error {
     use redis::ErrorKind as Kind;
     let Cause { error: source, address, met, .. } = cause;
@@ -205,7 +204,7 @@ pub(crate) fn unreachable(cause: &Cause) -> Error {
     Error::new(kind, what).caused_by_shared(source.clone())
 }
 
-/// Too few replicas have the writes.
+/// The error for writes that too few replicas have.
 pub(crate) fn unacknowledged(cause: &Cause) -> Error {
     let Cause { error, address, .. } = cause;
     if error.code().is_some() {
@@ -217,8 +216,9 @@ pub(crate) fn unacknowledged(cause: &Cause) -> Error {
     Error::new(ErrorKind::Redis, message).passing_as(Passing::Unacknowledged)
 }
 
-/// The error for a reply to a user that needs these rights. This library's words name the cause;
-/// without such words the server's do, and then they are not the source, too.
+/// The error for a reply to a user that needs these rights. If this library can name the cause, its
+/// words do, and the server's are the source. Otherwise the server's words are the message, and not
+/// the source as well.
 pub(crate) fn refused(cause: &Cause, rights: Rights) -> Error {
     let Cause { error, address, command, .. } = cause;
     let (code, detail) = (reply_code(error), error.detail().unwrap_or_default());
@@ -267,13 +267,13 @@ pub(crate) fn refused(cause: &Cause, rights: Rights) -> Error {
              redis-cluster:// in place of redis://"
         }
         "CROSSSLOT" => "the name's braces put key and channel into different slots",
-        // Perhaps a proxy's word, which knows some commands only.
+        // These may be the words of a proxy, which knows only some commands.
         _ => return told_of(command.as_deref().unwrap_or("it"), &error.to_string()),
     };
     told(hint).caused_by_shared(error.clone())
 }
 
-/// The error for a refused type. `holds`: the type under the name's own key.
+/// The error for a key of the wrong type. `holds`: the type under the name's own key.
 fn wrong_type(holds: Option<&'static str>, rights: Rights) -> String {
     let own = match rights {
         Rights::Semaphores | Rights::ExpirableSemaphores | Rights::Latches => "a string",
@@ -281,21 +281,21 @@ fn wrong_type(holds: Option<&'static str>, rights: Rights) -> String {
     };
     match holds {
         Some(other) if other != own => format!("the key holds {other}: use another name"),
-        // The wrong type is of one of the keys beside it.
+        // One of the keys beside it has the wrong type.
         _ => "a key of this name holds other data: use another name".to_owned(),
     }
 }
 
-/// The error without the servers' words on the script in which it occurred.
+/// The error without the server's words about the script in which it occurred.
 fn without_script(error: &RedisError) -> RedisError {
     let detail = error.detail().unwrap_or_default();
     let detail = detail.split_once(" script: ").map_or(detail, |(said, _)| said);
     error_reply(&format!("{} {detail}", reply_code(error)))
 }
 
-/// The command that a refusal names, and its key if a script of ours asked for the right: a part of
-/// a sentence. Redis 7.0 names no command that a script tried, and no server one that it does not
-/// know.
+/// A part of a sentence: the command that a refusal names, and its key if a script of ours asked
+/// for the right. Redis 7.0 names no command that a script tried, and no server names one that it
+/// does not know.
 fn missing_right(detail: &str) -> String {
     let asked = detail.strip_prefix("the user may not run ").map(str::to_owned);
     let tried = || {
@@ -316,16 +316,16 @@ fn missing_right(detail: &str) -> String {
     asked.or_else(tried).or_else(of_keys).map_or_else(String::new, missing)
 }
 
-/// Whether a server says that it knows no such command, to a client or to a script (a script gets
-/// no name).
+/// Whether a server says that it does not know a command. A client gets the command's name, and a
+/// script gets none.
 fn is_missing(detail: &str) -> bool {
     let detail = detail.to_ascii_lowercase();
     let said = ["unknown command", "unknown redis command", "invalid command passed to"];
     said.iter().any(|said| detail.contains(said))
 }
 
-/// An error with two state from this reply of a server: whether the trouble passes, and whether a
-/// wait goes on over it.
+/// Adds two facts that this reply shows: whether the trouble passes, and whether a wait goes on in
+/// spite of it.
 fn passing(error: Error, reply: &RedisError) -> Error {
     match reply_code(reply) {
         "CLUSTERDOWN" | "LOADING" | "MASTERDOWN" | "READONLY" | "TRYAGAIN" => {
@@ -434,11 +434,11 @@ mod tests {
         assert_eq!(state(Failure::Reset(broken()).into()), (true, true));
         assert_eq!(state(Failure::TimedOut(broken()).into()), (true, true));
         assert_eq!(state(unexpected(&Value::Nil)), (false, true));
-        // The first one may have run, with any answer to a copy.
+        // The first copy may have run, whatever the answer to the second.
         let loading = || refused(&said("LOADING wait"), Rights::Locks);
         assert_eq!(state(Trouble::Refused(loading())), (true, false));
         assert_eq!(state(Trouble::Unknown(loading())), (true, true));
-        // The question before the request had no answer: the request was not sent.
+        // The question before the request got no answer, so the request was not sent.
         let unknown = Trouble::Unknown(loading()).into_error();
         assert_eq!(state(Trouble::Unsent(unknown)), (true, false));
     }

@@ -27,7 +27,7 @@ fn route(url: &str) -> Route {
     Route::Server(Arc::new(Lane::new(endpoint)))
 }
 
-/// A semaphore "pool" of one client, whose server remembers requests for so long.
+/// A semaphore "pool" of one client, and how long its server remembers requests.
 struct Pool {
     server: Server,
     route: Route,
@@ -62,7 +62,7 @@ impl Pool {
         }
     }
 
-    /// How many were given back so far, less those taken.
+    /// The permits given back so far, less those taken.
     fn given(&self) -> i64 {
         self.scripts().available_permits().unwrap() - 1_000
     }
@@ -87,7 +87,7 @@ fn a_sequence_has_one_open_request_and_the_lowest_is_taken_first() {
     requests.close(opened[0]);
     let again = [8, 9, 10].map(|number| requests.open(|| number));
     assert_eq!(again.map(|request_id| request_id.sequence), [0, 1, 3]);
-    // A closed request: its sequence is another's.
+    // A closed request must not touch its sequence, which is another's by now.
     requests.close(opened[1]);
     assert_eq!(requests.terms_of(opened[1]), [0, 0]);
     assert!(requests.sequences.lock().free.is_empty());
@@ -100,7 +100,7 @@ fn a_client_learns_the_servers_clock_from_its_first_request() {
     let latest = pool.requests.latest();
     let expected = (seconds + VALID_FOR.as_secs()) * 1_000;
     assert!(latest.abs_diff(expected) < 60_000, "{latest} is not about {expected}");
-    // A client with a wrong server time is told the right one, and its request is applied
+    // A client with a wrong server time learns the right one, and its request is applied
     // nevertheless.
     for wrong in [0, i64::MAX / 2] {
         pool.requests.server.is(wrong);
@@ -111,12 +111,12 @@ fn a_client_learns_the_servers_clock_from_its_first_request() {
     assert_eq!(pool.given(), 2);
 }
 
-/// Once: with losses, copies and delays, in any order.
+/// Requests are applied once, with losses, copies and delays in any order.
 #[test]
 fn a_request_is_applied_once_in_whatever_order_its_copies_come() {
     let pool = Pool::new(VALID_FOR, MEMORY);
     let mut random = rand::rng();
-    // The commands on their way, of open or closed requests.
+    // The commands on their way, of open and of closed requests.
     let mut under_way: Vec<(RequestId, Command)> = Vec::new();
     let mut open: Vec<RequestId> = Vec::new();
     let mut answers: Vec<Option<i64>> = Vec::new();
@@ -141,7 +141,7 @@ fn a_request_is_applied_once_in_whatever_order_its_copies_come() {
         }
         let at = rand::random_range(0..under_way.len());
         let (request_id, command) = under_way[at].clone();
-        // Read twice, now and then.
+        // Now and then the server reads a command twice.
         if rand::random_bool(0.7) {
             under_way.swap_remove(at);
         }
@@ -189,7 +189,7 @@ fn an_abandoned_request_takes_nothing_in_any_order() {
     assert_eq!(pool.given(), 0);
 }
 
-/// Neither a copy's answer nor an undo is a matter of the semaphore that was made anew meanwhile.
+/// A copy's answer and an undo have no effect on a semaphore that was made anew meanwhile.
 #[test]
 fn a_request_keeps_to_the_semaphore_that_it_found() {
     let pool = Pool::new(VALID_FOR, MEMORY);
@@ -243,7 +243,7 @@ fn permits_are_taken_for_whole_needs_and_of_those_behind_up_to_the_clients_share
     }
 }
 
-/// As of a process that was stopped, or a machine that slept.
+/// A process was stopped, or its machine slept.
 #[test]
 fn a_copy_that_comes_after_the_servers_memory_is_gone_changes_nothing() {
     let pool = Pool::new(SHORT, SHORT_MEMORY);
