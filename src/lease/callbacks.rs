@@ -13,13 +13,14 @@ use redlatch_client::sync::{Condvar, Mutex, MutexGuard, clock, own_thread};
 
 /// The target of every line that this library logs.
 const TARGET: &str = "redlatch";
-/// The most lines that wait for a slow logger. Later ones are counted and left out.
+/// At most so many lines wait for a slow logger. Later ones are counted and left out.
 const MOST_LINES: usize = 1_000;
-/// Holds lost for one reason share a line: it is written when no other was lost for so long, by
-/// [`clock`], and at the latest so long after the first one.
+/// The time for which holds that are lost for one reason are gathered in a line, by [`clock`]. The
+/// line is written when no further one was lost for this time, but at the latest this time after
+/// the first.
 const GATHERED: u64 = 300_000_000;
 const GATHERED_AT_MOST: u64 = 2_000_000_000;
-/// The most of their names in the line.
+/// At most so many of their names are in the line.
 const MOST_NAMES: usize = 10;
 
 enum CallbackJob {
@@ -28,8 +29,8 @@ enum CallbackJob {
     Line(Level, String),
 }
 
-/// Jobs that may block, take locks of the user's or use this library: never on a thread that others
-/// depend on. A logger is the user's code, too.
+/// The jobs that may block, take locks of the user's or use this library, and so run on no thread
+/// that others depend on. A logger is the user's code, too.
 pub(super) struct Callbacks {
     /// The client's id, at the end of each line: a process may have several.
     client: Arc<str>,
@@ -38,7 +39,7 @@ pub(super) struct Callbacks {
 }
 
 struct CallbackState {
-    /// Shows that the thread has not ended. `None` once the client ends.
+    /// The sign that the thread has not ended. `None` once the client ends.
     alive: Option<Sender<()>>,
     queue: VecDeque<CallbackJob>,
     /// Losses that will become lines.
@@ -89,7 +90,8 @@ impl Callbacks {
         Arc::clone(&self.client)
     }
 
-    /// The client ends, and waits for a thread that runs now, but for none that starts later.
+    /// Marks the client's end. The client waits for a thread that runs now, but for none that
+    /// starts later.
     pub(super) fn close(&self) {
         self.state.lock().alive = None;
         self.changed.notify_one();
@@ -104,7 +106,7 @@ impl Callbacks {
 
     /// Logs a line on the thread, after all earlier jobs.
     pub(super) fn log(self: &Arc<Self>, level: Level, line: impl FnOnce() -> String) {
-        // The logger refuses this level: no line is made, and no thread started.
+        // If the logger refuses this level, no line is made, and no thread started.
         if level > log::max_level() {
             return;
         }
@@ -119,7 +121,8 @@ impl Callbacks {
         self.start(state);
     }
 
-    /// Logs the loss of a hold, together with others lost for the same reason about now.
+    /// Logs the loss of a hold, in a line with others that are lost for the same reason at about
+    /// that time.
     pub(super) fn log_lost(self: &Arc<Self>, name: &Arc<str>, why: impl FnOnce() -> String) {
         if Level::Warn > log::max_level() {
             return;
@@ -142,7 +145,7 @@ impl Callbacks {
         }
     }
 
-    /// Starts the thread if jobs wait for it: the system gave none when they came.
+    /// Starts the thread if jobs wait for it, since the system may have given none when they came.
     pub(super) fn start_again(self: &Arc<Self>) {
         let state = self.state.lock();
         let is_idle = state.queue.is_empty() && state.lost.is_empty();
@@ -161,14 +164,15 @@ impl Callbacks {
         let callbacks = Arc::clone(self);
         let started = own_thread("redlatch-calls", alive, move || callbacks.work());
         if started.is_err() {
-            // No thread can be started. The jobs stay queued: the watchdog's thread tries again.
+            // The system gives no thread. The jobs stay queued, and the watchdog's thread tries
+            // again.
             self.state.lock().running = false;
         }
     }
 
     fn work(&self) {
         while let Some((job, left_out)) = self.next() {
-            // A job catches the panics of the user's callbacks; this is for a logger's.
+            // This catches the panics of a logger. A job catches those of the user's callbacks.
             let _ = catch_unwind(AssertUnwindSafe(|| match job {
                 CallbackJob::Call(call) => call(),
                 CallbackJob::Line(level, line) => {

@@ -1,6 +1,6 @@
 //! Commands that must still reach the server although no caller waits for them: mostly releases of
-//! holds that no thread has, and signs of life. A constructor for each reason says how long its
-//! command is sent.
+//! holds that no thread has, and signs of life. Each reason has a constructor, which says for how
+//! long its command is sent.
 
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -15,9 +15,10 @@ use crate::scripts::{Mark, RequestId, Requests, VALID_FOR};
 
 const FIRST_RETRY: u64 = 50_000_000;
 const LAST_RETRY: u64 = 10_000_000_000;
-/// A request is not on its way any more after this, unless the server has stood still.
+/// The time after which a request can no longer be on its way, unless the server has stood still.
 const LATEST: Duration = Duration::from_secs(600);
-/// How long a command is tried that only matters now: longer than a grant by message lasts.
+/// The time for which a command is tried that matters only now, longer than the lease of a grant by
+/// message.
 const BRIEF: Duration = Duration::from_secs(3);
 const _: () = assert!(BRIEF.as_nanos() > renewal::PROVISIONAL as u128);
 
@@ -25,19 +26,20 @@ const _: () = assert!(BRIEF.as_nanos() > renewal::PROVISIONAL as u128);
 /// opened.
 pub(crate) struct Cleanup {
     name: Arc<str>,
-    /// In a cluster: the number of its one server. `None`: the server that has the name.
+    /// In a cluster the number of the one server that gets it. `None`: the server that has the
+    /// name.
     server: Option<usize>,
     what: What,
-    /// When it is given up, with any outcome.
+    /// The time at which it is given up, with any outcome.
     until: u64,
     due: u64,
-    /// When it was last sent.
+    /// The time at which it was last sent.
     tried: u64,
     retry: u64,
-    /// The server has answered an [undo](What::Undo). It is sent again only since the undone
-    /// request may come late.
+    /// Whether the server has answered an [undo](What::Undo). After that it is sent again only
+    /// because the undone request may come late.
     was_answered: bool,
-    /// The command that was sent last is the one with which it may be done.
+    /// Whether the cleanup may be done with the command that was sent last.
     is_last: bool,
 }
 
@@ -45,10 +47,10 @@ pub(crate) struct Cleanup {
 type Next = (Command, bool);
 
 enum What {
-    /// Done at its time, or once [settled](is_settled) after `enough`. Once is not enough: a server
-    /// that stalls may read a release before the acquire that an old connection still has. Once it
-    /// was answered, it is not sent again before `from`: the command may be another one from then
-    /// on, and the answer to the earlier one may come later than that.
+    /// Done at its time, or once [settled](is_settled) after `enough`. One answer is not enough: a
+    /// server that stalls may read a release before the acquire, which an old connection still has.
+    /// After an answer it is not sent again before `from`. From then on the command may be another
+    /// one, and the answer to the earlier one may come even later.
     Undo { next: Box<dyn Fn() -> Next + Send>, from: u64, enough: u64 },
     /// Done at its time, or once settled.
     Tell(Command),
@@ -56,46 +58,46 @@ enum What {
     Request(Command, Arc<Requests>, RequestId, Option<i64>),
     /// Done once no debt is left.
     Debt(Arc<dyn Debtor>),
-    /// Done once it is not needed any more.
+    /// Done once it is no longer needed.
     KeepAlive(Weak<dyn KeepAlive>),
 }
 
 /// A debtor owes the server changes, and computes the amount when it can be sent.
 pub(crate) trait Debtor: Send + Sync {
-    /// `None`: no debt any more. Otherwise [`paid`](Self::paid) is called before the next call.
+    /// The command to send. `None`: no debt is left. Otherwise [`paid`](Self::paid) is called
+    /// before the next call.
     fn command(&self) -> Option<Command>;
 
-    /// Takes the outcome. `resent`: the command went twice, the first time without an outcome.
+    /// Takes the outcome. `resent`: the command was sent twice, the first time without an outcome.
     fn paid(&self, outcome: &Outcome, resent: bool);
 }
 
 /// A command that is sent regularly, for as long as it is needed.
 pub(crate) trait KeepAlive: fmt::Debug + Send + Sync {
-    /// The command to send now. `None`: none any more, until the keep-alive is scheduled again.
+    /// The command to send now. `None`: none, until the keep-alive is scheduled again.
     fn command(&self) -> Option<Command>;
 
-    /// Takes the outcome, and returns after how long the keep-alive is due again.
+    /// Takes the outcome, and returns the time until the keep-alive is due again.
     fn done(&self, outcome: Outcome) -> Duration;
 }
 
 impl Cleanup {
-    /// A hold that no thread here has any more, but perhaps the server: its release was not
-    /// answered, or its lease was extended after it was lost. Sent for that lease, or until an
-    /// answer after 10 minutes.
+    /// A hold that no thread here has, but perhaps the server: its release got no answer, or its
+    /// lease was extended after it was lost. Sent for that lease, or until an answer after 10
+    /// minutes.
     pub(crate) fn released(name: &Arc<str>, release: Command, lease: Duration) -> Self {
         Self::undo(name, release, lease, lease.min(LATEST))
     }
 
-    /// A hold that was released, perhaps at a server that is no longer its master, while the new
-    /// master still has it. Sent for that lease, or until an answer.
+    /// A hold that the new master may still have, since its release perhaps went to a server that
+    /// was no longer the master. Sent for that lease, or until an answer.
     pub(crate) fn left_over(name: &Arc<str>, release: Command, lease: Duration) -> Self {
         Self::new(name, What::Tell(release), lease)
     }
 
-    /// A hold that is kept until `ends`, and released then: `next` does the one or the other, and
-    /// says whether it releases.
-    /// Sent as for [`released`](Self::released) from then on; for 10 minutes at least, if a copy of
-    /// its request may come late.
+    /// A hold that is kept until `ends` and then released. `next` returns the command for either,
+    /// and whether it is the release. Sent as for [`released`](Self::released) from then on, and
+    /// for at least 10 minutes if a copy of its request may come late.
     pub(crate) fn kept(
         name: &Arc<str>,
         next: impl Fn() -> Next + Send + 'static,
@@ -110,33 +112,33 @@ impl Cleanup {
         Self { until, ..Self::new(name, undo, Duration::ZERO) }
     }
 
-    /// A request without a waiting caller: its outcome is not known, or a copy may come late. Sent
-    /// for as long as a hold that it may take. (An entry in a lock's queue is given back when it is
-    /// granted.)
+    /// A request without a waiting caller, whose outcome is not known, or of which a copy may come
+    /// late. Sent for as long as a hold that it may take. (An entry in a lock's queue is given back
+    /// when it is granted.)
     pub(crate) fn requested(name: &Arc<str>, give_up: Command, lease: Duration) -> Self {
         Self::released(name, give_up, lease)
     }
 
-    /// The same for a request that may take an entry that has no lease and keeps others out: for 10
-    /// minutes at least.
+    /// As [`requested`](Self::requested), for a request whose entry may have no lease and keep
+    /// others out. Sent for at least 10 minutes.
     pub(crate) fn queued(name: &Arc<str>, give_up: Command, lease: Duration) -> Self {
         Self::undo(name, give_up, lease.max(LATEST), LATEST)
     }
 
-    /// Releases a message's grant, or leaves the queue after a message, for an owner that does not
-    /// wait here. Sent until an answer, or the end of the grant.
+    /// An unclaimed grant, or a message to an owner that does not wait here: releases the hold, or
+    /// leaves the queue. Sent until an answer, or until the grant ends.
     pub(crate) fn unclaimed(name: &Arc<str>, give_up: Command) -> Self {
         Self::new(name, What::Tell(give_up), BRIEF)
     }
 
     /// A lost message to this client itself, at the server where it listens. Sent until an answer,
-    /// or until the next one is due.
+    /// or until the next message is due.
     pub(crate) fn unheard(name: &Arc<str>, message: Command, server: usize) -> Self {
         Self { server: Some(server), ..Self::new(name, What::Tell(message), BRIEF) }
     }
 
     /// A numbered request that may have been applied. Sent until it is, or until the server would
-    /// forget that. `permits`: of a semaphore's, how many it gives, as for [`Requests::applied`].
+    /// forget that. `permits`: how many a semaphore's request gives, as for [`Requests::applied`].
     pub(crate) fn numbered(
         name: &Arc<str>,
         copy: Command,
@@ -147,7 +149,7 @@ impl Cleanup {
         Self::new(name, What::Request(copy, Arc::clone(requests), request_id, permits), VALID_FOR)
     }
 
-    /// A debt for which no request is open. Sent until nothing is owed.
+    /// A debt that no open request covers. Sent until nothing is owed.
     pub(crate) fn owed(name: &Arc<str>, debtor: Arc<dyn Debtor>) -> Self {
         Self::new(name, What::Debt(debtor), Duration::MAX)
     }
@@ -162,14 +164,14 @@ impl Cleanup {
         Self::new(name, what, Duration::MAX).after(pause)
     }
 
-    /// Sends a command for `lasts`, and only until it is answered after `enough`.
+    /// Sends a command for `lasts`, or until an answer after `enough`.
     fn undo(name: &Arc<str>, command: Command, lasts: Duration, enough: Duration) -> Self {
         let enough = clock::now().saturating_add(clock::nanos(enough));
         let next = Box::new(move || (command.clone(), true));
         Self::new(name, What::Undo { next, from: 0, enough }, lasts)
     }
 
-    /// Due now.
+    /// A cleanup that is due now.
     fn new(name: &Arc<str>, what: What, lasts: Duration) -> Self {
         let until = clock::now().saturating_add(clock::nanos(lasts));
         let (name, server) = (Arc::clone(name), None);
@@ -200,7 +202,7 @@ impl Cleanup {
         self.due
     }
 
-    /// The command to send now; `None`: none any more.
+    /// The command to send now; `None`: none.
     pub(crate) fn command(&mut self) -> Option<Command> {
         match &self.what {
             What::Undo { next, .. } => {
@@ -214,13 +216,14 @@ impl Cleanup {
         }
     }
 
-    /// Whether it comes before all others: the server forgets a waiter that gives no sign of life.
+    /// Whether it comes before all others, since the server forgets a waiter that gives no sign of
+    /// life.
     pub(crate) fn is_regular(&self) -> bool {
         matches!(self.what, What::KeepAlive(_))
     }
 
-    /// Whether to send it again after this outcome. `ended`: the client has, and only a debt with
-    /// an answer goes on.
+    /// Whether to send it again after this outcome. `ended`: the client has ended, so only a debt
+    /// that got an answer goes on.
     pub(crate) fn goes_on(
         &mut self,
         outcome: &Outcome,
@@ -241,7 +244,7 @@ impl Cleanup {
         self.was_answered = is_settled(outcome) && matches!(self.what, What::Undo { .. });
         let owes_more = is_answered(outcome) && matches!(self.what, What::Debt(_));
         if owes_more {
-            // The debt may have grown, and waits for no back-off and for no other cleanup.
+            // The debt may have grown. It waits for no back-off and for no other cleanup.
             self.retry = FIRST_RETRY;
         }
         if owes_more || !ended {
@@ -254,7 +257,7 @@ impl Cleanup {
         false
     }
 
-    /// Whether it is done with this outcome.
+    /// Whether the cleanup is done with this outcome.
     fn is_done(&self, outcome: &Outcome, resent: bool, now: u64, watchdog: &Watchdog) -> bool {
         match &self.what {
             What::Undo { enough, .. } => {
@@ -263,7 +266,7 @@ impl Cleanup {
             What::Tell(_) => now >= self.until || is_settled(outcome),
             What::Request(_, requests, request_id, permits) => {
                 let late = matches!(outcome, Ok(reply) if requests.is_late(reply));
-                // The renewer repeats earlier changes at another master.
+                // This is no answer: the renewer repeats earlier changes at another master.
                 let behind = matches!(outcome, Ok(reply) if Requests::is_behind(reply));
                 let answered = is_answered(outcome) && !behind;
                 let lost = late || !answered && now >= self.until;
@@ -284,7 +287,7 @@ impl Cleanup {
                 }
                 lost || answered
             }
-            // The debtor says so when it is asked for the next command.
+            // The debtor says so when it is asked for its next command.
             What::Debt(debtor) => {
                 debtor.paid(outcome, resent);
                 false
@@ -293,7 +296,7 @@ impl Cleanup {
         }
     }
 
-    /// Delays the next attempt, longer each time.
+    /// Delays the next attempt, each time for longer.
     fn back_off(&mut self, now: u64) {
         self.tried = now;
         self.due = now.saturating_add(self.retry).min(self.until);
@@ -305,13 +308,13 @@ impl Cleanup {
         }
     }
 
-    /// Due after `pause`.
+    /// Makes the cleanup due after `pause`.
     pub(crate) fn after(self, pause: Duration) -> Self {
         Self { due: clock::now().saturating_add(clock::nanos(pause)), ..self }
     }
 
-    /// A connection works: a cleanup without an answer need not wait longer. But not at once, or
-    /// each break of a bad connection would be a reason to send again. An answered undo keeps its
+    /// Shortens the wait of a cleanup without an answer when a connection works. It is not sent at
+    /// once, or each break of a bad connection would send it again. An answered undo keeps its
     /// back-off: a call that is cut leaves an undo and opens a connection, so each call would send
     /// the undos of all earlier ones.
     pub(crate) fn hurry(&mut self) {
@@ -320,20 +323,21 @@ impl Cleanup {
         }
     }
 
-    /// The server may know less than the one that answered: it is sent soon, whatever was answered.
+    /// Makes it due soon, whatever was answered: the server may know less than the one that
+    /// answered.
     pub(crate) fn start_anew(&mut self) {
         self.retry = FIRST_RETRY;
         self.due = self.due.min(self.tried.saturating_add(FIRST_RETRY));
     }
 }
 
-/// Whether the server has applied it. An error reply says that it has not.
+/// Whether the server has applied the command. An error reply says that it has not.
 fn is_answered(outcome: &Outcome) -> bool {
     outcome.is_ok()
 }
 
-/// Whether another attempt is useless: the command was applied, or refused for a reason that stays,
-/// as the access rights are. BUSY, LOADING, OOM and the like pass, and a later attempt may succeed.
+/// Whether another attempt is useless: the command was applied, or was refused for a lasting reason
+/// such as access rights. BUSY, LOADING, OOM and the like pass, so a later attempt may succeed.
 fn is_settled(outcome: &Outcome) -> bool {
     match outcome {
         Err(Failure::Refused(cause)) => !is_transient(&cause.error),
@@ -342,7 +346,7 @@ fn is_settled(outcome: &Outcome) -> bool {
 }
 
 impl Cleanup {
-    /// Logs the consequences of the client's end for this cleanup.
+    /// Logs what the client's end means for this cleanup.
     pub(super) fn give_up(&self, watchdog: &Watchdog) {
         let name = &self.name;
         let (level, what) = match &self.what {
@@ -432,7 +436,7 @@ mod tests {
     }
 
     /// A slow server answers the shortening of a kept hold when the hold should have ended. The
-    /// release is still to come.
+    /// release must still be sent.
     #[test]
     fn a_kept_hold_is_not_done_with_the_answer_to_an_earlier_command() {
         let (name, ends) = (Arc::from("name"), clock::now() + SECOND);
@@ -451,7 +455,7 @@ mod tests {
         }
     }
 
-    /// Codes of replies after which the server has changed nothing, and may later.
+    /// The codes of replies after which the server has changed nothing but may do so later.
     const PASSING: [&str; 7] =
         ["BUSY", "LOADING", "MASTERDOWN", "MISCONF", "NOREPLICAS", "OOM", "READONLY"];
 

@@ -1,14 +1,14 @@
 //! How a hold stays alive, and how its end is noticed: one timing wheel and its thread.
 //!
-//! A client has three threads, however many holds there are, `redlatch-watch`, `redlatch-renew` and
-//! `redlatch-listen`; a fourth, `redlatch-calls`, while there are callbacks or log lines; with
-//! Sentinels also `redlatch-follow`. In a cluster a renewer and a subscriber for each server that
-//! is used, and `redlatch-jobs`, which gives the renewers their jobs.
+//! A client has three threads for any number of holds: `redlatch-watch`, `redlatch-renew` and
+//! `redlatch-listen`. A fourth, `redlatch-calls`, runs while there are callbacks or log lines, and
+//! `redlatch-follow` with Sentinels. In a cluster each used server has a renewer and a subscriber,
+//! and `redlatch-jobs` gives the renewers their jobs.
 //!
-//! The *watchdog* waits for the wheel and never does I/O, so that a lost hold is reported at once
-//! even while the server does not answer. The *renewer* (`runtime/renewer.rs`) sends the background
-//! commands: renewals, and cleanups (commands without a waiting caller); and it reads replies that
-//! no caller waits for. The *callbacks* thread runs `on_lost` and writes log lines. The
+//! The *watchdog* waits for the wheel and never does I/O, so it reports a lost hold at once even
+//! while the server does not answer. The *renewer* (`runtime/renewer.rs`) sends the background
+//! commands, which are renewals and cleanups (commands without a waiting caller), and reads replies
+//! that no caller waits for. The *callbacks* thread runs `on_lost` and writes log lines. The
 //! *subscriber* (`pubsub/`) receives messages.
 
 mod callbacks;
@@ -37,17 +37,17 @@ use crate::scripts::{Mark, Owner, RequestId, Requests};
 /// One millisecond.
 const TICK: u64 = 1_000_000;
 const BUCKETS: usize = 1_024;
-/// The wheel's thread sleeps at most this long: its timer stands still while the machine is
-/// suspended, the leases do not.
+/// The longest sleep of the wheel's thread, in ticks. While the machine is suspended, its timer
+/// stands still and the leases do not.
 const LONGEST_SLEEP: u64 = 1_000;
-/// A reply without a waiting caller is read after this.
+/// The time after which a reply without a waiting caller is read.
 const LOOK_AFTER: u64 = 20_000_000;
-/// A task that panicked is called again after this.
+/// The time after which a task that panicked is called again.
 const AFTER_A_PANIC: u64 = 100_000_000;
 
 /// An action at a given time. The watchdog knows the time, and the task the action.
 pub(crate) trait Task: Send + Sync {
-    /// Its time has come. No I/O here. `Some`: a renewal to send.
+    /// Does its work without I/O when its time has come. `Some`: a renewal to send.
     fn due(self: Arc<Self>) -> Option<Renewal>;
 }
 
@@ -56,13 +56,13 @@ pub(crate) struct Renewal {
     pub(crate) kind: RenewalKind,
     pub(crate) key: Arc<str>,
     pub(crate) owner: Owner,
-    /// Its lease is raised to this. `None`: the server is only asked whether it knows the hold.
+    /// The lease to which it is raised. `None`: the server is only asked whether it knows the hold.
     pub(crate) lease: Option<Duration>,
     /// Whether a longer lease is cut.
     pub(crate) longer: Longer,
-    /// Its reply has less time than others.
+    /// Whether the reply has less time than others.
     pub(crate) urgent: bool,
-    /// Until when the hold is certain if this fails.
+    /// The time up to which the hold is certain if this renewal fails.
     pub(crate) until: u64,
     pub(crate) renewed: Box<OnRenewed>,
 }
@@ -89,7 +89,7 @@ enum Item {
 #[derive(Debug)]
 pub(crate) enum Job {
     Renew(Vec<Renewal>),
-    /// All holds: the server may not know them any more.
+    /// All holds are renewed, since the server may have lost them.
     RenewAll,
     CleanUp(Cleanup),
     /// The reply to a change of this semaphore came after another server had been told the earlier
@@ -104,7 +104,7 @@ pub(crate) enum Job {
     Look(Vec<Arc<Lane>>),
     /// An outage of this server may be over.
     LookAt(Arc<Node>),
-    /// The client has ended; there is no job after this.
+    /// The client has ended, and no job follows.
     End,
 }
 
@@ -131,14 +131,14 @@ pub(crate) struct Alarm {
 }
 
 impl Alarm {
-    /// When the alarm goes off, by [`clock`].
+    /// The time at which the alarm goes off, by [`clock`].
     pub(crate) fn due(&self) -> u64 {
         self.due
     }
 }
 
 impl Watchdog {
-    /// Each thread of the client keeps a clone of `alive` until it ends.
+    /// `alive`: each thread of the client keeps a clone of it until it ends.
     pub(crate) fn new(client: &str, alive: Sender<()>) -> (Self, Receiver<Job>) {
         let (jobs, work) = crossbeam_channel::unbounded();
         let now = clock::now() / TICK;
@@ -167,28 +167,29 @@ impl Watchdog {
         self.insert(clock::now() + LOOK_AFTER, Item::Lane(Arc::clone(lane)));
     }
 
-    /// A function to call when the server may have lost its data: renews or queries all holds now,
-    /// so that lost ones are reported.
+    /// Returns a function to call when the server may have lost its data. It renews or queries all
+    /// holds now, so that lost ones are reported.
     pub(crate) fn renew_all(&self) -> impl Fn() + Send + Sync + 'static {
         let jobs = self.jobs.clone();
-        // After the client's end no thread receives the job, and there are no holds.
+        // After the client's end no thread receives the job, but then there are no holds.
         move || drop(jobs.send(Job::RenewAll))
     }
 
-    /// Like the function that [`renew_all`](Self::renew_all) returns, for these holds alone.
+    /// Does the same as [`renew_all`](Self::renew_all)'s function, but only for these holds.
     pub(crate) fn renew_now(&self, renewals: Vec<Renewal>) {
-        // The receiver goes away at the end of the client only.
+        // The receiver goes away only at the end of the client.
         let _ = self.jobs.send(Job::Renew(renewals));
     }
 
-    /// A function to call when slots of a cluster have another server: queries the holds there.
+    /// Returns a function to call when slots of a cluster have another server. It queries the holds
+    /// there.
     pub(crate) fn moved(&self) -> impl Fn(&[u16]) + Send + Sync + 'static {
         let jobs = self.jobs.clone();
         move |slots| drop(jobs.send(Job::Moved(slots.to_vec())))
     }
 
-    /// A function to call when a connection was opened: commands that wait to be sent again are
-    /// sent now.
+    /// Returns a function to call when a connection was opened. It sends the commands that wait to
+    /// be sent again.
     pub(crate) fn connected(&self) -> impl Fn() + Send + Sync + 'static {
         let jobs = self.jobs.clone();
         move || drop(jobs.send(Job::Connected))
@@ -196,27 +197,27 @@ impl Watchdog {
 
     /// Makes the renewer wake the subscriber of a server from its read.
     pub(crate) fn tell_subscriber(&self, node: Arc<Node>) {
-        // The receiver goes away at the end of the client only.
+        // The receiver goes away only at the end of the client.
         let _ = self.jobs.send(Job::TellSubscriber(node));
     }
 
-    /// Makes the renewer open a connection to a server: its outage may be over.
+    /// Makes the renewer open a connection to a server, whose outage may be over.
     pub(crate) fn look_at(&self, node: Arc<Node>) {
-        // The receiver goes away at the end of the client only.
+        // The receiver goes away only at the end of the client.
         let _ = self.jobs.send(Job::LookAt(node));
     }
 
     /// Sends a cleanup now, and again with back-off until it is done.
     pub(crate) fn clean_up(&self, cleanup: Cleanup) {
-        // The check and the send are one step: otherwise the job might come behind the last one,
-        // and be lost silently.
+        // The check and the send are one step: otherwise the job might come after the last one, and
+        // be lost silently.
         let timer = self.timer.lock();
         if timer.shut_down {
             drop(timer);
             cleanup.give_up(self);
             return;
         }
-        // It does not block, and the receiver goes away after the end only.
+        // This does not block, and the receiver goes away only after the end.
         let _ = self.jobs.send(Job::CleanUp(cleanup));
     }
 
@@ -230,8 +231,9 @@ impl Watchdog {
         self.clean_up(Cleanup::regular(name, keep_alive, pause));
     }
 
-    /// The server has answered a request that changes by `permits` how many of a semaphore are
-    /// free, beside this mark: [`Requests::applied`], and the renewer makes the change again where that is asked for.
+    /// Records the server's answer to a request that changes by `permits` how many of a semaphore
+    /// are free, beside this mark. See [`Requests::applied`]: if it asks for it, the renewer makes
+    /// the change again.
     pub(crate) fn applied(
         &self,
         semaphore: &Arc<str>,
@@ -242,7 +244,7 @@ impl Watchdog {
     ) {
         if requests.applied(request_id, semaphore, permits, mark) {
             let job = Job::Mend(Arc::clone(semaphore), Arc::clone(requests), request_id);
-            // The other end goes away at the end of the client only.
+            // The receiver goes away only at the end of the client.
             let _ = self.jobs.send(job);
         }
     }
@@ -271,30 +273,30 @@ impl Watchdog {
         self.callbacks.run(Box::new(call));
     }
 
-    /// Logs an error that has no caller to go to. The client retries after a transient one, and
-    /// logs an outage by itself: a line for each command dropped meanwhile adds nothing.
+    /// Logs an error that no caller gets. A transient one is a debug line: the client retries after
+    /// it, and logs an outage by itself, so a line for each command dropped meanwhile adds nothing.
     pub(crate) fn tell(&self, error: Error) {
         let level = if error.is_transient() { Level::Debug } else { Level::Warn };
         self.log(level, || format!("{error:#}"));
     }
 
-    /// Logs a panic of this library's code, which ends none of the threads.
+    /// Logs a panic of this library's code. It ends none of the threads.
     pub(crate) fn tell_panic(&self) {
         self.log(Level::Error, || "a background job panicked; please report it".to_owned());
     }
 
-    /// A function to call when the server's health has news.
+    /// Returns a function to call when the server's health has news.
     pub(crate) fn log_news(&self) -> impl Fn(News) + Send + Sync + 'static {
         let callbacks = Arc::clone(&self.callbacks);
         move |news| callbacks.log(news.level(), || news.to_string())
     }
 
-    /// Logs a line on another thread: a logger may block, panic or use this library.
+    /// Logs a line on another thread, since a logger may block, panic or use this library.
     pub(crate) fn log(&self, level: Level, line: impl FnOnce() -> String) {
         self.callbacks.log(level, line);
     }
 
-    /// The watchdog thread's whole life.
+    /// Runs the watchdog's thread, for its whole life.
     pub(crate) fn run(&self) {
         let mut fired = Vec::new();
         while self.wait(&mut fired) {
@@ -307,7 +309,7 @@ impl Watchdog {
                         match catch_unwind(AssertUnwindSafe(due)) {
                             Ok(renewal) => renewals.extend(renewal),
                             Err(_) => {
-                                // Nothing else would renew its hold, or report its loss.
+                                // Otherwise nothing would renew its hold, or report its loss.
                                 self.tell_panic();
                                 self.insert(clock::now() + AFTER_A_PANIC, Item::Task(task));
                             }
@@ -317,7 +319,7 @@ impl Watchdog {
                 }
             }
             self.callbacks.start_again();
-            // The receiver goes away after this thread only.
+            // The receiver goes away only after this thread.
             if !renewals.is_empty() {
                 let _ = self.jobs.send(Job::Renew(renewals));
             }
@@ -325,12 +327,12 @@ impl Watchdog {
                 let _ = self.jobs.send(Job::Look(lanes));
             }
         }
-        // Sent by this thread, after all its other jobs. A cleanup given to it before the end that
-        // it has seen comes before this job.
+        // This thread sends the job after all its others. A cleanup that it got before the end
+        // comes before it.
         let _ = self.jobs.send(Job::End);
     }
 
-    /// Sleeps until an entry goes off, or for [`LONGEST_SLEEP`]. `false`: shut down.
+    /// Sleeps until an entry goes off, or for [`LONGEST_SLEEP`]. `false`: the client shuts down.
     fn wait(&self, fired: &mut Vec<Item>) -> bool {
         let mut timer = self.timer.lock();
         if timer.shut_down {
@@ -352,7 +354,7 @@ impl Watchdog {
 
     fn insert(&self, due: u64, item: Item) -> WheelKey {
         let mut timer = self.timer.lock();
-        // Rounded up, so that an entry that goes off is really due.
+        // The time is rounded up, so that an entry that goes off is really due.
         let due = due.div_ceil(TICK);
         let key = timer.wheel.insert(due, item);
         let early = due < timer.wakes_at;

@@ -1,5 +1,5 @@
-//! When a hold is renewed, raised to its lease, or over. The state of a hold and the time go in,
-//! the next step comes out. No clock is read here.
+//! Decides when a hold is renewed, is raised to its lease, or is over. The state of a hold and the
+//! time go in, and the next step comes out. No clock is read here.
 //!
 //! ```text
 //! granted by reply    0 ------ 1/3: renewed ------ 1/3 later: again ... deadline: lost
@@ -17,35 +17,39 @@ pub(crate) use super::deadline::deadline;
 use super::deadline::drift;
 use crate::config::Config;
 
-// All times that belong to a lease, in nanoseconds, or as a part of a lease: `3` is a third. The
+// Times that belong to a lease are in nanoseconds, or parts of a lease: `3` is a third. The
 // conditions between them stand below.
 
 const MS: u64 = 1_000_000;
 
-/// The part of a lease after which it is renewed: a shorter hold costs no command, and the rest is
+/// The part of a lease after which it is renewed. A shorter hold costs no command, and the rest is
 /// enough for three attempts that fail slowly.
 const RENEWED_AFTER: u64 = 3;
-/// The most by which a renewal goes off early, to share a call with others that are due about then.
+/// The part of a lease by which a renewal may go off early, to share a call with others that are
+/// due at about that time.
 const GRID: u64 = 64;
-/// A failed renewal is tried again after this, and then after twice that, up to sixteen times.
+/// The part of a lease after which a failed renewal is tried again. The pause doubles each time, up
+/// to sixteen times this.
 const RETRY: u64 = 200;
 const MOST_DOUBLED: u32 = 4;
-/// A renewal without a reply after this is better tried again, on a new connection.
+/// The part of a lease for which a renewal waits for its reply. After that it is better tried
+/// again, on a new connection.
 const PATIENCE: u32 = 6;
-/// The part of that patience that replicas have to acknowledge it, on top.
+/// The part of that time which replicas have to acknowledge the renewal, in addition.
 const ACKNOWLEDGED: u32 = 4;
-/// When a hold by message is raised to its lease: a shorter hold costs no further command.
+/// The time after which a hold by message is raised to its lease. A shorter hold costs no further
+/// command.
 pub(crate) const RAISED_AFTER: u64 = 50 * MS;
-/// How long the reply to that may take, and after what pause it is tried again.
+/// The time that the reply to that may take, and the pause before it is tried again.
 pub(crate) const RAISED_WITHIN: Duration = Duration::from_millis(500);
 const RAISED_AGAIN: u64 = 400 * MS;
 
-/// A hold is tracked after this, so that the client learns of its loss: a shorter hold costs no
-/// command.
+/// The time after which a hold is tracked, so that the client learns of its loss. A shorter hold
+/// costs no command.
 pub(crate) const TRACKED_AFTER: u64 = 100 * MS;
 
-/// How many signs of life a fair lock's waiter gives while it counts as living, and the part of the
-/// usual pause after which the next one follows a failed one.
+/// How many signs of life a fair lock's waiter gives in the time for which one counts; also the
+/// part of the usual pause after which the next one follows a failed one.
 pub(crate) const SIGN_OF_LIFE: u32 = 3;
 pub(crate) const SIGN_AGAIN: u32 = 2;
 
@@ -72,18 +76,18 @@ const _: () = {
     );
 };
 
-/// How long a renewal waits for its reply.
+/// The time for which a renewal waits for its reply.
 pub(crate) fn patience(watchdog_timeout: Duration) -> Duration {
     (watchdog_timeout / PATIENCE).max(Duration::from_millis(10))
 }
 
-/// How many replicas must have a renewal, and how long that may take.
+/// The replicas that must have a renewal, and the time that this may take.
 pub(crate) fn acks(config: &Config) -> Option<ReplicaAcks> {
     let longest = patience(config.watchdog_timeout) / ACKNOWLEDGED;
     config.replica_acks.map(|acks| ReplicaAcks { within: acks.within.min(longest), ..acks })
 }
 
-/// The deadline of a build in which the soak must find what is wrong.
+/// The deadline in a build with a bug that the soak must find.
 #[cfg(soak_mutants)]
 pub(crate) fn deadline(sent_at: u64, lease: Duration) -> u64 {
     use crate::scripts::mutants;
@@ -99,16 +103,16 @@ pub(crate) fn deadline(sent_at: u64, lease: Duration) -> u64 {
 /// The state of a hold. Times are by [`clock`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RenewalState {
-    /// When it was granted, or last passed.
+    /// The time at which it was granted, or last passed.
     pub(crate) granted: u64,
-    /// Since when the thread that wants it renewed has had it.
+    /// The time since when the thread that wants it renewed has had it.
     pub(crate) since: u64,
     pub(crate) deadline: u64,
-    /// Granted by message, and not raised yet.
+    /// Whether it was granted by message, and has not been raised yet.
     pub(crate) is_provisional: bool,
-    /// The lease that a living thread wants renewed.
+    /// The lease to which it is renewed, if a living thread wants that.
     pub(crate) watched: Option<Duration>,
-    /// The fixed lease that it was requested with.
+    /// The fixed lease of its request, if it has one.
     pub(crate) fixed: Option<Duration>,
     pub(crate) attempt: Attempt,
 }
@@ -116,13 +120,13 @@ pub(crate) struct RenewalState {
 /// The progress of a hold's renewal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Attempt {
-    /// None yet, or the last one succeeded.
+    /// No renewal was sent yet, or the last one succeeded.
     #[default]
     Done,
-    /// On its way, after so many failed ones.
+    /// A renewal is on its way, after `failed` failed ones.
     Sent { failed: u32 },
-    /// The last one failed, after `failed` earlier failures; or another one must follow it.
-    /// `again`: when it is tried again.
+    /// The last renewal failed, after `failed` earlier failures, or another one must follow it.
+    /// `again`: the time at which it is tried again.
     Failed { failed: u32, again: u64 },
 }
 
@@ -130,7 +134,7 @@ pub(crate) enum Attempt {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Due {
     pub(crate) at: u64,
-    /// The lease to ask for then. `None`: the hold ends then.
+    /// The lease to ask for at that time. `None`: the hold ends at that time.
     pub(crate) lease: Option<Duration>,
 }
 
@@ -140,10 +144,10 @@ impl RenewalState {
         let age = now.saturating_sub(self.since);
         let outlived = config.max_hold.is_some_and(|longest| age >= clock::nanos(longest));
         let watched = self.watched.filter(|_| !outlived);
-        // A fixed lease lasts as requested, whether its thread lives or not.
+        // A fixed lease lasts as requested, whether or not its thread lives.
         let (first, lease) = if self.is_provisional && (watched.is_some() || self.fixed.is_some()) {
             let watched = watched.unwrap_or_default();
-            // Once, and counted from `granted`.
+            // It is raised once, and its lease counts from `granted`.
             let spent = Duration::from_nanos(now.saturating_sub(self.granted));
             let fixed = self.fixed.unwrap_or_default().saturating_sub(spent);
             let lease = watched.max(fixed);
@@ -171,7 +175,7 @@ impl Attempt {
         matches!(self, Self::Sent { .. })
     }
 
-    /// Another one must follow.
+    /// The state after a renewal that another one must follow.
     pub(crate) fn again(now: u64) -> Self {
         Self::Failed { failed: 0, again: now }
     }
@@ -180,8 +184,8 @@ impl Attempt {
         Self::Sent { failed: self.failed() }
     }
 
-    /// It failed at `now`, for this lease. It is tried again at once, not at the next third, and
-    /// then later and later until the deadline.
+    /// The state after a renewal for this lease that failed at `now`. It is tried again at once,
+    /// not at the next third, and then later and later until the deadline.
     pub(crate) fn fails(self, is_provisional: bool, lease: Duration, now: u64) -> Self {
         let failed = self.failed();
         let pause = if is_provisional {
@@ -206,7 +210,7 @@ mod tests {
     use crate::config::ClientBuilder;
 
     const SECOND: u64 = 1_000 * MS;
-    /// Granted by reply a second after the clock began.
+    /// A hold that was granted by reply a second after the clock began.
     const WATCHED: RenewalState = RenewalState {
         granted: SECOND,
         since: SECOND,

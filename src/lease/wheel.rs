@@ -16,7 +16,7 @@
 //! ```
 //!
 //! Nearly all entries are cancelled before they are due, or come back at once with a new due tick.
-//! A heap would pay a logarithm for each of these and keep the cancelled ones; a hierarchy of
+//! A heap would pay a logarithm for each of these and keep the cancelled ones. A hierarchy of
 //! wheels would move its entries from level to level. Here inserting and cancelling touch one list.
 //! The price is paid by entries more than one round away: they share buckets with near ones, so
 //! they are looked at, and left, each time the wheel comes past. That is once a round, or twice if
@@ -42,7 +42,7 @@ use std::num::NonZero;
 /// Entries that fire when their tick has come.
 #[derive(Debug)]
 pub(crate) struct Wheel<T> {
-    /// The tick that the wheel has been advanced to.
+    /// The tick to which the wheel has been advanced.
     now: u64,
     /// The number of buckets less one: `tick & mask` is a tick's bucket.
     mask: u64,
@@ -81,13 +81,13 @@ impl<T> Wheel<T> {
         }
     }
 
-    /// Adds an entry. One that is due already fires at the next [`advance`](Self::advance), even
-    /// if that does not move the time.
+    /// Adds an entry. One that is already due fires at the next [`advance`](Self::advance), even if
+    /// that does not move the time.
     pub(crate) fn insert(&mut self, due: u64, item: T) -> WheelKey {
         let bucket = self.bucket_of(due);
         let tail = self.buckets[bucket].tail;
-        // 64 bits, so that it never comes round: unlike a count kept in the cell, it may be
-        // forgotten with the cell when the slab shrinks.
+        // With 64 bits it never comes round. So it may be forgotten with the cell when the slab
+        // shrinks, unlike a count kept in the cell.
         self.serial = self.serial.saturating_add(1);
         let serial = self.serial;
         let index =
@@ -105,7 +105,7 @@ impl<T> Wheel<T> {
         WheelKey { index, serial }
     }
 
-    /// Takes an entry out before it fires. `None` if it has fired or was cancelled already.
+    /// Removes an entry before it fires. `None` if it has fired or was cancelled already.
     pub(crate) fn cancel(&mut self, key: WheelKey) -> Option<T> {
         let entry = self.entries.get(key.index as usize)?;
         // A free cell keeps the serial number of its last entry.
@@ -125,7 +125,7 @@ impl<T> Wheel<T> {
     /// entry in them; a jump of more than a round also sorts what it fires.
     pub(crate) fn advance(&mut self, now: u64, fired: &mut Vec<T>) {
         let now = now.max(self.now);
-        // From the bucket of the old time on, where the entries are that came too late for it.
+        // It begins at the bucket of the old time, which has the entries that came too late for it.
         let span = (now - self.now).min(self.mask);
         let mut ready = Vec::new();
         let mut offset = 0;
@@ -143,7 +143,7 @@ impl<T> Wheel<T> {
             }
             offset = found + 1;
         }
-        // Only now: until here the old time says which bucket is which.
+        // The time is set only now: until here the old one says which bucket is which.
         self.now = now;
 
         // Already sorted, except for late entries and jumps of more than a round. The sort is
@@ -250,7 +250,7 @@ impl<T> Wheel<T> {
         }
     }
 
-    /// Frees the cell of an entry that is in no list any more.
+    /// Frees the cell of an entry that is in no list.
     fn vacate(&mut self, index: u32) -> Option<T> {
         let entry = &mut self.entries[index as usize];
         let item = entry.item.take();

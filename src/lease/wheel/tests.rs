@@ -261,7 +261,7 @@ fn call() -> impl Strategy<Value = Call> {
     prop_oneof![
         8 => far_tick().prop_map(Call::Insert),
         3 => any::<prop::sample::Index>().prop_map(Call::Cancel),
-        // Few far ones: they fire all entries.
+        // Far ones are rare, since they fire all entries.
         4 => tick().prop_map(Call::Advance),
         1 => far_tick().prop_map(Call::Advance),
         4 => far_tick().prop_map(Call::NextDue),
