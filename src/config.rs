@@ -12,8 +12,8 @@ use crate::client::Client;
 use crate::error::{Error, ErrorKind};
 use crate::observer::Observer;
 
-/// The settings of a [`Client`] before it connects. Made by [`Client::builder`]. If a setting is
-/// not usable, [`connect`](Self::connect) returns an error. No setting changes later.
+/// The settings of a [`Client`] before it connects, made by [`Client::builder`]. If a setting is
+/// not usable, [`connect`](Self::connect) returns an error. Settings do not change later.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -55,7 +55,8 @@ pub(crate) struct Config {
 }
 
 impl Config {
-    /// How long a waiter for a fair lock keeps its place: one of this library, and one of Redisson's.
+    /// The times for which a waiter for a fair lock keeps its place: one of this library, and one
+    /// of Redisson's.
     pub(crate) fn fair_waits(&self) -> [Duration; 2] {
         [self.fair_wait_timeout, self.redisson_fair_lock_wait_timeout]
     }
@@ -136,11 +137,11 @@ impl ClientBuilder {
         self
     }
 
-    /// Sets how long a waiter of Redisson's for a fair lock keeps its place: the `fairLockWaitTimeout`
-    /// of its clients, or the limit of their longest `tryLock` if that is more. If this is longer
-    /// than theirs, a dead waiter of Redisson's may block the queue for this time, once for each of
-    /// Redisson's waiters before it. If it is shorter, Redisson may drop live waiters of redlatch,
-    /// which return to the head of the queue.
+    /// Sets how long one of Redisson's waiters for a fair lock keeps its place: the
+    /// `fairLockWaitTimeout` of its clients, or the limit of their longest `tryLock` if that is
+    /// more. If this is longer than theirs, a dead waiter of Redisson's may block the queue for
+    /// this time, once for each of Redisson's waiters before it. If it is shorter, Redisson may
+    /// drop live waiters of redlatch, which return to the head of the queue.
     ///
     /// From 1 ms to a year. Defaults to 5 minutes, as `fairLockWaitTimeout` does. All clients of a
     /// lock need the same value. No effect where no Redisson client uses the lock.
@@ -195,11 +196,12 @@ impl ClientBuilder {
         self
     }
 
-    /// For how long a thread that waits for its own reply polls its connection before it sleeps: the
-    /// system takes longer to wake a sleeping thread, and a sleeping processor, than a server near by
-    /// takes to answer. A thread that polls uses a processor. So one thread of the process polls at
-    /// a time, it yields to threads that can run, and where replies come later than this the client
-    /// polls ever less. See [Performance](crate::guide::performance) for when it pays.
+    /// Sets how long a thread that waits for its own reply polls its connection before it sleeps. A
+    /// server near by answers sooner than the system wakes a sleeping thread and a sleeping
+    /// processor. A thread that polls uses a processor. So only one thread of the process polls at
+    /// a time, and it yields to threads that can run. The less often replies come within this time,
+    /// the less often the client polls. See [Performance](crate::guide::performance) for when it
+    /// pays.
     ///
     /// Up to a millisecond; 50 µs is enough for a server on the same machine. Defaults to zero: no
     /// thread polls.
@@ -242,19 +244,20 @@ impl ClientBuilder {
         self
     }
 
-    /// After how long a wait for a lock or a permit is a warning in the log, once for each wait,
-    /// which says who has it, as far as the server can tell: `waited 5 s for "orders", held by
-    /// host-7, process 4711, for 25 s more unless it renews; 3 waiters before this one`. The wait
-    /// goes on meanwhile. A client logs one such line a second at most, and one a minute for each
-    /// name; of all clients one a second logs a line for a name. Other waits are next. A line costs a
-    /// [`status`](crate::Client::status), by a thread of the client's own.
+    /// Sets how long a wait for a lock or a permit lasts before it becomes a warning in the log.
+    /// There is one for each wait. It says who has the lock, as far as the server can tell: `waited
+    /// 5 s for "orders", held by host-7, process 4711, for 25 s more unless it renews; 3 waiters
+    /// before this one`. The wait goes on meanwhile. A client logs at most one such line a second,
+    /// and one a minute for each name; of all clients, one a second logs a line for a name. Other
+    /// waits have their turn later. Each line costs one [`status`](crate::Client::status), called
+    /// by a thread of the client.
     ///
-    /// If the thread holds other locks of this client, that is a line of its own, of each such thread
-    /// at once: `waited 5 s for "orders" while the thread holds "stock": a deadlock, if the other side
-    /// waits for that`. Threads that take the same locks in different orders may wait for each other
-    /// for ever, since the watchdog renews their locks. Locks in owned guards belong to no thread, so
-    /// they do not count. A wait for a latch, a barrier or an election is made to be long: it has no
-    /// line but that one.
+    /// If the thread holds other locks of this client, that is a line of its own, logged at once
+    /// for each such thread: `waited 5 s for "orders" while the thread holds "stock": a deadlock,
+    /// if the other side waits for that`. Threads that take the same locks in different orders may
+    /// wait for each other for ever, since the watchdog renews their locks. Locks in owned guards
+    /// do not count, because they belong to no thread. A wait for a latch, a barrier or an election
+    /// is meant to be long, so it has only this second line.
     ///
     /// `None`: never. Defaults to 5 s.
     pub fn slow_wait(mut self, after: impl Into<Option<Duration>>) -> Self {
@@ -262,7 +265,8 @@ impl ClientBuilder {
         self
     }
 
-    /// Tells this observer of the client's waits, holds, losses and renewals. The last one counts.
+    /// Sets the observer, which hears of the client's waits, holds, losses and renewals. If there
+    /// are several calls, the last one counts.
     pub fn observer(mut self, observer: impl Observer) -> Self {
         self.config.observer = Some(Arc::new(observer));
         self
@@ -285,9 +289,10 @@ impl ClientBuilder {
         self
     }
 
-    /// Whether [`connect`](Self::connect) accepts a Garnet server. By default Garnet runs scripts of
-    /// several clients side by side, so two clients may get one lock. Allow it only if your server
-    /// runs with Garnet's setting `lua-transaction-mode`. redlatch is not tested with Garnet.
+    /// Sets whether [`connect`](Self::connect) accepts a Garnet server. By default Garnet runs
+    /// scripts of several clients side by side, so two clients may get one lock. Allow it only if
+    /// your server runs with Garnet's setting `lua-transaction-mode`. redlatch is not tested with
+    /// Garnet.
     ///
     /// Defaults to `false`.
     pub fn allow_garnet(mut self, allowed: bool) -> Self {
@@ -501,7 +506,7 @@ impl ClientBuilder {
 }
 
 impl std::fmt::Debug for ClientBuilder {
-    /// Without the URL, which may have a password.
+    /// Leaves out the URL, which may have a password.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("ClientBuilder").field("config", &self.config).finish_non_exhaustive()
     }

@@ -1,4 +1,4 @@
-//! Errors, and the state of the lock after each.
+//! Errors, each with the state of the lock after it.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -110,10 +110,11 @@ struct Details {
     outcome_unknown: bool,
 }
 
-/// The trouble during which a wait goes on, for a while.
+/// The kind of trouble during which a wait goes on for a while.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Passing {
-    /// The server that has the key is away, starts, does not answer, or is replaced by another one.
+    /// The server that has the key is away, starts, does not answer, or is being replaced by
+    /// another one.
     Outage,
     /// A server answered, but too few replicas are there.
     Unacknowledged,
@@ -176,13 +177,13 @@ impl Error {
         }))
     }
 
-    /// Sets whether the trouble passes by itself.
+    /// Sets whether the trouble may pass by itself.
     pub(crate) fn transient(mut self, transient: bool) -> Self {
         self.0.transient = transient;
         self
     }
 
-    /// Trouble that a wait outlasts. It is transient, too.
+    /// Marks trouble that a wait outlasts. It is transient, too.
     pub(crate) fn passing_as(mut self, passing: Passing) -> Self {
         self.0.passing = Some(passing);
         self.transient(true)
@@ -245,7 +246,7 @@ impl Error {
 
     /// `longer`: the remedy for a hold that must be certain for longer.
     pub(crate) fn ends_too_soon(remaining: Duration, slack: Duration, longer: &str) -> Self {
-        // Rounded down: people read no nanoseconds.
+        // Rounded down to milliseconds, since nobody reads nanoseconds.
         let certain = match remaining.as_millis() {
             0 => Duration::from_micros(remaining.subsec_micros().into()),
             _ => Duration::new(remaining.as_secs(), remaining.subsec_millis() * 1_000_000),
@@ -263,7 +264,7 @@ impl Error {
         Self::new(ErrorKind::Redis, message.to_owned()).transient(true).of(name)
     }
 
-    /// For a grant that does not count, for this reason, and was given back.
+    /// The error of a grant that does not count, for this reason, and was given back.
     pub(crate) fn unacknowledged(self, is_free: bool) -> Self {
         let state = if is_free {
             "it was released again, and nothing is held by this call"
@@ -274,7 +275,7 @@ impl Error {
         self.unknown(!is_free).now(state)
     }
 
-    /// Fails in a forked child.
+    /// Returns an error in a forked child.
     #[inline]
     pub(crate) fn if_forked(name: &Arc<str>) -> Result<(), Self> {
         if is_forked() { Err(Self::forked().of(name)) } else { Ok(()) }
@@ -303,7 +304,7 @@ impl Error {
     }
 }
 
-/// Names are shown whole up to this many characters.
+/// Names with up to this many characters are shown whole.
 const LONGEST_SHOWN: usize = 80;
 
 impl fmt::Display for Error {
@@ -333,7 +334,7 @@ impl fmt::Debug for Error {
 impl StdError for Error {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         let source: &(dyn StdError + 'static) = self.0.source.as_deref()?;
-        // The redis crate's error repeats the text of its own source: once is enough.
+        // The redis crate's error repeats the text of its source, which is shown only once.
         let below = source.source().filter(|below| below.to_string() == source.to_string());
         Some(below.unwrap_or(source))
     }
