@@ -2,7 +2,7 @@
 --
 -- KEYS, ARGV 1 see waiters.lua
 -- ARGV 2 owner, 3 number of the notification, 4 '1' = all, 5 '1' = a copy
--- reply: how many were notified; -1 = the lock is not this owner's any more
+-- reply: how many were notified; -1 = this owner does not have the lock
 local held = is_held_by(ARGV[2])
 if held ~= true then
     return held or -1

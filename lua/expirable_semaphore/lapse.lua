@@ -8,7 +8,7 @@
 local time = redis.call('time')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
--- Whether `ends` is the end of a lease that lasts. An unknown id has none.
+-- Whether `ends`, the end of a lease, is still ahead. An unknown id has none.
 local function is_ahead(ends)
     return ends and tonumber(ends) > now
 end

@@ -22,7 +22,7 @@ local function take_tokens()
     local is_no_number = trouble and (string.find(trouble.err, 'WRONGTYPE')
         or string.find(trouble.err, 'integer') or string.find(trouble.err, 'overflow'))
     if type(token) == 'number' and token < TOKENS then
-        -- Undone, or the next request would count on from it.
+        -- Undone: the next request must not count on from it.
         redis.call('incrby', tokens, -TOKENS)
         is_no_number = true
     end

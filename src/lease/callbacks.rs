@@ -13,14 +13,14 @@ use redlatch_client::sync::{Condvar, Mutex, MutexGuard, clock, own_thread};
 
 /// The target of every line that this library logs.
 const TARGET: &str = "redlatch";
-/// At most so many lines wait for a slow logger. Later ones are counted and left out.
+/// The most lines that wait for a slow logger. Later ones are counted and left out.
 const MOST_LINES: usize = 1_000;
 /// The time for which holds that are lost for one reason are gathered in a line, by [`clock`]. The
 /// line is written when no further one was lost for this time, but at the latest this time after
 /// the first.
 const GATHERED: u64 = 300_000_000;
 const GATHERED_AT_MOST: u64 = 2_000_000_000;
-/// At most so many of their names are in the line.
+/// The most names in such a line.
 const MOST_NAMES: usize = 10;
 
 enum CallbackJob {

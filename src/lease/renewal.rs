@@ -35,7 +35,7 @@ const MOST_DOUBLED: u32 = 4;
 /// The part of a lease for which a renewal waits for its reply. After that it is better tried
 /// again, on a new connection.
 const PATIENCE: u32 = 6;
-/// The part of that time which replicas have to acknowledge the renewal, in addition.
+/// The part of that time by which a renewal may take longer if replicas must acknowledge it.
 const ACKNOWLEDGED: u32 = 4;
 /// The time after which a hold by message is raised to its lease. A shorter hold costs no further
 /// command.
