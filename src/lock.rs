@@ -26,15 +26,17 @@ pub(crate) mod fair;
 pub(crate) mod fenced;
 mod guard;
 mod handle;
+mod held;
 pub(crate) mod multi;
 mod part;
 pub(crate) mod read_write;
 pub(crate) mod reentrant;
 mod verbs;
 
-pub(crate) use self::guard::{HeldLock, HeldLocks};
+pub(crate) use self::guard::HeldLocks;
 pub use self::guard::{LockGuard, OwnedLockGuard};
 pub(crate) use self::handle::{Handle, Variant};
+pub(crate) use self::held::HeldLock;
 pub(crate) use self::part::{Part, Parts};
 pub(crate) use self::verbs::{one_lock, own_verbs};
 

@@ -341,7 +341,7 @@ mod tests {
                     "election.rs",
                     "lease/renewal.rs",
                     "lock/at_least.rs",
-                    "lock/guard.rs",
+                    "lock/held.rs",
                     "waiting/mod.rs",
                     "hold/tenancy.rs",
                     "site/site.rs",

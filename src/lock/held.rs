@@ -1,0 +1,216 @@
+//! One level of a held lock of one name.
+
+use std::fmt;
+use std::num::NonZero;
+use std::sync::Arc;
+use std::time::Duration;
+
+use redlatch_client::sync::is_forked;
+
+use super::Handle;
+use crate::error::{Error, ErrorKind, LostReason};
+use crate::hold::{HoldState, Level, Tenancy};
+use crate::runtime::Core;
+#[cfg(soak_mutants)]
+use crate::scripts::mutants;
+use crate::site::{Leaving, Site};
+
+/// One level of a hold, left once. Nothing here asks which thread it is on.
+pub struct HeldLock {
+    /// The tenancy in which the thread took the level. Dropped before the client, since its drop
+    /// may send a request.
+    tenancy: Arc<Tenancy>,
+    pub(crate) handle: Handle,
+    /// The level that this guard ends. If the tenancy shares a hold, other guards have its other
+    /// levels. `None`: the one that its thread took last.
+    level: Option<Level>,
+    left: bool,
+    /// The level beneath, and until when the lock [stays](Self::stays) taken by it.
+    beneath: Option<Box<(Self, u64)>>,
+}
+
+impl HeldLock {
+    #[inline]
+    pub(super) fn new(handle: &Handle, tenancy: Arc<Tenancy>) -> Self {
+        let level = Some(handle.level(&tenancy));
+        Self { handle: handle.clone(), level, tenancy, left: false, beneath: None }
+    }
+
+    /// The level that the thread took last, also if another guard has it.
+    pub(super) fn last(handle: &Handle, tenancy: Arc<Tenancy>) -> Self {
+        Self { handle: handle.clone(), level: None, tenancy, left: false, beneath: None }
+    }
+
+    /// Adds a level beneath, which ends with this one unless the lock [stays](Self::stays) taken.
+    pub(super) fn above(mut self, beneath: Self, until: u64) -> Self {
+        self.beneath = Some(Box::new((beneath, until)));
+        self
+    }
+
+    /// Leaves the level beneath to its end, once all locks that are taken together are held. (Not
+    /// that of a lock that is lost: its guard says so.)
+    pub(super) fn stays(&mut self) {
+        if let Some(beneath) = self.beneath.take() {
+            let (beneath, until) = *beneath;
+            let _ = beneath.leave(Leaving::ToExpire { until });
+        }
+    }
+
+    pub(super) fn is_held(&self) -> bool {
+        self.tenancy.is_held()
+    }
+
+    pub(super) fn state(&self) -> HoldState {
+        self.tenancy.state()
+    }
+
+    pub(super) fn remaining(&self) -> Duration {
+        self.lasts().min(self.own())
+    }
+
+    /// How long the hold lasts that the lock has, with its other levels.
+    pub(super) fn lasts(&self) -> Duration {
+        self.tenancy.remaining()
+    }
+
+    /// How long the lock is certainly held by this level alone: the thread that keeps a shared hold
+    /// for longer may leave at any moment.
+    fn own(&self) -> Duration {
+        #[cfg(soak_mutants)]
+        if mutants::is("a reader that counts the leases of others") {
+            return Duration::MAX;
+        }
+        self.level.map_or(Duration::MAX, Level::remaining)
+    }
+
+    pub(super) fn check(&self, slack: Duration) -> Result<(), Error> {
+        let name = &self.handle.site.name;
+        match self.state() {
+            HoldState::Lost(LostReason::Forked) => Err(Error::forked().of(name)),
+            HoldState::Lost(reason) => Err(self.handle.site.lost_error(&self.tenancy, reason)),
+            HoldState::Released => {
+                let message = "it was released before, by `unlock` or by a wait on a condition; \
+                               nothing is held"
+                    .to_owned();
+                Err(Error::new(ErrorKind::NotHeld, message).of(name))
+            }
+            HoldState::Held | HoldState::Unconfirmed => {
+                // Before the looks at the hold: a level that is over while the hold lasts is over by
+                // itself.
+                let own = self.own();
+                let lasts = || self.tenancy.remaining();
+                let is_enough = |left: Duration| !left.is_zero() && left >= slack;
+                if own >= slack
+                    && (is_enough(lasts())
+                        || self.handle.site.raise(&self.tenancy, slack).is_ok()
+                            && is_enough(lasts()))
+                {
+                    return Ok(());
+                }
+                let lasts = lasts();
+                if lasts.is_zero() {
+                    // The hold has ended since the look at its state.
+                    return self.check(slack);
+                }
+                let remaining = own.min(lasts);
+                let terms = self.handle.terms();
+                let longer = terms.longer(&self.handle.site.core);
+                // The next renewal helps, if there is one.
+                let passes = terms.watched_lease().is_some_and(|lease| slack < lease);
+                Err(Error::ends_too_soon(remaining, slack, longer).transient(passes).of(name))
+            }
+        }
+    }
+
+    pub(super) fn on_lost(&self, callback: Box<dyn FnOnce(LostReason) + Send>) {
+        if let Some((reason, callback)) = self.tenancy.on_lost(callback) {
+            let site = &self.handle.site;
+            site.core.watchdog.call_back(&site.name, reason, vec![callback]);
+        }
+    }
+
+    pub(super) fn unlock(self) -> Result<(), Error> {
+        self.leave(Leaving::Awaited)
+    }
+
+    pub(super) fn forget(mut self) {
+        self.left = true;
+        if !is_forked() {
+            self.handle.site.gate.keep(&self.tenancy, self.handle.kept());
+        }
+    }
+
+    pub(super) fn leave(mut self, how: Leaving) -> Result<(), Error> {
+        self.left = true;
+        self.handle.site.leave(&self.tenancy, self.level, how)
+    }
+
+    /// The end of the lease may be far off, so nothing may go wrong once the hold is left. (If it
+    /// cannot be raised, the drop releases it.)
+    pub(super) fn leave_to_expire(self) -> Result<(), Error> {
+        self.raise()?;
+        self.leave_raised()
+    }
+
+    /// Makes sure that the hold has the lease to whose end it is to be left.
+    pub(super) fn raise(&self) -> Result<(), Error> {
+        self.check(Duration::ZERO)?;
+        let raised = self.handle.site.raise_to_keep(&self.tenancy);
+        // A loss is the worse news.
+        self.check(Duration::ZERO).map_err(|error| {
+            let is_unknown = raised.as_ref().is_err_and(Error::outcome_unknown);
+            error.unknown(is_unknown)
+        })?;
+        raised
+    }
+
+    /// Leaves a hold that was [raised](Self::raise) to the end of its lease.
+    pub(super) fn leave_raised(self) -> Result<(), Error> {
+        #[cfg(soak_mutants)]
+        if mutants::is("a lock that is left to nobody") {
+            return self.unlock();
+        }
+        let own = self.level.map_or(u64::MAX, Level::ends);
+        let until = self.tenancy.hold().deadline().min(own);
+        self.leave(Leaving::ToExpire { until })
+    }
+
+    /// The tenancy with its level, which no guard ends.
+    pub(super) fn into_tenancy(mut self) -> Arc<Tenancy> {
+        self.left = true;
+        Arc::clone(&self.tenancy)
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.handle.site.name
+    }
+
+    pub(super) fn core(&self) -> &Arc<Core> {
+        &self.handle.site.core
+    }
+
+    /// The site of the lock, and the tenancy, for a wait on a condition.
+    pub(crate) fn site_and_tenancy(&self) -> (&Arc<Site>, &Arc<Tenancy>) {
+        (&self.handle.site, &self.tenancy)
+    }
+
+    /// The fencing token, if the lock has tokens.
+    pub(super) fn token(&self) -> Option<u64> {
+        self.tenancy.token().map(NonZero::get)
+    }
+}
+
+impl fmt::Debug for HeldLock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HeldLock").field("name", &self.name()).finish_non_exhaustive()
+    }
+}
+
+impl Drop for HeldLock {
+    fn drop(&mut self) {
+        if !self.left {
+            // If it was lost, `on_lost` and the log have reported it.
+            let _ = self.handle.site.leave(&self.tenancy, self.level, Leaving::Posted);
+        }
+    }
+}
