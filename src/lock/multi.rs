@@ -10,11 +10,14 @@ use crate::error::{Error, ErrorKind};
 use crate::lock::{HeldLock, HeldLocks, Lock, Part, Parts, Variant};
 use crate::waiting::Wait;
 
-pub(crate) use self::guard::GuardLevels;
 pub use self::guard::{MultiLockGuard, OwnedMultiLockGuard};
+pub(crate) use self::levels::GuardLevels;
+use self::levels::Rule;
 
 mod guard;
+mod levels;
 mod quorum;
+mod votes;
 
 /// Several locks taken together, all or none: Redisson's `RedissonMultiLock`.
 /// [`quorum`](Self::quorum) takes a majority of them, each on a server of its own.
@@ -105,13 +108,6 @@ pub struct MultiLock {
     /// The names of the parts.
     name: Arc<str>,
     rule: Rule,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Rule {
-    All,
-    /// A majority of so many servers. Not each needs to have a part.
-    MajorityOf(usize),
 }
 
 own_verbs!(MultiLock, MultiLockGuard, OwnedMultiLockGuard);
@@ -281,6 +277,19 @@ impl MultiLock {
         }
     }
 
+    /// None yet.
+    fn levels(&self) -> GuardLevels {
+        let drift = match self.rule {
+            Rule::All => Duration::ZERO,
+            Rule::MajorityOf(_) => {
+                let leases = self.parts.iter().map(|part| part.handle().terms().lease());
+                leases.max().unwrap_or_default() / 100 + Duration::from_millis(2)
+            }
+        };
+        let (held, name) = (Vec::with_capacity(self.parts.len()), Arc::clone(&self.name));
+        GuardLevels { held, needed: self.needed(), drift, rule: self.rule, name }
+    }
+
     /// Asks each part; those of a quorum at the same time. One part's error is the result, unless
     /// the other parts of a quorum decide: a majority of the servers counts, or so many do not count
     /// that those without an answer or without a part could not complete a majority.
@@ -292,9 +301,7 @@ impl MultiLock {
         Error::if_forked(&self.name)?;
         let (asked, absent) = match self.rule {
             Rule::All => (self.parts.iter().map(ask).collect(), 0),
-            Rule::MajorityOf(servers) => {
-                (quorum::ask(&self.parts, ask), servers - self.parts.len())
-            }
+            Rule::MajorityOf(servers) => (votes::ask(&self.parts, ask), servers - self.parts.len()),
         };
         let (answered, failed): (Vec<_>, Vec<_>) = asked.into_iter().partition(Result::is_ok);
         let answered: Vec<_> = answered.into_iter().flatten().collect();
@@ -353,10 +360,10 @@ impl MultiLock {
             part.handle().check(thread, wait).map_err(|error| self.failed(part, error))?;
         }
         // Its drop releases the parts, the last one first.
-        let mut levels = GuardLevels::of(self);
+        let mut levels = self.levels();
         for part in &*self.parts {
             match part.acquire(thread, *wait).map_err(|error| self.failed(part, error))? {
-                Some(held) => levels.push(held),
+                Some(held) => levels.held.extend(held.one()),
                 None => return Ok(None),
             }
         }
@@ -377,16 +384,17 @@ impl MultiLock {
 
 impl Lock for MultiLock {
     fn unlock(&self) -> Result<(), Error> {
-        let (mut levels, mut missing) = (GuardLevels::of(self), None);
+        let (mut levels, mut missing) = (self.levels(), None);
         for part in &*self.parts {
             match part.handle().tenancy()? {
                 Some((tenancy, _)) => {
-                    levels.push(HeldLocks::One(HeldLock::last(part.handle(), tenancy)));
+                    levels.held.push(HeldLock::last(part.handle(), tenancy));
                 }
                 None => missing = missing.or_else(|| Some(&part.handle().site)),
             }
         }
-        let (missing, released) = (missing.filter(|_| levels.len() < self.needed()), levels.len());
+        let released = levels.held.len();
+        let missing = missing.filter(|_| released < self.needed());
         levels.unlock()?;
         match missing {
             None => Ok(()),

@@ -11,29 +11,21 @@
 //! No thread waits for a lock here while it holds another, so there is no order and no deadlock.
 //! Two that each got less than half release all before they sleep.
 
-use std::panic::resume_unwind;
 use std::sync::Arc;
-use std::thread;
 use std::time::{Duration, Instant};
 
-use redlatch_client::Limit;
 use redlatch_client::sync::{Thread, clock, jitter};
 
-use super::guard::GuardLevels;
-use super::{MOST_LOST, MultiLock, Rule};
+use super::levels::{GuardLevels, Rule};
+use super::votes::{at_once, until};
+use super::{MOST_LOST, MultiLock};
 use crate::error::{Error, ErrorKind, Passing};
-use crate::lock::{Handle, HeldLock, Part};
-use crate::site::Leaving;
+use crate::lock::Part;
 use crate::waiting::{Endurance, Wait, doze};
 
 /// The pause after the first failed round; twice as long after each further one, up to the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(2);
 const LONGEST_PAUSE: Duration = Duration::from_millis(128);
-/// The wait for a server: this part of the lease, and at least so many round trips, since a
-/// connection may have to be opened.
-const PATIENCE: u32 = 50;
-const SHORTEST_PATIENCE: Duration = Duration::from_millis(50);
-const ROUND_TRIPS: u32 = 8;
 
 pub(super) fn acquire(
     lock: &MultiLock,
@@ -44,12 +36,12 @@ pub(super) fn acquire(
     let (mut pause, mut late) = (FIRST_PAUSE, 0);
     let mut endurance = Endurance::default();
     loop {
-        let mut levels = GuardLevels::of(lock);
+        let mut levels = lock.levels();
         let mut failed: Vec<Error> = Vec::new();
         let asked = at_once(parts, |part| part.acquire(thread, wait.once(until(part.handle()))));
         for (part, asked) in parts.iter().zip(asked) {
             match asked {
-                Ok(Some(held)) => levels.push(held),
+                Ok(Some(held)) => levels.held.extend(held.one()),
                 Ok(None) => {}
                 Err(error) => failed.push(at_server(part, error)),
             }
@@ -57,7 +49,7 @@ pub(super) fn acquire(
         if let Some(at) = failed.iter().position(is_final) {
             return Err(failed.swap_remove(at));
         }
-        if levels.len() >= needed {
+        if levels.held.len() >= needed {
             if !levels.remaining().is_zero() {
                 return Ok(Some(levels));
             }
@@ -91,67 +83,6 @@ pub(super) fn acquire(
             return Ok(None);
         }
     }
-}
-
-/// Asks all at the same time, each for a short time.
-pub(super) fn ask<T: Send>(
-    parts: &[Arc<dyn Part>],
-    ask: impl Fn(&Arc<dyn Part>) -> Result<T, Error> + Sync,
-) -> Vec<Result<T, Error>> {
-    at_once(parts, |part| {
-        let _limited = Limit::set(Limit::new(Some(until(part.handle())), None));
-        ask(part)
-    })
-}
-
-/// Releases all at the same time. A dead server does not delay the others.
-pub(super) fn unlock(held: impl Iterator<Item = HeldLock>) -> Vec<Result<(), Error>> {
-    at_once(held, |held| {
-        let _limited = Limit::set(Limit::new(Some(until(&held.handle)), None));
-        held.leave(Leaving::Awaited)
-    })
-}
-
-/// Raises all at the same time: see [`HeldLock::raise`].
-pub(super) fn raise(held: &[HeldLock]) -> Vec<Result<(), Error>> {
-    at_once(held, |held| {
-        let _limited = Limit::set(Limit::new(Some(until(&held.handle)), None));
-        held.raise()
-    })
-}
-
-/// Runs `work` on each at the same time, on a thread of its own.
-fn at_once<T: Send, R: Send>(
-    all: impl IntoIterator<Item = T>,
-    work: impl Fn(T) -> Result<R, Error> + Sync,
-) -> Vec<Result<R, Error>> {
-    let work = &work;
-    thread::scope(|scope| {
-        let start = |one| {
-            let thread = thread::Builder::new().name("redlatch-votes".to_owned());
-            thread.spawn_scoped(scope, move || work(one))
-        };
-        let threads: Vec<_> = all.into_iter().map(start).collect();
-        let ends = threads.into_iter().map(|thread| match thread {
-            Ok(thread) => thread.join().unwrap_or_else(|panic| resume_unwind(panic)),
-            Err(error) => {
-                let message = "the system gives no thread that could ask the server".to_owned();
-                Err(Error::new(ErrorKind::Redis, message).caused_by(error).transient(true))
-            }
-        });
-        ends.collect()
-    })
-}
-
-/// The deadline of the wait for a server.
-fn until(handle: &Handle) -> Instant {
-    let core = &handle.site.core;
-    let lease = handle.terms().lease();
-    let patience =
-        (lease / PATIENCE).max(SHORTEST_PATIENCE).max(core.round_trip.saturating_mul(ROUND_TRIPS));
-    let now = Instant::now();
-    let patience = patience.min(core.response_timeout()).saturating_add(core.acknowledged_within());
-    now.checked_add(patience).unwrap_or(now)
 }
 
 /// Trouble that another server cannot make good.

@@ -1,0 +1,185 @@
+//! Levels of several holds, taken and left together.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use redlatch_client::sync::Mutex;
+
+use super::votes;
+use crate::error::{Error, ErrorKind, LostReason, Passing};
+use crate::hold::HoldState;
+use crate::lock::HeldLock;
+use crate::runtime::Core;
+use crate::site::Leaving;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Rule {
+    All,
+    /// A majority of so many servers. Not each needs to have a part.
+    MajorityOf(usize),
+}
+
+/// One level of each of several holds. Nothing here checks the calling thread.
+#[derive(Debug)]
+pub struct GuardLevels {
+    /// In the order of taking.
+    pub(super) held: Vec<HeldLock>,
+    /// How many must be held.
+    pub(super) needed: usize,
+    /// The allowance for clock drift between several servers in one lease.
+    pub(super) drift: Duration,
+    pub(super) rule: Rule,
+    /// The names of all parts.
+    pub(super) name: Arc<str>,
+}
+
+impl GuardLevels {
+    pub(in crate::lock) fn stays(&mut self) {
+        self.held.iter_mut().for_each(HeldLock::stays);
+    }
+
+    pub(in crate::lock) fn is_held(&self) -> bool {
+        !self.least(HeldLock::lasts).is_zero()
+    }
+
+    /// The time that at least `needed` parts have left.
+    pub(in crate::lock) fn remaining(&self) -> Duration {
+        self.least(HeldLock::remaining)
+    }
+
+    fn least(&self, of: impl Fn(&HeldLock) -> Duration) -> Duration {
+        let mut times: Vec<_> = self.held.iter().map(of).collect();
+        times.sort_unstable_by(|one, other| other.cmp(one));
+        let least = self.needed.checked_sub(1).and_then(|at| times.get(at));
+        least.map_or(Duration::ZERO, |least| least.saturating_sub(self.drift))
+    }
+
+    pub(in crate::lock) fn state(&self) -> HoldState {
+        let states: Vec<_> = self.held.iter().map(HeldLock::state).collect();
+        let count = |wanted: &[HoldState]| states.iter().filter(|it| wanted.contains(it)).count();
+        if count(&[HoldState::Held]) >= self.needed {
+            HoldState::Held
+        } else if count(&[HoldState::Held, HoldState::Unconfirmed]) >= self.needed {
+            HoldState::Unconfirmed
+        } else {
+            let lost = states.iter().find(|state| matches!(state, HoldState::Lost(_)));
+            lost.copied().unwrap_or(HoldState::Released)
+        }
+    }
+
+    pub(in crate::lock) fn check(&self, slack: Duration) -> Result<(), Error> {
+        let slack = slack.saturating_add(self.drift);
+        let checks = self.held.iter().map(|held| held.check(slack));
+        let (passed, failed): (Vec<_>, Vec<_>) = checks.partition(Result::is_ok);
+        if passed.len() >= self.needed {
+            return Ok(());
+        }
+        // Of several errors, returns one that is true of all parts together.
+        let too_soon = self.is_held();
+        let mut failed: Vec<_> = failed.into_iter().filter_map(Result::err).collect();
+        let is_it = |error: &Error| (error.kind() == ErrorKind::EndsTooSoon) == too_soon;
+        let at = failed.iter().position(is_it).unwrap_or(0);
+        Err(failed.swap_remove(at))
+    }
+
+    pub(in crate::lock) fn on_lost(&self, callback: Box<dyn FnOnce(LostReason) + Send>) {
+        let spare = self.held.len().saturating_sub(self.needed);
+        let heard = Arc::new((AtomicUsize::new(0), Mutex::new(Some(callback))));
+        for held in &self.held {
+            let heard = Arc::clone(&heard);
+            held.on_lost(Box::new(move |reason| {
+                let (lost, callback) = &*heard;
+                if lost.fetch_add(1, Ordering::AcqRel) == spare {
+                    let callback = callback.lock().take();
+                    if let Some(callback) = callback {
+                        callback(reason);
+                    }
+                }
+            }));
+        }
+    }
+
+    /// Raises all, and leaves them only then: what is left to its end is not taken back, so each
+    /// trouble must come before. (After trouble the drop releases all.) Of a quorum a majority is
+    /// left, and the others are released.
+    pub(in crate::lock) fn leave_to_expire(mut self) -> Result<(), Error> {
+        Error::if_forked(&self.name)?;
+        let mut raised = match self.rule {
+            // The first trouble ends it for all, and no other server is waited for.
+            Rule::All => match self.held.iter().try_for_each(HeldLock::raise) {
+                Ok(()) => self.held.iter().map(|_| Ok(())).collect(),
+                Err(error) => vec![Err(error)],
+            },
+            Rule::MajorityOf(_) => votes::raise(&self.held),
+        };
+        // A lease may have ended while the others were raised.
+        for (held, raised) in self.held.iter().zip(&mut raised).filter(|(_, it)| it.is_ok()) {
+            *raised = held.check(self.drift);
+        }
+        let is_raised: Vec<_> = raised.iter().map(Result::is_ok).collect();
+        self.ended(raised)
+            .map_err(|error| error.now("none of the locks that are held together is left taken"))?;
+        let held = std::mem::take(&mut self.held).into_iter().zip(is_raised);
+        held.filter(|(_, is_raised)| *is_raised).for_each(|(held, _)| {
+            // A loss at this moment is one after the call.
+            let _ = held.leave_raised();
+        });
+        Ok(())
+    }
+
+    pub(in crate::lock) fn unlock(mut self) -> Result<(), Error> {
+        Error::if_forked(&self.name)?;
+        let held = std::mem::take(&mut self.held).into_iter().rev();
+        match self.rule {
+            Rule::All => self.ended(unlock(held)),
+            Rule::MajorityOf(_) => self.ended(votes::unlock(held)),
+        }
+    }
+
+    /// The result of all ends together. A loss takes precedence over transient trouble.
+    fn ended(&self, ends: impl IntoIterator<Item = Result<(), Error>>) -> Result<(), Error> {
+        let (ended, failed): (Vec<_>, Vec<_>) = ends.into_iter().partition(Result::is_ok);
+        let failed = failed.into_iter().filter_map(Result::err);
+        match failed.min_by_key(|error| error.kind() == ErrorKind::Redis) {
+            Some(error) if ended.len() < self.needed => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Lets go of each level, and keeps the locks.
+    pub(in crate::lock) fn forget(mut self) {
+        std::mem::take(&mut self.held).into_iter().for_each(HeldLock::forget);
+    }
+
+    pub(in crate::lock) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(in crate::lock) fn core(&self) -> &Arc<Core> {
+        self.held[0].core()
+    }
+}
+
+/// Releases one after the other. It waits only once for a server that does not answer: it posts the
+/// releases of that client's other holds, as a drop does.
+fn unlock(held: impl Iterator<Item = HeldLock>) -> impl Iterator<Item = Result<(), Error>> {
+    let mut silent: Vec<Arc<Core>> = Vec::new();
+    held.map(move |held| {
+        let core = Arc::clone(&held.handle.site.core);
+        let is_silent = silent.iter().any(|it| Arc::ptr_eq(it, &core));
+        let left = held.leave(if is_silent { Leaving::Posted } else { Leaving::Awaited });
+        if left.as_ref().is_err_and(|error| error.passing() == Some(Passing::Outage)) {
+            silent.push(core);
+        }
+        left
+    })
+}
+
+impl Drop for GuardLevels {
+    fn drop(&mut self) {
+        while let Some(last) = self.held.pop() {
+            drop(last);
+        }
+    }
+}

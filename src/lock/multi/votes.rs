@@ -1,0 +1,79 @@
+//! Several servers, asked at the same time.
+
+use std::panic::resume_unwind;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use redlatch_client::Limit;
+
+use crate::error::{Error, ErrorKind};
+use crate::lock::{Handle, HeldLock, Part};
+use crate::site::Leaving;
+
+/// The wait for a server: this part of the lease, and at least so many round trips, since a
+/// connection may have to be opened.
+const PATIENCE: u32 = 50;
+const SHORTEST_PATIENCE: Duration = Duration::from_millis(50);
+const ROUND_TRIPS: u32 = 8;
+
+/// Asks all at the same time, each for a short time.
+pub(super) fn ask<T: Send>(
+    parts: &[Arc<dyn Part>],
+    ask: impl Fn(&Arc<dyn Part>) -> Result<T, Error> + Sync,
+) -> Vec<Result<T, Error>> {
+    at_once(parts, |part| {
+        let _limited = Limit::set(Limit::new(Some(until(part.handle())), None));
+        ask(part)
+    })
+}
+
+/// Releases all at the same time. A dead server does not delay the others.
+pub(super) fn unlock(held: impl Iterator<Item = HeldLock>) -> Vec<Result<(), Error>> {
+    at_once(held, |held| {
+        let _limited = Limit::set(Limit::new(Some(until(&held.handle)), None));
+        held.leave(Leaving::Awaited)
+    })
+}
+
+/// Raises all at the same time: see [`HeldLock::raise`].
+pub(super) fn raise(held: &[HeldLock]) -> Vec<Result<(), Error>> {
+    at_once(held, |held| {
+        let _limited = Limit::set(Limit::new(Some(until(&held.handle)), None));
+        held.raise()
+    })
+}
+
+/// Runs `work` on each at the same time, on a thread of its own.
+pub(super) fn at_once<T: Send, R: Send>(
+    all: impl IntoIterator<Item = T>,
+    work: impl Fn(T) -> Result<R, Error> + Sync,
+) -> Vec<Result<R, Error>> {
+    let work = &work;
+    thread::scope(|scope| {
+        let start = |one| {
+            let thread = thread::Builder::new().name("redlatch-votes".to_owned());
+            thread.spawn_scoped(scope, move || work(one))
+        };
+        let threads: Vec<_> = all.into_iter().map(start).collect();
+        let ends = threads.into_iter().map(|thread| match thread {
+            Ok(thread) => thread.join().unwrap_or_else(|panic| resume_unwind(panic)),
+            Err(error) => {
+                let message = "the system gives no thread that could ask the server".to_owned();
+                Err(Error::new(ErrorKind::Redis, message).caused_by(error).transient(true))
+            }
+        });
+        ends.collect()
+    })
+}
+
+/// The deadline of the wait for a server.
+pub(super) fn until(handle: &Handle) -> Instant {
+    let core = &handle.site.core;
+    let lease = handle.terms().lease();
+    let patience =
+        (lease / PATIENCE).max(SHORTEST_PATIENCE).max(core.round_trip.saturating_mul(ROUND_TRIPS));
+    let now = Instant::now();
+    let patience = patience.min(core.response_timeout()).saturating_add(core.acknowledged_within());
+    now.checked_add(patience).unwrap_or(now)
+}
