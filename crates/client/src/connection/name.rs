@@ -15,13 +15,12 @@
 //! One master: once the name is known to have left an address, no connection that leads there is
 //! used, unless the name leads there again.
 
-use std::io;
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::SocketAddr;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use super::Closer;
 use super::server::Server;
+use super::socket::{Closer, look_up};
 use crate::sync::{Condvar, Mutex};
 
 /// How often the name is looked up.
@@ -49,15 +48,6 @@ struct Open {
     address: SocketAddr,
     server: Server,
     closer: Closer,
-}
-
-/// The addresses of a host. The look-up is the system's and has no deadline.
-pub(super) fn look_up(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
-    #[cfg(feature = "testing")]
-    if let Some(addresses) = crate::testing::led(host) {
-        return Ok(addresses);
-    }
-    Ok((host, port).to_socket_addrs()?.collect())
 }
 
 fn contain(addresses: &[SocketAddr], address: &SocketAddr) -> bool {

@@ -15,10 +15,11 @@
 mod ask;
 mod follow;
 
+use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use redis::{ConnectionAddr, RedisConnectionInfo, RedisError, RedisResult};
+use redis::{ConnectionAddr, ErrorKind, RedisConnectionInfo, RedisError, RedisResult};
 
 use super::ConnectError;
 use super::host_port::HostPort;
@@ -29,8 +30,6 @@ use super::stream::Network;
 use super::{Closer, Connection, Health};
 use super::{Credentials, Settings};
 use crate::sync::{Condvar, Mutex};
-
-use ask::{Answer, Refusal};
 
 /// The pause before the next look for a master, unless there is news sooner.
 const AGAIN: Duration = Duration::from_millis(100);
@@ -89,6 +88,55 @@ struct Master {
 struct FoundMaster {
     master: Master,
     doubt: Option<RedisError>,
+}
+
+/// A Sentinel's answer.
+#[derive(Debug)]
+struct Answer {
+    by: HostPort,
+    master: Master,
+    /// The other Sentinels that it knows.
+    others: Vec<HostPort>,
+}
+
+/// Why a Sentinel named no master.
+#[derive(Debug)]
+enum Refusal {
+    NotReached(RedisError),
+    /// The Sentinel does not let this client in, or not ask.
+    Forbidden(RedisError),
+    NoSentinel,
+    Unknown,
+    Odd,
+}
+
+impl Refusal {
+    /// Whether the Sentinel did not answer in its time, and perhaps would in more.
+    fn is_slow(&self) -> bool {
+        matches!(self, Self::NotReached(error) if error.is_timeout())
+    }
+
+    /// Whether the reason may pass before long.
+    fn is_transient(&self) -> bool {
+        // A wrong certificate stays wrong.
+        matches!(self, Self::NotReached(error) if error.kind() != ErrorKind::Client)
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotReached(error) => write!(f, "cannot be reached ({error})"),
+            Self::Forbidden(error) => write!(
+                f,
+                "refuses this client ({error}): the Sentinels' user and password are \
+                 sentinelUsername and sentinelPassword in the URL"
+            ),
+            Self::NoSentinel => write!(f, "is no Sentinel"),
+            Self::Unknown => write!(f, "knows no master of this name"),
+            Self::Odd => write!(f, "answers as no Sentinel does"),
+        }
+    }
 }
 
 impl Sentinels {

@@ -6,14 +6,13 @@
 //! socket's own timeout begins anew with every byte. So the deadline is kept here.
 
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use socket2::{SockRef, TcpKeepalive};
 
-use super::name::look_up;
 use super::transport::{Transport, Way};
 use crate::sync::Spin;
 
@@ -72,8 +71,7 @@ struct OpenSocket {
 }
 
 impl Socket {
-    /// Connects to the first of the host's addresses that answers. The look-up of its name is the
-    /// system's and has no deadline.
+    /// Connects to the first of the host's addresses that answers.
     pub(super) fn tcp(host: &str, port: u16, deadline: Instant) -> io::Result<Self> {
         Self::to_one_of(&look_up(host, port)?, deadline)
     }
@@ -294,6 +292,15 @@ impl Closer {
     pub(super) fn is_done(&self) -> bool {
         self.0.strong_count() == 0
     }
+}
+
+/// The addresses of a host. The look-up is the system's and has no deadline.
+pub(super) fn look_up(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
+    #[cfg(feature = "testing")]
+    if let Some(addresses) = crate::testing::led(host) {
+        return Ok(addresses);
+    }
+    Ok((host, port).to_socket_addrs()?.collect())
 }
 
 /// Never zero, which a socket would take for "without an end".

@@ -1,64 +1,14 @@
 //! The questions to one Sentinel, and its answers.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::time::{Duration, Instant};
 
 use redis::{ErrorKind as Cause, RedisError, RedisResult, Value};
 
-use super::{Master, Sentinels};
+use super::{Answer, Master, Refusal, Sentinels};
 use crate::connection::host_port::HostPort;
 use crate::connection::reply::is_refusal;
 use crate::connection::{Command, Connection};
-
-/// A Sentinel's answer.
-#[derive(Debug)]
-pub(super) struct Answer {
-    pub(super) by: HostPort,
-    pub(super) master: Master,
-    /// The other Sentinels that it knows.
-    pub(super) others: Vec<HostPort>,
-}
-
-/// Why a Sentinel named no master.
-#[derive(Debug)]
-pub(super) enum Refusal {
-    NotReached(RedisError),
-    /// The Sentinel does not let this client in, or not ask.
-    Forbidden(RedisError),
-    NoSentinel,
-    Unknown,
-    Odd,
-}
-
-impl Refusal {
-    /// Whether the Sentinel did not answer in its time, and perhaps would in more.
-    pub(super) fn is_slow(&self) -> bool {
-        matches!(self, Self::NotReached(error) if error.is_timeout())
-    }
-
-    /// Whether the reason may pass before long.
-    pub(super) fn is_transient(&self) -> bool {
-        // A wrong certificate stays wrong.
-        matches!(self, Self::NotReached(error) if error.kind() != Cause::Client)
-    }
-}
-
-impl fmt::Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NotReached(error) => write!(f, "cannot be reached ({error})"),
-            Self::Forbidden(error) => write!(
-                f,
-                "refuses this client ({error}): the Sentinels' user and password are \
-                 sentinelUsername and sentinelPassword in the URL"
-            ),
-            Self::NoSentinel => write!(f, "is no Sentinel"),
-            Self::Unknown => write!(f, "knows no master of this name"),
-            Self::Odd => write!(f, "answers as no Sentinel does"),
-        }
-    }
-}
 
 impl Sentinels {
     /// Asks the Sentinel there, in one round trip once it is connected.

@@ -1,9 +1,10 @@
 //! rustls, with ring.
 
+use std::error::Error as StdError;
 use std::io::{self, Read, Write};
 use std::sync::Arc;
 
-use redis::{ErrorKind as Cause, RedisResult};
+use redis::{ErrorKind as Cause, RedisError, RedisResult};
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
@@ -16,8 +17,8 @@ use rustls::{
 
 use rustls_platform_verifier::Verifier;
 
-use super::failed;
 use crate::connection::TlsSettings;
+use crate::connection::reply::{NO_CERTIFICATE, REFUSED_CERTIFICATE};
 use crate::connection::socket::Socket;
 
 pub(super) struct Connector(Arc<ClientConfig>);
@@ -164,4 +165,55 @@ impl ServerCertVerifier for Anybody {
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
         self.0.signature_verification_algorithms.supported_schemes()
     }
+}
+
+/// Why the handshake failed: the connection, or the two sides' messages.
+fn failed(error: &(dyn StdError + 'static)) -> RedisError {
+    let mut cause = Some(error);
+    while let Some(this) = cause {
+        // Errors in the messages come as errors of the connection, too.
+        if let Some(broke) = this.downcast_ref::<io::Error>()
+            && broke.kind() != io::ErrorKind::InvalidData
+        {
+            let why = match broke.kind() {
+                io::ErrorKind::TimedOut => {
+                    "the TLS handshake was not answered, as by a port without TLS (redis://)"
+                        .to_owned()
+                }
+                _ => format!("{broke}, in the TLS handshake"),
+            };
+            return io::Error::new(broke.kind(), why).into();
+        }
+        cause = this.source();
+    }
+    let said = error.to_string();
+    (Cause::Client, "the TLS handshake failed", about_certificate(&said).unwrap_or(said)).into()
+}
+
+/// The meaning of an error behind the handshake: the server wants a certificate, or refuses the
+/// shown one; it says so only then.
+pub(crate) fn wants_certificate(error: RedisError) -> RedisError {
+    match about_certificate(&error.to_string()) {
+        Some(what) => (Cause::Client, "the TLS handshake failed", what).into(),
+        None => error,
+    }
+}
+
+/// The meaning of the server's alert, if it concerns the client's certificate.
+fn about_certificate(said: &str) -> Option<String> {
+    const REFUSALS: [&str; 7] = [
+        "AccessDenied",
+        "BadCertificate",
+        "CertificateExpired",
+        "CertificateRevoked",
+        "CertificateUnknown",
+        "UnknownCA",
+        "UnsupportedCertificate",
+    ];
+    let (_, alert) = said.split_once("received fatal alert: ")?;
+    if alert.starts_with("CertificateRequired") {
+        return Some(NO_CERTIFICATE.to_owned());
+    }
+    let why = REFUSALS.into_iter().find(|why| alert.starts_with(why))?;
+    Some(format!("{REFUSED_CERTIFICATE} ({why})"))
 }
