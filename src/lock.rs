@@ -21,12 +21,12 @@ use crate::waiting::Wait;
 
 mod at_least;
 pub(crate) mod condition;
-pub(crate) mod exclusive;
 pub(crate) mod fair;
 pub(crate) mod fenced;
 mod guard;
 mod handle;
 mod held;
+pub(crate) mod hooks;
 pub(crate) mod multi;
 mod part;
 pub(crate) mod read_write;

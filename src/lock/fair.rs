@@ -108,7 +108,7 @@ pub struct FairLock {
     handle: Handle,
 }
 
-one_lock!(FairLock);
+one_lock!(FairLock with take and send_force_unlock);
 
 impl FairLock {
     pub(crate) fn new(session: &Session, name: &str) -> Self {
@@ -196,7 +196,7 @@ impl Synchronizer for FairLock {
         lead.request_state.ask_once()
     }
 
-    /// `None`: see [`lock/exclusive.rs`](crate::lock::exclusive); or the thread slept through the
+    /// `None`: see [`lock/hooks.rs`](crate::lock::hooks); or the thread slept through the
     /// rest of the lease of a hold that was passed to it. Then the thread asks as another owner:
     /// its entry is gone, or the release of the revoked hold gives that entry up.
     fn install(

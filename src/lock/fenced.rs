@@ -1,19 +1,12 @@
 //! The fenced lock: Redisson's `RFencedLock`, a re-entrant lock whose holds have numbers.
 
 use std::fmt;
-use std::sync::Arc;
-
-use redlatch_client::sync::Thread;
 
 #[cfg(doc)]
 use crate::client::Client;
-use crate::error::Error;
-use crate::hold::Tenancy;
-use crate::lock::{Handle, HeldLock, Lock, LockGuard, OwnedLockGuard, exclusive, one_lock};
+use crate::lock::{Handle, HeldLock, Lock, LockGuard, OwnedLockGuard, one_lock};
 use crate::runtime::Session;
-use crate::scripts::Trouble;
 use crate::site::Site;
-use crate::waiting::Wait;
 
 /// A re-entrant lock for a data store that can refuse late writers. Each guard has a *fencing
 /// token*, a number that is higher than that of every guard before. It is Redisson's `RFencedLock`.
@@ -66,14 +59,6 @@ impl FencedLock {
     pub(crate) fn new(session: &Session, name: &str) -> Self {
         let site = Site::fenced(session.core(), name);
         Self { handle: Handle::new(session.clone(), site) }
-    }
-
-    fn take(&self, thread: &Arc<Thread>, wait: Wait<'_>) -> Result<Option<Arc<Tenancy>>, Error> {
-        exclusive::acquire(&self.handle, thread, wait)
-    }
-
-    fn send_force_unlock(&self) -> Result<bool, Trouble> {
-        self.handle.site.scripts().force_unlock()
     }
 }
 

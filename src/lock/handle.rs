@@ -8,6 +8,7 @@ use std::time::Duration;
 use redlatch_client::Limit;
 use redlatch_client::sync::{Thread, clock};
 
+use super::read_write::Pair;
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::hold::{Leaseholder, Level, Tenancy, Terms};
 use crate::runtime::Session;
@@ -36,27 +37,40 @@ pub(crate) struct Handle {
     is_reentrant: bool,
     /// For how long it is [held at least](Variant::AtLeast).
     pub(super) least: Option<Duration>,
-    /// The pair that the site is a side of.
-    whole: Option<Arc<dyn Any + Send + Sync>>,
+    /// That of a read-write lock, of which the site is one.
+    pub(super) pair: Option<Arc<Pair>>,
 }
 
 impl Handle {
     pub(crate) fn new(session: Session, site: Arc<Site>) -> Self {
         let terms = Terms::watched(site.core.config.watchdog_timeout);
-        Self { site, session, terms, is_reentrant: true, least: None, whole: None }
+        Self { site, session, terms, is_reentrant: true, least: None, pair: None }
     }
 
-    /// A handle that keeps `whole` for as long as it or one of its guards lives.
-    pub(crate) fn side_of(self, whole: Arc<dyn Any + Send + Sync>) -> Self {
-        Self { whole: Some(whole), ..self }
+    pub(super) fn side_of(session: Session, pair: Arc<Pair>, mode: Mode) -> Self {
+        let site = Arc::clone(pair.site(mode));
+        Self { pair: Some(pair), ..Self::new(session, site) }
     }
 
     /// The value that a forgotten guard keeps alive.
     pub(super) fn kept(&self) -> Arc<dyn Any + Send + Sync> {
-        match &self.whole {
-            Some(whole) => Arc::clone(whole),
+        match &self.pair {
+            Some(pair) => Arc::clone(pair) as _,
             None => Arc::clone(&self.site) as _,
         }
+    }
+
+    /// The site of the lock's holds of this mode.
+    pub(super) fn site_of(&self, mode: Mode) -> &Arc<Site> {
+        self.pair.as_ref().map_or(&self.site, |pair| pair.site(mode))
+    }
+
+    pub(super) fn sites(&self) -> impl Iterator<Item = &Arc<Site>> {
+        let other = self.pair.as_ref().map(|pair| match self.site.mode {
+            Mode::Read => &pair.write,
+            Mode::Write | Mode::Lock => &pair.read,
+        });
+        [&self.site].into_iter().chain(other)
     }
 
     /// The same handle, but for this.
@@ -116,7 +130,8 @@ impl Handle {
         match entered {
             GateOutcome::Again(tenancy) => Ok(self.deepen(&tenancy)?.then_some(tenancy)),
             GateOutcome::Expired(hold) => {
-                self.site.lose_hold(&hold, LostReason::LeaseExpired);
+                // It may be the hold of the other mode.
+                self.site_of(hold.owner.mode()).lose_hold(&hold, LostReason::LeaseExpired);
                 Ok(None)
             }
             GateOutcome::TooDeep => Err(self.too_deep()),
@@ -235,6 +250,15 @@ impl Handle {
             };
             trouble.into_error().of(name).now(state)
         })
+    }
+
+    /// The request of all locks but the fair one. That of a writer also ends its reads.
+    pub(super) fn send_force_unlock(&self) -> Result<bool, Trouble> {
+        let send = || self.site.scripts().force_unlock();
+        match &self.pair {
+            Some(pair) if self.site.mode == Mode::Write => pair.read.force(send),
+            _ => send(),
+        }
     }
 
     pub(crate) fn is_locked(&self) -> Result<bool, Error> {

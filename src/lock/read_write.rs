@@ -2,26 +2,19 @@
 
 use std::sync::Arc;
 
-use redlatch_client::sync::{Thread, clock};
-
 #[cfg(doc)]
 use crate::client::Client;
-use crate::error::{Error, ErrorKind, LostReason};
-use crate::hold::{Leaseholder, QueueEntry, Tenancy};
+#[cfg(doc)]
+use crate::error::ErrorKind;
 use crate::lock::{Handle, one_lock};
-use crate::observer::{Kind, Way};
 use crate::runtime::Session;
-use crate::scripts::{Mode, Replied, Trouble};
-use crate::site::{GateOutcome, Leaving, Need, Site};
-use crate::waiting::{
-    Claim, Enter, EnterOf, Lead, Leadership, Listening, Queued, Synchronizer, Try, Wait, acquire,
-};
+use crate::scripts::Mode;
 
 #[cfg(all(test, models))]
 mod model_tests;
 mod pair;
 
-use pair::Pair;
+pub(super) use self::pair::Pair;
 
 /// A lock for many readers or one writer: `ReentrantReadWriteLock` of java.util.concurrent,
 /// Redisson's `RReadWriteLock`. Made by [`Client::read_write_lock`].
@@ -125,7 +118,6 @@ pub struct ReadWriteLock {
 #[derive(Clone, Debug)]
 pub struct ReadLock {
     handle: Handle,
-    pair: Arc<Pair>,
 }
 
 /// The lock for one writer: [`ReadWriteLock::write`].
@@ -153,7 +145,6 @@ pub struct ReadLock {
 #[derive(Clone, Debug)]
 pub struct WriteLock {
     handle: Handle,
-    pair: Arc<Pair>,
 }
 
 one_lock!(ReadLock);
@@ -162,13 +153,10 @@ one_lock!(WriteLock);
 impl ReadWriteLock {
     pub(crate) fn new(session: &Session, name: &str) -> Self {
         let pair = Pair::of(session.core(), name);
-        let handle = |mode| {
-            Handle::new(session.clone(), Arc::clone(pair.site(mode)))
-                .side_of(Arc::clone(&pair) as _)
-        };
+        let handle = |mode| Handle::side_of(session.clone(), Arc::clone(&pair), mode);
         Self {
-            read: ReadLock { handle: handle(Mode::Read), pair: Arc::clone(&pair) },
-            write: WriteLock { handle: handle(Mode::Write), pair: Arc::clone(&pair) },
+            read: ReadLock { handle: handle(Mode::Read) },
+            write: WriteLock { handle: handle(Mode::Write) },
         }
     }
 
@@ -188,322 +176,5 @@ impl ReadWriteLock {
     #[must_use]
     pub fn name(&self) -> &str {
         self.read.name()
-    }
-}
-
-impl ReadLock {
-    fn take(&self, thread: &Arc<Thread>, wait: Wait<'_>) -> Result<Option<Arc<Tenancy>>, Error> {
-        Side::new(&self.handle, &self.pair).take(thread, wait)
-    }
-
-    fn send_force_unlock(&self) -> Result<bool, Trouble> {
-        self.handle.site.scripts().force_unlock()
-    }
-}
-
-impl WriteLock {
-    fn take(&self, thread: &Arc<Thread>, wait: Wait<'_>) -> Result<Option<Arc<Tenancy>>, Error> {
-        Side::new(&self.handle, &self.pair).take(thread, wait)
-    }
-
-    /// Also ends the writer's reads under its hold.
-    fn send_force_unlock(&self) -> Result<bool, Trouble> {
-        self.pair.read.force(|| self.handle.site.scripts().force_unlock())
-    }
-}
-
-/// One of the two locks, as the driver sees it.
-#[derive(Clone, Copy)]
-struct Side<'a> {
-    handle: &'a Handle,
-    pair: &'a Arc<Pair>,
-}
-
-impl<'a> Side<'a> {
-    fn new(handle: &'a Handle, pair: &'a Arc<Pair>) -> Self {
-        Self { handle, pair }
-    }
-
-    fn take(&self, thread: &Arc<Thread>, wait: Wait<'_>) -> Result<Option<Arc<Tenancy>>, Error> {
-        self.handle.check(thread, &wait)?;
-        acquire(self, &Claim { thread, need: self.handle.need(), wait })
-    }
-
-    fn reads(&self) -> bool {
-        self.handle.site.mode == Mode::Read
-    }
-
-    /// A writing thread also takes the read lock. `None`: it has to look anew.
-    fn read_under(
-        &self,
-        writing: &Arc<Tenancy>,
-        claim: &Claim<'_, Need>,
-    ) -> Result<Option<Arc<Tenancy>>, Error> {
-        let site = &self.handle.site;
-        let (mut entry, writer) = (QueueEntry::new(site), writing.hold().owner);
-        let at_once = Claim { thread: claim.thread, need: claim.need, wait: Wait::NONE };
-        let granted = match entry.ask(&mut Listening::default(), site, &at_once, Some(&writer)) {
-            Ok(Try::Granted(tenancy) | Try::Shared(tenancy)) => tenancy,
-            refused => {
-                site.leave_queue(entry);
-                refused?;
-                // The thread has lost its write hold, without knowing it.
-                if writing.is_held() {
-                    self.pair.write.lose_hold(&writing.hold(), LostReason::Revoked);
-                }
-                return Ok(None);
-            }
-        };
-        let seated = self.seat(&granted, claim, || {});
-        let Ok(Some(tenancy)) = seated else {
-            site.leave_queue(entry);
-            // The refused read grant proves nothing of the write hold.
-            let is_late = clock::now() >= granted.hold().deadline();
-            seated?;
-            return if is_late { Err(Error::late_grant(&site.name)) } else { Ok(None) };
-        };
-        // `false` if another thread writes by now, which was granted the lock after this writer's
-        // holds were gone.
-        if !site.gate.writes_alone(claim.thread) {
-            site.lose_hold(&tenancy.hold(), LostReason::Revoked);
-            return Ok(None);
-        }
-        let tenancy = self.handle.admitted(tenancy)?;
-        Ok(Some(tenancy))
-    }
-
-    /// The leader reads beside others of the process: during their turn at once; after it if the
-    /// server says that no process waits.
-    fn join(&self, claim: &Claim<'_, Need>) -> Result<Option<Arc<Tenancy>>, Error> {
-        if !self.reads() {
-            return Ok(None);
-        }
-        let Need { terms, .. } = claim.need;
-        let site = &self.handle.site;
-        let Some((tenancy, in_turn)) = site.gate.join(claim.thread, terms) else {
-            return Ok(None);
-        };
-        let hold = &tenancy.hold();
-        if !in_turn {
-            // The leader counts as a reader meanwhile: so the hold is not released during the
-            // request.
-            let leave = || {
-                let level = self.handle.level(&tenancy);
-                let _ = site.leave(&tenancy, Some(level), Leaving::Posted);
-            };
-            let (arrivals, sent_at, lease) = (site.arrivals(), clock::now(), terms.lease());
-            let counts = hold.ask(lease);
-            match site.scripts().read_on(&hold.owner, lease) {
-                // No lease was extended, except perhaps by a first copy that lost its reply.
-                Ok(Replied { reply: Some(1..), .. }) => {
-                    leave();
-                    return Ok(None);
-                }
-                Ok(Replied { reply: Some(_), unacknowledged: Some(unacknowledged), .. }) => {
-                    hold.unconfirm();
-                    site.clean_up_if_lost(hold);
-                    leave();
-                    return Err(unacknowledged.of(&site.name).unacknowledged(true));
-                }
-                Ok(Replied { reply: Some(_), .. }) => {
-                    hold.confirm(sent_at, counts);
-                    site.clean_up_if_lost(hold);
-                    site.gate.reopen(hold, sent_at);
-                }
-                Ok(Replied { reply: None, .. }) => {
-                    site.lose_hold(hold, hold.why_gone());
-                    return Ok(None);
-                }
-                Err(trouble) => {
-                    if let Trouble::Unknown(_) = trouble {
-                        hold.unconfirm();
-                        site.clean_up_if_lost(hold);
-                    }
-                    leave();
-                    return Err(site.not_taken(trouble, arrivals));
-                }
-            }
-        }
-        if !tenancy.is_held() || !self.handle.deepen(&tenancy)? {
-            return Ok(None);
-        }
-        Ok(Some(tenancy))
-    }
-
-    /// The grant gets its seat; or, if others of the process read under an older hold, a seat
-    /// beside them: one hold is enough. `None`: the grant is no longer this process's. `used_up` is
-    /// called when no thread may ask under the grant's owner any more.
-    fn seat(
-        &self,
-        granted: &Arc<Tenancy>,
-        claim: &Claim<'_, Need>,
-        used_up: impl FnOnce(),
-    ) -> Result<Option<Arc<Tenancy>>, Error> {
-        let (site, terms) = (&self.handle.site, claim.need.terms);
-        while let Some(older) = site.gate.hold().filter(|_| self.reads()) {
-            // The server knows the new hold. If it has lost the older one, no thread may join that.
-            if !older.is_ours(clock::now()) || !site.has_granted(&older)? {
-                site.lose_hold(&older, older.why_gone());
-                continue;
-            }
-            let Some((tenancy, _)) = site.gate.join(claim.thread, terms) else {
-                // The server lets both read, so it keeps no write hold that was kept.
-                site.gate.keeps_none();
-                continue;
-            };
-            if !Arc::ptr_eq(&tenancy.hold(), &older) {
-                // Another hold has taken the seat meanwhile: the loop checks that one.
-                let level = self.handle.level(&tenancy);
-                let _ = site.leave(&tenancy, Some(level), Leaving::Posted);
-                continue;
-            }
-            // A fresh owner: the next request uses another one.
-            used_up();
-            let _ = site.release(&granted.hold(), Leaving::Posted);
-            return Ok(self.handle.deepen(&tenancy)?.then_some(tenancy));
-        }
-        if !site.admit(granted, terms)? {
-            return Ok(None);
-        }
-        used_up();
-        Ok(Some(Arc::clone(granted)))
-    }
-}
-
-impl Synchronizer for Side<'_> {
-    type Site = Arc<Site>;
-
-    fn site(&self) -> &Arc<Site> {
-        &self.handle.site
-    }
-
-    fn what(&self, need: &Need) -> (Kind, u32) {
-        (if need.mode == Mode::Read { Kind::ReadLock } else { Kind::WriteLock }, 1)
-    }
-
-    /// Does the thread hold the lock? May it join readers of this process? Otherwise one thread
-    /// asks Redis.
-    fn enter(&self, claim: &Claim<'_, Need>) -> Result<EnterOf<Self>, Error> {
-        loop {
-            let gate = &self.handle.site.gate;
-            return match gate.enter(claim.thread, claim.need, claim.wait.blocks()) {
-                GateOutcome::Leads => Ok(Enter::Leads(None)),
-                GateOutcome::Queued(waiter) => Ok(Enter::Queued(waiter)),
-                GateOutcome::Occupied => Ok(Enter::NotNow),
-                GateOutcome::Joined(tenancy) => {
-                    if !self.handle.deepen(&tenancy)? {
-                        continue;
-                    }
-                    Ok(Enter::Granted(tenancy, Way::Passed))
-                }
-                GateOutcome::Under(writing) => match self.read_under(&writing, claim)? {
-                    Some(tenancy) => Ok(Enter::Granted(tenancy, Way::Passed)),
-                    None => continue,
-                },
-                GateOutcome::Reads => {
-                    let message = "the calling thread holds the read lock, so it would wait for \
-                                   itself: release the read lock first; it is held as before";
-                    let error = Error::new(ErrorKind::WouldDeadlock, message.to_owned());
-                    Err(error.of(&self.handle.site.name))
-                }
-                // It may be the hold of the other mode.
-                GateOutcome::Expired(hold) => {
-                    let site = self.pair.site(hold.owner.mode());
-                    site.lose_hold(&hold, LostReason::LeaseExpired);
-                    continue;
-                }
-                entered => match self.handle.again(entered)? {
-                    Some(tenancy) => Ok(Enter::Again(tenancy)),
-                    None => continue,
-                },
-            };
-        }
-    }
-
-    /// The wheel ends holds at their deadlines. This is for a wheel that is late.
-    fn look(&self) {
-        for site in [&self.pair.read, &self.pair.write] {
-            if let Some(hold) = site.gate.expired() {
-                site.lose_hold(&hold, LostReason::LeaseExpired);
-            }
-        }
-    }
-
-    /// The receiver looks once more: it may have slept through the rest of the lease.
-    fn receive(&self, tenancy: Arc<Tenancy>) -> Result<Option<Arc<Tenancy>>, Error> {
-        if !tenancy.is_held() {
-            self.handle.site.lose_hold(&tenancy.hold(), LostReason::LeaseExpired);
-            return Ok(None);
-        }
-        if self.reads() && !self.handle.deepen(&tenancy)? {
-            return Ok(None);
-        }
-        self.handle.admitted(tenancy).map(Some)
-    }
-
-    fn told(&self, tenancy: &Arc<Tenancy>) {
-        self.handle.site.told(tenancy);
-    }
-
-    fn request_state(&self, _: &Claim<'_, Need>) -> Option<QueueEntry> {
-        None
-    }
-
-    fn collect(
-        &self,
-        lead: &mut Lead<Option<QueueEntry>>,
-        claim: &Claim<'_, Need>,
-    ) -> Option<Arc<Tenancy>> {
-        let Lead { listening, request_state } = lead;
-        request_state.as_mut()?.collect(listening, &self.handle.site, claim)
-    }
-
-    fn has_news(&self, request_state: &Option<QueueEntry>) -> bool {
-        request_state.as_ref().is_some_and(QueueEntry::has_news)
-    }
-
-    fn ask(
-        &self,
-        lead: &mut Lead<Option<QueueEntry>>,
-        claim: &Claim<'_, Need>,
-    ) -> Result<Try<Arc<Tenancy>>, Error> {
-        let site = &self.handle.site;
-        let Lead { listening, request_state } = lead;
-        if request_state.is_none()
-            && let Some(tenancy) = self.join(claim)?
-        {
-            return Ok(Try::Shared(tenancy));
-        }
-        let entry = request_state.get_or_insert_with(|| QueueEntry::new(site));
-        entry.ask(listening, site, claim, None)
-    }
-
-    fn install(
-        &self,
-        leadership: &mut Leadership<'_, Arc<Site>>,
-        mut tenancy: Arc<Tenancy>,
-        claim: &Claim<'_, Need>,
-    ) -> Result<Option<Arc<Tenancy>>, Error> {
-        let gate = &self.handle.site.gate;
-        // A leader without an entry has joined the readers, and is seated.
-        if leadership.lead.as_ref().is_some_and(|lead| lead.request_state.is_some()) {
-            let Some(seated) = self.seat(&tenancy, claim, || leadership.lead = None)? else {
-                return Ok(None);
-            };
-            tenancy = seated;
-        }
-        if self.reads() {
-            gate.let_readers_in();
-        } else {
-            // A thread that comes now finds the seat taken. So no thread needs to lead.
-            leadership.resign();
-            // Alone: readers of the process have no hold any more, even if the process has not
-            // learned that yet.
-            let readers = &self.pair.read;
-            if let Some(hold) = readers.gate.hold() {
-                readers.lose_hold(&hold, hold.why_gone());
-            }
-        }
-        self.handle.admitted(tenancy).map(Some)
     }
 }

@@ -2,23 +2,15 @@
 //!
 //! `docs/architecture.md`, "The path of one lock", follows a call from here to Redis and back.
 //!
-//! `one_lock!` (`lock/verbs.rs`) makes all verbs. `lock()` is `take`, below, with the calling
-//! thread and a wait without an end; a `LockGuard` holds the tenancy that it returns. `try_lock`
-//! and the others have another wait, and `lock_owned` another thread (`lock/guard.rs`).
-
-use std::sync::Arc;
-
-use redlatch_client::sync::Thread;
+//! `one_lock!` (`lock/verbs.rs`) makes all verbs. `lock()` is `acquire` (`lock/hooks.rs`) with the
+//! calling thread and a wait without an end; a `LockGuard` holds the tenancy that it returns.
+//! `try_lock` and the others have another wait, and `lock_owned` another thread (`lock/guard.rs`).
 
 #[cfg(doc)]
 use crate::client::Client;
-use crate::error::Error;
-use crate::hold::Tenancy;
-use crate::lock::{Handle, exclusive, one_lock};
+use crate::lock::{Handle, one_lock};
 use crate::runtime::Session;
-use crate::scripts::Trouble;
 use crate::site::Site;
-use crate::waiting::Wait;
 
 /// A lock for one thread at a time, across processes and machines. Its holder may take it again. It
 /// is `ReentrantLock` of java.util.concurrent and Redisson's `RLock`. Made by
@@ -91,14 +83,5 @@ impl ReentrantLock {
     pub(crate) fn new(session: &Session, name: &str) -> Self {
         let site = Site::of(session.core(), name);
         Self { handle: Handle::new(session.clone(), site) }
-    }
-
-    /// `None`: the wait ended first.
-    fn take(&self, thread: &Arc<Thread>, wait: Wait<'_>) -> Result<Option<Arc<Tenancy>>, Error> {
-        exclusive::acquire(&self.handle, thread, wait)
-    }
-
-    fn send_force_unlock(&self) -> Result<bool, Trouble> {
-        self.handle.site.scripts().force_unlock()
     }
 }

@@ -159,15 +159,50 @@ macro_rules! own_verbs {
     };
 }
 
-/// Makes a type a lock of one name. The type has a `handle` and
-/// `fn take(&self, &Arc<Thread>, Wait<'_>) -> Result<Option<Arc<Tenancy>>, Error>` and
-/// `fn send_force_unlock(&self) -> Result<bool, Trouble>`.
+/// Makes a type that has a `handle` a lock of one name.
 macro_rules! one_lock {
     ($lock:ident) => {
         $crate::lock::one_lock!($lock, $crate::lock::LockGuard, $crate::lock::OwnedLockGuard);
     };
     // A lock whose guards say more.
     ($lock:ident, $guard:ty, $owned:ty) => {
+        const _: () = {
+            use std::sync::Arc;
+
+            use redlatch_client::sync::Thread;
+
+            use crate::error::Error;
+            use crate::hold::Tenancy;
+            use crate::lock::hooks;
+            use crate::scripts::Trouble;
+            use crate::waiting::Wait;
+
+            impl $lock {
+                fn take(
+                    &self,
+                    thread: &Arc<Thread>,
+                    wait: Wait<'_>,
+                ) -> Result<Option<Arc<Tenancy>>, Error> {
+                    hooks::acquire(&self.handle, thread, wait)
+                }
+
+                fn send_force_unlock(&self) -> Result<bool, Trouble> {
+                    self.handle.send_force_unlock()
+                }
+            }
+        };
+
+        $crate::lock::one_lock!($lock with take and send_force_unlock, $guard, $owned);
+    };
+    // A lock that has these methods itself.
+    ($lock:ident with take and send_force_unlock) => {
+        $crate::lock::one_lock!(
+            $lock with take and send_force_unlock,
+            $crate::lock::LockGuard,
+            $crate::lock::OwnedLockGuard
+        );
+    };
+    ($lock:ident with take and send_force_unlock, $guard:ty, $owned:ty) => {
         $crate::lock::own_verbs!($lock, $guard, $owned);
 
         const _: () = {

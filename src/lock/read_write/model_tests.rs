@@ -42,7 +42,7 @@ impl Process {
 
     /// Drops the client, when no thread of it has the lock or waits for it.
     fn end(self) {
-        let pair = &self.lock.read.pair;
+        let pair = self.lock.read.handle.pair.as_ref().unwrap();
         for mode in [Mode::Read, Mode::Write] {
             let site = pair.site(mode);
             assert!(!site.with_queue(|queue| queue.is_busy()), "a leadership that nobody took");
@@ -205,7 +205,7 @@ fn so_it_is_with_two_processes() {
 fn check_alone(lock: &ReadWriteLock, writing: &LockGuard) {
     let own = Thread::current();
     let others = [Mode::Read, Mode::Write].map(|mode| {
-        lock.read.pair.site(mode).gate.with_seat(|seat| {
+        lock.read.handle.site_of(mode).gate.with_seat(|seat| {
             let tenancies = seat.into_iter().flat_map(|seat| seat.tenancies());
             tenancies.filter(|other| other.thread.id() != own.id()).cloned().collect::<Vec<_>>()
         })
@@ -294,7 +294,7 @@ fn a_reader_granted_under_a_lost_hold_does_not_read_beside_the_next_writer() {
             next.writing.store(0, Ordering::SeqCst);
             drop(guard);
         });
-        let pair = Arc::clone(&process.lock.read.pair);
+        let pair = process.lock.read.handle.pair.clone().unwrap();
         let renewal = thread::spawn(move || {
             let site = pair.site(Mode::Write);
             if let Some(hold) = site.gate.hold() {

@@ -13,16 +13,16 @@ use crate::snapshot::Held;
 use crate::waiting::Queued;
 
 /// See the module.
-pub(super) struct Pair {
+pub(in crate::lock) struct Pair {
     core: Arc<Core>,
     name: Arc<str>,
-    pub(super) read: Arc<Site>,
-    pub(super) write: Arc<Site>,
+    pub(in crate::lock) read: Arc<Site>,
+    pub(in crate::lock) write: Arc<Site>,
 }
 
 impl Pair {
     /// The pair of a name: one for all its handles.
-    pub(super) fn of(core: &Arc<Core>, name: &str) -> Arc<Self> {
+    pub(in crate::lock) fn of(core: &Arc<Core>, name: &str) -> Arc<Self> {
         core.members.of::<Self>().get(name, |name| {
             let gate = Gate::new(Mode::Write);
             let read = Arc::new(Site::side(core, &name, gate.beside(Mode::Read)));
@@ -31,7 +31,7 @@ impl Pair {
         })
     }
 
-    pub(super) fn site(&self, mode: Mode) -> &Arc<Site> {
+    pub(in crate::lock) fn site(&self, mode: Mode) -> &Arc<Site> {
         if mode == Mode::Write { &self.write } else { &self.read }
     }
 }

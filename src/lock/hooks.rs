@@ -1,0 +1,323 @@
+//! All locks of one name but the fair one, as the driver that waits sees them: one thread holds, or
+//! many read, and a process hands the lock to the next. (A fair lock's hooks are in `lock/fair.rs`.)
+//!
+//! `site/gate.rs` orders the threads of this process, `hold/queue_entry.rs` is the process's
+//! entry in the queue of processes, and `waiting/mod.rs` has the loop that calls these hooks.
+
+use std::sync::Arc;
+
+use redlatch_client::sync::{Thread, clock};
+
+use super::Handle;
+use crate::error::{Error, ErrorKind, LostReason};
+use crate::hold::{Leaseholder, QueueEntry, Tenancy};
+use crate::observer::{Kind, Way};
+use crate::scripts::{Mode, Replied, Trouble};
+use crate::site::{GateOutcome, Leaving, Need, Site};
+use crate::waiting::{
+    self, Claim, Enter, EnterOf, Lead, Leadership, Listening, Queued, Synchronizer, Try, Wait,
+};
+
+/// See the module.
+#[derive(Clone, Copy)]
+struct Hooks<'a>(&'a Handle);
+
+/// Takes the lock of this handle. `None`: the wait is over first.
+pub(crate) fn acquire(
+    handle: &Handle,
+    thread: &Arc<Thread>,
+    wait: Wait<'_>,
+) -> Result<Option<Arc<Tenancy>>, Error> {
+    // A name or a lease that is not usable, a client that was shut down, a forked process, a
+    // cancelled token, or a second level of a non-reentrant handle is an error before the client
+    // sends a request.
+    handle.check(thread, &wait)?;
+    // The driver. It calls the hooks below, and parks the thread between them.
+    waiting::acquire(&Hooks(handle), &Claim { thread, need: handle.need(), wait })
+}
+
+impl Hooks<'_> {
+    fn reads(&self) -> bool {
+        self.0.site.mode == Mode::Read
+    }
+
+    /// A writing thread also takes the read lock. `None`: it has to look anew.
+    fn read_under(
+        &self,
+        writing: &Arc<Tenancy>,
+        claim: &Claim<'_, Need>,
+    ) -> Result<Option<Arc<Tenancy>>, Error> {
+        let site = &self.0.site;
+        let (mut entry, writer) = (QueueEntry::new(site), writing.hold().owner);
+        let at_once = Claim { thread: claim.thread, need: claim.need, wait: Wait::NONE };
+        let granted = match entry.ask(&mut Listening::default(), site, &at_once, Some(&writer)) {
+            Ok(Try::Granted(tenancy) | Try::Shared(tenancy)) => tenancy,
+            refused => {
+                site.leave_queue(entry);
+                refused?;
+                // The thread has lost its write hold, without knowing it.
+                if writing.is_held() {
+                    let writes = self.0.site_of(Mode::Write);
+                    writes.lose_hold(&writing.hold(), LostReason::Revoked);
+                }
+                return Ok(None);
+            }
+        };
+        let seated = self.seat(Arc::clone(&granted), claim, || {});
+        let Ok(Some(tenancy)) = seated else {
+            site.leave_queue(entry);
+            // The refused read grant proves nothing of the write hold.
+            let is_late = clock::now() >= granted.hold().deadline();
+            seated?;
+            return if is_late { Err(Error::late_grant(&site.name)) } else { Ok(None) };
+        };
+        // `false` if another thread writes by now, which was granted the lock after this writer's
+        // holds were gone.
+        if !site.gate.writes_alone(claim.thread) {
+            site.lose_hold(&tenancy.hold(), LostReason::Revoked);
+            return Ok(None);
+        }
+        let tenancy = self.0.admitted(tenancy)?;
+        Ok(Some(tenancy))
+    }
+
+    /// The leader reads beside others of the process: during their turn at once; after it if the
+    /// server says that no process waits.
+    fn join(&self, claim: &Claim<'_, Need>) -> Result<Option<Arc<Tenancy>>, Error> {
+        if !self.reads() {
+            return Ok(None);
+        }
+        let Need { terms, .. } = claim.need;
+        let site = &self.0.site;
+        let Some((tenancy, in_turn)) = site.gate.join(claim.thread, terms) else {
+            return Ok(None);
+        };
+        let hold = &tenancy.hold();
+        if !in_turn {
+            // The leader counts as a reader meanwhile: so the hold is not released during the
+            // request.
+            let leave = || {
+                let level = self.0.level(&tenancy);
+                let _ = site.leave(&tenancy, Some(level), Leaving::Posted);
+            };
+            let (arrivals, sent_at, lease) = (site.arrivals(), clock::now(), terms.lease());
+            let counts = hold.ask(lease);
+            match site.scripts().read_on(&hold.owner, lease) {
+                // No lease was extended, except perhaps by a first copy that lost its reply.
+                Ok(Replied { reply: Some(1..), .. }) => {
+                    leave();
+                    return Ok(None);
+                }
+                Ok(Replied { reply: Some(_), unacknowledged: Some(unacknowledged), .. }) => {
+                    hold.unconfirm();
+                    site.clean_up_if_lost(hold);
+                    leave();
+                    return Err(unacknowledged.of(&site.name).unacknowledged(true));
+                }
+                Ok(Replied { reply: Some(_), .. }) => {
+                    hold.confirm(sent_at, counts);
+                    site.clean_up_if_lost(hold);
+                    site.gate.reopen(hold, sent_at);
+                }
+                Ok(Replied { reply: None, .. }) => {
+                    site.lose_hold(hold, hold.why_gone());
+                    return Ok(None);
+                }
+                Err(trouble) => {
+                    if let Trouble::Unknown(_) = trouble {
+                        hold.unconfirm();
+                        site.clean_up_if_lost(hold);
+                    }
+                    leave();
+                    return Err(site.not_taken(trouble, arrivals));
+                }
+            }
+        }
+        if !tenancy.is_held() || !self.0.deepen(&tenancy)? {
+            return Ok(None);
+        }
+        Ok(Some(tenancy))
+    }
+
+    /// The grant gets its seat; or, if others of the process read under an older hold, a seat
+    /// beside them: one hold is enough. `None`: the grant is no longer this process's. `used_up` is
+    /// called when no thread may ask under the grant's owner any more.
+    fn seat(
+        &self,
+        granted: Arc<Tenancy>,
+        claim: &Claim<'_, Need>,
+        used_up: impl FnOnce(),
+    ) -> Result<Option<Arc<Tenancy>>, Error> {
+        let (site, terms) = (&self.0.site, claim.need.terms);
+        while self.reads()
+            && let Some(older) = site.gate.hold()
+        {
+            // The server knows the new hold. If it has lost the older one, no thread may join that.
+            if !older.is_ours(clock::now()) || !site.has_granted(&older)? {
+                site.lose_hold(&older, older.why_gone());
+                continue;
+            }
+            let Some((tenancy, _)) = site.gate.join(claim.thread, terms) else {
+                // The server lets both read, so it keeps no write hold that was kept.
+                site.gate.keeps_none();
+                continue;
+            };
+            if !Arc::ptr_eq(&tenancy.hold(), &older) {
+                // Another hold has taken the seat meanwhile: the loop checks that one.
+                let level = self.0.level(&tenancy);
+                let _ = site.leave(&tenancy, Some(level), Leaving::Posted);
+                continue;
+            }
+            // A fresh owner: the next request uses another one.
+            used_up();
+            let _ = site.release(&granted.hold(), Leaving::Posted);
+            return Ok(self.0.deepen(&tenancy)?.then_some(tenancy));
+        }
+        if !site.admit(&granted, terms)? {
+            return Ok(None);
+        }
+        used_up();
+        Ok(Some(granted))
+    }
+}
+
+impl Synchronizer for Hooks<'_> {
+    type Site = Arc<Site>;
+
+    fn site(&self) -> &Arc<Site> {
+        &self.0.site
+    }
+
+    fn what(&self, need: &Need) -> (Kind, u32) {
+        let kind = match need.mode {
+            Mode::Lock if self.0.site.is_fenced => Kind::FencedLock,
+            Mode::Lock => Kind::ReentrantLock,
+            Mode::Read => Kind::ReadLock,
+            Mode::Write => Kind::WriteLock,
+        };
+        (kind, 1)
+    }
+
+    /// Does the thread hold the lock? May it join readers of this process? Otherwise one thread
+    /// asks Redis.
+    fn enter(&self, claim: &Claim<'_, Need>) -> Result<EnterOf<Self>, Error> {
+        loop {
+            let gate = &self.0.site.gate;
+            return match gate.enter(claim.thread, claim.need, claim.wait.blocks()) {
+                GateOutcome::Leads => Ok(Enter::Leads(None)),
+                GateOutcome::Queued(waiter) => Ok(Enter::Queued(waiter)),
+                GateOutcome::Occupied => Ok(Enter::NotNow),
+                GateOutcome::Joined(tenancy) => {
+                    if !self.0.deepen(&tenancy)? {
+                        continue;
+                    }
+                    Ok(Enter::Granted(tenancy, Way::Passed))
+                }
+                GateOutcome::Under(writing) => match self.read_under(&writing, claim)? {
+                    Some(tenancy) => Ok(Enter::Granted(tenancy, Way::Passed)),
+                    None => continue,
+                },
+                GateOutcome::Reads => {
+                    let message = "the calling thread holds the read lock, so it would wait for \
+                                   itself: release the read lock first; it is held as before";
+                    let error = Error::new(ErrorKind::WouldDeadlock, message.to_owned());
+                    Err(error.of(&self.0.site.name))
+                }
+                entered => match self.0.again(entered)? {
+                    Some(tenancy) => Ok(Enter::Again(tenancy)),
+                    None => continue,
+                },
+            };
+        }
+    }
+
+    /// The wheel ends holds at their deadlines. This is for a wheel that is late.
+    fn look(&self) {
+        for site in self.0.sites() {
+            if let Some(hold) = site.gate.expired() {
+                site.lose_hold(&hold, LostReason::LeaseExpired);
+            }
+        }
+    }
+
+    /// The receiver looks once more: it may have slept through the rest of the lease.
+    fn receive(&self, tenancy: Arc<Tenancy>) -> Result<Option<Arc<Tenancy>>, Error> {
+        if !tenancy.is_held() {
+            self.0.site.lose_hold(&tenancy.hold(), LostReason::LeaseExpired);
+            return Ok(None);
+        }
+        if self.reads() && !self.0.deepen(&tenancy)? {
+            return Ok(None);
+        }
+        self.0.admitted(tenancy).map(Some)
+    }
+
+    fn told(&self, tenancy: &Arc<Tenancy>) {
+        self.0.site.told(tenancy);
+    }
+
+    fn request_state(&self, _: &Claim<'_, Need>) -> Option<QueueEntry> {
+        None
+    }
+
+    fn collect(
+        &self,
+        lead: &mut Lead<Option<QueueEntry>>,
+        claim: &Claim<'_, Need>,
+    ) -> Option<Arc<Tenancy>> {
+        let Lead { listening, request_state } = lead;
+        request_state.as_mut()?.collect(listening, &self.0.site, claim)
+    }
+
+    fn has_news(&self, request_state: &Option<QueueEntry>) -> bool {
+        request_state.as_ref().is_some_and(QueueEntry::has_news)
+    }
+
+    fn ask(
+        &self,
+        lead: &mut Lead<Option<QueueEntry>>,
+        claim: &Claim<'_, Need>,
+    ) -> Result<Try<Arc<Tenancy>>, Error> {
+        let site = &self.0.site;
+        let Lead { listening, request_state } = lead;
+        if request_state.is_none()
+            && let Some(tenancy) = self.join(claim)?
+        {
+            return Ok(Try::Shared(tenancy));
+        }
+        let entry = request_state.get_or_insert_with(|| QueueEntry::new(site));
+        entry.ask(listening, site, claim, None)
+    }
+
+    fn install(
+        &self,
+        leadership: &mut Leadership<'_, Arc<Site>>,
+        tenancy: Arc<Tenancy>,
+        claim: &Claim<'_, Need>,
+    ) -> Result<Option<Arc<Tenancy>>, Error> {
+        let gate = &self.0.site.gate;
+        // A leader without an entry has joined the readers, and is seated.
+        let is_seated = leadership.lead.as_ref().is_none_or(|lead| lead.request_state.is_none());
+        let tenancy = match is_seated {
+            true => tenancy,
+            false => match self.seat(tenancy, claim, || leadership.lead = None)? {
+                Some(seated) => seated,
+                None => return Ok(None),
+            },
+        };
+        if self.reads() {
+            gate.let_readers_in();
+        } else {
+            // A thread that comes now finds the seat taken. So no thread needs to lead.
+            leadership.resign();
+            // Alone: readers of the process have no hold any more, even if the process has not
+            // learned that yet.
+            if let Some(pair) = &self.0.pair
+                && let Some(hold) = pair.read.gate.hold()
+            {
+                pair.read.lose_hold(&hold, hold.why_gone());
+            }
+        }
+        self.0.admitted(tenancy).map(Some)
+    }
+}
