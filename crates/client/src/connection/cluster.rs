@@ -55,6 +55,7 @@ pub struct Cluster {
 type OnNode = Box<dyn Fn(&Arc<Node>) + Send + Sync>;
 type OnMoved = Box<dyn Fn(&[u16]) + Send + Sync>;
 
+#[derive(Default)]
 struct ClusterState {
     /// By number. None is ever removed.
     nodes: Vec<(HostPort, Arc<Node>)>,
@@ -115,14 +116,10 @@ impl Cluster {
                 if config.sharded_channels { Channels::Sharded } else { Channels::Cluster };
             let seeds: Vec<_> = url.hosts.iter().map(HostPort::of).collect();
             let state = ClusterState {
-                nodes: Vec::new(),
                 owners: vec![NOBODY; SLOTS.into()],
                 known: seeds.clone(),
                 seeds,
-                silent: Vec::new(),
-                epoch: 0,
-                looking: false,
-                looked_at: None,
+                ..ClusterState::default()
             };
             let cluster = Self {
                 manner: manner.with_channels(channels),

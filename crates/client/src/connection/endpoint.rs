@@ -10,6 +10,7 @@ use redis::{ConnectionAddr, RedisConnectionInfo, RedisResult};
 
 use super::ConnectError;
 use super::host_port::HostPort;
+use super::limit::{deadline_in, later};
 use super::login::Login;
 use super::name::Name;
 use super::sentinel::Sentinels;
@@ -72,8 +73,7 @@ impl Endpoint {
         let login = Login::of_servers(settings, config);
         let sentinels =
             Sentinels::new(service, &hosts, &of_sentinels, login.clone(), config, &health)?;
-        let timeouts = [config.connect_timeout, config.response_timeout];
-        Ok(Self::at(Target::Named(Arc::new(sentinels)), login, timeouts, health))
+        Ok(Self::at(Target::Named(Arc::new(sentinels)), login, config, health))
     }
 
     /// The same endpoint, but if its name leads to another server, the connections go there.
@@ -93,12 +93,11 @@ impl Endpoint {
         settings: &RedisConnectionInfo,
         config: &Settings,
     ) -> Result<Self, ConnectError> {
-        let timeouts = [config.connect_timeout, config.response_timeout];
         let health = Arc::new(Health::new(&HostPort::text_of(address)));
         let network = Network::new(address, config)?;
         let target = Target::At { address: address.clone(), network, name: None };
         let settings = Credentials::instead(&config.credentials, settings);
-        Ok(Self::at(target, Login::of_servers(settings, config), timeouts, health))
+        Ok(Self::at(target, Login::of_servers(settings, config), config, health))
     }
 
     /// A server of a cluster, before its kind of channels is known.
@@ -112,44 +111,27 @@ impl Endpoint {
 
     /// Another server of the same cluster.
     pub(super) fn of_same_cluster(&self, host_port: &HostPort, number: usize) -> Self {
-        let target = match &self.target {
-            Target::At { address, network, .. } => {
-                let address = host_port.instead_of(address);
-                Target::At { address, network: network.clone(), name: None }
-            }
-            // A cluster has no Sentinels.
-            named @ Target::Named(_) => named.clone(),
-        };
-        let timeouts = [self.connect_timeout, self.response_timeout];
-        let address = match &target {
-            Target::At { address, .. } => HostPort::text_of(address),
-            Target::Named(_) => String::new(),
-        };
-        let health = Arc::new(Health::new(&address));
-        let endpoint = Self::at(target, self.login.clone(), timeouts, health);
-        Self { number, channels: self.channels, ..endpoint }
+        let (runs, health) = (Arc::default(), Arc::new(Health::new(&host_port.to_string())));
+        let mut same = Self { number, runs, health, opened: Arc::default(), ..self.clone() };
+        // A cluster has no Sentinels.
+        if let Target::At { address, .. } = &mut same.target {
+            *address = host_port.instead_of(address);
+        }
+        same
     }
 
-    fn at(
-        target: Target,
-        login: Login,
-        [connect_timeout, response_timeout]: [Duration; 2],
-        health: Arc<Health>,
-    ) -> Self {
-        let (number, channels) = (0, Channels::Server);
-        let runs = Arc::new(Runs::new());
-        let (asks, opened) = (false, Arc::default());
+    fn at(target: Target, login: Login, config: &Settings, health: Arc<Health>) -> Self {
         Self {
             target,
             login,
-            number,
-            channels,
-            connect_timeout,
-            response_timeout,
-            runs,
-            asks,
+            number: 0,
+            channels: Channels::Server,
+            connect_timeout: config.connect_timeout,
+            response_timeout: config.response_timeout,
+            runs: Arc::default(),
+            asks: false,
             health,
-            opened,
+            opened: Arc::default(),
         }
     }
 
@@ -199,7 +181,7 @@ impl Endpoint {
     /// As [`open`](Self::open), in a time that may be shorter than the connect timeout.
     pub(super) fn open_within(&self, within: Duration) -> RedisResult<(Connection, Run)> {
         let now = Instant::now();
-        let deadline = now.checked_add(within.min(self.connect_timeout)).unwrap_or(now);
+        let deadline = later(now, within.min(self.connect_timeout));
         let (login, timeout) = (&self.login, self.response_timeout);
         let opened = match &self.target {
             Target::At { address, network, name } => {
@@ -294,8 +276,7 @@ impl Endpoint {
                 let timeouts = (self.connect_timeout, self.response_timeout);
                 // A connection beside all others, which no thread uses.
                 let connect = move || {
-                    let now = Instant::now();
-                    let until = now.checked_add(timeouts.0).unwrap_or(now);
+                    let until = deadline_in(timeouts.0);
                     let opened = Connection::open(
                         &address,
                         &network,

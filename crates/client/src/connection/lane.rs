@@ -15,7 +15,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::link::{Link, ReplyReceiver};
+use super::link::{Link, Parts, ReplyReceiver};
 use super::outcome::{Cause, Failure};
 use super::{Command, Endpoint, Limit};
 use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -44,6 +44,7 @@ pub struct Lane {
     pub permits_answered: AtomicU64,
 }
 
+#[derive(Default)]
 struct LaneState {
     /// The link, while no thread combines.
     link: Option<Box<Link>>,
@@ -75,9 +76,6 @@ fn take_first(queue: &mut VecDeque<Pending>, most: usize) -> VecDeque<Pending> {
     let rest = queue.split_off(queue.len().min(most));
     std::mem::replace(queue, rest)
 }
-
-/// A command, the receiver of its reply, and whether a thread sleeps until the reply.
-type Parts = (Command, Arc<dyn ReplyReceiver>, bool);
 
 impl Pending {
     fn is(&self, call: &Arc<Call>) -> bool {
@@ -129,18 +127,9 @@ pub enum Posted {
 impl Lane {
     /// A lane to this server. It opens its connection at the first command.
     pub fn new(endpoint: Arc<Endpoint>) -> Self {
-        let state = LaneState {
-            link: None,
-            combining: false,
-            queue: VecDeque::new(),
-            closed: false,
-            served: 0,
-            round_trip: Duration::ZERO,
-            heard_at: 0,
-        };
         Self {
             endpoint,
-            state: Mutex::new(state),
+            state: Mutex::default(),
             look_requested: AtomicBool::new(false),
             permits_posted: AtomicUsize::new(0),
             permits_answered: AtomicU64::new(0),

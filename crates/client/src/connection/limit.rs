@@ -104,12 +104,21 @@ impl Limit {
 
     /// Sleeps for so long, or until the limit is over.
     pub(super) fn sleep(&self, pause: Duration) {
-        let now = Instant::now();
-        let end = now.checked_add(pause).unwrap_or(now);
+        let end = deadline_in(pause);
         while Instant::now() < end && !self.is_over() {
             thread::sleep(self.soon(end).saturating_duration_since(Instant::now()));
         }
     }
+}
+
+/// When so much time is over.
+pub(super) fn deadline_in(time: Duration) -> Instant {
+    later(Instant::now(), time)
+}
+
+pub(super) fn later(now: Instant, time: Duration) -> Instant {
+    // No timeout is longer than a year.
+    now.checked_add(time).unwrap_or(now)
 }
 
 /// The calling thread's call was ended by its limit. `answers`: its connection has answered lately.

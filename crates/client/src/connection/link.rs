@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 
 use super::ReplicaAcks;
-use super::limit::Limit;
+use super::limit::{Limit, deadline_in, later};
 use super::outcome::{Cause, Failure, Outcome};
 use super::reply::is_wrong_server_reply;
 use super::server::Run;
@@ -45,6 +45,9 @@ pub trait ReplyReceiver: Send + Sync {
         None
     }
 }
+
+/// A command, the receiver of its reply, and whether a thread sleeps until the reply.
+pub(super) type Parts = (Command, Arc<dyn ReplyReceiver>, bool);
 
 impl<F: Fn(Outcome) + Send + Sync> ReplyReceiver for F {
     fn receive(&self, outcome: Outcome) {
@@ -169,8 +172,7 @@ impl Link {
         let until = self.deadline_in(self.at_least(SHORTEST_LOOK));
         self.wrote_at = Instant::now();
         if let Err(error) = self.connection.send_until(Command::plain(&[b"PING"]).bytes(), until) {
-            let failure = self.after_write(error);
-            self.fail(failure);
+            self.fail(self.after_write(error));
             return false;
         }
         self.settle_all(until).is_ok() && self.read(until).is_ok()
@@ -232,8 +234,7 @@ impl Link {
             let reply = self.read(until)?;
             let reply = self.rights.answered(command, asked, reply);
             if !command.may_be_answered(&reply) {
-                let shifted = self.shifted();
-                return Err(self.fail(shifted));
+                return Err(self.shifted());
             }
             if retried || !is_noscript(&reply) {
                 return self.said(reply);
@@ -263,9 +264,9 @@ impl Link {
 
     /// A reply came that its command cannot have: it, and the replies behind it, may belong to any
     /// command. A number read for the wrong command would be a grant.
-    fn shifted(&self) -> Failure {
+    fn shifted(&mut self) -> Failure {
         let what = "a reply does not fit its command: the connection is given up";
-        Failure::Reset(self.cause((ErrorKind::Parse, what)))
+        self.fail(Failure::Reset(self.cause((ErrorKind::Parse, what))))
     }
 
     /// How long the server may take, from now on, to answer the owed WAITs.
@@ -283,10 +284,7 @@ impl Link {
     /// Writes commands in one packet, their replies owed; behind those whose writes replicas must
     /// acknowledge it writes one WAIT. After an `Err` the link is of no use, and each command's
     /// receiver has heard so.
-    pub fn send(
-        &mut self,
-        batch: impl IntoIterator<Item = (Command, Arc<dyn ReplyReceiver>, bool)>,
-    ) -> Result<(), Failure> {
+    pub fn send(&mut self, batch: impl IntoIterator<Item = Parts>) -> Result<(), Failure> {
         let bytes = self.owe(batch);
         self.check_run()?;
         self.write(&bytes)
@@ -296,7 +294,7 @@ impl Link {
     /// that reads or writes writes the rest.
     pub(super) fn send_limited(
         &mut self,
-        batch: impl IntoIterator<Item = (Command, Arc<dyn ReplyReceiver>, bool)>,
+        batch: impl IntoIterator<Item = Parts>,
         limit: &Limit,
     ) -> Result<(), Failure> {
         let bytes = self.owe(batch);
@@ -310,7 +308,7 @@ impl Link {
     /// before all that is written later.
     pub(super) fn send_now(
         &mut self,
-        batch: impl IntoIterator<Item = (Command, Arc<dyn ReplyReceiver>, bool)>,
+        batch: impl IntoIterator<Item = Parts>,
     ) -> Result<(), Failure> {
         let bytes = self.owe(batch);
         self.check_run()?;
@@ -344,8 +342,7 @@ impl Link {
 
     fn takes_nothing(&mut self) -> Failure {
         let late = io::Error::new(io::ErrorKind::TimedOut, "the server takes nothing");
-        let late = self.after_write(late.into());
-        self.fail(late)
+        self.fail(self.after_write(late.into()))
     }
 
     /// Takes back each [take](super::Script::takes) of which no byte is written and whose
@@ -389,15 +386,11 @@ impl Link {
         }
         let what = "another run of the server was met over another connection";
         let error = io::Error::new(io::ErrorKind::ConnectionAborted, what);
-        let another = Failure::Reset(self.cause(error));
-        Err(self.fail(another))
+        Err(self.fail(Failure::Reset(self.cause(error))))
     }
 
     /// Notes that the replies to these commands are owed. Returns the bytes to write.
-    fn owe(
-        &mut self,
-        batch: impl IntoIterator<Item = (Command, Arc<dyn ReplyReceiver>, bool)>,
-    ) -> Vec<u8> {
+    fn owe(&mut self, batch: impl IntoIterator<Item = Parts>) -> Vec<u8> {
         self.begins_to_owe(Instant::now());
         let mut bytes = Vec::new();
         let mut acks = None;
@@ -472,10 +465,7 @@ impl Link {
                 Ok(false) if Instant::now() >= dead_at => return Err(self.takes_nothing()),
                 Ok(false) if limit.is_over() => return Ok(false),
                 Ok(false) => {}
-                Err(error) => {
-                    let failure = self.after_write(error);
-                    return Err(self.fail(failure));
-                }
+                Err(error) => return Err(self.fail(self.after_write(error))),
             }
         }
     }
@@ -655,8 +645,7 @@ impl Link {
         let reply = self.rights.answered(&owed.command, owed.asked, reply);
         if !owed.command.may_be_answered(&reply) {
             self.owed.push_front(owed);
-            let shifted = self.shifted();
-            return Err(self.fail(shifted));
+            return Err(self.shifted());
         }
         let Some(receiver) = owed.receiver else {
             self.acknowledged(&reply, &owed.command);
@@ -795,19 +784,9 @@ impl Drop for Link {
     /// However a link ends, by a panic too, no thread is left asleep.
     fn drop(&mut self) {
         if !self.owed.is_empty() || !self.unacknowledged.is_empty() {
-            let closed = self.closed();
-            self.fail(closed);
+            self.fail(self.closed());
         }
     }
-}
-
-fn deadline_in(time: Duration) -> Instant {
-    later(Instant::now(), time)
-}
-
-fn later(now: Instant, time: Duration) -> Instant {
-    // No timeout is longer than a year.
-    now.checked_add(time).unwrap_or(now)
 }
 
 fn too_few(had: i64, ReplicaAcks { count, within }: ReplicaAcks) -> RedisError {

@@ -63,15 +63,7 @@ pub(super) fn redirect(outcome: &Outcome) -> Option<Redirect> {
 
 /// The same for its error.
 pub(super) fn redirect_of(error: &RedisError) -> Option<Redirect> {
-    redirect_as(error.code().unwrap_or_default(), error.detail())
-}
-
-/// Whether a server of a cluster refuses a command because another one is to be asked, now or soon.
-pub fn is_redirect(error: &RedisError) -> bool {
-    redirect_of(error).is_some()
-}
-
-fn redirect_as(code: &str, details: Option<&str>) -> Option<Redirect> {
+    let details = error.detail();
     let host_port = || {
         let (slot, host_port) = details?.split_once(' ')?;
         let (host, port) = host_port.split(' ').next()?.rsplit_once(':')?;
@@ -80,7 +72,7 @@ fn redirect_as(code: &str, details: Option<&str>) -> Option<Redirect> {
         let host_port = HostPort { host: host.to_owned(), port: port.parse().ok()? };
         Some((slot.parse().ok().filter(|slot| *slot < SLOTS)?, host_port))
     };
-    match code {
+    match error.code()? {
         "MOVED" => Some(
             host_port()
                 .map_or(Redirect::Later, |(slot, host_port)| Redirect::Moved { slot, host_port }),
@@ -96,6 +88,11 @@ fn redirect_as(code: &str, details: Option<&str>) -> Option<Redirect> {
         }
         _ => None,
     }
+}
+
+/// Whether a server of a cluster refuses a command because another one is to be asked, now or soon.
+pub fn is_redirect(error: &RedisError) -> bool {
+    redirect_of(error).is_some()
 }
 
 /// Whether a server has answered a connecting client, but does not let it in.

@@ -58,6 +58,7 @@ pub(crate) struct Sentinels {
     moved: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
+#[derive(Default)]
 struct SentinelsState {
     /// The one that answered last comes first.
     sentinels: Vec<HostPort>,
@@ -151,13 +152,7 @@ impl Sentinels {
         let of_sentinels = Credentials::instead(&config.sentinel_credentials, of_sentinels);
         let state = SentinelsState {
             sentinels: hosts.iter().map(HostPort::of).collect(),
-            master: None,
-            asking: false,
-            asked: 0,
-            found: None,
-            open: Vec::new(),
-            listening: None,
-            ended: false,
+            ..SentinelsState::default()
         };
         Ok(Self {
             service,

@@ -100,6 +100,7 @@ impl Server {
 /// word "not held" is no sign that a release was carried out. A server that must not say which run
 /// it is counts as a new one with every connection: then the client reports such a release as a
 /// loss, and asks for its holds once more.
+#[derive(Default)]
 pub(super) struct Runs {
     last: Mutex<Option<Server>>,
     /// Counts them.
@@ -109,10 +110,6 @@ pub(super) struct Runs {
 }
 
 impl Runs {
-    pub(super) fn new() -> Self {
-        Self { last: Mutex::new(None), incarnation: AtomicU64::new(0), told: OnceLock::new() }
-    }
-
     /// A connection was opened to this server. `asked`: the code that is told opened it. If the
     /// server does not say which run it is, that code's next connection would be news again, and so
     /// on for ever. Returns the run's number, if the server says which run it is.
@@ -201,7 +198,7 @@ mod tests {
 
     #[test]
     fn a_new_run_is_told_once_and_the_first_is_none() {
-        let runs = Runs::new();
+        let runs = Runs::default();
         let told = Arc::new(AtomicUsize::new(0));
         let count = Arc::clone(&told);
         runs.on_new(move || {

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use socket2::{SockRef, TcpKeepalive};
 
+use super::limit::later;
 use super::transport::{Transport, Way};
 use crate::sync::Spin;
 
@@ -199,7 +200,7 @@ impl Socket {
     /// Sets the deadline to `time` from `now` on.
     pub(super) fn set_time(&mut self, now: Instant, time: Duration) {
         // No timeout is longer than a year, or zero.
-        self.set_deadline(now.checked_add(time).unwrap_or(now));
+        self.set_deadline(later(now, time));
         self.left = Some(time).filter(|time| !time.is_zero());
     }
 

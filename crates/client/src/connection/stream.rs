@@ -8,6 +8,7 @@ use redis::{
     RedisResult, Value,
 };
 
+use super::limit::deadline_in;
 use super::login::Login;
 use super::reply::{is_refusal, turns_away};
 use super::resp::ReplyReader;
@@ -17,7 +18,7 @@ use super::tls::Tls;
 #[cfg(feature = "tls")]
 use super::tls::{TlsStream, wants_certificate};
 use super::transport::Dialer;
-use super::{Command, ConnectError, Settings};
+use super::{Command, ConnectError, Credentials, Settings};
 
 /// A connection whose server has let the client in.
 pub(crate) struct Connection {
@@ -280,12 +281,6 @@ impl Connection {
     }
 }
 
-fn deadline_in(timeout: Duration) -> Instant {
-    // No timeout is longer than a year.
-    let now = Instant::now();
-    now.checked_add(timeout).unwrap_or(now)
-}
-
 /// How streams to servers of one kind are opened.
 #[derive(Clone)]
 pub(super) struct Network {
@@ -397,10 +392,8 @@ fn introduction(settings: &RedisConnectionInfo) -> Vec<(Greeting, Command)> {
     let (username, password) = (settings.username(), settings.password());
     if settings.protocol() == ProtocolVersion::RESP2 {
         if let Some(password) = password {
-            let mut parts: Vec<&[u8]> = vec![b"AUTH"];
-            parts.extend(username.map(str::as_bytes));
-            parts.push(password.as_bytes());
-            steps.push((Greeting::Password, Command::plain(&parts)));
+            let credentials = Credentials::new(username.unwrap_or_default(), password);
+            steps.push((Greeting::Password, Command::auth(&credentials)));
         }
     } else {
         let mut parts: Vec<&[u8]> = vec![b"HELLO", b"3"];

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use redis::{RedisResult, Value};
 
 use crate::connection::host_port::HostPort;
+use crate::connection::limit::later;
 use crate::connection::{Command, Endpoint, SLOTS};
 
 /// A server's answers on the cluster.
@@ -16,7 +17,7 @@ pub(super) struct ClusterAnswer {
 
 pub(super) fn ask(endpoint: &Endpoint, within: Duration) -> RedisResult<ClusterAnswer> {
     let now = Instant::now();
-    let until = now.checked_add(within).unwrap_or(now);
+    let until = later(now, within);
     let (mut connection, _) = endpoint.open_within(within)?;
     let slots = Command::plain(&[b"CLUSTER", b"SLOTS"]);
     let info = Command::plain(&[b"CLUSTER", b"INFO"]);

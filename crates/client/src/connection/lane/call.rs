@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::{Combiner, Lane, LaneState, Pending, take_first};
 use crate::connection::Command;
-use crate::connection::limit::{self, Limit};
+use crate::connection::limit::{self, Limit, deadline_in};
 use crate::connection::link::{Link, ReplyReceiver};
 use crate::connection::outcome::{Cause, Failure, Outcome};
 use crate::connection::reply::is_wrong_server_error;
@@ -52,10 +52,8 @@ impl Call {
 impl Lane {
     /// When a call that begins now should be over.
     pub fn deadline(&self) -> Instant {
-        let now = Instant::now();
-        let time = self.endpoint.connect_timeout().saturating_add(self.endpoint.response_timeout());
-        // No timeout is longer than a year.
-        now.checked_add(time).unwrap_or(now)
+        let connect_timeout = self.endpoint.connect_timeout();
+        deadline_in(connect_timeout.saturating_add(self.endpoint.response_timeout()))
     }
 
     /// As [`call_once`](Self::call_once), but not in an outage: a thread that drops a hundred

@@ -7,14 +7,14 @@ use redis::{ErrorKind as Cause, RedisError, RedisResult, Value};
 
 use super::{Answer, Master, Refusal, Sentinels};
 use crate::connection::host_port::HostPort;
+use crate::connection::limit::deadline_in;
 use crate::connection::reply::is_refusal;
 use crate::connection::{Command, Connection};
 
 impl Sentinels {
     /// Asks the Sentinel there, in one round trip once it is connected.
     pub(super) fn ask(&self, host_port: &HostPort, within: Duration) -> Result<Answer, Refusal> {
-        let now = Instant::now();
-        let deadline = now.checked_add(within).unwrap_or(now);
+        let deadline = deadline_in(within);
         let mut connection = self.connect(host_port, deadline).map_err(|error| {
             if is_refusal(&error) {
                 Refusal::Forbidden(error)
