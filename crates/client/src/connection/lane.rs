@@ -67,11 +67,7 @@ enum Pending {
     Post(Command, Arc<dyn ReplyReceiver>),
 }
 
-/// Takes the first commands of a queue: so many as may be owed at once.
-fn next_packet(queue: &mut VecDeque<Pending>) -> VecDeque<Pending> {
-    take_first(queue, MOST_UNREAD)
-}
-
+/// Takes the first commands of a queue.
 fn take_first(queue: &mut VecDeque<Pending>, most: usize) -> VecDeque<Pending> {
     let rest = queue.split_off(queue.len().min(most));
     std::mem::replace(queue, rest)
@@ -94,10 +90,8 @@ impl Pending {
     }
 
     fn fail(self, failure: &Failure) {
-        match self {
-            Self::Call(_, call) => call.receive(Err(failure.clone())),
-            Self::Post(_, receiver) => receiver.receive(Err(failure.clone())),
-        }
+        let (_, receiver, _) = self.into_parts();
+        receiver.receive(Err(failure.clone()));
     }
 }
 

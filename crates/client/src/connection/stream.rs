@@ -160,7 +160,7 @@ impl Connection {
         let in_tls = match &self.stream {
             Stream::Plain(_) => false,
             #[cfg(feature = "tls")]
-            Stream::Tls(stream) => stream.wants_write(),
+            Stream::Tls(stream) => stream.conn.wants_write(),
         };
         in_tls || !self.unwritten.is_empty()
     }

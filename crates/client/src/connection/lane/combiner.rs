@@ -4,10 +4,10 @@ use std::collections::VecDeque;
 use std::thread;
 use std::time::Duration;
 
-use super::{Lane, MOST_UNREAD, Parts, Pending, next_packet};
+use super::{Lane, MOST_UNREAD, Pending, take_first};
 use crate::connection::Command;
 use crate::connection::limit::Limit;
-use crate::connection::link::{Link, ReplyReceiver};
+use crate::connection::link::{Link, Parts, ReplyReceiver};
 use crate::connection::outcome::{Failure, Outcome};
 use crate::sync::Thread;
 
@@ -63,7 +63,7 @@ impl<'a> Combiner<'a> {
     /// heard of a failure.
     pub(super) fn write_and_read(&mut self, mut queue: VecDeque<Pending>) -> Result<(), Failure> {
         while !queue.is_empty() {
-            let packet = next_packet(&mut queue);
+            let packet = take_first(&mut queue, MOST_UNREAD);
             let mut done = self.write_packet(packet);
             // Reads all of it, if there is more to write: the link would owe too much.
             if let Some(link) = self.link.as_mut().filter(|_| done.is_ok() && !queue.is_empty()) {
@@ -228,15 +228,11 @@ impl Drop for Combiner<'_> {
                 state.combining = false;
                 return;
             }
-            let queue = next_packet(&mut state.queue);
+            let queue = take_first(&mut state.queue, MOST_UNREAD);
             drop(state);
             // Only writes: a thread that drops a guard may be here, and must wait neither for a
             // look at a silent connection nor for another one.
-            let posts = queue.into_iter().filter_map(|pending| match pending {
-                Pending::Post(command, receiver) => Some((command, receiver, false)),
-                Pending::Call(..) => None,
-            });
-            self.on_link(|link| link.send_now(posts));
+            self.on_link(|link| link.send_now(queue.into_iter().map(Pending::into_parts)));
         }
     }
 }

@@ -1,7 +1,7 @@
 //! rustls, with ring.
 
 use std::error::Error as StdError;
-use std::io::{self, Read, Write};
+use std::io;
 use std::sync::Arc;
 
 use redis::{ErrorKind as Cause, RedisError, RedisResult};
@@ -56,7 +56,7 @@ impl Connector {
         while connection.is_handshaking() {
             connection.complete_io(&mut socket).map_err(|error| failed(&error))?;
         }
-        Ok(TlsStream(StreamOwned::new(connection, socket)))
+        Ok(StreamOwned::new(connection, socket))
     }
 }
 
@@ -92,38 +92,7 @@ fn certificates_in(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
     Ok(all)
 }
 
-pub(crate) struct TlsStream(StreamOwned<ClientConnection, Socket>);
-
-impl TlsStream {
-    pub(crate) fn get_ref(&self) -> &Socket {
-        &self.0.sock
-    }
-
-    /// Whether encrypted bytes wait for room.
-    pub(crate) fn wants_write(&self) -> bool {
-        self.0.conn.wants_write()
-    }
-
-    pub(crate) fn get_mut(&mut self) -> &mut Socket {
-        &mut self.0.sock
-    }
-}
-
-impl Read for TlsStream {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.0.read(buffer)
-    }
-}
-
-impl Write for TlsStream {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.write(bytes)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.0.flush()
-    }
-}
+pub(crate) type TlsStream = StreamOwned<ClientConnection, Socket>;
 
 /// Trusts any certificate, as `#insecure` says; that the server has its key is checked all the
 /// same.
