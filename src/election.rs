@@ -518,7 +518,7 @@ impl Changes<'_> {
             };
             let until = wait.sleep_until(pause);
             {
-                let _waking = channel.wake(&thread);
+                let _waking = channel.wake(thread.waker());
                 doze(core, name, &thread, wait, until, || channel.version() != version)?;
             }
             if wait.is_over() {

@@ -25,7 +25,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redlatch_client::Command;
-use redlatch_client::sync::{Mutex, Thread, clock};
+use redlatch_client::sync::{Mutex, Waker, clock};
 
 use super::hold::{GrantDetails, Hold, Live};
 use super::registered::Registered;
@@ -62,8 +62,8 @@ pub(crate) struct Mailbox {
 /// The messages that no thread has read.
 #[derive(Debug)]
 pub(crate) struct Unread {
-    /// The thread that waits for them.
-    pub(crate) reader: Arc<Thread>,
+    /// Wakes the thread that waits for them.
+    pub(crate) waker: Waker,
     pub(crate) inbox: Inbox<GrantDetails>,
 }
 
@@ -95,9 +95,9 @@ impl Recipient for Mailbox {
         };
         let mut unread = self.unread.lock();
         unread.inbox.told(told);
-        let reader = Arc::clone(&unread.reader);
+        let waker = unread.waker.clone();
         drop(unread);
-        reader.parker().unpark();
+        waker.wake();
     }
 }
 

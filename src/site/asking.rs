@@ -99,9 +99,7 @@ impl QueueEntry {
         claim: &Claim<'_, Need>,
     ) -> Option<Arc<Tenancy>> {
         let mut unread = self.mailbox.as_ref()?.recipient.unread.lock();
-        if !Arc::ptr_eq(&unread.reader, claim.thread) {
-            unread.reader = Arc::clone(claim.thread);
-        }
+        unread.waker = claim.thread.waker();
         let mut inbox = unread.inbox.take();
         drop(unread);
         for (heard, told) in
@@ -127,12 +125,12 @@ impl QueueEntry {
     ) -> Result<Try<Arc<Tenancy>>, Error> {
         let (waits, lease) = (claim.wait.blocks(), claim.need.terms.lease());
         if waits && self.mailbox.is_none() {
-            let reader = Arc::clone(claim.thread);
+            let waker = claim.thread.waker();
             let mailbox = Mailbox {
                 name: Arc::clone(&site.name),
                 database: site.core.database(),
                 is_fenced: site.keys().is_fenced,
-                unread: Mutex::new(Unread { reader, inbox: Inbox::new() }),
+                unread: Mutex::new(Unread { waker, inbox: Inbox::new() }),
             };
             // From here on messages that name this owner reach `Mailbox::told`.
             self.mailbox = Some(Registered::new(&site.core, self.owner.number(), mailbox));

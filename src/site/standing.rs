@@ -121,7 +121,7 @@ impl QueuedThread {
 
     fn tell(&self, told: Told<Followers>) {
         self.inbox.lock().unread.told(told);
-        self.thread.parker().unpark();
+        self.thread.waker().wake();
     }
 }
 

@@ -134,8 +134,8 @@ impl Heard {
         }
     }
 
-    fn wake<'a>(&'a self, thread: &'a Arc<Thread>) -> Option<Waking<'a>> {
-        self.subscription.as_ref().map(|subscription| subscription.wake(thread))
+    fn wake(&self, thread: &Arc<Thread>) -> Option<Waking<'_>> {
+        self.subscription.as_ref().map(|subscription| subscription.wake(thread.waker()))
     }
 
     fn is_refused(&self) -> bool {
@@ -171,7 +171,7 @@ pub(crate) fn await_confirmation(
         }
         let version = subscription.version();
         let until = wait.sleep_until(latest.saturating_duration_since(Instant::now()));
-        let _waking = subscription.wake(thread);
+        let _waking = subscription.wake(thread.waker());
         doze(core, name, thread, wait, until, || {
             subscription.version() != version || subscription.is_confirmed()
         })?;

@@ -369,7 +369,7 @@ impl<'a, S: Synchronizer> Call<'a, S> {
             wait.wakeable(waiter.thread(), || {
                 // Checked after the registration, since an earlier cancel woke nobody.
                 if wait.check(core, name).is_ok() {
-                    waiter.thread().parker().park_until(wait.sleep_until(slow_poll().min(at_most)));
+                    waiter.thread().sleep_until(wait.sleep_until(slow_poll().min(at_most)));
                 }
             });
             synchronizer.look();
@@ -551,7 +551,7 @@ pub(crate) fn doze(
             if news() || until.is_some_and(|until| Instant::now() >= until) {
                 return Ok(());
             }
-            thread.parker().park_until(until);
+            thread.sleep_until(until);
         }
     })
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use redlatch_client::sync::atomic::{AtomicBool, Ordering};
-use redlatch_client::sync::{Mutex, Spin, Thread};
+use redlatch_client::sync::{Mutex, Spin, Thread, Waker};
 use redlatch_client::was_cut;
 
 use super::Lead;
@@ -64,21 +64,21 @@ pub(crate) enum Signal<G, I> {
     Failed(Error),
 }
 
-/// A thread to wake, once the caller holds no mutex.
+/// A waiter to wake, once the caller holds no mutex.
 #[must_use]
 #[derive(Debug)]
-pub(crate) struct Wake(Option<Arc<Thread>>);
+pub(crate) struct Wake(Option<Waker>);
 
 impl Wake {
     pub(crate) const NOBODY: Self = Self(None);
 
     pub(crate) fn thread(thread: &Arc<Thread>) -> Self {
-        Self(Some(Arc::clone(thread)))
+        Self(Some(thread.waker()))
     }
 
     pub(crate) fn now(self) {
-        if let Some(thread) = self.0 {
-            thread.parker().unpark();
+        if let Some(waker) = self.0 {
+            waker.wake();
         }
     }
 }
@@ -255,7 +255,7 @@ impl<N, G, I> Waiter<N, G, I> {
     fn tell(&self, signal: Signal<G, I>) -> Wake {
         *self.signal.lock() = Some(signal);
         self.told.store(true, Ordering::Release);
-        Wake(Some(Arc::clone(&self.thread)))
+        Wake::thread(&self.thread)
     }
 }
 

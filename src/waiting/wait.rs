@@ -157,7 +157,7 @@ impl<'a> Wait<'a> {
 
     /// Runs `sleep` with `thread` registered at the cancel token, if there is one.
     pub(super) fn wakeable<R>(&self, thread: &Arc<Thread>, sleep: impl FnOnce() -> R) -> R {
-        let _registration = self.cancel.map(|token| Registration::of(token, thread));
+        let _registration = self.cancel.map(|token| Registration::of(token, thread.waker()));
         sleep()
     }
 

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::sync::atomic::{AtomicBool, Ordering};
-use crate::sync::{Mutex, Thread};
+use crate::sync::{Mutex, Waker};
 
 /// Cancels waits from another thread, like Java's `Thread.interrupt`.
 ///
@@ -24,7 +24,7 @@ pub struct CancelToken(Arc<Inner>);
 #[derive(Default)]
 struct Inner {
     cancelled: AtomicBool,
-    waiting: Mutex<Vec<Arc<Thread>>>,
+    waiting: Mutex<Vec<Waker>>,
 }
 
 impl CancelToken {
@@ -44,9 +44,7 @@ impl CancelToken {
         // flag before it sleeps.
         self.0.cancelled.store(true, Ordering::SeqCst);
         let waiting = self.0.waiting.lock().clone();
-        for thread in waiting {
-            thread.parker().unpark();
-        }
+        waiting.iter().for_each(Waker::wake);
     }
 
     /// Returns whether [`cancel`](Self::cancel) was called.
@@ -63,25 +61,25 @@ impl fmt::Debug for CancelToken {
     }
 }
 
-/// A thread that a token wakes.
+/// A waiter that a token wakes.
 #[derive(Debug)]
 pub struct Registration<'a> {
     token: &'a CancelToken,
-    thread: Arc<Thread>,
+    waker: Waker,
 }
 
 impl<'a> Registration<'a> {
-    /// From now on until the registration is dropped, a cancel wakes `thread`.
-    pub fn of(token: &'a CancelToken, thread: &Arc<Thread>) -> Self {
-        token.0.waiting.lock().push(Arc::clone(thread));
-        Self { token, thread: Arc::clone(thread) }
+    /// From now on until the registration is dropped, a cancel wakes `waker`.
+    pub fn of(token: &'a CancelToken, waker: Waker) -> Self {
+        token.0.waiting.lock().push(waker.clone());
+        Self { token, waker }
     }
 }
 
 impl Drop for Registration<'_> {
     fn drop(&mut self) {
         let mut waiting = self.token.0.waiting.lock();
-        if let Some(at) = waiting.iter().position(|thread| Arc::ptr_eq(thread, &self.thread)) {
+        if let Some(at) = waiting.iter().position(|waker| waker.will_wake(&self.waker)) {
             waiting.swap_remove(at);
         }
     }

@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 
 use redlatch_client::pubsub::Subscription;
 use redlatch_client::sync::atomic::{AtomicBool, Ordering};
-use redlatch_client::sync::{Mutex, Thread, clock, is_forked, jitter};
+use redlatch_client::sync::{Mutex, Thread, Waker, clock, is_forked, jitter};
 use redlatch_client::{Command, Outcome, ReplyReceiver, was_cut};
 
 use crate::error::{Error, ErrorKind};
@@ -74,7 +74,7 @@ impl<'a> ConditionEntry<'a> {
         let notice = Arc::new(Notice {
             database: core.database(),
             waiting: keys.waiting.as_str().into(),
-            reader: Arc::clone(thread),
+            waker: thread.waker(),
             notified: AtomicBool::new(false),
         });
         // The process knows the waiter before Redis does.
@@ -176,7 +176,7 @@ impl<'a> ConditionEntry<'a> {
                 }
             }
             let rest = Duration::from_nanos(look_at.saturating_sub(clock::now()));
-            let _waking = self.own.wake(self.thread);
+            let _waking = self.own.wake(self.thread.waker());
             // The next pass of the loop finds out how a wait has ended.
             let _ended = doze(core, name, self.thread, wait, wait.sleep_until(rest), || {
                 self.notice.notified.load(Ordering::Acquire)
@@ -251,7 +251,7 @@ impl fmt::Debug for Enrolled {
 struct Notice {
     database: i64,
     waiting: Box<str>,
-    reader: Arc<Thread>,
+    waker: Waker,
     notified: AtomicBool,
 }
 
@@ -260,7 +260,7 @@ impl Recipient for Notice {
         let Message::Notified { database, waiting } = news else { return };
         if (*database, *waiting) == (self.database, &*self.waiting) {
             self.notified.store(true, Ordering::Release);
-            self.reader.parker().unpark();
+            self.waker.wake();
         }
     }
 }

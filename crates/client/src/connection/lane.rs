@@ -19,7 +19,7 @@ use super::link::{Link, Parts, ReplyReceiver};
 use super::outcome::{Cause, Failure};
 use super::{Command, Endpoint, Limit};
 use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use crate::sync::{IS_MODEL, Mutex, Thread};
+use crate::sync::{IS_MODEL, Mutex, Waker};
 
 mod call;
 mod combiner;
@@ -78,8 +78,8 @@ impl Pending {
         matches!(self, Self::Call(_, own) if Arc::ptr_eq(own, call))
     }
 
-    fn is_of(&self, thread: &Arc<Thread>) -> bool {
-        matches!(self, Self::Call(_, call) if Arc::ptr_eq(&call.thread, thread))
+    fn is_of(&self, waker: &Waker) -> bool {
+        matches!(self, Self::Call(_, call) if call.waker.will_wake(waker))
     }
 
     fn into_parts(self) -> Parts {

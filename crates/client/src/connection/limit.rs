@@ -8,12 +8,11 @@
 //! server. [Posts](super::Lane::post) and background threads' commands have none.
 
 use std::cell::{Cell, RefCell};
-use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::cancel::{CancelToken, Registration};
-use crate::sync::{Thread, thread_local};
+use crate::sync::{Waker, thread_local};
 
 /// How often a thread that reads from a socket looks whether its token was cancelled: nothing wakes
 /// it there.
@@ -72,10 +71,6 @@ impl Limit {
         CURRENT.try_with(|current| current.borrow().clone()).unwrap_or(None)
     }
 
-    pub(super) fn until(&self) -> Option<Instant> {
-        self.until
-    }
-
     pub(super) fn is_over(&self) -> bool {
         self.token.as_ref().is_some_and(CancelToken::is_cancelled)
             || self.until.is_some_and(|until| Instant::now() >= until)
@@ -92,13 +87,13 @@ impl Limit {
         [look, self.until].into_iter().flatten().fold(latest, Instant::min)
     }
 
-    /// Runs `sleep`, which ends at [`until`](Self::until) or when `thread` is woken, as it is by
-    /// the token.
-    pub(super) fn wakeable(&self, thread: &Arc<Thread>, sleep: impl FnOnce()) {
-        let _registration = self.token.as_ref().map(|token| Registration::of(token, thread));
+    /// Sleeps until woken, as by the token, or until the limit is over.
+    pub(super) fn sleep_on(&self, waker: &Waker) {
+        let token = self.token.as_ref();
+        let _registration = token.map(|token| Registration::of(token, waker.clone()));
         // After the registration: an earlier cancel woke no thread.
         if !self.is_over() {
-            sleep();
+            waker.sleep_until(self.until);
         }
     }
 

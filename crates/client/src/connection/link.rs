@@ -15,7 +15,7 @@ use super::outcome::{Cause, Failure, Outcome};
 use super::reply::is_wrong_server_reply;
 use super::server::Run;
 use super::{Channels, Command, Connection, Endpoint, Health};
-use crate::sync::{Mutex, Thread, clock};
+use crate::sync::{Mutex, Waker, clock};
 
 mod rights;
 
@@ -40,8 +40,8 @@ pub trait ReplyReceiver: Send + Sync {
     }
 
     /// The reading thread leaves, and the one that sleeps for this reply reads from now on. Returns
-    /// the thread to wake. Called under the lane's mutex.
-    fn takes_over(&self) -> Option<Arc<Thread>> {
+    /// what wakes that one. Called under the lane's mutex.
+    fn takes_over(&self) -> Option<Waker> {
         None
     }
 }

@@ -1,11 +1,11 @@
-//! One channel: whether it is subscribed, how many messages came, and its waiting threads.
+//! One channel: whether it is subscribed, how many messages came, and its waiters.
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use crate::connection::Cause;
 use crate::sync::atomic::{AtomicUsize, Ordering};
-use crate::sync::{Mutex, Thread};
+use crate::sync::{Mutex, Waker};
 
 /// A channel that a thread of this process listens to, or did a short while ago.
 #[derive(Debug)]
@@ -41,7 +41,7 @@ struct EntryState {
     version: u64,
     /// The last message.
     message: Vec<u8>,
-    waiting: Vec<Arc<Thread>>,
+    waiting: Vec<Waker>,
     /// When the last listener left, if there is none.
     idle_since: Option<Instant>,
     listeners: usize,
@@ -135,14 +135,14 @@ impl ChannelEntry {
         self.state.lock().idle_since
     }
 
-    /// From here on until [`forget`](Self::forget), all news of the channel wakes `thread`.
-    pub(crate) fn wake(&self, thread: &Arc<Thread>) {
-        self.state.lock().waiting.push(Arc::clone(thread));
+    /// From here on until [`forget`](Self::forget), all news of the channel wakes `waker`.
+    pub(crate) fn wake(&self, waker: Waker) {
+        self.state.lock().waiting.push(waker);
     }
 
-    pub(crate) fn forget(&self, thread: &Arc<Thread>) {
+    pub(crate) fn forget(&self, waker: &Waker) {
         let mut state = self.state.lock();
-        if let Some(at) = state.waiting.iter().position(|waiting| Arc::ptr_eq(waiting, thread)) {
+        if let Some(at) = state.waiting.iter().position(|waiting| waiting.will_wake(waker)) {
             state.waiting.swap_remove(at);
         }
     }
@@ -179,7 +179,7 @@ impl ChannelEntry {
         self.state.lock().confirmation = Confirmation::Pending;
     }
 
-    /// Wakes all threads, for news that is not the channel's own.
+    /// Wakes all waiters, for news that is not the channel's own.
     pub(crate) fn nudge(&self) {
         Self::wake_all(self.state.lock());
     }
@@ -187,17 +187,15 @@ impl ChannelEntry {
     fn wake_all(state: impl std::ops::Deref<Target = EntryState>) {
         match state.waiting.as_slice() {
             [] => {}
-            [thread] => {
-                let thread = Arc::clone(thread);
+            [waker] => {
+                let waker = waker.clone();
                 drop(state);
-                thread.parker().unpark();
+                waker.wake();
             }
-            threads => {
-                let threads = threads.to_vec();
+            wakers => {
+                let wakers = wakers.to_vec();
                 drop(state);
-                for thread in threads {
-                    thread.parker().unpark();
-                }
+                wakers.iter().for_each(Waker::wake);
             }
         }
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::entry::{ChannelEntry, Confirmation};
-use crate::sync::{Thread, is_forked};
+use crate::sync::{Waker, is_forked};
 
 /// A channel that a thread listens to, until this is dropped.
 #[derive(Debug)]
@@ -40,10 +40,10 @@ impl Subscription {
         self.entry.is_confirmed()
     }
 
-    /// Until the result is dropped, all news of the channel wakes `thread`.
-    pub fn wake<'a>(&'a self, thread: &'a Arc<Thread>) -> Waking<'a> {
-        self.entry.wake(thread);
-        Waking { subscription: self, thread }
+    /// Until the result is dropped, all news of the channel wakes `waker`.
+    pub fn wake(&self, waker: Waker) -> Waking<'_> {
+        self.entry.wake(waker.clone());
+        Waking { subscription: self, waker }
     }
 }
 
@@ -56,15 +56,15 @@ impl Drop for Subscription {
     }
 }
 
-/// A thread that a channel wakes.
+/// A waiter that a channel wakes.
 #[derive(Debug)]
 pub struct Waking<'a> {
     subscription: &'a Subscription,
-    thread: &'a Arc<Thread>,
+    waker: Waker,
 }
 
 impl Drop for Waking<'_> {
     fn drop(&mut self) {
-        self.subscription.entry.forget(self.thread);
+        self.subscription.entry.forget(&self.waker);
     }
 }

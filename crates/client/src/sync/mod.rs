@@ -1,4 +1,4 @@
-//! The meeting points of a process's threads: mutexes, parkers, the identities of threads and the
+//! The meeting points of a process's threads: mutexes, wakers, the identities of threads and the
 //! process.
 //!
 //! All that the models of all interleavings need otherwise than the system has it stands in
@@ -24,11 +24,10 @@ pub use backend::*;
 pub(crate) use backend::{IS_MODEL, thread_local};
 pub use jitter::jitter;
 pub use own::{on_own_thread, own_thread};
-pub use parker::Parker;
 pub use process::{is_forked, may_connect};
 pub use registry::Registry;
 pub use spin::Spin;
-pub use thread::Thread;
+pub use thread::{Thread, Waker};
 
 #[cfg(all(test, models))]
 mod model_tests;

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use shuttle::thread;
 
 use super::atomic::{AtomicUsize, Ordering};
-use super::{Parker, Thread, explore};
+use super::parker::Parker;
+use super::{Thread, explore};
 
 /// All schedules there are of a scenario without chance.
 fn exhaust(scenario: fn()) {
@@ -80,13 +81,13 @@ fn a_thread_that_looks_before_each_sleep_misses_no_news() {
                 thread::spawn(move || {
                     for _ in 0..2 {
                         news.fetch_add(1, Ordering::SeqCst);
-                        sleeper.parker().unpark();
+                        sleeper.waker().wake();
                     }
                 })
             })
             .collect();
         while news.load(Ordering::SeqCst) < 6 {
-            sleeper.parker().park_until(None);
+            sleeper.sleep_until(None);
         }
         for waker in wakers {
             waker.join().unwrap();
@@ -101,14 +102,14 @@ fn two_threads_wake_each_other_in_turns() {
         let count = Arc::new(AtomicUsize::new(0));
         let first = Thread::current();
         let (from, shared) = (Arc::clone(&first), Arc::clone(&count));
-        let play = |count: &AtomicUsize, mine: usize, other: &Thread| {
+        let play = |count: &AtomicUsize, mine: usize, other: &Arc<Thread>| {
             let me = Thread::current();
             for round in 0..4 {
                 while count.load(Ordering::SeqCst) != 2 * round + mine {
-                    me.parker().park_until(None);
+                    me.sleep_until(None);
                 }
                 count.fetch_add(1, Ordering::SeqCst);
-                other.parker().unpark();
+                other.waker().wake();
             }
         };
         let (tell, told) = shuttle::sync::mpsc::channel();

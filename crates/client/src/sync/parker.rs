@@ -15,19 +15,19 @@ const NOTIFIED: u8 = 2;
 /// thread has one parker for all wake-ups (a grant, a message, a cancel), so each is a hint: the
 /// woken thread checks again for the event it awaits.
 #[derive(Debug)]
-pub struct Parker {
+pub(super) struct Parker {
     state: AtomicU8,
     mutex: Mutex<()>,
     condvar: Condvar,
 }
 
 impl Parker {
-    pub(crate) fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self { state: AtomicU8::new(EMPTY), mutex: Mutex::new(()), condvar: Condvar::new() }
     }
 
     /// Sleeps until woken or until `deadline`; may also return for no reason.
-    pub fn park_until(&self, deadline: Option<Instant>) {
+    pub(super) fn park_until(&self, deadline: Option<Instant>) {
         if self.take_token() {
             return;
         }
@@ -61,7 +61,7 @@ impl Parker {
 
     /// Wakes the thread, or lets its next `park_until` return at once.
     #[inline]
-    pub fn unpark(&self) {
+    pub(super) fn unpark(&self) {
         if self.state.swap(NOTIFIED, Ordering::AcqRel) == PARKED {
             drop(self.mutex.lock());
             self.condvar.notify_one();

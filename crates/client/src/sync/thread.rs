@@ -1,12 +1,14 @@
-//! A thread's identity: a number that is never used again, its parker, and whether it is still
-//! alive.
+//! A thread's identity: a number that is never used again, and whether it is still alive; and how
+//! it sleeps, and what wakes it.
 
 use std::cell::Cell;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Instant;
 
-use super::{Parker, thread_local};
+use super::parker::Parker;
+use super::thread_local;
 
 /// A thread of this process, for as long as any code needs it.
 ///
@@ -70,10 +72,16 @@ impl Thread {
         self.name.as_deref()
     }
 
-    /// Where it sleeps.
+    /// What wakes it while it waits.
     #[inline]
-    pub fn parker(&self) -> &Parker {
-        &self.parker
+    pub fn waker(self: &Arc<Self>) -> Waker {
+        Waker(Arc::clone(self))
+    }
+
+    /// Sleeps until [woken](Waker::wake), which may come first, or until `deadline`; may also
+    /// return for no reason.
+    pub fn sleep_until(&self, deadline: Option<Instant>) {
+        self.parker.park_until(deadline);
     }
 
     fn new() -> Self {
@@ -88,6 +96,34 @@ impl Thread {
     fn of_id(id: u64) -> Self {
         let (dead, parker) = (AtomicBool::new(false), Parker::new());
         Self { id, is_placeholder: false, dead, parker, name: None }
+    }
+}
+
+/// A waiter, for those that have news for it. It says how the waiter sleeps, and nothing of who
+/// it is: that is a [`Thread`]'s.
+#[derive(Clone, Debug)]
+pub struct Waker(Arc<Thread>);
+
+impl Waker {
+    /// The calling thread's.
+    pub fn current() -> Self {
+        Self(Thread::current())
+    }
+
+    /// Wakes the waiter, or lets its next sleep end at once. A waiter that is gone hears nothing.
+    #[inline]
+    pub fn wake(&self) {
+        self.0.parker.unpark();
+    }
+
+    /// Sleeps until woken or until `deadline`, as [`Thread::sleep_until`].
+    pub fn sleep_until(&self, deadline: Option<Instant>) {
+        self.0.sleep_until(deadline);
+    }
+
+    /// Whether both wake the same waiter.
+    pub fn will_wake(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
     }
 }
 

@@ -219,7 +219,7 @@ impl Pool {
             *self.free.lock() += permits;
             let listeners = self.listeners.lock().clone();
             self.said.store(true, Ordering::SeqCst);
-            listeners.iter().for_each(|listener| listener.parker().unpark());
+            listeners.iter().for_each(|listener| listener.waker().wake());
         }
     }
 }

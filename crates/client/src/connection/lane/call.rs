@@ -11,11 +11,11 @@ use crate::connection::limit::{self, Limit, deadline_in};
 use crate::connection::link::{Link, ReplyReceiver};
 use crate::connection::outcome::{Cause, Failure, Outcome};
 use crate::connection::reply::is_wrong_server_error;
-use crate::sync::{Mutex, Thread, clock, own_thread};
+use crate::sync::{Mutex, Waker, clock, own_thread};
 
 /// A command whose thread sleeps until it has the reply, or is to combine.
 pub(super) struct Call {
-    pub(super) thread: Arc<Thread>,
+    pub(super) waker: Waker,
     pub(super) state: Mutex<CallState>,
 }
 
@@ -35,7 +35,7 @@ impl Call {
     /// The calling thread's.
     fn queued() -> Arc<Self> {
         let state = Mutex::new(CallState::Queued);
-        Arc::new(Self { thread: Thread::current(), state })
+        Arc::new(Self { waker: Waker::current(), state })
     }
 
     /// The state that its thread is told, and by which it goes on.
@@ -169,13 +169,8 @@ impl Lane {
                 (CallState::Done(outcome), _) => return outcome,
                 (CallState::Combines, None) => self.combine_queue(),
                 (CallState::Combines, Some(limit)) => self.combine_limited(call, limit),
-                (CallState::Queued | CallState::Gone, None) => {
-                    call.thread.parker().park_until(None);
-                }
-                (CallState::Queued | CallState::Gone, Some(limit)) => {
-                    let sleep = || call.thread.parker().park_until(limit.until());
-                    limit.wakeable(&call.thread, sleep);
-                }
+                (CallState::Queued | CallState::Gone, None) => call.waker.sleep_until(None),
+                (CallState::Queued | CallState::Gone, Some(limit)) => limit.sleep_on(&call.waker),
             }
             if limit.is_some_and(Limit::is_over)
                 && let Some(failure) = self.abandon(call)
@@ -328,7 +323,7 @@ impl ReplyReceiver for Call {
         if matches!(*state, CallState::Queued | CallState::Combines) {
             *state = CallState::Done(outcome);
             drop(state);
-            self.thread.parker().unpark();
+            self.waker.wake();
         }
     }
 
@@ -336,12 +331,12 @@ impl ReplyReceiver for Call {
         matches!(*self.state.lock(), CallState::Done(_) | CallState::Gone)
     }
 
-    fn takes_over(&self) -> Option<Arc<Thread>> {
+    fn takes_over(&self) -> Option<Waker> {
         let mut state = self.state.lock();
         if !matches!(*state, CallState::Queued) {
             return None;
         }
         *state = CallState::Combines;
-        Some(Arc::clone(&self.thread))
+        Some(self.waker.clone())
     }
 }

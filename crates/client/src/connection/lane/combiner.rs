@@ -9,7 +9,7 @@ use crate::connection::Command;
 use crate::connection::limit::Limit;
 use crate::connection::link::{Link, Parts, ReplyReceiver};
 use crate::connection::outcome::{Failure, Outcome};
-use crate::sync::Thread;
+use crate::sync::Waker;
 
 /// The thread that combines for a lane, with its link. A drop hands both on, after a panic too.
 pub(super) struct Combiner<'a> {
@@ -194,7 +194,7 @@ impl Drop for Combiner<'_> {
             state.heard_at = heard_at;
             if panics {
                 // Its own call may be there still, and would be told to combine.
-                let own = Thread::current();
+                let own = Waker::current();
                 state.queue.retain(|pending| !pending.is_of(&own));
             }
             let queued = state.queue.iter().filter_map(|pending| match pending {
@@ -209,7 +209,7 @@ impl Drop for Combiner<'_> {
             if let Some(reader) = next {
                 state.link = self.link.take();
                 drop(state);
-                reader.parker().unpark();
+                reader.wake();
                 return;
             }
             // Only posts: a combiner never resigns with calls unwritten. Without a connection, or
