@@ -6,11 +6,10 @@ use std::time::{Duration, Instant};
 use redlatch_client::pubsub::{Confirmation, Subscription, Waking};
 use redlatch_client::sync::{Thread, clock};
 
-use super::{Claim, doze};
+use super::wait::{Claim, Wait, doze};
 use crate::error::{Error, ErrorKind, Passing};
 use crate::runtime::Core;
 use crate::scripts::{self, Rights};
-use crate::waiting::Wait;
 
 /// See the module. Times are on [`clock`].
 #[derive(Debug, Default)]

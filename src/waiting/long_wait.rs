@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use redlatch_client::sync::{Thread, clock};
 
-use super::{Claim, Kind};
+use super::wait::Claim;
+use crate::observer::Kind;
 use crate::runtime::{Core, SlowWait};
 
 /// Since when a thread sleeps, and whether the warning was logged.

@@ -33,7 +33,7 @@ use redlatch_client::{was_cut, was_cut_while_answering};
 pub(crate) use endurance::Endurance;
 pub(crate) use listening::{Listening, await_confirmation};
 use long_wait::LongWait;
-pub(crate) use queue::{Leadership, Queue, Queued, Signal, Waiter, Wake};
+pub(crate) use queue::{Lead, Leadership, Queue, Queued, Signal, Waiter, Wake};
 use queue::{SignalOf, WaiterOf};
 
 use crate::error::{Error, ErrorKind};
@@ -42,6 +42,7 @@ use crate::runtime::{Core, Count};
 #[cfg(soak_mutants)]
 use crate::scripts::mutants;
 pub use wait::Wait;
+pub(crate) use wait::{Claim, doze};
 
 /// The hooks of a synchronizer, in about the order in which [`acquire`] calls them. (A leader calls
 /// `has_news` whenever it sleeps: while it pauses, and after an `ask` that got nothing.)
@@ -110,14 +111,6 @@ pub(crate) trait Synchronizer {
     fn told(&self, _grant: &GrantOf<Self>) {}
 }
 
-/// The thread that acquires, its need, and how long it waits.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Claim<'a, N> {
-    pub(crate) thread: &'a Arc<Thread>,
-    pub(crate) need: N,
-    pub(crate) wait: Wait<'a>,
-}
-
 /// How a thread came in.
 pub(crate) enum Enter<N, G, I> {
     /// A thread that has it already, once more.
@@ -147,20 +140,6 @@ impl<T> Try<T> {
             Self::Shared(grant) => Try::Shared(to(grant)),
             Self::Busy(sleep) => Try::Busy(sleep),
         }
-    }
-}
-
-/// A leader's state while it waits. It goes with the leadership.
-#[derive(Debug)]
-pub(crate) struct Lead<I> {
-    pub(crate) listening: Listening,
-    /// The synchronizer's knowledge of its requests; for a lock, its entry in the queue.
-    pub(crate) request_state: I,
-}
-
-impl<I> Lead<I> {
-    pub(crate) fn new(request_state: I) -> Self {
-        Self { listening: Listening::default(), request_state }
     }
 }
 
@@ -535,26 +514,6 @@ const TOO_SHORT: Duration = Duration::from_millis(10);
 
 /// The arrival of a thread that is about to queue again.
 const LAST: u64 = u64::MAX;
-
-/// Sleeps until there is `news`, or until `until`.
-pub(crate) fn doze(
-    core: &Core,
-    name: &Arc<str>,
-    thread: &Arc<Thread>,
-    wait: &Wait<'_>,
-    until: Option<Instant>,
-    news: impl Fn() -> bool,
-) -> Result<(), Error> {
-    wait.wakeable(thread, || {
-        loop {
-            wait.check(core, name)?;
-            if news() || until.is_some_and(|until| Instant::now() >= until) {
-                return Ok(());
-            }
-            thread.sleep_until(until);
-        }
-    })
-}
 
 /// A sleep's longest time, even if the server names a longer one: a message may be lost. Jittered,
 /// so that processes do not poll together.

@@ -12,7 +12,7 @@ use redlatch_client::sync::atomic::{AtomicBool, Ordering};
 use redlatch_client::sync::{Mutex, Spin, Thread, Waker};
 use redlatch_client::was_cut;
 
-use super::Lead;
+use super::listening::Listening;
 use crate::error::Error;
 use crate::runtime::Core;
 
@@ -256,6 +256,20 @@ impl<N, G, I> Waiter<N, G, I> {
         *self.signal.lock() = Some(signal);
         self.told.store(true, Ordering::Release);
         Wake::thread(&self.thread)
+    }
+}
+
+/// A leader's state while it waits. It goes with the leadership.
+#[derive(Debug)]
+pub(crate) struct Lead<I> {
+    pub(crate) listening: Listening,
+    /// The synchronizer's knowledge of its requests; for a lock, its entry in the queue.
+    pub(crate) request_state: I,
+}
+
+impl<I> Lead<I> {
+    pub(crate) fn new(request_state: I) -> Self {
+        Self { listening: Listening::default(), request_state }
     }
 }
 

@@ -1,4 +1,4 @@
-//! The limit of a wait, and its cancel.
+//! The limit of a wait, its cancel, and its sleep.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -170,6 +170,34 @@ impl<'a> Wait<'a> {
             Patience::Forever => sleep,
         }
     }
+}
+
+/// The thread that acquires, its need, and how long it waits.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Claim<'a, N> {
+    pub(crate) thread: &'a Arc<Thread>,
+    pub(crate) need: N,
+    pub(crate) wait: Wait<'a>,
+}
+
+/// Sleeps until there is `news`, or until `until`.
+pub(crate) fn doze(
+    core: &Core,
+    name: &Arc<str>,
+    thread: &Arc<Thread>,
+    wait: &Wait<'_>,
+    until: Option<Instant>,
+    news: impl Fn() -> bool,
+) -> Result<(), Error> {
+    wait.wakeable(thread, || {
+        loop {
+            wait.check(core, name)?;
+            if news() || until.is_some_and(|until| Instant::now() >= until) {
+                return Ok(());
+            }
+            thread.sleep_until(until);
+        }
+    })
 }
 
 impl From<Duration> for Wait<'_> {
