@@ -40,7 +40,6 @@ pub(crate) use observed::{Count, SlowWait};
 use observed::{Counted, SlowLines, Waits};
 pub(crate) use owners::LiveOwner;
 use owners::Owners;
-use renewer::RESENT_WITHIN;
 use returned::Returned;
 pub(crate) use session::Session;
 
@@ -48,6 +47,9 @@ use crate::config::{self, Config};
 use crate::error::{Error, ErrorKind};
 use crate::lease::{Cleanup, Job, Watchdog, renewal};
 use crate::scripts::{self, Changes, ClientId, LockKeys, Requests, Rights, ServerClock};
+
+/// For how long redirected commands are followed to other servers.
+const RESENT_WITHIN: Duration = Duration::from_millis(200);
 
 /// The state that a client's handles and background threads share.
 pub(crate) struct Core {

@@ -19,7 +19,6 @@ use redlatch_client::{Cause, Failure, Lane, Node, Posted, is_redirect, is_transi
 
 use self::mending::Mending;
 use self::own_link::OwnLink;
-pub(super) use self::own_link::RESENT_WITHIN;
 use self::renewals::Refusing;
 use super::todo::Todo;
 use super::{Core, Member};

@@ -15,10 +15,8 @@ use redlatch_client::{
 };
 
 use crate::lease::renewal;
-use crate::runtime::Core;
+use crate::runtime::{Core, RESENT_WITHIN};
 
-/// For how long redirected commands are followed to other servers.
-pub(in crate::runtime) const RESENT_WITHIN: Duration = Duration::from_millis(200);
 /// How often at most the patience with a silent server is doubled: from that of the shortest lease
 /// to that of any other.
 const MOST_DOUBLED: u32 = 20;
