@@ -20,8 +20,8 @@ use redlatch_client::sync::clock;
 /// replica that becomes the master is further behind. Time alone does not count, since an outage
 /// may last.
 pub(super) const KEPT: u64 = 10_000_000_000;
-/// At most so many changes of a name are kept. This bounds their memory, and the time of a script
-/// that repeats them.
+/// The most changes of a name that are kept. It bounds their memory, and the time of a script that
+/// repeats them.
 pub(super) const MOST_OF_A_NAME: usize = 10_000;
 
 /// One change that the server has answered.

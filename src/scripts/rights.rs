@@ -496,8 +496,8 @@ mod tests {
         }
     }
 
-    /// The table has every command that a kind's scripts run. A right for which no script asks would be found
-    /// missing only after a grant.
+    /// The table has every command that a kind's scripts run. If no script asked for a right, it
+    /// would be found missing only after a grant.
     #[test]
     fn the_table_has_each_command_of_a_kinds_scripts() {
         let lock = || {
