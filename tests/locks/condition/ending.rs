@@ -91,10 +91,11 @@ fn a_wait_that_ends_in_an_outage_ends_with_the_lock_in_hand(kind: Kind) {
             cancels.join();
             ended
         } else {
-            // A wait that is over before its entry exists has no last look.
+            // A wait that is over before its entry exists has no last look; and on a busy machine one
+            // may have no time for the second copy.
             loop {
                 let ended = monitor.condition.wait_for(&guard, UNIT);
-                if ended.is_err() || proxy.fired() > 0 {
+                if ended.is_err() || proxy.fired() >= 2 * times {
                     break ended;
                 }
             }

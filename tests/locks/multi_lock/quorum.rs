@@ -231,7 +231,7 @@ fn a_majority_of_a_quorum_is_left_to_its_end() {
     let proxy = Proxy::before(&servers[0]);
     // Unless the first one asks at the moment of its grant: then that request is the one that fails,
     // or its reply grants the whole lease.
-    wait_until("one is not raised", SOON, || {
+    wait_until("one is not raised", SOON * 2, || {
         let urls = [proxy.url(), servers[1].url(), servers[2].url()];
         let clients = urls.map(|url| impatient(&url).connect().unwrap());
         let lock = |client: &Client| client.reentrant_lock("vote").with_watchdog(HOUR);
