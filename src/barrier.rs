@@ -629,7 +629,6 @@ const TRIES: u32 = 20;
 
 /// Renews the lease of a party for as long as this lives: while its thread runs the action, and
 /// does not look, or where its thread may wait for a reply for longer than the lease lasts.
-#[derive(Debug)]
 struct Renewal {
     command: Command,
     lease: Duration,

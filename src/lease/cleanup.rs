@@ -73,7 +73,7 @@ pub(crate) trait Debtor: Send + Sync {
 }
 
 /// A command that is sent regularly, for as long as it is needed.
-pub(crate) trait KeepAlive: fmt::Debug + Send + Sync {
+pub(crate) trait KeepAlive: Send + Sync {
     /// The command to send now. `None`: none, until the keep-alive is scheduled again.
     fn command(&self) -> Option<Command>;
 

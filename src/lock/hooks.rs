@@ -19,7 +19,6 @@ use crate::waiting::{
 };
 
 /// See the module.
-#[derive(Clone, Copy)]
 struct Hooks<'a>(&'a Handle);
 
 /// Takes the lock of this handle. `None`: the wait is over first.

@@ -17,7 +17,6 @@
 //! that does not get there ends in `done` with "pass it on", or without further signs of life.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -240,14 +239,7 @@ impl Enrolled {
     }
 }
 
-impl fmt::Debug for Enrolled {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Enrolled({})", self.waiter)
-    }
-}
-
 /// The messages to an entry.
-#[derive(Debug)]
 struct Notice {
     database: i64,
     waiting: Box<str>,
@@ -387,12 +379,6 @@ impl Member for Signs {
 impl Drop for Signs {
     fn drop(&mut self) {
         self.site.core.members.of::<Self>().forget(&self.name);
-    }
-}
-
-impl fmt::Debug for Signs {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Signs").field("name", &self.name).finish_non_exhaustive()
     }
 }
 

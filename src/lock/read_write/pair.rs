@@ -2,7 +2,6 @@
 //! writer's hold. Both are behind one gate (`site/gate.rs`), which has the one queue in which
 //! threads of both kinds stand, with one leadership.
 
-use std::fmt;
 use std::sync::Arc;
 
 use crate::lease::Renewal;
@@ -76,11 +75,5 @@ impl Member for Pair {
 impl Drop for Pair {
     fn drop(&mut self) {
         self.core.members.of::<Self>().forget(&self.name);
-    }
-}
-
-impl fmt::Debug for Pair {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Pair").field("name", &self.name).finish_non_exhaustive()
     }
 }
