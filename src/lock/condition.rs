@@ -14,7 +14,7 @@ use crate::lock::fair::FairLock;
 use crate::lock::fenced::FencedLock;
 use crate::lock::read_write::WriteLock;
 use crate::lock::reentrant::ReentrantLock;
-use crate::lock::{HeldLock, HeldLocks, Lock, LockGuard, Part};
+use crate::lock::{HeldLock, HeldLocks, Lock, LockGuard, Part, Variant};
 use crate::scripts::condition::ConditionScripts;
 use crate::scripts::{ConditionKeys, Trouble};
 use crate::site::Site;
@@ -293,7 +293,7 @@ impl Condition {
         let ended = entry.sleep(&wait).map_err(nothing_held)?;
         let notified = (ended == Ended::Notified).then(|| entry.notified());
         // Neither time nor a cancel ends this: the caller gets back what it had.
-        let lock = self.lock.with_terms(left.terms());
+        let lock = self.lock.varied_part(Variant::On(left.terms()));
         let again = lock.acquire(&tenancy.thread, Wait::FOREVER);
         let again = again.map(|held| held.and_then(HeldLocks::one).map(HeldLock::into_tenancy));
         let again = again.and_then(|again| again.ok_or_else(|| Error::shut_down(&site.name)));

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use super::{Handle, Lock, Variant};
-use crate::hold::Terms;
 
 /// A lock of one name: one of several in a [`MultiLock`](crate::MultiLock), or that of a
 /// [`Condition`](crate::Condition).
@@ -12,11 +11,6 @@ pub(crate) trait Part: Lock {
     fn kind(&self) -> &'static str;
 
     fn handle(&self) -> &Handle;
-
-    /// The same lock on these terms.
-    fn with_terms(&self, terms: Terms) -> Arc<dyn Part> {
-        self.varied_part(Variant::On(terms))
-    }
 
     /// The same lock, but for this.
     fn varied_part(&self, variant: Variant) -> Arc<dyn Part>;
