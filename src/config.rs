@@ -453,36 +453,26 @@ impl ClientBuilder {
                 "the client's name has {length} bytes; it may have at most {LONGEST_NAME}"
             ));
         }
-        if *failover_timeout > LONGEST_TIMEOUT {
-            return unusable(format!(
-                "failover_timeout is {failover_timeout:?}; it must be a year at most"
-            ));
-        }
-        if !(SHORTEST_FAIR_WAIT..=LONGEST_FAIR_WAIT).contains(fair_wait_timeout) {
-            return unusable(format!(
-                "fair_wait_timeout is {fair_wait_timeout:?}; it must be from 100 ms to a minute"
-            ));
-        }
         check_watchdog("watchdog_timeout", *watchdog_timeout)?;
         if max_hold.is_some_and(|longest| longest.is_zero()) {
             let message = "max_hold is zero; set more than zero, or do not set it for no limit";
             return unusable(message.to_owned());
         }
-        for (setting, timeout) in [
-            ("connect_timeout", connect_timeout),
-            ("response_timeout", response_timeout),
-            ("redisson_fair_lock_wait_timeout", redisson_fair_lock_wait_timeout),
+        let timeout = (SHORTEST_TIMEOUT, LONGEST_TIMEOUT, "from 1 ms to a year");
+        let fair_wait = (SHORTEST_FAIR_WAIT, LONGEST_FAIR_WAIT, "from 100 ms to a minute");
+        let until_failover = (Duration::ZERO, LONGEST_TIMEOUT, "a year at most");
+        let poll = (Duration::ZERO, LONGEST_BUSY_POLL, "a millisecond at most");
+        for (setting, time, (least, most, wanted)) in [
+            ("failover_timeout", failover_timeout, until_failover),
+            ("fair_wait_timeout", fair_wait_timeout, fair_wait),
+            ("connect_timeout", connect_timeout, timeout),
+            ("response_timeout", response_timeout, timeout),
+            ("redisson_fair_lock_wait_timeout", redisson_fair_lock_wait_timeout, timeout),
+            ("busy_poll", busy_poll, poll),
         ] {
-            if !(SHORTEST_TIMEOUT..=LONGEST_TIMEOUT).contains(timeout) {
-                return unusable(format!(
-                    "{setting} is {timeout:?}; it must be from 1 ms to a year"
-                ));
+            if !(least..=most).contains(time) {
+                return unusable(format!("{setting} is {time:?}; it must be {wanted}"));
             }
-        }
-        if *busy_poll > LONGEST_BUSY_POLL {
-            return unusable(format!(
-                "busy_poll is {busy_poll:?}; it must be a millisecond at most"
-            ));
         }
         if let Some(count) = connections.filter(|count| !(1..=MOST_CONNECTIONS).contains(count)) {
             return unusable(format!(
