@@ -10,8 +10,8 @@ use crossbeam_channel::{Receiver, Sender};
 use log::Level;
 use redlatch_client::sync::{Mutex, is_forked, may_connect, on_own_thread};
 use redlatch_client::{
-    Cluster, Command, CredentialSource, Credentials, Endpoint, Failure, Lane, News, Node, Outcome,
-    Posted, Servers, Settings, connection_name, reply_code,
+    Cluster, Command, CredentialSource, Credentials, Endpoint, Failure, Lane, Node, Outcome,
+    Posted, ServerEvent, Servers, Settings, connection_name, reply_code,
 };
 
 use super::dispatcher::Dispatcher;
@@ -168,9 +168,9 @@ impl Core {
             node.endpoint.on_moved(core.watchdog.renew_all());
             let (log, told) = (core.watchdog.log_news(), Weak::clone(&core.itself));
             node.endpoint.health().on_news(move |news| {
-                if let (News::Back { address, after }, Some(core)) = (&news, told.upgrade()) {
+                if let (ServerEvent::Back(after), Some(core)) = (&news.event, told.upgrade()) {
                     core.observe_soon(Count::Reconnected, || {
-                        let (address, after) = (Arc::clone(address), *after);
+                        let (address, after) = (Arc::clone(&news.address), *after);
                         move |it| it.reconnected(&Event::of(&address, (Kind::Server, 1), after, ()))
                     });
                 }

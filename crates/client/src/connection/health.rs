@@ -52,70 +52,35 @@ enum Noted {
 
 /// News of a server, for the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum News {
-    /// An outage begins.
-    Out {
-        /// The server.
-        address: Arc<str>,
-        /// The error that was met.
-        cause: String,
-    },
-    /// The outage is over.
-    Back {
-        /// The server.
-        address: Arc<str>,
-        /// How long the outage lasted.
-        after: Duration,
-    },
-    /// The server lets no further connection in.
-    Refuses {
-        /// The server.
-        address: Arc<str>,
-        /// Its words.
-        cause: String,
-    },
-    /// The server lets connections in again.
-    LetsIn {
-        /// The server.
-        address: Arc<str>,
-        /// For how long it refused them.
-        after: Duration,
-    },
-    /// The outage goes on as far as known, and no thread looks any more.
-    GivenUp {
-        /// The server.
-        address: Arc<str>,
-        /// How long the outage has lasted.
-        after: Duration,
-        /// The reason why no thread looks.
-        why: &'static str,
-    },
-    /// Another server is the master now.
-    Moved {
-        /// The new master.
-        address: Arc<str>,
-        /// The old one.
-        from: Arc<str>,
-    },
+pub struct News {
+    /// The server's; the new master's; the name that now leads elsewhere.
+    pub address: Arc<str>,
+    /// What has happened.
+    pub event: ServerEvent,
+}
+
+/// What has happened to a server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ServerEvent {
+    /// An outage begins, with this error.
+    Out(String),
+    /// The outage is over; it lasted for so long.
+    Back(Duration),
+    /// The server lets no further connection in, in these words.
+    Refuses(String),
+    /// The server lets connections in again, after so long.
+    LetsIn(Duration),
+    /// The outage has lasted for so long, and goes on as far as known; no thread looks any more, for
+    /// this reason.
+    GivenUp(Duration, &'static str),
+    /// Another server is the master now; this was the old one.
+    Moved(Arc<str>),
     /// The name leads to another server now.
-    Renamed {
-        /// The name.
-        address: Arc<str>,
-    },
+    Renamed,
     /// A right is missing; the text says at what cost.
-    Lacks {
-        /// The server.
-        address: Arc<str>,
-        /// The right, and the cost.
-        what: &'static str,
-    },
+    Lacks(&'static str),
     /// A useful right or feature is missing that is not needed.
-    Without {
-        /// The server.
-        address: Arc<str>,
-        /// The right or feature.
-        what: &'static str,
-    },
+    Without(&'static str),
 }
 
 const NO_MESSAGES: &str = "it refuses the message of a release (`PUBLISH` is not allowed, or not \
@@ -147,23 +112,23 @@ impl Health {
         let address: Arc<str> = address.into();
         let from = std::mem::replace(&mut *self.address.lock(), Arc::clone(&address));
         if !first {
-            self.tell(|address| News::Moved { address, from });
+            self.tell(ServerEvent::Moved(from));
         }
     }
 
     /// From here on the name is another server's.
     pub(super) fn renamed(&self) {
-        self.tell(|address| News::Renamed { address });
+        self.tell(ServerEvent::Renamed);
     }
 
     /// The client does without a right or feature, and says so.
     pub(super) fn lacks(&self, what: &'static str) {
-        self.tell_lack(what, |address| News::Lacks { address, what });
+        self.tell_lack(what, ServerEvent::Lacks);
     }
 
     /// As [`lacks`](Self::lacks), of an optional one.
     pub(crate) fn does_without(&self, what: &'static str) {
-        self.tell_lack(what, |address| News::Without { address, what });
+        self.tell_lack(what, ServerEvent::Without);
     }
 
     /// The server refuses messages: no waiter was told of a release.
@@ -176,12 +141,12 @@ impl Health {
         self.lacks(NO_PUBLIC_MESSAGE);
     }
 
-    fn tell_lack(&self, what: &'static str, news: impl FnOnce(Arc<str>) -> News) {
+    fn tell_lack(&self, what: &'static str, event: fn(&'static str) -> ServerEvent) {
         let mut lacks = self.lacks.lock();
         if !lacks.contains(&what) {
             lacks.push(what);
             // News before there is a listener is kept for it.
-            self.tell(news);
+            self.tell(event(what));
         }
     }
 
@@ -190,7 +155,7 @@ impl Health {
     pub fn on_news(&self, tell: impl Fn(News) + Send + Sync + 'static) {
         let lacks = self.lacks.lock();
         if self.told.set(Box::new(tell)).is_ok() {
-            lacks.iter().for_each(|&what| self.tell(|address| News::Lacks { address, what }));
+            lacks.iter().for_each(|&what| self.tell(ServerEvent::Lacks(what)));
         }
     }
 
@@ -209,7 +174,7 @@ impl Health {
             && let Some((outage, is_first)) = self.notice(&self.address(), begun)
         {
             *told = Noted::Began(outage);
-            is_first.then(|| self.tell(|address| News::Out { address, cause: cause.to_string() }));
+            is_first.then(|| self.tell(ServerEvent::Out(cause.to_string())));
         }
     }
 
@@ -231,7 +196,7 @@ impl Health {
         {
             let was = std::mem::replace(&mut *state, Reach::Works(Some(Instant::now())));
             self.out.store(false, Ordering::Release);
-            was.end().inspect(|&after| self.tell(|address| News::Back { address, after }));
+            was.end().inspect(|&after| self.tell(ServerEvent::Back(after)));
         }
     }
 
@@ -244,7 +209,7 @@ impl Health {
             let what = format!("{}: {cause}", self.address());
             let Some((outage, is_first)) = self.notice(&what, Instant::now()) else { return };
             *refuses = Some(outage);
-            is_first.then(|| self.tell(|address| News::Refuses { address, cause }));
+            is_first.then(|| self.tell(ServerEvent::Refuses(cause)));
         }
     }
 
@@ -259,7 +224,7 @@ impl Health {
             Reach::Works(_) => None,
         };
         for after in refused.into_iter().chain(out) {
-            self.tell(|address| News::GivenUp { address, after, why });
+            self.tell(ServerEvent::GivenUp(after, why));
         }
     }
 
@@ -279,7 +244,7 @@ impl Health {
         self.met.store(true, Ordering::Relaxed);
         let mut refuses = self.refuses.lock();
         if let Some(after) = refuses.take().and_then(Outage::end) {
-            self.tell(|address| News::LetsIn { address, after });
+            self.tell(ServerEvent::LetsIn(after));
         }
         drop(refuses);
         self.works(begun);
@@ -295,9 +260,9 @@ impl Health {
         self.out.load(Ordering::Acquire)
     }
 
-    fn tell(&self, news: impl FnOnce(Arc<str>) -> News) {
+    fn tell(&self, event: ServerEvent) {
         if let Some(told) = self.told.get() {
-            told(news(self.address()));
+            told(News { address: self.address(), event });
         }
     }
 }
@@ -315,38 +280,34 @@ impl Reach {
 impl News {
     /// The level of its log line.
     pub fn level(&self) -> log::Level {
-        match self {
-            Self::Out { .. }
-            | Self::Refuses { .. }
-            | Self::Moved { .. }
-            | Self::Renamed { .. }
-            | Self::Lacks { .. } => log::Level::Warn,
-            Self::Back { .. }
-            | Self::LetsIn { .. }
-            | Self::GivenUp { .. }
-            | Self::Without { .. } => log::Level::Info,
+        use ServerEvent::{Back, GivenUp, Lacks, LetsIn, Moved, Out, Refuses, Renamed, Without};
+
+        match self.event {
+            Out(_) | Refuses(_) | Moved(_) | Renamed | Lacks(_) => log::Level::Warn,
+            Back(_) | LetsIn(_) | GivenUp(..) | Without(_) => log::Level::Info,
         }
     }
 }
 
 impl fmt::Display for News {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Out { address, cause } => {
+        let Self { address, event } = self;
+        match event {
+            ServerEvent::Out(cause) => {
                 write!(f, "the server at {address} cannot be reached or does not answer: {cause}")
             }
-            Self::Back { address, after } => {
+            ServerEvent::Back(after) => {
                 let after = after.as_secs_f64();
                 write!(f, "the server at {address} answers again, after {after:.1} s")
             }
-            Self::Refuses { address, cause } => {
+            ServerEvent::Refuses(cause) => {
                 write!(f, "the server at {address} accepts no more connections: {cause}")
             }
-            Self::LetsIn { address, after } => {
+            ServerEvent::LetsIn(after) => {
                 let after = after.as_secs_f64();
                 write!(f, "the server at {address} accepts connections again, after {after:.1} s")
             }
-            Self::GivenUp { address, after, why } => {
+            ServerEvent::GivenUp(after, why) => {
                 let after = after.as_secs_f64();
                 write!(
                     f,
@@ -354,17 +315,17 @@ impl fmt::Display for News {
                      outage began: {why}"
                 )
             }
-            Self::Moved { address, from } => write!(
+            ServerEvent::Moved(from) => write!(
                 f,
                 "the Sentinels' master is now at {address}, and was at {from}: the client checks \
                  its locks there"
             ),
-            Self::Renamed { address } => write!(
+            ServerEvent::Renamed => write!(
                 f,
                 "the name of {address} now leads to another server: the client checks its locks \
                  there"
             ),
-            Self::Lacks { address, what } | Self::Without { address, what } => {
+            ServerEvent::Lacks(what) | ServerEvent::Without(what) => {
                 write!(f, "the server at {address}: {what}")
             }
         }
@@ -396,14 +357,15 @@ mod tests {
             health.failed(before, &cause);
         }
         health.works(before);
-        let out = News::Out { address: "here:1".into(), cause: "refused".to_owned() };
+        let event = ServerEvent::Out("refused".to_owned());
+        let out = News { address: "here:1".into(), event };
         assert_eq!(*heard.lock(), [out], "a late reply does not end it");
         let in_it = Instant::now();
         for _ in 0..2 {
             health.works(Instant::now());
         }
         assert_eq!(heard.lock().len(), 2);
-        assert!(matches!(heard.lock()[1], News::Back { .. }));
+        assert!(matches!(heard.lock()[1].event, ServerEvent::Back(_)));
         health.failed(in_it, &"late");
         assert_eq!(heard.lock().len(), 2, "a late failure begins none");
         health.failed(Instant::now(), &"again");

@@ -38,7 +38,7 @@ pub use credentials::{CredentialSource, Provider};
 pub use decimal::{decimal, write_decimal};
 pub use endpoint::Endpoint;
 pub(crate) use health::Health;
-pub use health::News;
+pub use health::{News, ServerEvent};
 #[cfg(models)]
 pub use lane::LaneRest;
 pub use lane::{Lane, Posted};
