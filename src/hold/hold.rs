@@ -9,13 +9,12 @@ use redlatch_client::sync::{Mutex, clock};
 
 use super::cut::Cut;
 use super::line::Line;
-use super::registered::Registered;
 use super::terms::Terms;
 use crate::ask::Asked;
 use crate::error::LostReason;
 use crate::lease::renewal::{PROVISIONAL, deadline};
 use crate::observer::Kind;
-use crate::runtime::LiveOwner;
+use crate::runtime::{LiveOwner, Registered};
 use crate::scripts::lock::Tokens;
 use crate::scripts::renewal::{Held, Longer};
 use crate::scripts::{Chain, Mode, Owner};

@@ -9,7 +9,6 @@ mod cut;
 mod hold;
 pub(crate) mod line;
 mod queue_entry;
-mod registered;
 mod seat;
 mod tenancy;
 mod terms;
@@ -17,7 +16,6 @@ mod watch;
 
 pub(crate) use hold::{GrantDetails, Hold};
 pub(crate) use queue_entry::{Leftover, Mailbox, QueueEntry, Unread, details, kind};
-pub(crate) use registered::Registered;
 pub(crate) use seat::{Level, Seat};
 pub use tenancy::HoldState;
 pub(crate) use tenancy::Tenancy;

@@ -28,10 +28,9 @@ use redlatch_client::Command;
 use redlatch_client::sync::{Mutex, Waker, clock};
 
 use super::hold::{GrantDetails, Hold, Live};
-use super::registered::Registered;
 use super::terms::Terms;
 use crate::ask::{Action, By, Entered, Entry, Event, Granted, Inbox, Told, Undo};
-use crate::runtime::{LiveOwner, Message, Recipient};
+use crate::runtime::{LiveOwner, Message, Recipient, Registered};
 use crate::scripts::lock::Tokens;
 use crate::scripts::{Chain, Mode, Owner};
 

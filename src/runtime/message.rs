@@ -8,7 +8,7 @@ use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use redlatch_client::sync::Mutex;
+use redlatch_client::sync::{Mutex, is_forked};
 
 /// A script's message to one waiter. On the wire: a verb, the waiter's owner number, and words
 /// parted by single spaces. The last one is a name and may hold spaces.
@@ -80,24 +80,26 @@ pub(crate) trait Recipient: Send + Sync {
     fn told(&self, news: &Message<'_>);
 }
 
-impl<A: Recipient + ?Sized> Recipient for Arc<A> {
-    fn told(&self, news: &Message<'_>) {
-        (**self).told(news);
-    }
-}
-
 /// The waiters of this client that expect messages, by the numbers of their owners: each from
 /// before its first request on, and no longer than it has an entry, or the lock after it had one.
 /// Messages name only owners that had an entry: so a grant for an owner that is not here is of a
 /// hold that no thread has.
 #[derive(Default)]
 pub(crate) struct Recipients {
-    waiting: Mutex<BTreeMap<u64, Weak<dyn Recipient>>>,
+    waiting: Mutex<BTreeMap<u64, Weak<Registered>>>,
 }
 
 impl Recipients {
-    pub(crate) fn register(&self, owner: u64, recipient: Weak<dyn Recipient>) {
-        self.waiting.lock().insert(owner, recipient);
+    /// From here on messages that name this owner reach `recipient`.
+    pub(crate) fn register<R: Recipient + 'static>(
+        self: &Arc<Self>,
+        owner: u64,
+        recipient: R,
+    ) -> Arc<Registered<R>> {
+        let registered = Arc::new(Registered { all: Arc::clone(self), owner, recipient });
+        let named: Weak<Registered> = Arc::<Registered<R>>::downgrade(&registered);
+        self.waiting.lock().insert(owner, named);
+        registered
     }
 
     pub(crate) fn remove(&self, owner: u64) {
@@ -106,14 +108,37 @@ impl Recipients {
 
     /// `false`: no waiter has that number.
     pub(super) fn tell(&self, owner: u64, news: &Message<'_>) -> bool {
-        let recipient = self.waiting.lock().get(&owner).and_then(Weak::upgrade);
-        recipient.as_ref().inspect(|recipient| recipient.told(news)).is_some()
+        let registered = self.waiting.lock().get(&owner).and_then(Weak::upgrade);
+        registered.as_ref().inspect(|it| it.recipient.told(news)).is_some()
     }
 }
 
 impl fmt::Debug for Recipients {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Recipients").field("waiting", &self.waiting.lock().len()).finish()
+    }
+}
+
+/// An owner that messages may name while it waits, and the reader of those messages. It stays
+/// registered while it holds, if it [may have stood](crate::ask) in a queue: if a request found its
+/// grant, the message of that grant comes late, and must not be given back.
+pub(crate) struct Registered<R: ?Sized = dyn Recipient> {
+    all: Arc<Recipients>,
+    owner: u64,
+    pub(crate) recipient: R,
+}
+
+impl<R: ?Sized> Drop for Registered<R> {
+    fn drop(&mut self) {
+        if !is_forked() {
+            self.all.remove(self.owner);
+        }
+    }
+}
+
+impl<R: ?Sized> fmt::Debug for Registered<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Registered({})", self.owner)
     }
 }
 

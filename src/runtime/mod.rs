@@ -35,7 +35,7 @@ mod todo;
 
 pub(crate) use members::{Member, Members};
 use message::Recipients;
-pub(crate) use message::{GrantMessage, Message, Recipient};
+pub(crate) use message::{GrantMessage, Message, Recipient, Registered};
 pub(crate) use observed::{Count, SlowWait};
 use observed::{Counted, SlowLines, Waits};
 pub(crate) use owners::LiveOwner;

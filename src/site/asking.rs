@@ -11,9 +11,7 @@ use crate::ask::{
     Action, Actions, Asked, By, Entered, Event, Inbox, Listens, POLL, Reader, Reply, Told,
 };
 use crate::error::Error;
-use crate::hold::{
-    GrantDetails, Leftover, Mailbox, QueueEntry, Registered, Tenancy, Terms, Unread,
-};
+use crate::hold::{GrantDetails, Leftover, Mailbox, QueueEntry, Tenancy, Terms, Unread};
 use crate::lease::Cleanup;
 use crate::runtime::Recipient;
 use crate::scripts::lock::Acquired;
@@ -133,7 +131,7 @@ impl QueueEntry {
                 unread: Mutex::new(Unread { waker, inbox: Inbox::new() }),
             };
             // From here on messages that name this owner reach `Mailbox::told`.
-            self.mailbox = Some(Registered::new(&site.core, self.owner.number(), mailbox));
+            self.mailbox = Some(site.core.recipients.register(self.owner.number(), mailbox));
         }
         listening.own.known(site.core.pubsub.own_version(&site.name));
         // A failure of a request beside the thread's own hold concerns no other thread.

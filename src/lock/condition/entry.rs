@@ -26,9 +26,9 @@ use redlatch_client::sync::{Mutex, Thread, Waker, clock, is_forked, jitter};
 use redlatch_client::{Command, Outcome, ReplyReceiver, was_cut};
 
 use crate::error::{Error, ErrorKind};
-use crate::hold::{Hold, Registered};
+use crate::hold::Hold;
 use crate::lease::{Cleanup, KeepAlive};
-use crate::runtime::{Core, Member, Message, Recipient};
+use crate::runtime::{Core, Member, Message, Recipient, Registered};
 use crate::scripts::condition::{ConditionScripts, Looked, Use, done};
 use crate::scripts::{ConditionKeys, Owner, Trouble};
 use crate::site::Site;
@@ -77,7 +77,7 @@ impl<'a> ConditionEntry<'a> {
             notified: AtomicBool::new(false),
         });
         // The process knows the waiter before Redis does.
-        let registered = Registered::new(core, waiter.number(), Arc::clone(&notice));
+        let registered = core.recipients.register(waiter.number(), Arc::clone(&notice));
         let enrolled = Enrolled {
             site: Arc::clone(site),
             keys: Arc::clone(keys),
@@ -247,7 +247,7 @@ struct Notice {
     notified: AtomicBool,
 }
 
-impl Recipient for Notice {
+impl Recipient for Arc<Notice> {
     fn told(&self, news: &Message<'_>) {
         let Message::Notified { database, waiting } = news else { return };
         if (*database, *waiting) == (self.database, &*self.waiting) {

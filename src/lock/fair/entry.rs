@@ -15,7 +15,7 @@ use redlatch_client::was_cut;
 use super::queue::FairQueue;
 use crate::ask::{Asked, By, Entered, Event, Inbox, Reply};
 use crate::error::Error;
-use crate::hold::{GrantDetails, Hold, QueueEntry, Registered, Tenancy, Terms};
+use crate::hold::{GrantDetails, Hold, QueueEntry, Tenancy, Terms};
 use crate::lease::Cleanup;
 use crate::runtime::Core;
 use crate::scripts::fair::{FairAcquired, Followers, Others, over};
@@ -166,7 +166,7 @@ impl FairEntry {
             terms: self.terms,
             inbox: Mutex::new(FairInbox::new()),
         });
-        let registered = Registered::new(&site.core, queued.owner.number(), Arc::clone(&queued));
+        let registered = site.core.recipients.register(queued.owner.number(), Arc::clone(&queued));
         self.entry.mailbox = Some(registered);
         self.queue.stand(queued);
     }
