@@ -4,7 +4,7 @@ use std::fmt;
 
 #[cfg(doc)]
 use crate::client::Client;
-use crate::lock::{Handle, HeldLock, Lock, LockGuard, OwnedLockGuard, one_lock};
+use crate::lock::{Handle, HeldLock, LockGuard, OwnedLockGuard, one_lock};
 use crate::runtime::Session;
 use crate::site::Site;
 
@@ -158,11 +158,5 @@ impl<O> LockGuard<FencedLock, O> {
     pub fn token(&self) -> FencingToken {
         // A fenced lock is never granted without a token. (Zero: no fence accepts it.)
         self.one().and_then(FencingToken::of).unwrap_or(FencingToken(0))
-    }
-}
-
-impl<O> From<LockGuard<FencedLock, O>> for LockGuard<dyn Lock, O> {
-    fn from(guard: LockGuard<FencedLock, O>) -> Self {
-        guard.into_guard_of()
     }
 }

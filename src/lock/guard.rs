@@ -326,11 +326,6 @@ impl<L: ?Sized, O> LockGuard<L, O> {
             HeldLocks::One(_) => None,
         }
     }
-
-    /// The same hold, as that of another kind of lock.
-    pub(super) fn into_guard_of<K: ?Sized>(self) -> LockGuard<K, O> {
-        LockGuard::new(self.held)
-    }
 }
 
 impl<L: ?Sized, O: GuardOwner> LockGuard<L, O> {
@@ -358,6 +353,12 @@ impl<L: ?Sized> LockGuard<L> {
     /// outlast the client, see [`leave_to_expire`](Self::leave_to_expire).
     pub fn forget(self) {
         each!(self.held, held => held.forget());
+    }
+}
+
+impl<L: Lock, O> From<LockGuard<L, O>> for LockGuard<dyn Lock, O> {
+    fn from(guard: LockGuard<L, O>) -> Self {
+        Self::new(guard.held)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::MultiLock;
 use crate::lock::fenced::FencingToken;
-use crate::lock::{HeldLock, Lock, LockGuard, OwnedLockGuard};
+use crate::lock::{HeldLock, LockGuard, OwnedLockGuard};
 
 /// Several held locks, or the majority of a quorum. Dropping the guard releases them all. Made by
 /// [`MultiLock::lock`].
@@ -53,11 +53,5 @@ impl<O> LockGuard<MultiLock, O> {
     pub fn tokens(&self) -> impl Iterator<Item = (&str, FencingToken)> {
         let held = self.several().into_iter().flat_map(|levels| &levels.held);
         held.filter_map(|held| Some((held.name(), FencingToken::of(held)?)))
-    }
-}
-
-impl<O> From<LockGuard<MultiLock, O>> for LockGuard<dyn Lock, O> {
-    fn from(guard: LockGuard<MultiLock, O>) -> Self {
-        guard.into_guard_of()
     }
 }
