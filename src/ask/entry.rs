@@ -5,7 +5,7 @@
 //!         asks                    refused: sleeps until the poll, an end, or what it is told
 //!   new ───────> asking ──────────────────────────────────────────────> sleeping
 //!                 ^ │ granted by reply                  granted by message │ │ due
-//!                 │ └──────────────────────> entered <─────────────────────┘ │
+//!                 │ └──────────────────────> granted <─────────────────────┘ │
 //!                 └──────────────────────────────────────────────────────────┘
 //!   ends, at any time: undoes what the server may have of the owner
 //! ```
@@ -46,7 +46,7 @@ use std::time::Duration;
 
 use super::Again;
 use super::deadline::PROVISIONAL;
-use super::exchanges::{Asked, Exchanges, Granted, InTime, Reader, Undo};
+use super::exchanges::{Asked, Exchanges, Grant, InTime, Reader, Undo};
 
 const MS: u64 = 1_000_000;
 /// How often a waiter asks that hears nothing, from this to the other, in nanoseconds.
@@ -74,7 +74,7 @@ pub(crate) struct Entry<D> {
 /// What an owner was told, and has not read.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Inbox<D> {
-    grant: Option<Granted<D>>,
+    grant: Option<Grant<D>>,
     open_until: Option<u64>,
     is_public: bool,
     is_missed: bool,
@@ -84,7 +84,7 @@ pub(crate) struct Inbox<D> {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Told<D> {
     /// The lock is the owner's.
-    Grant(Granted<D>),
+    Grant(Grant<D>),
     /// A window is open until then, and the owner should ask.
     Open { until: u64 },
     /// One of Redisson's clients has released the lock; or may have, since the channel was
@@ -182,7 +182,7 @@ pub(crate) enum Action<D> {
     /// Send the request, with these arguments.
     Ask { again: Option<Again> },
     /// The lock is the owner's.
-    Enter(Entered<D>),
+    Granted(Granted<D>),
     /// End the wait: grants arrive after their own end, again and again.
     Fail,
     /// Give back what the server may have of the owner: an entry, or the lock. `details`: of a
@@ -192,7 +192,7 @@ pub(crate) enum Action<D> {
 
 /// A grant that counts.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Entered<D> {
+pub(crate) struct Granted<D> {
     /// The lease counts from its time.
     pub(crate) asked: Asked,
     /// A copy of a request may take the lock once more.
@@ -279,7 +279,7 @@ impl<D> Entry<D> {
                 let then = match self.exchanges.in_time(now, lease, waits) {
                     InTime::Yes => {
                         let may_be_named = already || self.exchanges.may_stand();
-                        self.entered(asked, By::Reply { already, told, details, may_be_named })
+                        self.granted(asked, By::Reply { already, told, details, may_be_named })
                     }
                     InTime::Ask => self.sleeps(),
                     InTime::Fail => Action::Fail,
@@ -334,7 +334,7 @@ impl<D> Entry<D> {
         self.ask_at = 0;
         let lease = granted.lease;
         match self.exchanges.granted_by_message(now, granted, reader) {
-            Some((asked, details)) => self.entered(asked, By::Message { lease, details }),
+            Some((asked, details)) => self.granted(asked, By::Message { lease, details }),
             None => self.sleeps(),
         }
     }
@@ -348,10 +348,10 @@ impl<D> Entry<D> {
     }
 
     #[inline]
-    fn entered(&mut self, asked: Asked, by: By<D>) -> Action<D> {
+    fn granted(&mut self, asked: Asked, by: By<D>) -> Action<D> {
         // If the grant is not ours any more when it is installed, only the server knows.
         self.ask_at = 0;
-        Action::Enter(Entered { asked, in_doubt: self.exchanges.is_in_doubt(), by })
+        Action::Granted(Granted { asked, in_doubt: self.exchanges.is_in_doubt(), by })
     }
 
     fn sleeps(&self) -> Action<D> {

@@ -14,6 +14,6 @@ use crate::lease::deadline;
 use crate::scripts::lock::Again;
 
 pub(crate) use entry::{
-    Action, Actions, By, Entered, Entry, Event, Inbox, Listens, POLL, Reply, Told,
+    Action, Actions, By, Entry, Event, Granted, Inbox, Listens, POLL, Reply, Told,
 };
-pub(crate) use exchanges::{Asked, Granted, Reader, Undo};
+pub(crate) use exchanges::{Asked, Grant, Reader, Undo};

@@ -29,7 +29,7 @@ use redlatch_client::sync::{Mutex, Waker, clock};
 
 use super::hold::{GrantDetails, Hold, Live};
 use super::terms::Terms;
-use crate::ask::{Action, By, Entered, Entry, Event, Granted, Inbox, Told, Undo};
+use crate::ask::{Action, By, Entry, Event, Grant, Granted, Inbox, Told, Undo};
 use crate::runtime::{LiveOwner, Message, Recipient, Registered};
 use crate::scripts::lock::Tokens;
 use crate::scripts::{Chain, Mode, Owner};
@@ -82,7 +82,7 @@ impl Recipient for Mailbox {
                     // to a question has some.
                     Told::Missed
                 } else {
-                    Told::Grant(Granted { now: grant.now, received, lease: grant.lease, details })
+                    Told::Grant(Grant { now: grant.now, received, lease: grant.lease, details })
                 }
             }
             Message::Open { left, database, lock }
@@ -139,8 +139,8 @@ impl<D, R: Recipient + 'static> QueueEntry<D, R> {
     }
 
     /// The hold that was granted.
-    pub(crate) fn hold(&self, terms: Terms, entered: &Entered<D>) -> Hold {
-        let Entered { asked, in_doubt, ref by } = *entered;
+    pub(crate) fn hold(&self, terms: Terms, granted: &Granted<D>) -> Hold {
+        let Granted { asked, in_doubt, ref by } = *granted;
         match by {
             // Its deadline: the whole lease, counted from before the request was sent, and less a
             // little for drift.

@@ -8,7 +8,7 @@ use redlatch_client::sync::{Mutex, clock, jitter};
 use super::gate::Need;
 use super::site::Site;
 use crate::ask::{
-    Action, Actions, Asked, By, Entered, Event, Inbox, Listens, POLL, Reader, Reply, Told,
+    Action, Actions, Asked, By, Event, Granted, Inbox, Listens, POLL, Reader, Reply, Told,
 };
 use crate::error::Error;
 use crate::hold::{GrantDetails, Leftover, Mailbox, QueueEntry, Tenancy, Terms, Unread};
@@ -46,14 +46,14 @@ impl<D, R: Recipient + 'static> QueueEntry<D, R> {
         now: u64,
         reply: Reply<D>,
         in_doubt: bool,
-    ) -> Result<(Listens, Try<Entered<D>>), Error> {
+    ) -> Result<(Listens, Try<Granted<D>>), Error> {
         let answered = Event::Answered { reply, in_doubt };
         let Actions { listens, suspects, then } = self.entry.step(now, answered);
         if suspects {
             site.core.pubsub.suspect(&site.name);
         }
         let tried = match then {
-            Action::Enter(entered) => Try::Granted(entered),
+            Action::Granted(granted) => Try::Granted(granted),
             Action::Fail => return Err(Error::late_grant(&site.name)),
             // It stands in the queue now, or asks once more, and its thread sleeps in the driver.
             Action::Sleep { until } => Try::Busy(Duration::from_nanos(until.saturating_sub(now))),
@@ -70,7 +70,7 @@ impl<D, R: Recipient + 'static> QueueEntry<D, R> {
         site: &Site,
         terms: Terms,
         inbox: Inbox<D>,
-    ) -> Option<Entered<D>> {
+    ) -> Option<Granted<D>> {
         if inbox.is_empty() {
             return None;
         }
@@ -82,8 +82,8 @@ impl<D, R: Recipient + 'static> QueueEntry<D, R> {
         let Actions { then, .. } = self.entry.step(clock::now(), Event::Reads { inbox, reader });
         // The earlier of both: a new leader asks at once, whatever the entry was told before.
         listening.ask_at = listening.ask_at.min(self.entry.ask_at());
-        let Action::Enter(entered) = then else { return None };
-        Some(entered)
+        let Action::Granted(granted) = then else { return None };
+        Some(granted)
     }
 }
 
@@ -108,8 +108,8 @@ impl QueueEntry {
                 inbox.told(told);
             }
         }
-        let entered = self.reads(listening, site, claim.need.terms, inbox)?;
-        Some(self.enters(site, claim, entered, clock::now()))
+        let granted = self.reads(listening, site, claim.need.terms, inbox)?;
+        Some(self.granted(site, claim, granted, clock::now()))
     }
 
     /// One request. Who will not wait takes the lock if it is free, past the queue, and leaves no
@@ -180,7 +180,7 @@ impl QueueEntry {
         if listens != Listens::AsBefore {
             Self::listens(listening, site, listens);
         }
-        Ok(tried.map(|entered| self.enters(site, claim, entered, now)))
+        Ok(tried.map(|granted| self.granted(site, claim, granted, now)))
     }
 
     /// Listens to what may change a refusal.
@@ -197,15 +197,15 @@ impl QueueEntry {
     }
 
     /// The owner has the lock.
-    fn enters(
+    fn granted(
         &mut self,
         site: &Site,
         claim: &Claim<'_, Need>,
-        entered: Entered<GrantDetails>,
+        granted: Granted<GrantDetails>,
         now: u64,
     ) -> Arc<Tenancy> {
-        let hold = self.hold(claim.need.terms, &entered);
-        let (details, may_be_named) = match entered.by {
+        let hold = self.hold(claim.need.terms, &granted);
+        let (details, may_be_named) = match granted.by {
             By::Reply { told, details, may_be_named, .. } => {
                 // Since when ours have it the message knows better.
                 let chain = told.map_or_else(|| site.gate.chain(hold.asked.at), |told| told.chain);

@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 use redlatch_client::Command;
 use redlatch_client::sync::{Mutex, Thread, clock};
 
-use crate::ask::{Granted, Inbox, Told};
+use crate::ask::{Grant, Inbox, Told};
 use crate::hold::line::scripts;
 use crate::hold::{Hold, Tenancy, Terms};
 use crate::lease::Cleanup;
@@ -134,7 +134,7 @@ impl Recipient for Arc<QueuedThread> {
             {
                 let Some(details) = followers(grant.details) else { return };
                 let (now, lease, received) = (grant.now, grant.lease, clock::now());
-                self.tell(Told::Grant(Granted { now, received, lease, details }));
+                self.tell(Told::Grant(Grant { now, received, lease, details }));
             }
             // `x` and `{x}` have one queue: the waiter was granted the other lock, and has lost its
             // place. The next sign of life finds that out. If it asked at once, the two locks might

@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use super::entry::{Action, Actions, By, Entered, Entry, Event, Inbox, Listens, Reply, Told};
-use super::exchanges::{Asked, Granted, Reader, Undo};
+use super::entry::{Action, Actions, By, Entry, Event, Granted, Inbox, Listens, Reply, Told};
+use super::exchanges::{Asked, Grant, Reader, Undo};
 use crate::scripts::lock::Again;
 
 const MS: u64 = 1_000_000;
@@ -48,7 +48,7 @@ fn waits() -> Event<char> {
 /// A message of this server's time, received at this time of the process's. In ms.
 fn grant(server: u64, received: u64) -> Told<char> {
     let (now, received) = (SERVER + server, received * MS);
-    Told::Grant(Granted { now, received, lease: PROVISIONAL, details: 'm' })
+    Told::Grant(Grant { now, received, lease: PROVISIONAL, details: 'm' })
 }
 
 fn reads<const N: usize>(told: [Told<char>; N]) -> Event<char> {
@@ -87,8 +87,8 @@ fn polling() -> Entry<char> {
     entry
 }
 
-fn entered(at: u64, in_doubt: bool, by: By<char>) -> Action<char> {
-    Action::Enter(Entered { asked: asked(at), in_doubt, by })
+fn counts(at: u64, in_doubt: bool, by: By<char>) -> Action<char> {
+    Action::Granted(Granted { asked: asked(at), in_doubt, by })
 }
 
 fn by_reply(already: bool, told: Option<char>, may_be_named: bool) -> By<char> {
@@ -131,7 +131,7 @@ fn each_state_is_left_as_the_table_says() {
             asking,
             || granted(false),
             101,
-            entered(100, false, by_reply(false, None, false)),
+            counts(100, false, by_reply(false, None, false)),
             0,
         ),
         (
@@ -139,7 +139,7 @@ fn each_state_is_left_as_the_table_says() {
             asking,
             twice,
             101,
-            entered(100, true, by_reply(false, None, true)),
+            counts(100, true, by_reply(false, None, true)),
             0,
         ),
         ("not taken", asking, || answered(Reply::NotTaken), 101, AT_ONCE, 0),
@@ -212,7 +212,7 @@ fn each_state_is_left_as_the_table_says() {
             sleeping,
             || reads([grant(600, 700)]),
             700,
-            entered(600, false, by_message()),
+            counts(600, false, by_message()),
             0,
         ),
         (
@@ -220,7 +220,7 @@ fn each_state_is_left_as_the_table_says() {
             sleeping,
             || reads([grant(600, 700), grant(610, 710)]),
             711,
-            entered(600, false, by_message()),
+            counts(600, false, by_message()),
             0,
         ),
         ("a grant that is read late", sleeping, || reads([grant(600, 700)]), 2_600, AT_ONCE, 0),
@@ -241,7 +241,7 @@ fn each_state_is_left_as_the_table_says() {
             polling,
             || granted(false),
             1_102,
-            { entered(1_101, false, by_reply(false, None, true)) },
+            { counts(1_101, false, by_reply(false, None, true)) },
             0,
         ),
         (
@@ -249,7 +249,7 @@ fn each_state_is_left_as_the_table_says() {
             polling,
             || granted(true),
             1_102,
-            { entered(1_101, false, by_reply(true, None, true)) },
+            { counts(1_101, false, by_reply(true, None, true)) },
             0,
         ),
         ("failed again", polling, || Event::Failed, 1_102, AT_ONCE, 0),
@@ -314,7 +314,7 @@ fn the_reply_confirms_a_grant_that_replicas_must_have() {
     entry.step(700 * MS, asks(700));
     let mut over = entry.clone();
     let actions = entry.step(701 * MS, granted(true));
-    assert_eq!(actions, entered(700, false, by_reply(true, Some('m'), true)).into());
+    assert_eq!(actions, counts(700, false, by_reply(true, Some('m'), true)).into());
     let inbox = Inbox::new();
     let left = over.step(701 * MS, Event::Unacknowledged { in_doubt: true, inbox });
     let give_back = Action::GiveBack { undo: Undo::NowAndLater, details: Some('m') };
@@ -329,7 +329,7 @@ fn a_refusal_that_is_younger_than_the_grant_voids_it_in_either_order() {
         let mut entry = polling();
         entry.step(1_102 * MS, answered(refused(refusal, 0)));
         let actions = entry.step(1_103 * MS, reads([grant(600, 700)]));
-        assert_eq!(matches!(actions.then, Action::Enter(_)), grants, "{refusal}");
+        assert_eq!(matches!(actions.then, Action::Granted(_)), grants, "{refusal}");
         assert_eq!(entry.ask_at(), 0, "only the server knows");
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::exchanges::{Asked, Exchanges, Granted, InTime, Reader, Undo};
+use super::exchanges::{Asked, Exchanges, Grant, InTime, Reader, Undo};
 use crate::scripts::lock::Again;
 
 const MS: u64 = 1_000_000;
@@ -38,9 +38,9 @@ fn waiting() -> Exchanges<char> {
 }
 
 /// A grant of this server's time, read at once at this time of the process's. In ms.
-fn granted(server: u64, received: u64) -> Granted<char> {
+fn granted(server: u64, received: u64) -> Grant<char> {
     let lease = Duration::from_secs(2);
-    Granted { now: SERVER + server, received: received * MS, lease, details: 'g' }
+    Grant { now: SERVER + server, received: received * MS, lease, details: 'g' }
 }
 
 #[test]

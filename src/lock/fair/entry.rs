@@ -13,7 +13,7 @@ use redlatch_client::sync::{Mutex, Thread, clock, is_forked};
 use redlatch_client::was_cut;
 
 use super::queue::FairQueue;
-use crate::ask::{Asked, By, Entered, Event, Inbox, Reply};
+use crate::ask::{Asked, By, Event, Granted, Inbox, Reply};
 use crate::error::Error;
 use crate::hold::{GrantDetails, Hold, QueueEntry, Tenancy, Terms};
 use crate::lease::Cleanup;
@@ -81,8 +81,8 @@ impl FairEntry {
         let passed = if unread.is_granted() { None } else { inbox.passed.take() };
         drop(inbox);
         let Self { queue, entry, terms, .. } = self;
-        let entered = entry.reads(listening, &queue.site, *terms, unread);
-        entered.map(|entered| self.enters(entered)).or(passed)
+        let granted = entry.reads(listening, &queue.site, *terms, unread);
+        granted.map(|granted| self.granted(granted)).or(passed)
     }
 
     /// One request. The first request of the thread with the newcomers' leadership also asks for
@@ -261,13 +261,13 @@ impl FairEntry {
         }
         let (queue, now) = (Arc::clone(&self.queue), clock::now());
         let (_, tried) = self.entry.answered(&queue.site, now, reply, in_doubt)?;
-        Ok(tried.map(|entered| self.enters(entered)))
+        Ok(tried.map(|granted| self.granted(granted)))
     }
 
     /// The owner has the lock.
-    fn enters(&mut self, entered: Entered<Followers>) -> Arc<Tenancy> {
-        let hold = self.entry.hold(self.terms, &entered);
-        let followers = match entered.by {
+    fn granted(&mut self, granted: Granted<Followers>) -> Arc<Tenancy> {
+        let hold = self.entry.hold(self.terms, &granted);
+        let followers = match granted.by {
             By::Reply { told, details, .. } => told.unwrap_or(details),
             By::Message { details, .. } => details,
         };

@@ -7,9 +7,9 @@ use std::time::Duration;
 use super::server::{Chain, Client, Message, Owner, Reply, Request};
 use crate::simulated::library::deadline::deadline;
 use crate::simulated::library::entry::{
-    self, Action, Actions, By, Entered, Entry, Event, Inbox, Listens, Told,
+    self, Action, Actions, By, Entry, Event, Granted, Inbox, Listens, Told,
 };
-use crate::simulated::library::exchanges::{Asked, Granted, Reader, Undo};
+use crate::simulated::library::exchanges::{Asked, Grant, Reader, Undo};
 
 pub(crate) const MS: u64 = 1_000_000;
 /// A hold by message is raised after this.
@@ -273,7 +273,7 @@ impl Process {
 
     fn then(&mut self, now: u64, then: Action<Token>, terms: Terms) -> Outcome {
         match then {
-            Action::Enter(entered) => self.enter(now, entered, terms),
+            Action::Granted(granted) => self.enter(now, granted, terms),
             Action::Fail => {
                 self.end_wait(now, terms);
                 Outcome::Failed
@@ -340,7 +340,7 @@ impl Process {
                     return self.give_back(now, owner, Undo::Once, terms);
                 }
                 let is_receipt = terms.flaw == Some(Flaw::CountsFromReceipt);
-                Told::Grant(Granted {
+                Told::Grant(Grant {
                     now: if is_receipt { u64::MAX } else { granted as u64 },
                     received: now,
                     lease: Duration::from_millis(2_000),
@@ -421,9 +421,9 @@ impl Process {
 
     // ---- a hold ---------------------------------------------------------------------------
 
-    fn enter(&mut self, now: u64, entered: Entered<Token>, terms: Terms) -> Outcome {
+    fn enter(&mut self, now: u64, granted: Granted<Token>, terms: Terms) -> Outcome {
         let State::Waiting(wait) = &self.state else { return Outcome::Nothing };
-        let Entered { asked, in_doubt, by } = entered;
+        let Granted { asked, in_doubt, by } = granted;
         let (lease, renew_at, token, is_told) = match by {
             By::Message { lease, details } => {
                 (lease.min(terms.lease), now + RAISED_AFTER, details, true)

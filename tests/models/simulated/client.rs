@@ -23,8 +23,8 @@ use super::library::Chain;
 use super::library::chain::Since;
 use super::library::cohort::Cohort;
 use super::library::deadline::deadline;
-use super::library::entry::{self, Action, Actions, By, Entered, Entry, Event, Inbox, Told};
-use super::library::exchanges::{Asked, Granted, Reader, Undo};
+use super::library::entry::{self, Action, Actions, By, Entry, Event, Granted, Inbox, Told};
+use super::library::exchanges::{Asked, Grant, Reader, Undo};
 use super::random::Random;
 use super::site::Site;
 use super::wire::{self, Message, Released, Reply, Request, What, Whose};
@@ -256,8 +256,8 @@ impl Process {
             let inbox = std::mem::replace(&mut wait.inbox, Inbox::new());
             let reader = Reader { lease: whole(), incarnation: 0, needs_reply: false };
             let event = Event::Reads { inbox, reader };
-            if let Action::Enter(entered) = wait.entry.step(nanos(now), event).then {
-                return self.enter(now, entered);
+            if let Action::Granted(granted) = wait.entry.step(nanos(now), event).then {
+                return self.enter(now, granted);
             }
         }
         let (number, ask_at) = (wait.number, wait.entry.ask_at());
@@ -327,7 +327,7 @@ impl Process {
             self.outputs.push(Output::At(now + SUSPECT, Timer::Suspect(number)));
         }
         match then {
-            Action::Enter(entered) => self.enter(now, entered),
+            Action::Granted(granted) => self.enter(now, granted),
             Action::Sleep { .. } if waits => self.go_on(now),
             _ => self.fail(now),
         }
@@ -415,7 +415,7 @@ impl Process {
                 if waits {
                     self.tell(
                         now,
-                        Told::Grant(Granted {
+                        Told::Grant(Grant {
                             now: granted,
                             received: nanos(now),
                             lease: Duration::from_millis(lease as u64),
@@ -431,10 +431,10 @@ impl Process {
 
     // ---- a hold ---------------------------------------------------------------------------
 
-    fn enter(&mut self, now: Time, entered: Entered<Details>) {
+    fn enter(&mut self, now: Time, granted: Granted<Details>) {
         let State::Waiting(wait) = &self.state else { return };
         let number = wait.number;
-        let Entered { asked, in_doubt, by } = entered;
+        let Granted { asked, in_doubt, by } = granted;
         let (lease, is_raised, is_registered, chain, token) = match by {
             By::Message { lease, details } => {
                 (lease.min(whole()), false, true, details.chain, details.token)
