@@ -152,6 +152,7 @@ mod metrics;
 #[cfg(all(test, models))]
 mod model;
 mod observer;
+mod order;
 mod runtime;
 mod scripts;
 mod semaphore;

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use redlatch_client::sync::{Mutex, clock, jitter};
 
-use super::gate::Need;
 use super::site::Site;
 use crate::ask::{
     Action, Actions, Asked, By, Event, Granted, Inbox, Listens, POLL, Reader, Reply, Told,
@@ -13,6 +12,7 @@ use crate::ask::{
 use crate::error::Error;
 use crate::hold::{GrantDetails, Leftover, Mailbox, QueueEntry, Tenancy, Terms, Unread};
 use crate::lease::Cleanup;
+use crate::order::Need;
 use crate::runtime::Recipient;
 use crate::scripts::lock::Acquired;
 use crate::scripts::{Chain, Owner, Replied, Trouble};

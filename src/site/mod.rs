@@ -2,7 +2,6 @@
 //! its lease and its release.
 
 mod asking;
-mod cohort;
 mod gate;
 mod keep;
 mod lease;
@@ -11,8 +10,7 @@ mod site;
 pub(crate) mod standing;
 mod unclaimed;
 
-use crate::scripts::{Chain, ChainClock};
-
-pub(crate) use gate::{Gate, GateOutcome, Need};
+pub(crate) use crate::order::{GateOutcome, Need};
+pub(crate) use gate::Gate;
 pub(crate) use site::{Leaving, Site};
 pub(crate) use unclaimed::{give_back_unclaimed, give_up_unclaimed};

@@ -8,12 +8,12 @@ use std::time::Duration;
 use redlatch_client::sync::clock;
 use redlatch_client::{Command, Outcome};
 
-use super::gate::{LeaveOutcome, Vacated};
 use super::site::{Leaving, Site};
 use crate::ask::Undo;
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::hold::{Hold, HoldState, Leaseholder, Leftover, Level, QueueEntry, Seat, Tenancy};
 use crate::lease::Cleanup;
+use crate::order::{LeaveOutcome, Vacated};
 use crate::scripts::lock::Released;
 use crate::scripts::{self, Chain, Mode, Owner, Trouble};
 use crate::waiting::Leadership;

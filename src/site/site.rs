@@ -7,11 +7,12 @@ use redlatch_client::Route;
 use redlatch_client::pubsub::Tracked;
 use redlatch_client::sync::{Mutex, Thread, clock, is_forked};
 
-use super::gate::{Admitted, Gate, GateQueue, Need};
+use super::gate::Gate;
 use crate::ask::Asked;
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::hold::{Hold, Leaseholder, QueueEntry, Renewing, Seat, Tenancy, Terms};
 use crate::lease::{Alarm, Cleanup, Renewal};
+use crate::order::{Admitted, GateQueue, Need};
 use crate::runtime::{Core, Member};
 use crate::scripts::lock::LockScripts;
 use crate::scripts::renewal::RenewalKind;

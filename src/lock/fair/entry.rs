@@ -17,10 +17,10 @@ use crate::ask::{Asked, By, Event, Granted, Inbox, Reply};
 use crate::error::Error;
 use crate::hold::{GrantDetails, Hold, QueueEntry, Tenancy, Terms};
 use crate::lease::Cleanup;
+use crate::order::line::{FairInbox, QueuedThread};
 use crate::runtime::Core;
 use crate::scripts::fair::{FairAcquired, Followers, Others, over};
 use crate::scripts::{Replied, Trouble};
-use crate::site::standing::{FairInbox, QueuedThread};
 use crate::site::{Leaving, Site};
 use crate::waiting::{Lead, Listening, Queued, Try, slow_poll};
 

@@ -26,11 +26,11 @@ use crate::error::Error;
 use crate::hold::line::{Line, scripts};
 use crate::hold::{Tenancy, Terms};
 use crate::lease::{Cleanup, KeepAlive, renewal};
+use crate::order::line::QueuedThread;
 use crate::runtime::{Core, Member};
 use crate::scripts::fair::{FairScripts, Followers, kept_alive};
 use crate::scripts::{FairKeys, Owner, Trouble};
 use crate::site::Site;
-use crate::site::standing::QueuedThread;
 use crate::waiting::{Lead, Queue, Queued, Signal, Waiter, Wake};
 
 /// The longest time for which the leader waits for other newcomers.

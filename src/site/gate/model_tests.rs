@@ -11,14 +11,13 @@ use redlatch_client::sync::{Mutex, Thread, clock, explore};
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::thread;
 
-use super::{
-    Admitted, Gate, GateOutcome, GateQueue, GateWaiter, LeaveOutcome, Need, QueueEntry, Vacated,
-};
+use super::{Admitted, Gate, GateOutcome, GateQueue, LeaveOutcome, Need};
 use crate::ask::Asked;
 use crate::error::{Error, ErrorKind, LostReason};
-use crate::hold::{Hold, Tenancy, Terms};
+use crate::hold::{Hold, QueueEntry, Tenancy, Terms};
 use crate::model::Server;
 use crate::observer::Kind;
+use crate::order::{GateWaiter, Vacated};
 use crate::runtime::Core;
 use crate::scripts::Mode;
 use crate::waiting::{

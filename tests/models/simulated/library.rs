@@ -7,7 +7,7 @@ pub(crate) use super::wire::Again;
 
 #[path = "../../../src/scripts/chain.rs"]
 pub(crate) mod chain;
-#[path = "../../../src/site/cohort.rs"]
+#[path = "../../../src/order/cohort.rs"]
 pub(crate) mod cohort;
 #[path = "../../../src/lease/deadline.rs"]
 pub(crate) mod deadline;

@@ -1,15 +1,18 @@
-//! A search through all states that a few threads can bring a gate into, and what must hold in each.
-//! (The models in `model_tests.rs` also try the code around the gate, in orders drawn by lot.)
+//! A search through all states that a few threads can bring a name's order into, and what must hold
+//! in each. (The models in `site/gate/model_tests.rs` also try the code around it, in orders drawn by
+//! lot.)
 
 use std::collections::HashSet;
 use std::sync::Weak;
 use std::time::Duration;
 
+use redlatch_client::sync::Mutex;
+
+use super::line::{FairInbox, QueuedThread};
 use super::*;
 use crate::ask::Asked;
 use crate::hold::line::Line;
 use crate::scripts::{ClientId, FairKeys};
-use crate::site::standing::FairInbox;
 use crate::waiting::Signal;
 
 const TERMS: Terms = Terms::watched(Duration::from_secs(30));
@@ -47,7 +50,7 @@ type Tenancies = Vec<Option<Arc<Tenancy>>>;
 struct World {
     /// The mode of the holds of one thread, and that of its shared holds.
     modes: Vec<Mode>,
-    state: GateState,
+    state: Order,
     threads: Vec<Arc<Thread>>,
     at: Vec<At>,
     /// How many more times each thread may come.
@@ -68,7 +71,7 @@ impl World {
         let count = threads.len();
         Self {
             modes: modes.to_vec(),
-            state: GateState::new(),
+            state: Order::new(),
             threads: threads.to_vec(),
             at: (0..count).map(|_| At::Nothing).collect(),
             comes: vec![comes; count],

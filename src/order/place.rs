@@ -1,0 +1,91 @@
+//! A seat, and what its holds have in common.
+
+use std::sync::Arc;
+
+use redlatch_client::sync::Thread;
+
+use super::GateOutcome;
+use super::cohort::Cohort;
+use crate::hold::{Seat, Tenancy, Terms};
+
+/// A seat, and what its holds have in common.
+#[derive(Debug, Default)]
+pub(crate) struct Place {
+    pub(crate) seat: Option<Seat>,
+    pub(crate) cohort: Cohort,
+    /// How many forced unlocks of this process the server has answered.
+    pub(crate) forced: u64,
+}
+
+/// Whether a thread may share a hold with others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Joining {
+    No,
+    InTurn,
+    AnyTime,
+}
+
+impl Place {
+    /// Looks for the thread's tenancy in the seat, and takes one level more if it is there.
+    #[inline]
+    pub(crate) fn reenter(
+        &mut self,
+        thread: &Arc<Thread>,
+        terms: Terms,
+        now: u64,
+    ) -> Option<GateOutcome> {
+        let seat = self.seat.as_mut()?;
+        if !seat.tenancy.is_held_at(now) {
+            return Some(GateOutcome::Expired(Arc::clone(&seat.tenancy.hold())));
+        }
+        let Some((tenancy, levels)) = seat.tenant(thread) else {
+            return Some(GateOutcome::Occupied);
+        };
+        let tenancy = Arc::clone(tenancy);
+        let Some(level) = levels.deepen(terms, now) else { return Some(GateOutcome::TooDeep) };
+        seat.want(level);
+        Some(GateOutcome::Again(tenancy))
+    }
+
+    /// Takes one level more of a tenancy: also of an owned guard's beside others, which
+    /// [`reenter`](Self::reenter) does not look for.
+    pub(crate) fn deepen(&mut self, tenancy: &Arc<Tenancy>, terms: Terms, now: u64) -> GateOutcome {
+        let Some(seat) = &mut self.seat else { return GateOutcome::Occupied };
+        let hold = Arc::clone(&seat.tenancy.hold());
+        let Some(levels) = seat.levels_of(tenancy) else { return GateOutcome::Occupied };
+        if !tenancy.is_held_at(now) {
+            return GateOutcome::Expired(hold);
+        }
+        let Some(level) = levels.deepen(terms, now) else { return GateOutcome::TooDeep };
+        seat.want(level);
+        GateOutcome::Again(Arc::clone(tenancy))
+    }
+
+    /// Lets a thread into a hold that threads share. A thread that has the hold gets one level
+    /// more. Another one joins it if the turn is [young](Cohort::may_join) and nobody waits
+    /// elsewhere, or [at any time](Joining::AnyTime). The `bool` is `false` only for a thread that
+    /// joined outside such a turn. `None`: nobody has the seat.
+    pub(super) fn join(
+        &mut self,
+        thread: &Arc<Thread>,
+        terms: Terms,
+        joining: Joining,
+        now: u64,
+    ) -> Option<(GateOutcome, bool)> {
+        let entered = self.reenter(thread, terms, now)?;
+        let seat = self.seat.as_mut()?;
+        let in_turn = seat.is_open && self.cohort.may_join(now);
+        let may_join = match joining {
+            Joining::No => false,
+            Joining::InTurn => in_turn,
+            Joining::AnyTime => true,
+        };
+        if !matches!(entered, GateOutcome::Occupied) || !may_join {
+            return Some((entered, true));
+        }
+        let hold = Arc::clone(&seat.tenancy.hold());
+        let tenancy = Arc::new(Tenancy::since(hold, Arc::clone(thread), now));
+        seat.join(Arc::clone(&tenancy), terms, now);
+        Some((GateOutcome::Joined(tenancy), in_turn))
+    }
+}

@@ -1,0 +1,152 @@
+//! The tables at the top of `mod.rs`, step by step.
+
+use std::time::Duration;
+
+use super::*;
+use crate::ask::Asked;
+use crate::hold::line::Line;
+use crate::scripts::{ClientId, FairKeys};
+use crate::waiting::Signal;
+
+const LEASE: Duration = Duration::from_secs(30);
+const NEED: Need = Need { mode: Mode::Lock, terms: Terms::watched(LEASE) };
+const OVER: u64 = 30_000_000_000;
+
+/// A tenancy of the thread, granted when the clock began.
+fn granted(thread: &Arc<Thread>, forced: u64) -> Arc<Tenancy> {
+    let asked = Asked { forced, incarnation: 0, at: 0 };
+    let owner = ClientId::random().unwrap().next_owner();
+    let hold = Hold::new(owner, Terms::watched(LEASE), asked, false);
+    Arc::new(Tenancy::since(Arc::new(hold), Arc::clone(thread), 0))
+}
+
+/// Whether the seat is taken, and whether a thread leads.
+fn is(state: &Order) -> (bool, bool) {
+    (state.alone.seat.is_some(), state.queue.is_led())
+}
+
+const FREE: (bool, bool) = (false, false);
+const LED: (bool, bool) = (false, true);
+const HELD: (bool, bool) = (true, false);
+
+#[test]
+fn each_state_is_left_as_the_table_says() {
+    let mut state = Order::new();
+    let [one, two] = [(); 2].map(|()| Thread::placeholder());
+    let enter = |state: &mut Order, thread, now| state.enter(thread, NEED, true, now);
+    assert_eq!(is(&state), FREE);
+    assert!(matches!(enter(&mut state, &one, 0), GateOutcome::Leads));
+    assert!(matches!(state.enter(&two, NEED, false, 0), GateOutcome::Occupied));
+    assert_eq!(is(&state), LED);
+    let first = granted(&one, 0);
+    assert!(matches!(
+        state.admit(Mode::Lock, &first, Terms::watched(LEASE), None, 0),
+        Admitted::Seated(None)
+    ));
+    assert_eq!(is(&state), HELD);
+    assert!(matches!(enter(&mut state, &one, 0), GateOutcome::Again(_)));
+    assert!(matches!(state.leave(Mode::Lock, &first, None, 0), LeaveOutcome::StillHeld));
+    let GateOutcome::Queued(waiter) = enter(&mut state, &two, 0) else { panic!("not queued") };
+    assert!(matches!(
+        state.leave(Mode::Lock, &first, None, 0),
+        LeaveOutcome::Left(_, Vacated::Passed { .. })
+    ));
+    assert_eq!(is(&state), HELD);
+    assert!(matches!(state.leave(Mode::Lock, &first, None, 0), LeaveOutcome::NotThere));
+    let Some(Signal::Granted(second)) = waiter.take_signal() else { panic!("not passed") };
+    // The turn is over: the waiter does not get the hold, and leads next.
+    let GateOutcome::Queued(_) = enter(&mut state, &one, 0) else { panic!("not queued") };
+    assert!(matches!(
+        state.leave(Mode::Lock, &second, None, OVER / 2),
+        LeaveOutcome::Left(_, Vacated::Release { .. })
+    ));
+    assert_eq!(is(&state), LED);
+    state.queue.promote(None).0.now();
+    assert_eq!(is(&state), LED);
+    state.queue.promote(None).0.now();
+    assert_eq!(is(&state), FREE);
+}
+
+/// A fair lock's line, of a grant that named these followers.
+fn line(followers: &[u64]) -> Line {
+    Line::new(&Arc::new(FairKeys::new("name")), followers.iter().copied().collect())
+}
+
+#[test]
+fn a_hold_of_another_queue_leaves_the_leadership_and_is_passed_to_no_thread_here() {
+    let mut state = Order::new();
+    let [leader, other, fair] = [(); 3].map(|()| Thread::placeholder());
+    assert!(matches!(state.enter(&leader, NEED, true, 0), GateOutcome::Leads));
+    let asked = Asked { forced: 0, incarnation: 0, at: 0 };
+    let owner = ClientId::random().unwrap().next_owner();
+    let hold = Hold::new(owner, Terms::watched(LEASE), asked, false).in_line(line(&[]));
+    let tenancy = Arc::new(Tenancy::since(Arc::new(hold), fair, 0));
+    assert!(matches!(
+        state.admit(Mode::Lock, &tenancy, Terms::watched(LEASE), None, 0),
+        Admitted::Seated(None)
+    ));
+    let GateOutcome::Queued(waiter) = state.enter(&other, NEED, true, 0) else { panic!() };
+    assert!(matches!(
+        state.leave(Mode::Lock, &tenancy, None, 0),
+        LeaveOutcome::Left(_, Vacated::Release { leads: false, .. })
+    ));
+    assert!(waiter.take_signal().is_none());
+    assert_eq!(is(&state), LED);
+}
+
+#[test]
+fn a_hold_that_is_over_is_neither_entered_nor_in_the_way() {
+    let mut state = Order::new();
+    let thread = Thread::placeholder();
+    let old = granted(&thread, 0);
+    state.admit(Mode::Lock, &old, Terms::watched(LEASE), None, 0);
+    let entered = state.enter(&thread, NEED, true, OVER);
+    assert!(matches!(entered, GateOutcome::Expired(_)), "{entered:?}");
+    let new = granted(&thread, 0);
+    assert!(matches!(
+        state.admit(Mode::Lock, &new, Terms::watched(LEASE), None, 0),
+        Admitted::Taken(_)
+    ));
+    let admitted = state.admit(Mode::Lock, &new, Terms::watched(LEASE), Some(&old.hold()), 0);
+    assert!(matches!(admitted, Admitted::Seated(Some(_))), "{admitted:?}");
+}
+
+#[test]
+fn a_grant_asked_for_before_a_forced_unlock_is_not_ours() {
+    let mut state = Order::new();
+    state.alone.forced += 1;
+    let thread = Thread::placeholder();
+    state.enter(&thread, NEED, true, 0);
+    for (forced, held) in [(0, LED), (1, HELD)] {
+        state.admit(Mode::Lock, &granted(&thread, forced), Terms::watched(LEASE), None, 0);
+        assert_eq!(is(&state), held);
+    }
+}
+
+#[test]
+fn a_renewal_on_its_way_goes_with_the_hold_and_one_that_failed_keeps_it() {
+    for (fails, passed) in [(false, true), (true, false)] {
+        let mut state = Order::new();
+        let [one, two] = [(); 2].map(|()| Thread::placeholder());
+        let tenancy = granted(&one, 0);
+        state.admit(Mode::Lock, &tenancy, Terms::watched(LEASE), None, 0);
+        let seat = state.alone.seat.as_mut().unwrap();
+        let before = seat.renewal_state();
+        assert_eq!(seat.renewing(before).begins(Some(LEASE), OVER), None);
+        assert_eq!(seat.renewing(before).begins(Some(LEASE), 0), Some(LEASE));
+        if fails {
+            tenancy.hold().renewal_failed(&"no server".into());
+            seat.attempt = seat.attempt.fails(false, LEASE, 0);
+        }
+        assert!(seat.may_outlive());
+        let _waiter = state.enter(&two, NEED, true, 0);
+        assert_eq!(
+            matches!(
+                state.leave(Mode::Lock, &tenancy, None, 0),
+                LeaveOutcome::Left(_, Vacated::Passed { .. })
+            ),
+            passed
+        );
+        assert!(state.alone.seat.as_ref().is_none_or(|seat| seat.attempt.is_sent()));
+    }
+}
