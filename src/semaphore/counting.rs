@@ -16,7 +16,7 @@ use crate::error::ErrorKind;
 use crate::runtime::Session;
 use crate::scripts::semaphore::SemaphoreScripts;
 use crate::scripts::{Replied, RequestId, Trouble};
-use crate::semaphore::permits;
+use crate::semaphore::permits::{self, PermitNeed};
 use crate::waiting::Wait;
 
 mod permit;
@@ -359,8 +359,9 @@ impl Semaphore {
         if permits == 0 {
             return Ok(Some(self.permit(0)));
         }
-        let taken = permits::acquire(&self.site, permits, wait)?;
-        Ok(taken.map(|permits| self.permit(permits)))
+        let need = PermitNeed { permits, terms: None };
+        let taken = permits::acquire(&self.site, need, wait)?;
+        Ok(taken.map(|permits| self.permit(permits.number)))
     }
 
     fn permit(&self, permits: u32) -> Permit {

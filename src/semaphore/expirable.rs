@@ -16,7 +16,7 @@ use crate::runtime::Session;
 use crate::scripts::expirable_semaphore::Counts;
 use crate::scripts::renewal::{self, RenewalKind};
 use crate::scripts::{PermitId, Trouble};
-use crate::semaphore::permits::{self, Permits, Source};
+use crate::semaphore::permits::{self, PermitNeed, Source};
 use crate::waiting::Wait;
 
 mod permit;
@@ -24,7 +24,6 @@ mod permit_lease;
 mod site;
 
 pub use self::permit::ExpirablePermit;
-use self::permit_lease::{PermitLease, PermitNeed};
 pub(crate) use self::site::ExpirableSite;
 
 /// A number of permits, each with a lease, that the threads of all processes share. It is
@@ -407,8 +406,8 @@ impl ExpirableSemaphore {
     }
 
     fn check_number(&self, permits: usize) -> Result<(), Error> {
-        let most = Vec::<Arc<PermitLease>>::MOST;
-        if permits > most {
+        let most = ExpirableSite::MOST;
+        if permits > most as usize {
             let message = format!(
                 "{permits} permits at once are too many: it may be at most \
                                    {most}"
@@ -434,12 +433,13 @@ impl ExpirableSemaphore {
         if permits == 0 {
             return Ok(Some(Vec::new()));
         }
-        let need = PermitNeed { permits, terms: self.terms };
+        let need = PermitNeed { permits, terms: Some(self.terms) };
         loop {
-            let Some(permit_leases) = permits::acquire(&self.site, need, wait)? else {
+            let Some(taken) = permits::acquire(&self.site, need, wait)? else {
                 return Ok(None);
             };
-            let guards = permit_leases
+            let guards = taken
+                .leases
                 .into_iter()
                 .filter_map(|permit_lease| ExpirablePermit::of(self, permit_lease));
             let guards: Vec<_> = guards.collect();
@@ -453,10 +453,6 @@ impl ExpirableSemaphore {
                 return Ok(None);
             }
         }
-    }
-
-    fn give_back(&self, permit_leases: Vec<Arc<PermitLease>>) {
-        self.site.give_back(permit_leases);
     }
 }
 

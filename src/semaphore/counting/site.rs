@@ -1,5 +1,6 @@
 //! One semaphore of one client: its requests to the server, and their replies.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 
 use redlatch_client::sync::atomic::Ordering;
@@ -7,12 +8,13 @@ use redlatch_client::sync::{Mutex, clock, is_forked};
 use redlatch_client::{Command, Lane, Outcome, ReplyReceiver, Route};
 
 use crate::error::Error;
+use crate::hold::Terms;
 use crate::lease::{Cleanup, Debtor};
 use crate::observer::Kind;
 use crate::runtime::{Core, Member};
 use crate::scripts::semaphore::{Marked, REFUSED, SemaphoreScripts, released};
 use crate::scripts::{Mark, Replied, RequestId, Requests, SemaphoreKeys, Trouble};
-use crate::semaphore::permits::{PermitGate, PermitReply, RequestFailed, Source};
+use crate::semaphore::permits::{PermitGate, PermitReply, Permits, RequestFailed, Source};
 use crate::waiting::Queued;
 
 /// One semaphore in one client.
@@ -25,7 +27,7 @@ pub(crate) struct SemaphoreSite {
     mark: Box<str>,
     pub(super) requests: Arc<Requests>,
     debt: Mutex<Debt>,
-    gate: PermitGate<u32>,
+    gate: PermitGate<Infallible>,
 }
 
 /// Permits to give back for which no request is open: there were too many, or the server could not
@@ -153,7 +155,7 @@ impl SemaphoreSite {
         permits: u32,
         giving: Giving,
     ) -> Result<(), Error> {
-        match self.gate.pass(permits) {
+        match self.gate.pass(counted(permits)).number {
             0 => Ok(()),
             // A part was passed on: the caller must not give all of it back again.
             rest if rest < permits && giving == Giving::Awaited => {
@@ -215,9 +217,10 @@ impl SemaphoreSite {
 }
 
 impl Source for SemaphoreSite {
-    type Permits = u32;
+    type Lease = Infallible;
     const KIND: Kind = Kind::Semaphore;
     const LAPSE: bool = false;
+    const MOST: u32 = u32::MAX;
 
     fn core(&self) -> &Arc<Core> {
         &self.core
@@ -231,15 +234,16 @@ impl Source for SemaphoreSite {
         &self.channel
     }
 
-    fn gate(&self) -> &PermitGate<u32> {
+    fn gate(&self) -> &PermitGate<Infallible> {
         &self.gate
     }
 
     fn request(
         self: &Arc<Self>,
         needs: &[u32],
+        _: Option<Terms>,
         clients: u64,
-    ) -> Result<PermitReply<u32>, RequestFailed> {
+    ) -> Result<PermitReply<Infallible>, RequestFailed> {
         let (request_id, asked) = (self.open(), self.route.incarnation());
         match self.scripts().try_acquire(request_id, clients, needs) {
             Ok(Replied {
@@ -252,7 +256,7 @@ impl Source for SemaphoreSite {
             }
             Ok(Replied { reply: (Some(taken @ 1..), mark), .. }) => {
                 self.applied(request_id, -i64::from(taken), mark);
-                Ok(PermitReply::Given(taken))
+                Ok(PermitReply::Given(counted(taken)))
             }
             Ok(Replied { reply: (taken, _), .. }) => {
                 self.requests.close(request_id);
@@ -269,10 +273,15 @@ impl Source for SemaphoreSite {
         }
     }
 
-    fn give_to_server(self: &Arc<Self>, permits: u32) {
+    fn give_to_server(self: &Arc<Self>, permits: Permits<Infallible>) {
         // Errors are logged, and the release is sent again.
-        let _ = self.send_back(permits, Giving::Posted);
+        let _ = self.send_back(permits.number, Giving::Posted);
     }
+}
+
+/// Permits without leases.
+fn counted(number: u32) -> Permits<Infallible> {
+    Permits { number, terms: None, leases: Vec::new() }
 }
 
 impl Debtor for SemaphoreSite {

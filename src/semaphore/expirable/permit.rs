@@ -8,9 +8,11 @@ use redlatch_client::sync::is_forked;
 
 use super::ExpirableSemaphore;
 use super::permit_lease::PermitLease;
+use super::site::leased;
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::hold::{HoldState, Tenancy};
 use crate::scripts::PermitId;
+use crate::semaphore::permits::Source;
 
 /// One permit of an [`ExpirableSemaphore`]. Dropping it gives it back.
 ///
@@ -232,7 +234,7 @@ impl Drop for ExpirablePermit {
     fn drop(&mut self) {
         // Lost or given back otherwise: `on_lost` and the log have said so.
         if !self.left && self.leave().is_ok() {
-            self.semaphore.give_back(vec![Arc::clone(&self.permit_lease)]);
+            self.permit_lease.site().give_back(leased(vec![Arc::clone(&self.permit_lease)]));
         }
     }
 }

@@ -23,7 +23,6 @@ use crate::lease::renewal::{Attempt, RenewalState};
 use crate::runtime::Core;
 use crate::scripts::renewal::RenewalKind;
 use crate::scripts::{Owner, PermitId};
-use crate::semaphore::permits::Permits;
 use crate::snapshot::Held;
 
 pub(crate) struct PermitLease {
@@ -44,46 +43,6 @@ struct PermitLeaseState {
     /// The permit was given back, let go of, or lost.
     is_over: bool,
     attempt: Attempt,
-}
-
-/// A thread's need.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct PermitNeed {
-    pub(super) permits: u32,
-    pub(super) terms: Terms,
-}
-
-impl Permits for Vec<Arc<PermitLease>> {
-    type Need = PermitNeed;
-
-    // A script's `unpack` has a limit, and the server's work in one go should have one.
-    const MOST: usize = 1_024;
-
-    fn needed(need: PermitNeed) -> u32 {
-        need.permits
-    }
-
-    fn go_together(one: PermitNeed, other: PermitNeed) -> bool {
-        one.terms == other.terms
-    }
-
-    fn number(&self) -> u32 {
-        u32::try_from(self.len()).unwrap_or(u32::MAX)
-    }
-
-    fn take(&mut self, need: PermitNeed) -> Option<Self> {
-        let suit = |permit_lease: &Arc<PermitLease>| permit_lease.hold.terms == need.terms;
-        if self.iter().filter(|permit_lease| suit(permit_lease)).count() < need.permits as usize {
-            return None;
-        }
-        let mut missing = need.permits;
-        let taken = self.extract_if(.., |permit_lease| {
-            let takes = missing > 0 && suit(permit_lease);
-            missing -= u32::from(takes);
-            takes
-        });
-        Some(taken.collect())
-    }
 }
 
 impl PermitLease {
@@ -301,7 +260,7 @@ mod tests {
     use crate::Client;
     use crate::error::ErrorKind;
     use crate::hold::HoldState;
-    use crate::semaphore::permits;
+    use crate::semaphore::permits::{self, PermitNeed};
     use crate::waiting::Wait;
 
     const SOON: Duration = Duration::from_secs(20);
@@ -334,10 +293,14 @@ mod tests {
         let pool = client.expirable_semaphore("pool");
         pool.set_permits(2).unwrap();
         let terms = Terms::fixed(SOON);
-        let taken = permits::acquire(&pool.site, PermitNeed { permits: 2, terms }, Wait::FOREVER);
+        let taken = permits::acquire(
+            &pool.site,
+            PermitNeed { permits: 2, terms: Some(terms) },
+            Wait::FOREVER,
+        );
         let taken = taken.unwrap().unwrap();
-        taken[0].lose(LostReason::Revoked);
-        let guards = taken.into_iter().map(|it| ExpirablePermit::of(&pool, it));
+        taken.leases[0].lose(LostReason::Revoked);
+        let guards = taken.leases.into_iter().map(|it| ExpirablePermit::of(&pool, it));
         let guards: Vec<_> = guards.collect();
         assert!(guards[0].is_none() && guards[1].is_some());
         drop(guards);

@@ -10,10 +10,10 @@ use redlatch_client::pubsub::{Question, Tracked};
 use redlatch_client::sync::{Mutex, clock};
 use redlatch_client::{Outcome, ReplyReceiver, Route};
 
-use super::permit_lease::{PermitLease, PermitNeed};
+use super::permit_lease::PermitLease;
 use crate::ask::Asked;
 use crate::error::{Error, ErrorKind, LostReason};
-use crate::hold::Leaseholder;
+use crate::hold::{Leaseholder, Terms};
 use crate::lease::{Cleanup, Renewal};
 use crate::observer::Kind;
 use crate::runtime::{Core, Member};
@@ -39,7 +39,7 @@ pub(crate) struct ExpirableSite {
     pub(super) route: Route,
     channel: Arc<str>,
     requests: Arc<Requests>,
-    gate: PermitGate<Vec<Arc<PermitLease>>>,
+    gate: PermitGate<Arc<PermitLease>>,
     /// This process's permit leases. The mutex is taken alone.
     held: Mutex<HashMap<PermitId, Arc<PermitLease>>>,
 }
@@ -104,8 +104,8 @@ impl ExpirableSite {
     /// A guard has left its permit: it is passed on, or given back with the reply awaited.
     pub(super) fn release(self: &Arc<Self>, permit_lease: &Arc<PermitLease>) -> Result<(), Error> {
         if permit_lease.may_pass() {
-            let rest = self.gate.pass(vec![Arc::clone(permit_lease)]);
-            if rest.is_empty() {
+            let rest = self.gate.pass(leased(vec![Arc::clone(permit_lease)]));
+            if rest.number == 0 {
                 return Ok(());
             }
         }
@@ -240,9 +240,11 @@ impl ExpirableSite {
 }
 
 impl Source for ExpirableSite {
-    type Permits = Vec<Arc<PermitLease>>;
+    type Lease = Arc<PermitLease>;
     const KIND: Kind = Kind::ExpirableSemaphore;
     const LAPSE: bool = true;
+    // A script's `unpack` has a limit, and the server's work in one go should have one.
+    const MOST: u32 = 1_024;
 
     fn core(&self) -> &Arc<Core> {
         &self.core
@@ -256,26 +258,24 @@ impl Source for ExpirableSite {
         &self.channel
     }
 
-    fn gate(&self) -> &PermitGate<Self::Permits> {
+    fn gate(&self) -> &PermitGate<Arc<PermitLease>> {
         &self.gate
     }
 
     fn request(
         self: &Arc<Self>,
-        needs: &[PermitNeed],
+        needs: &[u32],
+        terms: Option<Terms>,
         clients: u64,
-    ) -> Result<PermitReply<Self::Permits>, RequestFailed> {
-        // One request is on one kind of terms.
-        let Some(PermitNeed { terms, .. }) = needs.first().copied() else {
-            return Ok(PermitReply::Refused(None));
-        };
-        let numbers: Vec<u32> = needs.iter().map(|need| need.permits).collect();
-        let total = numbers.iter().fold(0_u32, |sum, more| sum.saturating_add(*more));
+    ) -> Result<PermitReply<Arc<PermitLease>>, RequestFailed> {
+        // Each need here has terms.
+        let Some(terms) = terms else { return Ok(PermitReply::Refused(None)) };
+        let total = needs.iter().fold(0_u32, |sum, more| sum.saturating_add(*more));
         // Made here, before the server has the ids: a copy of the request finds its own.
         let ids: Vec<PermitId> = (0..total).map(|_| self.core.id.next_permit()).collect();
         let (asked, lease) = (self.asked(), terms.lease());
         let Replied { reply, in_doubt, unacknowledged } =
-            self.scripts().try_acquire(lease, clients, &numbers, &ids).map_err(|trouble| {
+            self.scripts().try_acquire(lease, clients, needs, &ids).map_err(|trouble| {
                 let concerns_it_alone =
                     matches!(trouble, Trouble::Refused(_) | Trouble::Forgotten(_));
                 RequestFailed { error: self.not_taken(trouble, &ids, lease), concerns_it_alone }
@@ -293,7 +293,7 @@ impl Source for ExpirableSite {
             TakenPermit::Taken(_) => {}
             TakenPermit::Refused(left) => return Ok(PermitReply::Refused(left)),
             TakenPermit::Missing => {
-                self.core.tells_no_permits(&self.name, &numbers);
+                self.core.tells_no_permits(&self.name, needs);
                 return Ok(PermitReply::Refused(None));
             }
         }
@@ -313,24 +313,31 @@ impl Source for ExpirableSite {
             });
         }
         self.keep(&given, asked);
-        Ok(PermitReply::Given(given))
+        Ok(PermitReply::Given(leased(given)))
     }
 
-    fn give_to_server(self: &Arc<Self>, permit_leases: Vec<Arc<PermitLease>>) {
+    fn give_to_server(self: &Arc<Self>, permits: Permits<Arc<PermitLease>>) {
+        let permit_leases = permits.leases;
         let ids: Vec<_> = permit_leases.iter().map(|permit_lease| permit_lease.id).collect();
         let command = self.scripts().release_command(&ids, false);
         let release = PermitRelease::of(self, permit_leases);
         self.core.post(&self.route, command, Arc::new(release));
     }
 
-    fn give_back(self: &Arc<Self>, permit_leases: Vec<Arc<PermitLease>>) {
+    fn give_back(self: &Arc<Self>, permits: Permits<Arc<PermitLease>>) {
         let (passable, mut rest): (Vec<_>, Vec<_>) =
-            permit_leases.into_iter().partition(|permit_lease| permit_lease.may_pass());
-        rest.extend(self.gate.pass(passable));
-        if rest.number() > 0 {
-            self.give_to_server(rest);
+            permits.leases.into_iter().partition(|permit_lease| permit_lease.may_pass());
+        rest.extend(self.gate.pass(leased(passable)).leases);
+        if !rest.is_empty() {
+            self.give_to_server(leased(rest));
         }
     }
+}
+
+/// Permits of one request, or one of them.
+pub(super) fn leased(leases: Vec<Arc<PermitLease>>) -> Permits<Arc<PermitLease>> {
+    let number = u32::try_from(leases.len()).unwrap_or(u32::MAX);
+    Permits { number, terms: leases.first().map(|permit_lease| permit_lease.hold.terms), leases }
 }
 
 impl Member for ExpirableSite {
@@ -341,10 +348,10 @@ impl Member for ExpirableSite {
     fn end(self: Arc<Self>) {
         self.nudge();
         let held: Vec<_> = self.held.lock().values().cloned().collect();
-        for permit_leases in held.chunks(Vec::<Arc<PermitLease>>::MOST) {
+        for permit_leases in held.chunks(Self::MOST as usize) {
             permit_leases.iter().for_each(|permit_lease| permit_lease.lose(LostReason::ShutDown));
             // An error was logged, and the leases end by themselves.
-            self.give_to_server(permit_leases.to_vec());
+            self.give_to_server(leased(permit_leases.to_vec()));
         }
     }
 

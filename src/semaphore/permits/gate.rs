@@ -14,36 +14,65 @@ use std::time::Duration;
 
 use redlatch_client::sync::{Mutex, Thread, clock};
 
-use super::Permits;
 use super::turn::Turn;
+use crate::hold::Terms;
 use crate::waiting::{Enter, Queue, Wake};
 
-/// The waiting threads with their needs.
-pub(crate) type PermitQueue<P> = Queue<<P as Permits>::Need, P, PermitRequestState>;
+/// One thread's need.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PermitNeed {
+    pub(crate) permits: u32,
+    /// The terms of each permit's lease, if permits have leases. One request is on one kind of
+    /// terms.
+    pub(crate) terms: Option<Terms>,
+}
 
-type EnterPermits<P> = Enter<<P as Permits>::Need, P, PermitRequestState>;
+/// Permits that this process has, all on the same terms.
+#[derive(Debug)]
+pub(crate) struct Permits<L> {
+    pub(crate) number: u32,
+    pub(crate) terms: Option<Terms>,
+    /// The lease of each, if permits have leases.
+    pub(crate) leases: Vec<L>,
+}
+
+impl<L> Permits<L> {
+    /// Takes permits that cover a need, if there are enough that suit it.
+    pub(crate) fn take(&mut self, need: PermitNeed) -> Option<Self> {
+        let rest = self.number.checked_sub(need.permits).filter(|_| need.terms == self.terms)?;
+        self.number = rest;
+        let leases = self.leases.len().min(need.permits as usize);
+        let leases = self.leases.drain(..leases).collect();
+        Some(Self { number: need.permits, terms: need.terms, leases })
+    }
+}
+
+/// The waiting threads with their needs.
+pub(crate) type PermitQueue<L> = Queue<PermitNeed, Permits<L>, PermitRequestState>;
+
+type EnterPermits<L> = Enter<PermitNeed, Permits<L>, PermitRequestState>;
 
 /// One semaphore's queue in this process.
 #[derive(Debug)]
-pub(crate) struct PermitGate<P: Permits> {
-    state: Mutex<PermitGateState<P>>,
+pub(crate) struct PermitGate<L> {
+    state: Mutex<PermitGateState<L>>,
 }
 
 #[derive(Debug)]
-struct PermitGateState<P: Permits> {
-    queue: PermitQueue<P>,
+struct PermitGateState<L> {
+    queue: PermitQueue<L>,
     /// The first in line, though no longer in the queue.
-    leader: Option<Leader<P>>,
+    leader: Option<Leader<L>>,
     turn: Turn,
     refusal: Option<LastRefusal>,
 }
 
 #[derive(Debug)]
-struct Leader<P: Permits> {
+struct Leader<L> {
     thread: Arc<Thread>,
-    need: P::Need,
+    need: PermitNeed,
     /// The permits passed to the leader; it finds them before it asks again.
-    given: Option<P>,
+    given: Option<Permits<L>>,
 }
 
 /// A leader's requests.
@@ -77,8 +106,8 @@ const FRESH_REFUSAL: u64 = 100_000_000;
 const MOST_TOGETHER: usize = 128;
 
 /// The first of these needs that so many permits do not cover.
-pub(crate) fn first_unmet<P: Permits>(needs: &[P::Need], mut permits: u32) -> Option<u32> {
-    needs.iter().map(|need| P::needed(*need)).find(|need| match permits.checked_sub(*need) {
+pub(crate) fn first_unmet(needs: &[u32], mut permits: u32) -> Option<u32> {
+    needs.iter().copied().find(|need| match permits.checked_sub(*need) {
         Some(rest) => {
             permits = rest;
             false
@@ -87,7 +116,7 @@ pub(crate) fn first_unmet<P: Permits>(needs: &[P::Need], mut permits: u32) -> Op
     })
 }
 
-impl<P: Permits> PermitGate<P> {
+impl<L> PermitGate<L> {
     pub(crate) fn new(round_trip: Duration) -> Self {
         Self {
             state: Mutex::new(PermitGateState {
@@ -103,9 +132,9 @@ impl<P: Permits> PermitGate<P> {
     pub(crate) fn enter(
         &self,
         thread: &Arc<Thread>,
-        need: P::Need,
+        need: PermitNeed,
         waits: bool,
-    ) -> Option<EnterPermits<P>> {
+    ) -> Option<EnterPermits<L>> {
         let mut state = self.state.lock();
         match (state.queue.is_busy(), waits) {
             (false, _) => None,
@@ -116,7 +145,7 @@ impl<P: Permits> PermitGate<P> {
 
     /// The server has refused the thread: it leads, or queues if the server refused another before
     /// it.
-    pub(crate) fn refused(&self, thread: &Arc<Thread>, need: P::Need) -> EnterPermits<P> {
+    pub(crate) fn refused(&self, thread: &Arc<Thread>, need: PermitNeed) -> EnterPermits<L> {
         let mut state = self.state.lock();
         if !state.queue.lead() {
             return Enter::Queued(state.queue.push(thread, need));
@@ -126,15 +155,16 @@ impl<P: Permits> PermitGate<P> {
     }
 
     /// The needs that the leader's request names: its own, and those of the first behind it, in
-    /// order. No more than they wait for now: they use their permits at once.
-    pub(crate) fn needs(&self, own: P::Need) -> Vec<P::Need> {
+    /// order. No more than they wait for now: they use their permits at once. At most so many
+    /// permits.
+    pub(crate) fn needs(&self, own: PermitNeed, most: u32) -> Vec<u32> {
         let state = self.state.lock();
-        let mut sum = P::needed(own);
-        let behind = state.queue.needs().copied().map_while(|need| {
-            sum = sum.checked_add(P::needed(need)).filter(|sum| *sum as usize <= P::MOST)?;
-            P::go_together(own, need).then_some(need)
+        let mut sum = own.permits;
+        let behind = state.queue.needs().map_while(|need| {
+            sum = sum.checked_add(need.permits).filter(|sum| *sum <= most)?;
+            (need.terms == own.terms).then_some(need.permits)
         });
-        iter::once(own).chain(behind).take(MOST_TOGETHER).collect()
+        iter::once(own.permits).chain(behind).take(MOST_TOGETHER).collect()
     }
 
     /// The server has refused the leader so many permits, which had read this version of the
@@ -148,10 +178,14 @@ impl<P: Permits> PermitGate<P> {
     /// Whether the server would refuse the leader: it has just refused as little or less to one
     /// before it, and the channel is silent since. Without a version: it may be. Then how long that
     /// lasts, if it is known.
-    pub(crate) fn refusal(&self, version: Option<u64>, need: P::Need) -> Option<Option<Duration>> {
+    pub(crate) fn refusal(
+        &self,
+        version: Option<u64>,
+        need: PermitNeed,
+    ) -> Option<Option<Duration>> {
         let now = clock::now();
         let refusal = self.state.lock().refusal?;
-        let counts = refusal.need <= P::needed(need)
+        let counts = refusal.need <= need.permits
             && version.is_none_or(|version| version == refusal.version)
             && now.saturating_sub(refusal.at) < FRESH_REFUSAL
             && refusal.until.is_none_or(|until| now < until);
@@ -165,13 +199,13 @@ impl<P: Permits> PermitGate<P> {
     }
 
     /// The leader takes the permits passed to it.
-    pub(crate) fn take_given(&self) -> Option<P> {
+    pub(crate) fn take_given(&self) -> Option<Permits<L>> {
         self.state.lock().leader.as_mut()?.given.take()
     }
 
     /// The leader is done, with or without permits: the next one leads, and asks for itself.
     /// Returns the permits that were passed to the old leader and that it did not take.
-    pub(crate) fn leader_leaves(&self) -> Option<P> {
+    pub(crate) fn leader_leaves(&self) -> Option<Permits<L>> {
         let mut state = self.state.lock();
         // Its successor is first in line from now on, awake or not: permits given back while it
         // wakes up can be passed to it.
@@ -189,7 +223,7 @@ impl<P: Permits> PermitGate<P> {
     /// left or been passed permits meanwhile. Returns the permits that no thread here waits for any
     /// more; they must go back to the server. A long request leaves other processes no chance: the
     /// turn counts from the time when it was `asked`.
-    pub(crate) fn granted(&self, others: P, asked: u64) -> P {
+    pub(crate) fn granted(&self, others: Permits<L>, asked: u64) -> Permits<L> {
         let now = clock::now();
         let mut wakes = Vec::new();
         let mut rest = others;
@@ -201,7 +235,7 @@ impl<P: Permits> PermitGate<P> {
             state.turn.granted(now);
             wakes.push(wake);
         }
-        if rest.number() > 0 {
+        if rest.number > 0 {
             state.turn.released(now);
         }
         drop(state);
@@ -211,17 +245,17 @@ impl<P: Permits> PermitGate<P> {
 
     /// Passes permits to those first in line, as far as they cover whole needs. Returns the rest,
     /// which must be given back to the server.
-    pub(crate) fn pass(&self, permits: P) -> P {
+    pub(crate) fn pass(&self, permits: Permits<L>) -> Permits<L> {
         let now = clock::now();
         let mut wakes = Vec::new();
         let mut rest = permits;
         let mut state = self.state.lock();
-        while rest.number() > 0 && state.turn.may_pass(now) {
+        while rest.number > 0 && state.turn.may_pass(now) {
             let Some(wake) = state.pass_first(&mut rest) else { break };
             state.turn.granted(now);
             wakes.push(wake);
         }
-        if rest.number() > 0 {
+        if rest.number > 0 {
             state.turn.released(now);
         }
         drop(state);
@@ -229,7 +263,7 @@ impl<P: Permits> PermitGate<P> {
         rest
     }
 
-    pub(crate) fn with_queue<R>(&self, look: impl FnOnce(&mut PermitQueue<P>) -> R) -> R {
+    pub(crate) fn with_queue<R>(&self, look: impl FnOnce(&mut PermitQueue<L>) -> R) -> R {
         look(&mut self.state.lock().queue)
     }
 
@@ -238,15 +272,15 @@ impl<P: Permits> PermitGate<P> {
     }
 }
 
-impl<P: Permits> Leader<P> {
-    fn new(thread: &Arc<Thread>, need: P::Need) -> Self {
+impl<L> Leader<L> {
+    fn new(thread: &Arc<Thread>, need: PermitNeed) -> Self {
         Self { thread: Arc::clone(thread), need, given: None }
     }
 }
 
-impl<P: Permits> PermitGateState<P> {
+impl<L> PermitGateState<L> {
     /// Passes permits to the first in line, if they cover its need.
-    fn pass_first(&mut self, permits: &mut P) -> Option<Wake> {
+    fn pass_first(&mut self, permits: &mut Permits<L>) -> Option<Wake> {
         if let Some(leader) = self.leader.as_mut().filter(|leader| leader.given.is_none()) {
             leader.given = Some(permits.take(leader.need)?);
             return Some(Wake::thread(&leader.thread));
@@ -255,7 +289,7 @@ impl<P: Permits> PermitGateState<P> {
     }
 
     /// Grants permits to the first in the queue, behind the leader, if they cover its need.
-    fn grant_first(&mut self, permits: &mut P) -> Option<Wake> {
+    fn grant_first(&mut self, permits: &mut Permits<L>) -> Option<Wake> {
         let need = *self.queue.first()?.need();
         let granted = permits.take(need)?;
         self.queue.grant_first(|_| granted)
@@ -269,50 +303,64 @@ mod model_tests;
 mod tests {
     use super::*;
 
-    fn queued(gate: &PermitGate<u32>, needs: &[u32]) {
+    type Gate = PermitGate<()>;
+
+    fn need(permits: u32) -> PermitNeed {
+        PermitNeed { permits, terms: None }
+    }
+
+    fn permits(number: u32) -> Permits<()> {
+        Permits { number, terms: None, leases: Vec::new() }
+    }
+
+    fn queued(gate: &Gate, needs: &[u32]) {
         let thread = Thread::current();
-        assert!(matches!(gate.refused(&thread, 1), Enter::Leads(_)));
-        for need in needs {
-            assert!(matches!(gate.refused(&thread, *need), Enter::Queued(_)));
+        assert!(matches!(gate.refused(&thread, need(1)), Enter::Leads(_)));
+        for permits in needs {
+            assert!(matches!(gate.refused(&thread, need(*permits)), Enter::Queued(_)));
         }
     }
 
     #[test]
     fn a_leader_asks_for_no_more_than_can_be_counted_and_for_no_more_than_so_many() {
-        let gate = PermitGate::<u32>::new(Duration::ZERO);
+        let gate = Gate::new(Duration::ZERO);
         queued(&gate, &[2, u32::MAX - 3, 1]);
-        assert_eq!(gate.needs(1), [1, 2, u32::MAX - 3]);
-        let gate = PermitGate::<u32>::new(Duration::ZERO);
+        assert_eq!(gate.needs(need(1), u32::MAX), [1, 2, u32::MAX - 3]);
+        let gate = Gate::new(Duration::ZERO);
         queued(&gate, &[1; 2 * MOST_TOGETHER]);
-        assert_eq!(gate.needs(1).len(), MOST_TOGETHER);
+        assert_eq!(gate.needs(need(1), u32::MAX).len(), MOST_TOGETHER);
     }
 
     #[test]
     fn granted_permits_go_to_the_first_whose_whole_need_they_cover_and_the_rest_back() {
-        let gate = PermitGate::<u32>::new(Duration::ZERO);
+        let gate = Gate::new(Duration::ZERO);
         queued(&gate, &[1, 2, 3, 1]);
-        assert_eq!(gate.granted(4, clock::now()), 1, "the next needs three, and nobody passes it");
-        assert_eq!(gate.needs(1), [1, 3, 1]);
+        assert_eq!(
+            gate.granted(permits(4), clock::now()).number,
+            1,
+            "the next needs three, and nobody passes it"
+        );
+        assert_eq!(gate.needs(need(1), u32::MAX), [1, 3, 1]);
     }
 
     #[test]
     fn a_request_behind_a_release_goes_on_with_the_turn_however_long_it_takes() {
         const MS: u64 = 1_000_000;
-        let gate = PermitGate::<u32>::new(Duration::ZERO);
+        let gate = Gate::new(Duration::ZERO);
         let began = clock::now() - 9 * MS;
         let released = began + 4 * MS;
         gate.with_turn(|turn| {
             turn.granted(began);
             turn.released(released);
         });
-        assert_eq!(gate.granted(0, released), 0);
+        assert_eq!(gate.granted(permits(0), released).number, 0);
         assert!(!gate.with_turn(|turn| turn.may_pass(began + 11 * MS)));
     }
 
     #[test]
     fn the_first_need_that_is_not_covered_is_the_one_that_was_refused() {
-        assert_eq!(first_unmet::<u32>(&[1, 2, 3], 0), Some(1));
-        assert_eq!(first_unmet::<u32>(&[1, 2, 3], 3), Some(3));
-        assert_eq!(first_unmet::<u32>(&[1, 2, 3], 6), None);
+        assert_eq!(first_unmet(&[1, 2, 3], 0), Some(1));
+        assert_eq!(first_unmet(&[1, 2, 3], 3), Some(3));
+        assert_eq!(first_unmet(&[1, 2, 3], 6), None);
     }
 }

@@ -8,7 +8,6 @@
 mod gate;
 mod turn;
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -17,65 +16,24 @@ use redlatch_client::sync::{Thread, clock};
 use self::gate::{PermitQueue, PermitRequestState, first_unmet};
 use self::turn::NextStep;
 use crate::error::Error;
+use crate::hold::Terms;
 use crate::observer::{Kind, Way};
 use crate::runtime::Core;
 use crate::waiting::{
     self, Claim, Enter, EnterOf, Lead, Queued, Synchronizer, Try, Wait, doze, slow_poll,
 };
 
-pub(crate) use self::gate::PermitGate;
-
-/// A semaphore's permits: a number, or permits that each have an id.
-pub(crate) trait Permits: Sized + fmt::Debug {
-    /// One thread's need.
-    type Need: Copy + fmt::Debug;
-
-    /// The most permits of one request.
-    const MOST: usize;
-
-    /// How many permits a need is.
-    fn needed(need: Self::Need) -> u32;
-
-    /// Whether one request may be for both.
-    fn go_together(one: Self::Need, other: Self::Need) -> bool;
-
-    /// How many there are.
-    fn number(&self) -> u32;
-
-    /// Takes permits that cover a need, if there are enough that suit it.
-    fn take(&mut self, need: Self::Need) -> Option<Self>;
-}
-
-/// A number of permits, one like the other.
-impl Permits for u32 {
-    type Need = Self;
-
-    const MOST: usize = Self::MAX as usize;
-
-    fn needed(need: Self) -> u32 {
-        need
-    }
-
-    fn go_together(_: Self, _: Self) -> bool {
-        true
-    }
-
-    fn number(&self) -> u32 {
-        *self
-    }
-
-    fn take(&mut self, need: Self) -> Option<Self> {
-        *self = self.checked_sub(need)?;
-        Some(need)
-    }
-}
+pub(crate) use self::gate::{PermitGate, PermitNeed, Permits};
 
 /// One semaphore in one client, as its waiting threads see it.
 pub(crate) trait Source: Sized {
-    type Permits: Permits;
+    /// A permit's lease.
+    type Lease;
     const KIND: Kind;
     /// Whether permits come back without a message when their leases end.
     const LAPSE: bool;
+    /// The most permits of one request.
+    const MOST: u32;
 
     fn core(&self) -> &Arc<Core>;
 
@@ -84,7 +42,7 @@ pub(crate) trait Source: Sized {
     /// The channel whose messages tell that permits were given back.
     fn channel(&self) -> &Arc<str>;
 
-    fn gate(&self) -> &PermitGate<Self::Permits>;
+    fn gate(&self) -> &PermitGate<Self::Lease>;
 
     /// Asks the server once: for the first of these needs, each as a whole, as far as there are
     /// enough for one of so many `clients`.
@@ -92,34 +50,32 @@ pub(crate) trait Source: Sized {
     /// the other processes would starve.
     fn request(
         self: &Arc<Self>,
-        needs: &[PermitNeed<Self>],
+        needs: &[u32],
+        terms: Option<Terms>,
         clients: u64,
-    ) -> Result<PermitReply<Self::Permits>, RequestFailed>;
+    ) -> Result<PermitReply<Self::Lease>, RequestFailed>;
 
     /// Gives back to the server permits that no thread here waits for. Does not wait; a failed
     /// request is logged, and sent again.
-    fn give_to_server(self: &Arc<Self>, permits: Self::Permits);
+    fn give_to_server(self: &Arc<Self>, permits: Permits<Self::Lease>);
 
     /// Passes permits on within the process, and gives the rest back to the server.
-    fn give_back(self: &Arc<Self>, permits: Self::Permits) {
+    fn give_back(self: &Arc<Self>, permits: Permits<Self::Lease>) {
         let rest = self.gate().pass(permits);
-        if rest.number() > 0 {
+        if rest.number > 0 {
             self.give_to_server(rest);
         }
     }
 }
-
-type PermitNeed<S> = <<S as Source>::Permits as Permits>::Need;
-type PermitClaim<'a, S> = Claim<'a, PermitNeed<S>>;
 
 /// A lease that has no time left is asked about again after this, and not at once.
 const SHORTEST_SLEEP: Duration = Duration::from_millis(1);
 
 /// The server's answer.
 #[derive(Debug)]
-pub(crate) enum PermitReply<P> {
+pub(crate) enum PermitReply<L> {
     /// The permits for some of the first needs, together.
-    Given(P),
+    Given(Permits<L>),
     /// Not enough for the first. Some more may be free after so long though no message comes.
     Refused(Option<Duration>),
 }
@@ -135,9 +91,9 @@ pub(crate) struct RequestFailed {
 /// Waits for permits. `None`: the wait was over first.
 pub(crate) fn acquire<S: Source>(
     site: &Arc<S>,
-    need: PermitNeed<S>,
+    need: PermitNeed,
     wait: Wait<'_>,
-) -> Result<Option<S::Permits>, Error> {
+) -> Result<Option<Permits<S::Lease>>, Error> {
     waiting::acquire(site, &Claim { thread: &Thread::current(), need, wait })
 }
 
@@ -149,13 +105,13 @@ impl<S: Source> Synchronizer for Arc<S> {
         self
     }
 
-    fn what(&self, need: &PermitNeed<S>) -> (Kind, u32) {
-        (S::KIND, S::Permits::needed(*need))
+    fn what(&self, need: &PermitNeed) -> (Kind, u32) {
+        (S::KIND, need.permits)
     }
 
     /// Asks by itself while permits are free; after a refusal leads, or stands in the process's
     /// queue.
-    fn enter(&self, claim: &PermitClaim<'_, S>) -> Result<EnterOf<Self>, Error> {
+    fn enter(&self, claim: &Claim<'_, PermitNeed>) -> Result<EnterOf<Self>, Error> {
         let (gate, Claim { thread, need, wait }) = (self.gate(), claim);
         if let Some(entered) = gate.enter(thread, *need, wait.blocks()) {
             return Ok(entered);
@@ -176,7 +132,7 @@ impl<S: Source> Synchronizer for Arc<S> {
             }
         }
         if request_state.rest.is_zero() {
-            if let Answered { own: Some(own), .. } = ask(self, &[*need], 1)? {
+            if let Answered { own: Some(own), .. } = ask(self, *need, &[need.permits], 1)? {
                 return Ok(Enter::Granted(own, Way::Free));
             }
             if wait.is_over() {
@@ -196,15 +152,15 @@ impl<S: Source> Synchronizer for Arc<S> {
 
     const COLLECTED: Way = Way::Passed;
 
-    fn request_state(&self, _: &PermitClaim<'_, S>) -> PermitRequestState {
+    fn request_state(&self, _: &Claim<'_, PermitNeed>) -> PermitRequestState {
         PermitRequestState { rest: rest_of_yield(&**self), ..PermitRequestState::default() }
     }
 
     fn collect(
         &self,
         _: &mut Lead<PermitRequestState>,
-        _: &PermitClaim<'_, S>,
-    ) -> Option<S::Permits> {
+        _: &Claim<'_, PermitNeed>,
+    ) -> Option<Permits<S::Lease>> {
         self.gate().take_given()
     }
 
@@ -226,8 +182,8 @@ impl<S: Source> Synchronizer for Arc<S> {
     fn ask(
         &self,
         lead: &mut Lead<PermitRequestState>,
-        claim: &PermitClaim<'_, S>,
-    ) -> Result<Try<S::Permits>, Error> {
+        claim: &Claim<'_, PermitNeed>,
+    ) -> Result<Try<Permits<S::Lease>>, Error> {
         let (gate, Lead { listening, request_state }) = (self.gate(), lead);
         let version = listening.public.version();
         request_state.tries = request_state.tries.saturating_add(1);
@@ -236,14 +192,14 @@ impl<S: Source> Synchronizer for Arc<S> {
         } else if let Some(left) = gate.refusal(version, claim.need) {
             left
         } else {
-            let needs = gate.needs(claim.need);
+            let needs = gate.needs(claim.need, S::MOST);
             let clients = clients(&**self);
-            let Answered { own, number, left } = ask(self, &needs, clients)?;
+            let Answered { own, number, left } = ask(self, claim.need, &needs, clients)?;
             // The server did not refuse the share left for other processes: they may not want it.
             // Nor did it say when the next lease ends, if it gave any: the next leader would sleep
             // past that.
             let is_refusal = number == 0 || clients == 1 && !S::LAPSE;
-            let unmet = first_unmet::<S::Permits>(&needs, number).filter(|_| is_refusal);
+            let unmet = first_unmet(&needs, number).filter(|_| is_refusal);
             if let Some((version, need)) = version.zip(unmet) {
                 gate.refused_at(version, need, left);
             }
@@ -261,15 +217,15 @@ impl<S: Source> Synchronizer for Arc<S> {
 }
 
 impl<S: Source> Queued for Arc<S> {
-    type Need = PermitNeed<S>;
-    type Grant = S::Permits;
+    type Need = PermitNeed;
+    type Grant = Permits<S::Lease>;
     type RequestState = PermitRequestState;
 
     fn whose(&self) -> (&Core, &Arc<str>) {
         (self.core(), self.name())
     }
 
-    fn with_queue<R>(&self, look: impl FnOnce(&mut PermitQueue<S::Permits>) -> R) -> R {
+    fn with_queue<R>(&self, look: impl FnOnce(&mut PermitQueue<S::Lease>) -> R) -> R {
         self.gate().with_queue(look)
     }
 
@@ -283,24 +239,25 @@ impl<S: Source> Queued for Arc<S> {
 }
 
 /// The result of a request.
-struct Answered<P> {
+struct Answered<L> {
     /// The asking thread's permits.
-    own: Option<P>,
+    own: Option<Permits<L>>,
     /// How many permits the server gave for it and those behind it. They have theirs, and permits
     /// that no thread waits for any more are on their way back.
     number: u32,
     left: Option<Duration>,
 }
 
-/// Asks the server once: for the thread's own need, which is the first, and those of the others
-/// behind it.
+/// Asks the server once: for the thread's own need, which is the first of `needs`, and those of
+/// the others behind it.
 fn ask<S: Source>(
     site: &Arc<S>,
-    needs: &[PermitNeed<S>],
+    own: PermitNeed,
+    needs: &[u32],
     clients: u64,
-) -> Result<Answered<S::Permits>, Error> {
+) -> Result<Answered<S::Lease>, Error> {
     let (arrivals, asked) = (site.arrivals(), clock::now());
-    let mut given = match site.request(needs, clients) {
+    let mut given = match site.request(needs, own.terms, clients) {
         Ok(PermitReply::Given(given)) => given,
         Ok(PermitReply::Refused(left)) => return Ok(Answered { own: None, number: 0, left }),
         Err(RequestFailed { error, concerns_it_alone }) => {
@@ -310,10 +267,10 @@ fn ask<S: Source>(
             return Err(error);
         }
     };
-    let number = given.number();
-    let own = needs.first().and_then(|own| given.take(*own));
+    let number = given.number;
+    let own = given.take(own);
     let rest = site.gate().granted(given, asked);
-    if rest.number() > 0 {
+    if rest.number > 0 {
         site.give_to_server(rest);
     }
     Ok(Answered { own, number, left: None })

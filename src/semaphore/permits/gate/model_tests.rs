@@ -42,7 +42,7 @@ struct Seen {
 
 /// One name, in a process of its own.
 struct Pool {
-    gate: PermitGate<u32>,
+    gate: PermitGate<()>,
     odds: Odds,
     seen: Arc<Seen>,
     core: Arc<Core>,
@@ -57,21 +57,21 @@ struct Pool {
 }
 
 impl Queued for Pool {
-    type Need = u32;
-    type Grant = u32;
+    type Need = PermitNeed;
+    type Grant = Permits<()>;
     type RequestState = PermitRequestState;
 
     fn whose(&self) -> (&Core, &Arc<str>) {
         (&self.core, &self.name)
     }
 
-    fn with_queue<R>(&self, look: impl FnOnce(&mut PermitQueue<u32>) -> R) -> R {
+    fn with_queue<R>(&self, look: impl FnOnce(&mut PermitQueue<()>) -> R) -> R {
         self.gate.with_queue(look)
     }
 
     fn hand_on(&self, _: Option<Lead<PermitRequestState>>) {
         if let Some(left) = self.gate.leader_leaves() {
-            self.give_back(left);
+            self.give_back(left.number);
         }
         let thread = Thread::current();
         self.listeners.lock().retain(|listener| !Arc::ptr_eq(listener, &thread));
@@ -85,27 +85,31 @@ impl Synchronizer for Pool {
         self
     }
 
-    fn what(&self, need: &u32) -> (Kind, u32) {
-        (Kind::Semaphore, *need)
+    fn what(&self, need: &PermitNeed) -> (Kind, u32) {
+        (Kind::Semaphore, need.permits)
     }
 
-    fn enter(&self, claim: &Claim<'_, u32>) -> Result<EnterOf<Self>, Error> {
+    fn enter(&self, claim: &Claim<'_, PermitNeed>) -> Result<EnterOf<Self>, Error> {
         if let Some(entered) = self.gate.enter(claim.thread, claim.need, true) {
             return Ok(entered);
         }
-        if self.request(&[claim.need])? > 0 {
-            return Ok(Enter::Granted(claim.need, Way::Free));
+        if self.request(&[claim.need.permits])? > 0 {
+            return Ok(Enter::Granted(permits(claim.need.permits), Way::Free));
         }
         Ok(self.gate.refused(claim.thread, claim.need))
     }
 
-    fn request_state(&self, claim: &Claim<'_, u32>) -> PermitRequestState {
+    fn request_state(&self, claim: &Claim<'_, PermitNeed>) -> PermitRequestState {
         // Subscribe first.
         self.listeners.lock().push(Arc::clone(claim.thread));
         PermitRequestState::default()
     }
 
-    fn collect(&self, lead: &mut Lead<PermitRequestState>, _: &Claim<'_, u32>) -> Option<u32> {
+    fn collect(
+        &self,
+        lead: &mut Lead<PermitRequestState>,
+        _: &Claim<'_, PermitNeed>,
+    ) -> Option<Permits<()>> {
         if self.said.swap(false, Ordering::SeqCst) {
             lead.listening.ask_at = 0;
         }
@@ -121,11 +125,11 @@ impl Synchronizer for Pool {
     fn ask(
         &self,
         _: &mut Lead<PermitRequestState>,
-        claim: &Claim<'_, u32>,
-    ) -> Result<Try<u32>, Error> {
-        Ok(match self.request(&self.gate.needs(claim.need))? {
+        claim: &Claim<'_, PermitNeed>,
+    ) -> Result<Try<Permits<()>>, Error> {
+        Ok(match self.request(&self.gate.needs(claim.need, u32::MAX))? {
             0 => Try::Busy(Duration::from_secs(30)),
-            _ => Try::Granted(claim.need),
+            _ => Try::Granted(permits(claim.need.permits)),
         })
     }
 }
@@ -155,7 +159,11 @@ impl Pool {
                 let token = token.clone();
                 thread::spawn(move || token.cancel())
             });
-            let claim = Claim { thread: &thread, need, wait: Wait::from(&token) };
+            let claim = Claim {
+                thread: &thread,
+                need: PermitNeed { permits: need, terms: None },
+                wait: Wait::from(&token),
+            };
             let acquired = acquire(self, &claim);
             if !matches!(acquired, Ok(Some(_))) {
                 self.seen.given_up.fetch_add(1, Ordering::SeqCst);
@@ -201,7 +209,7 @@ impl Pool {
             return Err(error);
         }
         if let Some(others) = taken.checked_sub(needs[0]) {
-            let rest = self.gate.granted(others, asked);
+            let rest = self.gate.granted(permits(others), asked).number;
             self.seen.together.fetch_add(usize::from(others > rest), Ordering::SeqCst);
             self.seen.surplus.fetch_add(usize::from(rest > 0), Ordering::SeqCst);
             self.give_to_server(rest);
@@ -210,7 +218,7 @@ impl Pool {
     }
 
     fn give_back(&self, permits: u32) {
-        let rest = self.gate.pass(permits);
+        let rest = self.gate.pass(self::permits(permits)).number;
         self.give_to_server(rest);
     }
 
@@ -222,6 +230,10 @@ impl Pool {
             listeners.iter().for_each(|listener| listener.waker().wake());
         }
     }
+}
+
+fn permits(number: u32) -> Permits<()> {
+    Permits { number, terms: None, leases: Vec::new() }
 }
 
 fn chance(odds: f64) -> bool {
@@ -244,7 +256,8 @@ fn play(odds: Odds) -> Arc<Seen> {
             thread.join().unwrap();
         }
         assert_eq!(*pool.free.lock(), PERMITS, "a permit is lost, or one too many is there");
-        assert!(pool.gate.enter(&Thread::current(), 1, false).is_none());
+        let need = PermitNeed { permits: 1, terms: None };
+        assert!(pool.gate.enter(&Thread::current(), need, false).is_none());
     });
     seen
 }
