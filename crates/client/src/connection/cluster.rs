@@ -1,12 +1,12 @@
 //! Which server of a cluster has which slot.
 //!
-//! No thread looks at the slots while all is well. A thread that a server sends elsewhere, or that
-//! reaches none, looks: one thread for all.
+//! No thread looks at the slots while all is well. A thread looks if a server sends it elsewhere,
+//! or if it reaches none. One thread looks for all.
 //!
-//! View: a server that is cut off from the others goes on naming the old owners of slots. It knows
+//! A server that is cut off from the others goes on naming the old owners of slots. But it knows
 //! that it sees no majority of the masters (`cluster_state`), and when the others choose a new
-//! master their epoch is a later one. So its answer counts only if no server has a better one, or
-//! as one of a majority: a majority cannot be cut off.
+//! master their epoch is later. So its answer, its *view*, counts only if no server has a better
+//! one, or as one of a majority: a majority cannot be cut off.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -34,14 +34,14 @@ use view::{NO_CLUSTER_INFO, Range, View, ask, ranges};
 const SAYS_WITHIN: Duration = Duration::from_millis(500);
 /// The shortest time between two questions to the servers.
 const AGAIN: Duration = Duration::from_millis(50);
-/// If the last look was so long ago, a thread looks at all slots when a server names another for
-/// one slot: that one may have taken the place of a dead server.
+/// The age of the last look from which on a thread looks at all slots when a server names another
+/// for one slot: that one may have taken the place of a dead server.
 const SEEN: Duration = Duration::from_secs(1);
 const NOBODY: u16 = u16::MAX;
 
 /// The servers of a cluster that were met, and the slots.
 pub struct Cluster {
-    /// The pattern of the servers' endpoints.
+    /// The model for the servers' endpoints.
     manner: Endpoint,
     lanes: OnceLock<usize>,
     state: Mutex<ClusterState>,
@@ -57,7 +57,7 @@ type OnMoved = Box<dyn Fn(&[u16]) + Send + Sync>;
 
 #[derive(Default)]
 struct ClusterState {
-    /// By number. None is ever removed.
+    /// The servers by number. None is ever removed.
     nodes: Vec<(HostPort, Arc<Node>)>,
     /// The number of each slot's server.
     owners: Vec<u16>,
@@ -137,7 +137,7 @@ impl Cluster {
         Err(refusal.unwrap_or_else(|| ConnectError::unusable("no host")))
     }
 
-    /// How many lanes lead to each server, from here on.
+    /// Sets how many lanes lead to each server from now on.
     pub fn set_lanes(&self, lanes: usize) {
         let _only_once = self.lanes.set(lanes);
         let mut state = self.state.lock();
@@ -146,19 +146,19 @@ impl Cluster {
         }
     }
 
-    /// From here on `tell` is called for each server that is met, and now for those that are known.
+    /// Calls `tell` for each server that is known now, or met from now on.
     pub fn on_node(&self, tell: impl Fn(&Arc<Node>) + Send + Sync + 'static) {
         self.nodes().iter().for_each(&tell);
         let _only_once = self.on_node.set(Box::new(tell));
     }
 
-    /// From here on `tell` is called when slots, in their order, have another server. It must not
-    /// block.
+    /// Makes `tell` be called when slots, which it gets in their order, have another server. It
+    /// must not block.
     pub fn on_moved(&self, tell: impl Fn(&[u16]) + Send + Sync + 'static) {
         let _only_once = self.on_moved.set(Box::new(tell));
     }
 
-    /// The client ends: no thread waits for a server any more.
+    /// Notes that the client ends: no thread may wait for a server.
     pub fn end(&self) {
         self.ended.store(true, Ordering::SeqCst);
     }
@@ -184,7 +184,8 @@ impl Cluster {
         self.state.lock().has_slots(node)
     }
 
-    /// The server of a slot, as far as this client knows; otherwise any one, which tells better.
+    /// The server of a slot, as far as this client knows; otherwise any server, which names the
+    /// right one.
     pub fn node(&self, slot: u16) -> Arc<Node> {
         let state = self.state.lock();
         let owner = usize::from(state.owners[usize::from(slot)]);
@@ -192,7 +193,7 @@ impl Cluster {
         Arc::clone(node)
     }
 
-    /// Whether a server refuses a command because another one is to be asked, now or soon.
+    /// Whether a server refuses a command because another server must be asked, now or soon.
     pub(crate) fn sends_elsewhere(&self, error: &RedisError) -> bool {
         match redirect_of(error) {
             None => return false,
@@ -217,8 +218,8 @@ impl Cluster {
         }
     }
 
-    /// Looks which server has which slot. If another thread looks just now, or did a moment ago, it
-    /// does so for this one, too.
+    /// Finds out which server has which slot. If another thread does so just now, or did a moment
+    /// ago, that counts for this thread, too.
     pub fn look(&self) {
         self.look_at(None);
     }
@@ -226,7 +227,7 @@ impl Cluster {
     fn look_at(&self, first: Option<&HostPort>) {
         let mut state = self.state.lock();
         if state.looking {
-            // As long as it takes, and no longer than a call may.
+            // A look takes as long as it needs, but no longer than a call may.
             let until = Instant::now() + SAYS_WITHIN.saturating_mul(4);
             while state.looking && Instant::now() < until {
                 self.looked.wait_for(&mut state, SAYS_WITHIN);
@@ -249,9 +250,9 @@ impl Cluster {
         }
     }
 
-    /// Asks one server after the other. View: the first one that sees a majority of the masters and
-    /// is not behind the last view; otherwise the best one of a majority of the masters, or of all
-    /// that answer.
+    /// Asks one server after the other. Returns the first view that sees a majority of the masters
+    /// and is not behind the last view; otherwise the best view of a majority of the masters, or of
+    /// all that answer.
     fn find_view(&self, host_ports: &[&HostPort]) -> Option<View> {
         let (masters, epoch) = {
             let state = self.state.lock();
@@ -292,7 +293,7 @@ impl Cluster {
         let mut state = self.state.lock();
         let masters = ranges.iter().map(|range| &range.master);
         let replicas = ranges.iter().flat_map(|range| &range.replicas);
-        // Vanished servers are not asked for ever: addresses may change for months.
+        // Servers that vanished must not be asked for ever, since addresses may change for months.
         let mut known = vec![from.clone()];
         for host_port in masters.chain(replicas).chain(&state.seeds) {
             if !known.contains(host_port) {
@@ -300,7 +301,7 @@ impl Cluster {
             }
         }
         state.silent.retain(|host_port| known.contains(host_port));
-        // Each silent server keeps the look waiting.
+        // Silent servers come last, since each of them keeps the look waiting.
         known.sort_by_key(|host_port| state.silent.contains(host_port));
         state.known = known;
         state.epoch = weight.epoch;
@@ -322,7 +323,7 @@ impl Cluster {
         changed
     }
 
-    /// The number of the server there, which may be a new one.
+    /// The number of the server at this address, which may be a new one.
     fn number(&self, host_port: &HostPort) -> u16 {
         let mut state = self.state.lock();
         if let Some(at) = state.nodes.iter().position(|(known, _)| known == host_port) {
@@ -369,7 +370,7 @@ impl ClusterState {
     }
 }
 
-/// The thread that looks for all. However its look ends, the next thread may look.
+/// The thread that looks for all. When its look ends in any way, the next thread may look.
 struct Looking<'a>(&'a Cluster);
 
 impl Drop for Looking<'_> {

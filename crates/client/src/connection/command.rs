@@ -10,15 +10,15 @@ use redis::Value;
 use super::{Credentials, ReplicaAcks};
 use super::{decimal, write_decimal};
 
-/// How clients publish on channels.
+/// The way in which clients publish on channels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Channels {
     /// `PUBLISH`; a client has one channel of its own.
     Server,
-    /// In a cluster: `PUBLISH`, which reaches all servers. A client has a channel of its own for
+    /// In a cluster `PUBLISH`, which reaches all servers. A client has a channel of its own for
     /// each name, so that it is clear at which server it listens.
     Cluster,
-    /// The same with `SPUBLISH`, which reaches only the server of the slot.
+    /// In a cluster `SPUBLISH`, which reaches only the server of the slot.
     Sharded,
 }
 
@@ -34,8 +34,8 @@ pub struct Script {
     takes: bool,
 }
 
-/// The kinds that a script's replies can be of, besides an error. It says nothing of their values:
-/// a user's data under a key may make an odd number of a reply, but no list.
+/// The kinds that a script's replies can have, besides an error. It says nothing of their values: a
+/// user's data under a key may put an odd number into a reply, but never makes a list of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Replies(u8);
 
@@ -51,7 +51,7 @@ impl Replies {
     pub const LIST: Self = Self(Self::A_LIST);
     /// A number, nothing, or a list.
     pub const NUMBER_OR_LIST: Self = Self(Self::A_NUMBER | Self::NOTHING | Self::A_LIST);
-    /// Of a plain command, which may have a reply of any kind.
+    /// The reply to a plain command, which may be of any kind.
     const ALL: Self = Self(u8::MAX);
     /// All kinds of replies that a script can have in RESP2.
     pub(crate) const ANY: Self = Self(Self::A_NUMBER | Self::NOTHING | Self::A_TEXT | Self::A_LIST);
@@ -70,12 +70,12 @@ impl Replies {
     }
 }
 
-/// What a user must be allowed before a request acts. A connection asks it inside the script of its
-/// first such request: `{all, reply}` is the reply then, and `all` says whether the user may use all
-/// names. One that may not is asked once for each name.
+/// The rights that a user must have before a request acts. A connection asks for them inside the
+/// script of its first such request. Then the reply is `{all, reply}`, and `all` says whether the
+/// user may use all names. A user that may not is asked once for each name.
 #[derive(Debug)]
 pub struct Question {
-    /// One for each question, below 64.
+    /// The number of the question, its own, below 64.
     number: u8,
     code: String,
 }
@@ -95,13 +95,14 @@ impl Question {
 #[derive(Debug)]
 struct Text {
     code: Cow<'static, str>,
-    /// How each call by its hash begins, behind the number of its parts. Of one length for all.
+    /// The beginning of each call by its hash, which follows the number of its parts. It has one
+    /// length for all.
     by_hash: Vec<u8>,
 }
 
-/// The text of a script in `lua/` for one server, and its replacement in a cluster. The script's
-/// first key stands for the name there: all its channels are in that key's slot. An argument could
-/// say where the script runs, but each call to one server would carry it.
+/// A text in the scripts of `lua/` for one server, and its replacement in a cluster. There the
+/// script's first key stands for the name: all its channels are in that key's slot. An argument
+/// could say where the script runs, but each call to one server would carry it.
 const OWN: [&str; 2] = [
     "'redisson_lock__channel:{redlatch:'",
     "('redisson_lock__channel:' .. (string.find(KEYS[1], '{', 1, true) and KEYS[1] \
@@ -128,13 +129,13 @@ impl Script {
         Self { replies, ..self }
     }
 
-    /// The same script, which takes something for its caller: nobody needs it to run once the caller
-    /// has left.
+    /// The same script, marked as one that takes something for its caller: nobody needs it to run
+    /// once the caller has left.
     pub fn takes(self) -> Self {
         Self { takes: true, ..self }
     }
 
-    /// Its hash, where it runs on one server.
+    /// The hash of its text for one server.
     pub fn hash(&self) -> String {
         redis::Script::new(&self.server.code).get_hash().to_owned()
     }
@@ -177,7 +178,7 @@ pub struct Command {
     script: Option<ScriptCall>,
     acks: Option<ReplicaAcks>,
     replies: Replies,
-    /// ASKING goes before it.
+    /// Whether ASKING goes before it.
     asks: bool,
     /// See [`answered_first`](Self::answered_first).
     is_answered_first: bool,
@@ -190,7 +191,7 @@ struct ScriptCall {
     script: &'static Script,
     /// How many parts the command has.
     parts: usize,
-    /// Where the part behind the script's hash begins.
+    /// The index at which the part behind the script's hash begins.
     rest: usize,
 }
 
@@ -218,7 +219,7 @@ impl Command {
         Self::new(bytes, None, Replies::ALL)
     }
 
-    /// Logs the connection in with these.
+    /// A command that logs the connection in with these credentials.
     pub fn auth(credentials: &Credentials) -> Self {
         let (user, password) = credentials.parts();
         let mut parts: Vec<&[u8]> = vec![b"AUTH"];
@@ -227,18 +228,18 @@ impl Command {
         Self { logs_in: true, ..Self::plain(&parts) }
     }
 
-    /// Whether the user is perhaps another one behind it.
+    /// Whether the connection may have another user after it.
     pub(crate) fn logs_in(&self) -> bool {
         self.logs_in
     }
 
-    /// Answered when so many replicas have all writes made over its connection so far, or when the
-    /// time is over. The reply: how many have them.
+    /// A command that is answered when so many replicas have all writes made over its connection so
+    /// far, or when the time is over. The reply is how many have them.
     pub fn wait(acks: ReplicaAcks) -> Self {
         let mut digits = [[0; 20]; 2];
         let [count, millis] = &mut digits;
         let count = decimal(acks.count.into(), count);
-        // Never zero, which is for ever.
+        // Zero would mean for ever.
         Self::plain(&[b"WAIT", count, decimal(whole_millis(acks.within).max(1), millis)])
     }
 
@@ -263,13 +264,13 @@ impl Command {
         Self::new(bytes, Some(call), script.replies)
     }
 
-    /// The command's writes count only when so many replicas have them: a [`wait`](Self::wait) goes
-    /// behind it.
+    /// Makes the command's writes count only when so many replicas have them: a
+    /// [`wait`](Self::wait) follows it.
     pub fn acknowledged(self, acks: Option<ReplicaAcks>) -> Self {
         Self { acks, ..self }
     }
 
-    /// The script acts only if its user has the rights for which this asks.
+    /// Makes the script act only if its user has the rights for which this asks.
     pub fn needs(self, question: &'static Question) -> Self {
         Self { question: Some(question), ..self }
     }
@@ -319,14 +320,14 @@ impl Command {
         }
     }
 
-    /// Its name: of a script, the command that calls it.
+    /// The name of the command: for a script, that of the command that calls it.
     pub fn name(&self) -> Option<&str> {
         let parts = self.bytes.iter().position(|byte| *byte == b'\n')? + 1;
         next_part(&self.bytes[parts..]).and_then(|(name, _)| str::from_utf8(name).ok())
     }
 
-    /// The first key, or the part in its place: behind a script's hash and the number of its keys,
-    /// or behind a plain command's name. `None`: the command has none.
+    /// The first key, or the part in its place: the one behind a script's hash and the number of
+    /// its keys, or behind a plain command's name. `None`: the command has none.
     pub fn key(&self) -> Option<&[u8]> {
         let rest = self.script.map_or(0, |call| call.rest);
         let mut bytes = &self.bytes[rest..];
@@ -342,20 +343,20 @@ impl Command {
         self.script.is_some_and(|call| call.script.takes)
     }
 
-    /// The number of the script that the command calls, if any: one for each script.
+    /// The number of the script that the command calls, if it calls one. Each script has its own.
     pub(crate) fn script_id(&self) -> Option<usize> {
         self.script.map(|call| std::ptr::from_ref(call.script).addr())
     }
 
-    /// Whether the server can have meant this reply for this command. If not, the reply is to
-    /// another command (so are all behind it), and it must not be read as a grant or a release.
+    /// Whether the server can have meant this reply for this command. If not, it is the reply to
+    /// another command (as are all after it), and must not be read as a grant or a release.
     pub(crate) fn may_be_answered(&self, reply: &Value) -> bool {
         self.replies.include(reply)
     }
 
-    /// The same command for a server to which its slot is on its way: ASKING goes before it, and
-    /// the script's text with it. (ASKING is good for one command, and a script that the server
-    /// does not know yet would be a second one.) That server may give its user other rights.
+    /// The same command for a server to which its slot is moving. ASKING goes before it, and the
+    /// call has the script's text. (ASKING is good for one command, and a script that the server
+    /// does not know yet would need a second one.) That server may give its user other rights.
     pub(crate) fn asking(&self) -> Self {
         Self { asks: true, ..self.clone() }
     }
@@ -371,8 +372,8 @@ impl Command {
         self.eval(&script.text(channels).code, None)
     }
 
-    /// The same call with the text of its script, which asks its question first, if it has one. The
-    /// server gets to know another script by it.
+    /// The same call with the text of its script, which first asks its question if it has one. The
+    /// server learns another script by it.
     pub(crate) fn to_question(&self, channels: Channels, random: &str) -> Option<Vec<u8>> {
         let (ScriptCall { script, .. }, question) = (self.script?, self.question?);
         let code = format!(
@@ -382,7 +383,7 @@ impl Command {
         self.eval(&for_channels(&code, channels), Some(random.as_bytes()))
     }
 
-    /// With one more argument, if there is one.
+    /// Makes the call with the script's text, and with one more argument if there is one.
     fn eval(&self, code: &str, another: Option<&[u8]>) -> Option<Vec<u8>> {
         let ScriptCall { parts, rest, .. } = self.script?;
         let mut bytes = Vec::with_capacity(code.len() + self.bytes.len());
@@ -401,7 +402,7 @@ fn whole_millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// The first part of some, and those behind it.
+/// Splits off the first part.
 fn next_part(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let end = bytes.iter().position(|byte| *byte == b'\r')?;
     let length: usize = std::str::from_utf8(bytes.get(1..end)?).ok()?.parse().ok()?;

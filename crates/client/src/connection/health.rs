@@ -1,4 +1,5 @@
-//! Whether the server can be reached: one log line when it cannot any more, one when it can again.
+//! Whether the server can be reached. There is one log line when it no longer can, and one when it
+//! can again.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,15 +11,17 @@ use crate::sync::Mutex;
 
 /// One server's health, as all connections of a client see it.
 ///
-/// An outage begins when a connection cannot be opened, or a reply does not come in time; however
-/// many threads and connections meet it, it is one. It is over at the first reply to a command sent
-/// since. A broken connection is no outage: the thread that opens the next one finds out. Nor is a
-/// server that answers and lets no further connection in (it is full, say, or the password was
-/// changed): the other connections work. This has a log line of its own, and is over when the next
-/// connection opens.
+/// An outage begins when a connection cannot be opened, or a reply does not come in time. It is one
+/// outage, however many threads and connections meet it. It is over at the first reply to a command
+/// sent since.
 ///
-/// All clients of a process tell of one outage together, once. During an outage each client opens a
-/// connection every few seconds if no other thread sends: so its end is always told.
+/// Two troubles are no outage. If a connection breaks, the thread that opens the next one finds out
+/// whether there is one. A server that answers and lets no further connection in (it is full, say,
+/// or the password was changed) still serves the other connections. This has a log line of its own,
+/// and is over when the next connection opens.
+///
+/// All clients of a process report one outage together, once. During an outage each client opens a
+/// connection every few seconds if no other thread sends, so its end is always reported.
 pub struct Health {
     address: Mutex<Arc<str>>,
     /// A copy of whether the state is `Out`, to be read without the mutex.
@@ -26,9 +29,9 @@ pub struct Health {
     state: Mutex<Reach>,
     /// Whether a connection was ever opened.
     met: AtomicBool,
-    /// While it refuses connections.
+    /// The time since when it refuses connections, if it does.
     refuses: Mutex<Option<Outage>>,
-    /// The lacking rights and features already told: once is enough.
+    /// The missing rights and features that were already reported: once is enough.
     lacks: Mutex<Vec<&'static str>>,
     told: OnceLock<Box<dyn Fn(News) + Send + Sync>>,
     /// Whether the client has ended.
@@ -36,17 +39,17 @@ pub struct Health {
 }
 
 enum Reach {
-    /// Since this time; `None`: always.
+    /// It works since this time; `None`: always.
     Works(Option<Instant>),
-    /// Noticed at this time.
+    /// It was found out of reach at this time.
     Out(Instant, Noted),
 }
 
-/// Whether an outage was told of, by this client or by another one of the process.
+/// Whether an outage was reported, by this client or by another one of the process.
 enum Noted {
     NotYet,
     Began(Outage),
-    /// The end was told, too: no thread looks for it any more.
+    /// The end was reported, too, so no thread looks for it.
     Ended,
 }
 
@@ -93,7 +96,7 @@ const NO_PUBLIC_MESSAGE: &str = "it refuses the public message that a lock is fr
                                  knows";
 
 impl Health {
-    /// The health of the server at `address`, a text for people: without a user or a password.
+    /// The health of the server at `address`, a text for people without user and password.
     pub(crate) fn new(address: &str) -> Self {
         let address = Mutex::new(address.into());
         let (out, state) = (AtomicBool::new(false), Mutex::new(Reach::Works(None)));
@@ -107,7 +110,7 @@ impl Health {
         Arc::clone(&self.address.lock())
     }
 
-    /// From here on the server is another one. `first`: there was none before.
+    /// Notes that the server is another one from now on. `first`: there was none before.
     pub(super) fn moved(&self, address: &str, first: bool) {
         let address: Arc<str> = address.into();
         let from = std::mem::replace(&mut *self.address.lock(), Arc::clone(&address));
@@ -116,27 +119,28 @@ impl Health {
         }
     }
 
-    /// From here on the name is another server's.
+    /// Notes that the name is another server's from now on.
     pub(super) fn renamed(&self) {
         self.tell(ServerEvent::Renamed);
     }
 
-    /// The client does without a right or feature, and says so.
+    /// Reports that the client does without a right or feature.
     pub(super) fn lacks(&self, what: &'static str) {
         self.tell_lack(what, ServerEvent::Lacks);
     }
 
-    /// As [`lacks`](Self::lacks), of an optional one.
+    /// As [`lacks`](Self::lacks), for an optional one.
     pub(crate) fn does_without(&self, what: &'static str) {
         self.tell_lack(what, ServerEvent::Without);
     }
 
-    /// The server refuses messages: no waiter was told of a release.
+    /// Reports that the server refuses messages, so waiters do not hear of a release.
     pub fn lacks_publish(&self) {
         self.lacks(NO_MESSAGES);
     }
 
-    /// The same of a message that only clients of other libraries need.
+    /// As [`lacks_publish`](Self::lacks_publish), for a message that only clients of other
+    /// libraries need.
     pub fn lacks_public_message(&self) {
         self.lacks(NO_PUBLIC_MESSAGE);
     }
@@ -150,8 +154,8 @@ impl Health {
         }
     }
 
-    /// From here on `tell` gets the news. It must only put them into a queue: it is called under
-    /// the mutex that keeps them in order.
+    /// Makes `tell` get the news from now on. It must only put them into a queue: it is called
+    /// under the mutex that keeps them in order.
     pub fn on_news(&self, tell: impl Fn(News) + Send + Sync + 'static) {
         let lacks = self.lacks.lock();
         if self.told.set(Box::new(tell)).is_ok() {
@@ -159,11 +163,11 @@ impl Health {
         }
     }
 
-    /// An attempt that began at `begun` failed: no connection could be opened, or the server did
-    /// not answer in time.
+    /// Notes that an attempt that began at `begun` failed: no connection could be opened, or the
+    /// server did not answer in time.
     pub(crate) fn failed(&self, begun: Instant, cause: &dyn fmt::Display) {
         let mut state = self.state.lock();
-        // An attempt that failed while the last outage ended says nothing of another one.
+        // If an attempt failed while the last outage ended, it does not show another one.
         if let Reach::Works(since) = *state
             && since.is_none_or(|since| begun >= since)
         {
@@ -178,19 +182,20 @@ impl Health {
         }
     }
 
-    /// An outage, and whether this client is to tell of it: only a client that can tell of its end.
+    /// An outage, and whether this client is to report it: only one that can report its end.
     fn notice(&self, what: &str, begun: Instant) -> Option<(Outage, bool)> {
         let can_tell = self.told.get().is_some() && !self.ended.load(Ordering::Acquire);
         can_tell.then(|| Outage::notice(what, begun)).flatten()
     }
 
-    /// The server answered a command sent at `sent`. While all is well this costs a look at a flag.
+    /// Notes that the server answered a command sent at `sent`. While all is well this costs a look
+    /// at a flag.
     pub(crate) fn works(&self, sent: Instant) {
         if !self.is_out() {
             return;
         }
         let mut state = self.state.lock();
-        // A late reply to a command sent before the outage says nothing of it.
+        // A late reply to a command sent before the outage does not show that it is over.
         if let Reach::Out(began, _) = *state
             && sent >= began
         {
@@ -200,12 +205,13 @@ impl Health {
         }
     }
 
-    /// The server refused to let another connection in, by its own word.
+    /// Notes that the server said that it lets no further connection in.
     pub(crate) fn refused(&self, cause: &dyn fmt::Display) {
         let mut refuses = self.refuses.lock();
         if refuses.is_none() {
             let cause = cause.to_string();
-            // One client may have a wrong password while another finds the server full.
+            // The text is part of it: one client may have a wrong password while another finds the
+            // server full.
             let what = format!("{}: {cause}", self.address());
             let Some((outage, is_first)) = self.notice(&what, Instant::now()) else { return };
             *refuses = Some(outage);
@@ -213,7 +219,7 @@ impl Health {
         }
     }
 
-    /// No thread looks for the end of an outage any more.
+    /// Notes that no thread looks for the end of an outage.
     pub fn give_up(&self, why: &'static str) {
         let refused = self.refuses.lock().take().and_then(Outage::end);
         let mut state = self.state.lock();
@@ -228,7 +234,7 @@ impl Health {
         }
     }
 
-    /// The client ends.
+    /// Notes that the client ends.
     pub fn end(&self) {
         self.ended.store(true, Ordering::Release);
         self.give_up("the client has ended");
@@ -239,7 +245,7 @@ impl Health {
         self.is_out() || self.refuses.lock().is_some()
     }
 
-    /// A connection was opened, from `begun` on.
+    /// Notes that a connection was opened, from `begun` on.
     pub(crate) fn opened(&self, begun: Instant) {
         self.met.store(true, Ordering::Relaxed);
         let mut refuses = self.refuses.lock();
@@ -268,7 +274,7 @@ impl Health {
 }
 
 impl Reach {
-    /// How long the outage was, if this client is to tell of its end.
+    /// The time that the outage lasted, if this client is to report its end.
     fn end(self) -> Option<Duration> {
         match self {
             Self::Out(_, Noted::Began(outage)) => outage.end(),

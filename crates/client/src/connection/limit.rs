@@ -1,11 +1,11 @@
 //! The end of a call without an answer: the time limit, the deadline or the cancel token of the
 //! calling thread's verb.
 //!
-//! The limit is the thread's, and not handed from function to function: so no path to a question
-//! (an attempt, a longer lease, a hold's owner) can forget it. Verbs that wait [set](Limit::set)
-//! it, also those without a limit (a logger may take a lock within another's wait).
-//! [`Lane`](super::Lane) and [`Slot`](super::Cluster) read it where a thread would wait for a
-//! server. [Posts](super::Lane::post) and background threads' commands have none.
+//! The limit belongs to the thread, and is not handed from function to function, so no path to a
+//! question (an attempt, a longer lease, a hold's owner) can forget it. Verbs that wait
+//! [set](Limit::set) it. So do those without a limit, since a logger may take a lock within
+//! another's wait. [`Lane`](super::Lane) and [`Slot`](super::Cluster) read it where a thread would
+//! wait for a server. [Posts](super::Lane::post) and the commands of background threads have none.
 
 use std::cell::{Cell, RefCell};
 use std::thread;
@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 use crate::cancel::{CancelToken, Registration};
 use crate::sync::{Waker, thread_local};
 
-/// How often a thread that reads from a socket looks whether its token was cancelled: nothing wakes
-/// it there.
+/// The pause between the looks of a thread that reads from a socket at its token: nothing wakes it
+/// there when the token is cancelled.
 const LOOK: Duration = Duration::from_millis(5);
 
 /// See the module.
@@ -26,7 +26,7 @@ pub struct Limit {
 }
 
 thread_local! {
-    /// Whether the other two may be more than nothing: most calls look here alone.
+    /// Whether the other two may be set. Most calls look only here.
     static IS_SET: Cell<bool> = const { Cell::new(false) };
     static CURRENT: RefCell<Option<Limit>> = const { RefCell::new(None) };
     static CUT: Cell<Cut> = const { Cell::new(Cut::No) };
@@ -47,7 +47,7 @@ impl Limit {
         (until.is_some() || token.is_some()).then_some(Self { until, token })
     }
 
-    /// From here on, until the result is dropped, this limit ends the calling thread's calls.
+    /// Makes this limit end the calling thread's calls until the result is dropped.
     #[inline]
     pub fn set(limit: Option<Self>) -> Limited {
         let was_set = IS_SET.try_with(Cell::get).unwrap_or(false);
@@ -62,7 +62,7 @@ impl Limit {
         Before { limit, was_cut: set_cut(Cut::No), was_set }
     }
 
-    /// The calling thread's.
+    /// The limit of the calling thread.
     #[inline]
     pub(super) fn current() -> Option<Self> {
         if !IS_SET.try_with(Cell::get).unwrap_or(false) {
@@ -76,12 +76,12 @@ impl Limit {
             || self.until.is_some_and(|until| Instant::now() >= until)
     }
 
-    /// The limit's end, or this if that is earlier.
+    /// The limit's end, or `until` if that is earlier.
     pub(super) fn earlier_of(&self, until: Instant) -> Instant {
         self.until.map_or(until, |own| own.min(until))
     }
 
-    /// The end of a sleep that no other thread can end, of a thread that may sleep until `latest`.
+    /// The end of a sleep until `latest` that no other thread can end.
     pub(super) fn soon(&self, latest: Instant) -> Instant {
         let look = self.token.as_ref().and_then(|_| Instant::now().checked_add(LOOK));
         [look, self.until].into_iter().flatten().fold(latest, Instant::min)
@@ -97,7 +97,7 @@ impl Limit {
         }
     }
 
-    /// Sleeps for so long, or until the limit is over.
+    /// Sleeps for this time, or until the limit is over.
     pub(super) fn sleep(&self, pause: Duration) {
         let end = deadline_in(pause);
         while Instant::now() < end && !self.is_over() {
@@ -121,8 +121,8 @@ pub(super) fn cuts(answers: bool) {
     set_cut(if answers { Cut::Answering } else { Cut::Silent });
 }
 
-/// Whether a call of the calling thread's was ended by its limit, since the last
-/// [`Limit::set`]: then its failure says nothing of the server, and nothing to other threads.
+/// Whether a call of the calling thread was ended by its limit since the last [`Limit::set`]. Then
+/// its failure says nothing about the server, and nothing to other threads.
 pub fn was_cut() -> bool {
     cut() != Cut::No
 }
@@ -141,7 +141,7 @@ fn set_cut(cut: Cut) -> Cut {
     CUT.try_with(|was| was.replace(cut)).unwrap_or(Cut::No)
 }
 
-/// Until this is dropped a [`Limit`] is set; then the earlier one is again.
+/// Sets the earlier [`Limit`] again when it is dropped.
 #[must_use]
 #[derive(Debug)]
 pub struct Limited(Option<Before>);

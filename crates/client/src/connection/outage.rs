@@ -1,19 +1,19 @@
-//! The outages known to the clients of one process together: the first one that notices an outage
-//! tells of it, and the last one that finds it over tells of its end.
+//! The outages that the clients of one process know together. The first client that notices an
+//! outage reports it, and the last one that finds it over reports its end.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-/// An outage that a client has noticed. Until it is dropped, the client has not found it over.
+/// An outage that a client has noticed. While it lives, the client has not found the outage over.
 pub(super) struct Outage {
     key: Option<String>,
     began: Instant,
 }
 
 struct Known {
-    /// How many clients have noticed it and not found it over.
+    /// The number of clients that have noticed it and not found it over.
     clients: usize,
     began: Instant,
     ended: Option<Instant>,
@@ -21,16 +21,16 @@ struct Known {
 
 static OUTAGES: Mutex<BTreeMap<String, Known>> = Mutex::new(BTreeMap::new());
 
-/// An outage that has ended is known for this long: another client may notice it late.
+/// The time for which an outage that has ended is known: another client may notice it late.
 const KEPT: Duration = Duration::from_secs(60);
 
-/// No thread keeps the mutex for this long.
+/// The time for which no thread keeps the mutex.
 const KEPT_BY_THREAD: Duration = Duration::from_secs(1);
 
 impl Outage {
-    /// A client notices that `what` is out of order, by a request that began at `begun`. Returns
-    /// also whether it is the first one, which tells of it. `None`: the outage is over since, for
-    /// all.
+    /// Notes that a client finds `what` out of order, by a request that began at `begun`. Also
+    /// returns whether it is the first client, which reports it. `None`: the outage has ended for
+    /// all since then.
     pub(super) fn notice(what: &str, begun: Instant) -> Option<(Self, bool)> {
         let now = Instant::now();
         let mut known = OUTAGES.lock();
@@ -49,7 +49,8 @@ impl Outage {
         Some((Self { key: Some(what.to_owned()), began }, is_first))
     }
 
-    /// The client finds the outage over. If it is the last one: how long the outage was.
+    /// Notes that the client finds the outage over. Returns how long the outage was, if it is the
+    /// last client.
     pub(super) fn end(mut self) -> Option<Duration> {
         self.leave().then(|| self.began.elapsed())
     }

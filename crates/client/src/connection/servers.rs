@@ -1,4 +1,4 @@
-//! The servers of a client, and how a name's commands reach the server that has the name.
+//! The servers of a client, and the way from a name to the server that has it.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -21,7 +21,7 @@ pub enum Servers {
 }
 
 impl Servers {
-    /// How the commands of a name with this hash reach its server.
+    /// The way of the commands of a name with this hash to its server.
     pub fn route(&self, name: &str, hash: u32) -> Route {
         match self {
             Self::One(node) => Route::Server(Arc::clone(node.lane(hash))),
@@ -37,7 +37,7 @@ impl Servers {
         }
     }
 
-    /// Any one.
+    /// Any server.
     pub fn first(&self) -> Arc<Node> {
         match self {
             Self::One(node) => Arc::clone(node),
@@ -70,7 +70,8 @@ impl Servers {
         }
     }
 
-    /// The number of the database: a cluster has one. (No mutex: a forked child asks.)
+    /// The number of the database, which a cluster has only one of. (It takes no mutex, since a
+    /// forked child asks.)
     pub fn database(&self) -> i64 {
         match self {
             Self::One(node) => node.endpoint.database(),
@@ -78,7 +79,7 @@ impl Servers {
         }
     }
 
-    /// How clients publish on channels there.
+    /// The way in which clients publish on channels there.
     pub(crate) fn channels(&self) -> Channels {
         self.first().endpoint.channels()
     }
@@ -93,8 +94,9 @@ impl Servers {
     }
 }
 
-/// From a name to a server's lane. Callers' commands for a name go over one lane, so that they run
-/// in the order of writing; in a cluster, over one lane of the server that has the name's slot now.
+/// The way from a name to a server's lane. Callers' commands for a name go over one lane, so that
+/// they run in the order of writing. In a cluster it is a lane of the server that has the name's
+/// slot now.
 #[derive(Clone)]
 pub enum Route {
     /// One server has all names.
@@ -113,7 +115,7 @@ impl Route {
         }
     }
 
-    /// The number of the server's run that was met last there.
+    /// The number of the server's run that was last met there.
     #[inline]
     pub fn incarnation(&self) -> u64 {
         self.lane().endpoint().incarnation()
@@ -128,8 +130,8 @@ impl Route {
         }
     }
 
-    /// An outcome, with the command if the server refused it, and with the type of the key's value if
-    /// that was the reason.
+    /// Adds to an outcome the command, if the server refused it, and the type of the key's value,
+    /// if that was the reason.
     fn explained(&self, outcome: Outcome, command: &Command) -> Outcome {
         let mut cause = match outcome {
             Err(Failure::Refused(cause)) => cause,
@@ -139,8 +141,8 @@ impl Route {
         if reply_code(&cause.error) == "WRONGTYPE"
             && let Some(key) = command.key()
         {
-            // Without the right to ask, the type stays unknown. A limit that ends this question has
-            // not ended the call, which was answered.
+            // Without the right to ask, the type stays unknown. If a limit ends this question, it
+            // has not ended the call, which was answered.
             let _limited = Limit::set(Limit::current());
             cause.holds = match self.call_once(&Command::plain(&[b"TYPE", key])) {
                 Ok(Value::SimpleString(name)) => match &*name {

@@ -1,9 +1,9 @@
-//! Which of a cluster's slots a key or channel belongs to.
+//! The slot of a cluster to which a key or channel belongs.
 
 pub(crate) const SLOTS: u16 = 16_384;
 
-/// The slot of a key, or of a channel of a cluster's: the text in its first braces decides, if
-/// there is any.
+/// The slot of a key, or of a channel of a cluster. If there are braces, the text in the first ones
+/// decides.
 pub fn slot_of(key: &[u8]) -> u16 {
     crc16(tag(key)) % SLOTS
 }
