@@ -6,8 +6,8 @@
 //! thread: with one caller it would cost a third of the rate.
 //!
 //! Order: callers' commands for a name go over the one lane of that name, so a release posted by
-//! `Drop` runs before the next acquire. (Renewals and cleanups go over the renewer's connection.) What
-//! the server has no room for waits in the link, in that order.
+//! `Drop` runs before the next acquire. (Renewals and cleanups go over the renewer's connection.)
+//! Commands that the server has no room for wait in the link, in that order.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -27,20 +27,20 @@ mod combiner;
 use self::call::Call;
 use self::combiner::Combiner;
 
-/// So many replies of a link may be unread; further posts then wait in the queue until some are
-/// read, by a thread that waits for the server anyway. (Few in a model, so that it meets this.)
+/// The most unread replies of a link. Further posts wait in the queue until a thread that waits for
+/// the server anyway has read some. (Few in a model, so that it meets this.)
 const MOST_UNREAD: usize = if IS_MODEL { 2 } else { 1_000 };
 
-/// A shared connection. Opened when first needed, and again after any error.
+/// A shared connection. It is opened when first needed, and again after any error.
 pub struct Lane {
     endpoint: Arc<Endpoint>,
     state: Mutex<LaneState>,
     /// Whether the background thread has been asked to look at unread replies.
     look_requested: AtomicBool,
-    /// How many releases of permits without a waiting thread are written to it, or about to be.
-    /// They must stay well below [`MOST_UNREAD`].
+    /// The number of releases of permits without a waiting thread that are written to it, or about
+    /// to be. It must stay well below [`MOST_UNREAD`].
     pub permits_posted: AtomicUsize,
-    /// When the last change of a semaphore over it was answered.
+    /// The time at which the last change of a semaphore over it was answered.
     pub permits_answered: AtomicU64,
 }
 
@@ -50,15 +50,15 @@ struct LaneState {
     link: Option<Box<Link>>,
     combining: bool,
     /// Commands not yet written. Invariants: while there is a call among them, a thread combines or
-    /// has been told to; while no thread combines and there are posts, there is no link or it owes
+    /// has been told to. While no thread combines and there are posts, there is no link, or it owes
     /// too much.
     queue: VecDeque<Pending>,
-    /// Whether the background thread has ended: the combiner sees to posts, too.
+    /// Whether the background thread has ended: then the combiner also takes care of posts.
     closed: bool,
-    /// How many threads the last packet served.
+    /// The number of threads that the last packet served.
     served: usize,
     round_trip: Duration,
-    /// Of the link when a combiner last had it; zero after a link that broke.
+    /// The link's time when a combiner last had it; zero after a link that broke.
     heard_at: u64,
 }
 
@@ -130,7 +130,7 @@ impl Lane {
         }
     }
 
-    /// What is left to do now.
+    /// The work that is left now.
     #[cfg(models)]
     pub fn rest(&self) -> LaneRest {
         let state = self.state.lock();
@@ -157,10 +157,10 @@ impl Lane {
         Ok(())
     }
 
-    /// Sends a command for whose reply no thread waits, and does not wait itself. When this returns,
-    /// the command is written, or waits for room in front of all that is written later, or stands in
-    /// the queue of a combiner that will write it, or (no connection, or one that owes too much) of
-    /// the background thread.
+    /// Sends a command for whose reply no thread waits, and does not wait itself. When this
+    /// returns, there are three cases. The command is written. Or it waits for room before all that
+    /// is written later. Or it is in the queue: of a combiner that will write it, or of the
+    /// background thread, if there is no connection or one that owes too much.
     pub fn post(&self, command: Command, receiver: Arc<dyn ReplyReceiver>) -> Posted {
         let mut state = self.state.lock();
         let room = state.link.as_ref().is_some_and(|link| link.owed() < MOST_UNREAD);
@@ -177,22 +177,23 @@ impl Lane {
         self.look_after()
     }
 
-    /// Writes what was left unwritten and queued commands, as far as there is room at once, and then
-    /// reads owed replies, if no other thread is about to. For the background thread, and for a
-    /// caller that wants a post's outcome. A connection into which nothing goes for as long as
-    /// `response_timeout` is given up. Opening a connection may
-    /// take as long as `to_open`: the background thread has renewals to send. If that is too short,
-    /// queued commands fail and their receivers see to them; if it is zero, they fail at once,
-    /// without even a look-up of the host's name. Of a long queue it writes the first packet.
+    /// Writes what was left unwritten and queued commands, as far as there is room at once. Then
+    /// reads owed replies, if no other thread is about to. It is for the background thread, and for
+    /// a caller that wants a post's outcome. It gives up a connection into which nothing goes for
+    /// as long as `response_timeout`. Of a long queue it writes the first packet.
+    ///
+    /// Opening a connection may take as long as `to_open`, since the background thread has renewals
+    /// to send. If that is too short, queued commands fail and their receivers hear of it. If it is
+    /// zero, they fail at once, without even a look-up of the host's name.
     ///
     /// `false`: another thread combines, or more is left. A thread that a post has asked to look
     /// asks to [look again](Self::look_after).
     pub fn look(&self, patience: Duration, to_open: Duration) -> bool {
-        // A thread that has asked the server to wait for replicas reads the reply itself; otherwise
-        // it is read when the wait is over. What is left unwritten does not wait for that.
+        // A thread that has asked the server to wait for replicas reads the reply itself, or it is
+        // read when the wait is over. What is left unwritten does not wait for that.
         let is_time = |link: &Link| patience.is_zero() || link.waits() <= patience;
         let mut state = self.state.lock();
-        // Before the reading: a later post asks again.
+        // This comes before the reading, so that a later post asks again.
         self.look_requested.store(false, Ordering::Release);
         let reads = state.link.as_deref().is_none_or(is_time);
         let writes = reads || state.link.as_deref().is_some_and(Link::has_unwritten);
@@ -211,9 +212,9 @@ impl Lane {
         }
         state.combining = true;
         let mut combiner = Combiner::new(self, state.link.take(), to_open);
-        // There are only posts in it. Without reading, the link would owe more and more.
+        // The queue has only posts. Without reading, the link would owe more and more.
         let packet = take_first(&mut state.queue, if reads { MOST_UNREAD } else { 0 });
-        // No thread may come back for it.
+        // No thread may come back for the rest.
         let mut rest =
             if to_open.is_zero() { std::mem::take(&mut state.queue) } else { VecDeque::new() };
         drop(state);
@@ -222,12 +223,12 @@ impl Lane {
             left.append(&mut rest);
             rest = left;
         } else if !left.is_empty() {
-            // In front of what came meanwhile.
+            // The rest goes before what came meanwhile.
             let mut state = self.state.lock();
             left.append(&mut state.queue);
             state.queue = left;
         }
-        // A server that takes nothing now is not waited for: the next look writes the rest.
+        // The look does not wait for a server that takes nothing now: the next one writes the rest.
         if reads && (!combiner.has_unwritten() || patience.is_zero()) {
             combiner.on_link(|link| link.read_all(patience));
         }
@@ -236,18 +237,18 @@ impl Lane {
             let failure = self.out();
             rest.into_iter().for_each(|pending| pending.fail(&failure));
         }
-        // The rest of the queue is written by now, or not.
+        // By now the rest of the queue is written, or has failed.
         !self.owes()
     }
 
     /// Waits until all posts so far are written and their replies read, or lost: a command of its
-    /// own stands behind them. As [`call_within`](Self::call_within) until `deadline`.
+    /// own follows them. As [`call_within`](Self::call_within) until `deadline`.
     pub fn drain(self: &Arc<Self>, deadline: Instant) {
         if self.owes() {
             let limit = Limit::new(Some(deadline), None);
-            // That it ends this call says nothing of the calling thread's others.
+            // If it ends this call, that says nothing about the calling thread's other calls.
             let _limited = Limit::set(limit.clone());
-            // Any answer will do, an error too.
+            // Any answer will do, even an error.
             let _ = self.call_within(&Command::plain(&[b"PING"]), limit.as_ref());
         }
     }
@@ -260,9 +261,9 @@ impl Lane {
             || state.link.as_ref().is_some_and(|link| link.owed() > 0)
     }
 
-    /// From here on no background thread looks after the lane. Queued and owed commands are
-    /// answered or fail, now or, if a thread combines, when that thread is done: a release must not
-    /// be lost here without a word.
+    /// Notes that no background thread looks after the lane from now on. Queued and owed commands
+    /// are answered or fail: now, or if a thread combines, when that thread is done. A release must
+    /// not be lost here silently.
     pub fn close(&self) {
         self.state.lock().closed = true;
         self.look(Duration::ZERO, Duration::ZERO);
@@ -275,7 +276,7 @@ impl Lane {
     }
 
     /// Whether bytes wait for room in the connection, and no thread is about to write them: calls
-    /// with a limit have left them. The background thread is to [look](Self::look).
+    /// with a limit have left them. The background thread must [look](Self::look).
     pub fn has_unwritten(&self) -> bool {
         self.state.lock().link.as_ref().is_some_and(|link| link.has_unwritten())
     }
@@ -286,13 +287,13 @@ impl Lane {
         let mut state = self.state.lock();
         let is_busy = state.combining || !state.queue.is_empty();
         let link = state.link.take_if(|link| !is_busy && link.owed() == 0);
-        // Not under the mutex.
+        // This must not be under the mutex.
         drop(state);
         drop(link);
     }
 
-    /// Notes that [`look`](Self::look) must be called. Returns whether a thread was asked to
-    /// already.
+    /// Notes that [`look`](Self::look) must be called. Returns whether a thread had already been
+    /// asked to.
     pub fn look_after(&self) -> Posted {
         if self.look_requested.swap(true, Ordering::AcqRel) {
             Posted::LookedAfter

@@ -21,20 +21,21 @@ mod rights;
 
 use self::rights::{Asked, Rights};
 
-/// A connection that has been silent for longer is tested before it gets a command: a firewall on
-/// the way may have forgotten it, and then the command's outcome would not be known.
+/// The silence after which a connection is tested before it gets a command. A firewall on the way
+/// may have forgotten the connection, and then the command's outcome would not be known.
 const TRUSTED: u64 = 10_000_000_000;
-/// The time for such a test, besides twice the time that opening the connection took.
+/// The shortest time for such a test, which otherwise has twice the time that opening the
+/// connection took.
 const SHORTEST_LOOK: Duration = Duration::from_millis(100);
 
 /// The receiver of a reply. The thread that reads the reply calls it, with no mutex held; it must
 /// not block and must not send.
 pub trait ReplyReceiver: Send + Sync {
-    /// Gets the reply, or why there is none: once.
+    /// Gets the reply, or the reason why there is none. Called once.
     fn receive(&self, outcome: Outcome);
 
-    /// Whether a thread slept for the reply and has left. A command that the server has not run by
-    /// then must not be sent again: it would run behind the command that undoes it.
+    /// Whether a thread slept for the reply and has left. If the server has not run the command by
+    /// then, the command must not be sent again: it would run after the command that undoes it.
     fn has_left(&self) -> bool {
         false
     }
@@ -60,20 +61,20 @@ pub struct Link {
     connection: Connection,
     run: Run,
     owed: VecDeque<Owed>,
-    /// Replies to commands that replicas are not known to have acknowledged. A WAIT is owed behind
+    /// Replies to commands that replicas are not known to have acknowledged. A WAIT is owed after
     /// each.
     unacknowledged: VecDeque<Unacknowledged>,
-    /// How many WAITs are owed, and when the server has answered them at the latest.
+    /// The number of owed WAITs, and the latest time by which the server answers them.
     waits: u32,
     waits_until: Instant,
-    /// Since when a reply is owed, or when the last one came, if that is later.
+    /// The time since when a reply is owed, or that of the last one, if it is later.
     owes_since: Instant,
-    /// A thread sleeps for a reply that no thread reads: the reader has left.
+    /// Whether a thread sleeps for a reply that no thread reads, since the reader has left.
     is_left: bool,
     response_timeout: Duration,
     channels: Channels,
     health: Arc<Health>,
-    /// The server's address. The next link may lead elsewhere, by the word of Sentinels.
+    /// The server's address. If the Sentinels say so, the next link leads elsewhere.
     address: Arc<str>,
     /// `Some` until the first reply that is not a wrong server's.
     untold: Option<Endpoint>,
@@ -82,9 +83,9 @@ pub struct Link {
     /// answered command, on [`clock`]: the server lived then or later.
     trusted_at: u64,
     heard_at: u64,
-    /// How long it took to open: a few round trips.
+    /// The time that it took to open: a few round trips.
     opened_in: Duration,
-    /// A reply said that this server is not the one to ask.
+    /// Whether a reply said that another server must be asked.
     is_wrong: bool,
     /// The scripts that this link has used: the server knows them.
     known: Vec<usize>,
@@ -114,7 +115,8 @@ struct Owed {
     /// The link's `trusted_at` when the command was written. (When its reply is read says nothing:
     /// it may have lain there for long.)
     trusted_at: u64,
-    /// Where it begins in the stream of the connection's bytes. It ends where the next one begins.
+    /// The place at which it begins in the stream of the connection's bytes. It ends where the next
+    /// one begins.
     begins_at: u64,
     asked: Option<Asked>,
 }
@@ -155,13 +157,13 @@ impl Link {
         })
     }
 
-    /// Whether the server is not the one to ask, or not now: the link must not be kept, and the
+    /// Whether another server must be asked, now or later. Then the link must not be kept, and the
     /// next one looks the address up anew.
     pub fn is_wrong(&self) -> bool {
         self.is_wrong
     }
 
-    /// Whether the link can be trusted with a command. After a `false` it is of no use any more.
+    /// Whether a command can be trusted to the link. After a `false` the link is useless.
     pub fn is_alive(&mut self) -> bool {
         if self.is_trusted() {
             return true;
@@ -178,9 +180,9 @@ impl Link {
         self.settle_all(until).is_ok() && self.read(until).is_ok()
     }
 
-    /// Whether the link can be trusted with a command without a test.
+    /// Whether a command can be trusted to the link without a test.
     pub(super) fn is_trusted(&mut self) -> bool {
-        // One master: if another server has taken over, this one gets no more commands.
+        // There is one master: if another server has taken over, this one gets no more commands.
         if self.connection.is_closed() || !self.run.is_last() {
             return false;
         }
@@ -194,7 +196,7 @@ impl Link {
         if self.unacknowledged.is_empty() { self.heard_at } else { 0 }
     }
 
-    /// This time, or a longer one if the server is far off; never longer than the time for any
+    /// `patience`, or a longer time if the server is far off, but never more than the time for any
     /// reply.
     pub fn at_least(&self, patience: Duration) -> Duration {
         self.opened_in.saturating_mul(2).max(patience).min(self.response_timeout)
@@ -205,17 +207,17 @@ impl Link {
         self.owed.iter().any(|owed| owed.command.is_answered_first())
     }
 
-    /// How many replies are not read.
+    /// The number of replies that are not read.
     pub(crate) fn owed(&self) -> usize {
         self.owed.len()
     }
 
-    /// Writes `command` and reads its reply, and those owed before it on the way.
+    /// Writes `command` and reads its reply, and before it those owed already.
     ///
     /// After a failure that [is the link's](Failure::is_the_links) the link is of no use any more.
     pub(crate) fn exchange(&mut self, command: &Command) -> Outcome {
-        // All these replies share one time. A failure here says that the command may have run, though
-        // it was not written: so the caller sends it once more.
+        // All earlier replies must arrive within one timeout. If they do not, this reports "may
+        // have run" although this command was not written; the caller then resends it.
         self.check_run()?;
         let mut shared = self.reads_first().then(|| self.deadline_in(self.response_timeout));
         if let Some(until) = shared {
@@ -269,7 +271,7 @@ impl Link {
         self.fail(Failure::Reset(self.cause((ErrorKind::Parse, what))))
     }
 
-    /// How long the server may take, from now on, to answer the owed WAITs.
+    /// The time, from now on, that the server may take to answer the owed WAITs.
     pub(super) fn waits(&self) -> Duration {
         match self.waits {
             0 => Duration::ZERO,
@@ -281,8 +283,8 @@ impl Link {
         deadline_in(time.saturating_add(self.waits()))
     }
 
-    /// Writes commands in one packet, their replies owed; behind those whose writes replicas must
-    /// acknowledge it writes one WAIT. After an `Err` the link is of no use, and each command's
+    /// Writes commands in one packet, and their replies are owed. One WAIT follows those whose
+    /// writes replicas must acknowledge. After an `Err` the link is useless, and each command's
     /// receiver has heard so.
     pub fn send(&mut self, batch: impl IntoIterator<Item = Parts>) -> Result<(), Failure> {
         let bytes = self.owe(batch);
@@ -290,7 +292,7 @@ impl Link {
         self.write(&bytes)
     }
 
-    /// As [`send`](Self::send), for a thread that leaves when its limit is over: the next thread
+    /// As [`send`](Self::send), for a thread that leaves when its limit is over. The next thread
     /// that reads or writes writes the rest.
     pub(super) fn send_limited(
         &mut self,
@@ -304,8 +306,8 @@ impl Link {
         self.write_limited(limit).map(drop)
     }
 
-    /// As [`send`](Self::send), for a thread that must not wait: what there is no room for goes
-    /// before all that is written later.
+    /// As [`send`](Self::send), for a thread that must not wait. What finds no room goes before all
+    /// that is written later.
     pub(super) fn send_now(
         &mut self,
         batch: impl IntoIterator<Item = Parts>,
@@ -345,9 +347,9 @@ impl Link {
         self.fail(self.after_write(late.into()))
     }
 
-    /// Takes back each [take](super::Script::takes) of which no byte is written and whose
-    /// thread has left: it must not run much later, for nobody. A release stays in its place. A
-    /// command behind ASKING does, too: the next one would be asked instead.
+    /// Takes back each [take](super::Script::takes) of which no byte is written and whose thread
+    /// has left: it must not run much later, for nobody. A release stays in its place. So does a
+    /// command behind ASKING: otherwise ASKING would count for the next one.
     pub(super) fn take_back_late(&mut self) {
         if !self.connection.has_unwritten() {
             return;
@@ -375,10 +377,11 @@ impl Link {
         }
     }
 
-    /// Gives up a link to a server whose place another run has taken, as a balancer may keep one.
+    /// Gives up a link to a server that another run has replaced, since a balancer may keep such a
+    /// link.
     ///
-    /// A thread looks which run was met last, then writes a change, and books it under that run.
-    /// The look comes before this check: so if no other run is met until the reply, the reply is
+    /// A thread looks which run was met last, then writes a change, and records it under that run.
+    /// The look comes before this check. So if no other run is met until the reply, the reply is
     /// that run's.
     fn check_run(&mut self) -> Result<(), Failure> {
         if self.run.is_last() {
@@ -408,7 +411,7 @@ impl Link {
             if command.acks().is_some() {
                 acks = command.acks();
             }
-            // Owed before it is written: its receiver hears of every failure from here on.
+            // It is owed before it is written: from here on its receiver hears of every failure.
             self.owe_one(command, Some(receiver), awaited, begins_at, asked);
         }
         if let Some(acks) = acks {
@@ -417,8 +420,8 @@ impl Link {
         bytes
     }
 
-    /// Where the next command begins in the stream, behind these bytes that are yet to be given to
-    /// the connection.
+    /// The place at which the next command begins in the stream: after these bytes, which the
+    /// connection does not have yet.
     fn begins_behind(&self, bytes: &[u8]) -> u64 {
         self.connection.given() + bytes.len() as u64
     }
@@ -451,7 +454,7 @@ impl Link {
         }
     }
 
-    /// When the server has answered nothing for so long that the link is of no use.
+    /// The time at which the server has answered nothing for so long that the link is useless.
     fn dead_at(&self) -> Instant {
         later(self.owes_since, self.response_timeout.saturating_add(self.waits()))
     }
@@ -518,8 +521,8 @@ impl Link {
                     }
                 }
                 Err(error) => {
-                    // Other threads may have written since, each for a moment: that is no sign of
-                    // life.
+                    // Other threads may have written since, each for a moment, but that is no sign
+                    // of life.
                     if error.is_timeout() {
                         self.health.failed(self.owes_since, &error);
                     }
@@ -538,7 +541,7 @@ impl Link {
         all.filter(|_| self.is_left)
     }
 
-    /// Asks, behind all that is in `bytes`, whether replicas have it.
+    /// Appends to `bytes` a question whether replicas have all that is in them.
     fn owe_wait(&mut self, acks: ReplicaAcks, bytes: &mut Vec<u8>) {
         let command = Command::wait(acks).acknowledged(Some(acks));
         let begins_at = self.begins_behind(bytes);
@@ -558,8 +561,8 @@ impl Link {
         if command.acks().is_some() || !self.run.is_last() {
             return self.send_now([(command, receiver, false)]);
         }
-        // By its text the first time: a script that the server does not know yet would have to be
-        // sent again, but then behind the next command of its name.
+        // The first time it goes by its text. If the server did not know the script, it would have
+        // to be sent again, but then after the next command of its name.
         let (bytes, asked) = self.rights.encoded(&command, self.channels);
         let text = match command.script_id() {
             Some(script) if asked.is_none() && !self.known.contains(&script) => {
@@ -584,7 +587,7 @@ impl Link {
         self.read_awaited_within(self.response_timeout)
     }
 
-    /// As [`read_awaited`](Self::read_awaited), and not longer than this.
+    /// As [`read_awaited`](Self::read_awaited), for at most this time.
     pub fn read_awaited_within(&mut self, patience: Duration) -> Result<(), Failure> {
         let mut awaited = self.owed.iter().filter(|owed| owed.awaited).count();
         let mut until = self.deadline_in(patience);
@@ -612,8 +615,8 @@ impl Link {
         Ok(())
     }
 
-    /// Reads exactly the replies owed now: a command that has to go again as `EVAL` is owed behind
-    /// all commands written after it.
+    /// Reads exactly the replies owed now. A command that must go again as `EVAL` is then owed
+    /// after all commands written later.
     fn settle_all(&mut self, until: Instant) -> Result<(), Failure> {
         for _ in 0..self.owed.len() {
             let Some(owed) = self.owed.pop_front() else { break };
@@ -623,8 +626,8 @@ impl Link {
         Ok(())
     }
 
-    /// Reads the reply to `owed` and hands it over. `false`: the server did not know the script,
-    /// so the command is owed again, as EVAL and behind all others.
+    /// Reads the reply to `owed` and hands it over. `false`: the server did not know the script, so
+    /// the command is owed again, as EVAL and after all others.
     fn settle(&mut self, owed: Owed, until: Instant) -> Result<bool, Failure> {
         let reply = match self.receive(until, owed.trusted_at) {
             Ok(reply) => reply,
@@ -640,7 +643,7 @@ impl Link {
     }
 
     /// Hands over the reply to `owed`. `Some`: the server did not know the script, so the command
-    /// is owed again, behind all others, and these bytes are to be written for it.
+    /// is owed again, after all others, and these bytes must be written for it.
     fn settled(&mut self, owed: Owed, reply: Value) -> Result<Option<Vec<u8>>, Failure> {
         let reply = self.rights.answered(&owed.command, owed.asked, reply);
         if !owed.command.may_be_answered(&reply) {
@@ -656,7 +659,7 @@ impl Link {
             && !receiver.has_left()
             && let Some(mut eval) = owed.command.to_eval(self.channels)
         {
-            // The server's scripts were flushed: it may know none any more.
+            // The server's scripts were flushed, so it may know none.
             self.known.clear();
             let acks = owed.command.acks();
             let (trusted_at, begins_at) = (self.trusted_at, self.connection.given());
@@ -671,7 +674,7 @@ impl Link {
         match reply {
             // The command has granted nothing, so its caller need not wait for replicas.
             Value::ServerError(_) | Value::Nil => receiver.receive(self.said(reply)),
-            // The WAIT behind it is owed: its answer comes later than this one.
+            // A WAIT is owed for it, whose answer comes later than this one.
             reply if owed.command.acks().is_some() => {
                 let awaited = owed.awaited;
                 self.unacknowledged.push_back(Unacknowledged { receiver, reply, awaited });
@@ -698,12 +701,12 @@ impl Link {
         if timed_out { Failure::TimedOut(cause) } else { Failure::Reset(cause) }
     }
 
-    /// The answer to a WAIT, which was written behind all unacknowledged commands, over the same
+    /// Takes the answer to a WAIT. It was written after all unacknowledged commands, over the same
     /// connection.
     fn acknowledged(&mut self, answer: &Value, wait: &Command) {
         let Some(acks) = wait.acks() else { return };
         self.waits = self.waits.saturating_sub(1);
-        // The next one begins now, if it has not begun.
+        // The next WAIT begins now, if it has not begun.
         let rest = deadline_in(acks.within.saturating_mul(self.waits));
         self.waits_until = self.waits_until.min(rest);
         let too_few = match answer {
@@ -713,7 +716,7 @@ impl Link {
             _ => Some((ErrorKind::Parse, "WAIT was not answered with a number").into()),
         };
         let cause = too_few.map(|error| self.cause(error));
-        // One by one: if one panics, the others hear when the link goes.
+        // They hear one by one: if one panics, the others hear when the link goes.
         while let Some(Unacknowledged { receiver, reply, .. }) = self.unacknowledged.pop_front() {
             receiver.receive(match &cause {
                 None => Ok(reply),
@@ -732,7 +735,8 @@ impl Link {
         self.receive(until, self.trusted_at).map_err(|failure| self.fail(failure))
     }
 
-    /// Reads one reply. All of a batch have one deadline, so a server that dribbles is found out.
+    /// Reads one reply. All replies of a batch have one deadline, so a server that dribbles is
+    /// found out.
     fn receive(&mut self, until: Instant, trusted_at: u64) -> Outcome {
         match self.connection.receive_until(until) {
             Ok(reply) => Ok(self.received(reply, trusted_at)),
@@ -740,19 +744,19 @@ impl Link {
         }
     }
 
-    /// Notes what a reply says of the server. `trusted_at`: see [`Owed`].
+    /// Notes what a reply shows about the server. `trusted_at`: see [`Owed`].
     fn received(&mut self, reply: Value, trusted_at: u64) -> Value {
         self.heard_at = self.heard_at.max(trusted_at);
         self.owes_since = self.owes_since.max(self.wrote_at);
         self.is_wrong |= is_wrong_server_reply(&reply);
-        // Not for a wrong server: cleanups would be sent, find it wrong, open the next link, and so
-        // on.
+        // A wrong server does not count: cleanups would be sent, find it wrong, open the next link,
+        // and so on.
         if !self.is_wrong
             && let Some(endpoint) = self.untold.take()
         {
             endpoint.answers();
         }
-        // Only at the last reply, to the last command: others may have lain here for long.
+        // Only the last reply counts, to the last command: others may have lain here for long.
         if self.owed.is_empty() {
             self.health.works(self.wrote_at);
         }
@@ -760,7 +764,7 @@ impl Link {
     }
 
     fn not_received(&self, error: RedisError) -> Failure {
-        // Not after the short patience for replies that no thread waits for.
+        // The short patience for replies that no thread waits for does not count.
         if error.is_timeout() && self.wrote_at.elapsed() >= self.response_timeout {
             self.health.failed(self.wrote_at, &error);
         }
@@ -769,7 +773,7 @@ impl Link {
 
     /// Tells every receiver of an owed reply that none will come.
     fn fail(&mut self, failure: Failure) -> Failure {
-        // One by one: if one panics, the others hear when the link goes.
+        // They hear one by one: if one panics, the others hear when the link goes.
         while let Some(Unacknowledged { receiver, .. }) = self.unacknowledged.pop_front() {
             receiver.receive(Err(failure.clone()));
         }
@@ -781,7 +785,7 @@ impl Link {
 }
 
 impl Drop for Link {
-    /// However a link ends, by a panic too, no thread is left asleep.
+    /// Wakes all threads, however the link ends, even by a panic.
     fn drop(&mut self) {
         if !self.owed.is_empty() || !self.unacknowledged.is_empty() {
             self.fail(self.closed());

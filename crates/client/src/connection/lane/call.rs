@@ -13,32 +13,32 @@ use crate::connection::outcome::{Cause, Failure, Outcome};
 use crate::connection::reply::is_wrong_server_error;
 use crate::sync::{Mutex, Waker, clock, own_thread};
 
-/// A command whose thread sleeps until it has the reply, or is to combine.
+/// A command whose thread sleeps until it has the reply, or until it must combine.
 pub(super) struct Call {
     pub(super) waker: Waker,
     pub(super) state: Mutex<CallState>,
 }
 
 pub(super) enum CallState {
-    /// To be written, or written and not answered.
+    /// It must be written, or is written and not answered.
     Queued,
-    /// Its thread is to combine. Set under the lane's mutex, as is the `Done` of a thread that
-    /// leaves: so no thread that has left is told to.
+    /// Its thread must combine. This is set under the lane's mutex, as is the `Done` of a thread
+    /// that leaves. So no thread that has left is told to combine.
     Combines,
-    /// Answered, or its thread leaves with this.
+    /// It is answered, or its thread leaves with this outcome.
     Done(Outcome),
     /// Its thread has left.
     Gone,
 }
 
 impl Call {
-    /// The calling thread's.
+    /// A queued call of the calling thread.
     fn queued() -> Arc<Self> {
         let state = Mutex::new(CallState::Queued);
         Arc::new(Self { waker: Waker::current(), state })
     }
 
-    /// The state that its thread is told, and by which it goes on.
+    /// The state with which its thread goes on.
     fn told(&self) -> CallState {
         let mut state = self.state.lock();
         let told = std::mem::replace(&mut *state, CallState::Gone);
@@ -50,21 +50,21 @@ impl Call {
 }
 
 impl Lane {
-    /// When a call that begins now should be over.
+    /// The time at which a call that begins now should be over.
     pub fn deadline(&self) -> Instant {
         let connect_timeout = self.endpoint.connect_timeout();
         deadline_in(connect_timeout.saturating_add(self.endpoint.response_timeout()))
     }
 
-    /// As [`call_once`](Self::call_once), but not in an outage: a thread that drops a hundred
-    /// permits of a client that has ended waits for the outage once.
+    /// As [`call_once`](Self::call_once), but fails at once in an outage. So a thread that drops a
+    /// hundred permits of a client that has ended waits for the outage once.
     pub fn call_unless_out(self: &Arc<Self>, command: &Command) -> Outcome {
         if self.endpoint.health().is_out() { Err(self.out()) } else { self.call_once(command) }
     }
 
-    /// Sends a command once and waits for its reply. The command may wait for the other threads'
-    /// packet that is on its way, and goes with the next one: each connects, if it must, and waits
-    /// for its replies.
+    /// Sends a command once and waits for its reply. The command may have to wait for the other
+    /// threads' packet that is on its way, and goes with the next one. Each packet connects, if it
+    /// must, and waits for its replies.
     ///
     /// If the calling thread has a [`Limit`], it does not wait for longer than that: see
     /// [`follow`](Self::follow).
@@ -75,8 +75,8 @@ impl Lane {
         }
     }
 
-    /// As [`call_once`](Self::call_once); after a reset it sends `copy`, if there is time left by
-    /// then: a call whose connections break one after the other ends, too. `true`: it sent `copy`.
+    /// As [`call_once`](Self::call_once), but after a reset it sends `copy`, if there is time left:
+    /// a call whose connections break one after the other ends, too. `true`: it sent `copy`.
     pub(crate) fn call_twice(
         self: &Arc<Self>,
         command: &Command,
@@ -85,7 +85,7 @@ impl Lane {
         let deadline = self.deadline();
         match self.call_once(command) {
             Err(Failure::Reset(_)) if Instant::now() < deadline => (self.call_once(&copy()), true),
-            // The command changed nothing there. The next connection leads to the master.
+            // The command changed nothing there, and the next connection leads to the master.
             Err(Failure::Refused(cause))
                 if self.endpoint.has_sentinels()
                     && is_wrong_server_error(&cause.error)
@@ -97,12 +97,12 @@ impl Lane {
         }
     }
 
-    /// As [`call_once`](Self::call_once), of a server to which the command's slot is on its way.
+    /// As [`call_once`](Self::call_once), to a server to which the command's slot is moving.
     pub(crate) fn call_asking(self: &Arc<Self>, command: &Command) -> Outcome {
         self.follow(&self.queue(command.asking()), Limit::current().as_ref())
     }
 
-    /// Queues a command. If no thread combines, the calling one is to.
+    /// Queues a command. If no thread combines, the calling one must.
     fn queue(&self, command: Command) -> Arc<Call> {
         let call = Call::queued();
         let mut state = self.state.lock();
@@ -113,8 +113,9 @@ impl Lane {
         call
     }
 
-    /// As [`call_once`](Self::call_once), but it waits for other threads' packets until `limit`
-    /// only. (Not all calls do: a sleep with an end costs a twentieth of the rate of many threads.)
+    /// As [`call_once`](Self::call_once), but it waits for other threads' packets only until
+    /// `limit`. (Not all calls do: a sleep with an end costs a twentieth of the rate of many
+    /// threads.)
     pub(super) fn call_within(
         self: &Arc<Self>,
         command: &Command,
@@ -131,12 +132,12 @@ impl Lane {
         let link = state.link.take();
         let queue = std::mem::take(&mut state.queue);
         drop(state);
-        // Opens a link if there is none. First others' posts, then the own command; calls that come
-        // meanwhile queue. The combiner's drop makes the first of them the next combiner, which
-        // writes the whole queue in one packet (`combine_queue`).
+        // This opens a link if there is none. Others' posts go first, then the own command. Calls
+        // that come meanwhile queue. The combiner's drop makes the first of them the next combiner,
+        // which writes the whole queue in one packet (`combine_queue`).
         let mut combiner = Combiner::new(self, link, self.endpoint.connect_timeout());
         match combiner.write_and_read(queue) {
-            // No connection opens: the caller need not wait for that twice.
+            // No connection opens, and the caller need not wait for that twice.
             Err(unsent @ Failure::Unsent(_)) => Err(unsent),
             Ok(()) | Err(_) => combiner.exchange(command),
         }
@@ -181,11 +182,11 @@ impl Lane {
         }
     }
 
-    /// Combines until its limit is over, for itself and those in the queue.
+    /// Combines until its limit is over, for its own call and those in the queue.
     fn combine_limited(self: &Arc<Self>, call: &Arc<Call>, limit: &Limit) {
         let mut state = self.state.lock();
         if limit.is_over() {
-            // Told to combine when its time was over: another thread does.
+            // It was told to combine when its time was over, so another thread must.
             self.leaves(&mut state, call);
             let link = state.link.take();
             drop(state);
@@ -226,8 +227,8 @@ impl Lane {
         drop(combiner);
     }
 
-    /// The call's time is over. To be called before it hands the link on, or it would be told to
-    /// combine once more.
+    /// Ends a call whose time is over. It must come before its thread hands the link on, or the
+    /// thread would be told to combine once more.
     fn leaves(&self, state: &mut LaneState, call: &Arc<Call>) {
         let mut own = call.state.lock();
         if matches!(*own, CallState::Queued) {
@@ -236,7 +237,7 @@ impl Lane {
         }
     }
 
-    /// Takes a call out of the queue. Returns whether its command may run: [`Failure::Unsent`] only
+    /// Removes a call from the queue. Returns whether its command may run: [`Failure::Unsent`] only
     /// if it was still there.
     fn give_up(&self, state: &mut LaneState, call: &Arc<Call>, why: io::Error) -> Failure {
         let why = Cause::new(why, self.endpoint.health());
@@ -245,14 +246,15 @@ impl Lane {
                 state.queue.remove(at);
                 Failure::Unsent(why)
             }
-            // A combiner has it, and has written it or is about to.
+            // A combiner has it, and has written it or is about to write it.
             None => Failure::TimedOut(why),
         }
     }
 
     /// Gives up a call whose time is over. `None`: it is answered, or its thread combines.
     fn abandon(&self, call: &Arc<Call>) -> Option<Failure> {
-        // The next combiner is chosen under this mutex: it cannot be a thread that has just left.
+        // The next combiner is chosen under this mutex, so it cannot be a thread that has just
+        // left.
         let mut state = self.state.lock();
         let mut own = call.state.lock();
         if !matches!(*own, CallState::Queued) {
@@ -262,7 +264,7 @@ impl Lane {
         Some(self.give_up(&mut state, call, late()))
     }
 
-    /// Combines for the whole queue, in which the caller's own command stands too.
+    /// Combines for the whole queue, in which the caller's own command is, too.
     fn combine_queue(&self) {
         self.gather();
         let mut state = self.state.lock();
@@ -273,7 +275,7 @@ impl Lane {
         let mut combiner = Combiner::new(self, link, self.endpoint.connect_timeout());
         let begun = Instant::now();
         if queue.is_empty() {
-            // Its own command is written, and the thread that was to read the reply has left.
+            // Its own command is written, and the thread that should read the reply has left.
             combiner.on_link(Link::read_awaited);
         }
         let _heard = combiner.write_and_read(queue);
@@ -281,7 +283,7 @@ impl Lane {
         drop(combiner);
     }
 
-    /// On a link with delay, waits a moment for the threads that the last packet served: they are
+    /// Waits a moment, on a link with delay, for the threads that the last packet served. They are
     /// about to send again, and a thread that misses this packet waits for two round trips.
     fn gather(&self) {
         let (served, patience) = {
@@ -305,21 +307,23 @@ impl LaneState {
     }
 }
 
-/// A server that was silent for longer may be away: a call that it did not answer says so.
+/// The longest silence after which a server still counts as answering. After a longer one it may be
+/// away, and a call that it did not answer says so.
 const LATELY: Duration = Duration::from_secs(1);
 
 fn late() -> io::Error {
     io::Error::new(io::ErrorKind::TimedOut, "the call's own time was over")
 }
 
-/// A round trip of a sixth of a millisecond: below that gathering costs more than it brings.
+/// The shortest time to gather, for a round trip of a sixth of a millisecond: below that, gathering
+/// costs more than it brings.
 const SHORTEST_GATHER: Duration = Duration::from_micros(10);
 const LONGEST_GATHER: Duration = Duration::from_micros(500);
 
 impl ReplyReceiver for Call {
     fn receive(&self, outcome: Outcome) {
         let mut state = self.state.lock();
-        // Not a reply for a thread that has left: its verb undoes the command's effects.
+        // A thread that has left gets no reply: its verb undoes the command's effects.
         if matches!(*state, CallState::Queued | CallState::Combines) {
             *state = CallState::Done(outcome);
             drop(state);

@@ -11,14 +11,14 @@ use crate::connection::link::{Link, Parts, ReplyReceiver};
 use crate::connection::outcome::{Failure, Outcome};
 use crate::sync::Waker;
 
-/// The thread that combines for a lane, with its link. A drop hands both on, after a panic too.
+/// The thread that combines for a lane, with its link. Its drop hands both on, even after a panic.
 pub(super) struct Combiner<'a> {
     lane: &'a Lane,
     /// Boxed: it is moved from the lane and back with each call.
     link: Option<Box<Link>>,
-    /// How long opening a link may take.
+    /// The time that opening a link may take.
     within: Duration,
-    /// The end of all that for the combining thread.
+    /// The end of the combining thread's work.
     limit: Option<&'a Limit>,
     /// Whether the thread was panicking when it began to combine.
     was_panicking: bool,
@@ -26,14 +26,14 @@ pub(super) struct Combiner<'a> {
 
 impl<'a> Combiner<'a> {
     pub(super) fn new(lane: &'a Lane, mut link: Option<Box<Link>>, within: Duration) -> Self {
-        // Before any of it is written: calls may have left since.
+        // This comes before any of it is written, since calls may have left.
         if let Some(link) = &mut link {
             link.take_back_late();
         }
         Self { lane, link, within, limit: None, was_panicking: thread::panicking() }
     }
 
-    /// For a thread that leaves when its limit is over, and hands the link on in any state.
+    /// Makes it a combiner that leaves when its limit is over, and hands the link on in any state.
     pub(super) fn with_limit(mut self, limit: &'a Limit) -> Self {
         self.limit = Some(limit);
         self
@@ -50,7 +50,7 @@ impl<'a> Combiner<'a> {
         outcome
     }
 
-    /// Writes to the link or reads from it, if there is one. One that breaks is dropped.
+    /// Writes to the link or reads from it, if there is one. A link that breaks is dropped.
     pub(super) fn on_link(&mut self, act: impl FnOnce(&mut Link) -> Result<(), Failure>) {
         if let Some(link) = &mut self.link
             && act(link).is_err()
@@ -59,13 +59,13 @@ impl<'a> Combiner<'a> {
         }
     }
 
-    /// Writes a queue and reads the replies for which threads sleep. The receivers concerned have
-    /// heard of a failure.
+    /// Writes a queue and reads the replies for which threads sleep. On a failure the receivers
+    /// concerned have heard of it.
     pub(super) fn write_and_read(&mut self, mut queue: VecDeque<Pending>) -> Result<(), Failure> {
         while !queue.is_empty() {
             let packet = take_first(&mut queue, MOST_UNREAD);
             let mut done = self.write_packet(packet);
-            // Reads all of it, if there is more to write: the link would owe too much.
+            // If there is more to write, all replies are read, since the link would owe too much.
             if let Some(link) = self.link.as_mut().filter(|_| done.is_ok() && !queue.is_empty()) {
                 done = link.read_all(self.lane.endpoint.response_timeout());
             }
@@ -80,8 +80,8 @@ impl<'a> Combiner<'a> {
     }
 
     /// Reads what a call reads before it writes. Returns how many commands may be written then, so
-    /// that the link does not owe more and more if one call after the other leaves. The number is
-    /// zero if the link broke or the limit is over: the commands stay in the queue.
+    /// that the link does not owe more and more if one call after the other leaves. It returns zero
+    /// if the link broke or the limit is over, and then the commands stay in the queue.
     pub(super) fn room(&mut self, limit: &Limit) -> usize {
         self.on_link(|link| if link.reads_first() { link.read_limited(limit, 1) } else { Ok(()) });
         match &self.link {
@@ -93,7 +93,7 @@ impl<'a> Combiner<'a> {
     }
 
     /// Writes a packet over the present link, and reads the replies for which threads sleep, until
-    /// the limit is over. The receivers concerned have heard of a failure.
+    /// the limit is over. On a failure the receivers concerned have heard of it.
     pub(super) fn write_and_read_limited(&mut self, packet: VecDeque<Pending>, limit: &Limit) {
         let batch: Vec<_> = packet.into_iter().map(Pending::into_parts).collect();
         self.on_link(|link| {
@@ -104,9 +104,9 @@ impl<'a> Combiner<'a> {
         });
     }
 
-    /// Writes what there is room for, of what was left unwritten and then of these posts, without
-    /// waiting; but it opens a link if there is none. The receivers concerned have heard of a
-    /// failure. Returns the posts if the link takes nothing now.
+    /// Writes without waiting as much as there is room for: first what was left unwritten, then
+    /// these posts. But it opens a link if there is none. On a failure the receivers concerned have
+    /// heard of it. Returns the posts if the link takes nothing now.
     pub(super) fn write_posts(&mut self, posts: VecDeque<Pending>) -> VecDeque<Pending> {
         self.on_link(Link::write_rest);
         if posts.is_empty() || self.has_unwritten() {
@@ -138,8 +138,8 @@ impl<'a> Combiner<'a> {
             Ok(link) => write(link, &mut batch),
             Err(failure) => {
                 batch.for_each(|(_, receiver, _)| receiver.receive(Err(failure.clone())));
-                // Calls that queued while the connection failed to open need not find out one after
-                // the other. (They do if it had less than their time to open.)
+                // Calls that queued while the connection failed to open need not find that out one
+                // after the other. (They do if it had less than their time to open.)
                 if self.within >= self.lane.endpoint.connect_timeout() {
                     let late = std::mem::take(&mut self.lane.state.lock().queue);
                     late.into_iter().for_each(|pending| pending.fail(&failure));
@@ -174,7 +174,8 @@ impl<'a> Combiner<'a> {
             Some(link) => Ok(link),
             none => {
                 let link = Link::open_within(&self.lane.endpoint, self.within)?;
-                // The server has let it in. Calls may be cut before the combiner is done.
+                // The server has let the link in. This is noted now, since calls may be cut before
+                // the combiner is done.
                 self.lane.state.lock().heard_at = link.heard_at();
                 Ok(none.insert(Box::new(link)))
             }
@@ -184,8 +185,8 @@ impl<'a> Combiner<'a> {
 
 impl Drop for Combiner<'_> {
     fn drop(&mut self) {
-        // A thread that panics while it combines may have read a reply and not counted it: the next
-        // caller would take another command's reply for its own, and a number is a grant.
+        // A thread that panics while it combines may have read a reply and not counted it. Then the
+        // next caller would take another command's reply for its own, and a number is a grant.
         let panics = thread::panicking() && !self.was_panicking;
         loop {
             self.link.take_if(|link| panics || link.is_wrong());
@@ -201,10 +202,10 @@ impl Drop for Combiner<'_> {
                 Pending::Call(_, call) => call.takes_over(),
                 Pending::Post(..) => None,
             });
-            // Their commands are written, and the thread that read for them leaves.
+            // The commands of these are written, and the thread that read for them leaves.
             let left =
                 self.link.iter().flat_map(|link| link.left()).filter_map(|it| it.takes_over());
-            // Before the lane's mutex is free: see `Lane::abandon`.
+            // This comes before the lane's mutex is free: see `Lane::abandon`.
             let next = queued.chain(left).next();
             if let Some(reader) = next {
                 state.link = self.link.take();
@@ -212,9 +213,9 @@ impl Drop for Combiner<'_> {
                 reader.wake();
                 return;
             }
-            // Only posts: a combiner never resigns with calls unwritten. Without a connection, or
-            // with too many unread replies, posts wait for the background thread, which has been
-            // asked to look.
+            // Only posts are left, since a combiner never resigns with calls unwritten. Without a
+            // connection, or with too many unread replies, posts wait for the background thread,
+            // which has been asked to look.
             let owed = self.link.as_ref().map_or(MOST_UNREAD, |link| link.owed());
             if state.queue.is_empty() || owed >= MOST_UNREAD {
                 let owes = self.link.is_some() && owed > 0;

@@ -1,4 +1,4 @@
-//! What a link knows of its user's rights.
+//! The rights of a link's user, as far as the link knows them.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -9,23 +9,24 @@ use redis::Value;
 use crate::connection::{Channels, Command, Question};
 use crate::sync::clock;
 
-/// What the connection knows of its user's rights: of one server, one run of it and one login.
+/// The rights that the connection knows its user to have: at one server, in one run of it and one
+/// login.
 #[derive(Default)]
 pub(super) struct Rights {
-    /// Nobody may be refused there.
+    /// No user is refused anything there.
     is_open: bool,
-    /// A bit for each question to which the answer was that the user may use all names.
+    /// A bit for each question that was answered with "the user may use all names".
     all: u64,
-    /// Otherwise the question and the name, as one number. Forgotten if they are too many: then the
-    /// question is asked again.
+    /// The question and the name, as one number, for a user that may not. All are forgotten if they
+    /// are too many, and then asked again.
     names: HashSet<u64>,
     hasher: RandomState,
-    /// Counts the logins over the connection: an answer counts only for its own.
+    /// The number of logins over the connection. An answer counts only for its own login.
     logins: u32,
 }
 
 impl Rights {
-    /// 16 bytes each.
+    /// The most names, of 16 bytes each.
     const MOST: usize = 10_000;
 
     pub(super) fn new(is_open: bool) -> Self {
@@ -44,7 +45,7 @@ impl Rights {
         if let Some(question) = self.asks(command)
             && let Some(bytes) = command.to_question(channels, &self.random_name())
         {
-            // By its text: it is asked once, and the server need not know it by then.
+            // By its text: it is asked once, and by then the server need not know it.
             return (bytes.into(), Some(Asked { question, login: self.logins }));
         }
         (command.bytes_for(channels), None)
@@ -61,7 +62,7 @@ impl Rights {
         let parts = match reply {
             Value::Array(parts) => parts,
             Value::ServerError(_) => return reply,
-            // It is another command's.
+            // The reply is another command's.
             _ => return Value::Boolean(false),
         };
         let mut parts = parts.into_iter();
@@ -76,7 +77,7 @@ impl Rights {
         self.hasher.hash_one((question.bit(), command.key()))
     }
 
-    /// A name that no other one begins as, and so only a pattern for all names matches it.
+    /// A name with which no other one begins, so only a pattern for all names matches it.
     fn random_name(&self) -> String {
         format!("{:016x}", self.hasher.hash_one(clock::now()))
     }
