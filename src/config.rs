@@ -230,7 +230,7 @@ impl ClientBuilder {
     /// anew. (For replicas, it starts anew when they have been back for that time.)
     ///
     /// The call's own limit or a cancel ends the wait earlier. Any other error, such as a refused
-    /// password or a server without memory (`maxmemory`), ends it at once. A call that does not wait
+    /// password or a server without memory (`maxmemory`), ends it at once. A call without a wait
     /// ([`try_lock`](crate::ReentrantLock::try_lock), `unlock`) and [`connect`](Self::connect) fail
     /// at once. But they look for a master for up to [`connect_timeout`](Self::connect_timeout)
     /// with Sentinels, and for that time and [`response_timeout`](Self::response_timeout) in a

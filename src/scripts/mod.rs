@@ -40,8 +40,8 @@ macro_rules! lua {
 #[cfg(all(test, models))]
 pub(crate) use lua;
 
-/// The script that these parts make, one behind the other; the kinds of its replies may stand first,
-/// and before them `takes`, if it [takes](Script::takes) something for its caller.
+/// Makes a script of these parts, one behind the other. The kinds of its replies may stand first,
+/// and before them `takes`, if the script [takes](Script::takes) something for its caller.
 macro_rules! script {
     (takes; $replies:ident; $($part:tt),+) => {
         LazyLock::new(|| {

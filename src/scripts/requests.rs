@@ -217,8 +217,8 @@ impl Requests {
         })
     }
 
-    /// Frees the sequences when the name's last handle goes, if no request is open. The requests stay
-    /// while there are changes.
+    /// Frees the sequences when the name's last handle goes, if no request is open. The requests
+    /// stay while there are changes.
     pub(crate) fn rest(&self) {
         let mut sequences = self.sequences.lock();
         if sequences.free.len() == sequences.open.len() {
