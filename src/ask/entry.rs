@@ -10,7 +10,7 @@
 //!   ends, at any time: undoes what the server may have of the owner
 //! ```
 //!
-//! Pure, as `exchanges.rs` is: no number, no clock, no chance, no mutex, nothing of the crate. So the
+//! Pure, as `exchanges.rs` is: no number, no clock, no chance, no mutex, no I/O. So the
 //! random models of the scripts (`tests/models/`) run this file, and its `explore/` explores it: a
 //! state can be copied, compared and hashed. Two types, since two threads have a part in it: the
 //! waiting thread owns the [`Entry`], and the subscriber's thread fills the [`Inbox`], under a mutex
@@ -44,9 +44,9 @@
 
 use std::time::Duration;
 
-use super::Again;
-use super::deadline::PROVISIONAL;
 use super::exchanges::{Asked, Exchanges, Grant, InTime, Reader, Undo};
+use crate::lease::deadline::PROVISIONAL;
+use crate::scripts::lock::Again;
 
 const MS: u64 = 1_000_000;
 /// How often a waiter asks that hears nothing, from this to the other, in nanoseconds.

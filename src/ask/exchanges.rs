@@ -39,8 +39,8 @@
 
 use std::time::Duration;
 
-use super::Again;
-use super::deadline::deadline;
+use crate::lease::deadline::deadline;
+use crate::scripts::lock::Again;
 
 const MS: u64 = 1_000_000;
 /// An owner that the server has answered for this long may report others as silent: HEARD of

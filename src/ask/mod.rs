@@ -10,9 +10,6 @@ mod exchanges;
 #[path = "exchanges/tests.rs"]
 mod exchanges_tests;
 
-use crate::lease::deadline;
-use crate::scripts::lock::Again;
-
 pub(crate) use entry::{
     Action, Actions, By, Entry, Event, Granted, Inbox, Listens, POLL, Reply, Told,
 };

@@ -6,7 +6,7 @@
 //!
 //! This file is pure, as `entry.rs` is.
 
-use super::{Chain, ChainClock};
+use crate::scripts::{Chain, ChainClock};
 
 /// How long one round of turns should take.
 const ROUND: u64 = 20_000_000;

@@ -56,7 +56,7 @@ use std::sync::Arc;
 use redlatch_client::sync::Thread;
 
 use crate::hold::{Hold, Level, QueueEntry, Seat, Tenancy, Terms};
-use crate::scripts::{Chain, ChainClock, Mode};
+use crate::scripts::Mode;
 use crate::waiting::{Lead, Queue, Waiter, Wake};
 
 pub(crate) mod cohort;

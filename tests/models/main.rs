@@ -14,3 +14,16 @@ mod fair;
 mod lock;
 mod read_write;
 mod simulated;
+
+/// The names by which the library's own files import each other.
+mod lease {
+    pub(crate) use crate::simulated::library::deadline;
+}
+
+mod scripts {
+    pub(crate) use crate::simulated::library::chain::{Chain, ChainClock};
+
+    pub(crate) mod lock {
+        pub(crate) use crate::simulated::wire::Again;
+    }
+}

@@ -4,7 +4,7 @@
 //!
 //! Times are milliseconds by the server's clock. A key is there until its end, that one included.
 
-use crate::simulated::library::Again;
+use crate::scripts::lock::Again;
 
 const PROVISIONAL: i64 = 2_000;
 const WINDOW: i64 = 4;

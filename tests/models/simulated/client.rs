@@ -19,8 +19,7 @@
 
 use std::time::Duration;
 
-use super::library::Chain;
-use super::library::chain::Since;
+use super::library::chain::{Chain, Since};
 use super::library::cohort::Cohort;
 use super::library::deadline::deadline;
 use super::library::entry::{self, Action, Actions, By, Entry, Event, Granted, Inbox, Told};

@@ -1,9 +1,5 @@
-//! The library's own files that the models run. They import nothing of their crate but through the
-//! module that they stand in.
-
-pub(crate) use chain::{Chain, ChainClock};
-
-pub(crate) use super::wire::Again;
+//! The library's own files that the models run. They import nothing of their crate but what the
+//! crate of the models has under the same names.
 
 #[path = "../../../src/scripts/chain.rs"]
 pub(crate) mod chain;
