@@ -3,7 +3,7 @@
 -- KEYS 1 the semaphore, 2 its permits with the ends of their leases
 -- ARGV 1 channel, 2 1 = all of them or none, 0 = those that there are, 3… the permits' ids
 -- reply: {how many of them were given back before their leases ended; 1 + how many subscribers
---        heard of it, 0: no permit became free, -1: not known}
+--        heard of it, 0: none is free, so no message was sent, -1: not known}
 --
 -- A permit whose lease has ended, and that no script has found yet, is given back, too, but not
 -- counted.

@@ -41,7 +41,7 @@ if held_by == owner then
 end
 
 -- The number of Redisson's waiters in the queue. If a live waiter of ours has the highest score,
--- that score tells: it lies one fair wait above n times Redisson's wait, and no waiter of
+-- that score tells: it lies at most one fair wait above n times Redisson's wait, and no waiter of
 -- Redisson's stands behind, since that one would have the highest score. (The rest is at least half
 -- the fair wait, and less than Redisson's wait: with one of Redisson's fewer, it would exceed the
 -- fair wait.)

@@ -24,9 +24,10 @@
 -- alone has none of Redisson's, if only ours stand behind the waiter that was its last then.
 --
 -- A waiter of ours that was silent for two seconds, while the server answered others, is set to its
--- base: it is passed as dead when the lock is free, and its next sign of life revives it. But no
--- silence counts if this process was silent itself: then the server stood still, or its clock was
--- set forward. A free lock goes to the first in line. While it is held no waiter is dropped.
+-- base: it is passed as dead if the lock is free. It keeps its entry until then, and its next sign
+-- of life revives it. But no silence counts if this process was silent itself: then the server stood
+-- still, or its clock was set forward. A free lock goes to the first in line. While
+-- it is held no waiter is dropped.
 local SILENT = 2000
 -- A queue longer than FEW is not read whole each time, but only its last END. For BELIEVED ms the
 -- rest counts as ours alone.

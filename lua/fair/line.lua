@@ -64,8 +64,8 @@ local function take(owner, lease)
     end
 end
 
--- As `take`, for an owner that came before every waiter. The command that needs memory comes first:
--- behind a command that writes, the server refuses none for lack of memory.
+-- As `take`, for an owner when no waiter has a claim before it. The command that needs memory comes
+-- first: behind a command that writes, the server refuses none for lack of memory.
 local function take_anew(owner, lease)
     redis.call('zadd', timeouts, 'xx', 0, '')
     take(owner, lease)

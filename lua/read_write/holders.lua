@@ -232,8 +232,8 @@ local function outlived()
     end
 end
 
--- How many wait behind a hold that `owner` gets now. A reader's others wait behind the readers that
--- enter with it.
+-- How many wait behind a hold that `owner` gets now. For a reader, these wait behind the readers
+-- that enter with it.
 local function behind(owner)
     if writes(owner) then
         return length()

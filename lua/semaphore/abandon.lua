@@ -2,8 +2,8 @@
 --
 -- KEYS 1 the semaphore, 2 record, 3 its mark
 -- ARGV 1-4 as in once.lua, of the request to abandon, 5 channel
--- reply: 1 = given back, 0 = none were taken, or none of this semaphore, {now} = the record is
---        gone, {now, last} as in once.lua
+-- reply: 1 = given back, 0 = none were taken, or none of this semaphore, {now} = the server
+--        no longer knows the request (see `refusal`), {now, last} as in once.lua
 if last ~= number then
     local refused = refusal()
     if not refused then

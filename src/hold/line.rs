@@ -49,8 +49,8 @@ impl Line {
         scripts(core, lock, &self.keys).give_up_command(&owner.text())
     }
 
-    /// Shortens the owner's hold that is kept for this long, and takes the threads that have had it after its
-    /// owner off the queue.
+    /// Shortens the owner's hold that is kept for this long, and takes the threads that have had it
+    /// after its owner off the queue.
     pub(crate) fn keep_command(
         &self,
         core: &Core,

@@ -198,7 +198,9 @@ impl Synchronizer for Hooks<'_> {
     }
 
     /// Does the thread hold the lock? May it join readers of this process? Otherwise one thread
-    /// asks Redis.
+    /// asks Redis. A re-entry costs a command only for a fixed lease that is longer than the rest of
+    /// the present one. If the lease is over, `again` declares the hold lost, and the thread enters
+    /// anew.
     fn enter(&self, claim: &Claim<'_, Need>) -> Result<EnterOf<Self>, Error> {
         loop {
             let gate = &self.0.site.gate;
@@ -239,7 +241,8 @@ impl Synchronizer for Hooks<'_> {
         }
     }
 
-    /// The receiver looks once more: it may have slept through the rest of the lease.
+    /// The receiver looks once more: it may have slept through the rest of the lease. If the client
+    /// was shut down meanwhile, this is an error, and releases the hold again.
     fn receive(&self, tenancy: Arc<Tenancy>) -> Result<Option<Arc<Tenancy>>, Error> {
         if !tenancy.is_held() {
             self.0.site.lose_hold(&tenancy.hold(), LostReason::LeaseExpired);
@@ -288,6 +291,9 @@ impl Synchronizer for Hooks<'_> {
         entry.ask(listening, site, claim, None)
     }
 
+    /// `None`: between the grant and here the lease has ended, or the server has answered a forced
+    /// unlock of this process, before or after the grant; or a fair lock's hold has the seat, and
+    /// the server does not know this one.
     fn install(
         &self,
         leadership: &mut Leadership<'_, Arc<Site>>,

@@ -61,7 +61,7 @@ pub(crate) struct ReturnedPermits {
     /// The number of permits that were given back before their leases ended.
     pub(crate) live: usize,
     /// The number of listeners that heard of it, or [`REFUSED`](super::semaphore::REFUSED). `None`:
-    /// no permit became free.
+    /// none is free, so no message was sent.
     pub(crate) heard: Option<i64>,
 }
 

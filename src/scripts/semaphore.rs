@@ -247,8 +247,9 @@ pub(super) fn marked<T>(
 /// Stands for a release whose message the server refused, so others may wait.
 pub(crate) const REFUSED: i64 = -1;
 
-/// The number of listeners that heard of a release; `None`: no permit became free. [`REFUSED`]
-/// stays as it is, and any other number below zero says that the number is not known.
+/// The number of listeners that heard of a release; `None`: no permit is free, so no message was
+/// sent. [`REFUSED`] stays as it is, and any other number below zero says that the number is not
+/// known.
 pub(super) fn heard_by(reply: i64) -> Option<i64> {
     match reply {
         0 => None,

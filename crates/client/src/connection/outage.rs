@@ -24,7 +24,8 @@ static OUTAGES: Mutex<BTreeMap<String, Known>> = Mutex::new(BTreeMap::new());
 /// The time for which an outage that has ended is known: another client may notice it late.
 const KEPT: Duration = Duration::from_secs(60);
 
-/// The time for which no thread keeps the mutex.
+/// A time for which no thread ever keeps the mutex. If it is locked for longer, it was locked at a
+/// fork.
 const KEPT_BY_THREAD: Duration = Duration::from_secs(1);
 
 impl Outage {
