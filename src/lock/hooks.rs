@@ -1,7 +1,7 @@
 //! All locks of one name but the fair one, as the driver that waits sees them: one thread holds, or
 //! many read, and a process hands the lock to the next. (A fair lock's hooks are in `lock/fair.rs`.)
 //!
-//! `site/gate.rs` orders the threads of this process, `hold/queue_entry.rs` is the process's
+//! `order/mod.rs` orders the threads of this process, `hold/queue_entry.rs` is the process's
 //! entry in the queue of processes, and `waiting/mod.rs` has the loop that calls these hooks.
 
 use std::sync::Arc;

@@ -49,13 +49,13 @@ impl Cohort {
 
     /// Whether the process may pass the hold: only within a turn, so within that time after the
     /// server's grant.
-    pub(crate) fn may_pass(&self, now: u64) -> bool {
+    pub(super) fn may_pass(&self, now: u64) -> bool {
         self.turn.is_some_and(|turn| now.saturating_sub(turn.began) <= turn.length())
     }
 
     /// Whether a thread may join a hold without a request: for less than a turn, since a writer in
     /// another process waits until then, and until the last reader leaves.
-    pub(crate) fn may_join(&self, now: u64) -> bool {
+    pub(super) fn may_join(&self, now: u64) -> bool {
         self.turn.is_some_and(|turn| now.saturating_sub(turn.began) <= JOINED)
     }
 

@@ -30,7 +30,7 @@ impl Standing {
     /// Takes the thread out that is next in a hold's line, if it may have the hold now: a fresh
     /// pass, on equal terms, and in the queue's order. Behind a thread that may not have the hold
     /// now, all threads wait for the server's grant.
-    pub(crate) fn next(&mut self, hold: &Hold, now: u64) -> Option<Arc<QueuedThread>> {
+    pub(super) fn next(&mut self, hold: &Hold, now: u64) -> Option<Arc<QueuedThread>> {
         let line = hold.line.as_ref()?;
         if now.saturating_sub(hold.asked.at) > FRESH {
             return None;
@@ -53,7 +53,7 @@ impl Standing {
     }
 
     /// Whether threads of this process stand in the queue, or give the lock back just now.
-    pub(crate) fn is_busy(&self) -> bool {
+    pub(super) fn is_busy(&self) -> bool {
         self.releasing > 0 || !self.queued.is_empty()
     }
 

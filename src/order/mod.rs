@@ -59,7 +59,7 @@ use crate::hold::{Hold, Level, QueueEntry, Seat, Tenancy, Terms};
 use crate::scripts::Mode;
 use crate::waiting::{Lead, Queue, Waiter, Wake};
 
-pub(crate) mod cohort;
+mod cohort;
 #[cfg(test)]
 mod explored_tests;
 pub(crate) mod line;
@@ -81,8 +81,7 @@ pub(crate) struct Order {
     pub(crate) queue: GateQueue,
     /// A fair lock's threads, which each ask for themselves. `None`: there never was one.
     pub(crate) standing: Option<Box<Standing>>,
-    /// Until when the last kept hold of one thread lasts, on [`clock`]; zero:
-    /// there was none.
+    /// Until when the last kept hold of one thread lasts; zero: there was none.
     pub(crate) kept_until: u64,
 }
 
@@ -169,6 +168,7 @@ impl Order {
         }
     }
 
+    #[inline]
     pub(crate) fn place(&mut self, mode: Mode) -> &mut Place {
         match mode {
             Mode::Read => self.readers.get_or_insert_default(),
@@ -176,6 +176,7 @@ impl Order {
         }
     }
 
+    #[inline]
     pub(crate) fn enter(
         &mut self,
         thread: &Arc<Thread>,
@@ -307,7 +308,10 @@ impl Order {
         Some(reading)
     }
 
-    /// Gives the seat to the hold that the leader was granted.
+    /// Gives the seat to the hold that the leader was granted. The leader gives its leadership up,
+    /// unless the hold has a line, or the leader lets more readers in. The caller knows that the
+    /// server does not have `gone` any more.
+    #[inline]
     pub(crate) fn admit(
         &mut self,
         mode: Mode,
@@ -334,6 +338,8 @@ impl Order {
         Admitted::Seated(stale)
     }
 
+    /// Ends one level of `tenancy`: `which`, or the last one.
+    #[inline]
     pub(crate) fn leave(
         &mut self,
         mode: Mode,
@@ -353,6 +359,7 @@ impl Order {
         }
     }
 
+    /// As [`leave`](Self::leave), with all levels: the seat that the caller gets has them.
     pub(crate) fn leave_seat(
         &mut self,
         mode: Mode,

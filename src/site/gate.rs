@@ -58,9 +58,7 @@ impl Gate {
         self.at(|state, now| state.place(self.mode).deepen(tenancy, terms, now))
     }
 
-    /// Gives the seat to the hold that the leader was granted. The leader gives its leadership up,
-    /// unless the hold has a line, or the leader lets more readers in. The caller knows that the
-    /// server does not have `gone` any more.
+    /// See [`Order::admit`].
     pub(crate) fn admit(
         &self,
         tenancy: &Arc<Tenancy>,

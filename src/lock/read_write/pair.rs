@@ -1,5 +1,5 @@
 //! One read-write lock in one client: the site of its readers' shared hold, and the site of its
-//! writer's hold. Both are behind one gate (`site/gate.rs`), which has the one queue in which
+//! writer's hold. Both are behind one gate. Its order (`order/mod.rs`) has the one queue in which
 //! threads of both kinds stand, with one leadership.
 
 use std::sync::Arc;
