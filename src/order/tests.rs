@@ -1,7 +1,11 @@
 //! The tables at the top of `mod.rs`, step by step.
 
+use std::sync::Weak;
 use std::time::Duration;
 
+use redlatch_client::sync::Mutex;
+
+use super::line::{FairInbox, QueuedThread};
 use super::*;
 use crate::ask::Asked;
 use crate::hold::line::Line;
@@ -77,10 +81,7 @@ fn a_hold_of_another_queue_leaves_the_leadership_and_is_passed_to_no_thread_here
     let mut state = Order::new();
     let [leader, other, fair] = [(); 3].map(|()| Thread::placeholder());
     assert!(matches!(state.enter(&leader, NEED, true, 0), GateOutcome::Leads));
-    let asked = Asked { forced: 0, incarnation: 0, at: 0 };
-    let owner = ClientId::random().unwrap().next_owner();
-    let hold = Hold::new(owner, Terms::watched(LEASE), asked, false).in_line(line(&[]));
-    let tenancy = Arc::new(Tenancy::since(Arc::new(hold), fair, 0));
+    let tenancy = fair_hold(&fair, &[]);
     assert!(matches!(
         state.admit(Mode::Lock, &tenancy, Terms::watched(LEASE), None, 0),
         Admitted::Seated(None)
@@ -92,6 +93,83 @@ fn a_hold_of_another_queue_leaves_the_leadership_and_is_passed_to_no_thread_here
     ));
     assert!(waiter.take_signal().is_none());
     assert_eq!(is(&state), LED);
+}
+
+/// A fair lock's hold of this thread, granted when the clock began.
+fn fair_hold(thread: &Arc<Thread>, followers: &[u64]) -> Arc<Tenancy> {
+    let asked = Asked { forced: 0, incarnation: 0, at: 0 };
+    let owner = ClientId::random().unwrap().next_owner();
+    let hold = Hold::new(owner, Terms::watched(LEASE), asked, false).in_line(line(followers));
+    Arc::new(Tenancy::since(Arc::new(hold), Arc::clone(thread), 0))
+}
+
+/// A thread that stands in the fair lock's queue.
+fn stands(state: &mut Order) -> Arc<QueuedThread> {
+    let queued = Arc::new(QueuedThread {
+        core: Weak::new(),
+        lock: "name".into(),
+        database: 0,
+        owner: ClientId::random().unwrap().next_owner(),
+        thread: Thread::placeholder(),
+        terms: Terms::watched(LEASE),
+        inbox: Mutex::new(FairInbox::new()),
+    });
+    state.standing.get_or_insert_default().queued.push(Arc::clone(&queued));
+    queued
+}
+
+fn admits(state: &mut Order, tenancy: &Arc<Tenancy>) {
+    let admitted = state.admit(Mode::Lock, tenancy, Terms::watched(LEASE), None, 0);
+    assert!(matches!(admitted, Admitted::Seated(None)), "{admitted:?}");
+}
+
+/// Leaves when the clock begins. Whether the hold is passed, or the thread must release it.
+fn passes(state: &mut Order, tenancy: &Arc<Tenancy>) -> bool {
+    match state.leave(Mode::Lock, tenancy, None, 0) {
+        LeaveOutcome::Left(_, Vacated::Passed { .. }) => true,
+        LeaveOutcome::Left(_, Vacated::Release { .. }) => false,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_hold_goes_on_in_the_order_of_its_own_kind() {
+    let [holder, plain] = [(); 2].map(|()| Thread::placeholder());
+    for (is_fair, has_followers) in [(false, false), (true, true), (true, false)] {
+        let mut state = Order::new();
+        let fair = stands(&mut state);
+        let followers = if has_followers { vec![fair.owner.number()] } else { Vec::new() };
+        let hold = if is_fair { fair_hold(&holder, &followers) } else { granted(&holder, 0) };
+        admits(&mut state, &hold);
+        let GateOutcome::Queued(waiter) = state.enter(&plain, NEED, true, 0) else { panic!() };
+        assert_eq!(passes(&mut state, &hold), !is_fair || has_followers);
+        let plain_has_it = matches!(waiter.take_signal(), Some(Signal::Granted(_)));
+        assert_eq!(plain_has_it, !is_fair);
+        assert_eq!(fair.inbox.lock().passed.is_some(), has_followers);
+        let stand = &state.standing.as_ref().unwrap().queued;
+        assert_eq!(stand.is_empty(), has_followers, "the others still stand");
+    }
+}
+
+#[test]
+fn the_hold_of_a_leader_goes_to_no_thread_that_stands_in_the_line() {
+    let [leader, plain] = [(); 2].map(|()| Thread::placeholder());
+    let mut state = Order::new();
+    let fair = stands(&mut state);
+    assert!(matches!(state.enter(&leader, NEED, true, 0), GateOutcome::Leads));
+    let GateOutcome::Queued(waiter) = state.enter(&plain, NEED, true, 0) else { panic!() };
+    assert_eq!(is(&state), LED);
+    let hold = granted(&leader, 0);
+    admits(&mut state, &hold);
+    assert_eq!(is(&state), HELD);
+    assert!(fair.inbox.lock().passed.is_none() && waiter.take_signal().is_none());
+    assert!(passes(&mut state, &hold));
+    let Some(Signal::Granted(next)) = waiter.take_signal() else { panic!("not passed") };
+    // Nobody queues: it is released, and the server lets the line in.
+    assert!(!passes(&mut state, &next));
+    assert_eq!(is(&state), LED);
+    assert!(fair.inbox.lock().passed.is_none());
+    assert_eq!(state.standing.as_ref().unwrap().queued.len(), 1);
 }
 
 #[test]
