@@ -55,19 +55,23 @@ use std::sync::Arc;
 
 use redlatch_client::sync::Thread;
 
-use crate::hold::{Hold, Level, QueueEntry, Seat, Tenancy, Terms};
+use crate::hold::{Hold, Level, Seat, Tenancy, Terms};
 use crate::scripts::Mode;
-use crate::waiting::{Lead, Queue, Waiter, Wake};
+use crate::waiting::{Queue, Wake};
 
 mod cohort;
 #[cfg(test)]
 mod explored_tests;
 pub(crate) mod line;
+mod outcome;
 mod place;
 #[cfg(test)]
 mod tests;
 
 use line::Standing;
+#[cfg(test)]
+pub(crate) use outcome::GateWaiter;
+pub(crate) use outcome::{Admitted, GateLead, GateOutcome, GateQueue, LeaveOutcome, Need, Vacated};
 use place::Joining;
 pub(crate) use place::Place;
 
@@ -83,77 +87,6 @@ pub(crate) struct Order {
     pub(crate) standing: Option<Box<Standing>>,
     /// Until when the last kept hold of one thread lasts; zero: there was none.
     pub(crate) kept_until: u64,
-}
-
-/// A thread's request: the mode, and the terms.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Need {
-    pub(crate) mode: Mode,
-    pub(crate) terms: Terms,
-}
-
-pub(crate) type GateQueue = Queue<Need, Arc<Tenancy>, Option<QueueEntry>>;
-pub(crate) type GateLead = Lead<Option<QueueEntry>>;
-pub(crate) type GateWaiter = Waiter<Need, Arc<Tenancy>, Option<QueueEntry>>;
-
-/// How a thread's entry at the gate went.
-#[derive(Debug)]
-pub(crate) enum GateOutcome {
-    /// The thread holds the lock already, and now has one level more.
-    Again(Arc<Tenancy>),
-    /// The thread shares the hold from now on.
-    Joined(Arc<Tenancy>),
-    /// The thread writes, and may read as well.
-    Under(Arc<Tenancy>),
-    /// The thread reads, and cannot write before it has left.
-    Reads,
-    /// No thread of this process is before it: it leads.
-    Leads,
-    Queued(Arc<GateWaiter>),
-    /// Another thread is before it, and it will not wait.
-    Occupied,
-    /// The hold in a seat is over or lost: the caller declares it lost and enters again.
-    Expired(Arc<Hold>),
-    TooDeep,
-}
-
-/// Whether a granted hold got the seat.
-#[derive(Debug)]
-pub(crate) enum Admitted {
-    /// It did. With the seat that was still there, whose hold is over.
-    Seated(Option<Seat>),
-    /// Another hold has the seat.
-    Taken(Arc<Hold>),
-    /// Its lease was over before the leader read the reply; or the server answered a forced unlock
-    /// of this process after the leader asked, and only the server knows which came first.
-    NotOurs,
-}
-
-/// The outcome of leaving a level.
-#[derive(Debug)]
-pub(crate) enum LeaveOutcome {
-    /// The tenancy is not in the seat: it was lost, or released before.
-    NotThere,
-    /// The tenancy has levels left.
-    StillHeld,
-    /// The tenancy is over, and others still share the hold.
-    Stepped,
-    /// The tenancy has left the seat, and had it alone.
-    Left(Seat, Vacated),
-}
-
-/// The fate of a hold whose last tenancy has left the seat.
-#[derive(Debug)]
-pub(crate) enum Vacated {
-    /// The next thread has the hold; the caller sends nothing. It wakes `next`, then `second`,
-    /// which should be awake for the pass after this one.
-    Passed { next: Wake, second: Wake },
-    /// The thread must release the hold.
-    Release {
-        /// The thread has the leadership; otherwise another one leads already, or the seat was the
-        /// readers'.
-        leads: bool,
-    },
 }
 
 /// The transitions. The caller passes the time in: nothing here reads a clock.

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use redlatch_client::sync::Thread;
 
-use super::GateOutcome;
 use super::cohort::Cohort;
+use super::outcome::GateOutcome;
 use crate::hold::{Seat, Tenancy, Terms};
 
 /// A seat, and what its holds have in common.
