@@ -4,6 +4,13 @@
 //! asks. So a process has permits for a *turn*, by passes or by taking them again: so many grants,
 //! or so long. Then it really gives them back, and if others listen it stays away for a moment,
 //! deaf to its own message. Without turns the others starve.
+//!
+//! A lock's `Cohort` does not serve here. It learns from each grant how many processes wait, its turn
+//! ends with its release, since that hands the lock on, and it keeps the chain of holds for
+//! Redisson's share, which permits do not have. A permit turn guesses that number from how many
+//! listeners heard a release, spans many grants and releases, is counted as well as timed, and
+//! doubles if no other process listened after it. Nothing in the server holds the process back after
+//! its turn, so [`Turn`] also says how long to stay away.
 
 use std::time::Duration;
 
