@@ -35,7 +35,7 @@ use crate::scripts::lock::Tokens;
 use crate::scripts::{Chain, Mode, Owner};
 
 /// See the module. Whoever has it uses it up: it becomes a hold, or is
-/// [given up](super::Site::leave_queue).
+/// given up (`Site::leave_queue`).
 ///
 /// `D`: the details of a grant. `R`: what receives the messages to it.
 #[derive(Debug)]
@@ -67,8 +67,8 @@ pub(crate) struct Unread {
 }
 
 /// The subscriber's thread calls it with what it hears on the client's own channel, where a script
-/// has named this owner (`tell` in `lua/hand_off.lua`). A grant that names an owner without a
-/// mailbox is [given back](super::give_back_unclaimed).
+/// has named this owner (`lua/lock/hand_over.lua`, or `tell` in `lua/hand_off.lua`). A grant that
+/// names an owner without a mailbox is given back (`site/unclaimed.rs`).
 impl Recipient for Mailbox {
     fn told(&self, news: &Message<'_>) {
         let received = clock::now();
