@@ -10,8 +10,8 @@
 --
 -- RPUSH comes first, since its reply says whether anybody waits. The commands behind it may not be
 -- refused, so the script asks for them before. The new entry is removed if the owner had one, or if
--- the lock has no end. A poll's commands may each be refused, as in `stand`, since it adds nothing
--- but its own time.
+-- the lock has no end. Any command of a poll may be refused, as in `stand`: a poll adds no entry,
+-- and writes only its own time.
 local redis, KEYS, ARGV, may = redis, KEYS, ARGV, redis.acl_check_cmd
 local holders = redis.pcall('hrandfield', KEYS[1], '2')
 local who = holders and holders[1]

@@ -49,7 +49,7 @@ use crate::lease::deadline::PROVISIONAL;
 use crate::scripts::lock::Again;
 
 const MS: u64 = 1_000_000;
-/// How often a waiter asks that hears nothing, from this to the other, in nanoseconds.
+/// The least and the longest time after which a waiter that hears nothing asks, in nanoseconds.
 pub(crate) const POLL: (u64, u64) = (800 * MS, 1_200 * MS);
 const _: () = assert!(POLL.1 < PROVISIONAL);
 /// So many from the head listen for Redisson's releases. A second one, in case the first is dead.
@@ -397,7 +397,7 @@ impl<D> Inbox<D> {
     }
 }
 
-/// How long a waiter sleeps that hears nothing: until the end that the server told, or the poll.
+/// How long a waiter that hears nothing sleeps: until the end that the server told, or the poll.
 fn nap(left: Duration, place: u32, poll: u64) -> u64 {
     let end = nanos(left).saturating_add(PAST_END + PER_PLACE * u64::from(place));
     let (least, most) = POLL;

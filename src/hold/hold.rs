@@ -80,7 +80,7 @@ pub(crate) struct Hold {
     trouble: Mutex<Option<Box<Arc<str>>>>,
     /// See [`is_tracked`](Self::is_tracked).
     pub(super) tracked: AtomicBool,
-    /// Until when no thread releases it, on [`clock`]; or zero: see `keep.rs`.
+    /// Until when no thread releases it, on [`clock`]; or zero: see `site/keep.rs`.
     pub(crate) kept_until: AtomicU64,
 }
 
@@ -124,7 +124,7 @@ impl Hold {
         Self::handed(owner, terms, terms.lease().max(by_message), asked, in_doubt)
     }
 
-    /// A hold of a lock without a line that a message granted, with this lease. A renewal raises or
+    /// A hold of a lock without a line, granted with this lease, as by a message. A renewal raises or
     /// cuts it to the lease of its terms, unless it ends before.
     pub(crate) fn handed(
         owner: Owner,
@@ -375,7 +375,7 @@ impl Hold {
             }
     }
 
-    /// The hold is kept (`keep.rs`) until then, at least. Called under the gate's mutex, when the
+    /// The hold is kept (`site/keep.rs`) until then, at least. Called under the gate's mutex, when the
     /// thread leaves its level: nothing takes it back.
     pub(crate) fn keep_until(&self, until: u64) {
         self.kept_until.fetch_max(until, Ordering::SeqCst);

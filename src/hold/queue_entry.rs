@@ -8,8 +8,8 @@
 //!                              -> ask
 //! ```
 //!
-//! `entry.rs` decides. This file has the owner, and keeps the inbox under its mutex. `asking.rs`
-//! sends the requests and listens.
+//! `ask/entry.rs` decides. This file has the owner, and keeps the inbox under its mutex.
+//! `site/asking.rs` sends the requests and listens.
 //!
 //! One for each process and name, however many threads wait: it is the leader's, who hands it to
 //! the next leader with the lead. The owner is registered before the first request is sent, since
@@ -49,7 +49,7 @@ pub(crate) struct QueueEntry<D = GrantDetails, R = Mailbox> {
     pub(crate) mailbox: Option<Arc<Registered<R>>>,
 }
 
-/// Where the messages to an owner go that stands in the queue, or has the lock since.
+/// Receives the messages to an owner that stands in the queue, or has the lock since.
 #[derive(Debug)]
 pub(crate) struct Mailbox {
     pub(crate) name: Arc<str>,

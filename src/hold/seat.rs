@@ -378,7 +378,7 @@ impl Level {
         Duration::from_nanos(self.lease)
     }
 
-    /// Whether it is the level that a guard ends.
+    /// Whether this is `which`, the level that a guard is about to end.
     #[inline]
     fn is(self, which: Self) -> bool {
         self == which || which.ends == SOME && self.lease == which.lease && !self.is_watched()

@@ -4,7 +4,7 @@
 //! So a process has the lock for a *turn*, and then hands it to the next process. The more
 //! processes wait, the shorter a turn is, so that the last of sixteen does not wait for a second.
 //!
-//! This file is pure, as `entry.rs` is.
+//! This file is pure, as `ask/entry.rs` is.
 
 use crate::scripts::{Chain, ChainClock};
 

@@ -27,7 +27,7 @@ pub(crate) struct Standing {
 }
 
 impl Standing {
-    /// Takes the thread out that is next in a hold's line, if it may have the hold now: a fresh
+    /// Takes out the thread that is next in a hold's line, if it may have the hold now: a fresh
     /// pass, on equal terms, and in the queue's order. Behind a thread that may not have the hold
     /// now, all threads wait for the server's grant.
     pub(super) fn next(&mut self, hold: &Hold, now: u64) -> Option<Arc<QueuedThread>> {

@@ -52,7 +52,8 @@ impl Counted {
     }
 }
 
-/// How far apart a client's questions for lines about slow waits are, of all names.
+/// The least time between two questions that a client asks for lines about slow waits, whatever the
+/// name.
 const SLOW_LINES_SPACED: Duration = Duration::from_secs(1);
 /// How far apart the lines of one name are: in a busy pool each wait may be slow.
 const LINES_OF_A_NAME_SPACED: Duration = Duration::from_secs(60);

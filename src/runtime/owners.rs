@@ -19,7 +19,8 @@ pub(super) struct Owners {
     live: Mutex<BTreeSet<u64>>,
 }
 
-/// A live owner: from before its first request until its hold is released, or no thread uses it.
+/// Keeps an owner live: from before its first request until its hold is released or no thread uses
+/// it.
 pub(crate) struct LiveOwner {
     core: Arc<Core>,
     number: u64,

@@ -81,7 +81,8 @@ impl Renewer {
     /// Opens the connection now. At the first renewal the server may be full, or its password
     /// another one, and refuse a new connection.
     pub(crate) fn connect(mut self) -> Self {
-        // The server's health has logged a failure. Until there is a connection the lanes are used.
+        // If this fails, the server's health has logged it. Until there is a connection the lanes are
+        // used.
         let _none_now = self.own.opens();
         self
     }

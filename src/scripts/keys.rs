@@ -157,8 +157,8 @@ pub(crate) struct FairKeys {
     pub(crate) queue: String,
     /// The time up to which each of them counts as alive.
     pub(crate) timeouts: String,
-    /// The last waiter of a queue with redlatch's waiters only. A key of redlatch alone. It begins
-    /// as the key above does, so that access rights made for Redisson allow it.
+    /// Names the last waiter, while all waiters in the queue are redlatch's. A key of redlatch alone.
+    /// It begins as the key above does, so that access rights made for Redisson allow it.
     pub(crate) only_ours: String,
     /// The prefix of waiters' channels, which an owner id follows: those of Redisson's waiters, and
     /// of redlatch's that Redisson may tell.

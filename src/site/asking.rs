@@ -245,7 +245,7 @@ impl QueueEntry {
 /// Polls are due at multiples of this, in nanoseconds.
 const TICK: u64 = 20_000_000;
 
-/// After how long a waiter polls that hears nothing. By chance, so that processes do not poll
+/// The time after which a waiter that hears nothing polls. By chance, so that processes do not poll
 /// together. At a tick: a process that waits for many names sends the polls of a tick in few packets,
 /// each of which would cost the server a wake-up.
 fn next_poll(now: u64) -> u64 {

@@ -118,8 +118,8 @@ impl SemaphoreSite {
         trouble.into_error().of(&self.name).now(state)
     }
 
-    /// Too few replicas have the permits that a request took, for this reason: gives them back.
-    /// `asked`: which run of the server was met last before that request.
+    /// Gives back the permits that a request took, since too few replicas have them, for this
+    /// reason. `asked`: which run of the server was met last before that request.
     pub(super) fn take_back(
         &self,
         request_id: RequestId,

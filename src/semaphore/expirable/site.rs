@@ -94,8 +94,8 @@ impl ExpirableSite {
         drop(forgotten);
     }
 
-    /// Gives permits back in the background that no guard here has any more, but that the server
-    /// may still count as taken, or a late copy of their request may yet take.
+    /// Gives back, in the background, permits that no guard here has any more. The server may still
+    /// count them as taken, or a late copy of their request may yet take them.
     pub(super) fn release_later(&self, ids: &[PermitId], lease: Duration) {
         let command = self.scripts().release_command(ids, false);
         self.core.watchdog.clean_up(Cleanup::released(&self.name, command, lease));

@@ -1,9 +1,9 @@
 //! Turns: how long one process may keep permits that other processes want too.
 //!
 //! A release and the next request in one packet always win, and a pass inside a process never even
-//! asks. So a process has permits for a *turn*, by passes or by taking them again: so many grants,
-//! or so long. Then it really gives them back, and if others listen it stays away for a moment,
-//! deaf to its own message. Without turns the others starve.
+//! asks. So a process has permits for a *turn*: a limited number of grants (passes and new requests)
+//! in a limited time. Then it really gives them back, and if others listen it stays away for a
+//! moment, deaf to its own message. Without turns the others starve.
 //!
 //! A lock's `Cohort` does not serve here. It learns from each grant how many processes wait, its turn
 //! ends with its release, since that hands the lock on, and it keeps the chain of holds for
