@@ -163,8 +163,9 @@ end
 -- the lock. Returns 1: `grant` made the next process its owner; 2: the lock is left to others for a
 -- window; 0: it is free, and `message` says so in public; 3: as 0, and the chain ends, since no
 -- other client listens; 5: as 0, but the message was refused. The chain travels with the grant and
--- comes back with the release. `since`: the time since when our processes have had the lock
--- without a window (ms; if not above zero: minus its age). `count`: how many of them have had it.
+-- comes back with the release. `since`: the time when the chain began, in ms by the
+-- server's clock; if it is not above zero, minus the chain's age. `count`: how many of our processes
+-- have had the lock in it.
 local function hand_on(since, count, message, grant)
     local start, reply = math.max(since > 0 and since or now() + since, 0), 0
     -- A chain that began in the future: the clock was set back.

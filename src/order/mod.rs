@@ -27,9 +27,9 @@
 //! A hold in the seat may be over, or lost (`Expired`). Then no thread enters or passes it, and the
 //! thread that finds that out vacates the seat. Its renewal is done, sent or failed (`Attempt`):
 //! `Renewing::begins` sends it, `Site::renewed` gets the answer. A pass at the gate leaves a
-//! sent renewal sent. No thread passes a hold whose renewal failed. `force` counts this process's forced unlocks:
-//! a hold that a leader asked for before the last one is `NotOurs`, even if the server granted it.
-//! Its leader keeps the leadership and asks again.
+//! sent renewal sent. No thread passes a hold whose renewal failed. `force` counts this process's
+//! forced unlocks: a hold that a leader asked for before the last one is `NotOurs`, even if the
+//! server granted it. Its leader keeps the leadership and asks again.
 //!
 //! A read-write lock has two seats, the writer's and the readers', with one queue and one leadership:
 //!
