@@ -1,5 +1,5 @@
-//! A search through all states that a few threads can bring a name's order into, and what must hold
-//! in each. (The models in `site/gate/model_tests.rs` also try the code around it, in orders drawn by
+//! A search through all states that a few threads can bring a name's order into, with the properties
+//! that hold in each. (The models in `site/gate/model_tests.rs` also try the code around it, in orders drawn by
 //! lot.)
 
 use std::collections::HashSet;

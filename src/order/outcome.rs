@@ -1,4 +1,4 @@
-//! A thread's request at the gate, and what became of it.
+//! A thread's request at the gate, and the outcome of each step.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! A seat, and what its holds have in common.
+//! A seat of a name, and how a thread takes it again or joins it.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use super::cohort::Cohort;
 use super::outcome::GateOutcome;
 use crate::hold::{Seat, Tenancy, Terms};
 
-/// A seat, and what its holds have in common.
+/// A seat, and the state that its holds share: the turn, and the forced unlocks.
 #[derive(Debug, Default)]
 pub(crate) struct Place {
     pub(crate) seat: Option<Seat>,

@@ -1,4 +1,4 @@
-//! The reasons why a script has no answer, and what they mean for a user.
+//! The reasons why a script has no answer, and the error that a user gets for each.
 
 use std::sync::Arc;
 

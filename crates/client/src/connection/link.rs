@@ -41,7 +41,7 @@ pub trait ReplyReceiver: Send + Sync {
     }
 
     /// The reading thread leaves, and the one that sleeps for this reply reads from now on. Returns
-    /// what wakes that one. Called under the lane's mutex.
+    /// its waker. Called under the lane's mutex.
     fn takes_over(&self) -> Option<Waker> {
         None
     }

@@ -1,5 +1,5 @@
-//! A thread's identity: a number that is never used again, and whether it is still alive; and how
-//! it sleeps, and what wakes it.
+//! A thread's identity: a number that is never used again, and whether it is still alive. Its sleep,
+//! and its waker.
 
 use std::cell::Cell;
 use std::fmt;
