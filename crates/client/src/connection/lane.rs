@@ -1,13 +1,13 @@
 //! A connection that threads share: the first thread writes the commands of all in one packet.
 //!
-//! One thread, the *combiner*, has the link. It writes its own command and those that queued
-//! meanwhile, reads the replies, wakes the others, and hands that role to the first call that came
-//! since. So nothing is lost with one thread, and many threads cost few packets. There is no I/O
-//! thread: with one caller it would cost a third of the rate.
+//! One thread, the *combiner*, has the link. It writes its own command and those in the queue,
+//! reads the replies, and wakes the other threads. Then it hands the role to the first call that
+//! has queued in the meantime. So a single thread loses nothing, and many threads need few packets.
+//! There is no I/O thread: with one caller it would cost a third of the rate.
 //!
 //! Order: callers' commands for a name go over the one lane of that name, so a release posted by
 //! `Drop` runs before the next acquire. (Renewals and cleanups go over the renewer's connection.)
-//! Commands that the server has no room for wait in the link, in that order.
+//! Commands for which the connection has no room wait in the link, in the order of their sending.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -27,20 +27,21 @@ mod combiner;
 use self::call::Call;
 use self::combiner::Combiner;
 
-/// The most unread replies of a link. Further posts wait in the queue until a thread that waits for
-/// the server anyway has read some. (Few in a model, so that it meets this.)
+/// The most unread replies of a link. Further posts wait in the queue until some have been read, by
+/// a thread that waits for the server anyway. (The number is small in a model, so that the model
+/// reaches it.)
 const MOST_UNREAD: usize = if IS_MODEL { 2 } else { 1_000 };
 
 /// A shared connection. It is opened when first needed, and again after any error.
 pub struct Lane {
     endpoint: Arc<Endpoint>,
     state: Mutex<LaneState>,
-    /// Whether the background thread has been asked to look at unread replies.
+    /// Whether the background thread has been asked to [look](Self::look) and has not begun.
     look_requested: AtomicBool,
-    /// The number of releases of permits without a waiting thread that are written to it, or about
-    /// to be. It must stay well below [`MOST_UNREAD`].
+    /// The number of posted releases of permits that are not answered. It must stay well below
+    /// [`MOST_UNREAD`].
     pub permits_posted: AtomicUsize,
-    /// The time at which the last change of a semaphore over it was answered.
+    /// The time of the last answer to a change of a semaphore over this lane.
     pub permits_answered: AtomicU64,
 }
 
@@ -49,16 +50,16 @@ struct LaneState {
     /// The link, while no thread combines.
     link: Option<Box<Link>>,
     combining: bool,
-    /// Commands not yet written. Invariants: while there is a call among them, a thread combines or
-    /// has been told to. While no thread combines and there are posts, there is no link, or it owes
-    /// too much.
+    /// Commands that are not yet written. Invariants: while there is a call among them, a thread
+    /// combines or has been asked to. While there are only posts and no thread combines, there is
+    /// no link, or the link owes too much.
     queue: VecDeque<Pending>,
-    /// Whether the background thread has ended: then the combiner also takes care of posts.
+    /// Whether the background thread has ended. The combiner then takes care of posts, too.
     closed: bool,
     /// The number of threads that the last packet served.
     served: usize,
     round_trip: Duration,
-    /// The link's time when a combiner last had it; zero after a link that broke.
+    /// [`Link::heard_at`] of the link when a combiner last had it. Zero after a link that broke.
     heard_at: u64,
 }
 
@@ -67,7 +68,7 @@ enum Pending {
     Post(Command, Arc<dyn ReplyReceiver>),
 }
 
-/// Takes the first commands of a queue.
+/// Takes at most `most` commands from the head of a queue.
 fn take_first(queue: &mut VecDeque<Pending>, most: usize) -> VecDeque<Pending> {
     let rest = queue.split_off(queue.len().min(most));
     std::mem::replace(queue, rest)
@@ -95,7 +96,7 @@ impl Pending {
     }
 }
 
-/// What a lane has left to do, for its models.
+/// The work that a lane has left, for its models.
 #[cfg(models)]
 #[derive(Debug)]
 pub struct LaneRest {
@@ -112,9 +113,9 @@ pub struct LaneRest {
 /// The state of a posted command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Posted {
-    /// A reply is owed that no thread has been asked to read: ask the background thread.
+    /// No thread has been asked to read the owed reply. The caller must ask the background thread.
     LookAfter,
-    /// A thread will read the reply in any case.
+    /// A thread has been asked to read the reply.
     LookedAfter,
 }
 
@@ -158,9 +159,10 @@ impl Lane {
     }
 
     /// Sends a command for whose reply no thread waits, and does not wait itself. When this
-    /// returns, there are three cases. The command is written. Or it waits for room before all that
-    /// is written later. Or it is in the queue: of a combiner that will write it, or of the
-    /// background thread, if there is no connection or one that owes too much.
+    /// returns, one of three things is true. The command is written. Or it is in the link and waits
+    /// for room, before all that is written later. Or it is in the queue, since another thread
+    /// combines and will write it, or since there is no connection or one that owes too much. In
+    /// the last case the background thread writes it.
     pub fn post(&self, command: Command, receiver: Arc<dyn ReplyReceiver>) -> Posted {
         let mut state = self.state.lock();
         let room = state.link.as_ref().is_some_and(|link| link.owed() < MOST_UNREAD);
@@ -177,23 +179,24 @@ impl Lane {
         self.look_after()
     }
 
-    /// Writes what was left unwritten and queued commands, as far as there is room at once. Then
-    /// reads owed replies, if no other thread is about to. It is for the background thread, and for
-    /// a caller that wants a post's outcome. It gives up a connection into which nothing goes for
-    /// as long as `response_timeout`. Of a long queue it writes the first packet.
+    /// Writes the unwritten bytes and the queued commands, as far as there is room at once. Then
+    /// reads owed replies. It is for the background thread, and for a caller that wants a post's
+    /// outcome. It gives up a connection that has taken no byte for `response_timeout`. Of a long
+    /// queue it writes only the first packet.
     ///
-    /// Opening a connection may take as long as `to_open`, since the background thread has renewals
-    /// to send. If that is too short, queued commands fail and their receivers hear of it. If it is
-    /// zero, they fail at once, without even a look-up of the host's name.
+    /// Opening a connection may take at most `to_open`, since the background thread has renewals to
+    /// send. If that is too short, the queued commands fail, and their receivers get the failure.
+    /// If it is zero, they fail at once, without even a look-up of the host's name.
     ///
-    /// `false`: another thread combines, or more is left. A thread that a post has asked to look
-    /// asks to [look again](Self::look_after).
+    /// `false`: another thread combines, or there is more to do. A thread that was asked to look
+    /// must then ask for [another look](Self::look_after).
     pub fn look(&self, patience: Duration, to_open: Duration) -> bool {
-        // A thread that has asked the server to wait for replicas reads the reply itself, or it is
-        // read when the wait is over. What is left unwritten does not wait for that.
+        // While the server waits for replicas, this does not read. The thread that asked for the
+        // wait may read the reply itself, and if not, a look reads it when the wait is over.
+        // Unwritten bytes do not wait for that.
         let is_time = |link: &Link| patience.is_zero() || link.waits() <= patience;
         let mut state = self.state.lock();
-        // This comes before the reading, so that a later post asks again.
+        // This comes before the reading, so that a post behind the last reply read asks again.
         self.look_requested.store(false, Ordering::Release);
         let reads = state.link.as_deref().is_none_or(is_time);
         let writes = reads || state.link.as_deref().is_some_and(Link::has_unwritten);
@@ -212,9 +215,10 @@ impl Lane {
         }
         state.combining = true;
         let mut combiner = Combiner::new(self, state.link.take(), to_open);
-        // The queue has only posts. Without reading, the link would owe more and more.
+        // The queue has only posts. If this does not read, it writes none of them, or the link
+        // would owe more and more.
         let packet = take_first(&mut state.queue, if reads { MOST_UNREAD } else { 0 });
-        // No thread may come back for the rest.
+        // With no time to open a link, no thread may come back for the rest, so it is handled here.
         let mut rest =
             if to_open.is_zero() { std::mem::take(&mut state.queue) } else { VecDeque::new() };
         drop(state);
@@ -223,12 +227,13 @@ impl Lane {
             left.append(&mut rest);
             rest = left;
         } else if !left.is_empty() {
-            // The rest goes before what came meanwhile.
+            // The rest goes before the commands that have queued in the meantime.
             let mut state = self.state.lock();
             left.append(&mut state.queue);
             state.queue = left;
         }
-        // The look does not wait for a server that takes nothing now: the next one writes the rest.
+        // This look does not wait for a server that takes no bytes now. The next look writes the
+        // rest.
         if reads && (!combiner.has_unwritten() || patience.is_zero()) {
             combiner.on_link(|link| link.read_all(patience));
         }
@@ -241,19 +246,20 @@ impl Lane {
         !self.owes()
     }
 
-    /// Waits until all posts so far are written and their replies read, or lost: a command of its
-    /// own follows them. As [`call_within`](Self::call_within) until `deadline`.
+    /// Waits until the replies to all posts so far are read or lost, but at most until `deadline`.
+    /// It sends a command of its own behind them and waits for its reply.
     pub fn drain(self: &Arc<Self>, deadline: Instant) {
         if self.owes() {
             let limit = Limit::new(Some(deadline), None);
-            // If it ends this call, that says nothing about the calling thread's other calls.
+            // This limit is the drain's own, so its end must not count for the calling thread's
+            // other calls.
             let _limited = Limit::set(limit.clone());
             // Any answer will do, even an error.
             let _ = self.call_within(&Command::plain(&[b"PING"]), limit.as_ref());
         }
     }
 
-    /// Whether a command, written or to be written, has an unread reply.
+    /// Whether any command is not written, or written and not answered.
     fn owes(&self) -> bool {
         let state = self.state.lock();
         state.combining
@@ -261,9 +267,9 @@ impl Lane {
             || state.link.as_ref().is_some_and(|link| link.owed() > 0)
     }
 
-    /// Notes that no background thread looks after the lane from now on. Queued and owed commands
-    /// are answered or fail: now, or if a thread combines, when that thread is done. A release must
-    /// not be lost here silently.
+    /// Notes that from now on no background thread looks after the lane. Each queued or owed
+    /// command gets its reply or fails: now, or, if a thread combines, when that thread is done. No
+    /// release may be lost here without its receiver knowing.
     pub fn close(&self) {
         self.state.lock().closed = true;
         self.look(Duration::ZERO, Duration::ZERO);
@@ -275,8 +281,8 @@ impl Lane {
         state.combining || state.link.is_some()
     }
 
-    /// Whether bytes wait for room in the connection, and no thread is about to write them: calls
-    /// with a limit have left them. The background thread must [look](Self::look).
+    /// Whether bytes wait for room in the connection, and no thread is about to write them. A post
+    /// or a call with a limit has left them. The background thread must [look](Self::look).
     pub fn has_unwritten(&self) -> bool {
         self.state.lock().link.as_ref().is_some_and(|link| link.has_unwritten())
     }
@@ -287,13 +293,13 @@ impl Lane {
         let mut state = self.state.lock();
         let is_busy = state.combining || !state.queue.is_empty();
         let link = state.link.take_if(|link| !is_busy && link.owed() == 0);
-        // This must not be under the mutex.
+        // The drop closes the connection, which must not happen under the mutex.
         drop(state);
         drop(link);
     }
 
-    /// Notes that [`look`](Self::look) must be called. Returns whether a thread had already been
-    /// asked to.
+    /// Notes that a thread must call [`look`](Self::look). Returns whether a thread had already
+    /// been asked to.
     pub fn look_after(&self) -> Posted {
         if self.look_requested.swap(true, Ordering::AcqRel) {
             Posted::LookedAfter
@@ -349,7 +355,8 @@ mod tests {
         Arc::new(lane)
     }
 
-    /// The asking thread is gone, and the background thread leaves its request to it.
+    /// The thread that asked for the wait is gone. The background thread does not read as long as
+    /// that thread could.
     #[test]
     fn other_threads_read_replies_when_a_wait_for_replicas_is_over() {
         const SHORT: Duration = Duration::from_millis(100);
@@ -366,8 +373,8 @@ mod tests {
         assert!(matches!(heard.lock().take(), Some(Err(Failure::Unacknowledged(..)))));
     }
 
-    /// A server that answers the first ECHO in two halves, the second one when it is told to, and
-    /// all others at once.
+    /// A server that answers the first ECHO in two halves, and sends the second half when the test
+    /// says so. It answers all others at once.
     fn halting() -> (String, mpsc::Receiver<()>, mpsc::Sender<()>, thread::JoinHandle<()>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("redis://{}", listener.local_addr().unwrap());
@@ -376,7 +383,7 @@ mod tests {
             let (mut stream, _) = listener.accept().unwrap();
             let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
             let mut halts = true;
-            // The last part of each command, behind its length.
+            // The reply is the command's last part. A line with its length stands before each part.
             while let Some(Ok(head)) = lines.next() {
                 let parts: usize = head[1..].parse().unwrap();
                 let last = (0..2 * parts).map(|_| lines.next().unwrap().unwrap()).last().unwrap();
@@ -456,8 +463,8 @@ mod tests {
         server.join().unwrap();
     }
 
-    /// The server has stopped, and its socket is full: takes stand there, and wait for room, and
-    /// releases wait behind them.
+    /// The server has stopped, and its socket is full. Takes wait for room, and releases wait
+    /// behind them.
     #[test]
     fn what_is_left_unwritten_waits_for_room_and_takes_for_nobody_do_not() {
         const TAKES: usize = 10;
@@ -503,8 +510,8 @@ mod tests {
         assert_eq!(ran, Value::Int(last), "a take ran behind the releases");
     }
 
-    /// The replicas of many posts may take long, and a hundred times as long if the server stands
-    /// still. The posts must not wait for that once it goes on.
+    /// Each post may wait long for its replicas, and twenty posts as long as all their waits
+    /// together. Once the server goes on, no unwritten post may wait for that.
     #[test]
     fn what_is_left_unwritten_does_not_wait_for_replicas() {
         const POSTS: usize = 20;
@@ -526,8 +533,8 @@ mod tests {
         });
     }
 
-    /// One reply too few was counted: the next caller must not take another command's reply for its
-    /// own.
+    /// The panic came between reading a reply and counting it. The next caller must not take
+    /// another command's reply for its own.
     #[test]
     fn a_thread_that_panics_while_it_combines_takes_the_connection_along() {
         const TIMEOUT: Duration = Duration::from_secs(10);

@@ -1,4 +1,4 @@
-//! One connection and its owed replies: those of written commands that are not read.
+//! One connection and its owed replies: the unread replies to commands that are written.
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -21,11 +21,12 @@ mod rights;
 
 use self::rights::{Asked, Rights};
 
-/// The silence after which a connection is tested before it gets a command. A firewall on the way
-/// may have forgotten the connection, and then the command's outcome would not be known.
+/// The silence, in nanoseconds, after which a connection is tested before it gets a command. A
+/// firewall on the way may have forgotten the connection, and then the command's outcome would not
+/// be known.
 const TRUSTED: u64 = 10_000_000_000;
-/// The shortest time for such a test, which otherwise has twice the time that opening the
-/// connection took.
+/// The shortest time for such a test. A test usually has twice the time that opening the connection
+/// took.
 const SHORTEST_LOOK: Duration = Duration::from_millis(100);
 
 /// The receiver of a reply. The thread that reads the reply calls it, with no mutex held; it must
@@ -34,14 +35,14 @@ pub trait ReplyReceiver: Send + Sync {
     /// Gets the reply, or the reason why there is none. Called once.
     fn receive(&self, outcome: Outcome);
 
-    /// Whether a thread slept for the reply and has left. If the server has not run the command by
-    /// then, the command must not be sent again: it would run after the command that undoes it.
+    /// Whether a thread slept for the reply and has left. A command whose thread has left must not
+    /// be sent again: it would run after the command that undoes it.
     fn has_left(&self) -> bool {
         false
     }
 
-    /// The reading thread leaves, and the one that sleeps for this reply reads from now on. Returns
-    /// its waker. Called under the lane's mutex.
+    /// Makes the thread that sleeps for this reply the reader, since the present reader leaves.
+    /// Returns the sleeping thread's waker. Called under the lane's mutex.
     fn takes_over(&self) -> Option<Waker> {
         None
     }
@@ -61,33 +62,35 @@ pub struct Link {
     connection: Connection,
     run: Run,
     owed: VecDeque<Owed>,
-    /// Replies to commands that replicas are not known to have acknowledged. A WAIT is owed after
-    /// each.
+    /// Replies that were read, but whose commands no replica is known to have acknowledged. The
+    /// answer to a later WAIT decides about each.
     unacknowledged: VecDeque<Unacknowledged>,
     /// The number of owed WAITs, and the latest time by which the server answers them.
     waits: u32,
     waits_until: Instant,
-    /// The time since when a reply is owed, or that of the last one, if it is later.
+    /// The beginning of the present silence: the time since which a reply is owed, or the last
+    /// write before the last reply that was read, if that is later.
     owes_since: Instant,
-    /// Whether a thread sleeps for a reply that no thread reads, since the reader has left.
+    /// Whether the reader has left, so that a thread sleeps for a reply that no thread reads.
     is_left: bool,
     response_timeout: Duration,
     channels: Channels,
     health: Arc<Health>,
-    /// The server's address. If the Sentinels say so, the next link leads elsewhere.
+    /// The server's address. The next link leads elsewhere if the Sentinels name another server.
     address: Arc<str>,
-    /// `Some` until the first reply that is not a wrong server's.
+    /// The endpoint, which hears of the first reply that is not a wrong server's. `None` after
+    /// that.
     untold: Option<Endpoint>,
     wrote_at: Instant,
-    /// When the link was last looked at before it got a command, and the latest such time of an
-    /// answered command, on [`clock`]: the server lived then or later.
+    /// The time, on [`clock`], of the last check of the link before a command.
     trusted_at: u64,
+    /// The latest `trusted_at` of an answered command: the server lived then or later.
     heard_at: u64,
-    /// The time that it took to open: a few round trips.
+    /// The time that opening the link took: a few round trips.
     opened_in: Duration,
     /// Whether a reply said that another server must be asked.
     is_wrong: bool,
-    /// The scripts that this link has used: the server knows them.
+    /// The scripts that this link has sent as text. The server knows them.
     known: Vec<usize>,
     rights: Rights,
 }
@@ -106,17 +109,17 @@ struct Unacknowledged {
 
 struct Owed {
     command: Command,
-    /// `None`: it is a WAIT, which answers all those before it.
+    /// `None`: the command is a WAIT, whose answer is for all commands before it, or an ASKING.
     receiver: Option<Arc<dyn ReplyReceiver>>,
     /// Whether a thread sleeps until the reply is read.
     awaited: bool,
-    /// Whether the command went again as EVAL.
+    /// Whether the command was sent again, as EVAL.
     retried: bool,
-    /// The link's `trusted_at` when the command was written. (When its reply is read says nothing:
-    /// it may have lain there for long.)
+    /// The link's `trusted_at` when the command was written. (The time of reading the reply would
+    /// say nothing, since the reply may have arrived long before.)
     trusted_at: u64,
-    /// The place at which it begins in the stream of the connection's bytes. It ends where the next
-    /// one begins.
+    /// The position of the command's first byte in the stream of the connection's bytes. The
+    /// command ends where the next one begins.
     begins_at: u64,
     asked: Option<Asked>,
 }
@@ -157,13 +160,14 @@ impl Link {
         })
     }
 
-    /// Whether another server must be asked, now or later. Then the link must not be kept, and the
+    /// Whether a reply said that this is the wrong server. Such a link must not be kept, and the
     /// next one looks the address up anew.
     pub fn is_wrong(&self) -> bool {
         self.is_wrong
     }
 
-    /// Whether a command can be trusted to the link. After a `false` the link is useless.
+    /// Whether a command can be trusted to the link: after a long silence, this tests the link with
+    /// a PING. After a `false` the link is useless.
     pub fn is_alive(&mut self) -> bool {
         if self.is_trusted() {
             return true;
@@ -182,7 +186,7 @@ impl Link {
 
     /// Whether a command can be trusted to the link without a test.
     pub(super) fn is_trusted(&mut self) -> bool {
-        // There is one master: if another server has taken over, this one gets no more commands.
+        // There is one master. If another server has taken over, this one gets no further commands.
         if self.connection.is_closed() || !self.run.is_last() {
             return false;
         }
@@ -190,19 +194,19 @@ impl Link {
         self.trusted_at.saturating_sub(self.heard_at) < TRUSTED
     }
 
-    /// A time, on [`clock`], at which or after which the server answered. Zero while replicas have
-    /// not confirmed its answers.
+    /// A time, on [`clock`]: the server has answered then or later. Zero while replicas have not
+    /// confirmed its answers.
     pub(super) fn heard_at(&self) -> u64 {
         if self.unacknowledged.is_empty() { self.heard_at } else { 0 }
     }
 
-    /// `patience`, or a longer time if the server is far off, but never more than the time for any
-    /// reply.
+    /// `patience`, or twice the time that opening the link took, if that is longer. At most
+    /// `response_timeout`.
     pub fn at_least(&self, patience: Duration) -> Duration {
         self.opened_in.saturating_mul(2).max(patience).min(self.response_timeout)
     }
 
-    /// Whether a call reads what is owed before it writes: see [`Command::answered_first`].
+    /// Whether a call must read the owed replies before it writes: see [`Command::answered_first`].
     pub(super) fn reads_first(&self) -> bool {
         self.owed.iter().any(|owed| owed.command.is_answered_first())
     }
@@ -212,9 +216,9 @@ impl Link {
         self.owed.len()
     }
 
-    /// Writes `command` and reads its reply, and before it those owed already.
+    /// Writes `command` and reads its reply, after the replies that are owed already.
     ///
-    /// After a failure that [is the link's](Failure::is_the_links) the link is of no use any more.
+    /// After a failure that [is the link's](Failure::is_the_links) the link is useless.
     pub(crate) fn exchange(&mut self, command: &Command) -> Outcome {
         // All earlier replies must arrive within one timeout. If they do not, this reports "may
         // have run" although this command was not written; the caller then resends it.
@@ -255,7 +259,7 @@ impl Link {
         };
         self.send([(command.clone(), Arc::new(receiver) as _, true)])?;
         self.read_awaited()?;
-        // There is an outcome once all awaited replies were read.
+        // The outcome is there, since all awaited replies have been read.
         outcome.lock().take().unwrap_or_else(|| Err(self.closed()))
     }
 
@@ -264,14 +268,14 @@ impl Link {
         Failure::Reset(self.cause(closed))
     }
 
-    /// A reply came that its command cannot have: it, and the replies behind it, may belong to any
-    /// command. A number read for the wrong command would be a grant.
+    /// Gives the link up after a reply that its command cannot have. This reply and all later ones
+    /// may belong to any command. A number that is read for the wrong command would be a grant.
     fn shifted(&mut self) -> Failure {
         let what = "a reply does not fit its command: the connection is given up";
         self.fail(Failure::Reset(self.cause((ErrorKind::Parse, what))))
     }
 
-    /// The time, from now on, that the server may take to answer the owed WAITs.
+    /// The rest of the time that the server may take to answer the owed WAITs.
     pub(super) fn waits(&self) -> Duration {
         match self.waits {
             0 => Duration::ZERO,
@@ -283,9 +287,9 @@ impl Link {
         deadline_in(time.saturating_add(self.waits()))
     }
 
-    /// Writes commands in one packet, and their replies are owed. One WAIT follows those whose
-    /// writes replicas must acknowledge. After an `Err` the link is useless, and each command's
-    /// receiver has heard so.
+    /// Writes commands in one packet and notes that their replies are owed. If replicas must
+    /// acknowledge any of the commands, a WAIT follows at the end. After an `Err` the link is
+    /// useless, and each command's receiver has got the failure.
     pub fn send(&mut self, batch: impl IntoIterator<Item = Parts>) -> Result<(), Failure> {
         let bytes = self.owe(batch);
         self.check_run()?;
@@ -293,7 +297,7 @@ impl Link {
     }
 
     /// As [`send`](Self::send), for a thread that leaves when its limit is over. The next thread
-    /// that reads or writes writes the rest.
+    /// with the link writes the rest.
     pub(super) fn send_limited(
         &mut self,
         batch: impl IntoIterator<Item = Parts>,
@@ -306,8 +310,8 @@ impl Link {
         self.write_limited(limit).map(drop)
     }
 
-    /// As [`send`](Self::send), for a thread that must not wait. What finds no room goes before all
-    /// that is written later.
+    /// As [`send`](Self::send), for a thread that must not wait. Bytes for which there is no room
+    /// stay in the link, before all that is written later.
     pub(super) fn send_now(
         &mut self,
         batch: impl IntoIterator<Item = Parts>,
@@ -322,7 +326,7 @@ impl Link {
         self.connection.has_unwritten()
     }
 
-    /// Writes what there is room for of the unwritten bytes, without waiting.
+    /// Writes as many of the unwritten bytes as there is room for, without waiting.
     pub(super) fn write_rest(&mut self) -> Result<(), Failure> {
         if !self.has_unwritten() {
             return Ok(());
@@ -347,9 +351,9 @@ impl Link {
         self.fail(self.after_write(late.into()))
     }
 
-    /// Takes back each [take](super::Script::takes) of which no byte is written and whose thread
-    /// has left: it must not run much later, for nobody. A release stays in its place. So does a
-    /// command behind ASKING: otherwise ASKING would count for the next one.
+    /// Takes back each [take](super::Script::takes) whose thread has left and of which no byte is
+    /// written. The take must not run much later, for nobody. A release stays in its place. So does
+    /// a command behind ASKING, since ASKING would then count for the next command.
     pub(super) fn take_back_late(&mut self) {
         if !self.connection.has_unwritten() {
             return;
@@ -377,12 +381,12 @@ impl Link {
         }
     }
 
-    /// Gives up a link to a server that another run has replaced, since a balancer may keep such a
-    /// link.
+    /// Fails if another run has replaced the link's run of the server. A balancer may keep the
+    /// connection of such a link open.
     ///
-    /// A thread looks which run was met last, then writes a change, and records it under that run.
-    /// The look comes before this check. So if no other run is met until the reply, the reply is
-    /// that run's.
+    /// A thread first notes which run was met last, then writes a change, and records the change
+    /// under that run. It notes the run before this check. So if no other run is met until the
+    /// reply, the reply comes from that run.
     fn check_run(&mut self) -> Result<(), Failure> {
         if self.run.is_last() {
             return Ok(());
@@ -411,7 +415,8 @@ impl Link {
             if command.acks().is_some() {
                 acks = command.acks();
             }
-            // It is owed before it is written: from here on its receiver hears of every failure.
+            // The reply is owed before the command is written, so that its receiver gets every
+            // failure from here on.
             self.owe_one(command, Some(receiver), awaited, begins_at, asked);
         }
         if let Some(acks) = acks {
@@ -420,8 +425,8 @@ impl Link {
         bytes
     }
 
-    /// The place at which the next command begins in the stream: after these bytes, which the
-    /// connection does not have yet.
+    /// The position of the next command in the stream: behind `bytes`, which the connection does
+    /// not have yet.
     fn begins_behind(&self, bytes: &[u8]) -> u64 {
         self.connection.given() + bytes.len() as u64
     }
@@ -454,12 +459,12 @@ impl Link {
         }
     }
 
-    /// The time at which the server has answered nothing for so long that the link is useless.
+    /// The time at which the link counts as dead if the server has answered nothing by then.
     fn dead_at(&self) -> Instant {
         later(self.owes_since, self.response_timeout.saturating_add(self.waits()))
     }
 
-    /// Writes the unwritten bytes. `false`: the limit was over first.
+    /// Writes the unwritten bytes. `false`: the limit ended first.
     fn write_limited(&mut self, limit: &Limit) -> Result<bool, Failure> {
         loop {
             let dead_at = self.dead_at();
@@ -476,7 +481,7 @@ impl Link {
     /// As [`read_awaited`](Self::read_awaited), for a thread that leaves when its limit is over.
     /// The link keeps the part of a reply read by then for the next reader.
     ///
-    /// It reads on while `most` replies are owed, even if no thread waits for them.
+    /// It reads on while at least `most` replies are owed, even if no thread waits for them.
     pub(super) fn read_limited(&mut self, limit: &Limit, most: usize) -> Result<(), Failure> {
         let mut awaited = self.owed.iter().filter(|owed| owed.awaited).count();
         while awaited > 0
@@ -505,7 +510,7 @@ impl Link {
         Ok(())
     }
 
-    /// Reads one reply. `None`: the limit was over first.
+    /// Reads one reply. `None`: the limit ended first.
     fn receive_limited(
         &mut self,
         limit: &Limit,
@@ -521,8 +526,8 @@ impl Link {
                     }
                 }
                 Err(error) => {
-                    // Other threads may have written since, each for a moment, but that is no sign
-                    // of life.
+                    // The silence counts from `owes_since`, even if other threads have written in
+                    // the meantime. A write is no sign that the server lives.
                     if error.is_timeout() {
                         self.health.failed(self.owes_since, &error);
                     }
@@ -541,12 +546,12 @@ impl Link {
         all.filter(|_| self.is_left)
     }
 
-    /// Appends to `bytes` a question whether replicas have all that is in them.
+    /// Appends to `bytes` a WAIT: do the replicas have all changes up to here?
     fn owe_wait(&mut self, acks: ReplicaAcks, bytes: &mut Vec<u8>) {
         let command = Command::wait(acks).acknowledged(Some(acks));
         let begins_at = self.begins_behind(bytes);
         bytes.extend_from_slice(command.bytes());
-        // This WAIT begins when the one before it is over.
+        // The server begins this WAIT when the one before it is over.
         self.waits_until = deadline_in(self.waits().saturating_add(acks.within));
         self.waits += 1;
         self.owe_one(command, None, false, begins_at, None);
@@ -561,8 +566,9 @@ impl Link {
         if command.acks().is_some() || !self.run.is_last() {
             return self.send_now([(command, receiver, false)]);
         }
-        // The first time it goes by its text. If the server did not know the script, it would have
-        // to be sent again, but then after the next command of its name.
+        // A script's first command has the script's text. If the server did not know the script,
+        // the command would have to be sent again, and would run after the next command for its
+        // name.
         let (bytes, asked) = self.rights.encoded(&command, self.channels);
         let text = match command.script_id() {
             Some(script) if asked.is_none() && !self.known.contains(&script) => {
@@ -581,13 +587,12 @@ impl Link {
         written.map_err(|error| self.fail(self.after_write(error)))
     }
 
-    /// Reads until no reply is owed for which a thread sleeps; those of later posts may stay
-    /// unread.
+    /// Reads every reply for which a thread sleeps. Replies to later posts may stay unread.
     pub(crate) fn read_awaited(&mut self) -> Result<(), Failure> {
         self.read_awaited_within(self.response_timeout)
     }
 
-    /// As [`read_awaited`](Self::read_awaited), for at most this time.
+    /// As [`read_awaited`](Self::read_awaited), for at most `patience`.
     pub fn read_awaited_within(&mut self, patience: Duration) -> Result<(), Failure> {
         let mut awaited = self.owed.iter().filter(|owed| owed.awaited).count();
         let mut until = self.deadline_in(patience);
@@ -598,7 +603,7 @@ impl Link {
             if self.settle(owed, until)? {
                 awaited -= usize::from(counts);
             } else {
-                // The command was sent anew just now.
+                // The command has just been sent again.
                 until = self.deadline_in(patience);
             }
         }
@@ -606,7 +611,7 @@ impl Link {
         Ok(())
     }
 
-    /// Reads every reply owed, waiting at most `patience` for each, and ten times that for all.
+    /// Reads every owed reply. Waits at most `patience` for each, and ten times that for all.
     pub(crate) fn read_all(&mut self, patience: Duration) -> Result<(), Failure> {
         let last = self.deadline_in(patience.saturating_mul(10));
         while let Some(owed) = self.owed.pop_front() {
@@ -615,8 +620,8 @@ impl Link {
         Ok(())
     }
 
-    /// Reads exactly the replies owed now. A command that must go again as `EVAL` is then owed
-    /// after all commands written later.
+    /// Reads exactly the replies that are owed now. A command that must be sent again as `EVAL` is
+    /// then owed behind all commands written later.
     fn settle_all(&mut self, until: Instant) -> Result<(), Failure> {
         for _ in 0..self.owed.len() {
             let Some(owed) = self.owed.pop_front() else { break };
@@ -626,8 +631,8 @@ impl Link {
         Ok(())
     }
 
-    /// Reads the reply to `owed` and hands it over. `false`: the server did not know the script, so
-    /// the command is owed again, as EVAL and after all others.
+    /// Reads the reply to `owed` and gives it to the receiver. `false`: the server did not know the
+    /// script, so the command was sent again as EVAL, and is owed behind all others.
     fn settle(&mut self, owed: Owed, until: Instant) -> Result<bool, Failure> {
         let reply = match self.receive(until, owed.trusted_at) {
             Ok(reply) => reply,
@@ -642,8 +647,8 @@ impl Link {
         }
     }
 
-    /// Hands over the reply to `owed`. `Some`: the server did not know the script, so the command
-    /// is owed again, after all others, and these bytes must be written for it.
+    /// Gives the reply to `owed` to the receiver. `Some`: the server did not know the script, so
+    /// the command is owed again, behind all others. The caller must write these bytes for it.
     fn settled(&mut self, owed: Owed, reply: Value) -> Result<Option<Vec<u8>>, Failure> {
         let reply = self.rights.answered(&owed.command, owed.asked, reply);
         if !owed.command.may_be_answered(&reply) {
@@ -659,14 +664,15 @@ impl Link {
             && !receiver.has_left()
             && let Some(mut eval) = owed.command.to_eval(self.channels)
         {
-            // The server's scripts were flushed, so it may know none.
+            // The server's scripts were flushed, so it may know no script.
             self.known.clear();
             let acks = owed.command.acks();
             let (trusted_at, begins_at) = (self.trusted_at, self.connection.given());
             let receiver = Some(receiver);
             self.owed.push_back(Owed { retried: true, receiver, trusted_at, begins_at, ..owed });
             if let Some(acks) = acks {
-                // The WAIT that was written with it is answered before it runs.
+                // The WAIT that was written with the first command is answered before the EVAL
+                // runs.
                 self.owe_wait(acks, &mut eval);
             }
             return Ok(Some(eval));
@@ -674,7 +680,7 @@ impl Link {
         match reply {
             // The command has granted nothing, so its caller need not wait for replicas.
             Value::ServerError(_) | Value::Nil => receiver.receive(self.said(reply)),
-            // A WAIT is owed for it, whose answer comes later than this one.
+            // The answer to the command's WAIT comes later, and decides about this reply.
             reply if owed.command.acks().is_some() => {
                 let awaited = owed.awaited;
                 self.unacknowledged.push_back(Unacknowledged { receiver, reply, awaited });
@@ -701,8 +707,8 @@ impl Link {
         if timed_out { Failure::TimedOut(cause) } else { Failure::Reset(cause) }
     }
 
-    /// Takes the answer to a WAIT. It was written after all unacknowledged commands, over the same
-    /// connection.
+    /// Takes the answer to a WAIT. The WAIT was written after all unacknowledged commands, over the
+    /// same connection.
     fn acknowledged(&mut self, answer: &Value, wait: &Command) {
         let Some(acks) = wait.acks() else { return };
         self.waits = self.waits.saturating_sub(1);
@@ -716,7 +722,7 @@ impl Link {
             _ => Some((ErrorKind::Parse, "WAIT was not answered with a number").into()),
         };
         let cause = too_few.map(|error| self.cause(error));
-        // They hear one by one: if one panics, the others hear when the link goes.
+        // One by one: if a receiver panics, the drop of the link fails the others.
         while let Some(Unacknowledged { receiver, reply, .. }) = self.unacknowledged.pop_front() {
             receiver.receive(match &cause {
                 None => Ok(reply),
@@ -735,8 +741,8 @@ impl Link {
         self.receive(until, self.trusted_at).map_err(|failure| self.fail(failure))
     }
 
-    /// Reads one reply. All replies of a batch have one deadline, so a server that dribbles is
-    /// found out.
+    /// Reads one reply. All replies of a batch have one deadline, so that a server that sends a
+    /// byte now and then cannot hold the reader.
     fn receive(&mut self, until: Instant, trusted_at: u64) -> Outcome {
         match self.connection.receive_until(until) {
             Ok(reply) => Ok(self.received(reply, trusted_at)),
@@ -749,14 +755,15 @@ impl Link {
         self.heard_at = self.heard_at.max(trusted_at);
         self.owes_since = self.owes_since.max(self.wrote_at);
         self.is_wrong |= is_wrong_server_reply(&reply);
-        // A wrong server does not count: cleanups would be sent, find it wrong, open the next link,
-        // and so on.
+        // A wrong server does not count. Otherwise its answer would cause cleanups to be sent,
+        // which would find the server wrong and open the next link, and so on.
         if !self.is_wrong
             && let Some(endpoint) = self.untold.take()
         {
             endpoint.answers();
         }
-        // Only the last reply counts, to the last command: others may have lain here for long.
+        // Only the reply to the last command is a sign of life. Earlier ones may have arrived long
+        // before.
         if self.owed.is_empty() {
             self.health.works(self.wrote_at);
         }
@@ -764,16 +771,17 @@ impl Link {
     }
 
     fn not_received(&self, error: RedisError) -> Failure {
-        // The short patience for replies that no thread waits for does not count.
+        // Replies for which no thread waits are read with a short patience. Its end says nothing
+        // about the server's health.
         if error.is_timeout() && self.wrote_at.elapsed() >= self.response_timeout {
             self.health.failed(self.wrote_at, &error);
         }
         self.after_write(error)
     }
 
-    /// Tells every receiver of an owed reply that none will come.
+    /// Gives the failure to every receiver of an owed reply.
     fn fail(&mut self, failure: Failure) -> Failure {
-        // They hear one by one: if one panics, the others hear when the link goes.
+        // One by one: if a receiver panics, the drop of the link fails the others.
         while let Some(Unacknowledged { receiver, .. }) = self.unacknowledged.pop_front() {
             receiver.receive(Err(failure.clone()));
         }

@@ -1,4 +1,5 @@
-//! A command whose reply its thread waits for: it combines, or sleeps until the combiner has it.
+//! A call: a command for whose reply a thread waits. The thread combines, or sleeps until the
+//! combiner has read the reply.
 
 use std::io;
 use std::sync::Arc;
@@ -13,19 +14,20 @@ use crate::connection::outcome::{Cause, Failure, Outcome};
 use crate::connection::reply::is_wrong_server_error;
 use crate::sync::{Mutex, Waker, clock, own_thread};
 
-/// A command whose thread sleeps until it has the reply, or until it must combine.
+/// The waiting side of a call. Its thread sleeps until the reply is there, or until the thread must
+/// combine.
 pub(super) struct Call {
     pub(super) waker: Waker,
     pub(super) state: Mutex<CallState>,
 }
 
 pub(super) enum CallState {
-    /// It must be written, or is written and not answered.
+    /// The command is not written, or is written and not answered.
     Queued,
     /// Its thread must combine. This is set under the lane's mutex, as is the `Done` of a thread
-    /// that leaves. So no thread that has left is told to combine.
+    /// that leaves. So no thread is made the combiner after it has left.
     Combines,
-    /// It is answered, or its thread leaves with this outcome.
+    /// The command is answered, or its thread leaves with this outcome.
     Done(Outcome),
     /// Its thread has left.
     Gone,
@@ -38,7 +40,7 @@ impl Call {
         Arc::new(Self { waker: Waker::current(), state })
     }
 
-    /// The state with which its thread goes on.
+    /// Takes the state, on which the call's thread then acts.
     fn told(&self) -> CallState {
         let mut state = self.state.lock();
         let told = std::mem::replace(&mut *state, CallState::Gone);
@@ -56,17 +58,17 @@ impl Lane {
         deadline_in(connect_timeout.saturating_add(self.endpoint.response_timeout()))
     }
 
-    /// As [`call_once`](Self::call_once), but fails at once in an outage. So a thread that drops a
-    /// hundred permits of a client that has ended waits for the outage once.
+    /// As [`call_once`](Self::call_once), but fails at once if the server is known to be out. So a
+    /// thread that drops a hundred permits of an ended client waits for the outage only once.
     pub fn call_unless_out(self: &Arc<Self>, command: &Command) -> Outcome {
         if self.endpoint.health().is_out() { Err(self.out()) } else { self.call_once(command) }
     }
 
-    /// Sends a command once and waits for its reply. The command may have to wait for the other
-    /// threads' packet that is on its way, and goes with the next one. Each packet connects, if it
-    /// must, and waits for its replies.
+    /// Sends a command once and waits for its reply. If another thread's packet is on its way, the
+    /// command waits for its end and goes with the next packet. Each packet opens a connection, if
+    /// there is none, and waits for its replies.
     ///
-    /// If the calling thread has a [`Limit`], it does not wait for longer than that: see
+    /// If the calling thread has a [`Limit`], it waits at most until that is over: see
     /// [`follow`](Self::follow).
     pub fn call_once(self: &Arc<Self>, command: &Command) -> Outcome {
         match Limit::current() {
@@ -75,8 +77,8 @@ impl Lane {
         }
     }
 
-    /// As [`call_once`](Self::call_once), but after a reset it sends `copy`, if there is time left:
-    /// a call whose connections break one after the other ends, too. `true`: it sent `copy`.
+    /// As [`call_once`](Self::call_once), but sends `copy` after a reset, if there is time left.
+    /// Even if all its connections break, the call ends. `true`: it sent `copy`.
     pub(crate) fn call_twice(
         self: &Arc<Self>,
         command: &Command,
@@ -85,7 +87,7 @@ impl Lane {
         let deadline = self.deadline();
         match self.call_once(command) {
             Err(Failure::Reset(_)) if Instant::now() < deadline => (self.call_once(&copy()), true),
-            // The command changed nothing there, and the next connection leads to the master.
+            // The wrong server changed nothing, and the next connection leads to the master.
             Err(Failure::Refused(cause))
                 if self.endpoint.has_sentinels()
                     && is_wrong_server_error(&cause.error)
@@ -113,8 +115,8 @@ impl Lane {
         call
     }
 
-    /// As [`call_once`](Self::call_once), but it waits for other threads' packets only until
-    /// `limit`. (Not all calls do: a sleep with an end costs a twentieth of the rate of many
+    /// As [`call_once`](Self::call_once), but waits for other threads' packets only until `limit`.
+    /// (Other calls pass no limit: a sleep with an end costs a twentieth of the rate of many
     /// threads.)
     pub(super) fn call_within(
         self: &Arc<Self>,
@@ -132,20 +134,21 @@ impl Lane {
         let link = state.link.take();
         let queue = std::mem::take(&mut state.queue);
         drop(state);
-        // This opens a link if there is none. Others' posts go first, then the own command. Calls
-        // that come meanwhile queue. The combiner's drop makes the first of them the next combiner,
-        // which writes the whole queue in one packet (`combine_queue`).
+        // The combiner opens a link if there is none. It writes the posts of other threads first,
+        // then its own command. Calls that come in the meantime queue. The combiner's drop makes
+        // the first of them the next combiner, which writes the whole queue in one packet
+        // (`combine_queue`).
         let mut combiner = Combiner::new(self, link, self.endpoint.connect_timeout());
         match combiner.write_and_read(queue) {
-            // No connection opens, and the caller need not wait for that twice.
+            // No connection could be opened, and the caller need not wait for a second attempt.
             Err(unsent @ Failure::Unsent(_)) => Err(unsent),
             Ok(()) | Err(_) => combiner.exchange(command),
         }
     }
 
-    /// Sleeps until another thread has the reply, or combines when told to. A thread with a limit
-    /// leaves when that is over, wherever its command stands then, and never opens a connection
-    /// itself.
+    /// Waits for the reply: sleeps until another thread has read it, or combines when that is the
+    /// thread's turn. A thread with a limit leaves when the limit is over, wherever its command
+    /// stands then. It never opens a connection itself.
     ///
     /// | its command when it leaves | its result | the command's end |
     /// |---|---|---|
@@ -154,16 +157,16 @@ impl Lane {
     /// | written in part, or as a whole, by itself | `TimedOut` | it may run; the link keeps the rest of the bytes, and the part of a reply that was read |
     /// | in the link, not begun | `TimedOut` | it may run; a [take](crate::Script::takes) is taken back before the next write |
     ///
-    /// If it combines, it hands the link on: to a call in the queue, or else to a call whose
-    /// command is written and which becomes the reader. If no other call waits, the link stays with
-    /// the lane, and the next caller, or the look at an idle link, reads the late reply before its
-    /// own. The link is given up only when the server has answered nothing for as long as
-    /// `response_timeout`, even if other threads wrote meanwhile. If there is no link, or one that
-    /// was silent for long, a thread of its own combines in its place, with the whole time that
-    /// opening a link may take: it serves all calls that wait then.
+    /// A combiner that leaves hands the link on: to a call in the queue, or else to a call whose
+    /// command is written, which becomes the reader. If no other call waits, the link stays with
+    /// the lane. The next caller, or the look at an idle link, then reads the late reply before its
+    /// own. The link is given up only when the server has answered nothing for `response_timeout`,
+    /// even if other threads wrote in the meantime. If there is no link, or one that was silent for
+    /// long, a new thread combines in the place of the thread with the limit. The new thread has
+    /// the whole time that opening a link may take, and serves all calls that wait then.
     ///
-    /// The senders of a command that may run give back anything it takes, as after any other lost
-    /// reply: they have its owner, ids or number (`lease/cleanup.rs`).
+    /// The sender of a command that may run gives back whatever the command takes, as after any
+    /// other lost reply: the sender knows its owner, ids or number (`lease/cleanup.rs`).
     fn follow(self: &Arc<Self>, call: &Arc<Call>, limit: Option<&Limit>) -> Outcome {
         loop {
             match (call.told(), limit) {
@@ -186,7 +189,7 @@ impl Lane {
     fn combine_limited(self: &Arc<Self>, call: &Arc<Call>, limit: &Limit) {
         let mut state = self.state.lock();
         if limit.is_over() {
-            // It was told to combine when its time was over, so another thread must.
+            // The call's time was over before its turn to combine, so another thread must combine.
             self.leaves(&mut state, call);
             let link = state.link.take();
             drop(state);
@@ -227,8 +230,8 @@ impl Lane {
         drop(combiner);
     }
 
-    /// Ends a call whose time is over. It must come before its thread hands the link on, or the
-    /// thread would be told to combine once more.
+    /// Ends a call whose time is over. This must come before its thread hands the link on, or the
+    /// thread could be made the combiner once more.
     fn leaves(&self, state: &mut LaneState, call: &Arc<Call>) {
         let mut own = call.state.lock();
         if matches!(*own, CallState::Queued) {
@@ -237,8 +240,8 @@ impl Lane {
         }
     }
 
-    /// Removes a call from the queue. Returns whether its command may run: [`Failure::Unsent`] only
-    /// if it was still there.
+    /// Removes a call from the queue. Returns [`Failure::Unsent`] if the call was still in it, and
+    /// otherwise [`Failure::TimedOut`]: the command may run.
     fn give_up(&self, state: &mut LaneState, call: &Arc<Call>, why: io::Error) -> Failure {
         let why = Cause::new(why, self.endpoint.health());
         match state.queue.iter().position(|pending| pending.is(call)) {
@@ -246,12 +249,13 @@ impl Lane {
                 state.queue.remove(at);
                 Failure::Unsent(why)
             }
-            // A combiner has it, and has written it or is about to write it.
+            // A combiner has the command, and has written it or is about to.
             None => Failure::TimedOut(why),
         }
     }
 
-    /// Gives up a call whose time is over. `None`: it is answered, or its thread combines.
+    /// Gives up a call whose time is over. `None`: the call is answered, or its thread must
+    /// combine.
     fn abandon(&self, call: &Arc<Call>) -> Option<Failure> {
         // The next combiner is chosen under this mutex, so it cannot be a thread that has just
         // left.
@@ -264,7 +268,7 @@ impl Lane {
         Some(self.give_up(&mut state, call, late()))
     }
 
-    /// Combines for the whole queue, in which the caller's own command is, too.
+    /// Combines for the whole queue, which includes the caller's own command.
     fn combine_queue(&self) {
         self.gather();
         let mut state = self.state.lock();
@@ -275,7 +279,8 @@ impl Lane {
         let mut combiner = Combiner::new(self, link, self.endpoint.connect_timeout());
         let begun = Instant::now();
         if queue.is_empty() {
-            // Its own command is written, and the thread that should read the reply has left.
+            // The caller's own command is written, and the thread that should read the reply has
+            // left.
             combiner.on_link(Link::read_awaited);
         }
         let _heard = combiner.write_and_read(queue);
@@ -283,8 +288,8 @@ impl Lane {
         drop(combiner);
     }
 
-    /// Waits a moment, on a link with delay, for the threads that the last packet served. They are
-    /// about to send again, and a thread that misses this packet waits for two round trips.
+    /// Waits a moment, on a link with delay, for the threads that the last packet served. They will
+    /// probably send again at once, and a thread that misses this packet waits for two round trips.
     fn gather(&self) {
         let (served, patience) = {
             let state = self.state.lock();
@@ -301,22 +306,22 @@ impl Lane {
 }
 
 impl LaneState {
-    /// Whether the server has answered over the link lately, as far as the threads have noticed.
+    /// Whether the server has answered over the link lately, as far as the lane knows.
     fn answers(&self) -> bool {
         clock::since(self.heard_at) < LATELY
     }
 }
 
-/// The longest silence after which a server still counts as answering. After a longer one it may be
-/// away, and a call that it did not answer says so.
+/// The longest silence after which a server still counts as answering. After a longer one the
+/// server may be away, and a call without an answer says so.
 const LATELY: Duration = Duration::from_secs(1);
 
 fn late() -> io::Error {
     io::Error::new(io::ErrorKind::TimedOut, "the call's own time was over")
 }
 
-/// The shortest time to gather, for a round trip of a sixth of a millisecond: below that, gathering
-/// costs more than it brings.
+/// The shortest time to gather, for a round trip of a sixth of a millisecond. A shorter gathering
+/// costs more than it saves.
 const SHORTEST_GATHER: Duration = Duration::from_micros(10);
 const LONGEST_GATHER: Duration = Duration::from_micros(500);
 

@@ -1,4 +1,4 @@
-//! The combiner of a lane: see there.
+//! The combiner of a lane: the thread that writes and reads for all threads.
 
 use std::collections::VecDeque;
 use std::thread;
@@ -11,10 +11,11 @@ use crate::connection::link::{Link, Parts, ReplyReceiver};
 use crate::connection::outcome::{Failure, Outcome};
 use crate::sync::Waker;
 
-/// The thread that combines for a lane, with its link. Its drop hands both on, even after a panic.
+/// A thread's role as the combiner of a lane, with the lane's link. The drop hands the role and the
+/// link on, even after a panic.
 pub(super) struct Combiner<'a> {
     lane: &'a Lane,
-    /// Boxed: it is moved from the lane and back with each call.
+    /// The link is boxed, since each call moves it from the lane and back.
     link: Option<Box<Link>>,
     /// The time that opening a link may take.
     within: Duration,
@@ -26,14 +27,16 @@ pub(super) struct Combiner<'a> {
 
 impl<'a> Combiner<'a> {
     pub(super) fn new(lane: &'a Lane, mut link: Option<Box<Link>>, within: Duration) -> Self {
-        // This comes before any of it is written, since calls may have left.
+        // This comes before a byte is written, since threads whose commands are in the link may
+        // have left.
         if let Some(link) = &mut link {
             link.take_back_late();
         }
         Self { lane, link, within, limit: None, was_panicking: thread::panicking() }
     }
 
-    /// Makes it a combiner that leaves when its limit is over, and hands the link on in any state.
+    /// Makes this a combiner that leaves when its limit is over, and hands the link on in any
+    /// state.
     pub(super) fn with_limit(mut self, limit: &'a Limit) -> Self {
         self.limit = Some(limit);
         self
@@ -59,13 +62,14 @@ impl<'a> Combiner<'a> {
         }
     }
 
-    /// Writes a queue and reads the replies for which threads sleep. On a failure the receivers
-    /// concerned have heard of it.
+    /// Writes a queue and reads the replies for which threads sleep. If it fails, the receivers
+    /// concerned have got the failure.
     pub(super) fn write_and_read(&mut self, mut queue: VecDeque<Pending>) -> Result<(), Failure> {
         while !queue.is_empty() {
             let packet = take_first(&mut queue, MOST_UNREAD);
             let mut done = self.write_packet(packet);
-            // If there is more to write, all replies are read, since the link would owe too much.
+            // If there is more to write, this reads all replies first, or the link would owe too
+            // much.
             if let Some(link) = self.link.as_mut().filter(|_| done.is_ok() && !queue.is_empty()) {
                 done = link.read_all(self.lane.endpoint.response_timeout());
             }
@@ -79,9 +83,9 @@ impl<'a> Combiner<'a> {
         Ok(())
     }
 
-    /// Reads what a call reads before it writes. Returns how many commands may be written then, so
-    /// that the link does not owe more and more if one call after the other leaves. It returns zero
-    /// if the link broke or the limit is over, and then the commands stay in the queue.
+    /// Reads the replies that a call must read before it writes. Returns how many commands may be
+    /// written after that, so that the link does not owe more and more if one call after the other
+    /// leaves. Zero means that the link broke or the limit is over: the commands stay in the queue.
     pub(super) fn room(&mut self, limit: &Limit) -> usize {
         self.on_link(|link| if link.reads_first() { link.read_limited(limit, 1) } else { Ok(()) });
         match &self.link {
@@ -93,7 +97,7 @@ impl<'a> Combiner<'a> {
     }
 
     /// Writes a packet over the present link, and reads the replies for which threads sleep, until
-    /// the limit is over. On a failure the receivers concerned have heard of it.
+    /// the limit is over. If it fails, the receivers concerned have got the failure.
     pub(super) fn write_and_read_limited(&mut self, packet: VecDeque<Pending>, limit: &Limit) {
         let batch: Vec<_> = packet.into_iter().map(Pending::into_parts).collect();
         self.on_link(|link| {
@@ -104,9 +108,9 @@ impl<'a> Combiner<'a> {
         });
     }
 
-    /// Writes without waiting as much as there is room for: first what was left unwritten, then
-    /// these posts. But it opens a link if there is none. On a failure the receivers concerned have
-    /// heard of it. Returns the posts if the link takes nothing now.
+    /// Writes as much as there is room for, without waiting: first the bytes left unwritten, then
+    /// these posts. But it opens a link if there is none. Returns the posts if the link takes no
+    /// bytes now. If writing fails, the receivers concerned have got the failure.
     pub(super) fn write_posts(&mut self, posts: VecDeque<Pending>) -> VecDeque<Pending> {
         self.on_link(Link::write_rest);
         if posts.is_empty() || self.has_unwritten() {
@@ -138,8 +142,9 @@ impl<'a> Combiner<'a> {
             Ok(link) => write(link, &mut batch),
             Err(failure) => {
                 batch.for_each(|(_, receiver, _)| receiver.receive(Err(failure.clone())));
-                // Calls that queued while the connection failed to open need not find that out one
-                // after the other. (They do if it had less than their time to open.)
+                // Calls that queued while the connection failed to open fail here, too, so that
+                // they need not try one after the other. (If this attempt had less time to open
+                // than theirs would have, they try themselves.)
                 if self.within >= self.lane.endpoint.connect_timeout() {
                     let late = std::mem::take(&mut self.lane.state.lock().queue);
                     late.into_iter().for_each(|pending| pending.fail(&failure));
@@ -149,7 +154,7 @@ impl<'a> Combiner<'a> {
         }
     }
 
-    /// Does the background thread's work for owed replies, and for posts without a link.
+    /// Does the background thread's work: reads owed replies and handles queued posts.
     fn look_after(&mut self, queue: VecDeque<Pending>) {
         let patience = self.lane.endpoint.response_timeout();
         let patience = if self.limit.is_some() { Duration::ZERO } else { patience };
@@ -174,8 +179,8 @@ impl<'a> Combiner<'a> {
             Some(link) => Ok(link),
             none => {
                 let link = Link::open_within(&self.lane.endpoint, self.within)?;
-                // The server has let the link in. This is noted now, since calls may be cut before
-                // the combiner is done.
+                // The server has accepted the link. This is noted now, since the limit of a call
+                // may end before the combiner is done.
                 self.lane.state.lock().heard_at = link.heard_at();
                 Ok(none.insert(Box::new(link)))
             }
@@ -185,8 +190,8 @@ impl<'a> Combiner<'a> {
 
 impl Drop for Combiner<'_> {
     fn drop(&mut self) {
-        // A thread that panics while it combines may have read a reply and not counted it. Then the
-        // next caller would take another command's reply for its own, and a number is a grant.
+        // A thread that panics while it combines may have read a reply without counting it. The
+        // next caller would then take another command's reply for its own, and a number is a grant.
         let panics = thread::panicking() && !self.was_panicking;
         loop {
             self.link.take_if(|link| panics || link.is_wrong());
@@ -194,7 +199,8 @@ impl Drop for Combiner<'_> {
             let mut state = self.lane.state.lock();
             state.heard_at = heard_at;
             if panics {
-                // Its own call may be there still, and would be told to combine.
+                // The thread's own call may still be in the queue, and must not become the next
+                // combiner.
                 let own = Waker::current();
                 state.queue.retain(|pending| !pending.is_of(&own));
             }
@@ -202,7 +208,7 @@ impl Drop for Combiner<'_> {
                 Pending::Call(_, call) => call.takes_over(),
                 Pending::Post(..) => None,
             });
-            // The commands of these are written, and the thread that read for them leaves.
+            // The commands of these calls are written, and the thread that read for them leaves.
             let left =
                 self.link.iter().flat_map(|link| link.left()).filter_map(|it| it.takes_over());
             // This comes before the lane's mutex is free: see `Lane::abandon`.
@@ -213,9 +219,9 @@ impl Drop for Combiner<'_> {
                 reader.wake();
                 return;
             }
-            // Only posts are left, since a combiner never resigns with calls unwritten. Without a
-            // connection, or with too many unread replies, posts wait for the background thread,
-            // which has been asked to look.
+            // Only posts are left in the queue, since any call in it would be the next combiner.
+            // Without a connection, or with too many unread replies, posts wait for the background
+            // thread, which has been asked to look.
             let owed = self.link.as_ref().map_or(MOST_UNREAD, |link| link.owed());
             if state.queue.is_empty() || owed >= MOST_UNREAD {
                 let owes = self.link.is_some() && owed > 0;
@@ -231,8 +237,8 @@ impl Drop for Combiner<'_> {
             }
             let queue = take_first(&mut state.queue, MOST_UNREAD);
             drop(state);
-            // Only writes: a thread that drops a guard may be here, and must wait neither for a
-            // look at a silent connection nor for another one.
+            // This only writes. The thread may be dropping a guard, and must wait neither for the
+            // test of a silent connection nor for a new one.
             self.on_link(|link| link.send_now(queue.into_iter().map(Pending::into_parts)));
         }
     }

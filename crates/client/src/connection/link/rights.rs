@@ -9,16 +9,16 @@ use redis::Value;
 use crate::connection::{Channels, Command, Question};
 use crate::sync::clock;
 
-/// The rights that the connection knows its user to have: at one server, in one run of it and one
-/// login.
+/// The rights that the user is known to have, at one server, in one run of it and one login.
 #[derive(Default)]
 pub(super) struct Rights {
-    /// No user is refused anything there.
+    /// Whether the server refuses no user anything, so that nothing is asked.
     is_open: bool,
     /// A bit for each question that was answered with "the user may use all names".
     all: u64,
-    /// The question and the name, as one number, for a user that may not. All are forgotten if they
-    /// are too many, and then asked again.
+    /// Questions whose answer was "the user may use only some names": the question and the name
+    /// that it was asked for, as one number. If there are too many, all are forgotten and asked
+    /// again.
     names: HashSet<u64>,
     hasher: RandomState,
     /// The number of logins over the connection. An answer counts only for its own login.
@@ -26,14 +26,14 @@ pub(super) struct Rights {
 }
 
 impl Rights {
-    /// The most names, of 16 bytes each.
+    /// At most this many names are kept, with about 16 bytes each.
     const MOST: usize = 10_000;
 
     pub(super) fn new(is_open: bool) -> Self {
         Self { is_open, ..Self::default() }
     }
 
-    /// The bytes of a command, with its question if it must ask that.
+    /// The bytes of a command, and its question if the command must ask one.
     pub(super) fn encoded<'a>(
         &mut self,
         command: &'a Command,
@@ -45,7 +45,7 @@ impl Rights {
         if let Some(question) = self.asks(command)
             && let Some(bytes) = command.to_question(channels, &self.random_name())
         {
-            // By its text: it is asked once, and by then the server need not know it.
+            // The question goes as text. It is asked once, so the server need not know it.
             return (bytes.into(), Some(Asked { question, login: self.logins }));
         }
         (command.bytes_for(channels), None)
@@ -77,7 +77,7 @@ impl Rights {
         self.hasher.hash_one((question.bit(), command.key()))
     }
 
-    /// A name with which no other one begins, so only a pattern for all names matches it.
+    /// A random name, which only a pattern for all names matches.
     fn random_name(&self) -> String {
         format!("{:016x}", self.hasher.hash_one(clock::now()))
     }
