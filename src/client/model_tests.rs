@@ -165,7 +165,7 @@ fn a_release_goes_out_before_the_next_request() {
 }
 
 #[test]
-fn so_it_is_with_two_processes() {
+fn of_two_processes_one_thread_holds_at_a_time_and_every_thread_ends() {
     explore(250, || {
         play(2, 2, Process::lock, user);
     });
@@ -179,7 +179,7 @@ fn the_waiters_for_a_fair_lock_end() {
 }
 
 #[test]
-fn so_do_those_of_two_processes() {
+fn the_waiters_of_two_processes_for_a_fair_lock_end() {
     explore(250, || {
         play(2, 2, Process::fair_lock, user);
     });
@@ -336,16 +336,16 @@ fn take_away(keeps: bool, breaks: bool) {
 }
 
 #[test]
-fn a_lost_hold_is_told() {
+fn a_lost_hold_is_reported_to_its_holder() {
     explore(500, || take_away(true, false));
 }
 
 #[test]
-fn a_lost_hold_is_told_at_any_failure() {
+fn a_lost_hold_is_reported_to_its_holder_at_any_failure() {
     explore(500, || take_away(true, true));
 }
 
 #[test]
-fn a_released_hold_is_not_told_as_lost() {
+fn a_released_hold_is_not_reported_as_lost() {
     explore(500, || take_away(false, true));
 }

@@ -434,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_of_a_longer_lease_counts_than_a_cut_leaves_that_may_come_later() {
+    fn a_longer_lease_counts_only_as_far_as_a_late_cut_would_leave_it() {
         for (answer, resent, is_lost) in [
             (Ok(Held::Yes), false, false),
             (Ok(Held::Yes), true, true),
@@ -506,7 +506,7 @@ mod tests {
     /// Otherwise an hour that an inner level asked for, without an answer, would stay at the server
     /// when the outer level's lease has ended.
     #[test]
-    fn a_longer_lease_without_an_answer_may_outlive_the_deadline_whatever_is_renewed() {
+    fn a_hold_may_outlive_its_deadline_until_its_longest_requested_lease_is_confirmed() {
         let asked = Asked { forced: 0, incarnation: 0, at: clock::now() };
         let owner = ClientId::random().unwrap().next_owner();
         let hold = Hold::new(owner, Terms::watched(LEASE), asked, false);
@@ -519,7 +519,7 @@ mod tests {
     }
 
     #[test]
-    fn a_level_that_the_server_no_longer_has_has_ended_if_its_own_end_is_past() {
+    fn a_hold_that_is_gone_at_the_server_has_expired_if_its_deadline_is_past() {
         let why = |at| {
             let asked = Asked { forced: 0, incarnation: 0, at };
             let owner = ClientId::random().unwrap().next_owner();

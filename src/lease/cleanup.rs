@@ -391,7 +391,7 @@ mod tests {
     const SECOND: u64 = 1_000_000_000;
 
     #[test]
-    fn each_is_sent_for_as_long_as_it_may_matter() {
+    fn a_cleanup_of_each_kind_is_sent_for_as_long_as_it_may_matter() {
         let name = Arc::from("name");
         let command = || Command::plain(&[b"PING"]);
         let cause = || {

@@ -154,7 +154,7 @@ mod tests {
 
     /// Two processes that hold the lock in turns, each for too short a time to send its chain.
     #[test]
-    fn an_unsent_chain_goes_on_past_the_process_that_began_another() {
+    fn a_chain_that_no_release_named_goes_on_for_twice_as_long() {
         let mut cohort = Cohort::default();
         let (first, end) = (Chain::begun(7), 6 + SAME_CHAIN);
         cohort.released(end, first);

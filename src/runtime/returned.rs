@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_ones_are_remembered_and_of_each_semaphore_its_own() {
+    fn the_last_returned_permits_of_each_semaphore_are_remembered() {
         let returned = Returned::default();
         let (one, other): (Arc<str>, Arc<str>) = ("one".into(), "other".into());
         let ids = |from, to| (from..to).map(PermitId::from_number).collect::<Vec<_>>();

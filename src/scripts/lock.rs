@@ -527,7 +527,7 @@ mod tests {
     /// From this age on the server looks for other waiters. A chain without an argument is never
     /// old.
     #[test]
-    fn a_chain_is_told_of_from_the_age_on_in_which_it_counts() {
+    fn a_release_names_its_chain_once_the_chain_is_old_enough_to_count() {
         let said = |chain| since(chain, &mut [0; 20]).map(<[u8]>::to_vec);
         let script = include_str!("../../lua/hand_off.lua");
         assert!(script.contains(&format!("WINDOW, AGE = 4, {}\n", AGE / 1_000_000)));

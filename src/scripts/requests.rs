@@ -607,7 +607,7 @@ mod tests {
 
     /// Goes through the names as the renewer does, while other threads move names to the end.
     #[test]
-    fn whoever_goes_through_the_names_misses_none() {
+    fn a_pass_over_the_names_with_changes_misses_none() {
         let mut client = Client::new();
         (0..50).for_each(|name| client.change(&name.to_string()));
         let (mut place, mut seen) = (Place::default(), std::collections::BTreeSet::new());

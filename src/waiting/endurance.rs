@@ -84,13 +84,13 @@ mod tests {
     }
 
     #[test]
-    fn a_call_endures_failures_for_so_long_from_its_first_one() {
+    fn a_call_endures_failures_for_the_failover_timeout_from_its_first_one() {
         let at = [0.0, 30.0, 59.95, 60.0, 61.0];
         assert_eq!(pauses(Passing::Outage, &at), [Some(100), Some(100), Some(50), None, None]);
     }
 
     #[test]
-    fn a_waiter_without_replicas_asks_less_and_less_often() {
+    fn a_waiter_that_lacks_replicas_asks_less_and_less_often() {
         let at = [0.0, 0.1, 0.3, 0.7, 1.5, 2.5, 59.5, 60.5];
         let pauses = pauses(Passing::Unacknowledged, &at);
         let expected = [100, 200, 400, 800, 1_000, 1_000, 500].map(Some);
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_ends_an_outage_and_no_lack_of_replicas() {
+    fn an_answer_ends_an_outage_but_not_a_lack_of_replicas() {
         let begun = Instant::now();
         for (trouble, goes_on) in [(Passing::Outage, true), (Passing::Unacknowledged, false)] {
             let mut endurance = Endurance::default();
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_limit_of_its_own_a_wait_ends_at_once() {
+    fn with_a_failover_timeout_of_zero_a_wait_ends_at_its_first_failure() {
         let mut endurance = Endurance::default();
         let trouble = [Passing::Outage, Passing::Unacknowledged];
         for trouble in trouble {

@@ -5,7 +5,7 @@ use std::path::Path;
 
 /// The compiler says so only where the call itself is a statement; but there it says why.
 #[test]
-fn a_verb_that_says_whether_it_got_came_or_opened_wants_to_be_heard_and_says_why() {
+fn a_verb_whose_result_says_whether_it_succeeded_is_must_use_with_a_reason() {
     // They act, and a caller may not care for the earlier state; or they only ask.
     const OTHERS: [&str; 6] =
         ["force_unlock", "delete", "notify_one", "is_locked", "is_broken", "remaining_lease"];

@@ -591,7 +591,7 @@ fn a_child_forked_in_the_middle_of_anything_hangs_nowhere() {
 
 /// In a cluster each call looks up which server has the name's slot.
 #[test]
-fn nor_does_one_of_a_process_that_uses_a_cluster() {
+fn a_child_of_a_process_that_uses_a_cluster_hangs_nowhere() {
     if !has_own_process() {
         return;
     }

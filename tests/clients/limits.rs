@@ -189,7 +189,7 @@ fn neither_a_drop_nor_a_call_that_gives_up_waits_for_room_in_a_connection() {
 
 /// The first one asks at once, and again seconds later. The others come to lead at their end.
 #[test]
-fn calls_that_end_together_behind_an_answered_one_all_end_with_none() {
+fn waiters_whose_limits_end_together_return_none_if_their_leader_was_answered() {
     const CALLS: usize = 30;
     let server = server();
     let (client, other) = (patient(&server.url()), client(&server));

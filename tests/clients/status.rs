@@ -249,7 +249,7 @@ fn a_long_queue_is_cut_and_takes_the_server_little_time() {
 }
 
 #[test]
-fn in_a_cluster_the_name_s_server_is_asked() {
+fn in_a_cluster_a_status_comes_from_the_server_of_its_name() {
     bound();
     let cluster = Cluster::without_replicas().expect("a cluster to test on");
     let [holder, watcher] =

@@ -196,7 +196,7 @@ fn a_force_unlock_of_another_process_is_told() {
 }
 
 #[test]
-fn of_many_that_are_held_those_that_are_gone_are_told_and_no_others() {
+fn of_many_holds_exactly_those_that_are_gone_are_reported_lost() {
     let server = server();
     let client = watched(&server, LEASE);
     let held: Vec<_> = (0..500).map(|at| Held::lock(&client, &format!("lock {at}"))).collect();
@@ -459,7 +459,7 @@ fn a_question_that_the_server_does_not_answer_is_asked_again() {
 /// One server that knows no such commands, one whose rights forbid them, and a client that does
 /// without.
 #[test]
-fn where_the_server_does_not_track_a_renewal_tells() {
+fn without_tracking_a_loss_is_found_by_the_next_renewal() {
     let server = server();
     let mut user = User::new(&server, "plain");
     user.set(&["-client"]);

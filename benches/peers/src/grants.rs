@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn an_overlap_of_two_holders_is_a_double() {
+    fn two_holders_that_overlap_count_as_a_double_grant() {
         let apart = [grant(0, 10, 20, false), grant(1, 20, 30, false)];
         let together = [grant(0, 10, 20, false), grant(1, 19, 30, false)];
         assert_eq!((doubles(&apart, 1), doubles(&together, 1)), (0, 1));
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn readers_may_be_together_and_writers_may_not() {
+    fn readers_that_overlap_are_no_double_grant_and_writers_are() {
         let readers = [grant(0, 10, 20, false), grant(1, 15, 30, false)];
         let writer = [grant(0, 10, 20, false), grant(1, 15, 30, true)];
         assert_eq!((doubles(&readers, 0), doubles(&writer, 0)), (0, 1));

@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_can_be_read_and_takes_over_works_of_a_later_run() {
+    fn stored_results_are_read_back_and_replaced_by_a_later_run() {
         let kept = serde_json::to_string(&results("one", &[("1x8", 1.0), ("4x8", 2.0)])).unwrap();
         let mut all: Results = serde_json::from_str(&kept).unwrap();
         all.replace(results("two", &[("4x8", 3.0)]));

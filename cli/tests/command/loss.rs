@@ -62,17 +62,17 @@ fn after(name: &str, fault: impl Fn(&Running, &Proxy)) -> Option<i32> {
 }
 
 #[test]
-fn after_a_kill_of_the_wrapper() {
+fn no_command_outlives_the_lock_after_a_kill_of_the_wrapper() {
     assert_eq!(after("killed", |it, _| it.signal(Signal::KILL)), None);
 }
 
 #[test]
-fn after_a_stop_of_the_wrapper() {
+fn no_command_outlives_the_lock_after_a_stop_of_the_wrapper() {
     assert_eq!(after("stopped", |it, _| it.signal(Signal::STOP)), Some(74));
 }
 
 #[test]
-fn after_the_network_is_cut() {
+fn no_command_outlives_the_lock_after_the_network_is_cut() {
     assert_eq!(after("cut off", |_, proxy| proxy.freeze()), Some(74));
 }
 
@@ -83,12 +83,12 @@ fn signal_guardian(running: &Running, signal: Signal) {
 
 /// The lock is not passed on before the guardian and its command are dead.
 #[test]
-fn after_a_kill_of_the_guardian() {
+fn no_command_outlives_the_lock_after_a_kill_of_the_guardian() {
     assert_eq!(after("unguarded", |it, _| signal_guardian(it, Signal::KILL)), Some(70));
 }
 
 #[test]
-fn after_a_stop_of_the_guardian_while_the_network_is_cut() {
+fn no_command_outlives_the_lock_after_a_stop_of_the_guardian_and_a_cut_network() {
     let status = after("both", |it, proxy| {
         signal_guardian(it, Signal::STOP);
         proxy.freeze();
@@ -128,7 +128,7 @@ fn a_guardian_that_goes_on_after_the_deadline_it_knew_kills_no_command_whose_loc
 
 /// A guardian that does not read must not make `redlatch run` wait for it.
 #[test]
-fn after_a_stop_of_the_guardian_and_more_signals_than_its_socket_takes() {
+fn no_command_outlives_the_lock_after_a_stop_of_the_guardian_and_many_signals() {
     let status = after("full", |it, proxy| {
         signal_guardian(it, Signal::STOP);
         for _ in 0..2_000 {

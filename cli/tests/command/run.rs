@@ -54,7 +54,7 @@ fn the_command_is_looked_up_before_the_server_is_asked() {
 }
 
 #[test]
-fn trouble_of_its_own_has_the_statuses_of_sysexits() {
+fn errors_of_the_command_itself_end_with_the_statuses_of_sysexits() {
     let server = server();
     let url = server.url();
     for words in [

@@ -54,7 +54,7 @@ fn who_and_ls_name_holders_and_waiters() {
 
 /// Any client may write one: an element of a list, or a permit's id.
 #[test]
-fn an_owner_commands_no_terminal() {
+fn control_characters_in_an_owner_do_not_reach_the_terminal() {
     let server = server();
     let (url, client, mut redis) = (server.url(), client(&server), server.connection());
     let owner = "x\u{1b}[2J\n\u{9b}31m";
@@ -205,7 +205,7 @@ const PROGRAMS: [&str; 10] = [
 ];
 
 #[test]
-fn the_recipes_of_the_page_work() {
+fn the_recipes_of_the_shell_page_work() {
     let server = server();
     let folder = tempfile::tempdir().unwrap();
     for program in PROGRAMS {

@@ -294,7 +294,7 @@ fn a_broken_connection_strands_no_thread() {
 }
 
 #[test]
-fn an_abandoned_reply_is_looked_after() {
+fn the_reply_that_no_thread_waits_for_is_read() {
     explore(1_000, || {
         for user in [Play::poster, Play::looker] {
             let (play, _) = play(0, user);

@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn parties_that_pass_apart_are_found() {
+    fn a_generation_whose_parties_pass_apart_is_found() {
         let all = [pass(100, 111, 2), pass(105, 112, 1), act(108), pass(107, 110, 0)];
         assert_eq!(violations(&all, &[], None), [""; 0]);
         // Nobody was the second.

@@ -71,17 +71,17 @@ mod tests {
     }
 
     #[test]
-    fn one_after_the_other_is_right() {
+    fn holders_one_after_the_other_are_right() {
         assert_eq!(violations(&[hold(1, 0, 1, 5), hold(2, 0, 5, 9)], &[]), 0);
     }
 
     #[test]
-    fn two_at_once_are_found() {
+    fn two_holders_at_once_are_found() {
         assert_eq!(violations(&[hold(1, 0, 1, 5), hold(2, 0, 4, 9)], &[]), 1);
     }
 
     #[test]
-    fn a_claim_ends_with_its_deadline_its_loss_or_its_process() {
+    fn a_claim_to_hold_ends_with_its_deadline_its_loss_or_its_process() {
         let next = hold(2, 0, 4, 9);
         let mut ended = hold(1, 0, 1, 50);
         ended.grant.until = ms(3);

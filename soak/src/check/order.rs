@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn an_order_is_found_where_there_is_one() {
+    fn an_order_of_holders_is_found_where_there_is_one() {
         // The second was asked for first.
         assert_eq!(violations(&[hold(1, 3, 4, 6), hold(2, 0, 7, 9)], &[]), 0);
         // The release took effect before its reply.
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn a_search_without_an_end_is_no_pass() {
+    fn a_search_for_an_order_that_gives_up_does_not_pass() {
         // Many acquires of half the capacity that overlap one another: no order, and many tries.
         let mut holds: Vec<_> = (0..40).map(|at| hold(at, 0, 100 + u64::from(at), 200)).collect();
         for hold in &mut holds {

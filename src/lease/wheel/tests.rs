@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::*;
 
 #[test]
-fn fires_at_its_tick_and_not_before() {
+fn an_entry_fires_at_its_tick_and_not_before() {
     let mut wheel = Wheel::new(100, 8);
     wheel.insert(103, "a");
     assert_eq!(advance(&mut wheel, 102), [""; 0]);
@@ -17,7 +17,7 @@ fn fires_at_its_tick_and_not_before() {
 }
 
 #[test]
-fn fires_by_due_tick_then_by_insertion() {
+fn entries_fire_by_due_tick_then_by_insertion() {
     let mut wheel = Wheel::new(0, 8);
     for (due, item) in [(9, "c"), (2, "a"), (9, "d"), (1, "_"), (25, "e"), (2, "b")] {
         wheel.insert(due, item);
@@ -90,7 +90,7 @@ fn a_jump_of_any_size_costs_one_round() {
 }
 
 #[test]
-fn a_round_passes_every_bucket() {
+fn a_round_of_the_wheel_passes_every_bucket() {
     for buckets in [1, 2, 8, 64, 128, 1024] {
         for start in [1, 5, 63, 100] {
             let mut wheel = Wheel::new(start, buckets);
@@ -106,7 +106,7 @@ fn a_round_passes_every_bucket() {
 }
 
 #[test]
-fn a_scan_does_not_look_beyond_its_end() {
+fn a_scan_for_the_next_due_does_not_look_beyond_its_end() {
     let mut wheel = Wheel::new(62, 128);
     wheel.insert(67, ());
     assert_eq!(wheel.next_occupied(0, 4), None);
@@ -121,7 +121,7 @@ fn a_scan_does_not_look_beyond_its_end() {
 }
 
 #[test]
-fn fired_is_appended_to() {
+fn advance_appends_to_the_fired_entries() {
     let mut wheel = Wheel::new(0, 8);
     let mut fired = vec!["before"];
     wheel.insert(1, "a");
@@ -297,7 +297,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
 
     #[test]
-    fn does_as_a_searched_list_does(
+    fn the_wheel_fires_as_a_searched_list_would(
         start in prop_oneof![0..5000_u64, any::<u64>(), u64::MAX - 5000..=u64::MAX],
         buckets in prop::sample::select(vec![1, 2, 8, 64, 128, 1024]),
         calls in prop::collection::vec(call(), 1..120),

@@ -242,7 +242,7 @@ fn the_next_one_leads_where_the_first_dies_while_it_asks() {
 }
 
 #[test]
-fn a_message_that_comes_before_a_companion_looks_is_not_forgotten() {
+fn a_message_to_a_companion_before_its_first_look_is_not_forgotten() {
     let server = Server::start().unwrap();
     let [client, other] = [(); 2].map(|()| Client::connect(&server.url()).unwrap());
     let lock = client.fair_lock("looks");
@@ -269,7 +269,7 @@ fn a_message_that_comes_before_a_companion_looks_is_not_forgotten() {
 
 /// They have other limits, and the server may run the request later.
 #[test]
-fn those_that_were_asked_for_in_a_request_that_its_threads_limit_cut_leave_nothing() {
+fn threads_in_a_shared_request_that_a_limit_cut_leave_no_queue_entry() {
     let server = Server::start().unwrap();
     let client = Client::builder(&server.url()).response_timeout(SOON).connect().unwrap();
     let held = Client::connect(&server.url()).unwrap().fair_lock("cut").lock().unwrap();

@@ -195,7 +195,7 @@ fn one_writes_or_some_read_and_every_thread_ends() {
 }
 
 #[test]
-fn so_it_is_with_two_processes() {
+fn of_two_processes_one_writes_or_some_read_and_every_thread_ends() {
     let seen = model(400, 2, 3);
     assert!(happened(&seen.together) && happened(&seen.went_down));
 }
@@ -357,7 +357,7 @@ fn await_refusals(server: &Server, refusals: usize) {
 
 /// Also as long as the loss is unnoticed.
 #[test]
-fn a_thread_that_reads_no_longer_is_not_told_that_it_reads() {
+fn a_thread_whose_read_hold_is_over_is_not_refused_as_a_reader() {
     explore(10, || {
         let server = Server::start();
         let process = Process::start(&server);

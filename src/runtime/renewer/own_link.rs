@@ -216,7 +216,7 @@ mod tests {
     const LEASE: Duration = Duration::from_secs(60);
 
     #[test]
-    fn over_the_callers_connections_all_are_sent_together_and_waited_for_until_a_time() {
+    fn over_callers_lanes_commands_are_sent_together_and_awaited_until_a_time() {
         let server = Server::start().unwrap();
         let config = ClientBuilder::new(&server.url()).response_timeout(LEASE).config;
         let session = Session::open(&server.url(), config, |_, _, _| {}).unwrap();

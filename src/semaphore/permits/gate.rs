@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn a_leader_asks_for_no_more_than_can_be_counted_and_for_no_more_than_so_many() {
+    fn a_leader_asks_for_no_more_permits_and_no_more_needs_than_one_request_takes() {
         let gate = Gate::new(Duration::ZERO);
         queued(&gate, &[2, u32::MAX - 3, 1]);
         assert_eq!(gate.needs(need(1), u32::MAX), [1, 2, u32::MAX - 3]);

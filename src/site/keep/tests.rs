@@ -19,7 +19,7 @@ const SHORT: Duration = Duration::from_secs(10);
 /// By then the hold has less left than the copy names. And one that comes after the release makes
 /// nothing.
 #[test]
-fn a_late_copy_lengthens_nothing() {
+fn a_late_copy_of_a_keep_command_lengthens_no_lease() {
     let server = Server::start().unwrap();
     let config = ClientBuilder::new(&server.url()).config;
     let session = Session::open(&server.url(), config, |_, _, _| {}).unwrap();

@@ -115,7 +115,7 @@ fn a_lost_reply_comes_after_the_deed() {
 }
 
 #[test]
-fn a_rule_has_so_many_shots() {
+fn a_rule_acts_as_often_as_it_says() {
     let (_server, proxy) = set_up();
     proxy.on(Direction::Request, 2, Action::LoseReply, |bytes| rules::contains(bytes, b"INCR"));
     assert!(increase(&mut client(&proxy)).is_err());

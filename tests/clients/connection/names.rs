@@ -76,7 +76,7 @@ fn a_server_that_gives_connections_no_names_is_no_error() {
 }
 
 #[test]
-fn a_name_that_is_too_long_is_said_to_be() {
+fn a_name_that_is_too_long_is_an_error_that_says_so() {
     let error = Client::builder("redis://127.0.0.1:1").name(&"x".repeat(201)).connect();
     let error = error.map(drop).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config, "{error}");

@@ -228,7 +228,7 @@ fn a_limited_wait_of_a_client_that_is_shut_down_says_so() {
 }
 
 #[test]
-fn a_hold_is_renewed_once_the_system_gives_threads_again() {
+fn a_hold_is_renewed_once_the_system_can_start_threads_again() {
     if !has_own_process() {
         return;
     }
@@ -248,7 +248,7 @@ fn a_hold_is_renewed_once_the_system_gives_threads_again() {
 }
 
 #[test]
-fn a_client_listens_once_the_system_gives_threads_again() {
+fn a_client_listens_once_the_system_can_start_threads_again() {
     if !has_own_process() {
         return;
     }

@@ -229,7 +229,7 @@ fn an_answer_to_a_leader_that_is_cancelled_ends_the_outage_for_the_next_one() {
 
 /// The second call begins when half of the first one's time is over.
 #[test]
-fn each_call_endures_an_outage_for_so_long_from_its_own_first_failure() {
+fn each_call_endures_an_outage_for_the_failover_timeout_from_its_own_first_failure() {
     let server = server();
     let limit = UNIT * 10;
     let client = enduring(&server, limit);

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn waiters_get_it_when_the_servers_data_is_gone() {
+fn waiters_get_the_lock_when_the_servers_data_is_gone() {
     let server = server();
     let (one, other) = (client(&server), client(&server));
     for way in ["FLUSHALL", "restart"] {

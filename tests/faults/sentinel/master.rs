@@ -160,7 +160,7 @@ fn client_of_one(sentinels: &Sentinels, sentinel: &Server) -> Result<Client, Err
 
 /// A failover gives the service another address, and must not change the order.
 #[test]
-fn of_one_name_the_lock_behind_sentinels_stands_where_its_service_name_does() {
+fn locks_of_one_name_are_ordered_by_the_service_name_of_their_sentinels() {
     let sentinels = sentinels();
     let other = server();
     let by_name = builder(&other.url().replace("127.0.0.1", "localhost")).connect().unwrap();

@@ -9,7 +9,7 @@ const LONG: Duration = Duration::from_secs(60);
 const HOUR: Duration = Duration::from_secs(3_600);
 
 #[test]
-fn so_many_requests_fail_and_the_next_one_does_not() {
+fn exactly_as_many_requests_fail_as_asked() {
     let server = InMemoryServer::new().unwrap();
     let client = server.client().unwrap();
     let lock = client.reentrant_lock("orders");

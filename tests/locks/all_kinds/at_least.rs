@@ -219,7 +219,7 @@ fn worker() {
 }
 
 #[test]
-fn of_many_processes_one_runs_once_in_each_interval_wherever_it_is_killed() {
+fn with_a_least_time_one_process_runs_in_each_interval_wherever_it_is_killed() {
     let server = server();
     let interval = LEAST * 3;
     let millis = interval.as_millis().to_string();

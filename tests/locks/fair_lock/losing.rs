@@ -333,7 +333,7 @@ fn a_hold_that_was_granted_by_message_lasts() {
 }
 
 #[test]
-fn a_lease_shorter_than_a_hand_overs_ends_in_time() {
+fn a_lease_shorter_than_the_provisional_one_ends_in_time() {
     let server = server();
     let (one, other) = (client(&server), client(&server));
     once_within(PROVISIONAL, || {

@@ -327,7 +327,7 @@ fn a_release_in_the_subscribers_absence_reaches_the_waiter() {
 }
 
 #[test]
-fn waiters_get_it_when_the_servers_data_is_gone() {
+fn waiters_get_the_lock_when_the_servers_data_is_gone() {
     let server = server();
     let (one, other) = (quick(&server), quick(&server));
     for way in ["FLUSHALL", "restart"] {

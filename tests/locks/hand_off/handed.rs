@@ -42,7 +42,7 @@ fn a_grant_of_a_time_that_no_clock_shows_is_no_panic() {
 }
 
 #[test]
-fn a_lease_that_is_shorter_than_it_was_handed_on_for_ends_for_others_too() {
+fn a_fixed_lease_shorter_than_the_provisional_one_ends_at_the_server_too() {
     let server = server();
     let proxy = Proxy::before(&server);
     let lock = behind(&server, &proxy).reentrant_lock("short").with_lease(UNIT * 3);
@@ -134,7 +134,7 @@ fn a_level_of_the_watchdogs_takes_nothing_from_a_fixed_lease_that_is_longer() {
 /// If its process is killed, others wait for that lease, and not for the provisional one. In one
 /// round at least of some: a busy machine may be late.
 #[test]
-fn a_lease_that_is_shorter_than_the_provisional_one_is_cut_to_once_it_is_held_for_a_moment() {
+fn a_provisional_lease_longer_than_the_wanted_one_is_cut_after_a_moment() {
     let server = server();
     let proxy = Proxy::before(&server);
     let mut redis = server.connection();

@@ -86,7 +86,7 @@ fn is_raised_once(server: &Server) -> bool {
 
 /// The server would keep it for two seconds.
 #[test]
-fn a_fixed_lease_that_is_shorter_than_a_hand_overs_frees_the_lock_at_its_end() {
+fn a_fixed_lease_shorter_than_the_provisional_one_frees_the_lock_at_its_end() {
     let server = server();
     for way in ["asleep", "late"] {
         once_within(PROVISIONAL, || ends_short(&server, way));
@@ -160,7 +160,7 @@ fn a_check_right_after_a_hand_over_raises_the_hold() {
 /// A time that cannot be, since the server's clock was set, makes no hold longer than a
 /// hand-over's.
 #[test]
-fn a_grant_from_the_time_to_come_counts_from_its_receipt() {
+fn a_grant_dated_in_the_future_counts_from_its_receipt() {
     let server = server();
     let mut redis = server.connection();
     let guard = client(&server).reentrant_lock("clock").lock().unwrap();

@@ -96,7 +96,7 @@ fn random_sets_in_random_order_never_deadlock_and_no_two_hold_one_lock() {
 }
 
 #[test]
-fn two_that_list_them_in_opposite_orders_both_go_on() {
+fn two_that_list_the_parts_in_opposite_orders_both_go_on() {
     let server = server();
     let threads: Vec<_> = [["x", "y"], ["y", "x"], ["x", "y"], ["y", "x"]]
         .into_iter()
@@ -121,7 +121,7 @@ fn two_that_list_them_in_opposite_orders_both_go_on() {
 /// Redisson's `RedissonMultiLock`: in the order of the list, each for a while, otherwise it gives
 /// all back and begins anew.
 #[test]
-fn beside_redissons_in_the_opposite_order_nothing_locks_up() {
+fn a_multi_lock_and_one_of_redissons_in_opposite_orders_do_not_deadlock() {
     let server = server();
     let plain = PlainClient::connect(&server.url()).unwrap();
     let theirs = spawn(move || {

@@ -55,7 +55,7 @@ fn losses(guard: &MultiLockGuard) -> Arc<AtomicUsize> {
 // Leftovers.
 
 #[test]
-fn all_that_is_left_together_outlives_the_client() {
+fn several_locks_left_to_expire_stay_held_after_their_client_has_ended() {
     let server = server();
     for owned in [true, false] {
         let client = client(&server);
@@ -80,7 +80,7 @@ fn all_that_is_left_together_outlives_the_client() {
 // Parts taken.
 
 #[test]
-fn all_are_held_until_the_guard_goes() {
+fn all_parts_are_held_until_the_guard_goes() {
     let server = server();
     let (client, other) = (client(&server), client(&server));
     let all = all_of(&client, &["c", "a", "b"]);
@@ -103,7 +103,7 @@ fn all_are_held_until_the_guard_goes() {
 }
 
 #[test]
-fn none_is_held_if_one_is_not_to_be_had() {
+fn a_multi_lock_keeps_no_part_if_one_of_them_cannot_be_taken() {
     let server = server();
     let (client, other) = (client(&server), client(&server));
     for taken in NAMES {
@@ -120,7 +120,7 @@ fn none_is_held_if_one_is_not_to_be_had() {
 }
 
 #[test]
-fn they_are_taken_and_given_back_one_after_the_other() {
+fn parts_are_taken_and_given_back_one_after_the_other() {
     let server = server();
     let proxy = Proxy::before(&server);
     let client = Client::builder(&proxy.url()).watchdog_timeout(LONG).connect().unwrap();
@@ -290,7 +290,7 @@ fn an_unlock_leaves_each_part_once_and_one_that_is_not_held_is_an_error() {
 }
 
 #[test]
-fn the_lease_of_several_is_the_least_and_force_takes_each_part_away() {
+fn the_lease_of_a_multi_lock_is_its_shortest_and_force_unlocks_each_part() {
     let server = server();
     let (client, other) = (client(&server), client(&server));
     let short = client.reentrant_lock("b").with_lease(LONG / 4);
@@ -317,7 +317,7 @@ fn the_lease_of_several_is_the_least_and_force_takes_each_part_away() {
 }
 
 #[test]
-fn several_in_the_list_of_several_stand_for_their_parts() {
+fn a_multi_lock_in_the_list_of_another_stands_for_its_parts() {
     let server = server();
     let client = client(&server);
     let (inner, b) = (all_of(&client, &["c", "a"]), client.reentrant_lock("b"));

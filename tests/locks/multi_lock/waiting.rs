@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn while_one_is_waited_for_those_before_it_are_held_and_renewed() {
+fn while_a_part_is_waited_for_those_before_it_are_held_and_renewed() {
     let server = server();
     let lease = RENEWED;
     let (ours, other) = (watched(&server, lease), client(&server));
@@ -27,7 +27,7 @@ fn while_one_is_waited_for_those_before_it_are_held_and_renewed() {
 }
 
 #[test]
-fn one_that_was_handed_on_is_kept_while_the_next_is_waited_for() {
+fn a_part_granted_by_message_is_kept_while_the_next_is_waited_for() {
     let server = server();
     let (ours, other) = (client(&server), client(&server));
     let [a, b] = ["a", "b"].map(|name| other.reentrant_lock(name).lock().unwrap());
@@ -48,7 +48,7 @@ fn one_that_was_handed_on_is_kept_while_the_next_is_waited_for() {
 }
 
 #[test]
-fn a_time_limit_is_for_the_whole() {
+fn a_time_limit_covers_all_parts_together() {
     let server = server();
     let (ours, other) = (client(&server), client(&server));
     let taken = ["b", "c"].map(|name| other.reentrant_lock(name).lock().unwrap());
@@ -64,7 +64,7 @@ fn a_time_limit_is_for_the_whole() {
 
 /// The clients would wait for the server's answers for far longer.
 #[test]
-fn a_limit_ends_the_whole_where_a_server_says_nothing() {
+fn a_limit_ends_a_wait_for_several_where_a_server_says_nothing() {
     let (here, there) = (server(), server());
     let patient = |server: &Server| {
         let builder = Client::builder(&server.url()).watchdog_timeout(LONG);

@@ -70,7 +70,7 @@ fn a_forced_unlock_of_a_writer_ends_its_read_hold_too() {
 
 /// A read grant may be over when the reply comes. That says nothing of the other hold.
 #[test]
-fn a_writer_told_too_late_of_its_read_grant_writes_on() {
+fn a_writer_whose_read_grant_came_too_late_still_writes() {
     let server = server();
     let proxy = Proxy::before(&server);
     let client = Client::builder(&proxy.url()).watchdog_timeout(LONG).connect().unwrap();
@@ -144,7 +144,7 @@ fn a_late_reader_that_wants_its_hold_renewed_has_that() {
 }
 
 #[test]
-fn several_are_taken_together_beside_other_readers() {
+fn a_multi_lock_of_read_and_write_locks_is_taken_beside_other_readers() {
     let server = server();
     let client = client(&server);
     let locks = ["one", "two", "three"].map(|name| client.read_write_lock(name));

@@ -139,7 +139,7 @@ fn a_right_that_is_missing_leaves_nothing_half_done() {
 }
 
 #[test]
-fn a_right_that_the_end_of_a_release_needs_is_missed_before_its_beginning() {
+fn a_release_is_refused_whole_if_its_last_command_lacks_a_right() {
     let server = server();
     let mut redis = server.connection();
     let mut user = User::new(&server, "downward");
@@ -159,7 +159,7 @@ fn a_right_that_the_end_of_a_release_needs_is_missed_before_its_beginning() {
 
 /// Or it would wait for ever for a lock that is free.
 #[test]
-fn a_waiter_without_a_right_for_its_grant_is_told() {
+fn a_waiter_without_a_right_for_its_grant_gets_an_error() {
     const REDISSON: &str = "aaaaaaaa-0b2d-4c6e-8f01-23456789abcd:7:write";
     let server = server();
     let mut redis = server.connection();

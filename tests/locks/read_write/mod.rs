@@ -339,7 +339,7 @@ fn a_reader_that_asks_to_write_is_refused_at_once_and_reads_on() {
 }
 
 #[test]
-fn an_owned_guard_is_no_threads() {
+fn an_owned_guard_belongs_to_no_thread() {
     let server = server();
     let lock = client(&server).read_write_lock("owned");
     let owned = [lock.read().lock_owned().unwrap(), lock.read().lock_owned().unwrap()];

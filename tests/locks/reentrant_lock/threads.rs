@@ -112,7 +112,7 @@ const RIGHTS: [&[&str]; 11] = [
 ];
 
 #[test]
-fn whichever_right_is_missing_all_is_done_or_nothing() {
+fn a_call_without_a_right_takes_effect_as_a_whole_or_not_at_all() {
     let server = server();
     let mut redis = server.connection();
     let mut set = |rights: &[String]| {

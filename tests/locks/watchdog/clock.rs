@@ -97,7 +97,7 @@ fn a_longer_lease_that_a_thread_has_asked_for_is_not_cut() {
 /// An unanswered request may reach the server at any time, on a connection that the client has
 /// given up.
 #[test]
-fn no_more_of_a_longer_lease_counts_than_a_cut_leaves_that_was_not_answered() {
+fn a_longer_lease_counts_only_as_far_as_an_unanswered_cut_would_leave_it() {
     let server = server();
     let proxy = Proxy::before(&server);
     let mut redis = server.connection();

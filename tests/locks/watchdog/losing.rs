@@ -159,7 +159,7 @@ fn a_callback_that_blocks_delays_no_renewal() {
 }
 
 #[test]
-fn a_loss_is_told_once_the_system_gives_threads_again() {
+fn a_loss_is_reported_once_the_system_can_start_threads_again() {
     if !has_own_process() {
         return;
     }

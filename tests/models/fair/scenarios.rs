@@ -147,7 +147,7 @@ fn listener(server: &Server, owner: &str) -> Connection {
 
 /// Alone, in a queue, and where the threads of a process pass the lock on.
 #[test]
-fn an_acquisition_costs_so_many_commands() {
+fn an_acquisition_of_a_fair_lock_costs_a_known_number_of_commands() {
     let server = server();
     let mut direct = Direct::new(&server);
     let alone = direct.commands_of(|direct| {

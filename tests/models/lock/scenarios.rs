@@ -122,7 +122,7 @@ fn the_dead_are_passed_in_one_call() {
 /// Redisson's release wakes the first two only: a process behind dead ones sees to it that the
 /// first living one knows that it is the first.
 #[test]
-fn behind_the_dead_one_learns_that_it_must_hear_redisson() {
+fn a_waiter_behind_two_dead_ones_tells_the_first_live_one_to_listen_for_redisson() {
     let server = server();
     let mut direct = Direct::new(&server, orders());
     let dead: Vec<_> = (1..=2).map(|client| Listener::new(&server, orders(), client)).collect();
@@ -237,7 +237,7 @@ fn something_else_under_the_window_costs_nothing() {
 /// A right that is missing: all is done or nothing, no lock stays without an end, and a user that
 /// may delete the lock may give it back.
 #[test]
-fn without_a_right_all_is_done_or_nothing() {
+fn a_script_without_a_right_takes_effect_as_a_whole_or_not_at_all() {
     let server = server();
     let commands = "exists hrandfield hexists hset hdel del pexpire pttl time lpos rpush lpop \
                     lindex linsert lrem llen get set publish pubsub";

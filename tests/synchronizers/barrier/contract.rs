@@ -393,7 +393,7 @@ fn a_reset_while_nobody_waits_breaks_nothing() {
 /// after each kind of breakage the barrier stays broken, without parties, until a reset. After that
 /// it is as new, again and again.
 #[test]
-fn it_stays_broken_until_a_reset_and_is_as_new_then() {
+fn a_broken_barrier_stays_broken_until_a_reset_and_is_as_new_then() {
     let server = server();
     let client = client(&server);
     let plain = barrier(&client, "mended", 2);

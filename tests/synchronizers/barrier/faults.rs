@@ -620,7 +620,7 @@ fn the_rights_that_the_message_names_are_enough() {
 }
 
 #[test]
-fn without_a_right_either_all_of_a_change_is_made_or_nothing() {
+fn a_change_without_a_right_is_made_as_a_whole_or_not_at_all() {
     let server = server();
     let mut user = User::new(&server, "me");
     let shared = user.client().cyclic_barrier("half");

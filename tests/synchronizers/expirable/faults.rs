@@ -28,7 +28,7 @@ fn behind(proxy: &Proxy) -> Client {
 }
 
 #[test]
-fn a_lost_reply_or_request_takes_once() {
+fn an_acquire_whose_reply_or_request_is_lost_takes_permits_once() {
     let server = server();
     let proxy = Proxy::before(&server);
     let client = behind(&proxy);
@@ -465,7 +465,7 @@ const DENIED: [&str; 18] = [
 ];
 
 #[test]
-fn without_a_right_either_all_of_a_change_is_made_or_nothing() {
+fn a_change_without_a_right_is_made_as_a_whole_or_not_at_all() {
     let server = server();
     let mut user = User::new(&server, "me");
     let client = user.client();

@@ -218,7 +218,7 @@ fn a_waiter_of_another_process_sees_that_a_lease_was_made_shorter() {
 /// The server says when the next lease ends only if it gives nothing: the waiter behind a grant must
 /// ask for itself.
 #[test]
-fn a_waiter_behind_another_ones_grant_sees_the_next_lease_end() {
+fn a_waiter_behind_a_granted_one_learns_when_the_next_lease_ends() {
     let server = server();
     let client = client(&server);
     let semaphore = semaphore(&client, "behind", 2);

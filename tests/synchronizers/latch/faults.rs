@@ -228,7 +228,7 @@ fn a_key_that_is_no_latch_is_left_as_it_is() {
 }
 
 #[test]
-fn without_memory_the_last_count_is_told_and_opens_it_later() {
+fn without_memory_the_last_count_down_fails_clearly_and_opens_the_latch_later() {
     let server = server();
     let latch = latch(&client(&server), "memory", 2);
     let limit = |bytes: &str| {

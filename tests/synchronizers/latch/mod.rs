@@ -75,7 +75,7 @@ fn behind(proxy: &Proxy) -> Client {
 // The meaning.
 
 #[test]
-fn it_opens_at_zero_and_may_be_set_anew() {
+fn a_latch_opens_at_zero_and_may_be_set_anew() {
     let server = server();
     let client = client(&server);
     let latch = client.count_down_latch("again");

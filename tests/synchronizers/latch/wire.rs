@@ -145,7 +145,7 @@ fn a_delete_whose_reply_is_lost_has_deleted_that_latch_and_no_other() {
 }
 
 #[test]
-fn the_last_message_costs_one_question() {
+fn the_message_of_an_open_latch_costs_one_question() {
     let server = server();
     let name = "message";
     let other = client(&server).count_down_latch(name);

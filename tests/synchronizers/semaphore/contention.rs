@@ -42,7 +42,7 @@ fn worker() {
 }
 
 #[test]
-fn never_are_more_out_than_there_are_and_none_is_lost() {
+fn no_more_permits_are_out_than_exist_and_none_is_lost() {
     let server = server();
     let client = client(&server);
     let semaphore = semaphore(&client, "most", 3);

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn a_lost_reply_or_request_of_an_acquire_takes_once() {
+fn an_acquire_whose_reply_or_request_is_lost_takes_permits_once() {
     let server = server();
     let proxy = Proxy::before(&server);
     let client = behind(&proxy);

@@ -56,7 +56,7 @@ fn moved(client: &Client, [old, new]: [&Server; 2], proxy: &Proxy, name: &str) -
 
 /// As a balancer does: connections to the old master stay open, and it still answers.
 #[test]
-fn permits_over_a_connection_to_the_old_master_are_not_booked_at_the_new_one() {
+fn permits_taken_over_a_connection_to_the_old_master_are_not_taken_at_the_new_one() {
     let (old, new) = (server(), server());
     let proxy = Proxy::before(&old);
     let client = through(&proxy);
@@ -108,7 +108,7 @@ fn a_semaphore_made_anew_on_an_empty_server_loses_no_permit_to_a_slow_client() {
 
 /// Not the request's record but the mark says that it is the same semaphore.
 #[test]
-fn a_promoted_replica_without_a_slots_first_take_is_told_of_it() {
+fn a_promoted_replica_that_lacks_a_sequences_first_take_gets_it() {
     let (old, new) = (server(), server());
     let proxy = Proxy::before(&old);
     let client = through(&proxy);
@@ -140,7 +140,7 @@ fn a_semaphore_that_redisson_removed_and_ours_made_anew_is_another_one() {
 
 /// The reply to the request is lost, and its copy is answered by the record.
 #[test]
-fn a_change_that_a_copy_was_told_of_is_repeated_as_any_other() {
+fn a_change_whose_copy_was_answered_is_repeated_at_a_new_master() {
     let (old, new) = (server(), server());
     let proxy = Proxy::before(&old);
     let client = through(&proxy);

@@ -47,7 +47,7 @@ const DENIED: [&[&str]; 14] = [
 const ALL_RIGHTS: [&str; 3] = ["~*", "&*", "+@all"];
 
 #[test]
-fn without_a_right_either_all_of_a_change_is_made_or_nothing() {
+fn a_change_without_a_right_is_made_as_a_whole_or_not_at_all() {
     let server = server();
     let mut user = User::new(&server, "me");
     let client = user.client();

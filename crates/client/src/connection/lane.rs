@@ -466,7 +466,7 @@ mod tests {
     /// The server has stopped, and its socket is full. Takes wait for room, and releases wait
     /// behind them.
     #[test]
-    fn what_is_left_unwritten_waits_for_room_and_takes_for_nobody_do_not() {
+    fn unwritten_releases_wait_for_room_and_unwritten_takes_without_a_caller_are_taken_back() {
         const TAKES: usize = 10;
         const RELEASES: i64 = 5;
         const LARGE: usize = 100_000;
@@ -513,7 +513,7 @@ mod tests {
     /// Each post may wait long for its replicas, and twenty posts as long as all their waits
     /// together. Once the server goes on, no unwritten post may wait for that.
     #[test]
-    fn what_is_left_unwritten_does_not_wait_for_replicas() {
+    fn an_unwritten_command_does_not_wait_for_replicas() {
         const POSTS: usize = 20;
         let server = Server::start().unwrap();
         let lane = connected(&server.unix_url());

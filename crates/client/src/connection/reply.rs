@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_server_is_known_by_its_words() {
+    fn the_refusals_of_a_wrong_server_are_recognized() {
         let reply = |text: &str| redis::parse_redis_value(text.as_bytes()).unwrap();
         for text in [
             "-READONLY You can't write against a read only replica.\r\n",

@@ -423,7 +423,7 @@ mod tests {
 
         /// Replies are understood as the redis crate understands them, and the rest is an error.
         #[test]
-        fn nonsense_is_an_error_and_nothing_worse(
+        fn a_damaged_reply_is_an_error_and_no_panic(
             replies in vec(reply(), 1..4),
             changes in vec((any::<prop::sample::Index>(), prop_oneof![
                 any::<u8>(),
@@ -443,7 +443,7 @@ mod tests {
         }
 
         #[test]
-        fn noise_is_an_error_and_nothing_worse(
+        fn random_bytes_are_an_error_and_no_panic(
             bytes in vec(prop_oneof![
                 any::<u8>(),
                 prop::sample::select(b"+-:$*~>%|_#,(!=0123456789\r\n".to_vec()),
@@ -456,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reply_that_begins_at_the_end_of_the_room_is_read() {
+    fn a_reply_that_begins_at_the_end_of_the_buffer_is_read() {
         // Replies of five bytes each: the last one in the room is not there as a whole.
         let bytes = b":12\r\n".repeat(ROOM);
         let (replies, error) = read(&bytes, &[]);
@@ -466,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn no_length_that_is_claimed_makes_room() {
+    fn a_length_that_a_reply_claims_allocates_nothing() {
         for claim in ["$33554432", "*33554432", "%16777216", "|16777216", "~9999999", "=33554432"] {
             let (_, error) = read(format!("{claim}\r\n:1\r\n").as_bytes(), &[]);
             assert!(is_end(&error), "{claim}: {error}");
@@ -487,7 +487,7 @@ mod tests {
 
     /// One byte more than allowed: all of it came, and is not kept.
     #[test]
-    fn a_reply_without_an_end_ends() {
+    fn a_reply_without_an_end_is_an_error_in_bounded_memory() {
         struct Endless;
         impl Read for Endless {
             fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
@@ -504,7 +504,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_read_before_a_timeout_are_kept_and_their_room_is_not() {
+    fn bytes_read_before_a_timeout_are_kept_and_their_spare_buffer_is_freed() {
         struct Slow<'a>(Vec<io::Result<&'a [u8]>>);
         impl Read for Slow<'_> {
             fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {

@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_run_is_told_once_and_the_first_is_none() {
+    fn a_new_run_of_a_server_is_announced_once_and_its_first_run_never() {
         let runs = Runs::default();
         let told = Arc::new(AtomicUsize::new(0));
         let count = Arc::clone(&told);

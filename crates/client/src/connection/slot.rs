@@ -32,7 +32,7 @@ mod tests {
 
     /// As servers compute it (`CLUSTER KEYSLOT`).
     #[test]
-    fn a_slot_is_the_servers() {
+    fn a_slot_is_computed_as_servers_do() {
         for (key, slot) in [
             ("", 0),
             ("123456789", 12_739),

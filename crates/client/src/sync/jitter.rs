@@ -27,7 +27,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_spread_evenly_though_the_clock_stands_still() {
+    fn jitter_is_spread_evenly_though_the_clock_stands_still() {
         let mut tenths = [0; 10];
         for _ in 0..10_000 {
             let number = jitter(7);

@@ -26,7 +26,7 @@ fn a_wake_up_before_the_sleep_or_during_it_ends_it() {
 }
 
 #[test]
-fn so_it_does_with_a_deadline() {
+fn a_wake_up_before_or_during_a_sleep_with_a_deadline_ends_it() {
     exhaust(|| {
         let parker = Arc::new(Parker::new());
         let waker = Arc::clone(&parker);

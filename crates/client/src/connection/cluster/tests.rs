@@ -22,7 +22,7 @@ fn slot() -> (Servers, Slot) {
 }
 
 #[test]
-fn a_script_that_was_stopped_in_its_middle_counts_as_one_that_may_have_run() {
+fn a_script_stopped_in_its_middle_counts_as_one_that_may_have_run() {
     static AGAIN: LazyLock<Script> = LazyLock::new(|| {
         Script::new("redis.call('del', KEYS[1]) return redis.call('incr', KEYS[1])")
     });
@@ -48,7 +48,7 @@ fn a_script_that_was_stopped_in_its_middle_counts_as_one_that_may_have_run() {
 /// The server that the slot is on its way to has both keys when the script begins, and stops it
 /// when one is gone.
 #[test]
-fn a_script_that_was_stopped_where_its_slot_goes_to_counts_as_one_that_may_have_run() {
+fn a_script_stopped_at_the_new_server_of_its_slot_counts_as_one_that_may_have_run() {
     static BOTH: LazyLock<Script> = LazyLock::new(|| {
         Script::new("redis.call('del', KEYS[1]) return redis.call('exists', KEYS[1], KEYS[2])")
     });

@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_single_server_is_told_apart() {
+    fn a_single_server_is_told_from_a_cluster() {
         let text = b"-ERR This instance has cluster support disabled\r\n";
         let reply = redis::parse_redis_value(text).unwrap();
         assert!(ranges(&reply, &at("here", 9)).unwrap_err().contains("use redis://"));

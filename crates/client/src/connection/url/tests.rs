@@ -169,7 +169,7 @@ fn an_unusable_url_is_explained_and_its_password_not_repeated() {
 }
 
 #[test]
-fn a_fragment_of_tls_is_insecure_or_none() {
+fn the_fragment_of_a_tls_url_is_insecure_or_none() {
     if cfg!(feature = "tls") {
         assert!(Url::parse("rediss://localhost/#secure").unwrap_err().contains("#insecure"));
     }
