@@ -146,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn options_are_read_and_mistakes_are_told() {
+    fn options_are_read_and_mistakes_are_named() {
         let parse = |line: &str| parse(&line.split(' ').map(str::to_owned).collect::<Vec<_>>());
         let options = parse("--minutes 0.5 --topology cluster --seed 7").unwrap();
         assert_eq!((options.seed, options.topology), (7, Topology::Cluster));

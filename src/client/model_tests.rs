@@ -231,7 +231,7 @@ fn no_thread_holds_after_a_shutdown() {
 }
 
 #[test]
-fn the_holder_is_told_of_a_force_unlock() {
+fn a_force_unlock_is_reported_to_the_holder() {
     explore(1_000, || {
         // The renewer undoes such a grant, and no thread must wait for that here.
         let look = |_: &Process, _: &Server| thread::yield_now();

@@ -460,7 +460,7 @@ mod tests {
 
     /// If a cut and a longer lease meet, the cut gives way.
     #[test]
-    fn a_longer_lease_that_is_asked_for_first_is_not_cut() {
+    fn a_longer_lease_requested_before_a_cut_is_not_cut() {
         let hold = to_be_cut();
         assert_eq!(hold.ask(LONGER), LONGER);
         assert_eq!(hold.longer(), Longer::IsCut(LONGER));

@@ -438,7 +438,7 @@ mod tests {
     /// A slow server answers the shortening of a kept hold when the hold should have ended. The
     /// release must still be sent.
     #[test]
-    fn a_kept_hold_is_not_done_with_the_answer_to_an_earlier_command() {
+    fn the_answer_to_an_earlier_command_does_not_end_the_cleanup_of_a_kept_hold() {
         let (name, ends) = (Arc::from("name"), clock::now() + SECOND);
         let releases = Arc::new(AtomicBool::new(false));
         let next = {

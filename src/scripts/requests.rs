@@ -542,7 +542,7 @@ mod tests {
 
     /// Nothing is answered in an outage, and the server may be another one after it.
     #[test]
-    fn changes_before_an_outage_are_kept_until_another_run_is_told_of_them() {
+    fn changes_before_an_outage_are_kept_until_the_next_run_has_them() {
         let mut client = Client::new();
         (0..100).for_each(|name| client.change(&name.to_string()));
         client.age(0..100, KEPT * 3);

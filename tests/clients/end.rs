@@ -47,7 +47,7 @@ fn worker() {
 }
 
 #[test]
-fn the_last_handles_end_takes_the_threads_along() {
+fn the_drop_of_the_last_handle_ends_the_clients_threads() {
     if !has_own_process() {
         return;
     }

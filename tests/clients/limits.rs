@@ -292,7 +292,7 @@ fn a_limit_ends_a_call_whose_connection_is_to_be_opened() {
 
 /// The server's word is not hidden by a limit that ends the question for the key's type.
 #[test]
-fn a_refused_type_is_told_though_the_limit_ends_the_question_for_it() {
+fn a_wrong_type_is_an_error_even_if_the_limit_ends_the_question_for_it() {
     let server = server();
     let proxy = Proxy::before(&server);
     let client = patient(&proxy.url());

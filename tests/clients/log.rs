@@ -175,7 +175,7 @@ fn a_server_that_does_not_answer_is_an_outage() {
 
 /// The clients notice it one after the other, and the end, too.
 #[test]
-fn an_outage_is_told_once_for_all_clients_of_a_process() {
+fn an_outage_is_logged_once_for_all_clients_of_a_process() {
     if !has_own_process() {
         return;
     }
@@ -209,7 +209,7 @@ fn an_outage_is_told_once_for_all_clients_of_a_process() {
 
 /// Without holds and waiters.
 #[test]
-fn the_end_of_an_outage_is_told_though_no_call_is_made() {
+fn the_end_of_an_outage_is_logged_though_no_call_is_made() {
     if !has_own_process() {
         return;
     }

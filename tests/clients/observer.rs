@@ -94,7 +94,7 @@ fn observed(server: &Server) -> (Client, Heard) {
 }
 
 #[test]
-fn a_wait_and_a_hold_are_told_once_each_and_a_re_entry_is_not() {
+fn a_wait_and_a_hold_are_reported_once_each_and_a_re_entry_is_not() {
     let server = server();
     let (client, heard) = observed(&server);
     let lock = client.reentrant_lock("orders");
@@ -112,7 +112,7 @@ fn a_wait_and_a_hold_are_told_once_each_and_a_re_entry_is_not() {
 
 /// Its thread has had the lock all the while.
 #[test]
-fn a_re_entry_that_outlasts_an_outage_is_told_no_more_than_another() {
+fn a_re_entry_that_outlasts_an_outage_is_not_reported_either() {
     let server = server();
     let proxy = Proxy::before(&server);
     let heard = Heard::default();
@@ -135,7 +135,7 @@ fn a_re_entry_that_outlasts_an_outage_is_told_no_more_than_another() {
 }
 
 #[test]
-fn a_wait_that_begins_in_an_outage_is_told_in_it() {
+fn a_wait_that_begins_in_an_outage_is_reported_during_it() {
     let server = server();
     let (proxy, heard) = (Proxy::before(&server), Heard::default());
     let client = Client::builder(&proxy.url()).failover_timeout(LONG).observer(heard.clone());
@@ -151,7 +151,7 @@ fn a_wait_that_begins_in_an_outage_is_told_in_it() {
 }
 
 #[test]
-fn a_loss_that_unlock_finds_is_told_as_a_loss() {
+fn a_loss_that_unlock_finds_is_reported_as_a_loss() {
     let server = server();
     let (client, heard) = observed(&server);
     let guard = client.reentrant_lock("orders").lock().unwrap();
@@ -163,7 +163,7 @@ fn a_loss_that_unlock_finds_is_told_as_a_loss() {
 }
 
 #[test]
-fn the_way_of_a_lock_is_told_from_another_process_or_from_another_thread() {
+fn a_grant_is_reported_as_from_another_process_or_from_another_thread() {
     let server = server();
     let (other, (client, heard)) = (client(&server), observed(&server));
     // The thread may have asked just then.
@@ -228,7 +228,7 @@ fn a_wait_that_ends_without_the_lock_says_why() {
 
 /// What is told of one acquisition, of each kind.
 #[test]
-fn each_kind_is_told_by_its_name_and_each_hold_has_one_end() {
+fn each_kind_is_reported_by_its_name_and_each_hold_ends_once() {
     let server = server();
     let (client, heard) = observed(&server);
     let has = |kind, permits, ends: &[&str]| {
@@ -319,7 +319,7 @@ fn as_many_permits_end_as_were_acquired_in_what_is_heard_and_in_the_counts() {
 }
 
 #[test]
-fn a_reader_that_shares_a_hold_is_told_as_one_of_its_own() {
+fn a_reader_that_shares_a_hold_is_reported_as_a_holder_of_its_own() {
     let server = server();
     let (client, heard) = observed(&server);
     let lock = client.read_write_lock("orders");
@@ -346,7 +346,7 @@ fn a_thread_that_waits_on_a_condition_has_left_the_lock() {
 }
 
 #[test]
-fn a_loss_is_told_with_its_reason_and_is_no_release() {
+fn a_loss_is_reported_with_its_reason_and_is_no_release() {
     let server = server();
     let (client, heard) = observed(&server);
     let lock = client.reentrant_lock("orders");
@@ -367,7 +367,7 @@ fn a_loss_is_told_with_its_reason_and_is_no_release() {
 }
 
 #[test]
-fn renewals_are_told_with_what_was_left_of_the_lease_and_so_are_an_outage_and_its_end() {
+fn renewals_are_reported_with_the_time_left_and_so_are_an_outage_and_its_end() {
     let server = server();
     let (proxy, heard) = (Proxy::before(&server), Heard::default());
     let client = Client::builder(&proxy.url())

@@ -147,7 +147,7 @@ fn counted(proxy: &Proxy, lease: Duration) -> Client {
 }
 
 #[test]
-fn the_loss_of_a_hold_is_told_long_before_its_renewal() {
+fn the_loss_of_a_hold_is_reported_long_before_its_renewal() {
     let server = server();
     let client = watched(&server, LEASE);
     let ways: [(&str, Way<'_>); 4] = [
@@ -171,7 +171,7 @@ fn the_loss_of_a_hold_is_told_long_before_its_renewal() {
 }
 
 #[test]
-fn the_loss_of_a_hold_before_it_is_tracked_is_told_as_well() {
+fn the_loss_of_a_hold_before_it_is_tracked_is_reported_as_well() {
     let server = server();
     let client = watched(&server, LEASE);
     for (_, key, hold) in KINDS {
@@ -183,7 +183,7 @@ fn the_loss_of_a_hold_before_it_is_tracked_is_told_as_well() {
 }
 
 #[test]
-fn a_force_unlock_of_another_process_is_told() {
+fn a_force_unlock_by_another_process_is_reported() {
     let server = server();
     let (one, other) = (watched(&server, LEASE), watched(&server, LEASE));
     let held = Held::lock(&one, "forced");

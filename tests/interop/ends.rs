@@ -88,7 +88,7 @@ fn a_killed_holders_lock_goes_to_the_others_waiter_when_its_lease_ends() {
 }
 
 #[test]
-fn a_holder_that_stood_still_past_its_lease_is_told_and_takes_nothing_back() {
+fn a_holder_that_stood_still_past_its_lease_learns_of_it_and_takes_nothing_back() {
     beside_redisson(|version| {
         let mut fallen = Fallen::new(version);
         fallen.jvm.stop();

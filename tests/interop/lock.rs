@@ -212,7 +212,7 @@ fn only_its_holder_unlocks_it() {
 }
 
 #[test]
-fn a_forced_unlock_by_redisson_is_told_to_the_holder_here_and_wakes_a_waiter() {
+fn a_forced_unlock_by_redisson_is_reported_to_our_holder_and_wakes_a_waiter() {
     beside_redisson(|version| {
         let server = server();
         // Without a message from Redis a renewal would find out, after twenty seconds.

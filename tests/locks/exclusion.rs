@@ -451,7 +451,7 @@ fn a_process_that_slept_past_its_lease_is_not_inside_any_more() {
 
 /// The checkers themselves find the errors they are for.
 #[test]
-fn the_checkers_see_two_inside() {
+fn the_checkers_find_two_holders_at_once() {
     let killed = HashMap::from([(7, 150)]);
     let fine = "begin 1:0:0 100 900\nend 1:0:0 110 true\nbegin 2:0:0 110 900\nend 2:0:0 120 true\n\
                 begin 7:0:0 140 900\nbegin 1:0:1 160 200\nend 1:0:1 500 false\n\

@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn an_outage_that_is_told_as_taken_is_found() {
+    fn an_outage_reported_as_a_taken_lock_is_found() {
         let frozen =
             || vec![Fault { kind: OUTAGES[0].to_owned(), ..fault(1000, 4000, None, false) }];
         let told = |at, outcome| violations(vec![missed("short-1", at, 5, outcome)], frozen());

@@ -85,7 +85,7 @@ fn wait(site: &Arc<Site>, tenancy: &Arc<Tenancy>, left: &Arc<AtomicUsize>) -> us
 /// A callback is registered before a wait, during one, as it begins or ends, or after it. The lock is
 /// lost at any of these times, or not at all.
 #[test]
-fn a_wait_is_no_loss_and_each_loss_is_told_once() {
+fn a_wait_is_no_loss_and_each_loss_is_reported_once() {
     let losses = Arc::new(AtomicUsize::new(0));
     let seen = Arc::clone(&losses);
     explore(2_000, move || {

@@ -119,7 +119,7 @@ fn a_channel_whose_slot_leaves_while_it_is_given_up_disturbs_no_other() {
 /// Then the reply to the request behind a given-up channel is a refusal, and belongs to no other
 /// request.
 #[test]
-fn without_the_right_to_ping_a_refused_channel_is_the_one_that_was_asked_for() {
+fn without_the_right_to_ping_a_refusal_counts_for_the_channel_last_requested() {
     let cluster = cluster();
     let session = session(&cluster, ignore);
     let core = session.core();

@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn a_permit_that_is_gone_on_arrival_is_told_as_acquired_and_as_lost() {
+    fn a_permit_that_is_gone_on_arrival_is_reported_as_acquired_and_as_lost() {
         let server = Server::start().unwrap();
         let client = Client::connect(&server.url()).unwrap();
         let pool = client.expirable_semaphore("pool");

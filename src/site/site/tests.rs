@@ -34,7 +34,7 @@ fn seated(site: &Arc<Site>, lease: Duration) -> Arc<Tenancy> {
 
 /// A thread that has ended the hold, by a forced unlock say, has not got to the seat yet.
 #[test]
-fn a_guard_whose_seat_a_later_hold_takes_is_told_why_its_own_was_lost() {
+fn a_guard_whose_seat_a_later_hold_takes_says_why_its_own_was_lost() {
     let server = Server::start().unwrap();
     let session = session(&server);
     let site = Site::of(session.core(), "taken");
@@ -128,7 +128,7 @@ fn a_leader_whose_grant_is_taken_back_still_counts_as_one_of_ours() {
 /// The client ends between the grant and the observer's news of it; then `lock` fails, and the
 /// observer is told that the thread gave up. Or the lease ends then, and the thread has the guard.
 #[test]
-fn a_loss_is_told_once_the_acquisition_is_and_never_without_it() {
+fn a_loss_is_reported_after_its_acquisition_and_never_without_it() {
     let server = Server::start().unwrap();
     let session = session(&server);
     let site = Site::of(session.core(), "told");
@@ -147,7 +147,7 @@ fn a_loss_is_told_once_the_acquisition_is_and_never_without_it() {
 
 /// A thread may leave a hold before its `lock` returns with another one: nobody was told of that.
 #[test]
-fn a_release_is_told_only_of_a_hold_that_was_told_as_acquired() {
+fn a_release_is_reported_only_of_a_hold_reported_as_acquired() {
     let server = Server::start().unwrap();
     let session = session(&server);
     let site = Site::of(session.core(), "left");

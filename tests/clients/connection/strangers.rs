@@ -281,7 +281,7 @@ fn a_sentinel_is_said_to_be_one() {
 }
 
 #[test]
-fn a_server_that_lets_in_and_then_stops_answering_is_not_out_of_reach() {
+fn a_server_that_accepts_and_stops_answering_is_not_reported_as_unreachable() {
     let server = server();
     let proxy = Proxy::before(&server);
     proxy.on_request("EVAL", Action::Silence);

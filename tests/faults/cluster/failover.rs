@@ -114,7 +114,7 @@ fn a_master_stands_still_and_its_replica_takes_over() {
 }
 
 #[test]
-fn a_loss_at_a_failover_is_told() {
+fn a_loss_at_a_failover_is_reported() {
     let cluster = with_replicas();
     // A renewal must tell of the loss.
     let builder = Client::builder(&cluster.url()).watchdog_timeout(3 * LONG);

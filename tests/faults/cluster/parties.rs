@@ -70,7 +70,7 @@ fn parties_pass_when_the_last_one_arrives_or_hear_that_one_has_left() {
 }
 
 #[test]
-fn the_others_are_told_of_a_killed_party_when_its_lease_ends() {
+fn the_others_learn_of_a_killed_party_when_its_lease_ends() {
     let cluster = cluster();
     let client = client(&cluster);
     for name in names(&cluster) {

@@ -276,7 +276,7 @@ fn the_rights_that_the_message_names_are_enough() {
 }
 
 #[test]
-fn a_right_withdrawn_while_it_is_held_is_told_and_the_lock_is_freed_later() {
+fn a_right_withdrawn_from_a_holder_is_reported_and_the_lock_is_freed_later() {
     let server = server();
     let mut user = new_user(&server);
     let client = user.client();

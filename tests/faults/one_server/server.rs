@@ -42,7 +42,7 @@ fn waiters_get_the_lock_when_the_servers_data_is_gone() {
 }
 
 #[test]
-fn a_restart_without_data_is_told_before_the_next_renewal() {
+fn a_restart_without_data_is_reported_before_the_next_renewal() {
     let server = server();
     // The first renewal is due long after the test.
     let client = watched(&server, 10 * LONG);

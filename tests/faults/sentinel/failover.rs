@@ -290,7 +290,7 @@ fn a_failover_is_found_out_where_it_may_not_be_heard_of() {
 
 /// Behind a grant that too few replicas had, and an outage, the wait goes on.
 #[test]
-fn a_fair_waiter_failed_by_replicas_stands_in_line_once_and_is_told() {
+fn a_fair_waiter_that_replicas_failed_has_one_place_and_still_gets_messages() {
     bound();
     let sentinels = started(Sentinels::builder().down_after(LONG));
     let (client, other) = (client_of(&sentinels), client_of(&sentinels));
@@ -559,7 +559,7 @@ fn a_change_whose_answer_is_read_late_reaches_the_new_master() {
 /// The server is full when it becomes the master, and this client does not use the semaphore any
 /// more.
 #[test]
-fn a_semaphore_is_put_right_once_a_master_that_refuses_it_takes_writes_again() {
+fn a_semaphore_is_mended_once_a_master_that_refused_writes_takes_them_again() {
     let (old, new) = (server(), server());
     let proxy = Proxy::before(&old);
     let client = builder(&proxy.url()).connect().unwrap();

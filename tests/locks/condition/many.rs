@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn waiters_that_look_do_not_each_ask_for_all_notified_waiters() {
+fn a_look_at_a_condition_asks_the_server_once_however_many_were_notified() {
     const NOTIFIED: usize = 40;
     let server = server();
     let [here, there] =

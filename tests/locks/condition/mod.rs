@@ -277,7 +277,7 @@ fn guards_say_released_while_their_thread_waits(kind: Kind) {
 }
 
 #[test]
-fn leases_are_back_with_their_levels() {
+fn after_a_wait_on_a_condition_each_level_has_its_lease_again() {
     let server = server();
     let (here, other) = (client(&server), client(&server));
     let monitor = REENTRANT.make(&here, "m");
@@ -321,7 +321,7 @@ fn leases_are_back_with_their_levels() {
 
 /// An outer level with a long lease has that lease again when the inner, renewed one has gone.
 #[test]
-fn a_fixed_lease_is_back_where_an_inner_level_was_renewed() {
+fn after_a_wait_on_a_condition_an_outer_fixed_lease_is_whole_again() {
     let server = server();
     let lease = RENEWED;
     let client = watched(&server, lease);
@@ -339,7 +339,7 @@ fn a_fixed_lease_is_back_where_an_inner_level_was_renewed() {
 
 /// The returned thread asks for the lease: by then the lock may be lost again.
 #[test]
-fn a_waiter_that_comes_back_to_a_lost_lock_is_told_so() {
+fn a_wait_on_a_condition_that_ends_with_the_lock_lost_says_so() {
     let server = server();
     let proxy = Proxy::before(&server);
     // No other message tells the client: the next renewal is far away.

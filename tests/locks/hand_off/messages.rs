@@ -301,7 +301,7 @@ fn a_hold_by_a_second_copy_of_a_request_outlasts_the_first_copys_message() {
 /// A master that lagged behind the one before it has entries that were given up there. An owner
 /// that leaves the lock to Redisson tells the first in line, and no process would come.
 #[test]
-fn a_place_without_a_waiter_is_given_up_when_it_is_told_to_ask() {
+fn a_queue_entry_without_a_waiter_is_given_up_when_a_message_names_it() {
     let server = server();
     let client = warm(&server);
     let mut redis = server.connection();

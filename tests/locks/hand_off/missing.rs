@@ -76,7 +76,7 @@ fn without_a_right_that_a_hand_off_needs_a_release_is_refused_whole() {
 
 /// The waiter would wait for ever for a free lock.
 #[test]
-fn a_waiter_without_a_right_to_the_queue_is_told_and_leaves_no_place() {
+fn a_waiter_without_a_right_to_the_queue_gets_an_error_and_leaves_no_place() {
     let server = server();
     let mut redis = server.connection();
     for (at, right) in ["lpop", "pexpire"].into_iter().enumerate() {

@@ -213,7 +213,7 @@ fn a_lock_that_a_majority_has_is_not_called_free_while_one_of_them_is_away() {
 
 /// Also where the lock is to be had at once.
 #[test]
-fn a_token_that_was_cancelled_before_ends_a_quorums_wait_too() {
+fn a_token_cancelled_before_the_call_ends_a_quorums_wait_too() {
     let servers = [server()];
     let quorum = voting(&servers);
     let token = CancelToken::new();

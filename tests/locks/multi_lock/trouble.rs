@@ -16,7 +16,7 @@ fn the_locks_of_a_killed_process_come_back_when_their_lease_ends() {
 }
 
 #[test]
-fn a_part_that_is_lost_is_told_once_and_the_others_are_kept_until_the_end() {
+fn a_lost_part_is_reported_once_and_the_others_are_kept_until_the_end() {
     let server = server();
     let client = watched(&server, RENEWED);
     let all = all_of(&client, &NAMES);

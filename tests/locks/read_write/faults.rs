@@ -21,7 +21,7 @@ fn reader() {
 /// The readers are let in together for two seconds each, one of them stands still for longer, and
 /// the other one keeps the lock meanwhile.
 #[test]
-fn a_reader_that_stood_still_and_is_told_that_it_reads_keeps_writers_out() {
+fn a_reader_that_stood_still_and_hears_that_it_reads_keeps_writers_out() {
     let server = server();
     let lock = client(&server).read_write_lock("still");
     let writing = lock.write().lock().unwrap();

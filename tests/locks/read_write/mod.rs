@@ -382,7 +382,7 @@ fn the_holds_of_a_writer_that_reads_are_renewed_while_they_last() {
 }
 
 #[test]
-fn a_lost_hold_is_told_to_all_readers_that_share_it() {
+fn a_lost_hold_is_reported_to_all_readers_that_share_it() {
     let server = server();
     let lock = watched(&server, RENEWED).read_write_lock("lost");
     let (tell, told) = mpsc::channel();

@@ -39,7 +39,7 @@ fn a_hold_that_a_clock_set_back_made_longer_ends_with_the_lease_again() {
 }
 
 #[test]
-fn a_permits_lease_is_cut_likewise_unless_its_id_was_told() {
+fn a_permits_longer_lease_is_cut_too_unless_its_id_was_read() {
     let server = server();
     let client = watched(&server, LEASE);
     let mut redis = server.connection();
@@ -67,7 +67,7 @@ fn a_permits_lease_is_cut_likewise_unless_its_id_was_told() {
 }
 
 #[test]
-fn a_longer_lease_that_a_thread_has_asked_for_is_not_cut() {
+fn a_longer_lease_that_a_thread_requested_is_not_cut() {
     const LONGER: Duration = Duration::from_millis(3 * LEASE.as_millis() as u64);
     let server = server();
     let client = watched(&server, LEASE);

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn a_lost_hold_is_told_at_the_deadline_though_the_server_does_not_answer() {
+fn a_lost_hold_is_reported_at_its_deadline_though_the_server_does_not_answer() {
     let server = server();
     let client = watched(&server, SHORT);
     let guard = client.reentrant_lock("silent").lock().unwrap();
@@ -24,7 +24,7 @@ fn a_lost_hold_is_told_at_the_deadline_though_the_server_does_not_answer() {
 }
 
 #[test]
-fn a_hold_that_the_server_has_lost_is_told_at_the_next_renewal() {
+fn a_hold_that_the_server_has_lost_is_reported_at_the_next_renewal() {
     let server = server();
     let (lease, other) = (LEASE, client(&server));
     // The server does not tell it before.

@@ -484,7 +484,7 @@ const WRITING: [&str; 11] = [
 ];
 
 #[test]
-fn every_command_of_the_scripts_is_among_those_that_are_refused_here() {
+fn the_test_of_refused_commands_covers_every_command_of_the_scripts() {
     let scripts = scripts();
     for script in OURS {
         let text = scripts.text(script);

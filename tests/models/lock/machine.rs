@@ -202,7 +202,7 @@ fn a_subscription_that_missed_a_message_is_renewed() {
 }
 
 #[test]
-fn a_waiter_asks_when_subscribed_when_told_and_now_and_then() {
+fn a_waiter_asks_once_subscribed_after_a_message_and_at_each_poll() {
     let mut tried = Tried::waiting(0);
     assert_eq!(tried.asks(MS, Input::Subscribed), 1);
     let open = Message { what: What::Open { left: 4 }, ..grant(1, 0) };

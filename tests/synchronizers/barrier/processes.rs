@@ -47,7 +47,7 @@ fn processes_pass_together_step_by_step() {
 }
 
 #[test]
-fn the_others_are_told_of_a_party_that_was_killed_when_its_lease_ends() {
+fn the_others_learn_of_a_killed_party_when_its_lease_ends() {
     let server = server();
     let client = client(&server);
     once_within(RENEWED + UNIT / 2, || {

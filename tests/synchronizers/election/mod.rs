@@ -152,7 +152,7 @@ fn a_leader_whose_lock_is_taken_away_is_deposed_and_a_resignation_calls_nothing(
 }
 
 #[test]
-fn an_observer_is_told_of_each_change() {
+fn an_observer_of_an_election_hears_each_change() {
     let server = server();
     let clients = [client(&server), client(&server), client(&server)];
     let observed = election(&clients[2], "seen");

@@ -217,7 +217,7 @@ fn redisson_3_and_we_share_permits_and_their_leases_end_for_both() {
 }
 
 #[test]
-fn a_java_services_release_wakes_a_waiter_and_ours_is_told_to_it() {
+fn a_java_services_release_wakes_our_waiter_and_our_release_is_published_to_it() {
     let server = server();
     let client = client(&server);
     let semaphore = semaphore(&client, "java", 1);
@@ -306,7 +306,7 @@ fn a_java_service_with_a_wrong_clock_takes_no_renewed_permit() {
 
 /// In Redisson's own format the leases of both have one key.
 #[test]
-fn a_client_that_names_two_semaphores_that_share_a_key_is_told() {
+fn two_semaphores_that_share_a_key_are_an_error_that_says_so() {
     let server = server();
     for (first, second) in [("x", "{x}"), ("{y}", "y")] {
         let client = client(&server);

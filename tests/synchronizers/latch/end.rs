@@ -33,7 +33,7 @@ fn a_latch_with_a_time_to_live_ends_and_is_otherwise_like_any_other() {
 }
 
 #[test]
-fn waiters_of_a_latch_that_ends_are_told_so_at_once() {
+fn waiters_of_a_latch_that_expires_get_an_error_at_once() {
     let server = server();
     let clients = [client(&server), client(&server)];
     // Without a look at the end, the next one would come after 4 s at the earliest.

@@ -198,7 +198,7 @@ fn a_bounded_wait_ends_at_its_deadline() {
 }
 
 #[test]
-fn a_call_that_does_not_wait_is_told_the_truth_though_others_wait() {
+fn a_call_that_does_not_wait_asks_the_server_though_others_wait() {
     let server = server();
     let latch = latch(&client(&server), "truth", 1);
     let set = Commands::so_far(&server).of("get");

@@ -352,7 +352,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_outage_is_told_once_and_so_is_its_end() {
+    fn an_outage_is_logged_once_and_so_is_its_end() {
         let health = Health::new("here:1");
         let heard = Arc::new(Mutex::new(Vec::new()));
         let told = Arc::clone(&heard);

@@ -20,7 +20,7 @@ fn sentinels(url: &str) -> (Url, String, RedisConnectionInfo) {
 }
 
 #[test]
-fn a_usable_url_says_what_the_redis_crate_reads_in_it() {
+fn a_usable_url_is_read_as_the_redis_crate_reads_it() {
     for url in [
         "redis://localhost",
         "redis://localhost:6379",
