@@ -13,8 +13,8 @@
 //! Pure, as `exchanges.rs` is: no number, no clock, no chance, no mutex, no I/O. So the
 //! random models of the scripts (`tests/models/`) run this file, and its `explore/` explores it: a
 //! state can be copied, compared and hashed. Two types, since two threads have a part in it: the
-//! waiting thread owns the [`Entry`], and the subscriber's thread fills the [`Inbox`], under a mutex
-//! of the caller's.
+//! waiting thread owns the [`EntryMachine`], and the subscriber's thread fills the [`Inbox`], under
+//! a mutex of the caller's.
 //!
 //! Invariants, and what would break them:
 //!
@@ -44,7 +44,7 @@
 
 use std::time::Duration;
 
-use super::exchanges::{Asked, Exchanges, Grant, InTime, Reader, Undo};
+use super::exchanges::{Asked, Exchanges, InTime, Reader, ReceivedGrant, Undo};
 use crate::lease::deadline::PROVISIONAL;
 use crate::scripts::lock::Again;
 
@@ -61,7 +61,7 @@ const PER_PLACE: u64 = 300_000;
 
 /// See the module. `D`: the details of a grant.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Entry<D> {
+pub(crate) struct EntryMachine<D> {
     exchanges: Exchanges<D>,
     /// Where it stood when it last asked. `None`: nowhere.
     place: Option<u32>,
@@ -74,7 +74,7 @@ pub(crate) struct Entry<D> {
 /// What an owner was told, and has not read.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Inbox<D> {
-    grant: Option<Grant<D>>,
+    grant: Option<ReceivedGrant<D>>,
     open_until: Option<u64>,
     is_public: bool,
     is_missed: bool,
@@ -82,9 +82,9 @@ pub(crate) struct Inbox<D> {
 
 /// What an owner is told, by whichever channel.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Told<D> {
+pub(crate) enum Received<D> {
     /// The lock is the owner's.
-    Grant(Grant<D>),
+    Grant(ReceivedGrant<D>),
     /// A window is open until then, and the owner should ask.
     Open { until: u64 },
     /// One of Redisson's clients has released the lock; or may have, since the channel was
@@ -97,12 +97,12 @@ pub(crate) enum Told<D> {
 
 /// What happens to an entry.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Event<D> {
-    /// It is [due](Entry::ask_at), and asks for this lease. `queues`: for an entry, too.
+pub(crate) enum EntryEvent<D> {
+    /// It is [due](EntryMachine::ask_at), and asks for this lease. `queues`: for an entry, too.
     Asks { asked: Asked, lease: Duration, queues: bool },
     /// The server answers the request. `in_doubt`: the request was sent twice, and a copy may still
     /// come.
-    Answered { reply: Reply<D>, in_doubt: bool },
+    Answered { reply: EntryReply<D>, in_doubt: bool },
     /// The server has run no copy of the request, and will run none.
     Failed,
     /// Nobody knows whether the server has run the request, or will: no reply came, or an error to
@@ -118,7 +118,7 @@ pub(crate) enum Event<D> {
 
 /// The server's answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Reply<D> {
+pub(crate) enum EntryReply<D> {
     Granted {
         /// The lock was the owner's before.
         already: bool,
@@ -216,7 +216,7 @@ pub(crate) enum By<D> {
     },
 }
 
-impl<D> Entry<D> {
+impl<D> EntryMachine<D> {
     pub(crate) const fn new() -> Self {
         Self { exchanges: Exchanges::new(), place: None, is_asking: false, ask_at: 0 }
     }
@@ -238,18 +238,20 @@ impl<D> Entry<D> {
 
     /// `now`: by the process's own clock, which never jumps.
     #[inline]
-    pub(crate) fn step(&mut self, now: u64, event: Event<D>) -> Actions<D> {
+    pub(crate) fn step(&mut self, now: u64, event: EntryEvent<D>) -> Actions<D> {
         match event {
-            Event::Asks { asked, lease, queues } => self.asks(now, asked, lease, queues).into(),
-            Event::Answered { reply, in_doubt } => self.answered(now, reply, in_doubt),
-            Event::Failed => self.unanswered(false).into(),
-            Event::Unknown => self.unanswered(true).into(),
-            Event::Reads { inbox, reader } => self.reads(now, inbox, reader).into(),
-            Event::Unacknowledged { in_doubt, inbox } => {
+            EntryEvent::Asks { asked, lease, queues } => {
+                self.asks(now, asked, lease, queues).into()
+            }
+            EntryEvent::Answered { reply, in_doubt } => self.answered(now, reply, in_doubt),
+            EntryEvent::Failed => self.unanswered(false).into(),
+            EntryEvent::Unknown => self.unanswered(true).into(),
+            EntryEvent::Reads { inbox, reader } => self.reads(now, inbox, reader).into(),
+            EntryEvent::Unacknowledged { in_doubt, inbox } => {
                 self.exchanges.heard(in_doubt, true);
                 self.ends(inbox).into()
             }
-            Event::Ends { inbox } => self.ends(inbox).into(),
+            EntryEvent::Ends { inbox } => self.ends(inbox).into(),
         }
     }
 
@@ -266,14 +268,14 @@ impl<D> Entry<D> {
     }
 
     #[inline]
-    fn answered(&mut self, now: u64, reply: Reply<D>, in_doubt: bool) -> Actions<D> {
+    fn answered(&mut self, now: u64, reply: EntryReply<D>, in_doubt: bool) -> Actions<D> {
         let Some(asked) = self.exchanges.asked().filter(|_| self.is_asking) else {
             return self.sleeps().into();
         };
         self.is_asking = false;
-        self.exchanges.heard(in_doubt, !matches!(reply, Reply::NotTaken));
+        self.exchanges.heard(in_doubt, !matches!(reply, EntryReply::NotTaken));
         match reply {
-            Reply::Granted { already, lease, waits, details } => {
+            EntryReply::Granted { already, lease, waits, details } => {
                 let told = self.exchanges.confirmed(already);
                 let suspects = already && told.is_none();
                 let then = match self.exchanges.in_time(now, lease, waits) {
@@ -286,7 +288,7 @@ impl<D> Entry<D> {
                 };
                 Actions { listens: Listens::AsBefore, suspects, then }
             }
-            Reply::Refused { now: server, left, place, by_redisson, is_new, poll } => {
+            EntryReply::Refused { now: server, left, place, by_redisson, is_new, poll } => {
                 self.exchanges.stands(now, server);
                 self.exchanges.refused(server);
                 // Its entry was used up by a grant of which nothing was heard.
@@ -297,12 +299,12 @@ impl<D> Entry<D> {
                 self.ask_at = now.saturating_add(nap(left, place, poll));
                 Actions { listens, suspects, then: self.sleeps() }
             }
-            Reply::Waits { now: server, sleep, came_back: suspects } => {
+            EntryReply::Waits { now: server, sleep, came_back: suspects } => {
                 self.exchanges.refused(server);
                 self.ask_at = now.saturating_add(nanos(sleep));
                 Actions { listens: Listens::AsBefore, suspects, then: self.sleeps() }
             }
-            Reply::NotTaken => self.sleeps().into(),
+            EntryReply::NotTaken => self.sleeps().into(),
         }
     }
 
@@ -372,14 +374,14 @@ impl<D> Inbox<D> {
     }
 
     /// From here on the owner's thread has something to read: it must be woken.
-    pub(crate) fn told(&mut self, told: Told<D>) {
+    pub(crate) fn told(&mut self, told: Received<D>) {
         match told {
             // A second copy says nothing new.
-            Told::Grant(granted) if self.grant.is_some() => drop(granted),
-            Told::Grant(granted) => self.grant = Some(granted),
-            Told::Open { until } => self.open_until = Some(until),
-            Told::Public => self.is_public = true,
-            Told::Missed => self.is_missed = true,
+            Received::Grant(granted) if self.grant.is_some() => drop(granted),
+            Received::Grant(granted) => self.grant = Some(granted),
+            Received::Open { until } => self.open_until = Some(until),
+            Received::Public => self.is_public = true,
+            Received::Missed => self.is_missed = true,
         }
     }
 

@@ -103,7 +103,7 @@ struct Anchor {
 
 /// A grant by message, with the details of its kind of lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Grant<D> {
+pub(crate) struct ReceivedGrant<D> {
     /// By the server's clock, in ms.
     pub(crate) now: u64,
     pub(crate) received: u64,
@@ -268,7 +268,7 @@ impl<D> Exchanges<D> {
     pub(crate) fn granted_by_message(
         &mut self,
         now: u64,
-        granted: Grant<D>,
+        granted: ReceivedGrant<D>,
         reader: Reader,
     ) -> Option<(Asked, D)> {
         // The server refused the owner after this grant: the grant was taken away again, or the

@@ -11,6 +11,7 @@ mod exchanges;
 mod exchanges_tests;
 
 pub(crate) use entry::{
-    Action, Actions, By, Entry, Event, Granted, Inbox, Listens, POLL, Reply, Told,
+    Action, Actions, By, EntryEvent, EntryMachine, EntryReply, Granted, Inbox, Listens, POLL,
+    Received,
 };
-pub(crate) use exchanges::{Asked, Grant, Reader, Undo};
+pub(crate) use exchanges::{Asked, Reader, ReceivedGrant, Undo};

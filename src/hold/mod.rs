@@ -15,7 +15,7 @@ mod terms;
 mod watch;
 
 pub(crate) use hold::{GrantDetails, Hold};
-pub(crate) use queue_entry::{Leftover, Mailbox, QueueEntry, Unread, details, kind};
+pub(crate) use queue_entry::{Leftover, Mailbox, MailboxState, QueueEntry, details, kind};
 pub(crate) use seat::{Level, Seat};
 pub use tenancy::HoldState;
 pub(crate) use tenancy::Tenancy;

@@ -29,7 +29,9 @@ use redlatch_client::sync::{Mutex, Waker, clock};
 
 use super::hold::{GrantDetails, Hold, Live};
 use super::terms::Terms;
-use crate::ask::{Action, By, Entry, Event, Grant, Granted, Inbox, Told, Undo};
+use crate::ask::{
+    Action, By, EntryEvent, EntryMachine, Granted, Inbox, Received, ReceivedGrant, Undo,
+};
 use crate::runtime::{LiveOwner, Message, Recipient, Registered};
 use crate::scripts::lock::Tokens;
 use crate::scripts::{Chain, Mode, Owner};
@@ -43,7 +45,7 @@ pub(crate) struct QueueEntry<D = GrantDetails, R = Mailbox> {
     pub(crate) owner: Owner,
     /// Keeps the owner live.
     live: Option<Live>,
-    pub(crate) entry: Entry<D>,
+    pub(crate) entry: EntryMachine<D>,
     /// The messages to it, from before its first request for an entry on. `None`: it has not asked
     /// for one. The hold that it becomes may keep this (`Hold::_registered`).
     pub(crate) mailbox: Option<Arc<Registered<R>>>,
@@ -55,12 +57,12 @@ pub(crate) struct Mailbox {
     pub(crate) name: Arc<str>,
     pub(crate) database: i64,
     pub(crate) is_fenced: bool,
-    pub(crate) unread: Mutex<Unread>,
+    pub(crate) unread: Mutex<MailboxState>,
 }
 
 /// The messages that no thread has read.
 #[derive(Debug)]
-pub(crate) struct Unread {
+pub(crate) struct MailboxState {
     /// Wakes the thread that waits for them.
     pub(crate) waker: Waker,
     pub(crate) inbox: Inbox<GrantDetails>,
@@ -80,15 +82,20 @@ impl Recipient for Mailbox {
                 if self.is_fenced && details.tokens.is_none() {
                     // Who released it knows of no tokens: a re-entrant lock of this name. The reply
                     // to a question has some.
-                    Told::Missed
+                    Received::Missed
                 } else {
-                    Told::Grant(Grant { now: grant.now, received, lease: grant.lease, details })
+                    Received::Grant(ReceivedGrant {
+                        now: grant.now,
+                        received,
+                        lease: grant.lease,
+                        details,
+                    })
                 }
             }
             Message::Open { left, database, lock }
                 if (*database, *lock) == (self.database, &*self.name) =>
             {
-                Told::Open { until: received.saturating_add(clock::nanos(*left)) }
+                Received::Open { until: received.saturating_add(clock::nanos(*left)) }
             }
             _ => return,
         };
@@ -130,7 +137,7 @@ pub(crate) fn details(details: &str) -> Option<GrantDetails> {
 impl<D, R: Recipient + 'static> QueueEntry<D, R> {
     /// Of an owner that has sent no request. `live` keeps it live.
     pub(crate) fn of(owner: Owner, live: LiveOwner) -> Self {
-        Self { owner, live: Some(Live::Owner(live)), entry: Entry::new(), mailbox: None }
+        Self { owner, live: Some(Live::Owner(live)), entry: EntryMachine::new(), mailbox: None }
     }
 
     /// A copy of a request may arrive later.
@@ -166,7 +173,7 @@ impl<D, R: Recipient + 'static> QueueEntry<D, R> {
     /// What is left of its owner, which comes to this end. `command` takes it out of queue and lock.
     pub(crate) fn left(
         &mut self,
-        end: Event<D>,
+        end: EntryEvent<D>,
         command: impl FnOnce(&[u8], Option<D>) -> Command,
     ) -> Leftover {
         let (undo, details) = match self.entry.step(clock::now(), end).then {

@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 
 use redlatch_client::sync::{Mutex, Thread};
 
-use crate::ask::{Inbox, Told};
+use crate::ask::{Inbox, Received};
 use crate::hold::{Hold, Tenancy, Terms};
 use crate::runtime::Core;
 use crate::scripts::Owner;
@@ -105,7 +105,7 @@ impl FairInbox {
 impl QueuedThread {
     /// It should send a request.
     pub(crate) fn ask(&self) {
-        self.tell(Told::Missed);
+        self.tell(Received::Missed);
     }
 
     /// A thread passes it the hold. It still stands in the server's queue: if a message grants it
@@ -116,7 +116,7 @@ impl QueuedThread {
         Wake::thread(&self.thread)
     }
 
-    pub(crate) fn tell(&self, told: Told<Followers>) {
+    pub(crate) fn tell(&self, told: Received<Followers>) {
         self.inbox.lock().unread.told(told);
         self.thread.waker().wake();
     }

@@ -7,10 +7,11 @@ use redlatch_client::sync::{Mutex, clock, jitter};
 
 use super::site::Site;
 use crate::ask::{
-    Action, Actions, Asked, By, Event, Granted, Inbox, Listens, POLL, Reader, Reply, Told,
+    Action, Actions, Asked, By, EntryEvent, EntryReply, Granted, Inbox, Listens, POLL, Reader,
+    Received,
 };
 use crate::error::Error;
-use crate::hold::{GrantDetails, Leftover, Mailbox, QueueEntry, Tenancy, Terms, Unread};
+use crate::hold::{GrantDetails, Leftover, Mailbox, MailboxState, QueueEntry, Tenancy, Terms};
 use crate::lease::Cleanup;
 use crate::order::Need;
 use crate::runtime::Recipient;
@@ -27,14 +28,14 @@ impl<D, R: Recipient + 'static> QueueEntry<D, R> {
 
     /// The caller is about to send a request of this owner. `queues`: for an entry, too.
     pub(crate) fn asks(&mut self, asked: Asked, lease: Duration, queues: bool) -> Action<D> {
-        self.entry.step(asked.at, Event::Asks { asked, lease, queues }).then
+        self.entry.step(asked.at, EntryEvent::Asks { asked, lease, queues }).then
     }
 
     /// The request has no answer, for this trouble; or, without one, none that the owner may use.
     pub(crate) fn unanswered(&mut self, trouble: Option<&Trouble>) {
         let event = match trouble {
-            Some(Trouble::Unknown(_)) | None => Event::Unknown,
-            Some(_) => Event::Failed,
+            Some(Trouble::Unknown(_)) | None => EntryEvent::Unknown,
+            Some(_) => EntryEvent::Failed,
         };
         let _due = self.entry.step(clock::now(), event);
     }
@@ -44,10 +45,10 @@ impl<D, R: Recipient + 'static> QueueEntry<D, R> {
         &mut self,
         site: &Site,
         now: u64,
-        reply: Reply<D>,
+        reply: EntryReply<D>,
         in_doubt: bool,
     ) -> Result<(Listens, Try<Granted<D>>), Error> {
-        let answered = Event::Answered { reply, in_doubt };
+        let answered = EntryEvent::Answered { reply, in_doubt };
         let Actions { listens, suspects, then } = self.entry.step(now, answered);
         if suspects {
             site.core.pubsub.suspect(&site.name);
@@ -79,7 +80,8 @@ impl<D, R: Recipient + 'static> QueueEntry<D, R> {
             incarnation: site.route.incarnation(),
             needs_reply: site.core.config.replica_acks.is_some() || terms.stays(),
         };
-        let Actions { then, .. } = self.entry.step(clock::now(), Event::Reads { inbox, reader });
+        let Actions { then, .. } =
+            self.entry.step(clock::now(), EntryEvent::Reads { inbox, reader });
         // The earlier of both: a new leader asks at once, whatever the entry was told before.
         listening.ask_at = listening.ask_at.min(self.entry.ask_at());
         let Action::Granted(granted) = then else { return None };
@@ -101,7 +103,7 @@ impl QueueEntry {
         let mut inbox = unread.inbox.take();
         drop(unread);
         for (heard, told) in
-            [(&mut listening.public, Told::Public), (&mut listening.own, Told::Missed)]
+            [(&mut listening.public, Received::Public), (&mut listening.own, Received::Missed)]
         {
             if heard.has_spoken() {
                 heard.catch_up();
@@ -128,7 +130,7 @@ impl QueueEntry {
                 name: Arc::clone(&site.name),
                 database: site.core.database(),
                 is_fenced: site.keys().is_fenced,
-                unread: Mutex::new(Unread { waker, inbox: Inbox::new() }),
+                unread: Mutex::new(MailboxState { waker, inbox: Inbox::new() }),
             };
             // From here on messages that name this owner reach `Mailbox::told`.
             self.mailbox = Some(site.core.recipients.register(self.owner.number(), mailbox));
@@ -164,9 +166,9 @@ impl QueueEntry {
         let reply = match reply {
             Acquired::Granted { already, places, tokens } => {
                 let details = GrantDetails { places, tokens, ..GrantDetails::default() };
-                Reply::Granted { already, lease, waits, details }
+                EntryReply::Granted { already, lease, waits, details }
             }
-            Acquired::Refused(refused) => Reply::Refused {
+            Acquired::Refused(refused) => EntryReply::Refused {
                 now: refused.now,
                 left: refused.left,
                 place: refused.place,
@@ -174,7 +176,7 @@ impl QueueEntry {
                 is_new: refused.is_new,
                 poll: next_poll(now),
             },
-            Acquired::NotTaken => Reply::NotTaken,
+            Acquired::NotTaken => EntryReply::NotTaken,
         };
         let (listens, tried) = self.answered(site, now, reply, in_doubt)?;
         if listens != Listens::AsBefore {
@@ -223,7 +225,7 @@ impl QueueEntry {
     fn taken_back(&mut self, site: &Arc<Site>, in_doubt: bool, unacknowledged: Error) -> Error {
         let mut used = std::mem::replace(self, Self::new(site));
         let inbox = used.take_inbox();
-        let left = used.leaves(site, Event::Unacknowledged { in_doubt, inbox });
+        let left = used.leaves(site, EntryEvent::Unacknowledged { in_doubt, inbox });
         // The owner stays live until that is done.
         site.take_back(left, Cleanup::requested, unacknowledged)
     }
@@ -231,10 +233,10 @@ impl QueueEntry {
     /// No thread of the process wants the lock any more. What is left of its owner.
     pub(super) fn ends(&mut self, site: &Site) -> Leftover {
         let inbox = self.take_inbox();
-        self.leaves(site, Event::Ends { inbox })
+        self.leaves(site, EntryEvent::Ends { inbox })
     }
 
-    fn leaves(&mut self, site: &Site, end: Event<GrantDetails>) -> Leftover {
+    fn leaves(&mut self, site: &Site, end: EntryEvent<GrantDetails>) -> Leftover {
         self.left(end, |owner, details| {
             let chain = details.map_or_else(Chain::default, |details| details.chain);
             site.scripts().give_up_command(owner, chain)

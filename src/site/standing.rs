@@ -5,7 +5,7 @@ use std::sync::Arc;
 use redlatch_client::Command;
 use redlatch_client::sync::clock;
 
-use crate::ask::{Grant, Told};
+use crate::ask::{Received, ReceivedGrant};
 use crate::hold::line::scripts;
 use crate::lease::Cleanup;
 use crate::order::line::QueuedThread;
@@ -22,7 +22,7 @@ impl Recipient for Arc<QueuedThread> {
             {
                 let Some(details) = followers(grant.details) else { return };
                 let (now, lease, received) = (grant.now, grant.lease, clock::now());
-                self.tell(Told::Grant(Grant { now, received, lease, details }));
+                self.tell(Received::Grant(ReceivedGrant { now, received, lease, details }));
             }
             // `x` and `{x}` have one queue: the waiter was granted the other lock, and has lost its
             // place. The next sign of life finds that out. If it asked at once, the two locks might

@@ -3,8 +3,10 @@
 
 use std::time::Duration;
 
-use super::entry::{Action, Actions, By, Entry, Event, Granted, Inbox, Listens, Reply, Told};
-use super::exchanges::{Asked, Grant, Reader, Undo};
+use super::entry::{
+    Action, Actions, By, EntryEvent, EntryMachine, EntryReply, Granted, Inbox, Listens, Received,
+};
+use super::exchanges::{Asked, Reader, ReceivedGrant, Undo};
 use crate::scripts::lock::Again;
 
 const MS: u64 = 1_000_000;
@@ -20,66 +22,66 @@ fn asked(at: u64) -> Asked {
 }
 
 /// In ms.
-fn asks(at: u64) -> Event<char> {
-    Event::Asks { asked: asked(at), lease: LEASE, queues: true }
+fn asks(at: u64) -> EntryEvent<char> {
+    EntryEvent::Asks { asked: asked(at), lease: LEASE, queues: true }
 }
 
-fn answered(reply: Reply<char>) -> Event<char> {
-    Event::Answered { reply, in_doubt: false }
+fn answered(reply: EntryReply<char>) -> EntryEvent<char> {
+    EntryEvent::Answered { reply, in_doubt: false }
 }
 
-fn granted(already: bool) -> Event<char> {
-    answered(Reply::Granted { already, lease: LEASE, waits: true, details: 'r' })
+fn granted(already: bool) -> EntryEvent<char> {
+    answered(EntryReply::Granted { already, lease: LEASE, waits: true, details: 'r' })
 }
 
 /// At this time of the server's, in ms, of a lock that is another owner's for longer than any poll
 /// lasts.
-fn refused(now: u64, place: u32) -> Reply<char> {
+fn refused(now: u64, place: u32) -> EntryReply<char> {
     let left = LEASE;
     let (by_redisson, is_new, poll) = (false, false, 1_000 * MS);
-    Reply::Refused { now: SERVER + now, left, place, by_redisson, is_new, poll }
+    EntryReply::Refused { now: SERVER + now, left, place, by_redisson, is_new, poll }
 }
 
-fn waits() -> Event<char> {
+fn waits() -> EntryEvent<char> {
     let sleep = Duration::from_secs(60);
-    answered(Reply::Waits { now: SERVER + 100, sleep, came_back: false })
+    answered(EntryReply::Waits { now: SERVER + 100, sleep, came_back: false })
 }
 
 /// A message of this server's time, received at this time of the process's. In ms.
-fn grant(server: u64, received: u64) -> Told<char> {
+fn grant(server: u64, received: u64) -> Received<char> {
     let (now, received) = (SERVER + server, received * MS);
-    Told::Grant(Grant { now, received, lease: PROVISIONAL, details: 'm' })
+    Received::Grant(ReceivedGrant { now, received, lease: PROVISIONAL, details: 'm' })
 }
 
-fn reads<const N: usize>(told: [Told<char>; N]) -> Event<char> {
+fn reads<const N: usize>(told: [Received<char>; N]) -> EntryEvent<char> {
     let mut inbox = Inbox::new();
     told.into_iter().for_each(|told| inbox.told(told));
     let reader = Reader { lease: LEASE, incarnation: 1, needs_reply: false };
-    Event::Reads { inbox, reader }
+    EntryEvent::Reads { inbox, reader }
 }
 
 /// An owner that has sent its first request at 100 ms.
-fn asking() -> Entry<char> {
-    let mut entry = Entry::new();
+fn asking() -> EntryMachine<char> {
+    let mut entry = EntryMachine::new();
     let actions = entry.step(100 * MS, asks(100));
     assert_eq!(actions, Action::Ask { again: None }.into());
     entry
 }
 
 /// The same after a refusal at that place; it polls at 1,101 ms.
-fn sleeping_at(place: u32) -> Entry<char> {
+fn sleeping_at(place: u32) -> EntryMachine<char> {
     let mut entry = asking();
     entry.step(101 * MS, answered(refused(100, place)));
     assert_eq!(entry.ask_at(), 1_101 * MS);
     entry
 }
 
-fn sleeping() -> Entry<char> {
+fn sleeping() -> EntryMachine<char> {
     sleeping_at(0)
 }
 
 /// The same, and it has asked again, at 1,101 ms.
-fn polling() -> Entry<char> {
+fn polling() -> EntryMachine<char> {
     let mut entry = sleeping();
     let again = Some(Again { came: SERVER + 100, sent: None });
     let actions = entry.step(1_101 * MS, asks(1_101));
@@ -100,28 +102,30 @@ fn by_message() -> By<char> {
 }
 
 /// The state, the event, and the time of it in ms; the action, and when it asks next, in ms.
-type Row = (&'static str, fn() -> Entry<char>, fn() -> Event<char>, u64, Action<char>, u64);
+type Row =
+    (&'static str, fn() -> EntryMachine<char>, fn() -> EntryEvent<char>, u64, Action<char>, u64);
 
 #[test]
 fn each_state_is_left_as_the_table_says() {
-    let twice: fn() -> Event<char> = || {
-        let reply = Reply::Granted { already: false, lease: LEASE, waits: true, details: 'r' };
-        Event::Answered { reply, in_doubt: true }
+    let twice: fn() -> EntryEvent<char> = || {
+        let reply = EntryReply::Granted { already: false, lease: LEASE, waits: true, details: 'r' };
+        EntryEvent::Answered { reply, in_doubt: true }
     };
-    let try_late: fn() -> Event<char> =
-        || answered(Reply::Granted { already: false, lease: LEASE, waits: false, details: 'r' });
+    let try_late: fn() -> EntryEvent<char> = || {
+        answered(EntryReply::Granted { already: false, lease: LEASE, waits: false, details: 'r' })
+    };
     let give_back = |undo, details| Action::GiveBack { undo, details };
-    let ends: fn() -> Event<char> = || Event::Ends { inbox: Inbox::new() };
-    let ends_granted: fn() -> Event<char> = || {
+    let ends: fn() -> EntryEvent<char> = || EntryEvent::Ends { inbox: Inbox::new() };
+    let ends_granted: fn() -> EntryEvent<char> = || {
         let mut inbox = Inbox::new();
         inbox.told(grant(600, 700));
-        Event::Ends { inbox }
+        EntryEvent::Ends { inbox }
     };
-    let unacknowledged: fn() -> Event<char> =
-        || Event::Unacknowledged { in_doubt: false, inbox: Inbox::new() };
-    let in_doubt: fn() -> Entry<char> = || {
+    let unacknowledged: fn() -> EntryEvent<char> =
+        || EntryEvent::Unacknowledged { in_doubt: false, inbox: Inbox::new() };
+    let in_doubt: fn() -> EntryMachine<char> = || {
         let mut entry = asking();
-        entry.step(200 * MS, Event::Unknown);
+        entry.step(200 * MS, EntryEvent::Unknown);
         entry
     };
     let rows: [Row; 30] = [
@@ -142,9 +146,9 @@ fn each_state_is_left_as_the_table_says() {
             counts(100, true, by_reply(false, None, true)),
             0,
         ),
-        ("not taken", asking, || answered(Reply::NotTaken), 101, AT_ONCE, 0),
-        ("failed", asking, || Event::Failed, 101, AT_ONCE, 0),
-        ("no answer", asking, || Event::Unknown, 101, AT_ONCE, 0),
+        ("not taken", asking, || answered(EntryReply::NotTaken), 101, AT_ONCE, 0),
+        ("failed", asking, || EntryEvent::Failed, 101, AT_ONCE, 0),
+        ("no answer", asking, || EntryEvent::Unknown, 101, AT_ONCE, 0),
         ("one at a time", asking, || asks(150), 150, AT_ONCE, 0),
         ("granted too late", asking, || granted(false), 30_100, AT_ONCE, 0),
         ("granted too late for a try", asking, try_late, 30_100, Action::Fail, 0),
@@ -169,7 +173,7 @@ fn each_state_is_left_as_the_table_says() {
         (
             "a window",
             sleeping,
-            || reads([Told::Open { until: 304 * MS }]),
+            || reads([Received::Open { until: 304 * MS }]),
             300,
             Action::Sleep { until: 304 * MS },
             304,
@@ -177,16 +181,16 @@ fn each_state_is_left_as_the_table_says() {
         (
             "a window that ends behind the poll",
             sleeping,
-            || reads([Told::Open { until: 2_000 * MS }]),
+            || reads([Received::Open { until: 2_000 * MS }]),
             300,
             Action::Sleep { until: 1_101 * MS },
             1_101,
         ),
-        ("a new subscription", sleeping, || reads([Told::Missed]), 300, AT_ONCE, 0),
+        ("a new subscription", sleeping, || reads([Received::Missed]), 300, AT_ONCE, 0),
         (
             "a public release",
             sleeping,
-            || reads([Told::Public]),
+            || reads([Received::Public]),
             300,
             Action::Sleep { until: 300 * MS },
             300,
@@ -194,7 +198,7 @@ fn each_state_is_left_as_the_table_says() {
         (
             "a public release, as the second",
             || sleeping_at(1),
-            || reads([Told::Public]),
+            || reads([Received::Public]),
             300,
             Action::Sleep { until: 301 * MS },
             301,
@@ -202,7 +206,7 @@ fn each_state_is_left_as_the_table_says() {
         (
             "a public release, as the third",
             || sleeping_at(2),
-            || reads([Told::Public]),
+            || reads([Received::Public]),
             300,
             Action::Sleep { until: 1_101 * MS },
             1_101,
@@ -252,7 +256,7 @@ fn each_state_is_left_as_the_table_says() {
             { counts(1_101, false, by_reply(true, None, true)) },
             0,
         ),
-        ("failed again", polling, || Event::Failed, 1_102, AT_ONCE, 0),
+        ("failed again", polling, || EntryEvent::Failed, 1_102, AT_ONCE, 0),
     ];
     for (what, state, event, now, then, ask_at) in rows {
         let mut entry = state();
@@ -278,7 +282,7 @@ fn a_refused_owner_listens_and_sleeps_until_the_end_or_the_poll() {
         let mut entry = asking();
         let is_new = true;
         let (now, poll) = (SERVER + 100, poll * MS);
-        let reply = Reply::Refused { now, left, place, by_redisson, is_new, poll };
+        let reply = EntryReply::Refused { now, left, place, by_redisson, is_new, poll };
         let until = until * 1_000;
         let expected = Actions { listens, suspects: false, then: Action::Sleep { until } };
         assert_eq!(entry.step(101 * MS, answered(reply)), expected, "{left:?} {place}");
@@ -288,8 +292,8 @@ fn a_refused_owner_listens_and_sleeps_until_the_end_or_the_poll() {
 #[test]
 fn a_message_that_should_have_come_makes_the_subscription_suspect() {
     let is_new = |is_new| match refused(1_101, 3) {
-        Reply::Refused { now, left, place, by_redisson, poll, .. } => {
-            answered(Reply::Refused { now, left, place, by_redisson, is_new, poll })
+        EntryReply::Refused { now, left, place, by_redisson, poll, .. } => {
+            answered(EntryReply::Refused { now, left, place, by_redisson, is_new, poll })
         }
         other => answered(other),
     };
@@ -308,15 +312,15 @@ fn a_message_that_should_have_come_makes_the_subscription_suspect() {
 #[test]
 fn the_reply_confirms_a_grant_that_replicas_must_have() {
     let mut entry = sleeping();
-    let Event::Reads { inbox, reader } = reads([grant(600, 700)]) else { panic!() };
+    let EntryEvent::Reads { inbox, reader } = reads([grant(600, 700)]) else { panic!() };
     let reader = Reader { needs_reply: true, ..reader };
-    assert_eq!(entry.step(700 * MS, Event::Reads { inbox, reader }), AT_ONCE.into());
+    assert_eq!(entry.step(700 * MS, EntryEvent::Reads { inbox, reader }), AT_ONCE.into());
     entry.step(700 * MS, asks(700));
     let mut over = entry.clone();
     let actions = entry.step(701 * MS, granted(true));
     assert_eq!(actions, counts(700, false, by_reply(true, Some('m'), true)).into());
     let inbox = Inbox::new();
-    let left = over.step(701 * MS, Event::Unacknowledged { in_doubt: true, inbox });
+    let left = over.step(701 * MS, EntryEvent::Unacknowledged { in_doubt: true, inbox });
     let give_back = Action::GiveBack { undo: Undo::NowAndLater, details: Some('m') };
     assert_eq!(left, give_back.into());
 }
@@ -340,8 +344,8 @@ fn owners_with_the_same_past_are_equal() {
     assert_eq!(polling(), polling());
     assert_ne!(polling(), sleeping());
     let mut failed = polling();
-    failed.step(1_102 * MS, Event::Failed);
+    failed.step(1_102 * MS, EntryEvent::Failed);
     let mut unknown = polling();
-    unknown.step(1_102 * MS, Event::Unknown);
+    unknown.step(1_102 * MS, EntryEvent::Unknown);
     assert_ne!(failed, unknown);
 }

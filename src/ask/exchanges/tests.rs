@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::exchanges::{Asked, Exchanges, Grant, InTime, Reader, Undo};
+use super::exchanges::{Asked, Exchanges, InTime, Reader, ReceivedGrant, Undo};
 use crate::scripts::lock::Again;
 
 const MS: u64 = 1_000_000;
@@ -38,9 +38,9 @@ fn waiting() -> Exchanges<char> {
 }
 
 /// A grant of this server's time, read at once at this time of the process's. In ms.
-fn granted(server: u64, received: u64) -> Grant<char> {
+fn granted(server: u64, received: u64) -> ReceivedGrant<char> {
     let lease = Duration::from_secs(2);
-    Grant { now: SERVER + server, received: received * MS, lease, details: 'g' }
+    ReceivedGrant { now: SERVER + server, received: received * MS, lease, details: 'g' }
 }
 
 #[test]

@@ -13,7 +13,7 @@ use redlatch_client::sync::{Mutex, Thread, clock, is_forked};
 use redlatch_client::was_cut;
 
 use super::queue::FairQueue;
-use crate::ask::{Asked, By, Event, Granted, Inbox, Reply};
+use crate::ask::{Asked, By, EntryEvent, EntryReply, Granted, Inbox};
 use crate::error::Error;
 use crate::hold::{GrantDetails, Hold, QueueEntry, Tenancy, Terms};
 use crate::lease::Cleanup;
@@ -140,8 +140,8 @@ impl FairEntry {
         let replied = queue.scripts().try_acquire(&queue.site.route, &entry.owner, lease);
         let Replied { reply: taken, in_doubt, unacknowledged } = self.heard(replied)?;
         let (already, waits, details) = (false, false, Followers::new());
-        let granted = Reply::Granted { already, lease, waits, details };
-        let reply = if taken { granted } else { Reply::NotTaken };
+        let granted = EntryReply::Granted { already, lease, waits, details };
+        let reply = if taken { granted } else { EntryReply::NotTaken };
         self.steps(reply, in_doubt, unacknowledged.filter(|_| taken))
     }
 }
@@ -209,7 +209,7 @@ impl FairEntry {
         match reply {
             FairAcquired::Granted { already, followers: details, .. } => {
                 let lease = self.terms.lease();
-                let reply = Reply::Granted { already, lease, waits: true, details };
+                let reply = EntryReply::Granted { already, lease, waits: true, details };
                 self.steps(reply, in_doubt, unacknowledged)
             }
             FairAcquired::Queued { now, ask_after, by_redisson, came_back } => {
@@ -231,11 +231,11 @@ impl FairEntry {
                 // each ask. Only the first ones in line know more.
                 let sleep = ask_after
                     .map_or_else(|| Self::slow_question(core), |ask| ask.max(SHORTEST_ASK));
-                self.steps(Reply::Waits { now, sleep, came_back }, in_doubt, None)
+                self.steps(EntryReply::Waits { now, sleep, came_back }, in_doubt, None)
             }
             FairAcquired::Missing { now } => {
                 let (sleep, came_back) = (Duration::ZERO, false);
-                self.steps(Reply::Waits { now, sleep, came_back }, in_doubt, None)?;
+                self.steps(EntryReply::Waits { now, sleep, came_back }, in_doubt, None)?;
                 self.comes_back(listening)
             }
         }
@@ -252,7 +252,7 @@ impl FairEntry {
     /// The server's answer. The replicas lack a grant if `unacknowledged`.
     fn steps(
         &mut self,
-        reply: Reply<Followers>,
+        reply: EntryReply<Followers>,
         in_doubt: bool,
         unacknowledged: Option<Error>,
     ) -> Result<Try<Arc<Tenancy>>, Error> {
@@ -286,7 +286,7 @@ impl FairEntry {
         if let Some(tenancy) = passed {
             let _ = queue.site.leave(&tenancy, None, Leaving::Posted);
         }
-        let end = Event::Unacknowledged { in_doubt, inbox: Inbox::new() };
+        let end = EntryEvent::Unacknowledged { in_doubt, inbox: Inbox::new() };
         let left = used.left(end, |owner, _| queue.scripts().give_up_command(owner));
         queue.site.take_back(left, Cleanup::queued, unacknowledged)
     }
@@ -345,7 +345,7 @@ impl Drop for FairEntry {
             return;
         }
         let scripts = self.queue.scripts();
-        let end = Event::Ends { inbox: Inbox::new() };
+        let end = EntryEvent::Ends { inbox: Inbox::new() };
         let left = self.entry.left(end, |owner, _| scripts.give_up_command(owner));
         site.give_up(left, Cleanup::queued);
     }

@@ -7,9 +7,9 @@ use std::time::Duration;
 use super::server::{Chain, Client, Message, Owner, Reply, Request};
 use crate::simulated::library::deadline::deadline;
 use crate::simulated::library::entry::{
-    self, Action, Actions, By, Entry, Event, Granted, Inbox, Listens, Told,
+    self, Action, Actions, By, EntryEvent, EntryMachine, Granted, Inbox, Listens, Received,
 };
-use crate::simulated::library::exchanges::{Asked, Grant, Reader, Undo};
+use crate::simulated::library::exchanges::{Asked, Reader, ReceivedGrant, Undo};
 
 pub(crate) const MS: u64 = 1_000_000;
 /// A hold by message is raised after this.
@@ -52,7 +52,7 @@ pub(crate) enum State {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Wait {
     pub(crate) number: u8,
-    entry: Entry<Token>,
+    entry: EntryMachine<Token>,
     inbox: Inbox<Token>,
     is_asking: bool,
     /// The request was sent twice.
@@ -223,7 +223,7 @@ impl Process {
         (self.is_disturbed, self.is_deaf) = (false, false);
         self.state = State::Waiting(Box::new(Wait {
             number: self.numbers,
-            entry: Entry::new(),
+            entry: EntryMachine::new(),
             inbox: Inbox::new(),
             is_asking: false,
             is_copy: false,
@@ -257,7 +257,7 @@ impl Process {
         let State::Waiting(wait) = &mut self.state else { return Outcome::Nothing };
         let inbox = std::mem::replace(&mut wait.inbox, Inbox::new());
         let reader = Reader { lease: terms.lease, incarnation: 0, needs_reply: false };
-        let then = wait.entry.step(now, Event::Reads { inbox, reader }).then;
+        let then = wait.entry.step(now, EntryEvent::Reads { inbox, reader }).then;
         self.then(now, then, terms)
     }
 
@@ -265,7 +265,7 @@ impl Process {
         let Some(owner) = self.present() else { return };
         let State::Waiting(wait) = &mut self.state else { return };
         let asked = Asked { forced: 0, incarnation: 0, at: now };
-        let asks = Event::Asks { asked, lease: terms.lease, queues: true };
+        let asks = EntryEvent::Asks { asked, lease: terms.lease, queues: true };
         let Action::Ask { again } = wait.entry.step(now, asks).then else { return };
         (wait.is_asking, wait.is_copy) = (true, false);
         self.send(now, owner, Request::Acquire { again });
@@ -286,11 +286,11 @@ impl Process {
     pub(crate) fn end_wait(&mut self, now: u64, terms: Terms) {
         let State::Waiting(wait) = &mut self.state else { return };
         if wait.is_asking {
-            wait.entry.step(now, Event::Unknown);
+            wait.entry.step(now, EntryEvent::Unknown);
         }
         let inbox = std::mem::replace(&mut wait.inbox, Inbox::new());
         let owner = Owner { client: self.client, number: wait.number, writes: self.writes };
-        let end = wait.entry.step(now, Event::Ends { inbox }).then;
+        let end = wait.entry.step(now, EntryEvent::Ends { inbox }).then;
         self.state = State::Idle;
         if let Action::GiveBack { undo, .. } = end
             && terms.flaw != Some(Flaw::LeavesPlace)
@@ -329,10 +329,10 @@ impl Process {
     pub(crate) fn told(&mut self, now: u64, heard: Heard, terms: Terms) {
         let present = self.present();
         let told = match heard {
-            Heard::Confirmed => Told::Missed,
-            Heard::Message(Message::Public { .. }) => Told::Public,
+            Heard::Confirmed => Received::Missed,
+            Heard::Message(Message::Public { .. }) => Received::Public,
             Heard::Message(Message::Open { owner, left }) if present == Some(owner) => {
-                Told::Open { until: now + left as u64 * MS }
+                Received::Open { until: now + left as u64 * MS }
             }
             Heard::Message(Message::Open { .. }) => return,
             Heard::Message(Message::Grant { owner, now: granted, token, .. }) => {
@@ -340,7 +340,7 @@ impl Process {
                     return self.give_back(now, owner, Undo::Once, terms);
                 }
                 let is_receipt = terms.flaw == Some(Flaw::CountsFromReceipt);
-                Told::Grant(Grant {
+                Received::Grant(ReceivedGrant {
                     now: if is_receipt { u64::MAX } else { granted as u64 },
                     received: now,
                     lease: Duration::from_millis(2_000),
@@ -374,19 +374,21 @@ impl Process {
                 let reply = match reply {
                     Reply::Granted { already, token, .. } => {
                         let lease = terms.lease;
-                        entry::Reply::Granted { already, lease, waits: true, details: token }
+                        entry::EntryReply::Granted { already, lease, waits: true, details: token }
                     }
-                    Reply::Refused { now, left, place, whose, is_new } => entry::Reply::Refused {
-                        now: now as u64,
-                        left: Duration::from_millis(left.max(0) as u64),
-                        place: place as u32,
-                        by_redisson: whose == 1,
-                        is_new,
-                        poll: 1_000 * MS,
-                    },
-                    _ => entry::Reply::NotTaken,
+                    Reply::Refused { now, left, place, whose, is_new } => {
+                        entry::EntryReply::Refused {
+                            now: now as u64,
+                            left: Duration::from_millis(left.max(0) as u64),
+                            place: place as u32,
+                            by_redisson: whose == 1,
+                            is_new,
+                            poll: 1_000 * MS,
+                        }
+                    }
+                    _ => entry::EntryReply::NotTaken,
                 };
-                let answered = Event::Answered { reply, in_doubt };
+                let answered = EntryEvent::Answered { reply, in_doubt };
                 let Actions { listens, then, .. } = wait.entry.step(now, answered);
                 if listens != Listens::AsBefore && self.channel == Channel::Off {
                     self.channel = Channel::Opening;
@@ -410,7 +412,7 @@ impl Process {
             {
                 if std::mem::replace(&mut wait.is_copy, true) {
                     wait.is_asking = false;
-                    wait.entry.step(now, Event::Unknown);
+                    wait.entry.step(now, EntryEvent::Unknown);
                 } else {
                     self.requests.there.push_front(sent);
                 }

@@ -22,8 +22,10 @@ use std::time::Duration;
 use super::library::chain::{Chain, Since};
 use super::library::cohort::Cohort;
 use super::library::deadline::deadline;
-use super::library::entry::{self, Action, Actions, By, Entry, Event, Granted, Inbox, Told};
-use super::library::exchanges::{Asked, Grant, Reader, Undo};
+use super::library::entry::{
+    self, Action, Actions, By, EntryEvent, EntryMachine, Granted, Inbox, Received,
+};
+use super::library::exchanges::{Asked, Reader, ReceivedGrant, Undo};
 use super::random::Random;
 use super::site::Site;
 use super::wire::{self, Message, Released, Reply, Request, What, Whose};
@@ -143,7 +145,7 @@ enum State {
 #[derive(Debug)]
 struct Wait {
     number: u64,
-    entry: Entry<Details>,
+    entry: EntryMachine<Details>,
     inbox: Inbox<Details>,
     /// It stands in the queue, and may ask again.
     waits: bool,
@@ -221,8 +223,8 @@ impl Process {
             Input::Reply { sent, request, reply } => self.replied(now, sent, &request, reply),
             Input::InDoubt(request) => self.doubt(now, request),
             Input::Message(message) => self.told(now, message),
-            Input::Public | Input::Listening => self.tell(now, Told::Public),
-            Input::Subscribed => self.tell(now, Told::Missed),
+            Input::Public | Input::Listening => self.tell(now, Received::Public),
+            Input::Subscribed => self.tell(now, Received::Missed),
             Input::Timer(timer) => self.timer(now, timer),
         }
         std::mem::take(&mut self.outputs)
@@ -234,7 +236,7 @@ impl Process {
         self.numbers = self.site.kind.next_number(self.numbers, &mut self.random);
         self.state = State::Waiting(Box::new(Wait {
             number: self.numbers,
-            entry: Entry::new(),
+            entry: EntryMachine::new(),
             inbox: Inbox::new(),
             waits,
             request: None,
@@ -254,7 +256,7 @@ impl Process {
         if !wait.inbox.is_empty() {
             let inbox = std::mem::replace(&mut wait.inbox, Inbox::new());
             let reader = Reader { lease: whole(), incarnation: 0, needs_reply: false };
-            let event = Event::Reads { inbox, reader };
+            let event = EntryEvent::Reads { inbox, reader };
             if let Action::Granted(granted) = wait.entry.step(nanos(now), event).then {
                 return self.enter(now, granted);
             }
@@ -267,7 +269,7 @@ impl Process {
             return self.outputs.push(Output::At(until, timer));
         }
         let asked = Asked { forced: 0, incarnation: 0, at: nanos(now) };
-        let asks = Event::Asks { asked, lease: whole(), queues: wait.waits };
+        let asks = EntryEvent::Asks { asked, lease: whole(), queues: wait.waits };
         let Action::Ask { again } = wait.entry.step(nanos(now), asks).then else { return };
         let request = if wait.waits {
             Request::Acquire { number, lease: LEASE, again }
@@ -279,7 +281,7 @@ impl Process {
     }
 
     /// The thread finds that in its inbox.
-    fn tell(&mut self, now: Time, told: Told<Details>) {
+    fn tell(&mut self, now: Time, told: Received<Details>) {
         if let State::Waiting(wait) = &mut self.state {
             wait.inbox.told(told);
             self.go_on(now);
@@ -294,9 +296,9 @@ impl Process {
         let reply = match reply {
             Reply::Granted { already, token } => {
                 let details = Details { token, ..Details::default() };
-                entry::Reply::Granted { already, lease: whole(), waits, details }
+                entry::EntryReply::Granted { already, lease: whole(), waits, details }
             }
-            Reply::Refused(refused) => entry::Reply::Refused {
+            Reply::Refused(refused) => entry::EntryReply::Refused {
                 now: refused.now as u64,
                 left: Duration::from_millis(refused.left.max(0) as u64),
                 place: refused.place as u32,
@@ -304,15 +306,15 @@ impl Process {
                 is_new: refused.is_fresh,
                 poll,
             },
-            Reply::NotTaken => entry::Reply::NotTaken,
+            Reply::NotTaken => entry::EntryReply::NotTaken,
             _ => {
                 // The first copy may run, even if the second did not.
-                let event = if wait.is_copy { Event::Unknown } else { Event::Failed };
+                let event = if wait.is_copy { EntryEvent::Unknown } else { EntryEvent::Failed };
                 wait.entry.step(nanos(now), event);
                 return self.fail(now);
             }
         };
-        let event = Event::Answered { reply, in_doubt: wait.is_copy };
+        let event = EntryEvent::Answered { reply, in_doubt: wait.is_copy };
         let Actions { listens, suspects, then } = wait.entry.step(nanos(now), event);
         if listens == entry::Listens::ToPublic && !wait.listens && self.broken != Some(Rule::Listen)
         {
@@ -345,7 +347,7 @@ impl Process {
                     return self.send(request);
                 }
                 wait.request = None;
-                wait.entry.step(nanos(now), Event::Unknown);
+                wait.entry.step(nanos(now), EntryEvent::Unknown);
                 if wait.waits { self.go_on(now) } else { self.fail(now) }
             }
             Request::Release { .. } | Request::GiveUp { .. } => self.send(request),
@@ -363,11 +365,11 @@ impl Process {
         let State::Waiting(wait) = &mut self.state else { return };
         if wait.request.is_some() {
             // The thread does not wait for the reply.
-            wait.entry.step(nanos(now), Event::Unknown);
+            wait.entry.step(nanos(now), EntryEvent::Unknown);
         }
         let inbox = std::mem::replace(&mut wait.inbox, Inbox::new());
         let number = wait.number;
-        let end = wait.entry.step(nanos(now), Event::Ends { inbox }).then;
+        let end = wait.entry.step(nanos(now), EntryEvent::Ends { inbox }).then;
         self.idle();
         if let Action::GiveBack { undo, details } = end {
             let chain = details.map_or_else(Chain::default, |details| details.chain);
@@ -400,7 +402,7 @@ impl Process {
             matches!(&self.state, State::Waiting(wait) if wait.number == number && wait.waits);
         match message.what {
             What::Open { left } if waits => {
-                self.tell(now, Told::Open { until: nanos(now + left * MS) });
+                self.tell(now, Received::Open { until: nanos(now + left * MS) });
             }
             What::Open { .. } => {}
             What::Grant { now: granted, lease, chain, token, .. } => {
@@ -414,7 +416,7 @@ impl Process {
                 if waits {
                     self.tell(
                         now,
-                        Told::Grant(Grant {
+                        Received::Grant(ReceivedGrant {
                             now: granted,
                             received: nanos(now),
                             lease: Duration::from_millis(lease as u64),
