@@ -167,7 +167,7 @@ pub(crate) fn acquire<S: Synchronizer>(
     if let Ok(Enter::Again(grant)) = entered {
         return Ok(Some(grant));
     }
-    let mut call = Call {
+    let mut call = Driver {
         synchronizer,
         claim,
         core,
@@ -187,7 +187,7 @@ pub(crate) fn acquire<S: Synchronizer>(
 }
 
 /// One call that acquires, over all its requests: the loop in which its thread waits.
-struct Call<'a, S: Synchronizer> {
+struct Driver<'a, S: Synchronizer> {
     synchronizer: &'a S,
     claim: &'a ClaimOf<'a, S>,
     core: &'a Core,
@@ -206,7 +206,7 @@ struct Call<'a, S: Synchronizer> {
     long_wait: LongWait<'a>,
 }
 
-impl<'a, S: Synchronizer> Call<'a, S> {
+impl<'a, S: Synchronizer> Driver<'a, S> {
     /// Tells the observer, once, that the wait has started. An error if the observer has forked: the
     /// child leaves the queue as it is, since a thread that is not there may have its mutex.
     fn start(&mut self) -> Result<(), Error> {
