@@ -40,7 +40,8 @@ use crate::lease::{Cleanup, Debtor, KeepAlive};
 use crate::observer::{Kind, Way};
 use crate::runtime::{Core, Member, Session};
 use crate::scripts::barrier::{
-    BarrierScripts, BarrierState, Comes, Generation, MOST_PARTIES, Place, forgotten, read_message,
+    BarrierPosition, BarrierScripts, BarrierState, Comes, Generation, MOST_PARTIES, forgotten,
+    read_message,
 };
 use crate::scripts::{BarrierKeys, Owner, RequestId, Requests, Trouble, VALID_FOR};
 use crate::waiting::{
@@ -323,7 +324,7 @@ impl CyclicBarrier {
             let outcome = acquire(&party, &Claim { thread: &thread, need: (), wait });
             let place = match (outcome, party.place.get()) {
                 // The generation that was complete has ended: the thread arrives in the next one.
-                (Ok(Some(())), Some(Place { index: None, .. })) => {
+                (Ok(Some(())), Some(BarrierPosition { index: None, .. })) => {
                     has_waited = true;
                     continue;
                 }
@@ -381,7 +382,7 @@ struct Party<'a> {
     barrier: &'a CyclicBarrier,
     owner: Owner,
     /// Once it has arrived.
-    place: Cell<Option<Place>>,
+    place: Cell<Option<BarrierPosition>>,
     /// The request by which it arrives, while its outcome is not known.
     arrival: Cell<Option<Arrival>>,
     renewal: OnceCell<Arc<dyn KeepAlive>>,
@@ -399,7 +400,7 @@ struct Arrival {
 
 impl Party<'_> {
     /// The last party runs its action, and then trips the barrier.
-    fn act(&self, place: Place, wait: &Wait<'_>) -> Result<(), Error> {
+    fn act(&self, place: BarrierPosition, wait: &Wait<'_>) -> Result<(), Error> {
         let Some(action) = &self.barrier.action else { return Ok(()) };
         let site = self.site();
         self.renew(place);
@@ -451,10 +452,10 @@ impl Party<'_> {
     /// the one in which it would wait if it arrived now. Returns its place if it has passed after
     /// all. The call has little time left; if the server does not answer in that, the client breaks
     /// the barrier in the background.
-    fn leave(&self, wait: &Wait<'_>) -> Result<Option<Place>, Error> {
+    fn leave(&self, wait: &Wait<'_>) -> Result<Option<BarrierPosition>, Error> {
         let site = self.site();
         let _limited = wait.limits_last(&site.core);
-        let Some(place @ Place { generation, index: Some(_) }) = self.place.get() else {
+        let Some(place @ BarrierPosition { generation, index: Some(_) }) = self.place.get() else {
             return self.give_up();
         };
         let finished = self.finish(generation, false);
@@ -474,7 +475,7 @@ impl Party<'_> {
     }
 
     /// The same for a party that does not know whether it has arrived.
-    fn give_up(&self) -> Result<Option<Place>, Error> {
+    fn give_up(&self) -> Result<Option<BarrierPosition>, Error> {
         let site = self.site();
         let error = match site.send(self.leaving()) {
             Ok(place) => return Ok(place),
@@ -522,7 +523,7 @@ impl Party<'_> {
         arrival
     }
 
-    fn renew(&self, place: Place) {
+    fn renew(&self, place: BarrierPosition) {
         let CyclicBarrier { site, lease, .. } = self.barrier;
         let _renewed = self.renewal.get_or_init(|| {
             let command = site.scripts().look_command(Some((place, &self.owner, *lease)));
@@ -692,7 +693,7 @@ impl BarrierSite {
     }
 
     /// Gives an arrival up. Returns the party's place if it has passed.
-    fn send(&self, leaving: Leaving) -> Result<Option<Place>, Trouble> {
+    fn send(&self, leaving: Leaving) -> Result<Option<BarrierPosition>, Trouble> {
         let Leaving { id, party, lease, is_sent, .. } = leaving;
         let least = self.met.load(Ordering::Relaxed);
         self.scripts().arrive(id, (&party, lease), Comes::Leaves, least, is_sent)

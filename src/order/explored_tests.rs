@@ -153,7 +153,7 @@ impl World {
                 self.hand_on();
             }
             Step::Lost(mode) => {
-                let seat = self.state.place(mode).seat.as_ref().unwrap();
+                let seat = self.state.side(mode).seat.as_ref().unwrap();
                 let hold = Arc::clone(&seat.tenancy.hold());
                 self.state.vacate(mode, &hold).1.now();
                 self.has(mode).fill(None);

@@ -64,7 +64,7 @@ mod cohort;
 mod explored_tests;
 pub(crate) mod line;
 mod outcome;
-mod place;
+mod side;
 #[cfg(test)]
 mod tests;
 
@@ -72,16 +72,16 @@ use line::Standing;
 #[cfg(test)]
 pub(crate) use outcome::GateWaiter;
 pub(crate) use outcome::{Admitted, GateLead, GateOutcome, GateQueue, LeaveOutcome, Need, Vacated};
-use place::Joining;
-pub(crate) use place::Place;
+use side::Joining;
+pub(crate) use side::Side;
 
 /// One name's seats, leadership and queue in this process.
 #[derive(Debug)]
 pub(crate) struct Order {
     /// The hold of one thread at a time: a lock's, or a read-write lock's writer's.
-    pub(crate) alone: Place,
+    pub(crate) alone: Side,
     /// The readers' hold. `None`: no thread has ever read.
-    readers: Option<Box<Place>>,
+    readers: Option<Box<Side>>,
     pub(crate) queue: GateQueue,
     /// A fair lock's threads, which each ask for themselves. `None`: there never was one.
     pub(crate) standing: Option<Box<Standing>>,
@@ -93,7 +93,7 @@ pub(crate) struct Order {
 impl Order {
     pub(crate) fn new() -> Self {
         Self {
-            alone: Place::default(),
+            alone: Side::default(),
             readers: None,
             queue: Queue::new(),
             standing: None,
@@ -102,7 +102,7 @@ impl Order {
     }
 
     #[inline]
-    pub(crate) fn place(&mut self, mode: Mode) -> &mut Place {
+    pub(crate) fn side(&mut self, mode: Mode) -> &mut Side {
         match mode {
             Mode::Read => self.readers.get_or_insert_default(),
             Mode::Lock | Mode::Write => &mut self.alone,
@@ -169,7 +169,7 @@ impl Order {
     fn enter_to_read(&mut self, thread: &Arc<Thread>, terms: Terms, now: u64) -> GateOutcome {
         let is_alone = self.alone.seat.is_some() || self.queue.is_busy() || now < self.kept_until;
         let joining = if is_alone { Joining::No } else { Joining::InTurn };
-        match self.place(Mode::Read).join(thread, terms, joining, now) {
+        match self.side(Mode::Read).join(thread, terms, joining, now) {
             None | Some((GateOutcome::Occupied, _)) => {}
             Some((entered, _)) => return entered,
         }
@@ -230,7 +230,7 @@ impl Order {
 
     pub(crate) fn vacate(&mut self, mode: Mode, hold: &Arc<Hold>) -> (Option<Seat>, Wake) {
         let is_its = |seat: &mut Seat| Arc::ptr_eq(&seat.tenancy.hold(), hold);
-        let seat = self.place(mode).seat.take_if(is_its);
+        let seat = self.side(mode).seat.take_if(is_its);
         let opens = seat.is_some() && mode != Mode::Read && !self.queue.is_led();
         (seat, if opens { self.queue.promote(None).0 } else { Wake::NOBODY })
     }
@@ -253,18 +253,18 @@ impl Order {
         gone: Option<&Arc<Hold>>,
         now: u64,
     ) -> Admitted {
-        let place = self.place(mode);
-        if let Some(seat) = &place.seat
+        let side = self.side(mode);
+        if let Some(seat) = &side.seat
             && seat.tenancy.is_held_at(now)
             && gone.is_none_or(|gone| !Arc::ptr_eq(gone, &seat.tenancy.hold()))
         {
             return Admitted::Taken(Arc::clone(&seat.tenancy.hold()));
         }
-        if place.forced != tenancy.hold().asked.forced || !tenancy.is_held_at(now) {
+        if side.forced != tenancy.hold().asked.forced || !tenancy.is_held_at(now) {
             return Admitted::NotOurs;
         }
-        place.cohort.granted(tenancy.hold().asked.at, tenancy.hold().details.places);
-        let stale = place.seat.replace(Seat::new(Arc::clone(tenancy), terms));
+        side.cohort.granted(tenancy.hold().asked.at, tenancy.hold().details.places);
+        let stale = side.seat.replace(Seat::new(Arc::clone(tenancy), terms));
         if mode != Mode::Read && tenancy.hold().line.is_none() {
             self.queue.set_led(false);
         }
@@ -280,7 +280,7 @@ impl Order {
         which: Option<Level>,
         now: u64,
     ) -> LeaveOutcome {
-        match self.place(mode).seat.as_mut().and_then(|seat| seat.step(tenancy, which)) {
+        match self.side(mode).seat.as_mut().and_then(|seat| seat.step(tenancy, which)) {
             Some(true) => LeaveOutcome::StillHeld,
             Some(false) => {
                 // Under the mutex, so before the others can leave, too: then nobody has the lock,
@@ -299,7 +299,7 @@ impl Order {
         tenancy: &Arc<Tenancy>,
         now: u64,
     ) -> LeaveOutcome {
-        let Some(seat) = self.place(mode).seat.take_if(|seat| seat.is(tenancy)) else {
+        let Some(seat) = self.side(mode).seat.take_if(|seat| seat.is(tenancy)) else {
             return LeaveOutcome::NotThere;
         };
         let hold = tenancy.hold();
@@ -313,7 +313,7 @@ impl Order {
         // the release, unless another one has it. So a thread that comes now sends its request
         // behind the release. (A leader that writes waits for the readers, and leads already; other
         // readers may ask before the release.)
-        self.place(mode).cohort.released(now, hold.details.chain);
+        self.side(mode).cohort.released(now, hold.details.chain);
         let leads = mode != Mode::Read && !self.queue.is_led();
         if leads {
             self.queue.set_led(true);

@@ -70,7 +70,7 @@ pub(crate) enum Comes {
 
 /// The position of a thread at the barrier.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Place {
+pub(crate) struct BarrierPosition {
     pub(crate) generation: i64,
     /// The number of parties still to come: the last party, with zero, trips the barrier or runs
     /// the action. `None`: the thread has not arrived, since the generation is complete and the
@@ -105,7 +105,7 @@ impl BarrierScripts<'_> {
         comes: Comes,
         least: i64,
         is_copy: bool,
-    ) -> Result<Option<Place>, Trouble> {
+    ) -> Result<Option<BarrierPosition>, Trouble> {
         let reply =
             self.arrival(id, party, comes, least, |once| once.call_again(self.route, is_copy))?;
         match reply {
@@ -115,7 +115,7 @@ impl BarrierScripts<'_> {
             }
             Value::Int(BROKEN) => Ok(None),
             Value::Int(FORGOTTEN) => Err(Trouble::Forgotten(forgotten())),
-            reply => read_place(&reply).map(Some).ok_or_else(|| unexpected(&reply)),
+            reply => read_position(&reply).map(Some).ok_or_else(|| unexpected(&reply)),
         }
     }
 
@@ -155,14 +155,17 @@ impl BarrierScripts<'_> {
     /// party that has arrived there.
     pub(crate) fn look(
         self,
-        waits: Option<(Place, &Owner, Duration)>,
+        waits: Option<(BarrierPosition, &Owner, Duration)>,
     ) -> Result<BarrierState, Trouble> {
         ask(self.route, &self.look_command(waits), Rights::Barriers, read_state)
     }
 
-    pub(crate) fn look_command(self, waits: Option<(Place, &Owner, Duration)>) -> Command {
+    pub(crate) fn look_command(
+        self,
+        waits: Option<(BarrierPosition, &Owner, Duration)>,
+    ) -> Command {
         let mut arguments = vec![self.keys.channel.clone().into_bytes()];
-        if let Some((Place { generation, index }, party, lease)) = waits {
+        if let Some((BarrierPosition { generation, index }, party, lease)) = waits {
             arguments.push(generation.to_string().into_bytes());
             if index.is_some() {
                 let lease = millis(lease, &mut [0; 20]).to_vec();
@@ -218,7 +221,7 @@ impl BarrierScripts<'_> {
     }
 }
 
-fn read_place(reply: &Value) -> Option<Place> {
+fn read_position(reply: &Value) -> Option<BarrierPosition> {
     let text = match reply {
         Value::BulkString(text) => str::from_utf8(text).ok()?.to_owned(),
         Value::Int(number) => number.to_string(),
@@ -226,7 +229,7 @@ fn read_place(reply: &Value) -> Option<Place> {
     };
     let (generation, missing) = text.split_at_checked(text.len().checked_sub(INDEX_DIGITS)?)?;
     let index = missing.parse::<u32>().ok()?.checked_sub(1);
-    Some(Place { generation: generation.parse().ok()?, index })
+    Some(BarrierPosition { generation: generation.parse().ok()?, index })
 }
 
 /// Reads a message: the generation that has ended, and its state.

@@ -373,22 +373,22 @@ struct Names {
 
 /// A place between the names.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Place(u64);
+pub(crate) struct Cursor(u64);
 
 impl Changes {
     pub(crate) fn is_empty(&self) -> bool {
         self.names.lock().queue.is_empty()
     }
 
-    /// The next `most` names from `place` on, which moves behind them. None: there are no more. (A
+    /// The next `most` names from `cursor` on, which moves behind them. None: there are no more. (A
     /// caller meets a name twice if the name has moved to another place meanwhile.)
-    pub(crate) fn next(&self, place: &mut Place, most: usize) -> Vec<Arc<Requests>> {
+    pub(crate) fn next(&self, cursor: &mut Cursor, most: usize) -> Vec<Arc<Requests>> {
         let names = self.names.lock();
-        let from = place.0.max(names.before);
+        let from = cursor.0.max(names.before);
         let skip = usize::try_from(from - names.before).unwrap_or(usize::MAX);
         let next: Vec<_> =
             names.queue.iter().skip(skip).take(most).map(|(_, it)| Arc::clone(it)).collect();
-        place.0 = from + next.len() as u64;
+        cursor.0 = from + next.len() as u64;
         next
     }
 
@@ -610,9 +610,9 @@ mod tests {
     fn a_pass_over_the_names_with_changes_misses_none() {
         let mut client = Client::new();
         (0..50).for_each(|name| client.change(&name.to_string()));
-        let (mut place, mut seen) = (Place::default(), std::collections::BTreeSet::new());
+        let (mut cursor, mut seen) = (Cursor::default(), std::collections::BTreeSet::new());
         loop {
-            let some = client.changes.next(&mut place, 8);
+            let some = client.changes.next(&mut cursor, 8);
             if some.is_empty() {
                 break;
             }

@@ -8,7 +8,7 @@ use redlatch_client::sync::{Mutex, Thread, clock};
 
 use crate::hold::{Hold, Level, Seat, Tenancy, Terms};
 use crate::order::line::{QueuedThread, Standing};
-use crate::order::{Admitted, GateLead, GateOutcome, GateQueue, LeaveOutcome, Need, Order, Place};
+use crate::order::{Admitted, GateLead, GateOutcome, GateQueue, LeaveOutcome, Need, Order, Side};
 use crate::scripts::{Chain, Mode};
 use crate::waiting::Wake;
 
@@ -49,13 +49,13 @@ impl Gate {
     /// As [`enter`](Self::enter), for a lock whose queue is elsewhere: takes one level more if the
     /// thread has the seat. `None`: nobody has it.
     pub(crate) fn reenter(&self, thread: &Arc<Thread>, terms: Terms) -> Option<GateOutcome> {
-        self.at(|state, now| state.place(self.mode).reenter(thread, terms, now))
+        self.at(|state, now| state.side(self.mode).reenter(thread, terms, now))
     }
 
     /// Takes one level more of a tenancy: also of an owned guard's beside others, which
     /// [`reenter`](Self::reenter) does not look for.
     pub(crate) fn deepen(&self, tenancy: &Arc<Tenancy>, terms: Terms) -> GateOutcome {
-        self.at(|state, now| state.place(self.mode).deepen(tenancy, terms, now))
+        self.at(|state, now| state.side(self.mode).deepen(tenancy, terms, now))
     }
 
     /// See [`Order::admit`].
@@ -92,7 +92,7 @@ impl Gate {
     ) -> (LeaveOutcome, bool) {
         self.at(|state, now| {
             let was_held = tenancy.is_held_at(now);
-            let seat = state.place(self.mode).seat.as_mut();
+            let seat = state.side(self.mode).seat.as_mut();
             if was_held && seat.is_some_and(|seat| seat.has(tenancy)) {
                 tenancy.hold().keep_until(until);
                 if self.mode != Mode::Read {
@@ -137,19 +137,19 @@ impl Gate {
         act(&mut state, now)
     }
 
-    fn with_place<R>(&self, look: impl FnOnce(&mut Place) -> R) -> R {
-        look(self.state.lock().place(self.mode))
+    fn with_side<R>(&self, look: impl FnOnce(&mut Side) -> R) -> R {
+        look(self.state.lock().side(self.mode))
     }
 
     /// The server has answered a forced unlock of this process. A thread whose hold was granted
     /// before must ask whether the unlock ended that hold.
     pub(crate) fn force(&self) {
-        self.with_place(|place| place.forced += 1);
+        self.with_side(|side| side.forced += 1);
     }
 
     /// How many forced unlocks of this process the server has answered.
     pub(crate) fn forced(&self) -> u64 {
-        self.with_place(|place| place.forced)
+        self.with_side(|side| side.forced)
     }
 
     /// The hold is not ours any more. If it is in the seat, under any tenancy, frees the seat and
@@ -191,12 +191,12 @@ impl Gate {
 
     /// The server has confirmed that threads may share a hold: its turn begins anew.
     pub(crate) fn reopen(&self, hold: &Arc<Hold>, at: u64) {
-        self.with_place(|place| {
-            if let Some(seat) = &mut place.seat
+        self.with_side(|side| {
+            if let Some(seat) = &mut side.seat
                 && Arc::ptr_eq(&seat.tenancy.hold(), hold)
             {
                 seat.is_open = true;
-                place.cohort.granted(at, 0);
+                side.cohort.granted(at, 0);
             }
         });
     }
@@ -258,7 +258,7 @@ impl Gate {
 
     /// Looks at the seat, under the gate's mutex.
     pub(crate) fn with_seat<R>(&self, look: impl FnOnce(Option<&mut Seat>) -> R) -> R {
-        self.with_place(|place| look(place.seat.as_mut()))
+        self.with_side(|side| look(side.seat.as_mut()))
     }
 
     /// The hold in the seat.
@@ -305,17 +305,17 @@ impl Gate {
 
     /// The chain of a hold that a reply granted, to a request of this time.
     pub(crate) fn chain(&self, asked_at: u64) -> Chain {
-        self.with_place(|place| place.cohort.chain(asked_at))
+        self.with_side(|side| side.cohort.chain(asked_at))
     }
 
     /// Whether this process and others have the lock in turns now.
     pub(crate) fn takes_turns(&self, now: u64) -> bool {
-        self.with_place(|place| place.cohort.takes_turns(now))
+        self.with_side(|side| side.cohort.takes_turns(now))
     }
 
     /// The last release left the lock to Redisson's clients.
     pub(crate) fn left_to_others(&self) {
-        self.with_place(|place| place.cohort.left_to_others());
+        self.with_side(|side| side.cohort.left_to_others());
     }
 
     pub(super) fn with_queue<R>(&self, look: impl FnOnce(&mut GateQueue) -> R) -> R {

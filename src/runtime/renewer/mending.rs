@@ -10,7 +10,7 @@ use redlatch_client::{Command, Failure, reply_code, slot_of};
 
 use super::{ASK_AGAIN, NAMES_A_CALL, Renewer, may_pass};
 use crate::runtime::Member;
-use crate::scripts::{Place, RequestId, Requests};
+use crate::scripts::{Cursor, RequestId, Requests};
 
 /// When to ask again if the server only forbids to repeat some changes.
 const ASK_FOR_RIGHTS: u64 = 5_000_000_000;
@@ -19,7 +19,7 @@ const ASK_FOR_RIGHTS: u64 = 5_000_000_000;
 /// between.
 #[derive(Default)]
 pub(super) struct Mending {
-    place: Place,
+    cursor: Cursor,
     /// The server's run.
     run: u64,
     /// In these slots of a cluster. `None`: of all names, at another run of the server.
@@ -58,7 +58,7 @@ impl Renewer {
     /// Repeats the changes of some semaphores that this server does not know.
     pub(super) fn mend_some(&mut self) {
         let Some(mut mending) = self.mending.pop_front() else { return };
-        let names = self.core.changes.next(&mut mending.place, NAMES_A_CALL);
+        let names = self.core.changes.next(&mut mending.cursor, NAMES_A_CALL);
         let (run, asked) = (self.own.endpoint.incarnation(), clock::now());
         let mut mends: Vec<_> = names.iter().flat_map(|requests| requests.mends(None)).collect();
         mends.retain(|(name, _)| mending.is_meant(self, name));

@@ -10,7 +10,7 @@ use crate::hold::{Seat, Tenancy, Terms};
 
 /// A seat, and the state that its holds share: the turn, and the forced unlocks.
 #[derive(Debug, Default)]
-pub(crate) struct Place {
+pub(crate) struct Side {
     pub(crate) seat: Option<Seat>,
     pub(crate) cohort: Cohort,
     /// How many forced unlocks of this process the server has answered.
@@ -25,7 +25,7 @@ pub(super) enum Joining {
     AnyTime,
 }
 
-impl Place {
+impl Side {
     /// Looks for the thread's tenancy in the seat, and takes one level more if it is there.
     #[inline]
     pub(crate) fn reenter(
