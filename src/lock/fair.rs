@@ -15,7 +15,7 @@ use crate::runtime::Session;
 use crate::scripts::{self, Trouble};
 use crate::site::{GateOutcome, Site};
 use crate::waiting::{
-    Claim, Enter, EnterOf, Lead, Leadership, Queued, Synchronizer, Try, Wait, acquire,
+    Claim, Enter, EnterOf, Lead, LeadershipGuard, Queued, Synchronizer, Try, Wait, acquire,
 };
 
 use self::entry::FairEntry;
@@ -201,7 +201,7 @@ impl Synchronizer for FairLock {
     /// its entry is gone, or the release of the revoked hold gives that entry up.
     fn install(
         &self,
-        leadership: &mut Leadership<'_, Arc<FairQueue>>,
+        leadership: &mut LeadershipGuard<'_, Arc<FairQueue>>,
         tenancy: Arc<Tenancy>,
         claim: &Claim<'_, Terms>,
     ) -> Result<Option<Arc<Tenancy>>, Error> {

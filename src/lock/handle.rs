@@ -13,7 +13,7 @@ use crate::error::{Error, ErrorKind, LostReason};
 use crate::hold::{Leaseholder, Level, Tenancy, Terms};
 use crate::runtime::Session;
 use crate::scripts::{self, Mode, Trouble};
-use crate::site::{GateOutcome, Leaving, Need, Site};
+use crate::site::{GateOutcome, Leaving, LockNeed, Site};
 use crate::waiting::Wait;
 
 /// How a handle differs from another one of its lock.
@@ -91,8 +91,8 @@ impl Handle {
         self.terms
     }
 
-    pub(crate) fn need(&self) -> Need {
-        Need { mode: self.site.mode, terms: self.terms }
+    pub(crate) fn need(&self) -> LockNeed {
+        LockNeed { mode: self.site.mode, terms: self.terms }
     }
 
     /// Fails if the lock is not usable, if the wait was cancelled before it began, or if the thread

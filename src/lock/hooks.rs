@@ -13,9 +13,9 @@ use crate::error::{Error, ErrorKind, LostReason};
 use crate::hold::{Leaseholder, QueueEntry, Tenancy};
 use crate::observer::{Kind, Way};
 use crate::scripts::{Mode, Replied, Trouble};
-use crate::site::{GateOutcome, Leaving, Need, Site};
+use crate::site::{GateOutcome, Leaving, LockNeed, Site};
 use crate::waiting::{
-    self, Claim, Enter, EnterOf, Lead, Leadership, Listening, Queued, Synchronizer, Try, Wait,
+    self, Claim, Enter, EnterOf, Lead, LeadershipGuard, Listening, Queued, Synchronizer, Try, Wait,
 };
 
 /// See the module.
@@ -44,7 +44,7 @@ impl Hooks<'_> {
     fn read_under(
         &self,
         writing: &Arc<Tenancy>,
-        claim: &Claim<'_, Need>,
+        claim: &Claim<'_, LockNeed>,
     ) -> Result<Option<Arc<Tenancy>>, Error> {
         let site = &self.0.site;
         let (mut entry, writer) = (QueueEntry::new(site), writing.hold().owner);
@@ -82,11 +82,11 @@ impl Hooks<'_> {
 
     /// The leader reads beside others of the process: during their turn at once; after it if the
     /// server says that no process waits.
-    fn join(&self, claim: &Claim<'_, Need>) -> Result<Option<Arc<Tenancy>>, Error> {
+    fn join(&self, claim: &Claim<'_, LockNeed>) -> Result<Option<Arc<Tenancy>>, Error> {
         if !self.reads() {
             return Ok(None);
         }
-        let Need { terms, .. } = claim.need;
+        let LockNeed { terms, .. } = claim.need;
         let site = &self.0.site;
         let Some((tenancy, in_turn)) = site.gate.join(claim.thread, terms) else {
             return Ok(None);
@@ -144,7 +144,7 @@ impl Hooks<'_> {
     fn seat(
         &self,
         granted: Arc<Tenancy>,
-        claim: &Claim<'_, Need>,
+        claim: &Claim<'_, LockNeed>,
         used_up: impl FnOnce(),
     ) -> Result<Option<Arc<Tenancy>>, Error> {
         let (site, terms) = (&self.0.site, claim.need.terms);
@@ -187,7 +187,7 @@ impl Synchronizer for Hooks<'_> {
         &self.0.site
     }
 
-    fn what(&self, need: &Need) -> (Kind, u32) {
+    fn what(&self, need: &LockNeed) -> (Kind, u32) {
         let kind = match need.mode {
             Mode::Lock if self.0.site.is_fenced => Kind::FencedLock,
             Mode::Lock => Kind::ReentrantLock,
@@ -201,7 +201,7 @@ impl Synchronizer for Hooks<'_> {
     /// asks Redis. A re-entry costs a command only for a fixed lease that is longer than the rest of
     /// the present one. If the lease is over, `again` declares the hold lost, and the thread enters
     /// anew.
-    fn enter(&self, claim: &Claim<'_, Need>) -> Result<EnterOf<Self>, Error> {
+    fn enter(&self, claim: &Claim<'_, LockNeed>) -> Result<EnterOf<Self>, Error> {
         loop {
             let gate = &self.0.site.gate;
             return match gate.enter(claim.thread, claim.need, claim.wait.blocks()) {
@@ -258,14 +258,14 @@ impl Synchronizer for Hooks<'_> {
         self.0.site.told(tenancy);
     }
 
-    fn request_state(&self, _: &Claim<'_, Need>) -> Option<QueueEntry> {
+    fn request_state(&self, _: &Claim<'_, LockNeed>) -> Option<QueueEntry> {
         None
     }
 
     fn collect(
         &self,
         lead: &mut Lead<Option<QueueEntry>>,
-        claim: &Claim<'_, Need>,
+        claim: &Claim<'_, LockNeed>,
     ) -> Option<Arc<Tenancy>> {
         let Lead { listening, request_state } = lead;
         request_state.as_mut()?.collect(listening, &self.0.site, claim)
@@ -278,7 +278,7 @@ impl Synchronizer for Hooks<'_> {
     fn ask(
         &self,
         lead: &mut Lead<Option<QueueEntry>>,
-        claim: &Claim<'_, Need>,
+        claim: &Claim<'_, LockNeed>,
     ) -> Result<Try<Arc<Tenancy>>, Error> {
         let site = &self.0.site;
         let Lead { listening, request_state } = lead;
@@ -296,9 +296,9 @@ impl Synchronizer for Hooks<'_> {
     /// the server does not know this one.
     fn install(
         &self,
-        leadership: &mut Leadership<'_, Arc<Site>>,
+        leadership: &mut LeadershipGuard<'_, Arc<Site>>,
         tenancy: Arc<Tenancy>,
-        claim: &Claim<'_, Need>,
+        claim: &Claim<'_, LockNeed>,
     ) -> Result<Option<Arc<Tenancy>>, Error> {
         let gate = &self.0.site.gate;
         // A leader without an entry has joined the readers, and is seated.

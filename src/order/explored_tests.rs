@@ -187,7 +187,7 @@ impl World {
             return;
         }
         let is_free = !self.state.queue.is_busy();
-        let need = Need { mode, terms: TERMS };
+        let need = LockNeed { mode, terms: TERMS };
         match self.state.enter(&Arc::clone(&self.threads[thread]), need, true, self.now) {
             GateOutcome::Leads => self.at[thread] = At::Leads(mode),
             GateOutcome::Queued(waiter) => self.at[thread] = At::Queues(waiter),

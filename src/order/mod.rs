@@ -71,7 +71,9 @@ mod tests;
 use line::Standing;
 #[cfg(test)]
 pub(crate) use outcome::GateWaiter;
-pub(crate) use outcome::{Admitted, GateLead, GateOutcome, GateQueue, LeaveOutcome, Need, Vacated};
+pub(crate) use outcome::{
+    Admitted, GateLead, GateOutcome, GateQueue, LeaveOutcome, LockNeed, Vacated,
+};
 use side::Joining;
 pub(crate) use side::Side;
 
@@ -113,7 +115,7 @@ impl Order {
     pub(crate) fn enter(
         &mut self,
         thread: &Arc<Thread>,
-        need: Need,
+        need: LockNeed,
         waits: bool,
         now: u64,
     ) -> GateOutcome {
@@ -210,7 +212,7 @@ impl Order {
     pub(crate) fn let_readers_in(&mut self, now: u64) -> Vec<Wake> {
         let mut woken = Vec::new();
         while let Some(first) = self.queue.first()
-            && let Need { mode: Mode::Read, terms } = *first.need()
+            && let LockNeed { mode: Mode::Read, terms } = *first.need()
         {
             let thread = Arc::clone(first.thread());
             let Some((tenancy, _)) = self.join_any_time(&thread, terms, now) else { break };

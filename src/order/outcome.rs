@@ -4,18 +4,18 @@ use std::sync::Arc;
 
 use crate::hold::{Hold, QueueEntry, Seat, Tenancy, Terms};
 use crate::scripts::Mode;
-use crate::waiting::{Lead, Queue, Waiter, Wake};
+use crate::waiting::{Lead, LocalWaiter, Queue, Wake};
 
 /// A thread's request: the mode, and the terms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Need {
+pub(crate) struct LockNeed {
     pub(crate) mode: Mode,
     pub(crate) terms: Terms,
 }
 
-pub(crate) type GateQueue = Queue<Need, Arc<Tenancy>, Option<QueueEntry>>;
+pub(crate) type GateQueue = Queue<LockNeed, Arc<Tenancy>, Option<QueueEntry>>;
 pub(crate) type GateLead = Lead<Option<QueueEntry>>;
-pub(crate) type GateWaiter = Waiter<Need, Arc<Tenancy>, Option<QueueEntry>>;
+pub(crate) type GateWaiter = LocalWaiter<LockNeed, Arc<Tenancy>, Option<QueueEntry>>;
 
 /// How a thread's entry at the gate went.
 #[derive(Debug)]

@@ -13,7 +13,7 @@ use crate::scripts::{ClientId, FairKeys};
 use crate::waiting::Signal;
 
 const LEASE: Duration = Duration::from_secs(30);
-const NEED: Need = Need { mode: Mode::Lock, terms: Terms::watched(LEASE) };
+const NEED: LockNeed = LockNeed { mode: Mode::Lock, terms: Terms::watched(LEASE) };
 const OVER: u64 = 30_000_000_000;
 
 /// A tenancy of the thread, granted when the clock began.

@@ -13,7 +13,7 @@ use crate::ask::{
 use crate::error::Error;
 use crate::hold::{GrantDetails, Leftover, Mailbox, MailboxState, QueueEntry, Tenancy, Terms};
 use crate::lease::Cleanup;
-use crate::order::Need;
+use crate::order::LockNeed;
 use crate::runtime::Recipient;
 use crate::scripts::lock::Acquired;
 use crate::scripts::{Chain, Owner, Replied, Trouble};
@@ -96,7 +96,7 @@ impl QueueEntry {
         &mut self,
         listening: &mut Listening,
         site: &Site,
-        claim: &Claim<'_, Need>,
+        claim: &Claim<'_, LockNeed>,
     ) -> Option<Arc<Tenancy>> {
         let mut unread = self.mailbox.as_ref()?.recipient.unread.lock();
         unread.waker = claim.thread.waker();
@@ -120,7 +120,7 @@ impl QueueEntry {
         &mut self,
         listening: &mut Listening,
         site: &Arc<Site>,
-        claim: &Claim<'_, Need>,
+        claim: &Claim<'_, LockNeed>,
         beside: Option<&Owner>,
     ) -> Result<Try<Arc<Tenancy>>, Error> {
         let (waits, lease) = (claim.wait.blocks(), claim.need.terms.lease());
@@ -202,7 +202,7 @@ impl QueueEntry {
     fn granted(
         &mut self,
         site: &Site,
-        claim: &Claim<'_, Need>,
+        claim: &Claim<'_, LockNeed>,
         granted: Granted<GrantDetails>,
         now: u64,
     ) -> Arc<Tenancy> {

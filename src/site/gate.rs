@@ -8,7 +8,9 @@ use redlatch_client::sync::{Mutex, Thread, clock};
 
 use crate::hold::{Hold, Level, Seat, Tenancy, Terms};
 use crate::order::line::{QueuedThread, Standing};
-use crate::order::{Admitted, GateLead, GateOutcome, GateQueue, LeaveOutcome, Need, Order, Side};
+use crate::order::{
+    Admitted, GateLead, GateOutcome, GateQueue, LeaveOutcome, LockNeed, Order, Side,
+};
 use crate::scripts::{Chain, Mode};
 use crate::waiting::Wake;
 
@@ -42,7 +44,7 @@ impl Gate {
         self.mode
     }
 
-    pub(crate) fn enter(&self, thread: &Arc<Thread>, need: Need, waits: bool) -> GateOutcome {
+    pub(crate) fn enter(&self, thread: &Arc<Thread>, need: LockNeed, waits: bool) -> GateOutcome {
         self.at(|state, now| state.enter(thread, need, waits, now))
     }
 

@@ -10,7 +10,7 @@ mod site;
 pub(crate) mod standing;
 mod unclaimed;
 
-pub(crate) use crate::order::{GateOutcome, Need};
+pub(crate) use crate::order::{GateOutcome, LockNeed};
 pub(crate) use gate::Gate;
 pub(crate) use site::{Leaving, Site};
 pub(crate) use unclaimed::{give_back_unclaimed, give_up_unclaimed};

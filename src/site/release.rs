@@ -16,7 +16,7 @@ use crate::lease::Cleanup;
 use crate::order::{LeaveOutcome, Vacated};
 use crate::scripts::lock::Released;
 use crate::scripts::{self, Chain, Mode, Owner, Trouble};
-use crate::waiting::Leadership;
+use crate::waiting::LeadershipGuard;
 
 impl Site {
     /// Ends one level of a tenancy; the last one releases the hold or passes it on.
@@ -139,7 +139,7 @@ impl Site {
             Vacated::Release { leads } => {
                 // Every path hands the leadership on, behind the release: so the next leader's
                 // request runs after it.
-                let _leadership = leads.then(|| Leadership::new(self, None));
+                let _leadership = leads.then(|| LeadershipGuard::new(self, None));
                 let done = self.leave_last(seat, was_held, how);
                 if seat.tenancy.hold().line.is_some() {
                     self.gate.gave_back();

@@ -12,7 +12,7 @@ use crate::ask::Asked;
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::hold::{Hold, Leaseholder, QueueEntry, Renewing, Seat, Tenancy, Terms};
 use crate::lease::{Alarm, Cleanup, Renewal};
-use crate::order::{Admitted, GateQueue, Need};
+use crate::order::{Admitted, GateQueue, LockNeed};
 use crate::runtime::{Core, Member};
 use crate::scripts::lock::LockScripts;
 use crate::scripts::renewal::RenewalKind;
@@ -333,7 +333,7 @@ impl fmt::Debug for Site {
 }
 
 impl Queued for Arc<Site> {
-    type Need = Need;
+    type Need = LockNeed;
     type Grant = Arc<Tenancy>;
     /// An entry in the lock's queue, once the leader has asked for one.
     type RequestState = Option<QueueEntry>;

@@ -33,7 +33,7 @@ use redlatch_client::{was_cut, was_cut_while_answering};
 pub(crate) use endurance::Endurance;
 pub(crate) use listening::{Listening, await_confirmation};
 use long_wait::LongWait;
-pub(crate) use queue::{Lead, Leadership, Queue, Queued, Signal, Waiter, Wake};
+pub(crate) use queue::{Lead, LeadershipGuard, LocalWaiter, Queue, Queued, Signal, Wake};
 use queue::{SignalOf, WaiterOf};
 
 use crate::error::{Error, ErrorKind};
@@ -100,7 +100,7 @@ pub(crate) trait Synchronizer {
     /// Makes the leader's grant the thread's. `None`: the grant is not ours any more.
     fn install(
         &self,
-        _leadership: &mut Leadership<'_, Self::Site>,
+        _leadership: &mut LeadershipGuard<'_, Self::Site>,
         grant: GrantOf<Self>,
         _claim: &ClaimOf<'_, Self>,
     ) -> Result<Option<GrantOf<Self>>, Error> {
@@ -118,7 +118,7 @@ pub(crate) enum Enter<N, G, I> {
     Granted(G, Way),
     /// Other threads wait before this one, or hold the lock, and this one will not wait.
     NotNow,
-    Queued(Arc<Waiter<N, G, I>>),
+    Queued(Arc<LocalWaiter<N, G, I>>),
     /// Boxed: a thread that is granted at once moves none of it.
     Leads(Option<Box<Lead<I>>>),
 }
@@ -318,7 +318,7 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
             // leader gets the lead, too; if nobody waits, the entry in Redis's queue is given up.
             // Only `install` may give the leadership up instead.
             let lead = lead.map(|lead| *lead);
-            return self.lead_until_granted(Leadership::new(synchronizer.site(), lead));
+            return self.lead_until_granted(LeadershipGuard::new(synchronizer.site(), lead));
         }
     }
 
@@ -358,7 +358,7 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
     /// Waits on behalf of the process, until a grant stays or the wait is over.
     fn lead_until_granted(
         &mut self,
-        mut leadership: Leadership<'_, S::Site>,
+        mut leadership: LeadershipGuard<'_, S::Site>,
     ) -> Result<Option<GrantOf<S>>, Error> {
         let Self { synchronizer, claim, .. } = *self;
         loop {

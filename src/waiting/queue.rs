@@ -33,7 +33,7 @@ pub(crate) struct Queue<N, G, I> {
 #[derive(Debug)]
 struct Waiters<N, G, I> {
     /// The first one first.
-    queue: VecDeque<Arc<Waiter<N, G, I>>>,
+    queue: VecDeque<Arc<LocalWaiter<N, G, I>>>,
     /// Counts the waiters, so that a leader's news reaches those that queued before its request.
     arrivals: u64,
     spin: Arc<Spin>,
@@ -41,7 +41,7 @@ struct Waiters<N, G, I> {
 
 /// A thread that stands in a queue.
 #[derive(Debug)]
-pub(crate) struct Waiter<N, G, I> {
+pub(crate) struct LocalWaiter<N, G, I> {
     thread: Arc<Thread>,
     need: N,
     arrival: u64,
@@ -110,12 +110,12 @@ impl<N, G, I> Queue<N, G, I> {
         self.led
     }
 
-    pub(crate) fn push(&mut self, thread: &Arc<Thread>, need: N) -> Arc<Waiter<N, G, I>> {
+    pub(crate) fn push(&mut self, thread: &Arc<Thread>, need: N) -> Arc<LocalWaiter<N, G, I>> {
         let waiters = self.waiters.get_or_insert_with(|| {
             Box::new(Waiters { queue: VecDeque::new(), arrivals: 0, spin: Arc::default() })
         });
         waiters.arrivals += 1;
-        let waiter = Arc::new(Waiter {
+        let waiter = Arc::new(LocalWaiter {
             thread: Arc::clone(thread),
             need,
             arrival: waiters.arrivals,
@@ -140,7 +140,7 @@ impl<N, G, I> Queue<N, G, I> {
         }
     }
 
-    pub(crate) fn give_up(&mut self, waiter: &Arc<Waiter<N, G, I>>) -> Option<Signal<G, I>> {
+    pub(crate) fn give_up(&mut self, waiter: &Arc<LocalWaiter<N, G, I>>) -> Option<Signal<G, I>> {
         let signal = waiter.take_signal();
         if signal.is_none()
             && let Some(waiters) = &mut self.waiters
@@ -150,16 +150,16 @@ impl<N, G, I> Queue<N, G, I> {
         signal
     }
 
-    fn all(&self) -> impl Iterator<Item = &Arc<Waiter<N, G, I>>> {
+    fn all(&self) -> impl Iterator<Item = &Arc<LocalWaiter<N, G, I>>> {
         self.waiters.iter().flat_map(|waiters| &waiters.queue)
     }
 
-    fn pop(&mut self) -> Option<Arc<Waiter<N, G, I>>> {
+    fn pop(&mut self) -> Option<Arc<LocalWaiter<N, G, I>>> {
         self.waiters.as_mut()?.queue.pop_front()
     }
 
     /// The first waiter in the queue.
-    pub(crate) fn first(&self) -> Option<&Waiter<N, G, I>> {
+    pub(crate) fn first(&self) -> Option<&LocalWaiter<N, G, I>> {
         self.waiters.as_ref()?.queue.front().map(|first| &**first)
     }
 
@@ -169,7 +169,10 @@ impl<N, G, I> Queue<N, G, I> {
     }
 
     /// Grants the first waiter in the queue the result of `make`.
-    pub(crate) fn grant_first(&mut self, make: impl FnOnce(&Waiter<N, G, I>) -> G) -> Option<Wake> {
+    pub(crate) fn grant_first(
+        &mut self,
+        make: impl FnOnce(&LocalWaiter<N, G, I>) -> G,
+    ) -> Option<Wake> {
         let first = self.pop()?;
         let grant = make(&first);
         Some(first.tell(Signal::Granted(grant)))
@@ -187,14 +190,14 @@ impl<N, G, I> Queue<N, G, I> {
     }
 
     /// The first waiters, at most `most` of them, in order. They stay in the queue.
-    pub(crate) fn first_ones(&self, most: usize) -> Vec<Arc<Waiter<N, G, I>>> {
+    pub(crate) fn first_ones(&self, most: usize) -> Vec<Arc<LocalWaiter<N, G, I>>> {
         self.all().take(most).cloned().collect()
     }
 
     /// Signals one waiter, wherever it stands. Returns the signal if the waiter has left the queue.
     pub(crate) fn tell(
         &mut self,
-        waiter: &Arc<Waiter<N, G, I>>,
+        waiter: &Arc<LocalWaiter<N, G, I>>,
         signal: Signal<G, I>,
     ) -> Result<Wake, Signal<G, I>> {
         let Some(waiters) = &mut self.waiters else { return Err(signal) };
@@ -223,7 +226,7 @@ impl<N, G, I> Queue<N, G, I> {
     }
 }
 
-impl<N, G, I> Waiter<N, G, I> {
+impl<N, G, I> LocalWaiter<N, G, I> {
     pub(crate) fn thread(&self) -> &Arc<Thread> {
         &self.thread
     }
@@ -352,17 +355,17 @@ pub(crate) trait Queued {
 
 type QueueOf<Q> = Queue<<Q as Queued>::Need, <Q as Queued>::Grant, <Q as Queued>::RequestState>;
 pub(super) type WaiterOf<Q> =
-    Waiter<<Q as Queued>::Need, <Q as Queued>::Grant, <Q as Queued>::RequestState>;
+    LocalWaiter<<Q as Queued>::Need, <Q as Queued>::Grant, <Q as Queued>::RequestState>;
 pub(super) type SignalOf<Q> = Signal<<Q as Queued>::Grant, <Q as Queued>::RequestState>;
 
 /// The right to talk to Redis about a name. Its drop hands it on, on every path.
-pub(crate) struct Leadership<'a, Q: Queued> {
+pub(crate) struct LeadershipGuard<'a, Q: Queued> {
     queued: &'a Q,
     pub(crate) lead: Option<Lead<Q::RequestState>>,
     is_laid_down: bool,
 }
 
-impl<'a, Q: Queued> Leadership<'a, Q> {
+impl<'a, Q: Queued> LeadershipGuard<'a, Q> {
     pub(crate) fn new(queued: &'a Q, lead: Option<Lead<Q::RequestState>>) -> Self {
         Self { queued, lead, is_laid_down: false }
     }
@@ -381,7 +384,7 @@ impl<'a, Q: Queued> Leadership<'a, Q> {
     }
 }
 
-impl<Q: Queued> Drop for Leadership<'_, Q> {
+impl<Q: Queued> Drop for LeadershipGuard<'_, Q> {
     fn drop(&mut self) {
         if !self.is_laid_down {
             self.queued.hand_on(self.lead.take());

@@ -15,19 +15,19 @@ use crate::hold::{Hold, HoldState, Leaseholder, Tenancy, Terms};
 use crate::model::Server;
 use crate::runtime::Core;
 use crate::scripts::Mode;
-use crate::site::{GateOutcome, Leaving, Need, Site};
-use crate::waiting::Leadership;
+use crate::site::{GateOutcome, Leaving, LockNeed, Site};
+use crate::waiting::LeadershipGuard;
 
 const LEASE: Duration = Duration::from_secs(30);
 const TERMS: Terms = Terms::watched(LEASE);
-const NEED: Need = Need { mode: Mode::Lock, terms: TERMS };
+const NEED: LockNeed = LockNeed { mode: Mode::Lock, terms: TERMS };
 
 /// Takes the lock, as a leader whose request the server grants.
 fn try_take(site: &Arc<Site>) -> Option<Arc<Tenancy>> {
     let thread = Thread::current();
     match site.gate.enter(&thread, NEED, false) {
         GateOutcome::Leads => {
-            let mut leadership = Leadership::new(site, None);
+            let mut leadership = LeadershipGuard::new(site, None);
             let owner = site.core.id.next_owner();
             let hold = Hold::new(owner, TERMS, Asked::now(site), false);
             let tenancy = Arc::new(Tenancy::new(Arc::new(hold), thread));

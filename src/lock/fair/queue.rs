@@ -31,7 +31,7 @@ use crate::runtime::{Core, Member};
 use crate::scripts::fair::{FairScripts, Followers, kept_alive};
 use crate::scripts::{FairKeys, Owner, Trouble};
 use crate::site::Site;
-use crate::waiting::{Lead, Queue, Queued, Signal, Waiter, Wake};
+use crate::waiting::{Lead, LocalWaiter, Queue, Queued, Signal, Wake};
 
 /// The longest time for which the leader waits for other newcomers.
 const LINGER: Duration = Duration::from_millis(1);
@@ -43,15 +43,15 @@ pub(crate) struct FairQueue {
     /// Has the seat of the lock's present hold.
     pub(super) site: Arc<Site>,
     keys: Arc<FairKeys>,
-    pub(super) waiters: Mutex<Waiters>,
+    pub(super) waiters: Mutex<FairWaiters>,
 }
 
 type Newcomers = Queue<Terms, Arc<Tenancy>, FairEntry>;
-pub(super) type Newcomer = Waiter<Terms, Arc<Tenancy>, FairEntry>;
+pub(super) type Newcomer = LocalWaiter<Terms, Arc<Tenancy>, FairEntry>;
 /// A newcomer's lead after the request that named it.
 pub(super) type QueueAnswer = Result<Lead<FairEntry>, Error>;
 
-pub(super) struct Waiters {
+pub(super) struct FairWaiters {
     newcomers: Newcomers,
     /// Whether the next sign of life is scheduled.
     kept_alive: bool,
@@ -74,7 +74,7 @@ impl FairQueue {
     /// The queue of a name: one for all handles.
     pub(super) fn of(site: &Arc<Site>) -> Arc<Self> {
         site.core.members.of::<Self>().get(&site.name, |name| {
-            let waiters = Waiters {
+            let waiters = FairWaiters {
                 newcomers: Queue::new(),
                 kept_alive: false,
                 steady: None,

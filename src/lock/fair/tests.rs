@@ -19,7 +19,7 @@ use crate::waiting::Signal;
 
 const SOON: Duration = Duration::from_secs(20);
 
-type Leader<'a> = Leadership<'a, Arc<FairQueue>>;
+type Leader<'a> = LeadershipGuard<'a, Arc<FairQueue>>;
 
 fn claim<'a>(lock: &FairLock, thread: &'a Arc<Thread>) -> Claim<'a, Terms> {
     Claim { thread, need: lock.handle.terms(), wait: Wait::FOREVER }
@@ -29,7 +29,7 @@ fn claim<'a>(lock: &FairLock, thread: &'a Arc<Thread>) -> Claim<'a, Terms> {
 fn first(lock: &FairLock) -> Leader<'_> {
     let thread = Thread::current();
     assert!(matches!(lock.enter(&claim(lock, &thread)).unwrap(), Enter::Leads(None)));
-    Leadership::new(&lock.queue, None)
+    LeadershipGuard::new(&lock.queue, None)
 }
 
 /// `count` threads that come behind the first.
@@ -51,7 +51,7 @@ fn ask(lock: &FairLock, leader: &mut Leader<'_>) -> Result<Try<Arc<Tenancy>>, Er
 /// A newcomer's signal: to lead, with an entry if another thread asked for it.
 fn leads<'a>(lock: &'a FairLock, newcomer: &Arc<Newcomer>) -> Leader<'a> {
     match newcomer.take_signal() {
-        Some(Signal::Leadership(lead)) => Leadership::new(&lock.queue, lead.map(|lead| *lead)),
+        Some(Signal::Leadership(lead)) => LeadershipGuard::new(&lock.queue, lead.map(|lead| *lead)),
         other => panic!("{}", other.is_some()),
     }
 }

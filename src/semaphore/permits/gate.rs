@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use redlatch_client::sync::{Mutex, Thread, clock};
 
-use super::turn::Turn;
+use super::turn::PermitTurn;
 use crate::hold::Terms;
 use crate::waiting::{Enter, Queue, Wake};
 
@@ -62,13 +62,13 @@ pub(crate) struct PermitGate<L> {
 struct PermitGateState<L> {
     queue: PermitQueue<L>,
     /// The first in line, though no longer in the queue.
-    leader: Option<Leader<L>>,
-    turn: Turn,
+    leader: Option<PermitLeader<L>>,
+    turn: PermitTurn,
     refusal: Option<LastRefusal>,
 }
 
 #[derive(Debug)]
-struct Leader<L> {
+struct PermitLeader<L> {
     thread: Arc<Thread>,
     need: PermitNeed,
     /// The permits passed to the leader; it finds them before it asks again.
@@ -122,7 +122,7 @@ impl<L> PermitGate<L> {
             state: Mutex::new(PermitGateState {
                 queue: Queue::new(),
                 leader: None,
-                turn: Turn::new(round_trip),
+                turn: PermitTurn::new(round_trip),
                 refusal: None,
             }),
         }
@@ -150,7 +150,7 @@ impl<L> PermitGate<L> {
         if !state.queue.lead() {
             return Enter::Queued(state.queue.push(thread, need));
         }
-        state.leader = Some(Leader::new(thread, need));
+        state.leader = Some(PermitLeader::new(thread, need));
         Enter::Leads(None)
     }
 
@@ -209,7 +209,8 @@ impl<L> PermitGate<L> {
         let mut state = self.state.lock();
         // Its successor is first in line from now on, awake or not: permits given back while it
         // wakes up can be passed to it.
-        let next = state.queue.first().map(|first| Leader::new(first.thread(), *first.need()));
+        let next =
+            state.queue.first().map(|first| PermitLeader::new(first.thread(), *first.need()));
         let left = std::mem::replace(&mut state.leader, next);
         let left = left.and_then(|leader| leader.given);
         let (wake, _) = state.queue.promote(None);
@@ -267,12 +268,12 @@ impl<L> PermitGate<L> {
         look(&mut self.state.lock().queue)
     }
 
-    pub(crate) fn with_turn<R>(&self, look: impl FnOnce(&mut Turn) -> R) -> R {
+    pub(crate) fn with_turn<R>(&self, look: impl FnOnce(&mut PermitTurn) -> R) -> R {
         look(&mut self.state.lock().turn)
     }
 }
 
-impl<L> Leader<L> {
+impl<L> PermitLeader<L> {
     fn new(thread: &Arc<Thread>, need: PermitNeed) -> Self {
         Self { thread: Arc::clone(thread), need, given: None }
     }

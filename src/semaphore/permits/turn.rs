@@ -10,7 +10,7 @@
 //! Redisson's share, which permits do not have. A permit turn guesses that number from how many
 //! listeners heard a release, spans many grants and releases, is counted as well as timed, and
 //! doubles if no other process listened after it. Nothing in the server holds the process back after
-//! its turn, so [`Turn`] also says how long to stay away.
+//! its turn, so [`PermitTurn`] also says how long to stay away.
 
 use std::time::Duration;
 
@@ -35,7 +35,7 @@ const SHORTEST_PAUSE: u64 = 500_000;
 
 /// One process's turn at one name. Times are by [`clock`], in nanoseconds.
 #[derive(Debug)]
-pub(crate) struct Turn {
+pub(crate) struct PermitTurn {
     /// When the server granted the turn's first permits.
     began: Option<u64>,
     /// Whether anything was granted or given back here so far.
@@ -68,7 +68,7 @@ pub(crate) enum NextStep {
     Yield(TurnEnd),
 }
 
-impl Turn {
+impl PermitTurn {
     /// `round_trip`: of a command to the server.
     pub(crate) fn new(round_trip: Duration) -> Self {
         let leave = YIELD.saturating_add(clock::nanos(round_trip).saturating_mul(2));
@@ -208,7 +208,7 @@ mod tests {
 
     #[test]
     fn a_turn_ends_after_its_grants() {
-        let mut turn = Turn::new(Duration::ZERO);
+        let mut turn = PermitTurn::new(Duration::ZERO);
         for _ in 0..GRANTS {
             assert!(matches!(turn.before(5), NextStep::Ask));
             turn.granted(5);
@@ -222,7 +222,7 @@ mod tests {
 
     #[test]
     fn a_turn_ends_after_its_time() {
-        let mut turn = Turn::new(Duration::ZERO);
+        let mut turn = PermitTurn::new(Duration::ZERO);
         assert!(!turn.may_pass(0));
         turn.granted(0);
         assert!(turn.may_pass(LONGEST_TURN));
@@ -231,7 +231,7 @@ mod tests {
 
     #[test]
     fn a_new_site_gives_back_permits_of_the_turn_of_an_earlier_site() {
-        let mut turn = Turn::new(Duration::ZERO);
+        let mut turn = PermitTurn::new(Duration::ZERO);
         let now = 2 * LONGEST_TURN;
         turn.released(now);
         assert!(!turn.may_pass(now));
@@ -244,7 +244,7 @@ mod tests {
 
     #[test]
     fn the_more_listen_the_shorter_is_a_turn() {
-        let mut turn = Turn::new(Duration::ZERO);
+        let mut turn = PermitTurn::new(Duration::ZERO);
         turn.heard(15, 0);
         turn.granted(0);
         assert!(turn.may_pass(ROUND / 16));
@@ -253,7 +253,7 @@ mod tests {
 
     #[test]
     fn a_process_that_is_alone_does_not_yield() {
-        let mut turn = Turn::new(Duration::ZERO);
+        let mut turn = PermitTurn::new(Duration::ZERO);
         // A hold of 150 ms. Only this process's own subscriber heard of its release.
         let released = 150_000_000;
         turn.granted(0);
@@ -272,7 +272,7 @@ mod tests {
 
     #[test]
     fn all_others_get_their_turns_though_the_last_release_is_not_answered_yet() {
-        let mut turn = Turn::new(Duration::ZERO);
+        let mut turn = PermitTurn::new(Duration::ZERO);
         let long = 2 * LONGEST_TURN;
         turn.granted(0);
         turn.released(long);
@@ -288,7 +288,7 @@ mod tests {
 
     #[test]
     fn an_unused_yield_makes_the_next_turn_longer() {
-        let mut turn = Turn::new(Duration::ZERO);
+        let mut turn = PermitTurn::new(Duration::ZERO);
         turn.yielded(false);
         turn.renew();
         for _ in 0..2 * GRANTS - 1 {

@@ -11,7 +11,7 @@ use redlatch_client::sync::{Mutex, Thread, clock, explore};
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::thread;
 
-use super::{Admitted, Gate, GateOutcome, GateQueue, LeaveOutcome, Need};
+use super::{Admitted, Gate, GateOutcome, GateQueue, LeaveOutcome, LockNeed};
 use crate::ask::Asked;
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::hold::{Hold, QueueEntry, Tenancy, Terms};
@@ -21,14 +21,14 @@ use crate::order::{GateWaiter, Vacated};
 use crate::runtime::Core;
 use crate::scripts::Mode;
 use crate::waiting::{
-    Claim, Enter, EnterOf, Lead, Leadership, Queued, Signal, Synchronizer, Try, Wait, acquire,
+    Claim, Enter, EnterOf, Lead, LeadershipGuard, Queued, Signal, Synchronizer, Try, Wait, acquire,
 };
 
 const SECOND: u64 = 1_000_000_000;
 const LEASE: Duration = Duration::from_secs(30);
 
-fn on(terms: Terms) -> Need {
-    Need { mode: Mode::Lock, terms }
+fn on(terms: Terms) -> LockNeed {
+    LockNeed { mode: Mode::Lock, terms }
 }
 
 /// How likely each kind of trouble is.
@@ -84,7 +84,7 @@ struct Name {
 }
 
 impl Queued for Name {
-    type Need = Need;
+    type Need = LockNeed;
     type Grant = Arc<Tenancy>;
     type RequestState = Option<QueueEntry>;
 
@@ -131,11 +131,11 @@ impl Synchronizer for Visitor<'_> {
         self.name
     }
 
-    fn what(&self, _: &Need) -> (Kind, u32) {
+    fn what(&self, _: &LockNeed) -> (Kind, u32) {
         (Kind::ReentrantLock, 1)
     }
 
-    fn enter(&self, claim: &Claim<'_, Need>) -> Result<EnterOf<Self>, Error> {
+    fn enter(&self, claim: &Claim<'_, LockNeed>) -> Result<EnterOf<Self>, Error> {
         loop {
             let (entered, ticket) = self.name.enter(claim.thread, claim.need.terms);
             self.ticket.set(ticket);
@@ -165,14 +165,14 @@ impl Synchronizer for Visitor<'_> {
         Ok(None)
     }
 
-    fn request_state(&self, _: &Claim<'_, Need>) -> Option<QueueEntry> {
+    fn request_state(&self, _: &Claim<'_, LockNeed>) -> Option<QueueEntry> {
         None
     }
 
     fn collect(
         &self,
         _: &mut Lead<Option<QueueEntry>>,
-        claim: &Claim<'_, Need>,
+        claim: &Claim<'_, LockNeed>,
     ) -> Option<Arc<Tenancy>> {
         self.name.leads(claim.thread);
         None
@@ -182,7 +182,7 @@ impl Synchronizer for Visitor<'_> {
     fn ask(
         &self,
         _: &mut Lead<Option<QueueEntry>>,
-        claim: &Claim<'_, Need>,
+        claim: &Claim<'_, LockNeed>,
     ) -> Result<Try<Arc<Tenancy>>, Error> {
         let (name, terms) = (self.name, claim.need.terms);
         name.leads(claim.thread);
@@ -205,9 +205,9 @@ impl Synchronizer for Visitor<'_> {
 
     fn install(
         &self,
-        leadership: &mut Leadership<'_, Name>,
+        leadership: &mut LeadershipGuard<'_, Name>,
         tenancy: Arc<Tenancy>,
-        claim: &Claim<'_, Need>,
+        claim: &Claim<'_, LockNeed>,
     ) -> Result<Option<Arc<Tenancy>>, Error> {
         self.name.leads_no_more();
         match self.name.gate.admit(&tenancy, claim.need.terms, None) {
@@ -363,7 +363,7 @@ impl Name {
                 }
                 GateOutcome::Leads => {
                     assert!(!tenancy.is_held());
-                    drop(Leadership::new(self, None));
+                    drop(LeadershipGuard::new(self, None));
                 }
                 GateOutcome::Expired(lost) => self.lose(&lost),
                 other => panic!("{other:?}, of a holder"),
@@ -386,7 +386,9 @@ impl Name {
             Some(Signal::Granted(tenancy)) => {
                 self.leave(&tenancy, waiter.need().terms);
             }
-            Some(Signal::Leadership(lead)) => drop(Leadership::new(self, lead.map(|lead| *lead))),
+            Some(Signal::Leadership(lead)) => {
+                drop(LeadershipGuard::new(self, lead.map(|lead| *lead)))
+            }
             Some(Signal::Failed(_)) | None => {}
         }
     }
@@ -413,7 +415,7 @@ impl Name {
             }
             LeaveOutcome::Stepped => unreachable!("nobody shares it"),
             LeaveOutcome::Left(seat, Vacated::Release { .. }) => {
-                let _leadership = Leadership::new(self, None);
+                let _leadership = LeadershipGuard::new(self, None);
                 self.leads(&Thread::current());
                 self.seen.released.fetch_add(1, Ordering::SeqCst);
                 assert!(Arc::ptr_eq(&seat.tenancy, tenancy));

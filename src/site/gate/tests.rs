@@ -8,7 +8,7 @@ use crate::order::Vacated;
 use crate::scripts::ClientId;
 
 const LEASE: Duration = Duration::from_secs(30);
-const NEED: Need = Need { mode: Mode::Lock, terms: Terms::watched(LEASE) };
+const NEED: LockNeed = LockNeed { mode: Mode::Lock, terms: Terms::watched(LEASE) };
 
 /// It ends before the others can leave, too: then nobody has the lock, and its guard must not say
 /// "held".
@@ -21,7 +21,7 @@ fn a_thread_that_leaves_a_shared_hold_has_it_no_more() {
     let hold = Hold::new(owner, NEED.terms, asked, false);
     let first = Arc::new(Tenancy::new(Arc::new(hold), one));
     assert!(matches!(gate.admit(&first, NEED.terms, None), Admitted::Seated(None)));
-    let reads = Need { mode: Mode::Read, ..NEED };
+    let reads = LockNeed { mode: Mode::Read, ..NEED };
     let GateOutcome::Joined(second) = gate.enter(&two, reads, false) else { panic!("not let in") };
     assert!(matches!(gate.leave(&first, None).0, LeaveOutcome::Stepped));
     assert!(!first.is_held() && second.is_held());

@@ -113,7 +113,7 @@ fn a_leader_whose_grant_is_taken_back_still_counts_as_one_of_ours() {
         let _: i64 = redis::cmd(command[0]).arg(&command[1..]).query(&mut redis).unwrap();
     }
     let thread = Thread::current();
-    let need = Need { mode: Mode::Lock, terms: Terms::watched(LEASE) };
+    let need = LockNeed { mode: Mode::Lock, terms: Terms::watched(LEASE) };
     let claim = Claim { thread: &thread, need, wait: Wait::FOREVER };
     let (mut listening, mut entry) = (Listening::default(), QueueEntry::new(&site));
     let busy = entry.ask(&mut listening, &site, &claim, None);
