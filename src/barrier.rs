@@ -507,10 +507,10 @@ impl Party<'_> {
         error.now(arrived).now(then).unknown(leaving.is_sent)
     }
 
-    fn leaving(&self) -> Leaving {
+    fn leaving(&self) -> LeavingParty {
         let Arrival { id, is_sent, .. } = self.arrival();
         let until = clock::now().saturating_add(clock::nanos(VALID_FOR));
-        Leaving { id, party: self.owner, lease: self.barrier.lease, is_sent, until }
+        LeavingParty { id, party: self.owner, lease: self.barrier.lease, is_sent, until }
     }
 
     fn arrival(&self) -> Arrival {
@@ -527,7 +527,7 @@ impl Party<'_> {
         let CyclicBarrier { site, lease, .. } = self.barrier;
         let _renewed = self.renewal.get_or_init(|| {
             let command = site.scripts().look_command(Some((place, &self.owner, *lease)));
-            let renewal: Arc<dyn KeepAlive> = Arc::new(Renewal { command, lease: *lease });
+            let renewal: Arc<dyn KeepAlive> = Arc::new(PartyRenewal { command, lease: *lease });
             site.core.watchdog.schedule(&site.name, &renewal, *lease / PERIODS);
             renewal
         });
@@ -630,12 +630,12 @@ const TRIES: u32 = 20;
 
 /// Renews the lease of a party for as long as this lives: while its thread runs the action, and
 /// does not look, or where its thread may wait for a reply for longer than the lease lasts.
-struct Renewal {
+struct PartyRenewal {
     command: Command,
     lease: Duration,
 }
 
-impl KeepAlive for Renewal {
+impl KeepAlive for PartyRenewal {
     fn command(&self) -> Option<Command> {
         Some(self.command.clone())
     }
@@ -693,17 +693,17 @@ impl BarrierSite {
     }
 
     /// Gives an arrival up. Returns the party's place if it has passed.
-    fn send(&self, leaving: Leaving) -> Result<Option<BarrierPosition>, Trouble> {
-        let Leaving { id, party, lease, is_sent, .. } = leaving;
+    fn send(&self, leaving: LeavingParty) -> Result<Option<BarrierPosition>, Trouble> {
+        let LeavingParty { id, party, lease, is_sent, .. } = leaving;
         let least = self.met.load(Ordering::Relaxed);
         self.scripts().arrive(id, (&party, lease), Comes::Leaves, least, is_sent)
     }
 
     /// Does that in the background, until the server has answered, or until it would be too late.
-    fn leave_later(self: &Arc<Self>, leaving: Leaving) {
+    fn leave_later(self: &Arc<Self>, leaving: LeavingParty) {
         let mut left = self.left.lock();
         // One is enough of those that only break the barrier; the last one may come latest.
-        let is_stale = |it: &Leaving| !leaving.is_sent && !it.is_sent;
+        let is_stale = |it: &LeavingParty| !leaving.is_sent && !it.is_sent;
         let stale = left.parties.iter().position(is_stale).and_then(|at| left.parties.remove(at));
         left.parties.push_back(leaving);
         let has_cleanup = std::mem::replace(&mut left.has_cleanup, true);
@@ -770,7 +770,7 @@ impl BarrierSite {
 /// The parties that have left, as far as the server has not said so.
 #[derive(Debug, Default)]
 struct Left {
-    parties: VecDeque<Leaving>,
+    parties: VecDeque<LeavingParty>,
     /// The one of them that a cleanup has sent.
     sending: Option<RequestId>,
     has_cleanup: bool,
@@ -778,7 +778,7 @@ struct Left {
 
 /// A party that has left before it knew whether it had arrived.
 #[derive(Clone, Copy, Debug)]
-struct Leaving {
+struct LeavingParty {
     /// That of its arrival.
     id: RequestId,
     party: Owner,
@@ -798,7 +798,7 @@ impl Debtor for BarrierSite {
         left.has_cleanup = first.is_some();
         left.sending = first.map(|it| it.id);
         drop(left);
-        let Leaving { id, party, lease, .. } = first?;
+        let LeavingParty { id, party, lease, .. } = first?;
         let least = self.met.load(Ordering::Relaxed);
         Some(self.scripts().leave_command(id, (&party, lease), least))
     }

@@ -17,7 +17,7 @@ use crate::lease::Job;
 use crate::lock::{Lock, LockGuard};
 use crate::model::Server;
 use crate::runtime::{Core, Session};
-use crate::scripts::renewal::Held;
+use crate::scripts::renewal::StillHeld;
 use crate::site::Site;
 
 const NAME: &str = "name";
@@ -304,7 +304,7 @@ fn take_away(keeps: bool, breaks: bool) {
                         for due in renewals {
                             let owner = server.owner(NAME);
                             let is_there = owner.as_deref() == Some(&*due.owner.text());
-                            let held = if is_there { Held::Yes } else { Held::No };
+                            let held = if is_there { StillHeld::Yes } else { StillHeld::No };
                             (due.renewed)(clock::now(), Ok(held), false);
                         }
                     }

@@ -11,11 +11,11 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::scripts::renewal::{Held, Longer};
+use crate::scripts::renewal::{Longer, StillHeld};
 
 /// See the module.
 #[derive(Debug)]
-pub(super) struct Cut {
+pub(super) struct LeaseCut {
     /// The next renewal cuts the lease.
     is_due: AtomicBool,
     /// The lease that a cut on its way leaves, in nanoseconds. Zero: none is on its way.
@@ -25,7 +25,7 @@ pub(super) struct Cut {
     is_lost: AtomicBool,
 }
 
-impl Cut {
+impl LeaseCut {
     pub(super) fn new(is_due: bool) -> Self {
         let (to, is_lost) = (AtomicU64::new(0), AtomicBool::new(false));
         Self { is_due: AtomicBool::new(is_due), to, is_lost }
@@ -61,15 +61,15 @@ impl Cut {
     }
 
     /// Records the server's answer to such a renewal, and whether the renewal was sent twice.
-    pub(super) fn heard(&self, longer: Longer, held: Result<Held, ()>, resent: bool) {
+    pub(super) fn heard(&self, longer: Longer, held: Result<StillHeld, ()>, resent: bool) {
         let is_cut = matches!(longer, Longer::IsCut(_));
         if is_cut && (resent || held.is_err()) {
             // The server may still carry out a cut that it has not answered.
             self.is_lost.store(true, Ordering::SeqCst);
         }
         match held {
-            Ok(Held::TooLong) => self.is_due.store(true, Ordering::SeqCst),
-            Ok(Held::Yes | Held::No) if is_cut => {
+            Ok(StillHeld::TooLong) => self.is_due.store(true, Ordering::SeqCst),
+            Ok(StillHeld::Yes | StillHeld::No) if is_cut => {
                 self.is_due.store(false, Ordering::SeqCst);
                 if !self.is_lost.load(Ordering::SeqCst) {
                     self.to.store(0, Ordering::SeqCst);

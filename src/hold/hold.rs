@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use redlatch_client::sync::{Mutex, clock};
 
-use super::cut::Cut;
+use super::cut::LeaseCut;
 use super::line::Line;
 use super::terms::Terms;
 use crate::ask::Asked;
@@ -16,7 +16,7 @@ use crate::lease::renewal::{PROVISIONAL, deadline};
 use crate::observer::Kind;
 use crate::runtime::{LiveOwner, Registered};
 use crate::scripts::lock::Tokens;
-use crate::scripts::renewal::{Held, Longer};
+use crate::scripts::renewal::{Longer, StillHeld};
 use crate::scripts::{Chain, Mode, Owner};
 
 /// The details of a grant about other processes, and its tokens.
@@ -51,7 +51,7 @@ pub(crate) struct Hold {
     /// The longest lease that the server has confirmed, in nanoseconds.
     confirmed: AtomicU64,
     /// Cuts a longer lease of the server's to that.
-    pub(super) cut: Cut,
+    pub(super) cut: LeaseCut,
     /// The lease that the server granted first, in nanoseconds.
     pub(super) granted_lease: u64,
     /// A message granted the hold with another lease than that of its terms. (A short one, since
@@ -144,7 +144,7 @@ impl Hold {
             latest_end: AtomicU64::new(u64::MAX),
             prolonged: AtomicU64::new(0),
             confirmed: AtomicU64::new(granted),
-            cut: Cut::new(granted > wanted),
+            cut: LeaseCut::new(granted > wanted),
             granted_lease: granted,
             provisional: AtomicBool::new(granted != wanted),
             details: GrantDetails::default(),
@@ -294,18 +294,18 @@ impl Hold {
         }
     }
 
-    /// How much of a lease counts: less if a [`Cut`] may come after it.
+    /// How much of a lease counts: less if a [`LeaseCut`] may come after it.
     pub(crate) fn counts(&self, lease: Duration) -> Duration {
         self.cut.counts(lease)
     }
 
-    /// How the renewal that is about to be sent treats a lease that is [too long](Cut::next).
+    /// How the renewal that is about to be sent treats a lease that is [too long](LeaseCut::next).
     pub(crate) fn longer(&self) -> Longer {
         self.cut.next(|| self.wanted())
     }
 
-    /// Records the server's [answer](Cut::heard) to such a renewal.
-    pub(crate) fn longer_heard(&self, longer: Longer, held: Result<Held, ()>, resent: bool) {
+    /// Records the server's [answer](LeaseCut::heard) to such a renewal.
+    pub(crate) fn longer_heard(&self, longer: Longer, held: Result<StillHeld, ()>, resent: bool) {
         self.cut.heard(longer, held, resent);
     }
 
@@ -428,7 +428,7 @@ mod tests {
         let asked = Asked { forced: 0, incarnation: 0, at: clock::now() };
         let owner = ClientId::random().unwrap().next_owner();
         let hold = Hold::new(owner, Terms::watched(LEASE), asked, false);
-        hold.longer_heard(hold.longer(), Ok(Held::TooLong), false);
+        hold.longer_heard(hold.longer(), Ok(StillHeld::TooLong), false);
         assert_eq!(hold.counts(LONGER), LONGER);
         hold
     }
@@ -436,9 +436,9 @@ mod tests {
     #[test]
     fn a_longer_lease_counts_only_as_far_as_a_late_cut_would_leave_it() {
         for (answer, resent, is_lost) in [
-            (Ok(Held::Yes), false, false),
-            (Ok(Held::Yes), true, true),
-            (Ok(Held::No), true, true),
+            (Ok(StillHeld::Yes), false, false),
+            (Ok(StillHeld::Yes), true, true),
+            (Ok(StillHeld::No), true, true),
             (Err(()), false, true),
             (Err(()), true, true),
         ] {
@@ -450,10 +450,10 @@ mod tests {
             let counts = if is_lost { LEASE } else { LONGER };
             assert_eq!(hold.counts(LONGER), counts, "{answer:?}, {resent}");
             // A later cut says nothing about the first.
-            hold.longer_heard(Longer::Stays, Ok(Held::TooLong), false);
+            hold.longer_heard(Longer::Stays, Ok(StillHeld::TooLong), false);
             let cut = hold.longer();
             assert_eq!(cut, Longer::IsCut(LONGER));
-            hold.longer_heard(cut, Ok(Held::Yes), false);
+            hold.longer_heard(cut, Ok(StillHeld::Yes), false);
             assert_eq!(hold.counts(LONGER), counts, "{answer:?}, {resent}, and another one");
         }
     }
@@ -480,11 +480,11 @@ mod tests {
             assert!(hold.may_outlive(), "nothing has cut it");
             let cut = hold.longer();
             assert!(hold.may_outlive(), "the cut is on its way");
-            hold.longer_heard(cut, Ok(Held::Yes), false);
+            hold.longer_heard(cut, Ok(StillHeld::Yes), false);
             assert!(!hold.may_outlive());
-            hold.longer_heard(hold.longer(), Ok(Held::TooLong), false);
+            hold.longer_heard(hold.longer(), Ok(StillHeld::TooLong), false);
             hold.longer_heard(hold.longer(), Err(()), false);
-            hold.longer_heard(hold.longer(), Ok(Held::Yes), false);
+            hold.longer_heard(hold.longer(), Ok(StillHeld::Yes), false);
             // The server has made it longer, of which the lost cut lets less count.
             hold.confirm(clock::now(), hold.ask(LONGER));
             assert!(hold.may_outlive(), "a cut was lost");

@@ -26,12 +26,12 @@ pub(crate) struct Seat {
     pub(crate) is_open: bool,
     pub(crate) attempt: Attempt,
     /// (Boxed: most have none.)
-    pub(crate) kept: Option<Box<Kept>>,
+    pub(crate) kept: Option<Box<KeptBySeat>>,
 }
 
 /// What the seat keeps. Never dropped under the gate's mutex.
 #[derive(Debug, Default)]
-pub(crate) struct Kept {
+pub(crate) struct KeptBySeat {
     /// The site, where a guard was forgotten.
     pub(crate) site: Option<Arc<dyn Any + Send + Sync>>,
     /// Dropped when its thread, which waited on a condition, has left the lock again.
@@ -110,7 +110,7 @@ struct Wanted {
 }
 
 impl Wanted {
-    fn add(&mut self, level: Level) {
+    fn add(&mut self, level: HoldLevel) {
         if level.is_watched() {
             self.endless += 1;
         } else {
@@ -118,7 +118,7 @@ impl Wanted {
         }
     }
 
-    fn remove(&mut self, level: Level) {
+    fn remove(&mut self, level: HoldLevel) {
         if level.is_watched() {
             self.endless = self.endless.saturating_sub(1);
         } else if let Some(count) = self.ends.get_mut(&level.ends) {
@@ -142,7 +142,7 @@ impl Seat {
     pub(crate) fn new(tenancy: Arc<Tenancy>, terms: Terms) -> Self {
         let since = tenancy.began();
         let is_open = tenancy.hold().details.places == 0;
-        let level = Level::since(terms, since);
+        let level = HoldLevel::since(terms, since);
         let is_shared = tenancy.hold().owner.mode() == Mode::Read;
         let mut seat = Self {
             tenancy,
@@ -210,7 +210,7 @@ impl Seat {
 
     /// Adds a tenant to a shared hold.
     pub(crate) fn join(&mut self, tenancy: Arc<Tenancy>, terms: Terms, now: u64) {
-        let level = Level::since(terms, now);
+        let level = HoldLevel::since(terms, now);
         let tenant = Tenant { tenancy, levels: Levels::of(level) };
         self.shared.get_or_insert_default().beside.push(tenant);
         self.want(level);
@@ -219,7 +219,11 @@ impl Seat {
     /// Ends a level, and returns whether `tenancy` has levels left. `None`: the level is the only
     /// one of the whole seat, or is not there, and nothing has changed.
     #[inline]
-    pub(crate) fn step(&mut self, tenancy: &Arc<Tenancy>, which: Option<Level>) -> Option<bool> {
+    pub(crate) fn step(
+        &mut self,
+        tenancy: &Arc<Tenancy>,
+        which: Option<HoldLevel>,
+    ) -> Option<bool> {
         let Some(shared) = &mut self.shared else {
             let ended = self.is(tenancy).then(|| self.levels.end(which));
             return ended.flatten().map(|_| true);
@@ -247,7 +251,7 @@ impl Seat {
 
     /// A tenant has taken this level.
     #[inline]
-    pub(crate) fn want(&mut self, level: Level) {
+    pub(crate) fn want(&mut self, level: HoldLevel) {
         if let Some(shared) = &mut self.shared {
             shared.wanted.add(level);
             self.tenancy.hold().ends_by(shared.wanted.until());
@@ -277,7 +281,7 @@ impl Seat {
 
     /// The longest lease of a level that wants no watchdog.
     pub(crate) fn longest_fixed(&self) -> Option<Duration> {
-        self.levels.all().filter(|level| !level.is_watched()).map(Level::lease).max()
+        self.levels.all().filter(|level| !level.is_watched()).map(HoldLevel::lease).max()
     }
 
     /// Whether the server [may keep](Hold::may_outlive) the hold past the deadline that this process
@@ -335,14 +339,14 @@ const SOME: u64 = 0;
 
 /// One taking of the lock by a thread: a re-entry adds a level. (Small: a re-entry moves it often.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Level {
+pub(crate) struct HoldLevel {
     /// The lease that the thread wants, in nanoseconds.
     lease: u64,
     /// When its own lease ends, on [`clock`]; or [`NEVER`], or [`SOME`] time.
     ends: u64,
 }
 
-impl Level {
+impl HoldLevel {
     /// The level that a guard ends, with its end if that is known.
     pub(crate) fn on(terms: Terms, ends: Option<u64>) -> Self {
         let unknown = if terms.is_watched() { NEVER } else { SOME };
@@ -385,7 +389,7 @@ impl Level {
     }
 }
 
-impl From<Terms> for Level {
+impl From<Terms> for HoldLevel {
     fn from(terms: Terms) -> Self {
         Self::on(terms, None)
     }
@@ -394,23 +398,23 @@ impl From<Terms> for Level {
 /// How often the thread took the lock, and on what terms each time.
 #[derive(Debug)]
 pub(crate) struct Levels {
-    pub(crate) outer: Level,
+    pub(crate) outer: HoldLevel,
     /// The levels further in, the last one last.
-    pub(crate) inner: Vec<Level>,
+    pub(crate) inner: Vec<HoldLevel>,
 }
 
 impl Levels {
-    fn of(level: Level) -> Self {
+    fn of(level: HoldLevel) -> Self {
         Self { outer: level, inner: Vec::new() }
     }
 
-    fn all(&self) -> impl Iterator<Item = Level> {
+    fn all(&self) -> impl Iterator<Item = HoldLevel> {
         std::iter::once(self.outer).chain(self.inner.iter().copied())
     }
 
     /// The longest lease of a level that wants the watchdog.
     fn watched(&self) -> Option<Duration> {
-        self.all().filter(|level| level.is_watched()).map(Level::lease).max()
+        self.all().filter(|level| level.is_watched()).map(HoldLevel::lease).max()
     }
 
     pub(crate) fn count(&self) -> usize {
@@ -419,13 +423,13 @@ impl Levels {
 
     /// Takes a level more. `None`: there are too many.
     #[inline]
-    pub(crate) fn deepen(&mut self, terms: Terms, now: u64) -> Option<Level> {
-        let level = Level::since(terms, now);
+    pub(crate) fn deepen(&mut self, terms: Terms, now: u64) -> Option<HoldLevel> {
+        let level = HoldLevel::since(terms, now);
         (self.count() < DEEPEST).then(|| self.inner.push(level)).map(|()| level)
     }
 
     /// Ends and returns that level, or the last one. `None`: there is only one.
-    fn end(&mut self, which: Option<Level>) -> Option<Level> {
+    fn end(&mut self, which: Option<HoldLevel>) -> Option<HoldLevel> {
         let last = self.inner.pop()?;
         match which {
             Some(which) if !last.is(which) => Some(self.end_further_out(which, last)),
@@ -435,7 +439,7 @@ impl Levels {
 
     /// Guards may go in any order: ends a level further out, and keeps the last one in its place.
     #[cold]
-    fn end_further_out(&mut self, which: Level, last: Level) -> Level {
+    fn end_further_out(&mut self, which: HoldLevel, last: HoldLevel) -> HoldLevel {
         let gone = self.inner.iter_mut().rfind(|level| level.is(which));
         std::mem::replace(gone.unwrap_or(&mut self.outer), last)
     }

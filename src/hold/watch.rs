@@ -18,7 +18,7 @@ use crate::lease::renewal::{Attempt, RAISED_AFTER, RenewalState, TRACKED_AFTER};
 use crate::lease::{Alarm, Renewal, Task};
 use crate::observer::Event;
 use crate::runtime::{Core, Count};
-use crate::scripts::renewal::{Held, Longer, RenewalKind};
+use crate::scripts::renewal::{Longer, RenewalKind, StillHeld};
 
 /// Has a hold that the wheel watches: a lock's site, for the hold in its seat, or a permit.
 pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
@@ -112,7 +112,7 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
         let stays = lease.is_none() || self.may_be_longer();
         let longer = if stays { Longer::Stays } else { hold.longer() };
         let itself = Arc::clone(self);
-        let renewed = Box::new(move |sent_at, renewed: Result<Held, &Arc<str>>, resent| {
+        let renewed = Box::new(move |sent_at, renewed: Result<StillHeld, &Arc<str>>, resent| {
             hold.longer_heard(longer, renewed.map_err(drop), resent);
             itself.renewed(&hold, sent_at, counts, renewed);
         });
@@ -126,7 +126,7 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
         hold: &Arc<Hold>,
         sent_at: u64,
         counts: Duration,
-        renewed: Result<Held, &Arc<str>>,
+        renewed: Result<StillHeld, &Arc<str>>,
     ) {
         let (now, left) = (clock::now(), hold.deadline());
         let is_there = self.with_hold(|renewing| {
@@ -135,12 +135,12 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
                 return false;
             }
             *renewing.attempt = match renewed {
-                Ok(held @ (Held::Yes | Held::TooLong)) => {
+                Ok(held @ (StillHeld::Yes | StillHeld::TooLong)) => {
                     hold.renewed(sent_at, counts);
                     // The next renewal cuts a lease that is too long, at once.
-                    if held == Held::TooLong { Attempt::again(now) } else { Attempt::Done }
+                    if held == StillHeld::TooLong { Attempt::again(now) } else { Attempt::Done }
                 }
-                Ok(Held::No) => Attempt::Done,
+                Ok(StillHeld::No) => Attempt::Done,
                 Err(cause) => {
                     hold.renewal_failed(cause);
                     renewing.attempt.fails(hold.is_to_be_raised(), counts, now)
@@ -149,7 +149,7 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
             true
         });
         match is_there {
-            Some(true) if renewed == Ok(Held::No) => self.lose_hold(hold, hold.why_gone()),
+            Some(true) if renewed == Ok(StillHeld::No) => self.lose_hold(hold, hold.why_gone()),
             Some(true) => {
                 self.arm();
                 // Otherwise the server was only asked whether it knows the hold.

@@ -31,7 +31,7 @@ use self::callbacks::Callbacks;
 pub(crate) use self::cleanup::{Cleanup, Debtor, KeepAlive};
 use self::wheel::{Wheel, WheelKey};
 use crate::error::{Error, LostReason};
-use crate::scripts::renewal::{Held, Longer, RenewalKind};
+use crate::scripts::renewal::{Longer, RenewalKind, StillHeld};
 use crate::scripts::{Mark, Owner, RequestId, Requests};
 
 /// One millisecond.
@@ -69,7 +69,7 @@ pub(crate) struct Renewal {
 
 /// Gets the time of a renewal's request, the server's answer, and whether the request was sent
 /// twice.
-type OnRenewed = dyn Fn(u64, Result<Held, &Arc<str>>, bool) + Send + Sync;
+type OnRenewed = dyn Fn(u64, Result<StillHeld, &Arc<str>>, bool) + Send + Sync;
 
 impl fmt::Debug for Renewal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -78,7 +78,7 @@ impl fmt::Debug for Renewal {
 }
 
 /// An entry of the wheel.
-enum Item {
+enum WheelItem {
     /// A hold's task is due.
     Task(Weak<dyn Task>),
     /// A lane may have replies to read.
@@ -117,7 +117,7 @@ pub(crate) struct Watchdog {
 }
 
 struct Timer {
-    wheel: Wheel<Item>,
+    wheel: Wheel<WheelItem>,
     /// The tick at which the thread wakes up by itself.
     wakes_at: u64,
     shut_down: bool,
@@ -154,7 +154,7 @@ impl Watchdog {
 
     /// Calls a task at `due`, by [`clock`], or up to a tick later.
     pub(crate) fn alarm(&self, due: u64, task: Weak<dyn Task>) -> Alarm {
-        Alarm { key: self.insert(due, Item::Task(task)), due }
+        Alarm { key: self.insert(due, WheelItem::Task(task)), due }
     }
 
     pub(crate) fn cancel(&self, alarm: Alarm) {
@@ -164,7 +164,7 @@ impl Watchdog {
 
     /// Makes the renewer read a lane's replies soon.
     pub(crate) fn look_after(&self, lane: &Arc<Lane>) {
-        self.insert(clock::now() + LOOK_AFTER, Item::Lane(Arc::clone(lane)));
+        self.insert(clock::now() + LOOK_AFTER, WheelItem::Lane(Arc::clone(lane)));
     }
 
     /// Returns a function to call when the server may have lost its data. It renews or queries all
@@ -304,18 +304,18 @@ impl Watchdog {
             let mut lanes = Vec::new();
             for item in fired.drain(..) {
                 match item {
-                    Item::Task(task) => {
+                    WheelItem::Task(task) => {
                         let due = || task.upgrade().and_then(Task::due);
                         match catch_unwind(AssertUnwindSafe(due)) {
                             Ok(renewal) => renewals.extend(renewal),
                             Err(_) => {
                                 // Otherwise nothing would renew its hold, or report its loss.
                                 self.tell_panic();
-                                self.insert(clock::now() + AFTER_A_PANIC, Item::Task(task));
+                                self.insert(clock::now() + AFTER_A_PANIC, WheelItem::Task(task));
                             }
                         }
                     }
-                    Item::Lane(lane) => lanes.push(lane),
+                    WheelItem::Lane(lane) => lanes.push(lane),
                 }
             }
             self.callbacks.start_again();
@@ -333,7 +333,7 @@ impl Watchdog {
     }
 
     /// Sleeps until an entry goes off, or for [`LONGEST_SLEEP`]. `false`: the client shuts down.
-    fn wait(&self, fired: &mut Vec<Item>) -> bool {
+    fn wait(&self, fired: &mut Vec<WheelItem>) -> bool {
         let mut timer = self.timer.lock();
         if timer.shut_down {
             return false;
@@ -352,7 +352,7 @@ impl Watchdog {
         !timer.shut_down
     }
 
-    fn insert(&self, due: u64, item: Item) -> WheelKey {
+    fn insert(&self, due: u64, item: WheelItem) -> WheelKey {
         let mut timer = self.timer.lock();
         // The time is rounded up, so that an entry that goes off is really due.
         let due = due.div_ceil(TICK);

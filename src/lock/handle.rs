@@ -10,7 +10,7 @@ use redlatch_client::sync::{Thread, clock};
 
 use super::read_write::Pair;
 use crate::error::{Error, ErrorKind, LostReason};
-use crate::hold::{Leaseholder, Level, Tenancy, Terms};
+use crate::hold::{HoldLevel, Leaseholder, Tenancy, Terms};
 use crate::runtime::Session;
 use crate::scripts::{self, Mode, Trouble};
 use crate::site::{GateOutcome, Leaving, LockNeed, Site};
@@ -199,9 +199,9 @@ impl Handle {
 
     /// The level that the thread took last.
     #[inline]
-    pub(crate) fn level(&self, tenancy: &Arc<Tenancy>) -> Level {
+    pub(crate) fn level(&self, tenancy: &Arc<Tenancy>) -> HoldLevel {
         let shares = self.site.mode == Mode::Read && !self.terms.is_watched();
-        Level::on(self.terms(), shares.then(|| self.site.gate.last_end(tenancy)).flatten())
+        HoldLevel::on(self.terms(), shares.then(|| self.site.gate.last_end(tenancy)).flatten())
     }
 
     /// A thread was granted a hold: it stays, unless the client was shut down meanwhile.

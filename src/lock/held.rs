@@ -9,7 +9,7 @@ use redlatch_client::sync::is_forked;
 
 use super::Handle;
 use crate::error::{Error, ErrorKind, LostReason};
-use crate::hold::{HoldState, Level, Tenancy};
+use crate::hold::{HoldLevel, HoldState, Tenancy};
 use crate::runtime::Core;
 #[cfg(soak_mutants)]
 use crate::scripts::mutants;
@@ -23,7 +23,7 @@ pub struct HeldLock {
     pub(crate) handle: Handle,
     /// The level that this guard ends. If the tenancy shares a hold, other guards have its other
     /// levels. `None`: the one that its thread took last.
-    level: Option<Level>,
+    level: Option<HoldLevel>,
     left: bool,
     /// The level beneath, and until when the lock [stays](Self::stays) taken by it.
     beneath: Option<Box<(Self, u64)>>,
@@ -80,7 +80,7 @@ impl HeldLock {
         if mutants::is("a reader that counts the leases of others") {
             return Duration::MAX;
         }
-        self.level.map_or(Duration::MAX, Level::remaining)
+        self.level.map_or(Duration::MAX, HoldLevel::remaining)
     }
 
     pub(super) fn check(&self, slack: Duration) -> Result<(), Error> {
@@ -170,7 +170,7 @@ impl HeldLock {
         if mutants::is("a lock that is left to nobody") {
             return self.unlock();
         }
-        let own = self.level.map_or(u64::MAX, Level::ends);
+        let own = self.level.map_or(u64::MAX, HoldLevel::ends);
         let until = self.tenancy.hold().deadline().min(own);
         self.leave(Leaving::ToExpire { until })
     }

@@ -55,7 +55,7 @@ use std::sync::Arc;
 
 use redlatch_client::sync::Thread;
 
-use crate::hold::{Hold, Level, Seat, Tenancy, Terms};
+use crate::hold::{Hold, HoldLevel, Seat, Tenancy, Terms};
 use crate::scripts::Mode;
 use crate::waiting::{Queue, Wake};
 
@@ -279,7 +279,7 @@ impl Order {
         &mut self,
         mode: Mode,
         tenancy: &Arc<Tenancy>,
-        which: Option<Level>,
+        which: Option<HoldLevel>,
         now: u64,
     ) -> LeaveOutcome {
         match self.side(mode).seat.as_mut().and_then(|seat| seat.step(tenancy, which)) {

@@ -16,7 +16,7 @@ use crate::scripts::{LockKeys, Mode, Owner};
 /// The result of one hold's renewal.
 #[derive(Debug)]
 pub(crate) enum Renewed {
-    Done(Held),
+    Done(StillHeld),
     /// Not renewed for another reason; a retry may succeed.
     Failed(Error),
     /// Renewed, but too few replicas have the renewal.
@@ -25,7 +25,7 @@ pub(crate) enum Renewed {
 
 /// The server's answer about a hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Held {
+pub(crate) enum StillHeld {
     No,
     Yes,
     /// Held, and for longer than any process has asked for: see [`Longer`].
@@ -115,7 +115,7 @@ pub(crate) fn renewed(
     let Replied { reply, unacknowledged, .. } = granted(outcome, false, rights, each)?;
     let renewed = |reply| match is_renewed(reply, rights, || Arc::clone(address)) {
         // The hold is lost, with or without the replicas.
-        Ok(Held::No) => Renewed::Done(Held::No),
+        Ok(StillHeld::No) => Renewed::Done(StillHeld::No),
         Ok(held) => unacknowledged.clone().map_or(Renewed::Done(held), Renewed::Unacknowledged),
         Err(refusal) => Renewed::Failed(refusal),
     };
@@ -134,11 +134,11 @@ fn is_renewed(
     reply: Value,
     rights: Rights,
     address: impl FnOnce() -> Arc<str>,
-) -> Result<Held, Error> {
+) -> Result<StillHeld, Error> {
     match reply {
-        Value::Int(1) => Ok(Held::Yes),
-        Value::Int(2) => Ok(Held::TooLong),
-        Value::Int(0) => Ok(Held::No),
+        Value::Int(1) => Ok(StillHeld::Yes),
+        Value::Int(2) => Ok(StillHeld::TooLong),
+        Value::Int(0) => Ok(StillHeld::No),
         Value::BulkString(refusal) => {
             let error = Arc::new(error_reply(&String::from_utf8_lossy(&refusal)));
             Err(refused(&Cause::said(error, address()), rights))
@@ -163,7 +163,7 @@ pub(crate) fn extend(
     let Replied { mut reply, unacknowledged, .. } = granted(outcome, in_doubt, rights, each)?;
     let Some(reply) = reply.pop() else { return Err(unexpected(&Value::Nil)) };
     let address = || route.lane().endpoint().health().address();
-    if is_renewed(reply, rights, address).map_err(Trouble::Refused)? == Held::No {
+    if is_renewed(reply, rights, address).map_err(Trouble::Refused)? == StillHeld::No {
         return Ok(false);
     }
     unacknowledged.map_or(Ok(true), |unacknowledged| Err(Trouble::Unknown(unacknowledged)))
@@ -178,7 +178,7 @@ mod tests {
         let refusal = b"READONLY You can't write against a read only replica.".to_vec();
         let reply = Value::Array(vec![Value::Int(1), Value::Int(0), Value::BulkString(refusal)]);
         let renewed = renewed(RenewalKind::Locks, Ok(reply), &"there:1".into()).unwrap();
-        let [Renewed::Done(Held::Yes), Renewed::Done(Held::No), Renewed::Failed(error)] =
+        let [Renewed::Done(StillHeld::Yes), Renewed::Done(StillHeld::No), Renewed::Failed(error)] =
             &renewed[..]
         else {
             panic!("{renewed:?}")

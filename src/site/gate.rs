@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use redlatch_client::sync::{Mutex, Thread, clock};
 
-use crate::hold::{Hold, Level, Seat, Tenancy, Terms};
+use crate::hold::{Hold, HoldLevel, Seat, Tenancy, Terms};
 use crate::order::line::{QueuedThread, Standing};
 use crate::order::{
     Admitted, GateLead, GateOutcome, GateQueue, LeaveOutcome, LockNeed, Order, Side,
@@ -75,7 +75,7 @@ impl Gate {
     pub(crate) fn leave(
         &self,
         tenancy: &Arc<Tenancy>,
-        which: Option<Level>,
+        which: Option<HoldLevel>,
     ) -> (LeaveOutcome, bool) {
         self.at(|state, now| {
             let was_held = tenancy.is_held_at(now);
@@ -89,7 +89,7 @@ impl Gate {
     pub(crate) fn leave_kept(
         &self,
         tenancy: &Arc<Tenancy>,
-        which: Option<Level>,
+        which: Option<HoldLevel>,
         until: u64,
     ) -> (LeaveOutcome, bool) {
         self.at(|state, now| {

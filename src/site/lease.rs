@@ -13,7 +13,7 @@ use super::site::Site;
 use crate::hold::{Hold, Leaseholder, Seat, Tenancy};
 use crate::lease::renewal::Attempt;
 use crate::runtime::Member;
-use crate::scripts::renewal::{self, Held, RenewalKind};
+use crate::scripts::renewal::{self, RenewalKind, StillHeld};
 use crate::scripts::{self, Owner, Trouble};
 
 impl Site {
@@ -69,7 +69,7 @@ impl Site {
         let extended = self.extend(hold, lease);
         match &extended {
             Ok(held) => {
-                let held = if *held { Held::Yes } else { Held::No };
+                let held = if *held { StillHeld::Yes } else { StillHeld::No };
                 self.renewed(hold, sent_at, counts, Ok(held));
             }
             // The renewer tries again.

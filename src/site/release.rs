@@ -11,7 +11,7 @@ use redlatch_client::{Command, Outcome};
 use super::site::{Leaving, Site};
 use crate::ask::Undo;
 use crate::error::{Error, ErrorKind, LostReason};
-use crate::hold::{Hold, HoldState, Leaseholder, Leftover, Level, QueueEntry, Seat, Tenancy};
+use crate::hold::{Hold, HoldLevel, HoldState, Leaseholder, Leftover, QueueEntry, Seat, Tenancy};
 use crate::lease::Cleanup;
 use crate::order::{LeaveOutcome, Vacated};
 use crate::scripts::lock::Released;
@@ -26,7 +26,7 @@ impl Site {
     pub(crate) fn leave(
         self: &Arc<Self>,
         tenancy: &Arc<Tenancy>,
-        which: Option<Level>,
+        which: Option<HoldLevel>,
         how: Leaving,
     ) -> Result<(), Error> {
         Error::if_forked(&self.name)?;

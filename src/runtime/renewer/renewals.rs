@@ -10,7 +10,7 @@ use redlatch_client::sync::clock;
 
 use super::{ASK_AGAIN, NAMES_A_PACKET, Renewer};
 use crate::lease::{Renewal, renewal};
-use crate::scripts::renewal::{Held, Longer, RenewalKind, Renewed};
+use crate::scripts::renewal::{Longer, RenewalKind, Renewed, StillHeld};
 use crate::scripts::{self, Trouble};
 
 /// Renewals that a server answers and refuses, from the first one on until it takes them again.
@@ -80,8 +80,8 @@ impl Renewer {
         let address = self.own.endpoint.health().address();
         let (mut unanswered, mut refused) = (false, false);
         let (mut accepted, mut refusals) = (Vec::new(), Vec::new());
-        let mut tell = |due: &Renewal, renewed: Result<Held, &Arc<str>>| {
-            if due.lease.is_some() || renewed == Ok(Held::No) {
+        let mut tell = |due: &Renewal, renewed: Result<StillHeld, &Arc<str>>| {
+            if due.lease.is_some() || renewed == Ok(StillHeld::No) {
                 (due.renewed)(sent_at, renewed, resent);
             }
             // A renewal's own alarm tries it again.

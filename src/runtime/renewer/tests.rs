@@ -13,7 +13,7 @@ use super::*;
 use crate::config::ClientBuilder;
 use crate::lease::{Debtor, KeepAlive, Renewal, Task};
 use crate::runtime::{Message, Session};
-use crate::scripts::renewal::{Held, Longer, RenewalKind};
+use crate::scripts::renewal::{Longer, RenewalKind, StillHeld};
 
 const SOON: Duration = Duration::from_secs(20);
 const LEASE: Duration = Duration::from_secs(60);
@@ -47,7 +47,7 @@ fn a_renewal_whose_answer_was_lost_in_a_panic_has_failed() {
     let clumsy = Arc::new(Clumsy::default());
     let renewals = ["first", "second"].map(|key| {
         let (heard, clumsy) = (Arc::clone(&heard), Arc::clone(&clumsy));
-        let renewed = Box::new(move |_, renewed: Result<Held, &Arc<str>>, _| {
+        let renewed = Box::new(move |_, renewed: Result<StillHeld, &Arc<str>>, _| {
             clumsy.stumble();
             heard.lock().push((key, renewed.is_err()));
         });
@@ -176,7 +176,7 @@ fn a_renewal_waits_for_one_packet_of_cleanups_and_no_more() {
             }
             // It falls due while the first packet is processed.
             let (settled, heard) = (Arc::clone(&settled), Arc::clone(&renewed_after));
-            let renewed = Box::new(move |_, _: Result<Held, &Arc<str>>, _| {
+            let renewed = Box::new(move |_, _: Result<StillHeld, &Arc<str>>, _| {
                 *heard.lock() = Some(settled.load(Ordering::SeqCst));
             });
             let owner = to.id.next_owner();
