@@ -15,7 +15,7 @@ use crate::error::{Error, ErrorKind};
 use crate::hold::Leaseholder;
 use crate::lease::Job;
 use crate::lock::{Lock, LockGuard};
-use crate::model::Server;
+use crate::model::ModelServer;
 use crate::runtime::{Core, Session};
 use crate::scripts::renewal::StillHeld;
 use crate::site::Site;
@@ -31,7 +31,7 @@ struct Process {
 }
 
 impl Process {
-    fn start(server: &Server) -> Self {
+    fn start(server: &ModelServer) -> Self {
         Self::of(Core::model(server))
     }
 
@@ -55,7 +55,7 @@ impl Process {
     }
 
     /// The server knows each hold that is not lost.
-    fn check(&self, server: &Server) {
+    fn check(&self, server: &ModelServer) {
         let gate = &Site::of(&self.core, NAME).gate;
         let tenancy = gate.with_seat(|seat| seat.map(|seat| Arc::clone(&seat.tenancy)));
         let owner = server.owner(NAME);
@@ -121,7 +121,7 @@ fn play(
     lock: fn(&Process) -> Arc<dyn Lock>,
     user: fn(&dyn Lock, &AtomicUsize),
 ) -> usize {
-    let server = Server::start();
+    let server = ModelServer::start();
     let processes: Vec<_> = (0..processes).map(|_| Process::start(&server)).collect();
     let inside = Arc::new(AtomicUsize::new(0));
     let users: Vec<_> = processes
@@ -188,10 +188,10 @@ fn the_waiters_of_two_processes_for_a_fair_lock_end() {
 /// Threads that take the lock, `trouble` beside them.
 fn disturb(
     take: fn(&dyn Lock) -> Result<Option<LockGuard>, Error>,
-    look: fn(&Process, &Server),
-    trouble: fn(&Process, &Server),
-) -> Arc<Server> {
-    let server = Server::start();
+    look: fn(&Process, &ModelServer),
+    trouble: fn(&Process, &ModelServer),
+) -> Arc<ModelServer> {
+    let server = ModelServer::start();
     server.forget_scripts();
     let process = Arc::new(Process::start(&server));
     let users: Vec<_> = (0..3)
@@ -234,7 +234,7 @@ fn no_thread_holds_after_a_shutdown() {
 fn a_force_unlock_is_reported_to_the_holder() {
     explore(1_000, || {
         // The renewer undoes such a grant, and no thread must wait for that here.
-        let look = |_: &Process, _: &Server| thread::yield_now();
+        let look = |_: &Process, _: &ModelServer| thread::yield_now();
         disturb(try_to_take, look, |process, server| {
             process.lock().force_unlock().unwrap();
             process.check(server);
@@ -245,7 +245,7 @@ fn a_force_unlock_is_reported_to_the_holder() {
 #[test]
 fn a_shutdown_ends_every_wait() {
     explore(500, || {
-        let server = Server::start();
+        let server = ModelServer::start();
         assert!(server.take(NAME, b"another process"));
         let process = Process::start(&server);
         let users: Vec<_> = (0..3)
@@ -267,7 +267,7 @@ fn a_shutdown_ends_every_wait() {
 /// A lock is held for a while, and taken away; its holder keeps or releases it, and connections of
 /// the subscriber break meanwhile.
 fn take_away(keeps: bool, breaks: bool) {
-    let server = Server::start();
+    let server = ModelServer::start();
     let (core, jobs) = Core::model_with_jobs(&server);
     let process = Process::of(Arc::clone(&core));
     // Another waiter is there: the subscriber has a connection by now, or will soon.

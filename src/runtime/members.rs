@@ -61,21 +61,21 @@ pub(crate) struct Members {
 
 #[derive(Default)]
 struct Kinds {
-    known: Vec<(KindId, Arc<dyn Kind>)>,
+    known: Vec<(KindId, Arc<dyn MembersOfKind>)>,
     closed: bool,
 }
 
 /// A type, and a kind of that type.
 type KindId = (TypeId, &'static str);
 
-trait Kind: Send + Sync + fmt::Debug {
+trait MembersOfKind: Send + Sync + fmt::Debug {
     fn as_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync>;
     fn all(&self) -> Vec<Arc<dyn Member>>;
     fn sweep(&self);
     fn close(&self);
 }
 
-impl<T: Member> Kind for Registry<T> {
+impl<T: Member> MembersOfKind for Registry<T> {
     fn as_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
         self
     }
@@ -115,7 +115,7 @@ impl Members {
         if kinds.closed {
             Registry::close(&new);
         }
-        kinds.known.push((id, Arc::clone(&new) as Arc<dyn Kind>));
+        kinds.known.push((id, Arc::clone(&new) as Arc<dyn MembersOfKind>));
         new
     }
 
@@ -148,7 +148,7 @@ impl Members {
         self.kinds().iter().for_each(|kind| kind.close());
     }
 
-    fn kinds(&self) -> Vec<Arc<dyn Kind>> {
+    fn kinds(&self) -> Vec<Arc<dyn MembersOfKind>> {
         self.kinds.lock().known.iter().map(|(_, kind)| Arc::clone(kind)).collect()
     }
 }

@@ -46,7 +46,7 @@ pub(crate) use session::Session;
 use crate::config::{self, Config};
 use crate::error::{Error, ErrorKind};
 use crate::lease::{Cleanup, Job, Watchdog, renewal};
-use crate::scripts::{self, Changes, ClientId, LockKeys, Requests, Rights, ServerClock};
+use crate::scripts::{self, ChangedNames, ClientId, LockKeys, Requests, Rights, ServerClock};
 
 /// For how long redirected commands are followed to other servers.
 const RESENT_WITHIN: Duration = Duration::from_millis(200);
@@ -67,7 +67,7 @@ pub(crate) struct Core {
     owners: Owners,
     pub(crate) returned: Returned,
     pub(crate) server_clock: Arc<ServerClock>,
-    pub(crate) changes: Arc<Changes>,
+    pub(crate) changes: Arc<ChangedNames>,
     /// The log was told that some changes are not kept.
     forgets: AtomicBool,
     last_heartbeat: AtomicU64,

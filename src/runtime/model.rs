@@ -13,7 +13,7 @@ use super::Core;
 use super::session::{Session, Threads};
 use crate::config::ClientBuilder;
 use crate::lease::Job;
-use crate::model::Server;
+use crate::model::ModelServer;
 
 const URL: &str = "redis://localhost";
 const MINUTE: Duration = Duration::from_secs(60);
@@ -21,12 +21,12 @@ const HOUR: Duration = Duration::from_secs(3_600);
 
 impl Core {
     /// A client without threads.
-    pub(crate) fn model(server: &Server) -> Arc<Self> {
+    pub(crate) fn model(server: &ModelServer) -> Arc<Self> {
         Self::model_with_jobs(server).0
     }
 
     /// The same, with the jobs that its renewer would get.
-    pub(crate) fn model_with_jobs(server: &Server) -> (Arc<Self>, Receiver<Job>) {
+    pub(crate) fn model_with_jobs(server: &ModelServer) -> (Arc<Self>, Receiver<Job>) {
         let mut config = ClientBuilder::new(URL).config;
         config.slow_wait = None;
         config.connection.dialer = Some(server.dialer());

@@ -67,7 +67,7 @@ pub(crate) struct ReturnedPermits {
 
 /// How many permits there are.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Counts {
+pub(crate) struct PermitCounts {
     pub(crate) free: i64,
     pub(crate) out: i64,
 }
@@ -132,13 +132,13 @@ impl ExpirableScripts<'_> {
         })
     }
 
-    pub(crate) fn counts(self) -> Result<Counts, Trouble> {
+    pub(crate) fn counts(self) -> Result<PermitCounts, Trouble> {
         let command = Command::script(&PERMITS, &self.keys(), &[]);
         ask(self.route, &command, RIGHTS, |reply| match &reply {
             Value::Array(parts) => match parts.as_slice() {
                 [Value::BulkString(free), Value::Int(lapsed), Value::Int(out)] => {
                     let free = parsed(free).ok_or_else(|| unexpected(&reply))?;
-                    Ok(Counts { free: free.saturating_add(*lapsed), out: *out })
+                    Ok(PermitCounts { free: free.saturating_add(*lapsed), out: *out })
                 }
                 _ => Err(unexpected(&reply)),
             },

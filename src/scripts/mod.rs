@@ -116,7 +116,7 @@ pub(crate) use keys::{
 };
 pub(crate) use owner::{ClientId, Mode, Owner};
 pub use permit_id::PermitId;
-pub(crate) use requests::{Changes, Cursor, RequestId, Requests, ServerClock, VALID_FOR};
+pub(crate) use requests::{ChangedNames, Cursor, RequestId, Requests, ServerClock, VALID_FOR};
 
 /// Sends a command and waits for its reply. After a reset it is sent once more, on a new
 /// connection, so it must be one that may be sent twice as it is. (A command that must say that it

@@ -65,7 +65,7 @@ pub(crate) struct Requests {
     valid_for: Duration,
     pub(super) memory: Duration,
     /// The names with changes.
-    changes: Weak<Changes>,
+    changes: Weak<ChangedNames>,
     /// The route to the server of the name. `None`: this client tells no other server of the
     /// changes.
     route: Option<Route>,
@@ -115,7 +115,7 @@ impl Requests {
     }
 
     /// Lets another server be told of the changes.
-    pub(crate) fn told_again(mut self, changes: &Arc<Changes>, route: Route) -> Self {
+    pub(crate) fn told_again(mut self, changes: &Arc<ChangedNames>, route: Route) -> Self {
         self.changes = Arc::downgrade(changes);
         self.route = Some(route);
         self
@@ -353,10 +353,10 @@ impl Sequences {
 
 /// The names of one client with changes, and the numbered requests of each name.
 #[derive(Debug, Default)]
-pub(crate) struct Changes {
+pub(crate) struct ChangedNames {
     /// Each name removes itself when its last use ends. (Its changes use it, too.)
     pub(crate) requests: Registry<Requests>,
-    names: Mutex<Names>,
+    names: Mutex<NameQueue>,
     count: AtomicUsize,
     /// The number of changes that were dropped before they were old.
     forgotten: AtomicU64,
@@ -364,7 +364,7 @@ pub(crate) struct Changes {
 
 /// The names with changes, each of them once. A name that is looked at and stays goes to the end.
 #[derive(Debug, Default)]
-struct Names {
+struct NameQueue {
     /// The number of names that were here before the first one.
     before: u64,
     /// The names, each with the time since when it has its place.
@@ -375,7 +375,7 @@ struct Names {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Cursor(u64);
 
-impl Changes {
+impl ChangedNames {
     pub(crate) fn is_empty(&self) -> bool {
         self.names.lock().queue.is_empty()
     }
@@ -473,13 +473,13 @@ mod tests {
     use super::super::changes::MOST_OF_A_NAME;
     use super::*;
 
-    struct Client {
-        changes: Arc<Changes>,
+    struct TestClient {
+        changes: Arc<ChangedNames>,
         route: Route,
         number: u64,
     }
 
-    impl Client {
+    impl TestClient {
         fn new() -> Self {
             let never = Duration::from_secs(60);
             let endpoint = Endpoint::new("redis://127.0.0.1:1", never, never).unwrap();
@@ -529,7 +529,7 @@ mod tests {
     /// So many names, each used once, cost what the changes of ten seconds cost.
     #[test]
     fn a_name_goes_with_its_old_changes_as_others_come() {
-        let mut client = Client::new();
+        let mut client = TestClient::new();
         (0..300).for_each(|name| client.change(&name.to_string()));
         client.age(0..300, KEPT + 2 * USED);
         // Each change takes two along.
@@ -543,7 +543,7 @@ mod tests {
     /// Nothing is answered in an outage, and the server may be another one after it.
     #[test]
     fn changes_before_an_outage_are_kept_until_the_next_run_has_them() {
-        let mut client = Client::new();
+        let mut client = TestClient::new();
         (0..100).for_each(|name| client.change(&name.to_string()));
         client.age(0..100, KEPT * 3);
         if let Route::Server(lane) = &client.route {
@@ -567,7 +567,7 @@ mod tests {
     /// 200 a second for a minute: more than are kept, but most are old.
     #[test]
     fn changes_before_a_failover_do_not_keep_later_ones_from_growing_old() {
-        let mut client = Client::new();
+        let mut client = TestClient::new();
         let busy = client.requests("busy");
         let mut change = |run, age: u64| {
             client.number += 1;
@@ -587,7 +587,7 @@ mod tests {
 
     #[test]
     fn the_oldest_of_too_many_changes_go_and_are_counted() {
-        let mut client = Client::new();
+        let mut client = TestClient::new();
         let busy = client.requests("busy");
         for _ in 0..MOST_OF_A_NAME + 5 {
             let request_id = client.open(&busy);
@@ -608,7 +608,7 @@ mod tests {
     /// Goes through the names as the renewer does, while other threads move names to the end.
     #[test]
     fn a_pass_over_the_names_with_changes_misses_none() {
-        let mut client = Client::new();
+        let mut client = TestClient::new();
         (0..50).for_each(|name| client.change(&name.to_string()));
         let (mut cursor, mut seen) = (Cursor::default(), std::collections::BTreeSet::new());
         loop {

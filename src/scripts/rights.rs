@@ -32,7 +32,7 @@ pub(crate) enum Rights {
 }
 
 /// The rights of one kind of synchronizer.
-struct Kind {
+struct KindRights {
     rights: Rights,
     /// One of them, in an error.
     one: &'static str,
@@ -81,8 +81,8 @@ fn request(name: &str) -> String {
     requests(name, "")
 }
 
-static KINDS: [Kind; 10] = [
-    Kind {
+static KINDS: [KindRights; 10] = [
+    KindRights {
         rights: Rights::Locks,
         one: "a lock",
         beside: None,
@@ -90,7 +90,7 @@ static KINDS: [Kind; 10] = [
         bare: &["pubsub", "time"],
         channels: &[LockKeys::channel],
     },
-    Kind {
+    KindRights {
         rights: Rights::FencedLocks,
         one: "a fenced lock",
         beside: None,
@@ -104,7 +104,7 @@ static KINDS: [Kind; 10] = [
         bare: &["pubsub", "time"],
         channels: &[LockKeys::channel],
     },
-    Kind {
+    KindRights {
         rights: Rights::ReadWriteLocks,
         one: "a read-write lock",
         beside: None,
@@ -140,7 +140,7 @@ static KINDS: [Kind; 10] = [
         bare: &["pubsub", "time"],
         channels: &[|name| read_write_keys(name).public().to_string()],
     },
-    Kind {
+    KindRights {
         rights: Rights::FairLocks,
         one: "a fair lock",
         beside: None,
@@ -172,7 +172,7 @@ static KINDS: [Kind; 10] = [
         bare: &["pubsub", "time"],
         channels: &[|name| FairKeys::new(name).channel_prefix],
     },
-    Kind {
+    KindRights {
         rights: Rights::Conditions,
         one: "a condition",
         beside: Some(Rights::Locks),
@@ -190,7 +190,7 @@ static KINDS: [Kind; 10] = [
         bare: &["pubsub", "time"],
         channels: &[],
     },
-    Kind {
+    KindRights {
         rights: Rights::Semaphores,
         one: "a semaphore",
         beside: None,
@@ -202,7 +202,7 @@ static KINDS: [Kind; 10] = [
         bare: &["time"],
         channels: &[SemaphoreKeys::channel],
     },
-    Kind {
+    KindRights {
         rights: Rights::ExpirableSemaphores,
         one: "an expirable semaphore",
         beside: None,
@@ -229,7 +229,7 @@ static KINDS: [Kind; 10] = [
         bare: &["time"],
         channels: &[SemaphoreKeys::channel],
     },
-    Kind {
+    KindRights {
         rights: Rights::Latches,
         one: "a latch",
         beside: None,
@@ -240,7 +240,7 @@ static KINDS: [Kind; 10] = [
         bare: &["time"],
         channels: &[LatchKeys::channel],
     },
-    Kind {
+    KindRights {
         rights: Rights::Barriers,
         one: "a barrier",
         beside: None,
@@ -258,7 +258,7 @@ static KINDS: [Kind; 10] = [
         bare: &["time"],
         channels: &[|name| BarrierKeys::new(name, 0).channel],
     },
-    Kind {
+    KindRights {
         rights: Rights::Elections,
         one: "an election",
         beside: Some(Rights::FencedLocks),
@@ -319,7 +319,7 @@ fn around(key: KeyOf, name: &str) -> (String, String) {
     (before.to_owned(), after.to_owned())
 }
 
-impl Kind {
+impl KindRights {
     /// All its commands, in the order of the alphabet.
     fn commands(&self) -> Vec<&'static str> {
         let all = self.keys.iter().flat_map(|(_, commands)| *commands).chain(self.bare);

@@ -18,7 +18,7 @@ const AT_ONCE: &str = "100";
 
 /// The data under a name's keys. Times are in ms, and below 0 if unknown or without an end.
 #[derive(Debug)]
-pub(crate) struct Found {
+pub(crate) struct KeyData {
     /// The type of the key, in the server's word, or `shared` for a hash with a mode.
     pub(crate) kind: String,
     /// The reply of `PTTL`.
@@ -39,7 +39,7 @@ pub(crate) struct Found {
 }
 
 /// Looks at a name.
-pub(crate) fn look(route: &Route, name: &str) -> Result<Found, Trouble> {
+pub(crate) fn look(route: &Route, name: &str) -> Result<KeyData, Trouble> {
     let (lock, read_write) =
         (LockKeys::new(name, Mode::Lock, false), LockKeys::new(name, Mode::Read, false));
     let keys = [
@@ -64,7 +64,7 @@ pub(crate) fn look(route: &Route, name: &str) -> Result<Found, Trouble> {
         Command::script(&LOOK, &keys.map(|it| it.as_bytes()), &arguments.map(|it| it.as_bytes()));
     ask(route, &command, Rights::Status, |reply| {
         let (kind, left, value, token, held, queue, listeners) = read(&reply)?;
-        Ok(Found { kind, left, value, token, held, queue, listeners })
+        Ok(KeyData { kind, left, value, token, held, queue, listeners })
     })
 }
 

@@ -13,7 +13,7 @@ use crate::config::check_time_to_live;
 use crate::error::{Error, ErrorKind};
 use crate::hold::{Terms, check_lease};
 use crate::runtime::Session;
-use crate::scripts::expirable_semaphore::Counts;
+use crate::scripts::expirable_semaphore::PermitCounts;
 use crate::scripts::renewal::{self, RenewalKind};
 use crate::scripts::{PermitId, Trouble};
 use crate::semaphore::permits::{self, PermitNeed, Source};
@@ -417,7 +417,7 @@ impl ExpirableSemaphore {
         Ok(())
     }
 
-    fn counts(&self) -> Result<Counts, Error> {
+    fn counts(&self) -> Result<PermitCounts, Error> {
         self.check(&Wait::FOREVER)?;
         self.site.scripts().counts().map_err(|trouble| trouble.into_error_of(&self.site.name))
     }

@@ -9,7 +9,7 @@ use shuttle::thread;
 
 use super::*;
 use crate::error::ErrorKind;
-use crate::model::Server;
+use crate::model::ModelServer;
 
 const KEY: &str = "key";
 const CHANNEL: &str = "channel";
@@ -89,8 +89,8 @@ fn wait(core: &Core, channel: &str, cancel: &CancelToken, attempt: impl Fn() -> 
 }
 
 /// `waiters` threads that each take and release the lock, with `trouble` beside them.
-fn play(waiters: u8, cancel: &CancelToken, trouble: impl FnOnce(&Server) + Send + 'static) {
-    let server = Server::start();
+fn play(waiters: u8, cancel: &CancelToken, trouble: impl FnOnce(&ModelServer) + Send + 'static) {
+    let server = ModelServer::start();
     let core = Core::model(&server);
     let subscriber = core.connect();
     assert!(server.take(KEY, b"another process"));
@@ -122,7 +122,7 @@ fn play(waiters: u8, cancel: &CancelToken, trouble: impl FnOnce(&Server) + Send 
 
 /// Threads that wait for something that happens once, each on the channel of its own given here.
 fn announce(channels: &'static [&'static str]) {
-    let server = Server::start();
+    let server = ModelServer::start();
     let core = Core::model(&server);
     let subscriber = core.connect();
     let happened = Arc::new(AtomicBool::new(false));
@@ -190,7 +190,7 @@ fn a_cancel_races_with_a_message() {
 #[test]
 fn a_cancel_ends_a_wait_that_nothing_else_ends() {
     explore(1_000, || {
-        let server = Server::start();
+        let server = ModelServer::start();
         let core = Core::model(&server);
         let subscriber = core.connect();
         let token = CancelToken::new();

@@ -12,7 +12,7 @@ use shuttle::thread;
 use crate::ask::Asked;
 use crate::error::LostReason;
 use crate::hold::{Hold, HoldState, Leaseholder, Tenancy, Terms};
-use crate::model::Server;
+use crate::model::ModelServer;
 use crate::runtime::Core;
 use crate::scripts::Mode;
 use crate::site::{GateOutcome, Leaving, LockNeed, Site};
@@ -89,7 +89,7 @@ fn a_wait_is_no_loss_and_each_loss_is_reported_once() {
     let losses = Arc::new(AtomicUsize::new(0));
     let seen = Arc::clone(&losses);
     explore(2_000, move || {
-        let server = Server::start();
+        let server = ModelServer::start();
         let core = Core::model(&server);
         let subscriber = core.connect();
         let site = Site::of(&core, "name");

@@ -14,7 +14,7 @@ use super::{Mode, ReadWriteLock};
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::hold::Leaseholder;
 use crate::lock::{Lock, LockGuard};
-use crate::model::Server;
+use crate::model::ModelServer;
 use crate::runtime::{Core, Session};
 use crate::waiting::Queued as _;
 
@@ -33,7 +33,7 @@ struct Process {
 }
 
 impl Process {
-    fn start(server: &Server) -> Self {
+    fn start(server: &ModelServer) -> Self {
         let core = Core::model(server);
         let subscriber = core.connect();
         let session = Session::model(core);
@@ -157,7 +157,7 @@ fn write(lock: &ReadWriteLock, guard: LockGuard, inside: &Inside, seen: &Seen) {
 
 /// Lets `threads` threads of each process use the lock.
 fn play(processes: usize, threads: usize, seen: &Arc<Seen>) {
-    let server = Server::start();
+    let server = ModelServer::start();
     let processes: Vec<_> = (0..processes).map(|_| Process::start(&server)).collect();
     let inside = Arc::new(Inside::default());
     let users: Vec<_> = processes
@@ -242,8 +242,8 @@ fn robbed(lock: &ReadWriteLock, take: Take) {
     }
 }
 
-fn rob(take: Take, trouble: fn(&Process, &Server)) {
-    let server = Server::start();
+fn rob(take: Take, trouble: fn(&Process, &ModelServer)) {
+    let server = ModelServer::start();
     let process = Process::start(&server);
     let users: Vec<_> = (0..3)
         .map(|_| {
@@ -282,7 +282,7 @@ fn a_guard_that_says_held_is_alone_though_the_lock_is_unlocked_by_force() {
 #[test]
 fn a_reader_granted_under_a_lost_hold_does_not_read_beside_the_next_writer() {
     explore(2_000, || {
-        let server = Server::start();
+        let server = ModelServer::start();
         let process = Process::start(&server);
         let inside = Arc::new(Inside::default());
         let writing = process.lock.write().lock().unwrap();
@@ -319,7 +319,7 @@ fn a_reader_granted_under_a_lost_hold_does_not_read_beside_the_next_writer() {
 #[test]
 fn an_owner_whose_hold_was_not_needed_is_not_used_again() {
     explore(1_000, || {
-        let server = Server::start();
+        let server = ModelServer::start();
         let (process, other) = (Process::start(&server), Process::start(&server));
         let reading = process.lock.read().lock().unwrap();
         clock::model::advance(PAST_JOINING);
@@ -349,7 +349,7 @@ fn an_owner_whose_hold_was_not_needed_is_not_used_again() {
     });
 }
 
-fn await_refusals(server: &Server, refusals: usize) {
+fn await_refusals(server: &ModelServer, refusals: usize) {
     while server.refusals() < refusals {
         thread::yield_now();
     }
@@ -359,7 +359,7 @@ fn await_refusals(server: &Server, refusals: usize) {
 #[test]
 fn a_thread_whose_read_hold_is_over_is_not_refused_as_a_reader() {
     explore(10, || {
-        let server = Server::start();
+        let server = ModelServer::start();
         let process = Process::start(&server);
         let reading = process.lock.read().lock().unwrap();
         clock::model::advance(PAST_A_LEASE);
@@ -373,7 +373,7 @@ fn a_thread_whose_read_hold_is_over_is_not_refused_as_a_reader() {
 #[test]
 fn a_shutdown_ends_every_wait() {
     explore(500, || {
-        let server = Server::start();
+        let server = ModelServer::start();
         let other = Process::start(&server);
         let held = other.lock.write().lock().unwrap();
         let process = Process::start(&server);

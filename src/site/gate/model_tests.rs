@@ -15,7 +15,7 @@ use super::{Admitted, Gate, GateOutcome, GateQueue, LeaveOutcome, LockNeed};
 use crate::ask::Asked;
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::hold::{Hold, QueueEntry, Tenancy, Terms};
-use crate::model::Server;
+use crate::model::ModelServer;
 use crate::observer::Kind;
 use crate::order::{GateWaiter, Vacated};
 use crate::runtime::Core;
@@ -267,7 +267,7 @@ impl Name {
             gate: Gate::new(Mode::Lock),
             odds,
             seen: Arc::clone(seen),
-            core: Core::model(&Server::start()),
+            core: Core::model(&ModelServer::start()),
             name: "name".into(),
             tickets: Mutex::new(0),
             server: Mutex::new(None),

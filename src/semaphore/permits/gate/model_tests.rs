@@ -11,7 +11,7 @@ use shuttle::thread;
 
 use super::*;
 use crate::error::{Error, ErrorKind};
-use crate::model::Server;
+use crate::model::ModelServer;
 use crate::observer::{Kind, Way};
 use crate::runtime::Core;
 use crate::waiting::{Claim, EnterOf, Lead, Queued, Synchronizer, Try, Wait, acquire};
@@ -140,7 +140,7 @@ impl Pool {
             gate: PermitGate::new(Duration::ZERO),
             odds,
             seen: Arc::clone(seen),
-            core: Core::model(&Server::start()),
+            core: Core::model(&ModelServer::start()),
             name: "name".into(),
             free: Mutex::new(PERMITS),
             listeners: Mutex::new(Vec::new()),
