@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use redis::{RedisError, Value};
-use redlatch_client::{Cause, Command, Endpoint, Failure, Lane, ReplicaAcks, Server};
+use redlatch_client::{Cause, Command, Endpoint, Failure, Lane, ReplicaAcks, ServerInfo};
 
 use crate::config::Config;
 use crate::error::{Error, ErrorKind};
@@ -149,7 +149,7 @@ fn unanswered(failure: Failure) -> Error {
 }
 
 /// Whether this library can work with the server, as far as the server's own words tell.
-fn look_at(server: &Server, allows_garnet: bool) -> Result<(), Error> {
+fn look_at(server: &ServerInfo, allows_garnet: bool) -> Result<(), Error> {
     if server.is_sentinel {
         return unusable(
             "this is a Sentinel and not the server itself: use a URL such as \
@@ -169,7 +169,7 @@ fn look_at(server: &Server, allows_garnet: bool) -> Result<(), Error> {
 }
 
 /// Whether the answer is the script's.
-fn understand(reply: &Value, server: &Server) -> Result<(), Error> {
+fn understand(reply: &Value, server: &ServerInfo) -> Result<(), Error> {
     match reply {
         Value::BulkString(word) if word == WORD => Ok(()),
         Value::Nil => {
@@ -232,7 +232,7 @@ mod tests {
     /// The texts are parts of what each program's documentation shows.
     #[test]
     fn an_error_at_connect_names_the_program_and_is_true_of_it() {
-        let garnet = Server::parse("# Server\r\ngarnet_version:1.0.84\r\nos:Linux\r\n");
+        let garnet = ServerInfo::parse("# Server\r\ngarnet_version:1.0.84\r\nos:Linux\r\n");
         let error = look_at(&garnet, false).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Config);
         assert!(error.to_string().contains("Garnet 1.0.84"), "{error}");
@@ -251,7 +251,7 @@ mod tests {
             ("redis_version:6.2.14\r\nredis_mode:standalone\r\n", "of version 6.2.14", true),
             ("", "old, or another program", false),
         ] {
-            let server = Server::parse(info);
+            let server = ServerInfo::parse(info);
             assert!(look_at(&server, false).is_ok());
             let error = understand(&Value::Nil, &server).unwrap_err().to_string();
             assert!(error.contains(says), "{error}");

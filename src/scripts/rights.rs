@@ -4,7 +4,7 @@
 use std::fmt::Write as _;
 use std::sync::LazyLock;
 
-use redlatch_client::Question;
+use redlatch_client::RightsQuestion;
 
 use super::Mode;
 use super::keys::{
@@ -271,10 +271,10 @@ static KINDS: [KindRights; 10] = [
     },
 ];
 
-static QUESTIONS: [LazyLock<Question>; 10] = {
+static QUESTIONS: [LazyLock<RightsQuestion>; 10] = {
     macro_rules! each {
         ($($at:literal),+) => {
-            [$(LazyLock::new(|| Question::new($at, KINDS[$at].question()))),+]
+            [$(LazyLock::new(|| RightsQuestion::new($at, KINDS[$at].question()))),+]
         };
     }
     each!(0, 1, 2, 3, 4, 5, 6, 7, 8, 9)
@@ -287,7 +287,7 @@ impl Rights {
 
     /// The question that a request of this kind asks before it acts: `None` if it is of no
     /// synchronizer.
-    pub(super) fn question(self) -> Option<&'static Question> {
+    pub(super) fn question(self) -> Option<&'static RightsQuestion> {
         self.kind().map(|kind| &*QUESTIONS[kind])
     }
 
@@ -353,7 +353,7 @@ impl KindRights {
         text
     }
 
-    /// The Lua code of its [`Question`].
+    /// The Lua code of its [`RightsQuestion`].
     fn question(&self) -> String {
         // Quoted as Lua and Rust both read it: no name of ours has a quotation mark.
         let quoted = |text: &str| format!("'{text}'");

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redis::Value;
-use redlatch_client::pubsub::{Question, Tracked};
+use redlatch_client::pubsub::{HoldQuestion, Tracked};
 use redlatch_client::sync::clock;
 
 use super::site::Site;
@@ -111,7 +111,7 @@ impl Site {
 }
 
 impl Tracked for Site {
-    fn question(self: Arc<Self>) -> Option<Question> {
+    fn question(self: Arc<Self>) -> Option<HoldQuestion> {
         let owner = self.tracked_owner()?;
         let command = scripts::lock::is_held_by_command(&self.name, &owner);
         let answered = Box::new(move |reply: &Value| {
@@ -122,6 +122,6 @@ impl Tracked for Site {
                 core.watchdog.renew_now(self.renew_now());
             }
         });
-        Some(Question { command, answered })
+        Some(HoldQuestion { command, answered })
     }
 }

@@ -27,9 +27,9 @@ pub use connection::LaneRest;
 pub use connection::TlsSettings;
 pub use connection::{
     Cause, Cluster, Command, ConnectError, CredentialSource, Credentials, Dialer, Endpoint,
-    Failure, Lane, Limit, Limited, Link, NO_CERTIFICATE, NO_MASTER, NO_SERVICE, News, Node,
-    Outcome, Pieces, Posted, Provider, Question, REFUSED_CERTIFICATE, ReplicaAcks, Replies,
-    ReplyReceiver, Route, Script, Server, ServerEvent, Servers, Settings, Transport, Way,
-    connection_name, decimal, error_reply, host_name, is_redirect, is_transient, reply_code,
-    slot_of, unfollowed, was_cut, was_cut_while_answering, write_decimal,
+    Failure, IoDirection, Lane, Limit, Limited, Link, NO_CERTIFICATE, NO_MASTER, NO_SERVICE, News,
+    Node, Outcome, Pieces, Posted, Provider, REFUSED_CERTIFICATE, ReplicaAcks, Replies,
+    ReplyReceiver, RightsQuestion, Route, Script, ServerEvent, ServerInfo, Servers, Settings,
+    Transport, connection_name, decimal, error_reply, host_name, is_redirect, is_transient,
+    reply_code, slot_of, unfollowed, was_cut, was_cut_while_answering, write_decimal,
 };

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use redlatch_client::sync::{Condvar, Mutex, clock};
-use redlatch_client::{Dialer, Transport, Way};
+use redlatch_client::{Dialer, IoDirection, Transport};
 
 use crate::machine::{Faults, Keys, Redis};
 use crate::peers::{Peer, Peers};
@@ -256,25 +256,25 @@ impl<K: Keys> Transport for Connection<K> {
         }
     }
 
-    fn set_timeout(&self, way: Way, timeout: Duration) -> io::Result<()> {
-        if let Way::Read = way {
+    fn set_timeout(&self, way: IoDirection, timeout: Duration) -> io::Result<()> {
+        if let IoDirection::Read = way {
             self.read_timeout.store(clock::nanos(timeout), Ordering::Relaxed);
         }
         Ok(())
     }
 
     /// As on a network, a reply may take its time, and so may room to write.
-    fn is_ready(&self, way: Way, within: Duration) -> io::Result<bool> {
+    fn is_ready(&self, way: IoDirection, within: Duration) -> io::Result<bool> {
         let may_be_late = match way {
-            Way::Read => true,
-            Way::Write => self.server.has_little_room.load(Ordering::SeqCst),
+            IoDirection::Read => true,
+            IoDirection::Write => self.server.has_little_room.load(Ordering::SeqCst),
         };
         if may_be_late && (self.server.chance)(1) == 0 {
             return Ok(false);
         }
         match way {
-            Way::Read => Ok(self.with_peer(within, |_| ()).is_some()),
-            Way::Write => Ok(true),
+            IoDirection::Read => Ok(self.with_peer(within, |_| ()).is_some()),
+            IoDirection::Write => Ok(true),
         }
     }
 

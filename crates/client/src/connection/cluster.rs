@@ -19,7 +19,7 @@ use super::ConnectError;
 use super::Settings;
 use super::host_port::HostPort;
 use super::reply::{Redirect, redirect_of};
-use super::url::{Kind, Url};
+use super::url::{Topology, Url};
 use super::{Cause, Channels, Endpoint, Lane, Node, SLOTS};
 use crate::sync::{Condvar, Mutex};
 
@@ -77,7 +77,7 @@ impl Cluster {
     /// Finds the servers. `None`: the URL is of another kind.
     pub fn connect(url: &str, config: &Settings) -> Result<Option<Arc<Self>>, ConnectError> {
         let url = Url::parse(url).map_err(ConnectError::unusable)?;
-        if !matches!(url.kind, Kind::Cluster) {
+        if !matches!(url.kind, Topology::Cluster) {
             return Ok(None);
         }
         Ok(Some(Arc::new(Self::open(&url, config)?)))

@@ -74,13 +74,13 @@ impl Replies {
 /// script of its first such request. Then the reply is `{all, reply}`, and `all` says whether the
 /// user may use all names. A user that may not is asked once for each name.
 #[derive(Debug)]
-pub struct Question {
+pub struct RightsQuestion {
     /// The number of the question, its own, below 64.
     number: u8,
     code: String,
 }
 
-impl Question {
+impl RightsQuestion {
     /// `code` is the body of a Lua function that gets a random name and the script, a function. It
     /// returns a refusal, or the script's error, or `{all, reply}`.
     pub fn new(number: u8, code: String) -> Self {
@@ -182,7 +182,7 @@ pub struct Command {
     asks: bool,
     /// See [`answered_first`](Self::answered_first).
     is_answered_first: bool,
-    question: Option<&'static Question>,
+    question: Option<&'static RightsQuestion>,
     logs_in: bool,
 }
 
@@ -271,11 +271,11 @@ impl Command {
     }
 
     /// Makes the script act only if its user has the rights for which this asks.
-    pub fn needs(self, question: &'static Question) -> Self {
+    pub fn needs(self, question: &'static RightsQuestion) -> Self {
         Self { question: Some(question), ..self }
     }
 
-    pub(crate) fn question(&self) -> Option<&'static Question> {
+    pub(crate) fn question(&self) -> Option<&'static RightsQuestion> {
         self.question
     }
 

@@ -14,16 +14,16 @@ use super::limit::{deadline_in, later};
 use super::login::Login;
 use super::name::Name;
 use super::sentinel::Sentinels;
-use super::server::{Run, Runs, Server};
+use super::server::{Run, Runs, ServerInfo};
 use super::stream::Network;
-use super::url::{Kind, Url};
+use super::url::{Topology, Url};
 use super::{Channels, Connection, Health};
 use super::{Credentials, Settings};
 
 /// A server's address with everything that opening a connection needs.
 #[derive(Clone)]
 pub struct Endpoint {
-    target: Target,
+    target: Locator,
     login: Login,
     /// Counts the servers of a cluster.
     number: usize,
@@ -40,7 +40,7 @@ pub struct Endpoint {
 
 /// How a server is found.
 #[derive(Clone)]
-enum Target {
+enum Locator {
     At {
         address: ConnectionAddr,
         network: Network,
@@ -65,7 +65,7 @@ impl Endpoint {
     /// The server, or the service of Sentinels, of this URL. Opens no connection.
     pub fn of(url: &str, config: &Settings) -> Result<Self, ConnectError> {
         let Url { kind, hosts, settings } = Url::parse(url).map_err(ConnectError::unusable)?;
-        let Kind::Sentinels { service, settings: of_sentinels } = kind else {
+        let Topology::Sentinels { service, settings: of_sentinels } = kind else {
             return Ok(Self::of_server(&hosts[0], &settings, config)?.following_its_name());
         };
         let health = Arc::new(Health::new(&format!("{service:?} (by its Sentinels)")));
@@ -73,14 +73,14 @@ impl Endpoint {
         let login = Login::of_servers(settings, config);
         let sentinels =
             Sentinels::new(service, &hosts, &of_sentinels, login.clone(), config, &health)?;
-        Ok(Self::at(Target::Named(Arc::new(sentinels)), login, config, health))
+        Ok(Self::at(Locator::Named(Arc::new(sentinels)), login, config, health))
     }
 
     /// The same endpoint, but if its name leads to another server, the connections go there.
     fn following_its_name(mut self) -> Self {
         let HostPort { host, port } = self.host_port();
         let is_name = !host.is_empty() && host.parse::<IpAddr>().is_err();
-        if let Target::At { name, .. } = &mut self.target
+        if let Locator::At { name, .. } = &mut self.target
             && is_name
         {
             *name = Some(Arc::new(Name::new(&host, port)));
@@ -95,7 +95,7 @@ impl Endpoint {
     ) -> Result<Self, ConnectError> {
         let health = Arc::new(Health::new(&HostPort::text_of(address)));
         let network = Network::new(address, config)?;
-        let target = Target::At { address: address.clone(), network, name: None };
+        let target = Locator::At { address: address.clone(), network, name: None };
         let settings = Credentials::instead(&config.credentials, settings);
         Ok(Self::at(target, Login::of_servers(settings, config), config, health))
     }
@@ -114,13 +114,13 @@ impl Endpoint {
         let (runs, health) = (Arc::default(), Arc::new(Health::new(&host_port.to_string())));
         let mut same = Self { number, runs, health, opened: Arc::default(), ..self.clone() };
         // A cluster has no Sentinels.
-        if let Target::At { address, .. } = &mut same.target {
+        if let Locator::At { address, .. } = &mut same.target {
             *address = host_port.instead_of(address);
         }
         same
     }
 
-    fn at(target: Target, login: Login, config: &Settings, health: Arc<Health>) -> Self {
+    fn at(target: Locator, login: Login, config: &Settings, health: Arc<Health>) -> Self {
         Self {
             target,
             login,
@@ -147,7 +147,7 @@ impl Endpoint {
 
     /// Whether the server is in this process. It has no users.
     pub(super) fn is_in_memory(&self) -> bool {
-        matches!(&self.target, Target::At { network, .. } if network.is_in_memory())
+        matches!(&self.target, Locator::At { network, .. } if network.is_in_memory())
     }
 
     /// How clients publish on channels there.
@@ -157,8 +157,8 @@ impl Endpoint {
 
     pub(super) fn host_port(&self) -> HostPort {
         match &self.target {
-            Target::At { address, .. } => HostPort::of(address),
-            Target::Named(_) => HostPort { host: String::new(), port: 0 },
+            Locator::At { address, .. } => HostPort::of(address),
+            Locator::Named(_) => HostPort { host: String::new(), port: 0 },
         }
     }
 
@@ -184,7 +184,7 @@ impl Endpoint {
         let deadline = later(now, within.min(self.connect_timeout));
         let (login, timeout) = (&self.login, self.response_timeout);
         let opened = match &self.target {
-            Target::At { address, network, name } => {
+            Locator::At { address, network, name } => {
                 let opened =
                     Connection::open(address, network, login, timeout, deadline, false, &|_| {});
                 opened.and_then(|(mut connection, server)| match name {
@@ -194,7 +194,7 @@ impl Endpoint {
                     _ => Ok((connection, server)),
                 })
             }
-            Target::Named(sentinels) => sentinels.open(timeout, deadline),
+            Locator::Named(sentinels) => sentinels.open(timeout, deadline),
         };
         let (connection, server) = opened.inspect_err(|error| {
             if super::reply::is_refusal(error) {
@@ -253,7 +253,7 @@ impl Endpoint {
     /// From here on `tell` is called when another server is the master: it must not block.
     pub fn on_moved(&self, tell: impl Fn() + Send + Sync + 'static) {
         match &self.target {
-            Target::At { name, .. } => {
+            Locator::At { name, .. } => {
                 let health = Arc::clone(&self.health);
                 let told = move || {
                     health.renamed();
@@ -261,7 +261,7 @@ impl Endpoint {
                 };
                 name.as_ref().inspect(|name| name.on_moved(told));
             }
-            Target::Named(sentinels) => sentinels.on_moved(tell),
+            Locator::Named(sentinels) => sentinels.on_moved(tell),
         }
     }
 
@@ -269,7 +269,7 @@ impl Endpoint {
     /// are neither Sentinels nor a name.
     pub fn follower(&self) -> Option<Box<dyn FnOnce() + Send>> {
         match &self.target {
-            Target::At { address, network, name } => {
+            Locator::At { address, network, name } => {
                 let name = Arc::clone(name.as_ref()?);
                 let (address, network, login) =
                     (address.clone(), network.clone(), self.login.clone());
@@ -293,7 +293,7 @@ impl Endpoint {
                 };
                 Some(Box::new(move || name.follow(connect)))
             }
-            Target::Named(sentinels) => {
+            Locator::Named(sentinels) => {
                 let sentinels = Arc::clone(sentinels);
                 Some(Box::new(move || sentinels.follow()))
             }
@@ -303,14 +303,14 @@ impl Endpoint {
     /// The client ends: no thread looks for a master any more.
     pub fn end(&self) {
         match &self.target {
-            Target::At { name, .. } => drop(name.as_ref().inspect(|name| name.end())),
-            Target::Named(sentinels) => sentinels.end(),
+            Locator::At { name, .. } => drop(name.as_ref().inspect(|name| name.end())),
+            Locator::Named(sentinels) => sentinels.end(),
         }
     }
 
     /// Whether another server may take this one's place.
     pub(super) fn has_sentinels(&self) -> bool {
-        !matches!(self.target, Target::At { .. })
+        !matches!(self.target, Locator::At { .. })
     }
 
     /// The number of the server's run that was met last. No two servers of a client have the same.
@@ -324,7 +324,7 @@ impl Endpoint {
     }
 
     /// The server's last word on itself.
-    pub fn server(&self) -> Option<Server> {
+    pub fn server(&self) -> Option<ServerInfo> {
         self.runs.last()
     }
 
@@ -348,8 +348,8 @@ impl Endpoint {
     /// The service's name if Sentinels name the server, otherwise its address.
     pub fn lasting_address(&self) -> String {
         match &self.target {
-            Target::At { .. } => self.address(),
-            Target::Named(sentinels) => sentinels.service().to_owned(),
+            Locator::At { .. } => self.address(),
+            Locator::Named(sentinels) => sentinels.service().to_owned(),
         }
     }
 }

@@ -15,7 +15,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::link::{Link, Parts, ReplyReceiver};
+use super::link::{Link, Outgoing, ReplyReceiver};
 use super::outcome::{Cause, Failure};
 use super::{Command, Endpoint, Limit};
 use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -83,7 +83,7 @@ impl Pending {
         matches!(self, Self::Call(_, call) if call.waker.will_wake(waker))
     }
 
-    fn into_parts(self) -> Parts {
+    fn into_parts(self) -> Outgoing {
         match self {
             Self::Call(command, call) => (command, call, true),
             Self::Post(command, receiver) => (command, receiver, false),

@@ -19,7 +19,7 @@ use crate::sync::{Mutex, Waker, clock};
 
 mod rights;
 
-use self::rights::{Asked, Rights};
+use self::rights::{KnownRights, SentQuestion};
 
 /// The silence, in nanoseconds, after which a connection is tested before it gets a command. A
 /// firewall on the way may have forgotten the connection, and then the command's outcome would not
@@ -49,7 +49,7 @@ pub trait ReplyReceiver: Send + Sync {
 }
 
 /// A command, the receiver of its reply, and whether a thread sleeps until the reply.
-pub(super) type Parts = (Command, Arc<dyn ReplyReceiver>, bool);
+pub(super) type Outgoing = (Command, Arc<dyn ReplyReceiver>, bool);
 
 impl<F: Fn(Outcome) + Send + Sync> ReplyReceiver for F {
     fn receive(&self, outcome: Outcome) {
@@ -92,7 +92,7 @@ pub struct Link {
     is_wrong: bool,
     /// The scripts that this link has sent as text. The server knows them.
     known: Vec<usize>,
-    rights: Rights,
+    rights: KnownRights,
 }
 
 impl fmt::Debug for Link {
@@ -121,7 +121,7 @@ struct Owed {
     /// The position of the command's first byte in the stream of the connection's bytes. The
     /// command ends where the next one begins.
     begins_at: u64,
-    asked: Option<Asked>,
+    asked: Option<SentQuestion>,
 }
 
 impl Link {
@@ -156,7 +156,7 @@ impl Link {
             opened_in: begun.elapsed(),
             is_wrong: false,
             known: Vec::new(),
-            rights: Rights::new(endpoint.is_in_memory()),
+            rights: KnownRights::new(endpoint.is_in_memory()),
         })
     }
 
@@ -290,7 +290,7 @@ impl Link {
     /// Writes commands in one packet and notes that their replies are owed. If replicas must
     /// acknowledge any of the commands, a WAIT follows at the end. After an `Err` the link is
     /// useless, and each command's receiver has got the failure.
-    pub fn send(&mut self, batch: impl IntoIterator<Item = Parts>) -> Result<(), Failure> {
+    pub fn send(&mut self, batch: impl IntoIterator<Item = Outgoing>) -> Result<(), Failure> {
         let bytes = self.owe(batch);
         self.check_run()?;
         self.write(&bytes)
@@ -300,7 +300,7 @@ impl Link {
     /// with the link writes the rest.
     pub(super) fn send_limited(
         &mut self,
-        batch: impl IntoIterator<Item = Parts>,
+        batch: impl IntoIterator<Item = Outgoing>,
         limit: &Limit,
     ) -> Result<(), Failure> {
         let bytes = self.owe(batch);
@@ -314,7 +314,7 @@ impl Link {
     /// stay in the link, before all that is written later.
     pub(super) fn send_now(
         &mut self,
-        batch: impl IntoIterator<Item = Parts>,
+        batch: impl IntoIterator<Item = Outgoing>,
     ) -> Result<(), Failure> {
         let bytes = self.owe(batch);
         self.check_run()?;
@@ -397,7 +397,7 @@ impl Link {
     }
 
     /// Notes that the replies to these commands are owed. Returns the bytes to write.
-    fn owe(&mut self, batch: impl IntoIterator<Item = Parts>) -> Vec<u8> {
+    fn owe(&mut self, batch: impl IntoIterator<Item = Outgoing>) -> Vec<u8> {
         self.begins_to_owe(Instant::now());
         let mut bytes = Vec::new();
         let mut acks = None;
@@ -438,7 +438,7 @@ impl Link {
         receiver: Option<Arc<dyn ReplyReceiver>>,
         awaited: bool,
         begins_at: u64,
-        asked: Option<Asked>,
+        asked: Option<SentQuestion>,
     ) {
         let retried = receiver.is_none();
         let trusted_at = self.trusted_at;

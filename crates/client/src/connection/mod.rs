@@ -31,7 +31,7 @@ mod url;
 
 pub use cluster::{Cluster, unfollowed};
 pub(crate) use command::Channels;
-pub use command::{Command, Pieces, Question, Replies, Script};
+pub use command::{Command, Pieces, Replies, RightsQuestion, Script};
 pub use connect_error::ConnectError;
 pub use credentials::Credentials;
 pub use credentials::{CredentialSource, Provider};
@@ -51,13 +51,13 @@ pub use reply::{
     NO_CERTIFICATE, NO_MASTER, NO_SERVICE, REFUSED_CERTIFICATE, error_reply, is_redirect,
     is_transient, reply_code,
 };
-pub use server::Server;
+pub use server::ServerInfo;
 pub use servers::{Route, Servers};
 #[cfg(feature = "tls")]
 pub use settings::TlsSettings;
 pub use settings::{ReplicaAcks, Settings};
 pub(crate) use slot::SLOTS;
 pub use slot::slot_of;
-pub use transport::{Dialer, Transport, Way};
+pub use transport::{Dialer, IoDirection, Transport};
 
 pub(crate) use {socket::Closer, stream::Connection};

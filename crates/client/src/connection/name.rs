@@ -19,7 +19,7 @@ use std::net::SocketAddr;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use super::server::Server;
+use super::server::ServerInfo;
 use super::socket::{Closer, look_up};
 use crate::sync::{Condvar, Mutex};
 
@@ -46,7 +46,7 @@ struct NameState {
 /// A connection.
 struct Open {
     address: SocketAddr,
-    server: Server,
+    server: ServerInfo,
     closer: Closer,
 }
 
@@ -74,7 +74,7 @@ impl Name {
 
     /// A connection was opened, to this run of a server. `false`: the name has left its address,
     /// and it must not be used.
-    pub(super) fn watch(&self, closer: Closer, server: &Server) -> bool {
+    pub(super) fn watch(&self, closer: Closer, server: &ServerInfo) -> bool {
         let Some(address) = closer.peer() else { return true };
         let mut state = self.state.lock();
         if contain(&state.left, &address) {
@@ -87,7 +87,7 @@ impl Name {
 
     /// The thread's whole life: until [`end`](Self::end). `connect` opens a connection by the name,
     /// and returns its address and its server.
-    pub(super) fn follow(&self, connect: impl Fn() -> Option<(SocketAddr, Server)>) {
+    pub(super) fn follow(&self, connect: impl Fn() -> Option<(SocketAddr, ServerInfo)>) {
         while self.rest() {
             // A name server that does not answer says nothing of where the name leads.
             let Ok(answer) = look_up(&self.host, self.port) else { continue };
@@ -133,7 +133,7 @@ impl Name {
 
     /// This server was met where the name leads: closes all connections that lead elsewhere, and
     /// not to this very run of it.
-    fn leads_to(&self, answer: &[SocketAddr], address: SocketAddr, server: &Server) {
+    fn leads_to(&self, answer: &[SocketAddr], address: SocketAddr, server: &ServerInfo) {
         let mut state = self.state.lock();
         let stays = |open: &Open| {
             contain(answer, &open.address) || open.address == address

@@ -25,7 +25,7 @@ use super::ConnectError;
 use super::host_port::HostPort;
 use super::login::Login;
 use super::reply::{NO_MASTER, NO_SERVICE, is_refusal};
-use super::server::Server;
+use super::server::ServerInfo;
 use super::stream::Network;
 use super::{Closer, Connection, Health};
 use super::{Credentials, Settings};
@@ -198,7 +198,7 @@ impl Sentinels {
         &self,
         response_timeout: Duration,
         deadline: Instant,
-    ) -> RedisResult<(Connection, Server)> {
+    ) -> RedisResult<(Connection, ServerInfo)> {
         // Why the master that a Sentinel named could not be used. The last look has so little time
         // left that the Sentinels may not answer: the cause is the master all the same.
         let mut failed = None;

@@ -17,7 +17,7 @@ const LOOK_ALIKES: [(&str, &str); 3] = [
 
 /// The answer to `INFO server`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Server {
+pub struct ServerInfo {
     /// A random text, new for each run of a server. `None`: the user has no right to ask.
     run_id: Option<String>,
     /// Whether it is a Sentinel, which has no data.
@@ -30,7 +30,7 @@ pub struct Server {
     pub(super) is_master: Option<bool>,
 }
 
-impl Server {
+impl ServerInfo {
     /// Reads the answer to `INFO server`.
     pub(super) fn of(reply: Value) -> RedisResult<Self> {
         match reply {
@@ -102,7 +102,7 @@ impl Server {
 /// loss, and asks for its holds once more.
 #[derive(Default)]
 pub(super) struct Runs {
-    last: Mutex<Option<Server>>,
+    last: Mutex<Option<ServerInfo>>,
     /// Counts them.
     incarnation: AtomicU64,
     /// The code that is told of each run but the first.
@@ -113,7 +113,7 @@ impl Runs {
     /// A connection was opened to this server. `asked`: the code that is told opened it. If the
     /// server does not say which run it is, that code's next connection would be news again, and so
     /// on for ever. Returns the run's number, if the server says which run it is.
-    pub(super) fn met(&self, server: Server, asked: bool) -> Option<u64> {
+    pub(super) fn met(&self, server: ServerInfo, asked: bool) -> Option<u64> {
         let mut last = self.last.lock();
         let says_its_run = server.says_its_run();
         let is_vain = asked && !says_its_run;
@@ -137,7 +137,7 @@ impl Runs {
         number
     }
 
-    pub(super) fn last(&self) -> Option<Server> {
+    pub(super) fn last(&self) -> Option<ServerInfo> {
         self.last.lock().clone()
     }
 
@@ -161,7 +161,7 @@ pub(super) struct Run {
 
 impl Run {
     /// As [`Runs::met`].
-    pub(super) fn met(runs: &Arc<Runs>, server: Server, asked: bool) -> Self {
+    pub(super) fn met(runs: &Arc<Runs>, server: ServerInfo, asked: bool) -> Self {
         Self { number: runs.met(server, asked), runs: Arc::clone(runs) }
     }
 
@@ -180,19 +180,21 @@ mod tests {
     const INFO: &str = "# Server\r\nredis_version:7.0.15\r\nredis_mode:standalone\r\n\
                         run_id:0a1b\r\ntcp_port:6379\r\n";
 
-    fn server(run_id: Option<&str>) -> Server {
-        Server { run_id: run_id.map(str::to_owned), ..Server::default() }
+    fn server(run_id: Option<&str>) -> ServerInfo {
+        ServerInfo { run_id: run_id.map(str::to_owned), ..ServerInfo::default() }
     }
 
     #[test]
     fn the_answer_of_info_is_read() {
-        let redis = Server::of(Value::BulkString(INFO.into())).unwrap();
+        let redis = ServerInfo::of(Value::BulkString(INFO.into())).unwrap();
         assert_eq!(redis.run_id.as_deref(), Some("0a1b"));
         assert!(!redis.is_sentinel);
-        assert!(Server::parse("redis_mode:sentinel\r\n").is_sentinel);
-        assert!(Server::parse("redis_version:7.2.4\r\nserver_mode:sentinel\r\n").is_sentinel);
-        assert!(!Server::parse("redis_version:7.2.4\r\nserver_mode:standalone\r\n").is_sentinel);
-        assert!(Server::of(Value::Okay).is_err());
+        assert!(ServerInfo::parse("redis_mode:sentinel\r\n").is_sentinel);
+        assert!(ServerInfo::parse("redis_version:7.2.4\r\nserver_mode:sentinel\r\n").is_sentinel);
+        assert!(
+            !ServerInfo::parse("redis_version:7.2.4\r\nserver_mode:standalone\r\n").is_sentinel
+        );
+        assert!(ServerInfo::of(Value::Okay).is_err());
         assert_eq!((redis.look_alike, redis.version.as_deref()), (None, Some("7.0.15")));
     }
 

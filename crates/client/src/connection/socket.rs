@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use socket2::{SockRef, TcpKeepalive};
 
 use super::limit::later;
-use super::transport::{Transport, Way};
+use super::transport::{IoDirection, Transport};
 use crate::sync::Spin;
 
 /// The system probes a connection that was silent for so long. A firewall forgets connections that
@@ -152,8 +152,9 @@ impl Socket {
         let BusyPoll { longest, spin, is_due } = &mut self.busy_poll;
         if std::mem::take(is_due) && spin.has_paid() && !POLLS.swap(true, Ordering::Relaxed) {
             // An error is the next read's.
-            let arrived =
-                || !matches!(self.open.stream.is_ready(Way::Read, Duration::ZERO), Ok(false));
+            let arrived = || {
+                !matches!(self.open.stream.is_ready(IoDirection::Read, Duration::ZERO), Ok(false))
+            };
             spin.spin_for(*longest, arrived);
             POLLS.store(false, Ordering::Relaxed);
         }
@@ -184,7 +185,7 @@ impl Socket {
     }
 
     /// Sleeps until the socket can be read, or written to.
-    fn await_turn(&self, way: Way) -> io::Result<()> {
+    fn await_turn(&self, way: IoDirection) -> io::Result<()> {
         loop {
             let left = self.deadline.saturating_duration_since(Instant::now());
             match self.open.stream.is_ready(way, left) {
@@ -215,10 +216,10 @@ impl Socket {
 
     /// Sees to it that the next read or write ends at the deadline, or up to [`LATE`] after it.
     /// `anew`: the last one ended too early.
-    fn arm(&mut self, way: Way, anew: bool) -> io::Result<()> {
+    fn arm(&mut self, way: IoDirection, anew: bool) -> io::Result<()> {
         let left = match self.left.take().map_or_else(|| time_left(self.deadline), Ok) {
             // A process that was stopped in its read finds the reply here, if there is one.
-            Err(_) if matches!(way, Way::Read) && self.looks < LOOKS => {
+            Err(_) if matches!(way, IoDirection::Read) && self.looks < LOOKS => {
                 self.looks += 1;
                 Duration::from_micros(1)
             }
@@ -227,7 +228,7 @@ impl Socket {
         self.set_timeout(way, left, anew)
     }
 
-    fn set_timeout(&mut self, way: Way, left: Duration, anew: bool) -> io::Result<()> {
+    fn set_timeout(&mut self, way: IoDirection, left: Duration, anew: bool) -> io::Result<()> {
         let armed = &mut self.armed[way as usize];
         if anew || *armed > left.saturating_add(LATE) {
             self.open.stream.set_timeout(way, left)?;
@@ -239,16 +240,16 @@ impl Socket {
     /// Repeats `attempt` until it is done or the deadline has passed.
     fn until_deadline(
         &mut self,
-        way: Way,
+        way: IoDirection,
         mut attempt: impl FnMut(&dyn Transport) -> io::Result<usize>,
     ) -> io::Result<usize> {
         let mut anew = false;
         loop {
             match (self.in_part, way) {
                 (false, _) => self.arm(way, anew)?,
-                (true, Way::Read) => self.await_turn(way)?,
+                (true, IoDirection::Read) => self.await_turn(way)?,
                 // There is room, but perhaps not for all bytes.
-                (true, Way::Write) => {
+                (true, IoDirection::Write) => {
                     self.await_turn(way)?;
                     let left = self.deadline.saturating_duration_since(Instant::now());
                     self.set_timeout(way, left.max(LEAST), anew)?;
@@ -328,14 +329,14 @@ fn late() -> io::Error {
 impl Read for Socket {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         self.poll();
-        self.until_deadline(Way::Read, |stream| stream.read(buffer))
+        self.until_deadline(IoDirection::Read, |stream| stream.read(buffer))
     }
 }
 
 impl Write for Socket {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if !self.now {
-            return self.until_deadline(Way::Write, |stream| stream.write(bytes));
+            return self.until_deadline(IoDirection::Write, |stream| stream.write(bytes));
         }
         loop {
             match self.open.stream.write_now(bytes) {
@@ -457,10 +458,10 @@ mod tests {
         fn write_now(&self, bytes: &[u8]) -> io::Result<usize> {
             self.write(bytes)
         }
-        fn set_timeout(&self, _: Way, _: Duration) -> io::Result<()> {
+        fn set_timeout(&self, _: IoDirection, _: Duration) -> io::Result<()> {
             Ok(())
         }
-        fn is_ready(&self, _: Way, within: Duration) -> io::Result<bool> {
+        fn is_ready(&self, _: IoDirection, within: Duration) -> io::Result<bool> {
             assert!(within.is_zero(), "a poll does not sleep");
             (self.on_look)();
             Ok(self.looks.fetch_add(1, Ordering::SeqCst) + 1 >= self.at)

@@ -12,7 +12,7 @@ use super::limit::deadline_in;
 use super::login::Login;
 use super::reply::{is_refusal, turns_away};
 use super::resp::ReplyReader;
-use super::server::Server;
+use super::server::ServerInfo;
 use super::socket::{Closer, Socket};
 use super::tls::Tls;
 #[cfg(feature = "tls")]
@@ -50,8 +50,8 @@ impl Connection {
         deadline: Instant,
         with_role: bool,
         begun: &dyn Fn(Closer),
-    ) -> RedisResult<(Self, Server)> {
-        let open = || -> RedisResult<(Self, Server)> {
+    ) -> RedisResult<(Self, ServerInfo)> {
+        let open = || -> RedisResult<(Self, ServerInfo)> {
             let settings = login.settings(deadline)?;
             let mut connection = Self {
                 stream: network.connect(address, deadline)?,
@@ -81,7 +81,7 @@ impl Connection {
         name: &str,
         deadline: Instant,
         with_role: bool,
-    ) -> RedisResult<Server> {
+    ) -> RedisResult<ServerInfo> {
         let steps = introduction(settings);
         let mut bytes: Vec<u8> =
             steps.iter().flat_map(|(_, command)| command.bytes()).copied().collect();
@@ -108,7 +108,7 @@ impl Connection {
         }
         let info = self.receive_until(deadline);
         sent?;
-        let server = Server::of(info?)?;
+        let server = ServerInfo::of(info?)?;
         let server =
             if with_role { server.in_role(&self.receive_until(deadline)?) } else { server };
         // Some servers and some users allow no name.
@@ -381,30 +381,30 @@ fn hung_up(error: RedisError, address: &ConnectionAddr) -> RedisError {
 
 /// A client's commands before its first question.
 #[derive(Clone, Copy)]
-enum Greeting {
+enum GreetingStep {
     Hello,
     Password,
     Database,
 }
 
-fn introduction(settings: &RedisConnectionInfo) -> Vec<(Greeting, Command)> {
+fn introduction(settings: &RedisConnectionInfo) -> Vec<(GreetingStep, Command)> {
     let mut steps = Vec::new();
     let (username, password) = (settings.username(), settings.password());
     if settings.protocol() == ProtocolVersion::RESP2 {
         if let Some(password) = password {
             let credentials = Credentials::new(username.unwrap_or_default(), password);
-            steps.push((Greeting::Password, Command::auth(&credentials)));
+            steps.push((GreetingStep::Password, Command::auth(&credentials)));
         }
     } else {
         let mut parts: Vec<&[u8]> = vec![b"HELLO", b"3"];
         if let Some(password) = password {
             parts.extend([b"AUTH", username.unwrap_or("default").as_bytes(), password.as_bytes()]);
         }
-        steps.push((Greeting::Hello, Command::plain(&parts)));
+        steps.push((GreetingStep::Hello, Command::plain(&parts)));
     }
     if settings.db() != 0 {
         let database = settings.db().to_string();
-        steps.push((Greeting::Database, Command::plain(&[b"SELECT", database.as_bytes()])));
+        steps.push((GreetingStep::Database, Command::plain(&[b"SELECT", database.as_bytes()])));
     }
     steps
 }
@@ -424,7 +424,7 @@ fn names(name: &str) -> Vec<Command> {
     ]
 }
 
-impl Greeting {
+impl GreetingStep {
     /// The error for a server's refusal of the command.
     fn refused(self, error: RedisError, password: Option<&str>) -> RedisError {
         // The server says this to the first command, of any kind.

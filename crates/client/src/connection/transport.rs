@@ -31,10 +31,10 @@ pub trait Transport: Send + Sync {
     fn write_now(&self, bytes: &[u8]) -> io::Result<usize>;
 
     /// Sets the timeout of reads or writes from here on. It is not zero.
-    fn set_timeout(&self, way: Way, timeout: Duration) -> io::Result<()>;
+    fn set_timeout(&self, way: IoDirection, timeout: Duration) -> io::Result<()>;
 
     /// Sleeps until a read or write would not have to wait. `false`: the time was over first.
-    fn is_ready(&self, way: Way, within: Duration) -> io::Result<bool>;
+    fn is_ready(&self, way: IoDirection, within: Duration) -> io::Result<bool>;
 
     /// Ends the stream. A thread that sleeps in a read or write of it wakes.
     fn shut_down(&self) -> io::Result<()>;
@@ -45,7 +45,7 @@ pub trait Transport: Send + Sync {
 
 /// Towards this process, or away from it.
 #[derive(Clone, Copy, Debug)]
-pub enum Way {
+pub enum IoDirection {
     /// For a read.
     Read,
     /// For a write.
@@ -66,17 +66,17 @@ impl Transport for TcpStream {
         Ok(send(self, bytes, NOW)?)
     }
 
-    fn set_timeout(&self, way: Way, timeout: Duration) -> io::Result<()> {
+    fn set_timeout(&self, way: IoDirection, timeout: Duration) -> io::Result<()> {
         match way {
-            Way::Read => self.set_read_timeout(Some(timeout)),
-            Way::Write => self.set_write_timeout(Some(timeout)),
+            IoDirection::Read => self.set_read_timeout(Some(timeout)),
+            IoDirection::Write => self.set_write_timeout(Some(timeout)),
         }
     }
 
-    fn is_ready(&self, way: Way, within: Duration) -> io::Result<bool> {
+    fn is_ready(&self, way: IoDirection, within: Duration) -> io::Result<bool> {
         let flags = match way {
-            Way::Read => PollFlags::IN,
-            Way::Write => PollFlags::OUT,
+            IoDirection::Read => PollFlags::IN,
+            IoDirection::Write => PollFlags::OUT,
         };
         let timeout = Timespec::try_from(within).ok();
         Ok(poll(&mut [PollFd::new(self, flags)], timeout.as_ref())? > 0)

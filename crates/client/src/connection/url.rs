@@ -13,7 +13,7 @@ const SENTINELS_PORT: u16 = 26_379;
 /// The content of a URL.
 #[derive(Debug)]
 pub(super) struct Url {
-    pub(super) kind: Kind,
+    pub(super) kind: Topology,
     /// The server, some servers of the cluster, or some Sentinels. There is at least one.
     pub(super) hosts: Vec<ConnectionAddr>,
     /// The servers' access data.
@@ -21,7 +21,7 @@ pub(super) struct Url {
 }
 
 #[derive(Debug)]
-pub(super) enum Kind {
+pub(super) enum Topology {
     Server,
     Cluster,
     /// The Sentinels' name for the master, and their own access data.
@@ -62,9 +62,11 @@ impl Url {
             ("rediss", None | Some("cluster" | "sentinel")) if cfg!(not(feature = "tls")) => {
                 Err("this build has no TLS: enable redlatch's feature `tls`".into())
             }
-            ("redis" | "rediss", None) => Self::of_server(&Parts::of(rest, secure)?),
-            ("redis" | "rediss", Some("cluster")) => Self::of_cluster(&Parts::of(rest, secure)?),
-            ("redis" | "rediss", Some("sentinel")) => Self::of_sentinels(&Parts::of(rest, secure)?),
+            ("redis" | "rediss", None) => Self::of_server(&UrlParts::of(rest, secure)?),
+            ("redis" | "rediss", Some("cluster")) => Self::of_cluster(&UrlParts::of(rest, secure)?),
+            ("redis" | "rediss", Some("sentinel")) => {
+                Self::of_sentinels(&UrlParts::of(rest, secure)?)
+            }
             _ => Err("the URL's scheme is not one of redis, redis+unix, redis-cluster and \
                       redis-sentinel, or with TLS rediss, rediss-cluster and rediss-sentinel"
                 .into()),
@@ -87,30 +89,30 @@ impl Url {
             "" | "/" => Err("the URL names no path".into()),
             path if path.starts_with('/') => {
                 let hosts = vec![ConnectionAddr::Unix(decoded(path)?.into())];
-                Ok(Self { kind: Kind::Server, hosts, settings })
+                Ok(Self { kind: Topology::Server, hosts, settings })
             }
             _ => Err(NO_PATH.into()),
         }
     }
 
-    fn of_server(parts: &Parts<'_>) -> Result<Self, String> {
+    fn of_server(parts: &UrlParts<'_>) -> Result<Self, String> {
         let [protocol] = parameters(parts.query, ["protocol"], "")?;
         let hosts = vec![parts.address(parts.hosts, PORT)?];
         let database = number_of(parts.path.trim_matches('/'))?;
         let settings = settings(parts.login, database, protocol)?;
-        Ok(Self { kind: Kind::Server, hosts, settings })
+        Ok(Self { kind: Topology::Server, hosts, settings })
     }
 
-    fn of_cluster(parts: &Parts<'_>) -> Result<Self, String> {
+    fn of_cluster(parts: &UrlParts<'_>) -> Result<Self, String> {
         let [protocol] = parameters(parts.query, ["protocol"], "")?;
         if !matches!(parts.path.trim_end_matches('/'), "" | "0") {
             return Err("a cluster has no databases but 0".into());
         }
         let hosts = parts.addresses(PORT)?;
-        Ok(Self { kind: Kind::Cluster, hosts, settings: settings(parts.login, 0, protocol)? })
+        Ok(Self { kind: Topology::Cluster, hosts, settings: settings(parts.login, 0, protocol)? })
     }
 
-    fn of_sentinels(parts: &Parts<'_>) -> Result<Self, String> {
+    fn of_sentinels(parts: &UrlParts<'_>) -> Result<Self, String> {
         let known = ["sentinelUsername", "sentinelPassword", "protocol"];
         let [user, password, protocol] = parameters(parts.query, known, BEFORE_PARAMETERS)?;
         let of_sentinels = [user, password].map(Option::unwrap_or_default);
@@ -126,7 +128,7 @@ impl Url {
         };
         let settings_of_sentinels = settings(of_sentinels, 0, protocol)?;
         Ok(Self {
-            kind: Kind::Sentinels { service, settings: settings_of_sentinels },
+            kind: Topology::Sentinels { service, settings: settings_of_sentinels },
             hosts: parts.addresses(SENTINELS_PORT)?,
             settings: settings(parts.login, database, protocol)?,
         })
@@ -134,7 +136,7 @@ impl Url {
 }
 
 /// The parts of a URL with hosts, behind its scheme.
-struct Parts<'a> {
+struct UrlParts<'a> {
     login: [&'a str; 2],
     hosts: &'a str,
     path: &'a str,
@@ -143,7 +145,7 @@ struct Parts<'a> {
     insecure: Option<bool>,
 }
 
-impl<'a> Parts<'a> {
+impl<'a> UrlParts<'a> {
     fn of(rest: &'a str, secure: bool) -> Result<Self, String> {
         let (rest, fragment) = parted(rest, '#');
         let (rest, query) = parted(rest, '?');

@@ -34,8 +34,8 @@ use entry::ChannelKind;
 pub use entry::Confirmation;
 pub use subscriber::Subscriber;
 pub use subscription::{Subscription, Waking};
+pub use tracking::{HoldQuestion, Tracked};
 use tracking::{MOST_KEYS, Tracking};
-pub use tracking::{Question, Tracked};
 
 use crate::connection::{Channels, Command, Node, Servers, slot_of};
 use crate::sync::{Condvar, Mutex};

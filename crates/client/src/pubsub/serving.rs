@@ -10,7 +10,7 @@ use redis::{RedisError, Value};
 use super::entry::{ChannelEntry, ChannelKind, Confirmation};
 use super::event::PubSubEvent;
 use super::subscriber::Subscriber;
-use super::tracking::{Step, Steps, Tracking};
+use super::tracking::{Tracking, TrackingStep, TrackingSteps};
 use super::{LOOK, PubSub};
 use crate::connection::{Channels, Command, Connection, is_redirect, slot_of};
 
@@ -35,7 +35,7 @@ enum Unanswered {
     Unsubscribe(Arc<ChannelEntry>),
     /// The PING behind an unsubscription.
     Barrier(Arc<ChannelEntry>),
-    Step(Step),
+    Step(TrackingStep),
 }
 
 #[derive(Clone, Copy)]
@@ -312,7 +312,7 @@ impl<'a> Serving<'a> {
     }
 
     /// Writes the commands of some steps.
-    fn take(&mut self, (commands, steps): Steps) -> Result<(), RedisError> {
+    fn take(&mut self, (commands, steps): TrackingSteps) -> Result<(), RedisError> {
         let bytes: Vec<u8> = commands.iter().flat_map(Command::bytes).copied().collect();
         self.asked.extend(steps.into_iter().map(Unanswered::Step));
         self.send(&bytes)

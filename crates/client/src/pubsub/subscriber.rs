@@ -8,7 +8,7 @@ use std::time::Instant;
 use redis::{RedisError, Value};
 
 use super::entry::{ChannelEntry, Confirmation};
-use super::tracking::{NO_TRACKING, Step, Steps, Tracking, TrackingNews};
+use super::tracking::{NO_TRACKING, Tracking, TrackingNews, TrackingStep, TrackingSteps};
 use crate::connection::{Cause, Closer, Node};
 use crate::sync::{Condvar, Mutex};
 
@@ -58,10 +58,12 @@ impl Subscriber {
     pub(super) fn step_done(
         &self,
         tracking: &mut Tracking,
-        step: Step,
+        step: TrackingStep,
         reply: Result<&Value, &RedisError>,
-    ) -> Steps {
-        let Some((told, steps)) = tracking.answered(step, reply) else { return Steps::default() };
+    ) -> TrackingSteps {
+        let Some((told, steps)) = tracking.answered(step, reply) else {
+            return TrackingSteps::default();
+        };
         match told {
             TrackingNews::Tracks => self.tracks.store(true, Ordering::Relaxed),
             TrackingNews::Refuses => self.does_not_track(),

@@ -35,14 +35,14 @@ use crate::sync::clock;
 /// A hold under a key, or several.
 pub trait Tracked: Send + Sync {
     /// How to ask the server for it. `None`: no hold to be tracked is left.
-    fn question(self: Arc<Self>) -> Option<Question>;
+    fn question(self: Arc<Self>) -> Option<HoldQuestion>;
 }
 
 /// A hold that has lasted for a while, and its key.
 pub(super) type ToTrack = (Arc<str>, Weak<dyn Tracked>);
 
 /// Whether the server has the hold: a read of its key.
-pub struct Question {
+pub struct HoldQuestion {
     /// The read.
     pub command: Command,
     /// Gets the answer, on the subscriber's thread: must not block. `Nil`: the key holds something
@@ -50,9 +50,9 @@ pub struct Question {
     pub answered: Box<dyn FnOnce(&Value) + Send>,
 }
 
-impl fmt::Debug for Question {
+impl fmt::Debug for HoldQuestion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Question({:?})", self.command)
+        write!(f, "HoldQuestion({:?})", self.command)
     }
 }
 
@@ -106,14 +106,14 @@ struct Interest {
 }
 
 /// A written command without an answer yet.
-pub(super) enum Step {
+pub(super) enum TrackingStep {
     Hello,
     Begin,
     Ask { key: Arc<str>, answered: Box<dyn FnOnce(&Value) + Send> },
 }
 
 /// Commands to write, and the steps that their replies end, in this order.
-pub(super) type Steps = (Vec<Command>, Vec<Step>);
+pub(super) type TrackingSteps = (Vec<Command>, Vec<TrackingStep>);
 
 /// Whether the server tracks, by its last answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,16 +124,16 @@ pub(super) enum TrackingNews {
 
 impl Tracking {
     /// A connection was opened. Returns its first steps.
-    pub(super) fn begin(&mut self) -> Steps {
+    pub(super) fn begin(&mut self) -> TrackingSteps {
         if self.hang_ups >= HANG_UPS {
             self.hang_ups = 0;
-            return Steps::default();
+            return TrackingSteps::default();
         }
         self.state = Progress::Begun;
         // With `REDIRECT` one connection would ask and another one would get the messages, and each
         // may break alone. `NOLOOP` would end the tracking of a key without a word.
         let commands = [&[b"HELLO" as &[u8], b"3"][..], &[b"CLIENT", b"TRACKING", b"ON"]];
-        (commands.map(Command::plain).into(), vec![Step::Hello, Step::Begin])
+        (commands.map(Command::plain).into(), vec![TrackingStep::Hello, TrackingStep::Begin])
     }
 
     /// The connection is gone.
@@ -162,14 +162,14 @@ impl Tracking {
     }
 
     /// Whether this step asks for a key that is still tracked here.
-    pub(super) fn asks(&self, step: &Step) -> bool {
-        matches!(step, Step::Ask { key, .. } if self.keys.contains_key(key))
+    pub(super) fn asks(&self, step: &TrackingStep) -> bool {
+        matches!(step, TrackingStep::Ask { key, .. } if self.keys.contains_key(key))
     }
 
     /// Asks for new keys, and for those that were asked for too often before.
-    pub(super) fn look(&mut self, new: Vec<ToTrack>) -> Steps {
+    pub(super) fn look(&mut self, new: Vec<ToTrack>) -> TrackingSteps {
         let now = clock::now();
-        let (mut fresh, mut known, mut steps) = (Vec::new(), Vec::new(), Steps::default());
+        let (mut fresh, mut known, mut steps) = (Vec::new(), Vec::new(), TrackingSteps::default());
         for (key, who) in new {
             if self.keys.len() >= MOST_KEYS && !self.keys.contains_key(&key) {
                 continue;
@@ -201,9 +201,9 @@ impl Tracking {
     }
 
     /// The server says that these keys have changed; `None`: any may have.
-    pub(super) fn changed(&mut self, keys: Option<&[Arc<str>]>) -> Steps {
+    pub(super) fn changed(&mut self, keys: Option<&[Arc<str>]>) -> TrackingSteps {
         let now = clock::now();
-        let mut steps = Steps::default();
+        let mut steps = TrackingSteps::default();
         match keys {
             Some(keys) => keys.iter().for_each(|key| self.ask_again(key, now, &mut steps)),
             None => {
@@ -217,11 +217,11 @@ impl Tracking {
     /// The answer to a step. Returns the next steps if the answer says whether the server tracks.
     pub(super) fn answered(
         &mut self,
-        step: Step,
+        step: TrackingStep,
         reply: Result<&Value, &RedisError>,
-    ) -> Option<(TrackingNews, Steps)> {
+    ) -> Option<(TrackingNews, TrackingSteps)> {
         match (step, reply) {
-            (Step::Hello, reply) => {
+            (TrackingStep::Hello, reply) => {
                 self.hang_ups = 0;
                 // In RESP2 the server would track for a connection that it never tells.
                 if !matches!(reply, Ok(Value::Map(_))) {
@@ -229,24 +229,24 @@ impl Tracking {
                 }
                 None
             }
-            (Step::Begin, Ok(Value::Okay)) if self.state == Progress::Begun => {
+            (TrackingStep::Begin, Ok(Value::Okay)) if self.state == Progress::Begun => {
                 self.state = Progress::On;
-                let mut steps = Steps::default();
+                let mut steps = TrackingSteps::default();
                 let all: Vec<_> = self.keys.keys().cloned().collect();
                 all.iter().for_each(|key| self.ask(key, &mut steps, |_| true));
                 Some((TrackingNews::Tracks, steps))
             }
-            (Step::Begin, _) => {
+            (TrackingStep::Begin, _) => {
                 self.state = Progress::Off;
-                Some((TrackingNews::Refuses, Steps::default()))
+                Some((TrackingNews::Refuses, TrackingSteps::default()))
             }
             // The server did not look at the key (a script keeps it busy, say), and so does not
             // track it either.
-            (Step::Ask { key, .. }, Err(error)) if reply_code(error) != "WRONGTYPE" => {
+            (TrackingStep::Ask { key, .. }, Err(error)) if reply_code(error) != "WRONGTYPE" => {
                 self.is_late(&key);
                 None
             }
-            (Step::Ask { answered, .. }, reply) => {
+            (TrackingStep::Ask { answered, .. }, reply) => {
                 answered(reply.unwrap_or(&Value::Nil));
                 None
             }
@@ -254,7 +254,7 @@ impl Tracking {
     }
 
     /// Asks for a key that has changed, unless that was asked too often.
-    fn ask_again(&mut self, key: &Arc<str>, now: u64, steps: &mut Steps) {
+    fn ask_again(&mut self, key: &Arc<str>, now: u64, steps: &mut TrackingSteps) {
         let Some(entry) = self.keys.get_mut(key) else { return };
         if now.saturating_sub(entry.since) >= PERIOD {
             (entry.since, entry.asks) = (now, 0);
@@ -276,7 +276,12 @@ impl Tracking {
         }
     }
 
-    fn ask(&mut self, key: &Arc<str>, steps: &mut Steps, wants: impl Fn(&Interest) -> bool) {
+    fn ask(
+        &mut self,
+        key: &Arc<str>,
+        steps: &mut TrackingSteps,
+        wants: impl Fn(&Interest) -> bool,
+    ) {
         if self.state != Progress::On {
             return;
         }
@@ -287,10 +292,10 @@ impl Tracking {
             }
             let question = held.who.upgrade().and_then(Tracked::question);
             let is_held = question.is_some();
-            if let Some(Question { command, answered }) = question {
+            if let Some(HoldQuestion { command, answered }) = question {
                 held.has_new = false;
                 steps.0.push(command);
-                steps.1.push(Step::Ask { key: Arc::clone(key), answered });
+                steps.1.push(TrackingStep::Ask { key: Arc::clone(key), answered });
             }
             is_held
         });

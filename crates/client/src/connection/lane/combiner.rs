@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::{Lane, MOST_UNREAD, Pending, take_first};
 use crate::connection::Command;
 use crate::connection::limit::Limit;
-use crate::connection::link::{Link, Parts, ReplyReceiver};
+use crate::connection::link::{Link, Outgoing, ReplyReceiver};
 use crate::connection::outcome::{Failure, Outcome};
 use crate::sync::Waker;
 
@@ -135,7 +135,7 @@ impl<'a> Combiner<'a> {
     fn on_packet(
         &mut self,
         packet: VecDeque<Pending>,
-        write: impl FnOnce(&mut Link, &mut dyn Iterator<Item = Parts>) -> Result<(), Failure>,
+        write: impl FnOnce(&mut Link, &mut dyn Iterator<Item = Outgoing>) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
         let mut batch = packet.into_iter().map(Pending::into_parts);
         match self.link() {

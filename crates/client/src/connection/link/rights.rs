@@ -6,12 +6,12 @@ use std::hash::{BuildHasher as _, RandomState};
 
 use redis::Value;
 
-use crate::connection::{Channels, Command, Question};
+use crate::connection::{Channels, Command, RightsQuestion};
 use crate::sync::clock;
 
 /// The rights that the user is known to have, at one server, in one run of it and one login.
 #[derive(Default)]
-pub(super) struct Rights {
+pub(super) struct KnownRights {
     /// Whether the server refuses no user anything, so that nothing is asked.
     is_open: bool,
     /// A bit for each question that was answered with "the user may use all names".
@@ -25,7 +25,7 @@ pub(super) struct Rights {
     logins: u32,
 }
 
-impl Rights {
+impl KnownRights {
     /// At most this many names are kept, with about 16 bytes each.
     const MOST: usize = 10_000;
 
@@ -38,7 +38,7 @@ impl Rights {
         &mut self,
         command: &'a Command,
         channels: Channels,
-    ) -> (Cow<'a, [u8]>, Option<Asked>) {
+    ) -> (Cow<'a, [u8]>, Option<SentQuestion>) {
         if command.logs_in() {
             self.logs_in();
         }
@@ -46,7 +46,7 @@ impl Rights {
             && let Some(bytes) = command.to_question(channels, &self.random_name())
         {
             // The question goes as text. It is asked once, so the server need not know it.
-            return (bytes.into(), Some(Asked { question, login: self.logins }));
+            return (bytes.into(), Some(SentQuestion { question, login: self.logins }));
         }
         (command.bytes_for(channels), None)
     }
@@ -55,10 +55,10 @@ impl Rights {
     pub(super) fn answered(
         &mut self,
         command: &Command,
-        asked: Option<Asked>,
+        asked: Option<SentQuestion>,
         reply: Value,
     ) -> Value {
-        let Some(Asked { question, login }) = asked else { return reply };
+        let Some(SentQuestion { question, login }) = asked else { return reply };
         let parts = match reply {
             Value::Array(parts) => parts,
             Value::ServerError(_) => return reply,
@@ -73,7 +73,7 @@ impl Rights {
         parts.next().unwrap_or(Value::Nil)
     }
 
-    fn name(&self, question: &Question, command: &Command) -> u64 {
+    fn name(&self, question: &RightsQuestion, command: &Command) -> u64 {
         self.hasher.hash_one((question.bit(), command.key()))
     }
 
@@ -83,7 +83,7 @@ impl Rights {
     }
 
     /// The question that the command must ask before it acts.
-    fn asks(&self, command: &Command) -> Option<&'static Question> {
+    fn asks(&self, command: &Command) -> Option<&'static RightsQuestion> {
         let question = command.question()?;
         let is_known = self.all & question.bit() != 0
             || self.is_open
@@ -91,7 +91,7 @@ impl Rights {
         (!is_known).then_some(question)
     }
 
-    fn told(&mut self, question: &Question, command: &Command, all: bool) {
+    fn told(&mut self, question: &RightsQuestion, command: &Command, all: bool) {
         if all {
             self.all |= question.bit();
             return;
@@ -112,7 +112,7 @@ impl Rights {
 
 /// A question that went with a command.
 #[derive(Clone, Copy)]
-pub(super) struct Asked {
-    question: &'static Question,
+pub(super) struct SentQuestion {
+    question: &'static RightsQuestion,
     login: u32,
 }

@@ -8,7 +8,7 @@ use std::sync::LazyLock;
 use redlatch_testkit::Server;
 
 use super::*;
-use crate::connection::{Credentials, Question, Replies, Script};
+use crate::connection::{Credentials, Replies, RightsQuestion, Script};
 
 const TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -26,11 +26,11 @@ fn hears() -> (Arc<Mutex<Option<Outcome>>>, Arc<dyn ReplyReceiver>) {
 #[test]
 fn a_login_over_the_connection_asks_anew() {
     static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new("return #ARGV"));
-    static QUESTION: LazyLock<Question> = LazyLock::new(|| {
+    static QUESTION: LazyLock<RightsQuestion> = LazyLock::new(|| {
         let code = "local may = redis.acl_check_cmd('publish', KEYS[1], '')
             if not may then return redis.error_reply('NOPERM') end
             return {KEYS[1] == 'one' and 0 or 1, script()}";
-        Question::new(63, code.to_owned())
+        RightsQuestion::new(63, code.to_owned())
     });
     let server = Server::start().unwrap();
     let mut link = link(&server);

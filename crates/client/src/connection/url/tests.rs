@@ -14,8 +14,10 @@ fn addresses(url: &Url) -> Vec<String> {
 
 fn sentinels(url: &str) -> (Url, String, RedisConnectionInfo) {
     let mut read = Url::parse(url).unwrap();
-    let kind = std::mem::replace(&mut read.kind, Kind::Server);
-    let Kind::Sentinels { service, settings } = kind else { panic!("{url} is of another kind") };
+    let kind = std::mem::replace(&mut read.kind, Topology::Server);
+    let Topology::Sentinels { service, settings } = kind else {
+        panic!("{url} is of another kind")
+    };
     (read, service, settings)
 }
 
@@ -183,7 +185,7 @@ fn a_list_of_servers_is_read() {
         ("redis-cluster://u:p%2Fw@one:1,two,[::1]:3/0?protocol=resp3", ProtocolVersion::RESP3),
     ] {
         let read = Url::parse(url).unwrap();
-        assert!(matches!(read.kind, Kind::Cluster), "{url}");
+        assert!(matches!(read.kind, Topology::Cluster), "{url}");
         assert_eq!(addresses(&read), ["one:1", "two:6379", "::1:3"], "{url}");
         assert_eq!(said(&read.settings), (Some("u"), Some("p/w"), 0, protocol), "{url}");
     }
