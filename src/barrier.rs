@@ -321,7 +321,8 @@ impl CyclicBarrier {
         let mut has_waited = false;
         loop {
             let party = new();
-            let outcome = acquire(&party, &Claim { thread: &thread, need: (), wait });
+            let claim = Claim { thread: &thread, need: (), wait };
+            let outcome = acquire(&party, (&self.site.core, &self.site.name), &claim);
             let place = match (outcome, party.place.get()) {
                 // The generation that was complete has ended: the thread arrives in the next one.
                 (Ok(Some(())), Some(BarrierPosition { index: None, .. })) => {
@@ -831,10 +832,6 @@ impl Queued for BarrierSite {
     type Need = ();
     type Grant = ();
     type RequestState = ();
-
-    fn whose(&self) -> (&Core, &Arc<str>) {
-        (&self.core, &self.name)
-    }
 
     fn with_queue<R>(&self, look: impl FnOnce(&mut Queue<(), (), ()>) -> R) -> R {
         look(&mut self.queue.lock())

@@ -334,8 +334,9 @@ impl CountDownLatch {
             }
             return open;
         }
-        let thread = Thread::current();
-        Ok(acquire(self, &Claim { thread: &thread, need: (), wait })?.is_some())
+        let LatchSite { core, name, .. } = &*self.site;
+        let claim = Claim { thread: &Thread::current(), need: (), wait };
+        Ok(acquire(self, (core, name), &claim)?.is_some())
     }
 }
 
@@ -489,10 +490,6 @@ impl Queued for LatchSite {
     type Need = ();
     type Grant = ();
     type RequestState = LatchRequestState;
-
-    fn whose(&self) -> (&Core, &Arc<str>) {
-        (&self.core, &self.name)
-    }
 
     fn with_queue<R>(&self, look: impl FnOnce(&mut Queue<(), (), LatchRequestState>) -> R) -> R {
         look(&mut self.queue.lock())

@@ -124,7 +124,8 @@ impl FairLock {
 
     fn take(&self, thread: &Arc<Thread>, wait: Wait<'_>) -> Result<Option<Arc<Tenancy>>, Error> {
         self.handle.check(thread, &wait)?;
-        acquire(self, &Claim { thread, need: self.handle.terms(), wait })
+        let Site { core, name, .. } = &*self.handle.site;
+        acquire(self, (core, name), &Claim { thread, need: self.handle.terms(), wait })
     }
 }
 

@@ -31,8 +31,9 @@ pub(crate) fn acquire(
     // cancelled token, or a second level of a non-reentrant handle is an error before the client
     // sends a request.
     handle.check(thread, &wait)?;
+    let Site { core, name, .. } = &*handle.site;
     // The driver. It calls the hooks below, and parks the thread between them.
-    waiting::acquire(&Hooks(handle), &Claim { thread, need: handle.need(), wait })
+    waiting::acquire(&Hooks(handle), (core, name), &Claim { thread, need: handle.need(), wait })
 }
 
 impl Hooks<'_> {

@@ -338,10 +338,6 @@ impl Queued for Arc<Site> {
     /// An entry in the lock's queue, once the leader has asked for one.
     type RequestState = Option<QueueEntry>;
 
-    fn whose(&self) -> (&Core, &Arc<str>) {
-        (&self.core, &self.name)
-    }
-
     fn with_queue<R>(&self, look: impl FnOnce(&mut GateQueue) -> R) -> R {
         self.gate.with_queue(look)
     }

@@ -157,9 +157,9 @@ pub(crate) type EnterOf<S> = Enter<NeedOf<S>, GrantOf<S>, RequestStateOf<S>>;
 /// is no "not now".
 pub(crate) fn acquire<S: Synchronizer>(
     synchronizer: &S,
+    (core, name): (&Core, &Arc<str>),
     claim: &ClaimOf<'_, S>,
 ) -> Result<Option<GrantOf<S>>, Error> {
-    let (core, name) = synchronizer.site().whose();
     let _limited = claim.wait.limits(core);
     let begun = if core.is_observed() { clock::now() } else { 0 };
     let entered = synchronizer.enter(claim);

@@ -23,7 +23,6 @@ struct Alone<'a, F> {
 
 struct Client<'a> {
     core: &'a Core,
-    name: Arc<str>,
     /// Empty.
     queue: Mutex<Queue<(), (), ()>>,
 }
@@ -32,10 +31,6 @@ impl Queued for Client<'_> {
     type Need = ();
     type Grant = ();
     type RequestState = ();
-
-    fn whose(&self) -> (&Core, &Arc<str>) {
-        (self.core, &self.name)
-    }
 
     fn with_queue<R>(&self, look: impl FnOnce(&mut Queue<(), (), ()>) -> R) -> R {
         look(&mut self.queue.lock())
@@ -76,10 +71,11 @@ impl<'a, F: Fn() -> bool> Synchronizer for Alone<'a, F> {
 
 /// Waits until `attempt` returns `true`; returns `false` if the wait was cancelled.
 fn wait(core: &Core, channel: &str, cancel: &CancelToken, attempt: impl Fn() -> bool) -> bool {
-    let client = Client { core, name: KEY.into(), queue: Mutex::new(Queue::new()) };
+    let client = Client { core, queue: Mutex::new(Queue::new()) };
     let alone = Alone { client, channel: channel.into(), attempt };
     let thread = Thread::current();
-    match acquire(&alone, &Claim { thread: &thread, need: (), wait: Wait::from(cancel) }) {
+    let claim = Claim { thread: &thread, need: (), wait: Wait::from(cancel) };
+    match acquire(&alone, (core, &KEY.into()), &claim) {
         Ok(granted) => granted.is_some(),
         Err(error) => {
             assert_eq!(error.kind(), ErrorKind::Cancelled);

@@ -14,7 +14,6 @@ use redlatch_client::was_cut;
 
 use super::listening::Listening;
 use crate::error::Error;
-use crate::runtime::Core;
 
 /// The waiters, in order, and whether a thread leads. `N` is a waiter's need, `G` the grant that it
 /// gets, `I` a leader's knowledge of its requests. The queue's owner keeps it behind a mutex, and
@@ -168,6 +167,11 @@ impl<N, G, I> Queue<N, G, I> {
         self.all().map(|waiter| waiter.need())
     }
 
+    /// How many waiters have queued so far.
+    pub(crate) fn arrivals(&self) -> u64 {
+        self.waiters.as_ref().map_or(0, |waiters| waiters.arrivals)
+    }
+
     /// Grants the first waiter in the queue the result of `make`.
     pub(crate) fn grant_first(
         &mut self,
@@ -282,8 +286,6 @@ pub(crate) trait Queued {
     type Grant;
     type RequestState;
 
-    fn whose(&self) -> (&Core, &Arc<str>);
-
     /// Looks at the queue, under the mutex that it is behind.
     fn with_queue<R>(&self, look: impl FnOnce(&mut QueueOf<Self>) -> R) -> R;
 
@@ -303,9 +305,9 @@ pub(crate) trait Queued {
         self.with_queue(|queue| queue.give_up(waiter))
     }
 
-    /// How many waiters have queued so far.
+    /// As [`Queue::arrivals`].
     fn arrivals(&self) -> u64 {
-        self.with_queue(|queue| queue.waiters.as_ref().map_or(0, |waiters| waiters.arrivals))
+        self.with_queue(|queue| queue.arrivals())
     }
 
     /// The server has answered the leader, at this time.

@@ -27,7 +27,7 @@ use crate::hold::line::{Line, scripts};
 use crate::hold::{Tenancy, Terms};
 use crate::lease::{Cleanup, KeepAlive, renewal};
 use crate::order::line::QueuedThread;
-use crate::runtime::{Core, Member};
+use crate::runtime::Member;
 use crate::scripts::fair::{FairScripts, Followers, kept_alive};
 use crate::scripts::{FairKeys, Owner, Trouble};
 use crate::site::Site;
@@ -210,10 +210,6 @@ impl Queued for Arc<FairQueue> {
     type Need = Terms;
     type Grant = Arc<Tenancy>;
     type RequestState = FairEntry;
-
-    fn whose(&self) -> (&Core, &Arc<str>) {
-        (&self.site.core, &self.site.name)
-    }
 
     fn with_queue<R>(&self, look: impl FnOnce(&mut Newcomers) -> R) -> R {
         look(&mut self.waiters.lock().newcomers)

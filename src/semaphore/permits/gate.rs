@@ -50,7 +50,7 @@ impl<L> Permits<L> {
 /// The waiting threads with their needs.
 pub(crate) type PermitQueue<L> = Queue<PermitNeed, Permits<L>, PermitRequestState>;
 
-type EnterPermits<L> = Enter<PermitNeed, Permits<L>, PermitRequestState>;
+pub(crate) type EnterPermits<L> = Enter<PermitNeed, Permits<L>, PermitRequestState>;
 
 /// One semaphore's queue in this process.
 #[derive(Debug)]

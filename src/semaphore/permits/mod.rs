@@ -13,15 +13,13 @@ use std::time::{Duration, Instant};
 
 use redlatch_client::sync::{Thread, clock};
 
-use self::gate::{PermitQueue, PermitRequestState, first_unmet};
+use self::gate::{EnterPermits, PermitQueue, PermitRequestState, first_unmet};
 use self::turn::NextStep;
 use crate::error::Error;
 use crate::hold::Terms;
 use crate::observer::{Kind, Way};
 use crate::runtime::Core;
-use crate::waiting::{
-    self, Claim, Enter, EnterOf, Lead, Queued, Synchronizer, Try, Wait, doze, slow_poll,
-};
+use crate::waiting::{self, Claim, Enter, Lead, Queued, Synchronizer, Try, Wait, doze, slow_poll};
 
 pub(crate) use self::gate::{PermitGate, PermitNeed, Permits};
 
@@ -94,7 +92,8 @@ pub(crate) fn acquire<S: Source>(
     need: PermitNeed,
     wait: Wait<'_>,
 ) -> Result<Option<Permits<S::Lease>>, Error> {
-    waiting::acquire(site, &Claim { thread: &Thread::current(), need, wait })
+    let claim = Claim { thread: &Thread::current(), need, wait };
+    waiting::acquire(site, (site.core(), site.name()), &claim)
 }
 
 impl<S: Source> Synchronizer for Arc<S> {
@@ -111,7 +110,7 @@ impl<S: Source> Synchronizer for Arc<S> {
 
     /// Asks by itself while permits are free; after a refusal leads, or stands in the process's
     /// queue.
-    fn enter(&self, claim: &Claim<'_, PermitNeed>) -> Result<EnterOf<Self>, Error> {
+    fn enter(&self, claim: &Claim<'_, PermitNeed>) -> Result<EnterPermits<S::Lease>, Error> {
         let (gate, Claim { thread, need, wait }) = (self.gate(), claim);
         if let Some(entered) = gate.enter(thread, *need, wait.blocks()) {
             return Ok(entered);
@@ -221,10 +220,6 @@ impl<S: Source> Queued for Arc<S> {
     type Grant = Permits<S::Lease>;
     type RequestState = PermitRequestState;
 
-    fn whose(&self) -> (&Core, &Arc<str>) {
-        (self.core(), self.name())
-    }
-
     fn with_queue<R>(&self, look: impl FnOnce(&mut PermitQueue<S::Lease>) -> R) -> R {
         self.gate().with_queue(look)
     }
@@ -256,7 +251,7 @@ fn ask<S: Source>(
     needs: &[u32],
     clients: u64,
 ) -> Result<Answered<S::Lease>, Error> {
-    let (arrivals, asked) = (site.arrivals(), clock::now());
+    let (arrivals, asked) = (site.gate().with_queue(|queue| queue.arrivals()), clock::now());
     let mut given = match site.request(needs, own.terms, clients) {
         Ok(PermitReply::Given(given)) => given,
         Ok(PermitReply::Refused(left)) => return Ok(Answered { own: None, number: 0, left }),

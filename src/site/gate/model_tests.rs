@@ -88,10 +88,6 @@ impl Queued for Name {
     type Grant = Arc<Tenancy>;
     type RequestState = Option<QueueEntry>;
 
-    fn whose(&self) -> (&Core, &Arc<str>) {
-        (&self.core, &self.name)
-    }
-
     fn with_queue<R>(&self, look: impl FnOnce(&mut GateQueue) -> R) -> R {
         self.gate.with_queue(look)
     }
@@ -296,7 +292,8 @@ impl Name {
 
     fn acquire(&self, thread: &Arc<Thread>, terms: Terms, wait: Wait<'_>) -> Option<Arc<Tenancy>> {
         let visitor = Visitor { name: self, ticket: Cell::new(0), has_failed: Cell::new(false) };
-        let acquired = acquire(&visitor, &Claim { thread, need: on(terms), wait });
+        let acquired =
+            acquire(&visitor, (&self.core, &self.name), &Claim { thread, need: on(terms), wait });
         let ticket = visitor.ticket.get();
         match acquired {
             Ok(Some(tenancy)) => {

@@ -61,10 +61,6 @@ impl Queued for Pool {
     type Grant = Permits<()>;
     type RequestState = PermitRequestState;
 
-    fn whose(&self) -> (&Core, &Arc<str>) {
-        (&self.core, &self.name)
-    }
-
     fn with_queue<R>(&self, look: impl FnOnce(&mut PermitQueue<()>) -> R) -> R {
         self.gate.with_queue(look)
     }
@@ -164,7 +160,7 @@ impl Pool {
                 need: PermitNeed { permits: need, terms: None },
                 wait: Wait::from(&token),
             };
-            let acquired = acquire(self, &claim);
+            let acquired = acquire(self, (&self.core, &self.name), &claim);
             if !matches!(acquired, Ok(Some(_))) {
                 self.seen.given_up.fetch_add(1, Ordering::SeqCst);
             } else {
