@@ -149,6 +149,8 @@ mod lease;
 mod lock;
 #[cfg(feature = "metrics")]
 mod metrics;
+#[cfg(doctest)]
+mod mistakes;
 #[cfg(all(test, models))]
 mod model;
 mod observer;

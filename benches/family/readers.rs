@@ -193,7 +193,8 @@ fn turn(url: &str, what: &str, name: &str, reads: bool, shared: &Option<Client>)
         (_, Some(client)) => {
             let lock = client.read_write_lock(name);
             Box::new(move |inside| {
-                let guard = if reads { lock.read().lock() } else { lock.write().lock() }.unwrap();
+                let guard =
+                    if reads { lock.read_lock().lock() } else { lock.write_lock().lock() }.unwrap();
                 inside();
                 guard.unlock().unwrap();
             })

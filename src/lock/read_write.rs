@@ -19,19 +19,20 @@ pub(super) use self::pair::Pair;
 /// A lock for many readers or one writer: `ReentrantReadWriteLock` of java.util.concurrent,
 /// Redisson's `RReadWriteLock`. Made by [`Client::read_write_lock`].
 ///
-/// [`read`](Self::read) and [`write`](Self::write) are its two locks. A clone is the same lock, and
-/// so is every handle of the same name.
+/// [`read_lock`](Self::read_lock) and [`write_lock`](Self::write_lock) are its two locks, and take
+/// nothing: `prices.read_lock().lock()` does. A clone is the same lock, and so is every handle of
+/// the same name.
 ///
 /// ```no_run
 /// # fn main() -> Result<(), redlatch::Error> {
 /// let client = redlatch::Client::connect("redis://127.0.0.1:6379")?;
 /// let prices = client.read_write_lock("prices");
 ///
-/// let reading = prices.read().lock()?; // beside all other readers, on any machine
+/// let reading = prices.read_lock().lock()?; // beside all other readers, on any machine
 /// reading.unlock()?;
 ///
-/// let writing = prices.write().lock()?; // alone
-/// let reading = prices.read().lock()?; // a writer may also read
+/// let writing = prices.write_lock().lock()?; // alone
+/// let reading = prices.read_lock().lock()?; // a writer may also read
 /// writing.unlock()?; // and go on reading: now others may read, too
 /// reading.unlock()?;
 /// # Ok(()) }
@@ -102,7 +103,7 @@ pub struct ReadWriteLock {
     write: WriteLock,
 }
 
-/// The lock for readers, which many may hold at once: [`ReadWriteLock::read`].
+/// The lock for readers, which many may hold at once: [`ReadWriteLock::read_lock`].
 ///
 /// Its methods are those of [`Lock`](crate::Lock). [`try_lock`](Self::try_lock) overtakes all
 /// waiters if the lock is free. If others read, it takes the lock only if no writer waits.
@@ -120,7 +121,7 @@ pub struct ReadLock {
     handle: Handle,
 }
 
-/// The lock for one writer: [`ReadWriteLock::write`].
+/// The lock for one writer: [`ReadWriteLock::write_lock`].
 ///
 /// Its methods are those of [`Lock`](crate::Lock). In a thread that holds the read lock, those that
 /// take the write lock fail with [`WouldDeadlock`](ErrorKind::WouldDeadlock).
@@ -160,15 +161,17 @@ impl ReadWriteLock {
         }
     }
 
-    /// Returns the lock for readers. No I/O.
+    /// Returns the lock for readers, which its own [`lock`](ReadLock::lock) takes. No I/O.
     #[must_use]
-    pub fn read(&self) -> &ReadLock {
+    #[doc(alias = "read")]
+    pub fn read_lock(&self) -> &ReadLock {
         &self.read
     }
 
-    /// Returns the lock for writers. No I/O.
+    /// Returns the lock for writers, which its own [`lock`](WriteLock::lock) takes. No I/O.
     #[must_use]
-    pub fn write(&self) -> &WriteLock {
+    #[doc(alias = "write")]
+    pub fn write_lock(&self) -> &WriteLock {
         &self.write
     }
 

@@ -73,8 +73,8 @@ fn each_kind_is_known_by_its_keys() {
     wait_until("it waits", SOON, || seen(&watcher, "fair") == (StatusKind::FairLock, [1, 1, 0]));
 
     let shelves = one.read_write_lock("shelves");
-    let reading = shelves.read().lock().unwrap();
-    let lock = watcher.read_write_lock("shelves").write().clone();
+    let reading = shelves.read_lock().lock().unwrap();
+    let lock = watcher.read_write_lock("shelves").write_lock().clone();
     let writer = spawn(move || lock.lock().map(drop).unwrap());
     wait_until("it waits", SOON, || {
         seen(&watcher, "shelves") == (StatusKind::ReadWriteLock, [1, 1, 0])
@@ -317,7 +317,7 @@ fn a_hold_is_ended_for_its_owner_alone_and_the_next_waiter_has_the_lock() {
                 0 => Box::new(client.reentrant_lock("orders")),
                 1 => Box::new(client.fenced_lock("orders")),
                 2 => Box::new(client.fair_lock("orders")),
-                _ => Box::new(client.read_write_lock("orders").write().clone()),
+                _ => Box::new(client.read_write_lock("orders").write_lock().clone()),
             }
         });
         let [first, second] = locks;

@@ -67,8 +67,8 @@ fn signals_change_nothing() {
                 MultiLock::new(&[&client.fenced_lock("one"), &client.reentrant_lock("two")]);
             let (several, changed) = (several.unwrap(), shared.new_condition("changed"));
             for _ in 0..rounds {
-                drop(prices.read().lock().unwrap());
-                drop(prices.write().lock().unwrap());
+                drop(prices.read_lock().lock().unwrap());
+                drop(prices.write_lock().lock().unwrap());
                 drop(leased.acquire().unwrap());
                 several.lock().unwrap().unlock().unwrap();
                 own.lock().unwrap().unlock().unwrap();

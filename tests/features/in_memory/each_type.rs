@@ -87,10 +87,11 @@ mod scenario {
         hands_on(&one.fenced_lock("b"), &other.fenced_lock("b"), one);
         hands_on(&one.fair_lock("c"), &other.fair_lock("c"), one);
         let locks = (one.read_write_lock("d"), other.read_write_lock("d"));
-        hands_on(locks.0.write(), locks.1.write(), one);
-        hands_on(locks.0.write(), locks.1.read(), one);
-        hands_on(locks.0.read(), locks.1.write(), one);
-        let _shared = (locks.0.read().lock().unwrap(), locks.1.read().try_lock().unwrap().unwrap());
+        hands_on(locks.0.write_lock(), locks.1.write_lock(), one);
+        hands_on(locks.0.write_lock(), locks.1.read_lock(), one);
+        hands_on(locks.0.read_lock(), locks.1.write_lock(), one);
+        let _shared =
+            (locks.0.read_lock().lock().unwrap(), locks.1.read_lock().try_lock().unwrap().unwrap());
         let parts = (one.reentrant_lock("e"), one.fair_lock("f"));
         let _all = MultiLock::new(&[&parts.0, &parts.1]).unwrap().lock().unwrap();
         assert!(other.reentrant_lock("e").try_lock().unwrap().is_none());

@@ -476,11 +476,9 @@ fn handle(client: &Client, kind: &str, name: &str) -> Begin {
         }
         "readWriteLock" => {
             let lock = client.read_write_lock(name);
-            Box::new(
-                move |writes, wait| {
-                    if writes { take(lock.write(), wait) } else { take(lock.read(), wait) }
-                },
-            )
+            Box::new(move |writes, wait| {
+                if writes { take(lock.write_lock(), wait) } else { take(lock.read_lock(), wait) }
+            })
         }
         kind => {
             let lock = Kind::of_java(kind).ours(client, name);

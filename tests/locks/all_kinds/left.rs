@@ -215,16 +215,16 @@ fn a_reader_that_leaves_it_keeps_writers_out_when_the_others_have_gone() {
     let server = server();
     let (client, other) = (client(&server), another(&server));
     let lock = client.read_write_lock("shared");
-    let first = lock.read().lock_owned().unwrap();
-    let second = lock.read().with_lease(HOUR).lock_owned().unwrap();
-    let third = lock.read().lock_owned().unwrap();
+    let first = lock.read_lock().lock_owned().unwrap();
+    let second = lock.read_lock().with_lease(HOUR).lock_owned().unwrap();
+    let third = lock.read_lock().lock_owned().unwrap();
     second.leave_to_expire().unwrap();
     first.unlock().unwrap();
     drop(third);
-    assert!(other.read_write_lock("shared").write().try_lock().unwrap().is_none());
+    assert!(other.read_write_lock("shared").write_lock().try_lock().unwrap().is_none());
     client.shutdown();
-    assert!(other.read_write_lock("shared").write().try_lock().unwrap().is_none());
-    assert!(other.read_write_lock("shared").read().try_lock().unwrap().is_some());
+    assert!(other.read_write_lock("shared").write_lock().try_lock().unwrap().is_none());
+    assert!(other.read_write_lock("shared").read_lock().try_lock().unwrap().is_some());
 }
 
 /// The lease of a reader that has left the hold is no longer because others had a longer one.
@@ -233,11 +233,11 @@ fn a_reader_that_leaves_it_keeps_it_for_its_own_lease() {
     let server = server();
     let (client, other) = (client(&server), another(&server));
     let lock = client.read_write_lock("own");
-    let watched = lock.read().lock_owned().unwrap();
+    let watched = lock.read_lock().lock_owned().unwrap();
     let begun = Instant::now();
-    lock.read().with_lease(LEASE).lock_owned().unwrap().leave_to_expire().unwrap();
+    lock.read_lock().with_lease(LEASE).lock_owned().unwrap().leave_to_expire().unwrap();
     watched.unlock().unwrap();
-    let writing = other.read_write_lock("own").write().try_lock_for(SOON).unwrap();
+    let writing = other.read_write_lock("own").write_lock().try_lock_for(SOON).unwrap();
     let took = begun.elapsed();
     writing.expect("it has ended").unlock().unwrap();
     assert!(took >= LEASE * 9 / 10, "{took:?}");
@@ -249,16 +249,16 @@ fn no_thread_reads_beside_a_writer_that_left_its_lock_and_reads_on() {
     let server = server();
     let client = client(&server);
     let lock = client.read_write_lock("down");
-    let writes = lock.write().with_lease(HOUR).lock().unwrap();
-    let reads = lock.read().lock().unwrap();
+    let writes = lock.write_lock().with_lease(HOUR).lock().unwrap();
+    let reads = lock.read_lock().lock().unwrap();
     writes.leave_to_expire().unwrap();
-    assert!(lock.read().try_lock().unwrap().is_some(), "it reads already");
+    assert!(lock.read_lock().try_lock().unwrap().is_some(), "it reads already");
     let others = lock.clone();
     elsewhere(move || {
-        assert!(others.read().try_lock().unwrap().is_none());
-        assert!(answered(|| others.read().try_lock_for(UNIT)).is_none());
-        assert!(others.write().try_lock().unwrap().is_none());
+        assert!(others.read_lock().try_lock().unwrap().is_none());
+        assert!(answered(|| others.read_lock().try_lock_for(UNIT)).is_none());
+        assert!(others.write_lock().try_lock().unwrap().is_none());
     });
     reads.unlock().unwrap();
-    elsewhere(move || assert!(lock.read().try_lock().unwrap().is_none()));
+    elsewhere(move || assert!(lock.read_lock().try_lock().unwrap().is_none()));
 }

@@ -52,11 +52,13 @@ const FAIR: Kind = Kind {
 /// The lock of a read-write lock for writers: its hash is another one, and so are its channel and
 /// its queue.
 const WRITE: Kind = Kind {
-    plain: |client, name| Arc::new(client.read_write_lock(name).write().clone()),
-    leased: |client, name, lease| Arc::new(client.read_write_lock(name).write().with_lease(lease)),
-    flat: |client, name| Arc::new(client.read_write_lock(name).write().non_reentrant()),
+    plain: |client, name| Arc::new(client.read_write_lock(name).write_lock().clone()),
+    leased: |client, name, lease| {
+        Arc::new(client.read_write_lock(name).write_lock().with_lease(lease))
+    },
+    flat: |client, name| Arc::new(client.read_write_lock(name).write_lock().non_reentrant()),
     least: |client, name, least| {
-        Arc::new(client.read_write_lock(name).write().with_hold_at_least(least))
+        Arc::new(client.read_write_lock(name).write_lock().with_hold_at_least(least))
     },
 };
 

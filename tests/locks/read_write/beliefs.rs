@@ -12,12 +12,12 @@ fn a_reader_let_in_beside_a_hold_that_the_server_lost_has_one_of_its_own() {
     let lock = untold.connect().unwrap().read_write_lock("stale");
     let other = client(&server).read_write_lock("stale");
     let mut redis = server.connection();
-    let stale = lock.read().lock().unwrap();
-    let writer = Guest::of(other.write());
+    let stale = lock.read_lock().lock().unwrap();
+    let writer = Guest::of(other.write_lock());
     wait_queue(&server, "stale", 1);
     // Waits for the end of the turn, in which the reader would be let in without a question.
     thread::sleep(Duration::from_millis(20));
-    let reader = Guest::of(lock.read());
+    let reader = Guest::of(lock.read_lock());
     wait_queue(&server, "stale", 2);
     // No process is told; the writer finds out at its next question.
     let () = redis.del("stale").unwrap();
@@ -26,7 +26,7 @@ fn a_reader_let_in_beside_a_hold_that_the_server_lost_has_one_of_its_own() {
     writer.leaves();
     reader.wait_in();
     assert_eq!(mode(&mut redis, "stale").as_deref(), Some("read"));
-    assert!(other.write().try_lock().unwrap().is_none(), "past a reader");
+    assert!(other.write_lock().try_lock().unwrap().is_none(), "past a reader");
     assert!(!stale.is_held());
     assert_eq!(stale.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
     reader.leaves();
@@ -39,9 +39,9 @@ fn a_writer_that_is_let_in_is_alone_in_its_process_too() {
     let server = server();
     let lock = client(&server).read_write_lock("alone");
     let mut redis = server.connection();
-    let stale = lock.read().lock().unwrap();
+    let stale = lock.read_lock().lock().unwrap();
     let () = redis.del("alone").unwrap();
-    let writer = Guest::of(lock.write());
+    let writer = Guest::of(lock.write_lock());
     writer.wait_in();
     assert!(!stale.is_held());
     writer.leaves();
@@ -52,17 +52,17 @@ fn a_writer_that_is_let_in_is_alone_in_its_process_too() {
 fn a_forced_unlock_of_a_writer_ends_its_read_hold_too() {
     let server = server();
     let lock = client(&server).read_write_lock("both");
-    let writing = lock.write().lock().unwrap();
-    let reading = lock.read().lock().unwrap();
+    let writing = lock.write_lock().lock().unwrap();
+    let reading = lock.read_lock().lock().unwrap();
     let (tell, told) = mpsc::channel();
     reading.on_lost(move |why| tell.send(why).unwrap());
-    assert!(lock.write().force_unlock().unwrap());
+    assert!(lock.write_lock().force_unlock().unwrap());
     assert!(!writing.is_held() && !reading.is_held());
     assert_eq!(told.recv_timeout(SOON).unwrap(), LostReason::ForceUnlocked);
     assert_eq!(reading.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
     assert_eq!(writing.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
-    let writing = lock.write().lock().unwrap();
-    assert!(!lock.read().force_unlock().unwrap());
+    let writing = lock.write_lock().lock().unwrap();
+    assert!(!lock.read_lock().force_unlock().unwrap());
     assert!(writing.is_held());
     writing.unlock().unwrap();
     wait_free(&server, "both", SOON);
@@ -78,10 +78,10 @@ fn a_writer_whose_read_grant_came_too_late_still_writes() {
     let (begin, begun) = mpsc::channel();
     let (go_on, told) = mpsc::channel();
     let writer = spawn(move || {
-        let writing = lock.write().lock().unwrap();
+        let writing = lock.write_lock().lock().unwrap();
         begin.send(()).unwrap();
         told.recv().unwrap();
-        let late = lock.read().with_lease(UNIT).lock().map(drop).unwrap_err();
+        let late = lock.read_lock().with_lease(UNIT).lock().map(drop).unwrap_err();
         assert_eq!(late.kind(), ErrorKind::Redis, "{late}");
         assert!(late.is_transient() && writing.is_held(), "{late}; {writing:?}");
         writing.unlock().unwrap();
@@ -102,9 +102,9 @@ fn a_writer_that_lapsed_and_reads_on_keeps_no_reader_out() {
     let server = server();
     let lock = client(&server).read_write_lock("lapsed");
     let other = client(&server).read_write_lock("lapsed");
-    let writing = lock.write().with_lease(20 * UNIT).lock().unwrap();
-    let reading = lock.read().lock().unwrap();
-    let reader = Guest::of(other.read());
+    let writing = lock.write_lock().with_lease(20 * UNIT).lock().unwrap();
+    let reading = lock.read_lock().lock().unwrap();
+    let reader = Guest::of(other.read_lock());
     wait_queue(&server, "lapsed", 1);
     wait_until("it is lost", SOON, || !writing.is_held());
     assert_eq!(writing.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
@@ -124,16 +124,16 @@ fn a_late_reader_that_wants_its_hold_renewed_has_that() {
     let server = server();
     let lease = RENEWED;
     let lock = watched(&server, lease).read_write_lock("late");
-    let first = Guest::of(lock.read());
+    let first = Guest::of(lock.read_lock());
     first.wait_in();
-    let fixed = Guest::of(&lock.read().with_lease(lease));
+    let fixed = Guest::of(&lock.read_lock().with_lease(lease));
     fixed.wait_in();
     first.leaves();
     // The alarm of the first one has gone off, and no thread needed the renewal.
     thread::sleep(lease / 2);
     // (A thread that the server lets in makes the lease longer by that. A deeper level does not.)
-    let outer = lock.read().with_lease(UNIT).lock().unwrap();
-    let watched = lock.read().lock().unwrap();
+    let outer = lock.read_lock().with_lease(UNIT).lock().unwrap();
+    let watched = lock.read_lock().lock().unwrap();
     thread::sleep(lease * 3 / 2);
     assert!(watched.is_held());
     // The other threads' own leases are over, and the renewal has kept the hold for them.
@@ -148,18 +148,19 @@ fn a_multi_lock_of_read_and_write_locks_is_taken_beside_other_readers() {
     let server = server();
     let client = client(&server);
     let locks = ["one", "two", "three"].map(|name| client.read_write_lock(name));
-    let all = MultiLock::new(&[locks[0].read(), locks[1].write(), locks[2].read()]).unwrap();
+    let all = MultiLock::new(&[locks[0].read_lock(), locks[1].write_lock(), locks[2].read_lock()])
+        .unwrap();
     let mut redis = server.connection();
     // A lock that is not free leaves no hold of the others.
     let other = crate::common::client(&server);
-    let writer = Guest::of(other.read_write_lock("three").write());
+    let writer = Guest::of(other.read_write_lock("three").write_lock());
     writer.wait_in();
     assert!(all.try_lock().unwrap().is_none());
     wait_left(&server, "one");
     wait_left(&server, "two");
     writer.leaves();
     // Beside others of the process that read already.
-    let reading = [Guest::of(locks[0].read()), Guest::of(locks[2].read())];
+    let reading = [Guest::of(locks[0].read_lock()), Guest::of(locks[2].read_lock())];
     for guest in &reading {
         guest.wait_in();
     }
