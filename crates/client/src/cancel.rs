@@ -40,8 +40,8 @@ impl CancelToken {
     /// [`Cancelled`]:
     /// https://docs.rs/redlatch/latest/redlatch/enum.ErrorKind.html#variant.Cancelled
     pub fn cancel(&self) {
-        // The flag before the list: a waiter that registers after this copy was made sees the
-        // flag before it sleeps.
+        // The flag comes before the list. So a waiter that registers after the list was copied sees
+        // the flag before it sleeps.
         self.0.cancelled.store(true, Ordering::SeqCst);
         let waiting = self.0.waiting.lock().clone();
         waiting.iter().for_each(Waker::wake);
@@ -69,7 +69,7 @@ pub struct Registration<'a> {
 }
 
 impl<'a> Registration<'a> {
-    /// From now on until the registration is dropped, a cancel wakes `waker`.
+    /// Makes a cancel wake `waker` until the registration is dropped.
     pub fn of(token: &'a CancelToken, waker: Waker) -> Self {
         token.0.waiting.lock().push(waker.clone());
         Self { token, waker }

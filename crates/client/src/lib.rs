@@ -7,8 +7,8 @@
 // These pages are for people who change redlatch, and have the private items at hand.
 #![allow(rustdoc::private_intra_doc_links)]
 
-// Leases are counted on `CLOCK_BOOTTIME` or `CLOCK_MONOTONIC`, and a read's timeout is
-// `WouldBlock`.
+// The code needs Unix: it counts leases on `CLOCK_BOOTTIME` or `CLOCK_MONOTONIC`, and takes
+// `WouldBlock` for a read's timeout.
 #[cfg(not(unix))]
 compile_error!("redlatch is for Unix systems: Linux, and macOS and FreeBSD, where it compiles");
 

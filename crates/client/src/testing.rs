@@ -1,23 +1,23 @@
-//! For the tests of redlatch and of this package: no part of what users get.
+//! Parts for the tests of redlatch and of this package. Users do not get them.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-/// How often a [led](lead) name is looked up: no name server is asked.
+/// How often a [led](lead) name is looked up. It may be often, since no name server is asked.
 pub(crate) const LOOK_UP: Duration = Duration::from_millis(200);
 
 /// The addresses of names, instead of the system's.
 static NAMES: Mutex<BTreeMap<String, Vec<SocketAddr>>> = Mutex::new(BTreeMap::new());
 
-/// From here on the host's name leads to these addresses.
+/// Makes the host's name lead to these addresses.
 pub fn lead(host: &str, addresses: &[SocketAddr]) {
     let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
     names.insert(host.to_owned(), addresses.to_vec());
 }
 
-/// Where a test [led](lead) this name.
+/// The addresses to which a test has [led](lead) this name.
 pub(crate) fn led(host: &str) -> Option<Vec<SocketAddr>> {
     NAMES.lock().unwrap_or_else(PoisonError::into_inner).get(host).cloned()
 }

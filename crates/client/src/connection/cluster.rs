@@ -34,8 +34,8 @@ use view::{NO_CLUSTER_INFO, Range, View, ask, ranges};
 const SAYS_WITHIN: Duration = Duration::from_millis(500);
 /// The shortest time between two questions to the servers.
 const AGAIN: Duration = Duration::from_millis(50);
-/// The age of the last look from which on a thread looks at all slots when a server names another
-/// for one slot: that one may have taken the place of a dead server.
+/// The age of the last look after which a redirect makes a thread look at all slots. The server
+/// that the redirect names may have taken the place of a dead one.
 const SEEN: Duration = Duration::from_secs(1);
 const NOBODY: u16 = u16::MAX;
 

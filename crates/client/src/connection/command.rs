@@ -22,11 +22,11 @@ pub(crate) enum Channels {
     Sharded,
 }
 
-/// A script that the server runs, by its hash once it knows it.
+/// A Lua script. Calls name it by its hash once the server knows it.
 #[derive(Debug)]
 pub struct Script {
     server: Text,
-    /// Made at the first need.
+    /// The texts for clusters, each made when it is first needed.
     cluster: OnceLock<Text>,
     sharded: OnceLock<Text>,
     replies: Replies,
@@ -34,8 +34,9 @@ pub struct Script {
     takes: bool,
 }
 
-/// The kinds that a script's replies can have, besides an error. It says nothing of their values: a
-/// user's data under a key may put an odd number into a reply, but never makes a list of it.
+/// The kinds of reply that a script can give, besides an error. They say nothing about the values:
+/// a user's data under a key may put a strange number into a reply, but never turns the reply into
+/// a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Replies(u8);
 
@@ -70,19 +71,20 @@ impl Replies {
     }
 }
 
-/// The rights that a user must have before a request acts. A connection asks for them inside the
-/// script of its first such request. Then the reply is `{all, reply}`, and `all` says whether the
-/// user may use all names. A user that may not is asked once for each name.
+/// A check of the rights that a user must have before a request acts. A connection makes the check
+/// inside the script of its first such request. The script's reply is then `{all, reply}`, and
+/// `all` says whether the user may use all names. For a user that may not, the check is made once
+/// for each name.
 #[derive(Debug)]
 pub struct RightsQuestion {
-    /// The number of the question, its own, below 64.
+    /// The number of the question, below 64. No other question has it.
     number: u8,
     code: String,
 }
 
 impl RightsQuestion {
-    /// `code` is the body of a Lua function that gets a random name and the script, a function. It
-    /// returns a refusal, or the script's error, or `{all, reply}`.
+    /// `code` is Lua code that can use `random`, a random name, and `script`, the script as a
+    /// function. It returns a refusal, the script's error, or `{all, reply}`.
     pub fn new(number: u8, code: String) -> Self {
         Self { number, code }
     }
@@ -95,14 +97,15 @@ impl RightsQuestion {
 #[derive(Debug)]
 struct Text {
     code: Cow<'static, str>,
-    /// The beginning of each call by its hash, which follows the number of its parts. It has one
-    /// length for all.
+    /// The first two parts of a call by hash: `EVALSHA` and the hash. They have the same length for
+    /// all scripts.
     by_hash: Vec<u8>,
 }
 
-/// A text in the scripts of `lua/` for one server, and its replacement in a cluster. There the
-/// script's first key stands for the name: all its channels are in that key's slot. An argument
-/// could say where the script runs, but each call to one server would carry it.
+/// A text in the scripts of `lua/` for one server, and its replacement in a cluster. In a cluster
+/// the first key stands for the name, so that all the script's channels are in the key's slot. An
+/// argument could tell the script where it runs, but each call to a single server would have to
+/// carry it.
 const OWN: [&str; 2] = [
     "'redisson_lock__channel:{redlatch:'",
     "('redisson_lock__channel:' .. (string.find(KEYS[1], '{', 1, true) and KEYS[1] \
@@ -124,7 +127,7 @@ impl Script {
         }
     }
 
-    /// The same script. A reply of another kind is an error.
+    /// The same script, for which a reply of another kind is an error.
     pub fn answers(self, replies: Replies) -> Self {
         Self { replies, ..self }
     }
@@ -135,7 +138,7 @@ impl Script {
         Self { takes: true, ..self }
     }
 
-    /// The hash of its text for one server.
+    /// The hash of the script's text for one server.
     pub fn hash(&self) -> String {
         redis::Script::new(&self.server.code).get_hash().to_owned()
     }
@@ -178,7 +181,7 @@ pub struct Command {
     script: Option<ScriptCall>,
     acks: Option<ReplicaAcks>,
     replies: Replies,
-    /// Whether ASKING goes before it.
+    /// Whether ASKING goes before the command.
     asks: bool,
     /// See [`answered_first`](Self::answered_first).
     is_answered_first: bool,
@@ -189,7 +192,7 @@ pub struct Command {
 #[derive(Clone, Copy, Debug)]
 struct ScriptCall {
     script: &'static Script,
-    /// How many parts the command has.
+    /// The number of the command's parts.
     parts: usize,
     /// The index at which the part behind the script's hash begins.
     rest: usize,
@@ -228,18 +231,19 @@ impl Command {
         Self { logs_in: true, ..Self::plain(&parts) }
     }
 
-    /// Whether the connection may have another user after it.
+    /// Whether the command logs in, so that the connection may have another user after it.
     pub(crate) fn logs_in(&self) -> bool {
         self.logs_in
     }
 
-    /// A command that is answered when so many replicas have all writes made over its connection so
-    /// far, or when the time is over. The reply is how many have them.
+    /// A WAIT. The server answers it when `acks.count` replicas have all earlier writes of the
+    /// connection, or when `acks.within` is over. The reply is the number of replicas that have
+    /// them.
     pub fn wait(acks: ReplicaAcks) -> Self {
         let mut digits = [[0; 20]; 2];
         let [count, millis] = &mut digits;
         let count = decimal(acks.count.into(), count);
-        // Zero would mean for ever.
+        // Zero would mean no limit.
         Self::plain(&[b"WAIT", count, decimal(whole_millis(acks.within).max(1), millis)])
     }
 
@@ -264,13 +268,13 @@ impl Command {
         Self::new(bytes, Some(call), script.replies)
     }
 
-    /// Makes the command's writes count only when so many replicas have them: a
-    /// [`wait`](Self::wait) follows it.
+    /// Makes the command succeed only if enough replicas have its writes: a [`wait`](Self::wait)
+    /// follows it.
     pub fn acknowledged(self, acks: Option<ReplicaAcks>) -> Self {
         Self { acks, ..self }
     }
 
-    /// Makes the script act only if its user has the rights for which this asks.
+    /// Makes the script act only if its user has the rights that `question` asks for.
     pub fn needs(self, question: &'static RightsQuestion) -> Self {
         Self { question: Some(question), ..self }
     }
@@ -286,9 +290,9 @@ impl Command {
     /// If `is_first`, a call that finds the connection free reads the reply to this posted command
     /// before it writes its own.
     ///
-    /// The server runs all commands that it has read before it writes a reply or a message. So the
-    /// message of a release reaches the next process sooner if the thread's next request is not
-    /// among them. Order and meaning are the same without it.
+    /// The server runs all commands that it has read before it writes any reply or message. So the
+    /// message of a release reaches the next process sooner if the server has not read the thread's
+    /// next request by then. This changes neither the order nor the effect of commands.
     #[must_use]
     pub fn answered_first(self, is_first: bool) -> Self {
         Self { is_answered_first: is_first, ..self }
@@ -320,14 +324,14 @@ impl Command {
         }
     }
 
-    /// The name of the command: for a script, that of the command that calls it.
+    /// The command's name. For a script, that is `EVALSHA`.
     pub fn name(&self) -> Option<&str> {
         let parts = self.bytes.iter().position(|byte| *byte == b'\n')? + 1;
         next_part(&self.bytes[parts..]).and_then(|(name, _)| str::from_utf8(name).ok())
     }
 
-    /// The first key, or the part in its place: the one behind a script's hash and the number of
-    /// its keys, or behind a plain command's name. `None`: the command has none.
+    /// The command's first key. That is the part behind a script's hash and number of keys, or
+    /// behind a plain command's name. `None`: there is no such part.
     pub fn key(&self) -> Option<&[u8]> {
         let rest = self.script.map_or(0, |call| call.rest);
         let mut bytes = &self.bytes[rest..];
@@ -343,37 +347,38 @@ impl Command {
         self.script.is_some_and(|call| call.script.takes)
     }
 
-    /// The number of the script that the command calls, if it calls one. Each script has its own.
+    /// A number for the script that the command calls, if it calls one. Each script has another
+    /// one.
     pub(crate) fn script_id(&self) -> Option<usize> {
         self.script.map(|call| std::ptr::from_ref(call.script).addr())
     }
 
-    /// Whether the server can have meant this reply for this command. If not, it is the reply to
-    /// another command (as are all after it), and must not be read as a grant or a release.
+    /// Whether this can be the reply to this command. If not, it is the reply to another command,
+    /// as are all later ones, and must not be read as a grant or a release.
     pub(crate) fn may_be_answered(&self, reply: &Value) -> bool {
         self.replies.include(reply)
     }
 
     /// The same command for a server to which its slot is moving. ASKING goes before it, and the
-    /// call has the script's text. (ASKING is good for one command, and a script that the server
-    /// does not know yet would need a second one.) That server may give its user other rights.
+    /// call has the script's text. (ASKING counts for one command. If the server did not know the
+    /// script's hash, a second command would be needed.)
     pub(crate) fn asking(&self) -> Self {
         Self { asks: true, ..self.clone() }
     }
 
-    /// Whether ASKING goes before it, in the same packet.
+    /// Whether ASKING goes before the command, in the same packet.
     pub(crate) fn asks(&self) -> bool {
         self.asks
     }
 
-    /// The same call with the script's text, if it is one.
+    /// The same call with the script's text. `None`: this is no script call.
     pub(crate) fn to_eval(&self, channels: Channels) -> Option<Vec<u8>> {
         let ScriptCall { script, .. } = self.script?;
         self.eval(&script.text(channels).code, None)
     }
 
-    /// The same call with the text of its script, which first asks its question if it has one. The
-    /// server learns another script by it.
+    /// The same call with a text that asks the question before it runs the script. `None`: this is
+    /// no script call, or has no question. For the server, that text is another script.
     pub(crate) fn to_question(&self, channels: Channels, random: &str) -> Option<Vec<u8>> {
         let (ScriptCall { script, .. }, question) = (self.script?, self.question?);
         let code = format!(
@@ -383,7 +388,8 @@ impl Command {
         self.eval(&for_channels(&code, channels), Some(random.as_bytes()))
     }
 
-    /// Makes the call with the script's text, and with one more argument if there is one.
+    /// The same call with `code` as the script's text, and with one more argument if `another` is
+    /// one.
     fn eval(&self, code: &str, another: Option<&[u8]>) -> Option<Vec<u8>> {
         let ScriptCall { parts, rest, .. } = self.script?;
         let mut bytes = Vec::with_capacity(code.len() + self.bytes.len());
@@ -412,7 +418,8 @@ fn next_part(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
 
 #[inline]
 fn push_header(bytes: &mut Vec<u8>, kind: u8, count: usize) {
-    // In one piece, and most without a loop: a command has many of them.
+    // Each line is appended in one piece, and most without a loop, since a command has many of
+    // them.
     let digit = |number: usize| b'0' + (number % 10) as u8;
     match count {
         0..10 => return bytes.extend_from_slice(&[kind, digit(count), b'\r', b'\n']),
@@ -440,13 +447,13 @@ fn push_pieces(bytes: &mut Vec<u8>, part: Pieces<'_>) {
     bytes.extend_from_slice(b"\r\n");
 }
 
-/// One part of a command, in pieces: the writer of the command joins them, so that a lock's
-/// requests make no texts of their own.
+/// One part of a command, as pieces. They are joined as the command is written, so that a lock's
+/// requests need not allocate strings for them.
 #[derive(Clone, Copy, Debug)]
 pub struct Pieces<'a>([&'a [u8]; 4]);
 
 impl<'a> Pieces<'a> {
-    /// The part that these make together.
+    /// The part that these pieces form together.
     #[inline]
     pub fn of(pieces: [&'a str; 4]) -> Self {
         Self(pieces.map(str::as_bytes))

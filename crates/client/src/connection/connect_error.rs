@@ -9,7 +9,7 @@ pub enum ConnectError {
     Unusable(String),
     /// The cluster serves no keys yet.
     NotReady(String),
-    /// No connection was opened.
+    /// No connection could be opened.
     Unreachable(Cause),
 }
 

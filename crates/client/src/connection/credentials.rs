@@ -46,7 +46,7 @@ impl Credentials {
         (Some(&*self.user).filter(|user| !user.is_empty()), &self.password)
     }
 
-    /// A URL's settings with these instead.
+    /// A URL's settings with these credentials instead of its own.
     pub(crate) fn in_place(&self, url: &RedisConnectionInfo) -> RedisConnectionInfo {
         let (user, password) = self.parts();
         let settings = url.clone().set_password(password);
@@ -56,7 +56,7 @@ impl Credentials {
         }
     }
 
-    /// These instead of the URL's, if there are any.
+    /// The URL's settings, with `these` credentials instead of its own, if there are any.
     pub(crate) fn instead(these: &Option<Self>, url: &RedisConnectionInfo) -> RedisConnectionInfo {
         these.as_ref().map_or_else(|| url.clone(), |these| these.in_place(url))
     }
@@ -66,7 +66,7 @@ impl Credentials {
     }
 }
 
-/// Without user and password.
+/// Shows neither the user nor the password.
 impl fmt::Debug for Credentials {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Credentials")
@@ -97,15 +97,16 @@ impl fmt::Debug for Provider {
     }
 }
 
-/// The part of their time after which new ones are requested.
+/// The part of the credentials' validity after which new ones are requested.
 const RENEWED_AFTER: f64 = 0.75;
 const SHORTEST_PAUSE: Duration = Duration::from_millis(100);
-/// The pause before a retry: this part of their time, within the two bounds.
+/// The pause before a retry is the credentials' validity divided by this, within the two bounds.
 const RETRY: u32 = 32;
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
-/// Gets credentials from the user's code, on a thread of its own: that code may block or panic. One
-/// call at a time, with no mutex held, and no thread waits for it past its own deadline.
+/// Gets credentials from the user's code, on a thread of its own, since that code may block or
+/// panic. It makes one call at a time, with no mutex held. A thread that waits for the result
+/// leaves at its own deadline.
 pub struct CredentialSource(Arc<Shared>);
 
 struct Shared {
@@ -120,14 +121,15 @@ struct Shared {
 type CredentialsRenewed = dyn Fn(Result<&Credentials, &str>) + Send + Sync;
 
 struct SourceState {
-    /// Calls are numbered. The last one that a thread waits for, that was begun, that was answered.
+    /// The numbers of three calls of the user's code: the last one that a thread waits for, the
+    /// last one begun, and the last one answered.
     wanted: u64,
     begun: u64,
     answered: u64,
     answer: Result<Credentials, String>,
     /// The credentials with which connections were first opened, or last renewed.
     told: Option<Credentials>,
-    /// A connection was opened with others since.
+    /// Whether a connection has been opened with other credentials since.
     differs: bool,
     renew_at: Option<Instant>,
     ended: bool,
@@ -181,7 +183,7 @@ impl CredentialSource {
         state.answer.clone()
     }
 
-    /// How often connections were given new ones.
+    /// How often open connections were given new credentials.
     pub(crate) fn renewals(&self) -> u64 {
         self.0.renewals.load(Ordering::Acquire)
     }
@@ -192,7 +194,7 @@ impl CredentialSource {
         let _only_once = self.0.renewed.set(Box::new(renewed));
     }
 
-    /// The client ends: the thread does, too, when the user's code has returned.
+    /// Notes that the client ends. The thread ends when the user's code has returned.
     pub fn end(&self) {
         self.0.state.lock().ended = true;
         self.0.changed.notify_all();
@@ -232,7 +234,8 @@ impl Shared {
         }
     }
 
-    /// Sleeps until a call is due, and returns whether it is for open connections. `None`: the end.
+    /// Sleeps until a call is due, and returns whether the call is for open connections. `None`:
+    /// the client has ended.
     fn wait(&self) -> Option<bool> {
         let mut state = self.state.lock();
         loop {
@@ -277,7 +280,7 @@ impl Shared {
                     state.renew_at = due;
                 } else {
                     state.differs |= !is_same;
-                    // The earliest expiry of the connections' credentials.
+                    // The earliest time at which a connection's credentials must be renewed.
                     state.renew_at = state.renew_at.into_iter().chain(due).min();
                 }
                 if renews || state.told.is_none() {
@@ -292,8 +295,8 @@ impl Shared {
             Err(_) => {}
         }
         if tell && answer.is_ok() {
-            // Before the connections get them: a thread that opens one from here on asks after the
-            // change.
+            // This comes before the connections get the new credentials: a thread that opens a
+            // connection from here on asks for credentials after the change.
             self.renewals.fetch_add(1, Ordering::AcqRel);
         }
         drop(state);

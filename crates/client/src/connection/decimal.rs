@@ -7,7 +7,7 @@ pub fn decimal(number: u64, digits: &mut [u8; 20]) -> &[u8] {
     &digits[at..]
 }
 
-/// Writes `number` to the end of `digits`. Returns where it begins.
+/// Writes `number` to the end of `digits`. Returns the index of its first digit.
 #[inline]
 pub fn write_decimal(number: u64, digits: &mut [u8]) -> usize {
     let mut at = digits.len();

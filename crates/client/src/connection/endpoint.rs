@@ -25,16 +25,16 @@ use super::{Credentials, Settings};
 pub struct Endpoint {
     target: Locator,
     login: Login,
-    /// Counts the servers of a cluster.
+    /// The server's number among those of its cluster.
     number: usize,
     channels: Channels,
     connect_timeout: Duration,
     response_timeout: Duration,
     runs: Arc<Runs>,
-    /// The code that opens these connections asks for all holds by itself.
+    /// Whether the code that opens these connections asks for all holds by itself.
     asks: bool,
     health: Arc<Health>,
-    /// The code that is told of each working connection.
+    /// The callback for each connection on which the server answers.
     opened: Arc<OnceLock<Box<dyn Fn() + Send + Sync>>>,
 }
 
@@ -44,10 +44,11 @@ enum Locator {
     At {
         address: ConnectionAddr,
         network: Network,
-        /// For the one server of a client, if its host has a name.
+        /// The name of the host, if the client has only this server and its host is not given by
+        /// address.
         name: Option<Arc<Name>>,
     },
-    /// Where the Sentinels say.
+    /// The master that the Sentinels name.
     Named(Arc<Sentinels>),
 }
 
@@ -76,7 +77,8 @@ impl Endpoint {
         Ok(Self::at(Locator::Named(Arc::new(sentinels)), login, config, health))
     }
 
-    /// The same endpoint, but if its name leads to another server, the connections go there.
+    /// The same endpoint, but its connections follow its host's name when that leads to another
+    /// server.
     fn following_its_name(mut self) -> Self {
         let HostPort { host, port } = self.host_port();
         let is_name = !host.is_empty() && host.parse::<IpAddr>().is_err();
@@ -139,7 +141,7 @@ impl Endpoint {
         Self { channels, ..self }
     }
 
-    /// Counts the servers of a client.
+    /// The server's number among those of its client.
     #[inline]
     pub fn number(&self) -> usize {
         self.number
@@ -171,7 +173,7 @@ impl Endpoint {
         Ok(connection)
     }
 
-    /// A connection works: its server can be asked.
+    /// Notes that the server has answered over a connection.
     pub(super) fn answers(&self) {
         if let Some(tell) = self.opened.get() {
             tell();
@@ -221,13 +223,13 @@ impl Endpoint {
         self.response_timeout
     }
 
-    /// This server with another response timeout, for the code that is told of new runs.
+    /// This server with another response timeout, for the code that reacts to new runs.
     pub fn with_response_timeout(&self, response_timeout: Duration) -> Self {
         let connect_timeout = self.connect_timeout.min(response_timeout);
         Self { connect_timeout, response_timeout, asks: true, ..self.clone() }
     }
 
-    /// Counts how often open connections had to get a new user and password.
+    /// How often open connections got a new user and password.
     pub fn login_renewals(&self) -> u64 {
         self.login.renewals()
     }
@@ -238,19 +240,19 @@ impl Endpoint {
         &self.health
     }
 
-    /// From here on a thread that meets a new run of the server calls `tell`, as it opens a
-    /// connection: it must not block.
+    /// Sets the callback for new runs of the server. A thread that meets a new run calls it while
+    /// it opens a connection, so it must not block.
     pub fn on_new_run(&self, tell: impl Fn() + Send + Sync + 'static) {
         self.runs.on_new(tell);
     }
 
-    /// From here on a thread that has opened a connection on which the server answers calls `tell`:
-    /// it must not block.
+    /// Sets the callback for connections on which the server answers. The thread that has opened
+    /// the connection calls it, so it must not block.
     pub fn on_opened(&self, tell: impl Fn() + Send + Sync + 'static) {
         let _only_once = self.opened.set(Box::new(tell));
     }
 
-    /// From here on `tell` is called when another server is the master: it must not block.
+    /// Sets the callback for a change of the master. It must not block.
     pub fn on_moved(&self, tell: impl Fn() + Send + Sync + 'static) {
         match &self.target {
             Locator::At { name, .. } => {
@@ -274,7 +276,7 @@ impl Endpoint {
                 let (address, network, login) =
                     (address.clone(), network.clone(), self.login.clone());
                 let timeouts = (self.connect_timeout, self.response_timeout);
-                // A connection beside all others, which no thread uses.
+                // This connection is only for the question, and no other thread uses it.
                 let connect = move || {
                     let until = deadline_in(timeouts.0);
                     let opened = Connection::open(
@@ -287,7 +289,8 @@ impl Endpoint {
                         &|_| {},
                     );
                     let (mut connection, server) = opened.ok()?;
-                    // A replica takes no writes, and may be about to become the master.
+                    // A replica does not count: it takes no writes, though it may soon become the
+                    // master.
                     let leads = server.is_master != Some(false);
                     connection.closer().peer().filter(|_| leads).map(|peer| (peer, server))
                 };
@@ -300,7 +303,7 @@ impl Endpoint {
         }
     }
 
-    /// The client ends: no thread looks for a master any more.
+    /// Notes that the client ends. No thread then looks for a master.
     pub fn end(&self) {
         match &self.target {
             Locator::At { name, .. } => drop(name.as_ref().inspect(|name| name.end())),
@@ -323,12 +326,12 @@ impl Endpoint {
         self.server().is_some_and(|server| server.says_its_run())
     }
 
-    /// The server's last word on itself.
+    /// The server's last answer to `INFO`.
     pub fn server(&self) -> Option<ServerInfo> {
         self.runs.last()
     }
 
-    /// Whether the other one is the same server, as far as addresses and the servers' words tell.
+    /// Whether both are the same server, as far as their addresses and their answers show.
     pub(crate) fn is_same_server_as(&self, other: &Self) -> bool {
         let said = (self.server(), other.server());
         self.address() == other.address()

@@ -23,14 +23,14 @@ impl HostPort {
         Self { host, port }
     }
 
-    /// An address as messages show it, the same wherever it comes from. (The redis crate writes
+    /// An address as messages show it, in one form for all sources. (The redis crate writes
     /// `::1:6379`, where the port is hard to see.)
     pub(super) fn text_of(address: &ConnectionAddr) -> String {
         let host_port = Self::of(address);
         if host_port.host.is_empty() { address.to_string() } else { host_port.to_string() }
     }
 
-    /// Reached as the server at `other` is.
+    /// This host and port, with the TLS settings of `other`.
     pub(super) fn instead_of(&self, other: &ConnectionAddr) -> ConnectionAddr {
         let (host, port) = (self.host.clone(), self.port);
         match other {

@@ -24,12 +24,12 @@ impl Login {
         Self { settings, name: Arc::clone(&config.name), source: None }
     }
 
-    /// For a server whose user and password may change.
+    /// The login of a server whose user and password may change.
     pub(super) fn of_servers(settings: RedisConnectionInfo, config: &Settings) -> Self {
         Self { source: config.credential_source.clone(), ..Self::new(settings, config) }
     }
 
-    /// With the user and the password of now.
+    /// The settings with the present user and password.
     pub(super) fn settings(&self, deadline: Instant) -> RedisResult<Cow<'_, RedisConnectionInfo>> {
         let Some(source) = &self.source else { return Ok(Cow::Borrowed(&self.settings)) };
         match source.ask(deadline) {
@@ -43,7 +43,7 @@ impl Login {
         self.source.is_some()
     }
 
-    /// Counts how often open connections had to get new ones.
+    /// How often open connections got new credentials.
     pub(super) fn renewals(&self) -> u64 {
         self.source.as_ref().map_or(0, |source| source.renewals())
     }
@@ -57,8 +57,8 @@ impl Login {
     }
 }
 
-/// The name of a client's connections: its name and its id, without characters that the server
-/// allows in no name.
+/// The name of a client's connections: its name and its id. A `-` stands for each character that
+/// the server does not allow in a name.
 pub fn connection_name(name: Option<&str>, id: &str) -> Arc<str> {
     let name = name.map_or_else(default_name, str::to_owned);
     let name: String =

@@ -1,4 +1,4 @@
-//! How a command reaches Redis: encoded once, combined with other threads', answered or not.
+//! The way of a command to Redis and of its reply back, over connections that threads share.
 
 mod cluster;
 mod command;

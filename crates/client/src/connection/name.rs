@@ -1,4 +1,4 @@
-//! Where a host's name leads: it may lead to another server one day, while the old one lives on.
+//! A host's name, which may one day lead to another server, while the old one lives on.
 //!
 //! ```text
 //! open      each connection is remembered, with its address and the run that answers there
@@ -9,8 +9,8 @@
 //! ```
 //!
 //! No other thread would end those connections: an old master that was cut off from the others
-//! takes writes for as long as it lives. The look-up has a thread of its own, since it is the
-//! system's and may take as long as it likes.
+//! takes writes for as long as it lives. The look-up has a thread of its own, since the system
+//! gives it no deadline.
 //!
 //! One master: once the name is known to have left an address, no connection that leads there is
 //! used, unless the name leads there again.
@@ -43,7 +43,7 @@ struct NameState {
     ended: bool,
 }
 
-/// A connection.
+/// An open connection.
 struct Open {
     address: SocketAddr,
     server: ServerInfo,
@@ -51,7 +51,7 @@ struct Open {
 }
 
 fn contain(addresses: &[SocketAddr], address: &SocketAddr) -> bool {
-    // Without the scope of an IPv6 address, which a name does not say.
+    // The scope of an IPv6 address does not count, since a name's look-up does not give it.
     addresses.iter().any(|one| (one.ip(), one.port()) == (address.ip(), address.port()))
 }
 
@@ -61,7 +61,7 @@ impl Name {
         Self { host, port, state, ended: Condvar::new(), moved: OnceLock::new() }
     }
 
-    /// From here on `tell` is called whenever the name leads to another server. It must not block.
+    /// Sets the callback for a name that leads to another server. It must not block.
     pub(super) fn on_moved(&self, tell: impl Fn() + Send + Sync + 'static) {
         let _only_once = self.moved.set(Box::new(tell));
     }
@@ -72,8 +72,8 @@ impl Name {
         self.ended.notify_all();
     }
 
-    /// A connection was opened, to this run of a server. `false`: the name has left its address,
-    /// and it must not be used.
+    /// Notes a new connection to this run of a server. `false`: the name has left the connection's
+    /// address, so it must not be used.
     pub(super) fn watch(&self, closer: Closer, server: &ServerInfo) -> bool {
         let Some(address) = closer.peer() else { return true };
         let mut state = self.state.lock();
@@ -89,7 +89,7 @@ impl Name {
     /// and returns its address and its server.
     pub(super) fn follow(&self, connect: impl Fn() -> Option<(SocketAddr, ServerInfo)>) {
         while self.rest() {
-            // A name server that does not answer says nothing of where the name leads.
+            // A failed look-up says nothing about where the name leads.
             let Ok(answer) = look_up(&self.host, self.port) else { continue };
             if self.has_left(&answer)
                 && let Some((address, server)) = connect()
@@ -118,21 +118,21 @@ impl Name {
         EVERY
     }
 
-    /// Whether connections lead to addresses that the name does not lead to.
-    /// Another address alone says nothing: the same server may answer there.
+    /// Whether a connection leads to an address that the name has left. That alone says nothing
+    /// about the server: the same one may answer at the new address.
     fn has_left(&self, answer: &[SocketAddr]) -> bool {
         let mut state = self.state.lock();
         if answer.is_empty() {
             return false;
         }
-        // The name came back.
+        // The name may lead to such an address again.
         state.left.retain(|left| !contain(answer, left));
         state.open.retain(|open| !open.closer.is_done());
         state.open.iter().any(|open| !contain(answer, &open.address))
     }
 
-    /// This server was met where the name leads: closes all connections that lead elsewhere, and
-    /// not to this very run of it.
+    /// Notes that the name leads to this server. Closes all connections that lead to other
+    /// addresses, unless they lead to the same run of the server.
     fn leads_to(&self, answer: &[SocketAddr], address: SocketAddr, server: &ServerInfo) {
         let mut state = self.state.lock();
         let stays = |open: &Open| {
@@ -142,7 +142,8 @@ impl Name {
                 || open.server.is_same_run(server)
         };
         let gone: Vec<_> = state.open.extract_if(.., |open| !stays(open)).collect();
-        // Before any of them is opened anew: one that is being opened leads there, too.
+        // This comes before any connection is closed: one that is being opened may lead to such an
+        // address, too.
         state.left.extend(gone.iter().map(|open| open.address));
         state.left.sort();
         state.left.dedup();

@@ -21,7 +21,7 @@ impl Node {
         Self { endpoint, lanes: all }
     }
 
-    /// Counts the servers of a client.
+    /// The server's number among those of its client.
     #[inline]
     pub fn number(&self) -> usize {
         self.endpoint.number()
@@ -33,7 +33,7 @@ impl Node {
         &self.lanes
     }
 
-    /// Any lane: for commands of no name.
+    /// Any lane, for commands that belong to no name.
     #[inline]
     pub fn any_lane(&self) -> &Arc<Lane> {
         &self.lanes[0]

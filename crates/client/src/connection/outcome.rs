@@ -12,16 +12,16 @@ pub type Outcome = Result<Value, Failure>;
 /// Why there is no reply, or only an error, and whether the command ran.
 #[derive(Clone, Debug)]
 pub enum Failure {
-    /// Never written: nothing happened.
+    /// The command was never written, so nothing happened.
     Unsent(Cause),
-    /// The connection broke: it may have run, or not.
+    /// The connection broke. The command may have run.
     Reset(Cause),
-    /// No reply in time: it may have run, or may still.
+    /// No reply came in time. The command may have run, or may still run.
     TimedOut(Cause),
-    /// The server answered with this error. The connection is as good as before.
+    /// The server answered with this error. The connection stays usable.
     Refused(Cause),
     /// The command has run and had this reply, but too few replicas have
-    /// [acknowledged](super::Command::acknowledged) it. The connection is as good as before.
+    /// [acknowledged](super::Command::acknowledged) it. The connection stays usable.
     Unacknowledged(Value, Cause),
 }
 
@@ -32,7 +32,7 @@ pub struct Cause {
     pub error: Arc<RedisError>,
     /// The server's address, for people.
     pub address: Arc<str>,
-    /// Whether there was ever a connection to the server: its address is right then.
+    /// Whether there was ever a connection to the server, so that its address must be right.
     pub met: bool,
     /// The command that the server refused, if that is known.
     pub command: Option<Box<str>>,
@@ -41,7 +41,7 @@ pub struct Cause {
 }
 
 impl Cause {
-    /// An error that this process met with the server.
+    /// An error that this process had with the server.
     pub fn new(error: impl Into<RedisError>, health: &Health) -> Self {
         let error = Arc::new(error.into());
         Self { error, address: health.address(), met: health.was_met(), command: None, holds: None }
@@ -65,7 +65,7 @@ impl Failure {
         }
     }
 
-    /// Whether the connection is of no use any more.
+    /// Whether the connection is useless after this.
     pub fn is_the_links(&self) -> bool {
         !matches!(self, Self::Refused(_) | Self::Unacknowledged(..))
     }

@@ -1,4 +1,4 @@
-//! An error reply's meaning for the server that sends it.
+//! The meaning of error replies.
 
 use redis::ErrorKind;
 use redis::{RedisError, Value};
@@ -6,8 +6,8 @@ use redis::{RedisError, Value};
 use super::host_port::HostPort;
 use super::{Failure, Outcome, SLOTS};
 
-/// The code of an error reply: its first word; `NOPERM` if the user of a script lacks the right to
-/// a command, a key or a channel: servers only say `ERR` of that.
+/// The code of an error reply: its first word. It is `NOPERM` also if the user of a script lacks
+/// the right to a command, a key or a channel, for which servers only say `ERR`.
 pub fn reply_code(error: &RedisError) -> &str {
     code(error.code().unwrap_or_default(), error.detail())
 }
@@ -18,21 +18,21 @@ fn code<'a>(code: &'a str, detail: Option<&str>) -> &'a str {
 
 /// Whether this is a server's text for a right that the user of a script lacks.
 fn forbids_a_script(detail: &str) -> bool {
-    // Redis later than 7.0, and Valkey; Redis 7.0. Only at the beginning: a user's name may be
-    // behind it.
+    // The first text is that of Valkey and of Redis after 7.0, the second that of Redis 7.0. It
+    // must stand at the beginning, since a user's name may follow it.
     ["ACL failure in script: ", "The user executing the script can't "]
         .iter()
         .any(|said| detail.starts_with(said))
 }
 
-/// Whether this reply says that the server is not the one to ask, or not now: the connection leads
-/// to the wrong place. The next one looks the address up anew.
+/// Whether this reply says that the server is the wrong one to ask, or is not ready. The next
+/// connection then looks the address up anew.
 pub(super) fn is_wrong_server_reply(reply: &Value) -> bool {
     let Value::ServerError(error) = reply else { return false };
     is_wrong_code(code(error.code(), error.details()))
 }
 
-/// The same for the error that such a reply has become.
+/// As [`is_wrong_server_reply`], for the error made of the reply.
 pub(super) fn is_wrong_server_error(error: &RedisError) -> bool {
     is_wrong_code(reply_code(error))
 }
@@ -41,17 +41,18 @@ fn is_wrong_code(code: &str) -> bool {
     matches!(code, "READONLY" | "LOADING" | "MASTERDOWN")
 }
 
-/// The server to which a cluster's server redirects a client. It has run nothing, but for
+/// A cluster's answer that redirects a client. The server has run nothing, except with
 /// [`Halfway`](Self::Halfway).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Redirect {
-    /// The slot is the server's there, from now on.
+    /// The slot belongs to this server from now on.
     Moved { slot: u16, host_port: HostPort },
-    /// The slot is on its way there. This once.
+    /// The slot is moving to this server, which is to be asked this once.
     Ask { host_port: HostPort },
-    /// To no other one, now: the slot's keys are in two places, or no server has it, or not yet.
+    /// No server can run the command now: the slot's keys are at two servers, or no server has the
+    /// slot yet.
     Later,
-    /// The same, in the middle of a script, which may have changed something before.
+    /// As `Later`, but in the middle of a script, which may have changed something already.
     Halfway,
 }
 
@@ -61,13 +62,13 @@ pub(super) fn redirect(outcome: &Outcome) -> Option<Redirect> {
     redirect_of(&cause.error)
 }
 
-/// The same for its error.
+/// The redirect in an error reply, if any.
 pub(super) fn redirect_of(error: &RedisError) -> Option<Redirect> {
     let details = error.detail();
     let host_port = || {
         let (slot, host_port) = details?.split_once(' ')?;
         let (host, port) = host_port.split(' ').next()?.rsplit_once(':')?;
-        // Empty or a question mark: the server does not know that one's address.
+        // An empty host or a question mark: the server does not know the other one's address.
         let host = Some(host).filter(|host| !host.is_empty() && *host != "?")?;
         let host_port = HostPort { host: host.to_owned(), port: port.parse().ok()? };
         Some((slot.parse().ok().filter(|slot| *slot < SLOTS)?, host_port))
@@ -81,8 +82,8 @@ pub(super) fn redirect_of(error: &RedisError) -> Option<Redirect> {
             Some(host_port().map_or(Redirect::Later, |(_, host_port)| Redirect::Ask { host_port }))
         }
         "TRYAGAIN" | "CLUSTERDOWN" | "LOADING" | "MASTERDOWN" | "READONLY" => Some(Redirect::Later),
-        // While its slot is on its way a key that is not there counts as another server's: one that
-        // the script has just deleted, too.
+        // While a slot is moving, a missing key counts as another server's, even if the script
+        // itself has just deleted the key.
         "ERR" if details.is_some_and(|it| it.contains("a non local key")) => {
             Some(Redirect::Halfway)
         }
@@ -90,35 +91,36 @@ pub(super) fn redirect_of(error: &RedisError) -> Option<Redirect> {
     }
 }
 
-/// Whether a server of a cluster refuses a command because another one is to be asked, now or soon.
+/// Whether a server of a cluster refuses a command because another server must be asked, now or
+/// soon.
 pub fn is_redirect(error: &RedisError) -> bool {
     redirect_of(error).is_some()
 }
 
-/// Whether a server has answered a connecting client, but does not let it in.
+/// Whether a server has answered a connecting client but refuses to serve it.
 pub(super) fn is_refusal(error: &RedisError) -> bool {
     error.kind() == ErrorKind::AuthenticationFailed
         || error.code().is_some_and(|code| ![NO_MASTER, NO_SERVICE].contains(&code))
 }
 
-/// The code of an error of our own: the Sentinels know no master, now.
+/// The code of redlatch's own error when the Sentinels know no master at the moment.
 pub const NO_MASTER: &str = "NOMASTER";
-/// The code for a name that none of the Sentinels knows.
+/// The code of redlatch's own error for a name that none of the Sentinels knows.
 pub const NO_SERVICE: &str = "NOSERVICE";
 
-/// The text of an error by which the server asks for the client's identity, as a part of TLS.
+/// The text of an error by which the server asks for the client's certificate, as a part of TLS.
 pub const NO_CERTIFICATE: &str = "the server wants a certificate of the client";
-/// The text for a refused one.
+/// The text of an error by which the server refuses the client's certificate.
 pub const REFUSED_CERTIFICATE: &str = "the server refuses the certificate of the client";
 
-/// Whether a server says by this error, before any question, that it lets no client in.
+/// Whether a server sends this error, before any question, because it accepts no clients.
 pub(super) fn turns_away(error: &RedisError) -> bool {
     error.code() == Some("DENIED")
         || error.detail().is_some_and(|text| text.contains("max number of clients"))
 }
 
-/// Whether a server with this answer may answer otherwise before long: it starts, is busy or full,
-/// or another one takes over.
+/// Whether this error may pass before long: the server starts, is busy or full, or another one
+/// takes over.
 pub fn is_transient(error: &RedisError) -> bool {
     matches!(
         reply_code(error),
@@ -134,7 +136,7 @@ pub fn is_transient(error: &RedisError) -> bool {
     ) || error.detail().is_some_and(|detail| detail.contains("max number of clients reached"))
 }
 
-/// An error reply that came as text inside of another reply.
+/// The error for a text that came inside another reply.
 pub fn error_reply(text: &str) -> RedisError {
     let (code, detail) = text.split_once(' ').unwrap_or((text, ""));
     redis::make_extension_error(code.to_owned(), Some(detail.to_owned()))

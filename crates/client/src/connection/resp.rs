@@ -1,35 +1,35 @@
-//! Replies out of bytes: RESP2, and the additions of `HELLO 3`.
+//! Reads replies from bytes: RESP2, and the additions of `HELLO 3`.
 //!
-//! A reply is looked over while it comes, and made when all of it is there. So no value, and no
-//! room for one, is made only because the other side announces its length. The kinds that nearly
-//! every reply is of are made here; the others are left to the redis crate's parser, which takes
-//! ten times as long for a number.
+//! A reply is scanned while it arrives, and its value is made when all of it is there. So memory is
+//! never allocated only because the other side announces a length. The most frequent kinds of reply
+//! are parsed here. The rest are left to the redis crate's parser, which takes ten times as long
+//! for a number.
 
 use std::io::{self, Read};
 
 use redis::{ErrorKind, PushKind, RedisError, RedisResult, Value};
 
-/// No reply of a server's to this library comes near this. (A publisher may send more to a
-/// listener; by default a server keeps so much for a listener.)
+/// The most bytes of a reply. No server's reply to this library comes near this. (A publisher may
+/// send more to a listener. This is what a server keeps for a listener by default.)
 const LARGEST: usize = 32 << 20;
 const LONGEST_LINE: usize = 64 << 10;
-/// Parts within parts.
+/// The deepest nesting of a reply's parts.
 const DEEPEST: usize = 32;
-/// Nearly all that is ever there at once.
+/// The initial size of the buffer. Almost all bytes that ever wait at once fit in.
 const ROOM: usize = 4 << 10;
 
 const END: &[u8] = b"\r\n";
-/// How a message to a listener begins, behind the number of its parts.
+/// The beginning of a message to a listener, behind the number of its parts.
 const MESSAGE: &[u8] = b"$7\r\nmessage\r\n";
 const SHARDED_MESSAGE: &[u8] = b"$8\r\nsmessage\r\n";
 
-/// The bytes that have come over a connection and were not taken.
+/// The bytes that have come over a connection and have not been taken.
 pub(super) struct ReplyReader {
     /// The buffer. The bytes are in `from..to`.
     room: Vec<u8>,
     from: usize,
     to: usize,
-    /// The look at the reply that begins at `from`.
+    /// The scan of the reply that begins at `from`.
     look: Look,
 }
 
@@ -38,7 +38,7 @@ impl ReplyReader {
         Self { room: vec![0; ROOM], from: 0, to: 0, look: Look::default() }
     }
 
-    /// Takes the next reply to a command, and reads its missing part.
+    /// Takes the next reply to a command, and reads whatever is missing of it.
     ///
     /// Pushed messages of any kind are skipped: the server, a proxy or another client's `CLIENT
     /// TRACKING … REDIRECT` may send one at any time, and a push that counted as a reply would give
@@ -51,8 +51,8 @@ impl ReplyReader {
         }
     }
 
-    /// Takes the next reply or pushed message, and reads its missing part. After an error the
-    /// beginning of the next one is unknown.
+    /// Takes the next reply or pushed message, and reads whatever is missing of it. After an error,
+    /// the position of the next reply is unknown.
     pub(super) fn take(&mut self, stream: &mut impl Read) -> RedisResult<Value> {
         loop {
             if let Some(length) = self.look.over(&self.room[self.from..self.to])? {
@@ -79,7 +79,8 @@ impl ReplyReader {
         }
     }
 
-    /// Makes room to read to. It grows with the bytes that have come.
+    /// Makes room for the next read. The buffer grows with the bytes that have come, not with
+    /// announced lengths.
     fn make_room(&mut self) -> RedisResult<()> {
         if self.to < self.room.len() {
             return Ok(());
@@ -96,7 +97,7 @@ impl ReplyReader {
     }
 }
 
-/// The reply, without its attributes. `None`: it was pushed.
+/// The reply, without its attributes. `None`: it is a pushed message.
 fn reply_of(value: Value) -> Option<Value> {
     match value {
         Value::Push { .. } => None,
@@ -105,17 +106,17 @@ fn reply_of(value: Value) -> Option<Value> {
     }
 }
 
-/// How far a reply was looked over.
+/// The progress of scanning a reply.
 #[derive(Default)]
 struct Look {
     at: usize,
-    /// How many parts are missing in each incomplete value, the outermost first.
+    /// The number of missing parts of each incomplete value, the outermost first.
     missing: Vec<usize>,
 }
 
 impl Look {
-    /// The length of the reply at the beginning of `bytes`. `None`: more is to come. The next look,
-    /// at the same bytes and more, goes on from there.
+    /// The length of the reply at the beginning of `bytes`. `None`: more is to come. The next call,
+    /// with the same bytes and more, goes on from there.
     fn over(&mut self, bytes: &[u8]) -> RedisResult<Option<usize>> {
         loop {
             let Some(line) = line(&bytes[self.at..])? else { return Ok(None) };
@@ -139,7 +140,7 @@ impl Look {
                 },
                 Some(b'*' | b'~' | b'>') => length(line)?.unwrap_or(0),
                 Some(b'%') => 2 * length(line)?.unwrap_or(0),
-                // The next reply's attributes, and that reply.
+                // Attributes, and then the reply to which they belong.
                 Some(b'|') => 2 * length(line)?.unwrap_or(0) + 1,
                 _ => return Err(nonsense()),
             };
@@ -155,8 +156,8 @@ impl Look {
         }
     }
 
-    /// A part has come as a whole, and with it those of which it was the last. Returns whether that
-    /// completes the reply.
+    /// Counts a complete part, and each part that it completes as the last one inside. Returns
+    /// whether the reply is complete.
     fn completes(&mut self) -> bool {
         while let Some(missing) = self.missing.last_mut() {
             *missing -= 1;
@@ -196,8 +197,8 @@ fn number(line: &[u8]) -> RedisResult<i64> {
     text.parse().map_err(|_| nonsense())
 }
 
-/// Makes the part at the beginning of `bytes`, which must have been looked over. Returns the bytes
-/// behind it, too.
+/// Makes the value of the part at the beginning of `bytes`, which must have been scanned. Also
+/// returns the bytes behind it.
 fn part(bytes: &[u8]) -> RedisResult<(Value, &[u8])> {
     let line = line(bytes)?.ok_or_else(nonsense)?;
     let mut rest = &bytes[line.len() + END.len()..];
@@ -224,7 +225,7 @@ fn part(bytes: &[u8]) -> RedisResult<(Value, &[u8])> {
             }
             None => Value::Nil,
         },
-        // The message that hands a lock on is one of these.
+        // The message that hands a lock on is of this kind.
         Some(b'>') if rest.starts_with(MESSAGE) || rest.starts_with(SHARDED_MESSAGE) => {
             let (kind, behind) = if rest.starts_with(MESSAGE) {
                 (PushKind::Message, &rest[MESSAGE.len()..])
@@ -246,7 +247,7 @@ fn part(bytes: &[u8]) -> RedisResult<(Value, &[u8])> {
     Ok((value, rest))
 }
 
-/// So many parts, and the bytes behind them.
+/// Makes the values of `number` parts. Also returns the bytes behind them.
 fn parts(number: usize, mut bytes: &[u8]) -> RedisResult<(Vec<Value>, &[u8])> {
     let mut parts = Vec::with_capacity(number);
     for _ in 0..number {
@@ -269,7 +270,8 @@ mod tests {
 
     use super::*;
 
-    /// A stream in pieces of these lengths, and the rest as one; then the end.
+    /// A stream that gives the bytes in pieces of these lengths, then the rest in one piece, then
+    /// the end.
     struct InPieces<'a> {
         bytes: &'a [u8],
         lengths: std::slice::Iter<'a, usize>,
@@ -302,7 +304,7 @@ mod tests {
         }
     }
 
-    /// The same, as the redis crate's parser reads it.
+    /// All replies in `bytes`, as the redis crate's parser reads them.
     fn expected(mut bytes: &[u8]) -> Vec<Value> {
         let mut parser = Parser::new();
         std::iter::from_fn(|| parser.parse_value(&mut bytes).ok()).collect()
@@ -399,7 +401,7 @@ mod tests {
             prop_assert!(is_end(&error), "{}", error);
             for at in 1..bytes.len() {
                 prop_assert_eq!(&read(&bytes, &[at]).0, &expected, "in two pieces, at {}", at);
-                // Nothing of a reply that has not come as a whole.
+                // A reply that has not come as a whole is not returned.
                 let (before, error) = read(&bytes[..at], &[]);
                 prop_assert!(expected.starts_with(&before) && before.len() < expected.len());
                 prop_assert!(is_end(&error), "{}", error);
@@ -415,13 +417,13 @@ mod tests {
             let bytes = all.iter().flat_map(|(pushes, reply)| [pushes.concat(), reply.clone()]);
             let bytes = bytes.collect::<Vec<_>>().concat();
             let (mut among, mut pieces) = (ReplyReader::new(), InPieces::of(&bytes, &lengths));
-            // A reply of those that are made up here may be a push.
+            // One of the random replies may itself be a push.
             for expected in expected(&replies).into_iter().filter_map(reply_of) {
                 prop_assert_eq!(among.take_reply(&mut pieces).unwrap(), expected);
             }
         }
 
-        /// Replies are understood as the redis crate understands them, and the rest is an error.
+        /// Every reply is read as the redis crate reads it, or is an error.
         #[test]
         fn a_damaged_reply_is_an_error_and_no_panic(
             replies in vec(reply(), 1..4),
@@ -457,7 +459,7 @@ mod tests {
 
     #[test]
     fn a_reply_that_begins_at_the_end_of_the_buffer_is_read() {
-        // Replies of five bytes each: the last one in the room is not there as a whole.
+        // The replies are five bytes long, so the last one in the buffer is incomplete.
         let bytes = b":12\r\n".repeat(ROOM);
         let (replies, error) = read(&bytes, &[]);
         assert!(replies.iter().all(|reply| *reply == Value::Int(12)));
@@ -485,7 +487,7 @@ mod tests {
         assert!(is_nonsense(&read(&vec![b'+'; LONGEST_LINE + 2], &[]).1));
     }
 
-    /// One byte more than allowed: all of it came, and is not kept.
+    /// The stream never ends. The reader stops at the largest reply, and keeps no more than that.
     #[test]
     fn a_reply_without_an_end_is_an_error_in_bounded_memory() {
         struct Endless;

@@ -1,5 +1,4 @@
-//! Which server is the master: Sentinels name it, the server confirms it, a thread follows its
-//! changes.
+//! Finding the master: Sentinels name it, the server confirms it, and a thread follows its changes.
 //!
 //! ```text
 //! open      which is the master? (to each Sentinel in turn) -> connect -> ROLE: master?
@@ -8,9 +7,9 @@
 //! moved     another master: all connections to the old one are closed, all holds are asked for
 //! ```
 //!
-//! One master: every connection of a client leads to the master that it knows last. A connection to
-//! another server that a thread opens meanwhile is closed, too, and a Sentinel that knows less does
-//! not count.
+//! One master: every connection of a client leads to the last master that the client learned of. If
+//! a thread is just opening a connection to another server, that one is closed, too. A Sentinel
+//! that knows less than the client does not count.
 
 mod ask;
 mod follow;
@@ -33,10 +32,11 @@ use crate::sync::{Condvar, Mutex};
 
 /// The pause before the next look for a master, unless there is news sooner.
 const AGAIN: Duration = Duration::from_millis(100);
-/// The time for a Sentinel's answer, unless all are slow: then each has its share of the time.
+/// The time for a Sentinel's answer in the first round. If all are slow, each has its share of the
+/// rest in a second round.
 const AT_ONCE: Duration = Duration::from_millis(400);
-/// An absent server may cost this part of the time to connect: by then another one may be the
-/// master.
+/// An attempt to reach a server has the connect timeout divided by this. If the server is absent,
+/// another one may be the master by then.
 const ATTEMPTS: u32 = 4;
 const SHORTEST_ATTEMPT: Duration = Duration::from_secs(1);
 
@@ -45,27 +45,26 @@ pub(crate) struct Sentinels {
     service: String,
     of_sentinels: Login,
     of_servers: Login,
-    /// The pattern of all addresses, and their TLS settings. One scheme stands for Sentinels and
-    /// servers.
+    /// A pattern for the addresses, which have one scheme for Sentinels and servers.
     pattern: ConnectionAddr,
     network: Network,
     connect_timeout: Duration,
     response_timeout: Duration,
     health: Arc<Health>,
     state: Mutex<SentinelsState>,
-    /// The state has changed.
+    /// Notified when the state has changed.
     changed: Condvar,
     moved: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
 #[derive(Default)]
 struct SentinelsState {
-    /// The one that answered last comes first.
+    /// The Sentinels. The one that answered last comes first.
     sentinels: Vec<HostPort>,
     master: Option<Master>,
-    /// A thread asks them just now: one for all.
+    /// Whether a thread is asking the Sentinels now, for all threads.
     asking: bool,
-    /// Counts the results of asking, and keeps the last one.
+    /// The number of results so far. `found` is the last one.
     asked: u64,
     found: Option<FoundMaster>,
     /// The closers of the connections to the master.
@@ -75,16 +74,16 @@ struct SentinelsState {
     ended: bool,
 }
 
-/// The master's address, and the number of the Sentinels' decision for it: each has a higher one
-/// than the last.
+/// The master's address, and the number of the Sentinels' decision for it. Each decision has a
+/// higher number than the last.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Master {
     host_port: HostPort,
-    /// `None`: the Sentinel must not say.
+    /// `None`: the Sentinel's user has no right to ask for it.
     epoch: Option<u64>,
 }
 
-/// The master; if it is only the last known one, also why no Sentinel names one.
+/// The master. If it is only the last known one, `doubt` says why no Sentinel names one.
 #[derive(Clone)]
 struct FoundMaster {
     master: Master,
@@ -104,7 +103,7 @@ struct Answer {
 #[derive(Debug)]
 enum Refusal {
     NotReached(RedisError),
-    /// The Sentinel does not let this client in, or not ask.
+    /// The Sentinel refuses the client or its question.
     Forbidden(RedisError),
     NoSentinel,
     Unknown,
@@ -112,7 +111,7 @@ enum Refusal {
 }
 
 impl Refusal {
-    /// Whether the Sentinel did not answer in its time, and perhaps would in more.
+    /// Whether the Sentinel did not answer in its time. With more time it might.
     fn is_slow(&self) -> bool {
         matches!(self, Self::NotReached(error) if error.is_timeout())
     }
@@ -174,8 +173,7 @@ impl Sentinels {
         &self.service
     }
 
-    /// From here on `tell` is called whenever another server has become the master. It must not
-    /// block.
+    /// Sets the callback for a change of the master. It must not block.
     pub(super) fn on_moved(&self, tell: impl Fn() + Send + Sync + 'static) {
         let _only_once = self.moved.set(Box::new(tell));
     }
@@ -199,8 +197,8 @@ impl Sentinels {
         response_timeout: Duration,
         deadline: Instant,
     ) -> RedisResult<(Connection, ServerInfo)> {
-        // Why the master that a Sentinel named could not be used. The last look has so little time
-        // left that the Sentinels may not answer: the cause is the master all the same.
+        // The reason why the last named master could not be used. This is reported even if the last
+        // look fails because the Sentinels had too little time to answer.
         let mut failed = None;
         loop {
             let FoundMaster { master, doubt } = match self.find(deadline) {
@@ -226,7 +224,7 @@ impl Sentinels {
                     }
                     return Ok((connection, server));
                 }
-                // The server itself refuses; and the next one would, too.
+                // The server itself refuses the client, and so would the next one.
                 Err(error) if is_refusal(&error) => return Err(error),
                 Err(error) => error,
             };
@@ -254,8 +252,8 @@ impl Sentinels {
         !state.ended && Instant::now() < deadline
     }
 
-    /// Asks for the master. One thread asks for all that want to know. (After a failover all lanes
-    /// are opened at once.)
+    /// Asks for the master. One thread asks for all. (After a failover all lanes are opened at
+    /// once.)
     fn find(&self, deadline: Instant) -> RedisResult<FoundMaster> {
         let mut state = self.state.lock();
         let asked = state.asked;
@@ -286,7 +284,7 @@ impl Sentinels {
         };
         let begun = Instant::now();
         let left = deadline.saturating_duration_since(begun);
-        // A part of the time is for the connection to the known master.
+        // The other half of the time is for the connection to the known master.
         let left = if known.is_some() { left / 2 } else { left };
         let deadline = begun.checked_add(left).map_or(deadline, |it| it.min(deadline));
         let mut refusals: Vec<(HostPort, Refusal)> = Vec::new();
@@ -313,7 +311,8 @@ impl Sentinels {
                 }
             }
         }
-        // Most Sentinels were made anew, and count from the beginning.
+        // If most answers are stale, the Sentinels were set up anew, and count their decisions from
+        // the beginning.
         if stale.len() > all.len() / 2
             && let Some(answer) = stale.iter().max_by_key(|answer| answer.master.epoch)
             && self.learn(&answer.by, answer, true)
@@ -322,15 +321,15 @@ impl Sentinels {
         }
         let doubt = self.no_master_error(&refusals, &stale);
         match known {
-            // No Sentinel says better. Open connections use this master anyway, and `ROLE` finds
-            // out a server that is none.
+            // No Sentinel names a better one. Open connections use this master anyway, and `ROLE`
+            // shows whether it still is one.
             Some(master) => Ok(FoundMaster { master, doubt: Some(doubt) }),
             None => Err(doubt),
         }
     }
 
-    /// Learns a Sentinel's word on the master. `false`: it is older than this client's knowledge,
-    /// and does not count, unless it `must`.
+    /// Learns the master that a Sentinel names. `false`: the answer is older than this client's
+    /// knowledge, so it does not count (unless it `must`).
     fn learn(&self, by: &HostPort, answer: &Answer, must: bool) -> bool {
         let mut state = self.state.lock();
         let is_older = |known: &Master| matches!((known.epoch, answer.master.epoch), (Some(known), Some(said)) if said < known);
@@ -365,7 +364,7 @@ impl Sentinels {
         true
     }
 
-    /// A connection to the server there has begun: it ends when another one is the master.
+    /// Notes a new connection to this server, which is closed when another server is the master.
     fn watch(&self, host_port: &HostPort, closer: Closer) {
         let mut state = self.state.lock();
         if state.master.as_ref().is_some_and(|master| master.host_port == *host_port) {
@@ -399,7 +398,8 @@ fn error(code: &str, detail: String) -> RedisError {
     redis::make_extension_error(code.to_owned(), Some(detail))
 }
 
-/// The thread that asks for all. However it ends, the next thread may ask.
+/// The role of the thread that asks for all. When its asking ends in any way, the next thread may
+/// ask.
 struct Asking<'a> {
     sentinels: &'a Sentinels,
     found: Option<FoundMaster>,

@@ -1,4 +1,4 @@
-//! A server's word on itself at the opening of a connection: which run of which server it is.
+//! A server's answer at the opening of a connection: which run of which server it is.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -18,15 +18,15 @@ const LOOK_ALIKES: [(&str, &str); 3] = [
 /// The answer to `INFO server`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ServerInfo {
-    /// A random text, new for each run of a server. `None`: the user has no right to ask.
+    /// The random id of a run of the server. `None`: the user has no right to ask for it.
     run_id: Option<String>,
     /// Whether it is a Sentinel, which has no data.
     pub is_sentinel: bool,
     /// The program, if it is neither Redis nor Valkey and says so, and its version.
     pub look_alike: Option<(&'static str, String)>,
-    /// The version of Redis that it is, or says it is like.
+    /// The version of Redis that the server has, or says that it is compatible with.
     pub version: Option<String>,
-    /// `None`: the server was not asked, or must not say.
+    /// `None`: the server was not asked, or refused to answer.
     pub(super) is_master: Option<bool>,
 }
 
@@ -36,8 +36,8 @@ impl ServerInfo {
         match reply {
             Value::BulkString(text) => Ok(Self::parse(&String::from_utf8_lossy(&text))),
             Value::VerbatimString { text, .. } => Ok(Self::parse(&text)),
-            // The server must not say, the command has another name, or a service has none. (But
-            // not one that turns clients away: `turns_away`.)
+            // The user lacks the right to `INFO`, or the server has renamed or no such command. (A
+            // server that turns clients away is another matter: `turns_away`.)
             Value::ServerError(error) => match RedisError::from(error) {
                 error
                     if matches!(error.code(), Some("NOPERM" | "ERR") | None)
@@ -69,7 +69,7 @@ impl ServerInfo {
         }
     }
 
-    /// With the server's answer to `ROLE`.
+    /// The same, with the server's answer to `ROLE`.
     pub(super) fn in_role(self, reply: &Value) -> Self {
         let role = match reply {
             Value::Array(parts) => parts.first(),
@@ -96,23 +96,24 @@ impl ServerInfo {
 
 /// The runs of the server that a client has met.
 ///
-/// A server that was started anew (or a replica that took its place) may not know the holds: its
-/// word "not held" is no sign that a release was carried out. A server that must not say which run
-/// it is counts as a new one with every connection: then the client reports such a release as a
-/// loss, and asks for its holds once more.
+/// A server that was restarted (or a replica that took its place) may not know the holds. Its
+/// answer "not held" is then no sign that a release has run. A server that does not say which run
+/// it is counts as a new run with every connection. The client then reports such a release as a
+/// loss, and asks for its holds again.
 #[derive(Default)]
 pub(super) struct Runs {
     last: Mutex<Option<ServerInfo>>,
-    /// Counts them.
+    /// The number of the last run.
     incarnation: AtomicU64,
-    /// The code that is told of each run but the first.
+    /// The callback for each run but the first.
     told: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
 impl Runs {
-    /// A connection was opened to this server. `asked`: the code that is told opened it. If the
-    /// server does not say which run it is, that code's next connection would be news again, and so
-    /// on for ever. Returns the run's number, if the server says which run it is.
+    /// Notes a new connection to this server. `asked`: the code behind the callback opened it. If
+    /// the server does not say which run it is, a callback for this connection would make that code
+    /// open the next one, and so on for ever. Returns the run's number, if the server says which
+    /// run it is.
     pub(super) fn met(&self, server: ServerInfo, asked: bool) -> Option<u64> {
         let mut last = self.last.lock();
         let says_its_run = server.says_its_run();
@@ -121,8 +122,8 @@ impl Runs {
         let is_same = last.as_ref().is_some_and(|last| last.is_same_run(&server));
         *last = Some(server);
         if !is_same {
-            // Before any command goes over the connection: a thread that reads the number after an
-            // answer of this run finds it raised.
+            // This comes before any command goes over the connection. So a thread that reads the
+            // number after an answer of this run finds it raised.
             self.incarnation.fetch_add(1, Ordering::AcqRel);
         }
         let number = says_its_run.then(|| self.incarnation());
@@ -145,8 +146,8 @@ impl Runs {
         self.incarnation.load(Ordering::Acquire)
     }
 
-    /// From here on a thread that meets a new run calls `tell`, as it opens a connection: it must
-    /// not block.
+    /// Sets the callback for new runs. A thread that meets a new run calls it while it opens a
+    /// connection, so it must not block.
     pub(super) fn on_new(&self, tell: impl Fn() + Send + Sync + 'static) {
         let _only_once = self.told.set(Box::new(tell));
     }
@@ -165,7 +166,7 @@ impl Run {
         Self { number: runs.met(server, asked), runs: Arc::clone(runs) }
     }
 
-    /// Whether no other run was met since, as far as the server said.
+    /// Whether no other run has been met since, as far as the server says.
     pub(super) fn is_last(&self) -> bool {
         self.number.is_none_or(|number| number == self.runs.incarnation())
     }

@@ -17,13 +17,13 @@ pub struct Settings {
     pub response_timeout: Duration,
     /// Whether messages go over sharded channels in a cluster.
     pub sharded_channels: bool,
-    /// User and password, instead of the URL's.
+    /// The user and password that replace the URL's.
     pub credentials: Option<Credentials>,
-    /// Asks the provider for credentials, once the client connects.
+    /// The source of credentials, once the client connects.
     pub credential_source: Option<Arc<CredentialSource>>,
-    /// The same for the Sentinels.
+    /// The user and password for the Sentinels that replace the URL's.
     pub sentinel_credentials: Option<Credentials>,
-    /// So long a thread that waits for its reply polls its connection before it sleeps.
+    /// How long a thread that waits for its reply polls the connection before it sleeps.
     pub busy_poll: Duration,
     /// Opens the streams of bytes to the servers. `None`: the network does.
     pub dialer: Option<Dialer>,
@@ -50,12 +50,12 @@ impl Default for Settings {
     }
 }
 
-/// How many replicas must have a write before it counts, and how long that may take.
+/// The number of replicas that must have a write before it counts, and the time that this may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReplicaAcks {
-    /// So many replicas.
+    /// The number of replicas.
     pub count: u32,
-    /// The longest that they may take.
+    /// The longest that the replicas may take.
     pub within: Duration,
 }
 
@@ -76,7 +76,7 @@ impl TlsSettings {
     }
 }
 
-/// Without the key.
+/// Shows no key and no certificate.
 #[cfg(feature = "tls")]
 impl std::fmt::Debug for TlsSettings {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -1,9 +1,10 @@
 //! A socket that keeps to its deadline, even if signals arrive meanwhile.
 //!
-//! A socket with a timeout is never restarted after a signal handler, even with `SA_RESTART`, nor
-//! after a stop and a continuation: the read ends with `Interrupted`. A reader that takes that for
-//! an error loses its place among the replies, and with it the connection of all threads. And the
-//! socket's own timeout begins anew with every byte. So the deadline is kept here.
+//! The system does not restart a read with a timeout after a signal handler, even with
+//! `SA_RESTART`, nor after a stop and a continuation: the read ends with `Interrupted`. A reader
+//! that takes this for an error loses its place among the replies, and with it the connection of
+//! all threads. The socket's own timeout also begins anew with every byte. So this module keeps the
+//! deadline.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
@@ -17,57 +18,57 @@ use super::limit::later;
 use super::transport::{IoDirection, Transport};
 use crate::sync::Spin;
 
-/// The system probes a connection that was silent for so long. A firewall forgets connections that
-/// are silent for minutes, without a word.
+/// The silence after which the system probes a connection. Firewalls silently forget connections
+/// that are silent for minutes.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 const KEEP_ALIVE_AGAIN: Duration = Duration::from_secs(5);
-/// The system gives up bytes that the other side has not confirmed for so long.
+/// The time after which the system gives up bytes that the other side has not confirmed.
 #[cfg(any(target_os = "linux", target_os = "android", target_os = "fuchsia"))]
 const UNDELIVERED: Duration = Duration::from_secs(15);
-/// The socket's own timeout may be later than the deadline by this much, so that it is not set
-/// anew for each exchange.
+/// How much later than the deadline the socket's own timeout may be. This slack saves a system call
+/// for each exchange.
 const LATE: Duration = Duration::from_millis(10);
-/// Bytes that came before the deadline are read in so many pieces: over TLS a record is two.
+/// The most reads after the deadline, for bytes that came before it. Over TLS a record takes two.
 const LOOKS: u32 = 16;
-/// A write that may leave in the middle has at least this time.
+/// The shortest time for a write that may stop in the middle.
 const LEAST: Duration = Duration::from_millis(1);
 const BACKLOG_IS_FULL: Duration = Duration::from_millis(1);
 
 pub(super) struct Socket {
     open: Arc<OpenSocket>,
     deadline: Instant,
-    /// The time left until then, if the clock was read just now.
+    /// The time left until the deadline, if the clock has just been read.
     left: Option<Duration>,
-    /// The stream's own timeouts: of reads, of writes.
+    /// The stream's own timeouts, for reads and for writes.
     armed: [Duration; 2],
-    /// The number of looks, after the deadline, for bytes that came before it.
+    /// The number of reads after the deadline, for bytes that came before it.
     looks: u32,
-    /// The reader or writer may leave at the deadline, and another thread goes on.
+    /// Whether the reader or writer may leave at the deadline, so that another thread goes on.
     in_part: bool,
-    /// A write does not sleep.
+    /// Whether a write must not sleep.
     now: bool,
     busy_poll: BusyPoll,
 }
 
-/// How a thread waits awake for its reply: the wake-up of a sleeping processor may take longer than
-/// the server does.
+/// Polling for a reply instead of sleeping. A sleeping processor may take longer to wake up than
+/// the server takes to answer.
 #[derive(Default)]
 struct BusyPoll {
-    /// Zero: it sleeps at once.
+    /// The longest polling. Zero: the thread sleeps at once.
     longest: Duration,
-    /// Whether it was worth it so far on this connection.
+    /// Whether polling has paid so far on this connection.
     spin: Spin,
-    /// The next read is for a caller's reply.
+    /// Whether the next read is for a caller's reply.
     is_due: bool,
 }
 
-/// A thread of this process polls. Another one would take the processor that the server, or the
-/// first one, wants.
+/// Whether a thread of this process polls. A second one could take the processor that the server or
+/// the first one needs.
 static POLLS: AtomicBool = AtomicBool::new(false);
 
 struct OpenSocket {
     stream: Box<dyn Transport>,
-    /// A thread of this process has ended it.
+    /// Whether a thread of this process has shut it down.
     closed: AtomicBool,
 }
 
@@ -92,10 +93,10 @@ impl Socket {
     }
 
     fn with_options(stream: TcpStream, deadline: Instant) -> io::Result<Self> {
-        // Without it a shared connection loses half its rate as soon as there is a delay.
+        // Without this, a shared connection loses half its rate as soon as there is a delay.
         stream.set_nodelay(true)?;
         let options = SockRef::from(&stream);
-        // Bytes that a dropped socket could not deliver must not arrive later.
+        // Bytes that a dropped socket has not delivered must not arrive later.
         options.set_linger(Some(Duration::ZERO))?;
         let keep_alive = TcpKeepalive::new().with_time(KEEP_ALIVE).with_interval(KEEP_ALIVE_AGAIN);
         options.set_tcp_keepalive(&keep_alive)?;
@@ -111,15 +112,15 @@ impl Socket {
         loop {
             let socket = socket2::Socket::new(Domain::UNIX, Type::STREAM, None)?;
             time_left(deadline)?;
-            // Not `connect_timeout`, which waits for a socket that is not being connected. This
-            // ends at once, one way or the other.
+            // This is not `connect_timeout`, which takes `WouldBlock` for a connection in progress
+            // and waits for it. On a unix socket a non-blocking connect succeeds or fails at once.
             socket.set_nonblocking(true)?;
             let connected = socket.connect(&address);
             socket.set_nonblocking(false)?;
             match connected {
                 Ok(()) => return Ok(Self::over(Box::new(TcpStream::from(socket)), deadline)),
-                // Too many connections wait to be accepted; here the system does not wait with
-                // them.
+                // The server's queue of new connections is full. A non-blocking connect does not
+                // wait for room.
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     std::thread::sleep(BACKLOG_IS_FULL.min(time_left(deadline)?));
                 }
@@ -128,7 +129,7 @@ impl Socket {
         }
     }
 
-    /// Over an open stream.
+    /// A socket over an open stream.
     pub(super) fn over(stream: Box<dyn Transport>, deadline: Instant) -> Self {
         let open = Arc::new(OpenSocket { stream, closed: AtomicBool::new(false) });
         let armed = [Duration::MAX; 2];
@@ -136,22 +137,22 @@ impl Socket {
         Self { open, deadline, left: None, armed, looks: 0, in_part: false, now: false, busy_poll }
     }
 
-    /// So long a thread may poll, if [`poll_first`](Self::poll_first) says so.
+    /// Sets how long a thread may poll after [`poll_first`](Self::poll_first).
     pub(super) fn with_busy_poll(mut self, longest: Duration) -> Self {
         self.busy_poll.longest = longest;
         self
     }
 
-    /// The next read may poll before it sleeps, until the next deadline is set.
+    /// Lets the next read poll before it sleeps, unless a new deadline is set first.
     pub(super) fn poll_first(&mut self) {
         self.busy_poll.is_due = !self.busy_poll.longest.is_zero();
     }
 
-    /// Waits awake for bytes, for a moment, if that has paid so far.
+    /// Polls for bytes for a moment, if that has paid so far.
     fn poll(&mut self) {
         let BusyPoll { longest, spin, is_due } = &mut self.busy_poll;
         if std::mem::take(is_due) && spin.has_paid() && !POLLS.swap(true, Ordering::Relaxed) {
-            // An error is the next read's.
+            // On an error the polling ends, and the next read returns it.
             let arrived = || {
                 !matches!(self.open.stream.is_ready(IoDirection::Read, Duration::ZERO), Ok(false))
             };
@@ -160,7 +161,7 @@ impl Socket {
         }
     }
 
-    /// Sets the deadline of reads and writes from here on.
+    /// Sets the deadline of later reads and writes.
     pub(super) fn set_deadline(&mut self, deadline: Instant) {
         self.deadline = deadline;
         self.left = None;
@@ -170,15 +171,17 @@ impl Socket {
         self.busy_poll.is_due = false;
     }
 
-    /// The same for a thread that leaves then, and leaves the rest to another: reads and writes end
-    /// with `WouldBlock` then, after which TLS goes on as well. This is as punctual as the system's
-    /// timers; a socket's own timeout is late by several of its ticks.
+    /// As [`set_deadline`](Self::set_deadline), for a thread that leaves at the deadline and lets
+    /// another one go on. Reads and writes end with `WouldBlock` then, after which TLS can go on,
+    /// too. This is as punctual as the system's timers, while a socket's own timeout is late by
+    /// several ticks.
     pub(super) fn set_deadline_in_part(&mut self, deadline: Instant) {
         self.set_deadline(deadline);
         self.in_part = true;
     }
 
-    /// The same for a thread that must not sleep at all: writes take what there is room for.
+    /// As [`set_deadline_in_part`](Self::set_deadline_in_part), for a thread that must not sleep at
+    /// all: it writes only as much as there is room for.
     pub(super) fn set_now(&mut self, now: Instant) {
         self.set_deadline_in_part(now);
         self.now = true;
@@ -189,7 +192,7 @@ impl Socket {
         loop {
             let left = self.deadline.saturating_duration_since(Instant::now());
             match self.open.stream.is_ready(way, left) {
-                // Bytes that came before the deadline are read, however late it is.
+                // With no time left, this still finds bytes that came before the deadline.
                 Ok(false) => return Err(io::ErrorKind::WouldBlock.into()),
                 Ok(true) => return Ok(()),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -214,11 +217,12 @@ impl Socket {
         self.open.closed.load(Ordering::Acquire)
     }
 
-    /// Sees to it that the next read or write ends at the deadline, or up to [`LATE`] after it.
-    /// `anew`: the last one ended too early.
+    /// Makes the next read or write end at the deadline, or at most [`LATE`] after it. `anew`: the
+    /// last one ended too early.
     fn arm(&mut self, way: IoDirection, anew: bool) -> io::Result<()> {
         let left = match self.left.take().map_or_else(|| time_left(self.deadline), Ok) {
-            // A process that was stopped in its read finds the reply here, if there is one.
+            // After the deadline, a process that was stopped in its read can still read a reply
+            // that has come.
             Err(_) if matches!(way, IoDirection::Read) && self.looks < LOOKS => {
                 self.looks += 1;
                 Duration::from_micros(1)
@@ -248,7 +252,7 @@ impl Socket {
             match (self.in_part, way) {
                 (false, _) => self.arm(way, anew)?,
                 (true, IoDirection::Read) => self.await_turn(way)?,
-                // There is room, but perhaps not for all bytes.
+                // There is room for some bytes, but perhaps not for all.
                 (true, IoDirection::Write) => {
                     self.await_turn(way)?;
                     let left = self.deadline.saturating_duration_since(Instant::now());
@@ -261,11 +265,11 @@ impl Socket {
                     if self.in_part {
                         return Err(error);
                     }
-                    // Nothing is there.
+                    // No bytes have come, and the deadline is over.
                     if self.looks > 0 {
                         return Err(late());
                     }
-                    // The socket's own timeout was an earlier deadline's.
+                    // The socket's own timeout was that of an earlier deadline.
                     anew = true;
                 }
                 done => return done.map_err(given_up),
@@ -274,7 +278,7 @@ impl Socket {
     }
 }
 
-/// Ends a socket's connection from another thread, which may sleep in a read of it.
+/// Ends a socket's connection from another thread, even while a thread sleeps in a read.
 pub(crate) struct Closer(Weak<OpenSocket>);
 
 impl Closer {
@@ -285,7 +289,7 @@ impl Closer {
         let _ = open.stream.shut_down();
     }
 
-    /// The address of the other side. `None`: it has none, or the socket was closed.
+    /// The address of the other side. `None`: it has none, or the socket is closed.
     pub(super) fn peer(&self) -> Option<SocketAddr> {
         self.0.upgrade()?.stream.peer()
     }
@@ -296,7 +300,7 @@ impl Closer {
     }
 }
 
-/// The addresses of a host. The look-up is the system's and has no deadline.
+/// The addresses of a host. The system's look-up has no deadline.
 pub(super) fn look_up(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
     #[cfg(feature = "testing")]
     if let Some(addresses) = crate::testing::led(host) {
@@ -305,7 +309,7 @@ pub(super) fn look_up(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
     Ok((host, port).to_socket_addrs()?.collect())
 }
 
-/// Never zero, which a socket would take for "without an end".
+/// The time left, or an error. It is never zero, which a socket would take for "no timeout".
 fn time_left(deadline: Instant) -> io::Result<Duration> {
     let left = deadline.saturating_duration_since(Instant::now());
     if left.is_zero() {
@@ -314,7 +318,8 @@ fn time_left(deadline: Instant) -> io::Result<Duration> {
     Ok(left)
 }
 
-/// The system has given the other side up: that is a broken connection, not a slow server.
+/// The error of a read or write. If the system has given the other side up, that is a broken
+/// connection and not a slow server.
 fn given_up(error: io::Error) -> io::Error {
     match error.kind() {
         io::ErrorKind::TimedOut => io::Error::new(io::ErrorKind::ConnectionAborted, error),
@@ -363,8 +368,8 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(3_600);
 
-    /// An address without an answer: its queue of connections is full. Returns also those
-    /// connections.
+    /// An address that does not answer, since its queue of connections is full. Also returns the
+    /// connections in that queue.
     fn silent() -> (SocketAddr, Vec<socket2::Socket>) {
         let listener = socket2::Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
         listener.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
@@ -392,7 +397,8 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let answers = listener.local_addr().unwrap();
         for addresses in [&[answers][..], &[silent, answers], &[silent, silent, answers, silent]] {
-            // A machine that stands still leaves none of them any time.
+            // A machine that stands still could leave no time for any of them, so there are several
+            // attempts.
             let connected = (0..5).find_map(|_| connect(addresses).ok());
             assert_eq!(connected, Some(answers), "of {addresses:?}");
         }
@@ -402,8 +408,8 @@ mod tests {
         assert_eq!(connect(&[]).unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 
-    /// A process that was stopped in its read finds the reply there; over TLS a record's head comes
-    /// before the rest of it.
+    /// A process that was stopped in its read can still read the reply. Over TLS that takes several
+    /// reads, since a record's header is read before its rest.
     #[test]
     fn bytes_that_came_before_the_deadline_are_read_after_it_in_any_pieces() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -438,7 +444,7 @@ mod tests {
         assert_eq!(ends.map(|error| error.kind()), Some(io::ErrorKind::TimedOut));
     }
 
-    /// One byte a read, which a poll finds at its nth look.
+    /// A stream with one byte for each read, which a poll finds at its look number `at`.
     struct Polled {
         at: u32,
         looks: AtomicU32,
@@ -486,7 +492,7 @@ mod tests {
         (stream, socket)
     }
 
-    /// In one test, since only one thread of a process polls.
+    /// These are one test, since only one thread of a process polls.
     #[test]
     fn a_reader_polls_where_that_pays_and_no_other_thread_does() {
         let looks = Arc::new(AtomicU32::new(0));
@@ -496,7 +502,7 @@ mod tests {
                 looks.fetch_add(1, Ordering::SeqCst);
             }
         };
-        // Replies that come soon, of reads for a reply; not the other reads.
+        // Replies that come soon: the reads for a reply poll, and the others do not.
         let (_, mut socket) = polled(3, LONG, count(&looks));
         for _ in 0..10 {
             socket.poll_first();
@@ -505,7 +511,7 @@ mod tests {
             socket.read_exact(&mut [0]).unwrap();
         }
         assert_eq!(looks.swap(0, Ordering::SeqCst), 30);
-        // Replies that come late: the first poll is the last one for long.
+        // Replies that come late: the first poll is the last one for a long time.
         let (late, mut socket) = polled(u32::MAX, Duration::from_millis(1), count(&looks));
         for read in 0..100 {
             socket.poll_first();
@@ -514,7 +520,7 @@ mod tests {
             assert_eq!(looked > 0, read == 0, "{looked} looks before read {read}");
         }
         assert_eq!(late.reads.load(Ordering::SeqCst), 100);
-        // Beside a thread that polls.
+        // A read while another thread polls.
         let (_, second) = polled(3, LONG, count(&looks));
         let second = std::sync::Mutex::new(second);
         let beside = move || {

@@ -24,9 +24,9 @@ use super::{Command, ConnectError, Credentials, Settings};
 pub(crate) struct Connection {
     stream: Stream,
     replies: ReplyReader,
-    /// The bytes left by a thread without time to write them: they go before all others.
+    /// Bytes that a thread had no time to write. They go before all others.
     unwritten: Vec<u8>,
-    /// How many bytes it was given to write so far.
+    /// The number of bytes given to this connection so far.
     given: u64,
     read_timeout: Duration,
     write_timeout: Duration,
@@ -39,9 +39,9 @@ enum Stream {
 }
 
 impl Connection {
-    /// Connects, gives user and password, chooses the database, and asks which server it is: all of
-    /// it until `deadline`, in one round trip once connected. `begun` gets the closer as soon as it
-    /// is connected. `with_role`: also asks the server whether it is a master.
+    /// Connects, logs in, chooses the database, and asks which server this is. All of it must be
+    /// done by `deadline`, and takes one round trip once connected. `begun` gets the closer as soon
+    /// as the connection is open. `with_role`: also asks whether the server is a master.
     pub(super) fn open(
         address: &ConnectionAddr,
         network: &Network,
@@ -66,10 +66,10 @@ impl Connection {
             Ok((connection, greeted.map_err(|error| hung_up(error, address))?))
         };
         match open() {
-            // The server cut it off at once (CLIENT KILL, a server that is just starting): it sent
-            // only questions.
+            // The server cut the connection off at once (CLIENT KILL, or a server that is just
+            // starting). Another attempt is safe, since only questions were sent.
             Err(error) if error.is_connection_dropped() => open(),
-            // User and password were changed just now.
+            // The user and password may just have been changed.
             Err(error) if login.may_change() && is_refusal(&error) => open(),
             opened => opened,
         }
@@ -89,14 +89,14 @@ impl Connection {
         if with_role {
             bytes.extend_from_slice(Command::plain(&[b"ROLE"]).bytes());
         }
-        // Behind the commands that matter: a server that is full says so to the first, and hangs
-        // up.
+        // These go behind the commands that matter. A server that is full says so to the first
+        // command, and hangs up.
         let names = names(name);
         names.iter().for_each(|command| bytes.extend_from_slice(command.bytes()));
         let sent = self.send_until(&bytes, deadline);
         for (step, _) in steps {
-            // A server that is full or protected says so and hangs up: the write may fail, and the
-            // error can be read nevertheless.
+            // A server that is full or protected says so and hangs up. The write may then fail, but
+            // the error can still be read.
             match (self.receive_until(deadline), &sent) {
                 (Ok(Value::ServerError(error)), _) => {
                     return Err(step.refused(error.into(), settings.password()));
@@ -111,7 +111,7 @@ impl Connection {
         let server = ServerInfo::of(info?)?;
         let server =
             if with_role { server.in_role(&self.receive_until(deadline)?) } else { server };
-        // Some servers and some users allow no name.
+        // Some servers know no such commands, and some users may not send them.
         for _ in names {
             let _whatever = self.receive_until(deadline)?;
         }
@@ -138,24 +138,25 @@ impl Connection {
         Ok(self.stream.write_all(bytes)?)
     }
 
-    /// Takes bytes to be written: by [`write_in_part`](Self::write_in_part), or before the next
-    /// write or read.
+    /// Takes bytes that are to be written later: by [`write_in_part`](Self::write_in_part), or
+    /// before the next write or read.
     pub(super) fn append(&mut self, bytes: &[u8]) {
         self.given += bytes.len() as u64;
         self.unwritten.extend_from_slice(bytes);
     }
 
-    /// How many bytes it was given to write so far: the place of the next ones.
+    /// The number of bytes given to this connection so far, which is the position of the next byte.
     pub(super) fn given(&self) -> u64 {
         self.given
     }
 
-    /// How many of them it has begun to write. (TLS has taken them: no other bytes can go instead.)
+    /// The number of bytes that it has begun to write. (TLS may hold some of them, but they cannot
+    /// be taken back.)
     pub(super) fn written(&self) -> u64 {
         self.given - self.unwritten.len() as u64
     }
 
-    /// Whether bytes wait for room.
+    /// Whether some bytes are not written yet.
     pub(super) fn has_unwritten(&self) -> bool {
         let in_tls = match &self.stream {
             Stream::Plain(_) => false,
@@ -165,7 +166,7 @@ impl Connection {
         in_tls || !self.unwritten.is_empty()
     }
 
-    /// Takes unwritten bytes back: those between each two places, in order.
+    /// Takes back the unwritten bytes of these ranges, which are in order.
     pub(super) fn take_back(&mut self, places: &[(u64, u64)]) {
         let mut at = self.written();
         let bytes = std::mem::take(&mut self.unwritten);
@@ -180,12 +181,12 @@ impl Connection {
         self.given -= (bytes.len() - self.unwritten.len()) as u64;
     }
 
-    /// Writes what there is room for, behind what is left unwritten, and does not wait. The rest is
-    /// left.
+    /// Writes the unwritten bytes and then these, as far as there is room, without waiting. The
+    /// rest stays unwritten.
     pub(super) fn write_now(&mut self, bytes: &[u8], now: Instant) -> RedisResult<()> {
         self.given += bytes.len() as u64;
         self.stream.socket().set_now(now);
-        // Mostly nothing is left, and all goes in: it is copied nowhere.
+        // Usually nothing is left unwritten and all bytes find room, so this copies none.
         let is_first = self.unwritten.is_empty();
         if !is_first {
             self.unwritten.extend_from_slice(bytes);
@@ -204,8 +205,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Writes unwritten bytes until `deadline`. `false`: there is more. Then the connection is as
-    /// good as before.
+    /// Writes unwritten bytes until `deadline`. `false`: there are more, and the connection stays
+    /// usable.
     pub(super) fn write_in_part(&mut self, deadline: Instant) -> RedisResult<bool> {
         while !self.unwritten.is_empty() {
             self.stream.socket().set_deadline_in_part(deadline);
@@ -219,15 +220,15 @@ impl Connection {
         Ok(true)
     }
 
-    /// As [`receive_until`](Self::receive_until); but after the deadline (an error that [is a
-    /// timeout](RedisError::is_timeout)) the connection is as good as before. The part of a reply
-    /// read so far is kept for the next reader.
+    /// As [`receive_until`](Self::receive_until), but the connection stays usable after the
+    /// deadline (an error that [is a timeout](RedisError::is_timeout)). The connection keeps the
+    /// part of a reply that was read for the next reader.
     pub(super) fn receive_in_part(&mut self, deadline: Instant) -> RedisResult<Value> {
         self.stream.socket().set_deadline_in_part(deadline);
         self.take_reply()
     }
 
-    /// A caller waits for it.
+    /// Takes the next reply, for which a caller waits.
     fn take_reply(&mut self) -> RedisResult<Value> {
         self.stream.socket().poll_first();
         match &mut self.stream {
@@ -237,13 +238,13 @@ impl Connection {
         }
     }
 
-    /// Reads the next reply or pushed message within the read timeout: for a subscriber.
+    /// Reads the next reply or pushed message within the read timeout, for a subscriber.
     pub(crate) fn recv_response(&mut self) -> RedisResult<Value> {
         self.receive_any_until(deadline_in(self.read_timeout))
     }
 
     /// Reads a reply until `deadline`, and skips pushed messages before it. After an error the
-    /// connection is of no use any more.
+    /// connection is useless.
     pub(crate) fn receive_until(&mut self, deadline: Instant) -> RedisResult<Value> {
         self.stream.socket().set_deadline(deadline);
         if !self.unwritten.is_empty() {
@@ -252,7 +253,7 @@ impl Connection {
         self.take_reply()
     }
 
-    /// Reads the next reply or pushed message until `deadline`: for a listener.
+    /// Reads the next reply or pushed message until `deadline`, for a listener.
     pub(super) fn receive_any_until(&mut self, deadline: Instant) -> RedisResult<Value> {
         self.stream.socket().set_deadline(deadline);
         match &mut self.stream {
@@ -267,7 +268,7 @@ impl Connection {
         self.stream.socket().closer()
     }
 
-    /// Whether a closer has ended it.
+    /// Whether a closer has ended the connection.
     pub(super) fn is_closed(&self) -> bool {
         match &self.stream {
             Stream::Plain(socket) => socket.is_closed(),
@@ -291,13 +292,13 @@ pub(super) struct Network {
 }
 
 impl Network {
-    /// For servers at addresses of this kind.
+    /// The network for servers at this kind of address.
     pub(super) fn new(address: &ConnectionAddr, config: &Settings) -> Result<Self, ConnectError> {
         let (dialer, busy_poll) = (config.dialer.clone(), config.busy_poll);
         Ok(Self { tls: Tls::new(address, config)?, dialer, busy_poll })
     }
 
-    /// Whether it leads to a server in this process.
+    /// Whether the server is in this process.
     pub(super) fn is_in_memory(&self) -> bool {
         self.dialer.is_some()
     }
@@ -312,7 +313,7 @@ impl Network {
             }
             (None, ConnectionAddr::Unix(path)) => Socket::unix(path, deadline)?,
             _ => {
-                // Looked at before a client is made.
+                // A client's URL has been checked before, so this does not happen.
                 let why = "this build cannot connect to such an address";
                 return Err((Cause::InvalidClientConfig, why).into());
             }
@@ -334,11 +335,11 @@ impl Stream {
             Self::Plain(socket) => socket.write(bytes),
             #[cfg(feature = "tls")]
             Self::Tls(stream) => {
-                // What it has encrypted goes first. (Nothing to write: only that goes.)
+                // Bytes that are already encrypted go first. (If `bytes` is empty, only those go.)
                 let written = if bytes.is_empty() { 0 } else { stream.write(bytes)? };
                 match stream.flush() {
-                    // The bytes are encrypted, and go out before the next ones or with the next
-                    // read.
+                    // The bytes are encrypted and count as written. They go out before the next
+                    // ones, or with the next read.
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(written),
                     flushed => flushed.map(|()| written),
                 }
@@ -366,7 +367,7 @@ impl Stream {
     }
 }
 
-/// The error for a server that ends a connection before its first word, with the likely cause.
+/// The error for a server that hangs up before its first answer, with the likely cause.
 fn hung_up(error: RedisError, address: &ConnectionAddr) -> RedisError {
     #[cfg(feature = "tls")]
     if matches!(address, ConnectionAddr::TcpTls { .. }) {
@@ -379,7 +380,7 @@ fn hung_up(error: RedisError, address: &ConnectionAddr) -> RedisError {
     io::Error::new(io::ErrorKind::ConnectionReset, why).into()
 }
 
-/// A client's commands before its first question.
+/// The commands by which a client introduces itself.
 #[derive(Clone, Copy)]
 enum GreetingStep {
     Hello,
@@ -427,7 +428,7 @@ fn names(name: &str) -> Vec<Command> {
 impl GreetingStep {
     /// The error for a server's refusal of the command.
     fn refused(self, error: RedisError, password: Option<&str>) -> RedisError {
-        // The server says this to the first command, of any kind.
+        // The server sends such an error in answer to the first command, whatever that is.
         if turns_away(&error) || error.code() == Some("NOAUTH") {
             return error;
         }
@@ -436,8 +437,7 @@ impl GreetingStep {
         let repeats =
             password.is_some_and(|password| !password.is_empty() && detail.contains(password));
         match self {
-            // A server that does not know a command repeats its arguments, or their beginning: the
-            // password.
+            // A server that does not know a command repeats its arguments, and so the password.
             Self::Password if is_unknown => {
                 (Cause::AuthenticationFailed, "the server knows no command AUTH").into()
             }

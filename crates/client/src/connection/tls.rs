@@ -20,11 +20,11 @@ use rustls::Connector;
 #[cfg(feature = "tls")]
 pub(super) use rustls::{TlsStream, wants_certificate};
 
-/// The settings for connections with TLS. Made once: reading the system's certificates takes a part
-/// of a second.
+/// The settings for connections with TLS. They are made once, since reading the system's
+/// certificates takes a part of a second.
 #[derive(Clone, Default)]
 pub(super) struct Tls {
-    /// `None`: for a URL without TLS.
+    /// `None`: the URL is one without TLS.
     #[cfg(feature = "tls")]
     connector: Option<Arc<Connector>>,
 }
@@ -38,7 +38,7 @@ impl Tls {
 
 #[cfg(feature = "tls")]
 impl Tls {
-    /// For a server at such an address, with these settings.
+    /// TLS for a server at this kind of address, with these settings.
     pub(super) fn new(address: &ConnectionAddr, config: &Settings) -> Result<Self, ConnectError> {
         let unusable = |message: &str| ConnectError::unusable(message);
         let insecure = match address {

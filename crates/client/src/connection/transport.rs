@@ -10,8 +10,8 @@ use redis::ConnectionAddr;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{SendFlags, send};
 
-/// As std writes to a socket, but without a wait. (Apple's sockets know no such flag for a signal:
-/// std and socket2 set it as an option.)
+/// The flags for a write that does not wait and raises no signal. (Apple's sockets have no such
+/// flag against the signal: std and socket2 set it as an option.)
 #[cfg(not(target_vendor = "apple"))]
 const NOW: SendFlags = SendFlags::DONTWAIT.union(SendFlags::NOSIGNAL);
 #[cfg(target_vendor = "apple")]
@@ -20,39 +20,41 @@ const NOW: SendFlags = SendFlags::DONTWAIT;
 /// A stream of bytes to a server. One thread at a time reads and writes; any thread may shut it
 /// down.
 pub trait Transport: Send + Sync {
-    /// Reads bytes that are there, and sleeps until there are some, for the timeout at most: then it
-    /// fails with `WouldBlock`. Zero: the other side has ended the stream.
+    /// Reads the bytes that are there. If there are none, sleeps until there are some, and fails
+    /// with `WouldBlock` after the timeout. Zero: the other side has ended the stream.
     fn read(&self, buffer: &mut [u8]) -> io::Result<usize>;
 
-    /// Writes some of the bytes, and sleeps until there is room, for the timeout at most.
+    /// Writes some of the bytes. If there is no room, sleeps until there is, but at most for the
+    /// timeout.
     fn write(&self, bytes: &[u8]) -> io::Result<usize>;
 
-    /// Writes what there is room for, and never sleeps: without room it fails with `WouldBlock`.
+    /// Writes as many of the bytes as there is room for, and never sleeps. Without room it fails
+    /// with `WouldBlock`.
     fn write_now(&self, bytes: &[u8]) -> io::Result<usize>;
 
-    /// Sets the timeout of reads or writes from here on. It is not zero.
+    /// Sets the timeout of later reads or writes, which must not be zero.
     fn set_timeout(&self, way: IoDirection, timeout: Duration) -> io::Result<()>;
 
-    /// Sleeps until a read or write would not have to wait. `false`: the time was over first.
+    /// Sleeps until a read or write would not have to wait. `false`: the time ended first.
     fn is_ready(&self, way: IoDirection, within: Duration) -> io::Result<bool>;
 
-    /// Ends the stream. A thread that sleeps in a read or write of it wakes.
+    /// Ends the stream. A thread that sleeps in a read or write of the stream wakes.
     fn shut_down(&self) -> io::Result<()>;
 
     /// The address of the other side, if it has one.
     fn peer(&self) -> Option<SocketAddr>;
 }
 
-/// Towards this process, or away from it.
+/// The direction of the bytes.
 #[derive(Clone, Copy, Debug)]
 pub enum IoDirection {
-    /// For a read.
+    /// Towards this process.
     Read,
-    /// For a write.
+    /// Away from this process.
     Write,
 }
 
-/// Also for a unix socket: to the system both are a stream's descriptor.
+/// This also serves for a unix socket, since to the system both are the descriptor of a stream.
 impl Transport for TcpStream {
     fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         Read::read(&mut &*self, buffer)
@@ -98,7 +100,7 @@ type Dial = dyn Fn(&ConnectionAddr, Instant) -> io::Result<Box<dyn Transport>> +
 pub struct Dialer(Arc<Dial>);
 
 impl Dialer {
-    /// `dial` gets the address, and the time when the stream must be open.
+    /// `dial` gets the address, and the deadline for opening the stream.
     pub fn new(
         dial: impl Fn(&ConnectionAddr, Instant) -> io::Result<Box<dyn Transport>>
         + Send

@@ -24,7 +24,7 @@ pub(super) struct Url {
 pub(super) enum Topology {
     Server,
     Cluster,
-    /// The Sentinels' name for the master, and their own access data.
+    /// The Sentinels' name for the master, and the Sentinels' own access data.
     Sentinels {
         service: String,
         settings: RedisConnectionInfo,
@@ -43,7 +43,7 @@ const NUMBERED_SERVICE: &str = "write the Sentinels' name of the master after th
      in /mymaster/0 (a name that is a number needs the database)";
 
 impl Url {
-    /// Reads a URL. `Err`: its fault, as a part of a sentence.
+    /// Reads a URL. `Err`: the fault of the URL, as a part of a sentence.
     pub(super) fn parse(url: &str) -> Result<Self, String> {
         let url = url.trim();
         if url.is_empty() {
@@ -82,7 +82,7 @@ impl Url {
         let Ok(database) = database.map_or(Ok(0), str::parse) else {
             return Err("the URL's db is not the number of a database".into());
         };
-        // As in a form: a plus is a space.
+        // As in an HTML form, a plus is a space.
         let [user, password] = [user, password].map(|it| it.unwrap_or_default().replace('+', " "));
         let settings = settings([&user, &password], database, protocol)?;
         match path.strip_prefix("localhost").unwrap_or(path) {
@@ -141,7 +141,7 @@ struct UrlParts<'a> {
     hosts: &'a str,
     path: &'a str,
     query: Option<&'a str>,
-    /// With TLS: whether any certificate will do.
+    /// `None`: without TLS. `Some`: with TLS, and whether any certificate is trusted.
     insecure: Option<bool>,
 }
 
@@ -187,7 +187,7 @@ fn parted(text: &str, mark: char) -> (&str, Option<&str>) {
     text.split_once(mark).map_or((text, None), |(before, after)| (before, Some(after)))
 }
 
-/// The decoded text, without line ends and tabs: a URL has none.
+/// The decoded text. Line ends and tabs are dropped, since a URL has none.
 fn decoded(encoded: &str) -> Result<String, String> {
     let encoded = encoded.replace(['\t', '\n', '\r'], "");
     let text = percent_decode_str(&encoded).decode_utf8().map(String::from);
@@ -203,7 +203,7 @@ fn look_at_fragment(fragment: Option<&str>, secure: bool) -> Result<(), String> 
     }
 }
 
-/// The values of the `known` parameters. `hint`: what an error adds.
+/// The values of the `known` parameters. `hint` is added to an error.
 fn parameters<'a, const N: usize>(
     query: Option<&'a str>,
     known: [&str; N],

@@ -1,4 +1,4 @@
-//! The channels of a client, and the news of them for each server's listener.
+//! The channels of a client, and each subscriber's queue of changes to them.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,32 +10,32 @@ use super::tracking::ToTrack;
 
 pub(super) struct ChannelsState {
     pub(super) entries: HashMap<Arc<str>, Arc<ChannelEntry>>,
-    /// For each server with channels, by its number.
+    /// The queue for each server with channels, by the server's number.
     pub(super) queues: HashMap<usize, SubscriberQueue>,
-    /// The first version of a new entry: past those of all dropped ones, so that no channel ever
-    /// has a version twice.
+    /// The first version of a new entry. It is higher than the versions of all dropped entries, so
+    /// that no channel ever has a version twice.
     pub(super) first_version: u64,
 }
 
-/// The news for a subscriber's thread.
+/// The work for a subscriber's thread.
 pub(super) struct SubscriberQueue {
     /// Whether the thread was started.
     pub(super) runs: bool,
     pub(super) subscriber: Arc<Subscriber>,
-    /// Channels to ask the server for.
+    /// Channels to subscribe to.
     pub(super) wanted: Vec<Arc<ChannelEntry>>,
-    /// Channels that have another home now.
+    /// Channels that have moved to another home.
     pub(super) left: Vec<Arc<ChannelEntry>>,
     /// Holds that have lasted for a while, to be tracked under their keys.
     pub(super) to_track: Vec<ToTrack>,
-    /// Tracked keys may have another home since the thread last looked.
+    /// Whether tracked keys may have another home since the thread last looked.
     pub(super) moved: bool,
     /// Whether the thread sleeps in a read, where only a control message reaches it.
     pub(super) reading: bool,
 }
 
 impl ChannelsState {
-    /// The entries of one server, the client's own one first.
+    /// The entries of one server, with the client's own channel first.
     pub(super) fn of_server(&self, subscriber: &Subscriber) -> Vec<Arc<ChannelEntry>> {
         let server = subscriber.node.number();
         let others = self.entries.values().filter(|entry| entry.home() == server);
@@ -54,15 +54,15 @@ impl ChannelsState {
         dropped
     }
 
-    /// Gives up the channels of a server that have no listener any more. Returns those of which the
-    /// subscriber must tell the server.
+    /// Removes the channels of a server that have no listener. Returns those from which the
+    /// subscriber must unsubscribe.
     pub(super) fn sweep(&mut self, server: usize, grace: Duration) -> Vec<Arc<ChannelEntry>> {
         // The server knows nothing of a channel that it refused.
         self.drop_entries(|entry| {
             entry.home() == server && entry.idle_since().is_some() && entry.is_refused()
         });
-        // Only a confirmed one: then the server's confirmations come in the order of the requests,
-        // and a confirmation always means the present entry.
+        // Only confirmed channels are removed here. Since the server's confirmations come in the
+        // order of the requests, a confirmation then always means the present entry.
         self.drop_entries(|entry| {
             if entry.home() != server {
                 return false;

@@ -1,5 +1,5 @@
-//! Whether other clients of a cluster listen by the other kind of channels, sharded or not: neither
-//! kind hears the other.
+//! The search for clients of a cluster that use the other kind of channels, sharded or not. Clients
+//! of one kind do not hear those of the other.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,8 +14,9 @@ use crate::connection::{Channels, Command, Failure, Node, Outcome};
 const MOST_COMPARED: usize = 100;
 
 impl PubSub {
-    /// Asks this server of a cluster how many clients listen by the other kind of channels: any of
-    /// redlatch's, and Redisson's to the channels of this client.
+    /// The questions to a server of a cluster: how many clients listen on the other kind of
+    /// channels? They count all redlatch clients, and the Redisson clients that listen to this
+    /// client's channels.
     pub fn comparisons(&self, node: &Node) -> Vec<Command> {
         if !self.compares.load(Ordering::Relaxed) {
             return Vec::new();
@@ -43,7 +44,8 @@ impl PubSub {
         }
     }
 
-    /// The answer to a comparison. Returns the log's words on it, once.
+    /// Takes the answer to a comparison. Returns a message for the log if there are such clients,
+    /// and only once.
     pub fn compared(&self, outcome: &Outcome) -> Option<String> {
         let found = match outcome {
             Ok(Value::Array(counts)) => counts.iter().any(|it| matches!(it, Value::Int(1..))),

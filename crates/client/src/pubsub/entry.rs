@@ -1,4 +1,4 @@
-//! One channel: whether it is subscribed, how many messages came, and its waiters.
+//! A channel's entry: its subscription, its version and its waiters.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -12,8 +12,8 @@ use crate::sync::{Mutex, Waker};
 pub(crate) struct ChannelEntry {
     channel: Arc<str>,
     kind: ChannelKind,
-    /// The number of the server that this process asks for it. Changed under the mutex of all
-    /// channels.
+    /// The number of the server at which this process subscribes to the channel. It changes under
+    /// the mutex of all channels.
     home: AtomicUsize,
     state: Mutex<EntryState>,
 }
@@ -21,28 +21,28 @@ pub(crate) struct ChannelEntry {
 /// The use of a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ChannelKind {
-    /// A name's: it is kept for a while after its last listener, for the next one.
+    /// The channel of a name. It is kept for a while after its last listener, for the next one.
     Shared,
-    /// One waiter's: no other thread ever listens to it.
+    /// The channel of one waiter. No other thread ever listens to it.
     Single,
-    /// All clients of a cluster with the same kind of channels listen to it: others find them by
-    /// it.
+    /// The channel to which all clients of a cluster with the same kind of channels listen. Clients
+    /// with the other kind find them by it.
     Common,
-    /// The client's, of one server or for one name: each message is for the owner that it names,
-    /// and is no news of the channel itself.
+    /// The client's own channel, at one server or for one name. Each message is for the owner that
+    /// it names, and does not count as news of the channel.
     Own,
 }
 
 #[derive(Debug)]
 struct EntryState {
     confirmation: Confirmation,
-    /// Counts the news that a waiter may have missed: messages, and confirmations after a
-    /// reconnect. A waiter reads it before it tries, and sleeps only while it has not moved.
+    /// The number of events that a waiter may have missed: messages, and confirmations after a
+    /// reconnect. A waiter reads the version before it tries, and sleeps only while it is the same.
     version: u64,
     /// The last message.
     message: Vec<u8>,
     waiting: Vec<Waker>,
-    /// When the last listener left, if there is none.
+    /// The time at which the last listener left, if there is none now.
     idle_since: Option<Instant>,
     listeners: usize,
 }
@@ -50,11 +50,11 @@ struct EntryState {
 /// Whether the server sends messages of a channel.
 #[derive(Clone, Debug)]
 pub enum Confirmation {
-    /// Asked for, not confirmed: a message now would be lost.
+    /// The subscription is not confirmed. A message would be lost now.
     Pending,
-    /// It sends them.
+    /// The server sends them.
     Confirmed,
-    /// The server refuses it.
+    /// The server refuses the subscription.
     Refused(Cause),
 }
 
@@ -83,7 +83,7 @@ impl ChannelEntry {
         self.home.load(Ordering::Relaxed)
     }
 
-    /// Returns the number of its old home.
+    /// Moves the channel to another home. Returns the number of the old one.
     pub(crate) fn move_to(&self, home: usize) -> usize {
         self.home.swap(home, Ordering::Relaxed)
     }
@@ -135,7 +135,7 @@ impl ChannelEntry {
         self.state.lock().idle_since
     }
 
-    /// From here on until [`forget`](Self::forget), all news of the channel wakes `waker`.
+    /// Makes all news of the channel wake `waker`, until [`forget`](Self::forget).
     pub(crate) fn wake(&self, waker: Waker) {
         self.state.lock().waiting.push(waker);
     }
@@ -147,7 +147,7 @@ impl ChannelEntry {
         }
     }
 
-    /// A message came.
+    /// Takes a message of the channel.
     pub(crate) fn heard(&self, message: Vec<u8>) {
         let mut state = self.state.lock();
         state.version += 1;
@@ -158,15 +158,15 @@ impl ChannelEntry {
     pub(crate) fn answered(&self, confirmation: Confirmation) {
         let mut state = self.state.lock();
         state.confirmation = confirmation;
-        // Messages may have been missed until now. Waiters are woken once their channel is
-        // confirmed, not before: a try made earlier could sleep through the next message. The last
-        // one may tell of a time before those that were missed.
+        // Messages may have been missed until now. Waiters are woken when their channel is
+        // confirmed, and not before: a waiter that tried earlier could sleep through the next
+        // message. The last message is dropped, since it may be older than the missed ones.
         state.version += 1;
         state.message.clear();
         Self::wake_all(state);
     }
 
-    /// The connection is gone. Wakes no thread, since there is no news yet.
+    /// Notes that the connection is gone. This wakes no thread, since there is no news yet.
     pub(crate) fn disconnected(&self) {
         let mut state = self.state.lock();
         if let Confirmation::Confirmed = state.confirmation {
@@ -174,12 +174,12 @@ impl ChannelEntry {
         }
     }
 
-    /// The subscriber asks for the channel, perhaps once more.
+    /// Notes that the subscriber asks for the channel, perhaps again.
     pub(crate) fn ask_again(&self) {
         self.state.lock().confirmation = Confirmation::Pending;
     }
 
-    /// Wakes all waiters, for news that is not the channel's own.
+    /// Wakes all waiters for another reason than news of the channel.
     pub(crate) fn nudge(&self) {
         Self::wake_all(self.state.lock());
     }
@@ -205,7 +205,7 @@ impl ChannelEntry {
 mod tests {
     use super::*;
 
-    /// It may be of a time before messages that were missed.
+    /// Later messages may have been missed.
     #[test]
     fn a_message_from_before_the_connection_broke_is_forgotten() {
         let entry = ChannelEntry::new("latch".into(), ChannelKind::Shared, 0, 0);

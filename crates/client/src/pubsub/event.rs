@@ -1,14 +1,14 @@
-//! A server's words to its subscriber.
+//! What a server sends to its subscriber.
 
 use std::sync::Arc;
 
 use redis::{PushKind, RedisError, Value};
 
-/// A push or reply of the server on a subscriber's connection, in RESP2 or RESP3.
+/// A push or a reply on a subscriber's connection, in RESP2 or RESP3.
 pub(super) enum PubSubEvent {
     Subscribed(Vec<u8>),
     Unsubscribed(Vec<u8>),
-    /// A channel's message.
+    /// A channel, and a message on it.
     Message(Vec<u8>, Vec<u8>),
     /// These keys have changed; `None`: any may have.
     Changed(Option<Vec<Arc<str>>>),
@@ -17,7 +17,7 @@ pub(super) enum PubSubEvent {
     Pong,
     /// The answer to a question.
     Reply(Value),
-    /// Any other, which no thread waits for.
+    /// Any other, for which no thread waits.
     Other,
 }
 

@@ -23,7 +23,7 @@ impl PubSub {
         let mut tracking = Tracking::default();
         let server = subscriber.node.number();
         while self.wait_for_work(subscriber, &mut tracking) {
-            // A panic is an outage: it must not leave waiters with a silent channel.
+            // A panic counts as an outage: it must not leave waiters with a silent channel.
             let serve = || match Serving::begin(self, subscriber, &mut tracking)? {
                 Some(serving) => serving.run(|| retry = FIRST_RETRY),
                 None => Ok::<_, RedisError>(()),
@@ -40,14 +40,14 @@ impl PubSub {
             for entry in state.of_server(subscriber) {
                 entry.disconnected();
             }
-            // Channels without a listener by now need not be subscribed again.
+            // Channels that have no listener now need not be subscribed again.
             state.drop_entries(|entry| entry.home() == server && entry.idle_since().is_some());
             if !self.is_shut_down() {
                 subscriber.work.wait_for(&mut state, retry);
                 drop(state);
                 retry = (retry * 2).min(LAST_RETRY);
                 if let Some(cluster) = self.servers.cluster() {
-                    // Another server may have this one's slots.
+                    // Another server may have this one's slots now.
                     cluster.look();
                     self.hand_on(subscriber, &mut tracking);
                 }
@@ -55,8 +55,8 @@ impl PubSub {
         }
     }
 
-    /// Sleeps until a thread wants a channel, or a hold is to be tracked. `false`: shut down, or
-    /// the server has left the cluster.
+    /// Sleeps until a thread wants a channel or a hold is to be tracked. `false`: the client was
+    /// shut down, or the server has left the cluster.
     fn wait_for_work(&self, subscriber: &Subscriber, tracking: &mut Tracking) -> bool {
         let is_tracked = tracking.is_needed();
         let mut state = self.state.lock();
@@ -70,7 +70,7 @@ impl PubSub {
         !self.is_shut_down()
     }
 
-    /// Whether a thread listens to a channel there, or a hold is to be tracked.
+    /// Whether a thread listens to a channel at the server, or a hold is to be tracked.
     fn is_wanted(&self, subscriber: &Subscriber, is_tracked: bool, state: &ChannelsState) -> bool {
         let server = subscriber.node.number();
         let is_to_track =
@@ -80,14 +80,15 @@ impl PubSub {
             || subscriber.tracks() && (is_tracked || is_to_track())
     }
 
-    /// Whether the server has no slots any more, and may be gone for good: then the thread ends
-    /// unless another wants it. A thread that wants it later finds no queue, and starts another
-    /// one: both under the mutex of all channels.
+    /// Whether the server has no slots, and may be gone for good. The subscriber's thread then ends
+    /// unless it is wanted. A thread that wants it later finds no queue and starts another one.
+    /// Both happen under the mutex of all channels.
     fn is_left(&self, subscriber: &Subscriber) -> bool {
         self.servers.cluster().is_some_and(|cluster| !cluster.is_master(&subscriber.node))
     }
 
-    /// As [`wait_for_work`](Self::wait_for_work), while there is a connection.
+    /// Whether the thread's work is over: its server has left the cluster and no thread wants it.
+    /// This is the check of [`wait_for_work`](Self::wait_for_work) while there is a connection.
     pub(super) fn is_over(&self, subscriber: &Subscriber, tracking: &mut Tracking) -> bool {
         if !self.is_left(subscriber) {
             return false;

@@ -1,15 +1,15 @@
-//! How a wake-up arrives: for each server one subscriber thread and one connection, for each
-//! channel one entry.
+//! The subscriptions by which wake-ups arrive. Each server has one subscriber thread with one
+//! connection, and each channel has one entry.
 //!
 //! The thread sleeps in a read of its connection. To make it look at its queue of new channels, a
-//! message is published on a channel of the client's own, which works over TCP, TLS and unix
+//! thread publishes a message on the client's own channel, which works over TCP, TLS and unix
 //! sockets alike. The same message, sent every few seconds, shows that the connection is alive.
-//! With one server, scripts tell waiters of this client there, too. In a cluster they do
-//! so on a channel of the name's, since the client's would belong to another slot.
+//! With one server, scripts also send their messages for this client's waiters on that channel. In
+//! a cluster they use a channel of the name, since the client's would belong to another slot.
 //!
 //! An entry has a home: the server that has the channel's slot. When the slot moves to another
-//! server, the entry moves there, and is confirmed anew. Its waiters notice no more than of a
-//! reconnect. Tracked keys move the same way (`tracking.rs`).
+//! server, the entry moves, too, and is confirmed anew. For its waiters this is like a reconnect.
+//! Tracked keys move the same way (`tracking.rs`).
 
 mod channels;
 mod comparison;
@@ -42,7 +42,7 @@ use crate::sync::{Condvar, Mutex};
 
 /// How often the control message goes out while there are subscriptions.
 pub const HEARTBEAT: Duration = Duration::from_secs(3);
-/// A message arrives within this time of its sending, or not at all.
+/// The time within which a message arrives, if it arrives at all.
 const TELLS_WITHIN: Duration = Duration::from_millis(300);
 
 /// The channels this process listens to.
@@ -51,23 +51,23 @@ pub struct PubSub {
     names: Names,
     channels: Channels,
     state: Mutex<ChannelsState>,
-    /// Whether the server refuses the control message. The log says so already.
+    /// Whether the server refuses the control message, which is in the log then.
     muted: AtomicBool,
-    /// In a cluster: the channel to which all clients with this kind of channels listen.
+    /// In a cluster, the channel to which all clients with this kind of channels listen.
     common: Option<Arc<str>>,
-    /// Whether the client asks if others have the other kind: until the log said so, or the server
-    /// refused.
+    /// Whether the client asks for clients with the other kind of channels. It stops when it has
+    /// logged some, or when the server refuses to answer.
     compares: AtomicBool,
     /// Whether the client asks servers to track the keys of its holds.
     may_track: bool,
     shut_down: AtomicBool,
-    /// The only one, with one server.
+    /// The only subscriber, if there is one server.
     sole: OnceLock<Arc<Subscriber>>,
     host: Box<dyn Host>,
 }
 
-/// The control message: look at the queue of new channels. Or it only shows that the connection
-/// lives.
+/// The control message. The thread that gets it looks at its queue of new channels. The message
+/// also shows that the connection lives.
 const LOOK: &str = "0";
 
 /// The channels of the client.
@@ -76,8 +76,8 @@ pub struct Names {
     pub control: String,
     /// The client's own channel for a key in a cluster: it must be in the key's slot.
     pub own: Box<dyn Fn(&str) -> String + Send + Sync>,
-    /// The channel to which all clients of a cluster listen that have sharded channels, or the
-    /// other kind.
+    /// The channel to which all clients of a cluster listen that have sharded channels, or all that
+    /// have not.
     pub common: fn(sharded: bool) -> String,
 }
 
@@ -92,14 +92,14 @@ pub trait Host: Send + Sync {
     /// Starts the thread of a subscriber. Called with a mutex held. `false`: the system gives none.
     fn start(&self, subscriber: Arc<Subscriber>) -> bool;
 
-    /// Wakes the thread that listens to a server from its read, with a
+    /// Wakes the subscriber thread of a server from its read, with a
     /// [`control_message`](PubSub::control_message).
     fn tell(&self, node: &Arc<Node>);
 
-    /// The same, soon: without I/O here.
+    /// As [`tell`](Self::tell), but soon, and without I/O in this call.
     fn tell_soon(&self, node: Arc<Node>);
 
-    /// Gets a message of the client's own channel, but for its control messages. Called on a
+    /// Takes a message of the client's own channel, other than a control message. Called on a
     /// subscriber's thread with no mutex held.
     fn message(&self, message: &[u8]);
 }
@@ -111,8 +111,8 @@ impl fmt::Debug for PubSub {
 }
 
 impl PubSub {
-    /// No method of `host` may block. `may_track`: the client asks servers to tell when the keys of
-    /// its holds change.
+    /// No method of `host` may block. `may_track`: the client asks servers to report changes of its
+    /// holds' keys.
     pub fn new(servers: Servers, names: Names, may_track: bool, host: impl Host + 'static) -> Self {
         let state =
             ChannelsState { entries: HashMap::new(), queues: HashMap::new(), first_version: 0 };
@@ -139,7 +139,7 @@ impl PubSub {
         if let Some(sole) = self.sole.get() {
             return sole;
         }
-        // All other threads find the same subscriber, and none waits with a mutex for this one.
+        // All threads find the same subscriber, and none waits for this one with a mutex held.
         let subscriber = self.subscriber(&self.servers.first());
         self.sole.get_or_init(|| subscriber)
     }
@@ -153,7 +153,8 @@ impl PubSub {
         state.queues.entry(node.number()).or_insert_with(|| {
             let mut own = self.names.control.clone();
             if self.channels != Channels::Server {
-                // Every server of a cluster hears a message.
+                // Every server of a cluster gets a published message, so the channel has the
+                // server's number.
                 own = format!("{own}:{}", node.number());
             }
             let subscriber = Arc::new(Subscriber {
@@ -181,7 +182,7 @@ impl PubSub {
         })
     }
 
-    /// Listens to a channel; its messages count once it is confirmed.
+    /// Listens to a channel, whose messages arrive once it is confirmed.
     pub fn listen(&self, channel: &Arc<str>) -> Subscription {
         self.listen_to(channel, ChannelKind::Shared)
     }
@@ -193,8 +194,8 @@ impl PubSub {
 
     fn listen_to(&self, channel: &Arc<str>, kind: ChannelKind) -> Subscription {
         let mut state = self.state.lock();
-        // Under the mutex: `moved` runs after the servers know of a move, and then finds this
-        // entry.
+        // This is under the mutex: `moved` runs after the servers know of a move, and then finds
+        // this entry.
         let home = self.servers.home(channel.as_bytes());
         let first_version = state.first_version;
         let (entry, new) = match state.entries.entry(Arc::clone(channel)) {
@@ -205,17 +206,18 @@ impl PubSub {
                 (Arc::clone(vacant.insert(Arc::new(entry))), true)
             }
         };
-        // Under the map's mutex, where the thread looks for idle entries: it cannot drop this one
-        // between the look-up and here.
+        // This is under the mutex under which the subscriber looks for idle entries, so it cannot
+        // drop this entry between the look-up and here.
         entry.listen();
-        // A channel that was refused is asked for again: rights may have been granted since.
+        // A refused channel is asked for again, since the user may have got the right in the
+        // meantime.
         let again = entry.is_refused();
         if again {
             entry.ask_again();
         }
         let mut tell = None;
         if new || again {
-            // If the channel was to move meanwhile, the server says so.
+            // If the channel's slot has moved by then, the server says so.
             entry.move_to(home.number());
             tell = self.want(&mut state, &home, &entry);
         }
@@ -224,7 +226,8 @@ impl PubSub {
         Subscription { entry }
     }
 
-    /// Has a server asked for a channel.
+    /// Puts a channel into a server's queue. Returns the server if its thread needs a control
+    /// message.
     fn want(
         &self,
         state: &mut ChannelsState,
@@ -237,8 +240,9 @@ impl PubSub {
         queue.reading.then(|| Arc::clone(home))
     }
 
-    /// Slots, in their order, have another server: the channels move there now, and tracked keys
-    /// when the old server's thread looks. (Nothing hurries it: the holds there are renewed now.)
+    /// Takes the news that these slots, which are in order, have another server. The channels move
+    /// there now, and tracked keys when the old server's thread next looks. (There is no hurry,
+    /// since the holds under moved keys are renewed now.)
     pub fn moved(&self, slots: &[u16]) {
         let mut state = self.state.lock();
         state.queues.values_mut().for_each(|queue| queue.moved = true);
@@ -267,15 +271,15 @@ impl PubSub {
         tell.iter().for_each(|node| self.host.tell(node));
     }
 
-    /// Listens to the channel of the client's own on which scripts tell this key's waiters. The
-    /// version moves when messages may have been missed.
+    /// Listens to the client's own channel, on which scripts send messages for this key's waiters.
+    /// Its version changes when messages may have been missed.
     pub fn listen_to_own(&self, key: &str) -> Subscription {
         if self.channels == Channels::Server {
             let Subscriber { own, work, .. } = &**self.sole();
             let state = self.state.lock();
             own.listen();
-            // A subscriber with a connection has asked for it, and there is no connection after a
-            // refusal.
+            // A subscriber with a connection has asked for this channel. After a refusal there is
+            // no connection, so the subscriber asks again when it connects.
             if own.is_refused() {
                 own.ask_again();
             }
@@ -287,13 +291,13 @@ impl PubSub {
         }
     }
 
-    /// In a cluster each key has its own such channel: it must be in the key's slot.
+    /// The client's own channel for this key in a cluster, where it must be in the key's slot.
     fn own_channel(&self, key: &str) -> String {
         (self.names.own)(key)
     }
 
-    /// Moves when messages on the channel of the client's own for this key may have been missed.
-    /// `None`: no thread listens to it.
+    /// The version of the client's own channel for this key. It changes when messages may have been
+    /// missed. `None`: no thread listens to the channel.
     pub fn own_version(&self, key: &str) -> Option<u64> {
         if self.channels == Channels::Server {
             return Some(self.sole().own.version());
@@ -311,8 +315,8 @@ impl PubSub {
         state.entries.get(&*self.own_channel(key)).is_some_and(|entry| entry.is_confirmed())
     }
 
-    /// Whether it is worth while to [`track`](Self::track) this key: as far as this client knows,
-    /// its server may.
+    /// Whether the server of this key supports tracking, as far as this client knows. Otherwise
+    /// [`track`](Self::track) is useless.
     pub fn tracks(&self, key: &str) -> bool {
         if !self.may_track || self.channels == Channels::Server {
             return self.may_track && self.sole().tracks();
@@ -322,8 +326,8 @@ impl PubSub {
         state.queues.get(&home.number()).is_none_or(|queue| queue.subscriber.tracks())
     }
 
-    /// From here on, while there is a connection, the subscriber asks the server about `who` at
-    /// each change of `key`. No I/O.
+    /// Makes the subscriber ask the server about `who` at each change of `key`, while there is a
+    /// connection. This does no I/O.
     pub fn track(&self, key: &Arc<str>, who: Weak<dyn Tracked>) {
         let mut state = self.state.lock();
         let home = self.servers.home(key.as_bytes());
@@ -331,7 +335,7 @@ impl PubSub {
         if !queue.subscriber.tracks() || queue.to_track.len() >= MOST_KEYS {
             return;
         }
-        // The thread that put the first hold there has told the subscriber of all.
+        // The thread that put the first hold into the queue has woken the subscriber for all.
         let tell = queue.reading && queue.to_track.is_empty();
         queue.to_track.push((Arc::clone(key), who));
         queue.subscriber.work.notify_one();
@@ -341,11 +345,11 @@ impl PubSub {
         }
     }
 
-    /// Gives tracked keys that have another home now to that server's thread.
+    /// Gives the tracked keys that have a new home to the thread of that server.
     fn hand_on(&self, subscriber: &Subscriber, tracking: &mut Tracking) {
         let here = subscriber.node.number();
         let is_elsewhere = |key: &str| self.servers.home(key.as_bytes()).number() != here;
-        // Before the look: the thread looks again after a later move.
+        // This comes before the look, so that the thread looks again after a later move.
         if let Some(queue) = self.state.lock().queues.get_mut(&here) {
             queue.moved = false;
         }
@@ -358,9 +362,9 @@ impl PubSub {
         }
     }
 
-    /// A thread found out by a question something that a message should have told. That message may
-    /// be on its way. But if the connection brings nothing at all until the next thread finds out,
-    /// it is dead, and no error says so: it ends here, and the next one begins.
+    /// Notes that a thread had to ask for something that a message should have said. The message
+    /// may still be on its way. But if the connection brings nothing at all until this happens
+    /// again, it is dead without an error. This ends it, and the subscriber opens the next one.
     pub fn suspect(&self, key: &str) {
         let subscriber = match self.channels {
             Channels::Server => Arc::clone(self.sole()),
@@ -382,9 +386,9 @@ impl PubSub {
         }
     }
 
-    /// A connection has led to another run of this server, or to another server. The connection for
-    /// messages may still lead to the last run or server, which lives on: it ends here, and the
-    /// next one begins.
+    /// Notes that a connection has led to another run of this server, or to another server. The
+    /// subscriber's connection may still lead to the last run or server, which may live on. This
+    /// ends it, and the subscriber opens the next one.
     pub fn met_new_run(&self, server: usize) {
         let state = self.state.lock();
         let subscriber = state.queues.get(&server).map(|queue| Arc::clone(&queue.subscriber));
@@ -397,7 +401,7 @@ impl PubSub {
         }
     }
 
-    /// The subscriber is to open its connection to this server anew, with another user or password.
+    /// Makes the subscriber open its connection to this server anew, with another user or password.
     pub fn open_anew(&self, server: usize) {
         let state = self.state.lock();
         let subscriber = state.queues.get(&server).map(|queue| Arc::clone(&queue.subscriber));
@@ -413,7 +417,7 @@ impl PubSub {
         Some(Subscription { entry: Arc::clone(entry) })
     }
 
-    /// Makes the thread of a server look at its queue.
+    /// The command that makes the subscriber thread of a server look at its queue.
     pub fn control_message(&self, node: &Arc<Node>) -> Command {
         let subscriber = self.subscriber(node);
         Command::plain(&[b"PUBLISH", subscriber.own.channel().as_bytes(), LOOK.as_bytes()])
@@ -434,8 +438,8 @@ impl PubSub {
         reading.map(|queue| Arc::clone(&queue.subscriber.node)).collect()
     }
 
-    /// A server has left the cluster: a thread that sleeps there ends. (A thread that reads looks
-    /// at its next message.)
+    /// Notes that a server has left the cluster. The subscriber's thread ends if it sleeps. (A
+    /// thread in a read checks this at its next control message.)
     pub fn let_go(&self, node: &Node) {
         if let Some(queue) = self.state.lock().queues.get(&node.number()) {
             queue.subscriber.work.notify_one();
@@ -444,8 +448,8 @@ impl PubSub {
 
     /// Ends each subscriber's thread, unless it is opening a connection just now, and every wait.
     pub fn shut_down(&self) {
-        // Before the look for a connection: a thread that is opening one finds the flag after it
-        // has left its closer there.
+        // This comes before the search for connections: a thread that is opening one puts its
+        // closer there and then finds the flag.
         self.shut_down.store(true, Ordering::SeqCst);
         let state = self.state.lock();
         let queues = state.queues.values();
@@ -453,7 +457,7 @@ impl PubSub {
         let entries: Vec<_> = state.entries.values().cloned().collect();
         drop(state);
         for subscriber in subscribers {
-            // No message: whether one gets through depends on the server, and on other connections.
+            // This closes the connection instead of sending a message, which might not get through.
             let closer = subscriber.closer.lock().take();
             if let Some(closer) = closer {
                 closer.close();

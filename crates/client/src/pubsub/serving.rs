@@ -17,7 +17,7 @@ use crate::connection::{Channels, Command, Connection, is_redirect, slot_of};
 /// A subscription outlives its last listener by this long, so that a busy lock does not subscribe
 /// and unsubscribe for every wait.
 const GRACE: Duration = Duration::from_secs(10);
-/// Without a message for this long the connection counts as dead.
+/// The silence after which the connection counts as dead.
 const SILENCE: Duration = Duration::from_secs(10);
 
 pub(super) struct Serving<'a> {
@@ -25,11 +25,11 @@ pub(super) struct Serving<'a> {
     subscriber: &'a Arc<Subscriber>,
     tracking: &'a mut Tracking,
     connection: Connection,
-    /// The requests without an answer yet, in order. A refusal does not name its channel.
+    /// The unanswered requests, in order, since a refusal does not name its channel.
     asked: VecDeque<Unanswered>,
 }
 
-/// A request without an answer yet.
+/// An unanswered request.
 enum Unanswered {
     Subscribe(Arc<ChannelEntry>),
     Unsubscribe(Arc<ChannelEntry>),
@@ -59,8 +59,8 @@ impl<'a> Serving<'a> {
         if pubsub.is_shut_down() {
             return Ok(None);
         }
-        // A thread that met another run before that has closed the connection before this one, and
-        // this one may still lead to the last run. (Or this connection met it: then it is opened
+        // A thread has met another run in the meantime. It could not close this connection, which
+        // may still lead to the last run. (If this connection itself met the new run, it is opened
         // once too often.)
         if endpoint.incarnation() != before && endpoint.says_its_run() {
             return Err((redis::ErrorKind::Io, "another run of the server was met").into());
@@ -68,8 +68,8 @@ impl<'a> Serving<'a> {
         Ok(Some(Self { pubsub, subscriber, tracking, connection, asked: VecDeque::new() }))
     }
 
-    /// Subscribes to every channel there is, and dispatches until something breaks (`Err`), or the
-    /// client is shut down or the server has left the cluster (`Ok`). `works` is called at each
+    /// Subscribes to every channel, and dispatches messages until the connection fails (`Err`), the
+    /// client is shut down, or the server has left the cluster (`Ok`). It calls `works` at each
     /// confirmation.
     pub(super) fn run(mut self, mut works: impl FnMut()) -> Result<(), RedisError> {
         self.ask_for_all()?;
@@ -111,11 +111,11 @@ impl<'a> Serving<'a> {
             let queue = self.pubsub.queue(&mut state, &self.subscriber.node);
             queue.wanted.clear();
             queue.left.clear();
-            // From here on a thread that wants a new channel sends a control message. A message
-            // sent before the client's own channel is confirmed is lost; so this thread looks at
+            // From here on a thread that wants a new channel sends a control message. Such a
+            // message is lost before the client's own channel is confirmed, so this thread looks at
             // the queue again when the confirmation comes.
             queue.reading = true;
-            // The refused ones, too: the server may allow them now.
+            // Refused channels are asked for, too, since the server may allow them now.
             let entries = state.of_server(self.subscriber);
             entries.iter().for_each(|entry| entry.ask_again());
             entries
@@ -146,9 +146,11 @@ impl<'a> Serving<'a> {
             Some(Unanswered::Unsubscribe(left)) if left.channel().as_bytes() == channel => {
                 self.asked.pop_front();
             }
-            // The server said so by itself before, and now once more as the answer.
+            // The server had ended the subscription by itself and said so. This is its second
+            // message, the answer to the request.
             Some(Unanswered::Barrier(left)) if left.channel().as_bytes() == channel => {}
-            // The slot has left this server. Asked again, the server says which one has it.
+            // The slot has left this server. When it is asked again, it says which server has the
+            // slot.
             _ => {
                 if let Some(entry) = self.entry(channel) {
                     entry.disconnected();
@@ -159,7 +161,7 @@ impl<'a> Serving<'a> {
         Ok(())
     }
 
-    /// `true`: it was a control message, and the thread has looked at its queue.
+    /// Takes a message. `true`: it was a control message, and the thread has looked at its queue.
     fn message(&mut self, channel: &[u8], message: Vec<u8>) -> Result<bool, RedisError> {
         let Some(entry) = self.entry(channel) else { return Ok(false) };
         if entry.kind() != ChannelKind::Own {
@@ -174,7 +176,7 @@ impl<'a> Serving<'a> {
         Ok(true)
     }
 
-    /// The answer to a step, if one is next.
+    /// Takes the answer to a step, if a step is next.
     fn replied(&mut self, reply: &Value) -> Result<(), RedisError> {
         let next = self.next_if(|next| matches!(next, Unanswered::Step(_)));
         let Some(Unanswered::Step(step)) = next else { return Ok(()) };
@@ -184,8 +186,8 @@ impl<'a> Serving<'a> {
 
     fn refused(&mut self, error: RedisError) -> Result<(), RedisError> {
         match self.asked.pop_front() {
-            // Without the own channel nothing would ever make the thread look again, so no thread
-            // can wait.
+            // Without its own channel, nothing would ever make this thread look again, so all
+            // waiting ends here.
             Some(Unanswered::Subscribe(entry)) if Arc::ptr_eq(&entry, &self.subscriber.own) => {
                 self.refuse_all(&error);
                 return Err(error);
@@ -196,20 +198,21 @@ impl<'a> Serving<'a> {
                     entry.answered(self.subscriber.refused(&error));
                     return Ok(());
                 }
-                // The channel has another home now, or this thread asks for all once more.
+                // Either the channel has another home now, or this thread connects and asks for all
+                // channels again.
                 self.pubsub.moved(&[slot_of(entry.channel().as_bytes())]);
                 if entry.home() == self.subscriber.node.number() {
                     return Err(error);
                 }
             }
-            // Further messages there find no listener.
+            // Further messages on that channel find no listener.
             Some(Unanswered::Unsubscribe(_)) => {}
-            // The server ended the subscription by itself before, and refuses to end it now: the
-            // barrier's own answer is still to come.
+            // The server had ended the subscription by itself, and now refuses to end it. The
+            // answer to the PING is still to come.
             Some(left @ Unanswered::Barrier(_)) if is_redirect(&error) => {
                 self.asked.push_front(left);
             }
-            // A user without the right to PING gets this answer to it.
+            // This is the answer to a PING if the user has no right to it.
             Some(Unanswered::Barrier(_)) => {}
             Some(Unanswered::Step(step)) => {
                 let cluster = self.pubsub.servers.cluster().filter(|_| self.tracking.asks(&step));
@@ -227,7 +230,7 @@ impl<'a> Serving<'a> {
 
     fn refuse_all(&self, error: &RedisError) {
         if self.pubsub.may_track {
-            // And nothing would tell the thread of new holds.
+            // Without its own channel the thread would not hear of new holds to track, either.
             self.subscriber.does_not_track();
         }
         let entries = self.pubsub.state.lock().of_server(self.subscriber);
@@ -236,8 +239,8 @@ impl<'a> Serving<'a> {
         }
     }
 
-    /// Asks for new channels, gives up those that had no listener for a while, or that are another
-    /// server's, and asks for keys to be tracked.
+    /// Subscribes to new channels, and asks for keys to be tracked. Unsubscribes from channels that
+    /// had no listener for a while, or that now belong to another server.
     fn look(&mut self) -> Result<(), RedisError> {
         let server = self.subscriber.node.number();
         let (wanted, unwanted, to_track, moved) = {
@@ -246,7 +249,7 @@ impl<'a> Serving<'a> {
             let wanted: Vec<_> = queue.wanted.drain(..).collect();
             let (to_track, moved) = (std::mem::take(&mut queue.to_track), queue.moved);
             let mut unwanted = std::mem::take(&mut queue.left);
-            // Not a channel that has come back since.
+            // A channel may have come back in the meantime.
             unwanted.retain(|entry| entry.home() != server);
             unwanted.extend(state.sweep(server, GRACE));
             (wanted, unwanted, to_track, moved)
@@ -260,13 +263,13 @@ impl<'a> Serving<'a> {
         self.take(steps)
     }
 
-    /// The request that is answered next, if it is such a one.
+    /// Takes the request that is answered next, if `is_such` accepts it.
     fn next_if(&mut self, is_such: impl FnOnce(&Unanswered) -> bool) -> Option<Unanswered> {
         if self.asked.front().is_some_and(is_such) { self.asked.pop_front() } else { None }
     }
 
-    /// The entry that a server's message concerns. `None`: the channel's home is elsewhere by now,
-    /// and no waiter gets the message twice.
+    /// The entry that a server's message concerns. `None`: the channel is unknown or has another
+    /// home by now, so that no waiter gets a message twice.
     fn entry(&self, channel: &[u8]) -> Option<Arc<ChannelEntry>> {
         let channel = std::str::from_utf8(channel).ok()?;
         if channel == &**self.subscriber.own.channel() {
@@ -276,13 +279,14 @@ impl<'a> Serving<'a> {
         entry.filter(|entry| entry.home() == self.subscriber.node.number())
     }
 
-    /// One command a channel: the server refuses or takes each by itself. The own and the common
-    /// channel belong to no slot.
+    /// Sends one command for each channel, since the server accepts or refuses each by itself. The
+    /// own and the common channel belong to no slot.
     ///
-    /// With sharded channels a PING stands behind each channel that is given up, and only its
-    /// answer, or its refusal, says that this is done. When a slot leaves a server, the server ends
-    /// the subscriptions by itself, says so in the words of an answer, and then refuses to end
-    /// them: one request would have two answers, or one.
+    /// With sharded channels a PING follows each unsubscription, and only the answer to the PING
+    /// (or its refusal) shows that the unsubscription is done. When a slot leaves a server, the
+    /// server ends the subscriptions by itself and says so in the words of an answer. It then
+    /// refuses the request to end them. So without the PING, a request would have one answer or
+    /// two.
     fn ask_each(&mut self, ask: Ask, entries: Vec<Arc<ChannelEntry>>) -> Result<(), RedisError> {
         let mut bytes = Vec::new();
         for entry in entries {
@@ -311,7 +315,7 @@ impl<'a> Serving<'a> {
         self.send(&bytes)
     }
 
-    /// Writes the commands of some steps.
+    /// Writes the commands of these steps.
     fn take(&mut self, (commands, steps): TrackingSteps) -> Result<(), RedisError> {
         let bytes: Vec<u8> = commands.iter().flat_map(Command::bytes).copied().collect();
         self.asked.extend(steps.into_iter().map(Unanswered::Step));

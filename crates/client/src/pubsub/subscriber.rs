@@ -1,4 +1,4 @@
-//! A server's listener: its connection, and what it knows of the server.
+//! The subscriber to one server: its channels, and its knowledge of the server.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,22 +12,22 @@ use super::tracking::{NO_TRACKING, Tracking, TrackingNews, TrackingStep, Trackin
 use crate::connection::{Cause, Closer, Node};
 use crate::sync::{Condvar, Mutex};
 
-/// The listener to one server.
+/// The subscriber to one server.
 pub struct Subscriber {
     pub(super) node: Arc<Node>,
-    /// The channel of the client's own, listened to as long as there is a connection.
+    /// The client's own channel, which is subscribed to while there is a connection.
     pub(super) own: Arc<ChannelEntry>,
-    /// In a cluster: by this channel clients with the other kind of channels find this one.
+    /// In a cluster, the channel by which clients with the other kind of channels find this one.
     pub(super) common: Option<Arc<ChannelEntry>>,
-    /// Wakes the thread for work while it has no connection to read from.
+    /// Wakes the thread for work while it has no connection.
     pub(super) work: Condvar,
     /// Whether the server tracks keys, as far as this client knows.
     pub(super) tracks: AtomicBool,
-    /// Ends the thread's connection, and with it its read.
+    /// Ends the thread's connection, and so its read.
     pub(super) closer: Mutex<Option<Closer>>,
-    /// Counts the server's messages and replies.
+    /// The number of messages and replies of the server so far.
     pub(super) heard: AtomicU64,
-    /// The count of `heard` when a thread missed a message, and when that was.
+    /// The value of `heard` when a thread missed a message, and the time of that.
     pub(super) suspected: Mutex<Option<(u64, Instant)>>,
 }
 
@@ -42,7 +42,7 @@ impl Subscriber {
         self.tracks.load(Ordering::Relaxed)
     }
 
-    /// The thread opens the next one.
+    /// Ends the connection. The thread then opens the next one.
     pub(super) fn end_connection(&self) {
         if let Some(closer) = &*self.closer.lock() {
             closer.close();
@@ -54,7 +54,7 @@ impl Subscriber {
         self.node.endpoint.health().does_without(NO_TRACKING);
     }
 
-    /// A step towards tracking was answered. Returns the next steps.
+    /// Takes the answer to a step towards tracking. Returns the next steps.
     pub(super) fn step_done(
         &self,
         tracking: &mut Tracking,

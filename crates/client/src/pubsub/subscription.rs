@@ -12,20 +12,20 @@ pub struct Subscription {
 }
 
 impl Subscription {
-    /// Moves with all news of the channel. A waiter reads it before it asks the server, and sleeps
-    /// only while it has not moved.
+    /// The version, which changes with all news of the channel. A waiter reads it before it asks
+    /// the server, and sleeps only while it is the same.
     pub fn version(&self) -> u64 {
         self.entry.version()
     }
 
-    /// Whether messages may have come, or been missed, since this version, and none is missed from
-    /// now on.
+    /// Whether the channel is confirmed, and messages may have come or been missed since this
+    /// version.
     pub fn has_news_since(&self, version: Option<u64>) -> bool {
         self.entry.has_news_since(version)
     }
 
-    /// The last message since the channel was confirmed; empty if there was none. Others
-    /// may have come between it and the one before.
+    /// The last message since the channel was confirmed, or empty if there was none. Calls may skip
+    /// messages, since only the last one is kept.
     pub fn message(&self) -> Vec<u8> {
         self.entry.message()
     }
@@ -35,12 +35,12 @@ impl Subscription {
         self.entry.confirmation()
     }
 
-    /// Whether it certainly does.
+    /// Whether the server is known to send them.
     pub fn is_confirmed(&self) -> bool {
         self.entry.is_confirmed()
     }
 
-    /// Until the result is dropped, all news of the channel wakes `waker`.
+    /// Makes all news of the channel wake `waker` until the result is dropped.
     pub fn wake(&self, waker: Waker) -> Waking<'_> {
         self.entry.wake(waker.clone());
         Waking { subscription: self, waker }
@@ -49,7 +49,7 @@ impl Subscription {
 
 impl Drop for Subscription {
     fn drop(&mut self) {
-        // In a forked child a thread that is not there may have locked the entry's mutex.
+        // In a forked child, a thread of the parent may have left the entry's mutex locked.
         if !is_forked() {
             self.entry.leave();
         }

@@ -1,27 +1,29 @@
-//! How a client learns of a loss: the server tells when the key of a hold changes.
+//! How a client learns early of a loss: the server reports changes of a hold's key.
 //!
-//! The subscriber's connection has the server track the keys it reads (`CLIENT TRACKING`, in RESP3,
-//! where a connection that listens to channels may ask questions, too). It asks whether each hold
-//! that has lasted for a while is still there. That is a read, so the server tells of the key's
-//! next change, of any cause: a command, the end of its lease, an eviction. Then the subscriber
-//! asks the same question again, which makes the server track the key again: "still there" means a
-//! renewal, of this client perhaps. At any other answer the client renews the hold now, which finds
-//! out.
+//! The subscriber's connection turns on `CLIENT TRACKING`, so that the server tracks the keys that
+//! it reads. (This needs RESP3, where a connection that listens to channels may also ask
+//! questions.) The subscriber asks whether each hold that has lasted for a while is still there.
+//! The question is a read, so the server reports the key's next change, whatever the cause: a
+//! command, the end of the lease, an eviction. The subscriber then asks the same question again,
+//! which makes the server track the key again. If the hold is still there, the change was a
+//! renewal, perhaps this client's own. At any other answer the client renews the hold at once,
+//! which shows whether it is lost.
 //!
-//! Change: the server's message here is a hint, and so is the answer. Only a renewal's answer is a
-//! loss: a hold that is being given back is not there any more, and is not lost.
+//! The server's report is only a hint, and so is the answer to the question: a hold that is just
+//! being released is gone, too. Only a renewal's answer proves a loss.
 //!
-//! A question follows every change that the server tells, and pushes and replies come in the order
-//! of the server's events: so no change is missed while there is a connection. A new connection
-//! begins with all questions.
+//! A question follows every reported change, and pushes and replies come in the order of the
+//! server's events. So no change is missed while there is a connection. A new connection begins by
+//! asking about all keys.
 //!
-//! In a cluster the subscriber of the server with the key's slot asks. A server that has lost the
-//! slot says so at the next question, and the key goes to the thread of the other one, as a new
-//! key. If two servers tell of a key meanwhile, it is asked for twice.
+//! In a cluster, the subscriber of the server with the key's slot asks. A server that has lost the
+//! slot says so at the next question. The key then goes to the thread of the new server, as a new
+//! key. If two servers report a key in the meantime, it is asked for twice.
 //!
-//! A key that changes all the time, as a semaphore's does, is asked for [`MOST_ASKS`] times in a
-//! [`PERIOD`], and once more when the subscriber looks at its queue after that: at the next sign of
-//! life, if not before. So is one that the server has no room to track.
+//! A key that changes all the time, such as a semaphore's, is asked for at most [`MOST_ASKS`] times
+//! in a [`PERIOD`]. It is asked for again when the subscriber next looks at its queue, at the
+//! latest at the next heartbeat. So is a key that the server has no room to track, or about which
+//! it could not answer.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -32,16 +34,16 @@ use redis::{RedisError, Value};
 use crate::connection::{Command, reply_code};
 use crate::sync::clock;
 
-/// A hold under a key, or several.
+/// One or more holds under a key.
 pub trait Tracked: Send + Sync {
-    /// How to ask the server for it. `None`: no hold to be tracked is left.
+    /// The question to the server. `None`: no hold that needs tracking is left.
     fn question(self: Arc<Self>) -> Option<HoldQuestion>;
 }
 
-/// A hold that has lasted for a while, and its key.
+/// A key, and a hold under it that has lasted for a while.
 pub(super) type ToTrack = (Arc<str>, Weak<dyn Tracked>);
 
-/// Whether the server has the hold: a read of its key.
+/// The question whether the server has a hold: a read of its key.
 pub struct HoldQuestion {
     /// The read.
     pub command: Command,
@@ -56,7 +58,7 @@ impl fmt::Debug for HoldQuestion {
     }
 }
 
-/// The log's words if the server does not track.
+/// The message for the log if the server does not track.
 pub(super) const NO_TRACKING: &str = "it does not notify the client of changed keys (HELLO 3, \
                                       CLIENT TRACKING or SUBSCRIBE is refused): the client finds a \
                                       loss at the next renewal, or with a fixed lease at unlock";
@@ -64,17 +66,17 @@ pub(super) const NO_TRACKING: &str = "it does not notify the client of changed k
 /// The most questions for a key in a period, and the period's length.
 const MOST_ASKS: u32 = 10;
 const PERIOD: u64 = 1_000_000_000;
-/// The most tracked keys: their cost at each renewal should stay small, here and on the server.
+/// The most tracked keys. Their cost at each renewal should stay small, here and at the server.
 pub(super) const MOST_KEYS: usize = 10_000;
-/// After so many connections in a row that end before the first step's answer, the peer is one that
-/// hangs up on unknown commands: the next connection does without tracking.
+/// The number of connections in a row that end before the answer to the first step, after which the
+/// next one does without tracking. The peer then seems to hang up on unknown commands.
 const HANG_UPS: u32 = 2;
 
-/// The subscriber's thread's view of the tracked keys. No other thread has it.
+/// The tracked keys of a subscriber's thread. No other thread uses them.
 #[derive(Default)]
 pub(super) struct Tracking {
     keys: HashMap<Arc<str>, Key>,
-    /// The keys that were asked for too often, or in vain.
+    /// The keys that were asked for too often or without an answer.
     late: Vec<Arc<str>>,
     state: Progress,
     hang_ups: u32,
@@ -92,30 +94,30 @@ enum Progress {
 #[derive(Default)]
 struct Key {
     held: Vec<Interest>,
-    /// When the key's period began, and the number of questions in it.
+    /// The time at which the key's period began, and the number of questions in it.
     since: u64,
     asks: u32,
-    /// The key is among those that were asked for too often.
+    /// Whether the key is in [`Tracking::late`].
     is_late: bool,
 }
 
 struct Interest {
     who: Weak<dyn Tracked>,
-    /// It has a hold that was not asked for yet.
+    /// Whether it has a hold that was not asked for yet.
     has_new: bool,
 }
 
-/// A written command without an answer yet.
+/// A written command without an answer.
 pub(super) enum TrackingStep {
     Hello,
     Begin,
     Ask { key: Arc<str>, answered: Box<dyn FnOnce(&Value) + Send> },
 }
 
-/// Commands to write, and the steps that their replies end, in this order.
+/// Commands to write, and the step that each of their replies ends, in the same order.
 pub(super) type TrackingSteps = (Vec<Command>, Vec<TrackingStep>);
 
-/// Whether the server tracks, by its last answer.
+/// Whether the server tracks, according to its last answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TrackingNews {
     Tracks,
@@ -123,26 +125,27 @@ pub(super) enum TrackingNews {
 }
 
 impl Tracking {
-    /// A connection was opened. Returns its first steps.
+    /// Begins with a new connection. Returns the first steps on it.
     pub(super) fn begin(&mut self) -> TrackingSteps {
         if self.hang_ups >= HANG_UPS {
             self.hang_ups = 0;
             return TrackingSteps::default();
         }
         self.state = Progress::Begun;
-        // With `REDIRECT` one connection would ask and another one would get the messages, and each
-        // may break alone. `NOLOOP` would end the tracking of a key without a word.
+        // This does without `REDIRECT`, with which one connection would ask and another would get
+        // the messages, and each may break alone. It does without `NOLOOP`, which would end the
+        // tracking of a key without a message.
         let commands = [&[b"HELLO" as &[u8], b"3"][..], &[b"CLIENT", b"TRACKING", b"ON"]];
         (commands.map(Command::plain).into(), vec![TrackingStep::Hello, TrackingStep::Begin])
     }
 
-    /// The connection is gone.
+    /// Notes that the connection is gone.
     pub(super) fn end(&mut self) {
         self.hang_ups += u32::from(self.state == Progress::Begun);
         self.state = Progress::Off;
     }
 
-    /// Whether any hold is to be tracked. Forgets the others.
+    /// Forgets the holds that need no tracking. Returns whether any are left.
     pub(super) fn is_needed(&mut self) -> bool {
         self.keys.retain(|_, key| {
             key.held.retain(|held| held.who.upgrade().and_then(Tracked::question).is_some());
@@ -151,7 +154,7 @@ impl Tracking {
         !self.keys.is_empty()
     }
 
-    /// Forgets the keys that have another home, and returns the holds under them.
+    /// Forgets the keys that have another home. Returns the holds under them.
     pub(super) fn leave(&mut self, is_elsewhere: impl Fn(&str) -> bool) -> Vec<ToTrack> {
         self.late.retain(|key| !is_elsewhere(key));
         let left = self.keys.extract_if(|key, _| is_elsewhere(key));
@@ -161,7 +164,7 @@ impl Tracking {
         .collect()
     }
 
-    /// Whether this step asks for a key that is still tracked here.
+    /// Whether this step is a question about a key that is still tracked here.
     pub(super) fn asks(&self, step: &TrackingStep) -> bool {
         matches!(step, TrackingStep::Ask { key, .. } if self.keys.contains_key(key))
     }
@@ -176,7 +179,7 @@ impl Tracking {
             }
             let held = &mut self.keys.entry(Arc::clone(&key)).or_default().held;
             match held.iter_mut().find(|held| held.who.ptr_eq(&who)) {
-                // Its question covers all its holds: it is not repeated for each.
+                // One question covers all its holds, and need not be repeated for each.
                 Some(held) => {
                     held.has_new = true;
                     known.push(key);
@@ -200,7 +203,7 @@ impl Tracking {
         steps
     }
 
-    /// The server says that these keys have changed; `None`: any may have.
+    /// Takes the server's report that these keys have changed. `None`: any may have.
     pub(super) fn changed(&mut self, keys: Option<&[Arc<str>]>) -> TrackingSteps {
         let now = clock::now();
         let mut steps = TrackingSteps::default();
@@ -214,7 +217,8 @@ impl Tracking {
         steps
     }
 
-    /// The answer to a step. Returns the next steps if the answer says whether the server tracks.
+    /// Takes the answer to a step. If the answer says whether the server tracks, returns that and
+    /// the next steps.
     pub(super) fn answered(
         &mut self,
         step: TrackingStep,
@@ -223,7 +227,7 @@ impl Tracking {
         match (step, reply) {
             (TrackingStep::Hello, reply) => {
                 self.hang_ups = 0;
-                // In RESP2 the server would track for a connection that it never tells.
+                // In RESP2 the server would track keys without ever reporting a change.
                 if !matches!(reply, Ok(Value::Map(_))) {
                     self.state = Progress::Off;
                 }
@@ -240,8 +244,8 @@ impl Tracking {
                 self.state = Progress::Off;
                 Some((TrackingNews::Refuses, TrackingSteps::default()))
             }
-            // The server did not look at the key (a script keeps it busy, say), and so does not
-            // track it either.
+            // The server did not read the key (a script may keep it busy), so it does not track the
+            // key either.
             (TrackingStep::Ask { key, .. }, Err(error)) if reply_code(error) != "WRONGTYPE" => {
                 self.is_late(&key);
                 None
@@ -253,7 +257,7 @@ impl Tracking {
         }
     }
 
-    /// Asks for a key that has changed, unless that was asked too often.
+    /// Asks for a key that has changed, unless the key was asked for too often.
     fn ask_again(&mut self, key: &Arc<str>, now: u64, steps: &mut TrackingSteps) {
         let Some(entry) = self.keys.get_mut(key) else { return };
         if now.saturating_sub(entry.since) >= PERIOD {
@@ -267,7 +271,7 @@ impl Tracking {
         }
     }
 
-    /// The key is asked for when the subscriber next looks at its queue.
+    /// Leaves the key for the subscriber's next look at its queue.
     fn is_late(&mut self, key: &Arc<str>) {
         if let Some(entry) = self.keys.get_mut(key)
             && !std::mem::replace(&mut entry.is_late, true)

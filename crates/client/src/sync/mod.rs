@@ -1,8 +1,8 @@
 //! The meeting points of a process's threads: mutexes, wakers, the identities of threads and the
 //! process.
 //!
-//! All that the models of all interleavings need otherwise than the system has it stands in
-//! `model.rs`, under the same names as in `system.rs`. The choice is made here and nowhere else.
+//! `system.rs` has the parts that depend on the system. `model.rs` has the same names for the
+//! models of all interleavings. Only this file chooses between the two.
 
 pub mod clock;
 mod jitter;

@@ -1,10 +1,10 @@
-//! Threads, mutexes and the clock for the model tests: called as those of `system.rs` are, scheduled
-//! by shuttle.
+//! Threads, mutexes and the clock for the model tests. They have the API of `system.rs`, and
+//! shuttle schedules them.
 //!
 //! A model test runs its threads as coroutines and tries many orders of their steps. It finds bugs
-//! that a test on real threads meets once a month, and a thread that no other wakes is an error at
+//! that a test on real threads meets once a month, and a thread that nobody wakes is an error at
 //! once. `RUSTFLAGS="--cfg shuttle" CARGO_TARGET_DIR=target/shuttle cargo test --lib model` runs
-//! them; one that fails prints the schedule, which `shuttle::replay` runs again.
+//! the model tests. A test that fails prints its schedule, which `shuttle::replay` runs again.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -34,7 +34,8 @@ impl<T> Mutex<T> {
         MutexGuard { mutex: &self.0, held: Some(locked(&self.0)) }
     }
 
-    /// The value, without locking: no other thread has the mutex.
+    /// The value, without locking. The exclusive reference shows that no other thread has the
+    /// mutex.
     pub fn get_mut(&mut self) -> &mut T {
         self.0.get_mut().unwrap_or_else(PoisonError::into_inner)
     }
@@ -52,7 +53,7 @@ pub struct MutexGuard<'a, T> {
 }
 
 impl<'a, T> MutexGuard<'a, T> {
-    /// Puts another guard of the mutex in place of the held one, which `wait` has used.
+    /// Replaces the held guard by the one that `wait` returns for it.
     fn exchange(
         &mut self,
         wait: impl FnOnce(sync::MutexGuard<'a, T>, &'a sync::Mutex<T>) -> sync::MutexGuard<'a, T>,
@@ -86,12 +87,12 @@ impl<T: fmt::Debug> fmt::Debug for MutexGuard<'_, T> {
 #[derive(Debug, Default)]
 pub struct Condvar(sync::Condvar);
 
-/// A sleep no longer than this is a pause, which no other thread need end: it times out at once. A
-/// longer one never does, since that would hide a lost wake-up.
+/// The longest sleep that counts as a pause, which no other thread need end: it times out at once.
+/// A longer sleep never times out, since that would hide a lost wake-up.
 const PAUSE: Duration = Duration::from_millis(100);
 
 impl Condvar {
-    /// One that no thread waits for.
+    /// A condition variable that no thread waits for.
     pub fn new() -> Self {
         Self(sync::Condvar::new())
     }
@@ -106,12 +107,12 @@ impl Condvar {
         guard.exchange(|held, _| self.0.wait(held).unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// As [`wait_for`](Self::wait_for), until then.
+    /// As [`wait_for`](Self::wait_for), until `until`.
     pub fn wait_until<T>(&self, guard: &mut MutexGuard<'_, T>, until: Instant) -> TimedOut {
         self.wait_for(guard, until.saturating_duration_since(Instant::now()))
     }
 
-    /// Waits for so long at most.
+    /// Waits for a notification, for at most `sleep`.
     pub fn wait_for<T>(&self, guard: &mut MutexGuard<'_, T>, sleep: Duration) -> TimedOut {
         if sleep > PAUSE {
             self.wait(guard);
@@ -142,9 +143,9 @@ impl TimedOut {
     }
 }
 
-/// Runs `scenario` in so many random orders of its threads' steps, and in as many of those with
-/// few switches between threads, which random ones seldom are. With `REDLATCH_LONG=1` in ten times
-/// as many: they are others in each run.
+/// Runs `scenario` in this number of random orders of its threads' steps, and in as many orders
+/// with few switches between threads, since random orders seldom have few. With `REDLATCH_LONG=1`
+/// it runs ten times as many. Each run tries other orders.
 pub fn explore(schedules: usize, scenario: impl Fn() + Send + Sync + 'static) {
     use shuttle::scheduler::{PctScheduler, RandomScheduler};
     use shuttle::{Config, Runner};
@@ -162,10 +163,10 @@ pub fn explore(schedules: usize, scenario: impl Fn() + Send + Sync + 'static) {
     Runner::new(PctScheduler::new(SWITCHES, schedules), config).run(move || again());
 }
 
-/// So many switches are enough for nearly every known bug.
+/// The number of switches between threads that is enough for nearly every known bug.
 const SWITCHES: usize = 3;
 
-/// The clock that leases are counted on: moved by chance and by the tests, so that a schedule can be
+/// The clock on which leases are counted. Chance and the tests move it, so that a schedule can be
 /// run again.
 pub(super) mod clock {
     pub use self::model::now;
@@ -176,18 +177,18 @@ pub(super) mod clock {
 
         use shuttle::rand::{Rng, thread_rng};
 
-        // All threads of a model run on one, and each model on a thread of its own.
+        // All threads of a model run on one system thread, and each model has its own.
         thread_local! {
             static NOW: Cell<u64> = const { Cell::new(1) };
         }
 
-        /// Nanoseconds.
+        /// The time in nanoseconds. Each call may advance it a little.
         pub fn now() -> u64 {
             advance(if thread_rng().gen_bool(0.5) { 25_000 } else { 0 });
             NOW.get()
         }
 
-        /// Time passes.
+        /// Lets this time pass.
         pub fn advance(nanos: u64) {
             NOW.set(NOW.get() + nanos);
         }

@@ -9,7 +9,7 @@ use super::atomic::{AtomicUsize, Ordering};
 use super::parker::Parker;
 use super::{Thread, explore};
 
-/// All schedules there are of a scenario without chance.
+/// Runs every schedule of a scenario that uses no chance.
 fn exhaust(scenario: fn()) {
     shuttle::check_dfs(scenario, None);
 }
@@ -63,13 +63,15 @@ fn a_wake_up_is_kept_and_counts_once() {
         parker.park_until(None);
         let waker = Arc::clone(&parker);
         let waker = thread::spawn(move || waker.unpark());
-        // The two made one token, which is gone: only the waker ends this park.
+        // The two wake-ups made one token, which the first park took. So only the waker ends this
+        // one.
         parker.park_until(None);
         waker.join().unwrap();
     });
 }
 
-/// All sleepers rely on this: the waker puts news where the sleeper looks, then wakes it.
+/// All sleepers rely on this: the waker first puts the news where the sleeper looks, and then wakes
+/// it.
 #[test]
 fn a_thread_that_looks_before_each_sleep_misses_no_news() {
     explore(2_000, || {

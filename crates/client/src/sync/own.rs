@@ -25,8 +25,8 @@ pub fn own_thread(
     thread.map(drop)
 }
 
-/// Whether a client ends on one of its own threads: an `on_lost` callback may have owned the last
-/// handle. That thread must not wait for itself.
+/// Whether the calling thread is one of a client's own. If such a thread drops the last handle (an
+/// `on_lost` callback may own it), it must not wait for itself.
 pub fn on_own_thread() -> bool {
     OWN.try_with(Cell::get).unwrap_or(false)
 }

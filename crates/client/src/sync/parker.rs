@@ -1,4 +1,4 @@
-//! One thread's bed: it sleeps here, and a thread with news wakes it.
+//! A parker: a thread sleeps in it until another thread wakes it.
 
 use std::time::Instant;
 
@@ -11,9 +11,9 @@ const NOTIFIED: u8 = 2;
 
 /// Lets its thread sleep until [`unpark`](Self::unpark), which may come first.
 ///
-/// Not `std::thread::park`: that has one token a thread, which belongs to the user's program. A
-/// thread has one parker for all wake-ups (a grant, a message, a cancel), so each is a hint: the
-/// woken thread checks again for the event it awaits.
+/// This is not `std::thread::park`, whose one token for each thread belongs to the user's program.
+/// A thread has one parker for all wake-ups (a grant, a message, a cancel). So each wake-up is a
+/// hint, and the woken thread looks again for the event that it awaits.
 #[derive(Debug)]
 pub(super) struct Parker {
     state: AtomicU8,
@@ -26,13 +26,14 @@ impl Parker {
         Self { state: AtomicU8::new(EMPTY), mutex: Mutex::new(()), condvar: Condvar::new() }
     }
 
-    /// Sleeps until woken or until `deadline`; may also return for no reason.
+    /// Sleeps until another thread wakes this one, or until `deadline`. It may also return for no
+    /// reason.
     pub(super) fn park_until(&self, deadline: Option<Instant>) {
         if self.take_token() {
             return;
         }
         let mut guard = self.mutex.lock();
-        // From here to the wait the mutex is held. An unpark that finds PARKED takes the mutex
+        // The mutex is held from here to the wait. An unpark that finds PARKED takes the mutex
         // before it notifies, so it cannot notify in the gap between this exchange and the wait.
         if self.state.compare_exchange(EMPTY, PARKED, Ordering::Acquire, Ordering::Acquire).is_err()
         {
@@ -51,8 +52,8 @@ impl Parker {
                 return;
             }
             if timed_out {
-                // The swap and not a store: a token that arrives just now is taken along, since
-                // the caller looks at everything it waits for after this returns.
+                // This is a swap and not a store, which takes a token that arrives just now.
+                // Nothing is lost, since the caller then looks at everything that it waits for.
                 self.state.swap(EMPTY, Ordering::Acquire);
                 return;
             }

@@ -1,4 +1,4 @@
-//! One shared place for each name of a client.
+//! The registry of a client's names: one shared entry for each.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -6,27 +6,28 @@ use std::sync::{Arc, Weak};
 
 use super::{Mutex, MutexGuard, clock, is_forked};
 
-/// The part that a client's handles of one name share, for as long as there is a handle, and a
-/// moment longer: a process's debts to others must not depend on whether it keeps its handle or
-/// makes one for each call. Weak: an unused name costs nothing.
+/// The entries that a client's handles of one name share. An entry lives as long as there is a
+/// handle, and a moment longer: what a process owes to others must not depend on whether it keeps
+/// its handle or makes one for each call. The references are weak, so that an unused name costs
+/// nothing.
 pub struct Registry<T> {
     names: Mutex<HashMap<Arc<str>, Weak<T>>>,
     recent: Mutex<Recent<T>>,
 }
 
-/// The entries used a moment ago, the oldest first.
+/// The recently used entries, the oldest first.
 struct Recent<T> {
     used: VecDeque<(u64, Arc<T>)>,
     closed: bool,
 }
 
-/// How long a name is kept after its last use, and how many are. The chains and turns that need it
-/// take milliseconds.
+/// The time for which a name is kept after its last use, and the most names that are kept so. The
+/// chains and turns that need a name take milliseconds.
 const KEPT: u64 = 1_000_000_000;
 const MOST_KEPT: usize = 1_024;
 
 impl<T> Recent<T> {
-    /// The entries to drop, once no mutex is held any more.
+    /// Removes the outdated entries. The caller drops them when no mutex is held.
     fn outdated(&mut self, now: u64) -> Vec<Arc<T>> {
         let old = |(used, _): &(u64, Arc<T>)| now.saturating_sub(*used) > KEPT;
         let count = self.used.iter().take_while(|one| old(one)).count();
@@ -35,7 +36,7 @@ impl<T> Recent<T> {
     }
 }
 
-/// Without entries.
+/// An empty registry.
 impl<T> Default for Registry<T> {
     fn default() -> Self {
         let recent = Recent { used: VecDeque::new(), closed: false };
@@ -44,12 +45,13 @@ impl<T> Default for Registry<T> {
 }
 
 impl<T> Registry<T> {
-    /// `None`: in a forked child, where a thread that is not there may have locked the mutex.
+    /// The locked names. `None` in a forked child, where a thread of the parent may have left the
+    /// mutex locked.
     fn names(&self) -> Option<MutexGuard<'_, HashMap<Arc<str>, Weak<T>>>> {
         (!is_forked()).then(|| self.names.lock())
     }
 
-    /// The one of this name. It stays for a moment when its last handle goes.
+    /// The entry of this name. It lives for a moment longer than its last handle.
     pub fn get(&self, name: &str, make: impl FnOnce(Arc<str>) -> T) -> Arc<T> {
         let one = self.find(name, make);
         if !is_forked() {
@@ -73,13 +75,13 @@ impl<T> Registry<T> {
         drop(outdated);
     }
 
-    /// Lets go of entries that were not used for a while.
+    /// Drops the entries that were not used for a while.
     pub fn sweep(&self) {
         let outdated = self.recent.lock().outdated(clock::now());
         drop(outdated);
     }
 
-    /// From here on no entry stays after its last handle.
+    /// Makes each entry end with its last handle from now on.
     pub fn close(&self) {
         let mut recent = self.recent.lock();
         recent.closed = true;
@@ -88,8 +90,8 @@ impl<T> Registry<T> {
         drop(used);
     }
 
-    /// The one of this name. All handles of a name get the same; in a forked child, where they are
-    /// of no use, each its own.
+    /// The entry of this name. All handles of a name get the same one. In a forked child, where
+    /// handles are useless, each gets its own.
     pub fn find(&self, name: &str, make: impl FnOnce(Arc<str>) -> T) -> Arc<T> {
         let Some(mut all) = self.names() else { return Arc::new(make(name.into())) };
         if let Some(one) = all.get(name).and_then(Weak::upgrade) {
@@ -101,19 +103,19 @@ impl<T> Registry<T> {
         one
     }
 
-    /// The one of this name, if there is one.
+    /// The entry of this name, if there is one.
     pub fn known(&self, name: &str) -> Option<Arc<T>> {
         self.names()?.get(name).and_then(Weak::upgrade)
     }
 
-    /// An entry is gone, which says so in its `Drop`: forgets its name, unless a new one has taken
-    /// it meanwhile.
+    /// Forgets the name of an entry that is being dropped, unless a new entry has taken the name.
+    /// The entry's `Drop` calls this.
     pub fn forget(&self, name: &str) {
         let Some(mut all) = self.names() else { return };
         if all.get(name).is_some_and(|one| one.strong_count() == 0) {
             all.remove(name);
         }
-        // Names come and go; the memory of a busy hour is not kept for ever.
+        // The memory of a busy hour is not kept for ever.
         if all.capacity() > 1_024 && all.len() < all.capacity() / 8 {
             all.shrink_to_fit();
         }

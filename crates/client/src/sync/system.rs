@@ -12,13 +12,13 @@ pub(crate) const IS_MODEL: bool = false;
 pub(super) mod clock {
     /// Nanoseconds on a clock that never jumps and goes on while the machine is suspended.
     ///
-    /// Redis goes on counting a lease while this machine sleeps, so a clock that stops then (as
-    /// `Instant` does on Linux) would trust a hold longer than its lease.
+    /// Redis goes on counting a lease while this machine sleeps. With a clock that stops then (as
+    /// `Instant` does on Linux), a client would trust a hold for longer than its lease.
     #[inline]
     pub fn now() -> u64 {
         #[cfg(any(target_os = "linux", target_os = "android"))]
         const CLOCK: rustix::time::ClockId = rustix::time::ClockId::Boottime;
-        // Goes on during suspend on the BSDs and on macOS.
+        // On the BSDs and on macOS this clock goes on during suspend.
         #[cfg(not(any(target_os = "linux", target_os = "android")))]
         const CLOCK: rustix::time::ClockId = rustix::time::ClockId::Monotonic;
         let now = rustix::time::clock_gettime(CLOCK);

@@ -1,5 +1,5 @@
-//! A thread's identity: a number that is never used again, and whether it is still alive. Its sleep,
-//! and its waker.
+//! A thread's identity: a number that is never used again, and whether the thread is still alive.
+//! The thread also sleeps and is woken by it.
 
 use std::cell::Cell;
 use std::fmt;
@@ -12,8 +12,9 @@ use super::thread_local;
 
 /// A thread of this process, for as long as any code needs it.
 ///
-/// Not `std::thread::Thread`: a hold may outlive its thread, and the watchdog must find out.
-/// Its number is our own: other crates use a thread's id again after the thread has ended.
+/// This is not `std::thread::Thread`: a hold may outlive its thread, and the watchdog must notice.
+/// The number is redlatch's own, since other crates use a thread's id again after the thread has
+/// ended.
 pub struct Thread {
     id: u64,
     is_placeholder: bool,
@@ -25,10 +26,10 @@ pub struct Thread {
 impl Thread {
     /// The calling thread.
     ///
-    /// While the thread's own thread-locals are being destroyed it counts as dead already, so that
-    /// its holds are not renewed for ever; and a destructor may still take a lock. From then on
-    /// this returns another `Thread`, which is never dead, and the same at each call by its
-    /// [`id`](Self::id) alone: so the thread re-enters its holds, and does not wait for itself.
+    /// A thread whose thread-locals are being destroyed already counts as dead, so that its holds
+    /// are not renewed for ever. A destructor may still take a lock. For it, this returns another
+    /// `Thread`, which is never dead. Only its [`id`](Self::id) is the same at each call. So the
+    /// thread re-enters its holds, and does not wait for itself.
     #[inline]
     pub fn current() -> Arc<Self> {
         CURRENT
@@ -36,26 +37,26 @@ impl Thread {
             .unwrap_or_else(|_| Arc::new(Self::of_id(late_id())))
     }
 
-    /// A placeholder that is no thread, and never dead: the owner of a hold that belongs to a
-    /// guard. During the wait for that hold it sleeps and wakes like a thread.
+    /// A placeholder for the owner of a hold that belongs to a guard and not to a thread. It is
+    /// never dead. During the wait for the hold it sleeps and wakes like a thread.
     pub fn placeholder() -> Arc<Self> {
         Arc::new(Self { is_placeholder: true, ..Self::new() })
     }
 
-    /// Whether it is a placeholder: no thread comes again under its [`id`](Self::id).
+    /// Whether this is a placeholder, so that no thread comes again under its [`id`](Self::id).
     #[inline]
     pub fn is_placeholder(&self) -> bool {
         self.is_placeholder
     }
 
-    /// Whether it is the calling thread.
+    /// Whether this is the calling thread.
     #[inline]
     pub fn is_current(&self) -> bool {
         let id = CURRENT.try_with(|local| local.0.id).unwrap_or_else(|_| late_id());
         id == self.id
     }
 
-    /// Its number.
+    /// The thread's number.
     #[inline]
     pub fn id(&self) -> u64 {
         self.id
@@ -67,19 +68,19 @@ impl Thread {
         self.dead.load(Ordering::Acquire)
     }
 
-    /// The name that the program gave it.
+    /// The name that the program gave the thread.
     pub fn name(&self) -> Option<&str> {
         self.name.as_deref()
     }
 
-    /// What wakes it while it waits.
+    /// The waker of the thread.
     #[inline]
     pub fn waker(self: &Arc<Self>) -> Waker {
         Waker(Arc::clone(self))
     }
 
-    /// Sleeps until [woken](Waker::wake), which may come first, or until `deadline`; may also
-    /// return for no reason.
+    /// Sleeps until [woken](Waker::wake) or until `deadline`. A wake-up may also come before the
+    /// sleep. This may also return for no reason.
     pub fn sleep_until(&self, deadline: Option<Instant>) {
         self.parker.park_until(deadline);
     }
@@ -99,24 +100,24 @@ impl Thread {
     }
 }
 
-/// A waiter, for those that have news for it. It says how the waiter sleeps, and nothing of who
-/// it is: that is a [`Thread`]'s.
+/// Wakes a waiter. It does not say who the waiter is: a [`Thread`] does.
 #[derive(Clone, Debug)]
 pub struct Waker(Arc<Thread>);
 
 impl Waker {
-    /// The calling thread's.
+    /// The waker of the calling thread.
     pub fn current() -> Self {
         Self(Thread::current())
     }
 
-    /// Wakes the waiter, or lets its next sleep end at once. A waiter that is gone hears nothing.
+    /// Wakes the waiter, or lets its next sleep end at once. For a waiter that is gone, this does
+    /// nothing.
     #[inline]
     pub fn wake(&self) {
         self.0.parker.unpark();
     }
 
-    /// Sleeps until woken or until `deadline`, as [`Thread::sleep_until`].
+    /// Sleeps as the waiter, as [`Thread::sleep_until`].
     pub fn sleep_until(&self, deadline: Option<Instant>) {
         self.0.sleep_until(deadline);
     }
@@ -138,7 +139,7 @@ fn next_id() -> u64 {
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// The calling thread's id when it has no [`CURRENT`] any more.
+/// The calling thread's id after its [`CURRENT`] was destroyed.
 fn late_id() -> u64 {
     let id = LATE.try_with(|late| {
         if late.get() == 0 {
@@ -159,6 +160,7 @@ impl Drop for Local {
 
 thread_local! {
     static CURRENT: Local = Local(Arc::new(Thread::named()));
-    /// Without a destructor, so it lives to the last. 0: none yet.
+    /// The id of a thread after [`CURRENT`] was destroyed. 0: none yet. It has no destructor, so it
+    /// lives as long as the thread.
     static LATE: Cell<u64> = const { Cell::new(0) };
 }

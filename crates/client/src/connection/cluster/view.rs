@@ -1,4 +1,4 @@
-//! A server's answer to `CLUSTER SLOTS`, and, by `CLUSTER INFO`, how much it counts.
+//! A server's answer to `CLUSTER SLOTS`, and its weight, from `CLUSTER INFO`.
 
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
@@ -27,7 +27,7 @@ pub(super) fn ask(endpoint: &Endpoint, within: Duration) -> RedisResult<ClusterA
     Ok(ClusterAnswer { slots, weight })
 }
 
-/// The owners of the slots, by the word of one server.
+/// The owners of the slots, as one server names them.
 pub(super) struct View {
     pub(super) from: HostPort,
     pub(super) ranges: Vec<Range>,
@@ -37,7 +37,7 @@ pub(super) struct View {
 pub(super) const NO_CLUSTER_INFO: &str = "it refuses CLUSTER INFO: if a server is cut off from its cluster, \
                                the client may believe that server's old slots until it is back";
 
-/// Slots in a row, and their servers.
+/// Consecutive slots, and their servers.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Range {
     pub(super) slots: RangeInclusive<u16>,
@@ -45,14 +45,15 @@ pub(super) struct Range {
     pub(super) replicas: Vec<HostPort>,
 }
 
-/// How much a server's word counts. More: it sees a majority of the masters; of two that do, the
-/// later epoch.
+/// How much a server's answer counts. A server that sees a majority of the masters counts more. Of
+/// two such servers, the one with the later epoch counts more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Weight {
     pub(super) is_up: bool,
-    /// Grows with each master that takes another one's place.
+    /// The cluster's epoch, which grows whenever a master takes another one's place.
     pub(super) epoch: u64,
-    /// `false`: the server must not say, and counts as up.
+    /// Whether the server answered `CLUSTER INFO`. If not (its user lacks the right), it counts as
+    /// up.
     pub(super) is_said: bool,
 }
 
@@ -72,7 +73,7 @@ impl Weight {
     }
 }
 
-/// Reads the answer of the server at `from`. `Err`: why it is no cluster's.
+/// Reads the answer of the server at `from`. `Err`: why the server belongs to no cluster.
 pub(super) fn ranges(reply: &Value, from: &HostPort) -> Result<Vec<Range>, &'static str> {
     match reply {
         Value::Array(parts) => Ok(parts.iter().filter_map(|part| range(part, from)).collect()),
@@ -83,7 +84,7 @@ pub(super) fn ranges(reply: &Value, from: &HostPort) -> Result<Vec<Range>, &'sta
     }
 }
 
-/// An unreadable range has no server.
+/// Reads one range of slots. `None`: it is unreadable, and its slots have no server.
 fn range(part: &Value, from: &HostPort) -> Option<Range> {
     let Value::Array(parts) = part else { return None };
     let [Value::Int(first), Value::Int(last), servers @ ..] = parts.as_slice() else { return None };
@@ -98,7 +99,7 @@ fn host_port(server: &Value, from: &HostPort) -> Option<HostPort> {
     let [host, Value::Int(port), ..] = parts.as_slice() else { return None };
     let host = match host {
         Value::BulkString(host) => String::from_utf8(host.clone()).ok()?,
-        // The server does not know its own address.
+        // The server does not know its own host name.
         Value::Nil => String::new(),
         _ => return None,
     };

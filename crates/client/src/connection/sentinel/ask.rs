@@ -12,7 +12,7 @@ use crate::connection::reply::is_refusal;
 use crate::connection::{Command, Connection};
 
 impl Sentinels {
-    /// Asks the Sentinel there, in one round trip once it is connected.
+    /// Asks the Sentinel at this address, in one round trip once it is connected.
     pub(super) fn ask(&self, host_port: &HostPort, within: Duration) -> Result<Answer, Refusal> {
         let deadline = deadline_in(within);
         let mut connection = self.connect(host_port, deadline).map_err(|error| {
@@ -25,8 +25,9 @@ impl Sentinels {
             }
         })?;
         let service = self.service.as_bytes();
-        // `MASTER` says the number of the decision (`config-epoch`). A Sentinel that was away names
-        // the old master for seconds, and that server still says that it is a master.
+        // The answer to `MASTER` has the number of the decision (`config-epoch`). A Sentinel that
+        // was away names the old master for some seconds, and the old master itself still says that
+        // it is one.
         let questions: [&[u8]; 3] = [b"GET-MASTER-ADDR-BY-NAME", b"MASTER", b"SENTINELS"];
         let questions = questions.map(|question| Command::plain(&[b"SENTINEL", question, service]));
         let bytes: Vec<u8> =
@@ -64,7 +65,8 @@ impl Sentinels {
         let Some(named) = host_port_of(named.next(), named.next()) else {
             return Err(Refusal::Odd);
         };
-        // The number is optional: the Sentinel may have no right to say it, or another form.
+        // The number is optional: the user may have no right to ask for it, or the Sentinel gives
+        // it in another form.
         let epoch = fields(master).get("config-epoch").and_then(|epoch| epoch.parse().ok());
         let others = match others {
             Value::Array(others) => others,
@@ -91,7 +93,7 @@ impl Sentinels {
     }
 }
 
-/// A Sentinel's fields by name: sent in pairs, or as a map.
+/// A Sentinel's fields by name. They are sent as pairs or as a map.
 fn fields(value: Value) -> HashMap<String, String> {
     match value {
         Value::Array(parts) => {

@@ -1,9 +1,9 @@
 //! How the client learns of a new master, with or without a message: a thread of its own,
 //! `redlatch-follow`.
 //!
-//! The thread listens to one Sentinel, which may be cut off from the others: so now and then it
-//! asks another one. No other thread can do this: each of them may be in a read from the old
-//! master, for as long as a reply may take, when the message comes that ends the read.
+//! The thread listens to one Sentinel. That one may be cut off from the others, so the thread also
+//! asks another one now and then. No other thread can do this: it may be in a read from the old
+//! master for as long as a reply may take, and the message must end that read.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
@@ -15,16 +15,18 @@ use super::ask::text;
 use crate::connection::Command;
 use crate::connection::host_port::HostPort;
 
-/// Sentinels send the first when a failover is over. The leading Sentinel names the new master
-/// earlier, once it is one, and sends the second; up to a second passes between the two.
+/// The channels for changes of the master. Sentinels publish on the first when a failover is over.
+/// The leading Sentinel publishes on the second up to a second earlier, as soon as the new master
+/// is one.
 const CHANNELS: [&[u8]; 2] = [b"+switch-master", b"+promoted-slave"];
-/// How often a Sentinel that says nothing is asked whether it lives; it has as long to answer.
+/// The silence after which the thread asks the Sentinel whether it lives, and the time for the
+/// answer.
 const LOOK: Duration = Duration::from_secs(1);
 /// How often the thread asks another Sentinel for the master.
 const CHECK: Duration = Duration::from_secs(3);
-/// How long that may take: no message is read meanwhile.
+/// How long that question may take. The thread reads no message in the meantime.
 const CHECKED_WITHIN: Duration = Duration::from_millis(500);
-/// The pause after a Sentinel that cannot be listened to.
+/// The first pause after a Sentinel to which the thread could not listen.
 const FIRST_RETRY: Duration = Duration::from_millis(50);
 const LAST_RETRY: Duration = Duration::from_secs(1);
 
@@ -34,8 +36,9 @@ impl Sentinels {
         let (mut at, mut retry) = (0, FIRST_RETRY);
         loop {
             let Some(host_port) = self.nth(at) else { return };
-            // However it ended, by a panic in the code that gets the news too: the next Sentinel in
-            // the list of now. Without this thread the client would notice no failover.
+            // However the listening ended, even by a panic in the callback, the thread goes on with
+            // the next Sentinel in the present list. Without this thread the client would notice no
+            // failover.
             let listened = catch_unwind(AssertUnwindSafe(|| self.listen(&host_port, &mut at)));
             if matches!(listened, Ok(Ok(()))) {
                 retry = FIRST_RETRY;
@@ -48,7 +51,7 @@ impl Sentinels {
         }
     }
 
-    /// `None`: the client has ended.
+    /// The Sentinel at this place of the list, counted round. `None`: the client has ended.
     fn nth(&self, at: usize) -> Option<HostPort> {
         let state = self.state.lock();
         if state.ended {
@@ -67,8 +70,8 @@ impl Sentinels {
         !state.ended
     }
 
-    /// Listens to the Sentinel there, until that is not possible any more. `Ok`: it was possible
-    /// for a while.
+    /// Listens to the Sentinel at this address until the connection ends. `Ok`: it listened for a
+    /// while.
     fn listen(&self, host_port: &HostPort, at: &mut usize) -> RedisResult<()> {
         let within = LOOK.min(self.connect_timeout);
         let until = Instant::now() + within;
@@ -87,7 +90,7 @@ impl Sentinels {
         }
         // The answer for the second channel.
         connection.receive_any_until(until)?;
-        // Asks for changes missed until now.
+        // Asks for changes that the thread has missed until now.
         self.check(host_port, within);
         let (mut checked, mut asked) = (Instant::now(), false);
         loop {
@@ -119,7 +122,7 @@ impl Sentinels {
         }
     }
 
-    /// As [`listen`](Self::listen), if no Sentinel lets this client listen.
+    /// As [`listen`](Self::listen), if the Sentinels do not let this client subscribe.
     fn check_only(&self, at: &mut usize) -> RedisResult<()> {
         while self.rest(LOOK) {
             *at += 1;
@@ -130,15 +133,15 @@ impl Sentinels {
         Ok(())
     }
 
-    /// Learns the view of the Sentinel there, if it answers.
+    /// Learns the master from the Sentinel at this address, if that answers.
     fn check(&self, host_port: &HostPort, within: Duration) {
         if let Ok(answer) = self.ask(host_port, within) {
             self.learn(host_port, &answer, false);
         }
     }
 
-    /// Whether a message says that this master is another server now. The thread asks for the new
-    /// one: the message has no decision's number.
+    /// Whether a message says that this service has another master now. The thread then asks for
+    /// the master, since the message lacks the number of the decision.
     fn is_switch(&self, message: Value) -> bool {
         let last = match message {
             Value::Array(parts) => parts.into_iter().last(),

@@ -25,7 +25,7 @@ pub(super) struct Connector(Arc<ClientConfig>);
 
 impl Connector {
     pub(super) fn new(settings: &TlsSettings, insecure: bool) -> Result<Self, String> {
-        // Its own provider, not the process's default one.
+        // The client has its own provider, and does not use the process's default one.
         let provider = Arc::new(ring::default_provider());
         let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()
@@ -60,7 +60,7 @@ impl Connector {
     }
 }
 
-/// Trusts the authorities of the settings; without any, those that the platform trusts.
+/// A verifier that trusts the authorities of the settings, or without any, those of the platform.
 fn verifier(
     settings: &TlsSettings,
     provider: Arc<CryptoProvider>,
@@ -94,8 +94,8 @@ fn certificates_in(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
 
 pub(crate) type TlsStream = StreamOwned<ClientConnection, Socket>;
 
-/// Trusts any certificate, as `#insecure` says; that the server has its key is checked all the
-/// same.
+/// Trusts any certificate, as `#insecure` says. It still checks that the server has the
+/// certificate's key.
 #[derive(Debug)]
 struct Anybody(Arc<CryptoProvider>);
 
@@ -136,11 +136,11 @@ impl ServerCertVerifier for Anybody {
     }
 }
 
-/// Why the handshake failed: the connection, or the two sides' messages.
+/// The error for a failed handshake: the connection broke, or the two sides do not agree.
 fn failed(error: &(dyn StdError + 'static)) -> RedisError {
     let mut cause = Some(error);
     while let Some(this) = cause {
-        // Errors in the messages come as errors of the connection, too.
+        // An error in the messages also comes as an `io::Error`, but with `InvalidData`.
         if let Some(broke) = this.downcast_ref::<io::Error>()
             && broke.kind() != io::ErrorKind::InvalidData
         {
@@ -159,8 +159,8 @@ fn failed(error: &(dyn StdError + 'static)) -> RedisError {
     (Cause::Client, "the TLS handshake failed", about_certificate(&said).unwrap_or(said)).into()
 }
 
-/// The meaning of an error behind the handshake: the server wants a certificate, or refuses the
-/// shown one; it says so only then.
+/// The meaning of an error after the handshake. Only then does the server say that it wants a
+/// certificate, or refuses the shown one.
 pub(crate) fn wants_certificate(error: RedisError) -> RedisError {
     match about_certificate(&error.to_string()) {
         Some(what) => (Cause::Client, "the TLS handshake failed", what).into(),
