@@ -1,14 +1,15 @@
 //! Redisson's algorithms as a plain baseline for the benches: a straightforward port with plain
 //! threads.
 //!
-//! Each handle has its own connection for commands; a client has one more for its subscriptions. A
-//! thread that finds a lock taken subscribes to its channel (if no other thread of the client has),
-//! tries again, and then sleeps until a message comes or the remaining time by the last try has
-//! passed. A release publishes; one local waiter wakes and tries. Commands that are always the same
-//! are encoded ahead, and no connection waits for more bytes (`TCP_NODELAY`).
+//! Each handle has its own connection for commands, and a client has one more for its
+//! subscriptions. A thread that finds a lock taken subscribes to its channel (if no other thread of
+//! the client has), and tries again. It then sleeps until a message comes or the remaining time
+//! that the last try returned has passed. A release publishes a message, upon which one local
+//! waiter wakes and tries. Commands that are always the same are encoded in advance, and
+//! connections send at once (`TCP_NODELAY`).
 //!
-//! Left out: the key per unlock by which Redisson makes a resent unlock harmless (a `SET` more in
-//! each unlock, and a `DEL` after it), renewal, and reconnecting: an error ends a wait.
+//! Three things are left out: the key by which Redisson makes a resent unlock harmless (one more
+//! `SET` in each unlock, and a `DEL` after it), renewal, and reconnecting (an error ends a wait).
 
 use std::collections::hash_map::RandomState;
 use std::fmt;
@@ -36,7 +37,7 @@ pub use lock::{
 };
 use subscriber::Subscriber;
 
-/// How long a hold lasts unless another time is given: Redisson's default.
+/// The lease of a hold if no other is given: Redisson's default.
 const LEASE: Duration = Duration::from_secs(30);
 
 /// One process of the baseline: an identity and a connection for subscriptions.
@@ -77,7 +78,7 @@ impl PlainClient {
         PlainLock::new(self.clone(), name, LEASE)
     }
 
-    /// The same, with holds that last this long.
+    /// As [`lock`](Self::lock), with holds that last for `lease`.
     #[must_use]
     pub fn lock_with_lease(&self, name: &str, lease: Duration) -> PlainLock {
         PlainLock::new(self.clone(), name, lease)
@@ -128,7 +129,7 @@ impl PlainClient {
     }
 }
 
-/// In the shape of a UUID.
+/// A random id in the form of a UUID.
 fn random_id() -> String {
     let random = || RandomState::new().build_hasher().finish();
     let hex = format!("{:016x}{:016x}", random(), random());

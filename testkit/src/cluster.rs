@@ -209,11 +209,11 @@ impl Cluster {
             .unwrap_or_else(|error| panic!("no slot: {error}"))
     }
 
-    /// The server that has a slot, by its own word.
+    /// The server that says that it has a slot.
     ///
     /// # Panics
     ///
-    /// If none has it for long.
+    /// If no server has it for a long time.
     #[must_use]
     pub fn owner(&self, slot: u16) -> &Server {
         let mut found = None;
@@ -224,7 +224,7 @@ impl Cluster {
         found.map_or_else(|| panic!("no server has slot {slot}"), |at| &self.servers[at])
     }
 
-    /// A master that has not the slot.
+    /// A master without the slot.
     ///
     /// # Panics
     ///
@@ -250,7 +250,8 @@ impl Cluster {
         self.end_move(slot, to);
     }
 
-    /// The first step of [`move_slot`](Self::move_slot): the slot's keys may be at both from here on.
+    /// The first step of [`move_slot`](Self::move_slot). From here on each of the two servers may
+    /// have some of the slot's keys.
     pub fn begin_move(&self, slot: u16, to: &Server) {
         let from = self.owner(slot);
         set_slot(to, slot, &["IMPORTING", &self.id(from)]);
@@ -280,7 +281,8 @@ impl Cluster {
     }
 
     fn move_key_of(&self, from: &mut Connection, keys: &[String], to: &Server) {
-        // A server that was too busy to answer the others is out of the cluster until they hear it.
+        // The others exclude a server that was too busy to answer them, until they hear from it
+        // again.
         wait_until("the keys are moved", BOUND, || {
             let moved: Result<Value, _> = cmd("MIGRATE")
                 .arg("127.0.0.1")
@@ -299,15 +301,16 @@ impl Cluster {
         });
     }
 
-    /// The last step: the slot is the other server's.
+    /// The last step: gives the slot to the other server.
     pub fn end_move(&self, slot: u16, to: &Server) {
         let (from, id) = (self.owner(slot), self.id(to));
         set_slot(to, slot, &["NODE", &id]);
         set_slot(from, slot, &["NODE", &id]);
         let masters = || self.servers[..self.masters].iter().filter(|server| server.is_running());
         masters().for_each(|server| set_slot(server, slot, &["NODE", &id]));
-        // Each move has a number, and the higher one counts: a later move of the slot, before all
-        // know of this one, may get the same number, and then the servers never agree.
+        // Each move has a number, and the highest one counts. A later move of the slot that begins
+        // before all servers know of this one may get the same number, and then the servers never
+        // agree.
         let epoch = |server: &Server| line(server, &id)?.split(' ').nth(6).map(str::to_owned);
         wait_until("all know of the move", BOUND, || {
             let number = epoch(to);
@@ -317,7 +320,7 @@ impl Cluster {
         });
     }
 
-    /// Waits until another server than `old` has the slot; returns when that was.
+    /// Waits until another server than `old` has the slot. Returns the time of that.
     pub fn wait_taken_over(&self, slot: u16, old: &Server) -> Instant {
         wait_until("another server has taken over", BOUND, || {
             let others = self.servers.iter().filter(|server| server.port() != old.port());
@@ -333,12 +336,12 @@ impl Cluster {
         self.wait_taken_over(slot, old);
     }
 
-    /// Cuts a server off from the others: it neither sees nor hears them any more. (They see it.)
+    /// Cuts a server off from the others: it no longer sees or hears them. (They still see it.)
     pub fn cut_off(&self, server: &Server) {
         let mut forget = redis::pipe();
-        // At once: servers later than Redis 7.0 tell the ones they still know which server to
-        // forget, too. And Valkey's others would make the server know them again, so it has to be
-        // deaf to them.
+        // This is one transaction, since servers after Redis 7.0 tell the servers that they still
+        // know which server to forget. Other Valkey servers would make themselves known again, so
+        // the server must be deaf to them.
         forget.atomic();
         for other in self.servers.iter().filter(|other| other.port() != server.port()) {
             forget.cmd("CLUSTER").arg("FORGET").arg(self.id(other));
@@ -349,8 +352,8 @@ impl Cluster {
             .unwrap_or_else(|error| panic!("FORGET: {error}"));
     }
 
-    /// The replica of a slot's master takes its place, without its word and the others'. Returns when
-    /// all others know that, which one.
+    /// Makes the replica of a slot's master take its place, without asking the master or the
+    /// others. Waits until all others know, and returns the replica.
     pub fn take_over(&self, slot: u16) -> &Server {
         let old = self.owner(slot).port();
         let at = self.servers.iter().position(|server| server.port() == old);
@@ -393,14 +396,14 @@ fn meet(node: &mut Connection, other: &Server) {
         .unwrap_or_else(|error| panic!("the servers do not meet: {error}"));
 }
 
-/// How much was written, or has come from the master.
+/// The number of bytes written, or received from the master.
 fn offset(server: &Server, which: &str) -> Option<u64> {
     let info: String = cmd("INFO").arg("replication").query(&mut server.connection()).ok()?;
     info.lines().find_map(|line| line.strip_prefix(which)?.strip_prefix(':')?.parse().ok())
 }
 
-/// So much higher is the port on which the servers talk to each other. (10,000, if it is not said: that
-/// is not always a port.)
+/// The difference between a server's port and the one on which the servers talk to each other. (The
+/// default is 10,000, which does not give a valid port for each server.)
 const BUS: u16 = 20_000;
 
 fn node(builder: &ServerBuilder) -> Result<Server, ServerError> {
@@ -434,11 +437,11 @@ fn has(server: &Server, slot: u16) -> bool {
     own.contains("master") && names(&own, slot)
 }
 
-/// A server's line on one server.
+/// The line about a server in one server's list.
 fn line(server: &Server, word: &str) -> Option<String> {
     let nodes: RedisResult<String> = cmd("CLUSTER").arg("NODES").query(&mut server.connection());
     let nodes = nodes.unwrap_or_default();
-    // A replica's line names its master as well, behind its own name and its role.
+    // A replica's line also names its master, behind its own name and its role.
     let is_it = |line: &&str| line.split(' ').take(3).any(|column| column.contains(word));
     nodes.lines().find(is_it).map(str::to_owned)
 }

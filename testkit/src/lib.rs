@@ -1,14 +1,14 @@
-//! Shared by the tests, the benches and the examples.
+//! The kit that the tests, the benches and the examples share.
 //!
 //! - [`Server`]: a private Redis server that dies with its parent, downloaded if the machine has
 //!   none.
 //! - [`Cluster`]: a cluster of such servers, whose slots can be moved.
 //! - [`Sentinels`]: a master, its replicas and the Sentinels that watch them.
-//! - [`Proxy`]: a network in front of a server that is slow, or fails when it is told to.
+//! - [`Proxy`]: a network in front of a server. It can be slow, and can fail when a test says so.
 //! - [`Worker`] and [`Job`]: more processes, for tests that need several.
 //! - [`signal`] and [`Guard`]: to stop a process that is not a worker.
-//! - [`PlainClient`]: Redisson's algorithms done plainly, for the benches to compare with.
-//! - [`wait_until`]: for conditions that announce themselves in no other way.
+//! - [`PlainClient`]: plain ports of Redisson's algorithms, with which the benches compare.
+//! - [`wait_until`]: waits for conditions that no event announces.
 
 #![forbid(unsafe_code)]
 

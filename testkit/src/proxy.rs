@@ -20,7 +20,7 @@ use rules::Rule;
 pub use rules::{Action, Direction};
 use state::{Shared, State};
 
-/// How long the proxy tries to get its port back.
+/// The time for which the proxy tries to get its port back.
 const BIND_BOUND: Duration = Duration::from_secs(5);
 
 /// A TCP proxy on a free port of 127.0.0.1, in front of a server.
@@ -30,7 +30,7 @@ const BIND_BOUND: Duration = Duration::from_secs(5);
 pub struct Proxy {
     shared: Arc<Shared>,
     address: SocketAddr,
-    /// Reserved also while it refuses connections.
+    /// The port, which stays reserved while the proxy refuses connections.
     _port: Port,
     credentials: String,
     acceptor: Option<JoinHandle<()>>,
@@ -91,8 +91,8 @@ impl Proxy {
         self.address
     }
 
-    /// Everything arrives this much later, each way, without waiting for one another: a round
-    /// trip takes twice as long more.
+    /// Delays all bytes by this time, each way. Delays do not add up for bytes that are on their
+    /// way together. A round trip takes longer by twice the time.
     pub fn set_delay(&self, one_way: Duration) {
         self.shared.set_delay(one_way);
     }
@@ -107,25 +107,25 @@ impl Proxy {
         self.shared.change(|state| state.frozen = true);
     }
 
-    /// Delivers again, first the bytes that have come meanwhile.
+    /// Delivers again, beginning with the bytes that have come in the meantime.
     pub fn thaw(&self) {
         self.shared.change(|state| state.frozen = false);
     }
 
-    /// From here on new connections lead to this server, as behind a name whose address has
-    /// changed. Open connections stay where they are.
+    /// Makes new connections lead to this server, as behind a name whose address has changed. Open
+    /// connections stay where they are.
     pub fn lead_to(&self, server: &Server) {
         *self.shared.upstream() = SocketAddr::from(([127, 0, 0, 1], server.port()));
     }
 
-    /// Refuses new connections; returns when the port is closed. Those open stay.
+    /// Refuses new connections. Returns when the port is closed. Open connections stay.
     pub fn refuse(&self) {
         self.shared.change(|state| state.refusing = true);
         self.wake_acceptor();
         self.wait_state("it refuses connections", |state| !state.listening);
     }
 
-    /// Takes connections again; returns when the port is open.
+    /// Accepts connections again. Returns when the port is open.
     ///
     /// # Panics
     ///
@@ -164,22 +164,22 @@ impl Proxy {
         self.shared.commands()
     }
 
-    /// The next command that contains these bytes (an owner, a script's hash, a key) fires this
-    /// action, once.
+    /// Makes the next command that contains these bytes (an owner, a script's hash, a key) fire
+    /// this action, once.
     pub fn on_request(&self, pattern: impl AsRef<[u8]>, action: Action) {
         let pattern = pattern.as_ref().to_vec();
         self.on(Direction::Request, 1, action, move |bytes| rules::contains(bytes, &pattern));
     }
 
-    /// The next bytes from the server that contain these fire this action, once.
+    /// Makes the next bytes from the server that contain these fire this action, once.
     pub fn on_reply(&self, pattern: impl AsRef<[u8]>, action: Action) {
         let pattern = pattern.as_ref().to_vec();
         self.on(Direction::Reply, 1, action, move |bytes| rules::contains(bytes, &pattern));
     }
 
-    /// The next `shots` times that the predicate is true, this action fires. Of several rules,
-    /// the first one armed goes first. Replies of earlier commands that are still under way on the
-    /// same connection fare like the reply of the command meant.
+    /// Fires this action the next `shots` times that the predicate is true. Of several matching
+    /// rules, the one that was set first fires. An action on a reply also hits the replies to
+    /// earlier commands that are still on their way over the connection.
     pub fn on(
         &self,
         direction: Direction,
@@ -201,8 +201,8 @@ impl Proxy {
         self.shared.change(|state| state.releases += 1);
     }
 
-    /// How many times rules have fired so far. A rule about a reply has fired once that reply has
-    /// come from the server: the command has been carried out.
+    /// How many times rules have fired so far. A rule about a reply has fired when that reply has
+    /// come from the server, so that the command has run.
     #[must_use]
     pub fn fired(&self) -> usize {
         self.shared.state().fired
@@ -283,7 +283,7 @@ fn accept(shared: &Arc<Shared>, address: SocketAddr, first: TcpListener) {
             match TcpListener::bind(address) {
                 Ok(listener) => break listener,
                 Err(_) if Instant::now() < until => thread::sleep(Duration::from_millis(1)),
-                // The thread that waits for the port says so.
+                // The thread that waits for the port reports the failure.
                 Err(_) => return,
             }
         };

@@ -7,24 +7,24 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Stops a process where it is, and returns when none of its threads runs any more.
+/// Stops a process (SIGSTOP). Returns when none of its threads runs.
 ///
 /// # Panics
 ///
 /// If `pid` is no process id.
 pub fn stop(pid: u32) {
     send(pid, Signal::STOP);
-    // A signal reaches one thread after another.
+    // The signal reaches one thread after the other.
     let until = Instant::now() + Duration::from_secs(1);
     while runs(pid) && Instant::now() < until {
         thread::sleep(Duration::from_micros(100));
     }
 }
 
-/// Whether a thread of it is neither stopped nor at its end.
+/// Whether a thread of the process is neither stopped nor at its end.
 fn runs(pid: u32) -> bool {
     let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else {
-        // Gone; or a system that cannot be asked, where a little time has to do.
+        // The process is gone, or the system has no `/proc`. In that case a short pause must do.
         thread::sleep(Duration::from_millis(10));
         return false;
     };
@@ -34,7 +34,7 @@ fn runs(pid: u32) -> bool {
 /// The state's letter in `/proc`.
 fn state(folder: &Path) -> Option<char> {
     let stat = fs::read_to_string(folder.join("stat")).ok()?;
-    // The name before it is in brackets, and may have any in it.
+    // The program's name before it is in brackets, and may itself contain brackets.
     stat.rsplit(')').next()?.trim().chars().next()
 }
 
@@ -52,7 +52,7 @@ fn send(pid: u32, signal: Signal) {
     let Some(target) = target else {
         panic!("{pid} is no process id; was the process started?");
     };
-    // A process that is gone already has nothing to be told.
+    // The process may be gone already.
     let _ = kill_process(target, signal);
 }
 

@@ -1,4 +1,4 @@
-//! More processes for a test, and waiting for conditions without an event.
+//! Further processes for a test, and waiting for conditions that no event announces.
 
 use std::collections::VecDeque;
 use std::env;
@@ -15,9 +15,9 @@ use crate::signal;
 
 const ROLE: &str = "REDLATCH_TESTKIT_ROLE";
 const ARGS: &str = "REDLATCH_TESTKIT_ARGS";
-/// Between arguments; no test needs it inside one.
+/// The separator of arguments. No test needs it inside one.
 const SEPARATOR: char = '\u{1f}';
-/// Before each line of a worker: the test harness writes to the same output.
+/// The beginning of each line of a worker, since the test harness writes to the same output.
 const MARK: &str = ">> ";
 
 /// Another process that runs this same executable in a role.
@@ -35,7 +35,7 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Starts this executable in a role: for benches and examples with a `main` of their own,
+    /// Starts this executable in a role. It is for benches and examples with a `main` of their own,
     /// which begins with `if let Some(job) = Job::from_env() { .. }`.
     ///
     /// # Panics
@@ -56,8 +56,8 @@ impl Worker {
         Self::spawn_with(exe, role, args, &[])
     }
 
-    /// Starts this test executable in a role, with `test` as its entry: a `#[test]` of that full
-    /// name which returns at once if [`Job::from_env`] has nothing.
+    /// Starts this test executable in a role, with `test` as its entry. That is the full name of a
+    /// `#[test]` which returns at once if [`Job::from_env`] returns `None`.
     ///
     /// # Panics
     ///
@@ -76,7 +76,8 @@ impl Worker {
             .env(ARGS, args.join(&separator))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            // A group of its own: Ctrl-C does not reach it, but the end of its input does.
+            // The worker has a process group of its own, so Ctrl-C does not reach it. The end of
+            // its input does.
             .process_group(0)
             .spawn()
             .unwrap_or_else(|error| panic!("{} does not start: {error}", exe.display()));
@@ -101,7 +102,7 @@ impl Worker {
         self.child.id()
     }
 
-    /// Sends a line, which [`Job::next_line`] returns there.
+    /// Sends the worker a line, which its [`Job::next_line`] returns.
     ///
     /// # Panics
     ///
@@ -113,8 +114,8 @@ impl Worker {
         }
     }
 
-    /// Waits for a line that begins with `prefix` and returns its rest. Other lines before it are
-    /// left out.
+    /// Waits for a line that begins with `prefix`, and returns the rest of it. Skips other lines
+    /// before it.
     ///
     /// # Panics
     ///
@@ -157,13 +158,13 @@ impl Worker {
         }
     }
 
-    /// Stops the worker where it is.
+    /// Stops the worker (SIGSTOP).
     ///
     /// # Panics
     ///
     /// If there is no shell to guard it.
     pub fn sigstop(&mut self) {
-        // Before the stop: this process may be killed at any moment.
+        // The guard comes before the stop, since this process may be killed at any moment.
         if self.guard.is_none() {
             self.guard = Some(Guard::of(self.pid()));
         }
@@ -178,7 +179,7 @@ impl Worker {
     /// Kills the worker and waits until it is gone.
     pub fn sigkill(&mut self) {
         let _ = self.child.kill();
-        // Between the two, as a process id is another's only after the wait.
+        // The guard ends before the wait, since another process may get the id after it.
         self.guard = None;
         let _ = self.child.wait();
     }
@@ -216,15 +217,15 @@ fn this_executable() -> PathBuf {
     env::current_exe().unwrap_or_else(|error| panic!("this executable's path is unknown: {error}"))
 }
 
-/// Kills a process when this process dies: one that is stopped does not see the end of its input.
-/// To be made before the stop, and dropped before the process is waited for.
+/// Kills a process when this process dies, since a stopped process does not see the end of its
+/// input. Make it before the stop, and drop it before you wait for the process.
 #[derive(Debug)]
 pub struct Guard {
     shell: Child,
 }
 
 impl Guard {
-    /// For the process of this id, which this process has started.
+    /// A guard of the process with this id, which this process has started.
     ///
     /// # Panics
     ///
@@ -279,13 +280,13 @@ impl Job {
             for line in std::io::stdin().lines().map_while(Result::ok) {
                 let _ = sender.send(line);
             }
-            // The parent is gone, or wants this.
+            // The parent is gone, or has closed the pipe to end this process.
             exit(0);
         });
         Some(Self { role, args, lines: Mutex::new(lines) })
     }
 
-    /// Which role to play.
+    /// The role of this process.
     #[must_use]
     pub fn role(&self) -> &str {
         &self.role
@@ -310,7 +311,7 @@ impl Job {
         }
     }
 
-    /// Says a line to the parent.
+    /// Sends the parent a line.
     pub fn say(&self, line: &str) {
         // The harness may have left an unfinished line.
         let text = format!("\n{MARK}{line}\n");
@@ -333,24 +334,24 @@ impl Job {
         lines.recv().unwrap_or_else(|_| exit(0))
     }
 
-    /// Ends the process, so that no harness says anything more.
+    /// Ends the process, so that the test harness writes nothing more.
     pub fn done(&self) -> ! {
         exit(0)
     }
 }
 
-/// Waits for a condition that announces itself in no other way, and looks every millisecond.
+/// Waits for a condition that no event announces. Looks at it every millisecond, later less often.
 ///
 /// # Panics
 ///
-/// If it has not come true in time, with `what`.
+/// If it has not come true in time. The message has `what`.
 #[track_caller]
 pub fn wait_until(what: &str, timeout: Duration, mut condition: impl FnMut() -> bool) {
     let since = Instant::now();
     while !condition() {
         let waited = since.elapsed();
         assert!(waited < timeout, "waited {timeout:?} in vain until {what}");
-        // Hundreds of threads that ask each millisecond leave a small machine no time to answer.
+        // Hundreds of threads that look each millisecond would leave a small machine no time.
         thread::sleep((waited / 8).clamp(Duration::from_millis(1), Duration::from_millis(20)));
     }
 }

@@ -1,4 +1,4 @@
-//! A client: its connections, its end, its settings, its limits, and what it tells of itself.
+//! Clients: connections, end, settings, limits, and their reports of themselves.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 

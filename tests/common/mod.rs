@@ -24,31 +24,32 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 pub(crate) use redlatch_testkit::wait_until;
 
-/// Every short lease and every time of a test is a multiple of this: raise it for a slow machine.
+/// The unit of every short lease and every time of a test. Raise it for a slow machine.
 pub(crate) const UNIT: Duration = Duration::from_millis(100);
-/// How long something may take that should happen at once.
+/// The most time for an event that should come at once.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
-/// A lease that a machine which stands still for nearly two seconds renews in time, too (two thirds
-/// of it are left at least), and whose end a test can wait for.
+/// A lease that is renewed in time even on a machine that stands still for nearly two seconds (at
+/// least two thirds of it are left), and whose end a test can wait for.
 pub(crate) const RENEWED: Duration = Duration::from_millis(30 * UNIT.as_millis() as u64);
 /// A lease that no test sees the end of.
 pub(crate) const LONG: Duration = Duration::from_secs(60);
-/// A waiter for a lock asks after 0.8 s at the earliest (`POLL` in `ask/entry.rs`), and for
-/// anything else after 4 s. A waiter that is in so soon after its last question heard a message.
+/// A time shorter than the pause between a waiter's questions. A waiter for a lock asks after 0.8 s
+/// at the earliest (`POLL` in `ask/entry.rs`), and any other waiter after 4 s. So a message woke a
+/// waiter that gets in within this time of its last question.
 pub(crate) const BEFORE_A_QUESTION: Duration = Duration::from_millis(700);
-/// Longer than any test needs. Past it something hangs.
+/// The longest time for a test. A test that takes longer hangs.
 const LIMIT: Duration = Duration::from_secs(90);
 
 thread_local! {
-    /// Ends with the thread, which is the test's own: then the test has ended.
+    /// The sender ends with the thread. The thread is the test's own, so the test has ended then.
     static RUNS: RefCell<Option<Sender<()>>> = const { RefCell::new(None) };
 }
 
-/// Bounds the calling test: if it does not end in time, the process ends, with a word. A hang is a
-/// failure.
+/// Bounds the calling test. If the test does not end in time, this prints a message and ends the
+/// process, since a hang is a failure.
 pub(crate) fn bound() {
     let test = thread::current().name().unwrap_or("?").to_owned();
-    // On the first thread, other tests ran before.
+    // On the first thread, other tests may have run before.
     if test != "main" && RUNS.with_borrow(Option::is_some) {
         return;
     }
@@ -57,7 +58,8 @@ pub(crate) fn bound() {
         if ended.recv_timeout(LIMIT) == Err(RecvTimeoutError::Timeout) {
             let mut threads = BTreeMap::<_, usize>::new();
             thread_names().into_iter().for_each(|name| *threads.entry(name).or_default() += 1);
-            // Not `eprintln`, which the test harness keeps for the end of a test.
+            // This is not `eprintln!`, whose output the test harness keeps until the end of the
+            // test.
             let _ =
                 writeln!(io::stderr(), "{test} hangs; the process ends. Its threads: {threads:?}");
             std::process::exit(101);
@@ -66,13 +68,13 @@ pub(crate) fn bound() {
     RUNS.set(Some(sender));
 }
 
-/// Whether the calling test has a process of its own, as a test needs that counts threads or has a
-/// logger. If not, this runs the test in one, beside other tests, and returns `false` once it has
+/// Whether the calling test has a process of its own. A test that counts threads or sets a logger
+/// needs one. If it has none, this runs the test in a new process, and returns `false` when it has
 /// passed there.
 pub(crate) fn has_own_process() -> bool {
     const OWN: &str = "REDLATCH_TEST_OWN_PROCESS";
     let test = thread::current().name().unwrap_or("main").to_owned();
-    // Tests that run one after the other, on the first thread, are each alone.
+    // Tests that run one after the other on the first thread are alone anyway.
     if env::var_os(OWN).is_some() || test == "main" {
         return true;
     }
@@ -85,10 +87,10 @@ pub(crate) fn has_own_process() -> bool {
     false
 }
 
-/// Runs `work` while the system gives this process no further thread. For a test in a process of
-/// its own.
+/// Runs `work` while the system gives this process no further thread. It is for a test in a process
+/// of its own.
 pub(crate) fn without_room_for_threads<T>(work: impl FnOnce() -> T) -> T {
-    // Otherwise new threads would get the stacks of ended ones.
+    // These threads use up the stacks of ended threads, which new threads could get otherwise.
     let all = Arc::new(Barrier::new(33));
     let wait = |_| {
         let all = Arc::clone(&all);
@@ -96,7 +98,7 @@ pub(crate) fn without_room_for_threads<T>(work: impl FnOnce() -> T) -> T {
     };
     let waiting: Vec<_> = (1..33).map(wait).collect();
     let before = getrlimit(Resource::As);
-    // Leaves no room for a stack, but room for all other allocations.
+    // This leaves no room for a stack, but room for all other allocations.
     let size = fs::read_to_string("/proc/self/statm").unwrap();
     let pages: u64 = size.split(' ').next().unwrap().parse().unwrap();
     let full = pages * page_size() as u64 + (1 << 20);
@@ -110,14 +112,14 @@ pub(crate) fn without_room_for_threads<T>(work: impl FnOnce() -> T) -> T {
     done
 }
 
-/// A server for the calling test, which is [bounded](bound). Without a program of a real server the
-/// test kit ends the process, with a sentence.
+/// A server for the calling test, which this also [bounds](bound). Without a server program the
+/// test kit ends the process with a message.
 pub(crate) fn server() -> Server {
     bound();
     unbounded_server()
 }
 
-/// The same for a test that may last as long as it is told to.
+/// As [`server`], for a test whose length is set from outside.
 pub(crate) fn unbounded_server() -> Server {
     Server::start().expect("a server to test on")
 }
@@ -132,11 +134,11 @@ pub(crate) fn watched(server: &Server, lease: Duration) -> Client {
     Client::builder(&server.url()).watchdog_timeout(lease).connect().unwrap()
 }
 
-/// How long an impatient client waits for a reply, and for a connection: longer than a busy machine
-/// stands still.
+/// The time for which an impatient client waits for a reply or a connection. A busy machine stands
+/// still for less.
 pub(crate) const IMPATIENT: Duration = Duration::from_millis(15 * UNIT.as_millis() as u64);
 
-/// A client that does not wait long for replies, nor for a server that is away.
+/// A client that does not wait long for replies, and not at all for a server that is away.
 pub(crate) fn impatient(url: &str) -> ClientBuilder {
     Client::builder(url)
         .watchdog_timeout(LONG)
@@ -145,11 +147,11 @@ pub(crate) fn impatient(url: &str) -> ClientBuilder {
         .failover_timeout(Duration::ZERO)
 }
 
-/// So many threads that their waits take four times [`SOON`] if each waits for [`IMPATIENT`] after the
-/// one before.
+/// A number of threads whose waits take more than four times [`SOON`] if they wait for
+/// [`IMPATIENT`] one after the other.
 pub(crate) const CROWD: usize = 60;
 
-/// A client behind a network, of one connection, which is open; the server knows the scripts that
+/// A client behind a network, with one connection, which is open. The server knows the scripts that
 /// `warm_up` runs.
 pub(crate) fn behind(proxy: &Proxy, warm_up: impl FnOnce(&Client)) -> Client {
     let client = impatient(&proxy.url()).connections(1).connect().unwrap();
@@ -157,15 +159,15 @@ pub(crate) fn behind(proxy: &Proxy, warm_up: impl FnOnce(&Client)) -> Client {
     client
 }
 
-/// So long a lease that no test sees its end.
+/// A lease of an hour, whose end no test sees.
 pub(crate) const HOUR: Duration = Duration::from_secs(3_600);
 
-/// From the next grant by message on, this happens to each of the next requests that name a lease of
-/// an hour, or of nearly that.
+/// Does `action` to the next `shots` requests after a grant by message that name a lease of an hour
+/// or nearly that.
 pub(crate) fn after_a_grant(proxy: &Proxy, shots: usize, action: Action) {
     let granted = Arc::new(AtomicBool::new(false));
     let hears = Arc::clone(&granted);
-    // (A rule that watches, and never fires.)
+    // This rule only watches, and never fires.
     proxy.on(Direction::Reply, 1, Action::LoseReply, move |bytes| {
         hears.fetch_or(contains(bytes, "grant "), Ordering::SeqCst);
         false
@@ -176,8 +178,8 @@ pub(crate) fn after_a_grant(proxy: &Proxy, shots: usize, action: Action) {
     });
 }
 
-/// The result of a call with so short a time that a busy machine may not answer within it: of the
-/// first such call with an answer.
+/// The result of a call whose time is so short that a busy machine may not answer in it. This
+/// repeats the call until there is an answer.
 #[track_caller]
 pub(crate) fn answered<T>(call: impl Fn() -> Result<T, Error>) -> T {
     let until = Instant::now() + SOON;
@@ -189,7 +191,7 @@ pub(crate) fn answered<T>(call: impl Fn() -> Result<T, Error>) -> T {
     }
 }
 
-/// The error of such a call: the answer to the first one that has an answer.
+/// The error of such a call. This repeats the call until it fails with an answer.
 #[track_caller]
 pub(crate) fn refused<T>(call: impl Fn() -> Result<T, Error>) -> Error {
     let refused = || call().err().filter(|error| !is_unanswered(error));
@@ -201,7 +203,7 @@ pub(crate) fn refused<T>(call: impl Fn() -> Result<T, Error>) -> Error {
     error.expect("an error")
 }
 
-/// The result of such a call: `None` without an answer.
+/// The result of such a call. `None`: there was no answer.
 #[track_caller]
 pub(crate) fn if_answered<T>(got: Result<Option<T>, Error>) -> Option<T> {
     got.or_else(unanswered).unwrap()
@@ -216,7 +218,7 @@ fn is_unanswered(error: &Error) -> bool {
     error.to_string().contains("the call's own time was over")
 }
 
-/// Whether an error is about the server, names its subject, and has this in its text.
+/// Asserts that an error is about the server, names its subject, and has `hint` in its text.
 #[track_caller]
 pub(crate) fn is_clear(error: &Error, name: &str, hint: &str) {
     assert_eq!(error.kind(), ErrorKind::Redis, "{error}");
@@ -224,19 +226,19 @@ pub(crate) fn is_clear(error: &Error, name: &str, hint: &str) {
     assert!(error.to_string().contains(hint), "no {hint:?} in: {error}");
 }
 
-/// Whether a server says this of a command that a user may not run, from a script or by itself: its
-/// words since Redis 7.2, and in Redis 7.0 from a script.
+/// Whether this is a server's error for a command that a user may not run, from a script or by
+/// itself. The texts are those since Redis 7.2, and that of Redis 7.0 from a script.
 pub(crate) fn forbids_a_command(error: &str) -> bool {
     ["no permissions to run", "can't run", "may not run"].iter().any(|said| error.contains(said))
 }
 
-/// Whether these bytes, a request's say, contain this.
+/// Whether these bytes, such as a request's, contain `part`.
 pub(crate) fn contains(bytes: &[u8], part: &str) -> bool {
     bytes.windows(part.len()).any(|window| window == part.as_bytes())
 }
 
-/// Whether the waiter in these rounds is woken, and does not find out by its next question. A round
-/// in which its thread comes, waits and is woken is over before that question.
+/// Asserts that a message wakes the waiter in these rounds, before its next question. A round in
+/// which its thread comes, waits and is woken ends before that question.
 #[track_caller]
 pub(crate) fn at_once(mut round: impl FnMut()) {
     once_within(BEFORE_A_QUESTION, || {
@@ -246,8 +248,8 @@ pub(crate) fn at_once(mut round: impl FnMut()) {
     });
 }
 
-/// Whether at least one of these rounds took less than `bound`. Broken code takes that long in each
-/// round; a busy machine keeps a thread from running only now and then.
+/// Asserts that at least one of these rounds takes less than `bound`. Broken code takes that long
+/// in each round, while a busy machine delays a thread only now and then.
 #[track_caller]
 pub(crate) fn once_within(bound: Duration, mut round: impl FnMut() -> Duration) {
     let (since, mut took) = (Instant::now(), Vec::new());
@@ -260,13 +262,13 @@ pub(crate) fn once_within(bound: Duration, mut round: impl FnMut() -> Duration) 
     panic!("no round took less than {bound:?}: {took:?}");
 }
 
-/// A thread of a test. Its panic is the test's.
+/// A thread of a test. `join` passes its panic on to the test.
 pub(crate) struct Running<T> {
     id: u64,
     handle: JoinHandle<T>,
 }
 
-/// Starts a thread; returns when it runs.
+/// Starts a thread. Returns when it runs.
 pub(crate) fn spawn<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Running<T> {
     let (sender, started) = mpsc::channel();
     let handle = thread::spawn(move || {
@@ -277,19 +279,21 @@ pub(crate) fn spawn<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static
 }
 
 impl<T> Running<T> {
-    /// Waits until the thread has slept for a few milliseconds: it waits for something, be it the
-    /// reply to a request.
+    /// Waits until the thread has slept for a few milliseconds, so that it waits for something,
+    /// which may be the reply to a request.
     pub(crate) fn wait_asleep(&self) {
         self.wait_still(sleeps, || self.is_finished());
     }
 
-    /// Waits until the thread has slept for a few milliseconds, and not for a reply: it stands in
-    /// line. As long as its first request is on its way, a later thread may get before it.
+    /// Waits until the thread has slept for a few milliseconds, and not for a reply, so that it
+    /// stands in a queue. While its first request is on its way, a later thread may still get in
+    /// before it.
     pub(crate) fn wait_queued(&self) {
         self.wait_still(sleeps_in_line, || self.is_finished());
     }
 
-    /// The same if the thread's work is done, and a destructor of its thread-locals waits.
+    /// As [`wait_queued`](Self::wait_queued), for a thread whose work is done and in which a
+    /// destructor of a thread-local waits.
     pub(crate) fn wait_queued_at_its_end(&self) {
         self.wait_still(sleeps_in_line, || false);
     }
@@ -324,7 +328,7 @@ pub(crate) fn elsewhere<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'st
 }
 
 /// Waits until this process's threads of this name (of its first 15 characters) have nothing to do:
-/// they sleep, and not for a reply. In a test that has its own process.
+/// they sleep, and not for a reply. It is for a test that has its own process.
 pub(crate) fn wait_idle(name: &str) {
     wait_until(&format!("{name} has nothing to do"), SOON, || {
         let mut named = tasks().filter(|(_, thread)| thread == name).map(|(id, _)| id);
@@ -338,7 +342,7 @@ fn thread_number() -> u64 {
     path.file_name().unwrap().to_str().unwrap().parse().unwrap()
 }
 
-/// How often the thread fell asleep, if it sleeps now.
+/// How often the thread has fallen asleep so far. `None`: it does not sleep now.
 #[cfg(target_os = "linux")]
 fn sleeps(thread: u64) -> Option<u64> {
     let status = fs::read_to_string(format!("/proc/self/task/{thread}/status")).ok()?;
@@ -349,18 +353,18 @@ fn sleeps(thread: u64) -> Option<u64> {
     field("voluntary_ctxt_switches:")?.parse().ok()
 }
 
-/// The same, and not for a reply.
+/// As [`sleeps`]. `None` also if it sleeps for a reply.
 fn sleeps_in_line(thread: u64) -> Option<u64> {
     sleeps(thread).filter(|_| is_parked(thread))
 }
 
-/// Whether the system call in which the thread sleeps is that of mutexes and condition variables.
+/// Whether the thread sleeps in the system call of mutexes and condition variables.
 #[cfg(target_os = "linux")]
 fn is_parked(thread: u64) -> bool {
     let futex = match env::consts::ARCH {
         "x86_64" => "202",
         "aarch64" => "98",
-        // The system call is unknown here: that the thread sleeps must do.
+        // The number of the system call is not known here, so that the thread sleeps must do.
         _ => return true,
     };
     let call = fs::read_to_string(format!("/proc/self/task/{thread}/syscall"));
@@ -372,7 +376,7 @@ fn thread_number() -> u64 {
     0
 }
 
-/// The system does not show sleeps here: a pause must do.
+/// This system does not show whether a thread sleeps, so a pause must do.
 #[cfg(not(target_os = "linux"))]
 fn sleeps(_thread: u64) -> Option<u64> {
     thread::sleep(UNIT);
@@ -429,18 +433,18 @@ impl Commands {
 /// The one owner in the lock's hash, with its count.
 pub(crate) fn holder(connection: &mut Connection, name: &str) -> Option<(String, String)> {
     let mut fields: Vec<(String, String)> = connection.hgetall(name).unwrap();
-    // The mode of a read-write lock is no owner.
+    // The field with a read-write lock's mode is no owner.
     fields.retain(|(field, _)| field != "mode");
     assert!(fields.len() <= 1, "more than one holder of {name:?}: {fields:?}");
     fields.into_iter().next()
 }
 
-/// How long the key lives, in milliseconds (-1: no end, -2: no key).
+/// The remaining life of the key in milliseconds (-1: without an end, -2: no key).
 pub(crate) fn pttl(connection: &mut Connection, name: &str) -> i64 {
     connection.pttl(name).unwrap()
 }
 
-/// Waits until the lease of the hold under this name has been made longer.
+/// Waits until the lease of the hold under this name has been extended.
 #[track_caller]
 pub(crate) fn wait_renewed(server: &Server, name: &str) {
     let mut redis = server.connection();
@@ -452,7 +456,7 @@ pub(crate) fn wait_renewed(server: &Server, name: &str) {
     });
 }
 
-/// The same for holds under each of these names, at these servers.
+/// As [`wait_renewed`], for the holds under all these names at these servers.
 #[track_caller]
 pub(crate) fn wait_all_renewed<'a>(held: impl IntoIterator<Item = (&'a Server, String)>) {
     let last = |(server, name): (&'a Server, String)| {
@@ -480,7 +484,7 @@ pub(crate) fn wait_free(server: &Server, name: &str, timeout: Duration) {
     });
 }
 
-/// An owner as a Java service has it.
+/// An owner as a Java service writes it.
 pub(crate) const FOREIGN: &str = "7a1c3f5e-0b2d-4c6e-8f01-23456789abcd:53";
 
 /// Takes the lock as a Java service would.
@@ -513,8 +517,8 @@ pub(crate) fn wait_subscribed(server: &Server, channel: &str) {
     });
 }
 
-/// Waits until the server counts no listener to a channel any more: it hears of a process's death a
-/// moment later.
+/// Waits until the server counts no listener to a channel. It notices the death of a process a
+/// moment late.
 #[track_caller]
 pub(crate) fn wait_deaf(server: &Server, channel: &str) {
     let mut connection = server.connection();
@@ -525,12 +529,12 @@ pub(crate) fn wait_deaf(server: &Server, channel: &str) {
     });
 }
 
-/// The channel on which scripts tell the client of this owner.
+/// The channel on which scripts send messages to the client of this owner.
 pub(crate) fn own_channel(owner: &str) -> String {
     format!("redisson_lock__channel:{{redlatch:{}}}", owner.split(':').next().unwrap())
 }
 
-/// Waits until so many clients listen to their own channels.
+/// Waits until this number of clients listen to their own channels.
 #[track_caller]
 pub(crate) fn wait_hearing(server: &Server, clients: usize) {
     let mut redis = server.connection();
@@ -544,7 +548,7 @@ pub(crate) fn wait_hearing(server: &Server, clients: usize) {
     });
 }
 
-/// Waits until so many processes stand in a lock's queue.
+/// Waits until this number of processes stand in a lock's queue.
 pub(crate) fn wait_in_line(server: &Server, name: &str, places: u64) {
     let key = if name.contains('{') {
         format!("redlatch_queue_tagged:{name}")
@@ -558,9 +562,10 @@ pub(crate) fn wait_in_line(server: &Server, name: &str, places: u64) {
     });
 }
 
-/// Waits until the client of `owner` has read all earlier messages: behind them come grants for
-/// unknown owners, which it gives back. Several, since on one of a client's two connections a
-/// thread may wait for a reply, and commands over that one wait, too.
+/// Waits until the client of `owner` has read all earlier messages. This sends grants for unknown
+/// owners behind them, which the client gives back. There are several, since a thread may wait for
+/// a reply on one of a client's two connections, and then the commands over that connection wait,
+/// too.
 pub(crate) fn wait_read(server: &Server, owner: &str, release: impl FnOnce()) {
     static READ: AtomicU64 = AtomicU64::new(0);
     let number = READ.fetch_add(1, Ordering::Relaxed);
@@ -577,9 +582,9 @@ pub(crate) fn wait_read(server: &Server, owner: &str, release: impl FnOnce()) {
     wait_until("it is read", SOON, || redis.exists::<_, usize>(&names).unwrap() < names.len());
 }
 
-/// How often the lock of this name lapses during some work: a waiter that came in without that was
-/// let in by a message, and waited for no lease. (Other keys lapse meanwhile: since when a process
-/// waits, for one.)
+/// How often the lock of this name expires during `work`. If it does not, a waiter that got in was
+/// let in by a message, and not by the end of a lease. (Only this key counts, since others expire
+/// in the meantime.)
 pub(crate) fn lapses(server: &Server, name: &str, work: impl FnOnce()) -> usize {
     let (mut redis, mut listener) = (server.connection(), server.connection());
     let set = ["SET", "notify-keyspace-events", "Ex"];
@@ -599,11 +604,12 @@ pub(crate) fn channel(name: &str) -> String {
     format!("redisson_lock__channel:{{{name}}}")
 }
 
-/// A small generator of numbers, whose seed a failing test shows.
+/// A small random number generator, whose seed a failing test shows.
 pub(crate) struct Random(u64);
 
 impl Random {
-    /// From the clock, or from `REDLATCH_SEED`. Printed, so that a failure can be run again.
+    /// A generator whose seed comes from the clock or from `REDLATCH_SEED`. It prints the seed, so
+    /// that a failure can be run again.
     pub(crate) fn new() -> Self {
         let fixed = env::var("REDLATCH_SEED").ok().and_then(|seed| seed.parse().ok());
         let seed: u64 = fixed.unwrap_or_else(|| {
@@ -631,7 +637,7 @@ impl Random {
     }
 }
 
-/// A user of the server's with all rights, of which some are taken away and given back.
+/// A user of the server, who has all rights at first.
 pub(crate) struct User {
     name: String,
     redis: Connection,
@@ -651,7 +657,8 @@ impl User {
         set.unwrap();
     }
 
-    /// Gives it, on a name's keys, the rights that an error says `who` needs, as in "a latch".
+    /// Gives the user the rights on a name's keys that an error says `who` (such as "a latch")
+    /// needs.
     pub(crate) fn set_as_said(&mut self, error: &str, who: &str, name: &str) {
         let named = error.split(&format!("{who} needs ")).nth(1).unwrap();
         let named = named.split(" on its key").next().unwrap();
@@ -670,14 +677,14 @@ impl User {
         impatient(&self.url).connect().unwrap()
     }
 
-    /// A client of this user's behind a network.
+    /// A client of this user, behind a network.
     pub(crate) fn client_behind(&self, proxy: &Proxy) -> Client {
         let url = proxy.url().replace("redis://", &format!("redis://{}:word@", self.name));
         impatient(&url).connections(1).connect().unwrap()
     }
 }
 
-/// A user whose password changes, and the credentials that the user's code would get now.
+/// A user whose password changes, and the present credentials, as a program would get them.
 #[derive(Clone)]
 pub(crate) struct Vault {
     password: Arc<Mutex<String>>,
@@ -692,7 +699,7 @@ impl Vault {
         Self { password: Arc::default(), valid_for, asked: Arc::default() }
     }
 
-    /// From here on the user has this password at these servers, too.
+    /// Adds this password to the user's at these servers.
     pub(crate) fn add(&self, servers: &[Server], password: &str) {
         for server in servers {
             let args = ["SETUSER", Self::USER, "on", &format!(">{password}"), "~*", "&*", "+@all"];
@@ -708,7 +715,7 @@ impl Vault {
         }
     }
 
-    /// Ends all connections of the user's.
+    /// Ends all connections of the user.
     pub(crate) fn hang_up(servers: &[Server]) {
         for server in servers {
             let args = ["KILL", "USER", Self::USER];
@@ -726,7 +733,7 @@ impl Vault {
         })
     }
 
-    /// How often the client has asked.
+    /// How often the client has asked for credentials.
     pub(crate) fn asked(&self) -> usize {
         self.asked.load(Ordering::SeqCst)
     }

@@ -1,4 +1,4 @@
-//! What needs a feature of the library: `cargo test --all-features --test features`.
+//! Tests that need a feature of the library: `cargo test --all-features --test features`.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 

@@ -1,4 +1,4 @@
-//! Beside the real Redisson, where Java and Maven are: see `interop/README.md`.
+//! Tests with the real Redisson, for machines with Java and Maven: see `interop/README.md`.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -28,20 +28,21 @@ use kind::Kind;
 use redlatch::{CancelToken, Client, ErrorKind, Lock, LockGuard, LostReason, OwnedLockGuard};
 use redlatch_testkit::{Job, Server, Worker};
 
-/// A waiter of Redisson's that is in before this has heard a message. One that has not asks when
-/// the lease ends that it read, which was [`RENEWED`]. A round in which it did not hear proves
-/// nothing: the message of a writer's release, `1`, wakes only threads of Redisson's that sleep
-/// already, and not one that is about to.
+/// A time that a waiter of Redisson's stays under only if a message has woken it. Without a message
+/// the waiter asks when the lease that it read ends, which was [`RENEWED`]. A single slow round
+/// proves nothing: the message of a writer's release, `1`, wakes only those threads of Redisson's
+/// that already sleep, and none that is about to sleep.
 const HEARD: Duration = Duration::from_millis(RENEWED.as_millis() as u64 / 2);
 
-/// The least time that a wait or a lease of this length takes by this process's clock. Redisson and
+/// The least time that a wait or a lease of this length takes on this process's clock. Redisson and
 /// the server count whole milliseconds, and Redisson subtracts its pauses one by one.
 fn lasts(length: Duration) -> Duration {
     length.mul_f64(0.9)
 }
 
-/// Whether the tests run in which processes die or stand still beside Redisson's, and the soaks.
-/// Redisson 3.16.8 itself may leave a waiter asleep there for minutes. `.ci/long interop` runs them.
+/// Whether to run the soaks, and the tests in which processes die or stand still beside Redisson's.
+/// In those, Redisson 3.16.8 itself may leave a waiter asleep for minutes. `.ci/long interop` runs
+/// them.
 fn is_long() -> bool {
     let is_long = env::var_os("REDLATCH_LONG").is_some();
     if !is_long {

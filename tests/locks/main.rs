@@ -1,4 +1,5 @@
-//! Locks: what all kinds do, what each kind adds, and how a hold stays alive and goes to the next.
+//! Locks: the behaviour of all kinds, the additions of each kind, and how a hold stays alive and
+//! goes to the next waiter.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 

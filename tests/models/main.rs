@@ -1,9 +1,10 @@
-//! Models of the library: its scripts, and the state machine of a waiting process, against rules that
-//! hold at all times. Each finds the bugs that are planted in it (`simulated/mutant.rs`).
+//! Models of the library: its scripts and the state machine of a waiting process run against rules
+//! that must hold at all times. Each model finds the bugs that are planted in it
+//! (`simulated/mutant.rs`).
 //!
-//! A failure prints its seed. `REDLATCH_SEED=17` looks at that history only, and prints every step
-//! of it; `REDLATCH_SEEDS=5000` looks at so many histories. A usual run takes seconds. With
-//! `REDLATCH_FULL=1` (`.ci/run`) it looks at more histories, all planted bugs and larger settings.
+//! A failure prints its seed. `REDLATCH_SEED=17` runs only that history, and prints every step of
+//! it. `REDLATCH_SEEDS=5000` runs 5000 histories. A usual run takes seconds. With `REDLATCH_FULL=1`
+//! (`.ci/run`) there are more histories, all planted bugs and larger settings.
 
 #![allow(clippy::unwrap_used)]
 

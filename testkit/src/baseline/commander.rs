@@ -11,7 +11,7 @@ use super::scripts;
 /// How long a connection may take.
 const CONNECT_BOUND: Duration = Duration::from_secs(10);
 
-/// A client whose connections send at once what they have.
+/// A client whose connections send at once (`TCP_NODELAY`).
 pub(super) fn client(url: &str) -> RedisResult<Client> {
     let settings = TcpSettings::default().set_nodelay(true);
     Client::open(url.into_connection_info()?.set_tcp_settings(settings))
@@ -66,7 +66,7 @@ pub(super) struct Call {
 }
 
 impl Call {
-    /// The start of a call with so many arguments.
+    /// The start of a call with `args` arguments.
     pub(super) fn new(script: &str, keys: &[&str], args: usize) -> Self {
         let mut call = Self { bytes: Vec::with_capacity(512), fixed: 0 };
         let _ = write!(call.bytes, "*{}\r\n", 3 + keys.len() + args);
@@ -83,7 +83,7 @@ impl Call {
         let _ = write!(self.bytes, "${}\r\n{arg}\r\n", arg.len());
     }
 
-    /// The arguments so far stay.
+    /// Fixes the arguments so far, which later calls keep.
     pub(super) fn fix(mut self) -> Self {
         self.fixed = self.bytes.len();
         self

@@ -178,13 +178,13 @@ impl PlainExpirableSemaphoreHandle {
         loop {
             match self.try_acquire()? {
                 Ok(id) => return Ok(id),
-                // Woken by a message or by the end of the next lease.
+                // A message or the end of the next lease wakes it.
                 Err(left) => drop(subscription.wakeups.acquire(left)),
             }
         }
     }
 
-    /// The permit's id, or in how long the next lease ends.
+    /// Tries to take a permit. Returns its id, or the time until the next lease ends.
     fn try_acquire(&mut self) -> RedisResult<Result<String, Option<Duration>>> {
         let id = self.client.new_owner();
         let now = now();
@@ -240,7 +240,7 @@ impl PlainLatch {
     ///
     /// If there is no connection to the server.
     pub fn handle(&self) -> RedisResult<PlainLatchHandle> {
-        // In braces always, unlike the other channels.
+        // This name is always in braces, unlike those of the other channels.
         let channel = format!("redisson_countdownlatch__channel__{{{}}}", self.name);
         Ok(PlainLatchHandle {
             count: cmd("GET").arg(&self.name).get_packed_command(),

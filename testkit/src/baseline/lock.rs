@@ -10,7 +10,7 @@ use super::subscriber::{Kind, Subscriber};
 use super::{PlainClient, prefixed, scripts};
 
 const CHANNEL: &str = "redisson_lock__channel";
-/// After which a fair lock's waiter counts as dead; in milliseconds.
+/// The time after which a fair lock's waiter counts as dead, in milliseconds.
 const FAIR_WAIT: &str = "300000";
 
 /// Redisson's lock. Each thread takes a [`handle`](Self::handle).
@@ -61,7 +61,7 @@ impl fmt::Debug for PlainLockHandle {
 }
 
 impl PlainLockHandle {
-    /// Takes the lock if it is free or held by this handle already; false if it is not.
+    /// Takes the lock if it is free or this handle already holds it. Returns false otherwise.
     ///
     /// # Errors
     ///
@@ -235,7 +235,7 @@ impl PlainReadWriteLock {
     }
 }
 
-/// Redisson's wait loop: try, subscribe, try, and then sleep and try until it is ours.
+/// Redisson's wait loop: try, subscribe, try, and then sleep and try until the lock is taken.
 fn wait_for(
     subscriber: &Subscriber,
     channel: &str,
@@ -253,7 +253,7 @@ fn wait_for(
     Ok(())
 }
 
-/// The remaining milliseconds of the present hold; none if the lock is ours.
+/// The remaining milliseconds of the present hold. `None`: this handle has got the lock.
 fn time_left(reply: Value) -> RedisResult<Option<i64>> {
     match reply {
         Value::Nil => Ok(None),

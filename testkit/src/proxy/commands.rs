@@ -4,7 +4,7 @@
 #[derive(Debug, Default)]
 pub(super) struct Commands {
     buffer: Vec<u8>,
-    /// The bytes are no commands (TLS, say): they go on as they come.
+    /// Whether the bytes are no commands (as with TLS), and go on as they come.
     opaque: bool,
 }
 

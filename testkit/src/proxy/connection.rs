@@ -13,23 +13,24 @@ use super::pump::Pump;
 use super::state::Shared;
 use super::{commands, rules};
 
-/// How many of a client's bytes are remembered, at least.
+/// The least number of a client's bytes that the proxy remembers.
 const REMEMBERED: usize = 64 * 1024;
 
 /// The treatment of the replies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Replies {
     Pass,
-    /// Dropped until the server has closed; then all is cut and the rule has fired.
+    /// Drops replies until the server has closed. The connection is then cut, and the rule has
+    /// fired.
     Swallow,
-    /// The next one comes later.
+    /// Delays the next reply.
     Delay(Duration),
-    /// Held back until so many releases have been called for.
+    /// Holds replies back until the proxy has had `releases` releases.
     Hold {
         releases: u64,
         fired: bool,
     },
-    /// Dropped.
+    /// Drops replies.
     Silence {
         fired: bool,
     },
@@ -86,9 +87,10 @@ impl Connection {
         self.cut_and_count(shared, 0);
     }
 
-    /// The same, after so many rules have fired: a thread that notices the cut finds them counted.
+    /// As [`cut`](Self::cut), and counts the rules that have fired. A thread that notices the cut
+    /// finds them counted.
     pub(super) fn cut_and_count(&self, shared: &Shared, fired: usize) {
-        // Within the lock, or a thread about to wait for a change would miss it.
+        // This is under the lock, or a thread that is about to wait for a change would miss it.
         shared.change(|state| {
             state.fired += fired;
             self.closed.store(true, Ordering::SeqCst);
@@ -97,7 +99,7 @@ impl Connection {
         let _ = self.upstream.shutdown(Shutdown::Both);
     }
 
-    /// One way has come to its end; the second one to do so closes the connection.
+    /// Notes that one way has ended. The second end closes the connection.
     pub(super) fn end_one_way(&self, shared: &Shared, to: &TcpStream) {
         let _ = to.shutdown(Shutdown::Write);
         if self.half_closed.swap(true, Ordering::SeqCst) {
@@ -139,7 +141,7 @@ impl Connection {
         }
         for byte in bytes.chunks(1) {
             socket.write_all(byte)?;
-            // So that the other side's system does not put them together again.
+            // The pause keeps the other side's system from joining the bytes again.
             thread::sleep(Duration::from_micros(20));
         }
         Ok(())

@@ -1,4 +1,5 @@
-//! The threads of a connection: for each way one reads, and one delivers when it is time.
+//! The threads of a connection. For each way, one reads, and one delivers the bytes when they are
+//! due.
 
 use std::io::Read;
 use std::net::TcpStream;
@@ -13,18 +14,20 @@ use super::rules::{Action, Direction};
 use super::state::Shared;
 
 const CHUNK: usize = 64 * 1024;
-/// How much before a reply's bytes a rule sees again, for patterns cut in two.
+/// The number of earlier bytes that a rule for replies sees again, for patterns that were cut in
+/// two.
 const OVERLAP: usize = 256;
-/// A sleep may be this much too long even with the least timer slack; the rest is spun.
+/// The time by which a sleep may be too long, even with the least timer slack. A thread spins for
+/// it instead.
 const SPIN: Duration = Duration::from_micros(60);
-/// A longer wait must end with a cut.
+/// A wait longer than this must end when the connection is cut.
 const LONG: Duration = Duration::from_millis(5);
 
 /// A reader's item for its writer. The channel's end is the sender's end of file.
 pub(super) enum Item {
-    /// To be delivered at this time, and not before so many releases.
+    /// Bytes to deliver at this time, and not before the proxy has had `releases` releases.
     Bytes { due: Instant, bytes: Vec<u8>, releases: Option<u64> },
-    /// The connection is to be cut here, and then a rule has fired.
+    /// The place at which to cut the connection. The rule then counts as fired.
     Cut,
 }
 
@@ -65,8 +68,8 @@ impl Pump {
                 }
                 match action {
                     Some(Action::LoseReply) => {
-                        // The server carries out the commands before the end of file, answers, and
-                        // closes: then it has certainly done them.
+                        // At the end of file, the server runs the commands before it, answers, and
+                        // closes. Then it has certainly run them.
                         let _ = out.send(Item::Bytes { due, bytes, releases: None });
                         return;
                     }

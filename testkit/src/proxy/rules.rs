@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-/// Which way bytes go.
+/// The direction of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// From the client to the server. A rule sees one whole command at a time.
@@ -16,18 +16,18 @@ pub enum Direction {
 /// The action of a rule on the connection that it fires on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// The command is not passed on and the connection is cut: it never happened. (As a reply's
-    /// rule, the same as [`Action::LoseReply`].)
+    /// The command is not passed on, and the connection is cut. The command never runs. (In a rule
+    /// for replies, this is the same as [`Action::LoseReply`].)
     LoseRequest,
-    /// The command is carried out but no reply comes any more: the connection is cut. The rule
-    /// counts as fired once both are done.
+    /// The command runs, but the connection is cut before the reply. The rule counts as fired once
+    /// both are done.
     LoseReply,
-    /// The reply comes this much later, and those after it behind it.
+    /// The reply comes this much later, and the replies behind it after it.
     DelayReply(Duration),
-    /// Replies are held back from here on until [`Proxy::release`](super::Proxy::release).
+    /// Replies are held back until [`Proxy::release`](super::Proxy::release).
     HoldReply,
-    /// Nothing passes any more either way, but nothing is closed: a half-open connection. The
-    /// command itself is still carried out.
+    /// Nothing more passes either way, but nothing is closed: a half-open connection. The command
+    /// itself still runs.
     Silence,
 }
 
@@ -50,7 +50,7 @@ impl fmt::Debug for Rule {
     }
 }
 
-/// The first rule that these bytes set off, one shot less of it.
+/// Takes one shot of the first rule that these bytes fire. Returns its action.
 pub(super) fn fire(rules: &mut Vec<Rule>, direction: Direction, bytes: &[u8]) -> Option<Action> {
     let index = rules
         .iter()

@@ -49,7 +49,7 @@ impl Shared {
         }
     }
 
-    /// Where new connections lead to.
+    /// The server to which new connections lead.
     pub(super) fn upstream(&self) -> MutexGuard<'_, SocketAddr> {
         self.upstream.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,4 +1,4 @@
-//! Finding a server's binary: on PATH, or kept from an earlier provisioning, or got now.
+//! Finds a server's binary: on PATH, or kept from an earlier download, or downloaded now.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ pub(crate) struct Binary {
 }
 
 impl Binary {
-    /// The binary to use in this process; looked for, and got if need be, once.
+    /// The binary for this process. It is looked for, and downloaded if need be, only once.
     pub(crate) fn find() -> Result<Self, ServerError> {
         static FOUND: OnceLock<Result<Binary, ServerError>> = OnceLock::new();
         let find = || find_in(env::var_os("PATH").as_deref(), &target_dir());

@@ -19,7 +19,7 @@ pub struct ServerBuilder {
     pub(super) port: Option<u16>,
     pub(super) password: Option<String>,
     pub(super) tls: bool,
-    /// Another server's folder, with the certificates that are this one's, too.
+    /// The folder of another server, whose certificates this one uses, too.
     certificates: Option<PathBuf>,
     /// `Some`: the server is a Sentinel with these lines in its file.
     pub(super) sentinel: Option<String>,
@@ -42,7 +42,7 @@ impl ServerBuilder {
         self
     }
 
-    /// This port, and an error if it is taken; a free one otherwise.
+    /// Uses this port, and fails if it is taken. Without this, the server gets a free port.
     #[must_use]
     pub fn port(mut self, port: u16) -> Self {
         self.port = Some(port);
@@ -63,7 +63,8 @@ impl ServerBuilder {
         self
     }
 
-    /// The same with this server's certificates. It talks to other servers over TLS alone.
+    /// As [`tls`](Self::tls), but with the certificates of `first`. The server talks to other
+    /// servers only over TLS.
     pub(crate) fn tls_among(mut self, first: Option<&Server>) -> Self {
         self.certificates = first.map(|server| server.dir.path().to_owned());
         self.tls().args(&["--tls-replication", "yes"])
@@ -82,7 +83,7 @@ impl ServerBuilder {
         self.replica_at(master.port())
     }
 
-    /// The same behind this network.
+    /// As [`replica_of`](Self::replica_of), but behind this network.
     #[must_use]
     pub fn replica_behind(self, network: &Proxy) -> Self {
         self.replica_at(network.address().port())
@@ -93,14 +94,15 @@ impl ServerBuilder {
         self
     }
 
-    /// This program.
+    /// Uses this program.
     pub(crate) fn binary(mut self, binary: Binary) -> Self {
         self.binary = Some(binary);
         self
     }
 
-    /// Starts the server and waits until it answers. If no server program can be had, the process
-    /// ends, with a sentence on how to get one: no other test could go on either.
+    /// Starts the server and waits until it answers. If there is no server program and none can be
+    /// downloaded, the process ends with a message on how to get one, since no other test could
+    /// run, either.
     ///
     /// # Errors
     ///
@@ -150,7 +152,7 @@ impl ServerBuilder {
     }
 }
 
-/// Says this and ends the process. Of threads that come here at once, one does.
+/// Prints this and ends the process. If several threads come here at once, only one does.
 fn end_process(why: &ServerError) -> ! {
     static ENDS: Mutex<()> = Mutex::new(());
     let _for_good = ENDS.lock();

