@@ -1,4 +1,4 @@
-//! A client of a server in memory, whose leases end when a test says so.
+//! The leases of a client of a server in memory, which end when a test says so.
 
 use std::sync::Weak;
 use std::time::Duration;
@@ -8,7 +8,8 @@ use redlatch_client::sync::clock;
 use super::Core;
 
 impl Core {
-    /// From here on its leases age with those of the others of its server in memory, if it has one.
+    /// Makes the client's leases age together with those of the other clients of its server in
+    /// memory, if it has one.
     pub(super) fn age_with_others(&self) {
         let Some(others) = &self.config.ages_with else { return };
         let core = Weak::clone(&self.itself);

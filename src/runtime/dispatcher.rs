@@ -1,10 +1,10 @@
-//! In a cluster: gives each job to the renewer of its server. This thread has no connection of its
-//! own and waits for no server, so that a server that does not answer never delays the jobs of the
-//! others.
+//! The dispatcher of a cluster's client, which gives each job to the renewer of its server. Its
+//! thread has no connection and waits for no server. So a server that does not answer never delays
+//! the jobs of the others.
 //!
-//! A server that has no slot any more may be gone for good. Its renewer ends, and hands back its
-//! jobs; so does its subscriber's thread, and its lanes are closed, once no command is on its way
-//! over them.
+//! A server that has lost all its slots may be gone for good. Its renewer ends and hands its jobs
+//! back. Its subscriber's thread ends, too. Its lanes are closed once no command is on its way over
+//! them.
 
 use std::collections::HashMap;
 use std::io;
@@ -27,7 +27,7 @@ pub(super) struct Dispatcher {
     cluster: Arc<Cluster>,
     /// Each renewer keeps a clone until it ends.
     alive: Sender<()>,
-    /// By the number of the server, from its first job on.
+    /// The renewers by the numbers of their servers. A server has one from its first job on.
     renewers: HashMap<usize, Hired>,
 }
 
@@ -35,7 +35,7 @@ pub(super) struct Dispatcher {
 struct Hired {
     node: Arc<Node>,
     jobs: Sender<Job>,
-    /// While the system gives no thread, the jobs wait here.
+    /// The jobs, while the system gives no thread for them.
     idle: Option<Receiver<Job>>,
 }
 
@@ -47,7 +47,7 @@ impl Dispatcher {
         Self { core, cluster, alive, renewers: HashMap::new() }
     }
 
-    /// The thread's whole life: until the client's end and the last job.
+    /// The thread's whole life, until the client has ended and the last job is done.
     pub(super) fn run(mut self, jobs: &Receiver<Job>) {
         loop {
             let is_idle = self.renewers.values().any(|hired| hired.idle.is_some());
@@ -62,7 +62,7 @@ impl Dispatcher {
             }
             if is_idle {
                 for hired in self.renewers.values_mut() {
-                    // The first failure was logged.
+                    // The first failure was logged already.
                     let _again = hired.start(&self.core, &self.alive);
                 }
             }
@@ -72,11 +72,12 @@ impl Dispatcher {
         }
     }
 
-    /// Lets go of servers without slots.
+    /// Gives up the servers without slots.
     fn let_go(&mut self) {
         for node in self.cluster.nodes() {
             if !self.cluster.is_master(&node) {
-                // Its thread does its remaining jobs, and then finds the channel disconnected.
+                // The renewer's thread does its remaining jobs, and then finds the channel
+                // disconnected.
                 let number = node.number();
                 self.renewers.retain(|server, hired| *server != number || hired.idle.is_some());
                 self.core.pubsub.let_go(&node);
@@ -97,7 +98,7 @@ impl Dispatcher {
                 let renewals =
                     members.into_iter().filter_map(|member| self.try_to(|| member.renew_now()));
                 self.renew(renewals.flatten().collect());
-                // Or may know owners that no thread uses any more.
+                // It may also know owners that no thread uses now.
                 for node in homes.values() {
                     self.give_to(node, Job::Moved(slots.clone()));
                 }
@@ -125,7 +126,7 @@ impl Dispatcher {
                 }
             }
             Job::RenewAll => {
-                // Each renews the names in its own slots.
+                // Each renewer renews the names in its server's slots.
                 for node in self.cluster.masters() {
                     self.give_to(&node, Job::RenewAll);
                 }
@@ -135,7 +136,7 @@ impl Dispatcher {
         }
     }
 
-    /// A panic of a synchronizer must not end the jobs of all others.
+    /// Runs `work`. Its panic must not end the jobs of all other synchronizers.
     fn try_to<T>(&self, work: impl FnOnce() -> T) -> Option<T> {
         let done = catch_unwind(AssertUnwindSafe(work)).ok();
         if done.is_none() {
@@ -161,7 +162,7 @@ impl Dispatcher {
 
     fn give_all(&self, job: impl Fn() -> Job) {
         for hired in self.renewers.values() {
-            // The receiver goes away after the end only.
+            // The receiver is gone only after the renewer's end.
             let _ = hired.jobs.send(job());
         }
     }
@@ -188,7 +189,7 @@ impl Dispatcher {
 }
 
 impl Hired {
-    /// Starts the thread, if it does not run.
+    /// Starts the thread if it does not run yet.
     fn start(&mut self, core: &Arc<Core>, alive: &Sender<()>) -> io::Result<()> {
         let Some(jobs) = self.idle.clone() else { return Ok(()) };
         let renewer = Renewer::new(Arc::clone(core), &self.node);

@@ -1,5 +1,4 @@
-//! The first words with a server: whether it is one that this library can work with, and how far
-//! away it is.
+//! The first exchange with a server: can this library work with it, and how far away is it?
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,22 +10,22 @@ use crate::config::Config;
 use crate::error::{Error, ErrorKind};
 use crate::scripts::{Rights, Trouble, refused, unreachable};
 
-/// The same for every client, so that nothing on the server grows with their number. Scripts ask
-/// before their first write whether the writes behind it are allowed: a server before Redis 7.0
-/// cannot say.
+/// The test script. It is the same for every client, so that nothing on the server grows with their
+/// number. It tests for `acl_check_cmd`: scripts ask before their first write whether all their
+/// writes are allowed, which a server before Redis 7.0 cannot say.
 const SCRIPT: &str = "return redis.acl_check_cmd and ARGV[1]";
 const WORD: &[u8] = b"redlatch";
 
-/// What the first words with a server told.
+/// The result of the first exchange with a server.
 pub(crate) struct Greeting {
-    /// The shortest of a few.
+    /// The shortest of a few round trips.
     pub(crate) round_trip: Duration,
-    /// Lines for the log: the server works, and something will fail later.
+    /// Lines for the log about things that work now and will fail later.
     pub(crate) warnings: Vec<String>,
 }
 
-/// Connects, and finds out whether this library can work with the server. `is_cluster`: the client
-/// knows that it is one of a cluster's.
+/// Connects, and finds out whether this library can work with the server. `is_cluster`: the server
+/// is one of a cluster, and the client knows that.
 pub(crate) fn greet(
     lane: &Arc<Lane>,
     endpoint: &Endpoint,
@@ -50,8 +49,8 @@ pub(crate) fn greet(
     let (text, hash) = (SCRIPT.as_bytes(), hash.as_bytes());
     for (verb, script) in [(b"EVAL".as_slice(), text), (b"EVALSHA", hash), (b"EVALSHA", hash)] {
         let mut outcome = call(verb, script, keys);
-        // Some services choose a server by a script's key, and refuse a script without one. (Not
-        // with a key at first: the user may have no right to this one.)
+        // Some services choose a server by a script's key, and refuse a script without a key. (The
+        // first attempt has no key, since the user may have no right to this one.)
         if matches!(&outcome, Err(Failure::Refused(cause)) if is_odd(&cause.error)) {
             keys = &[b"1", b"redlatch"];
             outcome = call(verb, script, keys);
@@ -74,7 +73,7 @@ pub(crate) fn greet(
     Ok(Greeting { round_trip, warnings: info.warnings(endpoint, config, is_cluster) })
 }
 
-/// The server's answer to `INFO`; nothing, if it must not say.
+/// The server's answer to `INFO`. It is empty if the user has no right to ask.
 struct Info(String);
 
 impl Info {
@@ -95,7 +94,7 @@ impl Info {
         self.field(name) == Some(value)
     }
 
-    /// What works now and will fail later.
+    /// The warnings about things that work now and will fail later.
     fn warnings(&self, endpoint: &Endpoint, config: &Config, is_cluster: bool) -> Vec<String> {
         let (server, mut warnings) = (format!("the server at {}", endpoint.address()), Vec::new());
         let mode = |value| self.says("redis_mode", value) || self.says("server_mode", value);
@@ -126,8 +125,8 @@ impl Info {
     }
 }
 
-/// Whether the server lets the client wait for replicas. Does not ask for their number: they come
-/// and go.
+/// Checks that the server lets the client wait for replicas. This does not ask for their number,
+/// since they come and go.
 pub(crate) fn may_wait(lane: &Arc<Lane>) -> Result<(), Error> {
     let none = ReplicaAcks { count: 0, within: Duration::ZERO };
     match lane.call_once(&Command::wait(none)) {
@@ -136,7 +135,7 @@ pub(crate) fn may_wait(lane: &Arc<Lane>) -> Result<(), Error> {
     }
 }
 
-/// There was a connection, and no answer to a question.
+/// The error for a question that got no answer although there was a connection.
 fn unanswered(failure: Failure) -> Error {
     match failure {
         Failure::TimedOut(_) | Failure::Unacknowledged(..) => {
@@ -148,7 +147,7 @@ fn unanswered(failure: Failure) -> Error {
     }
 }
 
-/// Whether this library can work with the server, as far as the server's own words tell.
+/// Checks whether this library can work with the server, as far as the server's own answer shows.
 fn look_at(server: &ServerInfo, allows_garnet: bool) -> Result<(), Error> {
     if server.is_sentinel {
         return unusable(
@@ -168,7 +167,7 @@ fn look_at(server: &ServerInfo, allows_garnet: bool) -> Result<(), Error> {
     Ok(())
 }
 
-/// Whether the answer is the script's.
+/// Checks that the answer is the one of the script.
 fn understand(reply: &Value, server: &ServerInfo) -> Result<(), Error> {
     match reply {
         Value::BulkString(word) if word == WORD => Ok(()),
@@ -190,7 +189,7 @@ fn understand(reply: &Value, server: &ServerInfo) -> Result<(), Error> {
     }
 }
 
-/// Whether a server that refused a script runs some.
+/// Checks whether a server that refused a script would run scripts at all.
 fn would_run(Cause { error, .. }: &Cause) -> Result<(), Error> {
     let why = match error.code().unwrap_or_default() {
         "NOPERM" => "the server's access rights (ACL) forbid it: allow EVAL and EVALSHA",
@@ -199,13 +198,13 @@ fn would_run(Cause { error, .. }: &Cause) -> Result<(), Error> {
              them on, or the server was built without scripts"
         }
         "ERR" => "the server refuses one",
-        // The server cannot run a script now (it is loading, or busy with another), but it would.
+        // The server cannot run a script now, since it is loading or busy, but will later.
         _ => return Ok(()),
     };
     Err(lacks_scripts(why).caused_by_shared(error.clone()))
 }
 
-/// Whether it is an error of no known kind.
+/// Whether this is an error of no known kind.
 fn is_odd(error: &RedisError) -> bool {
     error.code() == Some("ERR") && !is_unknown(error)
 }
@@ -229,7 +228,7 @@ mod tests {
     use super::*;
     use crate::config::ClientBuilder;
 
-    /// The texts are parts of what each program's documentation shows.
+    /// The texts are taken from the documentation of each program.
     #[test]
     fn an_error_at_connect_names_the_program_and_is_true_of_it() {
         let garnet = ServerInfo::parse("# Server\r\ngarnet_version:1.0.84\r\nos:Linux\r\n");

@@ -1,4 +1,4 @@
-//! What a client does every few seconds.
+//! The work that a client does every few seconds.
 
 use std::sync::atomic::Ordering;
 
@@ -8,11 +8,12 @@ use redlatch_client::sync::clock;
 
 use super::Core;
 
-/// How many names' changes of semaphores are looked at each time.
+/// The number of names whose changes of semaphores are looked at each time.
 const NAMES_A_TICK: usize = 2_000;
 
 impl Core {
-    /// Shows the subscriber that its connection is alive. `false`: not due yet.
+    /// Shows the subscriber that its connection is alive, and does the regular work. `false`: it is
+    /// not due yet.
     pub(super) fn heartbeat(&self) -> bool {
         let (now, last) = (clock::now(), self.last_heartbeat.load(Ordering::Relaxed));
         let is_due = now.saturating_sub(last) >= clock::nanos(HEARTBEAT);
@@ -36,8 +37,9 @@ impl Core {
         is_due
     }
 
-    /// Calls with a limit leave commands unwritten when the server takes none. No post may follow
-    /// them, and the next call may come much later.
+    /// Makes the renewer look at lanes with unwritten commands. Calls with a limit leave those
+    /// behind when the server takes no bytes. Perhaps no post follows them, and the next call may
+    /// come much later.
     fn look_after_unwritten(&self) {
         for node in self.servers.all() {
             for lane in node.lanes().iter().filter(|lane| lane.has_unwritten()) {

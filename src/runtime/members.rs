@@ -1,4 +1,4 @@
-//! The client's state for each name, of any kind of synchronizer.
+//! The members of a client: its state for each name of each kind of synchronizer.
 
 use std::any::{Any, TypeId};
 use std::fmt;
@@ -10,26 +10,27 @@ use redlatch_client::sync::{Mutex, Registry, Thread, is_forked};
 use crate::lease::Renewal;
 use crate::snapshot::Held;
 
-/// One name in one client, which all its handles share.
+/// The state of one name in one client, which all its handles share.
 pub(crate) trait Member: Send + Sync + 'static {
     fn name(&self) -> &Arc<str>;
 
-    /// The client ends: wakes all waiters, and releases all holds.
+    /// Ends with the client: wakes all waiters and releases all holds.
     fn end(self: Arc<Self>);
 
-    /// Renews the holds before their time, or asks the server whether it knows them.
+    /// The renewals of all holds, which are not due yet, or the questions whether the server still
+    /// knows them.
     fn renew_now(self: Arc<Self>) -> Vec<Renewal> {
         Vec::new()
     }
 
-    /// The leases are older by so many ns than the clock says. Returns the renewals that are due by
-    /// that.
+    /// Makes the leases older by this number of nanoseconds. Returns the renewals that are due
+    /// then.
     #[cfg(feature = "in-memory")]
     fn age(self: Arc<Self>, _by: u64) -> Vec<Renewal> {
         Vec::new()
     }
 
-    /// What threads of this process have.
+    /// The holds of this process's threads.
     fn held(&self) -> Vec<Held> {
         Vec::new()
     }
@@ -39,21 +40,21 @@ pub(crate) trait Member: Send + Sync + 'static {
         false
     }
 
-    /// Whether this is a lock, which owners of this client may have.
+    /// Whether this is a lock, so that owners of this client may hold it.
     fn has_owners(&self) -> bool {
         false
     }
 
-    /// Whether this is a semaphore without leases: its taken permits are not known.
+    /// Whether this is a semaphore without leases, whose taken permits the client does not know.
     fn is_a_count(&self) -> bool {
         false
     }
 
-    /// Takes an unused owner out of the lock.
+    /// Removes an unused owner from the lock.
     fn give_up_owner(&self, _owner: &str) {}
 }
 
-/// The members of a client, by their kind and their name.
+/// The members of a client, by kind and name.
 #[derive(Default)]
 pub(crate) struct Members {
     kinds: Mutex<Kinds>,
@@ -99,9 +100,9 @@ impl Members {
         self.of_kind::<T>("")
     }
 
-    /// The members of one kind, if a type has several.
+    /// The members of one kind of a type that has several kinds.
     pub(crate) fn of_kind<T: Member>(&self, kind: &'static str) -> Arc<Registry<T>> {
-        // In a forked child a thread that does not exist there may have locked the mutex.
+        // In a forked child, a thread of the parent may have left the mutex locked.
         if is_forked() {
             return Arc::default();
         }
@@ -137,12 +138,12 @@ impl Members {
         members
     }
 
-    /// Lets go of names that were unused for a while.
+    /// Drops the names that were unused for a while.
     pub(super) fn sweep(&self) {
         self.kinds().iter().for_each(|kind| kind.sweep());
     }
 
-    /// From here on no name outlives its last handle.
+    /// Makes each name end with its last handle from now on.
     pub(super) fn close(&self) {
         self.kinds.lock().closed = true;
         self.kinds().iter().for_each(|kind| kind.close());

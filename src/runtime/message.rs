@@ -1,7 +1,7 @@
-//! The client's own channel: its messages, and their recipients.
+//! The messages on the client's own channel, and their recipients.
 //!
-//! Scripts name the waiter in the message. A subscription to a pattern would make the server match
-//! every message, of any sender.
+//! Scripts name the waiter in the message. The client could subscribe to a pattern instead, but
+//! then the server would have to match every message of any sender.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,35 +10,36 @@ use std::time::Duration;
 
 use redlatch_client::sync::{Mutex, is_forked};
 
-/// A script's message to one waiter. On the wire: a verb, the waiter's owner number, and words
-/// parted by single spaces. The last one is a name and may hold spaces.
+/// A script's message to one waiter. On the wire it is a verb, the waiter's owner number, and more
+/// words, with single spaces between them. The last word is a name and may contain spaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Message<'a> {
     /// The waiter should ask for this lock.
     Ask { lock: &'a str },
-    /// The lock is the waiter's owner's.
+    /// The waiter's owner now holds the lock.
     Grant(GrantMessage<'a>),
-    /// The lock is left to others for so long, or (zero) not at all. The waiter is the first in
-    /// line, and should ask then.
+    /// The lock is left to other clients for this time, or not at all if it is zero. The waiter is
+    /// the first in the queue, and should ask after that time.
     Open { left: Duration, database: i64, lock: &'a str },
-    /// The waiter need not wait any more for the condition whose waiters are under this key.
+    /// The waiter's wait for the condition is over. The key is that of the condition's waiters.
     Notified { database: i64, waiting: &'a str },
 }
 
-/// A script has made an owner the holder.
+/// The message that a script has made an owner the holder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct GrantMessage<'a> {
-    /// When, by the server's clock in ms.
+    /// The time of the grant, on the server's clock in ms.
     pub(crate) now: u64,
     pub(crate) lease: Duration,
-    /// One word that each kind of lock has for itself.
+    /// One word, whose meaning depends on the kind of lock.
     pub(crate) details: &'a str,
     pub(crate) database: i64,
     pub(crate) lock: &'a str,
 }
 
 impl<'a> Message<'a> {
-    /// The message with the number of its owner. `None`: this version does not know such a message.
+    /// Parses a message. Also returns the number of its owner. `None`: this version does not know
+    /// such a message.
     pub(super) fn parse(message: &'a [u8]) -> Option<(u64, Self)> {
         let message = std::str::from_utf8(message).ok()?;
         let (verb, rest) = message.split_once(' ')?;
@@ -80,9 +81,9 @@ pub(crate) trait Recipient: Send + Sync {
     fn told(&self, news: &Message<'_>);
 }
 
-/// The waiters of this client that expect messages, by the numbers of their owners: each from
-/// before its first request on, and no longer than it has an entry, or the lock after it had one.
-/// Messages name only owners that had an entry: so a grant for an owner that is not here is of a
+/// The waiters of this client that expect messages, by the numbers of their owners. A waiter is
+/// here from before its first request, for as long as it has an entry or the lock that it got by
+/// one. Messages name only owners that had an entry. So a grant for an owner that is not here is a
 /// hold that no thread has.
 #[derive(Default)]
 pub(crate) struct Recipients {
@@ -90,7 +91,7 @@ pub(crate) struct Recipients {
 }
 
 impl Recipients {
-    /// From here on messages that name this owner reach `recipient`.
+    /// Makes messages that name this owner reach `recipient`.
     pub(crate) fn register<R: Recipient + 'static>(
         self: &Arc<Self>,
         owner: u64,
@@ -106,7 +107,7 @@ impl Recipients {
         self.waiting.lock().remove(&owner);
     }
 
-    /// `false`: no waiter has that number.
+    /// Passes a message to its waiter. `false`: no waiter has that number.
     pub(super) fn tell(&self, owner: u64, news: &Message<'_>) -> bool {
         let registered = self.waiting.lock().get(&owner).and_then(Weak::upgrade);
         registered.as_ref().inspect(|it| it.recipient.told(news)).is_some()
@@ -119,9 +120,9 @@ impl fmt::Debug for Recipients {
     }
 }
 
-/// An owner that messages may name while it waits, and the reader of those messages. It stays
-/// registered while it holds, if it [may have stood](crate::ask) in a queue: if a request found its
-/// grant, the message of that grant comes late, and must not be given back.
+/// A registered owner, which messages may name, and the recipient of those messages. An owner that
+/// [may have stood](crate::ask) in a queue stays registered while it holds: if a request found its
+/// grant, the grant's message comes late, and the grant must not be given back.
 pub(crate) struct Registered<R: ?Sized = dyn Recipient> {
     all: Arc<Recipients>,
     owner: u64,

@@ -48,13 +48,13 @@ use crate::error::{Error, ErrorKind};
 use crate::lease::{Cleanup, Job, Watchdog, renewal};
 use crate::scripts::{self, ChangedNames, ClientId, LockKeys, Requests, Rights, ServerClock};
 
-/// For how long redirected commands are followed to other servers.
+/// How long redirected commands are followed to other servers.
 const RESENT_WITHIN: Duration = Duration::from_millis(200);
 
 /// The state that a client's handles and background threads share.
 pub(crate) struct Core {
     pub(crate) config: Config,
-    /// To the server and back, as measured at connect.
+    /// The time of a round trip to the server, as measured at connect.
     pub(crate) round_trip: Duration,
     pub(crate) id: ClientId,
     pub(crate) pubsub: Arc<PubSub>,
@@ -68,22 +68,22 @@ pub(crate) struct Core {
     pub(crate) returned: Returned,
     pub(crate) server_clock: Arc<ServerClock>,
     pub(crate) changes: Arc<ChangedNames>,
-    /// The log was told that some changes are not kept.
+    /// Whether the log has reported that some changes are not kept.
     forgets: AtomicBool,
     last_heartbeat: AtomicU64,
     counts: Counted,
-    /// Each wait enters and removes itself.
+    /// The long waits. Each adds and removes itself.
     pub(crate) waits: Mutex<Waits>,
     slow_lines: Mutex<SlowLines>,
-    /// What such a line says.
+    /// Makes the text of a log line about a slow wait.
     pub(crate) slow_line: OnceLock<SlowLine>,
-    /// The shortest watched lease that a handle was made for, in nanoseconds.
+    /// The shortest lease of any handle that the watchdog renews, in nanoseconds.
     shortest_watched: AtomicU64,
-    /// Each thread of the client keeps a clone until it ends. `None` from the client's end on.
+    /// Each thread of the client keeps a clone until it ends. `None` after the client's end.
     alive: Mutex<Option<Sender<()>>>,
     itself: Weak<Self>,
     shut_down: AtomicBool,
-    /// From here on no thread reads replies without a waiting caller.
+    /// Whether the threads have ended that read replies for which no caller waits.
     closed: AtomicBool,
 }
 
@@ -144,14 +144,14 @@ impl Core {
         (core, jobs)
     }
 
-    /// How a name's commands reach its server.
+    /// The route of a name's commands to its server.
     pub(crate) fn route(&self, name: &str) -> Route {
         self.servers.route(name, self.hasher.hash_one(name) as u32)
     }
 
-    /// The numbered requests of a name: each open request keeps them, so that the numbers outlive
-    /// the name's handles. Two names may share them, as `x` and `{x}` do: then they
-    /// share the numbers as well.
+    /// The numbered requests of a name. Each open request keeps them alive, so that the numbers
+    /// outlive the name's handles. Two names may share their requests and so their numbers, as `x`
+    /// and `{x}` do.
     pub(crate) fn requests_of(&self, name: &str) -> Arc<Requests> {
         let key = scripts::requests(name, self.id.as_str());
         self.changes.requests.find(&key, |key| {
@@ -163,16 +163,17 @@ impl Core {
         self.config.connection.response_timeout
     }
 
-    /// A handle is made for this watched lease: from here on no renewal waits longer than that
-    /// lease allows. This never ends, since a lock may be taken on a handle at any time.
+    /// Notes that there is a handle whose lease the watchdog renews. From here on no renewal waits
+    /// longer than that lease allows. This never ends, since a lock may be taken on a handle at any
+    /// time.
     pub(crate) fn watches_for(&self, lease: Duration) {
-        // A lease out of range is refused when the lock is taken.
+        // The lock refuses a lease that is out of range when it is taken.
         if config::check_watchdog("", lease).is_ok() {
             self.shortest_watched.fetch_min(clock::nanos(lease), Ordering::Relaxed);
         }
     }
 
-    /// How long a renewal of the shortest lease waits for its reply.
+    /// How long a renewal of the shortest lease may wait for its reply.
     fn shortest_patience(&self) -> Duration {
         let shortest = self.shortest_watched.load(Ordering::Relaxed);
         renewal::patience(Duration::from_nanos(shortest))
@@ -181,11 +182,11 @@ impl Core {
     /// The deadline of a call over this lane that begins now.
     pub(crate) fn deadline(&self, lane: &Lane) -> Instant {
         let deadline = lane.deadline();
-        // No setting's time is longer than a year.
+        // No timeout is longer than a year.
         deadline.checked_add(self.acknowledged_within()).unwrap_or(deadline)
     }
 
-    /// How much longer a reply may take because the server waits for replicas.
+    /// The additional time that a reply may take while the server waits for replicas.
     pub(crate) fn acknowledged_within(&self) -> Duration {
         self.config.replica_acks.map_or(Duration::ZERO, |acks| acks.within)
     }
@@ -199,7 +200,7 @@ impl Core {
         self.servers.cluster().is_some()
     }
 
-    /// The servers that have the names.
+    /// The servers that have keys.
     pub(crate) fn masters(&self) -> Vec<Arc<Node>> {
         self.servers.cluster().map_or_else(|| self.servers.all(), |cluster| cluster.masters())
     }
@@ -209,12 +210,12 @@ impl Core {
         self.servers.address()
     }
 
-    /// The address for the client's whole life: a failover does not change it.
+    /// The address for the client's whole life, which a failover does not change.
     pub(crate) fn lasting_address(&self) -> String {
         self.servers.first().endpoint.lasting_address()
     }
 
-    /// Whether the other client has the same server, or one of the same servers.
+    /// Whether both clients have a server in common.
     pub(crate) fn is_at_same_server_as(&self, other: &Self) -> bool {
         self.servers.overlaps(&other.servers)
     }
@@ -223,8 +224,8 @@ impl Core {
         self.shut_down.load(Ordering::SeqCst)
     }
 
-    /// Fails if the client has ended, or belongs to the parent process. Called before a mutex of
-    /// the client is taken.
+    /// Fails if the client has ended, or belongs to the parent process. It is called before a mutex
+    /// of the client is taken.
     #[inline]
     pub(crate) fn check(&self, name: &Arc<str>) -> Result<(), Error> {
         Error::if_forked(name)?;
@@ -239,8 +240,8 @@ impl Core {
         Ok(())
     }
 
-    /// Sends a command without waiting for its reply. After the client's end, when no thread would
-    /// read the reply, waits for it. In a forked child it sends nothing.
+    /// Sends a command without waiting for its reply. After the client's end it does wait, since no
+    /// other thread would read the reply. In a forked child it sends nothing.
     pub(crate) fn post(&self, route: &Route, command: Command, receiver: Arc<dyn ReplyReceiver>) {
         if is_forked() {
             return;
@@ -249,14 +250,15 @@ impl Core {
         if !self.is_cluster() {
             return self.post_to(&lane, command, receiver);
         }
-        // No thread sends it to the next server from here: its receiver has it sent again.
+        // No thread follows a redirect of this command. Its receiver has it sent again.
         let receiver = move |outcome| receiver.receive(unfollowed(outcome));
         self.post_to(&lane, command, Arc::new(receiver));
     }
 
     fn post_to(&self, lane: &Arc<Lane>, command: Command, receiver: Arc<dyn ReplyReceiver>) {
         if self.closed.load(Ordering::SeqCst) {
-            // No thread sends it again after this: a caller whose limit ends must not leave a hold.
+            // No thread sends the command again after this, so the caller's limit does not apply:
+            // it must not leave a hold behind.
             let _unlimited = Limit::set(None);
             let mut outcome = lane.call_unless_out(&command);
             if let Some(cluster) = self.servers.cluster() {
@@ -287,7 +289,7 @@ impl Core {
         self.post_to(node.any_lane(), message, Arc::new(receiver));
     }
 
-    /// Checks whether other clients use another kind of channel.
+    /// Checks whether other clients use the other kind of channels.
     fn compare_channels(&self, node: &Arc<Node>) {
         for question in self.pubsub.comparisons(node) {
             let core = Weak::clone(&self.itself);
@@ -302,7 +304,7 @@ impl Core {
         }
     }
 
-    /// The reply to a control message: only the arrival of the message matters.
+    /// Takes the outcome of a control message. Only the arrival of the message matters.
     fn told_subscriber(&self, node: &Arc<Node>, outcome: &Outcome) {
         match outcome {
             Err(Failure::Refused(cause)) => {
@@ -315,7 +317,7 @@ impl Core {
                 }
             }
             Ok(_) => drop(self.pubsub.is_muted(false)),
-            // Until it arrives, the subscriber does not request the channels in it.
+            // Until a control message arrives, the subscriber does not look at its queue.
             Err(_) if !self.is_shut_down() => {
                 let name = Arc::from("the subscriber");
                 let message = self.pubsub.control_message(node);
@@ -335,13 +337,13 @@ impl Core {
     }
 }
 
-/// What the log says of a long wait. `None`: nothing as yet.
+/// Makes the text of a log line about a long wait. `None`: there is nothing to say as yet.
 type SlowLine = fn(&Arc<Core>, &SlowWait) -> Option<String>;
 
 /// See [`Session::open`].
 type Unclaimed = fn(&Arc<Core>, u64, &Message<'_>);
 
-/// A client as its subscribers see it.
+/// The client, as its subscribers see it.
 struct Hosted {
     core: Weak<Core>,
     recipients: Arc<Recipients>,

@@ -1,5 +1,5 @@
-//! Clients for the model tests: of a model's server, and without the threads that wait for time to
-//! pass, which does not pass in a model.
+//! Clients for the model tests. They use a model's server, and lack the threads that wait for time
+//! to pass, since no time passes in a model.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,12 +25,12 @@ impl Core {
         Self::model_with_jobs(server).0
     }
 
-    /// The same, with the jobs that its renewer would get.
+    /// As [`model`](Self::model), with the jobs that its renewer would get.
     pub(crate) fn model_with_jobs(server: &ModelServer) -> (Arc<Self>, Receiver<Job>) {
         let mut config = ClientBuilder::new(URL).config;
         config.slow_wait = None;
         config.connection.dialer = Some(server.dialer());
-        // In a model no time passes while a thread sleeps, but steps take some.
+        // The timeouts are long, since each step of a model takes some time.
         config.connection.connect_timeout = HOUR;
         config.connection.response_timeout = HOUR;
         let endpoint = Endpoint::of(URL, &config.connection);
@@ -51,8 +51,8 @@ impl Core {
         thread::spawn(move || pubsub.run(&subscriber))
     }
 
-    /// Reads replies as the background thread does a moment after a post: there is a limit of
-    /// unread replies, and a post beyond it is not written before.
+    /// Reads replies, as the background thread does soon after a post. A post beyond the limit of
+    /// unread replies is not written before that.
     pub(crate) fn read_replies(&self) {
         let node = self.servers.first();
         while !node.any_lane().look(MINUTE, MINUTE) {
@@ -69,7 +69,7 @@ impl Core {
 
 impl Session {
     pub(crate) fn model(core: Arc<Core>) -> Self {
-        // No thread to wait for.
+        // There is no thread to wait for.
         let ended = crossbeam_channel::bounded(0).1;
         Self(Arc::new(Threads { core, ended, ending: Mutex::new(false) }))
     }

@@ -1,4 +1,4 @@
-//! How a client tells its observer.
+//! A client's reports to its observer and to the log, and its counts.
 
 use std::collections::{BTreeMap, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -14,10 +14,10 @@ use super::Core;
 use crate::observer::{Event, Kind, Observer};
 use crate::snapshot::{Counts, ServerState, Snapshot, Waiting};
 
-/// How long the question for the holder may take: the callback of a loss may have to wait for it.
+/// How long the question for the holder may take. The callback of a loss may have to wait for it.
 const ASKS_FOR: Duration = Duration::from_millis(200);
 
-/// What a client counts.
+/// The events that a client counts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Count {
     Acquired,
@@ -31,13 +31,13 @@ pub(crate) enum Count {
     LeftOut,
 }
 
-/// How often each has happened.
+/// How often each event has happened.
 #[derive(Debug, Default)]
 pub(super) struct Counted {
     counts: [AtomicU64; Count::LeftOut as usize + 1],
-    /// How many events wait for the callbacks' thread.
+    /// The number of events that wait for the callbacks' thread.
     queued: AtomicUsize,
-    /// Some were left out since none waited.
+    /// Whether events have been left out since the queue was last empty.
     leaves_out: AtomicBool,
 }
 
@@ -52,26 +52,27 @@ impl Counted {
     }
 }
 
-/// The least time between two questions that a client asks for lines about slow waits, whatever the
-/// name.
+/// The least time between two questions that a client asks for log lines about slow waits, whatever
+/// the name.
 const SLOW_LINES_SPACED: Duration = Duration::from_secs(1);
-/// How far apart the lines of one name are: in a busy pool each wait may be slow.
+/// The least time between two log lines about one name. In a busy pool each wait may be slow.
 const LINES_OF_A_NAME_SPACED: Duration = Duration::from_secs(60);
 
-/// When the log may have another line about a slow wait, on [`clock`]. A crowd of waiters neither
-/// fills the log nor has the server asked again and again.
+/// The times, on [`clock`], from which the log may have another line about a slow wait. So a crowd
+/// of waiters neither fills the log nor asks the server again and again.
 #[derive(Debug, Default)]
 pub(super) struct SlowLines {
-    /// The callbacks' thread has a question. There is one at a time, since that thread may hang.
+    /// Whether the callbacks' thread has a question. There is one at a time, since that thread may
+    /// hang.
     is_asking: bool,
     next: u64,
-    /// The names, and deadlocks, that had a line within the last minute, and when each may have the
-    /// next one.
+    /// The names and deadlocks that had a line within the last minute, and the time from which each
+    /// may have the next one.
     names: HashMap<Arc<str>, u64>,
 }
 
 impl SlowLines {
-    /// Begins a question about a name. `Some`: not now, but perhaps after this time.
+    /// Begins a question about a name. `Some`: it must not begin now, but perhaps after this time.
     fn begins(&mut self, now: u64, name: &str) -> Option<Duration> {
         if self.is_asking {
             return Some(SLOW_LINES_SPACED);
@@ -82,7 +83,8 @@ impl SlowLines {
         (!self.is_asking).then(|| Duration::from_nanos(next - now))
     }
 
-    /// Whether a line about a deadlock has not come within the last minute. Then it comes now.
+    /// Whether a line about a deadlock is new within the last minute. If so, it counts as logged
+    /// now.
     fn is_new(&mut self, now: u64, line: &str) -> bool {
         self.names.retain(|_, next| now < *next);
         let is_new = !self.names.contains_key(line);
@@ -93,7 +95,7 @@ impl SlowLines {
         is_new
     }
 
-    /// `is_said`: it became a line.
+    /// Ends a question about a name. `is_said`: it led to a line.
     fn ends(&mut self, now: u64, name: &Arc<str>, is_said: bool) {
         let after = |time| now.saturating_add(clock::nanos(time));
         (self.is_asking, self.next) = (false, after(SLOW_LINES_SPACED));
@@ -107,20 +109,22 @@ impl SlowLines {
 #[derive(Debug)]
 pub(crate) struct SlowWait {
     pub(crate) name: Arc<str>,
-    /// The kind, and how many.
+    /// The kind, and the number of permits.
     pub(crate) what: (Kind, u32),
     pub(crate) waited: Duration,
-    /// The log has a line about it, or it is over.
+    /// Whether the log has a line about the wait, or the wait is over.
     pub(crate) is_said: Arc<AtomicBool>,
 }
 
-/// The most events that wait behind a slow callback, and the most with losses and ends of outages:
-/// these are few, and without a loss an observer's count of what is held would stay wrong.
+/// The most events that wait behind a slow callback, and the most if the next one is a loss or the
+/// end of an outage. Those are few, and without a loss an observer's count of holds would stay
+/// wrong.
 const MOST_EVENTS: usize = 10_000;
 const MOST_WITH_LOSSES: usize = 100_000;
 
-/// The waits that have lasted for a while, by their beginnings and threads. Each is a name, its
-/// kind, a thread, and the thread's arrival in the process's queue: zero while it leads.
+/// The waits that have lasted for a while, by their beginnings and threads. Each has a name, its
+/// kind, a thread, and the thread's arrival number in the process's queue, which is zero while it
+/// leads.
 pub(crate) type Waits = BTreeMap<(u64, u64), ListedWait>;
 pub(crate) type ListedWait = (Arc<str>, Kind, Arc<Thread>, u64);
 
@@ -130,7 +134,7 @@ impl Core {
         self.config.observer.is_some()
     }
 
-    /// Tells the observer, if there is one, on this thread: a caller's, with no mutex held.
+    /// Calls the observer, if there is one, on this thread, which is a caller's and holds no mutex.
     #[inline]
     pub(crate) fn tell(&self, tell: impl FnOnce(&dyn Observer)) {
         let Some(observer) = &self.config.observer else { return };
@@ -139,15 +143,15 @@ impl Core {
         }
     }
 
-    /// The same, and counts it for each of its permits.
+    /// As [`tell`](Self::tell), and counts the event once for each permit.
     #[inline]
     pub(crate) fn observe(&self, what: Count, permits: u32, tell: impl FnOnce(&dyn Observer)) {
         self.counts.add(what, permits.into());
         self.tell(tell);
     }
 
-    /// The same, on the callbacks' thread, after all that it was told there before. Left out, if too
-    /// many wait there.
+    /// Counts the event, and reports it on the callbacks' thread after all earlier ones. The report
+    /// is left out if too many wait there.
     pub(crate) fn observe_soon<T: FnOnce(&dyn Observer) + Send + 'static>(
         &self,
         what: Count,
@@ -172,7 +176,7 @@ impl Core {
             }
             return;
         }
-        // Weak: the core has the queue that this waits in.
+        // The reference is weak, since the core owns the queue in which the event waits.
         let (core, tell) = (Weak::clone(&self.itself), event());
         self.watchdog.call(move || {
             let Some(core) = core.upgrade() else { return };
@@ -183,7 +187,7 @@ impl Core {
         });
     }
 
-    /// Tells of the changes that the client could not keep since it last told.
+    /// Reports the changes that the client could not keep since its last report.
     pub(super) fn tell_forgotten(&self) {
         let forgotten = self.changes.forgotten();
         if forgotten == 0 {
@@ -209,7 +213,8 @@ impl Core {
 
     pub(crate) fn snapshot(&self) -> Snapshot {
         let mut waits: Vec<_> = self.waits.lock().clone().into_iter().collect();
-        // As they stand in line. Where each thread leads for itself: as they began.
+        // The waits are sorted as they stand in the queue. Where each thread leads for itself, they
+        // are sorted by their beginnings.
         waits.sort_by_key(|(began, (.., arrival))| (*arrival, *began));
         let mut before = BTreeMap::<_, usize>::new();
         let waiting = waits.iter().map(|((since, _), (name, kind, thread, _))| {
@@ -240,9 +245,10 @@ impl Core {
         Snapshot { counts, held, waiting, servers: self.servers.all().iter().map(server).collect() }
     }
 
-    /// A wait has lasted for long: the log says why, once the server has been asked on the callbacks'
-    /// thread. Returns after how long to call this again, unless it is said by then: so soon after
-    /// another line there is none, and of all clients one at a time asks about a name. `None`: never.
+    /// Makes the log say why a wait lasts, once the callbacks' thread has asked the server. Returns
+    /// the time after which to call this again if the log has not said it by then: soon after
+    /// another line there is none, and only one question is asked at a time. `None`: never call it
+    /// again.
     pub(crate) fn tells_slow_wait(&self, wait: SlowWait) -> Option<Duration> {
         if !log::log_enabled!(Level::Warn) {
             return None;
@@ -250,16 +256,17 @@ impl Core {
         if let Some(later) = self.slow_lines.lock().begins(clock::now(), &wait.name) {
             return Some(later);
         }
-        // The longer a crowd waits, the more rarely each of it tries to be the one that asks.
+        // The longer the threads of a crowd wait, the less often each tries to be the one that
+        // asks.
         let later = SLOW_LINES_SPACED.max(wait.waited / 4);
         let core = Weak::clone(&self.itself);
         self.watchdog.call(move || {
             let Some(core) = core.upgrade() else { return };
-            // Other callbacks wait behind this.
+            // Other callbacks wait behind this one.
             let limited = Limit::set(Limit::new(Instant::now().checked_add(ASKS_FOR), None));
             let lasts = || !wait.is_said.load(Ordering::Relaxed);
             let line = core.slow_line.get().filter(|_| lasts()).and_then(|line| line(&core, &wait));
-            // The line may lack the holder.
+            // A line from a request that was cut off may lack the holder.
             let line = line.filter(|_| !was_cut() && lasts());
             drop(limited);
             core.slow_lines.lock().ends(clock::now(), &wait.name, line.is_some());
@@ -271,8 +278,9 @@ impl Core {
         Some(later)
     }
 
-    /// A thread has waited for long. If it holds other locks the log says so at once, whoever tells why
-    /// its wait lasts: no other client knows what it holds, and perhaps no other line names it.
+    /// Makes the log say at once which other locks a thread holds that has waited for long. It does
+    /// so whether or not another line explains the wait: no other client knows what the thread
+    /// holds, and perhaps no other line names it.
     pub(crate) fn tells_deadlock(&self, name: &str, thread: &Arc<Thread>, waited: Duration) {
         let held = self.members.held_by(thread);
         if held.is_empty() || !log::log_enabled!(Level::Warn) {
@@ -289,8 +297,8 @@ impl Core {
         }
     }
 
-    /// Nobody has set the permits for which threads with these needs ask: the log says so, unless the
-    /// name has had a line just now.
+    /// Makes the log say that nobody has set the permits for which threads with these needs ask,
+    /// unless the name has just had a line.
     pub(crate) fn tells_no_permits(&self, name: &Arc<str>, needs: &[u32]) {
         let (mut lines, now) = (self.slow_lines.lock(), clock::now());
         if lines.begins(now, name).is_some() {
@@ -328,7 +336,7 @@ mod tests {
 
     const SOON: Duration = Duration::from_secs(20);
 
-    /// Hangs in its first callback until it may go on.
+    /// An observer that hangs in its first callback until it may go on.
     struct Hangs {
         may: Mutex<Option<Receiver<()>>>,
         heard: Sender<&'static str>,

@@ -1,8 +1,8 @@
-//! The owners under which this process requests or holds locks.
+//! The live owners: those under which this process requests or holds locks.
 //!
-//! A server that becomes the master may have an owner of this client that no thread uses any more:
-//! its release reached only the master before. Numbers are never used again, so an owner that is
-//! not live never will be, and all its holds can be released.
+//! A server that becomes the master may have a hold of an owner that no thread of this client uses,
+//! since the release reached only the old master. Numbers are never used again, so an owner that is
+//! not live never will be. All its holds can be released.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -19,22 +19,22 @@ pub(super) struct Owners {
     live: Mutex<BTreeSet<u64>>,
 }
 
-/// Keeps an owner live: from before its first request until its hold is released or no thread uses
-/// it.
+/// Keeps an owner live. It exists from before the owner's first request until the hold is released
+/// or no thread uses the owner.
 pub(crate) struct LiveOwner {
     core: Arc<Core>,
     number: u64,
 }
 
 impl Core {
-    /// A fresh owner. It is live as long as the returned `LiveOwner`.
+    /// Makes a new owner, which is live as long as the returned `LiveOwner`.
     pub(crate) fn next_owner_to(self: &Arc<Self>, mode: Mode) -> (Owner, LiveOwner) {
         let owner = self.id.next_owner_to(mode);
         self.owners.live.lock().insert(owner.number());
         (owner, LiveOwner { core: Arc::clone(self), number: owner.number() })
     }
 
-    /// Whether this is an owner of this client that no thread uses any more.
+    /// Whether this is an owner of this client that no thread uses.
     pub(super) fn is_left_over(&self, owner: &str) -> bool {
         let number = owner.strip_prefix(self.id.as_str()).and_then(|rest| rest.strip_prefix(':'));
         let number = number.and_then(|rest| rest.split(':').next()?.parse().ok());
@@ -43,7 +43,7 @@ impl Core {
 }
 
 impl LiveOwner {
-    /// The owner is unused from here on: its hold was released.
+    /// Notes that the owner's hold was released, so that the owner is unused from here on.
     pub(crate) fn end(&self) {
         self.core.owners.live.lock().remove(&self.number);
     }
@@ -51,7 +51,7 @@ impl LiveOwner {
 
 impl Drop for LiveOwner {
     fn drop(&mut self) {
-        // In a forked child a thread that does not exist there may have locked the mutex.
+        // In a forked child, a thread of the parent may have left the mutex locked.
         if !is_forked() {
             self.end();
         }

@@ -1,4 +1,4 @@
-//! The thread that does all background I/O.
+//! The renewer: the thread that does all background I/O with a server.
 
 mod cleanups;
 mod mending;
@@ -25,36 +25,38 @@ use super::{Core, Member};
 use crate::lease::{Cleanup, Job};
 use crate::scripts;
 
-/// How many names one script call renews. More would block the server's other clients for longer.
+/// The most names that one script call renews. More would block the server's other clients for
+/// longer.
 const NAMES_A_CALL: usize = 128;
-/// How many names' renewals are written before a reply is read.
+/// The most names whose renewals are written before a reply is read.
 const NAMES_A_PACKET: usize = 16 * NAMES_A_CALL;
-/// How long a reply without a waiting caller may take, on top of some round trips; then its lane is
-/// thrown away.
+/// How long a reply for which no caller waits may take, besides some round trips. After that its
+/// lane is closed.
 const PATIENCE: Duration = Duration::from_millis(100);
 const ASK_AGAIN: u64 = 1_000_000_000;
 
-/// A server's thread with its own connection.
+/// The renewer of one server, with its own connection.
 pub(crate) struct Renewer {
     core: Arc<Core>,
     /// The number of the server.
     server: usize,
-    /// See [`NAMES_A_CALL`]. In a cluster a call is for one name: two names are in two slots, or,
-    /// while their slot is on its way to another server, at two servers.
+    /// The most names in one call. In a cluster a call is for one name: two names are usually in
+    /// two slots, or at two servers while their slot moves. Otherwise see [`NAMES_A_CALL`].
     names_a_call: usize,
-    /// Renewals neither wait for the callers' commands nor delay them.
+    /// The renewer's own connection, so that renewals neither wait for the callers' commands nor
+    /// delay them.
     own: OwnLink,
     /// Cleanups that are not done yet.
     cleanups: Vec<Cleanup>,
-    /// When to ask once more for the holds, since the server did not answer.
+    /// The time at which to ask again for the holds, if the server did not answer.
     ask_again: Option<u64>,
-    /// The last run of the server to which earlier releases were repeated.
+    /// The last run of the server at which earlier releases were repeated.
     last_run: u64,
     /// Changes of semaphores to repeat at another run of the server, or in moved slots.
     mending: VecDeque<Mending>,
-    /// Some of them were forbidden, which the log says once.
+    /// Whether the server forbade some of them, which the log says once.
     is_forbidden: bool,
-    /// Set while the server refuses renewals.
+    /// `Some` while the server refuses renewals.
     refusing: Option<Refusing>,
 }
 
@@ -78,8 +80,8 @@ impl Renewer {
         }
     }
 
-    /// Opens the connection now. At the first renewal the server may be full, or its password
-    /// another one, and refuse a new connection.
+    /// Opens the connection now. At the time of the first renewal the server may be full or have
+    /// another password, and refuse a new connection.
     pub(crate) fn connect(mut self) -> Self {
         // If this fails, the server's health has logged it. Until there is a connection the lanes are
         // used.
@@ -87,15 +89,15 @@ impl Renewer {
         self
     }
 
-    /// The thread's whole life: until the client's end and the last job, or until the channel is
-    /// disconnected.
+    /// The thread's whole life, until the client has ended and the last job is done, or until the
+    /// channel is disconnected.
     pub(crate) fn run(mut self, jobs: &Receiver<Job>) {
         let mut todo = Todo::default();
         loop {
             jobs.try_iter().for_each(|job| todo.put(job));
             match todo.next() {
                 Some(Job::End) => {
-                    // Cleanups left after a turn have paid, and may owe more.
+                    // A cleanup that is left after a turn may have further commands to send.
                     while !self.mending.is_empty() {
                         self.try_to(Self::mend_some);
                     }
@@ -121,7 +123,8 @@ impl Renewer {
                 self.try_to(|renewer| renewer.work(Job::RenewAll));
             }
             self.try_to(Self::mend_some);
-            // One packet, after the urgent jobs: while the server is away a packet takes its time.
+            // This is one packet, and comes after the urgent jobs, since a packet takes its time
+            // while the server is away.
             if !todo.is_urgent() {
                 self.try_to(|renewer| renewer.send_due_cleanups(now));
             }
@@ -131,7 +134,7 @@ impl Renewer {
         }
     }
 
-    /// How long the thread may sleep if no job comes.
+    /// The longest time for which the thread may sleep if no job comes.
     fn pause(&self) -> Duration {
         if !self.mending.is_empty() {
             return Duration::ZERO;
@@ -141,7 +144,7 @@ impl Renewer {
         pause.unwrap_or(HEARTBEAT).min(HEARTBEAT)
     }
 
-    /// A job's panic must not end the renewals of all others. `false`: it panicked.
+    /// Runs `work`, whose panic must not end all later renewals. `false`: it panicked.
     fn try_to(&mut self, work: impl FnOnce(&mut Self)) -> bool {
         let done = catch_unwind(AssertUnwindSafe(|| work(self))).is_ok();
         if !done {
@@ -151,7 +154,7 @@ impl Renewer {
         done
     }
 
-    /// The outcome for the receivers of a job that panicked: as if the connection had broken.
+    /// The outcome for the receivers of a job that panicked, as if the connection had broken.
     fn panicked(&self) -> Failure {
         let error = io::Error::other("a background job panicked");
         Failure::Reset(Cause::new(error, self.own.endpoint.health()))
@@ -162,7 +165,7 @@ impl Renewer {
             Job::Renew(renewals) => self.renew_each(renewals),
             Job::RenewAll => {
                 self.ask_again = None;
-                // The old connection may lead to a server that is master no more, and still
+                // The old connection may lead to a server that is no longer the master but still
                 // answers.
                 self.own.close();
                 self.cleanups.iter_mut().for_each(Cleanup::start_anew);
@@ -227,14 +230,15 @@ impl Renewer {
         self.core.servers.home(name.as_bytes()).number() == self.server
     }
 
-    /// Another server may have become the master, or this one may have come back with older data: a
-    /// hold released shortly before may exist there again, under an owner that no thread uses. Its
-    /// waiters would wait for the end of its lease. (A list of all released holds would have no
-    /// end. So the renewer asks for the owners of the locks that this client knows.)
+    /// Releases holds that came back. If another server has become the master, or this one has come
+    /// back with older data, a hold released shortly before may exist again, under an owner that no
+    /// thread uses. Its waiters would wait for the end of the lease. (A list of all released holds
+    /// would grow without limit, so the renewer asks for the owners of the locks that this client
+    /// knows.)
     fn give_back_leftovers(&mut self, mut members: Vec<Arc<dyn Member>>) {
         members.retain(|member| member.has_owners());
-        // The last member of a name: a fair lock's queue knows more than its site, and is made
-        // after it.
+        // For each name the last member counts: a fair lock's queue knows more than its site, and
+        // is made later.
         let by_name: HashMap<_, _> =
             members.iter().map(|member| (Arc::clone(member.name()), member)).collect();
         let members: Vec<_> = by_name.into_iter().collect();
@@ -250,7 +254,7 @@ impl Renewer {
                 if outcome.as_ref().is_err_and(may_pass) {
                     self.ask_again = Some(clock::now().saturating_add(ASK_AGAIN));
                 }
-                // Without the right to ask, they end with their leases.
+                // If the user has no right to ask, such holds end with their leases.
                 let Ok(owners) = scripts::lock::owners(outcome) else { continue };
                 for ((_, member), owners) in call.iter().zip(owners) {
                     let left_over = owners.iter().filter(|owner| self.core.is_left_over(owner));
@@ -262,22 +266,22 @@ impl Renewer {
 
     fn look(&self, lane: &Arc<Lane>) {
         let patience = PATIENCE + self.core.round_trip.saturating_mul(4);
-        // Renewals wait meanwhile. In an outage no connection is opened: a posted command fails,
-        // and is sent as a cleanup.
+        // Renewals wait in the meantime. So in an outage no connection is opened here: a posted
+        // command fails, and is then sent as a cleanup.
         let to_open = if self.own.endpoint.health().is_out() {
             Duration::ZERO
         } else {
             patience.saturating_mul(10).min(self.own.endpoint.connect_timeout())
         };
-        // A combiner is at work, which reads, but perhaps not the replies of later posts; or there
-        // is more to read.
+        // `false` means that a combiner is at work, which may not read the replies to later posts,
+        // or that there is more to read.
         if !lane.look(patience, to_open) && lane.look_after() == Posted::LookAfter {
             self.core.watchdog.look_after(lane);
         }
     }
 }
 
-/// Whether to ask the server again: it did not answer, or its refusal may be transient.
+/// Whether to ask the server again, since it did not answer or its refusal may be transient.
 fn may_pass(failure: &Failure) -> bool {
     match failure {
         Failure::Refused(cause) => is_transient(&cause.error) || is_redirect(&cause.error),

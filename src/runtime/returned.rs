@@ -1,10 +1,10 @@
 //! The permits of expirable semaphores that this process has just released.
 //!
-//! A server that becomes the master may not have heard of a release that the master before it has
-//! answered. Such a permit stays on the server until its lease ends, and no process can take it.
-//! The list of permits that the process still has proves nothing here: any thread that was told a
-//! permit's id may have that permit. So this module remembers each released permit, for any taker,
-//! and the client releases it again on the new master. An id stands for one acquisition: a second
+//! A server that becomes the master may not know of a release that the old master has answered.
+//! Such a permit stays on the new master until its lease ends, and no process can take it. The list
+//! of permits that the process still has does not help here, since any thread that knows a permit's
+//! id may have the permit. So this module remembers each released permit, whoever took it, and the
+//! client releases it again on the new master. An id stands for one acquisition, so a second
 //! release takes no permit from anybody.
 
 use std::collections::{HashMap, VecDeque};
@@ -15,16 +15,17 @@ use redlatch_client::sync::{Mutex, clock};
 
 use crate::scripts::PermitId;
 
-/// A permit is remembered until another one is released so much later: no replica that becomes the
-/// master is further behind. Elapsed time alone does not count, since in an outage of any length
-/// nothing is released.
+/// A permit is remembered until another one is released this much later. No replica that becomes
+/// the master is further behind. Elapsed time alone does not count, since nothing is released in an
+/// outage, however long.
 const REMEMBERED: u64 = 10_000_000_000;
-/// Longer than any outage that a client waits for.
+/// The time after which a permit is forgotten if no other is released. It is longer than any outage
+/// that a client waits for.
 const IDLE: u64 = 300_000_000_000;
-/// Bounds the memory. Permits beyond this come back when their leases end.
+/// The most permits that are remembered. Others come back when their leases end.
 const MOST: usize = 10_000;
 
-/// Oldest first.
+/// The released permits, the oldest first.
 #[derive(Default)]
 pub(crate) struct Returned(Mutex<VecDeque<One>>);
 
@@ -43,7 +44,7 @@ pub(crate) struct OfOne {
 }
 
 impl Returned {
-    /// The server has answered the release of these permits.
+    /// Notes that the server has answered the release of these permits.
     pub(crate) fn are(&self, semaphore: &Arc<str>, ids: &[PermitId], lease: Duration) {
         let at = clock::now();
         let mut all = self.0.lock();
@@ -57,7 +58,7 @@ impl Returned {
         self.0.lock().is_empty()
     }
 
-    /// The permits of the semaphores for which `is_meant` is true, by name.
+    /// The permits of those semaphores for which `is_meant` is true, by name.
     pub(super) fn to(&self, is_meant: impl Fn(&str) -> bool) -> HashMap<Arc<str>, OfOne> {
         let all = self.0.lock();
         let mut by_name = HashMap::<Arc<str>, OfOne>::new();

@@ -1,4 +1,4 @@
-//! The start and the end of a client's threads: with its handles.
+//! The start and the end of a client's threads, which live as long as its handles.
 
 use std::fmt;
 use std::io;
@@ -24,16 +24,16 @@ use crate::lease::Job;
 use crate::observer::{Event, Kind};
 use crate::scripts::ClientId;
 
-/// Each handle and guard keeps a clone: the last drop ends the client, as
+/// A client's life. Each handle and guard keeps a clone, and the last drop ends the client, as
 /// [`shut_down`](Self::shut_down) does.
 #[derive(Clone)]
 pub(crate) struct Session(pub(super) Arc<Threads>);
 
 impl Session {
-    /// Connects. `unclaimed` is called for messages to owners of this client that do not wait. It
-    /// runs on the subscriber's thread and must not block.
+    /// Connects. `unclaimed` gets the messages to owners of this client that do not wait. It runs
+    /// on the subscriber's thread and must not block.
     pub(crate) fn open(url: &str, config: Config, unclaimed: Unclaimed) -> Result<Self, Error> {
-        // Before any mutex: another thread of the parent may have it.
+        // This comes before any mutex, which a thread of the parent may have left locked.
         let may_connect = may_connect().map_err(|source| {
             let message = "the system does not report forks of the process".to_owned();
             Error::new(ErrorKind::Config, message).caused_by(source)
@@ -65,7 +65,7 @@ impl Session {
         core.watch_servers();
         #[cfg(feature = "in-memory")]
         core.age_with_others();
-        // From here on a failure drops this, which ends the threads that have started.
+        // From here on a failure drops the session, which ends the threads that have started.
         let session = Self(Arc::new(Threads { core, ended, ending: Mutex::new(false) }));
         session.0.start(jobs, alive).map_err(|source| {
             let message = "the client's background threads cannot be started".to_owned();
@@ -85,7 +85,7 @@ impl Session {
                         cluster.set_lanes(lanes(greeting.round_trip));
                         return Ok((Servers::Cluster(cluster), greeting));
                     }
-                    // One server may be away just now.
+                    // One server may just be away.
                     Err(error) if error.is_transient() => refusal = Some(error),
                     Err(error) => return Err(error),
                 }
@@ -123,9 +123,9 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // The last drop in a forked child does not end the parent's client: neither its holds nor
-        // its connections, which may write when they are closed, nor threads that do not exist in
-        // the child.
+        // The last drop in a forked child must not end the parent's client: not its holds, not its
+        // connections, which may write when they are closed, and not its threads, which do not
+        // exist in the child.
         if is_forked() {
             std::mem::forget(Arc::clone(&self.0));
         }
@@ -197,10 +197,10 @@ impl Core {
     fn log_in_again(&self, credentials: &Credentials) {
         let command = Command::auth(credentials);
         for node in self.servers.all() {
-            // A lane without a connection asks for them when it opens one.
+            // A lane without a connection asks for the credentials when it opens one.
             for lane in node.lanes().iter().filter(|lane| lane.is_open()) {
-                // Its reply is read in the order of all others. If it is refused, the connection
-                // goes on as before, and the next one asks anew.
+                // The reply is read in order with all others. After a refusal the connection goes
+                // on as before, and the next one asks for credentials anew.
                 let core = Weak::clone(&self.itself);
                 let receiver = move |outcome: Outcome| {
                     if let Err(Failure::Refused(cause)) = outcome
@@ -224,9 +224,9 @@ impl Core {
     }
 }
 
-/// Four connections nearby, so that the server has work while threads write and read (with more,
-/// each packet costs more than it saves); over a network enough to keep threads from waiting for
-/// others' replies.
+/// The number of connections for this round trip. Nearby there are four, so that the server has
+/// work while threads write and read. (With more, each packet costs more than it saves.) Over a
+/// network there are enough to keep threads from waiting for the replies of others.
 fn lanes_for(round_trip: Duration) -> usize {
     match round_trip.as_micros() {
         0..500 => 4,
@@ -235,11 +235,11 @@ fn lanes_for(round_trip: Duration) -> usize {
     }
 }
 
-/// The state that handles and guards share. The background threads have only the [`Core`], so that
-/// the last drop is never theirs.
+/// The state that handles and guards share. The background threads have only the [`Core`], so none
+/// of them makes the last drop.
 pub(super) struct Threads {
     pub(super) core: Arc<Core>,
-    /// Disconnected once the last background thread has ended.
+    /// A channel that is disconnected once the last background thread has ended.
     pub(super) ended: Receiver<()>,
     pub(super) ending: Mutex<bool>,
 }
@@ -260,7 +260,7 @@ impl Threads {
                 }
                 self.core.spawn("redlatch-listen", move || pubsub.run(&subscriber))
             }
-            // The others start when they are needed.
+            // The other threads start when they are needed.
             Servers::Cluster(cluster) => {
                 let dispatcher = Dispatcher::new(core, Arc::clone(cluster), alive);
                 self.core.spawn("redlatch-jobs", move || dispatcher.run(&jobs))
@@ -268,7 +268,7 @@ impl Threads {
         }
     }
 
-    /// `false`: another thread has begun to end it.
+    /// Ends the client. `false`: another thread has begun to.
     fn end(&self) -> bool {
         if std::mem::replace(&mut *self.ending.lock(), true) {
             return false;
@@ -280,8 +280,8 @@ impl Threads {
         }
         core.members.all().into_iter().for_each(|member| member.end());
         core.pubsub.shut_down();
-        // Every release is answered, or has become a cleanup, before the wheel stops. After this,
-        // the caller of a post waits for its reply.
+        // Every release must be answered or become a cleanup before the wheel stops. After this
+        // line, the caller of a post waits for its reply.
         core.closed.store(true, Ordering::SeqCst);
         let patience = core.config.connection.response_timeout;
         let begun = Instant::now();
@@ -290,7 +290,7 @@ impl Threads {
             if begun.elapsed() < patience {
                 lane.drain(begun + patience);
             }
-            // A command that is queued or unanswered there becomes a cleanup, or is logged.
+            // A command that is still queued or unanswered becomes a cleanup or is logged.
             lane.close();
         }
         for node in nodes {
@@ -305,8 +305,8 @@ impl Threads {
         true
     }
 
-    /// Waits for the background threads, which `begun` to end then. A thread that a dead network
-    /// keeps in a write or a read ends when that times out.
+    /// Waits for the background threads, which began to end at `begun`. A thread in a write or a
+    /// read of a dead network ends when that times out.
     fn await_threads(&self, begun: Instant) {
         if !on_own_thread() {
             let patience = self.core.config.connection.response_timeout.saturating_mul(2);

@@ -1,25 +1,26 @@
-//! How long a wait goes on though its requests fail.
+//! The time for which a wait goes on although its requests fail.
 //!
 //! Each call counts for itself, from its own first failure. Failures before the call do not count.
-//! A thread that queues behind a leader counts from the failure that the leader tells it. An outage
-//! is over for a call when the server has answered the call or its leader again; the next outage
-//! has its whole time. An answer does not end a lack of replicas: the server answers while they are
-//! away, and may refuse other requests of the same wait. A lack of replicas is over when no request
-//! has met it for as long as it may last.
+//! A thread that queues behind a leader counts from the failure that the leader reports to it. An
+//! outage is over for a call when the server has answered the call or its leader again. The next
+//! outage then has the whole time. An answer does not end a lack of replicas: the server answers
+//! while they are away, and may refuse other requests of the same wait. A lack of replicas is over
+//! when no request has met it for as long as it may last.
 
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Passing};
 
-/// How long a wait leaves a server alone after an outage failed its request.
+/// The pause of a wait after an outage failed its request.
 const PAUSE: Duration = Duration::from_millis(100);
-/// The same where replicas are away, after the first time; twice as long after each further one.
+/// The longest pause of a wait while replicas are away. The first is as long as [`PAUSE`], and each
+/// further one twice as long as the one before.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// The failures that one call has met so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Endurance {
-    /// Since when the server does not answer.
+    /// The time since which the server does not answer.
     out: Option<Instant>,
     unacknowledged: Option<Spell>,
 }
@@ -33,14 +34,14 @@ struct Spell {
 }
 
 impl Endurance {
-    /// The server has answered a request at this time, and has refused no channel that the wait
+    /// Notes that the server answered a request at this time, and refused no channel that the wait
     /// needs.
     pub(crate) fn answered(&mut self, at: Instant) {
         self.out.take_if(|since| *since <= at);
     }
 
-    /// A request has failed. `Some`: the trouble may pass within `limit`, and the caller asks again
-    /// after this pause. `None`: the failure ends the wait.
+    /// Takes a failed request. `Some`: the trouble may pass within `limit`, and the caller asks
+    /// again after this pause. `None`: the failure ends the wait.
     pub(crate) fn failed(&mut self, error: &Error, limit: Duration) -> Option<Duration> {
         self.failed_at(Instant::now(), error.passing()?, limit)
     }
@@ -106,7 +107,7 @@ mod tests {
             endurance.answered(after(1.0, begun));
             let pause = endurance.failed_at(after(60.0, begun), trouble, LIMIT);
             assert_eq!(pause.is_some(), goes_on, "{trouble:?}");
-            // Long after the last failure.
+            // This failure comes long after the last one.
             assert!(
                 endurance.failed_at(after(200.0, begun), Passing::Unacknowledged, LIMIT).is_some()
             );

@@ -1,4 +1,5 @@
-//! The channels that a leader listens to while it sleeps, and when it asks again without a message.
+//! The channels that a leader listens to while it sleeps, and the time at which it asks without a
+//! message.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,16 +12,18 @@ use crate::error::{Error, ErrorKind, Passing};
 use crate::runtime::Core;
 use crate::scripts::{self, Rights};
 
-/// See the module. Times are on [`clock`].
+/// A leader's channels and its next request. Times are on [`clock`].
 #[derive(Debug, Default)]
 pub(crate) struct Listening {
-    /// The client's own channel, where scripts tell its waiters.
+    /// The client's own channel, on which scripts send messages to its waiters.
     pub(crate) own: Heard,
-    /// The name's.
+    /// The name's channel.
     pub(crate) public: Heard,
-    /// What only counts the leader as one of ours, while it listens to that. Dropped after it.
+    /// A channel whose only use is that the server counts redlatch's listeners of `public` by it.
+    /// It is dropped after `public`.
     pub(crate) companion: Option<Subscription>,
-    /// Zero, at first: now.
+    /// The time at which the leader asks again. It is zero at first, so that the leader asks at
+    /// once.
     pub(crate) ask_at: u64,
 }
 
@@ -29,12 +32,12 @@ pub(crate) struct Listening {
 pub(crate) struct Heard {
     subscription: Option<Subscription>,
     version: Option<u64>,
-    /// Until when the server must confirm it; `None`: it has, or need not.
+    /// The time by which the server must confirm the channel. `None`: it has, or need not.
     latest: Option<Instant>,
 }
 
 impl Listening {
-    /// How long a new channel's confirmation may take.
+    /// The time by which a new channel must be confirmed.
     pub(crate) fn latest(core: &Core) -> Option<Instant> {
         Instant::now().checked_add(core.response_timeout().saturating_mul(2))
     }
@@ -44,7 +47,7 @@ impl Listening {
         self.own.has_spoken() || self.public.has_spoken() || self.ask_at <= clock::now()
     }
 
-    /// The leader sends a request: messages that come from here on may be news.
+    /// Notes that the leader sends a request, so that only messages from now on count as news.
     pub(super) fn catch_up(&mut self) {
         self.own.catch_up();
         self.public.catch_up();
@@ -54,8 +57,8 @@ impl Listening {
         self.ask_at = clock::now().saturating_add(clock::nanos(sleep));
     }
 
-    /// Sleeps until it may be time to ask, or there is `news`, or the wait is over, or for
-    /// `at_most`.
+    /// Sleeps until it may be time to ask, there is `news`, the wait is over, or `at_most` has
+    /// passed.
     pub(super) fn sleep<N>(
         &mut self,
         core: &Core,
@@ -87,14 +90,14 @@ impl Listening {
 }
 
 impl Heard {
-    /// Listens from here on, if it does not yet. The leader asks once the server confirms that:
-    /// earlier messages count as missed.
+    /// Listens to the channel, if it does not yet. The leader asks once the server confirms the
+    /// subscription, since earlier messages count as missed.
     pub(crate) fn listen(&mut self, core: &Core, channel: &Arc<str>) {
         self.subscribe(Listening::latest(core), || core.pubsub.listen(channel));
     }
 
-    /// As [`listen`](Self::listen), but the wait fails if the server has not confirmed it by
-    /// `latest`, and messages since a [known](Self::known) version do not count as missed.
+    /// As [`listen`](Self::listen), but the wait fails if the server has not confirmed the channel
+    /// by `latest`. If a version is [known](Self::known), only messages after it count as missed.
     pub(crate) fn subscribe(
         &mut self,
         latest: Option<Instant>,
@@ -106,7 +109,7 @@ impl Heard {
         }
     }
 
-    /// Sets the channel's version before a request, which may precede the subscription. `None`:
+    /// Sets the channel's version before a request, which may come before the subscription. `None`:
     /// nobody listens.
     pub(crate) fn known(&mut self, version: Option<u64>) {
         self.version = version;
@@ -117,7 +120,7 @@ impl Heard {
         self.subscription.as_ref().is_some_and(|it| it.has_news_since(self.version))
     }
 
-    /// The channel's version before the last request; `None`: nobody listened yet.
+    /// The channel's version before the last request. `None`: nobody listened yet.
     pub(crate) fn version(&self) -> Option<u64> {
         self.version
     }
@@ -155,7 +158,8 @@ impl Heard {
     }
 }
 
-/// Blocks until messages on a channel reach the thread. `false`: the wait is over first.
+/// Blocks until the server has confirmed a channel, so that its messages reach the thread. `false`:
+/// the wait ended first.
 pub(crate) fn await_confirmation(
     subscription: &Subscription,
     core: &Core,

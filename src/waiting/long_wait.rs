@@ -1,6 +1,6 @@
-//! A warning about a thread that waits for long: who has the lock, and which locks the thread holds
-//! itself. It may be in a deadlock then, since the holder of the one lock waits for the other. Such a
-//! deadlock does not end by itself, since both clients renew their locks.
+//! A warning about a thread that waits for long. It says who has the lock, and which locks the
+//! thread itself holds. Such a thread may be in a deadlock: the holder of the one lock may wait for
+//! the other. A deadlock does not end by itself, since both clients renew their locks.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,32 +12,33 @@ use super::wait::Claim;
 use crate::observer::Kind;
 use crate::runtime::{Core, SlowWait};
 
-/// Since when a thread sleeps, and whether the warning was logged.
+/// A wait: the time since which its thread sleeps, and whether the warning was logged.
 #[derive(Debug)]
 pub(super) struct LongWait<'a> {
     core: &'a Core,
     name: &'a Arc<str>,
     thread: &'a Arc<Thread>,
-    /// The kind, and how many.
+    /// The kind, and the number of permits.
     what: (Kind, u32),
-    /// Zero: it has not slept yet.
+    /// The time of the first sleep. Zero: the thread has not slept yet.
     since: u64,
-    /// It is made to be long: the log does not say why it lasts.
+    /// Whether it is normal that the wait lasts. The log then does not say why it does.
     is_usual: bool,
-    /// How long it must last before the log says so. `None`: however long.
+    /// The time after which the log reports the wait. `None`: never.
     said_after: Option<Duration>,
-    /// It was said, or is over. `None`: it has not lasted for so long.
+    /// Whether the log has reported the wait, or the wait is over. `None`: it has not lasted that
+    /// long.
     is_said: Option<Arc<AtomicBool>>,
-    /// For a snapshot.
+    /// Whether it is in the list for snapshots.
     is_listed: bool,
 }
 
-/// A snapshot has the waits that last longer: a wait of a usual length costs nothing. (In a model a
-/// sleep takes no time.)
+/// The time after which a snapshot lists a wait. So a wait of a usual length costs nothing. (In a
+/// model a sleep takes no time.)
 const LISTED_AFTER: Duration = Duration::from_millis(if cfg!(models) { 3_600_000 } else { 100 });
 
 impl<'a> LongWait<'a> {
-    /// A latch, a barrier and an election are made to be waited for.
+    /// The waits for a latch, a barrier and an election normally last.
     pub(super) fn of<N>(
         (core, name): (&'a Core, &'a Arc<str>),
         what: (Kind, u32),
@@ -49,8 +50,8 @@ impl<'a> LongWait<'a> {
         Self { core, name, thread, what, since: 0, is_usual, said_after, is_said, is_listed }
     }
 
-    /// The thread is about to sleep, as the process's queue's arrival of this number, or as its leader
-    /// (0). Returns how long it may sleep before the next call of this.
+    /// Notes that the thread is about to sleep. `arrival` is its number in the process's queue, or
+    /// zero for the leader. Returns how long it may sleep before the next call of this.
     pub(super) fn goes_on(&mut self, arrival: u64) -> Duration {
         let Self { core, name, thread, .. } = *self;
         let now = clock::now();
@@ -72,11 +73,12 @@ impl<'a> LongWait<'a> {
         self.said_after.map_or(at_most, |after| at_most.min(after - waited))
     }
 
-    /// Has the log tell of the wait. Returns how long it must last before the next call of this.
+    /// Makes the log report the wait. Returns how long the wait must last before the next call of
+    /// this.
     fn tell(&mut self, waited: Duration) -> Option<Duration> {
         let Self { core, name, thread, what, .. } = *self;
         let is_said = self.is_said.get_or_insert_with(|| {
-            // Once a wait. (While the thread waits it takes no lock.)
+            // This happens once for each wait. (While the thread waits, it takes no other lock.)
             core.tells_deadlock(name, thread, waited);
             Arc::default()
         });
@@ -87,7 +89,7 @@ impl<'a> LongWait<'a> {
         core.tells_slow_wait(wait).map(|later| waited.saturating_add(later))
     }
 
-    /// The wait is over: no snapshot lists it, and the log says nothing more of it.
+    /// Ends the wait: no snapshot lists it, and the log says nothing more about it.
     pub(super) fn end(&mut self) {
         if std::mem::take(&mut self.is_listed) {
             self.core.waits.lock().remove(&(self.since, self.thread.id()));

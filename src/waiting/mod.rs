@@ -1,4 +1,4 @@
-//! How a thread waits, for a lock or any other synchronizer.
+//! The waiting of a thread, for a lock or any other synchronizer.
 //!
 //! ```text
 //! enter: granted at once, or queued behind others of this process, or leading?
@@ -11,10 +11,10 @@
 //! ```
 //!
 //! The leader asks at first, when a message came or may have been missed since the last request,
-//! and after the time that the last answer named. Subscribe first: Redis does not store messages,
-//! so the leader asks again once a channel is confirmed. A wake-up is a hint and promises nothing:
-//! only a reply counts, or a message that grants. Every wait ends: the last answer's time, a slow
-//! poll, the deadline, a cancel, a reconnect of the subscriber and shutdown each bound every sleep.
+//! and after the time that the last answer named. Redis does not store messages, so the leader also
+//! asks once a new channel is confirmed. A wake-up is a hint and promises nothing: only a reply or
+//! a grant message counts. Every wait ends, since each sleep is bounded by the last answer's time,
+//! a slow poll, the deadline, a cancel, a reconnect of the subscriber and shutdown.
 
 mod endurance;
 mod listening;
@@ -45,59 +45,60 @@ pub use wait::Wait;
 pub(crate) use wait::{Claim, doze};
 
 /// The hooks of a synchronizer, in about the order in which [`acquire`] calls them. (A leader calls
-/// `has_news` whenever it sleeps: while it pauses, and after an `ask` that got nothing.)
+/// `has_news` whenever it sleeps: during a pause, and after an `ask` that got nothing.)
 pub(crate) trait Synchronizer {
-    /// Where its threads queue.
+    /// The site at which its threads queue.
     type Site: Queued;
 
     fn site(&self) -> &Self::Site;
 
-    /// What the thread waits for, and how many permits of it.
+    /// The kind for which the thread waits, and the number of permits.
     fn what(&self, need: &NeedOf<Self>) -> (Kind, u32);
 
-    /// Whether [`enter`](Self::enter) asks the server for a thread that has nothing yet. Otherwise
-    /// it asks for a re-entry alone.
+    /// Whether [`enter`](Self::enter) may ask the server for a thread that has nothing yet. If not,
+    /// it asks only for a re-entry.
     const ASKS_AT_ENTRY: bool = false;
 
-    /// A thread arrives. May ask the server once, if that needs no lead.
+    /// Takes an arriving thread. This may ask the server once, if the request needs no lead.
     fn enter(&self, claim: &ClaimOf<'_, Self>) -> Result<EnterOf<Self>, Error>;
 
-    /// A thread in the process's queue has woken up.
+    /// Called when a thread in the process's queue has woken up.
     fn look(&self) {}
 
-    /// Another thread has granted the caller this. `None`: the grant is over already.
+    /// Takes a grant from another thread of this process. `None`: the grant is over already.
     fn receive(&self, grant: GrantOf<Self>) -> Result<Option<GrantOf<Self>>, Error> {
         Ok(Some(grant))
     }
 
-    /// A new leader's request state, if the leader before left no lead.
+    /// The request state of a new leader to which no lead was left.
     fn request_state(&self, claim: &ClaimOf<'_, Self>) -> RequestStateOf<Self>;
 
-    /// Where a grant comes from that the leader [collects](Self::collect).
+    /// The way by which a grant came that the leader [collects](Self::collect).
     const COLLECTED: Way = Way::HandedOn;
 
-    /// A grant that reached the leader without a request, since it last looked.
+    /// Takes a grant that has reached the leader without a request since it last looked.
     fn collect(&self, lead: &mut LeadOf<Self>, claim: &ClaimOf<'_, Self>) -> Option<GrantOf<Self>>;
 
-    /// Whether the leader can collect a grant, or has nobody left to pause for.
+    /// Whether the leader can collect a grant, or has no reason left to pause.
     fn has_news(&self, _request: &RequestStateOf<Self>) -> bool {
         false
     }
 
-    /// How long the leader waits before it asks: it leaves permits to others, or lets others join
-    /// its request.
+    /// How long the leader pauses before it asks. In that time it leaves permits to other
+    /// processes, or lets other threads join its request.
     fn pause(&self, _request: &RequestStateOf<Self>) -> Duration {
         Duration::ZERO
     }
 
-    /// Asks the server, in one request. If the server refuses, the leader listens for a change.
+    /// Asks the server, in one request. If the server grants nothing, the leader listens for a
+    /// change.
     fn ask(
         &self,
         lead: &mut LeadOf<Self>,
         claim: &ClaimOf<'_, Self>,
     ) -> Result<Try<GrantOf<Self>>, Error>;
 
-    /// Makes the leader's grant the thread's. `None`: the grant is not ours any more.
+    /// Gives the leader's grant to its thread. `None`: the process no longer has the grant.
     fn install(
         &self,
         _leadership: &mut LeadershipGuard<'_, Self::Site>,
@@ -107,19 +108,20 @@ pub(crate) trait Synchronizer {
         Ok(Some(grant))
     }
 
-    /// The observer was told that the thread has this.
+    /// Called after the observer has heard of this grant.
     fn told(&self, _grant: &GrantOf<Self>) {}
 }
 
-/// How a thread came in.
+/// The result of a thread's arrival.
 pub(crate) enum Enter<N, G, I> {
-    /// A thread that has it already, once more.
+    /// The thread has it already, and takes it once more.
     Again(G),
     Granted(G, Way),
-    /// Other threads wait before this one, or hold the lock, and this one will not wait.
+    /// Other threads wait before this one or hold the lock, and this one will not wait.
     NotNow,
     Queued(Arc<LocalWaiter<N, G, I>>),
-    /// Boxed: a thread that is granted at once moves none of it.
+    /// The thread leads. The lead is boxed, so that a thread with an immediate grant moves none of
+    /// it.
     Leads(Option<Box<Lead<I>>>),
 }
 
@@ -129,7 +131,7 @@ pub(crate) enum Try<T> {
     Granted(T),
     /// The server lets the thread share another thread's grant.
     Shared(T),
-    /// Not now. Another request is worth it after this time, or once there is news.
+    /// Not now. The next request should come after this time, or when there is news.
     Busy(Duration),
 }
 
@@ -150,11 +152,11 @@ type RequestStateOf<S> = <<S as Synchronizer>::Site as Queued>::RequestState;
 pub(crate) type ClaimOf<'a, S> = Claim<'a, NeedOf<S>>;
 pub(crate) type EnterOf<S> = Enter<NeedOf<S>, GrantOf<S>, RequestStateOf<S>>;
 
-/// Waits until granted, or until the wait is over (`None`). The wait's end also ends a request that
-/// the server has not answered. Then the result is `None` if the server has answered another
-/// request of this call, or any request over the same connection within the last second, or the
-/// leader behind which the thread stood until its time was over; and the error otherwise: an outage
-/// is no "not now".
+/// Waits for a grant, or until the wait is over (`None`). The wait's end also ends a request that
+/// the server has not answered. The result is then `None` if one of these was answered: another
+/// request of this call, any request over the same connection within the last second, or the last
+/// request of the leader behind which the thread queued until its time was over. Otherwise the
+/// result is the error, since an outage is no "not now".
 pub(crate) fn acquire<S: Synchronizer>(
     synchronizer: &S,
     (core, name): (&Core, &Arc<str>),
@@ -192,23 +194,24 @@ struct Driver<'a, S: Synchronizer> {
     claim: &'a ClaimOf<'a, S>,
     core: &'a Core,
     name: &'a Arc<str>,
-    /// When it began, on [`clock`], if it is observed.
+    /// The time at which the call began, on [`clock`], if it is observed.
     begun: u64,
-    /// The observer knows that a wait has started, which a re-entry has not.
+    /// Whether the observer knows of this wait. (A re-entry does not start a wait.)
     is_started: bool,
-    /// The server has answered one of the requests.
+    /// Whether the server has answered one of the requests.
     is_answered: bool,
     /// The way by which the last grant came. `None`: it is a re-entry.
     way: Option<Way>,
-    /// The thread took over the lead of the thread behind which it queued.
+    /// Whether the thread has got the leadership from the thread behind which it queued.
     is_promoted: bool,
     endurance: Endurance,
     long_wait: LongWait<'a>,
 }
 
 impl<'a, S: Synchronizer> Driver<'a, S> {
-    /// Tells the observer, once, that the wait has started. An error if the observer has forked: the
-    /// child leaves the queue as it is, since a thread that is not there may have its mutex.
+    /// Tells the observer, once, that the wait has started. Fails in a child if the observer has
+    /// forked: the child leaves the queue as it is, since a thread of the parent may have left its
+    /// mutex locked.
     fn start(&mut self) -> Result<(), Error> {
         if !std::mem::replace(&mut self.is_started, true) {
             self.core.tell(|it| it.wait_started(&self.event(())));
@@ -217,7 +220,7 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
         Ok(())
     }
 
-    /// Counts the outcome, and tells the observer of it.
+    /// Counts the outcome and reports it to the observer.
     fn observe(&mut self, outcome: &Result<Option<GrantOf<S>>, Error>) {
         let why = match (outcome, self.way) {
             (Ok(Some(grant)), Some(way)) => {
@@ -226,7 +229,7 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
                 self.synchronizer.told(grant);
                 return;
             }
-            // A re-entry whose first request failed.
+            // This is a re-entry whose first request failed.
             (Ok(Some(_)), None) => return,
             (Ok(None), _) => None,
             (Err(error), _) => Some(error.kind()),
@@ -293,7 +296,8 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
                     self.is_promoted = false;
                     lead
                 }
-                // Another thread signals it: the one that gave the hold up, or the one that led.
+                // The thread waits for the signal of the one that gives the hold up, or of the one
+                // that leads.
                 Enter::Queued(waiter) => match self.await_signal(&waiter)? {
                     Some(Signal::Leadership(lead)) => {
                         self.is_promoted = true;
@@ -313,16 +317,16 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
                     None => return Ok(None),
                 },
             };
-            // The leadership's drop, on every path out of there, hands it on (`Queued::hand_on`):
-            // it wakes the first waiter of the process's queue, which then leads. A lock's new
-            // leader gets the lead, too; if nobody waits, the entry in Redis's queue is given up.
-            // Only `install` may give the leadership up instead.
+            // On every path out of that function, the drop of the leadership hands it on
+            // (`Queued::hand_on`): it wakes the first waiter of the process's queue, which then
+            // leads. A lock's new leader also gets the lead. If nobody waits, the entry in Redis's
+            // queue is given up. Only `install` may give the leadership up instead.
             let lead = lead.map(|lead| *lead);
             return self.lead_until_granted(LeadershipGuard::new(synchronizer.site(), lead));
         }
     }
 
-    /// Sleeps in the process's queue until signalled, or until the wait is over (`None`).
+    /// Sleeps in the process's queue until a signal, or until the wait is over (`None`).
     fn await_signal(
         &mut self,
         waiter: &Arc<WaiterOf<S::Site>>,
@@ -346,7 +350,7 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
                 };
             }
             wait.wakeable(waiter.thread(), || {
-                // Checked after the registration, since an earlier cancel woke nobody.
+                // This check comes after the registration, since an earlier cancel woke nobody.
                 if wait.check(core, name).is_ok() {
                     waiter.thread().sleep_until(wait.sleep_until(slow_poll().min(at_most)));
                 }
@@ -355,7 +359,7 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
         }
     }
 
-    /// Waits on behalf of the process, until a grant stays or the wait is over.
+    /// Waits on behalf of the process, until a grant is installed or the wait is over.
     fn lead_until_granted(
         &mut self,
         mut leadership: LeadershipGuard<'_, S::Site>,
@@ -371,7 +375,8 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
                 }
             };
             let Some(grant) = granted else { return Ok(None) };
-            // The server may have taken the grant away meanwhile, and only the server knows.
+            // The server may have taken the grant away in the meantime. If so, the leader asks at
+            // once.
             lead.listening.ask_at = 0;
             if let Some(grant) = synchronizer.install(&mut leadership, grant, claim)? {
                 return Ok(Some(grant));
@@ -393,12 +398,13 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
             }
             let Lead { listening, request_state } = &mut *lead;
             let news = || synchronizer.has_news(request_state);
-            // At first; when a message came on one of its channels, or such a channel was
-            // confirmed, since the last request; or when `ask_at` has come.
+            // The leader asks at first, when `ask_at` has come, and when a message came on one of
+            // its channels or such a channel was confirmed since the last request.
             if listening.is_due() {
                 let pause = synchronizer.pause(request_state);
                 if !pause.is_zero() {
-                    // Deaf to messages: other waiters, which are faster, have heard them.
+                    // Messages do not end the pause, since other waiters, which are faster, have
+                    // heard them.
                     let until = wait.sleep_until(pause);
                     doze(core, name, claim.thread, wait, until, news)?;
                     if let Some(grant) = synchronizer.collect(lead, claim) {
@@ -407,8 +413,8 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
                 }
                 wait.check(core, name)?;
                 lead.listening.catch_up();
-                // If the request fails, the next leader asks at once: `catch_up` has used up the
-                // news.
+                // If the request fails, the next leader asks at once, since `catch_up` has used up
+                // the news.
                 lead.listening.ask_at = 0;
                 let asked_at = wait.is_limited().then(Instant::now);
                 let tried = synchronizer.ask(lead, claim);
@@ -426,8 +432,9 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
                     }
                     // A grant that came before the end of the wait wins.
                     Err(error) if was_cut() => {
-                        // Other threads led until the end of its time, not the server kept it
-                        // waiting: it knows what the leader before it knew.
+                        // If other threads led until the end of this call's time, the server did
+                        // not keep it waiting. So the answer to the leader before counts for this
+                        // call, too.
                         if self.is_promoted && asked_at.is_some_and(|at| at.elapsed() < TOO_SHORT) {
                             self.is_answered |= site.answers();
                         } else {
@@ -441,12 +448,13 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
                     }
                 }
             } else {
-                // Parked until a message, `news` (a grant by message), that time, or the end of
-                // the wait.
+                // The thread sleeps until a message, `news` (a grant by message), `ask_at`, or the
+                // end of the wait.
                 let at_most = self.long_wait.goes_on(0);
                 let slept = listening.sleep(core, name, claim, at_most, news);
-                // No channel was refused, or confirmed too late. If the leader was cancelled, the
-                // answer counts for the threads that queued behind it.
+                // The last answer counts unless a channel was refused or confirmed too late. If the
+                // leader was cancelled, the answer still counts for the threads that queued behind
+                // it.
                 let heard = slept.as_ref().err().is_none_or(|it| it.kind() == ErrorKind::Cancelled);
                 if let Some(at) = answered_at.take().filter(|_| heard) {
                     site.was_answered(at);
@@ -460,31 +468,32 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
         }
     }
 
-    /// A request has failed. If the trouble may pass, the wait goes on after a moment, for as long
-    /// as the call endures it. (The leader keeps its lead and asks again. The threads that queued
-    /// behind it queue again, and do not ask.) Any other trouble ends the wait, with its error.
+    /// Takes a failed request. If the trouble may pass, the wait goes on after a moment, for as
+    /// long as the call endures it. (The leader keeps its lead and asks again. The threads that
+    /// queued behind it queue again, and do not ask.) Any other trouble ends the wait with its
+    /// error.
     fn go_on(&mut self, arrival: u64, error: Error) -> Result<(), Error> {
         let Self { core, name, claim, .. } = *self;
         let wait = &claim.wait;
-        // A request that the call's own limit ended says nothing of the server.
+        // A request that the call's own limit ended says nothing about the server.
         if !wait.blocks() || was_cut() {
             return Err(error);
         }
-        // The leader at that time asked for all threads.
+        // The last leader asked for all threads, so an answer to it counts.
         if let Some(at) = self.synchronizer.site().last_answer() {
             self.endurance.answered(at);
         }
         let Some(pause) = self.endurance.failed(&error, core.config.failover_timeout) else {
             return Err(error);
         };
-        // The pause is short: a warning that is due in it comes after the next one.
+        // The pause is short, so a warning that falls due in it may come after it.
         self.long_wait.goes_on(arrival);
         doze(core, name, claim.thread, wait, wait.sleep_until(pause), || false)?;
         if wait.is_over() { Err(error) } else { Ok(()) }
     }
 }
 
-/// Sends a further request of a call that waits. It outlasts an outage, as the first one does. The
+/// Sends a further request of a waiting call. Like the first request, it outlasts an outage. The
 /// caller [limits](Wait::limits) it.
 pub(crate) fn outlast<T>(
     core: &Core,
@@ -508,27 +517,28 @@ pub(crate) fn outlast<T>(
     }
 }
 
-/// A request that had less time says nothing of the server. (The first request of a thread that
-/// need not queue has more: see [`Wait::limits`].)
+/// The least time after which an unanswered request says something about the server. (The first
+/// request of a thread that need not queue has more: see [`Wait::limits`].)
 const TOO_SHORT: Duration = Duration::from_millis(10);
 
-/// The arrival of a thread that is about to queue again.
+/// The arrival number of a thread that is about to queue again.
 const LAST: u64 = u64::MAX;
 
-/// A sleep's longest time, even if the server names a longer one: a message may be lost. Jittered,
-/// so that processes do not poll together.
+/// The longest sleep, even if the server names a longer time, since a message may be lost. It
+/// varies at random, so that processes do not poll together.
 pub(crate) fn slow_poll() -> Duration {
     SLOW_POLL.mul_f64(0.8 + 0.4 * jitter(clock::now()))
 }
 
 const SLOW_POLL: Duration = Duration::from_secs(5);
 
-/// The same for a waiter to whom the end of a lease or a key matters, which comes after `left`: no
-/// message tells of it.
+/// As [`slow_poll`], for a waiter that must notice the end of a lease or a key, which comes after
+/// `left`. No message reports that end.
 pub(crate) fn slow_poll_or(left: Option<Duration>) -> Duration {
     let end = left.map_or(Duration::MAX, |left| left.saturating_add(AFTER_THE_END));
     slow_poll().min(end)
 }
 
-/// A key is gone a millisecond after its end.
+/// The time after the end of a lease or key at which a waiter asks. Redis removes a key a
+/// millisecond after its end.
 const AFTER_THE_END: Duration = Duration::from_millis(2);

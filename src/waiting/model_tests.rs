@@ -1,4 +1,4 @@
-//! The waiting loop and the way messages come to it, in many orders of the steps of waiters,
+//! Models of the waiting loop and of the messages to it, in many orders of the steps of waiters,
 //! holders, the subscriber, and a network that breaks.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,7 +14,7 @@ use crate::model::ModelServer;
 const KEY: &str = "key";
 const CHANNEL: &str = "channel";
 
-/// A synchronizer whose threads do not know each other: each leads.
+/// A synchronizer whose threads do not know each other, so that each leads.
 struct Alone<'a, F> {
     client: Client<'a>,
     channel: Arc<str>,
@@ -23,7 +23,7 @@ struct Alone<'a, F> {
 
 struct Client<'a> {
     core: &'a Core,
-    /// Empty.
+    /// This queue stays empty.
     queue: Mutex<Queue<(), (), ()>>,
 }
 
@@ -84,7 +84,7 @@ fn wait(core: &Core, channel: &str, cancel: &CancelToken, attempt: impl Fn() -> 
     }
 }
 
-/// `waiters` threads that each take and release the lock, with `trouble` beside them.
+/// Runs `waiters` threads that each take and release the lock, and `trouble` beside them.
 fn play(waiters: u8, cancel: &CancelToken, trouble: impl FnOnce(&ModelServer) + Send + 'static) {
     let server = ModelServer::start();
     let core = Core::model(&server);
@@ -116,7 +116,7 @@ fn play(waiters: u8, cancel: &CancelToken, trouble: impl FnOnce(&ModelServer) + 
     assert_eq!(server.owner(KEY), None);
 }
 
-/// Threads that wait for something that happens once, each on the channel of its own given here.
+/// Runs a thread for each of these channels, which waits on it for something that happens once.
 fn announce(channels: &'static [&'static str]) {
     let server = ModelServer::start();
     let core = Core::model(&server);

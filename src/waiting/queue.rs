@@ -1,8 +1,8 @@
-//! The threads of one process that wait for the same thing, first come, first served. One of them
-//! at a time holds the *leadership*: it leads, and it alone talks to Redis.
+//! The queue of one process's threads that wait for the same thing, first come, first served. One
+//! thread at a time has the *leadership*: it leads, and only it talks to Redis.
 //!
 //! The leadership is never lost. The leader hands it on, on every path. A thread that leaves the
-//! queue first checks whether it got the leadership or a grant meanwhile.
+//! queue first checks whether it has got the leadership or a grant in the meantime.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -21,19 +21,20 @@ use crate::error::Error;
 #[derive(Debug)]
 pub(crate) struct Queue<N, G, I> {
     led: bool,
-    /// When the server last answered a leader.
+    /// The time at which the server last answered a leader.
     last_answer: Option<Instant>,
-    /// Whether it answered the last request of a leader that had time for one.
+    /// Whether the server answered the last request of a leader that had enough time for one.
     answers: bool,
-    /// Once somebody has waited. (Boxed: for most names nobody ever does.)
+    /// `Some` once a thread has waited. (It is boxed, since for most names no thread ever waits.)
     waiters: Option<Box<Waiters<N, G, I>>>,
 }
 
 #[derive(Debug)]
 struct Waiters<N, G, I> {
-    /// The first one first.
+    /// The waiters, the first in front.
     queue: VecDeque<Arc<LocalWaiter<N, G, I>>>,
-    /// Counts the waiters, so that a leader's news reaches those that queued before its request.
+    /// The number of waiters so far, so that a leader's news reaches those that queued before its
+    /// request.
     arrivals: u64,
     spin: Arc<Spin>,
 }
@@ -44,20 +45,21 @@ pub(crate) struct LocalWaiter<N, G, I> {
     thread: Arc<Thread>,
     need: N,
     arrival: u64,
-    /// Set under the owner's mutex, which thereby decides between a grant and giving up.
+    /// The waiter's signal. It is set under the mutex of the queue's owner, which so decides
+    /// between a grant and giving up.
     signal: Mutex<Option<Signal<G, I>>>,
     told: AtomicBool,
-    /// It is first in line, and is to wait awake for a moment.
+    /// Whether the waiter is the first in the queue and should stay awake for a moment.
     called: AtomicBool,
     spin: Arc<Spin>,
 }
 
-/// How a waiter's time in the queue ends.
+/// The signal that ends a waiter's time in the queue.
 #[derive(Debug)]
 pub(crate) enum Signal<G, I> {
     /// The waiter has its grant.
     Granted(G),
-    /// The waiter leads now, with the lead of the leader before, if that left one.
+    /// The waiter leads now, with the lead of the leader before it, if that left one.
     Leadership(Option<Box<Lead<I>>>),
     /// The leader found the server in trouble.
     Failed(Error),
@@ -92,15 +94,15 @@ impl<N, G, I> Queue<N, G, I> {
         self.led || self.first().is_some()
     }
 
-    /// Takes the leadership, if no other thread leads or waits.
+    /// Takes the leadership if no other thread leads or waits.
     pub(crate) fn lead(&mut self) -> bool {
         let free = !self.is_busy();
         self.led |= free;
         free
     }
 
-    /// Gives the leadership up, or takes it before all waiters. The caller has decided that under
-    /// the mutex.
+    /// Takes the leadership, even if threads wait, or gives it up. The caller has decided that
+    /// under the mutex.
     pub(crate) fn set_led(&mut self, led: bool) {
         self.led = led;
     }
@@ -127,8 +129,8 @@ impl<N, G, I> Queue<N, G, I> {
         waiter
     }
 
-    /// The caller is about to pass something to the first waiter. The waiter should be awake by
-    /// then, if waiting awake has paid off before.
+    /// Wakes the first waiter, if spinning has paid so far. The caller is about to pass something
+    /// to it, and it should be awake by then.
     pub(crate) fn call_first(&self) -> Wake {
         match self.first() {
             Some(first) if first.spin.is_worthwhile() => {
@@ -193,7 +195,7 @@ impl<N, G, I> Queue<N, G, I> {
         }
     }
 
-    /// The first waiters, at most `most` of them, in order. They stay in the queue.
+    /// The first waiters in order, at most `most` of them. They stay in the queue.
     pub(crate) fn first_ones(&self, most: usize) -> Vec<Arc<LocalWaiter<N, G, I>>> {
         self.all().take(most).cloned().collect()
     }
@@ -224,7 +226,7 @@ impl<N, G, I> Queue<N, G, I> {
         told
     }
 
-    /// Wakes for all waiters.
+    /// The wake-ups of all waiters.
     fn nudge(&self) -> Vec<Wake> {
         self.all().map(|waiter| Wake::thread(&waiter.thread)).collect()
     }
@@ -235,7 +237,7 @@ impl<N, G, I> LocalWaiter<N, G, I> {
         &self.thread
     }
 
-    /// Its number among the waiters so far, the first of which has 1.
+    /// The waiter's number among the waiters so far. The first one has 1.
     pub(super) fn arrival(&self) -> u64 {
         self.arrival
     }
@@ -252,7 +254,7 @@ impl<N, G, I> LocalWaiter<N, G, I> {
         self.signal.lock().take()
     }
 
-    /// Waits awake for a moment, if [`Queue::call_first`] called this waiter.
+    /// Stays awake for a moment, if [`Queue::call_first`] called this waiter.
     pub(super) fn spin_if_called(&self) {
         if self.called.swap(false, Ordering::Relaxed) {
             self.spin.spin(|| self.told.load(Ordering::Acquire));
@@ -266,11 +268,11 @@ impl<N, G, I> LocalWaiter<N, G, I> {
     }
 }
 
-/// A leader's state while it waits. It goes with the leadership.
+/// A leader's state while it waits. The leadership carries it along.
 #[derive(Debug)]
 pub(crate) struct Lead<I> {
     pub(crate) listening: Listening,
-    /// The synchronizer's knowledge of its requests; for a lock, its entry in the queue.
+    /// The synchronizer's knowledge of its requests. For a lock, that is its queue entry.
     pub(crate) request_state: I,
 }
 
@@ -280,16 +282,16 @@ impl<I> Lead<I> {
     }
 }
 
-/// A name in one client: its threads stand in a [`Queue`], and one of them leads.
+/// A name in one client, whose threads stand in a [`Queue`].
 pub(crate) trait Queued {
     type Need: Copy;
     type Grant;
     type RequestState;
 
-    /// Looks at the queue, under the mutex that it is behind.
+    /// Calls `look` with the queue, under the queue's mutex.
     fn with_queue<R>(&self, look: impl FnOnce(&mut QueueOf<Self>) -> R) -> R;
 
-    /// A leader is done: [promotes](Self::promote) the next one.
+    /// Takes the leadership from a leader that is done, and [promotes](Self::promote) the next one.
     fn hand_on(&self, lead: Option<Lead<Self::RequestState>>);
 
     /// As [`Queue::promote`], and wakes the new leader.
@@ -299,7 +301,7 @@ pub(crate) trait Queued {
         left
     }
 
-    /// Leaves the queue with nothing. `Some`: another thread signalled the waiter first, and the
+    /// Removes a waiter that gives up. `Some`: another thread signalled the waiter first, and the
     /// signal counts.
     fn give_up(&self, waiter: &Arc<WaiterOf<Self>>) -> Option<SignalOf<Self>> {
         self.with_queue(|queue| queue.give_up(waiter))
@@ -310,7 +312,7 @@ pub(crate) trait Queued {
         self.with_queue(|queue| queue.arrivals())
     }
 
-    /// The server has answered the leader, at this time.
+    /// Notes that the server answered the leader at this time.
     fn was_answered(&self, at: Instant) {
         self.with_queue(|queue| {
             queue.last_answer = queue.last_answer.max(Some(at));
@@ -318,7 +320,7 @@ pub(crate) trait Queued {
         });
     }
 
-    /// The server has not answered the leader, or not with what it was asked for.
+    /// Notes that the server has not answered the leader, or has answered with an error.
     fn was_not_answered(&self) {
         self.with_queue(|queue| queue.answers = false);
     }
@@ -332,14 +334,14 @@ pub(crate) trait Queued {
         self.with_queue(|queue| queue.last_answer)
     }
 
-    /// Gives the same signal to all waiters that queued until `arrival`.
+    /// Signals all waiters up to number `arrival`.
     fn tell_until(&self, arrival: u64, signal: impl FnMut() -> SignalOf<Self>) {
         let told = self.with_queue(|queue| queue.tell_until(arrival, signal));
         told.into_iter().for_each(Wake::now);
     }
 
-    /// The server is in trouble: fails the waiters that queued before the leader's request. If the
-    /// leader's own limit ended the request, fails none: they have other limits, and one of them
+    /// Fails the waiters that queued before the leader's request, which has failed. If the leader's
+    /// own limit ended the request, this fails none: the waiters have other limits, and one of them
     /// asks next.
     fn fail_before(&self, arrival: u64, error: &Error) {
         if was_cut() {
@@ -348,7 +350,7 @@ pub(crate) trait Queued {
         self.tell_until(arrival, || Signal::Failed(error.clone()));
     }
 
-    /// Wakes all waiters, for news that is not the queue's.
+    /// Wakes all waiters for another reason than a signal.
     fn nudge(&self) {
         let waiting = self.with_queue(|queue| queue.nudge());
         waiting.into_iter().for_each(Wake::now);
@@ -360,7 +362,7 @@ pub(super) type WaiterOf<Q> =
     LocalWaiter<<Q as Queued>::Need, <Q as Queued>::Grant, <Q as Queued>::RequestState>;
 pub(super) type SignalOf<Q> = Signal<<Q as Queued>::Grant, <Q as Queued>::RequestState>;
 
-/// The right to talk to Redis about a name. Its drop hands it on, on every path.
+/// The right to talk to Redis about a name. The drop hands the right on, on every path.
 pub(crate) struct LeadershipGuard<'a, Q: Queued> {
     queued: &'a Q,
     pub(crate) lead: Option<Lead<Q::RequestState>>,
@@ -379,7 +381,8 @@ impl<'a, Q: Queued> LeadershipGuard<'a, Q> {
         self.lead.get_or_insert_with(|| Lead::new(request_state()))
     }
 
-    /// No thread leads any more. The caller has decided that under the queue's mutex.
+    /// Gives the leadership up, so that no thread leads. The caller has decided that under the
+    /// queue's mutex.
     pub(crate) fn resign(&mut self) {
         self.lead = None;
         self.is_laid_down = true;

@@ -36,21 +36,21 @@ use crate::runtime::Core;
 pub struct Wait<'a> {
     patience: Patience,
     cancel: Option<&'a CancelToken>,
-    /// It is no surprise that it lasts.
+    /// Whether it is normal that the wait lasts.
     pub(super) is_usual: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Patience {
-    /// One try, which ends by then if there is a time.
+    /// One try, which ends at this time, if there is one.
     Once(Option<Instant>),
     Until(Instant),
     Forever,
 }
 
-/// The least time from the beginning of a call for its requests, even past the limit: on a busy
-/// machine a thread may wait so long for a processor. Three round trips if they take longer: a
-/// request may read the reply to a release first.
+/// The least time for a call's requests, from the beginning of the call and even past its limit,
+/// since a thread on a busy machine may wait this long for a processor. If three round trips take
+/// longer, the call has those: a request may have to read the reply to a release first.
 const LEAST: Duration = Duration::from_millis(50);
 
 impl<'a> Wait<'a> {
@@ -84,7 +84,7 @@ impl<'a> Wait<'a> {
         Self { is_usual: true, ..self }
     }
 
-    /// Whether it sleeps at all.
+    /// Whether the wait may sleep at all.
     pub(crate) fn blocks(&self) -> bool {
         !matches!(self.patience, Patience::Once(_))
     }
@@ -98,7 +98,7 @@ impl<'a> Wait<'a> {
     }
 
     /// Limits the calling thread's requests to this wait, until the returned value is dropped. The
-    /// first request has a little time in any case: a call with a deadline that has passed has one
+    /// first request always has a little time, so that a call whose deadline has passed has one
     /// try.
     #[inline]
     pub(crate) fn limits(&self, core: &Core) -> Limited {
@@ -116,8 +116,8 @@ impl<'a> Wait<'a> {
         Limit::set(Limit::new(until, self.cancel))
     }
 
-    /// The same for what the call owes to others when its wait is over: a cancel that came before
-    /// leaves it that little time, too.
+    /// As [`limits`](Self::limits), for a request that a call owes to others when its wait is over.
+    /// Even after a cancel, such a request has that little time.
     pub(crate) fn limits_last(&self, core: &Core) -> Limited {
         if self.cancel.is_some_and(CancelToken::is_cancelled) {
             return Wait::until(Instant::now()).limits(core);
@@ -125,14 +125,14 @@ impl<'a> Wait<'a> {
         self.limits(core)
     }
 
-    /// Whether a request may be ended sooner than the server's silence ends it.
+    /// Whether the wait may end a request before the response timeout does.
     #[inline]
     pub(crate) fn is_limited(&self) -> bool {
         matches!(self.patience, Patience::Until(_) | Patience::Once(Some(_)))
             || self.cancel.is_some()
     }
 
-    /// One try within this wait, which ends by `until`.
+    /// One try within this wait, which ends at `until` at the latest.
     pub(crate) fn once(&self, until: Instant) -> Self {
         let until = match self.patience {
             Patience::Until(deadline) | Patience::Once(Some(deadline)) => until.min(deadline),
@@ -161,7 +161,7 @@ impl<'a> Wait<'a> {
         sleep()
     }
 
-    /// The end of a sleep that should last for `sleep`, but no longer than the wait.
+    /// The end of a sleep that lasts for `sleep`, but at most until the end of the wait.
     pub(crate) fn sleep_until(&self, sleep: Duration) -> Option<Instant> {
         let sleep = Instant::now().checked_add(sleep);
         match self.patience {
@@ -172,7 +172,7 @@ impl<'a> Wait<'a> {
     }
 }
 
-/// The thread that acquires, its need, and how long it waits.
+/// A thread that acquires, its need, and its wait.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Claim<'a, N> {
     pub(crate) thread: &'a Arc<Thread>,

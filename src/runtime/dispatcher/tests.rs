@@ -1,4 +1,4 @@
-//! A client's background jobs at the servers of a cluster, while a slot leaves one.
+//! A client's background jobs at a cluster's servers, while a slot leaves one of them.
 
 #![allow(clippy::unwrap_used)]
 
@@ -77,8 +77,8 @@ fn a_lost_control_message_is_sent_again_to_its_own_server() {
     }
 }
 
-/// The server ends a subscription when the slot leaves it, and refuses to end it once more: one
-/// request with the words of two replies.
+/// The server ends a subscription when the slot leaves it, and then refuses to end it again. So one
+/// request gets the words of two replies.
 #[test]
 fn a_channel_whose_slot_leaves_while_it_is_given_up_disturbs_no_other() {
     static HOLDS: AtomicBool = AtomicBool::new(true);
@@ -116,8 +116,7 @@ fn a_channel_whose_slot_leaves_while_it_is_given_up_disturbs_no_other() {
     assert_eq!(stays.version(), version, "it was asked for once more");
 }
 
-/// Then the reply to the request behind a given-up channel is a refusal, and belongs to no other
-/// request.
+/// The PING behind an unsubscription is refused then, and this refusal belongs to no other request.
 #[test]
 fn without_the_right_to_ping_a_refusal_counts_for_the_channel_last_requested() {
     let cluster = cluster();
@@ -132,7 +131,7 @@ fn without_the_right_to_ping_a_refusal_counts_for_the_channel_last_requested() {
     let moved = core.pubsub.listen(&"{moved}".into());
     wait_until("it is heard", SOON, || moved.is_confirmed());
     rules(&["-ping"]);
-    // Here the channel is given up.
+    // This makes the client unsubscribe at the old server.
     cluster.move_slot(slot, cluster.another(slot));
     wait_until("it is heard there", SOON, || moved.is_confirmed() && moved.version() > 1);
     let stays = core.pubsub.listen(&format!("allowed{{{other}}}").into());

@@ -1,4 +1,4 @@
-//! The cleanups, sent until they are done.
+//! The sending of cleanups until they are done.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -10,12 +10,12 @@ use super::{NAMES_A_CALL, Renewer};
 use crate::lease::Cleanup;
 use crate::scripts;
 
-/// When a keep-alive that panicked is due again.
+/// The time after which a keep-alive that panicked is due again.
 const AFTER_A_PANIC: Duration = Duration::from_secs(1);
 
 impl Renewer {
-    /// Repeats the latest releases of permits of expirable semaphores: another run of the server
-    /// may not know them.
+    /// Repeats the latest releases of permits of expirable semaphores, which another run of the
+    /// server may not know.
     pub(super) fn return_again(&mut self, is_meant: impl Fn(&Self, &str) -> bool) {
         for (name, returned) in self.core.returned.to(|name| is_meant(self, name)) {
             for ids in returned.ids.chunks(NAMES_A_CALL) {
@@ -25,16 +25,16 @@ impl Renewer {
         }
     }
 
-    /// Sends due cleanups, as many as fit in one packet, and keeps unfinished ones for later. The
-    /// others wait for their next turn: there may be thousands, each packet takes a round trip, and
-    /// a renewal that falls due meanwhile goes before the next one.
+    /// Sends one packet of due cleanups, and keeps unfinished ones for later. The rest waits for
+    /// the next turn: there may be thousands, each packet takes a round trip, and a renewal that
+    /// falls due in the meantime goes before the next packet.
     pub(super) fn send_due_cleanups(&mut self, now: u64) {
         let is_due = |cleanup: &Cleanup| cleanup.due() <= now;
         let regular = self.cleanups.extract_if(.., |it| it.is_regular() && is_due(it));
         let mut due: VecDeque<_> = regular.collect();
         due.extend(self.cleanups.extract_if(.., |it| is_due(it)).take(NAMES_A_CALL));
         if self.core.servers.cluster().is_some() && !self.core.is_shut_down() {
-            // The server may be gone for good, and the slot another server's.
+            // The server may be gone for good, and another server may have the slot.
             let (here, elsewhere) = due.into_iter().partition(|cleanup| match cleanup.server() {
                 Some(number) => number == self.server,
                 None => self.is_home(cleanup.name()),
@@ -44,12 +44,12 @@ impl Renewer {
             elsewhere.into_iter().for_each(|cleanup| self.core.watchdog.clean_up(cleanup));
         }
         self.try_to(|renewer| renewer.send_cleanups(&mut due));
-        // None, unless a job panicked.
+        // None is left, unless a job panicked.
         while !due.is_empty() {
             let outcome = Err(self.panicked());
             if !self.try_to(|renewer| renewer.cleanup_heard(&mut due, &outcome, true)) {
                 let cleanup = due.pop_front();
-                // The client's end would send it again and again: it waits for no time there.
+                // At the client's end it would be sent again and again, since nothing waits there.
                 let goes_on = |it: &Cleanup| it.is_regular() && !self.core.is_shut_down();
                 let regular = cleanup.filter(goes_on);
                 self.cleanups.extend(regular.map(|it| it.after(AFTER_A_PANIC)));
@@ -70,8 +70,8 @@ impl Renewer {
         }
     }
 
-    /// Takes the outcome of the first cleanup's command. The cleanup is taken out afterwards: a
-    /// panic loses none.
+    /// Takes the outcome of the first cleanup's command. The cleanup is removed afterwards, so that
+    /// a panic loses none.
     fn cleanup_heard(&mut self, due: &mut VecDeque<Cleanup>, outcome: &Outcome, resent: bool) {
         let (watchdog, ended) = (&self.core.watchdog, self.core.is_shut_down());
         let goes_on = due
@@ -82,7 +82,7 @@ impl Renewer {
     }
 }
 
-/// Whether there is a command, which it adds to the others.
+/// Adds the command, if there is one, to the others. Returns whether there is one.
 fn wants(command: Option<Command>, commands: &mut Vec<Command>) -> bool {
     let is_wanted = command.is_some();
     commands.extend(command);

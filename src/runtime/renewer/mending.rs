@@ -1,4 +1,4 @@
-//! The changes of semaphores that another run of the server does not know: each is made again.
+//! Mending: making the changes of semaphores again that another run of the server does not know.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -12,17 +12,17 @@ use super::{ASK_AGAIN, NAMES_A_CALL, Renewer, may_pass};
 use crate::runtime::Member;
 use crate::scripts::{Cursor, RequestId, Requests};
 
-/// When to ask again if the server only forbids to repeat some changes.
+/// The time after which to ask again if the server only forbids some changes.
 const ASK_FOR_RIGHTS: u64 = 5_000_000_000;
 
-/// The repeating of changes of semaphores, some names a turn: there may be 100,000, and renewals go
-/// between.
+/// A pass over all changes of semaphores that may have to be repeated. Each turn handles some
+/// names: there may be 100,000, and renewals go between the turns.
 #[derive(Default)]
 pub(super) struct Mending {
     cursor: Cursor,
-    /// The server's run.
+    /// The run of the server at which the changes are repeated.
     run: u64,
-    /// In these slots of a cluster. `None`: of all names, at another run of the server.
+    /// Only names in these slots of a cluster. `None`: all names, at another run of the server.
     slots: Option<Vec<u16>>,
     mended: Mended,
 }
@@ -31,13 +31,13 @@ pub(super) struct Mending {
 struct Mended {
     taken: i64,
     given: i64,
-    /// The user lacks a right to repeat some.
+    /// Whether the user lacks a right to repeat some.
     is_forbidden: bool,
 }
 
 impl Renewer {
-    /// Finds out whether this is another run of the server, or another server, and if so repeats
-    /// the releases made at the one before.
+    /// Finds out whether this is another run of the server, or another server. If so, repeats the
+    /// changes made at the one before.
     pub(super) fn meet_the_server(&mut self) {
         let mut members = self.core.members.all();
         members.retain(|member| member.is_a_count() && self.is_home(member.name()));
@@ -63,14 +63,15 @@ impl Renewer {
         let mut mends: Vec<_> = names.iter().flat_map(|requests| requests.mends(None)).collect();
         mends.retain(|(name, _)| mending.is_meant(self, name));
         let Some(mended) = self.send_mends(&mends) else {
-            // The server is asked again, and then for all.
+            // The next `RenewAll` then repeats all changes.
             if mending.slots.is_some() {
                 self.last_run = u64::MAX;
             }
             return;
         };
         if !mended.is_forbidden {
-            // Not those that are meant by now: a slot may have come here behind the exchange.
+            // Only the names that were sent count, and not those that belong here now: a slot may
+            // have come here after the exchange.
             let sent: HashSet<_> = mends.iter().map(|(name, _)| &**name).collect();
             for requests in &names {
                 requests.told(run, asked, |name| sent.contains(name));
@@ -90,8 +91,8 @@ impl Renewer {
         } else if mending.slots.is_none() {
             self.last_run = mending.run;
         }
-        // A regular move of a slot loses nothing. A server that does not tell its run may be the
-        // same one: then only a mended count shows that it is another.
+        // A regular move of a slot loses nothing. A server that does not say which run it is may be
+        // the same one, so only a mended count shows that it is another.
         let is_another =
             mending.slots.is_none() && !is_forbidden && self.own.endpoint.says_its_run();
         if is_another || (taken, given) != (0, 0) {
@@ -101,17 +102,17 @@ impl Renewer {
         }
     }
 
-    /// A right may be given back as long as the changes are known, and until then each later
-    /// request in their sequences is refused (`lua/once.lua`). All changes are repeated: those made
-    /// change nothing.
+    /// Plans to repeat all changes again, since the user may get the right while the changes are
+    /// known. Until then each later request in their sequences is refused (`lua/once.lua`).
+    /// Repeating a change that was made changes nothing.
     fn mend_again(&mut self) {
         self.last_run = u64::MAX;
         let at = clock::now().saturating_add(ASK_FOR_RIGHTS);
         self.ask_again = Some(self.ask_again.map_or(at, |earlier| earlier.min(at)));
     }
 
-    /// The same for one sequence, if the reply to its last change came after this server had been
-    /// told the earlier ones.
+    /// Repeats the changes of one sequence. The reply to its last change came after this server had
+    /// got the earlier ones.
     pub(super) fn mend_late(
         &mut self,
         name: &Arc<str>,
@@ -125,7 +126,7 @@ impl Renewer {
                 self.is_forbidden = true;
                 self.mend_again();
             }
-            // This server has applied it, or the renewer has told the server.
+            // This server has already applied it, or the renewer has repeated it.
             Some(Mended { taken: 0, given: 0, .. }) => {}
             Some(Mended { taken, given, .. }) => {
                 let mut members = self.core.members.all();
@@ -135,7 +136,7 @@ impl Renewer {
         }
     }
 
-    /// `None`: the server may take them later.
+    /// Sends these changes. `None`: the server may accept them later.
     fn send_mends(&mut self, mends: &[(Arc<str>, Command)]) -> Option<Mended> {
         let mut mended = Mended::default();
         for part in mends.chunks(NAMES_A_CALL) {

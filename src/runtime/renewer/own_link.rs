@@ -1,9 +1,9 @@
-//! The renewer's own way to its server: a connection that is opened again when it breaks, or an
-//! open lane while none can be opened.
+//! The renewer's connection to its server. It is opened again when it breaks. While none can be
+//! opened, an open lane takes its place.
 //!
-//! A command has an outcome here in any case, and within a limit: that of the shortest lease, and
-//! longer after exchanges without a reply. A command may have been sent twice, which the caller
-//! learns.
+//! Every command gets an outcome here within a limited time: that of the shortest lease, or longer
+//! after exchanges without a reply. A command may have been sent twice, and the caller learns of
+//! that.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,25 +17,25 @@ use redlatch_client::{
 use crate::lease::renewal;
 use crate::runtime::{Core, RESENT_WITHIN};
 
-/// How often at most the patience with a silent server is doubled: from that of the shortest lease
-/// to that of any other.
+/// How often the patience with a silent server is doubled at most: it grows from that of the
+/// shortest lease to that of any other.
 const MOST_DOUBLED: u32 = 20;
 
-/// See the module.
+/// The renewer's connection to its server.
 pub(super) struct OwnLink {
     core: Arc<Core>,
     pub(super) endpoint: Endpoint,
     link: Option<Link>,
-    /// How many exchanges in a row had no reply.
+    /// The number of exchanges in a row that had no reply.
     unanswered: u32,
     /// See [`Endpoint::login_renewals`].
     login_renewals: u64,
-    /// Its lanes are used if no connection can be opened.
+    /// The server, whose lanes are used if no connection can be opened.
     node: Arc<Node>,
 }
 
 impl OwnLink {
-    /// Opens nothing yet.
+    /// A link that is not open yet.
     pub(super) fn new(core: &Arc<Core>, node: &Arc<Node>) -> Self {
         let patience = renewal::patience(core.config.watchdog_timeout);
         let patience = patience.min(node.endpoint.response_timeout());
@@ -45,12 +45,12 @@ impl OwnLink {
         Self { core, endpoint, link: None, unanswered: 0, login_renewals, node }
     }
 
-    /// Whether there is a connection now: opens one if there is none.
+    /// Opens a connection if there is none. Returns whether there is one now.
     pub(super) fn opens(&mut self) -> bool {
         self.link().is_ok()
     }
 
-    /// The next exchange opens a new connection.
+    /// Closes the connection, so that the next exchange opens a new one.
     pub(super) fn close(&mut self) {
         self.link = None;
     }
@@ -64,10 +64,11 @@ impl OwnLink {
         }
     }
 
-    /// Sends commands in one packet and reads their replies. If the old connection gave no reply,
-    /// sends them once more on a new one: the old one may have been dead for a while. Also returns
-    /// whether they were sent twice: then the first copies may have run, with any outcome of the
-    /// second ones. `within`: the time for the replies, besides that of the distance.
+    /// Sends commands in one packet and reads their replies. If the old connection breaks without a
+    /// reply, sends them again on a new one, since the old one may have been dead for a while. Also
+    /// returns whether they were sent twice. In that case the first copies may have run, whatever
+    /// the outcome of the second ones. `within` is the time for the replies, or a few round trips
+    /// if those take longer.
     pub(super) fn exchange(
         &mut self,
         commands: &[Command],
@@ -82,10 +83,10 @@ impl OwnLink {
         self.unanswered = if is_lost { self.unanswered.saturating_add(1) } else { 0 };
         let Some(cluster) = self.core.servers.cluster() else { return (outcomes, in_doubt) };
         if is_lost {
-            // Another server may have the slots, and is asked next time.
+            // Another server may have the slots now, and is asked next time.
             cluster.look();
         }
-        // One limit for all of them: the other outcomes wait for this.
+        // There is one limit for all commands, since their outcomes wait for each other.
         let ended = self.core.is_shut_down();
         let within = if ended { self.endpoint.response_timeout() } else { RESENT_WITHIN };
         let until = Instant::now() + within;
@@ -109,21 +110,22 @@ impl OwnLink {
                 if done.is_err() || link.is_wrong() {
                     self.link = None;
                 }
-                // Every command sent has an outcome once its link was read or has failed.
+                // Every command has an outcome once the link was read or has failed.
                 let taken = replies.iter().map(|reply| reply.lock().take());
                 taken.map(|outcome| outcome.unwrap_or(Ok(Value::Nil))).collect()
             }
             Err(failure) => {
-                // Less the time spent on the connection: one attempt waits only once for a server
-                // that does not answer.
+                // The time spent on the connection counts, so that one attempt waits only once for
+                // a server that does not answer.
                 let within = within.map_or(patience, |it| it.max(self.core.round_trip * 4));
                 self.exchange_over_lanes(commands, begun + within.min(patience), &failure)
             }
         }
     }
 
-    /// For `failure`, no connection can be opened, but open ones may work: the server is full, its
-    /// password was changed, or this process may open no more files.
+    /// Sends the commands over lanes, since no connection can be opened (`failure`). Open ones may
+    /// still work: the server may be full, its password may have changed, or this process may open
+    /// no more files.
     fn exchange_over_lanes(
         &self,
         commands: &[Command],
@@ -141,8 +143,9 @@ impl OwnLink {
                     self.core.watchdog.look_after(lane);
                 }
             }
-            // Its reply comes behind theirs. (Not behind that of a script which the server did not
-            // know, and which was sent again: the reply to the next ping does.)
+            // The reply to a PING comes behind the others. (If the server did not know a script,
+            // the script was sent again behind the PING. The reply to the next PING then comes
+            // behind it.)
             let ping = Command::plain(&[b"PING"]);
             let mut lost = None;
             while lost.is_none() && replies.iter().any(|reply| reply.lock().is_none()) {
@@ -153,7 +156,7 @@ impl OwnLink {
             // An unanswered command may still run.
             let outcomes: Vec<_> =
                 taken.map(|it| it.unwrap_or_else(|| Err(Failure::TimedOut(cause())))).collect();
-            // Otherwise the lane's connection was broken, too, and there is no other one.
+            // If none of them was sent, this lane's connection was broken, too.
             if !outcomes.iter().all(|outcome| matches!(outcome, Err(Failure::Unsent(_)))) {
                 return outcomes;
             }
@@ -161,9 +164,9 @@ impl OwnLink {
         commands.iter().map(|_| Err(failure.clone())).collect()
     }
 
-    /// How long an exchange waits for its replies: the renewal of the shortest lease may be in it,
-    /// or wait behind it. After two without a reply it grows: with a server that is that slow, the
-    /// short lease is over, and the long ones must not be lost with it.
+    /// How long an exchange waits for its replies. The renewal of the shortest lease may be in it,
+    /// or may wait behind it. The patience grows after two exchanges without a reply: with a server
+    /// that slow, the short lease is over, and the long ones must not be lost with it.
     fn patience(&self) -> Duration {
         let longest = self.endpoint.response_timeout();
         let patience = self.core.shortest_patience().max(self.core.round_trip.saturating_mul(4));
@@ -175,7 +178,7 @@ impl OwnLink {
         let patience = self.patience();
         let renewals = self.endpoint.login_renewals();
         if std::mem::replace(&mut self.login_renewals, renewals) != renewals {
-            // It was opened with a user or a password that expires soon.
+            // The connection was opened with a user or a password that expires soon.
             self.link = None;
         }
         self.link.take_if(|link| !link.is_alive());
@@ -188,7 +191,7 @@ impl OwnLink {
 
 type ReplySlot = Arc<Mutex<Option<Outcome>>>;
 
-/// A receiver for the reply to each command, and the place where it puts the reply.
+/// For each command a receiver, and the place where the receiver puts the reply.
 fn replies_to(commands: &[Command]) -> (Vec<Arc<dyn ReplyReceiver>>, Vec<ReplySlot>) {
     let reply = |_: &Command| {
         let reply = ReplySlot::default();

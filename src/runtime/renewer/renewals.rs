@@ -1,4 +1,4 @@
-//! The renewals that fell due, each with an outcome.
+//! The sending of due renewals, each of which gets an outcome.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,17 +13,19 @@ use crate::lease::{Renewal, renewal};
 use crate::scripts::renewal::{Longer, RenewalKind, Renewed, StillHeld};
 use crate::scripts::{self, Trouble};
 
-/// Renewals that a server answers and refuses, from the first one on until it takes them again.
+/// A time in which the server answers renewals but refuses them, from the first refusal until it
+/// accepts them again.
 pub(super) struct Refusing {
     since: u64,
-    /// The holds refused last, and until when each is certainly held: later no renewal is made.
+    /// The holds that were refused last, and the time until which each is certainly held. There are
+    /// no renewals after that time.
     holds: HashMap<Arc<str>, u64>,
 }
 
 impl Renewer {
-    /// Renews the due holds, and asks for the others. Each one's `Renewal` gets an outcome, or it
-    /// would never be renewed again: after a panic all of them do, since it is not known which had
-    /// theirs.
+    /// Renews the due holds, and asks for the others. Each `Renewal` gets an outcome, or its hold
+    /// would never be renewed again. After a panic all of them get one, since it is not known which
+    /// had theirs.
     pub(super) fn renew_each(&mut self, mut renewals: Vec<Renewal>) {
         if !self.try_to(|renewer| renewer.send_renewals(&mut renewals)) {
             let (now, cause) = (clock::now(), self.panicked().cause().error.to_string().into());
@@ -36,8 +38,8 @@ impl Renewer {
         }
     }
 
-    /// The longest lease first. Each lease has a call of its own, but no packet of its own: fixed
-    /// leases may all differ.
+    /// Sends renewals, the longest lease first. Each lease has its own call, but not its own
+    /// packet, since fixed leases may all differ.
     fn send_renewals(&mut self, renewals: &mut [Renewal]) {
         let sort = |due: &Renewal| (std::cmp::Reverse(due.lease), due.kind, due.longer);
         renewals.sort_by_key(sort);
@@ -60,7 +62,7 @@ impl Renewer {
 
     fn renew(&mut self, calls: &[&[Renewal]]) {
         let sent_at = clock::now();
-        // A lease of zero changes nothing.
+        // A lease of zero makes the call a query, which changes nothing.
         let lease = |call: &[Renewal]| call.first().and_then(|due| due.lease).unwrap_or_default();
         let longer = |call: &[Renewal]| call.first().map_or(Longer::Stays, |due| due.longer);
         let kind = |call: &[Renewal]| call.first().map_or(RenewalKind::Locks, |due| due.kind);
@@ -69,7 +71,7 @@ impl Renewer {
             .iter()
             .map(|call| {
                 let holds = call.iter().map(|due| (&*due.key, &due.owner));
-                // A query writes nothing.
+                // A query writes nothing, so it needs no replicas.
                 let acks = acks.filter(|_| !lease(call).is_zero());
                 scripts::renewal::renew_command(kind(call), holds, lease(call), longer(call), acks)
             })
@@ -84,7 +86,7 @@ impl Renewer {
             if due.lease.is_some() || renewed == Ok(StillHeld::No) {
                 (due.renewed)(sent_at, renewed, resent);
             }
-            // A renewal's own alarm tries it again.
+            // Only a query must be repeated here. A renewal is tried again by its own alarm.
             unanswered |= due.lease.is_none() && renewed.is_err();
         };
         for (call, outcome) in calls.iter().zip(outcomes) {
@@ -142,7 +144,7 @@ impl Renewer {
         }
     }
 
-    /// Logs the first refused renewal, and when all are accepted again.
+    /// Logs the first refusal, and the time when all renewals are accepted again.
     fn log_refusals(
         &mut self,
         address: &str,
@@ -171,7 +173,7 @@ impl Renewer {
             refusing.holds.remove(name);
         }
         refusing.holds.extend(refusals.into_iter().map(|(name, until, _)| (name, until)));
-        // Ended holds are not renewed any more.
+        // Holds that have ended are not renewed.
         refusing.holds.retain(|_, until| *until > now);
         if refusing.holds.is_empty() && !accepted.is_empty() {
             let after = Duration::from_nanos(now.saturating_sub(refusing.since)).as_secs_f64();

@@ -1,5 +1,5 @@
-//! A panic of this library's code, anywhere in a client's threads: it ends no thread, and loses no
-//! waiter.
+//! Tests that a panic of this library's code in one of a client's threads ends no thread and loses
+//! no waiter.
 
 #![allow(clippy::unwrap_used)]
 
@@ -84,7 +84,7 @@ fn a_keep_alive_that_panicked_is_done_again() {
     diligent.0.wait_called(3);
 }
 
-/// Panics whenever it hears of an outcome.
+/// Panics at each outcome.
 #[derive(Debug)]
 struct Hopeless;
 
@@ -107,7 +107,7 @@ fn a_keep_alive_that_panics_ends_with_the_client() {
     let hopeless = Arc::new(Hopeless) as _;
     session.core().watchdog.schedule(&"hopeless".into(), &hopeless, LEASE);
     drop(session);
-    // The renewer has it until it ends.
+    // The renewer has the core until it ends.
     wait_until("all threads have ended", SOON, || core.strong_count() == 0);
 }
 
@@ -132,11 +132,11 @@ fn a_cleanup_that_panicked_is_sent_again() {
     let poor = Arc::new(Poor::default());
     let cleanup = Cleanup::owed(&"poor".into(), Arc::clone(&poor) as _);
     session.core().watchdog.clean_up(cleanup);
-    // On the second call it is told that the connection broke.
+    // The second call reports that the connection broke.
     poor.0.wait_called(3);
 }
 
-/// Calls `paid` when its command was answered, and owes nothing from then on.
+/// Calls `paid` when its command was answered, and owes nothing after that.
 struct Settles<F>(AtomicBool, F);
 
 impl<F: Fn() + Send + Sync + 'static> Settles<F> {
@@ -164,7 +164,7 @@ fn a_renewal_waits_for_one_packet_of_cleanups_and_no_more() {
     let session = session(&server, ignore);
     let core = session.core();
     let (settled, renewed_after) = (Arc::new(AtomicUsize::new(0)), Arc::new(Mutex::new(None)));
-    // Until all are there, no other command is sent.
+    // This one holds up the renewer until all the others are there.
     let (go_on, all_are_there) = crossbeam_channel::bounded::<()>(0);
     Settles::adopted_by(core, move || assert!(all_are_there.recv().is_err()));
     for _ in 0..MANY {
@@ -174,7 +174,7 @@ fn a_renewal_waits_for_one_packet_of_cleanups_and_no_more() {
             if settled.fetch_add(1, Ordering::SeqCst) > 0 {
                 return;
             }
-            // It falls due while the first packet is processed.
+            // The renewal falls due while the first packet is processed.
             let (settled, heard) = (Arc::clone(&settled), Arc::clone(&renewed_after));
             let renewed = Box::new(move |_, _: Result<StillHeld, &Arc<str>>, _| {
                 *heard.lock() = Some(settled.load(Ordering::SeqCst));
