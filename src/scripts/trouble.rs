@@ -457,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn the_address_is_doubted_only_before_the_first_connection() {
+    fn an_error_doubts_the_address_only_before_the_first_connection() {
         for error in [io::ErrorKind::ConnectionRefused, io::ErrorKind::TimedOut] {
             for met in [false, true] {
                 let cause = Cause {

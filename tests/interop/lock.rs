@@ -183,7 +183,7 @@ fn a_hold_that_was_taken_twice_lasts_until_its_second_release() {
 }
 
 #[test]
-fn only_its_holder_unlocks_it() {
+fn only_its_holder_unlocks_a_lock() {
     beside_redisson(|version| {
         let server = server();
         let client = client(&server);

@@ -233,7 +233,7 @@ fn trickled_replies_are_whole() {
 }
 
 #[test]
-fn dropping_it_ends_everything_even_while_frozen_or_held() {
+fn a_dropped_proxy_ends_everything_even_while_frozen_or_held() {
     let (server, proxy) = set_up();
     let mut first = client(&proxy);
     proxy.on_request("INCR", Action::HoldReply);

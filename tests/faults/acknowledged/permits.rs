@@ -130,7 +130,7 @@ fn permits_that_were_asked_for_twice_count_for_the_second_connection() {
 }
 
 #[test]
-fn a_lease_of_a_permit_that_is_long_enough_is_written_anew() {
+fn a_new_lease_of_a_permit_is_written_even_if_the_old_one_is_longer() {
     let pair = Pair::start(Duration::ZERO);
     let client = pair.patient().connect().unwrap();
     let semaphore = client.expirable_semaphore("leases");

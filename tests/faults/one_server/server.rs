@@ -121,7 +121,7 @@ fn the_question_whether_a_hold_is_known_changes_nothing() {
 }
 
 #[test]
-fn a_server_that_has_lost_a_hold_is_found_out_though_it_was_met_while_loading() {
+fn a_restart_that_lost_a_hold_is_noticed_though_the_server_was_met_while_loading() {
     let server = server();
     drop(server);
     let slow = ["--key-load-delay", "1000", "--loading-process-events-interval-bytes", "1024"];

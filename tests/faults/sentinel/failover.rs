@@ -271,7 +271,7 @@ fn nothing_is_left_of_a_client_of_sentinels() {
 
 /// Only the Sentinels' messages are missing: the client asks them.
 #[test]
-fn a_failover_is_found_out_where_it_may_not_be_heard_of() {
+fn a_failover_is_found_without_the_sentinels_messages() {
     let sentinels = sentinels();
     for sentinel in sentinels.sentinels() {
         let rules = ["SETUSER", "default", "-subscribe"];

@@ -185,7 +185,7 @@ fn its_end_shortens_a_longer_lease_and_the_first_in_line_hears_of_that(kind: Kin
 
 /// To the process's gate a guard of no thread is nobody it knows.
 #[test]
-fn an_owned_reader_beside_others_has_it_for_its_least_time() {
+fn an_owned_reader_beside_others_reads_for_its_least_time() {
     let server = server();
     let (client, other) = (client(&server), another(&server));
     let (lock, theirs) = (client.read_write_lock("beside"), other.read_write_lock("beside"));

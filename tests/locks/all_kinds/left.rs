@@ -211,7 +211,7 @@ fn a_fair_hold_that_was_passed_and_is_left_leaves_no_place_in_line() {
 
 /// Readers of a process share a hold.
 #[test]
-fn a_reader_that_leaves_it_keeps_writers_out_when_the_others_have_gone() {
+fn a_read_hold_left_to_expire_keeps_writers_out_when_the_others_have_gone() {
     let server = server();
     let (client, other) = (client(&server), another(&server));
     let lock = client.read_write_lock("shared");
@@ -229,7 +229,7 @@ fn a_reader_that_leaves_it_keeps_writers_out_when_the_others_have_gone() {
 
 /// The lease of a reader that has left the hold is no longer because others had a longer one.
 #[test]
-fn a_reader_that_leaves_it_keeps_it_for_its_own_lease() {
+fn a_read_hold_left_to_expire_lasts_for_its_own_lease() {
     let server = server();
     let (client, other) = (client(&server), another(&server));
     let lock = client.read_write_lock("own");

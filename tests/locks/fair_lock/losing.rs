@@ -440,7 +440,7 @@ fn a_process_that_was_stopped_gets_its_place_back() {
 }
 
 #[test]
-fn a_waiter_is_kept_however_long_it_waits() {
+fn a_waiter_keeps_its_place_however_long_it_waits() {
     let server = server();
     let (one, other) = (quick(&server), quick(&server));
     let guard = one.fair_lock("patient").lock().unwrap();

@@ -70,7 +70,7 @@ fn a_non_reentrant_quorum_gives_no_second_level() {
 }
 
 #[test]
-fn a_majority_is_had_and_excludes_every_other() {
+fn a_majority_is_taken_and_excludes_every_other() {
     let servers = five();
     let (ours, theirs) = (voting(&servers), voting(&servers));
     let guard = lock_at_all(&ours);
@@ -135,7 +135,7 @@ fn a_minority_that_others_hold_does_not_matter_and_a_majority_does() {
 }
 
 #[test]
-fn with_two_of_five_servers_dead_it_is_had_and_with_three_it_is_an_error_in_time() {
+fn a_quorum_is_taken_with_two_of_five_servers_dead_and_fails_in_time_with_three() {
     let servers = five();
     let (ours, theirs) = (voting(&servers), voting(&servers));
     ours.lock().unwrap().unlock().unwrap();

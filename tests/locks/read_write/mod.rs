@@ -465,7 +465,7 @@ fn a_forgotten_guard_is_unlocked_through_any_handle() {
 }
 
 #[test]
-fn a_reader_with_a_lease_of_its_own_has_it_for_that_at_least() {
+fn a_reader_with_a_lease_of_its_own_reads_for_at_least_that_long() {
     let server = server();
     let lock = client(&server).read_write_lock("leased");
     let short = lock.read_lock().with_lease(4 * UNIT);

@@ -339,7 +339,7 @@ fn a_hold_on_other_terms_is_not_passed() {
 /// and not because no thread is there to get the hold. How many grants come to a turn says nothing:
 /// that depends on which threads happen to be awake.
 #[test]
-fn a_process_that_keeps_taking_it_does_not_starve_another() {
+fn a_process_that_keeps_acquiring_does_not_starve_another() {
     let server = server();
     let clients = [client(&server), client(&server)];
     let stop = Arc::new(AtomicBool::new(false));
@@ -368,7 +368,7 @@ fn a_process_that_keeps_taking_it_does_not_starve_another() {
 }
 
 #[test]
-fn a_process_that_only_tries_leaves_it_to_one_that_waits() {
+fn a_process_that_only_tries_goes_behind_one_that_waits() {
     let server = server();
     let clients = [client(&server), client(&server)];
     let lock = clients[0].reentrant_lock("tried");
@@ -500,7 +500,7 @@ fn a_longer_lease_extends_a_hold_and_a_shorter_one_does_not_shorten_it() {
 }
 
 #[test]
-fn force_unlock_takes_it_from_anybody_and_lets_the_next_in() {
+fn force_unlock_takes_the_lock_from_anybody_and_lets_the_next_in() {
     let server = server();
     let (one, other) = (client(&server), client(&server));
     let lock = one.reentrant_lock("forced");

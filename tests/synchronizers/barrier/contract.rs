@@ -30,7 +30,7 @@ fn all_wait_for_the_last_again_and_again_and_know_their_index() {
 /// "A CyclicBarrier that will trip when the given number of parties are waiting upon it": of one, at
 /// once. "IllegalArgumentException if parties is less than 1".
 #[test]
-fn a_number_of_parties_trips_it() {
+fn a_barrier_trips_at_its_number_of_parties_which_must_be_valid() {
     let server = server();
     let client = client(&server);
     let alone = barrier(&client, "alone", 1);
@@ -135,7 +135,7 @@ fn a_party_that_comes_during_the_action_is_one_of_the_next_generation() {
 /// the broken state", "BrokenBarrierException if another thread ... timed out while the current
 /// thread was waiting". "If the time is less than or equal to zero, the method will not wait at all."
 #[test]
-fn a_party_whose_time_is_over_breaks_it_for_all() {
+fn a_party_whose_time_is_over_breaks_the_barrier_for_all() {
     let server = server();
     let clients = [client(&server), client(&server)];
     let barriers = [barrier(&clients[0], "late", 4), clients[1].cyclic_barrier("late")];
@@ -212,7 +212,7 @@ fn a_party_whose_time_is_over_during_the_action_breaks_the_next_generation() {
 /// BrokenBarrierException and the barrier is placed in the broken state", and if it "has its
 /// interrupted status set on entry to this method".
 #[test]
-fn a_party_that_is_cancelled_breaks_it_for_all() {
+fn a_party_that_is_cancelled_breaks_the_barrier_for_all() {
     let server = server();
     let clients = [client(&server), client(&server)];
     let barriers = [barrier(&clients[0], "gone", 4), clients[1].cyclic_barrier("gone")];
@@ -326,7 +326,7 @@ fn a_barrier_made_again_after_many_trips_is_another_one() {
 /// "If the current thread has its interrupted status set on entry to this method": it does not trip
 /// the barrier, though it is the last to arrive.
 #[test]
-fn a_party_that_was_cancelled_before_breaks_it_even_as_the_last() {
+fn a_party_cancelled_before_its_call_breaks_the_barrier_even_as_the_last() {
     let server = server();
     let client = client(&server);
     let barrier = barrier(&client, "last", 2);

@@ -457,7 +457,7 @@ fn a_party_that_has_passed_hears_so_when_it_would_leave() {
 
 /// Nor does a copy of its arrival come after that.
 #[test]
-fn a_party_that_gives_up_at_a_server_that_hangs_breaks_it_when_the_server_goes_on() {
+fn a_party_that_gives_up_at_a_server_that_hangs_breaks_the_barrier_later() {
     let server = server();
     let plain = barrier(&client(&server), "hangs", 3);
     let hasty = Client::builder(&server.url()).connections(1).response_timeout(SOON);
@@ -515,7 +515,7 @@ fn a_reset_comes_after_the_parties_that_have_left_and_is_not_undone_by_them() {
 }
 
 #[test]
-fn data_that_was_lost_breaks_it() {
+fn a_loss_of_data_breaks_the_barrier() {
     let server = server();
     let client = client(&server);
     // A party looks when it is told; here nothing tells it, so the lease is short.
@@ -533,7 +533,7 @@ fn data_that_was_lost_breaks_it() {
 
 /// Its parties have passed: a thread that arrives there would pass alone.
 #[test]
-fn a_trip_that_a_new_master_does_not_know_breaks_it() {
+fn a_trip_that_a_new_master_does_not_know_breaks_the_barrier() {
     let server = server();
     let barrier = barrier(&client(&server), "forgotten", 2);
     let waits = party(&barrier);

@@ -74,7 +74,7 @@ fn the_others_learn_of_a_killed_party_when_its_lease_ends() {
 }
 
 #[test]
-fn a_last_party_that_is_killed_in_its_action_breaks_it() {
+fn a_last_party_that_is_killed_in_its_action_breaks_the_barrier() {
     let server = server();
     let barrier = barrier(&client(&server), "acts", 2).with_watchdog(RENEWED);
     let waits = party(&barrier);

@@ -104,7 +104,7 @@ fn threads_that_release_at_once_all_give_back() {
 }
 
 #[test]
-fn a_process_that_keeps_taking_it_does_not_starve_another() {
+fn a_process_that_keeps_acquiring_does_not_starve_another() {
     let server = server();
     let clients = [client(&server), client(&server)];
     let mine = semaphore(&clients[0], "shared", 1);
@@ -130,7 +130,7 @@ fn a_process_that_keeps_taking_it_does_not_starve_another() {
 /// One thread that finds a permit free again and again, since its release and its next request come
 /// one behind the other.
 #[test]
-fn a_process_that_only_tries_leaves_it_to_one_that_waits() {
+fn a_process_that_only_tries_goes_behind_one_that_waits() {
     let server = server();
     let clients = [client(&server), client(&server)];
     let mine = semaphore(&clients[0], "tried", 1);

@@ -430,7 +430,7 @@ mod tests {
 
     /// A server that sends a little again and again does not keep a reader for ever.
     #[test]
-    fn after_the_deadline_it_ends_though_more_comes_all_the_time() {
+    fn a_read_ends_after_its_deadline_though_more_bytes_come_all_the_time() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let later = Instant::now() + LONG;
         let address = listener.local_addr().unwrap();
