@@ -1,58 +1,94 @@
-//! Which types go to other threads and which do not: promises to users, kept by the compiler.
+//! Which types go to other threads, or out of a panic, and which do not: promises to users, kept by
+//! the compiler.
 
+use std::panic::{RefUnwindSafe, UnwindSafe};
+
+#[cfg(feature = "in-memory")]
+use crate::InMemoryServer;
+#[cfg(feature = "metrics")]
+use crate::MetricsObserver;
 use crate::{
-    CancelToken, Client, ClientBuilder, Condition, CountDownLatch, CyclicBarrier, Error, ErrorKind,
-    ExpirablePermit, ExpirableSemaphore, FairLock, FencedLock, FencedLockGuard, FencingToken,
-    HoldState, Leader, LeaderElection, Leadership, Lock, LockGuard, LostReason, MultiLock,
-    MultiLockGuard, OwnedFencedLockGuard, OwnedLockGuard, OwnedMultiLockGuard, Permit, PermitId,
-    ReadLock, ReadWriteLock, ReentrantLock, Semaphore, Status, Wait, WriteLock,
+    CancelToken, Changes, Client, ClientBuilder, Condition, CountDownLatch, Counts, Credentials,
+    CyclicBarrier, Error, ErrorKind, Event, ExpirablePermit, ExpirableSemaphore, FairLock,
+    FencedLock, FencedLockGuard, FencingToken, Held, HoldState, Holder, Kind, Leader,
+    LeaderElection, Leadership, Lock, LockGuard, LostReason, MultiLock, MultiLockGuard, Observer,
+    OwnedFencedLockGuard, OwnedLockGuard, OwnedMultiLockGuard, OwnerProcess, Permit, PermitId,
+    ReadLock, ReadWriteLock, ReentrantLock, Semaphore, ServerState, Snapshot, Status, StatusKind,
+    Wait, Waiter, Waiting, Way, WriteLock,
 };
 
-const fn goes_anywhere<T: Send + Sync + Unpin>() {}
-const fn may_be_asked_anywhere<T: Sync + Unpin>() {}
+const fn goes_anywhere<T: Send + Sync>() {}
+const fn may_be_asked_anywhere<T: Sync>() {}
 const fn outlives_its_maker<T: 'static>() {}
+const fn crosses_a_panic<T: UnwindSafe + RefUnwindSafe>() {}
+const fn moves<T: Unpin>() {}
 
-const _: () = {
-    goes_anywhere::<CancelToken>();
-    goes_anywhere::<Client>();
-    goes_anywhere::<ClientBuilder>();
-    goes_anywhere::<Condition>();
-    goes_anywhere::<CountDownLatch>();
-    goes_anywhere::<CyclicBarrier>();
-    goes_anywhere::<Error>();
-    goes_anywhere::<ErrorKind>();
-    goes_anywhere::<ExpirablePermit>();
-    goes_anywhere::<ExpirableSemaphore>();
-    goes_anywhere::<FairLock>();
-    goes_anywhere::<FencedLock>();
-    goes_anywhere::<FencingToken>();
-    goes_anywhere::<OwnedFencedLockGuard>();
-    goes_anywhere::<HoldState>();
-    goes_anywhere::<LostReason>();
-    goes_anywhere::<Leader>();
-    goes_anywhere::<LeaderElection>();
-    goes_anywhere::<Leadership>();
-    goes_anywhere::<MultiLock>();
-    goes_anywhere::<OwnedLockGuard>();
-    goes_anywhere::<OwnedMultiLockGuard>();
-    goes_anywhere::<Permit>();
-    goes_anywhere::<PermitId>();
-    goes_anywhere::<ReadLock>();
-    goes_anywhere::<ReadWriteLock>();
-    goes_anywhere::<ReentrantLock>();
-    goes_anywhere::<Semaphore>();
-    goes_anywhere::<Status>();
-    goes_anywhere::<Wait<'_>>();
-    goes_anywhere::<WriteLock>();
-    goes_anywhere::<Box<dyn Lock>>();
-    may_be_asked_anywhere::<LockGuard>();
-    may_be_asked_anywhere::<FencedLockGuard>();
-    may_be_asked_anywhere::<MultiLockGuard>();
-    outlives_its_maker::<LockGuard>();
-    outlives_its_maker::<OwnedLockGuard>();
-    outlives_its_maker::<ExpirablePermit>();
-    outlives_its_maker::<Permit>();
-};
+/// The promises for each of the types.
+macro_rules! each {
+    ($($promise:ident)+ : $types:tt) => { $(each!(@one $promise $types);)+ };
+    (@one $promise:ident [$($of:ty),+ $(,)?]) => { const _: () = { $($promise::<$of>();)+ }; };
+}
+
+each!(goes_anywhere crosses_a_panic moves: [
+    Box<dyn Lock>,
+    CancelToken,
+    Changes<'_>,
+    Client,
+    ClientBuilder,
+    Condition,
+    CountDownLatch,
+    Counts,
+    Credentials,
+    CyclicBarrier,
+    Error,
+    ErrorKind,
+    Event<'_>,
+    ExpirablePermit,
+    ExpirableSemaphore,
+    FairLock,
+    FencedLock,
+    FencingToken,
+    Held,
+    HoldState,
+    Holder,
+    Kind,
+    Leader,
+    LeaderElection,
+    Leadership,
+    LostReason,
+    MultiLock,
+    OwnedFencedLockGuard,
+    OwnedLockGuard,
+    OwnedMultiLockGuard,
+    OwnerProcess,
+    Permit,
+    PermitId,
+    ReadLock,
+    ReadWriteLock,
+    ReentrantLock,
+    Semaphore,
+    ServerState,
+    Snapshot,
+    Status,
+    StatusKind,
+    Wait<'_>,
+    Waiter,
+    Waiting,
+    Way,
+    WriteLock,
+]);
+
+#[cfg(feature = "in-memory")]
+each!(goes_anywhere crosses_a_panic moves: [InMemoryServer]);
+#[cfg(feature = "metrics")]
+each!(goes_anywhere crosses_a_panic moves: [MetricsObserver]);
+
+each!(may_be_asked_anywhere crosses_a_panic moves: [LockGuard, FencedLockGuard, MultiLockGuard]);
+
+// An observer is a user's, which need not cross a panic.
+each!(goes_anywhere: [Box<dyn Observer>]);
+
+each!(outlives_its_maker: [LockGuard, OwnedLockGuard, Permit, ExpirablePermit]);
 
 /// Two traits with one name: the name is ambiguous, and this does not compile, for a type that is `Send`.
 trait NotSend<Which> {
@@ -68,3 +104,20 @@ const _: fn() = || {
     <FencedLockGuard as NotSend<_>>::stays();
     <MultiLockGuard as NotSend<_>>::stays();
 };
+
+/// Nothing that `lib.rs` makes public is forgotten.
+#[test]
+fn each_public_type_is_here() {
+    let (library, here) = (include_str!("lib.rs"), include_str!("auto_traits.rs"));
+    let (_, promises) = here.split_once("macro_rules!").unwrap();
+    let words = |text: &'static str| text.split(|it: char| !it.is_alphanumeric());
+    let public = library.split("pub use ").skip(1).filter_map(|it| it.split_once(';'));
+    let mut types = 0;
+    for name in public.flat_map(|(names, _)| words(names)) {
+        if name.starts_with(char::is_uppercase) {
+            assert!(words(promises).any(|word| word == name), "{name} has no promise");
+            types += 1;
+        }
+    }
+    assert!(types > 40, "{types}");
+}

@@ -23,7 +23,7 @@
 use std::cell::{Cell, OnceCell};
 use std::collections::VecDeque;
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::panic::{AssertUnwindSafe, RefUnwindSafe, UnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -101,6 +101,11 @@ pub struct CyclicBarrier {
     lease: Duration,
     action: Option<Arc<dyn Fn() + Send + Sync>>,
 }
+
+// Only the action keeps the compiler from seeing this. The barrier catches a panic of it, and breaks
+// for all parties, so that none goes on as if the action had run.
+impl UnwindSafe for CyclicBarrier {}
+impl RefUnwindSafe for CyclicBarrier {}
 
 impl CyclicBarrier {
     /// Sets the number of parties if none is set. Otherwise changes nothing and returns `false`.

@@ -1,5 +1,6 @@
 //! The settings of a client.
 
+use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -53,6 +54,11 @@ pub(crate) struct Config {
     #[cfg(feature = "in-memory")]
     pub(crate) ages_with: Option<AgeTogether>,
 }
+
+// Only the user's callbacks keep the compiler from seeing this. The client catches a panic of theirs,
+// and calls them again.
+impl UnwindSafe for Config {}
+impl RefUnwindSafe for Config {}
 
 impl Config {
     /// The times for which a waiter for a fair lock keeps its place: one of this library, and one

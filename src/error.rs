@@ -2,6 +2,7 @@
 
 use std::error::Error as StdError;
 use std::fmt;
+use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -109,6 +110,10 @@ struct Details {
     passing: Option<Passing>,
     outcome_unknown: bool,
 }
+
+// Only `source` keeps the compiler from seeing this, and nothing changes an error that is made.
+impl UnwindSafe for Details {}
+impl RefUnwindSafe for Details {}
 
 /// The kind of trouble during which a wait goes on for a while.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

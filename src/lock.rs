@@ -1,6 +1,7 @@
 //! The verbs of every lock.
 
 use std::fmt;
+use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -64,7 +65,7 @@ pub(crate) use self::verbs::{one_lock, own_verbs};
 /// once(&client.fair_lock("report"), || println!("first served"))?;
 /// # Ok(()) }
 /// ```
-pub trait Lock: fmt::Debug + Send + Sync {
+pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     /// Takes the lock. Blocks until the thread has it.
     ///
     /// - If the lock is free, the call takes it with one round trip.

@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::fmt;
+use std::panic::{RefUnwindSafe, UnwindSafe};
 
 use metrics::{
     Counter, Label, Unit, counter, describe_counter, describe_gauge, describe_histogram,
@@ -33,6 +34,10 @@ pub struct MetricsObserver {
     /// The kinds and labels of which the counters exist.
     counted: Mutex<HashSet<(Kind, Option<String>)>>,
 }
+
+// As for the settings of a client: only the user's callback keeps the compiler from seeing this.
+impl UnwindSafe for MetricsObserver {}
+impl RefUnwindSafe for MetricsObserver {}
 
 type Labels = dyn Fn(&str) -> String + Send + Sync;
 

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::panic::RefUnwindSafe;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -76,7 +77,7 @@ fn word<T: std::str::FromStr>(text: &str) -> Option<(T, &str)> {
 }
 
 /// A waiter that gets messages on the client's own channel.
-pub(crate) trait Recipient: Send + Sync {
+pub(crate) trait Recipient: Send + Sync + RefUnwindSafe {
     /// Called on the subscriber's thread with no mutex held; must not block.
     fn told(&self, news: &Message<'_>);
 }

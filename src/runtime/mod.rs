@@ -4,6 +4,7 @@
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
+use std::panic::RefUnwindSafe;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
@@ -86,6 +87,10 @@ pub(crate) struct Core {
     /// Whether the threads have ended that read replies for which no caller waits.
     closed: AtomicBool,
 }
+
+// Only callbacks keep the compiler from seeing this: the user's (see `Config`), and the client's,
+// whose state is in a `Mutex` or an atomic.
+impl RefUnwindSafe for Core {}
 
 impl Core {
     /// Each thread of the client keeps a clone of `alive` until it ends.

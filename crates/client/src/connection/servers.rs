@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::fmt;
 use std::io;
+use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::Arc;
 
 use redis::Value;
@@ -104,6 +105,11 @@ pub enum Route {
     /// The server that has the name's slot, whichever that is.
     Slot(Slot),
 }
+
+// Only the callbacks behind it keep the compiler from seeing this. They are the host's, run with no
+// mutex held, and keep their state in a `Mutex` or an atomic.
+impl UnwindSafe for Route {}
+impl RefUnwindSafe for Route {}
 
 impl Route {
     /// The present lane.

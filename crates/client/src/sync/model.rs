@@ -8,6 +8,7 @@
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
+use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
@@ -22,6 +23,9 @@ pub(crate) const IS_MODEL: bool = true;
 /// A mutex without poison.
 #[derive(Debug, Default)]
 pub struct Mutex<T>(sync::Mutex<T>);
+
+impl<T> UnwindSafe for Mutex<T> {}
+impl<T> RefUnwindSafe for Mutex<T> {}
 
 impl<T> Mutex<T> {
     /// A mutex that no thread holds.
@@ -86,6 +90,8 @@ impl<T: fmt::Debug> fmt::Debug for MutexGuard<'_, T> {
 /// The condition variable of a [`Mutex`].
 #[derive(Debug, Default)]
 pub struct Condvar(sync::Condvar);
+
+impl RefUnwindSafe for Condvar {}
 
 /// The longest sleep that counts as a pause, which no other thread need end: it times out at once.
 /// A longer sleep never times out, since that would hide a lost wake-up.
