@@ -72,13 +72,13 @@ pub(crate) struct MailboxState {
 /// has named this owner (`lua/lock/hand_over.lua`, or `tell` in `lua/hand_off.lua`). A grant that
 /// names an owner without a mailbox is given back (`site/unclaimed.rs`).
 impl Recipient for Mailbox {
-    fn told(&self, news: &Message<'_>) {
+    fn told(&self, news: &Message<'_>) -> bool {
         let received = clock::now();
         let told = match news {
             Message::Grant(grant)
                 if (grant.database, grant.lock) == (self.database, &*self.name) =>
             {
-                let Some(details) = details(grant.details) else { return };
+                let Some(details) = details(grant.details) else { return true };
                 if self.is_fenced && details.tokens.is_none() {
                     // Who released it knows of no tokens: a re-entrant lock of this name. The reply
                     // to a question has some.
@@ -97,13 +97,14 @@ impl Recipient for Mailbox {
             {
                 Received::Open { until: received.saturating_add(clock::nanos(*left)) }
             }
-            _ => return,
+            _ => return true,
         };
         let mut unread = self.unread.lock();
         unread.inbox.told(told);
         let waker = unread.waker.clone();
         drop(unread);
         waker.wake();
+        true
     }
 }
 

@@ -3,7 +3,6 @@
 //! lot.)
 
 use std::collections::HashSet;
-use std::sync::Weak;
 use std::time::Duration;
 
 use redlatch_client::sync::Mutex;
@@ -173,7 +172,6 @@ impl World {
         self.comes[thread] -= 1;
         if thread < self.fair {
             let queued = Arc::new(QueuedThread {
-                core: Weak::new(),
                 lock: "name".into(),
                 database: 0,
                 owner: self.id.next_owner(),

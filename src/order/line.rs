@@ -2,13 +2,12 @@
 //! the next without the server.
 
 use std::fmt;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use redlatch_client::sync::{Mutex, Thread};
 
 use crate::ask::{Inbox, Received};
 use crate::hold::{Hold, Tenancy, Terms};
-use crate::runtime::Core;
 use crate::scripts::Owner;
 use crate::scripts::fair::Followers;
 use crate::waiting::Wake;
@@ -77,7 +76,6 @@ impl Standing {
 
 /// A thread that stands in the queue, for the threads that send it messages.
 pub(crate) struct QueuedThread {
-    pub(crate) core: Weak<Core>,
     pub(crate) lock: Arc<str>,
     pub(crate) database: i64,
     pub(crate) owner: Owner,
@@ -94,11 +92,13 @@ pub(crate) struct FairInbox {
     /// A hold passed to it. Set under the gate's mutex, which decides between the pass and the
     /// thread's giving up.
     pub(crate) passed: Option<Arc<Tenancy>>,
+    /// A hold was passed to it: from then on it reads no message.
+    was_passed: bool,
 }
 
 impl FairInbox {
     pub(crate) fn new() -> Self {
-        Self { unread: Inbox::new(), is_queued: false, passed: None }
+        Self { unread: Inbox::new(), is_queued: false, passed: None, was_passed: false }
     }
 }
 
@@ -111,14 +111,27 @@ impl QueuedThread {
     /// A thread passes it the hold. It still stands in the server's queue: if a message grants it
     /// the lock from here on, it has lost this hold.
     pub(crate) fn pass(&self, tenancy: Arc<Tenancy>) -> Wake {
-        self.core.upgrade().inspect(|core| core.recipients.remove(self.owner.number()));
-        self.inbox.lock().passed = Some(tenancy);
+        let mut inbox = self.inbox.lock();
+        (inbox.passed, inbox.was_passed) = (Some(tenancy), true);
         Wake::thread(&self.thread)
     }
 
-    pub(crate) fn tell(&self, told: Received<Followers>) {
-        self.inbox.lock().unread.told(told);
+    /// `false`: a hold was passed to it, so no thread reads this.
+    ///
+    /// The inbox's mutex decides: each grant is either unread before the pass, and then the thread
+    /// finds it before the passed hold (`FairEntry::collect`), or it is refused here, and the
+    /// client gives it back. The subscriber's thread may have looked the waiter up before the pass:
+    /// if the grant were put in then, behind the thread's last look, the lock would be that of an
+    /// owner which no thread has, until the grant ends.
+    pub(crate) fn tell(&self, told: Received<Followers>) -> bool {
+        let mut inbox = self.inbox.lock();
+        if inbox.was_passed {
+            return false;
+        }
+        inbox.unread.told(told);
+        drop(inbox);
         self.thread.waker().wake();
+        true
     }
 }
 

@@ -1,6 +1,5 @@
 //! The tables at the top of `mod.rs`, step by step.
 
-use std::sync::Weak;
 use std::time::Duration;
 
 use redlatch_client::sync::Mutex;
@@ -106,7 +105,6 @@ fn fair_hold(thread: &Arc<Thread>, followers: &[u64]) -> Arc<Tenancy> {
 /// A thread that stands in the fair lock's queue.
 fn stands(state: &mut Order) -> Arc<QueuedThread> {
     let queued = Arc::new(QueuedThread {
-        core: Weak::new(),
         lock: "name".into(),
         database: 0,
         owner: ClientId::random().unwrap().next_owner(),

@@ -78,8 +78,9 @@ fn word<T: std::str::FromStr>(text: &str) -> Option<(T, &str)> {
 
 /// A waiter that gets messages on the client's own channel.
 pub(crate) trait Recipient: Send + Sync + RefUnwindSafe {
-    /// Called on the subscriber's thread with no mutex held; must not block.
-    fn told(&self, news: &Message<'_>);
+    /// Called on the subscriber's thread with no mutex held; must not block. `false`: no thread
+    /// will read the message, which the client then handles as one to an owner that does not wait.
+    fn told(&self, news: &Message<'_>) -> bool;
 }
 
 /// The waiters of this client that expect messages, by the numbers of their owners. A waiter is
@@ -104,14 +105,10 @@ impl Recipients {
         registered
     }
 
-    pub(crate) fn remove(&self, owner: u64) {
-        self.waiting.lock().remove(&owner);
-    }
-
-    /// Passes a message to its waiter. `false`: no waiter has that number.
+    /// Passes a message to its waiter. `false`: no waiter has that number, or reads the message.
     pub(super) fn tell(&self, owner: u64, news: &Message<'_>) -> bool {
         let registered = self.waiting.lock().get(&owner).and_then(Weak::upgrade);
-        registered.as_ref().inspect(|it| it.recipient.told(news)).is_some()
+        registered.is_some_and(|it| it.recipient.told(news))
     }
 }
 
@@ -133,7 +130,7 @@ pub(crate) struct Registered<R: ?Sized = dyn Recipient> {
 impl<R: ?Sized> Drop for Registered<R> {
     fn drop(&mut self) {
         if !is_forked() {
-            self.all.remove(self.owner);
+            self.all.waiting.lock().remove(&self.owner);
         }
     }
 }

@@ -14,24 +14,21 @@ use crate::scripts::FairKeys;
 use crate::scripts::fair::{FairScripts, followers};
 
 impl Recipient for Arc<QueuedThread> {
-    fn told(&self, news: &Message<'_>) {
+    fn told(&self, news: &Message<'_>) -> bool {
         match news {
-            Message::Ask { .. } => self.ask(),
+            Message::Ask { .. } => self.tell(Told::Missed),
             Message::Grant(grant)
                 if (grant.database, grant.lock) == (self.database, &*self.lock) =>
             {
-                let Some(details) = followers(grant.details) else { return };
+                let Some(details) = followers(grant.details) else { return true };
                 let (now, lease, received) = (grant.now, grant.lease, clock::now());
-                self.tell(Received::Grant(ReceivedGrant { now, received, lease, details }));
+                self.tell(Received::ReceivedGrant(ReceivedGrant { now, received, lease, details }))
             }
             // `x` and `{x}` have one queue: the waiter was granted the other lock, and has lost its
             // place. The next sign of life finds that out. If it asked at once, the two locks might
             // send it to and fro.
-            Message::Grant(grant) => {
-                let core = self.core.upgrade();
-                core.inspect(|core| give_back_unclaimed(core, self.owner.number(), grant));
-            }
-            Message::Open { .. } | Message::Notified { .. } => {}
+            Message::Grant(_) => false,
+            Message::Open { .. } | Message::Notified { .. } => true,
         }
     }
 }

@@ -248,12 +248,13 @@ struct Notice {
 }
 
 impl Recipient for Arc<Notice> {
-    fn told(&self, news: &Message<'_>) {
-        let Message::Notified { database, waiting } = news else { return };
+    fn told(&self, news: &Message<'_>) -> bool {
+        let Message::Notified { database, waiting } = news else { return true };
         if (*database, *waiting) == (self.database, &*self.waiting) {
             self.notified.store(true, Ordering::Release);
             self.waker.wake();
         }
+        true
     }
 }
 

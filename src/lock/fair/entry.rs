@@ -158,7 +158,6 @@ impl FairEntry {
         }
         let site = &self.queue.site;
         let queued = Arc::new(QueuedThread {
-            core: Arc::downgrade(&site.core),
             lock: Arc::clone(&site.name),
             database: site.core.database(),
             owner: self.entry.owner,

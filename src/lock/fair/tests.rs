@@ -13,8 +13,11 @@ use redlatch_testkit::{Server, wait_until};
 use super::queue::Newcomer;
 use super::*;
 use crate::Client;
-use crate::hold::HoldState;
+use crate::ask::Asked;
+use crate::hold::{Hold, HoldState};
 use crate::lock::{HeldLock, HeldLocks, LockGuard};
+use crate::order::line::QueuedThread;
+use crate::runtime::{GrantMessage, Message, Recipient, Registered};
 use crate::waiting::Signal;
 
 const SOON: Duration = Duration::from_secs(20);
@@ -308,4 +311,49 @@ fn a_refusal_is_that_of_all_threads_of_the_request() {
         assert_eq!(same.to_string(), error.to_string());
     }
     assert!(queued(&server, "refused").is_empty());
+}
+
+/// A thread that stands in the queue behind another client, and listens.
+fn stands(lock: &FairLock) -> Leader<'_> {
+    let mut leader = first(lock);
+    assert!(matches!(ask(lock, &mut leader).unwrap(), Try::Busy(_)));
+    let site = &lock.handle.site;
+    wait_until("it listens", SOON, || site.core.pubsub.hears_own(&site.name));
+    leader
+}
+
+/// Another thread of the client passes it a hold, which the server has taken away.
+fn pass(lock: &FairLock, leader: &Leader<'_>) {
+    let (site, terms) = (&lock.handle.site, lock.handle.terms());
+    let hold = Hold::new(site.core.id.next_owner(), terms, Asked::now(site), false);
+    let tenancy = Arc::new(Tenancy::new(Arc::new(hold), Thread::current()));
+    mailbox(leader).recipient.pass(tenancy).now();
+}
+
+fn mailbox(leader: &Leader<'_>) -> Arc<Registered<Arc<QueuedThread>>> {
+    leader.lead.as_ref().unwrap().request_state.entry.mailbox.clone().unwrap()
+}
+
+/// From here on the server's grant does not end by itself.
+fn stays(server: &Server, name: &str) {
+    let () = redis::cmd("PERSIST").arg(name).query(&mut server.connection()).unwrap();
+}
+
+#[test]
+fn a_grant_that_comes_when_a_passed_hold_was_taken_is_given_back() {
+    let server = Server::start().unwrap();
+    let [client, other] = [(); 2].map(|()| Client::connect(&server.url()).unwrap());
+    let (lock, name) = (client.fair_lock("on its way"), "on its way");
+    let guard = other.fair_lock(name).lock().unwrap();
+    let mut leader = stands(&lock);
+    // As the subscriber's thread has it, which has looked up whom a message names.
+    let mailbox = mailbox(&leader);
+    pass(&lock, &leader);
+    let Lead { listening, request_state: entry } = leader.lead.as_mut().unwrap();
+    assert!(entry.collect(listening).is_some());
+    let grant = GrantMessage { now: 1, lease: SOON, details: "-", database: 0, lock: name };
+    assert!(!mailbox.recipient.told(&Message::Grant(grant)), "no thread reads it any more");
+    guard.unlock().unwrap();
+    stays(&server, name);
+    wait_until("it is given back", SOON, || holder(&server, name).is_empty());
 }
