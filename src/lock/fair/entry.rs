@@ -310,13 +310,9 @@ impl FairEntry {
         self.is_used = true;
         if self.entry.is_in_doubt() && !self.is_owner_of(hold) {
             // The release of the passed hold does not undo a late request of this owner.
-            self.undo();
+            let give_up = self.queue.scripts().give_up_command(&self.entry.owner.text());
+            self.queue.site.undo(give_up, self.terms.lease());
         }
-    }
-
-    fn undo(&self) {
-        let give_up = self.queue.scripts().give_up_command(&self.entry.owner.text());
-        self.queue.site.undo(give_up, self.terms.lease());
     }
 }
 
@@ -336,13 +332,11 @@ impl Drop for FairEntry {
         self.queue.site.gate.call();
         let site = &self.queue.site;
         if let Some(tenancy) = passed {
-            if self.entry.is_in_doubt() {
-                self.undo();
-            }
             // It was passed the hold and cannot take it: the next thread gets it.
             let _ = site.leave(&tenancy, None, Leaving::Posted);
-            return;
         }
+        // Also behind a passed hold: if the server has taken that away, it may have granted the
+        // lock to this entry, and no thread would read the grant.
         let scripts = self.queue.scripts();
         let end = EntryEvent::Ends { inbox: Inbox::new() };
         let left = self.entry.left(end, |owner, _| scripts.give_up_command(owner));

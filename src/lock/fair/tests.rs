@@ -357,3 +357,20 @@ fn a_grant_that_comes_when_a_passed_hold_was_taken_is_given_back() {
     stays(&server, name);
     wait_until("it is given back", SOON, || holder(&server, name).is_empty());
 }
+
+#[test]
+fn a_thread_that_gives_up_a_passed_hold_gives_back_its_own_grant_too() {
+    let server = Server::start().unwrap();
+    let [client, other] = [(); 2].map(|()| Client::connect(&server.url()).unwrap());
+    let (lock, name) = (client.fair_lock("its own"), "its own");
+    let guard = other.fair_lock(name).lock().unwrap();
+    let leader = stands(&lock);
+    guard.unlock().unwrap();
+    wait_until("it is granted", SOON, || {
+        mailbox(&leader).recipient.inbox.lock().unread.is_granted()
+    });
+    stays(&server, name);
+    pass(&lock, &leader);
+    drop(leader);
+    wait_until("it is given back", SOON, || holder(&server, name).is_empty());
+}
