@@ -1,8 +1,8 @@
 -- Releases a fair lock, to the first in line if there is one.
 --
 -- KEYS and ARGV 1 to 3: line.lua
--- ARGV 4 owner, 5.. the followers to which this hold was passed meanwhile: they leave the queue,
---      too
+-- ARGV 4 owner, 5.. the followers to which this hold was passed meanwhile, and the owner itself if
+--      a late request may have queued it: they leave the queue, too
 -- reply: nil = this owner does not have it; 1 = handed on; 0 = free, and the first in line has a
 --        message if it is Redisson's; 5 = free, but the server refused that message
 --

@@ -5,6 +5,7 @@
 //! in Redis's queue until the hold is released, which takes them all off it.
 
 use std::fmt;
+use std::iter;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -44,9 +45,11 @@ impl Line {
         scripts(core, lock, &self.keys).release_command(owner, &self.state.lock().passed)
     }
 
-    /// Undoes anything that a late request of the owner may do.
+    /// Undoes anything that a late request of the owner may do, and takes the threads that have had
+    /// its hold off the queue.
     pub(crate) fn give_up_command(&self, core: &Core, lock: &str, owner: &Owner) -> Command {
-        scripts(core, lock, &self.keys).give_up_command(&owner.text())
+        let leaving: Vec<_> = iter::once(*owner).chain(self.state.lock().passed.clone()).collect();
+        scripts(core, lock, &self.keys).release_command(owner, &leaving)
     }
 
     /// Shortens the owner's hold that is kept for this long, and takes the threads that have had it

@@ -147,9 +147,9 @@ impl FairScripts<'_> {
         self.command(&GIVE_UP, &[owner, b"1"])
     }
 
-    /// Releases a hold, with the owners that had it after its first one.
-    pub(crate) fn release_command(self, owner: &Owner, passed: &[Owner]) -> Command {
-        let owners: Vec<_> = iter::once(owner).chain(passed).map(Owner::text).collect();
+    /// Releases a hold. The owners that had it after its first one leave the queue.
+    pub(crate) fn release_command(self, owner: &Owner, leaving: &[Owner]) -> Command {
+        let owners: Vec<_> = iter::once(owner).chain(leaving).map(Owner::text).collect();
         let arguments: Vec<_> = owners.iter().map(|owner| &owner[..]).collect();
         self.command(&RELEASE, &arguments)
     }

@@ -4,12 +4,15 @@
 
 use redis::Value;
 use redlatch_client::Command;
-use redlatch_testkit::Server;
+use redlatch_testkit::{Server, wait_until};
 
 use super::*;
+use crate::ask::Asked;
 use crate::config::ClientBuilder;
+use crate::hold::Terms;
+use crate::hold::line::{Line, scripts};
 use crate::runtime::Session;
-use crate::scripts::fair::FairScripts;
+use crate::scripts::fair::{FairScripts, Followers, Others};
 use crate::scripts::{FairKeys, Mode};
 use crate::site::Gate;
 
@@ -51,4 +54,31 @@ fn a_late_copy_of_a_keep_command_lengthens_no_lease() {
     let fair = FairScripts { key, keys: &keys, waits, database: 0, acks: None };
     fair.try_acquire(&site.route, &owner, LEASE).unwrap();
     check(&site, &|rest| fair.keep_command(&owner, rest, &[]), fair.release_command(&owner, &[]));
+}
+
+/// The renewer may come to it only then. If the second thread stayed, the lock would be its own
+/// next, and nobody's for the lease of a grant by message.
+#[test]
+fn a_kept_fair_hold_that_has_ended_leaves_no_thread_that_had_it_in_the_queue() {
+    let server = Server::start().unwrap();
+    let config = ClientBuilder::new(&server.url()).config;
+    let session = Session::open(&server.url(), config, |_, _, _| {}).unwrap();
+    let core = session.core();
+    let site = Site::of(core, "ended");
+    let _own = core.pubsub.listen_to_own(&site.name);
+    wait_until("it listens", SHORT, || core.pubsub.hears_own(&site.name));
+    let keys = Arc::new(FairKeys::new(&site.name));
+    let [owner, second, third] = [(); 3].map(|()| core.id.next_owner());
+    let others = Others::Company { owners: &[second, third], just_come: false };
+    scripts(core, &site.name, &keys).acquire(&site.route, &owner, LEASE, others).unwrap();
+    let line = Line::new(&keys, Followers::new());
+    line.state.lock().passed.push(second);
+    let hold = Hold::new(owner, Terms::fixed(LEASE), Asked::now(&site), false).in_line(line);
+    hold.kept_until.store(clock::now(), Ordering::SeqCst);
+    site.keep(&Arc::new(hold));
+    let mut redis = server.connection();
+    wait_until("the third has it", SHORT, || {
+        let holders: Vec<String> = redis::cmd("HKEYS").arg("ended").query(&mut redis).unwrap();
+        holders == [third.to_string()]
+    });
 }
