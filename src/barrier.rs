@@ -842,7 +842,7 @@ impl Queued for BarrierSite {
         look(&mut self.queue.lock())
     }
 
-    fn hand_on(&self, _: Option<Lead<()>>) {}
+    fn transfer_leadership(&self, _: Option<Lead<()>>) {}
 }
 
 impl Member for BarrierSite {

@@ -396,7 +396,7 @@ impl Synchronizer for CountDownLatch {
             }
             Ok(LatchState::Open) => {
                 request_state.ends = None;
-                site.tell_until(request_state.arrivals, || Signal::Granted(()));
+                site.tell_until(request_state.arrivals, || Signal::Passed(()));
                 Ok(Try::Granted(()))
             }
             Ok(LatchState::Closed(left)) => {
@@ -495,7 +495,7 @@ impl Queued for LatchSite {
         look(&mut self.queue.lock())
     }
 
-    fn hand_on(&self, lead: Option<Lead<LatchRequestState>>) {
+    fn transfer_leadership(&self, lead: Option<Lead<LatchRequestState>>) {
         // The next leader may wait for another count than this one asked for, so it asks at once.
         // But it must not take the end of the latch for the last count-down.
         self.promote(lead.map(|lead| Lead::new(lead.request_state)));

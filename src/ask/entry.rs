@@ -35,7 +35,7 @@
 //!   line, since a waiter knows only where it stood when it last asked.)
 //! - *no news is lost*: a request that fails leaves the entry due, since it has used up the news
 //!   that led to it. The next leader asks at once. So does a leader whose grant is not ours any more
-//!   when it is installed.
+//!   when it is admitted.
 //! - *nobody's entry*: an owner that was granted the lock by its first request alone was never in a
 //!   queue, so no message names it. If the server may have run a copy of that request, or if the
 //!   owner has asked before, the message of its grant may come late and must not be given back.
@@ -351,7 +351,7 @@ impl<D> EntryMachine<D> {
 
     #[inline]
     fn granted(&mut self, asked: Asked, by: By<D>) -> Action<D> {
-        // If the grant is not ours any more when it is installed, only the server knows.
+        // If the grant is not ours any more when it is admitted, only the server knows.
         self.ask_at = 0;
         Action::Granted(Granted { asked, in_doubt: self.exchanges.is_in_doubt(), by })
     }

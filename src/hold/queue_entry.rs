@@ -191,7 +191,7 @@ impl<D, R: Recipient + 'static> QueueEntry<D, R> {
 
 impl QueueEntry {
     /// Whether something was told and not read.
-    pub(crate) fn has_news(&self) -> bool {
+    pub(crate) fn may_collect(&self) -> bool {
         let unread = |it: &Arc<Registered<Mailbox>>| !it.recipient.unread.lock().inbox.is_empty();
         self.mailbox.as_ref().is_some_and(unread)
     }

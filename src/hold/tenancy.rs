@@ -312,7 +312,7 @@ impl Tenancy {
     }
 
     /// Tells the observer of the loss, unless it does not know that the thread has had the hold: that
-    /// it knows soon ([`told`](Self::told)), or never.
+    /// it knows soon ([`observed`](Self::observed)), or never.
     pub(crate) fn tell_lost(&self, core: &Core, name: &Arc<str>, reason: LostReason) {
         if self.heard.fetch_or(LOST, Ordering::SeqCst) & HAD == 0 {
             return;
@@ -324,7 +324,7 @@ impl Tenancy {
     }
 
     /// The observer was told that the thread has it.
-    pub(crate) fn told(&self, core: &Core, name: &Arc<str>) {
+    pub(crate) fn observed(&self, core: &Core, name: &Arc<str>) {
         // Lost, and not told of yet.
         if self.heard.fetch_or(HAD, Ordering::SeqCst) == LOST
             && let HoldState::Lost(reason) = self.state()

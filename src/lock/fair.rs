@@ -178,8 +178,8 @@ impl Synchronizer for FairLock {
         lead.request_state.collect(&mut lead.listening)
     }
 
-    fn has_news(&self, entry: &FairEntry) -> bool {
-        entry.has_news()
+    fn may_collect(&self, entry: &FairEntry) -> bool {
+        entry.may_collect()
     }
 
     fn pause(&self, entry: &FairEntry) -> Duration {
@@ -200,7 +200,7 @@ impl Synchronizer for FairLock {
     /// `None`: see [`lock/hooks.rs`](crate::lock::hooks); or the thread slept through the
     /// rest of the lease of a hold that was passed to it. Then the thread asks as another owner:
     /// its entry is gone, or the release of the revoked hold gives that entry up.
-    fn install(
+    fn admit(
         &self,
         leadership: &mut LeadershipGuard<'_, Arc<FairQueue>>,
         tenancy: Arc<Tenancy>,
@@ -235,7 +235,7 @@ impl Synchronizer for FairLock {
         handle.admitted(tenancy).map(Some)
     }
 
-    fn told(&self, tenancy: &Arc<Tenancy>) {
-        self.handle.site.told(tenancy);
+    fn observed(&self, tenancy: &Arc<Tenancy>) {
+        self.handle.site.observed(tenancy);
     }
 }

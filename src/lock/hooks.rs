@@ -244,7 +244,7 @@ impl Synchronizer for Hooks<'_> {
 
     /// The receiver looks once more: it may have slept through the rest of the lease. If the client
     /// was shut down meanwhile, this is an error, and releases the hold again.
-    fn receive(&self, tenancy: Arc<Tenancy>) -> Result<Option<Arc<Tenancy>>, Error> {
+    fn take_passed(&self, tenancy: Arc<Tenancy>) -> Result<Option<Arc<Tenancy>>, Error> {
         if !tenancy.is_held() {
             self.0.site.lose_hold(&tenancy.hold(), LostReason::LeaseExpired);
             return Ok(None);
@@ -255,8 +255,8 @@ impl Synchronizer for Hooks<'_> {
         self.0.admitted(tenancy).map(Some)
     }
 
-    fn told(&self, tenancy: &Arc<Tenancy>) {
-        self.0.site.told(tenancy);
+    fn observed(&self, tenancy: &Arc<Tenancy>) {
+        self.0.site.observed(tenancy);
     }
 
     fn request_state(&self, _: &Claim<'_, LockNeed>) -> Option<QueueEntry> {
@@ -272,8 +272,8 @@ impl Synchronizer for Hooks<'_> {
         request_state.as_mut()?.collect(listening, &self.0.site, claim)
     }
 
-    fn has_news(&self, request_state: &Option<QueueEntry>) -> bool {
-        request_state.as_ref().is_some_and(QueueEntry::has_news)
+    fn may_collect(&self, request_state: &Option<QueueEntry>) -> bool {
+        request_state.as_ref().is_some_and(QueueEntry::may_collect)
     }
 
     fn ask(
@@ -295,7 +295,7 @@ impl Synchronizer for Hooks<'_> {
     /// `None`: between the grant and here the lease has ended, or the server has answered a forced
     /// unlock of this process, before or after the grant; or a fair lock's hold has the seat, and
     /// the server does not know this one.
-    fn install(
+    fn admit(
         &self,
         leadership: &mut LeadershipGuard<'_, Arc<Site>>,
         tenancy: Arc<Tenancy>,

@@ -142,14 +142,14 @@ impl World {
                     assert!(self.standing().stand_down(&queued).is_none());
                     self.line.retain(|other| *other != thread);
                 }
-                _ => self.hand_on(),
+                _ => self.transfer_leadership(),
             },
             Step::Leaves(thread, mode) => self.leaves(thread, mode),
             Step::Released(thread) => {
                 if let At::Releases(hold) = std::mem::replace(&mut self.at[thread], At::Nothing) {
                     self.forget(&hold);
                 }
-                self.hand_on();
+                self.transfer_leadership();
             }
             Step::Lost(mode) => {
                 let seat = self.state.side(mode).seat.as_ref().unwrap();
@@ -244,7 +244,7 @@ impl World {
         }
         if mode == Mode::Read {
             self.state.let_readers_in(self.now).into_iter().for_each(Wake::now);
-            self.hand_on();
+            self.transfer_leadership();
         }
     }
 
@@ -265,8 +265,8 @@ impl World {
         }
     }
 
-    fn hand_on(&mut self) {
-        self.state.hand_on(Mode::Lock, None).0.now();
+    fn transfer_leadership(&mut self) {
+        self.state.transfer_leadership(Mode::Lock, None).0.now();
     }
 
     fn forget(&mut self, hold: &Arc<Hold>) {
@@ -288,7 +288,7 @@ impl World {
             let mode = waiter.need().mode;
             match waiter.take_signal() {
                 None => {}
-                Some(Signal::Granted(tenancy)) => {
+                Some(Signal::Passed(tenancy)) => {
                     self.at[thread] = At::Nothing;
                     self.has(mode)[thread] = Some(tenancy);
                 }

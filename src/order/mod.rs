@@ -216,12 +216,12 @@ impl Order {
         {
             let thread = Arc::clone(first.thread());
             let Some((tenancy, _)) = self.join_any_time(&thread, terms, now) else { break };
-            woken.extend(self.queue.grant_first(|_| tenancy));
+            woken.extend(self.queue.pass_first(|_| tenancy));
         }
         woken
     }
 
-    pub(crate) fn hand_on(
+    pub(crate) fn transfer_leadership(
         &mut self,
         mode: Mode,
         lead: Option<GateLead>,
@@ -343,7 +343,7 @@ impl Order {
             return None;
         }
         // Takes the next thread out of the queue and signals it.
-        let passed = self.queue.grant_first(|first| {
+        let passed = self.queue.pass_first(|first| {
             let next = next(first.thread());
             self.alone.seat = Some(left.passed_to(&next, first.need().terms));
             next

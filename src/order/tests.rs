@@ -56,7 +56,7 @@ fn each_state_is_left_as_the_table_says() {
     ));
     assert_eq!(is(&state), HELD);
     assert!(matches!(state.leave(Mode::Lock, &first, None, 0), LeaveOutcome::NotThere));
-    let Some(Signal::Granted(second)) = waiter.take_signal() else { panic!("not passed") };
+    let Some(Signal::Passed(second)) = waiter.take_signal() else { panic!("not passed") };
     // The turn is over: the waiter does not get the hold, and leads next.
     let GateOutcome::Queued(_) = enter(&mut state, &one, 0) else { panic!("not queued") };
     assert!(matches!(
@@ -141,7 +141,7 @@ fn a_hold_goes_on_in_the_order_of_its_own_kind() {
         admits(&mut state, &hold);
         let GateOutcome::Queued(waiter) = state.enter(&plain, NEED, true, 0) else { panic!() };
         assert_eq!(passes(&mut state, &hold), !is_fair || has_followers);
-        let plain_has_it = matches!(waiter.take_signal(), Some(Signal::Granted(_)));
+        let plain_has_it = matches!(waiter.take_signal(), Some(Signal::Passed(_)));
         assert_eq!(plain_has_it, !is_fair);
         assert_eq!(fair.inbox.lock().passed.is_some(), has_followers);
         let stand = &state.standing.as_ref().unwrap().queued;
@@ -162,7 +162,7 @@ fn the_hold_of_a_leader_goes_to_no_thread_that_stands_in_the_line() {
     assert_eq!(is(&state), HELD);
     assert!(fair.inbox.lock().passed.is_none() && waiter.take_signal().is_none());
     assert!(passes(&mut state, &hold));
-    let Some(Signal::Granted(next)) = waiter.take_signal() else { panic!("not passed") };
+    let Some(Signal::Passed(next)) = waiter.take_signal() else { panic!("not passed") };
     // Nobody queues: it is released, and the server lets the line in.
     assert!(!passes(&mut state, &next));
     assert_eq!(is(&state), LED);

@@ -174,8 +174,8 @@ impl Gate {
 
     /// The leader is done, and the leadership goes to the next thread in the queue, with the lead if
     /// that is for this mode. Otherwise returns the lead.
-    pub(super) fn hand_on(&self, lead: Option<GateLead>) -> Option<GateLead> {
-        let (wake, left) = self.state.lock().hand_on(self.mode, lead);
+    pub(super) fn transfer_leadership(&self, lead: Option<GateLead>) -> Option<GateLead> {
+        let (wake, left) = self.state.lock().transfer_leadership(self.mode, lead);
         wake.now();
         left
     }

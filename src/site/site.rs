@@ -184,8 +184,8 @@ impl Site {
     }
 
     /// The observer was told that the tenancy's thread has it.
-    pub(crate) fn told(&self, tenancy: &Tenancy) {
-        tenancy.told(&self.core, &self.name);
+    pub(crate) fn observed(&self, tenancy: &Tenancy) {
+        tenancy.observed(&self.core, &self.name);
     }
 
     /// The error of a tenancy that was lost.
@@ -344,8 +344,9 @@ impl Queued for Arc<Site> {
 
     /// The leadership goes to the next thread in the queue, with the entry if that is of its mode.
     /// Otherwise the entry is given up.
-    fn hand_on(&self, lead: Option<Lead<Option<QueueEntry>>>) {
-        if let Some(entry) = self.gate.hand_on(lead).and_then(|lead| lead.request_state) {
+    fn transfer_leadership(&self, lead: Option<Lead<Option<QueueEntry>>>) {
+        if let Some(entry) = self.gate.transfer_leadership(lead).and_then(|lead| lead.request_state)
+        {
             self.leave_queue(entry);
         }
     }

@@ -7,7 +7,7 @@
 //!     granted meanwhile?   done
 //!     time to ask?         ask; granted? done
 //!     else                 sleep until there is news, or that time
-//! install the grant; if it is not ours any more, ask anew
+//! admit the grant; if it is not ours any more, ask anew
 //! ```
 //!
 //! The leader asks at first, when a message came or may have been missed since the last request,
@@ -45,7 +45,7 @@ pub use wait::Wait;
 pub(crate) use wait::{Claim, doze};
 
 /// The hooks of a synchronizer, in about the order in which [`acquire`] calls them. (A leader calls
-/// `has_news` whenever it sleeps: during a pause, and after an `ask` that got nothing.)
+/// `may_collect` whenever it sleeps: during a pause, and after an `ask` that got nothing.)
 pub(crate) trait Synchronizer {
     /// The site at which its threads queue.
     type Site: Queued;
@@ -66,7 +66,7 @@ pub(crate) trait Synchronizer {
     fn look(&self) {}
 
     /// Takes a grant from another thread of this process. `None`: the grant is over already.
-    fn receive(&self, grant: GrantOf<Self>) -> Result<Option<GrantOf<Self>>, Error> {
+    fn take_passed(&self, grant: GrantOf<Self>) -> Result<Option<GrantOf<Self>>, Error> {
         Ok(Some(grant))
     }
 
@@ -80,7 +80,7 @@ pub(crate) trait Synchronizer {
     fn collect(&self, lead: &mut LeadOf<Self>, claim: &ClaimOf<'_, Self>) -> Option<GrantOf<Self>>;
 
     /// Whether the leader can collect a grant, or has no reason left to pause.
-    fn has_news(&self, _request: &RequestStateOf<Self>) -> bool {
+    fn may_collect(&self, _request: &RequestStateOf<Self>) -> bool {
         false
     }
 
@@ -99,7 +99,7 @@ pub(crate) trait Synchronizer {
     ) -> Result<Try<GrantOf<Self>>, Error>;
 
     /// Gives the leader's grant to its thread. `None`: the process no longer has the grant.
-    fn install(
+    fn admit(
         &self,
         _leadership: &mut LeadershipGuard<'_, Self::Site>,
         grant: GrantOf<Self>,
@@ -109,7 +109,7 @@ pub(crate) trait Synchronizer {
     }
 
     /// Called after the observer has heard of this grant.
-    fn told(&self, _grant: &GrantOf<Self>) {}
+    fn observed(&self, _grant: &GrantOf<Self>) {}
 }
 
 /// The result of a thread's arrival.
@@ -226,7 +226,7 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
             (Ok(Some(grant)), Some(way)) => {
                 let (_, permits) = self.synchronizer.what(&self.claim.need);
                 self.core.observe(Count::Acquired, permits, |it| it.acquired(&self.event(way)));
-                self.synchronizer.told(grant);
+                self.synchronizer.observed(grant);
                 return;
             }
             // This is a re-entry whose first request failed.
@@ -303,7 +303,7 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
                         self.is_promoted = true;
                         lead
                     }
-                    Some(Signal::Granted(grant)) => match synchronizer.receive(grant)? {
+                    Some(Signal::Passed(grant)) => match synchronizer.take_passed(grant)? {
                         None => continue,
                         granted => {
                             self.way = Some(Way::Passed);
@@ -318,9 +318,9 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
                 },
             };
             // On every path out of that function, the drop of the leadership hands it on
-            // (`Queued::hand_on`): it wakes the first waiter of the process's queue, which then
+            // (`Queued::transfer_leadership`): it wakes the first waiter of the process's queue, which then
             // leads. A lock's new leader also gets the lead. If nobody waits, the entry in Redis's
-            // queue is given up. Only `install` may give the leadership up instead.
+            // queue is given up. Only `admit` may give the leadership up instead.
             let lead = lead.map(|lead| *lead);
             return self.lead_until_granted(LeadershipGuard::new(synchronizer.site(), lead));
         }
@@ -378,7 +378,7 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
             // The server may have taken the grant away in the meantime. If so, the leader asks at
             // once.
             lead.listening.ask_at = 0;
-            if let Some(grant) = synchronizer.install(&mut leadership, grant, claim)? {
+            if let Some(grant) = synchronizer.admit(&mut leadership, grant, claim)? {
                 return Ok(Some(grant));
             }
             if claim.wait.is_over() {
@@ -397,7 +397,7 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
                 return Ok(Some(grant));
             }
             let Lead { listening, request_state } = &mut *lead;
-            let news = || synchronizer.has_news(request_state);
+            let news = || synchronizer.may_collect(request_state);
             // The leader asks at first, when `ask_at` has come, and when a message came on one of
             // its channels or such a channel was confirmed since the last request.
             if listening.is_due() {

@@ -36,7 +36,7 @@ impl Queued for Client<'_> {
         look(&mut self.queue.lock())
     }
 
-    fn hand_on(&self, _: Option<Lead<()>>) {}
+    fn transfer_leadership(&self, _: Option<Lead<()>>) {}
 }
 
 impl<'a, F: Fn() -> bool> Synchronizer for Alone<'a, F> {

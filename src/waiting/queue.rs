@@ -57,8 +57,8 @@ pub(crate) struct LocalWaiter<N, G, I> {
 /// The signal that ends a waiter's time in the queue.
 #[derive(Debug)]
 pub(crate) enum Signal<G, I> {
-    /// The waiter has its grant.
-    Granted(G),
+    /// Another thread has passed the waiter its grant.
+    Passed(G),
     /// The waiter leads now, with the lead of the leader before it, if that left one.
     Leadership(Option<Box<Lead<I>>>),
     /// The leader found the server in trouble.
@@ -174,14 +174,14 @@ impl<N, G, I> Queue<N, G, I> {
         self.waiters.as_ref().map_or(0, |waiters| waiters.arrivals)
     }
 
-    /// Grants the first waiter in the queue the result of `make`.
-    pub(crate) fn grant_first(
+    /// Passes the result of `make` to the first waiter in the queue.
+    pub(crate) fn pass_first(
         &mut self,
         make: impl FnOnce(&LocalWaiter<N, G, I>) -> G,
     ) -> Option<Wake> {
         let first = self.pop()?;
         let grant = make(&first);
-        Some(first.tell(Signal::Granted(grant)))
+        Some(first.tell(Signal::Passed(grant)))
     }
 
     /// Gives the leadership to the first waiter. If the queue is empty, gives the leadership up and
@@ -292,7 +292,7 @@ pub(crate) trait Queued {
     fn with_queue<R>(&self, look: impl FnOnce(&mut QueueOf<Self>) -> R) -> R;
 
     /// Takes the leadership from a leader that is done, and [promotes](Self::promote) the next one.
-    fn hand_on(&self, lead: Option<Lead<Self::RequestState>>);
+    fn transfer_leadership(&self, lead: Option<Lead<Self::RequestState>>);
 
     /// As [`Queue::promote`], and wakes the new leader.
     fn promote(&self, lead: Option<Lead<Self::RequestState>>) -> Option<Lead<Self::RequestState>> {
@@ -392,7 +392,7 @@ impl<'a, Q: Queued> LeadershipGuard<'a, Q> {
 impl<Q: Queued> Drop for LeadershipGuard<'_, Q> {
     fn drop(&mut self) {
         if !self.is_laid_down {
-            self.queued.hand_on(self.lead.take());
+            self.queued.transfer_leadership(self.lead.take());
         }
     }
 }

@@ -66,7 +66,7 @@ impl FairEntry {
     }
 
     /// Whether the inbox has something, or no thread is left that may come along.
-    pub(super) fn has_news(&self) -> bool {
+    pub(super) fn may_collect(&self) -> bool {
         let Some(queued) = &self.entry.mailbox else { return self.leads && !self.queue.is_busy() };
         let inbox = queued.recipient.inbox.lock();
         !inbox.unread.is_empty() || inbox.passed.is_some()

@@ -217,7 +217,7 @@ impl Queued for Arc<FairQueue> {
 
     /// An entry belongs to its thread, and leaves the queue. If the thread has the newcomers'
     /// leadership, or none existed, the next newcomer gets the leadership.
-    fn hand_on(&self, lead: Option<Lead<FairEntry>>) {
+    fn transfer_leadership(&self, lead: Option<Lead<FairEntry>>) {
         if lead.is_none() {
             let _none = self.promote(None);
         }

@@ -81,7 +81,7 @@ impl Granted<'_> {
     fn goes_on(self) -> Option<Arc<Tenancy>> {
         let Self { lock, mut leader, tenancy } = self;
         let thread = Thread::current();
-        lock.install(&mut leader, tenancy, &claim(lock, &thread)).unwrap()
+        lock.admit(&mut leader, tenancy, &claim(lock, &thread)).unwrap()
     }
 }
 
@@ -261,7 +261,7 @@ fn a_message_to_a_companion_before_its_first_look_is_not_forgotten() {
         let said = format!("ask {number} looks");
         let mut redis = server.connection();
         let () = redis::cmd("PUBLISH").arg(&channel).arg(said).query(&mut redis).unwrap();
-        lock.has_news(&lead.request_state)
+        lock.may_collect(&lead.request_state)
     });
     assert!(lead.listening.ask_at > 0);
     let Lead { listening, request_state: entry } = &mut *lead;

@@ -86,7 +86,7 @@ impl PermitLease {
         let tenancy = Arc::new(Tenancy::new(Arc::clone(&self.hold), Thread::placeholder()));
         let ExpirableSite { core, name, .. } = &*self.site;
         // The thread has acquired it.
-        tenancy.told(core, name);
+        tenancy.observed(core, name);
         let mut state = self.state.lock();
         if state.is_over || !tenancy.is_held() {
             drop(state);

@@ -293,7 +293,7 @@ impl<L> PermitGateState<L> {
     fn grant_first(&mut self, permits: &mut Permits<L>) -> Option<Wake> {
         let need = *self.queue.first()?.need();
         let granted = permits.take(need)?;
-        self.queue.grant_first(|_| granted)
+        self.queue.pass_first(|_| granted)
     }
 }
 

@@ -163,7 +163,7 @@ impl<S: Source> Synchronizer for Arc<S> {
         self.gate().take_given()
     }
 
-    fn has_news(&self, _: &PermitRequestState) -> bool {
+    fn may_collect(&self, _: &PermitRequestState) -> bool {
         self.gate().is_given()
     }
 
@@ -224,7 +224,7 @@ impl<S: Source> Queued for Arc<S> {
         self.gate().with_queue(look)
     }
 
-    fn hand_on(&self, _: Option<Lead<PermitRequestState>>) {
+    fn transfer_leadership(&self, _: Option<Lead<PermitRequestState>>) {
         // The leader got permits from the server, or gave up, and was passed some at the same
         // moment.
         if let Some(left) = self.gate().leader_leaves() {

@@ -92,7 +92,7 @@ impl Queued for Name {
         self.gate.with_queue(look)
     }
 
-    fn hand_on(&self, lead: Option<Lead<Option<QueueEntry>>>) {
+    fn transfer_leadership(&self, lead: Option<Lead<Option<QueueEntry>>>) {
         self.leads_no_more();
         self.promote(lead);
     }
@@ -153,7 +153,7 @@ impl Synchronizer for Visitor<'_> {
         }
     }
 
-    fn receive(&self, tenancy: Arc<Tenancy>) -> Result<Option<Arc<Tenancy>>, Error> {
+    fn take_passed(&self, tenancy: Arc<Tenancy>) -> Result<Option<Arc<Tenancy>>, Error> {
         if tenancy.is_held() {
             return Ok(Some(tenancy));
         }
@@ -199,7 +199,7 @@ impl Synchronizer for Visitor<'_> {
         Ok(Try::Granted(Arc::new(Tenancy::new(hold, Arc::clone(claim.thread)))))
     }
 
-    fn install(
+    fn admit(
         &self,
         leadership: &mut LeadershipGuard<'_, Name>,
         tenancy: Arc<Tenancy>,
@@ -380,7 +380,7 @@ impl Name {
     /// Leaves the queue at once, or gives back a signal that came first.
     fn withdraw(&self, waiter: &Arc<GateWaiter>) {
         match self.give_up(waiter) {
-            Some(Signal::Granted(tenancy)) => {
+            Some(Signal::Passed(tenancy)) => {
                 self.leave(&tenancy, waiter.need().terms);
             }
             Some(Signal::Leadership(lead)) => {

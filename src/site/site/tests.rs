@@ -136,10 +136,10 @@ fn a_loss_is_reported_after_its_acquisition_and_never_without_it() {
     let early = seated(&site, LEASE);
     site.lose_hold(&early.hold(), LostReason::ShutDown);
     assert_eq!(losses(), 0, "it has not been acquired");
-    site.told(&early);
+    site.observed(&early);
     assert_eq!(losses(), 1, "now it has");
     let late = seated(&site, LEASE);
-    site.told(&late);
+    site.observed(&late);
     assert_eq!(losses(), 1);
     site.lose_hold(&late.hold(), LostReason::Revoked);
     assert_eq!(losses(), 2);
@@ -155,7 +155,7 @@ fn a_release_is_reported_only_of_a_hold_reported_as_acquired() {
     let tenancy = seated(&site, LEASE);
     tenancy.tell_released(session.core(), "left");
     assert_eq!(releases(), 0);
-    site.told(&tenancy);
+    site.observed(&tenancy);
     tenancy.tell_released(session.core(), "left");
     assert_eq!(releases(), 1);
 }

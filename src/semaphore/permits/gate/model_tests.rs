@@ -65,7 +65,7 @@ impl Queued for Pool {
         self.gate.with_queue(look)
     }
 
-    fn hand_on(&self, _: Option<Lead<PermitRequestState>>) {
+    fn transfer_leadership(&self, _: Option<Lead<PermitRequestState>>) {
         if let Some(left) = self.gate.leader_leaves() {
             self.give_back(left.number);
         }
@@ -114,7 +114,7 @@ impl Synchronizer for Pool {
         given
     }
 
-    fn has_news(&self, _: &PermitRequestState) -> bool {
+    fn may_collect(&self, _: &PermitRequestState) -> bool {
         self.gate.is_given() || self.said.load(Ordering::SeqCst)
     }
 
