@@ -396,7 +396,7 @@ impl Synchronizer for CountDownLatch {
             }
             Ok(LatchState::Open) => {
                 request_state.ends = None;
-                site.tell_until(request_state.arrivals, || Signal::Passed(()));
+                site.signal_until(request_state.arrivals, || Signal::Passed(()));
                 Ok(Try::Granted(()))
             }
             Ok(LatchState::Closed(left)) => {

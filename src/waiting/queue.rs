@@ -48,7 +48,7 @@ pub(crate) struct LocalWaiter<N, G, I> {
     /// The waiter's signal. It is set under the mutex of the queue's owner, which so decides
     /// between a grant and giving up.
     signal: Mutex<Option<Signal<G, I>>>,
-    told: AtomicBool,
+    is_signalled: AtomicBool,
     /// Whether the waiter is the first in the queue and should stay awake for a moment.
     called: AtomicBool,
     spin: Arc<Spin>,
@@ -121,7 +121,7 @@ impl<N, G, I> Queue<N, G, I> {
             need,
             arrival: waiters.arrivals,
             signal: Mutex::new(None),
-            told: AtomicBool::new(false),
+            is_signalled: AtomicBool::new(false),
             called: AtomicBool::new(false),
             spin: Arc::clone(&waiters.spin),
         });
@@ -181,7 +181,7 @@ impl<N, G, I> Queue<N, G, I> {
     ) -> Option<Wake> {
         let first = self.pop()?;
         let grant = make(&first);
-        Some(first.tell(Signal::Passed(grant)))
+        Some(first.signal(Signal::Passed(grant)))
     }
 
     /// Gives the leadership to the first waiter. If the queue is empty, gives the leadership up and
@@ -190,7 +190,7 @@ impl<N, G, I> Queue<N, G, I> {
         let first = self.pop();
         self.led = first.is_some();
         match first {
-            Some(first) => (first.tell(Signal::Leadership(lead.map(Box::new))), None),
+            Some(first) => (first.signal(Signal::Leadership(lead.map(Box::new))), None),
             None => (Wake::NOBODY, lead),
         }
     }
@@ -201,7 +201,7 @@ impl<N, G, I> Queue<N, G, I> {
     }
 
     /// Signals one waiter, wherever it stands. Returns the signal if the waiter has left the queue.
-    pub(crate) fn tell(
+    pub(crate) fn signal(
         &mut self,
         waiter: &Arc<LocalWaiter<N, G, I>>,
         signal: Signal<G, I>,
@@ -210,20 +210,24 @@ impl<N, G, I> Queue<N, G, I> {
         match waiters.queue.iter().position(|queued| Arc::ptr_eq(queued, waiter)) {
             Some(at) => {
                 waiters.queue.remove(at);
-                Ok(waiter.tell(signal))
+                Ok(waiter.signal(signal))
             }
             None => Err(signal),
         }
     }
 
-    fn tell_until(&mut self, arrival: u64, mut signal: impl FnMut() -> Signal<G, I>) -> Vec<Wake> {
-        let mut told = Vec::new();
+    fn signal_until(
+        &mut self,
+        arrival: u64,
+        mut signal: impl FnMut() -> Signal<G, I>,
+    ) -> Vec<Wake> {
+        let mut woken = Vec::new();
         while self.first().is_some_and(|first| first.arrival <= arrival)
             && let Some(first) = self.pop()
         {
-            told.push(first.tell(signal()));
+            woken.push(first.signal(signal()));
         }
-        told
+        woken
     }
 
     /// The wake-ups of all waiters.
@@ -257,13 +261,13 @@ impl<N, G, I> LocalWaiter<N, G, I> {
     /// Stays awake for a moment, if [`Queue::call_first`] called this waiter.
     pub(super) fn spin_if_called(&self) {
         if self.called.swap(false, Ordering::Relaxed) {
-            self.spin.spin(|| self.told.load(Ordering::Acquire));
+            self.spin.spin(|| self.is_signalled.load(Ordering::Acquire));
         }
     }
 
-    fn tell(&self, signal: Signal<G, I>) -> Wake {
+    fn signal(&self, signal: Signal<G, I>) -> Wake {
         *self.signal.lock() = Some(signal);
-        self.told.store(true, Ordering::Release);
+        self.is_signalled.store(true, Ordering::Release);
         Wake::thread(&self.thread)
     }
 }
@@ -335,9 +339,9 @@ pub(crate) trait Queued {
     }
 
     /// Signals all waiters up to number `arrival`.
-    fn tell_until(&self, arrival: u64, signal: impl FnMut() -> SignalOf<Self>) {
-        let told = self.with_queue(|queue| queue.tell_until(arrival, signal));
-        told.into_iter().for_each(Wake::now);
+    fn signal_until(&self, arrival: u64, signal: impl FnMut() -> SignalOf<Self>) {
+        let woken = self.with_queue(|queue| queue.signal_until(arrival, signal));
+        woken.into_iter().for_each(Wake::now);
     }
 
     /// Fails the waiters that queued before the leader's request, which has failed. If the leader's
@@ -347,7 +351,7 @@ pub(crate) trait Queued {
         if was_cut() {
             return;
         }
-        self.tell_until(arrival, || Signal::Failed(error.clone()));
+        self.signal_until(arrival, || Signal::Failed(error.clone()));
     }
 
     /// Wakes all waiters for another reason than a signal.

@@ -147,7 +147,7 @@ impl FairQueue {
                 Ok(lead) => Signal::Leadership(Some(Box::new(lead))),
                 Err(error) => Signal::Failed(error),
             };
-            match waiters.newcomers.tell(&newcomer, signal) {
+            match waiters.newcomers.signal(&newcomer, signal) {
                 Ok(wake) => told.push(wake),
                 Err(signal) => gone.push(signal),
             }
