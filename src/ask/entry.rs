@@ -44,7 +44,7 @@
 
 use std::time::Duration;
 
-use super::exchanges::{Asked, Exchanges, InTime, Reader, ReceivedGrant, Undo};
+use super::exchanges::{Asked, Collector, Exchanges, InTime, ReceivedGrant, Undo};
 use crate::lease::deadline::PROVISIONAL;
 use crate::scripts::lock::Again;
 
@@ -109,7 +109,7 @@ pub(crate) enum EntryEvent<D> {
     /// its second copy, or the thread did not wait, because its wait ended or was cancelled.
     Unknown,
     /// Its thread reads what it was told.
-    Reads { inbox: Inbox<D>, reader: Reader },
+    Collects { inbox: Inbox<D>, collector: Collector },
     /// Too few replicas have the grant of the last reply. The entry is used up.
     Unacknowledged { in_doubt: bool, inbox: Inbox<D> },
     /// No thread of the process wants the lock any more. The entry is used up.
@@ -210,7 +210,7 @@ pub(crate) enum By<D> {
         already: bool,
         details: D,
         /// The details that a message named for the same grant.
-        told: Option<D>,
+        message: Option<D>,
         /// Messages may name the owner, though it has the lock.
         may_be_named: bool,
     },
@@ -246,7 +246,9 @@ impl<D> EntryMachine<D> {
             EntryEvent::Answered { reply, in_doubt } => self.answered(now, reply, in_doubt),
             EntryEvent::Failed => self.unanswered(false).into(),
             EntryEvent::Unknown => self.unanswered(true).into(),
-            EntryEvent::Reads { inbox, reader } => self.reads(now, inbox, reader).into(),
+            EntryEvent::Collects { inbox, collector } => {
+                self.collects(now, inbox, collector).into()
+            }
             EntryEvent::Unacknowledged { in_doubt, inbox } => {
                 self.exchanges.heard(in_doubt, true);
                 self.ends(inbox).into()
@@ -276,12 +278,12 @@ impl<D> EntryMachine<D> {
         self.exchanges.heard(in_doubt, !matches!(reply, EntryReply::NotTaken));
         match reply {
             EntryReply::Granted { already, lease, waits, details } => {
-                let told = self.exchanges.confirmed(already);
-                let suspects = already && told.is_none();
+                let message = self.exchanges.confirmed(already);
+                let suspects = already && message.is_none();
                 let then = match self.exchanges.in_time(now, lease, waits) {
                     InTime::Yes => {
                         let may_be_named = already || self.exchanges.may_stand();
-                        self.granted(asked, By::Reply { already, told, details, may_be_named })
+                        self.granted(asked, By::Reply { already, message, details, may_be_named })
                     }
                     InTime::Ask => self.sleeps(),
                     InTime::Fail => Action::Fail,
@@ -316,7 +318,7 @@ impl<D> EntryMachine<D> {
         self.sleeps()
     }
 
-    fn reads(&mut self, now: u64, inbox: Inbox<D>, reader: Reader) -> Action<D> {
+    fn collects(&mut self, now: u64, inbox: Inbox<D>, collector: Collector) -> Action<D> {
         let Inbox { grant, open_until, is_public, is_missed } = inbox;
         if let Some(until) = open_until {
             self.ask_at = self.ask_at.min(until);
@@ -335,7 +337,7 @@ impl<D> EntryMachine<D> {
         // If it is not certain that it is ours, the next thing to do is to ask.
         self.ask_at = 0;
         let lease = granted.lease;
-        match self.exchanges.granted_by_message(now, granted, reader) {
+        match self.exchanges.granted_by_message(now, granted, collector) {
             Some((asked, details)) => self.granted(asked, By::Message { lease, details }),
             None => self.sleeps(),
         }
@@ -344,8 +346,8 @@ impl<D> EntryMachine<D> {
     fn ends(&mut self, inbox: Inbox<D>) -> Action<D> {
         self.is_asking = false;
         // The details of a grant that nobody has read, or that no reply has confirmed.
-        let told = self.exchanges.confirmed(true);
-        let details = inbox.grant.map(|granted| granted.details).or(told);
+        let message = self.exchanges.confirmed(true);
+        let details = inbox.grant.map(|granted| granted.details).or(message);
         Action::GiveBack { undo: self.exchanges.undo(), details }
     }
 
@@ -374,8 +376,8 @@ impl<D> Inbox<D> {
     }
 
     /// From here on the owner's thread has something to read: it must be woken.
-    pub(crate) fn told(&mut self, told: Received<D>) {
-        match told {
+    pub(crate) fn receive(&mut self, received: Received<D>) {
+        match received {
             // A second copy says nothing new.
             Received::Grant(granted) if self.grant.is_some() => drop(granted),
             Received::Grant(granted) => self.grant = Some(granted),

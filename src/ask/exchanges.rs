@@ -90,7 +90,7 @@ pub(crate) struct Exchanges<D> {
     /// How many grants in a row were read after their own end.
     late: u32,
     /// The details of a grant by message, while the owner asks for its confirmation.
-    told: Option<D>,
+    message: Option<D>,
 }
 
 /// An exchange whose reply named the server's time, which was not before `sent`.
@@ -113,7 +113,7 @@ pub(crate) struct ReceivedGrant<D> {
 
 /// What must be so at the reader of a grant by message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Reader {
+pub(crate) struct Collector {
     /// The lease that it wants.
     pub(crate) lease: Duration,
     /// The run of the server that the client met last.
@@ -157,7 +157,7 @@ impl<D> Exchanges<D> {
             is_known: false,
             longest: Duration::ZERO,
             late: 0,
-            told: None,
+            message: None,
         }
     }
 
@@ -238,7 +238,7 @@ impl<D> Exchanges<D> {
     /// The server answered, at this time of its own, that the owner is not the holder. An earlier
     /// grant is over, in whichever order this process reads the two.
     pub(crate) fn refused(&mut self, server: u64) {
-        (self.late, self.told) = (0, None);
+        (self.late, self.message) = (0, None);
         if self.anchor.is_none_or(|anchor| anchor.server < server) {
             self.anchor = self.asked.map(|asked| Anchor { sent: asked.at, server });
         }
@@ -248,7 +248,7 @@ impl<D> Exchanges<D> {
     /// that a message named for that earlier grant.
     #[inline]
     pub(crate) fn confirmed(&mut self, already: bool) -> Option<D> {
-        self.told.take().filter(|_| already)
+        self.message.take().filter(|_| already)
     }
 
     /// Whether the reply to the last request, which granted this lease, is read before the end of
@@ -269,18 +269,18 @@ impl<D> Exchanges<D> {
         &mut self,
         now: u64,
         granted: ReceivedGrant<D>,
-        reader: Reader,
+        collector: Collector,
     ) -> Option<(Asked, D)> {
         // The server refused the owner after this grant: the grant was taken away again, or the
         // server's clock was set back between the two.
         if self.anchor.is_some_and(|anchor| granted.now < anchor.server) {
             return None;
         }
-        if reader.needs_reply {
-            self.told = Some(granted.details);
+        if collector.needs_reply {
+            self.message = Some(granted.details);
             return None;
         }
-        let asked = self.asked.filter(|asked| asked.incarnation == reader.incarnation)?;
+        let asked = self.asked.filter(|asked| asked.incarnation == collector.incarnation)?;
         // The server did not grant it before this, whenever this process read the message.
         let not_before = match self.anchor {
             // (Anybody may write anything on the channel.)
@@ -292,7 +292,7 @@ impl<D> Exchanges<D> {
         let asked = Asked { at: not_before.min(granted.received), ..asked };
         // If the wanted lease is the shorter one, no more than that counts: a renewal cuts the hold
         // to it.
-        let counts = granted.lease.min(reader.lease);
+        let counts = granted.lease.min(collector.lease);
         (now < deadline(asked.at, counts)).then_some((asked, granted.details))
     }
 

@@ -14,4 +14,4 @@ pub(crate) use entry::{
     Action, Actions, By, EntryEvent, EntryMachine, EntryReply, Granted, Inbox, Listens, POLL,
     Received,
 };
-pub(crate) use exchanges::{Asked, Reader, ReceivedGrant, Undo};
+pub(crate) use exchanges::{Asked, Collector, ReceivedGrant, Undo};

@@ -108,7 +108,7 @@ impl Live {
 impl Hold {
     /// A hold for the lease of its terms.
     pub(crate) fn new(owner: Owner, terms: Terms, asked: Asked, in_doubt: bool) -> Self {
-        Self::handed(owner, terms, terms.lease(), asked, in_doubt)
+        Self::leased(owner, terms, terms.lease(), asked, in_doubt)
     }
 
     /// A hold that a reply granted. If it was `already` the owner's, by a message, the server has
@@ -121,12 +121,12 @@ impl Hold {
         in_doubt: bool,
     ) -> Self {
         let by_message = if already { Duration::from_nanos(PROVISIONAL) } else { Duration::ZERO };
-        Self::handed(owner, terms, terms.lease().max(by_message), asked, in_doubt)
+        Self::leased(owner, terms, terms.lease().max(by_message), asked, in_doubt)
     }
 
     /// A hold of a lock without a line, granted with this lease, as by a message. A renewal raises or
     /// cuts it to the lease of its terms, unless it ends before.
-    pub(crate) fn handed(
+    pub(crate) fn leased(
         owner: Owner,
         terms: Terms,
         lease: Duration,
@@ -475,7 +475,7 @@ mod tests {
         let owner = ClientId::random().unwrap().next_owner();
         let hold = Hold::new(owner, Terms::watched(LEASE), asked, false);
         assert!(!hold.may_outlive());
-        let handed = Hold::handed(owner, Terms::watched(LEASE), LONGER, asked, false);
+        let handed = Hold::leased(owner, Terms::watched(LEASE), LONGER, asked, false);
         for hold in [to_be_cut(), handed] {
             assert!(hold.may_outlive(), "nothing has cut it");
             let cut = hold.longer();
@@ -496,7 +496,7 @@ mod tests {
     fn an_answer_to_a_question_does_not_raise_a_hold_that_a_message_granted() {
         let asked = Asked { forced: 0, incarnation: 0, at: clock::now() };
         let owner = ClientId::random().unwrap().next_owner();
-        let hold = Hold::handed(owner, Terms::fixed(LONGER), LEASE, asked, false);
+        let hold = Hold::leased(owner, Terms::fixed(LONGER), LEASE, asked, false);
         hold.renewed(clock::now(), Duration::ZERO);
         assert!(hold.is_to_be_raised());
         hold.renewed(clock::now(), hold.ask(LONGER));

@@ -57,7 +57,7 @@ pub(crate) struct Mailbox {
     pub(crate) name: Arc<str>,
     pub(crate) database: i64,
     pub(crate) is_fenced: bool,
-    pub(crate) unread: Mutex<MailboxState>,
+    pub(crate) state: Mutex<MailboxState>,
 }
 
 /// The messages that no thread has read.
@@ -72,9 +72,9 @@ pub(crate) struct MailboxState {
 /// has named this owner (`lua/lock/hand_over.lua`, or `tell` in `lua/hand_off.lua`). A grant that
 /// names an owner without a mailbox is given back (`site/unclaimed.rs`).
 impl Recipient for Mailbox {
-    fn told(&self, news: &Message<'_>) -> bool {
+    fn receive(&self, message: &Message<'_>) -> bool {
         let received = clock::now();
-        let told = match news {
+        let received = match message {
             Message::Grant(grant)
                 if (grant.database, grant.lock) == (self.database, &*self.name) =>
             {
@@ -99,10 +99,10 @@ impl Recipient for Mailbox {
             }
             _ => return true,
         };
-        let mut unread = self.unread.lock();
-        unread.inbox.told(told);
-        let waker = unread.waker.clone();
-        drop(unread);
+        let mut state = self.state.lock();
+        state.inbox.receive(received);
+        let waker = state.waker.clone();
+        drop(state);
         waker.wake();
         true
     }
@@ -131,7 +131,7 @@ pub(crate) fn details(details: &str) -> Option<GrantDetails> {
         Some(last) => Some(Tokens::up_to(last.ok()?)?),
         None => None,
     };
-    let chain = Chain::told(start, count);
+    let chain = Chain::received(start, count);
     Some(GrantDetails { places, is_handed_over: true, chain, tokens })
 }
 
@@ -157,7 +157,7 @@ impl<D, R: Recipient + 'static> QueueEntry<D, R> {
             }
             // Its deadline: the lease that the message says, counted from the anchor. It is
             // provisional: the renewer raises it to that of the terms after 50 ms.
-            By::Message { lease, .. } => Hold::handed(self.owner, terms, *lease, asked, in_doubt),
+            By::Message { lease, .. } => Hold::leased(self.owner, terms, *lease, asked, in_doubt),
         }
     }
 
@@ -192,14 +192,14 @@ impl<D, R: Recipient + 'static> QueueEntry<D, R> {
 impl QueueEntry {
     /// Whether something was told and not read.
     pub(crate) fn may_collect(&self) -> bool {
-        let unread = |it: &Arc<Registered<Mailbox>>| !it.recipient.unread.lock().inbox.is_empty();
+        let unread = |it: &Arc<Registered<Mailbox>>| !it.recipient.state.lock().inbox.is_empty();
         self.mailbox.as_ref().is_some_and(unread)
     }
 
     /// What was told and not read; it is read now.
     pub(crate) fn take_inbox(&self) -> Inbox<GrantDetails> {
         let Some(mailbox) = &self.mailbox else { return Inbox::new() };
-        mailbox.recipient.unread.lock().inbox.take()
+        mailbox.recipient.state.lock().inbox.take()
     }
 }
 

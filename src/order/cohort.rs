@@ -130,7 +130,7 @@ mod tests {
         let first = Chain::begun(7);
         assert_eq!(cohort.chain(7), first);
         let old = 7 + SAME_CHAIN;
-        for (chain, end) in [(first, old), (Chain::told(3, 1), 10)] {
+        for (chain, end) in [(first, old), (Chain::received(3, 1), 10)] {
             cohort.released(end, chain);
             let late = end + SAME_CHAIN;
             assert_eq!(cohort.chain(late - 1), Chain { count: 2, ..chain });
@@ -146,7 +146,7 @@ mod tests {
         assert!(!cohort.takes_turns(0), "nobody had it");
         cohort.released(5, Chain::begun(1));
         assert!(!cohort.takes_turns(6), "granted by reply: the lock was free");
-        cohort.released(5, Chain::told(1, 1));
+        cohort.released(5, Chain::received(1, 1));
         assert!(cohort.takes_turns(4 + SAME_CHAIN) && !cohort.takes_turns(5 + SAME_CHAIN));
         cohort.left_to_others();
         assert!(!cohort.takes_turns(6));

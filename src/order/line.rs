@@ -86,7 +86,7 @@ pub(crate) struct QueuedThread {
 
 pub(crate) struct FairInbox {
     /// The messages that it has not read.
-    pub(crate) unread: Inbox<Followers>,
+    pub(crate) messages: Inbox<Followers>,
     /// A request was answered "queued".
     pub(crate) is_queued: bool,
     /// A hold passed to it. Set under the gate's mutex, which decides between the pass and the
@@ -98,14 +98,14 @@ pub(crate) struct FairInbox {
 
 impl FairInbox {
     pub(crate) fn new() -> Self {
-        Self { unread: Inbox::new(), is_queued: false, passed: None, was_passed: false }
+        Self { messages: Inbox::new(), is_queued: false, passed: None, was_passed: false }
     }
 }
 
 impl QueuedThread {
     /// It should send a request.
     pub(crate) fn ask(&self) {
-        self.tell(Received::Missed);
+        self.wake_with(Received::Missed);
     }
 
     /// A thread passes it the hold. It still stands in the server's queue: if a message grants it
@@ -118,17 +118,17 @@ impl QueuedThread {
 
     /// `false`: a hold was passed to it, so no thread reads this.
     ///
-    /// The inbox's mutex decides: each grant is either unread before the pass, and then the thread
+    /// The inbox's mutex decides: each grant is either messages before the pass, and then the thread
     /// finds it before the passed hold (`FairEntry::collect`), or it is refused here, and the
     /// client gives it back. The subscriber's thread may have looked the waiter up before the pass:
     /// if the grant were put in then, behind the thread's last look, the lock would be that of an
     /// owner which no thread has, until the grant ends.
-    pub(crate) fn tell(&self, told: Received<Followers>) -> bool {
+    pub(crate) fn wake_with(&self, received: Received<Followers>) -> bool {
         let mut inbox = self.inbox.lock();
         if inbox.was_passed {
             return false;
         }
-        inbox.unread.told(told);
+        inbox.messages.received(received);
         drop(inbox);
         self.thread.waker().wake();
         true

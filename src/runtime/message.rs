@@ -80,7 +80,7 @@ fn word<T: std::str::FromStr>(text: &str) -> Option<(T, &str)> {
 pub(crate) trait Recipient: Send + Sync + RefUnwindSafe {
     /// Called on the subscriber's thread with no mutex held; must not block. `false`: no thread
     /// will read the message, which the client then handles as one to an owner that does not wait.
-    fn told(&self, news: &Message<'_>) -> bool;
+    fn receive(&self, message: &Message<'_>) -> bool;
 }
 
 /// The waiters of this client that expect messages, by the numbers of their owners. A waiter is
@@ -108,7 +108,7 @@ impl Recipients {
     /// Passes a message to its waiter. `false`: no waiter has that number, or reads the message.
     pub(super) fn tell(&self, owner: u64, news: &Message<'_>) -> bool {
         let registered = self.waiting.lock().get(&owner).and_then(Weak::upgrade);
-        registered.is_some_and(|it| it.recipient.told(news))
+        registered.is_some_and(|it| it.recipient.receive(news))
     }
 }
 

@@ -40,7 +40,7 @@ pub(crate) enum Since {
 
 impl Chain {
     /// The chain of a grant by message.
-    pub(crate) fn told(start: u64, count: u64) -> Self {
+    pub(crate) fn received(start: u64, count: u64) -> Self {
         let count = u32::try_from(count).unwrap_or(u32::MAX);
         Self { clock: ChainClock::Servers, start, count }
     }

@@ -542,7 +542,7 @@ mod tests {
         }
         assert_eq!(said(Chain::default()), None);
         assert_eq!(said(Chain::begun(clock::now())), None);
-        assert_eq!(said(Chain::told(7, 1)), Some(b"7".to_vec()));
+        assert_eq!(said(Chain::received(7, 1)), Some(b"7".to_vec()));
         let old = said(Chain::begun(clock::now() - AGE)).unwrap();
         assert!(old.starts_with(b"-10") || old.len() > 3, "{old:?}");
     }

@@ -7,7 +7,7 @@ use redlatch_client::sync::{Mutex, clock, jitter};
 
 use super::site::Site;
 use crate::ask::{
-    Action, Actions, Asked, By, EntryEvent, EntryReply, Granted, Inbox, Listens, POLL, Reader,
+    Action, Actions, Asked, By, Collector, EntryEvent, EntryReply, Granted, Inbox, Listens, POLL,
     Received,
 };
 use crate::error::Error;
@@ -65,7 +65,7 @@ impl<D, R: Recipient + 'static> QueueEntry<D, R> {
 
     /// Reads what was told: returns the grant, if a message said that the lock is ours and that is
     /// still so.
-    pub(crate) fn reads(
+    pub(crate) fn collects(
         &mut self,
         listening: &mut Listening,
         site: &Site,
@@ -75,13 +75,13 @@ impl<D, R: Recipient + 'static> QueueEntry<D, R> {
         if inbox.is_empty() {
             return None;
         }
-        let reader = Reader {
+        let collector = Collector {
             lease: terms.lease(),
             incarnation: site.route.incarnation(),
             needs_reply: site.core.config.replica_acks.is_some() || terms.stays(),
         };
         let Actions { then, .. } =
-            self.entry.step(clock::now(), EntryEvent::Reads { inbox, reader });
+            self.entry.step(clock::now(), EntryEvent::Collects { inbox, collector });
         // The earlier of both: a new leader asks at once, whatever the entry was told before.
         listening.ask_at = listening.ask_at.min(self.entry.ask_at());
         let Action::Granted(granted) = then else { return None };
@@ -98,19 +98,19 @@ impl QueueEntry {
         site: &Site,
         claim: &Claim<'_, LockNeed>,
     ) -> Option<Arc<Tenancy>> {
-        let mut unread = self.mailbox.as_ref()?.recipient.unread.lock();
-        unread.waker = claim.thread.waker();
-        let mut inbox = unread.inbox.take();
-        drop(unread);
-        for (heard, told) in
+        let mut state = self.mailbox.as_ref()?.recipient.state.lock();
+        state.waker = claim.thread.waker();
+        let mut inbox = state.inbox.take();
+        drop(state);
+        for (heard, received) in
             [(&mut listening.public, Received::Public), (&mut listening.own, Received::Missed)]
         {
             if heard.has_spoken() {
                 heard.catch_up();
-                inbox.told(told);
+                inbox.receive(received);
             }
         }
-        let granted = self.reads(listening, site, claim.need.terms, inbox)?;
+        let granted = self.collects(listening, site, claim.need.terms, inbox)?;
         Some(self.granted(site, claim, granted, clock::now()))
     }
 
@@ -130,9 +130,9 @@ impl QueueEntry {
                 name: Arc::clone(&site.name),
                 database: site.core.database(),
                 is_fenced: site.keys().is_fenced,
-                unread: Mutex::new(MailboxState { waker, inbox: Inbox::new() }),
+                state: Mutex::new(MailboxState { waker, inbox: Inbox::new() }),
             };
-            // From here on messages that name this owner reach `Mailbox::told`.
+            // From here on messages that name this owner reach `Mailbox::receive`.
             self.mailbox = Some(site.core.recipients.register(self.owner.number(), mailbox));
         }
         listening.own.known(site.core.pubsub.own_version(&site.name));
@@ -208,10 +208,11 @@ impl QueueEntry {
     ) -> Arc<Tenancy> {
         let hold = self.hold(claim.need.terms, &granted);
         let (details, may_be_named) = match granted.by {
-            By::Reply { told, details, may_be_named, .. } => {
+            By::Reply { message, details, may_be_named, .. } => {
                 // Since when ours have it the message knows better.
-                let chain = told.map_or_else(|| site.gate.chain(hold.asked.at), |told| told.chain);
-                (GrantDetails { is_handed_over: told.is_some(), chain, ..details }, may_be_named)
+                let chain =
+                    message.map_or_else(|| site.gate.chain(hold.asked.at), |message| message.chain);
+                (GrantDetails { is_handed_over: message.is_some(), chain, ..details }, may_be_named)
             }
             By::Message { details, .. } => (details, true),
         };

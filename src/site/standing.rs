@@ -14,15 +14,15 @@ use crate::scripts::FairKeys;
 use crate::scripts::fair::{FairScripts, followers};
 
 impl Recipient for Arc<QueuedThread> {
-    fn told(&self, news: &Message<'_>) -> bool {
-        match news {
+    fn receive(&self, message: &Message<'_>) -> bool {
+        match message {
             Message::Ask { .. } => self.tell(Told::Missed),
             Message::Grant(grant)
                 if (grant.database, grant.lock) == (self.database, &*self.lock) =>
             {
                 let Some(details) = followers(grant.details) else { return true };
                 let (now, lease, received) = (grant.now, grant.lease, clock::now());
-                self.tell(Received::ReceivedGrant(ReceivedGrant { now, received, lease, details }))
+                self.wake_with(Received::ReceivedGrant(ReceivedGrant { now, received, lease, details }))
             }
             // `x` and `{x}` have one queue: the waiter was granted the other lock, and has lost its
             // place. The next sign of life finds that out. If it asked at once, the two locks might

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::entry::{
     Action, Actions, By, EntryEvent, EntryMachine, EntryReply, Granted, Inbox, Listens, Received,
 };
-use super::exchanges::{Asked, Reader, ReceivedGrant, Undo};
+use super::exchanges::{Asked, Collector, ReceivedGrant, Undo};
 use crate::scripts::lock::Again;
 
 const MS: u64 = 1_000_000;
@@ -53,11 +53,11 @@ fn grant(server: u64, received: u64) -> Received<char> {
     Received::Grant(ReceivedGrant { now, received, lease: PROVISIONAL, details: 'm' })
 }
 
-fn reads<const N: usize>(told: [Received<char>; N]) -> EntryEvent<char> {
+fn reads<const N: usize>(received: [Received<char>; N]) -> EntryEvent<char> {
     let mut inbox = Inbox::new();
-    told.into_iter().for_each(|told| inbox.told(told));
-    let reader = Reader { lease: LEASE, incarnation: 1, needs_reply: false };
-    EntryEvent::Reads { inbox, reader }
+    received.into_iter().for_each(|received| inbox.receive(received));
+    let collector = Collector { lease: LEASE, incarnation: 1, needs_reply: false };
+    EntryEvent::Collects { inbox, collector }
 }
 
 /// An owner that has sent its first request at 100 ms.
@@ -93,8 +93,8 @@ fn counts(at: u64, in_doubt: bool, by: By<char>) -> Action<char> {
     Action::Granted(Granted { asked: asked(at), in_doubt, by })
 }
 
-fn by_reply(already: bool, told: Option<char>, may_be_named: bool) -> By<char> {
-    By::Reply { already, details: 'r', told, may_be_named }
+fn by_reply(already: bool, message: Option<char>, may_be_named: bool) -> By<char> {
+    By::Reply { already, details: 'r', message, may_be_named }
 }
 
 fn by_message() -> By<char> {
@@ -118,7 +118,7 @@ fn each_state_is_left_as_the_table_says() {
     let ends: fn() -> EntryEvent<char> = || EntryEvent::Ends { inbox: Inbox::new() };
     let ends_granted: fn() -> EntryEvent<char> = || {
         let mut inbox = Inbox::new();
-        inbox.told(grant(600, 700));
+        inbox.receive(grant(600, 700));
         EntryEvent::Ends { inbox }
     };
     let unacknowledged: fn() -> EntryEvent<char> =
@@ -312,9 +312,9 @@ fn a_message_that_should_have_come_makes_the_subscription_suspect() {
 #[test]
 fn the_reply_confirms_a_grant_that_replicas_must_have() {
     let mut entry = sleeping();
-    let EntryEvent::Reads { inbox, reader } = reads([grant(600, 700)]) else { panic!() };
-    let reader = Reader { needs_reply: true, ..reader };
-    assert_eq!(entry.step(700 * MS, EntryEvent::Reads { inbox, reader }), AT_ONCE.into());
+    let EntryEvent::Collects { inbox, collector } = reads([grant(600, 700)]) else { panic!() };
+    let collector = Collector { needs_reply: true, ..collector };
+    assert_eq!(entry.step(700 * MS, EntryEvent::Collects { inbox, collector }), AT_ONCE.into());
     entry.step(700 * MS, asks(700));
     let mut over = entry.clone();
     let actions = entry.step(701 * MS, granted(true));

@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use super::exchanges::{Asked, Exchanges, InTime, Reader, ReceivedGrant, Undo};
+use super::exchanges::{Asked, Collector, Exchanges, InTime, ReceivedGrant, Undo};
 use crate::scripts::lock::Again;
 
 const MS: u64 = 1_000_000;
 /// The server's clock, in ms, when the process's own shows 0.
 const SERVER: u64 = 1_763_692_800_000;
 const LEASE: Duration = Duration::from_secs(30);
-const HERE: Reader = Reader { lease: LEASE, incarnation: 1, needs_reply: false };
+const HERE: Collector = Collector { lease: LEASE, incarnation: 1, needs_reply: false };
 
 /// In ms.
 fn asked(at: u64) -> Asked {
@@ -62,16 +62,16 @@ fn a_grant_by_message_counts_from_the_last_exchange() {
 #[test]
 fn a_grant_by_message_counts_only_at_the_same_server_and_without_replicas() {
     let grant = granted(600, 700);
-    let other = Reader { incarnation: 2, ..HERE };
+    let other = Collector { incarnation: 2, ..HERE };
     assert_eq!(waiting().granted_by_message(700 * MS, grant, other), None);
     // The request that follows has its confirmation.
     let mut exchanges = waiting();
-    let replicated = Reader { needs_reply: true, ..HERE };
+    let replicated = Collector { needs_reply: true, ..HERE };
     assert_eq!(exchanges.granted_by_message(700 * MS, grant, replicated), None);
     assert_eq!(exchanges.clone().confirmed(true), Some('g'));
     assert_eq!(exchanges.confirmed(false), None, "another grant than that of the message");
     // Of a shorter wanted lease no more than that counts.
-    let brief = Reader { lease: Duration::from_millis(50), ..HERE };
+    let brief = Collector { lease: Duration::from_millis(50), ..HERE };
     assert_eq!(waiting().granted_by_message(700 * MS, grant, brief), None);
 }
 

@@ -248,8 +248,8 @@ struct Notice {
 }
 
 impl Recipient for Arc<Notice> {
-    fn told(&self, news: &Message<'_>) -> bool {
-        let Message::Notified { database, waiting } = news else { return true };
+    fn receive(&self, message: &Message<'_>) -> bool {
+        let Message::Notified { database, waiting } = message else { return true };
         if (*database, *waiting) == (self.database, &*self.waiting) {
             self.notified.store(true, Ordering::Release);
             self.waker.wake();

@@ -69,19 +69,19 @@ impl FairEntry {
     pub(super) fn may_collect(&self) -> bool {
         let Some(queued) = &self.entry.mailbox else { return self.leads && !self.queue.is_busy() };
         let inbox = queued.recipient.inbox.lock();
-        !inbox.unread.is_empty() || inbox.passed.is_some()
+        !inbox.messages.is_empty() || inbox.passed.is_some()
     }
 
     /// Reads the inbox: returns the lock, if it was granted to the thread and the grant still
     /// holds.
     pub(super) fn collect(&mut self, listening: &mut Listening) -> Option<Arc<Tenancy>> {
         let mut inbox = self.entry.mailbox.as_ref()?.recipient.inbox.lock();
-        let unread = inbox.unread.take();
+        let messages = inbox.messages.take();
         // If a grant is not certainly the thread's, the next step is a request.
-        let passed = if unread.is_granted() { None } else { inbox.passed.take() };
+        let passed = if messages.is_granted() { None } else { inbox.passed.take() };
         drop(inbox);
         let Self { queue, entry, terms, .. } = self;
-        let granted = entry.reads(listening, &queue.site, *terms, unread);
+        let granted = entry.collects(listening, &queue.site, *terms, messages);
         granted.map(|granted| self.granted(granted)).or(passed)
     }
 
@@ -267,7 +267,7 @@ impl FairEntry {
     fn granted(&mut self, granted: Granted<Followers>) -> Arc<Tenancy> {
         let hold = self.entry.hold(self.terms, &granted);
         let followers = match granted.by {
-            By::Reply { told, details, .. } => told.unwrap_or(details),
+            By::Reply { message, details, .. } => message.unwrap_or(details),
             By::Message { details, .. } => details,
         };
         let hold = hold

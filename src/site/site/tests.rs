@@ -85,7 +85,7 @@ fn a_lock_that_processes_hand_on_keeps_an_alarm_between_its_holds() {
     let keeps_alarm = |chain| {
         let (terms, owner) = (Terms::watched(LEASE), site.core.id.next_owner());
         let details = GrantDetails { places: 1, chain, ..GrantDetails::default() };
-        let hold = Hold::handed(owner, terms, LEASE / 30, Asked::now(&site), false);
+        let hold = Hold::leased(owner, terms, LEASE / 30, Asked::now(&site), false);
         let hold = Arc::new(hold.with_details(details, None));
         let tenancy = Arc::new(Tenancy::new(hold, Thread::current()));
         assert!(site.admit(&tenancy, terms).unwrap());
@@ -97,7 +97,7 @@ fn a_lock_that_processes_hand_on_keeps_an_alarm_between_its_holds() {
     };
     assert!(!keeps_alarm(Chain::begun(1)), "nobody else wants it");
     // Unless the machine stands still behind the release.
-    wait_until("it keeps one", SOON, || keeps_alarm(Chain::told(1, 1)));
+    wait_until("it keeps one", SOON, || keeps_alarm(Chain::received(1, 1)));
 }
 
 /// For as long as the leader listens for Redisson's releases, or scripts would leave the free lock to

@@ -9,7 +9,7 @@ use crate::simulated::library::deadline::deadline;
 use crate::simulated::library::entry::{
     self, Action, Actions, By, EntryEvent, EntryMachine, Granted, Inbox, Listens, Received,
 };
-use crate::simulated::library::exchanges::{Asked, Reader, ReceivedGrant, Undo};
+use crate::simulated::library::exchanges::{Asked, Collector, ReceivedGrant, Undo};
 
 pub(crate) const MS: u64 = 1_000_000;
 /// A hold by message is raised after this.
@@ -256,8 +256,8 @@ impl Process {
     pub(crate) fn reads(&mut self, now: u64, terms: Terms) -> Outcome {
         let State::Waiting(wait) = &mut self.state else { return Outcome::Nothing };
         let inbox = std::mem::replace(&mut wait.inbox, Inbox::new());
-        let reader = Reader { lease: terms.lease, incarnation: 0, needs_reply: false };
-        let then = wait.entry.step(now, EntryEvent::Reads { inbox, reader }).then;
+        let collector = Collector { lease: terms.lease, incarnation: 0, needs_reply: false };
+        let then = wait.entry.step(now, EntryEvent::Collects { inbox, collector }).then;
         self.then(now, then, terms)
     }
 
@@ -328,7 +328,7 @@ impl Process {
     /// Its subscriber hears this.
     pub(crate) fn told(&mut self, now: u64, heard: Heard, terms: Terms) {
         let present = self.present();
-        let told = match heard {
+        let received = match heard {
             Heard::Confirmed => Received::Missed,
             Heard::Message(Message::Public { .. }) => Received::Public,
             Heard::Message(Message::Open { owner, left }) if present == Some(owner) => {
@@ -349,7 +349,7 @@ impl Process {
             }
         };
         if let State::Waiting(wait) = &mut self.state {
-            wait.inbox.told(told);
+            wait.inbox.receive(received);
         }
     }
 

@@ -25,7 +25,7 @@ use super::library::deadline::deadline;
 use super::library::entry::{
     self, Action, Actions, By, EntryEvent, EntryMachine, Granted, Inbox, Received,
 };
-use super::library::exchanges::{Asked, Reader, ReceivedGrant, Undo};
+use super::library::exchanges::{Asked, Collector, ReceivedGrant, Undo};
 use super::random::Random;
 use super::site::Site;
 use super::wire::{self, Message, Released, Reply, Request, What, Whose};
@@ -255,8 +255,8 @@ impl Process {
         }
         if !wait.inbox.is_empty() {
             let inbox = std::mem::replace(&mut wait.inbox, Inbox::new());
-            let reader = Reader { lease: whole(), incarnation: 0, needs_reply: false };
-            let event = EntryEvent::Reads { inbox, reader };
+            let collector = Collector { lease: whole(), incarnation: 0, needs_reply: false };
+            let event = EntryEvent::Collects { inbox, collector };
             if let Action::Granted(granted) = wait.entry.step(nanos(now), event).then {
                 return self.enter(now, granted);
             }
@@ -281,9 +281,9 @@ impl Process {
     }
 
     /// The thread finds that in its inbox.
-    fn tell(&mut self, now: Time, told: Received<Details>) {
+    fn tell(&mut self, now: Time, received: Received<Details>) {
         if let State::Waiting(wait) = &mut self.state {
-            wait.inbox.told(told);
+            wait.inbox.receive(received);
             self.go_on(now);
         }
     }
@@ -409,7 +409,7 @@ impl Process {
                 if self.suspect == Some(number) {
                     self.suspect = None;
                 }
-                let chain = Chain::told(chain.since as u64, chain.count as u64);
+                let chain = Chain::received(chain.since as u64, chain.count as u64);
                 let granted =
                     if self.broken == Some(Rule::Anchor) { u64::MAX } else { granted as u64 };
                 let holds = |hold: &Hold| hold.number == number && hold.is_registered;
@@ -440,9 +440,9 @@ impl Process {
             By::Message { lease, details } => {
                 (lease.min(whole()), false, true, details.chain, details.token)
             }
-            By::Reply { details, told, may_be_named, .. } => {
-                let chain = match told {
-                    Some(told) => told.chain,
+            By::Reply { details, message, may_be_named, .. } => {
+                let chain = match message {
+                    Some(message) => message.chain,
                     None if self.broken == Some(Rule::Continue) => {
                         Cohort::default().chain(asked.at)
                     }
