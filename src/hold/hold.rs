@@ -270,7 +270,7 @@ impl Hold {
 
     /// The caller is about to ask for a lease. (Called before it sends the request, whose outcome
     /// may stay unknown.) Returns how much of the lease [counts](Self::counts).
-    pub(crate) fn ask(&self, lease: Duration) -> Duration {
+    pub(crate) fn asks_for(&self, lease: Duration) -> Duration {
         self.prolonged.fetch_max(clock::nanos(lease), Ordering::SeqCst);
         self.counts(lease)
     }
@@ -445,7 +445,7 @@ mod tests {
             let hold = to_be_cut();
             let cut = hold.longer();
             assert_eq!(cut, Longer::IsCut(LEASE));
-            assert_eq!(hold.ask(LONGER), LEASE, "it is on its way");
+            assert_eq!(hold.asks_for(LONGER), LEASE, "it is on its way");
             hold.longer_heard(cut, answer, resent);
             let counts = if is_lost { LEASE } else { LONGER };
             assert_eq!(hold.counts(LONGER), counts, "{answer:?}, {resent}");
@@ -462,7 +462,7 @@ mod tests {
     #[test]
     fn a_longer_lease_requested_before_a_cut_is_not_cut() {
         let hold = to_be_cut();
-        assert_eq!(hold.ask(LONGER), LONGER);
+        assert_eq!(hold.asks_for(LONGER), LONGER);
         assert_eq!(hold.longer(), Longer::IsCut(LONGER));
         assert_eq!(hold.counts(LONGER), LONGER);
     }
@@ -486,7 +486,7 @@ mod tests {
             hold.longer_heard(hold.longer(), Err(()), false);
             hold.longer_heard(hold.longer(), Ok(StillHeld::Yes), false);
             // The server has made it longer, of which the lost cut lets less count.
-            hold.confirm(clock::now(), hold.ask(LONGER));
+            hold.confirm(clock::now(), hold.asks_for(LONGER));
             assert!(hold.may_outlive(), "a cut was lost");
         }
     }
@@ -499,7 +499,7 @@ mod tests {
         let hold = Hold::leased(owner, Terms::fixed(LONGER), LEASE, asked, false);
         hold.renewed(clock::now(), Duration::ZERO);
         assert!(hold.is_to_be_raised());
-        hold.renewed(clock::now(), hold.ask(LONGER));
+        hold.renewed(clock::now(), hold.asks_for(LONGER));
         assert!(!hold.is_to_be_raised());
     }
 
@@ -510,11 +510,11 @@ mod tests {
         let asked = Asked { forced: 0, incarnation: 0, at: clock::now() };
         let owner = ClientId::random().unwrap().next_owner();
         let hold = Hold::new(owner, Terms::watched(LEASE), asked, false);
-        hold.ask(LONGER);
+        hold.asks_for(LONGER);
         hold.unconfirm();
-        hold.confirm(clock::now(), hold.ask(LEASE));
+        hold.confirm(clock::now(), hold.asks_for(LEASE));
         assert!(!hold.is_unconfirmed() && hold.may_outlive());
-        hold.confirm(clock::now(), hold.ask(LONGER));
+        hold.confirm(clock::now(), hold.asks_for(LONGER));
         assert!(!hold.may_outlive());
     }
 

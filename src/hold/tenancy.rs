@@ -203,7 +203,7 @@ impl Tenancy {
     }
 
     /// How long the server keeps the hold, even if no thread wants it for this long.
-    pub(crate) fn granted(&self) -> Duration {
+    pub(crate) fn granted_for(&self) -> Duration {
         let ended = self.ended.load(Ordering::Acquire);
         let hold = self.hold();
         if ended || hold.lost().is_some() {

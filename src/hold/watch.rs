@@ -229,7 +229,7 @@ impl Renewing<'_> {
     pub(crate) fn begins(self, lease: Option<Duration>, now: u64) -> Option<Duration> {
         let lease = lease.filter(|_| now < self.hold.deadline())?;
         *self.attempt = self.attempt.sent();
-        self.hold.ask(lease);
+        self.hold.asks_for(lease);
         Some(lease)
     }
 }

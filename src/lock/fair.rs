@@ -232,7 +232,7 @@ impl Synchronizer for FairLock {
         }
         entry.becomes(hold);
         leadership.resign();
-        handle.admitted(tenancy).map(Some)
+        handle.unless_shut_down(tenancy).map(Some)
     }
 
     fn observed(&self, tenancy: &Arc<Tenancy>) {

@@ -155,7 +155,7 @@ impl Handle {
     pub(crate) fn deepen(&self, tenancy: &Arc<Tenancy>) -> Result<bool, Error> {
         let (site, terms) = (&self.site, self.terms());
         match terms.fixed_lease() {
-            Some(lease) if tenancy.granted() < lease => return self.lengthen(tenancy, lease),
+            Some(lease) if tenancy.granted_for() < lease => return self.lengthen(tenancy, lease),
             // The watchdog renews the hold from now on. (The tenants that wanted that may have
             // left.)
             None if site.mode == Mode::Read => site.arm_for(tenancy, terms.lease()),
@@ -170,7 +170,7 @@ impl Handle {
     fn lengthen(&self, tenancy: &Arc<Tenancy>, lease: Duration) -> Result<bool, Error> {
         let (site, hold) = (&self.site, &tenancy.hold());
         let sent_at = clock::now();
-        let counts = hold.ask(lease);
+        let counts = hold.asks_for(lease);
         match site.extend(hold, lease) {
             Ok(true) => {
                 hold.confirm(sent_at, counts);
@@ -205,7 +205,7 @@ impl Handle {
     }
 
     /// A thread was granted a hold: it stays, unless the client was shut down meanwhile.
-    pub(crate) fn admitted(&self, tenancy: Arc<Tenancy>) -> Result<Arc<Tenancy>, Error> {
+    pub(crate) fn unless_shut_down(&self, tenancy: Arc<Tenancy>) -> Result<Arc<Tenancy>, Error> {
         if self.session.core().is_shut_down() {
             // The end of the client released the holds of that time; this one came after it.
             self.site.lose_hold(&tenancy.hold(), LostReason::ShutDown);

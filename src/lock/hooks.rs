@@ -77,7 +77,7 @@ impl Hooks<'_> {
             site.lose_hold(&tenancy.hold(), LostReason::Revoked);
             return Ok(None);
         }
-        let tenancy = self.0.admitted(tenancy)?;
+        let tenancy = self.0.unless_shut_down(tenancy)?;
         Ok(Some(tenancy))
     }
 
@@ -101,7 +101,7 @@ impl Hooks<'_> {
                 let _ = site.leave(&tenancy, Some(level), Leaving::Posted);
             };
             let (arrivals, sent_at, lease) = (site.arrivals(), clock::now(), terms.lease());
-            let counts = hold.ask(lease);
+            let counts = hold.asks_for(lease);
             match site.scripts().read_on(&hold.owner, lease) {
                 // No lease was extended, except perhaps by a first copy that lost its reply.
                 Ok(Replied { reply: Some(1..), .. }) => {
@@ -252,7 +252,7 @@ impl Synchronizer for Hooks<'_> {
         if self.reads() && !self.0.deepen(&tenancy)? {
             return Ok(None);
         }
-        self.0.admitted(tenancy).map(Some)
+        self.0.unless_shut_down(tenancy).map(Some)
     }
 
     fn observed(&self, tenancy: &Arc<Tenancy>) {
@@ -324,6 +324,6 @@ impl Synchronizer for Hooks<'_> {
                 pair.read.lose_hold(&hold, hold.why_gone());
             }
         }
-        self.0.admitted(tenancy).map(Some)
+        self.0.unless_shut_down(tenancy).map(Some)
     }
 }

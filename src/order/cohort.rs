@@ -43,7 +43,7 @@ impl Turn {
 
 impl Cohort {
     /// The server granted a hold at `at`.
-    pub(crate) fn granted(&mut self, at: u64, places: u32) {
+    pub(crate) fn begin_turn(&mut self, at: u64, places: u32) {
         self.turn = Some(Turn { began: at, places });
     }
 
@@ -107,7 +107,7 @@ mod tests {
     fn a_turn_is_ten_milliseconds_at_most() {
         let mut cohort = Cohort::default();
         assert!(!cohort.may_pass(0), "nobody was granted anything");
-        cohort.granted(5, 0);
+        cohort.begin_turn(5, 0);
         assert!(cohort.may_pass(5 + LONGEST_TURN));
         assert!(!cohort.may_pass(5 + LONGEST_TURN + 1));
         cohort.released(6, Chain::default());
@@ -118,7 +118,7 @@ mod tests {
     fn the_more_wait_the_shorter_is_a_turn() {
         let mut cohort = Cohort::default();
         for (places, length) in [(3, ROUND / 4), (15, ROUND / 16), (1_000, SHORTEST_TURN)] {
-            cohort.granted(0, places);
+            cohort.begin_turn(0, places);
             assert!(cohort.may_pass(length));
             assert!(!cohort.may_pass(length + 1));
         }

@@ -104,7 +104,7 @@ impl FairInbox {
 
 impl QueuedThread {
     /// It should send a request.
-    pub(crate) fn ask(&self) {
+    pub(crate) fn prompt(&self) {
         self.wake_with(Received::Missed);
     }
 

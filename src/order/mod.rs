@@ -265,7 +265,7 @@ impl Order {
         if side.forced != tenancy.hold().asked.forced || !tenancy.is_held_at(now) {
             return Admitted::NotOurs;
         }
-        side.cohort.granted(tenancy.hold().asked.at, tenancy.hold().details.places);
+        side.cohort.begin_turn(tenancy.hold().asked.at, tenancy.hold().details.places);
         let stale = side.seat.replace(Seat::new(Arc::clone(tenancy), terms));
         if mode != Mode::Read && tenancy.hold().line.is_none() {
             self.queue.set_led(false);

@@ -8,7 +8,7 @@ use redlatch_client::{Command, Route, Script};
 
 use super::once::Once;
 use super::requests::{RequestId, Requests};
-use super::{Rights, Trouble, ask, call, flag, millis, number, time, unexpected};
+use super::{Rights, Trouble, call, flag, millis, number, query, time, unexpected};
 use crate::error::{Error, ErrorKind};
 use crate::scripts::{BarrierKeys, Owner};
 
@@ -157,7 +157,7 @@ impl BarrierScripts<'_> {
         self,
         waits: Option<(BarrierPosition, &Owner, Duration)>,
     ) -> Result<BarrierState, Trouble> {
-        ask(self.route, &self.look_command(waits), Rights::Barriers, read_state)
+        query(self.route, &self.look_command(waits), Rights::Barriers, read_state)
     }
 
     pub(crate) fn look_command(

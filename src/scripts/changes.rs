@@ -118,7 +118,7 @@ impl Log {
     /// Notes that this run of the server has been told all changes made before `asked` of these
     /// semaphores. From now on it has them as if it had made them, and they become old with its
     /// own.
-    pub(super) fn told(&mut self, run: u64, asked: u64, is_meant: impl Fn(&str) -> bool) {
+    pub(super) fn mended(&mut self, run: u64, asked: u64, is_meant: impl Fn(&str) -> bool) {
         let now = clock::now();
         for change in &mut self.changes {
             if change.run != run && change.at < asked && is_meant(&change.semaphore) {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use redlatch_client::{Command, Route, Script};
 
-use super::{Rights, Trouble, ask, call, flag, needing, read, time};
+use super::{Rights, Trouble, call, flag, needing, query, read, time};
 use crate::scripts::{ElectionKeys, Owner};
 
 static LEAD: LazyLock<Script> = script!(NUMBER; "election/lead.lua");
@@ -55,7 +55,7 @@ impl ElectionScripts<'_> {
     pub(crate) fn look(self) -> Result<(Option<Recorded>, Option<Duration>), Trouble> {
         let leader = ElectionKeys::leader(self.name);
         let command = Command::script(&LOOK, &[self.name.as_bytes(), leader.as_bytes()], &[]);
-        ask(self.route, &command, Rights::Elections, |reply| {
+        query(self.route, &command, Rights::Elections, |reply| {
             let (left, leader): (_, Vec<_>) = read(&reply)?;
             let recorded = |(token, who, host, since)| {
                 let since = Duration::from_millis(since);

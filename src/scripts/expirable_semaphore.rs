@@ -11,7 +11,7 @@ use super::once::Once;
 use super::requests::{RequestId, Requests};
 use super::semaphore::{heard_by, parsed};
 use super::{
-    Replied, Rights, Trouble, accepted, answered, ask, flag, granted, millis, needing, number,
+    Replied, Rights, Trouble, accepted, answered, flag, granted, millis, needing, number, query,
     time, unexpected,
 };
 use crate::scripts::{ExpirableKeys, PermitId, SemaphoreKeys};
@@ -126,7 +126,7 @@ impl ExpirableScripts<'_> {
     pub(crate) fn remaining_lease(self, id: &PermitId) -> Result<Option<Duration>, Trouble> {
         let keys = [self.timeouts.as_bytes()];
         let command = Command::script(&REMAINING_LEASE, &keys, &[id.as_bytes()]);
-        ask(self.route, &command, RIGHTS, |reply| match number(reply)? {
+        query(self.route, &command, RIGHTS, |reply| match number(reply)? {
             -1 => Ok(Some(Duration::MAX)),
             left => Ok(time(left)),
         })
@@ -134,7 +134,7 @@ impl ExpirableScripts<'_> {
 
     pub(crate) fn counts(self) -> Result<PermitCounts, Trouble> {
         let command = Command::script(&PERMITS, &self.keys(), &[]);
-        ask(self.route, &command, RIGHTS, |reply| match &reply {
+        query(self.route, &command, RIGHTS, |reply| match &reply {
             Value::Array(parts) => match parts.as_slice() {
                 [Value::BulkString(free), Value::Int(lapsed), Value::Int(out)] => {
                     let free = parsed(free).ok_or_else(|| unexpected(&reply))?;

@@ -8,7 +8,7 @@ use redlatch_client::{Command, Route, Script};
 
 use super::once::Once;
 use super::requests::{RequestId, Requests};
-use super::{Rights, Trouble, ask, flag, millis, unexpected};
+use super::{Rights, Trouble, flag, millis, query, unexpected};
 
 static EXPIRE: LazyLock<Script> = script!(COUNT, "expire.lua");
 
@@ -44,7 +44,7 @@ impl Expiry<'_> {
     /// Returns the time to live: `None` if there is no key, [`Duration::MAX`] if it has no end.
     pub(crate) fn get(self) -> Result<Option<Duration>, Trouble> {
         let command = Command::plain(&[b"PTTL", self.key.as_bytes()]);
-        ask(self.route, &command, self.rights, |reply| match reply {
+        query(self.route, &command, self.rights, |reply| match reply {
             Value::Int(-2) => Ok(None),
             Value::Int(-1) => Ok(Some(Duration::MAX)),
             Value::Int(left) => Ok(Some(Duration::from_millis(u64::try_from(left).unwrap_or(0)))),

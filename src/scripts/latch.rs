@@ -10,7 +10,7 @@ use super::expiry::Expiry;
 use super::once::Once;
 use super::requests::{RequestId, Requests};
 use super::semaphore::stored_number;
-use super::{Rights, Trouble, ask, flag, millis, time, unexpected};
+use super::{Rights, Trouble, flag, millis, query, time, unexpected};
 
 static COUNT_DOWN: LazyLock<Script> = script!(COUNT, "latch/count_down.lua");
 static TRY_SET_COUNT: LazyLock<Script> = script!(COUNT, "latch/try_set_count.lua");
@@ -62,7 +62,7 @@ impl LatchScripts<'_> {
 
     pub(crate) fn look(self) -> Result<LatchState, Trouble> {
         let command = Command::script(&LOOK, &[self.key.as_bytes()], &[]);
-        ask(self.route, &command, Rights::Latches, |reply| {
+        query(self.route, &command, Rights::Latches, |reply| {
             let Value::Array(parts) = &reply else { return Err(unexpected(&reply)) };
             match parts.as_slice() {
                 [Value::Int(0), _] => Ok(LatchState::Open),

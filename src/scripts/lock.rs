@@ -13,7 +13,7 @@ use redlatch_client::{
 use super::chain::{Chain, Since};
 use super::script_set::ScriptSet;
 use super::{
-    Replied, Rights, Trouble, accepted, answered, ask, flag, granted, millis, needing, unexpected,
+    Replied, Rights, Trouble, accepted, answered, flag, granted, millis, needing, query, unexpected,
 };
 use crate::scripts::{LockKeys, Mode, Owner};
 
@@ -167,7 +167,7 @@ impl LockScripts<'_> {
     ) -> Result<Replied<Acquired>, Trouble> {
         let scripts = self.script_set();
         let script = if is_held { scripts.acquire_held } else { scripts.acquire };
-        self.ask(script, owner, lease, again.map_or(Behind::Nothing, Behind::Again))
+        self.send(script, owner, lease, again.map_or(Behind::Nothing, Behind::Again))
     }
 
     /// Takes the lock if it is free. It passes the queue, and makes no entry in it.
@@ -176,7 +176,7 @@ impl LockScripts<'_> {
         owner: &Owner,
         lease: Duration,
     ) -> Result<Replied<Acquired>, Trouble> {
-        self.ask(self.script_set().try_acquire, owner, lease, Behind::Nothing)
+        self.send(self.script_set().try_acquire, owner, lease, Behind::Nothing)
     }
 
     /// As [`try_acquire`](Self::try_acquire), for a reader, which may be the writer.
@@ -186,7 +186,7 @@ impl LockScripts<'_> {
         lease: Duration,
         writer: &Owner,
     ) -> Result<Replied<Acquired>, Trouble> {
-        self.ask(self.script_set().try_acquire, owner, lease, Behind::Writer(*writer))
+        self.send(self.script_set().try_acquire, owner, lease, Behind::Writer(*writer))
     }
 
     /// Raises the lease of a hold, and says how many processes wait. `None`: its owner has lost it.
@@ -196,7 +196,7 @@ impl LockScripts<'_> {
         lease: Duration,
     ) -> Result<Replied<Option<u32>>, Trouble> {
         let Replied { reply, in_doubt, unacknowledged } =
-            self.ask(&super::read_write::READ_ON, owner, lease, Behind::Nothing)?;
+            self.send(&super::read_write::READ_ON, owner, lease, Behind::Nothing)?;
         let reply = match reply {
             Acquired::Granted { places, .. } => Some(places),
             Acquired::Refused(_) | Acquired::NotTaken => None,
@@ -211,7 +211,7 @@ impl LockScripts<'_> {
         }
     }
 
-    fn ask(
+    fn send(
         self,
         script: &'static LazyLock<Script>,
         owner: &Owner,
@@ -444,7 +444,7 @@ fn send_force_unlock(route: &Route, key: &str, command: &Command) -> Result<Outc
 /// Whether the lock is held in this mode. A key of another kind is an error, as it is for an
 /// acquire.
 pub(crate) fn is_held_to(route: &Route, key: &str, mode: Mode) -> Result<bool, Trouble> {
-    let held = ask(route, &state_command(key, mode), rights_to(mode), HeldState::read)?;
+    let held = query(route, &state_command(key, mode), rights_to(mode), HeldState::read)?;
     Ok(held.is_some_and(|state| state.mode.is_none_or(|held| held == mode)))
 }
 
@@ -483,11 +483,11 @@ fn rights_to(mode: Mode) -> Rights {
 }
 
 fn is_locked(route: &Route, key: &str) -> Result<bool, Trouble> {
-    ask(route, &Command::plain(&[b"EXISTS", key.as_bytes()]), Rights::Locks, flag)
+    query(route, &Command::plain(&[b"EXISTS", key.as_bytes()]), Rights::Locks, flag)
 }
 
 pub(crate) fn is_held_by(route: &Route, key: &str, owner: &Owner) -> Result<bool, Trouble> {
-    ask(route, &is_held_by_command(key, owner), Rights::Locks, flag)
+    query(route, &is_held_by_command(key, owner), Rights::Locks, flag)
 }
 
 /// Asks whether an owner has the lock. The reply is 1 or 0.

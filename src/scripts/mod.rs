@@ -135,7 +135,7 @@ fn needing(command: Command, rights: Rights) -> Command {
 }
 
 /// Sends a command that changes nothing, and reads its reply.
-fn ask<T>(
+fn query<T>(
     route: &Route,
     command: &Command,
     rights: Rights,

@@ -244,8 +244,8 @@ impl Requests {
 
     /// Notes that this run of the server has carried out the [`mends`](Self::mends) of all changes
     /// made before `asked` of these semaphores.
-    pub(crate) fn told(&self, run: u64, asked: u64, is_meant: impl Fn(&str) -> bool) {
-        self.with_log(|log| log.told(run, asked, is_meant));
+    pub(crate) fn mended(&self, run: u64, asked: u64, is_meant: impl Fn(&str) -> bool) {
+        self.with_log(|log| log.mended(run, asked, is_meant));
     }
 
     fn mend(&self, changes: &[Change]) -> Option<(Arc<str>, Command)> {
@@ -578,7 +578,7 @@ mod tests {
             });
         };
         (0..10).for_each(|_| change(1, 0));
-        busy.told(2, clock::now(), |_| true);
+        busy.mended(2, clock::now(), |_| true);
         let made_by_2 = |number| busy.with_log(|log| log.changes[number].run == 2);
         assert!(made_by_2(0) && made_by_2(9));
         (0..12_000).for_each(|_| change(2, 5_000_000));

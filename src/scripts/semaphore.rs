@@ -12,7 +12,7 @@ use super::expiry::Expiry;
 use super::once::{Once, behind, late};
 use super::requests::{RequestId, Requests};
 use super::{
-    Replied, Rights, Trouble, accepted, ask, call_again, flag, millis, number, unexpected,
+    Replied, Rights, Trouble, accepted, call_again, flag, millis, number, query, unexpected,
 };
 use crate::error::{Error, ErrorKind};
 
@@ -259,7 +259,7 @@ pub(super) fn heard_by(reply: i64) -> Option<i64> {
 
 /// Reads the number under a key; zero if there is none.
 pub(super) fn stored_number(route: &Route, key: &str, rights: Rights) -> Result<i64, Trouble> {
-    ask(route, &Command::plain(&[b"GET", key.as_bytes()]), rights, |reply| match reply {
+    query(route, &Command::plain(&[b"GET", key.as_bytes()]), rights, |reply| match reply {
         Value::Nil => Ok(0),
         // Any other value is the user's data, and not for an error's text.
         Value::BulkString(text) => parsed(&text).ok_or_else(|| Trouble::Refused(foreign())),

@@ -7,7 +7,7 @@ use redlatch_client::{Command, Failure, Outcome, Route, Script};
 
 use super::{
     ExpirableKeys, FairKeys, KeyOf, LatchKeys, LockKeys, Mode, Rights, SemaphoreKeys, Trouble,
-    accepted, ask, name_of, patterns, read, slow_wait,
+    accepted, name_of, patterns, query, read, slow_wait,
 };
 
 static LOOK: LazyLock<Script> = script!(LIST; "status/look.lua");
@@ -62,7 +62,7 @@ pub(crate) fn look(route: &Route, name: &str) -> Result<KeyData, Trouble> {
     let (keys, arguments) = (keys.each_ref(), arguments.each_ref());
     let command =
         Command::script(&LOOK, &keys.map(|it| it.as_bytes()), &arguments.map(|it| it.as_bytes()));
-    ask(route, &command, Rights::Status, |reply| {
+    query(route, &command, Rights::Status, |reply| {
         let (kind, left, value, token, held, queue, listeners) = read(&reply)?;
         Ok(KeyData { kind, left, value, token, held, queue, listeners })
     })

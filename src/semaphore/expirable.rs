@@ -343,7 +343,7 @@ impl ExpirableSemaphore {
         // The lease is only raised. If it were shortened while a renewal is on its way, the guard
         // would say "held" for too long.
         let sent_at = clock::now();
-        let counts = held.hold.ask(lease);
+        let counts = held.hold.asks_for(lease);
         let (route, owner) = (&site.route, &held.hold.owner);
         let acks = site.core.config.replica_acks;
         let updated =

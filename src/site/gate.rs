@@ -198,7 +198,7 @@ impl Gate {
                 && Arc::ptr_eq(&seat.tenancy.hold(), hold)
             {
                 seat.is_open = true;
-                side.cohort.granted(at, 0);
+                side.cohort.begin_turn(at, 0);
             }
         });
     }

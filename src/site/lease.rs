@@ -65,7 +65,7 @@ impl Site {
         });
         // Nothing to raise, or not by enough.
         let Some(lease) = lease.filter(|lease| *lease >= slack) else { return Ok(()) };
-        let counts = hold.ask(lease);
+        let counts = hold.asks_for(lease);
         let extended = self.extend(hold, lease);
         match &extended {
             Ok(held) => {
@@ -94,7 +94,7 @@ impl Site {
     /// unconfirmed; if the server does not have it any more, it is lost.
     pub(crate) fn prolong(self: &Arc<Self>, tenancy: &Arc<Tenancy>, lease: Duration) {
         let (hold, sent_at) = (&tenancy.hold(), clock::now());
-        let counts = hold.ask(lease);
+        let counts = hold.asks_for(lease);
         match self.extend(hold, lease) {
             Ok(true) => hold.confirm(sent_at, counts),
             Ok(false) => return self.lose_hold(hold, hold.why_gone()),

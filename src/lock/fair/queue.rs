@@ -175,7 +175,7 @@ impl FairQueue {
     /// Makes all waiters but this one ask.
     pub(super) fn ask_all_but(&self, owner: &Owner) {
         let all = self.site.gate.standing();
-        all.iter().filter(|one| one.owner.number() != owner.number()).for_each(|one| one.ask());
+        all.iter().filter(|one| one.owner.number() != owner.number()).for_each(|one| one.prompt());
     }
 
     pub(super) fn trouble(&self, trouble: Trouble) -> Error {
@@ -289,7 +289,7 @@ impl KeepAlive for FairQueue {
                 let all = || queued.iter().map(|queued| &**queued);
                 let eldest = all().filter(missing).min_by_key(|queued| queued.owner.number());
                 let first = all().find(|queued| kept.first == Some(queued.owner.number()));
-                first.into_iter().chain(eldest).for_each(QueuedThread::ask);
+                first.into_iter().chain(eldest).for_each(QueuedThread::prompt);
                 // Bounded below, against any reply of the server.
                 kept.again.map_or(period, |again| again.max(SHORTEST_PERIOD).min(period))
             }

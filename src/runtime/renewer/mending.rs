@@ -74,7 +74,7 @@ impl Renewer {
             // have come here after the exchange.
             let sent: HashSet<_> = mends.iter().map(|(name, _)| &**name).collect();
             for requests in &names {
-                requests.told(run, asked, |name| sent.contains(name));
+                requests.mended(run, asked, |name| sent.contains(name));
             }
         }
         mending.mended.taken += mended.taken;
