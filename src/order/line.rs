@@ -85,14 +85,14 @@ pub(crate) struct QueuedThread {
 }
 
 pub(crate) struct FairInbox {
-    /// The messages that it has not read.
+    /// The messages that it has not collected.
     pub(crate) messages: Inbox<Followers>,
     /// A request was answered "queued".
     pub(crate) is_queued: bool,
     /// A hold passed to it. Set under the gate's mutex, which decides between the pass and the
     /// thread's giving up.
     pub(crate) passed: Option<Arc<Tenancy>>,
-    /// A hold was passed to it: from then on it reads no message.
+    /// A hold was passed to it: from then on it receives no message.
     was_passed: bool,
 }
 
@@ -116,10 +116,10 @@ impl QueuedThread {
         Wake::thread(&self.thread)
     }
 
-    /// `false`: a hold was passed to it, so no thread reads this.
+    /// `false`: a hold was passed to it, so no thread collects this.
     ///
-    /// The inbox's mutex decides: each grant is either messages before the pass, and then the thread
-    /// finds it before the passed hold (`FairEntry::collect`), or it is refused here, and the
+    /// The inbox's mutex decides: each grant is either received before the pass, and then the thread
+    /// collects it before the passed hold (`FairEntry::collect`), or it is refused here, and the
     /// client gives it back. The subscriber's thread may have looked the waiter up before the pass:
     /// if the grant were put in then, behind the thread's last look, the lock would be that of an
     /// owner which no thread has, until the grant ends.
@@ -128,7 +128,7 @@ impl QueuedThread {
         if inbox.was_passed {
             return false;
         }
-        inbox.messages.received(received);
+        inbox.messages.receive(received);
         drop(inbox);
         self.thread.waker().wake();
         true

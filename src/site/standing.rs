@@ -16,13 +16,13 @@ use crate::scripts::fair::{FairScripts, followers};
 impl Recipient for Arc<QueuedThread> {
     fn receive(&self, message: &Message<'_>) -> bool {
         match message {
-            Message::Ask { .. } => self.tell(Told::Missed),
+            Message::Ask { .. } => self.wake_with(Received::Missed),
             Message::Grant(grant)
                 if (grant.database, grant.lock) == (self.database, &*self.lock) =>
             {
                 let Some(details) = followers(grant.details) else { return true };
                 let (now, lease, received) = (grant.now, grant.lease, clock::now());
-                self.wake_with(Received::ReceivedGrant(ReceivedGrant { now, received, lease, details }))
+                self.wake_with(Received::Grant(ReceivedGrant { now, received, lease, details }))
             }
             // `x` and `{x}` have one queue: the waiter was granted the other lock, and has lost its
             // place. The next sign of life finds that out. If it asked at once, the two locks might

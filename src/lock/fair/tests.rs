@@ -352,7 +352,7 @@ fn a_grant_that_comes_when_a_passed_hold_was_taken_is_given_back() {
     let Lead { listening, request_state: entry } = leader.lead.as_mut().unwrap();
     assert!(entry.collect(listening).is_some());
     let grant = GrantMessage { now: 1, lease: SOON, details: "-", database: 0, lock: name };
-    assert!(!mailbox.recipient.told(&Message::Grant(grant)), "no thread reads it any more");
+    assert!(!mailbox.recipient.receive(&Message::Grant(grant)), "no thread collects it any more");
     guard.unlock().unwrap();
     stays(&server, name);
     wait_until("it is given back", SOON, || holder(&server, name).is_empty());
@@ -367,7 +367,7 @@ fn a_thread_that_gives_up_a_passed_hold_gives_back_its_own_grant_too() {
     let leader = stands(&lock);
     guard.unlock().unwrap();
     wait_until("it is granted", SOON, || {
-        mailbox(&leader).recipient.inbox.lock().unread.is_granted()
+        mailbox(&leader).recipient.inbox.lock().messages.is_granted()
     });
     stays(&server, name);
     pass(&lock, &leader);
