@@ -322,8 +322,8 @@ impl ClientBuilder {
 }
 
 /// Handles a script's message to an owner of this client that no longer waits.
-pub(crate) fn unclaimed(core: &Arc<Core>, owner: u64, news: &Message<'_>) {
-    match news {
+pub(crate) fn unclaimed(core: &Arc<Core>, owner: u64, message: &Message<'_>) {
+    match message {
         Message::Ask { lock } => site::standing::take_out(core, owner, lock),
         Message::Grant(grant) => {
             site::give_back_unclaimed(core, owner, grant);

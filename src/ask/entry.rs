@@ -2,7 +2,7 @@
 //! what is to be done comes out. `queue_entry.rs` does it.
 //!
 //! ```text
-//!         asks                    refused: sleeps until the poll, an end, or what it is told
+//!         asks                    refused: sleeps until the poll, an end, or a message
 //!   new ───────> asking ──────────────────────────────────────────────> sleeping
 //!                 ^ │ granted by reply                  granted by message │ │ due
 //!                 │ └──────────────────────> granted <─────────────────────┘ │
@@ -25,17 +25,17 @@
 //!   that [counts](Exchanges::granted_by_message). A grant that does not count makes it ask, too: the
 //!   server may still have the owner as the holder.
 //! - *anchor*, *granted late*, *silent*: see `exchanges.rs`.
-//! - *read after the reply*: the inbox is read between requests only. A message that comes while a
-//!   request is on its way waits there, and the reply decides whether it still counts: the server
-//!   may have refused the owner after the grant.
+//! - *collected after the reply*: the inbox is collected between requests only. A message that
+//!   comes while a request is on its way waits there, and the reply decides whether it still counts:
+//!   the server may have refused the owner after the grant.
 //! - *every wait ends*: whoever is refused sleeps at most until [`POLL`], which is less than the
 //!   lease of a grant by message. So while such a grant lasts every waiter asks at least once, is
 //!   told when that lease ends, and asks again then. If the process that was granted the lock is
 //!   stopped, the waiters lose that lease and no more. (Every waiter asks, not only the first in
 //!   line, since a waiter knows only where it stood when it last asked.)
-//! - *no news is lost*: a request that fails leaves the entry due, since it has used up the news
-//!   that led to it. The next leader asks at once. So does a leader whose grant is not ours any more
-//!   when it is admitted.
+//! - *no message is lost*: a request that fails leaves the entry due, since it has used up the
+//!   message that led to it. The next leader asks at once. So does a leader whose grant is not ours
+//!   any more when it is admitted.
 //! - *nobody's entry*: an owner that was granted the lock by its first request alone was never in a
 //!   queue, so no message names it. If the server may have run a copy of that request, or if the
 //!   owner has asked before, the message of its grant may come late and must not be given back.
@@ -71,7 +71,7 @@ pub(crate) struct EntryMachine<D> {
     ask_at: u64,
 }
 
-/// What an owner was told, and has not read.
+/// What an owner has received and not collected.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Inbox<D> {
     grant: Option<ReceivedGrant<D>>,
@@ -80,7 +80,7 @@ pub(crate) struct Inbox<D> {
     is_missed: bool,
 }
 
-/// What an owner is told, by whichever channel.
+/// What an owner receives, by whichever channel.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Received<D> {
     /// The lock is the owner's.
@@ -108,7 +108,7 @@ pub(crate) enum EntryEvent<D> {
     /// Nobody knows whether the server has run the request, or will: no reply came, or an error to
     /// its second copy, or the thread did not wait, because its wait ended or was cancelled.
     Unknown,
-    /// Its thread reads what it was told.
+    /// Its thread collects what it has received.
     Collects { inbox: Inbox<D>, collector: Collector },
     /// Too few replicas have the grant of the last reply. The entry is used up.
     Unacknowledged { in_doubt: bool, inbox: Inbox<D> },
@@ -177,7 +177,7 @@ pub(crate) enum Listens {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Action<D> {
-    /// Sleep until then, or until the owner is told something. Zero: ask at once.
+    /// Sleep until then, or until the owner receives something. Zero: ask at once.
     Sleep { until: u64 },
     /// Send the request, with these arguments.
     Ask { again: Option<Again> },
@@ -186,7 +186,7 @@ pub(crate) enum Action<D> {
     /// End the wait: grants arrive after their own end, again and again.
     Fail,
     /// Give back what the server may have of the owner: an entry, or the lock. `details`: of a
-    /// grant that was told.
+    /// grant by message.
     GiveBack { undo: Undo, details: Option<D> },
 }
 
@@ -283,7 +283,7 @@ impl<D> EntryMachine<D> {
                 let then = match self.exchanges.in_time(now, lease, waits) {
                     InTime::Yes => {
                         let may_be_named = already || self.exchanges.may_stand();
-                        self.granted(asked, By::Reply { already, message, details, may_be_named })
+                        self.counts(asked, By::Reply { already, message, details, may_be_named })
                     }
                     InTime::Ask => self.sleeps(),
                     InTime::Fail => Action::Fail,
@@ -338,21 +338,22 @@ impl<D> EntryMachine<D> {
         self.ask_at = 0;
         let lease = granted.lease;
         match self.exchanges.granted_by_message(now, granted, collector) {
-            Some((asked, details)) => self.granted(asked, By::Message { lease, details }),
+            Some((asked, details)) => self.counts(asked, By::Message { lease, details }),
             None => self.sleeps(),
         }
     }
 
     fn ends(&mut self, inbox: Inbox<D>) -> Action<D> {
         self.is_asking = false;
-        // The details of a grant that nobody has read, or that no reply has confirmed.
+        // The details of a grant that nobody has collected, or that no reply has confirmed.
         let message = self.exchanges.confirmed(true);
         let details = inbox.grant.map(|granted| granted.details).or(message);
         Action::GiveBack { undo: self.exchanges.undo(), details }
     }
 
+    /// The grant counts.
     #[inline]
-    fn granted(&mut self, asked: Asked, by: By<D>) -> Action<D> {
+    fn counts(&mut self, asked: Asked, by: By<D>) -> Action<D> {
         // If the grant is not ours any more when it is admitted, only the server knows.
         self.ask_at = 0;
         Action::Granted(Granted { asked, in_doubt: self.exchanges.is_in_doubt(), by })
@@ -375,7 +376,7 @@ impl<D> Inbox<D> {
         Self { grant: None, open_until: None, is_public: false, is_missed: false }
     }
 
-    /// From here on the owner's thread has something to read: it must be woken.
+    /// From here on the owner's thread has something to collect: it must be woken.
     pub(crate) fn receive(&mut self, received: Received<D>) {
         match received {
             // A second copy says nothing new.
@@ -387,7 +388,7 @@ impl<D> Inbox<D> {
         }
     }
 
-    /// What was told; it is read now.
+    /// All that was received; the inbox is empty now.
     pub(crate) fn take(&mut self) -> Self {
         std::mem::replace(self, Self::new())
     }

@@ -12,7 +12,7 @@ use super::line::Line;
 use super::terms::Terms;
 use crate::ask::Asked;
 use crate::error::LostReason;
-use crate::lease::renewal::{PROVISIONAL, deadline};
+use crate::lease::renewal::deadline;
 use crate::observer::Kind;
 use crate::runtime::{LiveOwner, Registered};
 use crate::scripts::lock::Tokens;
@@ -109,19 +109,6 @@ impl Hold {
     /// A hold for the lease of its terms.
     pub(crate) fn new(owner: Owner, terms: Terms, asked: Asked, in_doubt: bool) -> Self {
         Self::leased(owner, terms, terms.lease(), asked, in_doubt)
-    }
-
-    /// A hold that a reply granted. If it was `already` the owner's, by a message, the server has
-    /// left it that message's lease, if that is the longer one.
-    pub(crate) fn by_reply(
-        owner: Owner,
-        terms: Terms,
-        already: bool,
-        asked: Asked,
-        in_doubt: bool,
-    ) -> Self {
-        let by_message = if already { Duration::from_nanos(PROVISIONAL) } else { Duration::ZERO };
-        Self::leased(owner, terms, terms.lease().max(by_message), asked, in_doubt)
     }
 
     /// A hold of a lock without a line, granted with this lease, as by a message. A renewal raises or

@@ -32,6 +32,7 @@ use super::terms::Terms;
 use crate::ask::{
     Action, By, EntryEvent, EntryMachine, Granted, Inbox, Received, ReceivedGrant, Undo,
 };
+use crate::lease::renewal::PROVISIONAL;
 use crate::runtime::{LiveOwner, Message, Recipient, Registered};
 use crate::scripts::lock::Tokens;
 use crate::scripts::{Chain, Mode, Owner};
@@ -43,8 +44,8 @@ use crate::scripts::{Chain, Mode, Owner};
 #[derive(Debug)]
 pub(crate) struct QueueEntry<D = GrantDetails, R = Mailbox> {
     pub(crate) owner: Owner,
-    /// Keeps the owner live.
-    live: Option<Live>,
+    /// Keeps the owner live. (The hold that it becomes takes this: [`Hold::of_live`].)
+    pub(crate) live: Option<Live>,
     pub(crate) entry: EntryMachine<D>,
     /// The messages to it, from before its first request for an entry on. `None`: it has not asked
     /// for one. The hold that it becomes may keep this (`Hold::_registered`).
@@ -60,10 +61,9 @@ pub(crate) struct Mailbox {
     pub(crate) state: Mutex<MailboxState>,
 }
 
-/// The messages that no thread has read.
 #[derive(Debug)]
 pub(crate) struct MailboxState {
-    /// Wakes the thread that waits for them.
+    /// Wakes the thread that waits for the messages.
     pub(crate) waker: Waker,
     pub(crate) inbox: Inbox<GrantDetails>,
 }
@@ -73,7 +73,7 @@ pub(crate) struct MailboxState {
 /// names an owner without a mailbox is given back (`site/unclaimed.rs`).
 impl Recipient for Mailbox {
     fn receive(&self, message: &Message<'_>) -> bool {
-        let received = clock::now();
+        let now = clock::now();
         let received = match message {
             Message::Grant(grant)
                 if (grant.database, grant.lock) == (self.database, &*self.name) =>
@@ -86,7 +86,7 @@ impl Recipient for Mailbox {
                 } else {
                     Received::Grant(ReceivedGrant {
                         now: grant.now,
-                        received,
+                        received: now,
                         lease: grant.lease,
                         details,
                     })
@@ -95,7 +95,7 @@ impl Recipient for Mailbox {
             Message::Open { left, database, lock }
                 if (*database, *lock) == (self.database, &*self.name) =>
             {
-                Received::Open { until: received.saturating_add(clock::nanos(*left)) }
+                Received::Open { until: now.saturating_add(clock::nanos(*left)) }
             }
             _ => return true,
         };
@@ -148,27 +148,21 @@ impl<D, R: Recipient + 'static> QueueEntry<D, R> {
 
     /// The hold that was granted.
     pub(crate) fn hold(&self, terms: Terms, granted: &Granted<D>) -> Hold {
-        let Granted { asked, in_doubt, ref by } = *granted;
-        match by {
-            // Its deadline: the whole lease, counted from before the request was sent, and less a
-            // little for drift.
-            By::Reply { already, .. } => {
-                Hold::by_reply(self.owner, terms, *already, asked, in_doubt)
-            }
-            // Its deadline: the lease that the message says, counted from the anchor. It is
-            // provisional: the renewer raises it to that of the terms after 50 ms.
-            By::Message { lease, .. } => Hold::leased(self.owner, terms, *lease, asked, in_doubt),
-        }
+        let lease = match granted.by {
+            // The whole lease, counted from before the request was sent. If the lock was the owner's
+            // before, by a message, the server has left it that message's lease, if that is longer.
+            By::Reply { already: true, .. } => terms.lease().max(Duration::from_nanos(PROVISIONAL)),
+            By::Reply { already: false, .. } => terms.lease(),
+            // The lease that the message says, counted from the anchor. It is provisional: the
+            // renewer raises it to that of the terms after 50 ms.
+            By::Message { lease, .. } => lease,
+        };
+        Hold::leased(self.owner, terms, lease, granted.asked, granted.in_doubt)
     }
 
     /// What the hold keeps, so that messages may name the owner.
     pub(crate) fn registered(&self) -> Option<Arc<Registered>> {
         self.mailbox.clone().map(|mailbox| mailbox as Arc<Registered>)
-    }
-
-    /// It has become this hold.
-    pub(crate) fn becomes(&mut self, hold: Hold) -> Arc<Hold> {
-        hold.of_live(&mut self.live)
     }
 
     /// What is left of its owner, which comes to this end. `command` takes it out of queue and lock.
@@ -190,13 +184,13 @@ impl<D, R: Recipient + 'static> QueueEntry<D, R> {
 }
 
 impl QueueEntry {
-    /// Whether something was told and not read.
+    /// Whether the mailbox has received something that no thread has collected.
     pub(crate) fn may_collect(&self) -> bool {
-        let unread = |it: &Arc<Registered<Mailbox>>| !it.recipient.state.lock().inbox.is_empty();
-        self.mailbox.as_ref().is_some_and(unread)
+        let is_full = |it: &Arc<Registered<Mailbox>>| !it.recipient.state.lock().inbox.is_empty();
+        self.mailbox.as_ref().is_some_and(is_full)
     }
 
-    /// What was told and not read; it is read now.
+    /// What the mailbox has received and no thread has collected; it is empty now.
     pub(crate) fn take_inbox(&self) -> Inbox<GrantDetails> {
         let Some(mailbox) = &self.mailbox else { return Inbox::new() };
         mailbox.recipient.state.lock().inbox.take()

@@ -45,7 +45,7 @@ impl<'a> Message<'a> {
         let message = std::str::from_utf8(message).ok()?;
         let (verb, rest) = message.split_once(' ')?;
         let (owner, rest) = word(rest)?;
-        let news = match verb {
+        let message = match verb {
             "ask" => Message::Ask { lock: rest },
             "grant" => {
                 let (now, rest) = word(rest)?;
@@ -66,7 +66,7 @@ impl<'a> Message<'a> {
             }
             _ => return None,
         };
-        Some((owner, news))
+        Some((owner, message))
     }
 }
 
@@ -105,10 +105,9 @@ impl Recipients {
         registered
     }
 
-    /// Passes a message to its waiter. `false`: no waiter has that number, or reads the message.
-    pub(super) fn tell(&self, owner: u64, news: &Message<'_>) -> bool {
-        let registered = self.waiting.lock().get(&owner).and_then(Weak::upgrade);
-        registered.is_some_and(|it| it.recipient.receive(news))
+    /// The waiter with that number.
+    pub(super) fn named(&self, owner: u64) -> Option<Arc<Registered>> {
+        self.waiting.lock().get(&owner).and_then(Weak::upgrade)
     }
 }
 
@@ -159,10 +158,10 @@ mod tests {
         let said = (9, Message::Grant(grant));
         let message = b"grant 9 1700000000123 2000 lock,3,0,1 15 a lock ";
         assert_eq!(Message::parse(message), Some(said));
-        let news = Message::Open { left: Duration::from_millis(4), database: 0, lock: "l" };
-        assert_eq!(Message::parse(b"open 9 4 0 l"), Some((9, news)));
-        let news = Message::Notified { database: 3, waiting: "a key " };
-        assert_eq!(Message::parse(b"notify 9 3 a key "), Some((9, news)));
+        let said = Message::Open { left: Duration::from_millis(4), database: 0, lock: "l" };
+        assert_eq!(Message::parse(b"open 9 4 0 l"), Some((9, said)));
+        let said = Message::Notified { database: 3, waiting: "a key " };
+        assert_eq!(Message::parse(b"notify 9 3 a key "), Some((9, said)));
     }
 
     #[test]

@@ -382,9 +382,10 @@ impl Host for Hosted {
     }
 
     fn message(&self, message: &[u8]) {
-        let Some((owner, news)) = Message::parse(message) else { return };
-        if !self.recipients.tell(owner, &news) {
-            self.core.upgrade().inspect(|core| (self.unclaimed)(core, owner, &news));
+        let Some((owner, message)) = Message::parse(message) else { return };
+        let waiter = self.recipients.named(owner);
+        if !waiter.is_some_and(|waiter| waiter.recipient.receive(&message)) {
+            self.core.upgrade().inspect(|core| (self.unclaimed)(core, owner, &message));
         }
     }
 }

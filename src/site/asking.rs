@@ -63,8 +63,8 @@ impl<D, R: Recipient + 'static> QueueEntry<D, R> {
         Ok((listens, tried))
     }
 
-    /// Reads what was told: returns the grant, if a message said that the lock is ours and that is
-    /// still so.
+    /// Collects what is in the inbox: returns the grant, if a message granted the lock and that
+    /// grant still counts.
     pub(crate) fn collects(
         &mut self,
         listening: &mut Listening,
@@ -82,7 +82,7 @@ impl<D, R: Recipient + 'static> QueueEntry<D, R> {
         };
         let Actions { then, .. } =
             self.entry.step(clock::now(), EntryEvent::Collects { inbox, collector });
-        // The earlier of both: a new leader asks at once, whatever the entry was told before.
+        // The earlier of both: a new leader asks at once, whatever the entry received before.
         listening.ask_at = listening.ask_at.min(self.entry.ask_at());
         let Action::Granted(granted) = then else { return None };
         Some(granted)
@@ -90,8 +90,8 @@ impl<D, R: Recipient + 'static> QueueEntry<D, R> {
 }
 
 impl QueueEntry {
-    /// Reads what was told: returns the lock, if a message said that it is ours and that is still
-    /// so. From here on the thread is woken for it.
+    /// Collects what the mailbox has received: returns the lock, if a message granted it and that
+    /// grant still counts. From here on the mailbox wakes the thread.
     pub(crate) fn collect(
         &mut self,
         listening: &mut Listening,
@@ -111,7 +111,7 @@ impl QueueEntry {
             }
         }
         let granted = self.collects(listening, site, claim.need.terms, inbox)?;
-        Some(self.granted(site, claim, granted, clock::now()))
+        Some(self.tenancy_of(site, claim, granted, clock::now()))
     }
 
     /// One request. Who will not wait takes the lock if it is free, past the queue, and leaves no
@@ -182,7 +182,7 @@ impl QueueEntry {
         if listens != Listens::AsBefore {
             Self::listens(listening, site, listens);
         }
-        Ok(tried.map(|granted| self.granted(site, claim, granted, now)))
+        Ok(tried.map(|granted| self.tenancy_of(site, claim, granted, now)))
     }
 
     /// Listens to what may change a refusal.
@@ -198,8 +198,8 @@ impl QueueEntry {
         }
     }
 
-    /// The owner has the lock.
-    fn granted(
+    /// The owner has the lock: the entry becomes a hold, and the thread its first tenant.
+    fn tenancy_of(
         &mut self,
         site: &Site,
         claim: &Claim<'_, LockNeed>,
@@ -209,7 +209,7 @@ impl QueueEntry {
         let hold = self.hold(claim.need.terms, &granted);
         let (details, may_be_named) = match granted.by {
             By::Reply { message, details, may_be_named, .. } => {
-                // Since when ours have it the message knows better.
+                // Since when ours have it a message knows better.
                 let chain =
                     message.map_or_else(|| site.gate.chain(hold.asked.at), |message| message.chain);
                 (GrantDetails { is_handed_over: message.is_some(), chain, ..details }, may_be_named)
@@ -217,7 +217,7 @@ impl QueueEntry {
             By::Message { details, .. } => (details, true),
         };
         let registered = if may_be_named { self.registered() } else { None };
-        let hold = self.becomes(hold.with_details(details, registered));
+        let hold = hold.with_details(details, registered).of_live(&mut self.live);
         Arc::new(Tenancy::since(hold, Arc::clone(claim.thread), now))
     }
 

@@ -82,7 +82,7 @@ impl FairEntry {
         drop(inbox);
         let Self { queue, entry, terms, .. } = self;
         let granted = entry.collects(listening, &queue.site, *terms, messages);
-        granted.map(|granted| self.granted(granted)).or(passed)
+        granted.map(|granted| self.tenancy_of(granted)).or(passed)
     }
 
     /// One request. The first request of the thread with the newcomers' leadership also asks for
@@ -260,11 +260,11 @@ impl FairEntry {
         }
         let (queue, now) = (Arc::clone(&self.queue), clock::now());
         let (_, tried) = self.entry.answered(&queue.site, now, reply, in_doubt)?;
-        Ok(tried.map(|granted| self.granted(granted)))
+        Ok(tried.map(|granted| self.tenancy_of(granted)))
     }
 
     /// The owner has the lock.
-    fn granted(&mut self, granted: Granted<Followers>) -> Arc<Tenancy> {
+    fn tenancy_of(&mut self, granted: Granted<Followers>) -> Arc<Tenancy> {
         let hold = self.entry.hold(self.terms, &granted);
         let followers = match granted.by {
             By::Reply { message, details, .. } => message.unwrap_or(details),
@@ -273,7 +273,8 @@ impl FairEntry {
         let hold = hold
             .with_details(GrantDetails::default(), self.entry.registered())
             .in_line(self.queue.line(followers));
-        Arc::new(Tenancy::new(self.entry.becomes(hold), Arc::clone(&self.thread)))
+        let hold = hold.of_live(&mut self.entry.live);
+        Arc::new(Tenancy::new(hold, Arc::clone(&self.thread)))
     }
 
     /// Too few replicas have its grant. Given up here, and not by the drop. The thread's next

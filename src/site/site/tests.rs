@@ -57,7 +57,7 @@ fn very_many_holds_of_an_owner_that_were_not_ours_do_not_keep_one_another() {
     for _ in 0..100_000 {
         let terms = Terms::watched(LEASE);
         let hold = Hold::new(entry.owner, terms, Asked::now(&site), false);
-        drop(entry.becomes(hold));
+        drop(hold.of_live(&mut entry.live));
     }
 }
 
