@@ -58,8 +58,8 @@ const MOST_LATE: u32 = 3;
 pub(crate) struct Asked {
     /// How many forced unlocks of this process the server had answered.
     pub(crate) forced: u64,
-    /// The run of the server that the client met last. If a later run granted the hold, its release
-    /// reports a loss too many, not one too few.
+    /// The incarnation of the server that the client met last. If a later run granted the hold, its
+    /// release reports a loss too many, not one too few.
     pub(crate) incarnation: u64,
     /// When, by the process's own clock, in nanoseconds. (So are all times here that are not the
     /// server's.)
@@ -111,12 +111,12 @@ pub(crate) struct ReceivedGrant<D> {
     pub(crate) details: D,
 }
 
-/// What must be so at the reader of a grant by message.
+/// What the thread that collects a grant by message needs for the grant to count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Collector {
     /// The lease that it wants.
     pub(crate) lease: Duration,
-    /// The run of the server that the client met last.
+    /// The incarnation of the server that the client met last.
     pub(crate) incarnation: u64,
     /// A grant counts only by the reply to a request: replicas must have it, or it must have the
     /// whole lease.

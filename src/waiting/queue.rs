@@ -16,7 +16,7 @@ use super::listening::Listening;
 use crate::error::Error;
 
 /// The waiters, in order, and whether a thread leads. `N` is a waiter's need, `G` the grant that it
-/// gets, `I` a leader's knowledge of its requests. The queue's owner keeps it behind a mutex, and
+/// gets, `I` a leader's knowledge of its requests. The site keeps the queue behind a mutex, and
 /// decides everything under that mutex.
 #[derive(Debug)]
 pub(crate) struct Queue<N, G, I> {
@@ -45,8 +45,8 @@ pub(crate) struct LocalWaiter<N, G, I> {
     thread: Arc<Thread>,
     need: N,
     arrival: u64,
-    /// The waiter's signal. It is set under the mutex of the queue's owner, which so decides
-    /// between a grant and giving up.
+    /// The waiter's signal. It is set under the site's mutex, which so decides between a pass and
+    /// giving up.
     signal: Mutex<Option<Signal<G, I>>>,
     is_signalled: AtomicBool,
     /// Whether the waiter is the first in the queue and should stay awake for a moment.
