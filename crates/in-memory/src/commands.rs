@@ -550,12 +550,12 @@ impl Step<'_> {
         Ok(self.read::<Hash>(key)?.cloned().unwrap_or_default())
     }
 
-    fn read<T: crate::store::Kind>(&mut self, key: &[u8]) -> Result<Option<&mut T>, Value> {
+    fn read<T: crate::store::ValueKind>(&mut self, key: &[u8]) -> Result<Option<&mut T>, Value> {
         let now = self.millis();
         self.store.value(self.peers, now, key)
     }
 
-    fn write<T: crate::store::Kind>(&mut self, key: &[u8]) -> Result<&mut T, Value> {
+    fn write<T: crate::store::ValueKind>(&mut self, key: &[u8]) -> Result<&mut T, Value> {
         let now = self.millis();
         self.store.value_or_new(self.peers, now, key)
     }

@@ -31,20 +31,20 @@ pub struct Server<K> {
 #[derive(Debug)]
 struct State<K> {
     redis: Redis<K>,
-    clock: ServerClock,
+    clock: Clock,
     /// How often a connection may still break.
     breaks: usize,
 }
 
 /// A server's clock, in µs since 1970.
 #[derive(Clone, Copy, Debug)]
-enum ServerClock {
+enum Clock {
     Still(i64),
     /// It showed this then.
     Runs(i64, Instant),
 }
 
-impl ServerClock {
+impl Clock {
     fn now(self) -> i64 {
         match self {
             Self::Still(now) => now,
@@ -66,14 +66,14 @@ impl<K: Keys> Server<K> {
         breaks: usize,
         chance: fn(usize) -> usize,
     ) -> Arc<Self> {
-        let clock = ServerClock::Still(now * 1_000);
+        let clock = Clock::Still(now * 1_000);
         let state = Mutex::new(State { redis, clock, breaks });
         Arc::new(Self { state, has_little_room: AtomicBool::new(false), chance })
     }
 
     /// Starts one that leaves nothing to chance. Its clock shows `now`, in µs, and runs.
     pub fn run(redis: Redis<K>, now: i64) -> Arc<Self> {
-        let clock = ServerClock::Runs(now, Instant::now());
+        let clock = Clock::Runs(now, Instant::now());
         let state = Mutex::new(State { redis, clock, breaks: 0 });
         Arc::new(Self { state, has_little_room: AtomicBool::new(false), chance: |most| most })
     }
@@ -92,7 +92,7 @@ impl<K: Keys> Server<K> {
             let news = state.redis.peers.get(peer).map(|peer| Arc::clone(&peer.news));
             drop(state);
             let (news, read_timeout) = (news.unwrap_or_default(), AtomicU64::new(u64::MAX));
-            Ok(Box::new(Connection { server: Arc::clone(&server), peer, news, read_timeout }))
+            Ok(Box::new(ServerEnd { server: Arc::clone(&server), peer, news, read_timeout }))
         })
     }
 
@@ -112,7 +112,7 @@ impl<K: Keys> Server<K> {
     /// Lets time pass on the server's clock.
     pub fn advance(&self, time: Duration) {
         let mut state = self.state.lock();
-        let (ServerClock::Still(now) | ServerClock::Runs(now, _)) = &mut state.clock;
+        let (Clock::Still(now) | Clock::Runs(now, _)) = &mut state.clock;
         *now = now.saturating_add(micros(time));
         // Readers look again which of their tracked keys are left.
         for peer in state.redis.peers.each() {
@@ -150,7 +150,7 @@ impl<K: Keys> Server<K> {
 }
 
 /// A connection to the server.
-struct Connection<K: Keys> {
+struct ServerEnd<K: Keys> {
     server: Arc<Server<K>>,
     peer: usize,
     news: Arc<Condvar>,
@@ -158,7 +158,7 @@ struct Connection<K: Keys> {
     read_timeout: AtomicU64,
 }
 
-impl<K: Keys> Connection<K> {
+impl<K: Keys> ServerEnd<K> {
     /// Waits until there is something to read, or the connection is broken. `None`: not in time.
     fn with_peer<R>(&self, within: Duration, read: impl FnOnce(&mut Peer) -> R) -> Option<R> {
         let mut state = self.server.state.lock();
@@ -186,7 +186,7 @@ impl<K: Keys> Connection<K> {
     }
 }
 
-impl<K: Keys> Transport for Connection<K> {
+impl<K: Keys> Transport for ServerEnd<K> {
     /// One reply at most, so that the reader may leave behind each.
     fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         let within = Duration::from_nanos(self.read_timeout.load(Ordering::Relaxed));
@@ -288,7 +288,7 @@ impl<K: Keys> Transport for Connection<K> {
     }
 }
 
-impl<K: Keys> Drop for Connection<K> {
+impl<K: Keys> Drop for ServerEnd<K> {
     fn drop(&mut self) {
         if let Some(peer) = self.server.state.lock().redis.peers.all.get_mut(self.peer) {
             *peer = None;

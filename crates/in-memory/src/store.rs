@@ -56,14 +56,14 @@ impl Kept {
 }
 
 /// A type of values: how it is found in an entry.
-pub(super) trait Kind: Sized {
+pub(super) trait ValueKind: Sized {
     fn of(kept: &mut Kept) -> Option<&mut Self>;
     fn empty() -> Kept;
 }
 
 macro_rules! kinds {
     ($($variant:ident $kind:ty;)+) => {
-        $(impl Kind for $kind {
+        $(impl ValueKind for $kind {
             fn of(kept: &mut Kept) -> Option<&mut Self> {
                 match kept {
                     Kept::$variant(value) => Some(value),
@@ -97,7 +97,7 @@ impl Store {
     }
 
     /// The value under a key, of this type: an error, if it has another. `None`: there is no key.
-    pub(super) fn value<T: Kind>(
+    pub(super) fn value<T: ValueKind>(
         &mut self,
         peers: &mut Peers,
         now: i64,
@@ -110,7 +110,7 @@ impl Store {
     }
 
     /// The same, but the key is made if there is none.
-    pub(super) fn value_or_new<T: Kind>(
+    pub(super) fn value_or_new<T: ValueKind>(
         &mut self,
         peers: &mut Peers,
         now: i64,
