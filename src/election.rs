@@ -20,7 +20,7 @@ use redlatch_client::{CancelToken, Outcome, host_name, was_cut, was_cut_while_an
 use crate::client::Client;
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::hold::Tenancy;
-use crate::lease::{Renewal, Task};
+use crate::lease::{LossCallback, Renewal, Task};
 use crate::lock::Part as _;
 use crate::lock::fenced::{FencedLock, FencingToken, OwnedFencedLockGuard};
 use crate::runtime::Session;
@@ -350,7 +350,7 @@ impl Leadership {
         if is_forked() {
             return;
         }
-        let mut callbacks: Vec<Callback> = vec![Box::new(|_| callback())];
+        let mut callbacks: Vec<LossCallback> = vec![Box::new(|_| callback())];
         if let Some(registered) = &mut *term.callbacks.lock() {
             registered.append(&mut callbacks);
         }
@@ -404,11 +404,8 @@ struct Term {
     token: u64,
     grace: Duration,
     /// `None`: it is over.
-    callbacks: Mutex<Option<Vec<Callback>>>,
+    callbacks: Mutex<Option<Vec<LossCallback>>>,
 }
-
-/// The reason of a loss is no concern of it.
-type Callback = Box<dyn FnOnce(LostReason) + Send>;
 
 impl Term {
     /// How long it goes on if no renewal succeeds. Zero: it is over, for good.
@@ -438,11 +435,11 @@ impl Term {
     }
 
     /// Returns the callbacks, if it was not over.
-    fn end(&self) -> Vec<Callback> {
+    fn end(&self) -> Vec<LossCallback> {
         self.callbacks.lock().take().unwrap_or_default()
     }
 
-    fn call(&self, callbacks: Vec<Callback>) {
+    fn call(&self, callbacks: Vec<LossCallback>) {
         let Site { core, name, .. } = &*self.site;
         core.watchdog.call_back(name, LostReason::LeaseExpired, callbacks);
     }

@@ -11,13 +11,12 @@ use redlatch_client::sync::{Mutex, Thread, clock, is_forked};
 
 use super::hold::Hold;
 use crate::error::LostReason;
+use crate::lease::LossCallback;
 use crate::observer::Event;
 use crate::runtime::{Core, Count};
 #[cfg(soak_mutants)]
 use crate::scripts::mutants;
 use crate::snapshot::Held;
-
-pub(super) type Callback = Box<dyn FnOnce(LostReason) + Send>;
 
 /// The state of a guard's hold, as far as this process knows it.
 ///
@@ -77,7 +76,7 @@ const LOST: u8 = 2;
 enum End {
     /// The tenancy has not ended, though its thread may wait on a condition. The callbacks to call
     /// if it is lost.
-    NotYet(Vec<Callback>),
+    NotYet(Vec<LossCallback>),
     Released,
     Lost(LostReason),
 }
@@ -267,7 +266,7 @@ impl Tenancy {
 
     /// Registers `callback`, to be called once if the hold is lost. If the hold is lost already,
     /// returns the callback with the reason, for the caller to call.
-    pub(crate) fn on_lost(&self, callback: Callback) -> Option<(LostReason, Callback)> {
+    pub(crate) fn on_lost(&self, callback: LossCallback) -> Option<(LostReason, LossCallback)> {
         if is_forked() {
             return None;
         }
@@ -288,13 +287,13 @@ impl Tenancy {
 
     /// The thread has released it. Returns the callbacks, which nobody calls. The caller drops them
     /// when it has neither a leadership nor a mutex, since dropping them runs the user's code.
-    pub(crate) fn finish_released(&self) -> Option<Vec<Callback>> {
+    pub(crate) fn finish_released(&self) -> Option<Vec<LossCallback>> {
         self.finish(End::Released)
     }
 
     /// The tenancy was lost. The first caller gets the callbacks, and must call them with no mutex
     /// held.
-    pub(crate) fn lose(&self, reason: LostReason) -> Option<Vec<Callback>> {
+    pub(crate) fn lose(&self, reason: LostReason) -> Option<Vec<LossCallback>> {
         self.finish(End::Lost(reason))
     }
 
@@ -333,7 +332,7 @@ impl Tenancy {
         }
     }
 
-    fn finish(&self, how: End) -> Option<Vec<Callback>> {
+    fn finish(&self, how: End) -> Option<Vec<LossCallback>> {
         let mut end = self.end.lock();
         let End::NotYet(callbacks) = &mut *end else { return None };
         let callbacks = std::mem::take(callbacks);

@@ -85,6 +85,9 @@ enum WheelItem {
     Lane(Arc<Lane>),
 }
 
+/// Called once, if the hold is lost.
+pub(crate) type LossCallback = Box<dyn FnOnce(LostReason) + Send>;
+
 /// Work for the renewer.
 #[derive(Debug)]
 pub(crate) enum Job {
@@ -259,7 +262,7 @@ impl Watchdog {
         &self,
         name: &Arc<str>,
         reason: LostReason,
-        callbacks: Vec<Box<dyn FnOnce(LostReason) + Send>>,
+        callbacks: Vec<LossCallback>,
     ) {
         for callback in callbacks {
             let (name, client) = (Arc::clone(name), self.callbacks.client());

@@ -10,6 +10,7 @@ use redlatch_client::sync::is_forked;
 use super::Handle;
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::hold::{HoldLevel, HoldState, Tenancy};
+use crate::lease::LossCallback;
 use crate::runtime::Core;
 #[cfg(soak_mutants)]
 use crate::scripts::mutants;
@@ -122,7 +123,7 @@ impl HeldLock {
         }
     }
 
-    pub(super) fn on_lost(&self, callback: Box<dyn FnOnce(LostReason) + Send>) {
+    pub(super) fn on_lost(&self, callback: LossCallback) {
         if let Some((reason, callback)) = self.tenancy.on_lost(callback) {
             let site = &self.handle.site;
             site.core.watchdog.call_back(&site.name, reason, vec![callback]);

@@ -7,8 +7,9 @@ use std::time::Duration;
 use redlatch_client::sync::Mutex;
 
 use super::votes;
-use crate::error::{Error, ErrorKind, LostReason, Passing};
+use crate::error::{Error, ErrorKind, Passing};
 use crate::hold::HoldState;
+use crate::lease::LossCallback;
 use crate::lock::HeldLock;
 use crate::runtime::Core;
 use crate::site::Leaving;
@@ -83,7 +84,7 @@ impl GuardLevels {
         Err(failed.swap_remove(at))
     }
 
-    pub(in crate::lock) fn on_lost(&self, callback: Box<dyn FnOnce(LostReason) + Send>) {
+    pub(in crate::lock) fn on_lost(&self, callback: LossCallback) {
         let spare = self.held.len().saturating_sub(self.needed);
         let heard = Arc::new((AtomicUsize::new(0), Mutex::new(Some(callback))));
         for held in &self.held {
