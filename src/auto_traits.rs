@@ -90,7 +90,8 @@ each!(goes_anywhere: [Box<dyn Observer>]);
 
 each!(outlives_its_maker: [LockGuard, OwnedLockGuard, Permit, ExpirablePermit]);
 
-/// Two traits with one name: the name is ambiguous, and this does not compile, for a type that is `Send`.
+/// Two traits with one name: the name is ambiguous, and this does not compile, for a type that is
+/// `Send`.
 trait NotSend<Which> {
     fn stays() {}
 }

@@ -55,8 +55,8 @@ pub(crate) struct Config {
     pub(crate) ages_with: Option<AgeTogether>,
 }
 
-// Only the user's callbacks keep the compiler from seeing this. The client catches a panic of theirs,
-// and calls them again.
+// Only the user's callbacks keep the compiler from seeing this. The client catches their panics, and
+// calls them again.
 impl UnwindSafe for Config {}
 impl RefUnwindSafe for Config {}
 

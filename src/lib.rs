@@ -96,9 +96,9 @@
 //! No call panics, with any arguments and any replies of the server: a failure is an [`Error`]. If
 //! a thread panics, its guards release their locks as it unwinds. Locks are not poisoned: unlike
 //! with [`std::sync::Mutex`], the next holder is not told, so keep the protected data consistent at
-//! each step (for example by a transaction). So all types are [`UnwindSafe`](std::panic::UnwindSafe),
-//! and a pool may catch the panics of jobs that use them. A callback that panics is logged, and
-//! harms nothing else.
+//! each step (for example by a transaction). So all types are
+//! [`UnwindSafe`](std::panic::UnwindSafe), and a pool may catch the panics of jobs that use them. A
+//! callback that panics is logged, and harms nothing else.
 //!
 //! # Log
 //!
