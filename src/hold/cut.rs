@@ -1,27 +1,27 @@
-//! A cut of a lease that the server keeps for longer than any thread has asked for: its clock was
-//! set back, or another process handed the hold on for longer. A renewal tells of such a lease, and
-//! the next one cuts it.
+//! The cut of a lease that lasts for longer at the server than any thread has asked for: the
+//! server's clock was set back, or another process handed the hold on for longer. The answer to a
+//! renewal reports such a lease, and the next renewal cuts it.
 //!
-//! A cut and a request for a longer lease go over two connections, and the server may carry out the
-//! cut last. So if the two meet, one gives way: the thread that asks raises the wanted lease and then
-//! reads `to`; the renewer sets `to` and then reads the wanted lease (all `SeqCst`). While a cut is
-//! on its way, or was lost, a longer lease counts only as far as the cut leaves it, and the client
-//! renews it only to that.
+//! A cut and a request for a longer lease go over two connections, and the server may run the cut
+//! last. So if the two meet, one gives way. The thread that asks raises the wanted lease and then
+//! reads `to`. The renewer sets `to` and then reads the wanted lease (all `SeqCst`). While a cut is
+//! on its way, or after one was lost, only the part of a longer lease counts that the cut would
+//! leave, and the client renews it only to that.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::scripts::renewal::{Longer, StillHeld};
 
-/// See the module.
+/// The state of a hold's cut.
 #[derive(Debug)]
 pub(super) struct LeaseCut {
-    /// The next renewal cuts the lease.
+    /// Whether the next renewal must cut the lease.
     is_due: AtomicBool,
-    /// The lease that a cut on its way leaves, in nanoseconds. Zero: none is on its way.
+    /// The lease that a cut on its way would leave, in nanoseconds. Zero: no cut is on its way.
     to: AtomicU64,
-    /// The server has not answered a cut: it may carry it out at any time, as long as the hold
-    /// lasts.
+    /// Whether the server has left a cut unanswered. It may still run that cut at any time while
+    /// the hold lasts.
     is_lost: AtomicBool,
 }
 
@@ -31,8 +31,8 @@ impl LeaseCut {
         Self { is_due: AtomicBool::new(is_due), to, is_lost }
     }
 
-    /// How much of a lease counts: less if a cut is on its way, which the server may carry out after
-    /// it.
+    /// The part of a lease that counts. It is less than the lease if the server may run a cut
+    /// later.
     pub(super) fn counts(&self, lease: Duration) -> Duration {
         match self.to.load(Ordering::SeqCst) {
             0 => lease,
@@ -40,9 +40,9 @@ impl LeaseCut {
         }
     }
 
-    /// The renewer is about to send a renewal, one at a time. Returns how it treats a lease that is
-    /// longer than any thread has asked for. `wanted`: the longest that one has asked for, in
-    /// nanoseconds.
+    /// Returns how the next renewal treats a lease that is longer than any thread has asked for.
+    /// The renewer calls this before it sends the renewal, one at a time. `wanted` is the longest
+    /// lease that a thread has asked for, in nanoseconds.
     pub(super) fn next(&self, wanted: impl Fn() -> u64) -> Longer {
         let most = wanted();
         let longest = Duration::from_nanos(most);
@@ -52,7 +52,8 @@ impl LeaseCut {
         let before = self.to.load(Ordering::SeqCst);
         let to = if before == 0 { most } else { before.min(most) };
         self.to.store(to, Ordering::SeqCst);
-        // Behind the store: a thread that asks raises what is wanted first, and then looks for a cut.
+        // This read comes after the store: a thread that asks first raises the wanted lease, and
+        // then looks for a cut.
         if wanted() == most {
             return Longer::IsCut(longest);
         }
@@ -60,11 +61,11 @@ impl LeaseCut {
         Longer::Stays
     }
 
-    /// Records the server's answer to such a renewal, and whether the renewal was sent twice.
+    /// Takes the server's answer to such a renewal. `resent`: the renewal was sent twice.
     pub(super) fn heard(&self, longer: Longer, held: Result<StillHeld, ()>, resent: bool) {
         let is_cut = matches!(longer, Longer::IsCut(_));
         if is_cut && (resent || held.is_err()) {
-            // The server may still carry out a cut that it has not answered.
+            // The server may still run a cut that it has not answered.
             self.is_lost.store(true, Ordering::SeqCst);
         }
         match held {
@@ -79,7 +80,7 @@ impl LeaseCut {
         }
     }
 
-    /// Whether a longer lease is not cut yet, or one may still be cut.
+    /// Whether a lease that is too long is not cut yet, or a cut may still come.
     pub(super) fn may_come(&self) -> bool {
         self.is_due.load(Ordering::SeqCst) || self.to.load(Ordering::SeqCst) != 0
     }

@@ -1,4 +1,4 @@
-//! An owner to which Redis has granted a lock, until when, and whether it was lost.
+//! A hold: an owner to which Redis has granted a lock, with its deadline, and whether it was lost.
 
 use std::num::NonZero;
 use std::sync::Arc;
@@ -19,77 +19,82 @@ use crate::scripts::lock::Tokens;
 use crate::scripts::renewal::{Longer, StillHeld};
 use crate::scripts::{Chain, Mode, Owner};
 
-/// The details of a grant about other processes, and its tokens.
+/// The details of a grant: what it says about other processes, and its tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct GrantDetails {
-    /// How many processes wait behind.
+    /// The number of processes that wait behind it.
     pub(crate) places: u32,
-    /// Whether another process handed the lock over. Then processes most likely wait at the release.
+    /// Whether another process handed the lock over. If so, other processes most likely wait at the
+    /// release, too.
     pub(crate) is_handed_over: bool,
     pub(crate) chain: Chain,
     pub(crate) tokens: Option<Tokens>,
 }
 
-/// One owner id on one key.
+/// A hold: one owner id on one key.
 ///
 /// A thread that loses the hold sets `lost`, and then reads the deadline and `unconfirmed`. A
-/// thread that gets the server's answer sets those, and then reads `lost` (all `SeqCst`). So one of
-/// the two sees to the release of a hold that was lost while its lease was made longer.
+/// thread that gets the server's answer sets those two, and then reads `lost` (all `SeqCst`). So if
+/// a hold is lost while its lease is extended, one of the two threads releases it.
 #[derive(Debug)]
 pub(crate) struct Hold {
-    /// `None`: a lock that keeps no line in Redis.
+    /// The threads that may have the hold next. `None`: the lock is no fair lock.
     pub(crate) line: Option<Box<Line>>,
     pub(crate) owner: Owner,
     pub(crate) terms: Terms,
-    /// Until when the server keeps the hold for us, on [`clock`]. Only ever raised.
+    /// The time, on [`clock`], until which the server certainly keeps the hold. It is only ever
+    /// raised.
     pub(super) deadline: AtomicU64,
-    /// The latest end of the tenants that share it, on [`clock`]. Set under the mutex of their
-    /// gate.
+    /// The latest end of the tenants that share the hold, on [`clock`]. It is set under the mutex
+    /// of their gate.
     pub(super) latest_end: AtomicU64,
-    /// The longest lease that a request named since the grant, in nanoseconds; zero: none did.
+    /// The longest lease that a request has named since the grant, in nanoseconds. Zero: none has.
     prolonged: AtomicU64,
     /// The longest lease that the server has confirmed, in nanoseconds.
     confirmed: AtomicU64,
-    /// Cuts a longer lease of the server's to that.
+    /// The cut of a lease that lasts for longer at the server.
     pub(super) cut: LeaseCut,
     /// The lease that the server granted first, in nanoseconds.
     pub(super) granted_lease: u64,
-    /// A message granted the hold with another lease than that of its terms. (A short one, since
-    /// its process might have been stopped.)
+    /// Whether a message granted the hold with another lease than that of its terms, and no renewal
+    /// has raised or cut it since. (The lease is short, since its process might have been stopped.)
     pub(super) provisional: AtomicBool,
     /// The details of the grant.
     pub(crate) details: GrantDetails,
-    /// How many of its fencing tokens are used, of at most 1,024: see [`may_pass`](Self::may_pass).
-    /// Meaningless for a hold without tokens.
+    /// The number of used fencing tokens, of at most 1,024: see [`may_pass`](Self::may_pass). It
+    /// means nothing for a hold without tokens.
     pub(super) tokens_used: AtomicU16,
-    /// Messages may name the owner. (Boxed: most have none.)
+    /// Keeps the owner registered while messages may name it. (It is boxed, since most holds have
+    /// none.)
     pub(super) _registered: Option<Box<Arc<Registered>>>,
-    /// Keeps the owner live until the hold is released. (A permit has none.)
+    /// Keeps the owner live until the hold is released. (The hold of a permit has none.)
     live: Option<Live>,
-    /// The request that the server granted.
+    /// The request for which the server granted the hold.
     pub(crate) asked: Asked,
-    /// A request of this owner was sent twice, or its outcome was not known: a copy may arrive
-    /// after the release, and must be undone then.
+    /// Whether a request of this owner was sent twice, or had an unknown outcome. A copy may then
+    /// arrive after the release, and must be undone.
     pub(crate) in_doubt: bool,
-    /// Why it is not ours any more, as the number of a [`LostReason`]; zero if it was not lost. Set
-    /// before any thread looks for the present tenancy, so a later pass passes nothing.
+    /// The reason of the loss, as the number of a [`LostReason`]. Zero: the hold was not lost. It
+    /// is set before any thread looks for the present tenancy, so that no later pass passes the
+    /// hold.
     pub(super) lost: AtomicU8,
-    /// The last renewal failed.
+    /// Whether the last renewal failed.
     pub(super) unconfirmed: AtomicBool,
-    /// Why the renewal failed, in words for people. (Boxed: most have none.)
+    /// Why the renewal failed, in words for people. (It is boxed, since most holds have none.)
     trouble: Mutex<Option<Box<Arc<str>>>>,
     /// See [`is_tracked`](Self::is_tracked).
     pub(super) tracked: AtomicBool,
-    /// Until when no thread releases it, on [`clock`]; or zero: see `site/keep.rs`.
+    /// The time, on [`clock`], before which no thread releases a kept hold, or zero: see
+    /// `site/keep.rs`.
     pub(crate) kept_until: AtomicU64,
 }
 
-/// Keeps an owner live, from before its first request until its hold is released, or until no thread
-/// wants it any more.
+/// Keeps an owner live, from before its first request until its hold is released or no thread wants
+/// it.
 ///
-/// It belongs to the thread that asks for the lock, and then to the hold. If that hold turns out not
-/// to be ours, the owner asks once more: so the asking thread keeps the hold, until a later hold
-/// keeps it.
+/// First it belongs to the thread that asks for the lock, and then to the hold. If that hold proves
+/// not to be this process's, the same owner asks again. So the asking thread keeps the hold alive
+/// until a later hold does.
 #[derive(Debug)]
 pub(crate) enum Live {
     Owner(LiveOwner),
@@ -125,8 +130,8 @@ impl Hold {
             line: None,
             owner,
             terms,
-            // If the wanted lease is the shorter one, no more than that counts: a renewal cuts the
-            // hold to it.
+            // If the wanted lease is shorter, only that counts, since a renewal cuts the hold to
+            // it.
             deadline: AtomicU64::new(deadline(asked.at, lease.min(terms.lease()))),
             latest_end: AtomicU64::new(u64::MAX),
             prolonged: AtomicU64::new(0),
@@ -148,10 +153,10 @@ impl Hold {
         }
     }
 
-    /// A hold that keeps its owner live. The asking thread keeps the hold.
+    /// Makes a hold that keeps its owner live. The asking thread keeps the hold alive.
     pub(crate) fn of_live(self, live: &mut Option<Live>) -> Arc<Self> {
-        // A hold that was not ours has no other owner. Holds that keep one another would be freed
-        // by recursion.
+        // Only this thread has the hold that proved not to be this process's, so this takes it
+        // apart. Holds that keep one another alive would be dropped by recursion.
         let before = match live.take() {
             Some(Live::Hold(hold)) => {
                 Arc::try_unwrap(hold).map_or_else(|hold| Some(Live::Hold(hold)), |hold| hold.live)
@@ -163,13 +168,13 @@ impl Hold {
         hold
     }
 
-    /// The server has answered that the hold is released, or not there.
+    /// Notes that the server has released the hold or does not have it.
     pub(crate) fn ended(&self) {
         self.live.as_ref().inspect(|live| live.end());
     }
 
-    /// With the details of its grant. Messages may name the owner for as long as `registered`
-    /// lives.
+    /// The same hold, with the details of its grant. Messages may name the owner as long as
+    /// `registered` lives.
     pub(crate) fn with_details(
         self,
         details: GrantDetails,
@@ -178,7 +183,7 @@ impl Hold {
         Self { details, _registered: registered.map(Box::new), ..self }
     }
 
-    /// In the line of a kind of lock that has one.
+    /// The same hold, with a fair lock's line.
     pub(crate) fn in_line(self, line: Line) -> Self {
         Self { line: Some(Box::new(line)), ..self }
     }
@@ -193,7 +198,8 @@ impl Hold {
         self.provisional.load(Ordering::Relaxed)
     }
 
-    /// The same, and the lease of its terms is longer.
+    /// Whether the hold is [provisional](Self::is_provisional), and the lease of its terms is
+    /// longer.
     pub(crate) fn is_to_be_raised(&self) -> bool {
         self.is_provisional() && !self.outlives_its_terms()
     }
@@ -203,7 +209,7 @@ impl Hold {
         self.granted_lease > self.terms.nanos()
     }
 
-    /// What it is a hold of.
+    /// The kind of synchronizer that is held.
     pub(crate) fn kind(&self) -> Kind {
         match self.owner {
             Owner::Permit(_) => Kind::ExpirableSemaphore,
@@ -215,7 +221,7 @@ impl Hold {
         }
     }
 
-    /// Until when the hold is ours, on [`clock`].
+    /// The time, on [`clock`], until which this process has the hold.
     pub(crate) fn deadline(&self) -> u64 {
         self.deadline.load(Ordering::SeqCst).min(self.wanted_until())
     }
@@ -225,18 +231,19 @@ impl Hold {
         self.latest_end.load(Ordering::SeqCst).max(self.kept_until.load(Ordering::SeqCst))
     }
 
-    /// The tenants that share the hold want it until then. (If the server keeps it for longer, the
-    /// client releases it then.)
+    /// Sets the time until which the tenants that share the hold want it. (If the server keeps it
+    /// for longer, the client releases it then.)
     pub(crate) fn ends_by(&self, until: u64) {
         self.latest_end.store(until, Ordering::SeqCst);
     }
 
-    /// Whether the hold ends because no thread wants it for longer, though the server keeps it.
+    /// Whether the hold ends before the server's lease, because no thread wants it for longer.
     pub(super) fn is_unwanted(&self) -> bool {
         self.wanted_until() < self.deadline.load(Ordering::SeqCst)
     }
 
-    /// The server has confirmed the hold: `lease` from when the request was sent.
+    /// Notes that the server has confirmed the hold for `lease`, counted from the sending of the
+    /// request.
     pub(crate) fn confirm(&self, sent_at: u64, lease: Duration) {
         self.deadline.fetch_max(deadline(sent_at, lease), Ordering::SeqCst);
         self.confirmed.fetch_max(clock::nanos(lease), Ordering::SeqCst);
@@ -244,10 +251,10 @@ impl Hold {
         *self.trouble.lock() = None;
     }
 
-    /// The server has answered a renewal, and so much of its lease counts: the hold has the lease of
-    /// its terms now. Zero: the server was only asked whether it knows the hold. (A failover asks for
-    /// a hold whose raise waits its turn. Taken for raised, the hold would keep its 2 s if the raise
-    /// failed.)
+    /// Notes that the server has answered a renewal, so that the hold has the lease of its terms
+    /// now. `counts` is the part of the lease that counts. Zero: the server was only asked whether
+    /// it knows the hold. (After a failover the client may ask for a hold whose raise is still to
+    /// come. If that counted as the raise, the hold would keep its 2 s should the raise fail.)
     pub(crate) fn renewed(&self, sent_at: u64, counts: Duration) {
         self.confirm(sent_at, counts);
         if !counts.is_zero() {
@@ -255,20 +262,20 @@ impl Hold {
         }
     }
 
-    /// The caller is about to ask for a lease. (Called before it sends the request, whose outcome
-    /// may stay unknown.) Returns how much of the lease [counts](Self::counts).
+    /// Notes that the caller is about to ask for a lease. (This comes before the request, whose
+    /// outcome may stay unknown.) Returns the part of the lease that [counts](Self::counts).
     pub(crate) fn asks_for(&self, lease: Duration) -> Duration {
         self.prolonged.fetch_max(clock::nanos(lease), Ordering::SeqCst);
         self.counts(lease)
     }
 
-    /// The longest lease that one of its threads asked for, in nanoseconds. (A grant by message may
-    /// be for longer.)
+    /// The longest lease that one of its threads has asked for, in nanoseconds. (A grant by message
+    /// may be for longer.)
     fn wanted(&self) -> u64 {
         self.prolonged.load(Ordering::SeqCst).max(self.terms.nanos())
     }
 
-    /// The lease is older by so many ns than the clock says: its times are earlier.
+    /// Makes the lease older by this number of nanoseconds.
     #[cfg(feature = "in-memory")]
     pub(super) fn age(&self, by: u64) {
         for time in [&self.deadline, &self.latest_end, &self.kept_until] {
@@ -281,24 +288,25 @@ impl Hold {
         }
     }
 
-    /// How much of a lease counts: less if a [`LeaseCut`] may come after it.
+    /// The part of a lease that counts. It is less than the lease if a [`LeaseCut`] may come later.
     pub(crate) fn counts(&self, lease: Duration) -> Duration {
         self.cut.counts(lease)
     }
 
-    /// How the renewal that is about to be sent treats a lease that is [too long](LeaseCut::next).
+    /// How the next renewal treats a lease that is [too long](LeaseCut::next).
     pub(crate) fn longer(&self) -> Longer {
         self.cut.next(|| self.wanted())
     }
 
-    /// Records the server's [answer](LeaseCut::heard) to such a renewal.
+    /// Takes the server's [answer](LeaseCut::heard) to such a renewal.
     pub(crate) fn longer_heard(&self, longer: Longer, held: Result<StillHeld, ()>, resent: bool) {
         self.cut.heard(longer, held, resent);
     }
 
-    /// Whether the server may keep the hold past our deadline: the outcome of an extension is not
-    /// known (which a later answer about a shorter lease does not change), or a longer lease is not
-    /// cut yet, or less of one [counts](Self::counts) since a cut may come.
+    /// Whether the server may keep the hold past the deadline that this process knows. That is so
+    /// if the outcome of an extension is not known (which a later answer about a shorter lease does
+    /// not change), if a lease that is too long is not cut yet, or if a cut [may
+    /// come](Self::counts).
     pub(crate) fn may_outlive(&self) -> bool {
         let longest = self.prolonged.load(Ordering::SeqCst);
         self.is_unconfirmed()
@@ -306,28 +314,29 @@ impl Hold {
             || self.cut.may_come()
     }
 
-    /// How long the server may keep the hold at most, counted from now.
+    /// The longest that the server may keep the hold, counted from now.
     pub(crate) fn longest_lease(&self) -> Duration {
         Duration::from_nanos(self.prolonged.load(Ordering::SeqCst).max(self.granted_lease))
     }
 
-    /// The hold is not ours any more. Returns the reason that counts: the first.
+    /// Marks the hold as lost. Returns the reason that counts, which is the first.
     pub(crate) fn lose(&self, reason: LostReason) -> LostReason {
         let lost =
             self.lost.compare_exchange(0, reason.number(), Ordering::SeqCst, Ordering::SeqCst);
         lost.err().and_then(LostReason::from_number).unwrap_or(reason)
     }
 
-    /// Why the server does not have the hold any more: the first reason, if the client has found
-    /// one. Its lease ends there after this deadline, and the client may learn of that end before
-    /// the watchdog's thread has run.
+    /// Why the server no longer has the hold. If the client has already found a reason, that is the
+    /// one. Otherwise the deadline decides: the lease ends at the server after it, and the client
+    /// may learn of that end before the watchdog's thread has run.
     pub(crate) fn why_gone(&self) -> LostReason {
         let is_over = clock::now() >= self.deadline();
         let reason = if is_over { LostReason::LeaseExpired } else { LostReason::Revoked };
         self.lost().unwrap_or(reason)
     }
 
-    /// Whether the hold is ours, as far as this process can know: not lost, and before its deadline.
+    /// Whether this process has the hold, as far as it can know: the hold is not lost, and its
+    /// deadline has not passed.
     pub(crate) fn is_ours(&self, now: u64) -> bool {
         self.lost().is_none() && now < self.deadline()
     }
@@ -340,11 +349,12 @@ impl Hold {
         self.unconfirmed.load(Ordering::SeqCst)
     }
 
-    /// Whether a thread may pass the hold to a thread with these terms. Only on equal terms: a
-    /// watched hold to a thread that wants the same watched lease, a fixed one to a thread that
-    /// wants the same lease and gets at least nine tenths of it. Never a hold whose lease was made
-    /// longer meanwhile: if the next thread died, others would wait for that longer lease. Nor to a
-    /// thread that leaves it to its end, which needs the whole lease.
+    /// Whether a thread may pass the hold to a thread with these terms. The terms must be equal: a
+    /// watched hold goes to a thread that wants the same watched lease, and a fixed one to a thread
+    /// that wants the same lease and gets at least nine tenths of it. A hold whose lease was
+    /// extended since the grant is never passed: if the next thread died, others would wait for the
+    /// longer lease. Nor does a hold go to a thread that leaves it to its end, since that needs the
+    /// whole lease.
     pub(crate) fn may_pass(&self, terms: Terms, now: u64) -> bool {
         let left = self.deadline().saturating_sub(now);
         self.terms == terms
@@ -357,19 +367,20 @@ impl Hold {
             && if terms.is_watched() {
                 left > 0
             } else {
-                // For a provisional hold, of its first lease: the next thread raises it to its own.
+                // For a provisional hold, nine tenths of its first lease will do, since the next
+                // thread raises it to its own lease.
                 left >= self.granted_lease.min(terms.nanos()) / 10 * 9
             }
     }
 
-    /// The hold is kept (`site/keep.rs`) until then, at least. Called under the gate's mutex, when the
-    /// thread leaves its level: nothing takes it back.
+    /// Keeps the hold (`site/keep.rs`) at least until then. It is called under the gate's mutex,
+    /// when the thread leaves its level, and nothing takes it back.
     pub(crate) fn keep_until(&self, until: u64) {
         self.kept_until.fetch_max(until, Ordering::SeqCst);
     }
 
     pub(crate) fn is_kept(&self) -> bool {
-        // Nearly always without a look at the clock.
+        // Nearly always, this needs no look at the clock.
         self.kept_until.load(Ordering::SeqCst) != 0 && self.is_kept_at(clock::now())
     }
 
@@ -385,7 +396,7 @@ impl Hold {
         self.details.tokens?.after(used)
     }
 
-    /// A renewal failed, for this cause.
+    /// Notes that a renewal failed for this cause.
     pub(crate) fn renewal_failed(&self, cause: &Arc<str>) {
         *self.trouble.lock() = Some(Box::new(Arc::clone(cause)));
         self.unconfirm();
@@ -410,7 +421,7 @@ mod tests {
     const LEASE: Duration = Duration::from_secs(3);
     const LONGER: Duration = Duration::from_secs(30);
 
-    /// A hold that the server keeps for longer than its lease: the next renewal cuts it.
+    /// A hold that the server keeps for longer than its lease, so that the next renewal cuts it.
     fn to_be_cut() -> Hold {
         let asked = Asked { forced: 0, incarnation: 0, at: clock::now() };
         let owner = ClientId::random().unwrap().next_owner();
@@ -454,8 +465,8 @@ mod tests {
         assert_eq!(hold.counts(LONGER), LONGER);
     }
 
-    /// Otherwise the client would leave it on the server when its own deadline has passed, and
-    /// others would wait for its end.
+    /// Otherwise the client would leave the hold at the server when its own deadline has passed,
+    /// and others would wait for the end of the lease.
     #[test]
     fn a_hold_whose_lease_was_not_cut_for_certain_may_outlive_its_deadline() {
         let asked = Asked { forced: 0, incarnation: 0, at: clock::now() };
@@ -472,13 +483,15 @@ mod tests {
             hold.longer_heard(hold.longer(), Ok(StillHeld::TooLong), false);
             hold.longer_heard(hold.longer(), Err(()), false);
             hold.longer_heard(hold.longer(), Ok(StillHeld::Yes), false);
-            // The server has made it longer, of which the lost cut lets less count.
+            // The server has extended the lease, but because of the lost cut only a part of it
+            // counts.
             hold.confirm(clock::now(), hold.asks_for(LONGER));
             assert!(hold.may_outlive(), "a cut was lost");
         }
     }
 
-    /// Otherwise `leave_to_expire` would leave it for the 2 s of the message, and return `Ok`.
+    /// Otherwise `leave_to_expire` would leave the hold for the 2 s of the message, and return
+    /// `Ok`.
     #[test]
     fn an_answer_to_a_question_does_not_raise_a_hold_that_a_message_granted() {
         let asked = Asked { forced: 0, incarnation: 0, at: clock::now() };
@@ -490,8 +503,8 @@ mod tests {
         assert!(!hold.is_to_be_raised());
     }
 
-    /// Otherwise an hour that an inner level asked for, without an answer, would stay at the server
-    /// when the outer level's lease has ended.
+    /// Otherwise an hour's lease, for which an inner level asked without an answer, would stay at
+    /// the server when the lease of the outer level has ended.
     #[test]
     fn a_hold_may_outlive_its_deadline_until_its_longest_requested_lease_is_confirmed() {
         let asked = Asked { forced: 0, incarnation: 0, at: clock::now() };

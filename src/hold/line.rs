@@ -1,8 +1,9 @@
-//! The threads to which a fair hold may go from its owner, without the server.
+//! The line of a fair hold: the threads to which it may go from its owner without a request to the
+//! server.
 //!
-//! A fair lock has no turns, since Redis has its order: a grant names the threads that stand
-//! directly behind its owner. Each of them may have the hold next, without a round trip. They stay
-//! in Redis's queue until the hold is released, which takes them all off it.
+//! A fair lock has no turns, since Redis has its order. A grant names the threads that stand
+//! directly behind its owner, and each of them may have the hold next without a round trip. They
+//! stay in Redis's queue until the hold is released, which removes them all.
 
 use std::fmt;
 use std::iter;
@@ -19,13 +20,13 @@ use crate::scripts::{FairKeys, Owner};
 /// The threads that may have a fair hold after its owner.
 pub(crate) struct Line {
     keys: Arc<FairKeys>,
-    /// Taken after the gate's mutex.
+    /// The state. Its mutex is taken after the gate's.
     pub(crate) state: Mutex<LineState>,
 }
 
 pub(crate) struct LineState {
     pub(crate) followers: Followers,
-    /// Owners that had the hold. They leave the queue when it is released.
+    /// The owners that have had the hold. They leave the queue when it is released.
     pub(crate) passed: Vec<Owner>,
 }
 
@@ -40,20 +41,20 @@ impl Line {
         !self.state.lock().passed.is_empty()
     }
 
-    /// Releases its owner's hold and lets the next owner in.
+    /// The command that releases the owner's hold and lets the next owner in.
     pub(crate) fn release_command(&self, core: &Core, lock: &str, owner: &Owner) -> Command {
         scripts(core, lock, &self.keys).release_command(owner, &self.state.lock().passed)
     }
 
-    /// Undoes anything that a late request of the owner may do, and takes the threads that have had
-    /// its hold off the queue.
+    /// The command that undoes whatever a late request of the owner may do. It also takes the
+    /// threads that have had the owner's hold off the queue.
     pub(crate) fn give_up_command(&self, core: &Core, lock: &str, owner: &Owner) -> Command {
         let leaving: Vec<_> = iter::once(*owner).chain(self.state.lock().passed.clone()).collect();
         scripts(core, lock, &self.keys).release_command(owner, &leaving)
     }
 
-    /// Shortens the owner's hold that is kept for this long, and takes the threads that have had it
-    /// after its owner off the queue.
+    /// The command that shortens the owner's kept hold to this time, and removes the threads that
+    /// have had it after the owner from the queue.
     pub(crate) fn keep_command(
         &self,
         core: &Core,

@@ -1,9 +1,9 @@
-//! A lock that this process holds: who has it, until when, and whether it was lost.
+//! A lock that this process holds: which threads have it, until when, and whether it was lost.
 //!
 //! A *hold* is one owner id on one key in Redis. A *tenancy* is one thread's use of a hold. A grant
-//! makes a hold and its first tenancy; a pass within the process makes a new tenancy of the same
-//! hold; a wait on a condition exchanges the hold of a tenancy. A guard names its tenancy, so a
-//! guard of an earlier tenancy does nothing to the next.
+//! makes a hold and its first tenancy. A pass within the process makes a new tenancy of the same
+//! hold. A wait on a condition exchanges the hold of a tenancy. A guard names its tenancy, so a
+//! guard of an earlier tenancy does nothing to the next one.
 
 mod cut;
 mod hold;

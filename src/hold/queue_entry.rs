@@ -1,5 +1,5 @@
-//! A process's entry in the queue of a lock: from its first request to the hold, or the end of its
-//! wait. (Of `try_lock` it is only what asks: no entry in Redis, and no inbox.)
+//! A process's entry in the queue of a lock, from its first request until it becomes a hold or its
+//! wait ends. (For `try_lock` it only sends the request: it has no entry in Redis, and no inbox.)
 //!
 //! ```text
 //! register the owner; ask: taken? no: asleep in the queue
@@ -8,18 +8,19 @@
 //!                              -> ask
 //! ```
 //!
-//! `ask/entry.rs` decides. This file has the owner, and keeps the inbox under its mutex.
+//! `ask/entry.rs` makes the decisions. This file has the owner, and the inbox behind its mutex.
 //! `site/asking.rs` sends the requests and listens.
 //!
-//! One for each process and name, however many threads wait: it is the leader's, who hands it to
-//! the next leader with the lead. The owner is registered before the first request is sent, since
-//! the grant may overtake its reply. (Not for `try_lock`: no message names it.)
+//! There is one entry for each process and name, however many threads wait. The leader has it, and
+//! hands it to the next leader with the lead. The owner is registered before the first request is
+//! sent, since the grant message may overtake the reply. (For `try_lock` it is not, since no
+//! message names it.)
 //!
-//! A hand-off between processes costs a message and a wake-up, a pass inside one process costs no
-//! command: so a thread has no entry of its own.
+//! A hand-off between processes costs a message and a wake-up, while a pass inside one process
+//! costs no command. So a thread has no entry of its own.
 //!
-//! Grant: a message grants only if it names an owner that waits here, this database and this key,
-//! once, and within its deadline. Every other message is a hint.
+//! A message counts as a grant only if it names an owner that waits here, this database and this
+//! key, and is read before its deadline. It counts once. Every other message is a hint.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,22 +38,24 @@ use crate::runtime::{LiveOwner, Message, Recipient, Registered};
 use crate::scripts::lock::Tokens;
 use crate::scripts::{Chain, Mode, Owner};
 
-/// See the module. Whoever has it uses it up: it becomes a hold, or is
-/// given up (`Site::leave_queue`).
+/// A queue entry. The thread that has it must use it up: it becomes a hold, or is given up
+/// (`Site::leave_queue`).
 ///
-/// `D`: the details of a grant. `R`: what receives the messages to it.
+/// `D` is the type of a grant's details. `R` is the recipient of messages to the owner.
 #[derive(Debug)]
 pub(crate) struct QueueEntry<D = GrantDetails, R = Mailbox> {
     pub(crate) owner: Owner,
     /// Keeps the owner live. (The hold that it becomes takes this: [`Hold::of_live`].)
     pub(crate) live: Option<Live>,
     pub(crate) entry: EntryMachine<D>,
-    /// The messages to it, from before its first request for an entry on. `None`: it has not asked
-    /// for one. The hold that it becomes may keep this (`Hold::_registered`).
+    /// The recipient of messages to the owner, registered before its first request for an entry.
+    /// `None`: it has not asked for an entry. The hold that it becomes may keep this
+    /// (`Hold::_registered`).
     pub(crate) mailbox: Option<Arc<Registered<R>>>,
 }
 
-/// Receives the messages to an owner that stands in the queue, or has the lock since.
+/// The mailbox of an owner, which receives messages while the owner stands in the queue and after
+/// it has got the lock.
 #[derive(Debug)]
 pub(crate) struct Mailbox {
     pub(crate) name: Arc<str>,
@@ -68,8 +71,8 @@ pub(crate) struct MailboxState {
     pub(crate) inbox: Inbox<GrantDetails>,
 }
 
-/// The subscriber's thread calls it with what it hears on the client's own channel, where a script
-/// has named this owner (`lua/lock/hand_over.lua`, or `tell` in `lua/hand_off.lua`). A grant that
+/// The subscriber's thread calls this with a message on the client's own channel that names this
+/// owner. Scripts send it (`lua/lock/hand_over.lua`, or `tell` in `lua/hand_off.lua`). A grant that
 /// names an owner without a mailbox is given back (`site/unclaimed.rs`).
 impl Recipient for Mailbox {
     fn receive(&self, message: &Message<'_>) -> bool {
@@ -80,8 +83,8 @@ impl Recipient for Mailbox {
             {
                 let Some(details) = details(grant.details) else { return true };
                 if self.is_fenced && details.tokens.is_none() {
-                    // Who released it knows of no tokens: a re-entrant lock of this name. The reply
-                    // to a question has some.
+                    // The process that released it knows of no tokens: it used a re-entrant lock of
+                    // this name. The reply to a request has tokens.
                     Received::Missed
                 } else {
                     Received::Grant(ReceivedGrant {
@@ -108,7 +111,7 @@ impl Recipient for Mailbox {
     }
 }
 
-/// What a lock was granted for, and what is said besides.
+/// The mode of a grant, and the rest of its details.
 pub(crate) fn kind(details: &str) -> Option<(Mode, &str)> {
     let (kind, rest) = details.split_once(',')?;
     let mode = match kind {
@@ -120,7 +123,7 @@ pub(crate) fn kind(details: &str) -> Option<(Mode, &str)> {
     Some((mode, rest))
 }
 
-/// What a grant of this kind of lock says besides.
+/// The details of a grant of this kind of lock.
 pub(crate) fn details(details: &str) -> Option<GrantDetails> {
     let (_, numbers) = kind(details)?;
     let mut numbers = numbers.split(',').map(str::parse);
@@ -136,17 +139,17 @@ pub(crate) fn details(details: &str) -> Option<GrantDetails> {
 }
 
 impl<D, R: Recipient + 'static> QueueEntry<D, R> {
-    /// Of an owner that has sent no request. `live` keeps it live.
+    /// The entry of an owner that has sent no request, which `live` keeps live.
     pub(crate) fn of(owner: Owner, live: LiveOwner) -> Self {
         Self { owner, live: Some(Live::Owner(live)), entry: EntryMachine::new(), mailbox: None }
     }
 
-    /// A copy of a request may arrive later.
+    /// Whether a copy of a request may arrive later.
     pub(crate) fn is_in_doubt(&self) -> bool {
         self.entry.is_in_doubt()
     }
 
-    /// The hold that was granted.
+    /// The hold that this grant makes.
     pub(crate) fn hold(&self, terms: Terms, granted: &Granted<D>) -> Hold {
         let lease = match granted.by {
             // The whole lease, counted from before the request was sent. If the lock was the owner's
@@ -160,12 +163,13 @@ impl<D, R: Recipient + 'static> QueueEntry<D, R> {
         Hold::leased(self.owner, terms, lease, granted.asked, granted.in_doubt)
     }
 
-    /// What the hold keeps, so that messages may name the owner.
+    /// The registration, for a hold whose owner messages may name.
     pub(crate) fn registered(&self) -> Option<Arc<Registered>> {
         self.mailbox.clone().map(|mailbox| mailbox as Arc<Registered>)
     }
 
-    /// What is left of its owner, which comes to this end. `command` takes it out of queue and lock.
+    /// Ends the owner in this way. Returns what is left of it. `command` makes the command that
+    /// removes the owner from queue and lock.
     pub(crate) fn left(
         &mut self,
         end: EntryEvent<D>,
@@ -190,19 +194,19 @@ impl QueueEntry {
         self.mailbox.as_ref().is_some_and(is_full)
     }
 
-    /// What the mailbox has received and no thread has collected; it is empty now.
+    /// Takes what the mailbox has received and no thread has collected.
     pub(crate) fn take_inbox(&self) -> Inbox<GrantDetails> {
         let Some(mailbox) = &self.mailbox else { return Inbox::new() };
         mailbox.recipient.state.lock().inbox.take()
     }
 }
 
-/// What the server may have of an owner that does not want the lock any more.
+/// What the server may still have of an owner that no longer wants the lock.
 #[derive(Debug)]
 pub(crate) struct Leftover {
     pub(crate) undo: Undo,
     /// The longest lease that a request of the owner named.
     pub(crate) longest: Duration,
-    /// Takes the owner out of queue and lock.
+    /// The command that removes the owner from queue and lock.
     pub(crate) command: Command,
 }

@@ -1,4 +1,4 @@
-//! The threads of this process that have the hold of a name, and how often each has taken it.
+//! A seat: the threads of this process that have the hold of a name, and the levels of each.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -13,28 +13,31 @@ use super::watch::Renewing;
 use crate::lease::renewal::{Attempt, RenewalState};
 use crate::scripts::Mode;
 
-/// The tenancy that the process has now.
+/// The seat of a hold: its tenancies and their levels.
 #[derive(Debug)]
 pub(crate) struct Seat {
     pub(crate) tenancy: Arc<Tenancy>,
     pub(crate) levels: Levels,
-    /// For a lock that threads share. (Boxed: a seat is moved, and most have none.)
+    /// The other tenants, for a lock that threads share. (It is boxed, since a seat is moved and
+    /// most have none.)
     shared: Option<Box<SharedHold>>,
-    /// When the hold was granted, or last passed.
+    /// The time at which the hold was granted or last passed.
     pub(crate) since: u64,
-    /// Nobody waited for the hold by the server's last reply: other threads may join it.
+    /// Whether nobody waited for the hold at the server's last reply. If so, other threads may join
+    /// it.
     pub(crate) is_open: bool,
     pub(crate) attempt: Attempt,
-    /// (Boxed: most have none.)
+    /// Values that the seat keeps. (It is boxed, since most seats have none.)
     pub(crate) kept: Option<Box<KeptBySeat>>,
 }
 
-/// What the seat keeps. Never dropped under the gate's mutex.
+/// Values that live as long as the seat. They are never dropped under the gate's mutex.
 #[derive(Debug, Default)]
 pub(crate) struct KeptBySeat {
-    /// The site, where a guard was forgotten.
+    /// The site, if a guard was forgotten.
     pub(crate) site: Option<Arc<dyn Any + Send + Sync>>,
-    /// Dropped when its thread, which waited on a condition, has left the lock again.
+    /// A value that is dropped when the seat's thread, which waited on a condition, has left the
+    /// lock again.
     pub(crate) until_left: Option<Box<dyn Any + Send>>,
 }
 
@@ -42,7 +45,7 @@ pub(crate) struct KeptBySeat {
 struct SharedHold {
     /// The other tenants.
     beside: Beside,
-    /// Until when the tenants want the hold.
+    /// The time until which the tenants want the hold.
     wanted: Wanted,
 }
 
@@ -53,9 +56,10 @@ struct Tenant {
     levels: Levels,
 }
 
-/// The tenants of a hold beside the one in the seat. Each knows its index here, so leaving needs no
-/// search. A thread that takes the lock again does. A tenancy of an owned guard is never taken
-/// again, and there may be many thousands of them: they have a list of their own.
+/// The tenants of a hold beside the one in the seat. Each tenancy knows its index here, so that
+/// leaving needs no search. A thread that takes the lock again does need one. Nobody takes the lock
+/// again under an owned guard's tenancy, and there may be many thousands of these, so they have a
+/// list of their own.
 #[derive(Debug, Default)]
 struct Beside {
     threads: Vec<Tenant>,
@@ -98,14 +102,14 @@ impl Beside {
     }
 }
 
-/// Until when the tenants that share a hold want it. A tenant that comes with a long lease and
-/// leaves again must not make the fixed lease of another tenant longer, since that lease bounds a
-/// thread that hangs.
+/// The time until which the tenants that share a hold want it. A tenant that comes with a long
+/// lease and leaves again must not extend the fixed lease of another tenant, since that lease
+/// bounds a thread that hangs.
 #[derive(Debug, Default)]
 struct Wanted {
-    /// How many levels have no end of their own, since the watchdog renews them.
+    /// The number of levels without an end of their own, which the watchdog renews.
     endless: usize,
-    /// The ends of the other levels, and how many end at each.
+    /// The ends of the other levels, and the number of levels that end at each.
     ends: BTreeMap<u64, usize>,
 }
 
@@ -157,7 +161,8 @@ impl Seat {
         seat
     }
 
-    /// The seat of the next thread, to which the hold is passed. A renewal that is sent stays sent.
+    /// The seat of the next thread, to which the hold is passed. A renewal that is on its way stays
+    /// on its way.
     pub(crate) fn passed_to(&self, next: &Arc<Tenancy>, terms: Terms) -> Self {
         let attempt =
             if self.attempt.is_sent() { Attempt::Sent { failed: 0 } } else { Attempt::Done };
@@ -216,8 +221,8 @@ impl Seat {
         self.want(level);
     }
 
-    /// Ends a level, and returns whether `tenancy` has levels left. `None`: the level is the only
-    /// one of the whole seat, or is not there, and nothing has changed.
+    /// Ends a level. Returns whether `tenancy` has levels left. `None`: the level is the only one
+    /// of the whole seat or is not there, and nothing has changed.
     #[inline]
     pub(crate) fn step(
         &mut self,
@@ -249,7 +254,7 @@ impl Seat {
         Some(left)
     }
 
-    /// A tenant has taken this level.
+    /// Notes that a tenant has taken this level.
     #[inline]
     pub(crate) fn want(&mut self, level: HoldLevel) {
         if let Some(shared) = &mut self.shared {
@@ -258,39 +263,39 @@ impl Seat {
         }
     }
 
-    /// When the last level of `tenancy` ends by itself.
+    /// The time at which the last level of `tenancy` ends by itself.
     pub(crate) fn last_end(&mut self, tenancy: &Arc<Tenancy>) -> Option<u64> {
         self.shared.as_ref()?;
         let levels = self.levels_of(tenancy)?;
         Some(levels.inner.last().unwrap_or(&levels.outer).ends)
     }
 
-    /// The thread that `left` a seat to wait goes on in this one, which it has alone.
+    /// Makes the thread that `left` a seat to wait go on in this one, which it has alone.
     pub(crate) fn exchange(&mut self, left: &mut Self) {
         std::mem::swap(&mut self.tenancy, &mut left.tenancy);
         std::mem::swap(&mut self.levels, &mut left.levels);
         std::mem::swap(&mut self.kept, &mut left.kept);
     }
 
-    /// The terms on which a thread that left this seat to wait takes the lock again: the longest
-    /// watched lease if a level wants the watchdog, otherwise the longest lease.
+    /// The terms on which a thread that left this seat to wait takes the lock again. If a level
+    /// wants the watchdog, that is the longest watched lease, and otherwise the longest lease.
     pub(crate) fn terms(&self) -> Terms {
         let fixed = || Terms::fixed(self.longest_fixed().unwrap_or(Duration::ZERO));
         self.levels.watched().map_or_else(fixed, Terms::watched)
     }
 
-    /// The longest lease of a level that wants no watchdog.
+    /// The longest lease of the levels that want no watchdog.
     pub(crate) fn longest_fixed(&self) -> Option<Duration> {
         self.levels.all().filter(|level| !level.is_watched()).map(HoldLevel::lease).max()
     }
 
-    /// Whether the server [may keep](Hold::may_outlive) the hold past the deadline that this process
-    /// knows, or a renewal is on its way.
+    /// Whether a renewal is on its way, or the server [may keep](Hold::may_outlive) the hold past
+    /// the deadline that this process knows.
     pub(crate) fn may_outlive(&self) -> bool {
         self.attempt.is_sent() || self.tenancy.hold().may_outlive()
     }
 
-    /// The hold, as its renewal sees it in this state.
+    /// The hold with this state, for its renewal.
     pub(crate) fn renewing(&mut self, state: RenewalState) -> Renewing<'_> {
         Renewing { hold: self.tenancy.hold(), state, attempt: &mut self.attempt }
     }
@@ -304,8 +309,8 @@ impl Seat {
         let all = match &self.shared {
             None => watching(&self.tenancy, &self.levels),
             Some(shared) if shared.wanted.endless == 0 => None,
-            // If several share the hold, `max_hold` counts from the tenant that came last. And so
-            // does the longest lease that any of them wants.
+            // If several tenants share the hold, `max_hold` counts from the one that came last, and
+            // the longest lease of all counts.
             Some(_) => self
                 .tenants()
                 .filter_map(|(tenancy, levels)| watching(tenancy, levels))
@@ -314,8 +319,9 @@ impl Seat {
         self.renewal_state_of(all)
     }
 
-    /// As [`renewal_state`](Self::renewal_state), without a look at all tenants: `watching` is when
-    /// the last tenant that wants renewals came, and the longest lease that such a tenant wants.
+    /// As [`renewal_state`](Self::renewal_state), without a look at all tenants. `watching` has the
+    /// time at which the last tenant that wants renewals came, and the longest lease that such a
+    /// tenant wants.
     pub(crate) fn renewal_state_of(&self, watching: Option<(u64, Duration)>) -> RenewalState {
         let hold = &self.tenancy.hold();
         RenewalState {
@@ -330,30 +336,31 @@ impl Seat {
     }
 }
 
-/// How deep one thread may nest a lock.
+/// The most levels of one thread.
 const DEEPEST: usize = 1 << 20;
 /// The end of a level that the watchdog renews.
 const NEVER: u64 = u64::MAX;
-/// Some end: a guard knows that of its fixed level only if threads share the hold.
+/// An unknown end: a guard knows the end of its fixed level only if threads share the hold.
 const SOME: u64 = 0;
 
-/// One taking of the lock by a thread: a re-entry adds a level. (Small: a re-entry moves it often.)
+/// A level: one taking of the lock by a thread. A re-entry adds one. (It is small, since a re-entry
+/// moves it often.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct HoldLevel {
     /// The lease that the thread wants, in nanoseconds.
     lease: u64,
-    /// When its own lease ends, on [`clock`]; or [`NEVER`], or [`SOME`] time.
+    /// The time at which its own lease ends, on [`clock`], or [`NEVER`] or [`SOME`].
     ends: u64,
 }
 
 impl HoldLevel {
-    /// The level that a guard ends, with its end if that is known.
+    /// The level that a guard ends, with the level's own end if that is known.
     pub(crate) fn on(terms: Terms, ends: Option<u64>) -> Self {
         let unknown = if terms.is_watched() { NEVER } else { SOME };
         Self { lease: terms.nanos(), ends: ends.unwrap_or(unknown) }
     }
 
-    /// How long the level lasts by itself, without the hold's other levels.
+    /// The time for which the level lasts by itself, without the hold's other levels.
     pub(crate) fn remaining(self) -> Duration {
         match self.ends() {
             NEVER => Duration::MAX,
@@ -361,12 +368,12 @@ impl HoldLevel {
         }
     }
 
-    /// When the level ends by itself, on [`clock`]: [`NEVER`], if the hold alone says when.
+    /// The time at which the level ends by itself, on [`clock`]. [`NEVER`]: it ends with the hold.
     pub(crate) fn ends(self) -> u64 {
         if self.ends == SOME { NEVER } else { self.ends }
     }
 
-    /// A level that a thread takes.
+    /// A level that a thread takes now.
     #[inline]
     pub(crate) fn since(terms: Terms, now: u64) -> Self {
         let lease = terms.nanos();
@@ -395,11 +402,11 @@ impl From<Terms> for HoldLevel {
     }
 }
 
-/// How often the thread took the lock, and on what terms each time.
+/// The levels of a thread: one for each time that it has taken the lock.
 #[derive(Debug)]
 pub(crate) struct Levels {
     pub(crate) outer: HoldLevel,
-    /// The levels further in, the last one last.
+    /// The inner levels, in order.
     pub(crate) inner: Vec<HoldLevel>,
 }
 
@@ -421,14 +428,14 @@ impl Levels {
         1 + self.inner.len()
     }
 
-    /// Takes a level more. `None`: there are too many.
+    /// Adds a level. `None`: there are too many.
     #[inline]
     pub(crate) fn deepen(&mut self, terms: Terms, now: u64) -> Option<HoldLevel> {
         let level = HoldLevel::since(terms, now);
         (self.count() < DEEPEST).then(|| self.inner.push(level)).map(|()| level)
     }
 
-    /// Ends and returns that level, or the last one. `None`: there is only one.
+    /// Ends and returns the level `which`, or the last one. `None`: there is only one.
     fn end(&mut self, which: Option<HoldLevel>) -> Option<HoldLevel> {
         let last = self.inner.pop()?;
         match which {
@@ -437,7 +444,8 @@ impl Levels {
         }
     }
 
-    /// Guards may go in any order: ends a level further out, and keeps the last one in its place.
+    /// Ends a level further out, since guards may be dropped in any order. The last level takes its
+    /// place.
     #[cold]
     fn end_further_out(&mut self, which: HoldLevel, last: HoldLevel) -> HoldLevel {
         let gone = self.inner.iter_mut().rfind(|level| level.is(which));

@@ -46,27 +46,29 @@ pub enum HoldState {
     Released,
 }
 
-/// One thread's use of a hold. It outlasts waits on conditions, each of which exchanges the hold.
+/// A tenancy: one thread's use of a hold. It outlasts waits on conditions, each of which exchanges
+/// the hold.
 ///
-/// Guards ask it. In a forked child, where the hold is the parent's, it answers that it is lost, and
-/// locks none of the parent's mutexes.
+/// Guards ask the tenancy for its state. In a forked child, where the hold is the parent's, it
+/// answers that the hold is lost, and locks none of the parent's mutexes.
 pub(crate) struct Tenancy {
-    /// The hold that a grant or a pass gave it.
+    /// The first hold, from a grant or a pass.
     first: Arc<Hold>,
-    /// The hold with which its thread came back from its last wait. See [`hold`](Self::hold).
-    /// (Boxed: most have none.)
+    /// The hold with which the thread came back from its last wait. See [`hold`](Self::hold). (It
+    /// is boxed, since most tenancies have none.)
     exchanged: OnceLock<Box<Mutex<Arc<Hold>>>>,
     pub(crate) thread: Arc<Thread>,
-    /// When its use of the hold began, on [`clock`].
+    /// The time at which the use of the hold began, on [`clock`].
     since: AtomicU64,
-    /// Its fencing token: higher than that of any earlier tenancy. Zero: its lock has none.
+    /// The fencing token, which is higher than that of any earlier tenancy. Zero: the lock has no
+    /// tokens.
     token: AtomicU64,
     end: Mutex<End>,
-    /// Whether its thread has left the hold, or lost it.
+    /// Whether the thread has left or lost the hold.
     ended: AtomicBool,
-    /// Its index among the tenants that share the hold. Used under the gate's mutex.
+    /// The index among the tenants that share the hold. It is used under the gate's mutex.
     index: AtomicU32,
-    /// Whether the observer knows of it ([`HAD`]), and whether it was [`LOST`].
+    /// Whether the observer knows of the tenancy ([`HAD`]), and whether it was [`LOST`].
     heard: AtomicU8,
 }
 
@@ -74,8 +76,8 @@ const HAD: u8 = 1;
 const LOST: u8 = 2;
 
 enum End {
-    /// The tenancy has not ended, though its thread may wait on a condition. The callbacks to call
-    /// if it is lost.
+    /// The tenancy has not ended, though its thread may wait on a condition. Has the callbacks for
+    /// a loss.
     NotYet(Vec<LossCallback>),
     Released,
     Lost(LostReason),
@@ -91,7 +93,8 @@ impl Tenancy {
         if mutants::is("a token not counted on a pass") {
             hold.tokens_used.store(0, Ordering::Relaxed);
         }
-        // Threads pass the hold under the gate's mutex, so in the order of the tokens.
+        // Threads pass the hold under the gate's mutex, so the tokens are in the order of the
+        // passes.
         let token = hold.token_after(hold.tokens_used.fetch_add(1, Ordering::Relaxed));
         Self {
             first: hold,
@@ -106,10 +109,11 @@ impl Tenancy {
         }
     }
 
-    /// The hold. Only its own thread exchanges it, while no seat has the tenancy: so it stays the
-    /// same for that thread until its next wait, and for others under the gate's mutex. Elsewhere,
-    /// others may find another one at each look: the watchdog, a forced unlock and a thread that
-    /// finds the lease over act on the hold that they saw in the seat, never on the tenancy.
+    /// The hold. Only the tenancy's own thread exchanges it, while no seat has the tenancy. So the
+    /// hold stays the same for that thread until its next wait, and for other threads under the
+    /// gate's mutex. Without that mutex, others may find another hold at each look. So the
+    /// watchdog, a forced unlock and a thread that finds the lease over act on the hold that they
+    /// saw in the seat, and never on the tenancy.
     #[inline]
     pub(crate) fn hold(&self) -> Cow<'_, Arc<Hold>> {
         match self.exchanged.get() {
@@ -118,12 +122,12 @@ impl Tenancy {
         }
     }
 
-    /// When its use of the hold began, on [`clock`].
+    /// The time at which the use of the hold began, on [`clock`].
     pub(crate) fn began(&self) -> u64 {
         self.since.load(Ordering::Relaxed)
     }
 
-    /// What a snapshot says of it, if it is held.
+    /// The tenancy's entry in a snapshot, if it is held.
     pub(crate) fn snapshot(&self, name: &str, levels: usize) -> Option<Held> {
         self.is_held().then(|| Held {
             name: name.to_owned(),
@@ -135,13 +139,13 @@ impl Tenancy {
         })
     }
 
-    /// How long its thread has had the hold.
+    /// How long the thread has had the hold.
     fn held(&self) -> Duration {
         clock::since(self.began())
     }
 
-    /// Tells the observer that its thread has left the hold, unless it does not know that the thread
-    /// has had it: a hold may end before its thread returns with it.
+    /// Tells the observer that the thread has left the hold, if the observer knows that the thread
+    /// had it. (A hold may end before its thread returns with it.)
     pub(crate) fn tell_released(&self, core: &Core, name: &str) {
         if self.heard.load(Ordering::SeqCst) & HAD == 0 {
             return;
@@ -151,19 +155,20 @@ impl Tenancy {
         });
     }
 
-    /// Its thread is back from a wait, with the hold of `again`. Returns the hold before, to be
-    /// dropped under no mutex.
+    /// Takes the hold of `again`, with which the thread is back from a wait. Returns the hold
+    /// before, which must not be dropped under a mutex.
     ///
-    /// During the wait the tenancy has stepped down and has not ended: its guards say "released",
-    /// and keep the callbacks that they get. No loss: only the thread that takes it out of its seat
-    /// tells it of a loss, and its own thread has done that.
+    /// During the wait the tenancy has stepped down but has not ended: its guards report
+    /// "released", and keep the callbacks that they get. It cannot be lost in that time: only the
+    /// thread that takes it out of its seat reports a loss to it, and its own thread has taken it
+    /// out.
     pub(crate) fn exchange(&self, again: &Self) -> Arc<Hold> {
         let exchanged =
             self.exchanged.get_or_init(|| Box::new(Mutex::new(Arc::clone(&self.first))));
         let before = std::mem::replace(&mut *exchanged.lock(), again.hold().into_owned());
         self.since.store(again.began(), Ordering::Relaxed);
         self.token.store(again.token.load(Ordering::Relaxed), Ordering::Relaxed);
-        // Last: a guard that says "held" from here on finds the new hold.
+        // This comes last: a guard that reports "held" from here on finds the new hold.
         self.ended.store(false, Ordering::Release);
         before
     }
@@ -173,11 +178,11 @@ impl Tenancy {
     }
 
     pub(super) fn set_index(&self, index: usize) {
-        // (Each tenancy takes some hundred bytes: their number fits.)
+        // The number of tenancies fits, since each takes some hundred bytes.
         self.index.store(index as u32, Ordering::Relaxed);
     }
 
-    /// Its fencing token, if its lock has tokens.
+    /// The fencing token, if the lock has tokens.
     pub(crate) fn token(&self) -> Option<NonZero<u64>> {
         NonZero::new(self.token.load(Ordering::Relaxed))
     }
@@ -201,7 +206,7 @@ impl Tenancy {
         Duration::from_nanos(hold.deadline().saturating_sub(clock::now()))
     }
 
-    /// How long the server keeps the hold, even if no thread wants it for this long.
+    /// How long the server will keep the hold, even if no thread wants it for that long.
     pub(crate) fn granted_for(&self) -> Duration {
         let ended = self.ended.load(Ordering::Acquire);
         let hold = self.hold();
@@ -234,8 +239,7 @@ impl Tenancy {
         }
     }
 
-    /// The text about its loss. For a lease that ran out, it also says why the client did not renew
-    /// it.
+    /// The text about a loss. If the lease ran out, it also says why the client did not renew it.
     pub(crate) fn loss_message(&self, reason: LostReason, max_hold: Option<Duration>) -> String {
         if reason != LostReason::LeaseExpired {
             return reason.to_string();
@@ -264,8 +268,8 @@ impl Tenancy {
         format!("{reason} ({why})")
     }
 
-    /// Registers `callback`, to be called once if the hold is lost. If the hold is lost already,
-    /// returns the callback with the reason, for the caller to call.
+    /// Registers `callback`, which is called once if the hold is lost. If the hold is lost already,
+    /// returns the callback and the reason, and the caller must call it.
     pub(crate) fn on_lost(&self, callback: LossCallback) -> Option<(LostReason, LossCallback)> {
         if is_forked() {
             return None;
@@ -278,26 +282,27 @@ impl Tenancy {
         None
     }
 
-    /// The thread has left the hold, and other threads have it or may have it soon. From here on its
-    /// guards report "held" to no thread. [`finish_released`](Self::finish_released) follows,
-    /// [`lose`](Self::lose), or after a wait [`exchange`](Self::exchange).
+    /// Notes that the thread has left the hold, which other threads have or may have soon. From
+    /// here on its guards no longer report "held". One of three calls follows:
+    /// [`finish_released`](Self::finish_released), [`lose`](Self::lose), or after a wait
+    /// [`exchange`](Self::exchange).
     pub(crate) fn step_down(&self) {
         self.ended.store(true, Ordering::Release);
     }
 
-    /// The thread has released it. Returns the callbacks, which nobody calls. The caller drops them
-    /// when it has neither a leadership nor a mutex, since dropping them runs the user's code.
+    /// Ends the tenancy as released. Returns the callbacks, which nobody calls. The caller drops
+    /// them when it has neither a leadership nor a mutex, since dropping them runs the user's code.
     pub(crate) fn finish_released(&self) -> Option<Vec<LossCallback>> {
         self.finish(End::Released)
     }
 
-    /// The tenancy was lost. The first caller gets the callbacks, and must call them with no mutex
-    /// held.
+    /// Ends the tenancy as lost. The first caller gets the callbacks, and must call them with no
+    /// mutex held.
     pub(crate) fn lose(&self, reason: LostReason) -> Option<Vec<LossCallback>> {
         self.finish(End::Lost(reason))
     }
 
-    /// The tenancy was lost: logs that, and has its callbacks called.
+    /// Ends the tenancy as lost, logs that, and has its callbacks called.
     pub(crate) fn declare_lost(&self, core: &Core, name: &Arc<str>, reason: LostReason) {
         if let Some(callbacks) = self.lose(reason) {
             #[cfg(soak_mutants)]
@@ -310,8 +315,8 @@ impl Tenancy {
         }
     }
 
-    /// Tells the observer of the loss, unless it does not know that the thread has had the hold: that
-    /// it knows soon ([`observed`](Self::observed)), or never.
+    /// Tells the observer of the loss, if the observer knows that the thread had the hold. If not,
+    /// it may learn of both soon ([`observed`](Self::observed)).
     pub(crate) fn tell_lost(&self, core: &Core, name: &Arc<str>, reason: LostReason) {
         if self.heard.fetch_or(LOST, Ordering::SeqCst) & HAD == 0 {
             return;
@@ -322,9 +327,9 @@ impl Tenancy {
         });
     }
 
-    /// The observer was told that the thread has it.
+    /// Notes that the observer knows that the thread has the hold.
     pub(crate) fn observed(&self, core: &Core, name: &Arc<str>) {
-        // Lost, and not told of yet.
+        // The tenancy was lost in the meantime, and the observer does not know that yet.
         if self.heard.fetch_or(HAD, Ordering::SeqCst) == LOST
             && let HoldState::Lost(reason) = self.state()
         {

@@ -1,4 +1,4 @@
-//! The lease that a thread wants.
+//! The terms on which a thread wants a lock: its lease.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::runtime::Core;
 /// The longest lease: 300 years, which no sum overflows.
 const LONGEST_LEASE: Duration = Duration::from_millis(10_000_000_000_000);
 
-/// The lease that a thread wants. (Small: each guard and each level has one.)
+/// The lease that a thread wants. (It is small, since each guard and each level has one.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Terms {
     /// In nanoseconds, as [`clock`] counts.
@@ -32,25 +32,25 @@ impl Terms {
         Self { lease: clock::nanos(lease), is_watched: false, stays: false }
     }
 
-    /// The same for a hold that its thread leaves to its end as soon as it has it. The server
-    /// itself says that it has this lease: the 2 s of a grant by message, or the rest of another
-    /// thread's lease, would not do, and a request for a longer one might fail when the hold is
-    /// left already.
+    /// The same terms, for a hold that its thread will leave to its end as soon as it has it. The
+    /// server's reply must say that the hold has this lease. The 2 s of a grant by message or the
+    /// rest of another thread's lease would not do, and a request for a longer lease might fail
+    /// when the hold is left already.
     pub(crate) const fn staying(self) -> Self {
         Self { stays: true, ..self }
     }
 
-    /// Whether its hold is for a thread that leaves it to its end.
+    /// Whether the terms are those of a thread that leaves its hold to its end.
     pub(crate) fn stays(self) -> bool {
         self.stays
     }
 
-    /// How long the server should keep a hold on these terms.
+    /// The lease of a hold on these terms.
     pub(crate) fn lease(self) -> Duration {
         Duration::from_nanos(self.lease)
     }
 
-    /// How long that is, on [`clock`].
+    /// The lease in nanoseconds, as [`clock`] counts.
     pub(crate) fn nanos(self) -> u64 {
         self.lease
     }
@@ -59,7 +59,7 @@ impl Terms {
         self.is_watched
     }
 
-    /// The lease, if it is renewed.
+    /// The lease, if the watchdog renews it.
     pub(crate) fn watched_lease(self) -> Option<Duration> {
         self.is_watched.then(|| self.lease())
     }

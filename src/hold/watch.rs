@@ -1,8 +1,8 @@
-//! The watch over a hold: its alarm on the wheel, its renewals, and how its end is noticed.
+//! The watch over a hold: its alarm on the wheel, its renewals, and the detection of its end.
 //! `lease/renewal.rs` decides when they are due.
 //!
-//! A [`Leaseholder`] says who wants its hold, and what follows if the hold is lost. All the rest is
-//! the same for a lock and for a permit, and stands here once.
+//! A [`Leaseholder`] knows which threads want its hold, and what to do if the hold is lost. The
+//! rest is the same for a lock and for a permit, and stands here once.
 
 use std::borrow::Cow;
 use std::sync::atomic::Ordering;
@@ -20,7 +20,8 @@ use crate::observer::Event;
 use crate::runtime::{Core, Count};
 use crate::scripts::renewal::{Longer, RenewalKind, StillHeld};
 
-/// Has a hold that the wheel watches: a lock's site, for the hold in its seat, or a permit.
+/// An object with a hold that the wheel watches: a lock's site, with the hold in its seat, or a
+/// permit.
 pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
     const KIND: RenewalKind;
 
@@ -34,36 +35,38 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
         self.key()
     }
 
-    /// The wheel's entry for the hold. Taken after the leaseholder's own mutex, never before.
+    /// The wheel's entry for the hold. Its mutex is taken after the leaseholder's own, never
+    /// before.
     fn alarm(&self) -> &Mutex<Option<Alarm>>;
 
-    /// Looks at the hold, under the leaseholder's own mutex. `None`: there is none any more.
+    /// Calls `look` with the hold, under the leaseholder's own mutex. `None`: there is no hold now.
     fn with_hold<R>(&self, look: impl FnOnce(Renewing<'_>) -> R) -> Option<R>;
 
-    /// Whether somebody else may have asked for a longer lease: then no renewal cuts one.
+    /// Whether another process may have asked for a longer lease. If so, no renewal cuts a lease.
     fn may_be_longer(&self) -> bool {
         false
     }
 
-    /// Whether the next hold most likely comes soon, by message.
+    /// Whether the next hold will probably come soon, by message.
     fn expects_hold(&self, _now: u64) -> bool {
         false
     }
 
-    /// Asks whether the hold is there when its tracked key has changed.
+    /// The object that asks for the hold when its tracked key has changed.
     fn asks_if_changed(self: &Arc<Self>) -> Weak<dyn Tracked>;
 
-    /// The hold is not this process's any more: tells whoever has it.
+    /// Takes the loss of the hold, and reports it to the threads that have it.
     fn lose_hold(self: &Arc<Self>, hold: &Arc<Hold>, reason: LostReason);
 
-    /// Sets the alarm to the next thing to do about the hold.
+    /// Sets the alarm for the next action on the hold.
     fn arm(self: &Arc<Self>) {
         if let Some(at) = self.with_hold(|renewing| renewing.next(&**self)) {
             self.arm_at(at);
         }
     }
 
-    /// An alarm that goes off too early sets the next one; only a late alarm would be wrong.
+    /// Sets the alarm to `at`, unless it is earlier already. An alarm that goes off too early sets
+    /// the next one, so only a late alarm would be wrong.
     fn arm_at(self: &Arc<Self>, at: u64) {
         let mut alarm = self.alarm().lock();
         if alarm.as_ref().is_none_or(|alarm| alarm.due() > at) {
@@ -75,7 +78,7 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
         }
     }
 
-    /// Has the server track the hold, if it is time.
+    /// Makes the server track the hold's key, if it is time.
     fn track(self: &Arc<Self>, now: u64) {
         let begins = self.with_hold(|renewing| {
             renewing.tracked_from(&**self) <= now
@@ -86,15 +89,15 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
         }
     }
 
-    /// The lease is older by so many ns than the clock says. Returns the renewal that is due by that.
+    /// Makes the lease older by this number of nanoseconds. Returns the renewal that is due then.
     #[cfg(feature = "in-memory")]
     fn age(self: &Arc<Self>, by: u64) -> Option<Renewal> {
         self.with_hold(|renewing| renewing.hold.age(by))?;
         Task::due(Arc::clone(self))
     }
 
-    /// A renewal before its time. For a hold that needs none, or whose renewal is on its way, only
-    /// asks whether the server knows it.
+    /// A renewal before it is due. If the hold needs none, or its renewal is on its way, this only
+    /// asks whether the server knows the hold.
     fn early_renewal(self: &Arc<Self>) -> Option<Renewal> {
         let now = clock::now();
         let (hold, lease) = self.with_hold(|renewing| {
@@ -107,7 +110,7 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
     fn renewal(self: &Arc<Self>, hold: Arc<Hold>, lease: Option<Duration>) -> Renewal {
         let (kind, key, owner) = (Self::KIND, Arc::clone(self.key()), hold.owner);
         let (urgent, until) = (hold.is_to_be_raised(), hold.deadline());
-        // Read before `longer`, which may make this renewal a cut.
+        // This is read before `longer`, which may make this renewal a cut.
         let counts = lease.map_or(Duration::ZERO, |lease| hold.counts(lease));
         let stays = lease.is_none() || self.may_be_longer();
         let longer = if stays { Longer::Stays } else { hold.longer() };
@@ -119,8 +122,8 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
         Renewal { kind, key, owner, lease, longer, urgent, until, renewed }
     }
 
-    /// The server's answer to a renewal that was sent at `sent_at`, and how much of its lease
-    /// counts.
+    /// Takes the server's answer to a renewal that was sent at `sent_at`. `counts` is the part of
+    /// its lease that counts.
     fn renewed(
         self: &Arc<Self>,
         hold: &Arc<Hold>,
@@ -137,7 +140,7 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
             *renewing.attempt = match renewed {
                 Ok(held @ (StillHeld::Yes | StillHeld::TooLong)) => {
                     hold.renewed(sent_at, counts);
-                    // The next renewal cuts a lease that is too long, at once.
+                    // If the lease is too long, the next renewal comes at once and cuts it.
                     if held == StillHeld::TooLong { Attempt::again(now) } else { Attempt::Done }
                 }
                 Ok(StillHeld::No) => Attempt::Done,
@@ -152,7 +155,7 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
             Some(true) if renewed == Ok(StillHeld::No) => self.lose_hold(hold, hold.why_gone()),
             Some(true) => {
                 self.arm();
-                // Otherwise the server was only asked whether it knows the hold.
+                // If nothing counts, the server was only asked whether it knows the hold.
                 if !counts.is_zero() {
                     let count = if renewed.is_ok() { Count::Renewed } else { Count::RenewalFailed };
                     self.core().observe_soon(count, || {
@@ -174,9 +177,9 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
 impl<T: Leaseholder> Task for T {
     fn due(self: Arc<Self>) -> Option<Renewal> {
         let now = clock::now();
-        // An alarm that another thread has replaced may go off all the same. The one of now, if it
-        // was forgotten here, would go off besides the next one, and each of the two would set
-        // another, as long as the leaseholder lives.
+        // An alarm that another thread has replaced may still go off. So only an alarm that is due
+        // is removed here. If this forgot the present alarm, it would go off in addition to the
+        // next one, and each of the two would set another, as long as the leaseholder lives.
         self.alarm().lock().take_if(|alarm| alarm.due() <= now);
         self.track(now);
         let renewing = self.with_hold(|renewing| {
@@ -185,8 +188,8 @@ impl<T: Leaseholder> Task for T {
             (Arc::clone(&renewing.hold), renewing.begins(lease, now))
         });
         let Some((hold, lease)) = renewing else {
-            // The next hold finds an alarm that is early enough, and need not wake the watchdog to
-            // set one.
+            // So the next hold finds an alarm that is early enough, and need not wake the watchdog
+            // to set one.
             if self.expects_hold(now) {
                 self.arm_at(now + RAISED_AFTER);
             }
@@ -201,22 +204,23 @@ impl<T: Leaseholder> Task for T {
     }
 }
 
-/// A hold under its leaseholder's mutex, and what its renewal depends on.
+/// A hold under its leaseholder's mutex, with the state on which its renewal depends.
 pub(crate) struct Renewing<'a> {
     pub(crate) hold: Cow<'a, Arc<Hold>>,
     pub(crate) state: RenewalState,
-    /// The progress of its renewal, to be changed.
+    /// The progress of the renewal, which may be changed.
     pub(crate) attempt: &'a mut Attempt,
 }
 
 impl Renewing<'_> {
-    /// When to do the next thing about the hold.
+    /// The time of the next action on the hold.
     pub(crate) fn next(&self, holder: &impl Leaseholder) -> u64 {
         let due = self.state.next(&holder.core().config, clock::now());
         due.at.min(self.tracked_from(holder))
     }
 
-    /// When the server should begin to track the hold's key. `u64::MAX`: it does already, or cannot.
+    /// The time from which the server should track the hold's key. `u64::MAX`: it already does, or
+    /// cannot.
     fn tracked_from(&self, holder: &impl Leaseholder) -> u64 {
         if self.hold.is_tracked() || !holder.core().pubsub.tracks(holder.key()) {
             return u64::MAX;
@@ -224,8 +228,8 @@ impl Renewing<'_> {
         self.state.granted.saturating_add(TRACKED_AFTER)
     }
 
-    /// The lease of a renewal that the caller must send now. `None`: there is none to send, or it is
-    /// too late.
+    /// Begins a renewal. Returns the lease of the renewal that the caller must send. `None`: there
+    /// is nothing to send, or it is too late.
     pub(crate) fn begins(self, lease: Option<Duration>, now: u64) -> Option<Duration> {
         let lease = lease.filter(|_| now < self.hold.deadline())?;
         *self.attempt = self.attempt.sent();

@@ -1,4 +1,4 @@
-//! The requests of a queue entry, and what its thread listens to and reads.
+//! The requests of a queue entry, and the channels and messages of its thread.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,19 +19,21 @@ use crate::scripts::lock::Acquired;
 use crate::scripts::{Chain, Owner, Replied, Trouble};
 use crate::waiting::{Claim, Listening, Queued, Try};
 
-/// The steps of each kind of entry.
+/// The steps that all kinds of entries have.
 impl<D, R: Recipient + 'static> QueueEntry<D, R> {
     pub(crate) fn new(site: &Site) -> Self {
         let (owner, live) = site.core.next_owner_to(site.mode);
         Self::of(owner, live)
     }
 
-    /// The caller is about to send a request of this owner. `queues`: for an entry, too.
+    /// Notes that the caller is about to send a request of this owner. `queues`: the request may
+    /// add an entry to the queue.
     pub(crate) fn asks(&mut self, asked: Asked, lease: Duration, queues: bool) -> Action<D> {
         self.entry.step(asked.at, EntryEvent::Asks { asked, lease, queues }).then
     }
 
-    /// The request has no answer, for this trouble; or, without one, none that the owner may use.
+    /// Notes that the request failed with this trouble. `None`: the request was answered, but the
+    /// owner may not use the answer.
     pub(crate) fn unanswered(&mut self, trouble: Option<&Trouble>) {
         let event = match trouble {
             Some(Trouble::Unknown(_)) | None => EntryEvent::Unknown,
@@ -40,7 +42,7 @@ impl<D, R: Recipient + 'static> QueueEntry<D, R> {
         let _due = self.entry.step(clock::now(), event);
     }
 
-    /// The server answers the request.
+    /// Takes the server's answer to the request.
     pub(crate) fn answered(
         &mut self,
         site: &Site,
@@ -56,15 +58,16 @@ impl<D, R: Recipient + 'static> QueueEntry<D, R> {
         let tried = match then {
             Action::Granted(granted) => Try::Granted(granted),
             Action::Fail => return Err(Error::late_grant(&site.name)),
-            // It stands in the queue now, or asks once more, and its thread sleeps in the driver.
+            // The entry stands in the queue now, or asks again later. Its thread sleeps in the
+            // driver.
             Action::Sleep { until } => Try::Busy(Duration::from_nanos(until.saturating_sub(now))),
             Action::Ask { .. } | Action::GiveBack { .. } => Try::Busy(Duration::ZERO),
         };
         Ok((listens, tried))
     }
 
-    /// Collects what is in the inbox: returns the grant, if a message granted the lock and that
-    /// grant still counts.
+    /// Collects what is in the inbox. Returns the grant, if a message granted the lock and the grant
+    /// still counts.
     pub(crate) fn collects(
         &mut self,
         listening: &mut Listening,
@@ -82,7 +85,7 @@ impl<D, R: Recipient + 'static> QueueEntry<D, R> {
         };
         let Actions { then, .. } =
             self.entry.step(clock::now(), EntryEvent::Collects { inbox, collector });
-        // The earlier of both: a new leader asks at once, whatever the entry received before.
+        // The earlier time counts, since a new leader asks at once, whatever messages came before.
         listening.ask_at = listening.ask_at.min(self.entry.ask_at());
         let Action::Granted(granted) = then else { return None };
         Some(granted)
@@ -90,8 +93,8 @@ impl<D, R: Recipient + 'static> QueueEntry<D, R> {
 }
 
 impl QueueEntry {
-    /// Collects what the mailbox has received: returns the lock, if a message granted it and that
-    /// grant still counts. From here on the mailbox wakes the thread.
+    /// Collects what the mailbox has received. Returns the tenancy, if a message granted the lock
+    /// and the grant still counts. From here on messages wake this thread.
     pub(crate) fn collect(
         &mut self,
         listening: &mut Listening,
@@ -114,8 +117,9 @@ impl QueueEntry {
         Some(self.tenancy_of(site, claim, granted, clock::now()))
     }
 
-    /// One request. Who will not wait takes the lock if it is free, past the queue, and leaves no
-    /// entry behind. `beside`: to read under the hold of this owner, which writes.
+    /// Sends one request. A thread that will not wait takes the lock only if it is free, ahead of
+    /// the queue, and leaves no entry behind. `beside`: the thread reads under the hold of this
+    /// owner, which writes.
     pub(crate) fn ask(
         &mut self,
         listening: &mut Listening,
@@ -136,7 +140,7 @@ impl QueueEntry {
             self.mailbox = Some(site.core.recipients.register(self.owner.number(), mailbox));
         }
         listening.own.known(site.core.pubsub.own_version(&site.name));
-        // A failure of a request beside the thread's own hold concerns no other thread.
+        // If a request beside the thread's own hold fails, that concerns no other thread.
         let arrivals = if beside.is_none() { site.arrivals() } else { 0 };
         let (scripts, asked) = (site.scripts(), Asked::now(site));
         let Action::Ask { again } = self.asks(asked, lease, waits) else {
@@ -185,14 +189,15 @@ impl QueueEntry {
         Ok(tried.map(|granted| self.tenancy_of(site, claim, granted, now)))
     }
 
-    /// Listens to what may change a refusal.
+    /// Listens to the channels whose messages may change a refusal.
     #[inline(never)]
     fn listens(listening: &mut Listening, site: &Site, listens: Listens) {
         let latest = Listening::latest(&site.core);
         listening.own.subscribe(latest, || site.core.pubsub.listen_to_own(&site.name));
         if listens == Listens::ToPublic {
             let (keys, pubsub) = (site.keys(), &site.core.pubsub);
-            // First: it must never look as if there were one more of Redisson's.
+            // This comes first, so that it never looks as if one more of Redisson's clients
+            // listened.
             listening.companion.get_or_insert_with(|| pubsub.listen(&keys.companion().into()));
             listening.public.subscribe(None, || pubsub.listen(&keys.public().to_string().into()));
         }
@@ -209,7 +214,7 @@ impl QueueEntry {
         let hold = self.hold(claim.need.terms, &granted);
         let (details, may_be_named) = match granted.by {
             By::Reply { message, details, may_be_named, .. } => {
-                // Since when ours have it a message knows better.
+                // The message knows better since when redlatch's clients have a lock.
                 let chain =
                     message.map_or_else(|| site.gate.chain(hold.asked.at), |message| message.chain);
                 (GrantDetails { is_handed_over: message.is_some(), chain, ..details }, may_be_named)
@@ -221,17 +226,19 @@ impl QueueEntry {
         Arc::new(Tenancy::since(hold, Arc::clone(claim.thread), now))
     }
 
-    /// Too few replicas have its grant. Fresh owners: who leads next is another one.
+    /// Takes back a grant that too few replicas have. The entry gets a new owner, so the next
+    /// leader asks under another one.
     #[inline(never)]
     fn taken_back(&mut self, site: &Arc<Site>, in_doubt: bool, unacknowledged: Error) -> Error {
         let mut used = std::mem::replace(self, Self::new(site));
         let inbox = used.take_inbox();
         let left = used.leaves(site, EntryEvent::Unacknowledged { in_doubt, inbox });
-        // The owner stays live until that is done.
+        // The owner stays live until its grant is taken back.
         site.take_back(left, Cleanup::requested, unacknowledged)
     }
 
-    /// No thread of the process wants the lock any more. What is left of its owner.
+    /// Ends the entry, since no thread of the process wants the lock now. Returns what is left of
+    /// its owner.
     pub(super) fn ends(&mut self, site: &Site) -> Leftover {
         let inbox = self.take_inbox();
         self.leaves(site, EntryEvent::Ends { inbox })
@@ -245,12 +252,12 @@ impl QueueEntry {
     }
 }
 
-/// Polls are due at multiples of this, in nanoseconds.
+/// The ticks at which polls are due: multiples of this, in nanoseconds.
 const TICK: u64 = 20_000_000;
 
-/// The time after which a waiter that hears nothing polls. By chance, so that processes do not poll
-/// together. At a tick: a process that waits for many names sends the polls of a tick in few packets,
-/// each of which would cost the server a wake-up.
+/// The time after which a waiter that hears nothing polls. It varies at random, so that processes
+/// do not poll together. It ends at a tick, so that a process that waits for many names sends the
+/// polls of a tick in few packets. (Each packet costs the server a wake-up.)
 fn next_poll(now: u64) -> u64 {
     let (least, most) = POLL;
     let chance = (most - least - TICK) as f64 * jitter(now);

@@ -1,5 +1,5 @@
-//! A name's [order](crate::order) of threads, behind a mutex: with the clock, and the wake-ups that
-//! follow once the mutex is free.
+//! A gate: a name's [order](crate::order) of threads behind a mutex, with the clock, and with the
+//! wake-ups that follow when the mutex is free.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -19,8 +19,8 @@ mod model_tests;
 #[cfg(test)]
 mod tests;
 
-/// One name's seat, leadership and queue in this process. Of a read-write lock, two gates share
-/// the leadership and the queue: one has the readers' seat, one the writer's.
+/// One name's seat, leadership and queue in this process. The two gates of a read-write lock share
+/// the leadership and the queue: one has the readers' seat, the other the writer's.
 #[derive(Debug)]
 pub(crate) struct Gate {
     state: Arc<Mutex<Order>>,
@@ -48,13 +48,13 @@ impl Gate {
         self.at(|state, now| state.enter(thread, need, waits, now))
     }
 
-    /// As [`enter`](Self::enter), for a lock whose queue is elsewhere: takes one level more if the
-    /// thread has the seat. `None`: nobody has it.
+    /// As [`enter`](Self::enter), for a lock whose queue is elsewhere. Adds a level if the thread
+    /// has the seat. `None`: no thread has the seat.
     pub(crate) fn reenter(&self, thread: &Arc<Thread>, terms: Terms) -> Option<GateOutcome> {
         self.at(|state, now| state.side(self.mode).reenter(thread, terms, now))
     }
 
-    /// Takes one level more of a tenancy: also of an owned guard's beside others, which
+    /// Adds a level to a tenancy. It may be an owned guard's tenancy beside others, which
     /// [`reenter`](Self::reenter) does not look for.
     pub(crate) fn deepen(&self, tenancy: &Arc<Tenancy>, terms: Terms) -> GateOutcome {
         self.at(|state, now| state.side(self.mode).deepen(tenancy, terms, now))
@@ -70,8 +70,8 @@ impl Gate {
         self.at(|state, now| state.admit(self.mode, tenancy, terms, gone, now))
     }
 
-    /// Ends one level of `tenancy`: `which`, or the last one. The `bool`: the tenancy was held
-    /// until then.
+    /// Ends one level of `tenancy`: `which`, or the last one. Also returns whether the tenancy was
+    /// held until then.
     pub(crate) fn leave(
         &self,
         tenancy: &Arc<Tenancy>,
@@ -83,9 +83,9 @@ impl Gate {
         })
     }
 
-    /// As [`leave`](Self::leave), and the hold is [kept](Hold::keep_until) until then, if it is
-    /// held: in one step with the level's end. A hold that another thread takes out of the seat
-    /// first is lost, and cleaned up; one that is kept first stays.
+    /// As [`leave`](Self::leave), but also [keeps](Hold::keep_until) the hold until `until`, if it
+    /// is held. Both are one step. A hold that another thread takes out of the seat before is lost
+    /// and cleaned up. A hold that is kept before stays.
     pub(crate) fn leave_kept(
         &self,
         tenancy: &Arc<Tenancy>,
@@ -105,13 +105,13 @@ impl Gate {
         })
     }
 
-    /// The server keeps no kept hold of one thread: it was forced, or lost with
-    /// the data.
+    /// Notes that the server has no kept hold of a single thread: it was forced, or lost with the
+    /// data.
     pub(crate) fn keeps_none(&self) {
         self.state.lock().kept_until = 0;
     }
 
-    /// As [`leave`](Self::leave), with all levels: the seat that the caller gets has them.
+    /// As [`leave`](Self::leave), but with all levels, which the returned seat has.
     pub(crate) fn leave_to_wait(&self, tenancy: &Arc<Tenancy>) -> (LeaveOutcome, bool) {
         self.at(|state, now| {
             let was_held = tenancy.is_held_at(now);
@@ -119,8 +119,9 @@ impl Gate {
         })
     }
 
-    /// A thread that `left` its seat to wait is back, and was seated under another tenancy: takes the
-    /// seat as it left it, in the hold of now. `false`: that hold was lost meanwhile.
+    /// Seats a thread that `left` its seat to wait as it was before, but with the new hold. It is
+    /// back, and has a seat under the tenancy `again`. `false`: the new hold was lost in the
+    /// meantime.
     pub(crate) fn come_back(&self, again: &Arc<Tenancy>, left: &mut Seat) -> bool {
         self.with_seat(|seat| {
             let seat = seat.filter(|seat| seat.is(again));
@@ -128,7 +129,7 @@ impl Gate {
         })
     }
 
-    /// When the last level of `tenancy` ends by itself, if threads share its hold.
+    /// The time at which the last level of `tenancy` ends by itself, if threads share its hold.
     pub(crate) fn last_end(&self, tenancy: &Arc<Tenancy>) -> Option<u64> {
         self.with_seat(|seat| seat?.last_end(tenancy))
     }
@@ -160,20 +161,20 @@ impl Gate {
         self.state.lock().vacate(self.mode, hold)
     }
 
-    /// Lets the leader into the hold of this process's readers, whether their turn lasts (`true`) or
-    /// not. `None`: no thread reads.
+    /// Lets the leader into the hold of this process's readers, even if their turn is over. Also
+    /// returns whether the turn still lasts. `None`: no thread reads.
     pub(crate) fn join(&self, thread: &Arc<Thread>, terms: Terms) -> Option<(Arc<Tenancy>, bool)> {
         self.at(|state, now| state.join_any_time(thread, terms, now))
     }
 
-    /// The leader reads: so do the readers that are first in the queue.
+    /// Lets the readers at the front of the queue in, since the leader reads now.
     pub(crate) fn let_readers_in(&self) {
         let woken = self.at(Order::let_readers_in);
         woken.into_iter().for_each(Wake::now);
     }
 
-    /// The leader is done, and the leadership goes to the next thread in the queue, with the lead if
-    /// that is for this mode. Otherwise returns the lead.
+    /// Hands the leadership of a leader that is done to the next thread in the queue. The lead goes
+    /// along if that thread needs this mode. Otherwise this returns the lead.
     pub(super) fn transfer_leadership(&self, lead: Option<GateLead>) -> Option<GateLead> {
         let (wake, left) = self.state.lock().transfer_leadership(self.mode, lead);
         wake.now();
@@ -191,7 +192,8 @@ impl Gate {
         self.state.lock().reading(thread).is_some()
     }
 
-    /// The server has confirmed that threads may share a hold: its turn begins anew.
+    /// Begins the turn of a shared hold anew, since the server has confirmed that threads may share
+    /// it.
     pub(crate) fn reopen(&self, hold: &Arc<Hold>, at: u64) {
         self.with_side(|side| {
             if let Some(seat) = &mut side.seat
@@ -203,33 +205,33 @@ impl Gate {
         });
     }
 
-    /// Looks at a fair lock's threads, under the gate's mutex.
+    /// Calls `look` with a fair lock's threads, under the gate's mutex.
     pub(crate) fn with_standing<R>(&self, look: impl FnOnce(&mut Standing) -> R) -> R {
         look(self.state.lock().standing.get_or_insert_default())
     }
 
-    /// From here on a hold may be passed to `queued`.
+    /// Adds `queued`, so that a hold may be passed to it.
     pub(crate) fn stand(&self, queued: Arc<QueuedThread>) {
         self.with_standing(|standing| standing.queued.push(queued));
     }
 
-    /// From here on no hold is passed to the thread. `Some`: a hold that was passed before.
+    /// Removes a thread, so that no hold is passed to it. `Some`: a hold was passed to it before.
     pub(crate) fn stand_down(&self, queued: &Arc<QueuedThread>) -> Option<Arc<Tenancy>> {
         self.with_standing(|standing| standing.stand_down(queued))
     }
 
-    /// A fair lock's threads that stand in Redis's queue.
+    /// The threads of a fair lock that stand in Redis's queue.
     pub(crate) fn standing(&self) -> Vec<Arc<QueuedThread>> {
         self.with_standing(|standing| standing.queued.clone())
     }
 
-    /// Whether the process has the lock, or fair threads of it wait for it or give it back.
+    /// Whether the process has the lock, or fair threads of it wait for the lock or give it back.
     pub(crate) fn is_busy(&self) -> bool {
         self.state.lock().is_busy()
     }
 
-    /// Whether a fair thread that is about to ask should wait for others of a busy process to come
-    /// along. Then [`call`](Self::call) wakes it.
+    /// Whether a fair thread that is about to ask should first wait for other threads of a busy
+    /// process, which may join its request. If so, [`call`](Self::call) wakes it.
     pub(crate) fn lingers(&self, thread: &Arc<Thread>) -> bool {
         let mut state = self.state.lock();
         let lingers = state.is_busy();
@@ -243,13 +245,14 @@ impl Gate {
         self.with_standing(|standing| standing.linger(None));
     }
 
-    /// A fair thread is gone: wakes the one that waits for others, if none is left.
+    /// Notes that a fair thread is gone. If no other is left, wakes the thread that waits for
+    /// others.
     pub(crate) fn call(&self) {
         let call = self.with_standing(|standing| standing.call());
         call.now();
     }
 
-    /// A thread has given a fair hold back.
+    /// Notes that a thread has given a fair hold back.
     pub(super) fn gave_back(&self) {
         let call = self.with_standing(|standing| {
             standing.releasing = standing.releasing.saturating_sub(1);
@@ -258,7 +261,7 @@ impl Gate {
         call.now();
     }
 
-    /// Looks at the seat, under the gate's mutex.
+    /// Calls `look` with the seat, under the gate's mutex.
     pub(crate) fn with_seat<R>(&self, look: impl FnOnce(Option<&mut Seat>) -> R) -> R {
         self.with_side(|side| look(side.seat.as_mut()))
     }
@@ -276,7 +279,7 @@ impl Gate {
         })
     }
 
-    /// All tenants, and how many times each has it.
+    /// All tenants, with their hold counts.
     pub(crate) fn tenants(&self) -> Vec<(Arc<Tenancy>, usize)> {
         self.with_seat(|seat| {
             let seat = seat.as_deref();
@@ -290,7 +293,7 @@ impl Gate {
         self.hold().filter(|hold| !hold.is_ours(clock::now()))
     }
 
-    /// Keeps `site` until the seat of `tenancy` goes: with its last tenant, if several share it.
+    /// Keeps `site` until the seat of `tenancy` ends. A shared seat ends with its last tenant.
     pub(crate) fn keep(&self, tenancy: &Arc<Tenancy>, site: Arc<dyn Any + Send + Sync>) {
         let unneeded = self.with_seat(|seat| match seat {
             Some(seat) => {
@@ -305,17 +308,17 @@ impl Gate {
         drop(unneeded);
     }
 
-    /// The chain of a hold that a reply granted, to a request of this time.
+    /// The chain of a hold that a reply granted to a request of this time.
     pub(crate) fn chain(&self, asked_at: u64) -> Chain {
         self.with_side(|side| side.cohort.chain(asked_at))
     }
 
-    /// Whether this process and others have the lock in turns now.
+    /// Whether this process and others now take turns with the lock.
     pub(crate) fn takes_turns(&self, now: u64) -> bool {
         self.with_side(|side| side.cohort.takes_turns(now))
     }
 
-    /// The last release left the lock to Redisson's clients.
+    /// Notes that the last release left the lock to Redisson's clients.
     pub(crate) fn left_to_others(&self) {
         self.with_side(|side| side.cohort.left_to_others());
     }

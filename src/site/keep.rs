@@ -1,13 +1,14 @@
-//! A hold that is kept until a time: by a thread that leaves it to its end, or for a least time.
+//! Kept holds: a thread has left such a hold to its end, or has taken it for a least time.
 //!
-//! Until then no thread releases or passes it, and nobody renews it once its last thread has left.
-//! It lasts until the latest time for which a thread kept it. The server has it for that long,
-//! since it is never kept for longer than its lease: so it outlives this client. In place of a
-//! release a [`Cleanup`] shortens its lease to that time, and releases it when the time has come,
-//! which does nothing if its lease has ended by itself. It has not if the shortening got no answer,
-//! if another hold keeps a read-write lock, or if a late copy of its request took the lock anew.
+//! No thread releases or passes a kept hold before its time, and nobody renews it after its last
+//! thread has left. It lasts until the latest time for which a thread kept it. A hold is never kept
+//! for longer than its lease, so the server has it for that long, even if this client ends. Instead
+//! of a release, a [`Cleanup`] shortens the lease to that time, and releases the hold when the time
+//! has come. Usually the lease has ended by itself, and that release does nothing. The lease has
+//! not ended if the shortening got no answer, if another hold keeps a read-write lock, or if a late
+//! copy of its request took the lock anew.
 //!
-//! The renewer sends it, so behind a renewal that is on its way.
+//! The renewer sends the cleanup, so it comes after a renewal that is on its way.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -22,9 +23,9 @@ use crate::lease::Cleanup;
 use crate::scripts::Chain;
 
 impl Site {
-    /// Makes a hold that another process has just handed on, for 2 s, last for the lease of its
-    /// terms, before a thread leaves it to its end. If that fails the thread must not leave it so,
-    /// and releases it.
+    /// Raises a hold to the lease of its terms, before a thread leaves it to its end. (A hold that
+    /// another process has just handed on has only 2 s.) If that fails, the thread must not leave
+    /// the hold like this, and releases it.
     ///
     /// # Blocking
     ///
@@ -44,11 +45,11 @@ impl Site {
         Err(error.of(&self.name).now(state))
     }
 
-    /// Ends a kept hold that no thread has any more.
+    /// Ends a kept hold whose last thread has left.
     pub(super) fn keep(self: &Arc<Self>, hold: &Arc<Hold>) {
         let until = hold.kept_until.load(Ordering::SeqCst);
-        // It has the hold, so the owner stays live. Otherwise the client would take the hold for a
-        // leftover at a failover, and release it.
+        // The closure has the hold, so that the owner stays live. Otherwise the client would take
+        // the hold for a leftover at a failover, and release it.
         let (site, kept) = (Arc::clone(self), Arc::clone(hold));
         let next = move || {
             let rest = Duration::from_nanos(until.saturating_sub(clock::now()));

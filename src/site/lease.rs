@@ -1,5 +1,5 @@
-//! The lease of the hold in a site's seat: its alarm, longer leases, and how the client hears of its
-//! loss. After a while the subscriber has the server track the hold's key (`pubsub/tracking.rs`). A
+//! The lease of the hold in a site's seat: its alarm, its extension, and early news of its loss.
+//! After a while the subscriber makes the server track the hold's key (`pubsub/tracking.rs`). A
 //! hold that ends before that costs nothing.
 
 use std::sync::Arc;
@@ -17,9 +17,9 @@ use crate::scripts::renewal::{self, RenewalKind, StillHeld};
 use crate::scripts::{self, Owner, Trouble};
 
 impl Site {
-    /// A tenancy has begun: sets the alarm. If the client met another run of the server meanwhile,
-    /// it asked that run about all holds before this one was in the seat: so it asks about this one
-    /// now.
+    /// Sets the alarm for a tenancy that has begun. If the client has met another run of the server
+    /// in the meantime, it asked that run about all holds before this one was in the seat. So it
+    /// asks about this one now.
     pub(super) fn watch(self: &Arc<Self>, tenancy: &Tenancy) {
         self.arm();
         if self.route.incarnation() != tenancy.hold().asked.incarnation {
@@ -27,8 +27,9 @@ impl Site {
         }
     }
 
-    /// As [`arm`](Leaseholder::arm), if `tenancy` wants this watched lease from now on. Does not
-    /// look at the other tenancies, which may be many thousands: nothing about them has changed.
+    /// As [`arm`](Leaseholder::arm), for a `tenancy` that wants this watched lease from now on.
+    /// This does not look at the other tenancies, of which there may be many thousands: nothing
+    /// about them has changed.
     pub(crate) fn arm_for(self: &Arc<Self>, tenancy: &Tenancy, lease: Duration) {
         let next = |seat: &mut Seat| {
             let state = seat.renewal_state_of(Some((tenancy.began(), lease)));
@@ -39,8 +40,8 @@ impl Site {
         }
     }
 
-    /// Raises a hold that a message granted to its lease now, instead of at the next renewal, if
-    /// that makes it certain for `slack` more.
+    /// Raises a hold that a message granted to the lease of its terms now, instead of at the next
+    /// renewal. It does so only if that lease is at least `slack`.
     ///
     /// # Blocking
     ///
@@ -58,12 +59,12 @@ impl Site {
         let lease = self.gate.with_seat(|seat| {
             let seat = seat.filter(|seat| Arc::ptr_eq(&seat.tenancy.hold(), hold))?;
             let mut renewal_state = seat.renewal_state();
-            // The watchdog may have sent a renewal, but its reply may be far off; or its next
-            // attempt may be.
+            // This does not wait for the watchdog, whose renewal may be on its way, or whose next
+            // attempt may be far off.
             renewal_state.attempt = Attempt::Done;
             renewal_state.next(&self.core.config, sent_at).lease
         });
-        // Nothing to raise, or not by enough.
+        // There is nothing to raise, or not enough.
         let Some(lease) = lease.filter(|lease| *lease >= slack) else { return Ok(()) };
         let counts = hold.asks_for(lease);
         let extended = self.extend(hold, lease);
@@ -91,7 +92,7 @@ impl Site {
     }
 
     /// Makes the lease of a tenancy's hold at least this long. If that fails, the hold is
-    /// unconfirmed; if the server does not have it any more, it is lost.
+    /// unconfirmed. If the server no longer has it, the hold is lost.
     pub(crate) fn prolong(self: &Arc<Self>, tenancy: &Arc<Tenancy>, lease: Duration) {
         let (hold, sent_at) = (&tenancy.hold(), clock::now());
         let counts = hold.asks_for(lease);
@@ -115,8 +116,8 @@ impl Tracked for Site {
         let owner = self.tracked_owner()?;
         let command = scripts::lock::is_held_by_command(&self.name, &owner);
         let answered = Box::new(move |reply: &Value| {
-            // The change of the key is only a hint. A hold that was released meanwhile needs no
-            // renewal.
+            // The change of the key is only a hint. A hold that has been released in the meantime
+            // needs no renewal.
             if *reply != Value::Int(1) && self.tracked_owner().is_some() {
                 let core = Arc::clone(&self.core);
                 core.watchdog.renew_now(self.renew_now());

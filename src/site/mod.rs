@@ -1,5 +1,5 @@
-//! One name in one client: the threads that want it, which of them is next, the requests, the hold,
-//! its lease and its release.
+//! Sites. A site is one name in one client: the threads that want it and their order, the requests,
+//! the hold, its lease and its release.
 
 mod asking;
 mod gate;

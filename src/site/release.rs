@@ -1,5 +1,4 @@
-//! How a thread leaves a hold, how the client releases it, and how it cleans up on the server after
-//! that.
+//! Leaving a hold, releasing it, and cleaning up at the server after that.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -19,10 +18,11 @@ use crate::scripts::{self, Chain, Mode, Owner, Trouble};
 use crate::waiting::LeadershipGuard;
 
 impl Site {
-    /// Ends one level of a tenancy; the last one releases the hold or passes it on.
-    /// `LockGuard::unlock` calls this, [awaited](Leaving::Awaited), a guard's drop does,
-    /// [posted](Leaving::Posted), and `leave_to_expire` [leaves](Leaving::ToExpire) the hold to its
-    /// end: each for its own level, and once. A forked child leaves the hold to its parent.
+    /// Ends one level of a tenancy. The end of the last level releases the hold or passes it on.
+    /// `LockGuard::unlock` [awaits](Leaving::Awaited) the release, a guard's drop
+    /// [posts](Leaving::Posted) it, and `leave_to_expire` [leaves](Leaving::ToExpire) the hold to
+    /// its end. Each guard calls this once, for its own level. A forked child leaves the hold to
+    /// its parent.
     pub(crate) fn leave(
         self: &Arc<Self>,
         tenancy: &Arc<Tenancy>,
@@ -30,7 +30,7 @@ impl Site {
         how: Leaving,
     ) -> Result<(), Error> {
         Error::if_forked(&self.name)?;
-        // The hold may end sooner now, if the tenant that wanted it for longer leaves.
+        // The hold may end sooner now, if the leaving tenant wanted it for longer than the others.
         let shared_until = (self.mode == Mode::Read).then(|| tenancy.hold().deadline());
         let left = match how {
             Leaving::ToExpire { until } => self.gate.leave_kept(tenancy, which, until),
@@ -47,7 +47,7 @@ impl Site {
             }
             (LeaveOutcome::Stepped, true) => Ok(()),
             (LeaveOutcome::Stepped, false) => {
-                // All tenants of the hold have lost it.
+                // The lease is over, so all tenants of the hold have lost it.
                 let reason = tenancy.hold().lost().unwrap_or(LostReason::LeaseExpired);
                 tenancy.declare_lost(&self.core, &self.name, reason);
                 self.lose_hold(&tenancy.hold(), reason);
@@ -57,11 +57,11 @@ impl Site {
                 self.vacated(&seat, vacated, was_held, how)
             }
         };
-        // Last: values that the callbacks captured may take this very lock.
+        // This comes last, since values that the callbacks captured may take this very lock.
         let unheard = tenancy.finish_released();
         if unheard.is_some() {
             match &done {
-                // The server has said so just now.
+                // The server has just said that the hold was lost.
                 Err(error) if error.kind() == ErrorKind::LeaseLost => {
                     tenancy.tell_lost(&self.core, &self.name, tenancy.hold().why_gone());
                 }
@@ -76,8 +76,8 @@ impl Site {
     pub(crate) fn leave_to_wait(self: &Arc<Self>, tenancy: &Arc<Tenancy>) -> Result<Seat, Error> {
         match self.gate.leave_to_wait(tenancy) {
             (LeaveOutcome::Left(mut seat, vacated), was_held) => {
-                // Not awaited: a failure is logged, and the client tries the release again in the
-                // background. Until then others wait for the lock, and no thread notifies.
+                // The release is not awaited. If it fails, the client logs that and tries again in
+                // the background. Until then others wait for the lock, so no thread can notify.
                 self.vacated(&seat, vacated, was_held, Leaving::Posted)?;
                 drop(seat.kept.as_mut().and_then(|kept| kept.until_left.take()));
                 tenancy.tell_released(&self.core, &self.name);
@@ -87,11 +87,11 @@ impl Site {
         }
     }
 
-    /// A thread that `left` to wait has the lock again, under the tenancy `again`. It goes on under
-    /// its first one, to which its guards refer, with all its levels. The tenancy is lost if the new
-    /// hold was lost meanwhile.
+    /// Takes a thread back that `left` to wait and has the lock again, under the tenancy `again`.
+    /// It goes on under its first tenancy, to which its guards refer, with all its levels. That
+    /// tenancy is lost if the new hold was lost in the meantime.
     ///
-    /// `until_left` is dropped when it has left the lock again.
+    /// `until_left` is dropped when the thread has left the lock again.
     pub(crate) fn come_back(
         self: &Arc<Self>,
         mut left: Seat,
@@ -105,22 +105,23 @@ impl Site {
         let _before = tenancy.exchange(again);
         let hold = tenancy.hold();
         if !self.gate.come_back(again, &mut left) {
-            // The thread that took the seat has told `again`, which no guard knows.
-            // That thread may not have said so yet (`admit`), and `until_left` asks when it drops.
+            // The thread that took the seat reports the loss to `again`, which no guard knows. It
+            // may not have done so yet (`admit`), and `until_left` asks for the state when it
+            // drops. So the reason is set here.
             let reason = hold.lose(hold.why_gone());
             let callbacks = tenancy.lose(reason).unwrap_or_default();
             self.core.watchdog.call_back(&self.name, reason, callbacks);
             return;
         }
-        // The fixed lease of a level that may be the last one later, when the hold is not renewed
-        // any more.
+        // A level with a fixed lease may be the last one later, when nothing renews the hold. So
+        // the hold must have that lease now.
         let fixed = fixed.filter(|_| hold.terms.is_watched());
         if let Some(lease) = fixed.filter(|lease| tenancy.remaining() < *lease) {
             self.prolong(&tenancy, lease);
         }
     }
 
-    /// Passes on or releases the hold of the last tenancy, which has left its seat.
+    /// Passes the hold on, or releases it, after its last tenancy has left the seat.
     fn vacated(
         self: &Arc<Self>,
         seat: &Seat,
@@ -137,7 +138,7 @@ impl Site {
                 Ok(())
             }
             Vacated::Release { leads } => {
-                // Every path hands the leadership on, behind the release: so the next leader's
+                // Every path hands the leadership on behind the release, so that the next leader's
                 // request runs after it.
                 let _leadership = leads.then(|| LeadershipGuard::new(self, None));
                 let done = self.leave_last(seat, was_held, how);
@@ -167,7 +168,7 @@ impl Site {
         self.release(&hold, how)
     }
 
-    /// Why there is nothing to unlock.
+    /// The error if there is nothing to unlock.
     fn not_held(&self, tenancy: &Tenancy) -> Error {
         match tenancy.state() {
             HoldState::Lost(reason) => self.lost_error(tenancy, reason),
@@ -184,7 +185,8 @@ impl Site {
         let command = self.release_command(hold);
         match how {
             Leaving::Posted | Leaving::ToExpire { .. } => {
-                // The thread may ask for the lock again at once, and others hear of this first.
+                // The thread may ask for the lock again at once. Other processes should hear of the
+                // release before that request runs.
                 let command = command.answered_first(hold.details.is_handed_over);
                 let (site, hold) = (Arc::clone(self), Arc::clone(hold));
                 let receiver = move |outcome: Outcome| {
@@ -193,9 +195,9 @@ impl Site {
                         site.core.watchdog.tell(error);
                     }
                 };
-                // Writes to the name's lane, or queues the command behind a write in progress. The
-                // next reader of that lane's replies calls the receiver: another caller, or else
-                // the renewer.
+                // This writes to the name's lane, or queues the command behind a write in progress.
+                // The next thread that reads the lane's replies calls the receiver: another caller,
+                // or else the renewer.
                 self.core.post(&self.route, command, Arc::new(receiver));
                 Ok(())
             }
@@ -214,14 +216,15 @@ impl Site {
         outcome: Result<Released, Trouble>,
     ) -> Result<(), Error> {
         let name = &self.name;
-        // Only after the release is answered: an earlier cleanup could leave it nothing to release.
+        // This comes after the answer to the release, since an earlier cleanup could leave it
+        // nothing to release.
         self.clean_up(hold, outcome.is_err());
         if outcome.is_ok() {
             hold.ended();
             // The old master may have answered this release after the renewer asked the new master
-            // for leftovers. Then the renewer spared the hold at the new master, since its owner
-            // was still live. So this thread ends the owner first, and reads the incarnation after
-            // that; and the renewer asks for leftovers only after it has raised the incarnation,
+            // for leftovers. The renewer then spared the hold at the new master, since its owner
+            // was still live. To prevent that, this thread first ends the owner and then reads the
+            // incarnation. The renewer asks for leftovers only after the incarnation was raised,
             // and then looks which owners are live. So either the renewer finds the owner ended, or
             // this thread finds another incarnation.
             if self.route.incarnation() != hold.asked.incarnation {
@@ -261,8 +264,9 @@ impl Site {
         }
     }
 
-    /// Cleans up after a hold that has ended. The server may still have it, if `may_be_held`; and a
-    /// request of its owner that was sent twice may yet take the lock, or an entry in its queue.
+    /// Cleans up after a hold that has ended. `may_be_held`: the server may still have it. A
+    /// request of its owner that was sent twice may also still take the lock, or add an entry to
+    /// its queue.
     pub(super) fn clean_up(self: &Arc<Self>, hold: &Arc<Hold>, may_be_held: bool) {
         if may_be_held {
             self.release_later(hold);
@@ -288,16 +292,16 @@ impl Site {
     /// As [`clean_up`](Self::clean_up), for a hold that was lost for this reason.
     pub(super) fn clean_up_lost(self: &Arc<Self>, seat: &Seat, reason: LostReason) {
         let hold = &seat.tenancy.hold();
-        // A read-write lock's hold does not end by itself while another hold keeps the lock: a
-        // write hold would keep out readers that may read beside the other one.
+        // The hold of a read-write lock does not end by itself while another hold keeps the lock. A
+        // write hold that stays would keep out readers that may read beside the other hold.
         let outlives = reason == LostReason::LeaseExpired
             && (self.mode != Mode::Lock || seat.may_outlive() || clock::now() < hold.deadline());
-        // The threads that the hold was passed to still stand in the server's line.
+        // The threads to which the hold was passed still stand in Redis's queue.
         self.clean_up(hold, outlives || hold.line.as_ref().is_some_and(|line| line.has_passed()));
     }
 
-    /// A request has made the lease of a hold longer, or may have. If the hold was lost meanwhile,
-    /// no thread has it: releases it in the background. Returns whether it was lost.
+    /// Releases a hold in the background if it was lost while a request may have extended its
+    /// lease, since no thread has it then. Returns whether it was lost.
     pub(crate) fn clean_up_if_lost(self: &Arc<Self>, hold: &Arc<Hold>) -> bool {
         let lost = hold.lost().is_some();
         if lost {
@@ -306,8 +310,8 @@ impl Site {
         lost
     }
 
-    /// No thread waits for a request of this owner any more, but it may take the lock or an entry
-    /// in its queue, or have done so.
+    /// Cleans up after an owner for whose request no thread waits now. The request may take the
+    /// lock or add an entry to the queue, or may have done so.
     pub(crate) fn disown(&self, owner: &Owner, lease: Duration) {
         let give_up = self.scripts().give_up_command(&owner.text(), Chain::default());
         self.core.watchdog.clean_up(Cleanup::requested(&self.name, give_up, lease));
@@ -318,7 +322,7 @@ impl Site {
         self.core.watchdog.clean_up(Cleanup::queued(&self.name, give_up, lease));
     }
 
-    /// Gives up an entry, and its hold if the server granted it one at this moment.
+    /// Gives up an entry, and also its hold if the server has just granted it one.
     pub(crate) fn leave_queue(self: &Arc<Self>, mut entry: QueueEntry) {
         self.give_up(entry.ends(self), Cleanup::requested);
     }
@@ -332,7 +336,8 @@ impl Site {
         cleanup: fn(&Arc<str>, Command, Duration) -> Cleanup,
     ) {
         let Leftover { undo, longest, command } = left;
-        // Otherwise, while the server is away, each call's command would be resent for minutes.
+        // Without this, the client would resend a command for each call for minutes while the
+        // server is away.
         if undo == Undo::Nothing {
             return;
         }
@@ -355,7 +360,7 @@ impl Site {
     ///
     /// # Blocking
     ///
-    /// One round trip: the error says whether the lock is free again.
+    /// One round trip, since the error says whether the lock is free again.
     pub(crate) fn take_back(
         &self,
         left: Leftover,

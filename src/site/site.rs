@@ -1,4 +1,4 @@
-//! One name in one client: the threads that want it, the hold, and its renewal meet here.
+//! A site: one name in one client. The threads that want it, the hold and its renewal meet here.
 
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -20,14 +20,14 @@ use crate::scripts::{self, Chain, LockKeys, Mode, Trouble};
 use crate::snapshot::Held;
 use crate::waiting::{Lead, Queued};
 
-/// One name in one client. Its re-entrant and fair locks share one, with all their handles. Its
-/// fenced lock has another, and its read-write lock two: one for readers, one for the writer.
+/// One name in one client. All handles of the name's re-entrant and fair locks share one site. Its
+/// fenced lock has another, and its read-write lock has two: one for readers, one for the writer.
 pub(crate) struct Site {
     pub(crate) core: Arc<Core>,
     pub(crate) name: Arc<str>,
     pub(crate) route: Route,
     pub(crate) gate: Gate,
-    /// Its holds have fencing tokens.
+    /// Whether its holds have fencing tokens.
     pub(crate) is_fenced: bool,
     /// The mode of its holds.
     pub(crate) mode: Mode,
@@ -45,20 +45,19 @@ impl Asked {
 }
 
 impl Site {
-    /// The site of a name: one for all handles of its re-entrant and fair locks.
+    /// The site of a name, which all handles of its re-entrant and fair locks share.
     pub(crate) fn of(core: &Arc<Core>, name: &str) -> Arc<Self> {
         let make = |name| Self::new(Arc::clone(core), name, Gate::new(Mode::Lock), false);
         core.members.of::<Self>().get(name, make)
     }
 
-    /// The site of the name's fenced lock. It is apart from the first site, since its holds have
-    /// tokens.
+    /// The site of the name's fenced lock. It is another site, since its holds have tokens.
     pub(crate) fn fenced(core: &Arc<Core>, name: &str) -> Arc<Self> {
         let members = core.members.of_kind::<Self>(FENCED);
         members.get(name, |name| Self::new(Arc::clone(core), name, Gate::new(Mode::Lock), true))
     }
 
-    /// A site that is one side of another member, behind this gate. That member ends it.
+    /// A site behind this gate, which is one side of another member. That member ends it.
     pub(crate) fn side(core: &Arc<Core>, name: &Arc<str>, gate: Gate) -> Self {
         Self::new(Arc::clone(core), Arc::clone(name), gate, false)
     }
@@ -77,8 +76,8 @@ impl Site {
         LockScripts { route: &self.route, keys: self.keys(), database, acks }
     }
 
-    /// A request for the lock has failed. If the trouble is the server's, fails the threads that
-    /// queued before the request, too.
+    /// The error of a failed request for the lock. If the server is in trouble, this also fails the
+    /// threads that queued before the request.
     pub(crate) fn not_taken(self: &Arc<Self>, trouble: Trouble, arrivals: u64) -> Error {
         let concerns_it_alone = matches!(trouble, Trouble::Refused(_));
         let state = match trouble {
@@ -96,8 +95,8 @@ impl Site {
         error
     }
 
-    /// The server granted a hold to a thread: its tenancy begins, and the wheel watches it.
-    /// `false`: the hold is not ours any more.
+    /// Begins the tenancy of a granted hold, which the wheel then watches. `false`: the process no
+    /// longer has the hold.
     ///
     /// # Blocking
     ///
@@ -105,8 +104,8 @@ impl Site {
     ///
     /// # Errors
     ///
-    /// The server is in trouble, so it is unknown which hold the seat belongs to: the caller must
-    /// undo the hold.
+    /// If the server is in trouble, so that it is unknown to which hold the seat belongs. The
+    /// caller must undo the hold.
     pub(crate) fn admit(
         self: &Arc<Self>,
         tenancy: &Arc<Tenancy>,
@@ -125,9 +124,9 @@ impl Site {
                     }
                     return Ok(true);
                 }
-                // Each thread of a fair lock asks for itself. A forced unlock ended one of the two
-                // holds, and only the server knows which: threads do not always read grants in the
-                // order in which the server made them.
+                // Each thread of a fair lock asks for itself. So there may be two holds, one of
+                // which a forced unlock has ended. Only the server knows which: threads do not
+                // always read grants in the order in which the server made them.
                 Admitted::Taken(other) => {
                     if !self.has_granted(&tenancy.hold())? {
                         return Ok(false);
@@ -139,7 +138,7 @@ impl Site {
         }
     }
 
-    /// Whether the server has this hold, when it has granted another one as well.
+    /// Asks whether the server has this hold, since it has granted another one as well.
     ///
     /// # Errors
     ///
@@ -159,13 +158,13 @@ impl Site {
     ) -> Result<bool, Trouble> {
         let before = self.gate.hold();
         let outcome = send();
-        // Before the look at the seat: a hold that was granted meanwhile is either there, or its
-        // thread finds this and asks.
+        // This comes before the look at the seat. A hold that was granted in the meantime is either
+        // in the seat, or its thread finds this mark and asks.
         self.gate.force();
         let known = outcome.is_ok();
         if let Some(now) = self.gate.hold().filter(|_| !matches!(outcome, Ok(false))) {
-            // A thread may have passed the hold on meanwhile, or the server may have granted a new
-            // one before or after the deletion; only the server knows which.
+            // A thread may have passed the hold on in the meantime, or the server may have granted
+            // a new one before or after the deletion. Only the server knows which is true.
             let same = before.is_some_and(|before| Arc::ptr_eq(&before, &now));
             match scripts::lock::is_held_by(&self.route, &self.name, &now.owner) {
                 _ if same && known => self.lose_hold(&now, LostReason::ForceUnlocked),
@@ -183,12 +182,12 @@ impl Site {
         }
     }
 
-    /// The observer was told that the tenancy's thread has it.
+    /// Notes that the observer knows that the tenancy's thread has the lock.
     pub(crate) fn observed(&self, tenancy: &Tenancy) {
         tenancy.observed(&self.core, &self.name);
     }
 
-    /// The error of a tenancy that was lost.
+    /// The error for a tenancy that was lost.
     pub(crate) fn lost_error(&self, tenancy: &Tenancy, reason: LostReason) -> Error {
         Error::lost(&self.name, &tenancy.loss_message(reason, self.core.config.max_hold))
     }
@@ -199,16 +198,16 @@ impl Site {
     }
 }
 
-/// Whether a thread that leaves waits for the server's answer, and whether the hold ends with it.
+/// How a thread leaves: whether it waits for the server's answer, and whether the hold ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Leaving {
     /// `Drop` writes the release, and does not wait.
     Posted,
     /// `unlock` waits.
     Awaited,
-    /// The hold is left to its end: from here on this process neither releases it nor passes it on,
-    /// not even when an outer level ends, a thread that shares it leaves, or the client ends; or
-    /// not before that time, on [`clock`], if its end at the server is no earlier. After the last
+    /// The hold is left to its end. Before `until`, on [`clock`], this process neither releases it
+    /// nor passes it on, provided that its lease at the server lasts that long. That holds even if
+    /// an outer level ends, a thread that shares it leaves, or the client ends. After the last
     /// tenant has left, nothing renews it. If the hold is lost already, it is not left, and the
     /// thread gets the error of a release.
     ToExpire { until: u64 },
@@ -223,7 +222,7 @@ impl Member for Site {
         self.nudge();
         if let Some(hold) = self.gate.hold() {
             self.lose_hold(&hold, LostReason::ShutDown);
-            // An error was logged, and the lease ends by itself.
+            // An error is logged, and the lease then ends by itself.
             let _ = self.release(&hold, Leaving::Posted);
         }
     }
@@ -291,23 +290,23 @@ impl Leaseholder for Site {
         Arc::<Self>::downgrade(self)
     }
 
-    /// No loss: only the thread that takes the tenancies out of the seat tells them. A tenancy whose
-    /// thread left before, to wait perhaps, is told nothing.
+    /// Only the thread that takes the tenancies out of the seat reports the loss to them. A tenancy
+    /// whose thread has left before, perhaps to wait, does not hear of a loss.
     fn lose_hold(self: &Arc<Self>, hold: &Arc<Hold>, reason: LostReason) {
-        // The hold before the seat: a thread that gets in must not meet a guard that says "held",
-        // and no thread must pass the hold on meanwhile.
+        // The hold is marked before the seat is vacated. A thread that gets in must not meet a
+        // guard that reports "held", and no thread may pass the hold on in between.
         let reason = hold.lose(reason);
         let (seat, wake) = self.gate.vacate(hold);
         wake.now();
         let Some(seat) = seat else { return };
         self.declare_all_lost(&seat, reason);
         if reason != LostReason::ShutDown {
-            // (Otherwise the release follows.)
+            // At shutdown the release follows instead.
             self.clean_up_lost(&seat, reason);
         }
         if reason == LostReason::Revoked {
-            // Most likely somebody deleted the key, so no script of ours has served the first owner
-            // in line. The release does, though it finds nothing to release.
+            // Most likely somebody deleted the key, so no script of redlatch has served the first
+            // owner in the queue. This release does, although it finds nothing to release.
             let release = self.release_command(hold);
             self.core.watchdog.clean_up(Cleanup::unclaimed(&self.name, release));
         }
@@ -342,8 +341,8 @@ impl Queued for Arc<Site> {
         self.gate.with_queue(look)
     }
 
-    /// The leadership goes to the next thread in the queue, with the entry if that is of its mode.
-    /// Otherwise the entry is given up.
+    /// Hands the leadership to the next thread in the queue. The entry goes along if the thread
+    /// needs this mode. Otherwise the entry is given up.
     fn transfer_leadership(&self, lead: Option<Lead<Option<QueueEntry>>>) {
         if let Some(entry) = self.gate.transfer_leadership(lead).and_then(|lead| lead.request_state)
         {

@@ -1,5 +1,5 @@
-//! A thread that goes to wait on a condition and comes back, beside the loss of its hold, callbacks
-//! that are registered meanwhile, and a thread that takes the lock while it waits.
+//! Models of a thread that waits on a condition and comes back. Beside it, its hold may be lost,
+//! callbacks are registered, and another thread takes the lock during the wait.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -54,7 +54,7 @@ fn take(site: &Arc<Site>) -> Arc<Tenancy> {
     }
 }
 
-/// Dropped when a thread that came back has left again: counts that.
+/// Counts, in its drop, the times that a thread which came back has left again.
 struct UntilLeft {
     tenancy: Arc<Tenancy>,
     left: Arc<AtomicUsize>,
@@ -82,7 +82,7 @@ fn wait(site: &Arc<Site>, tenancy: &Arc<Tenancy>, left: &Arc<AtomicUsize>) -> us
     back
 }
 
-/// A callback is registered before a wait, during one, as it begins or ends, or after it. The lock is
+/// Callbacks are registered before, during or after a wait, or as it begins or ends. The lock is
 /// lost at any of these times, or not at all.
 #[test]
 fn a_wait_is_no_loss_and_each_loss_is_reported_once() {

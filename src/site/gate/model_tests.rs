@@ -1,5 +1,5 @@
-//! The gate, in many orders of what its threads do: come, wait, give up, lead, fail, hold, nest,
-//! pass, release and lose.
+//! Models of the gate, in many orders of its threads' actions: come, wait, give up, lead, fail,
+//! hold, nest, pass, release and lose.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -31,10 +31,10 @@ fn on(terms: Terms) -> LockNeed {
     LockNeed { mode: Mode::Lock, terms }
 }
 
-/// How likely each kind of trouble is.
+/// The probability of each kind of trouble.
 #[derive(Clone, Copy, Default)]
 struct Odds {
-    /// A thread does not wait for ever.
+    /// A thread waits only for a limited time.
     impatient: f64,
     /// A thread wants a fixed lease and not the watchdog.
     other_terms: f64,
@@ -50,7 +50,8 @@ struct Odds {
     losses: usize,
 }
 
-/// Counts of events over all schedules: a test that never came to the point proves nothing.
+/// Counts of events over all schedules, since a test in which the event never happens proves
+/// nothing.
 #[derive(Default)]
 struct Seen {
     passed: AtomicUsize,
@@ -62,22 +63,22 @@ struct Seen {
     undone: AtomicUsize,
 }
 
-/// One name, in a process of its own.
+/// One name in one process.
 struct Name {
     gate: Gate,
     odds: Odds,
     seen: Arc<Seen>,
     core: Arc<Core>,
     name: Arc<str>,
-    /// How many queued.
+    /// The number of threads that have queued.
     tickets: Mutex<u64>,
     /// The hold that the server knows.
     server: Mutex<Option<Arc<Hold>>>,
-    /// The last tenancy that came in, until it leaves.
+    /// The last tenancy that has come in and not left.
     inside: Mutex<Option<Arc<Tenancy>>>,
     /// The thread that has the leadership. There is one at a time.
     leader: Mutex<Option<u64>>,
-    /// The tickets of the threads that got the lock, in that order.
+    /// The tickets of the threads that got the lock, in the order of the grants.
     served: Mutex<Vec<u64>>,
     /// The last ticket that a leader's error may have reached.
     failed_up_to: AtomicU64,
@@ -111,12 +112,12 @@ impl Queued for Name {
     }
 }
 
-/// A thread that takes the lock as `ReentrantLock` does, except for the server.
+/// A thread that takes the lock as `ReentrantLock` does, but without a server.
 struct Visitor<'a> {
     name: &'a Name,
-    /// How many threads had queued when it did.
+    /// The number of threads that had queued when this one did.
     ticket: Cell<u64>,
-    /// The server answered it with an error.
+    /// Whether the server has answered it with an error.
     has_failed: Cell<bool>,
 }
 
@@ -222,7 +223,7 @@ impl Synchronizer for Visitor<'_> {
     }
 }
 
-/// How a thread's wait ends, if it does not wait for ever.
+/// The end of a thread's wait, if it has one.
 struct Patience {
     token: CancelToken,
     deadline: Option<Instant>,
@@ -232,7 +233,8 @@ struct Patience {
 impl Patience {
     fn new(odds: f64) -> Self {
         let token = CancelToken::new();
-        // Half of them do not wait at all, the others wait until a canceller ends their wait.
+        // Half of the impatient threads do not wait at all. The others wait until a canceller ends
+        // their wait.
         let (deadline, canceller) = match (chance(odds), chance(0.5)) {
             (false, _) => (None, None),
             (true, true) => (Some(Instant::now()), None),
@@ -274,7 +276,7 @@ impl Name {
         }
     }
 
-    /// A thread that wants the lock this many times.
+    /// Runs a thread that takes the lock this many times.
     fn visit(&self, times: usize) {
         let thread = Thread::current();
         for _ in 0..times {
@@ -314,7 +316,7 @@ impl Name {
         }
     }
 
-    /// The thread has the leadership.
+    /// Notes that the thread has the leadership.
     fn leads(&self, thread: &Thread) {
         let before = self.leader.lock().replace(thread.id());
         assert!(before.is_none_or(|before| before == thread.id()), "two have the leadership");
@@ -324,7 +326,7 @@ impl Name {
         *self.leader.lock() = None;
     }
 
-    /// Enters, and returns how many threads have queued until then.
+    /// Enters. Also returns how many threads have queued until then.
     fn enter(&self, thread: &Arc<Thread>, terms: Terms) -> (GateOutcome, u64) {
         let mut tickets = self.tickets.lock();
         let entered = self.gate.enter(thread, on(terms), true);
@@ -332,10 +334,10 @@ impl Name {
         (entered, *tickets)
     }
 
-    /// Acts as a thread that holds. `true`: the process's turn is over by then.
+    /// Acts as a thread that holds. `true`: the process's turn is over after that.
     fn hold(&self, tenancy: &Arc<Tenancy>, thread: &Arc<Thread>) -> bool {
         {
-            // A tenancy that was lost in the meantime does not count, and may still be here.
+            // A tenancy that was lost in the meantime may still be here, and does not count.
             let mut inside = self.inside.lock();
             if tenancy.is_held() {
                 let before = inside.replace(Arc::clone(tenancy));
@@ -353,7 +355,8 @@ impl Name {
                         other => panic!("{other:?} after an inner level"),
                     }
                 }
-                // The tenancy is lost, and the seat may hold anything: the thread enters as if new.
+                // The tenancy is lost, and the seat may have any state, so the thread enters as if
+                // it were new.
                 GateOutcome::Queued(waiter) => {
                     assert!(!tenancy.is_held());
                     self.withdraw(&waiter);
@@ -377,7 +380,7 @@ impl Name {
         slow
     }
 
-    /// Leaves the queue at once, or gives back a signal that came first.
+    /// Leaves the queue at once, or hands a signal on that came first.
     fn withdraw(&self, waiter: &Arc<GateWaiter>) {
         match self.give_up(waiter) {
             Some(Signal::Passed(tenancy)) => {
@@ -390,7 +393,7 @@ impl Name {
         }
     }
 
-    /// Leaves, and returns whether the hold was passed on.
+    /// Leaves. Returns whether the hold was passed on.
     fn leave(&self, tenancy: &Arc<Tenancy>, terms: Terms) -> bool {
         {
             let mut inside = self.inside.lock();
@@ -403,7 +406,8 @@ impl Name {
                 self.seen.passed.fetch_add(1, Ordering::SeqCst);
                 assert!(Arc::ptr_eq(&seat.tenancy, tenancy));
                 wake.now();
-                // A waiter that is called, or wakes for no reason, looks at the seat just now.
+                // A waiter that was called or that wakes for no reason may look at the seat at this
+                // moment.
                 if chance(0.3) {
                     self.nudge();
                 }
@@ -440,7 +444,7 @@ impl Name {
         }
     }
 
-    /// As a forced unlock: the present tenancy loses the lock.
+    /// Acts as a forced unlock: the present tenancy loses the lock.
     fn force(&self) {
         *self.server.lock() = None;
         self.gate.force();
@@ -452,7 +456,7 @@ impl Name {
         }
     }
 
-    /// The server does not have the hold any more.
+    /// Makes the server forget the hold.
     fn forget(&self, hold: &Arc<Hold>) {
         let mut server = self.server.lock();
         if server.as_ref().is_some_and(|known| Arc::ptr_eq(known, hold)) {
@@ -481,7 +485,7 @@ fn chance(odds: f64) -> bool {
     odds > 0.0 && thread_rng().gen_bool(odds)
 }
 
-/// Threads that each want the lock a few times, and one that watches for lost holds.
+/// Runs threads that each take the lock a few times, and one that looks for holds to lose.
 fn play(odds: Odds, seen: &Arc<Seen>) -> Arc<Name> {
     let name = Arc::new(Name::new(odds, seen));
     let mut threads: Vec<_> = (0..THREADS)
@@ -523,7 +527,7 @@ fn model(odds: Odds, check: fn(&Name)) -> Arc<Seen> {
     seen
 }
 
-/// Every visit was granted, in the order of arrival.
+/// Asserts that every visit was granted, in the order of arrival.
 fn first_come_first_served(name: &Name) {
     assert!(name.served.lock().is_sorted());
     assert_eq!(name.seen.given_up.load(Ordering::SeqCst), 0);
@@ -559,7 +563,7 @@ fn a_lost_hold_opens_the_gate() {
     assert!(happened(&seen.vacated) && happened(&seen.undone));
 }
 
-/// One thread has the lock and keeps it while others do something.
+/// Runs `others` while one thread has the lock.
 fn beside_a_holder(others: fn(&Arc<Name>)) {
     let name = Arc::new(Name::new(Odds::default(), &Arc::default()));
     let patience = Patience::new(0.0);

@@ -1,4 +1,4 @@
-//! What the scripts do that shorten a kept hold.
+//! Tests of the scripts that shorten a kept hold.
 
 #![allow(clippy::unwrap_used)]
 
@@ -19,8 +19,8 @@ use crate::site::Gate;
 const LEASE: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_secs(10);
 
-/// By then the hold has less left than the copy names. And one that comes after the release makes
-/// nothing.
+/// By then the hold has less time left than the copy names. A copy that comes after the release
+/// creates nothing.
 #[test]
 fn a_late_copy_of_a_keep_command_lengthens_no_lease() {
     let server = Server::start().unwrap();

@@ -1,4 +1,4 @@
-//! Properties that no test can bring about from outside: which of two threads goes on first.
+//! Tests of orders of two threads' steps that no test can bring about from outside.
 
 #![allow(clippy::unwrap_used)]
 
@@ -23,7 +23,7 @@ fn session(server: &Server) -> Session {
     Session::open(&server.url(), config, |_, _, _| {}).unwrap()
 }
 
-/// A thread's tenancy of a hold that the server has just granted, with this lease.
+/// A thread's tenancy of a hold that the server has just granted with this lease.
 fn seated(site: &Arc<Site>, lease: Duration) -> Arc<Tenancy> {
     let (terms, owner) = (Terms::watched(lease), site.core.id.next_owner());
     let hold = Hold::new(owner, terms, Asked::now(site), false);
@@ -32,7 +32,7 @@ fn seated(site: &Arc<Site>, lease: Duration) -> Arc<Tenancy> {
     tenancy
 }
 
-/// A thread that has ended the hold, by a forced unlock say, has not got to the seat yet.
+/// A thread has ended the hold, for instance by a forced unlock, but has not got to the seat yet.
 #[test]
 fn a_guard_whose_seat_a_later_hold_takes_says_why_its_own_was_lost() {
     let server = Server::start().unwrap();
@@ -47,7 +47,7 @@ fn a_guard_whose_seat_a_later_hold_takes_says_why_its_own_was_lost() {
     assert_eq!(told.recv_timeout(SOON).unwrap(), LostReason::ForceUnlocked);
 }
 
-/// No stack has room to drop one inside another.
+/// No stack has room to drop so many holds one inside the other.
 #[test]
 fn very_many_holds_of_an_owner_that_were_not_ours_do_not_keep_one_another() {
     let server = Server::start().unwrap();
@@ -61,7 +61,7 @@ fn very_many_holds_of_an_owner_that_were_not_ours_do_not_keep_one_another() {
     }
 }
 
-/// Each alarm that goes off sets the next one. So one too many would stay for as long as the site.
+/// Each alarm that goes off sets the next one, so an extra alarm would stay as long as the site.
 #[test]
 fn an_alarm_that_goes_off_although_it_was_replaced_leaves_no_second_one() {
     let server = Server::start().unwrap();
@@ -76,7 +76,7 @@ fn an_alarm_that_goes_off_although_it_was_replaced_leaves_no_second_one() {
     wait_until("there is one alarm", SOON, || alarms() == before);
 }
 
-/// Otherwise the watchdogs of many processes that take turns wake up twice as often, for nothing.
+/// Otherwise the watchdogs of processes that take turns would wake up twice as often, for nothing.
 #[test]
 fn a_lock_that_processes_hand_on_keeps_an_alarm_between_its_holds() {
     let server = Server::start().unwrap();
@@ -89,19 +89,19 @@ fn a_lock_that_processes_hand_on_keeps_an_alarm_between_its_holds() {
         let hold = Arc::new(hold.with_details(details, None));
         let tenancy = Arc::new(Tenancy::new(hold, Thread::current()));
         assert!(site.admit(&tenancy, terms).unwrap());
-        // The server does not know it.
+        // The server does not know the hold.
         site.leave(&tenancy, None, Leaving::Awaited).unwrap_err();
         let _before = site.alarm.lock().take();
         assert!(Arc::clone(&site).due().is_none());
         site.alarm.lock().is_some()
     };
     assert!(!keeps_alarm(Chain::begun(1)), "nobody else wants it");
-    // Unless the machine stands still behind the release.
+    // An attempt fails if the machine stands still after the release.
     wait_until("it keeps one", SOON, || keeps_alarm(Chain::received(1, 1)));
 }
 
-/// For as long as the leader listens for Redisson's releases, or scripts would leave the free lock to
-/// it, as to one of Redisson's clients.
+/// It counts as long as the leader listens for Redisson's releases. Otherwise scripts would take it
+/// for one of Redisson's clients and leave the free lock to it.
 #[test]
 fn a_leader_whose_grant_is_taken_back_still_counts_as_one_of_ours() {
     let server = Server::start().unwrap();
@@ -125,8 +125,9 @@ fn a_leader_whose_grant_is_taken_back_still_counts_as_one_of_ours() {
     assert!(listening.companion.is_some());
 }
 
-/// The client ends between the grant and the observer's news of it; then `lock` fails, and the
-/// observer is told that the thread gave up. Or the lease ends then, and the thread has the guard.
+/// Between the grant and the report of it to the observer, either the client ends or the lease
+/// does. In the first case `lock` fails, and the observer hears that the thread gave up. In the
+/// second the thread has the guard.
 #[test]
 fn a_loss_is_reported_after_its_acquisition_and_never_without_it() {
     let server = Server::start().unwrap();
@@ -145,7 +146,8 @@ fn a_loss_is_reported_after_its_acquisition_and_never_without_it() {
     assert_eq!(losses(), 2);
 }
 
-/// A thread may leave a hold before its `lock` returns with another one: nobody was told of that.
+/// A thread may leave a hold before its `lock` returns with another one, and nobody has heard of
+/// the first.
 #[test]
 fn a_release_is_reported_only_of_a_hold_reported_as_acquired() {
     let server = Server::start().unwrap();
