@@ -7,18 +7,18 @@
 //! over, cancelled, failed: break the barrier, if need be later; if it has tripped before, that counts
 //! ```
 //!
-//! - Only the server decides how a generation ends, once (`lua/barrier/generations.lua`), so all its
-//!   parties hear the same. A message counts: the channel is that of one database, and no two
-//!   barriers of a name have the same generations.
-//! - A party's lease is renewed only while its thread waits here, or runs the action. The first
-//!   process that looks after a lease has ended breaks the barrier.
+//! - Only the server decides, once, how a generation ends (`lua/barrier/generations.lua`), so all
+//!   its parties hear the same. A message counts as the answer: the channel belongs to one
+//!   database, and no two barriers of a name have the same generations.
+//! - A party's lease is renewed only while its thread waits here or runs the action. The first
+//!   process that looks after the end of a lease breaks the barrier.
 //! - A party listens before it looks, so no end is slept through.
 //! - An arrival is numbered: it is sent again through an outage, and counts once.
-//! - A party that gives up an arrival sends the same number: no copy arrives after that, and the
-//!   generation in which it has arrived, or would, is broken. That goes on in the background, and
-//!   before each further numbered request of this client: otherwise it could break the generation
-//!   that a reset has begun meanwhile.
-//! - No party arrives in a generation before one that its process has passed or met.
+//! - A party that gives up an arrival sends the same number. After that no copy arrives, and the
+//!   generation in which the party has arrived, or would arrive, is broken. The client repeats this
+//!   in the background, and before each further numbered request of its own: otherwise it could
+//!   break a generation that a reset has begun in the meantime.
+//! - No party arrives in a generation that is earlier than one that its process has passed or met.
 
 use std::cell::{Cell, OnceCell};
 use std::collections::VecDeque;
@@ -102,8 +102,8 @@ pub struct CyclicBarrier {
     action: Option<Arc<dyn Fn() + Send + Sync>>,
 }
 
-// Only the action keeps the compiler from seeing this. The barrier catches a panic of it, and breaks
-// for all parties, so that none goes on as if the action had run.
+// Only the action hides this from the compiler. The barrier catches a panic of the action and
+// breaks for all parties, so that none goes on as if the action had run.
 impl UnwindSafe for CyclicBarrier {}
 impl RefUnwindSafe for CyclicBarrier {}
 
@@ -317,7 +317,7 @@ impl CyclicBarrier {
         };
         if let Err(error) = self.check(&wait) {
             if error.kind() == ErrorKind::Cancelled {
-                // With or without an answer: see `Party::leave`.
+                // The result does not matter here: see `Party::leave`.
                 let _left = new().leave(&wait);
             }
             return Err(error);
@@ -345,7 +345,7 @@ impl CyclicBarrier {
                 (Err(error), None) if error.kind() == ErrorKind::Config => {
                     return Err(if has_waited { self.site.broken() } else { error });
                 }
-                // The server has had its time, and need not be asked for an answer once more.
+                // The server has had its time, and need not be asked again.
                 (Err(error), _) if party.arrival.get().is_some_and(|it| it.is_cut) => {
                     return Err(party.give_up_later(error));
                 }
@@ -355,8 +355,8 @@ impl CyclicBarrier {
                         let may_pass = left.is_err_and(|it| it.outcome_unknown());
                         return Err(error.unknown(may_pass));
                     }
-                    // `None` would say that no other party passes, and the first error does not say
-                    // that they may.
+                    // `None` would say that no other party passes, and the first error would not
+                    // say that they may.
                     (Err(error), _) => return Err(error),
                     // The end of the wait has ended a request.
                     _ if wait.is_over() => return Ok(None),
@@ -372,7 +372,7 @@ impl CyclicBarrier {
     }
 }
 
-/// Whether the caller must hear of this, whatever has become of the barrier.
+/// Whether the caller must get this error, whatever has become of the barrier.
 fn is_last_word(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Cancelled | ErrorKind::ShutDown)
 }
@@ -387,7 +387,7 @@ impl fmt::Debug for CyclicBarrier {
 struct Party<'a> {
     barrier: &'a CyclicBarrier,
     owner: Owner,
-    /// Once it has arrived.
+    /// The party's place, once it has arrived.
     place: Cell<Option<BarrierPosition>>,
     /// The request by which it arrives, while its outcome is not known.
     arrival: Cell<Option<Arrival>>,
@@ -398,14 +398,14 @@ struct Party<'a> {
 #[derive(Clone, Copy, Debug)]
 struct Arrival {
     id: RequestId,
-    /// The server may have carried it out.
+    /// Whether the server may have run it.
     is_sent: bool,
-    /// The end of the wait has ended the request.
+    /// Whether the end of the wait has ended the request.
     is_cut: bool,
 }
 
 impl Party<'_> {
-    /// The last party runs its action, and then trips the barrier.
+    /// Runs the action of the last party, and then trips the barrier.
     fn act(&self, place: BarrierPosition, wait: &Wait<'_>) -> Result<(), Error> {
         let Some(action) = &self.barrier.action else { return Ok(()) };
         let site = self.site();
@@ -446,18 +446,18 @@ impl Party<'_> {
         }
     }
 
-    /// The server has not answered: the client breaks the generation in the background. After its
-    /// lease it breaks by itself.
+    /// Breaks the generation in the background, since the server has not answered. After the
+    /// party's lease it breaks by itself.
     fn break_later(&self, generation: i64) {
         let CyclicBarrier { site, lease, .. } = self.barrier;
         let command = site.scripts().finish_command(generation, &self.owner, false);
         site.core.watchdog.clean_up(Cleanup::left_over(&site.name, command, *lease));
     }
 
-    /// Leaves early, and breaks its generation, unless that has ended. If it has not arrived, breaks
-    /// the one in which it would wait if it arrived now. Returns its place if it has passed after
-    /// all. The call has little time left; if the server does not answer in that, the client breaks
-    /// the barrier in the background.
+    /// Leaves early, and breaks the party's generation unless that has ended. If the party has not
+    /// arrived, this breaks the generation in which it would wait if it arrived now. Returns the
+    /// party's place if it has passed after all. The call has little time left. If the server does
+    /// not answer in that time, the client breaks the barrier in the background.
     fn leave(&self, wait: &Wait<'_>) -> Result<Option<BarrierPosition>, Error> {
         let site = self.site();
         let _limited = wait.limits_last(&site.core);
@@ -474,13 +474,13 @@ impl Party<'_> {
             }
             let state = "it waits no more, and it is not known whether the others pass; if not, the \
                          barrier breaks when the lease of this party ends, at the latest";
-            // Also if the request was never sent: its arrival counts.
+            // This is so even if the request was never sent, since the arrival counts.
             error.now(state).unknown(true)
         })?;
         Ok((went == Generation::Tripped).then_some(place))
     }
 
-    /// The same for a party that does not know whether it has arrived.
+    /// As [`leave`](Self::leave), for a party that does not know whether it has arrived.
     fn give_up(&self) -> Result<Option<BarrierPosition>, Error> {
         let site = self.site();
         let error = match site.send(self.leaving()) {
@@ -497,10 +497,10 @@ impl Party<'_> {
         Err(error.now("the barrier could not be broken").unknown(is_sent))
     }
 
-    /// The same in the background, after this error.
+    /// As [`give_up`](Self::give_up), in the background, after this error.
     fn give_up_later(&self, error: Error) -> Error {
         let leaving = self.leaving();
-        // From here on the request is the site's.
+        // From here on the request belongs to the site.
         self.arrival.take();
         self.barrier.site.leave_later(leaving);
         let arrived = if leaving.is_sent {
@@ -548,7 +548,7 @@ impl Drop for Party<'_> {
     }
 }
 
-/// Each party leads: it waits for nobody of its process.
+/// Each party leads, since it waits for no other thread of its process.
 impl Synchronizer for Party<'_> {
     type Site = BarrierSite;
     const ASKS_AT_ENTRY: bool = true;
@@ -571,7 +571,7 @@ impl Synchronizer for Party<'_> {
         });
         let place = arrived.map_err(|trouble| {
             let is_unknown = matches!(trouble, Trouble::Unknown(_) | Trouble::Forgotten(_));
-            // From here on each request is a copy, and the number is good for that.
+            // From here on each request is a copy with the same number.
             let is_sent = is_sent || is_unknown;
             self.arrival.set(Some(Arrival { id, is_sent, is_cut: was_cut() }));
             trouble.into_error().of(&site.name).unknown(is_sent)
@@ -594,8 +594,8 @@ impl Synchronizer for Party<'_> {
         None
     }
 
-    /// By the last message. If that tells of another generation, the server says what the message
-    /// of this one was.
+    /// Reads the last message. If it is about another generation, this asks the server for the
+    /// outcome.
     fn ask(&self, lead: &mut Lead<()>, _: &Claim<'_, ()>) -> Result<Try<()>, Error> {
         let (site, lease) = (self.site(), self.barrier.lease);
         let place = self.place.get().ok_or_else(|| site.broken())?;
@@ -604,7 +604,7 @@ impl Synchronizer for Party<'_> {
         }
         let heard = &mut lead.listening.public;
         heard.listen(&site.core, &site.channel);
-        // A message from here on is news.
+        // Only messages from here on count as news.
         heard.catch_up();
         let (went, left) = match read_message(&heard.message()) {
             Some((generation, went)) if generation == place.generation => (went, None),
@@ -620,7 +620,7 @@ impl Synchronizer for Party<'_> {
         };
         match went {
             Generation::Present => Ok(Try::Busy(slow_poll_or(left).min(lease / PERIODS))),
-            // (A thread that has not arrived does that next.)
+            // A thread that has not arrived does so next, so it gets no error here.
             Generation::Broken if place.index.is_some() => Err(site.broken()),
             Generation::Forgotten if place.index.is_some() => Err(forgotten().of(&site.name)),
             _ => Ok(Try::Granted(())),
@@ -628,14 +628,14 @@ impl Synchronizer for Party<'_> {
     }
 }
 
-/// How often a lease is renewed before it would end.
+/// How often a lease is renewed in its time.
 const PERIODS: u32 = 3;
 
-/// And after what part of it a refused renewal is tried again.
+/// A failed renewal is tried again after the lease divided by this.
 const TRIES: u32 = 20;
 
-/// Renews the lease of a party for as long as this lives: while its thread runs the action, and
-/// does not look, or where its thread may wait for a reply for longer than the lease lasts.
+/// Renews the lease of a party for as long as this lives. That is needed while its thread runs the
+/// action and does not ask, and where a reply may take longer than the lease lasts.
 struct PartyRenewal {
     command: Command,
     lease: Duration,
@@ -659,10 +659,10 @@ pub(crate) struct BarrierSite {
     keys: BarrierKeys,
     channel: Arc<str>,
     requests: Arc<Requests>,
-    /// The last generation that this process has met: none before it can be the present one.
+    /// The last generation that this process has met. No earlier one can be the present one.
     met: AtomicI64,
     left: Mutex<Left>,
-    /// Always empty.
+    /// This queue stays empty.
     queue: Mutex<Queue<(), (), ()>>,
 }
 
@@ -705,10 +705,11 @@ impl BarrierSite {
         self.scripts().arrive(id, (&party, lease), Comes::Leaves, least, is_sent)
     }
 
-    /// Does that in the background, until the server has answered, or until it would be too late.
+    /// Gives an arrival up in the background, until the server has answered or it is too late.
     fn leave_later(self: &Arc<Self>, leaving: LeavingParty) {
         let mut left = self.left.lock();
-        // One is enough of those that only break the barrier; the last one may come latest.
+        // Of the parties that were not sent, one is enough to break the barrier: the last, which
+        // has the latest deadline.
         let is_stale = |it: &LeavingParty| !leaving.is_sent && !it.is_sent;
         let stale = left.parties.iter().position(is_stale).and_then(|at| left.parties.remove(at));
         left.parties.push_back(leaving);
@@ -720,11 +721,13 @@ impl BarrierSite {
         }
     }
 
-    /// Parties that have left come first: a reset after them is not undone by them.
+    /// Settles the parties that have left, before a further request. So they do not undo a later
+    /// reset.
     fn settle(&self) -> Result<(), Trouble> {
         loop {
             let Some(leaving) = self.left.lock().parties.front().copied() else { return Ok(()) };
-            // One that was sent would be refused by now; the other one would get a new deadline.
+            // It is too late for a party that was not sent, which would get a new deadline. (One
+            // that was sent would be refused by now.)
             if !leaving.is_sent && clock::now() >= leaving.until {
                 self.has_left(leaving.id);
                 continue;
@@ -740,7 +743,7 @@ impl BarrierSite {
                 Err(_) => None,
             };
             match trouble {
-                // Another thread, or the renewer, may have had an answer meanwhile.
+                // Another thread or the renewer may have got an answer in the meantime.
                 Some(trouble) if self.is_leaving(leaving.id) => return Err(trouble),
                 Some(_) => {}
                 None => self.has_left(leaving.id),
@@ -752,8 +755,9 @@ impl BarrierSite {
         self.left.lock().parties.iter().any(|it| it.id == id)
     }
 
-    /// Gives another number to a party that came too late, because its client did not know the
-    /// server's clock: no request of it has been applied, nor will be.
+    /// Gives another number to a party that came too late because its client did not know the
+    /// server's clock. No request with the old number has been or will be applied. Returns whether
+    /// it did.
     fn is_renumbered(&self, id: RequestId) -> bool {
         let new = self.requests.open(|| self.core.id.next_number());
         let mut left = self.left.lock();
@@ -773,11 +777,11 @@ impl BarrierSite {
     }
 }
 
-/// The parties that have left, as far as the server has not said so.
+/// The parties that have left and for which the server has not answered yet.
 #[derive(Debug, Default)]
 struct Left {
     parties: VecDeque<LeavingParty>,
-    /// The one of them that a cleanup has sent.
+    /// The party that a cleanup has sent.
     sending: Option<RequestId>,
     has_cleanup: bool,
 }
@@ -785,22 +789,22 @@ struct Left {
 /// A party that has left before it knew whether it had arrived.
 #[derive(Clone, Copy, Debug)]
 struct LeavingParty {
-    /// That of its arrival.
+    /// The number of its arrival.
     id: RequestId,
     party: Owner,
     lease: Duration,
     /// Whether the arrival was sent.
     is_sent: bool,
-    /// Until when it may break the barrier, on [`clock`].
+    /// The time, on [`clock`], until which it may break the barrier.
     until: u64,
 }
 
-/// What is owed are the parties that have left.
+/// The debt is the parties that have left.
 impl Debtor for BarrierSite {
     fn command(&self) -> Option<Command> {
         let mut left = self.left.lock();
         let first = left.parties.front().copied();
-        // Under one mutex: a party that leaves from here on gets another cleanup.
+        // This is under one mutex, so a party that leaves from here on makes another cleanup.
         left.has_cleanup = first.is_some();
         left.sending = first.map(|it| it.id);
         drop(left);
@@ -812,7 +816,7 @@ impl Debtor for BarrierSite {
     fn paid(&self, outcome: &Outcome, _: bool) {
         let Some(id) = self.left.lock().sending.take() else { return };
         let is_done = match outcome {
-            // The renewer makes the changes before it known to this server.
+            // If this server lacks earlier changes, the renewer repeats those first.
             Ok(reply) => !Requests::is_behind(reply),
             Err(Failure::Refused(cause)) => !is_transient(&cause.error),
             Err(_) => false,

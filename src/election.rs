@@ -1,6 +1,6 @@
-//! Leader election, over a fenced lock: the leader is the process that has the lock. Beside the
-//! lock there are a record of the leader, and messages about changes. A leader is deposed a grace
-//! before its lease ends, so that it can stop before another one begins.
+//! Leader election over a fenced lock: the leader is the process that has the lock. Besides the
+//! lock there is a record of the leader, and there are messages about changes. A leader is deposed
+//! a grace before its lease ends, so that it can stop before another one begins.
 //!
 //! ```text
 //! campaign: take the lock (in an owned guard) -> extend its lease -> record the leader, tell others
@@ -191,7 +191,7 @@ impl LeaderElection {
         Self { lock: FencedLock::new(session, name), grace: None }
     }
 
-    /// That of its lock.
+    /// The site of its lock.
     fn site(&self) -> &Arc<Site> {
         &self.lock.handle().site
     }
@@ -203,7 +203,7 @@ impl LeaderElection {
         self.lock.handle().check_usable()
     }
 
-    /// The leader, and after how long the lease of the lock ends.
+    /// The leader, and the rest of the lease of the lock.
     fn look(&self) -> Result<(Option<Leader>, Option<Duration>), Error> {
         let looked = scripts(self.site()).look();
         let (leader, left) =
@@ -232,7 +232,7 @@ impl LeaderElection {
         }
     }
 
-    /// Begins to lead, with the lock that the guard has. `None`: the wait ended first.
+    /// Begins to lead with the lock of this guard. `None`: the wait ended first.
     fn begin(
         &self,
         guard: OwnedFencedLockGuard,
@@ -241,7 +241,8 @@ impl LeaderElection {
     ) -> Result<Option<Leadership>, Error> {
         let (site, least) = (self.site(), self.lock.handle().terms().lease() / 2);
         let _limited = wait.limits(&site.core);
-        // A lock that was handed on is certain for 2 s at first, perhaps less than the grace.
+        // A lock that was handed on is certain only for 2 s at first, which may be less than the
+        // grace.
         let checked = guard.check(least);
         wait.check_cancelled(&site.name)?;
         checked?;
@@ -249,7 +250,8 @@ impl LeaderElection {
         let (tenancy, token) = (Arc::clone(held.site_and_tenancy().1), guard.token().get());
         let (site, callbacks) = (Arc::clone(site), Mutex::new(Some(Vec::new())));
         let term = Arc::new(Term { site, tenancy, token, grace, callbacks });
-        // Unless this process leads, its drop removes a record that was made nevertheless.
+        // If this process does not come to lead, the drop of this removes a record that was made
+        // nevertheless.
         let resigns = Resigns(Arc::clone(&term));
         if !self.record(&term, wait)? {
             return Ok(None);
@@ -283,8 +285,8 @@ impl LeaderElection {
     }
 }
 
-/// How often a campaign takes the lock whose lease is lost or too short before it leads. More often
-/// would hide that the server is too slow for the lease.
+/// How often a campaign takes a lock that is lost, or whose lease is too short, before it gives up.
+/// More attempts would hide that the server is too slow for the lease.
 const MOST_TRIES: u32 = 3;
 
 fn is_short(error: &Error) -> bool {
@@ -299,7 +301,7 @@ fn scripts(site: &Site) -> ElectionScripts<'_> {
 /// sent to another thread.
 #[must_use = "dropping it resigns at once"]
 pub struct Leadership {
-    // Before the guard: the record goes before the lock.
+    // This is before the guard, so that the record is removed before the lock is released.
     resigns: Resigns,
     guard: OwnedFencedLockGuard,
 }
@@ -315,7 +317,7 @@ impl Leadership {
     /// grace. Once `false`, it stays `false`. No I/O.
     #[must_use]
     pub fn is_leader(&self) -> bool {
-        // The alarm may be late.
+        // This looks at the clock, since the alarm may be late.
         !self.resigns.0.left().is_zero()
     }
 
@@ -380,8 +382,8 @@ impl fmt::Debug for Leadership {
     }
 }
 
-/// Removes the record of the leader when it is dropped. It does not wait for the reply: the record
-/// of an owner without the lock does not count, and the next leader overwrites it.
+/// Removes the record of the leader in its drop. It does not wait for the reply: the record of an
+/// owner without the lock does not count, and the next leader overwrites it.
 struct Resigns(Arc<Term>);
 
 impl Drop for Resigns {
@@ -390,25 +392,26 @@ impl Drop for Resigns {
         if is_forked() {
             return;
         }
-        // Dropped here, without the mutex, and not by the watchdog if it has the term now.
+        // This drops the callbacks here, with no mutex held, and not in the watchdog, which may
+        // have the term now.
         let _unheard = self.0.end();
         let command = scripts(site).resign_command(&tenancy.hold().owner, *token);
         site.core.post(&site.route, command, Arc::new(|_: Outcome| {}));
     }
 }
 
-/// The time for which a process leads, with its end.
+/// A term: the time for which a process leads, and its end.
 struct Term {
     site: Arc<Site>,
     tenancy: Arc<Tenancy>,
     token: u64,
     grace: Duration,
-    /// `None`: it is over.
+    /// The callbacks for its end. `None`: it is over.
     callbacks: Mutex<Option<Vec<LossCallback>>>,
 }
 
 impl Term {
-    /// How long it goes on if no renewal succeeds. Zero: it is over, for good.
+    /// How long the term lasts if no renewal succeeds. Zero: it is over, for good.
     fn left(&self) -> Duration {
         // A forked child does not lead, and must neither lock nor call back.
         if is_forked() {
@@ -434,7 +437,7 @@ impl Term {
         self.call(self.end());
     }
 
-    /// Returns the callbacks, if it was not over.
+    /// Ends the term. Returns its callbacks, if it was not over before.
     fn end(&self) -> Vec<LossCallback> {
         self.callbacks.lock().take().unwrap_or_default()
     }
@@ -445,14 +448,14 @@ impl Term {
     }
 }
 
-/// The lease is about to end, or was renewed meanwhile.
+/// The alarm: the lease will end soon, or was renewed in the meantime.
 impl Task for Term {
     fn due(self: Arc<Self>) -> Option<Renewal> {
         let left = self.left();
         if !left.is_zero() {
             let due = clock::now().saturating_add(clock::nanos(left));
             let weak: Weak<dyn Task> = Arc::downgrade(&(Arc::clone(&self) as Arc<dyn Task>));
-            // The wheel forgets the alarm with the term.
+            // The wheel drops the alarm together with the term.
             let _alarm = self.site.core.watchdog.alarm(due, weak);
         }
         None
@@ -464,9 +467,9 @@ impl Task for Term {
 #[must_use = "it is an iterator, and does nothing by itself"]
 pub struct Changes<'a> {
     election: LeaderElection,
-    /// `None`: it has ended.
+    /// `None`: the iterator has ended.
     wait: Option<Wait<'a>>,
-    /// `None`: it has not begun.
+    /// `None`: the iterator has not begun.
     channel: Option<Subscription>,
     last: Option<Option<Leader>>,
 }
@@ -480,7 +483,7 @@ impl Changes<'_> {
         let listen = || core.pubsub.listen(&ElectionKeys::leader(name).into());
         let channel = channel.get_or_insert_with(listen);
         let mut endurance = Endurance::default();
-        // Messages are not stored: it listens first, and looks then.
+        // Redis does not store messages, so this listens first, and looks after that.
         loop {
             match await_confirmation(channel, core, name, &thread, wait) {
                 Ok(true) => break,

@@ -310,7 +310,7 @@ impl CountDownLatch {
             return Err(Error::nameless("a latch"));
         }
         if self.site.core.is_cluster() && self.site.name.contains('{') {
-            // Redisson always puts braces around the name for the channel.
+            // For the channel, Redisson always puts braces around the name.
             let message =
                 "in a cluster, a latch's name must not have braces: its channel would be in \
                  another slot than its key"
@@ -323,7 +323,7 @@ impl CountDownLatch {
     fn await_open(&self, wait: Wait<'_>) -> Result<bool, Error> {
         self.check(&wait)?;
         if wait.is_over() {
-            // The leader may have asked long ago, and sleep.
+            // This asks for itself, since a leader may have asked long ago and sleep now.
             let _limited = wait.limits(self.session.core());
             let open = self.count().map(|count| count == 0);
             if was_cut() {
@@ -363,12 +363,12 @@ impl Synchronizer for CountDownLatch {
         LatchRequestState::default()
     }
 
-    /// A message is only a hint: it may be of another database, or of a count before this one.
+    /// A message is only a hint, since it may come from another database or an earlier count.
     fn collect(&self, _: &mut Lead<LatchRequestState>, _: &Claim<'_, ()>) -> Option<()> {
         None
     }
 
-    /// Asks whether the latch is open, for all that came before.
+    /// Asks whether the latch is open, for all threads that came before.
     fn ask(
         &self,
         lead: &mut Lead<LatchRequestState>,
@@ -376,12 +376,13 @@ impl Synchronizer for CountDownLatch {
     ) -> Result<Try<()>, Error> {
         let (site, core) = (&self.site, &self.site.core);
         let Lead { listening, request_state } = lead;
-        // A thread that comes after this may wait for another count: a latch may be set anew.
+        // A thread that comes after this may wait for another count, since a latch may be set anew.
         request_state.arrivals = site.arrivals();
         let (asked_at, heard) = (clock::now(), listening.public.version());
         let looked = site.scripts().look();
         let may_have_ended = request_state.ends.is_some_and(|it| it <= clock::now());
-        // No message tells of the end. (The last one, since it was closed, and not one before that.)
+        // Whether the last count-down opened the latch. The end of its time sends no message, so
+        // the last message decides, if it has come since the latch was seen closed.
         let was_opened = || {
             let has_spoken = heard != request_state.heard || listening.public.has_spoken();
             has_spoken && listening.public.message() == OPENED
@@ -403,14 +404,14 @@ impl Synchronizer for CountDownLatch {
                 if !claim.wait.is_over() {
                     listening.public.listen(core, &site.channel);
                 }
-                // (Up to a millisecond of the first one has passed already.)
+                // Up to a millisecond of the time has already passed.
                 let rest = |it: Duration| it.saturating_sub(Duration::from_millis(1));
                 request_state.heard = heard;
                 request_state.ends = left.map(|it| asked_at.saturating_add(clock::nanos(rest(it))));
                 Ok(Try::Busy(slow_poll_or(left)))
             }
             Err(trouble) => {
-                // A question changes nothing, with or without a reply.
+                // A question changes nothing, whether or not it has a reply.
                 let error = trouble.into_error().unknown(false).of(&site.name);
                 let error = error.now("waiting has ended");
                 site.fail_before(request_state.arrivals, &error);
@@ -429,11 +430,11 @@ impl fmt::Debug for CountDownLatch {
 /// The leader's last question.
 #[derive(Debug, Default)]
 pub(crate) struct LatchRequestState {
-    /// How many threads had come before.
+    /// The number of threads that had come before it.
     arrivals: u64,
     /// The earliest time at which the latch may have ended by itself, on [`clock`].
     ends: Option<u64>,
-    /// The channel's version before it.
+    /// The channel's version before it was sent.
     heard: Option<u64>,
 }
 
@@ -451,7 +452,7 @@ pub(crate) struct LatchSite {
 }
 
 impl LatchSite {
-    /// The site of a name: one for all its handles.
+    /// The site of a name, which all its handles share.
     pub(crate) fn of(core: &Arc<Core>, name: &str) -> Arc<Self> {
         core.members.of::<Self>().find(name, |name| Self {
             route: core.route(&name),
@@ -496,8 +497,9 @@ impl Queued for LatchSite {
     }
 
     fn transfer_leadership(&self, lead: Option<Lead<LatchRequestState>>) {
-        // The next leader may wait for another count than this one asked for, so it asks at once.
-        // But it must not take the end of the latch for the last count-down.
+        // The next leader may wait for another count than this one, so it asks at once. It keeps
+        // the request state, so that it does not take the end of the latch's time for the last
+        // count-down.
         self.promote(lead.map(|lead| Lead::new(lead.request_state)));
     }
 }

@@ -1,15 +1,15 @@
 //! A lock that stays held for at least a given time, as with ShedLock's `lockAtLeastFor`: neither
 //! its release before that time nor the death of its holder lets another thread in.
 //!
-//! The thread takes two levels. The first one has a fixed lease of that time, so the server keeps
-//! it even if this process dies. It is [left](crate::site::Leaving::ToExpire) to its end when the
-//! guard is made, so this process does not release it before that time. The second level is the
-//! guard's. If it is watched, the watchdog renews it when the rest is less than its lease, so work
-//! that takes longer keeps the lock.
+//! The thread takes two levels. The first level has a fixed lease of that time, so the server keeps
+//! the hold even if this process dies. The level is [left](crate::site::Leaving::ToExpire) to its
+//! end when the guard is made, so this process does not release the hold before that time. The
+//! second level belongs to the guard. If it is watched, the watchdog renews the hold when the rest
+//! is less than the level's lease, so work that takes longer keeps the lock.
 //!
-//! Nothing asks the server between the grant and the end of the first level. So an error comes
-//! before that, and the client undoes what was taken, as after any other error of `lock()`. The
-//! request that names the long lease is one of the wait for the lock: the wait's limit ends it, and
+//! The thread sends no request between the grant and the end of the first level. So every error
+//! comes before that, and the client undoes what was taken, as after any other error of `lock()`.
+//! The request with the long lease belongs to the wait for the lock: the wait's limit ends it, and
 //! an outage of the server does not.
 
 use std::sync::Arc;
@@ -34,12 +34,12 @@ impl HeldLock {
         take: impl FnOnce(Handle, Wait<'_>) -> Result<Option<Arc<Tenancy>>, Error>,
     ) -> Result<Option<Self>, Error> {
         handle.terms().check(&handle.site.name)?;
-        // No shorter than the lease of the second level: it could end before the watchdog has made
-        // it longer.
+        // The lease is not shorter than that of the second level, or it could end before the
+        // watchdog has extended it.
         let lease = least.max(handle.terms().lease()).max(Duration::from_millis(1));
         let first = handle.varied(Variant::On(Terms::fixed(lease).staying()));
         let Some(tenancy) = take(first.clone(), wait)? else { return Ok(None) };
-        // The server counts from an earlier time.
+        // The server counts the lease from an earlier time, at which it ran the request.
         let until = clock::now().saturating_add(clock::nanos(least));
         #[cfg(soak_mutants)]
         let until = match mutants::is("a least time that ends with its holder") {
@@ -47,14 +47,15 @@ impl HeldLock {
             false => until,
         };
         let left = Self::new(&first, Arc::clone(&tenancy));
-        // Of this tenancy: to `take`, an owned guard beside other readers would be a new one.
+        // The level is of this tenancy. `take` would give an owned guard beside other readers a new
+        // one.
         let again = match handle.site.gate.deepen(&tenancy, handle.terms()) {
-            // The first level's lease is no shorter than this one.
+            // The lease of the first level is not shorter than this one.
             GateOutcome::Again(tenancy) if !handle.terms().is_watched() => Some(tenancy),
             entered => handle.again(entered)?,
         };
         let Some(again) = again else {
-            // The lease was over before.
+            // The lease has ended already.
             return Err(Error::late_grant(&handle.site.name));
         };
         #[cfg(soak_mutants)]
@@ -62,7 +63,8 @@ impl HeldLock {
             Self::new(handle, again).above(left, until).stays();
             return Err(Error::lost(&handle.site.name, &"planted"));
         }
-        // Left to its end when its guard is made: a lock of several parts may not get the others.
+        // The first level is left to its end only when the guard is made, since a lock of several
+        // parts may not get the others.
         Ok(Some(Self::new(handle, again).above(left, until)))
     }
 }

@@ -264,15 +264,15 @@ impl Condition {
         if !entry.listen(&wait).map_err(before)? {
             return Ok(false);
         }
-        // The entry exists before the lock is left. In one packet with the release, both might be
-        // answered over two connections, and then the client would not know whether the entry
-        // exists. A refusal must find the lock still held.
+        // The entry must exist before the thread leaves the lock. If both requests went in one
+        // packet, they might be answered over two connections, and the client would not know
+        // whether the entry exists. A refusal must also find the lock still held.
         let stands = {
             let _limited = wait.limits(&site.core);
             let stands = entry.stand(&tenancy.hold().owner);
             if was_cut() {
-                // The wait is over, and the lock was not left: the drop undoes a request that may
-                // have arrived.
+                // The wait is over, and the thread has not left the lock. The drop of the entry
+                // undoes a request that may have arrived.
                 wait.check_cancelled(&site.name).map_err(before)?;
                 return Ok(false);
             }
@@ -292,7 +292,7 @@ impl Condition {
         let left = site.leave_to_wait(tenancy)?;
         let ended = entry.sleep(&wait).map_err(nothing_held)?;
         let notified = (ended == Ended::Notified).then(|| entry.notified());
-        // Neither time nor a cancel ends this: the caller gets back what it had.
+        // Neither time nor a cancel ends this, since the caller must get back what it had.
         let lock = self.lock.varied_part(Variant::On(left.terms()));
         let again = lock.acquire(&tenancy.thread, Wait::FOREVER);
         let again = again.map(|held| held.and_then(HeldLocks::one).map(HeldLock::into_tenancy));
@@ -385,7 +385,7 @@ impl Condition {
     ) -> Result<bool, E> {
         let wait = wait.into();
         while condition()? {
-            // Also after the end of the wait: the condition is checked once more.
+            // Even after the end of the wait, this checks the condition once more.
             if !self.wait_within(guard, wait)? {
                 return Ok(!condition()?);
             }
@@ -452,8 +452,8 @@ impl Condition {
             return Err(site.lost_error(&tenancy, LostReason::LeaseExpired));
         }
         let scripts = ConditionScripts { keys: &self.keys, database: site.core.database() };
-        // Numbers rise, and name one notification of one client. A copy of the request finds its
-        // own.
+        // The number rises, and names one notification of one client, so that a copy of the request
+        // finds its own.
         let number = site.core.id.next_number();
         let told = scripts.notify(&site.route, &site.name, &tenancy.hold().owner, number, all);
         match told {
@@ -484,7 +484,7 @@ impl Condition {
         Ok(())
     }
 
-    /// The lock's site, and the tenancy that a wait ends.
+    /// Checks a guard. Returns the lock's site, and the tenancy that a wait ends.
     fn check_guard<'a>(
         &self,
         guard: &'a LockGuard<impl Lock + ?Sized>,

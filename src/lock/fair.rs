@@ -140,8 +140,8 @@ impl Synchronizer for FairLock {
         (Kind::FairLock, 1)
     }
 
-    /// Re-enters if the thread holds the lock. Otherwise it joins the threads that have not asked
-    /// yet; a thread that will not wait asks for itself.
+    /// Re-enters if the thread holds the lock. Otherwise the thread joins the newcomers, which have
+    /// not asked yet. A thread that will not wait asks for itself.
     fn enter(&self, claim: &Claim<'_, Terms>) -> Result<EnterOf<Self>, Error> {
         let waits = claim.wait.blocks();
         loop {
@@ -168,8 +168,8 @@ impl Synchronizer for FairLock {
         }))
     }
 
-    /// For a thread that takes the newcomers' leadership after its owner is gone, or that comes
-    /// first.
+    /// The entry of a thread that comes first, or that takes over the newcomers' leadership from a
+    /// thread that is gone.
     fn request_state(&self, claim: &Claim<'_, Terms>) -> FairEntry {
         FairEntry::new(&self.queue, claim.thread, claim.need, true)
     }
@@ -197,9 +197,10 @@ impl Synchronizer for FairLock {
         lead.request_state.ask_once()
     }
 
-    /// `None`: see [`lock/hooks.rs`](crate::lock::hooks); or the thread slept through the
-    /// rest of the lease of a hold that was passed to it. Then the thread asks as another owner:
-    /// its entry is gone, or the release of the revoked hold gives that entry up.
+    /// `None`: see [`lock/hooks.rs`](crate::lock::hooks). It is also `None` if the thread slept
+    /// through the rest of the lease of a hold that was passed to it. In each case the thread then
+    /// asks as another owner: its entry is gone, or the release of the revoked hold gives that
+    /// entry up.
     fn admit(
         &self,
         leadership: &mut LeadershipGuard<'_, Arc<FairQueue>>,
@@ -217,8 +218,8 @@ impl Synchronizer for FairLock {
                 }
                 is_held
             }
-            // While the thread asked, a hold was passed to it and then revoked by force: only then
-            // could the server grant the thread another hold.
+            // While the thread asked, a hold was passed to it and then revoked by force. Only in
+            // that case could the server grant the thread another hold.
             Some(passed) => {
                 site.lose_hold(&passed.hold(), LostReason::Revoked);
                 false

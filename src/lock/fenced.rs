@@ -90,7 +90,7 @@ impl FencedLock {
 pub struct FencingToken(u64);
 
 impl FencingToken {
-    /// `None`: the lock has no tokens.
+    /// The token of a held lock. `None`: the lock has no tokens.
     pub(super) fn of(held: &HeldLock) -> Option<Self> {
         held.token().map(Self)
     }
@@ -112,10 +112,10 @@ impl fmt::Display for FencingToken {
     }
 }
 
-/// For databases, whose integers are signed.
+/// This is for databases, whose integers are signed.
 impl From<FencingToken> for i64 {
     fn from(token: FencingToken) -> Self {
-        // Never above 2^53.
+        // A token is never above 2^53.
         Self::try_from(token.0).unwrap_or(Self::MAX)
     }
 }
@@ -156,7 +156,7 @@ impl<O> LockGuard<FencedLock, O> {
     /// of the new hold.
     #[must_use]
     pub fn token(&self) -> FencingToken {
-        // A fenced lock is never granted without a token. (Zero: no fence accepts it.)
+        // A fenced lock is never granted without a token. (If it were, no fence would accept zero.)
         self.one().and_then(FencingToken::of).unwrap_or(FencingToken(0))
     }
 }

@@ -132,7 +132,7 @@ impl GuardOwner for OfGuard {
     }
 }
 
-/// What a guard holds, opaque to other crates.
+/// The locks that a guard holds, opaque to other crates.
 #[derive(Debug)]
 pub enum HeldLocks {
     One(HeldLock),
@@ -140,7 +140,7 @@ pub enum HeldLocks {
 }
 
 impl HeldLocks {
-    /// What was taken of a lock of one name.
+    /// The held lock, if this is a lock of one name.
     pub(super) fn one(self) -> Option<HeldLock> {
         match self {
             Self::One(held) => Some(held),
@@ -149,7 +149,7 @@ impl HeldLocks {
     }
 }
 
-/// The same for one lock and for several.
+/// Does the same for one lock and for several.
 macro_rules! each {
     ($held:expr, $it:ident => $what:expr) => {
         match $held {
@@ -311,7 +311,7 @@ impl<L: ?Sized, O> LockGuard<L, O> {
         }
     }
 
-    /// The lock of one name that it holds.
+    /// The lock that it holds, if that is one of one name.
     pub(crate) fn one(&self) -> Option<&HeldLock> {
         match &self.held {
             HeldLocks::One(held) => Some(held),
@@ -319,7 +319,7 @@ impl<L: ?Sized, O> LockGuard<L, O> {
         }
     }
 
-    /// The locks that it holds together.
+    /// The locks that it holds together, if there are several.
     pub(super) fn several(&self) -> Option<&GuardLevels> {
         match &self.held {
             HeldLocks::Several(levels) => Some(levels),
@@ -340,7 +340,7 @@ impl<L: ?Sized, O: GuardOwner> LockGuard<L, O> {
         Ok(Some(Self::new(held)))
     }
 
-    /// Takes the lock; only an error ends the wait first.
+    /// Takes the lock. Only an error ends the wait first.
     #[inline]
     pub(super) fn take<K: Lock + ?Sized>(lock: &K, wait: Wait<'_>) -> Result<Self, Error> {
         Self::try_take(lock, wait)?.ok_or_else(|| Error::shut_down(&lock.name().into()))

@@ -1,4 +1,4 @@
-//! The part that the handles of all locks share.
+//! The handle that all locks have in common.
 
 use std::any::Any;
 use std::fmt;
@@ -16,28 +16,28 @@ use crate::scripts::{self, Mode, Trouble};
 use crate::site::{GateOutcome, Leaving, LockNeed, Site};
 use crate::waiting::Wait;
 
-/// How a handle differs from another one of its lock.
+/// A way in which a handle differs from another one of its lock.
 #[derive(Clone, Copy, Debug)]
 pub enum Variant {
     On(Terms),
     /// A second level is an error.
     NonReentrant,
-    /// Held for this time at least.
+    /// The lock is held for at least this time.
     AtLeast(Duration),
 }
 
 /// A client, a name, and the terms on which a thread takes the lock: the handle of any lock.
 #[derive(Clone)]
 pub(crate) struct Handle {
-    // Before the client: a site that goes must not be the client's last user.
+    // This is before the client: a site that is dropped must not be the client's last user.
     pub(crate) site: Arc<Site>,
     pub(crate) session: Session,
     terms: Terms,
-    /// A thread that holds the lock may take it again.
+    /// Whether a thread that holds the lock may take it again.
     is_reentrant: bool,
-    /// For how long it is [held at least](Variant::AtLeast).
+    /// How long the lock is [held at least](Variant::AtLeast).
     pub(super) least: Option<Duration>,
-    /// That of a read-write lock, of which the site is one.
+    /// The pair of a read-write lock, to which the site belongs.
     pub(super) pair: Option<Arc<Pair>>,
 }
 
@@ -73,7 +73,7 @@ impl Handle {
         [&self.site].into_iter().chain(other)
     }
 
-    /// The same handle, but for this.
+    /// The same handle with this difference.
     pub(crate) fn varied(&self, variant: Variant) -> Self {
         match variant {
             Variant::On(terms) => {
@@ -123,14 +123,14 @@ impl Handle {
         }
     }
 
-    /// Completes the entry of a thread that found its own tenancy in the seat, or one that is over.
-    /// `None`: the thread enters again.
+    /// Completes the entry of a thread that found its own tenancy in the seat, or a hold that is
+    /// over. `None`: the thread must enter again.
     #[inline]
     pub(crate) fn again(&self, entered: GateOutcome) -> Result<Option<Arc<Tenancy>>, Error> {
         match entered {
             GateOutcome::Again(tenancy) => Ok(self.deepen(&tenancy)?.then_some(tenancy)),
             GateOutcome::Expired(hold) => {
-                // It may be the hold of the other mode.
+                // This may be a hold of the other mode.
                 self.site_of(hold.owner.mode()).lose_hold(&hold, LostReason::LeaseExpired);
                 Ok(None)
             }
@@ -149,15 +149,15 @@ impl Handle {
         Error::new(ErrorKind::Config, message.to_owned()).of(&self.site.name)
     }
 
-    /// The thread has taken one level more: makes the lease as long as its terms want. `false`: the
-    /// hold was lost.
+    /// Makes the lease as long as the terms of the level want that the thread has just taken.
+    /// `false`: the hold was lost.
     #[inline]
     pub(crate) fn deepen(&self, tenancy: &Arc<Tenancy>) -> Result<bool, Error> {
         let (site, terms) = (&self.site, self.terms());
         match terms.fixed_lease() {
             Some(lease) if tenancy.granted_for() < lease => return self.lengthen(tenancy, lease),
-            // The watchdog renews the hold from now on. (The tenants that wanted that may have
-            // left.)
+            // The watchdog must renew the hold from now on. (The tenants that wanted this before
+            // may have left.)
             None if site.mode == Mode::Read => site.arm_for(tenancy, terms.lease()),
             None if tenancy.hold().terms != terms => site.arm(),
             Some(_) | None => {}
@@ -185,7 +185,7 @@ impl Handle {
                     hold.unconfirm();
                     site.clean_up_if_lost(hold);
                 }
-                // Ends the inner level; the outer ones stay as they were.
+                // This ends the inner level. The outer ones stay as they were.
                 let which = self.level(tenancy);
                 let _ = site.leave(tenancy, Some(which), Leaving::Posted);
                 let state = match site.gate.tenant_of(&tenancy.thread) {
@@ -204,10 +204,10 @@ impl Handle {
         HoldLevel::on(self.terms(), shares.then(|| self.site.gate.last_end(tenancy)).flatten())
     }
 
-    /// A thread was granted a hold: it stays, unless the client was shut down meanwhile.
+    /// Returns the tenancy of a granted hold, unless the client was shut down in the meantime.
     pub(crate) fn unless_shut_down(&self, tenancy: Arc<Tenancy>) -> Result<Arc<Tenancy>, Error> {
         if self.session.core().is_shut_down() {
-            // The end of the client released the holds of that time; this one came after it.
+            // The end of the client released the holds that it knew. This one came later.
             self.site.lose_hold(&tenancy.hold(), LostReason::ShutDown);
             // Nothing sends the release again after the end, so no limit ends it.
             let _unlimited = Limit::set(None);
@@ -252,7 +252,7 @@ impl Handle {
         })
     }
 
-    /// The request of all locks but the fair one. That of a writer also ends its reads.
+    /// Sends the request of all locks but the fair one. A writer's request also ends its reads.
     pub(super) fn send_force_unlock(&self) -> Result<bool, Trouble> {
         let send = || self.site.scripts().force_unlock();
         match &self.pair {

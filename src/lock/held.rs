@@ -1,4 +1,4 @@
-//! One level of a held lock of one name.
+//! A held lock: one level of a hold of one name.
 
 use std::fmt;
 use std::num::NonZero;
@@ -16,17 +16,17 @@ use crate::runtime::Core;
 use crate::scripts::mutants;
 use crate::site::{Leaving, Site};
 
-/// One level of a hold, left once. Nothing here asks which thread it is on.
+/// One level of a hold, which is left once. Nothing here depends on the calling thread.
 pub struct HeldLock {
-    /// The tenancy in which the thread took the level. Dropped before the client, since its drop
-    /// may send a request.
+    /// The tenancy in which the thread took the level. It is dropped before the client, since its
+    /// drop may send a request.
     tenancy: Arc<Tenancy>,
     pub(crate) handle: Handle,
-    /// The level that this guard ends. If the tenancy shares a hold, other guards have its other
-    /// levels. `None`: the one that its thread took last.
+    /// The level that this guard ends. Other guards have the other levels of the tenancy. `None`:
+    /// the level that the thread took last.
     level: Option<HoldLevel>,
     left: bool,
-    /// The level beneath, and until when the lock [stays](Self::stays) taken by it.
+    /// The level beneath, and the time until which it [keeps](Self::stays) the lock taken.
     beneath: Option<Box<(Self, u64)>>,
 }
 
@@ -37,7 +37,7 @@ impl HeldLock {
         Self { handle: handle.clone(), level, tenancy, left: false, beneath: None }
     }
 
-    /// The level that the thread took last, also if another guard has it.
+    /// The level that the thread took last, even if another guard has it.
     pub(super) fn last(handle: &Handle, tenancy: Arc<Tenancy>) -> Self {
         Self { handle: handle.clone(), level: None, tenancy, left: false, beneath: None }
     }
@@ -48,8 +48,8 @@ impl HeldLock {
         self
     }
 
-    /// Leaves the level beneath to its end, once all locks that are taken together are held. (Not
-    /// that of a lock that is lost: its guard says so.)
+    /// Leaves the level beneath to its end. This comes when all locks that are taken together are
+    /// held. (If a lock is lost by then, its level is not left, and its guard reports the loss.)
     pub(super) fn stays(&mut self) {
         if let Some(beneath) = self.beneath.take() {
             let (beneath, until) = *beneath;
@@ -69,13 +69,13 @@ impl HeldLock {
         self.lasts().min(self.own())
     }
 
-    /// How long the hold lasts that the lock has, with its other levels.
+    /// How long the hold certainly lasts, with all its levels.
     pub(super) fn lasts(&self) -> Duration {
         self.tenancy.remaining()
     }
 
-    /// How long the lock is certainly held by this level alone: the thread that keeps a shared hold
-    /// for longer may leave at any moment.
+    /// How long this level alone certainly keeps the lock. (A thread that keeps a shared hold for
+    /// longer may leave at any moment.)
     fn own(&self) -> Duration {
         #[cfg(soak_mutants)]
         if mutants::is("a reader that counts the leases of others") {
@@ -96,8 +96,8 @@ impl HeldLock {
                 Err(Error::new(ErrorKind::NotHeld, message).of(name))
             }
             HoldState::Held | HoldState::Unconfirmed => {
-                // Before the looks at the hold: a level that is over while the hold lasts is over by
-                // itself.
+                // This comes before the looks at the hold, so that a level that ends while the hold
+                // lasts counts as ended by itself.
                 let own = self.own();
                 let lasts = || self.tenancy.remaining();
                 let is_enough = |left: Duration| !left.is_zero() && left >= slack;
@@ -116,7 +116,7 @@ impl HeldLock {
                 let remaining = own.min(lasts);
                 let terms = self.handle.terms();
                 let longer = terms.longer(&self.handle.site.core);
-                // The next renewal helps, if there is one.
+                // A later call may succeed if a renewal comes and is long enough.
                 let passes = terms.watched_lease().is_some_and(|lease| slack < lease);
                 Err(Error::ends_too_soon(remaining, slack, longer).transient(passes).of(name))
             }
@@ -146,18 +146,18 @@ impl HeldLock {
         self.handle.site.leave(&self.tenancy, self.level, how)
     }
 
-    /// The end of the lease may be far off, so nothing may go wrong once the hold is left. (If it
-    /// cannot be raised, the drop releases it.)
+    /// Leaves the hold to its end. The end of the lease may be far off, so nothing may go wrong
+    /// after the hold is left. (If it cannot be raised, the drop releases it.)
     pub(super) fn leave_to_expire(self) -> Result<(), Error> {
         self.raise()?;
         self.leave_raised()
     }
 
-    /// Makes sure that the hold has the lease to whose end it is to be left.
+    /// Makes sure that the hold has the lease of its terms, before it is left to the end of that.
     pub(super) fn raise(&self) -> Result<(), Error> {
         self.check(Duration::ZERO)?;
         let raised = self.handle.site.raise_to_keep(&self.tenancy);
-        // A loss is the worse news.
+        // A loss takes precedence over a failed raise.
         self.check(Duration::ZERO).map_err(|error| {
             let is_unknown = raised.as_ref().is_err_and(Error::outcome_unknown);
             error.unknown(is_unknown)
@@ -176,7 +176,7 @@ impl HeldLock {
         self.leave(Leaving::ToExpire { until })
     }
 
-    /// The tenancy with its level, which no guard ends.
+    /// The tenancy, whose level no guard ends any longer.
     pub(super) fn into_tenancy(mut self) -> Arc<Tenancy> {
         self.left = true;
         Arc::clone(&self.tenancy)

@@ -1,5 +1,6 @@
-//! All locks of one name but the fair one, as the driver that waits sees them: one thread holds, or
-//! many read, and a process hands the lock to the next. (A fair lock's hooks are in `lock/fair.rs`.)
+//! The hooks of all locks of one name but the fair one, which the driver calls. In such a lock one
+//! thread holds, or many read, and a process hands the lock to the next. (A fair lock's hooks are
+//! in `lock/fair.rs`.)
 //!
 //! `order/mod.rs` orders the threads of this process, `hold/queue_entry.rs` is the process's
 //! entry in the queue of processes, and `waiting/mod.rs` has the loop that calls these hooks.
@@ -18,10 +19,10 @@ use crate::waiting::{
     self, Claim, Enter, EnterOf, Lead, LeadershipGuard, Listening, Queued, Synchronizer, Try, Wait,
 };
 
-/// See the module.
+/// The hooks of a lock.
 struct Hooks<'a>(&'a Handle);
 
-/// Takes the lock of this handle. `None`: the wait is over first.
+/// Takes the lock of this handle. `None`: the wait ended first.
 pub(crate) fn acquire(
     handle: &Handle,
     thread: &Arc<Thread>,
@@ -32,7 +33,7 @@ pub(crate) fn acquire(
     // sends a request.
     handle.check(thread, &wait)?;
     let Site { core, name, .. } = &*handle.site;
-    // The driver. It calls the hooks below, and parks the thread between them.
+    // This is the driver. It calls the hooks below, and the thread sleeps between them.
     waiting::acquire(&Hooks(handle), (core, name), &Claim { thread, need: handle.need(), wait })
 }
 
@@ -41,7 +42,7 @@ impl Hooks<'_> {
         self.0.site.mode == Mode::Read
     }
 
-    /// A writing thread also takes the read lock. `None`: it has to look anew.
+    /// Takes the read lock for a thread that writes. `None`: the thread must look again.
     fn read_under(
         &self,
         writing: &Arc<Tenancy>,
@@ -66,13 +67,13 @@ impl Hooks<'_> {
         let seated = self.seat(Arc::clone(&granted), claim, || {});
         let Ok(Some(tenancy)) = seated else {
             site.leave_queue(entry);
-            // The refused read grant proves nothing of the write hold.
+            // The refused read grant proves nothing about the write hold.
             let is_late = clock::now() >= granted.hold().deadline();
             seated?;
             return if is_late { Err(Error::late_grant(&site.name)) } else { Ok(None) };
         };
-        // `false` if another thread writes by now, which was granted the lock after this writer's
-        // holds were gone.
+        // Another thread may write by now: it was granted the lock after this writer's holds were
+        // gone.
         if !site.gate.writes_alone(claim.thread) {
             site.lose_hold(&tenancy.hold(), LostReason::Revoked);
             return Ok(None);
@@ -81,8 +82,8 @@ impl Hooks<'_> {
         Ok(Some(tenancy))
     }
 
-    /// The leader reads beside others of the process: during their turn at once; after it if the
-    /// server says that no process waits.
+    /// Lets the leader read beside other threads of the process. During their turn it does so at
+    /// once. After the turn it does so if the server says that no process waits.
     fn join(&self, claim: &Claim<'_, LockNeed>) -> Result<Option<Arc<Tenancy>>, Error> {
         if !self.reads() {
             return Ok(None);
@@ -94,7 +95,7 @@ impl Hooks<'_> {
         };
         let hold = &tenancy.hold();
         if !in_turn {
-            // The leader counts as a reader meanwhile: so the hold is not released during the
+            // The leader counts as a reader in the meantime, so the hold is not released during the
             // request.
             let leave = || {
                 let level = self.0.level(&tenancy);
@@ -139,9 +140,9 @@ impl Hooks<'_> {
         Ok(Some(tenancy))
     }
 
-    /// The grant gets its seat; or, if others of the process read under an older hold, a seat
-    /// beside them: one hold is enough. `None`: the grant is no longer this process's. `used_up` is
-    /// called when no thread may ask under the grant's owner any more.
+    /// Seats the grant. If other threads of the process read under an older hold, the thread joins
+    /// them instead, since one hold is enough. `None`: the process no longer has the grant. This
+    /// calls `used_up` when no thread may ask under the grant's owner from then on.
     fn seat(
         &self,
         granted: Arc<Tenancy>,
@@ -152,23 +153,24 @@ impl Hooks<'_> {
         while self.reads()
             && let Some(older) = site.gate.hold()
         {
-            // The server knows the new hold. If it has lost the older one, no thread may join that.
+            // The server certainly knows the new hold. If it has lost the older one, no thread may
+            // join that.
             if !older.is_ours(clock::now()) || !site.has_granted(&older)? {
                 site.lose_hold(&older, older.why_gone());
                 continue;
             }
             let Some((tenancy, _)) = site.gate.join(claim.thread, terms) else {
-                // The server lets both read, so it keeps no write hold that was kept.
+                // The server lets both read, so it no longer has a kept write hold.
                 site.gate.keeps_none();
                 continue;
             };
             if !Arc::ptr_eq(&tenancy.hold(), &older) {
-                // Another hold has taken the seat meanwhile: the loop checks that one.
+                // Another hold has taken the seat in the meantime. The loop checks that one.
                 let level = self.0.level(&tenancy);
                 let _ = site.leave(&tenancy, Some(level), Leaving::Posted);
                 continue;
             }
-            // A fresh owner: the next request uses another one.
+            // The new hold is not needed. The next request uses another owner.
             used_up();
             let _ = site.release(&granted.hold(), Leaving::Posted);
             return Ok(self.0.deepen(&tenancy)?.then_some(tenancy));
@@ -198,10 +200,10 @@ impl Synchronizer for Hooks<'_> {
         (kind, 1)
     }
 
-    /// Does the thread hold the lock? May it join readers of this process? Otherwise one thread
-    /// asks Redis. A re-entry costs a command only for a fixed lease that is longer than the rest of
-    /// the present one. If the lease is over, `again` declares the hold lost, and the thread enters
-    /// anew.
+    /// Re-enters if the thread holds the lock, or joins readers of this process if it may.
+    /// Otherwise one thread asks Redis. A re-entry costs a command only for a fixed lease that is
+    /// longer than the rest of the present one. If the lease is over, `again` declares the hold
+    /// lost, and the thread enters anew.
     fn enter(&self, claim: &Claim<'_, LockNeed>) -> Result<EnterOf<Self>, Error> {
         loop {
             let gate = &self.0.site.gate;
@@ -233,7 +235,7 @@ impl Synchronizer for Hooks<'_> {
         }
     }
 
-    /// The wheel ends holds at their deadlines. This is for a wheel that is late.
+    /// Ends holds at their deadlines if the wheel, which usually does so, is late.
     fn look(&self) {
         for site in self.0.sites() {
             if let Some(hold) = site.gate.expired() {
@@ -242,8 +244,8 @@ impl Synchronizer for Hooks<'_> {
         }
     }
 
-    /// The receiver looks once more: it may have slept through the rest of the lease. If the client
-    /// was shut down meanwhile, this is an error, and releases the hold again.
+    /// Checks the passed hold again, since the thread may have slept through the rest of the lease.
+    /// If the client was shut down in the meantime, this fails and releases the hold.
     fn take_passed(&self, tenancy: Arc<Tenancy>) -> Result<Option<Arc<Tenancy>>, Error> {
         if !tenancy.is_held() {
             self.0.site.lose_hold(&tenancy.hold(), LostReason::LeaseExpired);
@@ -292,9 +294,9 @@ impl Synchronizer for Hooks<'_> {
         entry.ask(listening, site, claim, None)
     }
 
-    /// `None`: between the grant and here the lease has ended, or the server has answered a forced
-    /// unlock of this process, before or after the grant; or a fair lock's hold has the seat, and
-    /// the server does not know this one.
+    /// `None` has one of three reasons: the lease has ended since the grant, the server has
+    /// answered a forced unlock of this process (before or after the grant), or a fair lock's hold
+    /// has the seat and the server does not know this one.
     fn admit(
         &self,
         leadership: &mut LeadershipGuard<'_, Arc<Site>>,
@@ -302,7 +304,7 @@ impl Synchronizer for Hooks<'_> {
         claim: &Claim<'_, LockNeed>,
     ) -> Result<Option<Arc<Tenancy>>, Error> {
         let gate = &self.0.site.gate;
-        // A leader without an entry has joined the readers, and is seated.
+        // A leader without an entry has joined the readers, and already has its seat.
         let is_seated = leadership.lead.as_ref().is_none_or(|lead| lead.request_state.is_none());
         let tenancy = match is_seated {
             true => tenancy,
@@ -314,10 +316,10 @@ impl Synchronizer for Hooks<'_> {
         if self.reads() {
             gate.let_readers_in();
         } else {
-            // A thread that comes now finds the seat taken. So no thread needs to lead.
+            // A thread that comes now finds the seat taken, so no thread needs to lead.
             leadership.resign();
-            // Alone: readers of the process have no hold any more, even if the process has not
-            // learned that yet.
+            // A writer is alone, so readers of the process no longer have a hold, even if the
+            // process has not learned that yet.
             if let Some(pair) = &self.0.pair
                 && let Some(hold) = pair.read.gate.hold()
             {

@@ -277,7 +277,7 @@ impl MultiLock {
         }
     }
 
-    /// None yet.
+    /// The levels of a guard, none of which is taken yet.
     fn levels(&self) -> GuardLevels {
         let drift = match self.rule {
             Rule::All => Duration::ZERO,
@@ -290,9 +290,10 @@ impl MultiLock {
         GuardLevels { held, needed: self.needed(), drift, rule: self.rule, name }
     }
 
-    /// Asks each part; those of a quorum at the same time. One part's error is the result, unless
-    /// the other parts of a quorum decide: a majority of the servers counts, or so many do not count
-    /// that those without an answer or without a part could not complete a majority.
+    /// Asks each part. The parts of a quorum are asked at the same time. If a part fails, its error
+    /// is the result, unless the other parts of a quorum decide. They do if the answers of a
+    /// majority of the servers count, or if those that count could not become a majority even with
+    /// all servers that failed or have no part.
     fn ask<T: Send>(
         &self,
         ask: impl Fn(&Arc<dyn Part>) -> Result<T, Error> + Sync,
@@ -326,7 +327,8 @@ impl MultiLock {
     }
 
     fn take(&self, thread: &Arc<Thread>, wait: Wait<'_>) -> Result<Option<GuardLevels>, Error> {
-        // Before anything that another thread may have locked when this process was forked.
+        // This comes before any mutex that another thread may have left locked when this process
+        // was forked.
         Error::if_forked(&self.name)?;
         if self.rule != Rule::All {
             let check = |part: &Arc<dyn Part>| part.handle().check_level(thread);
@@ -355,11 +357,11 @@ impl MultiLock {
         thread: &Arc<Thread>,
         wait: &Wait<'_>,
     ) -> Result<Option<GuardLevels>, Error> {
-        // An unusable part is an error before the first one is taken.
+        // An unusable part must be an error before the first part is taken.
         for part in &*self.parts {
             part.handle().check(thread, wait).map_err(|error| self.failed(part, error))?;
         }
-        // Its drop releases the parts, the last one first.
+        // The drop of this releases the parts, the last one first.
         let mut levels = self.levels();
         for part in &*self.parts {
             match part.acquire(thread, *wait).map_err(|error| self.failed(part, error))? {
@@ -370,7 +372,7 @@ impl MultiLock {
         Ok(Some(levels))
     }
 
-    /// One part's error, as an error of all.
+    /// The error of one part, as an error of the whole lock.
     fn failed(&self, part: &Arc<dyn Part>, error: Error) -> Error {
         let state = format!(
             "it is one of {} locks that are taken together, on the server at {}; the others were \
@@ -457,7 +459,7 @@ fn majority(of: usize) -> usize {
     of / 2 + 1
 }
 
-/// The parts of these locks: one of each in a quorum.
+/// The parts of these locks. In a quorum each lock is one part.
 fn parts(locks: &[&dyn Lock], in_quorum: bool) -> Result<Vec<Arc<dyn Part>>, Error> {
     let config = |message: &str| Error::new(ErrorKind::Config, message.to_owned());
     if locks.is_empty() {
@@ -477,15 +479,15 @@ fn parts(locks: &[&dyn Lock], in_quorum: bool) -> Result<Vec<Arc<dyn Part>>, Err
     Ok(parts)
 }
 
-/// A part's entry in the one order. The name is first, since it is the same for all processes, and
-/// an address may not be. A failover does not change it.
+/// The rank of a part in the one order. The name comes first, since it is the same for all
+/// processes, while an address may not be. A failover does not change the rank.
 fn rank(part: &Arc<dyn Part>) -> (Arc<str>, String, i64) {
     let site = &part.handle().site;
     (Arc::clone(&site.name), site.core.lasting_address(), site.core.database())
 }
 
-/// Whether both are one key. Two clients of one server are two owners, and one would wait for the
-/// other.
+/// Whether both parts are one key. Two clients of one server are two owners, so one would wait for
+/// the other.
 fn is_same(one: &dyn Part, other: &dyn Part) -> bool {
     let (one, other) = (&one.handle().site, &other.handle().site);
     one.name == other.name

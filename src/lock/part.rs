@@ -1,4 +1,4 @@
-//! A lock of one name, of any kind.
+//! A part: a lock of one name, of any kind.
 
 use std::sync::Arc;
 
@@ -7,12 +7,12 @@ use super::{Handle, Lock, Variant};
 /// A lock of one name: one of several in a [`MultiLock`](crate::MultiLock), or that of a
 /// [`Condition`](crate::Condition).
 pub(crate) trait Part: Lock {
-    /// Two kinds of one name are two locks that get in each other's way.
+    /// The kind of lock. Two kinds of one name are two locks that get in each other's way.
     fn kind(&self) -> &'static str;
 
     fn handle(&self) -> &Handle;
 
-    /// The same lock, but for this.
+    /// The same lock with this difference.
     fn varied_part(&self, variant: Variant) -> Arc<dyn Part>;
 }
 

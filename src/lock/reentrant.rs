@@ -3,8 +3,9 @@
 //! `docs/architecture.md`, "The path of one lock", follows a call from here to Redis and back.
 //!
 //! `one_lock!` (`lock/verbs.rs`) makes all verbs. `lock()` is `acquire` (`lock/hooks.rs`) with the
-//! calling thread and a wait without an end; a `LockGuard` holds the tenancy that it returns.
-//! `try_lock` and the others have another wait, and `lock_owned` another thread (`lock/guard.rs`).
+//! calling thread and a wait without an end. A `LockGuard` holds the tenancy that `acquire`
+//! returns. `try_lock` and the others have another wait, and `lock_owned` has another thread
+//! (`lock/guard.rs`).
 
 #[cfg(doc)]
 use crate::client::Client;

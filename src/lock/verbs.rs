@@ -164,7 +164,7 @@ macro_rules! one_lock {
     ($lock:ident) => {
         $crate::lock::one_lock!($lock, $crate::lock::LockGuard, $crate::lock::OwnedLockGuard);
     };
-    // A lock whose guards say more.
+    // A lock whose guards have further methods.
     ($lock:ident, $guard:ty, $owned:ty) => {
         const _: () = {
             use std::sync::Arc;
@@ -194,7 +194,7 @@ macro_rules! one_lock {
 
         $crate::lock::one_lock!($lock with take and send_force_unlock, $guard, $owned);
     };
-    // A lock that has these methods itself.
+    // A lock that has these methods of its own.
     ($lock:ident with take and send_force_unlock) => {
         $crate::lock::one_lock!(
             $lock with take and send_force_unlock,

@@ -443,12 +443,12 @@ impl ExpirableSemaphore {
                 .into_iter()
                 .filter_map(|permit_lease| ExpirablePermit::of(self, permit_lease));
             let guards: Vec<_> = guards.collect();
-            // The end of the client gave back the permits of that time; the drop gives these back.
+            // The end of the client gave back the permits that it knew. The drop gives these back.
             self.session.core().check(&self.site.name)?;
             if guards.len() == permits as usize {
                 return Ok(Some(guards));
             }
-            // Some permits were lost on their way here; the others go back.
+            // Some permits were lost on their way here, so the others go back.
             if wait.is_over() {
                 return Ok(None);
             }

@@ -164,7 +164,7 @@ macro_rules! permit_verbs {
                     self.take(permits, wait.into())
                 }
 
-                /// The result of a wait that only an error ends.
+                /// The result of a wait that ends only with the permits or an error.
                 fn got<T>(&self, taken: Result<Option<T>, Error>) -> Result<T, Error> {
                     taken?.ok_or_else(|| Error::shut_down(&self.name().into()))
                 }

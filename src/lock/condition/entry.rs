@@ -1,5 +1,5 @@
-//! A waiter's entry on a condition, from the moment at which its thread still has the lock until
-//! its notification is used.
+//! A waiter's entry on a condition. It exists from a moment at which the thread still has the lock
+//! until its notification is used.
 //!
 //! ```text
 //! listen (lock in hand) -> stand: one script (lock in hand) -> leave the lock -> sleep
@@ -9,12 +9,14 @@
 //! notified -> take the lock again -> until the lock is left: a sign of life now and then -> done
 //! ```
 //!
-//! Gone is notified: a thread sleeps only while its entry is among the waiters. If anything took
-//! the entry out, waking up is right, and a message only makes it quick. So no notification is lost
-//! between the release and the sleep, nor by a subscriber that was cut off.
+//! A waiter whose entry is gone counts as notified: a thread sleeps only while its entry is among
+//! the waiters. If anything has removed the entry, waking up is right, and a message only makes
+//! that quick. So no notification is lost between the release and the sleep, or because a
+//! subscriber was cut off.
 //!
-//! Passed on: a notified waiter has a record until its thread has left the lock again. Every path
-//! that does not get there ends in `done` with "pass it on", or without further signs of life.
+//! An unused notification is passed on: a notified waiter has a record until its thread has left
+//! the lock again. Every path that does not get there ends in `done` with "pass it on", or without
+//! further keep-alives.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
@@ -34,11 +36,11 @@ use crate::scripts::{ConditionKeys, Owner, Trouble};
 use crate::site::Site;
 use crate::waiting::{Endurance, Wait, await_confirmation, doze};
 
-/// How often a waiter without messages looks. The death of a waiter notified before it costs it no
-/// longer than that, too.
+/// How often a waiter without messages looks. The death of a waiter that was notified before it
+/// delays it by no more than this.
 const POLL: Duration = Duration::from_secs(1);
-/// How often notified waiters that have not left the lock again give a sign of life: three fit into
-/// the time for which a record counts without one (`PATIENCE` in `waiters.lua`).
+/// How often the client sends a keep-alive for notified waiters that have not left the lock again.
+/// Three fit into the time for which a record counts without one (`PATIENCE` in `waiters.lua`).
 const SIGN_OF_LIFE: Duration = Duration::from_millis(600);
 
 /// How a sleep ended.
@@ -49,16 +51,16 @@ pub(super) enum Ended {
     Cancelled,
 }
 
-/// See the module.
+/// A waiter's entry on a condition.
 pub(super) struct ConditionEntry<'a> {
     site: &'a Arc<Site>,
     thread: &'a Arc<Thread>,
     notice: Arc<Notice>,
     own: Subscription,
-    /// The version of that channel at which no message can have been missed.
+    /// The version of that channel up to which no message can have been missed.
     seen: u64,
     enrolled: Enrolled,
-    /// The server may have its entry, or the record of its notification.
+    /// Whether the server may have the entry, or the record of its notification.
     stands: bool,
 }
 
@@ -88,8 +90,8 @@ impl<'a> ConditionEntry<'a> {
         Self { site, thread, notice, own, seen: 0, enrolled, stands: false }
     }
 
-    /// Waits until messages reach this process. This comes before `stand`: a notification passes
-    /// waiters that do not listen. `false`: the wait ended first.
+    /// Waits until messages reach this process. This comes before `stand`, since a notification
+    /// skips waiters that do not listen. `false`: the wait ended first.
     pub(super) fn listen(&mut self, wait: &Wait<'_>) -> Result<bool, Error> {
         let (core, name) = (&self.site.core, &self.site.name);
         let confirmed = await_confirmation(&self.own, core, name, self.thread, wait)?;
@@ -97,14 +99,14 @@ impl<'a> ConditionEntry<'a> {
         Ok(confirmed)
     }
 
-    /// Enters the waiters. `false`: the owner does not have the lock any more.
+    /// Adds the entry to the waiters. `false`: the owner no longer has the lock.
     pub(super) fn stand(&mut self, owner: &Owner) -> Result<bool, Trouble> {
         let Site { route, name, .. } = &**self.site;
         let stands = self.enrolled.scripts().wait(route, name, owner, &self.enrolled.waiter);
         self.stands = match &stands {
             Ok(stands) => *stands,
-            // If the entry exists nevertheless, the drop takes it out again; if it comes to exist
-            // later, and is notified, that is passed on (`pass_on`).
+            // If the entry exists nevertheless, the drop removes it again. If it comes to exist
+            // later and is notified, the notification is passed on (`pass_on`).
             Err(trouble) => matches!(trouble, Trouble::Unknown(_) | Trouble::Forgotten(_)),
         };
         stands
@@ -126,12 +128,12 @@ impl<'a> ConditionEntry<'a> {
             };
             if let Some(ended) = ended {
                 match self.look(true) {
-                    // From here on no thread can notify it.
+                    // From here on no thread can notify this waiter.
                     Ok(Looked::Waits) => {
                         self.stands = false;
                         return Ok(ended);
                     }
-                    // Another thread notified it at this moment, and that counts.
+                    // Another thread has just notified it, and that counts.
                     Ok(Looked::Notified) => return Ok(Ended::Notified),
                     // The caller wants the lock back. Neither a time limit nor a cancel ends that,
                     // so this look outlasts an outage, as the request for the lock does.
@@ -155,7 +157,7 @@ impl<'a> ConditionEntry<'a> {
                 match looked {
                     Ok(Looked::Notified) => {
                         if !self.notice.notified.load(Ordering::Acquire) {
-                            // The message of that is on its way, or was lost.
+                            // The message is on its way, or was lost.
                             core.pubsub.suspect(&self.enrolled.keys.waiting);
                         }
                         return Ok(Ended::Notified);
@@ -164,7 +166,7 @@ impl<'a> ConditionEntry<'a> {
                         endurance.answered(Instant::now());
                         look_at = clock::now().saturating_add(Self::poll());
                     }
-                    // The wait has ended, and the next pass of the loop finds out how.
+                    // The wait has ended. The next pass of the loop finds out how.
                     Err(_) if was_cut => continue,
                     // The next answer says whether the entry still exists.
                     Err(error) => {
@@ -184,7 +186,7 @@ impl<'a> ConditionEntry<'a> {
         }
     }
 
-    /// The waiter was notified, and its thread takes the lock again.
+    /// Takes the notification, with which the thread takes the lock again.
     pub(super) fn notified(mut self) -> Notified {
         self.stands = false;
         let enrolled = self.enrolled.clone();
@@ -217,7 +219,7 @@ struct Enrolled {
     site: Arc<Site>,
     keys: Arc<ConditionKeys>,
     waiter: Owner,
-    /// Messages may name the waiter, until its notification is used: a late message must not be
+    /// Messages may name the waiter until its notification is used, so that a late message is not
     /// passed on.
     _registered: Arc<Registered>,
 }
@@ -231,7 +233,7 @@ impl Enrolled {
         self.scripts().done_command(&self.waiter.text(), becomes)
     }
 
-    /// Posted without waiting for the reply.
+    /// Posts the end of the notification, and does not wait for the reply.
     fn done(&self, becomes: Use) {
         let command = self.done_command(becomes);
         let done = Done { site: Arc::clone(&self.site), command: command.clone() };
@@ -239,7 +241,7 @@ impl Enrolled {
     }
 }
 
-/// The messages to an entry.
+/// The recipient of the messages to an entry.
 struct Notice {
     database: i64,
     waiting: Box<str>,
@@ -258,8 +260,8 @@ impl Recipient for Arc<Notice> {
     }
 }
 
-/// A notification, until the thread that it woke has left the lock again. If it is dropped before
-/// that, or after the lock was lost, it is passed on.
+/// A notification. It lives until the thread that it woke has left the lock again. If it is dropped
+/// before that, or after the lock was lost, it is passed on.
 pub(super) struct Notified {
     enrolled: Enrolled,
     signs: Arc<Signs>,
@@ -270,7 +272,7 @@ pub(super) struct Notified {
 type Back = Arc<OnceLock<Arc<Hold>>>;
 
 impl Notified {
-    /// The thread has the lock again.
+    /// Notes that the thread has the lock again, with this hold.
     pub(super) fn is_back(&self, hold: &Arc<Hold>) {
         let _ = self.back.set(Arc::clone(hold));
     }
@@ -284,7 +286,8 @@ impl Drop for Notified {
         }
         signs.remove(enrolled.waiter);
         match back.get() {
-            // In the background: this may be the watchdog's thread, which finds most losses.
+            // This is done in the background, since this may be the watchdog's thread, which finds
+            // most losses.
             Some(hold) if hold.lost().is_some() => {
                 let command = enrolled.done_command(Use::PassedOn);
                 let Site { core, name, .. } = &*enrolled.site;
@@ -296,7 +299,7 @@ impl Drop for Notified {
     }
 }
 
-/// The signs of life of all notified waiters of this process on one condition: one request.
+/// The keep-alive of all notified waiters of this process on one condition, which is one request.
 struct Signs {
     site: Arc<Site>,
     keys: Arc<ConditionKeys>,
@@ -307,7 +310,7 @@ struct Signs {
 #[derive(Default)]
 struct Given {
     waiters: BTreeMap<u64, (Owner, Back)>,
-    /// The request is sent regularly.
+    /// Whether the request is sent regularly.
     is_due: bool,
 }
 
@@ -343,7 +346,7 @@ impl Signs {
 impl KeepAlive for Signs {
     fn command(&self) -> Option<Command> {
         let mut waiters: Vec<_> = self.given.lock().waiters.values().cloned().collect();
-        // If a thread ended while it held the lock, its hold is lost some time later.
+        // If a thread ends while it holds the lock, its hold is lost some time later.
         waiters.retain(|(waiter, back)| {
             let lives = back.get().is_none_or(|hold| hold.is_ours(clock::now()));
             if !lives {
@@ -352,7 +355,7 @@ impl KeepAlive for Signs {
             lives
         });
         let mut given = self.given.lock();
-        // (Waiters notified meanwhile are in the next request.)
+        // Waiters that were notified in the meantime are in the next request.
         given.is_due = !given.waiters.is_empty();
         if !given.is_due {
             return None;
@@ -383,7 +386,7 @@ impl Drop for Signs {
     }
 }
 
-/// The end of a notification, on its way.
+/// The request that ends a notification, on its way.
 struct Done {
     site: Arc<Site>,
     command: Command,
@@ -392,16 +395,16 @@ struct Done {
 impl ReplyReceiver for Done {
     fn receive(&self, outcome: Outcome) {
         if done(outcome).is_err() {
-            // If that does not get through either, the record ends without a sign of life, and an
-            // entry among the waiters ends when it is notified (`pass_on`).
+            // If this request does not get through, either, the record ends for lack of a
+            // keep-alive, and an entry among the waiters ends when it is notified (`pass_on`).
             let done = Cleanup::unclaimed(&self.site.name, self.command.clone());
             self.site.core.watchdog.clean_up(done);
         }
     }
 }
 
-/// Handles a notification of an owner of this client that does not wait: a request came late, or
-/// its thread had left. The next waiter gets the notification.
+/// Passes on a notification of an owner of this client that does not wait, since a request came
+/// late or its thread had left. The next waiter gets the notification.
 pub(crate) fn pass_on(core: &Core, owner: u64, database: i64, waiting: &str) {
     let Some(keys) = ConditionKeys::of(waiting) else { return };
     if database != core.database() || core.is_shut_down() {

@@ -1,10 +1,10 @@
-//! One thread's entry in a fair lock's queue, from its first request to the hold or the end of its
-//! wait.
+//! One thread's entry in a fair lock's queue, from its first request until it becomes a hold or the
+//! wait ends.
 //!
-//! The process knows the entry before Redis does: a hold may be passed to it from the moment it
-//! stands in the process's list. A grant, or a passed hold, wakes the thread, and then there is no
-//! need to ask. The thread asks when a script of ours or of Redisson's tells it to, after a
-//! reconnect, and, if it is first, when the holder's lease ends.
+//! The process knows the entry before Redis does: a hold may be passed to it from the moment at
+//! which it stands in the process's list. A grant or a passed hold wakes the thread, which then
+//! need not ask. The thread asks when a message of redlatch's or Redisson's scripts says so, after
+//! a reconnect, and, if it is first in the queue, when the holder's lease ends.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,19 +26,19 @@ use crate::waiting::{Lead, Listening, Queued, Try, slow_poll};
 
 const SHORTEST_ASK: Duration = Duration::from_millis(20);
 
-/// See the module. A drop without the lock leaves the queue, on every path.
+/// A thread's entry. If it has not become a hold, its drop leaves the queue, on every path.
 pub(crate) struct FairEntry {
     queue: Arc<FairQueue>,
-    /// Its messages come from before its first request on. (Never, for a thread that takes the lock
-    /// now or not at all.)
+    /// The entry, which gets messages from before its first request. (For a thread that will not
+    /// wait, it gets none.)
     pub(super) entry: QueueEntry<Followers, Arc<QueuedThread>>,
     thread: Arc<Thread>,
     terms: Terms,
-    /// It has the newcomers' leadership.
+    /// Whether the thread has the newcomers' leadership.
     leads: bool,
-    /// A request was answered "queued".
+    /// Whether a request was answered "queued".
     was_queued: bool,
-    /// It has become a hold.
+    /// Whether it has become a hold.
     is_used: bool,
 }
 
@@ -60,24 +60,25 @@ impl FairEntry {
         }
     }
 
-    /// How long the thread waits for others to come along, before it asks.
+    /// How long the thread waits for others to join its request, before it asks.
     pub(super) fn linger(&self) -> Duration {
         if self.leads { self.queue.linger(&self.thread) } else { Duration::ZERO }
     }
 
-    /// Whether the inbox has something, or no thread is left that may come along.
+    /// Whether the inbox has something, or no thread is left that may join the request.
     pub(super) fn may_collect(&self) -> bool {
         let Some(queued) = &self.entry.mailbox else { return self.leads && !self.queue.is_busy() };
         let inbox = queued.recipient.inbox.lock();
         !inbox.messages.is_empty() || inbox.passed.is_some()
     }
 
-    /// Reads the inbox: returns the lock, if it was granted to the thread and the grant still
-    /// holds.
+    /// Reads the inbox. Returns the tenancy, if the thread was granted the lock and the grant still
+    /// counts.
     pub(super) fn collect(&mut self, listening: &mut Listening) -> Option<Arc<Tenancy>> {
         let mut inbox = self.entry.mailbox.as_ref()?.recipient.inbox.lock();
         let messages = inbox.messages.take();
-        // If a grant is not certainly the thread's, the next step is a request.
+        // If a grant does not certainly count, the next step is a request, so this does not take a
+        // passed hold.
         let passed = if messages.is_granted() { None } else { inbox.passed.take() };
         drop(inbox);
         let Self { queue, entry, terms, .. } = self;
@@ -85,13 +86,14 @@ impl FairEntry {
         granted.map(|granted| self.tenancy_of(granted)).or(passed)
     }
 
-    /// One request. The first request of the thread with the newcomers' leadership also asks for
-    /// the newcomers.
+    /// Sends one request. The first request of the thread with the newcomers' leadership also asks
+    /// for the other newcomers.
     pub(super) fn ask(&mut self, listening: &mut Listening) -> Result<Try<Arc<Tenancy>>, Error> {
         let queue = Arc::clone(&self.queue);
         let (site, lease) = (&queue.site, self.terms.lease());
         let mut company = if self.leads { queue.company() } else { Vec::new() };
-        // Before the request is sent: messages may name all these owners, and overtake the reply.
+        // This comes before the request is sent, since messages may name all these owners and
+        // overtake the reply.
         let (asked, heard) = (Asked::now(site), site.core.pubsub.own_version(&site.name));
         self.stands(listening, heard);
         self.entry.asks(asked, lease, false);
@@ -104,7 +106,8 @@ impl FairEntry {
         let others = if self.was_queued {
             Others::Nobody
         } else {
-            // An older waiter of the client must not come behind: it has lost its mark.
+            // Whether this is the client's first waiter, and the client does not listen yet. (An
+            // older waiter has lost its mark, and must not come behind a marked one.)
             let just_come = !site.core.pubsub.hears_own(&site.name) && !queue.has_queued();
             Others::Company { owners: &owners, just_come }
         };
@@ -113,8 +116,8 @@ impl FairEntry {
             let answered = company.into_iter().enumerate().map(|(at, (newcomer, mut lead))| {
                 let reply = behind(&replied, at, lease);
                 if was_cut() {
-                    // The leader's own limit cut its request, and is not the companions' limit:
-                    // each asks for itself, at once.
+                    // The leader's own limit ended its request. The companions have other limits,
+                    // so each asks for itself at once.
                     lead.request_state.entry.unanswered(reply.err().as_ref());
                     return (newcomer, Ok(lead));
                 }
@@ -132,7 +135,7 @@ impl FairEntry {
         self.answered(listening, replied)
     }
 
-    /// Takes the lock if that is possible now, past no waiter, and without an entry in the queue.
+    /// Takes the lock if it is free and no thread waits. This leaves no entry in the queue.
     pub(super) fn ask_once(&mut self) -> Result<Try<Arc<Tenancy>>, Error> {
         let Self { queue, entry, terms, .. } = self;
         let lease = terms.lease();
@@ -148,9 +151,9 @@ impl FairEntry {
 
 /// The steps of a request.
 impl FairEntry {
-    /// A request for the entry follows: from here on a hold may be passed to it, and its sign of
-    /// life is due. Messages on the client's own channel after version `heard` may be missed, and
-    /// the client asks again for those.
+    /// Makes the entry stand in the process's list, since a request for it follows. From here on a
+    /// hold may be passed to it, and the keep-alive covers it. If messages on the client's own
+    /// channel after version `heard` may be missed, the client asks again.
     fn stands(&mut self, listening: &mut Listening, heard: Option<u64>) {
         listening.own.known(heard);
         if self.entry.mailbox.is_some() {
@@ -170,9 +173,9 @@ impl FairEntry {
         self.queue.stand(queued);
     }
 
-    /// The thread has lost its entry, perhaps with all waiters of this process. One of them asks
-    /// for all, and a waiter that this request places behind it need not ask. If the request fails,
-    /// the next sign of life finds the missing ones.
+    /// Brings back the entry of a thread that has lost it, perhaps together with all waiters of
+    /// this process. One of them asks for all, and a waiter that this request places behind it need
+    /// not ask. If the request fails, the next keep-alive finds the missing ones.
     fn comes_back(&mut self, listening: &mut Listening) -> Result<Try<Arc<Tenancy>>, Error> {
         let queue = Arc::clone(&self.queue);
         let Some(returning) = queue.returns(&self.entry.owner) else {
@@ -188,7 +191,7 @@ impl FairEntry {
             FairAcquired::Missing { .. } => false,
         };
         if !replied.as_ref().is_ok_and(needs_no_question) {
-            // One of Redisson's clients may tell them: each has to listen for itself.
+            // One of Redisson's clients may send them messages, so each has to listen for itself.
             queue.ask_all_but(&self.entry.owner);
         }
         drop(returning);
@@ -221,13 +224,13 @@ impl FairEntry {
                 listening.own.subscribe(latest, || core.pubsub.listen_to_own(name));
                 if by_redisson {
                     // Redisson's release sends its message on a channel of this waiter alone. If
-                    // neither the holder nor a waiter ahead is Redisson's, none will be before this
-                    // waiter asks again, since later ones stand behind.
+                    // neither the holder nor a waiter ahead is Redisson's, that stays so until this
+                    // waiter asks again, since later ones stand behind it.
                     let channel = self.queue.redissons_channel(&self.entry.owner);
                     listening.public.subscribe(latest, || core.pubsub.listen_once(&channel));
                 }
-                // The process's sign of life detects lost messages, so that many waiters do not
-                // each ask. Only the first ones in line know more.
+                // The process's keep-alive detects lost messages, so that many waiters need not
+                // each ask. Only the first ones in the queue have an earlier time to ask.
                 let sleep = ask_after
                     .map_or_else(|| Self::slow_question(core), |ask| ask.max(SHORTEST_ASK));
                 self.steps(EntryReply::Waits { now, sleep, came_back }, in_doubt, None)
@@ -240,7 +243,7 @@ impl FairEntry {
         }
     }
 
-    /// The outcome of a request, if the server has answered it.
+    /// The reply to a request. Fails if the server has not answered it.
     fn heard<T>(&mut self, replied: Result<Replied<T>, Trouble>) -> Result<Replied<T>, Error> {
         replied.map_err(|trouble| {
             self.entry.unanswered(Some(&trouble));
@@ -248,7 +251,7 @@ impl FairEntry {
         })
     }
 
-    /// The server's answer. The replicas lack a grant if `unacknowledged`.
+    /// Takes the server's answer. `unacknowledged`: too few replicas have the grant.
     fn steps(
         &mut self,
         reply: EntryReply<Followers>,
@@ -263,7 +266,7 @@ impl FairEntry {
         Ok(tried.map(|granted| self.tenancy_of(granted)))
     }
 
-    /// The owner has the lock.
+    /// Makes a hold and its first tenancy, since the owner has got the lock.
     fn tenancy_of(&mut self, granted: Granted<Followers>) -> Arc<Tenancy> {
         let hold = self.entry.hold(self.terms, &granted);
         let followers = match granted.by {
@@ -277,8 +280,9 @@ impl FairEntry {
         Arc::new(Tenancy::new(hold, Arc::clone(&self.thread)))
     }
 
-    /// Too few replicas have its grant. Given up here, and not by the drop. The thread's next
-    /// request has a new entry: with a fresh owner that messages may name, at the end.
+    /// Takes back a grant that too few replicas have. This gives the entry up here, and not in the
+    /// drop. The thread's next request has a new entry at the end of the queue, with a new owner
+    /// that messages may name.
     fn taken_back(&mut self, in_doubt: bool, unacknowledged: Error) -> Error {
         let (passed, queue) = (self.stand_down(), Arc::clone(&self.queue));
         let mut used = std::mem::replace(&mut self.entry, QueueEntry::new(&queue.site));
@@ -294,19 +298,20 @@ impl FairEntry {
 
 /// The end of an entry.
 impl FairEntry {
-    /// Whether the server granted this entry the hold; otherwise a thread of this process has
+    /// Whether the server granted the hold to this entry. If not, a thread of this process has
     /// passed it on.
     pub(super) fn is_owner_of(&self, hold: &Hold) -> bool {
         hold.owner.number() == self.entry.owner.number()
     }
 
-    /// From here on no hold is passed to it. `Some`: a hold that was passed before.
+    /// Leaves the process's list, so that no hold is passed to it. `Some`: a hold was passed to it
+    /// before.
     pub(super) fn stand_down(&self) -> Option<Arc<Tenancy>> {
         let queued = self.entry.mailbox.as_ref()?;
         self.queue.site.gate.stand_down(&queued.recipient)
     }
 
-    /// The thread has the lock.
+    /// Notes that the entry has become this hold.
     pub(super) fn becomes(&mut self, hold: &Hold) {
         self.is_used = true;
         if self.entry.is_in_doubt() && !self.is_owner_of(hold) {
@@ -319,7 +324,7 @@ impl FairEntry {
 
 impl Drop for FairEntry {
     fn drop(&mut self) {
-        // In a forked child a thread that is not there may have locked the queue's mutex.
+        // In a forked child, a thread of the parent may have left the queue's mutex locked.
         if is_forked() {
             return;
         }
@@ -333,11 +338,12 @@ impl Drop for FairEntry {
         self.queue.site.gate.call();
         let site = &self.queue.site;
         if let Some(tenancy) = passed {
-            // It was passed the hold and cannot take it: the next thread gets it.
+            // A hold was passed to this entry, and its thread cannot take it. So the next thread
+            // gets it.
             let _ = site.leave(&tenancy, None, Leaving::Posted);
         }
-        // Also behind a passed hold: if the server has taken that away, it may have granted the
-        // lock to this entry, and no thread would read the grant.
+        // The entry is given up even if a hold was passed. If the server has taken that hold away,
+        // it may have granted the lock to this entry, and no thread would read the grant.
         let scripts = self.queue.scripts();
         let end = EntryEvent::Ends { inbox: Inbox::new() };
         let left = self.entry.left(end, |owner, _| scripts.give_up_command(owner));
@@ -345,7 +351,7 @@ impl Drop for FairEntry {
     }
 }
 
-/// The reply for companion `at` that follows from the reply to the leader.
+/// The reply for the companion number `at`, which follows from the reply to the leader.
 fn behind(
     leaders: &Result<Replied<FairAcquired>, Trouble>,
     at: usize,
@@ -357,7 +363,7 @@ fn behind(
         FairAcquired::Granted { already: true, now, .. } => (*now, Some(Duration::ZERO), false),
         FairAcquired::Granted { now, .. } => (*now, (at == 0).then(|| over(lease)), false),
         FairAcquired::Queued { now, by_redisson, .. } => (*now, None, *by_redisson),
-        // (Only a waiter that was queued gets this reply, and it has no companions.)
+        // Only a waiter that was queued gets this reply, and such a waiter has no companions.
         FairAcquired::Missing { now } => (*now, Some(Duration::ZERO), false),
     };
     let reply = FairAcquired::Queued { now, ask_after, by_redisson, came_back: false };

@@ -1,5 +1,5 @@
-//! The threads of one process that wait for a fair lock, and how messages reach them. The order is
-//! in Redis; this module only knows which thread to wake.
+//! The threads of one process that wait for a fair lock, and the way of messages to them. The order
+//! is in Redis. This module only knows which thread to wake.
 //!
 //! ```text
 //! newcomers: one has the leadership, and asks for all newcomers; the others sleep, or leave
@@ -7,12 +7,12 @@
 //!            the lock, a thread of this process passes it on, or its wait is over
 //! ```
 //!
-//! Threads that one request names get neighbouring entries, and so the lock goes from one to the
-//! next without the server. The server's order is that of the requests, and within a request that
-//! of arrival. If threads lock again and again, that order stays as it is: neighbours of different
-//! processes would stay neighbours for ever, each grant a hand-over. So if the process already has
-//! the lock or stands in the queue, the leader waits for a moment before it asks, and threads that
-//! are just releasing the lock come along.
+//! Threads that one request names get neighbouring entries, so the lock goes from one to the next
+//! without the server. The server's order is that of the requests, and within a request that of
+//! arrival. If threads lock again and again, that order stays the same. Neighbours of different
+//! processes would then stay neighbours for ever, and each grant would be a hand-off between
+//! processes. So if the process already has the lock or stands in the queue, the leader waits for a
+//! moment before it asks. Threads that are just releasing the lock can join its request then.
 
 use std::fmt;
 use std::sync::Arc;
@@ -40,7 +40,7 @@ const MOST: usize = 256;
 
 /// One name in one client, as its fair lock's handles see it.
 pub(crate) struct FairQueue {
-    /// Has the seat of the lock's present hold.
+    /// The site, with the seat of the lock's present hold.
     pub(super) site: Arc<Site>,
     keys: Arc<FairKeys>,
     pub(super) waiters: Mutex<FairWaiters>,
@@ -48,20 +48,20 @@ pub(crate) struct FairQueue {
 
 type Newcomers = Queue<Terms, Arc<Tenancy>, FairEntry>;
 pub(super) type Newcomer = LocalWaiter<Terms, Arc<Tenancy>, FairEntry>;
-/// A newcomer's lead after the request that named it.
+/// The lead of a newcomer after the request that named it, or the request's error.
 pub(super) type QueueAnswer = Result<Lead<FairEntry>, Error>;
 
 pub(super) struct FairWaiters {
     newcomers: Newcomers,
-    /// Whether the next sign of life is scheduled.
+    /// Whether the next keep-alive is scheduled.
     kept_alive: bool,
-    /// Since when, and until when, the server answered signs of life without a gap.
+    /// The time for which the server has answered keep-alives without a gap.
     steady: Option<Steady>,
     /// Whether a thread is asking for all that have lost their entries.
     are_returning: bool,
 }
 
-/// The server has answered signs of life in time.
+/// A time in which the server has answered each keep-alive in time.
 #[derive(Clone, Copy, Debug)]
 struct Steady {
     since: u64,
@@ -71,7 +71,7 @@ struct Steady {
 }
 
 impl FairQueue {
-    /// The queue of a name: one for all handles.
+    /// The queue of a name, which all handles share.
     pub(super) fn of(site: &Arc<Site>) -> Arc<Self> {
         site.core.members.of::<Self>().get(&site.name, |name| {
             let waiters = FairWaiters {
@@ -89,7 +89,7 @@ impl FairQueue {
         scripts(&self.site.core, &self.site.name, &self.keys)
     }
 
-    /// The channel on which Redisson's scripts tell one of our waiters.
+    /// The channel on which Redisson's scripts send messages to one of redlatch's waiters.
     pub(super) fn redissons_channel(&self, owner: &Owner) -> Arc<str> {
         format!("{}{owner}", self.keys.channel_prefix).into()
     }
@@ -99,23 +99,23 @@ impl FairQueue {
         Line::new(&self.keys, followers)
     }
 
-    /// How long the leader waits for other threads to come along.
+    /// How long the leader waits for other threads to join its request.
     pub(super) fn linger(&self, thread: &Arc<Thread>) -> Duration {
         if self.site.gate.lingers(thread) { LINGER } else { Duration::ZERO }
     }
 
-    /// Whether the process has the lock or waits for it already.
+    /// Whether the process has the lock, or already waits for it.
     pub(super) fn is_busy(&self) -> bool {
         self.site.gate.is_busy()
     }
 
-    /// Whether the server has said of a thread that it waits in the queue.
+    /// Whether the server has put a thread of this process into the queue.
     pub(super) fn has_queued(&self) -> bool {
         self.site.gate.standing().iter().any(|queued| queued.inbox.lock().is_queued)
     }
 
     /// The newcomers for which the leader asks. They stay newcomers until they are
-    /// [answered](Self::answer): if they never are, one of them has the leadership next.
+    /// [answered](Self::answer). If they never are, one of them gets the leadership next.
     pub(super) fn company(self: &Arc<Self>) -> Vec<(Arc<Newcomer>, Lead<FairEntry>)> {
         self.site.gate.lingers_no_more();
         let newcomers = self.waiters.lock().newcomers.first_ones(MOST);
@@ -126,9 +126,10 @@ impl FairQueue {
         newcomers.into_iter().map(lead).collect()
     }
 
-    /// From here on a hold may be passed to `queued`, and its sign of life is due.
+    /// Adds `queued` to the process's list. From here on a thread may pass its hold to `queued`,
+    /// and the keep-alive covers it.
     pub(super) fn stand(self: &Arc<Self>, queued: Arc<QueuedThread>) {
-        // In this order: `command` looks for threads before it says that nothing is scheduled.
+        // The order matters: `command` looks for threads before it notes that nothing is scheduled.
         self.site.gate.stand(queued);
         if !std::mem::replace(&mut self.waiters.lock().kept_alive, true) {
             let keep_alive: Arc<dyn KeepAlive> = Arc::clone(self) as _;
@@ -136,10 +137,11 @@ impl FairQueue {
         }
     }
 
-    /// The server answered the leader's request: the next newcomer has the leadership, and the
-    /// companions lead from here on, or fail. If one has left meanwhile, its entry is given up.
+    /// Takes the answers to the leader's request. The next newcomer gets the leadership. Each
+    /// companion leads for itself from here on, or fails. If one has left in the meantime, its
+    /// entry is given up.
     pub(super) fn answer(&self, company: Vec<(Arc<Newcomer>, QueueAnswer)>) {
-        // Dropped after the mutex is released.
+        // These are dropped after the mutex is released.
         let (mut told, mut gone) = (Vec::new(), Vec::new());
         let mut waiters = self.waiters.lock();
         for (newcomer, answer) in company {
@@ -158,8 +160,8 @@ impl FairQueue {
         told.into_iter().for_each(Wake::now);
     }
 
-    /// The waiters that were queued with this one, for a request that brings them back; no other
-    /// thread makes such a request meanwhile. `None`: another thread does.
+    /// The waiters that were queued with this one, for a request that brings them back. No other
+    /// thread makes such a request in the meantime. `None`: another thread is making one.
     pub(super) fn returns(self: &Arc<Self>, owner: &Owner) -> Option<Returning> {
         if std::mem::replace(&mut self.waiters.lock().are_returning, true) {
             return None;
@@ -188,13 +190,13 @@ impl FairQueue {
         trouble.into_error().of(&self.site.name).now(state)
     }
 
-    /// The time between two signs of life.
+    /// The time between two keep-alives.
     fn period(&self) -> Duration {
         POLL.min(self.site.core.config.fair_wait_timeout / renewal::SIGN_OF_LIFE)
     }
 }
 
-/// A thread's request for all waiters of its process that have lost their entries.
+/// A thread's right to make a request for all waiters of its process that have lost their entries.
 pub(super) struct Returning {
     queue: Arc<FairQueue>,
     pub(super) owners: Vec<Owner>,
@@ -215,8 +217,9 @@ impl Queued for Arc<FairQueue> {
         look(&mut self.waiters.lock().newcomers)
     }
 
-    /// An entry belongs to its thread, and leaves the queue. If the thread has the newcomers'
-    /// leadership, or none existed, the next newcomer gets the leadership.
+    /// The drop of the lead removes the thread's entry from the queue. If the thread had the
+    /// newcomers' leadership, that goes to the next newcomer: the entry's drop does so, or this if
+    /// there is no entry.
     fn transfer_leadership(&self, lead: Option<Lead<FairEntry>>) {
         if lead.is_none() {
             let _none = self.promote(None);
@@ -239,7 +242,7 @@ impl Member for FairQueue {
         true
     }
 
-    /// Also lets the next waiter in, which the lock's own scripts do not know.
+    /// Removes the owner, and lets the next waiter in, which the lock's own scripts do not know.
     fn give_up_owner(&self, owner: &str) {
         let give_up = self.scripts().give_up_command(owner.as_bytes());
         self.site.core.watchdog.clean_up(Cleanup::unclaimed(&self.site.name, give_up));
@@ -258,7 +261,7 @@ impl fmt::Debug for FairQueue {
     }
 }
 
-/// The sign of life.
+/// The keep-alive of the process's waiters.
 impl KeepAlive for FairQueue {
     fn command(&self) -> Option<Command> {
         let mut waiters = self.waiters.lock();
@@ -283,17 +286,17 @@ impl KeepAlive for FairQueue {
             Ok(kept) => {
                 self.was_answered();
                 let queued = self.site.gate.standing();
-                // One waiter asks for all that are missing: the oldest.
+                // One waiter, the oldest, asks for all that are missing.
                 let missing =
                     |queued: &&QueuedThread| kept.missing.contains(&queued.owner.number());
                 let all = || queued.iter().map(|queued| &**queued);
                 let eldest = all().filter(missing).min_by_key(|queued| queued.owner.number());
                 let first = all().find(|queued| kept.first == Some(queued.owner.number()));
                 first.into_iter().chain(eldest).for_each(QueuedThread::prompt);
-                // Bounded below, against any reply of the server.
+                // The time has a lower bound, whatever the server replies.
                 kept.again.map_or(period, |again| again.max(SHORTEST_PERIOD).min(period))
             }
-            // The waiters' own requests return the error.
+            // The waiters' own requests report the error.
             Err(_) => {
                 self.waiters.lock().steady = None;
                 period / renewal::SIGN_AGAIN
@@ -312,7 +315,7 @@ impl FairQueue {
         waiters.steady = Some(Steady { since, last: now, version });
     }
 
-    /// Whether neither the server nor this process stood still since the last answer, and the
+    /// Whether neither the server nor this process has stood still since the last answer, and the
     /// server is the same, as far as this process can see.
     fn goes_on(&self, steady: Steady, now: u64) -> bool {
         now.saturating_sub(steady.last) <= clock::nanos(self.period() + GAP)
@@ -320,12 +323,12 @@ impl FairQueue {
     }
 }
 
-/// The longest time between two signs of life: one falls into each hand-over. So if a process is
-/// stopped when it is granted the lock, the others lose no more.
+/// The longest time between two keep-alives, so that the others notice within it if a process is
+/// stopped when it is granted the lock.
 const POLL: Duration = Duration::from_secs(1);
 const SHORTEST_PERIOD: Duration = Duration::from_millis(100);
-/// A server must have answered for this long before it calls other waiters silent, and they must
-/// have been silent for this long (`SILENT` in `keep_alive.lua`).
+/// The time for which a server must have answered before it may call other waiters silent. They
+/// must have been silent for the same time (`SILENT` in `keep_alive.lua`).
 const SILENT: Duration = Duration::from_secs(2);
-/// The longest delay of an answer that is no gap.
+/// The longest delay of an answer that does not count as a gap.
 const GAP: Duration = Duration::from_millis(500);

@@ -1,4 +1,4 @@
-//! Properties that no test can bring about from outside: which of two threads goes on first.
+//! Tests of orders of two threads' steps that no test can bring about from outside.
 
 #![allow(clippy::unwrap_used)]
 
@@ -28,14 +28,14 @@ fn claim<'a>(lock: &FairLock, thread: &'a Arc<Thread>) -> Claim<'a, Terms> {
     Claim { thread, need: lock.handle.terms(), wait: Wait::FOREVER }
 }
 
-/// The first thread, with the newcomers' leadership.
+/// The first thread, which has the newcomers' leadership.
 fn first(lock: &FairLock) -> Leader<'_> {
     let thread = Thread::current();
     assert!(matches!(lock.enter(&claim(lock, &thread)).unwrap(), Enter::Leads(None)));
     LeadershipGuard::new(&lock.queue, None)
 }
 
-/// `count` threads that come behind the first.
+/// `count` newcomers behind the first thread.
 fn behind(lock: &FairLock, count: usize) -> Vec<Arc<Newcomer>> {
     let thread = Thread::current();
     let come = |_| match lock.enter(&claim(lock, &thread)).unwrap() {
@@ -51,7 +51,7 @@ fn ask(lock: &FairLock, leader: &mut Leader<'_>) -> Result<Try<Arc<Tenancy>>, Er
     lock.ask(leader.lead_or(|| lock.request_state(&claim)), &claim)
 }
 
-/// A newcomer's signal: to lead, with an entry if another thread asked for it.
+/// The leadership from a newcomer's signal, with an entry if another thread asked for it.
 fn leads<'a>(lock: &'a FairLock, newcomer: &Arc<Newcomer>) -> Leader<'a> {
     match newcomer.take_signal() {
         Some(Signal::Leadership(lead)) => LeadershipGuard::new(&lock.queue, lead.map(|lead| *lead)),
@@ -63,7 +63,7 @@ fn number(leader: &Leader<'_>) -> u64 {
     leader.lead.as_ref().unwrap().request_state.entry.owner.number()
 }
 
-/// A thread that was granted the lock and has not read it yet.
+/// A thread that was granted the lock and has not read the grant yet.
 struct Granted<'a> {
     lock: &'a FairLock,
     leader: Leader<'a>,
@@ -164,7 +164,7 @@ fn the_first_thread_asks_for_all_newcomers_and_the_next_one_for_later_newcomers(
     let numbers = |all: &[Leader<'_>]| all.iter().map(number).collect::<Vec<_>>();
     let line = numbers(&company);
     assert_eq!(queued(&server, "together"), line);
-    // The first in line asks when the holder's lease is over.
+    // The first in the queue asks when the holder's lease is over.
     let asks_within = |leader: &Leader<'_>| {
         leader.lead.as_ref().unwrap().listening.ask_at < begun + clock::nanos(SOON / 10)
     };
@@ -223,7 +223,7 @@ fn the_next_one_leads_where_the_first_goes_before_it_has_asked() {
     assert_eq!(queued(&server, "leads"), [number(&leads(&lock, &company[1]))]);
 }
 
-/// Its companions stay newcomers until they are answered.
+/// The companions of a leader stay newcomers until they are answered.
 #[test]
 fn the_next_one_leads_where_the_first_dies_while_it_asks() {
     let server = Server::start().unwrap();
@@ -270,7 +270,7 @@ fn a_message_to_a_companion_before_its_first_look_is_not_forgotten() {
     guard.unlock().unwrap();
 }
 
-/// They have other limits, and the server may run the request later.
+/// The companions have other limits, and the server may run the request later.
 #[test]
 fn threads_in_a_shared_request_that_a_limit_cut_leave_no_queue_entry() {
     let server = Server::start().unwrap();
@@ -322,7 +322,7 @@ fn stands(lock: &FairLock) -> Leader<'_> {
     leader
 }
 
-/// Another thread of the client passes it a hold, which the server has taken away.
+/// Passes the leader a hold that the server has taken away, as another thread of the client would.
 fn pass(lock: &FairLock, leader: &Leader<'_>) {
     let (site, terms) = (&lock.handle.site, lock.handle.terms());
     let hold = Hold::new(site.core.id.next_owner(), terms, Asked::now(site), false);
@@ -334,7 +334,7 @@ fn mailbox(leader: &Leader<'_>) -> Arc<Registered<Arc<QueuedThread>>> {
     leader.lead.as_ref().unwrap().request_state.entry.mailbox.clone().unwrap()
 }
 
-/// From here on the server's grant does not end by itself.
+/// Makes the server's grant of this lock endless.
 fn stays(server: &Server, name: &str) {
     let () = redis::cmd("PERSIST").arg(name).query(&mut server.connection()).unwrap();
 }
@@ -346,7 +346,8 @@ fn a_grant_that_comes_when_a_passed_hold_was_taken_is_given_back() {
     let (lock, name) = (client.fair_lock("on its way"), "on its way");
     let guard = other.fair_lock(name).lock().unwrap();
     let mut leader = stands(&lock);
-    // As the subscriber's thread has it, which has looked up whom a message names.
+    // The mailbox, as the subscriber's thread has it after it has looked up the owner that a
+    // message names.
     let mailbox = mailbox(&leader);
     pass(&lock, &leader);
     let Lead { listening, request_state: entry } = leader.lead.as_mut().unwrap();

@@ -101,13 +101,13 @@ impl GuardLevels {
         }
     }
 
-    /// Raises all, and leaves them only then: what is left to its end is not taken back, so each
-    /// trouble must come before. (After trouble the drop releases all.) Of a quorum a majority is
-    /// left, and the others are released.
+    /// First raises all locks, and then leaves them. A lock that is left to its end is not taken
+    /// back, so every failure must come before. (After a failure the drop releases all.) Of a
+    /// quorum a majority is left, and the others are released.
     pub(in crate::lock) fn leave_to_expire(mut self) -> Result<(), Error> {
         Error::if_forked(&self.name)?;
         let mut raised = match self.rule {
-            // The first trouble ends it for all, and no other server is waited for.
+            // The first failure ends this for all, without a wait for any other server.
             Rule::All => match self.held.iter().try_for_each(HeldLock::raise) {
                 Ok(()) => self.held.iter().map(|_| Ok(())).collect(),
                 Err(error) => vec![Err(error)],
@@ -123,7 +123,7 @@ impl GuardLevels {
             .map_err(|error| error.now("none of the locks that are held together is left taken"))?;
         let held = std::mem::take(&mut self.held).into_iter().zip(is_raised);
         held.filter(|(_, is_raised)| *is_raised).for_each(|(held, _)| {
-            // A loss at this moment is one after the call.
+            // A loss at this moment counts as one after the call.
             let _ = held.leave_raised();
         });
         Ok(())
@@ -138,7 +138,7 @@ impl GuardLevels {
         }
     }
 
-    /// The result of all ends together. A loss takes precedence over transient trouble.
+    /// The result of all ends together. A loss takes precedence over a failed request.
     fn ended(&self, ends: impl IntoIterator<Item = Result<(), Error>>) -> Result<(), Error> {
         let (ended, failed): (Vec<_>, Vec<_>) = ends.into_iter().partition(Result::is_ok);
         let failed = failed.into_iter().filter_map(Result::err);
@@ -148,7 +148,7 @@ impl GuardLevels {
         }
     }
 
-    /// Lets go of each level, and keeps the locks.
+    /// Forgets each level, which keeps the locks.
     pub(in crate::lock) fn forget(mut self) {
         std::mem::take(&mut self.held).into_iter().for_each(HeldLock::forget);
     }
@@ -162,8 +162,8 @@ impl GuardLevels {
     }
 }
 
-/// Releases one after the other. It waits only once for a server that does not answer: it posts the
-/// releases of that client's other holds, as a drop does.
+/// Releases one lock after the other. It waits only once for a server that does not answer, and
+/// then posts the releases of that client's other holds, as a drop does.
 fn unlock(held: impl Iterator<Item = HeldLock>) -> impl Iterator<Item = Result<(), Error>> {
     let mut silent: Vec<Arc<Core>> = Vec::new();
     held.map(move |held| {

@@ -1,4 +1,4 @@
-//! A majority of locks on servers of their own.
+//! Taking a quorum: a majority of locks on independent servers.
 //!
 //! ```text
 //! repeat: ask all at the same time, on a thread each, for a short time
@@ -8,8 +8,8 @@
 //!         sleep for a random time
 //! ```
 //!
-//! No thread waits for a lock here while it holds another, so there is no order and no deadlock.
-//! Two that each got less than half release all before they sleep.
+//! No thread waits for a lock here while it holds another, so there is no order and no deadlock. If
+//! two threads each get less than half, both release all before they sleep.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,7 +23,7 @@ use crate::error::{Error, ErrorKind, Passing};
 use crate::lock::Part;
 use crate::waiting::{Endurance, Wait, doze};
 
-/// The pause after the first failed round; twice as long after each further one, up to the longest.
+/// The pause after the first failed round. It doubles after each further one, up to the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(2);
 const LONGEST_PAUSE: Duration = Duration::from_millis(128);
 
@@ -55,7 +55,7 @@ pub(super) fn acquire(
             }
             late += 1;
         }
-        // Before the sleep: others need the parts that this thread cannot use.
+        // This comes before the sleep, since others need the parts that this thread cannot use.
         drop(levels);
         if parts.len() - failed.len() < needed {
             let error = no_majority(lock, failed);
@@ -85,7 +85,7 @@ pub(super) fn acquire(
     }
 }
 
-/// Trouble that another server cannot make good.
+/// Whether an error ends the wait, whatever the other servers say.
 fn is_final(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Cancelled | ErrorKind::Forked | ErrorKind::Config)
 }
@@ -117,7 +117,7 @@ fn no_majority(lock: &MultiLock, failed: Vec<Error>) -> Error {
         ),
     };
     let mut error = Error::new(kind, message).transient(transient).unknown(unknown);
-    // If a majority remains once the transient trouble is over, the wait goes on.
+    // The wait goes on if there is a majority again once the transient trouble is over.
     let passing: Vec<_> = failed.iter().filter_map(Error::passing).collect();
     if listed - (so_many - passing.len()) >= lock.needed() {
         let outage = passing.iter().copied().find(|it| *it == Passing::Outage);

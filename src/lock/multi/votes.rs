@@ -1,4 +1,4 @@
-//! Several servers, asked at the same time.
+//! Votes: requests to several servers at the same time.
 
 use std::panic::resume_unwind;
 use std::sync::Arc;
@@ -11,8 +11,8 @@ use crate::error::{Error, ErrorKind};
 use crate::lock::{Handle, HeldLock, Part};
 use crate::site::Leaving;
 
-/// The wait for a server: this part of the lease, and at least so many round trips, since a
-/// connection may have to be opened.
+/// The wait for a server is the lease divided by `PATIENCE`, but at least the two other values,
+/// since a connection may have to be opened.
 const PATIENCE: u32 = 50;
 const SHORTEST_PATIENCE: Duration = Duration::from_millis(50);
 const ROUND_TRIPS: u32 = 8;
@@ -28,7 +28,7 @@ pub(super) fn ask<T: Send>(
     })
 }
 
-/// Releases all at the same time. A dead server does not delay the others.
+/// Releases all locks at the same time, so that a dead server does not delay the others.
 pub(super) fn unlock(held: impl Iterator<Item = HeldLock>) -> Vec<Result<(), Error>> {
     at_once(held, |held| {
         let _limited = Limit::set(Limit::new(Some(until(&held.handle)), None));
@@ -36,7 +36,7 @@ pub(super) fn unlock(held: impl Iterator<Item = HeldLock>) -> Vec<Result<(), Err
     })
 }
 
-/// Raises all at the same time: see [`HeldLock::raise`].
+/// Raises all locks at the same time: see [`HeldLock::raise`].
 pub(super) fn raise(held: &[HeldLock]) -> Vec<Result<(), Error>> {
     at_once(held, |held| {
         let _limited = Limit::set(Limit::new(Some(until(&held.handle)), None));

@@ -1,5 +1,5 @@
-//! A whole read-write lock, in many orders of its threads' steps: handles, pair, gates, waiting
-//! loop and lane, of one client or of two, with a model's server behind them.
+//! Models of a whole read-write lock, in many orders of its threads' steps: handles, pair, gates,
+//! waiting loop and lane, of one client or of two, with a model's server behind them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -20,7 +20,7 @@ use crate::waiting::Queued as _;
 
 const NAME: &str = "name";
 const ROUNDS: usize = 3;
-/// Longer than readers may join without a request, and shorter than a turn.
+/// A time that is longer than readers may join without a request, and shorter than a turn.
 const PAST_JOINING: u64 = 4_000_000;
 const LEASE: Duration = Duration::from_secs(30);
 const PAST_A_LEASE: u64 = 40_000_000_000;
@@ -40,7 +40,7 @@ impl Process {
         Self { lock: ReadWriteLock::new(&session, NAME), session, subscriber }
     }
 
-    /// Drops the client, when no thread of it has the lock or waits for it.
+    /// Drops the client, after asserting that no thread of it has the lock or waits for it.
     fn end(self) {
         let pair = self.lock.read.handle.pair.as_ref().unwrap();
         for mode in [Mode::Read, Mode::Write] {
@@ -53,14 +53,15 @@ impl Process {
     }
 }
 
-/// How many threads are inside. (Lost holds do not count: see [`check_alone`].)
+/// The number of threads inside. (Lost holds do not count: see [`check_alone`].)
 #[derive(Default)]
 struct Inside {
     reading: AtomicUsize,
     writing: AtomicUsize,
 }
 
-/// Counts of events over all schedules: a test that never came to the point proves nothing.
+/// Counts of events over all schedules, since a test in which the event never happens proves
+/// nothing.
 #[derive(Default)]
 struct Seen {
     read: AtomicUsize,
@@ -74,12 +75,12 @@ fn take(lock: &dyn Lock) -> Result<Option<LockGuard>, Error> {
     if chance(0.5) { lock.lock().map(Some) } else { try_to_take(lock) }
 }
 
-/// Takes a lock by a random verb that does not wait for ever.
+/// Takes a lock by a random verb with a limited wait.
 fn try_to_take(lock: &dyn Lock) -> Result<Option<LockGuard>, Error> {
     match thread_rng().gen_range(0..4) {
         0 => lock.try_lock(),
         1 => match lock.lock_within(Instant::now().into()) {
-            // The model's steps take real time: the limit passed before the answer.
+            // The model's steps take real time, so the limit may pass before the answer.
             Err(error) if error.is_transient() => Ok(None),
             taken => taken,
         },
@@ -101,7 +102,7 @@ fn give_back(guard: LockGuard) {
     if chance(0.5) { drop(guard) } else { guard.unlock().unwrap() }
 }
 
-/// A thread that uses the lock a few times; no hold is lost.
+/// Uses the lock a few times. No hold is lost.
 fn user(lock: &ReadWriteLock, inside: &Inside, seen: &Seen) {
     for _ in 0..ROUNDS {
         if chance(0.6) {
@@ -167,7 +168,7 @@ fn play(processes: usize, threads: usize, seen: &Arc<Seen>) {
             let (inside, seen) = (Arc::clone(&inside), Arc::clone(seen));
             thread::spawn(move || {
                 user(&lock, &inside, &seen);
-                // Others may wait for its last release.
+                // Others may wait for this thread's last release.
                 session.core().read_replies();
             })
         })
@@ -200,8 +201,9 @@ fn of_two_processes_one_writes_or_some_read_and_every_thread_ends() {
     assert!(happened(&seen.together) && happened(&seen.went_down));
 }
 
-/// A thread with a write guard that says "held" is alone among the guards of its process. (A reader
-/// may meet a writer that has no guard yet: the reader loses its hold before that.)
+/// Asserts that a thread with a write guard that reports "held" is alone among the guards of its
+/// process. (A reader may meet a writer that has no guard yet. The reader loses its hold before the
+/// writer gets its guard.)
 fn check_alone(lock: &ReadWriteLock, writing: &LockGuard) {
     let own = Thread::current();
     let others = [Mode::Read, Mode::Write].map(|mode| {
@@ -210,7 +212,8 @@ fn check_alone(lock: &ReadWriteLock, writing: &LockGuard) {
             tenancies.filter(|other| other.thread.id() != own.id()).cloned().collect::<Vec<_>>()
         })
     });
-    // Checked when all are known: a guard that is held then was held when it was asked before.
+    // This check comes when all are known. A guard that is held now was also held when it was asked
+    // before.
     for other in others.iter().flatten() {
         let both = writing.is_held() && other.is_held();
         assert!(!both, "{other:?} beside {writing:?}");
@@ -223,7 +226,7 @@ type Take = fn(&dyn Lock) -> Result<Option<LockGuard>, Error>;
 fn robbed(lock: &ReadWriteLock, take: Take) {
     for _ in 0..ROUNDS {
         if chance(0.6) {
-            // Beside others its lease is longer than theirs.
+            // This reader's lease is longer than those of others beside it.
             let longer = lock.read_lock().with_lease(2 * LEASE);
             let side: &dyn Lock = if chance(0.5) { &longer } else { lock.read_lock() };
             let guard = take(side).unwrap();
@@ -268,7 +271,7 @@ fn a_guard_that_says_held_is_alone_though_the_lock_is_deleted() {
 #[test]
 fn a_guard_that_says_held_is_alone_though_the_lock_is_unlocked_by_force() {
     explore(1_000, || {
-        // The renewer undoes such a grant, and no thread must wait for that here.
+        // The renewer would have to undo a late grant, and no thread may wait for that here.
         rob(try_to_take, |process, _| {
             let lock = &process.lock;
             let side: &dyn Lock = if chance(0.5) { lock.read_lock() } else { lock.write_lock() };
@@ -277,7 +280,7 @@ fn a_guard_that_says_held_is_alone_though_the_lock_is_unlocked_by_force() {
     });
 }
 
-/// A writer takes the read lock as well. Between the server's reply and its seat the lock is
+/// A writer also takes the read lock. Between the server's reply and the seating the lock is
 /// deleted, a renewal finds that out, and the next writer writes.
 #[test]
 fn a_reader_granted_under_a_lost_hold_does_not_read_beside_the_next_writer() {
@@ -314,8 +317,8 @@ fn a_reader_granted_under_a_lost_hold_does_not_read_beside_the_next_writer() {
     });
 }
 
-/// A process is granted the lock to read beside a hold that it has: it gives the new hold back, and
-/// no thread asks under that owner again.
+/// A process is granted the read lock beside a hold that it already has. It gives the new hold
+/// back, and no thread asks under that owner again.
 #[test]
 fn an_owner_whose_hold_was_not_needed_is_not_used_again() {
     explore(1_000, || {
@@ -333,7 +336,7 @@ fn an_owner_whose_hold_was_not_needed_is_not_used_again() {
             let lock = process.lock.clone();
             thread::spawn(move || drop(lock.read_lock().lock().unwrap()))
         };
-        // Behind the writer, which then leaves.
+        // These readers queue behind the writer, which then leaves.
         await_refusals(&server, 1);
         let mut threads = vec![writer, read()];
         await_refusals(&server, 2);
@@ -355,7 +358,7 @@ fn await_refusals(server: &ModelServer, refusals: usize) {
     }
 }
 
-/// Also as long as the loss is unnoticed.
+/// This holds even while the loss is unnoticed.
 #[test]
 fn a_thread_whose_read_hold_is_over_is_not_refused_as_a_reader() {
     explore(10, || {
@@ -363,7 +366,7 @@ fn a_thread_whose_read_hold_is_over_is_not_refused_as_a_reader() {
         let process = Process::start(&server);
         let reading = process.lock.read_lock().lock().unwrap();
         clock::model::advance(PAST_A_LEASE);
-        // (The server still has the hold: no thread releases it in a model.)
+        // The server still has the hold, since no thread releases it in a model.
         assert!(process.lock.write_lock().try_lock().unwrap().is_none());
         assert_eq!(reading.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
         process.end();

@@ -1,6 +1,6 @@
-//! One read-write lock in one client: the site of its readers' shared hold, and the site of its
-//! writer's hold. Both are behind one gate. Its order (`order/mod.rs`) has the one queue in which
-//! threads of both kinds stand, with one leadership.
+//! A pair: one read-write lock in one client. It has the site of the readers' shared hold and the
+//! site of the writer's hold. Both sites have the same order (`order/mod.rs`), with one queue for
+//! threads of both kinds and one leadership.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::site::{Gate, Site};
 use crate::snapshot::Held;
 use crate::waiting::Queued;
 
-/// See the module.
+/// The two sites of a read-write lock in one client.
 pub(in crate::lock) struct Pair {
     core: Arc<Core>,
     name: Arc<str>,
@@ -20,7 +20,7 @@ pub(in crate::lock) struct Pair {
 }
 
 impl Pair {
-    /// The pair of a name: one for all its handles.
+    /// The pair of a name, which all its handles share.
     pub(in crate::lock) fn of(core: &Arc<Core>, name: &str) -> Arc<Self> {
         core.members.of::<Self>().get(name, |name| {
             let gate = Gate::new(Mode::Write);

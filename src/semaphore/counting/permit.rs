@@ -36,7 +36,7 @@ use crate::runtime::Count;
 pub struct Permit {
     pub(super) semaphore: Semaphore,
     pub(super) permits: u32,
-    /// When it was taken, on [`clock`], if an observer wants to know.
+    /// The time at which it was taken, on [`clock`], if there is an observer.
     pub(super) since: u64,
 }
 
@@ -84,7 +84,7 @@ impl Permit {
         Some(Self { semaphore: self.semaphore.clone(), permits, since: self.since })
     }
 
-    /// In a forked child the permits are the parent's.
+    /// Gives permits back. In a forked child this is an error, since the permits are the parent's.
     fn give_back(&self, permits: u32, giving: Giving) -> Result<(), Error> {
         let site = &self.semaphore.site;
         Error::if_forked(&site.name)?;

@@ -1,4 +1,4 @@
-//! One semaphore of one client: its requests to the server, and their replies.
+//! The site of a semaphore in one client: its requests to the server, and their replies.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -30,35 +30,35 @@ pub(crate) struct SemaphoreSite {
     gate: PermitGate<Infallible>,
 }
 
-/// Permits to give back for which no request is open: there were too many, or the server could not
-/// be reached, or refused them. They go out together.
+/// Permits still to be given back that no open request covers: too many releases were open, the
+/// server could not be reached, or it refused. They go out together.
 #[derive(Debug, Default)]
 struct Debt {
     permits: u64,
-    /// The debt that is being paid just now.
+    /// The part of the debt that is being paid now, and its request.
     paying: Option<(RequestId, u64)>,
     /// Whether there is a cleanup that pays.
     has_cleanup: bool,
 }
 
-/// How permits are given back.
+/// How the caller gives permits back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Giving {
-    /// Written, not waited for; sent again if it fails.
+    /// The release is written and not awaited. If it fails, it is sent again.
     Posted,
-    /// Waited for; sent again only if it may have been applied.
+    /// The release is awaited. If it fails, it is sent again only if it may have been applied.
     Awaited,
-    /// Waited for, and sent again if it fails: no guard has the permits any more.
+    /// The release is awaited. If it fails, it is sent again, since no guard has the permits now.
     AwaitedForGood,
 }
 
-/// Past so many unanswered releases, further dropped permits are owed, and go out together: no
-/// thread that drops a permit waits for the server, and the memory for each release, here and on
-/// the server, is bounded.
+/// The most unanswered releases. Further dropped permits are owed, and go out together. So no
+/// thread that drops a permit waits for the server, and the memory for releases, here and at the
+/// server, is bounded.
 const MOST_POSTED: usize = 500;
 
 impl SemaphoreSite {
-    /// The site of a name: one for all its handles.
+    /// The site of a name, which all its handles share.
     pub(crate) fn of(core: &Arc<Core>, name: &str) -> Arc<Self> {
         core.members.of::<Self>().get(name, |name| Self {
             route: core.route(&name),
@@ -87,8 +87,8 @@ impl SemaphoreSite {
         self.requests.open_after(self.route.incarnation(), || self.core.id.next_number())
     }
 
-    /// The server has answered a request that changes how many permits are free by so many: it saw
-    /// this mark.
+    /// Notes that the server has answered a request that changed the number of free permits by
+    /// `permits`, and saw this mark.
     pub(super) fn applied(&self, request_id: RequestId, permits: i64, mark: Option<Mark>) {
         self.core.watchdog.applied(&self.name, &self.requests, request_id, permits, mark);
     }
@@ -118,8 +118,8 @@ impl SemaphoreSite {
         trouble.into_error().of(&self.name).now(state)
     }
 
-    /// Gives back the permits that a request took, since too few replicas have them, for this
-    /// reason. `asked`: which run of the server was met last before that request.
+    /// Gives back the permits that a request took, since too few replicas acknowledged it
+    /// (`unacknowledged`). `asked` is the last run of the server that was met before the request.
     pub(super) fn take_back(
         &self,
         request_id: RequestId,
@@ -139,11 +139,12 @@ impl SemaphoreSite {
         }
         self.requests.close(request_id);
         if in_doubt || self.route.incarnation() != asked {
-            // A first copy may have given them back, or another server took them, and this one
-            // never had that request. Given back as well they would be permits out of nothing.
+            // A first copy may have given them back, or another server took them and this one never
+            // had that request. If they were given back again, there would be too many permits.
             return unacknowledged.unknown(true).now(FORGOTTEN);
         }
-        // This server took them, and the request came so late that they go back as others would.
+        // This server took them, but has forgotten the request by now. So an ordinary request gives
+        // them back.
         let request_id = self.open();
         self.run(self.scripts().add_permits_command(request_id, taken), request_id, taken);
         unacknowledged.unacknowledged(false)
@@ -157,7 +158,7 @@ impl SemaphoreSite {
     ) -> Result<(), Error> {
         match self.gate.pass(counted(permits)).number {
             0 => Ok(()),
-            // A part was passed on: the caller must not give all of it back again.
+            // A part was passed on, so the caller must not give all of them back again.
             rest if rest < permits && giving == Giving::Awaited => {
                 self.send_back(rest, Giving::AwaitedForGood)
             }
@@ -185,7 +186,7 @@ impl SemaphoreSite {
         release.settle(outcome, giving != Giving::Awaited)
     }
 
-    /// Gives permits back in the background, with all others owed then.
+    /// Gives permits back in the background, together with all others that are owed then.
     fn owe(self: &Arc<Self>, permits: u64) {
         let mut debt = self.debt.lock();
         debt.permits = debt.permits.saturating_add(permits);
@@ -200,15 +201,16 @@ impl SemaphoreSite {
         if self.core.is_shut_down() { NO_BACKGROUND } else { IN_THE_BACKGROUND }
     }
 
-    /// A release behind another master is sent again once the renewer told that master the requests
-    /// it missed.
+    /// Notes an answer "behind": the release came to another master, which lacks earlier requests.
+    /// It is sent again once the renewer has repeated those.
     fn check_behind(&self, request_id: RequestId, outcome: &Outcome) {
         if matches!(outcome, Ok(reply) if Requests::is_behind(reply)) {
             self.requests.must_be_mended(request_id, self.route.incarnation());
         }
     }
 
-    /// `permits`: how many it gives, as [`Requests::applied`] has it.
+    /// Sends a numbered request in the background. `permits` is the number that it gives, as for
+    /// [`Requests::applied`].
     fn run(&self, command: Command, request_id: RequestId, permits: i64) {
         let cleanup =
             Cleanup::numbered(&self.name, command, &self.requests, request_id, Some(permits));
@@ -274,7 +276,7 @@ impl Source for SemaphoreSite {
     }
 
     fn give_to_server(self: &Arc<Self>, permits: Permits<Infallible>) {
-        // Errors are logged, and the release is sent again.
+        // On an error the client logs it and sends the release again.
         let _ = self.send_back(permits.number, Giving::Posted);
     }
 }
@@ -288,7 +290,8 @@ impl Debtor for SemaphoreSite {
     fn command(&self) -> Option<Command> {
         let permits = {
             let mut debt = self.debt.lock();
-            // Under one mutex: a thread that owes more from here on leaves another cleanup.
+            // This is under one mutex, so a thread that owes more from here on makes another
+            // cleanup.
             debt.has_cleanup = debt.permits > 0;
             std::mem::take(&mut debt.permits)
         };
@@ -310,7 +313,7 @@ impl Debtor for SemaphoreSite {
                 0
             }
             Err(trouble) if resent || matches!(trouble, Trouble::Unknown(_)) => {
-                // The release may have been applied: it goes on as the same request.
+                // The release may have been applied, so it is repeated as the same request.
                 self.run(
                     self.scripts().release_command(request_id, permits, true),
                     request_id,
@@ -347,7 +350,7 @@ impl Member for SemaphoreSite {
 impl Drop for SemaphoreSite {
     fn drop(&mut self) {
         self.core.members.of::<Self>().forget(&self.name);
-        // In a forked child a thread that does not exist there may have locked the mutex.
+        // In a forked child, a thread of the parent may have left the mutex locked.
         if !is_forked() {
             self.requests.rest();
         }
@@ -414,13 +417,13 @@ pub(super) const GIVEN_BACK_HERE: &str =
     "the permits are given back, do not release them again; a later master may not know this";
 const IN_THE_BACKGROUND: &str =
     "the permits are given back in the background: do not release them again";
-/// For a [numbered request](Cleanup::numbered), as long as it is valid.
+/// The text for a [numbered request](Cleanup::numbered), which is repeated as long as it is valid.
 const FOR_FOUR_MINUTES: &str = "the permits are given back in the background, for up to four \
                                 minutes: do not release them again";
 const NO_BACKGROUND: &str =
     "the client has ended, and perhaps has not given the permits back: look at available_permits";
 
-/// A posted release, and its connection: each counts its own.
+/// A posted release, and its lane, which counts its own.
 struct PostedRelease {
     release: Release,
     lane: Arc<Lane>,
@@ -485,7 +488,7 @@ mod tests {
         }
     }
 
-    /// Three of five are taken. Returns the request, and the run of the server before it.
+    /// Takes three of five permits. Returns the request, and the run of the server before it.
     fn take(site: &SemaphoreSite) -> (RequestId, u64) {
         assert!(site.scripts().set_permits(site.open(), 5).unwrap());
         let (request_id, asked) = (site.open(), site.route.incarnation());
@@ -507,17 +510,17 @@ mod tests {
         fn paid(&self, _: &Outcome, _: bool) {}
     }
 
-    /// Waits until the background has done all work left to it by now.
+    /// Waits until the background has done all its present work.
     fn settle(site: &SemaphoreSite) {
         let (sender, paid) = mpsc::channel();
         site.core.watchdog.clean_up(Cleanup::owed(&site.name, Arc::new(Pays(sender))));
-        // The second time: the requests that went with the first one were answered.
+        // At the second time, the requests that went with the first one are answered.
         for _ in 0..2 {
             paid.recv_timeout(SOON).unwrap();
         }
     }
 
-    /// Replicas may be waited for longer than the server remembers a request.
+    /// The wait for replicas may take longer than the server remembers a request.
     #[test]
     fn permits_that_too_few_replicas_have_are_given_back_though_the_server_has_forgotten_the_request()
      {
@@ -530,7 +533,8 @@ mod tests {
         wait_until("they are given back", SOON, || free(&site) == 5);
     }
 
-    /// The server never had the request that took them, and does not say that it has forgotten it.
+    /// The new server never had the request that took the permits, so it does not say that it has
+    /// forgotten it.
     #[test]
     fn permits_of_another_server_are_not_given_back_to_this_one() {
         let (old, new) = (Server::start().unwrap(), Server::start().unwrap());
@@ -548,8 +552,8 @@ mod tests {
         assert_eq!(free(&site), 5);
     }
 
-    /// The first copy gave them back, and its answer was lost; the second one comes when the server
-    /// has forgotten the first.
+    /// The first copy gave them back, but its answer was lost. The second copy comes when the
+    /// server has forgotten the first.
     #[test]
     fn permits_are_not_given_back_again_by_a_late_copy() {
         let server = Server::start().unwrap();
@@ -557,7 +561,7 @@ mod tests {
         let session = session(&proxy.url());
         let site = pool(&session);
         let (request_id, asked) = take(&site);
-        // From here on its script is known.
+        // From here on the server knows the script.
         assert!(site.scripts().take_back(site.open()).unwrap().reply);
         proxy.on_request("redisson_sc", Action::Silence);
         let error = thread::scope(|scope| {

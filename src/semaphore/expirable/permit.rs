@@ -46,12 +46,12 @@ pub struct ExpirablePermit {
     pub(super) permit_lease: Arc<PermitLease>,
     tenancy: Arc<Tenancy>,
     semaphore: ExpirableSemaphore,
-    /// The permit was given back or left taken.
+    /// Whether the permit was given back or left taken.
     left: bool,
 }
 
 impl ExpirablePermit {
-    /// `None`: it was lost on its way here.
+    /// Makes the guard. `None`: the permit was lost on its way here.
     pub(super) fn of(
         semaphore: &ExpirableSemaphore,
         permit_lease: Arc<PermitLease>,
@@ -115,7 +115,7 @@ impl ExpirablePermit {
                 if remaining >= slack {
                     return Ok(());
                 } else if remaining.is_zero() {
-                    // The lease ended between the two looks.
+                    // The lease has ended since the look at its state.
                     return Err(self.lost_error(LostReason::LeaseExpired));
                 }
                 let terms = self.permit_lease.hold.terms;
@@ -205,7 +205,7 @@ impl ExpirablePermit {
         self.semaphore.name()
     }
 
-    /// Ends the guard. An error: the permit no longer belonged to the guard.
+    /// Ends the guard. Fails if the permit no longer belonged to the guard.
     fn leave(&self) -> Result<(), Error> {
         Error::if_forked(&self.permit_lease.site().name)?;
         if self.tenancy.is_held() && self.permit_lease.leave(&self.tenancy) {
@@ -232,7 +232,7 @@ impl ExpirablePermit {
 
 impl Drop for ExpirablePermit {
     fn drop(&mut self) {
-        // Lost or given back otherwise: `on_lost` and the log have said so.
+        // If it was lost or given back by its id, `on_lost` and the log have reported that.
         if !self.left && self.leave().is_ok() {
             self.permit_lease.site().give_back(leased(vec![Arc::clone(&self.permit_lease)]));
         }

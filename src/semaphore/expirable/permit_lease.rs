@@ -1,9 +1,9 @@
-//! One permit that this process has: its lease, and its guard now.
+//! A permit lease: one permit that this process has, with its lease and its present guard.
 //!
-//! A permit lease is a hold: one id in the server's set, as an owner is in a lock. Each guard that
-//! has it is a tenancy of it. It goes from guard to guard where the process passes permits on,
-//! unless its id was read: a reader of the id may give the permit back, and must not give back
-//! another guard's.
+//! A permit lease is a hold: one id in the server's set, like an owner in a lock. Each guard that
+//! has it is a tenancy of it. It goes from guard to guard when the process passes permits on,
+//! unless its id was read. A reader of the id may give the permit back, and must not give back that
+//! of another guard.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -29,7 +29,7 @@ pub(crate) struct PermitLease {
     pub(super) id: PermitId,
     pub(super) hold: Arc<Hold>,
     site: Arc<ExpirableSite>,
-    /// The id was read.
+    /// Whether the id was read.
     is_told: AtomicBool,
     state: Mutex<PermitLeaseState>,
     alarm: Mutex<Option<Alarm>>,
@@ -37,16 +37,16 @@ pub(crate) struct PermitLease {
 
 #[derive(Default)]
 struct PermitLeaseState {
-    /// The tenancy of the guard that has the permit lease now. `None`: the permit lease is on its
-    /// way from one guard to the next, or over.
+    /// The tenancy of the guard that has the permit lease now. `None`: it is on its way from one
+    /// guard to the next, or over.
     tenancy: Option<Arc<Tenancy>>,
-    /// The permit was given back, let go of, or lost.
+    /// Whether the permit was given back, left taken, or lost.
     is_over: bool,
     attempt: Attempt,
 }
 
 impl PermitLease {
-    /// The server has given this permit.
+    /// The lease of a permit that the server has given.
     pub(super) fn new(
         site: &Arc<ExpirableSite>,
         id: PermitId,
@@ -69,7 +69,7 @@ impl PermitLease {
         &self.site
     }
 
-    /// From here on a reader of the id may use it.
+    /// Reads the id, which its reader may use from here on.
     pub(super) fn tell_id(&self) -> PermitId {
         self.is_told.store(true, Ordering::SeqCst);
         self.id
@@ -80,12 +80,13 @@ impl PermitLease {
         !self.is_told.load(Ordering::SeqCst) && self.hold.may_pass(self.hold.terms, clock::now())
     }
 
-    /// A guard has the permit lease now. `None`: it was lost on its way there.
+    /// Gives the permit lease to a guard. `None`: it was lost on its way there.
     pub(super) fn admit(&self) -> Option<Arc<Tenancy>> {
-        // No thread's: a permit may be sent to another one, and its thread's end says nothing.
+        // The tenancy belongs to no thread: a permit may be sent to another thread, so the end of
+        // its thread says nothing.
         let tenancy = Arc::new(Tenancy::new(Arc::clone(&self.hold), Thread::placeholder()));
         let ExpirableSite { core, name, .. } = &*self.site;
-        // The thread has acquired it.
+        // The observer knows of the acquisition.
         tenancy.observed(core, name);
         let mut state = self.state.lock();
         if state.is_over || !tenancy.is_held() {
@@ -98,7 +99,7 @@ impl PermitLease {
         Some(tenancy)
     }
 
-    /// A guard leaves the permit lease. `false`: the guard's time was over before.
+    /// Takes the permit lease from a guard. `false`: the guard no longer had it.
     pub(super) fn leave(&self, tenancy: &Arc<Tenancy>) -> bool {
         let mut state = self.state.lock();
         let has_it = state.tenancy.as_ref().is_some_and(|now| Arc::ptr_eq(now, tenancy));
@@ -108,23 +109,23 @@ impl PermitLease {
         }
         drop(state);
         if has_it {
-            // The callbacks' captures are the user's: they are dropped here, with no mutex held.
+            // This drops the callbacks, which are the user's code, with no mutex held.
             self.tell_released(tenancy);
         }
         has_it
     }
 
-    /// No guard has the permit any more: it is given back by its id, or goes on without this
-    /// process.
+    /// Ends the permit lease, since no guard has the permit now: it is given back by its id, or
+    /// goes on without this process.
     pub(super) fn end(&self) {
-        // Under the mutex: a guard that finds the permit gone must know that it was given back, and
-        // not take that for a loss.
+        // This is under the mutex: a guard that finds the permit gone must know that it was given
+        // back, and must not take that for a loss.
         if let Some(tenancy) = self.finish(Tenancy::step_down).0 {
             self.tell_released(&tenancy);
         }
     }
 
-    /// `None`: it is on its way to the next guard.
+    /// The entry in a snapshot. `None`: the permit lease is on its way to the next guard.
     pub(super) fn snapshot(&self) -> Option<Held> {
         let tenancy = self.state.lock().tenancy.clone();
         tenancy.and_then(|tenancy| tenancy.snapshot(&self.site.name, 1))
@@ -136,7 +137,7 @@ impl PermitLease {
         }
     }
 
-    /// The permit is not this process's any more.
+    /// Ends the permit lease as lost.
     pub(super) fn lose(&self, reason: LostReason) {
         let reason = self.hold.lose(reason);
         let (tenancy, renewing, first) = self.finish(|_| ());
@@ -146,8 +147,8 @@ impl PermitLease {
         if let Some(tenancy) = tenancy {
             tenancy.declare_lost(&self.site.core, &self.site.name, reason);
         }
-        // A renewal may have made the lease longer, or a late copy of the request may take the
-        // permit anew.
+        // A renewal may have extended the lease, or a late copy of the request may take the permit
+        // again.
         let outlives = reason == LostReason::LeaseExpired
             && (renewing || self.hold.may_outlive() || clock::now() < self.hold.deadline());
         if outlives || self.hold.in_doubt {
@@ -155,8 +156,9 @@ impl PermitLease {
         }
     }
 
-    /// The permit lease is over: `ends` its last tenancy under the mutex. Returns that tenancy,
-    /// whether a renewal is on its way, and whether this call was the first to end it.
+    /// Ends the permit lease, and calls `ends` for its last tenancy under the mutex. Returns that
+    /// tenancy, whether a renewal is on its way, and whether this call was the first to end the
+    /// permit lease.
     fn finish(&self, ends: impl FnOnce(&Tenancy)) -> (Option<Arc<Tenancy>>, bool, bool) {
         let mut state = self.state.lock();
         let first = !std::mem::replace(&mut state.is_over, true);
@@ -165,7 +167,7 @@ impl PermitLease {
             ends(tenancy);
         }
         drop(state);
-        // A thread that sets the alarm at this moment leaves one that finds nothing to do.
+        // If a thread sets the alarm at this moment, that alarm finds nothing to do.
         let alarm = self.alarm.lock().take();
         if let Some(alarm) = alarm {
             self.site.core.watchdog.cancel(alarm);
@@ -174,14 +176,14 @@ impl PermitLease {
         (tenancy, renewing, first)
     }
 
-    /// The server's answer to a lease that a reader of the id asked for at `sent_at`.
+    /// Takes the server's answer to a lease for which a reader of the id asked at `sent_at`.
     pub(super) fn updated(&self, sent_at: u64, lease: Duration, counts: Duration, updated: bool) {
         if !updated {
             return self.lose(self.hold.why_gone());
         }
         self.hold.confirm(sent_at, counts);
         if self.hold.lost().is_some() {
-            // The permit was lost meanwhile.
+            // The permit was lost in the meantime.
             self.site.release_later(&[self.id], lease);
         }
     }
@@ -219,7 +221,7 @@ impl Leaseholder for PermitLease {
             since,
             deadline: hold.deadline(),
             is_provisional: false,
-            // Also on the permit lease's way to the next guard.
+            // The lease is also renewed while it is on its way to the next guard.
             watched: hold.terms.watched_lease().map(|lease| hold.counts(lease)),
             fixed: None,
             attempt: *attempt,
@@ -265,8 +267,8 @@ mod tests {
 
     const SOON: Duration = Duration::from_secs(20);
 
-    /// A release by id takes the permit from its guard. It finds the guard's callbacks and alarm
-    /// later, and the guard's own release may come before that.
+    /// A release by id takes the permit from its guard, and then ends the guard's callbacks and
+    /// alarm. The guard's own release may come in between.
     #[test]
     fn a_permit_that_a_release_by_id_has_just_ended_is_not_lost() {
         let server = Server::start().unwrap();

@@ -1,5 +1,5 @@
-//! One expirable semaphore of one client: its requests to the server, and this process's permit
-//! leases.
+//! The site of an expirable semaphore in one client: its requests to the server, and this process's
+//! permit leases.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -34,18 +34,18 @@ pub(crate) struct ExpirableSite {
     pub(super) name: Arc<str>,
     /// The key of the leases.
     pub(super) timeouts: Arc<str>,
-    /// Another semaphore of this client whose leases have the same key: it was there first.
+    /// An earlier semaphore of this client whose leases have the same key.
     pub(super) twin: Option<Arc<str>>,
     pub(super) route: Route,
     channel: Arc<str>,
     requests: Arc<Requests>,
     gate: PermitGate<Arc<PermitLease>>,
-    /// This process's permit leases. The mutex is taken alone.
+    /// This process's permit leases. No other mutex is held with this one.
     held: Mutex<HashMap<PermitId, Arc<PermitLease>>>,
 }
 
 impl ExpirableSite {
-    /// The site of a name: one for all its handles.
+    /// The site of a name, which all its handles share.
     pub(crate) fn of(core: &Arc<Core>, name: &str) -> Arc<Self> {
         let sites = core.members.of::<Self>();
         let twin = ExpirableKeys::twin(name);
@@ -94,14 +94,14 @@ impl ExpirableSite {
         drop(forgotten);
     }
 
-    /// Gives back, in the background, permits that no guard here has any more. The server may still
-    /// count them as taken, or a late copy of their request may yet take them.
+    /// Gives back, in the background, permits that no guard here has now. The server may still
+    /// count them as taken, or a late copy of their request may still take them.
     pub(super) fn release_later(&self, ids: &[PermitId], lease: Duration) {
         let command = self.scripts().release_command(ids, false);
         self.core.watchdog.clean_up(Cleanup::released(&self.name, command, lease));
     }
 
-    /// A guard has left its permit: it is passed on, or given back with the reply awaited.
+    /// Passes on the permit that a guard has left, or gives it back and waits for the reply.
     pub(super) fn release(self: &Arc<Self>, permit_lease: &Arc<PermitLease>) -> Result<(), Error> {
         if permit_lease.may_pass() {
             let rest = self.gate.pass(leased(vec![Arc::clone(permit_lease)]));
@@ -114,14 +114,14 @@ impl ExpirableSite {
         release.settle(self.scripts().release(&command))
     }
 
-    /// Gives permits back by their ids, of any holder: all of them, or none if one is not there any
-    /// more (`false`).
+    /// Gives permits of any holder back by their ids: all of them, or none (`false`) if one no
+    /// longer exists.
     pub(super) fn release_ids(self: &Arc<Self>, ids: &[PermitId]) -> Result<bool, Error> {
-        // This process's permit leases are given back in any case.
+        // The permit leases of this process are given back in any case.
         let ours: Vec<_> = ids.iter().filter_map(|id| self.held(id)).collect();
         ours.iter().for_each(|permit_lease| permit_lease.end());
-        // Before the release is sent: the process's turn may end with it, and the next thread of
-        // the process to ask, before its reply or after it, must let others go first then.
+        // This comes before the release is sent. The process's turn may end with it, and then the
+        // next thread of the process that asks, even before the reply, must let others go first.
         self.gate.with_turn(|turn| turn.released(clock::now()));
         let command = self.scripts().release_command(ids, true);
         let longest = ours.iter().map(|permit_lease| permit_lease.hold.longest_lease()).max();
@@ -154,11 +154,12 @@ impl ExpirableSite {
         }
     }
 
-    /// The server has answered the release of these, which were asked for in this incarnation.
+    /// Notes that the server has answered the release of these permits, which were requested in the
+    /// incarnation `asked`.
     ///
-    /// Another master may not have heard of the release. This thread remembers the ids first, and
-    /// reads the incarnation after that; the renewer looks for released ids after the incarnation
-    /// was raised. So either the renewer finds them, or this thread finds another incarnation.
+    /// Another master may not know of the release. This thread first remembers the ids, and then
+    /// reads the incarnation. The renewer looks for released ids after the incarnation was raised.
+    /// So either the renewer finds the ids, or this thread finds another incarnation.
     fn returned_to(&self, asked: u64, ids: &[PermitId], lease: Duration) {
         self.core.returned.are(&self.name, ids, lease);
         if self.route.incarnation() != asked {
@@ -174,7 +175,7 @@ impl ExpirableSite {
         Error::new(ErrorKind::Redis, message.to_owned()).unknown(true).of(&self.name)
     }
 
-    /// A release was answered.
+    /// Takes the answer to a release.
     fn hear(&self, released: &ReturnedPermits) {
         if let Some(heard) = released.heard {
             if heard == REFUSED {
@@ -188,7 +189,8 @@ impl ExpirableSite {
         Asked { forced: 0, incarnation: self.route.incarnation(), at: clock::now() }
     }
 
-    /// The server gave these: from here on they are renewed, or noticed to end.
+    /// Keeps permit leases that the server has given. From here on the watchdog renews them or
+    /// notices their end.
     fn keep(&self, permit_leases: &[Arc<PermitLease>], asked: Asked) {
         let mut held = self.held.lock();
         held.extend(
@@ -196,8 +198,8 @@ impl ExpirableSite {
         );
         drop(held);
         permit_leases.iter().for_each(|permit_lease| permit_lease.arm());
-        // A connection that met a new run of the server meanwhile had all permit leases renewed,
-        // when these were not yet in the map.
+        // If a connection has met a new run of the server in the meantime, all permit leases were
+        // renewed when these were not yet in the map.
         if self.route.incarnation() != asked.incarnation {
             let renewals =
                 permit_leases.iter().filter_map(|permit_lease| permit_lease.early_renewal());
@@ -205,7 +207,7 @@ impl ExpirableSite {
         }
     }
 
-    /// Too few replicas have these permits, for this reason: gives them back.
+    /// Gives back permits that too few replicas acknowledged (`unacknowledged`).
     fn take_back(
         &self,
         ids: &[PermitId],
@@ -219,7 +221,7 @@ impl ExpirableSite {
             self.hear(reply);
             self.returned_to(asked.incarnation, ids, lease);
         }
-        // A copy of their request may come yet.
+        // A copy of their request may still come.
         if in_doubt || released.is_err() {
             self.release_later(ids, lease);
         }
@@ -243,7 +245,7 @@ impl Source for ExpirableSite {
     type Lease = Arc<PermitLease>;
     const KIND: Kind = Kind::ExpirableSemaphore;
     const LAPSE: bool = true;
-    // A script's `unpack` has a limit, and the server's work in one go should have one.
+    // A script's `unpack` has a limit, and the server's work for one call should have one.
     const MOST: u32 = 1_024;
 
     fn core(&self) -> &Arc<Core> {
@@ -271,7 +273,7 @@ impl Source for ExpirableSite {
         // Each need here has terms.
         let Some(terms) = terms else { return Ok(PermitReply::Refused(None)) };
         let total = needs.iter().fold(0_u32, |sum, more| sum.saturating_add(*more));
-        // Made here, before the server has the ids: a copy of the request finds its own.
+        // The ids are made here and not by the server, so that a copy of the request finds its own.
         let ids: Vec<PermitId> = (0..total).map(|_| self.core.id.next_permit()).collect();
         let (asked, lease) = (self.asked(), terms.lease());
         let Replied { reply, in_doubt, unacknowledged } =
@@ -286,7 +288,7 @@ impl Source for ExpirableSite {
         };
         let (given, others) = ids.split_at(taken);
         if in_doubt && !others.is_empty() {
-            // The first copy may come yet, and take them.
+            // The first copy may still come and take them.
             self.release_later(others, lease);
         }
         match reply {
@@ -350,7 +352,7 @@ impl Member for ExpirableSite {
         let held: Vec<_> = self.held.lock().values().cloned().collect();
         for permit_leases in held.chunks(Self::MOST as usize) {
             permit_leases.iter().for_each(|permit_lease| permit_lease.lose(LostReason::ShutDown));
-            // An error was logged, and the leases end by themselves.
+            // An error is logged, and the leases then end by themselves.
             self.give_to_server(leased(permit_leases.to_vec()));
         }
     }
@@ -387,7 +389,8 @@ impl Tracked for ExpirableSite {
                 Value::Array(ends) if ends.len() == ids.len() => ends,
                 _ => &[],
             };
-            // Change: the answer is only a hint. Permits given back meanwhile are not asked for.
+            // The answer is only a hint. Permits that were given back in the meantime are not asked
+            // for.
             let gone = ids
                 .iter()
                 .enumerate()
@@ -419,7 +422,7 @@ const IN_THE_BACKGROUND: &str = "it is given back in the background, or returns 
                                  ends: do not release it again";
 
 impl PermitRelease {
-    /// No guard here has them from now on, and they are not renewed.
+    /// Ends these permit leases: from now on no guard has them, and nothing renews them.
     fn of(site: &Arc<ExpirableSite>, permit_leases: Vec<Arc<PermitLease>>) -> Self {
         permit_leases.iter().for_each(|permit_lease| permit_lease.end());
         Self { site: Arc::clone(site), permit_leases }
@@ -438,7 +441,8 @@ impl PermitRelease {
         match outcome {
             Ok(Replied { reply, in_doubt, .. }) => {
                 site.hear(&reply);
-                // Not before the release is answered: the release would find nothing to give back.
+                // This comes after the answer to the release, which would otherwise find nothing to
+                // give back.
                 release_later(
                     &mut self
                         .permit_leases
@@ -454,7 +458,8 @@ impl PermitRelease {
                 } else if in_doubt {
                     Err(site.unclear())
                 } else {
-                    // Which of them are gone is not known: most likely those whose lease ran out.
+                    // The reply does not say which of them are gone. Most likely it is those whose
+                    // leases ran out.
                     let reasons = self.permit_leases.iter().map(|it| it.hold.why_gone());
                     let reason =
                         reasons.reduce(

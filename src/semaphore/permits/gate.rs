@@ -1,12 +1,13 @@
-//! The threads of this process that wait for permits of one semaphore.
+//! The permit gate: the threads of this process that wait for permits of one semaphore.
 //!
-//! A refusal closes the gate: from then on threads queue, and the first of them leads: it asks for
-//! itself and for those behind it, in one request. A permit that a thread of this process gives
-//! back may go to the first in line with no round trip.
+//! A refusal closes the gate. From then on threads queue, and the first of them leads: it asks for
+//! itself and those behind it, in one request. A permit that a thread of this process gives back
+//! may go to the first in the queue without a round trip.
 //!
-//! Whole needs: permits that the server gives, or that a thread passes on, go to the first in line
-//! if they cover its whole need, and no thread passes it. The rest goes back at once: if two
-//! processes each kept a part of their needs, they would wait for each other for ever.
+//! Needs are met as a whole. Permits that the server gives or that a thread passes on go to the
+//! first in the queue if they cover its whole need, and no thread overtakes it. The rest goes back
+//! at once: if two processes each kept a part of their needs, they would wait for each other for
+//! ever.
 
 use std::iter;
 use std::sync::Arc;
@@ -22,8 +23,7 @@ use crate::waiting::{Enter, Queue, Wake};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PermitNeed {
     pub(crate) permits: u32,
-    /// The terms of each permit's lease, if permits have leases. One request is on one kind of
-    /// terms.
+    /// The terms of each permit's lease, if permits have leases. One request has one kind of terms.
     pub(crate) terms: Option<Terms>,
 }
 
@@ -37,7 +37,7 @@ pub(crate) struct Permits<L> {
 }
 
 impl<L> Permits<L> {
-    /// Takes permits that cover a need, if there are enough that suit it.
+    /// Takes the permits that cover a need, if there are enough on its terms.
     pub(crate) fn take(&mut self, need: PermitNeed) -> Option<Self> {
         let rest = self.number.checked_sub(need.permits).filter(|_| need.terms == self.terms)?;
         self.number = rest;
@@ -61,7 +61,7 @@ pub(crate) struct PermitGate<L> {
 #[derive(Debug)]
 struct PermitGateState<L> {
     queue: PermitQueue<L>,
-    /// The first in line, though no longer in the queue.
+    /// The leader, which comes before the queue and is no longer in it.
     leader: Option<PermitLeader<L>>,
     turn: PermitTurn,
     refusal: Option<LastRefusal>,
@@ -71,41 +71,42 @@ struct PermitGateState<L> {
 struct PermitLeader<L> {
     thread: Arc<Thread>,
     need: PermitNeed,
-    /// The permits passed to the leader; it finds them before it asks again.
+    /// Permits that were passed to the leader, which finds them before it asks again.
     given: Option<Permits<L>>,
 }
 
-/// A leader's requests.
+/// The state of a leader's requests.
 #[derive(Debug, Default)]
 pub(crate) struct PermitRequestState {
     pub(super) tries: u32,
-    /// The server has just refused the thread, when it did not lead yet.
+    /// Whether the server has just refused the thread, before it led.
     pub(super) was_refused: bool,
-    /// How long the leader stays away first.
+    /// How long the leader must stay away first.
     pub(super) rest: Duration,
 }
 
-/// The server's last refusal. While threads pass permits on, leaders change fast; each would ask
-/// for as much as the server has just refused to the one before it.
+/// The server's last refusal. While threads pass permits on, leaders change fast. Without this,
+/// each would ask for what the server has just refused to the leader before.
 #[derive(Clone, Copy, Debug)]
 struct LastRefusal {
     /// The number of permits refused.
     need: u32,
-    /// The channel's version before the request: a message since then may tell of permits.
+    /// The channel's version before the request. A message since then may mean that there are
+    /// permits.
     version: u64,
     at: u64,
-    /// When asking is worthwhile again though no message came.
+    /// The time from which asking is worthwhile again, even without a message.
     until: Option<u64>,
 }
 
-/// A refusal counts for the next leader for this long: a message may be lost, and then only asking
+/// How long a refusal counts for the next leader. A message may be lost, and then only asking
 /// helps.
 const FRESH_REFUSAL: u64 = 100_000_000;
 
-/// The leader asks for at most so many threads: this bounds the server's work in one go.
+/// The most threads for which a leader asks. This bounds the server's work for one call.
 const MOST_TOGETHER: usize = 128;
 
-/// The first of these needs that so many permits do not cover.
+/// The first of these needs, in order, that `permits` permits do not cover.
 pub(crate) fn first_unmet(needs: &[u32], mut permits: u32) -> Option<u32> {
     needs.iter().copied().find(|need| match permits.checked_sub(*need) {
         Some(rest) => {
@@ -128,7 +129,7 @@ impl<L> PermitGate<L> {
         }
     }
 
-    /// `None`: no thread waits, this one may ask by itself.
+    /// Takes an arriving thread. `None`: no thread waits, so this one may ask for itself.
     pub(crate) fn enter(
         &self,
         thread: &Arc<Thread>,
@@ -143,8 +144,8 @@ impl<L> PermitGate<L> {
         }
     }
 
-    /// The server has refused the thread: it leads, or queues if the server refused another before
-    /// it.
+    /// Takes a thread that the server has refused. It leads, or queues if the server has refused
+    /// another one before it.
     pub(crate) fn refused(&self, thread: &Arc<Thread>, need: PermitNeed) -> EnterPermits<L> {
         let mut state = self.state.lock();
         if !state.queue.lead() {
@@ -154,9 +155,9 @@ impl<L> PermitGate<L> {
         Enter::Leads(None)
     }
 
-    /// The needs that the leader's request names: its own, and those of the first behind it, in
-    /// order. No more than they wait for now: they use their permits at once. At most so many
-    /// permits.
+    /// The needs that the leader's request names: its own, and those of the first threads behind
+    /// it, in order. Only needs of waiting threads count, since those use their permits at once.
+    /// The sum is at most `most` permits.
     pub(crate) fn needs(&self, own: PermitNeed, most: u32) -> Vec<u32> {
         let state = self.state.lock();
         let mut sum = own.permits;
@@ -167,17 +168,18 @@ impl<L> PermitGate<L> {
         iter::once(own.permits).chain(behind).take(MOST_TOGETHER).collect()
     }
 
-    /// The server has refused the leader so many permits, which had read this version of the
-    /// channel before, for as long as is `left` unless there is a message.
+    /// Notes that the server has refused the leader `need` permits. The leader had read this
+    /// version of the channel before. Unless a message comes, the refusal counts for as long as
+    /// `left`.
     pub(crate) fn refused_at(&self, version: u64, need: u32, left: Option<Duration>) {
         let at = clock::now();
         let until = left.map(|left| at.saturating_add(clock::nanos(left)));
         self.state.lock().refusal = Some(LastRefusal { need, version, at, until });
     }
 
-    /// Whether the server would refuse the leader: it has just refused as little or less to one
-    /// before it, and the channel is silent since. Without a version: it may be. Then how long that
-    /// lasts, if it is known.
+    /// Whether the server would refuse the leader: it has just refused the same or less to a leader
+    /// before it, and the channel has been silent since. (Without a version, the channel counts as
+    /// silent.) `Some`: it would, and for this time, if that is known.
     pub(crate) fn refusal(
         &self,
         version: Option<u64>,
@@ -198,17 +200,17 @@ impl<L> PermitGate<L> {
         self.state.lock().leader.as_ref().is_some_and(|leader| leader.given.is_some())
     }
 
-    /// The leader takes the permits passed to it.
+    /// Takes the permits that were passed to the leader.
     pub(crate) fn take_given(&self) -> Option<Permits<L>> {
         self.state.lock().leader.as_mut()?.given.take()
     }
 
-    /// The leader is done, with or without permits: the next one leads, and asks for itself.
-    /// Returns the permits that were passed to the old leader and that it did not take.
+    /// Makes the next thread the leader, since the present one is done, with or without permits.
+    /// Returns permits that were passed to the old leader and that it did not take.
     pub(crate) fn leader_leaves(&self) -> Option<Permits<L>> {
         let mut state = self.state.lock();
-        // Its successor is first in line from now on, awake or not: permits given back while it
-        // wakes up can be passed to it.
+        // Its successor is the leader from now on, awake or not. So permits that are given back
+        // while it wakes up can be passed to it.
         let next =
             state.queue.first().map(|first| PermitLeader::new(first.thread(), *first.need()));
         let left = std::mem::replace(&mut state.leader, next);
@@ -219,11 +221,11 @@ impl<L> PermitGate<L> {
         left
     }
 
-    /// The server granted a thread its need, and `others` for whole needs of the threads that were
-    /// first in the queue at the request. The threads that are first now get them: some may have
-    /// left or been passed permits meanwhile. Returns the permits that no thread here waits for any
-    /// more; they must go back to the server. A long request leaves other processes no chance: the
-    /// turn counts from the time when it was `asked`.
+    /// Takes permits from the server. It granted a thread its own need, and `others` for whole
+    /// needs of the threads that were first in the queue at the request. The threads that are first
+    /// now get them, since some may have left or been passed permits in the meantime. Returns the
+    /// permits for which no thread here waits now. They must go back to the server. During a long
+    /// request other processes have no chance, so the turn counts from the time `asked`.
     pub(crate) fn granted(&self, others: Permits<L>, asked: u64) -> Permits<L> {
         let now = clock::now();
         let mut wakes = Vec::new();
@@ -231,7 +233,7 @@ impl<L> PermitGate<L> {
         let mut state = self.state.lock();
         state.turn.before(asked);
         state.turn.granted(now);
-        // Within the turn or not: it is the server that gives them.
+        // Since the server gives them, this need not be within the turn.
         while let Some(wake) = state.grant_first(&mut rest) {
             state.turn.granted(now);
             wakes.push(wake);
@@ -244,8 +246,8 @@ impl<L> PermitGate<L> {
         rest
     }
 
-    /// Passes permits to those first in line, as far as they cover whole needs. Returns the rest,
-    /// which must be given back to the server.
+    /// Passes permits to the leader and the first in the queue, as far as they cover whole needs.
+    /// Returns the rest, which must be given back to the server.
     pub(crate) fn pass(&self, permits: Permits<L>) -> Permits<L> {
         let now = clock::now();
         let mut wakes = Vec::new();
@@ -280,7 +282,7 @@ impl<L> PermitLeader<L> {
 }
 
 impl<L> PermitGateState<L> {
-    /// Passes permits to the first in line, if they cover its need.
+    /// Passes permits to the leader, or else to the first in the queue, if they cover its need.
     fn pass_first(&mut self, permits: &mut Permits<L>) -> Option<Wake> {
         if let Some(leader) = self.leader.as_mut().filter(|leader| leader.given.is_none()) {
             leader.given = Some(permits.take(leader.need)?);
@@ -289,7 +291,8 @@ impl<L> PermitGateState<L> {
         self.grant_first(permits)
     }
 
-    /// Grants permits to the first in the queue, behind the leader, if they cover its need.
+    /// Grants permits to the first in the queue, which comes after the leader, if they cover its
+    /// need.
     fn grant_first(&mut self, permits: &mut Permits<L>) -> Option<Wake> {
         let need = *self.queue.first()?.need();
         let granted = permits.take(need)?;

@@ -1,9 +1,9 @@
-//! How threads wait for permits of any kind: which thread of this process is next, and for how long
-//! the process keeps permits.
+//! The waiting of threads for permits of any kind: which thread of this process is next, and for
+//! how long the process keeps permits.
 //!
-//! While permits are free every thread asks by itself. After a refusal threads queue at the
-//! [`gate`](PermitGate), and the first one leads: it asks for itself and those behind it, in one
-//! request, and waits for other processes by the driver in `acquire`.
+//! While permits are free, every thread asks for itself. After a refusal, threads queue at the
+//! [`gate`](PermitGate), and the first one leads. It asks for itself and those behind it, in one
+//! request, and waits for other processes in the driver (`acquire`).
 
 mod gate;
 mod turn;
@@ -23,7 +23,7 @@ use crate::waiting::{self, Claim, Enter, Lead, Queued, Synchronizer, Try, Wait, 
 
 pub(crate) use self::gate::{PermitGate, PermitNeed, Permits};
 
-/// One semaphore in one client, as its waiting threads see it.
+/// The source of permits: one semaphore in one client, as its waiting threads see it.
 pub(crate) trait Source: Sized {
     /// A permit's lease.
     type Lease;
@@ -37,15 +37,15 @@ pub(crate) trait Source: Sized {
 
     fn name(&self) -> &Arc<str>;
 
-    /// The channel whose messages tell that permits were given back.
+    /// The channel whose messages say that permits were given back.
     fn channel(&self) -> &Arc<str>;
 
     fn gate(&self) -> &PermitGate<Self::Lease>;
 
-    /// Asks the server once: for the first of these needs, each as a whole, as far as there are
-    /// enough for one of so many `clients`.
-    /// A process takes its share and not all: after its release its own request comes first, and
-    /// the other processes would starve.
+    /// Asks the server once, for the first of these needs. Each need is met as a whole or not at
+    /// all, and all together get at most the share of one of `clients` clients. A process takes its
+    /// share and not all: after a release its own request comes first, so the other processes would
+    /// starve.
     fn request(
         self: &Arc<Self>,
         needs: &[u32],
@@ -53,8 +53,8 @@ pub(crate) trait Source: Sized {
         clients: u64,
     ) -> Result<PermitReply<Self::Lease>, RequestFailed>;
 
-    /// Gives back to the server permits that no thread here waits for. Does not wait; a failed
-    /// request is logged, and sent again.
+    /// Gives permits back to the server that no thread here waits for. This does not wait. A failed
+    /// request is logged and sent again.
     fn give_to_server(self: &Arc<Self>, permits: Permits<Self::Lease>);
 
     /// Passes permits on within the process, and gives the rest back to the server.
@@ -66,7 +66,7 @@ pub(crate) trait Source: Sized {
     }
 }
 
-/// A lease that has no time left is asked about again after this, and not at once.
+/// The shortest sleep before the next question about a lease that has no time left.
 const SHORTEST_SLEEP: Duration = Duration::from_millis(1);
 
 /// The server's answer.
@@ -74,19 +74,20 @@ const SHORTEST_SLEEP: Duration = Duration::from_millis(1);
 pub(crate) enum PermitReply<L> {
     /// The permits for some of the first needs, together.
     Given(Permits<L>),
-    /// Not enough for the first. Some more may be free after so long though no message comes.
+    /// There are not enough for the first. More may be free after this time, although no message
+    /// comes.
     Refused(Option<Duration>),
 }
 
-/// There was no answer.
+/// A request without a usable answer.
 #[derive(Debug)]
 pub(crate) struct RequestFailed {
     pub(crate) error: Error,
-    /// The failure says nothing of other threads' requests.
+    /// Whether the failure says nothing about the requests of other threads.
     pub(crate) concerns_it_alone: bool,
 }
 
-/// Waits for permits. `None`: the wait was over first.
+/// Waits for permits. `None`: the wait ended first.
 pub(crate) fn acquire<S: Source>(
     site: &Arc<S>,
     need: PermitNeed,
@@ -108,22 +109,23 @@ impl<S: Source> Synchronizer for Arc<S> {
         (S::KIND, need.permits)
     }
 
-    /// Asks by itself while permits are free; after a refusal leads, or stands in the process's
-    /// queue.
+    /// Asks for the thread alone while permits are free. After a refusal the thread leads, or
+    /// stands in the process's queue.
     fn enter(&self, claim: &Claim<'_, PermitNeed>) -> Result<EnterPermits<S::Lease>, Error> {
         let (gate, Claim { thread, need, wait }) = (self.gate(), claim);
         if let Some(entered) = gate.enter(thread, *need, wait.blocks()) {
             return Ok(entered);
         }
         let mut request_state = PermitRequestState::default();
-        // A thread that finds the gate open is first in line. After the process's turn it stays
-        // away like any other: its release and its next request, one behind the other, would win
-        // every race. Not if no other process listens: behind a closed gate each thread asks alone.
+        // A thread that finds the gate open is the first. After the process's turn it must still
+        // stay away like any other: otherwise a release and the next request, one right behind the
+        // other, would win every race. If no other process listens, it need not: behind a closed
+        // gate each thread asks alone.
         if is_turn_over(&**self) {
             request_state.rest = rest_of_yield(&**self);
         }
         if !wait.blocks() && !request_state.rest.is_zero() {
-            // The thread asks once, when other processes have had their chance.
+            // The thread asks only once, when other processes have had their chance.
             let until = Instant::now().checked_add(std::mem::take(&mut request_state.rest));
             doze(self.core(), self.name(), thread, wait, until, || false)?;
             if let Some(entered) = gate.enter(thread, *need, false) {
@@ -167,8 +169,8 @@ impl<S: Source> Synchronizer for Arc<S> {
         self.gate().is_given()
     }
 
-    /// After the process's turn others go first, and after a message too. The second request only
-    /// makes up for messages before it listened.
+    /// Other processes go first after this process's turn, and also after a message. The second
+    /// request only makes up for messages before the leader listened.
     fn pause(&self, request_state: &PermitRequestState) -> Duration {
         match request_state.tries {
             0 => request_state.rest,
@@ -177,7 +179,7 @@ impl<S: Source> Synchronizer for Arc<S> {
         }
     }
 
-    /// Asks for the first in line, and those behind it.
+    /// Asks for the leader and those behind it.
     fn ask(
         &self,
         lead: &mut Lead<PermitRequestState>,
@@ -194,9 +196,9 @@ impl<S: Source> Synchronizer for Arc<S> {
             let needs = gate.needs(claim.need, S::MOST);
             let clients = clients(&**self);
             let Answered { own, number, left } = ask(self, claim.need, &needs, clients)?;
-            // The server did not refuse the share left for other processes: they may not want it.
-            // Nor did it say when the next lease ends, if it gave any: the next leader would sleep
-            // past that.
+            // Permits that were left for other processes were not refused, and those may not want
+            // them. And if the server gave any, it did not say when the next lease ends, so the
+            // next leader would sleep past that. In both cases the next leader must ask.
             let is_refusal = number == 0 || clients == 1 && !S::LAPSE;
             let unmet = first_unmet(&needs, number).filter(|_| is_refusal);
             if let Some((version, need)) = version.zip(unmet) {
@@ -225,8 +227,8 @@ impl<S: Source> Queued for Arc<S> {
     }
 
     fn transfer_leadership(&self, _: Option<Lead<PermitRequestState>>) {
-        // The leader got permits from the server, or gave up, and was passed some at the same
-        // moment.
+        // The leader may have been passed permits at the moment at which it got some from the
+        // server or gave up.
         if let Some(left) = self.gate().leader_leaves() {
             self.give_back(left);
         }
@@ -237,14 +239,14 @@ impl<S: Source> Queued for Arc<S> {
 struct Answered<L> {
     /// The asking thread's permits.
     own: Option<Permits<L>>,
-    /// How many permits the server gave for it and those behind it. They have theirs, and permits
-    /// that no thread waits for any more are on their way back.
+    /// The number of permits that the server gave for this thread and those behind it. Those have
+    /// theirs, and permits for which no thread waits now are on their way back.
     number: u32,
     left: Option<Duration>,
 }
 
-/// Asks the server once: for the thread's own need, which is the first of `needs`, and those of
-/// the others behind it.
+/// Asks the server once, for the thread's own need, which is the first of `needs`, and for the
+/// needs behind it.
 fn ask<S: Source>(
     site: &Arc<S>,
     own: PermitNeed,
@@ -271,7 +273,7 @@ fn ask<S: Source>(
     Ok(Answered { own, number, left: None })
 }
 
-/// How long the leader stays away from the race after it was woken.
+/// How long the leader stays away after a wake-up, so that others can ask first.
 fn stay_away<S: Source>(site: &S) -> Duration {
     let rest = rest_of_yield(site);
     let own = own_listeners(site);
@@ -287,8 +289,8 @@ fn is_turn_over<S: Source>(site: &S) -> bool {
     site.gate().with_turn(|turn| matches!(turn.before(now), NextStep::Yield(_)))
 }
 
-/// How many processes want permits, as far as the answers to releases tell. If they tell nothing,
-/// there may be one besides this.
+/// The number of processes that want permits, as far as the answers to releases show. If they show
+/// nothing, there may be one besides this.
 fn clients<S: Source>(site: &S) -> u64 {
     let own = own_listeners(site);
     site.gate().with_turn(|turn| match turn.others(own) {
@@ -298,7 +300,7 @@ fn clients<S: Source>(site: &S) -> u64 {
     })
 }
 
-/// After the process's turn, if others listen: for how long they go first.
+/// The rest of the time for which others go first after this process's turn, if others listen.
 fn rest_of_yield<S: Source>(site: &S) -> Duration {
     let now = clock::now();
     let own = own_listeners(site);

@@ -1,59 +1,61 @@
-//! Turns: how long one process may keep permits that other processes want too.
+//! Turns: the limits within which one process may keep permits that other processes want, too.
 //!
-//! A release and the next request in one packet always win, and a pass inside a process never even
-//! asks. So a process has permits for a *turn*: a limited number of grants (passes and new requests)
-//! in a limited time. Then it really gives them back, and if others listen it stays away for a
-//! moment, deaf to its own message. Without turns the others starve.
+//! A release and the next request in one packet always win, and a pass inside a process needs no
+//! request at all. So a process has permits for a *turn*: a limited number of grants (passes and
+//! new requests) in a limited time. After that it really gives them back. If others listen, it
+//! stays away for a moment and ignores its own message. Without turns the others would starve.
 //!
-//! A lock's `Cohort` does not serve here. It learns from each grant how many processes wait, its turn
-//! ends with its release, since that hands the lock on, and it keeps the chain of holds for
-//! Redisson's share, which permits do not have. A permit turn guesses that number from how many
-//! listeners heard a release, spans many grants and releases, is counted as well as timed, and
-//! doubles if no other process listened after it. Nothing in the server holds the process back after
-//! its turn, so [`PermitTurn`] also says how long to stay away.
+//! A lock's `Cohort` does not serve here. It learns from each grant how many processes wait. Its
+//! turn ends with its release, which hands the lock on. It also keeps the chain of holds for
+//! Redisson's share, which permits do not have. A permit turn guesses the number of processes from
+//! the number of listeners that a release reached. It spans many grants and releases, has a limit
+//! of grants as well as of time, and doubles if no other process used the pause after it. Nothing
+//! at the server holds a process back after its turn, so [`PermitTurn`] also says how long to stay
+//! away.
 
 use std::time::Duration;
 
 use redlatch_client::sync::{clock, jitter};
 
-/// A turn's grants, before it was ever extended.
+/// The most grants of a turn that was not extended.
 const GRANTS: u32 = 512;
 const MOST_DOUBLED: u32 = 6;
-/// How long a turn lasts at most, and how fresh the server's word must be for a pass.
+/// The longest turn. So a pass comes at most this long after the server's grant.
 const LONGEST_TURN: u64 = 10_000_000;
-/// The time for one round of turns, before any was ever extended: the more listen, the shorter each
-/// turn, so that the last of sixteen processes need not wait for a second.
+/// The time for one round of turns that were not extended. The more processes listen, the shorter
+/// each turn is, so that the last of sixteen processes need not wait for a second.
 const ROUND: u64 = 20_000_000;
 const SHORTEST_TURN: u64 = 1_000_000;
-/// How long a process stays away after its turn, besides the time that the release's message and
-/// another's request need. In less the others could not come, and the turn would seem unused.
+/// How long a process stays away after its turn, besides the time that the message of the release
+/// and another process's request need. In a shorter time the others could not come, and the pause
+/// would seem unused.
 const YIELD: u64 = 1_000_000;
 const LONGEST_YIELD: u64 = 100_000_000;
-/// A process lets the others have their turns for at most this long.
+/// The longest time that a process leaves to the turns of the others.
 const LONGEST_AWAY: u64 = 60_000_000;
 const SHORTEST_PAUSE: u64 = 500_000;
 
 /// One process's turn at one name. Times are by [`clock`], in nanoseconds.
 #[derive(Debug)]
 pub(crate) struct PermitTurn {
-    /// When the server granted the turn's first permits.
+    /// The time at which the server granted the turn's first permits.
     began: Option<u64>,
-    /// Whether anything was granted or given back here so far.
+    /// Whether anything has been granted or given back here so far.
     is_used: bool,
     grants: u32,
-    /// How often the turn was doubled, since no other process used the last yield.
+    /// How often the turn was doubled, because no other process used the last pauses.
     doubled: u32,
-    /// How many listeners heard of a release, and when the server's word of it was read.
-    /// So the process knows, without a question, whether others want permits.
+    /// The number of listeners that a release reached, and the time at which its reply was read. So
+    /// the process knows, without a question, whether others want permits.
     heard: Option<(i64, u64)>,
     last: Option<TurnEnd>,
-    /// How long the process stays away.
+    /// How long the process stays away after a turn.
     leave: u64,
-    /// Until when the other processes are to have their turns.
+    /// The time until which the other processes should have their turns.
     away_until: u64,
 }
 
-/// When a turn's last permits were given back.
+/// The end of a turn: the time at which its last permits were given back.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TurnEnd {
     pub(crate) at: u64,
@@ -62,14 +64,14 @@ pub(crate) struct TurnEnd {
 /// The first step of a thread that is about to ask Redis.
 #[derive(Debug)]
 pub(crate) enum NextStep {
-    /// Nothing.
+    /// The thread may ask at once.
     Ask,
-    /// The turn is over: stay away, if others heard of this release.
+    /// The turn is over. The thread must stay away if others heard of this release.
     Yield(TurnEnd),
 }
 
 impl PermitTurn {
-    /// `round_trip`: of a command to the server.
+    /// `round_trip` is the time of a command to the server and its reply.
     pub(crate) fn new(round_trip: Duration) -> Self {
         let leave = YIELD.saturating_add(clock::nanos(round_trip).saturating_mul(2));
         Self {
@@ -84,7 +86,7 @@ impl PermitTurn {
         }
     }
 
-    /// Before the process asks for permits at `now`.
+    /// The next step of a thread that wants to ask for permits at `now`.
     pub(crate) fn before(&mut self, now: u64) -> NextStep {
         let Some(last) = self.last else { return NextStep::Ask };
         if now.saturating_sub(last.at) >= self.leave {
@@ -92,7 +94,7 @@ impl PermitTurn {
             self.renew();
             return NextStep::Ask;
         }
-        // A turn that has not begun has been waited for already.
+        // If the next turn has not begun, the process has already stayed away.
         if self.began.is_some() && self.is_over(now) {
             NextStep::Yield(last)
         } else {
@@ -100,27 +102,28 @@ impl PermitTurn {
         }
     }
 
-    /// The rest of the time to stay away after a release at this time.
+    /// The rest of the time for which to stay away after a release at this time.
     pub(crate) fn rest(&self, released_at: u64, now: u64) -> Duration {
         Duration::from_nanos(self.leave.saturating_sub(now.saturating_sub(released_at)))
     }
 
-    /// Whether the server's word on some release of this turn has been read.
+    /// Whether the reply to a release of this turn has been read.
     pub(crate) fn knows_listeners(&self) -> bool {
         self.began.is_some_and(|began| self.heard.is_some_and(|(_, at)| at >= began))
     }
 
-    /// How many processes listen besides this one, which has `own` listeners. `None`: a refused
-    /// message says nothing of them, nor does an unreadable reply.
+    /// The number of processes that listen besides this one, which has `own` listeners. `None`: it
+    /// is not known, since no reply of this turn was read or the message was refused.
     pub(crate) fn others(&self, own: i64) -> Option<u64> {
         let (heard, _) = self.heard.filter(|(heard, _)| *heard >= 0 && self.knows_listeners())?;
         Some(u64::try_from(heard - own).unwrap_or(0))
     }
 
-    /// The turn is over. Returns how many others are to have theirs: all that listen besides the
-    /// process's `own` listeners. The reply to a release that did not wait, as a drop's, may not be
-    /// read yet. Then it is those that heard of the release before, and one at least, which may have
-    /// come since: a process that counted one only would be back before the slowest had its turn.
+    /// Ends the turn. Returns the number of others that should have theirs: all that listen besides
+    /// the process's `own` listeners. If the reply to the release has not been read yet (a drop
+    /// does not wait for it), those count that heard of an earlier release, but at least one, which
+    /// may have come since. A process that counted only one would be back before the slowest had
+    /// its turn.
     pub(crate) fn end(&mut self, own: i64) -> u64 {
         let others = self.others(own).unwrap_or_else(|| {
             let before = self.heard.map_or(0, |(heard, _)| heard.saturating_sub(own));
@@ -134,11 +137,11 @@ impl PermitTurn {
         others
     }
 
-    /// How long to wait after a message before the next try, while the others have their turns: as
-    /// long as the process's own turn was for each of them, unless only its `own` listeners heard
-    /// of its release. The process does look now and then, since they may want no permits at all.
-    /// Without this pause, two processes hand permits to and fro, and slower ones come too late
-    /// again and again.
+    /// The pause between a message and the next try, while the others have their turns. Each of
+    /// them gets as long as the process's own turn was. If only the process's `own` listeners heard
+    /// of its release, there is no pause. The process does look now and then, since the others may
+    /// want no permits at all. Without this pause, two processes would hand permits to and fro, and
+    /// slower ones would come too late again and again.
     pub(crate) fn pause(&self, own: i64, now: u64) -> Duration {
         let left = self.away_until.saturating_sub(now);
         if left == 0 || self.only_own_heard(own) {
@@ -148,24 +151,25 @@ impl PermitTurn {
         pause.mul_f64(0.75 + 0.5 * jitter(now))
     }
 
-    /// Whether only this process's `own` listeners heard of the last release: there is no race
-    /// then.
+    /// Whether only this process's `own` listeners heard of the last release, so that there is no
+    /// race.
     pub(crate) fn only_own_heard(&self, own: i64) -> bool {
         self.heard.is_some_and(|(heard, _)| (0..=own).contains(&heard))
     }
 
-    /// The next turn begins.
+    /// Begins the next turn.
     fn renew(&mut self) {
         self.began = None;
         self.grants = 0;
     }
 
-    /// A release's reply was read: `heard` listeners heard of the release.
+    /// Notes the reply to a release, which `heard` listeners heard.
     pub(crate) fn heard(&mut self, heard: i64, now: u64) {
         self.heard = Some((heard, now));
     }
 
-    /// The process stayed away. If no other process used that, the next turn is longer.
+    /// Notes that the process has stayed away. If no other process used that (`used`), the next
+    /// turn is longer.
     pub(crate) fn yielded(&mut self, used: bool) {
         self.doubled = if used { 0 } else { (self.doubled + 1).min(MOST_DOUBLED) };
     }
@@ -173,21 +177,23 @@ impl PermitTurn {
     pub(crate) fn granted(&mut self, at: u64) {
         self.is_used = true;
         self.began.get_or_insert(at);
-        // No permit is free: an earlier release, long ago perhaps, ends no turn.
+        // These permits are not given back yet, so an earlier release, perhaps long ago, ends no
+        // turn.
         self.last = None;
         self.grants = self.grants.saturating_add(1);
     }
 
-    /// Fresh pass: permits are passed only within a turn, so within that time of the server's word.
+    /// Whether permits may be passed on. That is so only within a turn, and so only a limited time
+    /// after the server's grant.
     pub(crate) fn may_pass(&self, now: u64) -> bool {
         self.began.is_some() && !self.is_over(now)
     }
 
     pub(crate) fn released(&mut self, now: u64) {
         if !std::mem::replace(&mut self.is_used, true) {
-            // The permits were taken over another site of this name, which went with its last
+            // The permits were taken through another site of this name, which ended with its last
             // handle. How long that site had them is unknown, and other processes may have waited
-            // for them.
+            // for them. So the turn counts as over.
             self.began = Some(now.saturating_sub(LONGEST_TURN + 1));
         }
         self.last = Some(TurnEnd { at: now });
@@ -216,7 +222,7 @@ mod tests {
         }
         assert!(!turn.may_pass(5));
         assert!(matches!(turn.before(5), NextStep::Yield(_)));
-        // A while later the others have had their chance.
+        // Some time later the others have had their chance.
         assert!(matches!(turn.before(5 + YIELD), NextStep::Ask));
     }
 
@@ -237,7 +243,7 @@ mod tests {
         assert!(!turn.may_pass(now));
         assert!(matches!(turn.before(now), NextStep::Yield(_)));
         turn.end(1);
-        // The other permits given back were of the same turn.
+        // Further permits that are given back belong to the same turn.
         turn.released(now);
         assert!(matches!(turn.before(now), NextStep::Ask));
     }
@@ -254,7 +260,7 @@ mod tests {
     #[test]
     fn a_process_that_is_alone_does_not_yield() {
         let mut turn = PermitTurn::new(Duration::ZERO);
-        // A hold of 150 ms. Only this process's own subscriber heard of its release.
+        // The permits are held for 150 ms. Only this process's own subscriber hears of the release.
         let released = 150_000_000;
         turn.granted(0);
         turn.released(released);
@@ -264,7 +270,7 @@ mod tests {
         assert_eq!((turn.others(1), turn.others(0)), (Some(0), Some(1)));
         turn.heard(-1, released);
         assert_eq!(turn.others(0), None, "the message was refused");
-        // Until the process has stayed away, the turn is over.
+        // The turn stays over until the process has stayed away.
         assert!(matches!(turn.before(released), NextStep::Yield(_)));
         turn.end(1);
         assert!(matches!(turn.before(released), NextStep::Ask));

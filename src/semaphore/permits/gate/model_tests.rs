@@ -1,5 +1,5 @@
-//! A semaphore's gate, in many orders of its threads' actions: ask alone, queue, lead, ask for
-//! those behind, give up, fail, pass and give back.
+//! Models of a semaphore's gate, in many orders of its threads' actions: ask alone, queue, lead,
+//! ask for those behind, give up, fail, pass and give back.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
@@ -19,18 +19,19 @@ use crate::waiting::{Claim, EnterOf, Lead, Queued, Synchronizer, Try, Wait, acqu
 const PERMITS: u32 = 4;
 const TURN_IS_OVER: u64 = 1_000_000_000;
 
-/// How likely each kind of trouble is.
+/// The probability of each kind of trouble.
 #[derive(Clone, Copy, Default)]
 struct Odds {
-    /// A thread does not wait for ever.
+    /// A thread waits only for a limited time.
     impatient: f64,
     /// A holder stays for so long that the turn is over.
     slow: f64,
-    /// The server's answer is lost, and the permits it gave are taken back.
+    /// The server's answer is lost, and the permits that it gave are taken back.
     error: f64,
 }
 
-/// The events of all schedules: a test that never came to the point proves nothing.
+/// Counts of events over all schedules, since a test in which the event never happens proves
+/// nothing.
 #[derive(Default)]
 struct Seen {
     together: AtomicUsize,
@@ -40,7 +41,7 @@ struct Seen {
     failed: AtomicUsize,
 }
 
-/// One name, in a process of its own.
+/// One name in one process.
 struct Pool {
     gate: PermitGate<()>,
     odds: Odds,
@@ -49,9 +50,9 @@ struct Pool {
     name: Arc<str>,
     /// The free permits on the server.
     free: Mutex<u32>,
-    /// The threads to tell when permits are given back.
+    /// The threads that hear when permits are given back.
     listeners: Mutex<Vec<Arc<Thread>>>,
-    /// Permits were given back since the leader last looked.
+    /// Whether permits were given back since the leader last looked.
     said: AtomicBool,
     in_use: AtomicU32,
 }
@@ -96,7 +97,7 @@ impl Synchronizer for Pool {
     }
 
     fn request_state(&self, claim: &Claim<'_, PermitNeed>) -> PermitRequestState {
-        // Subscribe first.
+        // The leader listens before it asks.
         self.listeners.lock().push(Arc::clone(claim.thread));
         PermitRequestState::default()
     }
@@ -145,7 +146,7 @@ impl Pool {
         }
     }
 
-    /// A thread that wants permits so many times.
+    /// Runs a thread that takes permits this many times.
     fn visit(&self, times: usize) {
         let thread = Thread::current();
         for _ in 0..times {
@@ -179,7 +180,7 @@ impl Pool {
         }
     }
 
-    /// As `permits::ask` and a semaphore's script do it.
+    /// Does what `permits::ask` and a semaphore's script do.
     fn request(&self, needs: &[u32]) -> Result<u32, Error> {
         let (arrivals, asked) = (self.arrivals(), clock::now());
         let taken = {
@@ -236,7 +237,8 @@ fn chance(odds: f64) -> bool {
     odds > 0.0 && thread_rng().gen_bool(odds)
 }
 
-/// Some threads each want permits twice. In the end all are free, and no thread waits.
+/// Runs some threads that each take permits twice. In the end all permits are free, and no thread
+/// waits.
 fn play(odds: Odds) -> Arc<Seen> {
     let seen = Arc::new(Seen::default());
     let all = Arc::clone(&seen);
