@@ -1,5 +1,5 @@
-//! An owner's entry in the queue of a lock as a state machine: what happened and the time go in,
-//! what is to be done comes out. `queue_entry.rs` does it.
+//! An owner's entry in the queue of a lock, as a state machine: an event and the time go in, and
+//! the actions to take come out. `queue_entry.rs` takes them.
 //!
 //! ```text
 //!         asks                    refused: sleeps until the poll, an end, or a message
@@ -10,37 +10,37 @@
 //!   ends, at any time: undoes what the server may have of the owner
 //! ```
 //!
-//! Pure, as `exchanges.rs` is: no number, no clock, no chance, no mutex, no I/O. So the
-//! random models of the scripts (`tests/models/`) run this file, and its `explore/` explores it: a
-//! state can be copied, compared and hashed. Two types, since two threads have a part in it: the
-//! waiting thread owns the [`EntryMachine`], and the subscriber's thread fills the [`Inbox`], under
-//! a mutex of the caller's.
+//! This file is pure, as `exchanges.rs` is: it has no owner number, clock, random choice, mutex or
+//! I/O. So a state can be copied, compared and hashed: the random models of the scripts
+//! (`tests/models/`) run this file, and `explore/` there explores all its states. There are two
+//! types, since two threads take part: the waiting thread owns the [`EntryMachine`], and the
+//! subscriber's thread fills the [`Inbox`], under a mutex of the caller.
 //!
 //! Invariants, and what would break them:
 //!
-//! - *one at a time*: an entry has one request on its way. A reply does not say which request it
-//!   answers. If two were on their way, the reply to the first would count as the reply to the
-//!   second, the anchor would be too late, and so would be the deadline of a grant by message.
-//! - *hint*: whatever is heard makes the owner ask, and grants nothing, but for a grant by message
-//!   that [counts](Exchanges::granted_by_message). A grant that does not count makes it ask, too: the
-//!   server may still have the owner as the holder.
+//! - *one at a time*: an entry has at most one request on its way, since a reply does not say which
+//!   request it answers. With two on their way, the reply to the first would count as the reply to
+//!   the second. The anchor would then be too late, and with it the deadline of a grant by message.
+//! - *hint*: every message makes the owner ask and grants nothing, except a grant by message that
+//!   [counts](Exchanges::granted_by_message). A grant that does not count makes the owner ask, too,
+//!   since the server may still have it as the holder.
 //! - *anchor*, *granted late*, *silent*: see `exchanges.rs`.
 //! - *collected after the reply*: the inbox is collected between requests only. A message that
 //!   comes while a request is on its way waits there, and the reply decides whether it still counts:
 //!   the server may have refused the owner after the grant.
 //! - *every wait ends*: whoever is refused sleeps at most until [`POLL`], which is less than the
-//!   lease of a grant by message. So while such a grant lasts every waiter asks at least once, is
-//!   told when that lease ends, and asks again then. If the process that was granted the lock is
+//!   lease of a grant by message. So while such a grant lasts every waiter asks at least once,
+//!   learns when that lease ends, and asks again then. If the process that was granted the lock is
 //!   stopped, the waiters lose that lease and no more. (Every waiter asks, not only the first in
 //!   line, since a waiter knows only where it stood when it last asked.)
 //! - *no message is lost*: a request that fails leaves the entry due, since it has used up the
-//!   message that led to it. The next leader asks at once. So does a leader whose grant is not ours
-//!   any more when it is admitted.
+//!   message that led to it. The next leader asks at once. So does a leader that has lost its grant
+//!   by the time it is admitted.
 //! - *nobody's entry*: an owner that was granted the lock by its first request alone was never in a
 //!   queue, so no message names it. If the server may have run a copy of that request, or if the
 //!   owner has asked before, the message of its grant may come late and must not be given back.
-//! - *undone*: at its end the owner is taken out of queue and lock, if the server may know it; again
-//!   and again, if a copy of a request may still come.
+//! - *undone*: at its end the owner is removed from queue and lock, if the server may know it. The
+//!   removal is repeated while a copy of a request may still come.
 
 use std::time::Duration;
 
@@ -52,26 +52,28 @@ const MS: u64 = 1_000_000;
 /// The least and the longest time after which a waiter that hears nothing asks, in nanoseconds.
 pub(crate) const POLL: (u64, u64) = (800 * MS, 1_200 * MS);
 const _: () = assert!(POLL.1 < PROVISIONAL);
-/// So many from the head listen for Redisson's releases. A second one, in case the first is dead.
+/// The number of waiters, from the head of the queue, that listen for Redisson's releases. There is
+/// a second one in case the first is dead.
 const FIRST: u32 = 2;
-/// Behind the end that the server told: it cuts its times to whole milliseconds.
+/// The time after the end that the server named, at which a waiter asks. The server rounds its
+/// times down to whole milliseconds.
 const PAST_END: u64 = MS;
-/// And so much later for each entry, so that not all come at once.
+/// The additional time for each place in the queue, so that not all waiters ask at once.
 const PER_PLACE: u64 = 300_000;
 
-/// See the module. `D`: the details of a grant.
+/// The state of an owner's entry. `D` is the type of a grant's details.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct EntryMachine<D> {
     exchanges: Exchanges<D>,
-    /// Where it stood when it last asked. `None`: nowhere.
+    /// The place that it had when it last asked. `None`: it had none.
     place: Option<u32>,
-    /// A request is on its way.
+    /// Whether a request is on its way.
     is_asking: bool,
-    /// When it asks though it hears nothing. Zero: at once.
+    /// The time at which it asks, even without a message. Zero: at once.
     ask_at: u64,
 }
 
-/// What an owner has received and not collected.
+/// The messages that an owner has received and its thread has not collected.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Inbox<D> {
     grant: Option<ReceivedGrant<D>>,
@@ -80,39 +82,40 @@ pub(crate) struct Inbox<D> {
     is_missed: bool,
 }
 
-/// What an owner receives, by whichever channel.
+/// A message to the owner, on any channel.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Received<D> {
-    /// The lock is the owner's.
+    /// The owner has the lock.
     Grant(ReceivedGrant<D>),
-    /// A window is open until then, and the owner should ask.
+    /// A window is open until then, and the owner should ask at its end.
     Open { until: u64 },
-    /// One of Redisson's clients has released the lock; or may have, since the channel was
+    /// One of Redisson's clients has released the lock. Or it may have, since the channel was
     /// confirmed only now.
     Public,
-    /// It should ask: messages may have been missed, since the channel of the client's own was
-    /// confirmed anew; or a script says so.
+    /// The owner should ask. A script says so, or messages may have been missed, since the client's
+    /// own channel was confirmed anew.
     Missed,
 }
 
-/// What happens to an entry.
+/// An event for an entry.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum EntryEvent<D> {
-    /// It is [due](EntryMachine::ask_at), and asks for this lease. `queues`: for an entry, too.
+    /// It is [due](EntryMachine::ask_at), and asks for this lease. `queues`: the request may add an
+    /// entry to the queue.
     Asks { asked: Asked, lease: Duration, queues: bool },
     /// The server answers the request. `in_doubt`: the request was sent twice, and a copy may still
     /// come.
     Answered { reply: EntryReply<D>, in_doubt: bool },
     /// The server has run no copy of the request, and will run none.
     Failed,
-    /// Nobody knows whether the server has run the request, or will: no reply came, or an error to
-    /// its second copy, or the thread did not wait, because its wait ended or was cancelled.
+    /// It is unknown whether the server has run the request or will: no reply came, its second copy
+    /// had an error, or the thread's wait ended or was cancelled.
     Unknown,
-    /// Its thread collects what it has received.
+    /// Its thread collects the inbox.
     Collects { inbox: Inbox<D>, collector: Collector },
     /// Too few replicas have the grant of the last reply. The entry is used up.
     Unacknowledged { in_doubt: bool, inbox: Inbox<D> },
-    /// No thread of the process wants the lock any more. The entry is used up.
+    /// No thread of the process wants the lock now. The entry is used up.
     Ends { inbox: Inbox<D> },
 }
 
@@ -120,11 +123,11 @@ pub(crate) enum EntryEvent<D> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum EntryReply<D> {
     Granted {
-        /// The lock was the owner's before.
+        /// Whether the owner had the lock before.
         already: bool,
-        /// The lease that was asked for.
+        /// The requested lease.
         lease: Duration,
-        /// The owner may ask again.
+        /// Whether the owner may ask again.
         waits: bool,
         details: D,
     },
@@ -132,36 +135,36 @@ pub(crate) enum EntryReply<D> {
     Refused {
         /// The server's clock, in ms.
         now: u64,
-        /// How long another question is in vain, unless a message comes.
+        /// The time for which another request is in vain, unless a message comes.
         left: Duration,
-        /// In the queue, 0 is first in line.
+        /// The place in the queue. 0 is the first.
         place: u32,
         by_redisson: bool,
-        /// The entry is new.
+        /// Whether the entry is new.
         is_new: bool,
-        /// How long it sleeps if it hears nothing, within [`POLL`].
+        /// How long the owner sleeps without a message, within [`POLL`].
         poll: u64,
     },
     /// The owner stands in a fair lock's queue, or has just lost its entry there.
     Waits {
         /// The server's clock, in ms.
         now: u64,
-        /// How long it sleeps if it hears nothing.
+        /// How long the owner sleeps without a message.
         sleep: Duration,
-        /// The owner had lost its entry, and has it again.
+        /// Whether the owner had lost its entry and has it again.
         came_back: bool,
     },
-    /// The lock is another owner's, and this owner has no entry.
+    /// Another owner has the lock, and this owner has no entry.
     NotTaken,
 }
 
-/// What is to be done, in this order.
+/// The actions to take, in this order.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Actions<D> {
-    /// Listen to this from here on.
+    /// The channels to listen to from here on.
     pub(crate) listens: Listens,
-    /// A message should have come before this reply. If it does not come either, the subscription
-    /// is dead without an error.
+    /// Whether a message should have come before this reply. If it does not come later, either, the
+    /// subscription is dead without an error.
     pub(crate) suspects: bool,
     pub(crate) then: Action<D>,
 }
@@ -169,49 +172,49 @@ pub(crate) struct Actions<D> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Listens {
     AsBefore,
-    /// To the channel of the client's own.
+    /// Listen to the client's own channel.
     ToOwn,
-    /// Also to the channel of Redisson's releases.
+    /// Also listen to the channel of Redisson's releases.
     ToPublic,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Action<D> {
-    /// Sleep until then, or until the owner receives something. Zero: ask at once.
+    /// Sleep until then, or until a message comes. Zero: ask at once.
     Sleep { until: u64 },
     /// Send the request, with these arguments.
     Ask { again: Option<Again> },
-    /// The lock is the owner's.
+    /// The owner has the lock.
     Granted(Granted<D>),
-    /// End the wait: grants arrive after their own end, again and again.
+    /// End the wait, since grants repeatedly arrive after their own end.
     Fail,
-    /// Give back what the server may have of the owner: an entry, or the lock. `details`: of a
-    /// grant by message.
+    /// Give back whatever the server may have of the owner: an entry, or the lock. `details` are
+    /// those of a grant by message.
     GiveBack { undo: Undo, details: Option<D> },
 }
 
 /// A grant that counts.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Granted<D> {
-    /// The lease counts from its time.
+    /// The request from whose time the lease counts.
     pub(crate) asked: Asked,
-    /// A copy of a request may take the lock once more.
+    /// Whether a copy of a request may take the lock again.
     pub(crate) in_doubt: bool,
     pub(crate) by: By<D>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum By<D> {
-    /// For this lease: a short one, since its process might be stopped.
+    /// The grant came by message, for this short lease, since the process might be stopped.
     Message { lease: Duration, details: D },
-    /// For the lease that was asked for, since its process is awake.
+    /// The grant came by reply, for the requested lease, since the process is awake.
     Reply {
-        /// The lock was the owner's before: by a message, or by a copy of a request.
+        /// Whether the owner had the lock before, by a message or by a copy of a request.
         already: bool,
         details: D,
         /// The details that a message named for the same grant.
         message: Option<D>,
-        /// Messages may name the owner, though it has the lock.
+        /// Whether messages may name the owner although it has the lock.
         may_be_named: bool,
     },
 }
@@ -221,7 +224,7 @@ impl<D> EntryMachine<D> {
         Self { exchanges: Exchanges::new(), place: None, is_asking: false, ask_at: 0 }
     }
 
-    /// When it asks though it hears nothing. Zero: at once.
+    /// The time at which it asks, even without a message. Zero: at once.
     pub(crate) fn ask_at(&self) -> u64 {
         self.ask_at
     }
@@ -231,12 +234,12 @@ impl<D> EntryMachine<D> {
         self.exchanges.longest()
     }
 
-    /// A copy of a request may arrive later.
+    /// Whether a copy of a request may arrive later.
     pub(crate) fn is_in_doubt(&self) -> bool {
         self.exchanges.is_in_doubt()
     }
 
-    /// `now`: by the process's own clock, which never jumps.
+    /// Makes a step. `now` is the time on the process's own clock, which never jumps.
     #[inline]
     pub(crate) fn step(&mut self, now: u64, event: EntryEvent<D>) -> Actions<D> {
         match event {
@@ -257,8 +260,9 @@ impl<D> EntryMachine<D> {
         }
     }
 
-    /// The first request, a poll, and the one after a reconnect are the same. Who will not wait
-    /// takes the lock if it is free, past the queue, and leaves no entry behind.
+    /// Begins a request. The first one, a poll and one after a reconnect are the same. A thread
+    /// that will not wait takes the lock if it is free, ahead of the queue, and leaves no entry
+    /// behind.
     #[inline]
     fn asks(&mut self, now: u64, asked: Asked, lease: Duration, queues: bool) -> Action<D> {
         if self.is_asking {
@@ -293,7 +297,8 @@ impl<D> EntryMachine<D> {
             EntryReply::Refused { now: server, left, place, by_redisson, is_new, poll } => {
                 self.exchanges.stands(now, server);
                 self.exchanges.refused(server);
-                // Its entry was used up by a grant of which nothing was heard.
+                // If the entry is new again, a grant whose message did not come has used up the one
+                // before.
                 let suspects = is_new && self.place.is_some();
                 self.place = Some(place);
                 let is_first = by_redisson && place < FIRST;
@@ -310,7 +315,7 @@ impl<D> EntryMachine<D> {
         }
     }
 
-    /// The request has no answer, and leaves the entry due.
+    /// Takes a request without an answer, which leaves the entry due.
     fn unanswered(&mut self, in_doubt: bool) -> Action<D> {
         if std::mem::take(&mut self.is_asking) {
             self.exchanges.heard(in_doubt, false);
@@ -324,7 +329,7 @@ impl<D> EntryMachine<D> {
             self.ask_at = self.ask_at.min(until);
         }
         if is_public {
-            // The first one asks at once, the second in case the first one is dead.
+            // The first waiter asks at once. The second asks later, in case the first is dead.
             let place = self.place.unwrap_or(0);
             if place < FIRST {
                 self.ask_at = self.ask_at.min(now.saturating_add(u64::from(place) * MS));
@@ -334,7 +339,7 @@ impl<D> EntryMachine<D> {
             self.ask_at = 0;
         }
         let Some(granted) = grant else { return self.sleeps() };
-        // If it is not certain that it is ours, the next thing to do is to ask.
+        // If the grant does not certainly count, the next action is to ask.
         self.ask_at = 0;
         let lease = granted.lease;
         match self.exchanges.granted_by_message(now, granted, collector) {
@@ -345,7 +350,7 @@ impl<D> EntryMachine<D> {
 
     fn ends(&mut self, inbox: Inbox<D>) -> Action<D> {
         self.is_asking = false;
-        // The details of a grant that nobody has collected, or that no reply has confirmed.
+        // These are the details of a grant that no thread has collected or no reply has confirmed.
         let message = self.exchanges.confirmed(true);
         let details = inbox.grant.map(|granted| granted.details).or(message);
         Action::GiveBack { undo: self.exchanges.undo(), details }
@@ -354,7 +359,8 @@ impl<D> EntryMachine<D> {
     /// The grant counts.
     #[inline]
     fn counts(&mut self, asked: Asked, by: By<D>) -> Action<D> {
-        // If the grant is not ours any more when it is admitted, only the server knows.
+        // If the grant proves to be lost when it is admitted, the owner asks at once, since only
+        // the server knows.
         self.ask_at = 0;
         Action::Granted(Granted { asked, in_doubt: self.exchanges.is_in_doubt(), by })
     }
@@ -376,10 +382,10 @@ impl<D> Inbox<D> {
         Self { grant: None, open_until: None, is_public: false, is_missed: false }
     }
 
-    /// From here on the owner's thread has something to collect: it must be woken.
+    /// Adds a message. The caller must wake the owner's thread.
     pub(crate) fn receive(&mut self, received: Received<D>) {
         match received {
-            // A second copy says nothing new.
+            // A second grant message says nothing new.
             Received::Grant(granted) if self.grant.is_some() => drop(granted),
             Received::Grant(granted) => self.grant = Some(granted),
             Received::Open { until } => self.open_until = Some(until),
@@ -388,7 +394,7 @@ impl<D> Inbox<D> {
         }
     }
 
-    /// All that was received; the inbox is empty now.
+    /// Takes the messages, which count as collected now.
     pub(crate) fn take(&mut self) -> Self {
         std::mem::replace(self, Self::new())
     }
@@ -402,7 +408,8 @@ impl<D> Inbox<D> {
     }
 }
 
-/// How long a waiter that hears nothing sleeps: until the end that the server told, or the poll.
+/// How long a waiter sleeps without a message: until the end that the server named, or until the
+/// poll.
 fn nap(left: Duration, place: u32, poll: u64) -> u64 {
     let end = nanos(left).saturating_add(PAST_END + PER_PLACE * u64::from(place));
     let (least, most) = POLL;

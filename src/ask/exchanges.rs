@@ -1,10 +1,10 @@
-//! What the exchanges of one owner with the server say: what the server may have of the owner, and
-//! until when a grant is the owner's.
+//! The exchanges of one owner with the server, and what follows from them: what the server may have
+//! of the owner, and for how long a grant counts.
 //!
-//! Pure: time goes in, and decisions come out. Nothing is sent here, no clock is read, and nothing
-//! of the crate is imported but what the parent module names; the random models of the scripts
-//! (`tests/models/`) compile this file, too. It does not know the owner's number, so two owners with
-//! the same past are equal.
+//! This file is pure: the time goes in, and decisions come out. It sends nothing, reads no clock,
+//! and imports only parts of the crate that the parent module names, since the random models of the
+//! scripts (`tests/models/`) compile it, too. It does not know the owner's number, so two owners
+//! with the same past are equal.
 //!
 //! ```text
 //!          asks            refused (at the server's time)
@@ -15,27 +15,29 @@
 //!        until = asked + lease          until = anchor's time + (grant's now - anchor's now) + lease
 //! ```
 //!
-//! Anchor: the deadline of a grant by message counts from an earlier exchange of the same wait, by
-//! the server's clock; without one, from the first request. The process may have been stopped, and
-//! another one may have the lock when this one reads the message:
+//! Anchor: the deadline of a grant by message counts from an earlier exchange of the same wait, on
+//! the server's clock. Without such an exchange it counts from the first request. It must not count
+//! from the reading of the message, since the process may have been stopped, and another one may
+//! have the lock by then:
 //!
 //! ```text
 //! server    grant to A (2 s)              its end: grant to B
 //! A         stopped ............................................ reads the grant: too late
 //! ```
 //!
-//! A younger refusal voids a grant, whichever the owner reads first: a grant and a reply come over
-//! two connections, so the reply to a question that ran after the end of the grant may overtake the
+//! A later refusal voids a grant, whichever the owner reads first. A grant and a reply come over
+//! two connections, so the reply to a request that ran after the end of the grant may overtake the
 //! message of that grant.
 //!
 //! Acknowledged: if replicas must have a grant, a message only makes the owner ask. Another
-//! connection has written the grant, and the server answers only for this connection's writes; the
-//! request finds the hold, and writes it anew. The same for an owner to whom the short lease of a
-//! message is of no use: the request raises it, and is undone as any other if it fails.
+//! connection has written the grant, and the server's WAIT covers only this connection's writes. So
+//! the request finds the hold and writes it again. The same is done for an owner to which the short
+//! lease of a message is useless: the request raises the lease, and is undone like any other if it
+//! fails.
 //!
 //! Silent: the owner may report others as silent only while the server answers it promptly, without
-//! a pause, and by a clock that does not jump. After a pause it may be this process that was
-//! stopped, and the others may have asked meanwhile.
+//! a pause, and with a clock that does not jump. After a pause it may be this process that was
+//! stopped, and the others may have asked in the meantime.
 
 use std::time::Duration;
 
@@ -43,57 +45,61 @@ use crate::lease::deadline::deadline;
 use crate::scripts::lock::Again;
 
 const MS: u64 = 1_000_000;
-/// An owner that the server has answered for this long may report others as silent: HEARD of
-/// `lua/hand_off.lua`.
+/// The time for which the server must have answered an owner before the owner may report others as
+/// silent: HEARD of `lua/hand_off.lua`.
 const STEADY: u64 = 2_000 * MS;
-/// A reply that takes longer shows that the server, or this process, stood still: PROMPT there.
+/// The longest time for a prompt reply: PROMPT there. A slower one shows that the server or this
+/// process stood still.
 const PROMPT: u64 = 400 * MS;
-/// The next request follows a reply within this time, unless this process stood still.
+/// The time within which the next request follows a reply, unless this process stood still.
 const PAUSE: u64 = 1_500 * MS;
-/// At this many grants in a row that arrive after their own end, the wait fails.
+/// The number of late grants in a row, each read after its own end, at which the wait fails.
 const MOST_LATE: u32 = 3;
 
-/// The state when a leader asked for a hold: it reads all of this before it sends the request.
+/// The state at the time of a leader's request. The leader reads all of it before it sends the
+/// request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Asked {
-    /// How many forced unlocks of this process the server had answered.
+    /// The number of forced unlocks of this process that the server had answered.
     pub(crate) forced: u64,
-    /// The incarnation of the server that the client met last. If a later run granted the hold, its
-    /// release reports a loss too many, not one too few.
+    /// The incarnation of the server that the client met last. If a later one granted the
+    /// hold, its release may report a loss that was none, but never hides one.
     pub(crate) incarnation: u64,
-    /// When, by the process's own clock, in nanoseconds. (So are all times here that are not the
+    /// The time, on the process's own clock, in nanoseconds. (All times here are, except the
     /// server's.)
     pub(crate) at: u64,
 }
 
-/// See the module. `D`: the details of a grant.
+/// The state of an owner's exchanges. `D` is the type of a grant's details.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Exchanges<D> {
-    /// When the first request was sent.
+    /// The time at which the first request was sent.
     began: Option<u64>,
     /// The last request.
     asked: Option<Asked>,
-    /// The last request was not the first.
+    /// Whether the last request was not the first.
     asked_again: bool,
     /// The last exchange that named the server's time.
     anchor: Option<Anchor>,
-    /// Since when the owner has an entry, by the server's clock, as the first such reply said.
+    /// The time since which the owner has an entry, on the server's clock, as the first such reply
+    /// said.
     came: Option<u64>,
-    /// Since when, and until when, the server has answered it promptly, without a pause.
+    /// The beginning and the end of the time for which the server has answered the owner promptly,
+    /// without a pause.
     steady: Option<(u64, u64)>,
-    /// A request was sent twice, or its outcome is not known: a copy may arrive later.
+    /// Whether a request was sent twice or has an unknown outcome, so that a copy may arrive later.
     in_doubt: bool,
-    /// The server may know the owner.
+    /// Whether the server may know the owner.
     is_known: bool,
     /// The longest lease that a request named.
     longest: Duration,
-    /// How many grants in a row were read after their own end.
+    /// The number of grants in a row that were read after their own end.
     late: u32,
-    /// The details of a grant by message, while the owner asks for its confirmation.
+    /// The details of a grant by message, while the owner asks the server to confirm it.
     message: Option<D>,
 }
 
-/// An exchange whose reply named the server's time, which was not before `sent`.
+/// An exchange whose reply named the server's time. That time is not earlier than `sent`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Anchor {
     sent: u64,
@@ -104,7 +110,7 @@ struct Anchor {
 /// A grant by message, with the details of its kind of lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct ReceivedGrant<D> {
-    /// By the server's clock, in ms.
+    /// The time of the grant, on the server's clock, in ms.
     pub(crate) now: u64,
     pub(crate) received: u64,
     pub(crate) lease: Duration,
@@ -118,8 +124,8 @@ pub(crate) struct Collector {
     pub(crate) lease: Duration,
     /// The incarnation of the server that the client met last.
     pub(crate) incarnation: u64,
-    /// A grant counts only by the reply to a request: replicas must have it, or it must have the
-    /// whole lease.
+    /// Whether a grant counts only by the reply to a request, since replicas must have it or it
+    /// must have the whole lease.
     pub(crate) needs_reply: bool,
 }
 
@@ -129,18 +135,18 @@ pub(crate) enum InTime {
     Yes,
     /// Only the server knows whether the hold is still the owner's.
     Ask,
-    /// That happens again and again.
+    /// It was late too many times.
     Fail,
 }
 
-/// What the end of a wait leaves to undo at the server.
+/// What must be undone at the server at the end of a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Undo {
-    /// The server has never heard of the owner.
+    /// Nothing, since the server has never heard of the owner.
     Nothing,
     /// An entry, or the lock.
     Once,
-    /// The same, now and later: a copy of a request may still come.
+    /// The same, now and later, since a copy of a request may still come.
     NowAndLater,
 }
 
@@ -161,13 +167,13 @@ impl<D> Exchanges<D> {
         }
     }
 
-    /// The owner is about to send a request for this lease.
+    /// Notes that the owner is about to send a request for this lease.
     #[inline]
     pub(crate) fn asks(&mut self, asked: Asked, lease: Duration) {
         self.began.get_or_insert(asked.at);
         if self.asked.is_some_and(|before| before.incarnation != asked.incarnation) {
-            // Another server, with another clock, or one that was started anew: other owners may
-            // not be back yet.
+            // This is another server with another clock, or one that was restarted. Other owners
+            // may not be back yet.
             (self.anchor, self.steady) = (None, None);
         }
         self.asked_again = self.asked.is_some();
@@ -175,8 +181,8 @@ impl<D> Exchanges<D> {
         self.longest = self.longest.max(lease);
     }
 
-    /// The outcome of a request. `in_doubt`: the server may carry out a copy of it, now or later.
-    /// `is_there`: the reply says that the server has the owner in its queue or as the holder now.
+    /// Takes the outcome of a request. `in_doubt`: the server may run a copy of it, now or later.
+    /// `is_there`: the reply says that the owner is in the queue or is the holder now.
     #[inline]
     pub(crate) fn heard(&mut self, in_doubt: bool, is_there: bool) {
         self.in_doubt |= in_doubt;
@@ -215,13 +221,13 @@ impl<D> Exchanges<D> {
         Some(Again { came, sent })
     }
 
-    /// A reply said that the owner has an entry, at this time of the server's. Called before
-    /// [`refused`](Self::refused), since it looks at the exchange before this one.
+    /// Takes a reply, of this time of the server, that says that the owner has an entry. It is
+    /// called before [`refused`](Self::refused), since it looks at the exchange before this one.
     pub(crate) fn stands(&mut self, now: u64, server: u64) {
         self.came.get_or_insert(server);
         let Some(asked) = self.asked else { return };
-        // A jump of the server's clock ends the steady time, too: other owners that have just asked
-        // may look silent by the new time.
+        // A jump of the server's clock also ends the steady time, since other owners that have just
+        // asked may look silent by the new time.
         let is_expected = self.anchor.is_none_or(|anchor| {
             let expected = anchor.server + asked.at.saturating_sub(anchor.sent) / MS;
             expected.abs_diff(server) <= PROMPT / MS
@@ -235,8 +241,8 @@ impl<D> Exchanges<D> {
         };
     }
 
-    /// The server answered, at this time of its own, that the owner is not the holder. An earlier
-    /// grant is over, in whichever order this process reads the two.
+    /// Takes a reply, of this time of the server, that says that the owner is not the holder. An
+    /// earlier grant is over, in whichever order this process reads the two.
     pub(crate) fn refused(&mut self, server: u64) {
         (self.late, self.message) = (0, None);
         if self.anchor.is_none_or(|anchor| anchor.server < server) {
@@ -244,15 +250,15 @@ impl<D> Exchanges<D> {
         }
     }
 
-    /// A reply granted the lock, which may `already` have been the owner's. Returns the details
-    /// that a message named for that earlier grant.
+    /// Takes a grant by reply. The owner may `already` have had the lock. Returns the details that
+    /// a message named for that earlier grant.
     #[inline]
     pub(crate) fn confirmed(&mut self, already: bool) -> Option<D> {
         self.message.take().filter(|_| already)
     }
 
-    /// Whether the reply to the last request, which granted this lease, is read before the end of
-    /// the lease. `waits`: the owner may ask again.
+    /// Whether the owner reads the reply to the last request, which granted this lease, before the
+    /// end of the lease. `waits`: the owner may ask again.
     #[inline]
     pub(crate) fn in_time(&mut self, now: u64, lease: Duration, waits: bool) -> InTime {
         if self.asked.is_some_and(|asked| now < deadline(asked.at, lease)) {
@@ -262,17 +268,17 @@ impl<D> Exchanges<D> {
         if self.late == MOST_LATE || !waits { InTime::Fail } else { InTime::Ask }
     }
 
-    /// A message has granted the lock. Returns from when its lease counts, and its details; or
-    /// nothing, if the lock may not be the owner's any more, or the grant needs a reply: the owner
-    /// asks then.
+    /// Takes a grant by message. Returns the time from which its lease counts, and its details.
+    /// `None`: the owner must ask, since it may no longer have the lock, or the grant needs a
+    /// reply.
     pub(crate) fn granted_by_message(
         &mut self,
         now: u64,
         granted: ReceivedGrant<D>,
         collector: Collector,
     ) -> Option<(Asked, D)> {
-        // The server refused the owner after this grant: the grant was taken away again, or the
-        // server's clock was set back between the two.
+        // The server has refused the owner after this grant. Either the grant was taken away again,
+        // or the server's clock was set back in between.
         if self.anchor.is_some_and(|anchor| granted.now < anchor.server) {
             return None;
         }
@@ -281,22 +287,21 @@ impl<D> Exchanges<D> {
             return None;
         }
         let asked = self.asked.filter(|asked| asked.incarnation == collector.incarnation)?;
-        // The server did not grant it before this, whenever this process read the message.
+        // The server did not grant it earlier than this, whenever this process reads the message.
         let not_before = match self.anchor {
-            // (Anybody may write anything on the channel.)
+            // The arithmetic saturates, since anybody may write anything on the channel.
             Some(anchor) => {
                 anchor.sent.saturating_add((granted.now - anchor.server).saturating_mul(MS))
             }
             None => self.began?,
         };
         let asked = Asked { at: not_before.min(granted.received), ..asked };
-        // If the wanted lease is the shorter one, no more than that counts: a renewal cuts the hold
-        // to it.
+        // If the wanted lease is shorter, only that counts, since a renewal cuts the hold to it.
         let counts = granted.lease.min(collector.lease);
         (now < deadline(asked.at, counts)).then_some((asked, granted.details))
     }
 
-    /// The owner does not want the lock any more.
+    /// What must be undone when the owner no longer wants the lock.
     pub(crate) fn undo(&self) -> Undo {
         match (self.is_known, self.in_doubt) {
             (false, _) => Undo::Nothing,

@@ -1,5 +1,5 @@
-//! What one owner and the server say to each other, as state machines without I/O: when the owner
-//! asks, and until when a grant is its own.
+//! The exchanges of one owner with the server, as state machines without I/O: when the owner asks,
+//! and for how long a grant counts.
 
 mod entry;
 #[cfg(test)]

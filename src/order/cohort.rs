@@ -1,4 +1,4 @@
-//! How long the threads of one process keep a lock among themselves: *lock cohorting*.
+//! Lock cohorting: how long the threads of one process keep a lock among themselves.
 //!
 //! A pass inside a process costs no round trip, but without a bound other processes would starve.
 //! So a process has the lock for a *turn*, and then hands it to the next process. The more
@@ -11,78 +11,78 @@ use crate::scripts::{Chain, ChainClock};
 /// How long one round of turns should take.
 const ROUND: u64 = 20_000_000;
 const SHORTEST_TURN: u64 = 1_000_000;
-/// How long a turn lasts at most, and how fresh the server's grant must be for a pass.
+/// The longest turn. So a pass comes at most this long after the server's grant.
 const LONGEST_TURN: u64 = 10_000_000;
 /// How long threads may join a shared hold without a request.
 const JOINED: u64 = 3_000_000;
-/// A process that takes the lock again within this time has not left it to others.
+/// The time within which a process that takes the lock again has not left it to others.
 const SAME_CHAIN: u64 = 10_000_000;
 
 /// One process's turn at one name. Times are by the process's own clock, in nanoseconds.
 #[derive(Debug, Default)]
 pub(crate) struct Cohort {
     turn: Option<Turn>,
-    /// When the last hold was released, and its chain.
+    /// The time at which the last hold was released, and its chain.
     last: Option<(u64, Chain)>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Turn {
-    /// When the server granted its hold.
+    /// The time at which the server granted its hold.
     began: u64,
-    /// How many processes waited behind.
+    /// The number of processes that waited behind.
     places: u32,
 }
 
 impl Turn {
-    /// How long it may be.
+    /// The longest time for this turn.
     fn length(self) -> u64 {
         (ROUND / (u64::from(self.places) + 1)).clamp(SHORTEST_TURN, LONGEST_TURN)
     }
 }
 
 impl Cohort {
-    /// The server granted a hold at `at`.
+    /// Begins a turn with a hold that the server granted at `at`.
     pub(crate) fn begin_turn(&mut self, at: u64, places: u32) {
         self.turn = Some(Turn { began: at, places });
     }
 
-    /// Whether the process may pass the hold: only within a turn, so within that time after the
-    /// server's grant.
+    /// Whether the process may pass the hold. It may only within a turn, and so only a limited time
+    /// after the server's grant.
     pub(super) fn may_pass(&self, now: u64) -> bool {
         self.turn.is_some_and(|turn| now.saturating_sub(turn.began) <= turn.length())
     }
 
-    /// Whether a thread may join a hold without a request: for less than a turn, since a writer in
-    /// another process waits until then, and until the last reader leaves.
+    /// Whether a thread may join a hold without a request. The time is shorter than a turn, since a
+    /// writer in another process waits for that time and until the last reader leaves.
     pub(super) fn may_join(&self, now: u64) -> bool {
         self.turn.is_some_and(|turn| now.saturating_sub(turn.began) <= JOINED)
     }
 
-    /// The hold is released.
+    /// Notes that the hold is released.
     pub(crate) fn released(&mut self, now: u64, chain: Chain) {
         self.turn = None;
         self.last = Some((now, chain));
     }
 
     /// Whether another process handed the last hold to this one, and this one released it a moment
-    /// ago: then another one most likely has the lock.
+    /// ago. If so, another process most likely has the lock now.
     pub(crate) fn takes_turns(&self, now: u64) -> bool {
         self.last.is_some_and(|(end, chain)| {
             chain.clock == ChainClock::Servers && now.saturating_sub(end) < SAME_CHAIN
         })
     }
 
-    /// The release left the lock to Redisson's clients.
+    /// Notes that the release left the lock to Redisson's clients.
     pub(crate) fn left_to_others(&mut self) {
         self.last = None;
     }
 
     /// The chain of a hold that the reply to a request of `asked_at` granted. The last chain goes
-    /// on if the lock was free only for a moment: no other process of ours wanted it then, and
-    /// Redisson's clients had no turn. A release does not send a young chain: the next process
-    /// began it anew, may have been as young at its own release, and left Redisson's clients no
-    /// turn either. So a young chain goes on after twice that moment.
+    /// on if the lock was free only for a moment: no other redlatch process wanted it then, and
+    /// Redisson's clients had no turn. A release does not send a chain younger than SAME_CHAIN, so
+    /// the next process starts a new one, which may be just as young. Two such chains in a row give
+    /// Redisson's clients no turn. So a young chain goes on for twice that moment.
     pub(crate) fn chain(&self, asked_at: u64) -> Chain {
         let anew = Chain::begun(asked_at);
         let Some((end, chain)) = self.last else { return anew };
@@ -152,7 +152,7 @@ mod tests {
         assert!(!cohort.takes_turns(6));
     }
 
-    /// Two processes that hold the lock in turns, each for too short a time to send its chain.
+    /// Two processes hold the lock in turns, each for too short a time to send its chain.
     #[test]
     fn a_chain_that_no_release_named_goes_on_for_twice_as_long() {
         let mut cohort = Cohort::default();

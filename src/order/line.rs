@@ -1,5 +1,5 @@
-//! The threads of this process that stand in a fair lock's queue, and how a hold goes from one to
-//! the next without the server.
+//! The threads of this process that stand in a fair lock's queue. A hold may go from one to the
+//! next without a request to the server.
 
 use std::fmt;
 use std::sync::Arc;
@@ -21,14 +21,14 @@ pub(crate) struct Standing {
     pub(crate) queued: Vec<Arc<QueuedThread>>,
     /// The thread that waits for others before it asks.
     lingering: Option<Arc<Thread>>,
-    /// The number of holds that threads are just giving back.
+    /// The number of holds that threads are giving back now.
     pub(crate) releasing: usize,
 }
 
 impl Standing {
-    /// Takes out the thread that is next in a hold's line, if it may have the hold now: a fresh
-    /// pass, on equal terms, and in the queue's order. Behind a thread that may not have the hold
-    /// now, all threads wait for the server's grant.
+    /// Removes and returns the thread that is next in a hold's line, if it may have the hold now.
+    /// The pass must be fresh, on equal terms, and in the queue's order. If the next thread may not
+    /// have the hold, it and all behind it wait for the server's grant.
     pub(super) fn next(&mut self, hold: &Hold, now: u64) -> Option<Arc<QueuedThread>> {
         let line = hold.line.as_ref()?;
         if now.saturating_sub(hold.asked.at) > FRESH {
@@ -37,7 +37,7 @@ impl Standing {
         let mut state = line.state.lock();
         loop {
             let next = state.followers.pop_front()?;
-            // A thread that is gone has left the queue, or is about to: the thread behind it is
+            // A thread that is gone has left the queue or is about to, so the thread behind it is
             // next.
             let is_next = |queued: &Arc<QueuedThread>| queued.owner.number() == next;
             let Some(at) = self.queued.iter().position(is_next) else { continue };
@@ -51,7 +51,7 @@ impl Standing {
         }
     }
 
-    /// Whether threads of this process stand in the queue, or give the lock back just now.
+    /// Whether threads of this process stand in the queue or are giving the lock back.
     pub(super) fn is_busy(&self) -> bool {
         self.releasing > 0 || !self.queued.is_empty()
     }
@@ -67,7 +67,8 @@ impl Standing {
         lingering.map_or(Wake::NOBODY, Wake::thread)
     }
 
-    /// From here on no hold is passed to the thread. `Some`: a hold that was passed before.
+    /// Removes a thread, so that no hold is passed to it. `Some`: the hold that was passed to it
+    /// before.
     pub(crate) fn stand_down(&mut self, queued: &Arc<QueuedThread>) -> Option<Arc<Tenancy>> {
         self.queued.retain(|other| !Arc::ptr_eq(other, queued));
         queued.inbox.lock().passed.take()
@@ -85,14 +86,14 @@ pub(crate) struct QueuedThread {
 }
 
 pub(crate) struct FairInbox {
-    /// The messages that it has not collected.
+    /// The messages that the thread has not collected.
     pub(crate) messages: Inbox<Followers>,
-    /// A request was answered "queued".
+    /// Whether a request was answered "queued".
     pub(crate) is_queued: bool,
-    /// A hold passed to it. Set under the gate's mutex, which decides between the pass and the
-    /// thread's giving up.
+    /// The hold that was passed to the thread. It is set under the gate's mutex, which decides
+    /// between the pass and the thread's giving up.
     pub(crate) passed: Option<Arc<Tenancy>>,
-    /// A hold was passed to it: from then on it receives no message.
+    /// Whether a hold was passed to the waiter, which then receives no more messages.
     was_passed: bool,
 }
 
@@ -103,26 +104,27 @@ impl FairInbox {
 }
 
 impl QueuedThread {
-    /// It should send a request.
+    /// Makes the thread send a request.
     pub(crate) fn prompt(&self) {
         self.wake_with(Received::Missed);
     }
 
-    /// A thread passes it the hold. It still stands in the server's queue: if a message grants it
-    /// the lock from here on, it has lost this hold.
+    /// Passes the hold to the thread. The thread still stands in Redis's queue, so if a message
+    /// grants it the lock from here on, it has lost this hold.
     pub(crate) fn pass(&self, tenancy: Arc<Tenancy>) -> Wake {
         let mut inbox = self.inbox.lock();
         (inbox.passed, inbox.was_passed) = (Some(tenancy), true);
         Wake::thread(&self.thread)
     }
 
-    /// `false`: a hold was passed to it, so no thread collects this.
+    /// Puts a message in the inbox and wakes the thread. `false`: a hold was passed to the waiter,
+    /// so no thread will read the message.
     ///
-    /// The inbox's mutex decides: each grant is either received before the pass, and then the thread
-    /// collects it before the passed hold (`FairEntry::collect`), or it is refused here, and the
-    /// client gives it back. The subscriber's thread may have looked the waiter up before the pass:
-    /// if the grant were put in then, behind the thread's last look, the lock would be that of an
-    /// owner which no thread has, until the grant ends.
+    /// The inbox's mutex decides: a grant that comes before the pass is put among the received, and
+    /// the thread collects it before the passed hold (`FairEntry::collect`). A grant that comes after
+    /// the pass is refused here, and the client gives it back. The subscriber's thread may have
+    /// looked the waiter up before the pass. If it then put the grant in after the waiter's last
+    /// look, the lock would belong to an owner that no thread has, until the grant ends.
     pub(crate) fn wake_with(&self, received: Received<Followers>) -> bool {
         let mut inbox = self.inbox.lock();
         if inbox.was_passed {

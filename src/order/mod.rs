@@ -24,12 +24,12 @@
 //!             beside the leader             is; the leader's admit finds it taken
 //! ```
 //!
-//! A hold in the seat may be over, or lost (`Expired`). Then no thread enters or passes it, and the
-//! thread that finds that out vacates the seat. Its renewal is done, sent or failed (`Attempt`):
-//! `Renewing::begins` sends it, `Site::renewed` gets the answer. A pass at the gate leaves a
-//! sent renewal sent. No thread passes a hold whose renewal failed. `force` counts this process's
-//! forced unlocks: a hold that a leader asked for before the last one is `NotOurs`, even if the
-//! server granted it. Its leader keeps the leadership and asks again.
+//! A hold in the seat may be over or lost (`Expired`). No thread enters or passes it then, and the
+//! thread that finds this out vacates the seat. The renewal of a hold is done, sent or failed
+//! (`Attempt`): `Renewing::begins` sends it, and `Site::renewed` gets the answer. A pass at the
+//! gate leaves a sent renewal sent. No thread passes a hold whose renewal failed. `force` counts
+//! this process's forced unlocks. If a leader asked for a hold before the last of them, the hold is
+//! `NotOurs`, even if the server granted it. The leader keeps the leadership and asks again.
 //!
 //! A read-write lock has two seats, the writer's and the readers', with one queue and one leadership:
 //!
@@ -87,7 +87,7 @@ pub(crate) struct Order {
     pub(crate) queue: GateQueue,
     /// A fair lock's threads, which each ask for themselves. `None`: there never was one.
     pub(crate) standing: Option<Box<Standing>>,
-    /// Until when the last kept hold of one thread lasts; zero: there was none.
+    /// The end of the last kept hold of a single thread. Zero: there was none.
     pub(crate) kept_until: u64,
 }
 
@@ -126,8 +126,8 @@ impl Order {
         if !waits || !matches!(entered, GateOutcome::Occupied) {
             return entered;
         }
-        // At the end of the queue. The thread sleeps (`waiting/mod.rs`, `await_signal`) until a
-        // signal grants it the hold (`leave`, below) or gives it the leadership.
+        // The thread goes to the end of the queue. It sleeps (`waiting/mod.rs`, `await_signal`)
+        // until a signal grants it the hold (`leave`, below) or gives it the leadership.
         let waiter = self.queue.push(thread, need);
         // The thread is awake already.
         if self.alone.seat.is_some() && self.queue.first().is_some_and(|first| waiter.is(first)) {
@@ -165,9 +165,9 @@ impl Order {
         GateOutcome::Occupied
     }
 
-    /// A thread that reads already reads again, past all waiters. Another one joins the readers of
-    /// its process, unless a thread writes, leads or waits, or a kept write hold still excludes
-    /// others.
+    /// A thread that already reads may read again, ahead of all waiters. Another thread joins the
+    /// readers of its process, unless a thread writes, leads or waits, or a kept write hold still
+    /// excludes others.
     fn enter_to_read(&mut self, thread: &Arc<Thread>, terms: Terms, now: u64) -> GateOutcome {
         let is_alone = self.alone.seat.is_some() || self.queue.is_busy() || now < self.kept_until;
         let joining = if is_alone { Joining::No } else { Joining::InTurn };
@@ -244,8 +244,8 @@ impl Order {
     }
 
     /// Gives the seat to the hold that the leader was granted. The leader gives its leadership up,
-    /// unless the hold has a line, or the leader lets more readers in. The caller knows that the
-    /// server does not have `gone` any more.
+    /// unless the hold has a line or the leader lets more readers in. The caller knows that the
+    /// server no longer has `gone`.
     #[inline]
     pub(crate) fn admit(
         &mut self,
@@ -285,8 +285,8 @@ impl Order {
         match self.side(mode).seat.as_mut().and_then(|seat| seat.step(tenancy, which)) {
             Some(true) => LeaveOutcome::StillHeld,
             Some(false) => {
-                // Under the mutex, so before the others can leave, too: then nobody has the lock,
-                // and this tenancy's guard must not report "held".
+                // This is under the mutex, and so before the others can leave. Nobody has the lock
+                // then, and this tenancy's guard must not report "held".
                 tenancy.step_down();
                 LeaveOutcome::Stepped
             }
@@ -294,7 +294,7 @@ impl Order {
         }
     }
 
-    /// As [`leave`](Self::leave), with all levels: the seat that the caller gets has them.
+    /// As [`leave`](Self::leave), but with all levels, which the returned seat has.
     pub(crate) fn leave_seat(
         &mut self,
         mode: Mode,
@@ -324,12 +324,14 @@ impl Order {
     }
 
     /// Passes the hold of the thread that has just left its seat to the next thread, if that may
-    /// have it now. The caller wakes the thread, after the mutex.
+    /// have it now. The caller wakes the next thread when the mutex is free.
     ///
-    /// The order is the hold's own: a name's re-entrant and fair handles share its seat.
+    /// The hold decides which order counts, since a name's re-entrant and fair handles share its
+    /// seat.
     fn pass(&mut self, left: &Seat, hold: &Arc<Hold>, now: u64) -> Option<Vacated> {
         let next = |thread: &Arc<Thread>| {
-            // Before the next thread can know of the pass: other threads may ask this one's guard.
+            // This comes before the next thread can know of the pass, since other threads may ask
+            // this one's guard.
             left.tenancy.step_down();
             Arc::new(Tenancy::since(Arc::clone(hold), Arc::clone(thread), now))
         };
@@ -352,9 +354,9 @@ impl Order {
     }
 
     /// Whether the thread that has just left its seat may pass the hold to the first in the queue.
-    /// A turn lasts 10 ms at most from the server's grant, and less if many processes wait
-    /// (`cohort.rs`). `hold.may_pass`: on equal terms, not lost, and renewed without trouble. A
-    /// writer that reads on lets no other writer in.
+    /// A turn lasts at most 10 ms from the server's grant, and less if many processes wait
+    /// (`cohort.rs`). `hold.may_pass` wants equal terms, and a hold that is not lost and was
+    /// renewed without trouble. A writer that reads on lets no other writer in.
     fn may_pass(&self, hold: &Hold, now: u64) -> bool {
         let mode = hold.owner.mode();
         self.alone.cohort.may_pass(now)

@@ -17,23 +17,23 @@ pub(crate) type GateQueue = Queue<LockNeed, Arc<Tenancy>, Option<QueueEntry>>;
 pub(crate) type GateLead = Lead<Option<QueueEntry>>;
 pub(crate) type GateWaiter = LocalWaiter<LockNeed, Arc<Tenancy>, Option<QueueEntry>>;
 
-/// How a thread's entry at the gate went.
+/// The outcome of a thread's entry at the gate.
 #[derive(Debug)]
 pub(crate) enum GateOutcome {
-    /// The thread holds the lock already, and now has one level more.
+    /// The thread already holds the lock, and now has one more level.
     Again(Arc<Tenancy>),
     /// The thread shares the hold from now on.
     Joined(Arc<Tenancy>),
-    /// The thread writes, and may read as well.
+    /// The thread writes, and may also read.
     Under(Arc<Tenancy>),
-    /// The thread reads, and cannot write before it has left.
+    /// The thread reads, and cannot write before it stops reading.
     Reads,
-    /// No thread of this process is before it: it leads.
+    /// No thread of this process is before it, so it leads.
     Leads,
     Queued(Arc<GateWaiter>),
     /// Another thread is before it, and it will not wait.
     Occupied,
-    /// The hold in a seat is over or lost: the caller declares it lost and enters again.
+    /// The hold in a seat is over or lost. The caller declares it lost and enters again.
     Expired(Arc<Hold>),
     TooDeep,
 }
@@ -41,12 +41,13 @@ pub(crate) enum GateOutcome {
 /// Whether a granted hold got the seat.
 #[derive(Debug)]
 pub(crate) enum Admitted {
-    /// It did. With the seat that was still there, whose hold is over.
+    /// It did. Has the seat that was still there, whose hold is over.
     Seated(Option<Seat>),
     /// Another hold has the seat.
     Taken(Arc<Hold>),
-    /// Its lease was over before the leader read the reply; or the server answered a forced unlock
-    /// of this process after the leader asked, and only the server knows which came first.
+    /// The process does not have the hold. Its lease was over before the leader read the reply, or
+    /// the server answered a forced unlock of this process after the leader asked, and only the
+    /// server knows which came first.
     NotOurs,
 }
 
@@ -66,13 +67,13 @@ pub(crate) enum LeaveOutcome {
 /// The fate of a hold whose last tenancy has left the seat.
 #[derive(Debug)]
 pub(crate) enum Vacated {
-    /// The next thread has the hold; the caller sends nothing. It wakes `next`, then `second`,
-    /// which should be awake for the pass after this one.
+    /// The next thread has the hold, and the caller sends nothing. The caller wakes `next`, and
+    /// then `second`, which should be awake for the pass after this one.
     Passed { next: Wake, second: Wake },
     /// The thread must release the hold.
     Release {
-        /// The thread has the leadership; otherwise another one leads already, or the seat was the
-        /// readers'.
+        /// Whether the thread has the leadership. If not, another one already leads, or the seat
+        /// was that of the readers.
         leads: bool,
     },
 }

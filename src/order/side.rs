@@ -13,7 +13,7 @@ use crate::hold::{Seat, Tenancy, Terms};
 pub(crate) struct Side {
     pub(crate) seat: Option<Seat>,
     pub(crate) cohort: Cohort,
-    /// How many forced unlocks of this process the server has answered.
+    /// The number of forced unlocks of this process that the server has answered.
     pub(crate) forced: u64,
 }
 
@@ -26,7 +26,8 @@ pub(super) enum Joining {
 }
 
 impl Side {
-    /// Looks for the thread's tenancy in the seat, and takes one level more if it is there.
+    /// Looks for the thread's tenancy in the seat, and adds a level if it is there. `None`: no
+    /// thread has the seat.
     #[inline]
     pub(crate) fn reenter(
         &mut self,
@@ -47,7 +48,7 @@ impl Side {
         Some(GateOutcome::Again(tenancy))
     }
 
-    /// Takes one level more of a tenancy: also of an owned guard's beside others, which
+    /// Adds a level to a tenancy. The tenancy may be that of an owned guard beside others, which
     /// [`reenter`](Self::reenter) does not look for.
     pub(crate) fn deepen(&mut self, tenancy: &Arc<Tenancy>, terms: Terms, now: u64) -> GateOutcome {
         let Some(seat) = &mut self.seat else { return GateOutcome::Occupied };
@@ -64,7 +65,7 @@ impl Side {
     /// Lets a thread into a hold that threads share. A thread that has the hold gets one level
     /// more. Another one joins it if the turn is [young](Cohort::may_join) and nobody waits
     /// elsewhere, or [at any time](Joining::AnyTime). The `bool` is `false` only for a thread that
-    /// joined outside such a turn. `None`: nobody has the seat.
+    /// joined outside such a turn. `None`: no thread has the seat.
     pub(super) fn join(
         &mut self,
         thread: &Arc<Thread>,

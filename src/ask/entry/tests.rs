@@ -1,5 +1,5 @@
-//! Each step of the machine as a table, without a server: what happens in which state, what is to
-//! be done, and when the owner asks next.
+//! Each step of the machine as a table, without a server: the state, the event, the action, and the
+//! time at which the owner asks next.
 
 use std::time::Duration;
 
@@ -34,8 +34,8 @@ fn granted(already: bool) -> EntryEvent<char> {
     answered(EntryReply::Granted { already, lease: LEASE, waits: true, details: 'r' })
 }
 
-/// At this time of the server's, in ms, of a lock that is another owner's for longer than any poll
-/// lasts.
+/// A refusal at this time of the server, in ms. Another owner has the lock for longer than any
+/// poll.
 fn refused(now: u64, place: u32) -> EntryReply<char> {
     let left = LEASE;
     let (by_redisson, is_new, poll) = (false, false, 1_000 * MS);
@@ -47,7 +47,7 @@ fn waits() -> EntryEvent<char> {
     answered(EntryReply::Waits { now: SERVER + 100, sleep, came_back: false })
 }
 
-/// A message of this server's time, received at this time of the process's. In ms.
+/// A grant message of this time of the server, received at this time of the process, in ms.
 fn grant(server: u64, received: u64) -> Received<char> {
     let (now, received) = (SERVER + server, received * MS);
     Received::Grant(ReceivedGrant { now, received, lease: PROVISIONAL, details: 'm' })
@@ -68,7 +68,7 @@ fn asking() -> EntryMachine<char> {
     entry
 }
 
-/// The same after a refusal at that place; it polls at 1,101 ms.
+/// The same owner after a refusal at this place. It polls at 1,101 ms.
 fn sleeping_at(place: u32) -> EntryMachine<char> {
     let mut entry = asking();
     entry.step(101 * MS, answered(refused(100, place)));
@@ -80,7 +80,7 @@ fn sleeping() -> EntryMachine<char> {
     sleeping_at(0)
 }
 
-/// The same, and it has asked again, at 1,101 ms.
+/// The same owner after it has asked again, at 1,101 ms.
 fn polling() -> EntryMachine<char> {
     let mut entry = sleeping();
     let again = Some(Again { came: SERVER + 100, sent: None });
@@ -101,7 +101,7 @@ fn by_message() -> By<char> {
     By::Message { lease: PROVISIONAL, details: 'm' }
 }
 
-/// The state, the event, and the time of it in ms; the action, and when it asks next, in ms.
+/// The state, the event, its time in ms, the action, and the time of the next request in ms.
 type Row =
     (&'static str, fn() -> EntryMachine<char>, fn() -> EntryEvent<char>, u64, Action<char>, u64);
 
@@ -168,7 +168,7 @@ fn each_state_is_left_as_the_table_says() {
         ("over at once", asking, ends, 101, give_back(Undo::Nothing, None), 0),
         ("over in doubt", in_doubt, ends, 201, give_back(Undo::NowAndLater, None), 0),
         ("too few replicas", asking, unacknowledged, 101, give_back(Undo::Once, None), 0),
-        // Asleep: what is told makes it ask, and when.
+        // It sleeps: which message makes it ask, and when.
         ("nothing", sleeping, || reads([]), 300, Action::Sleep { until: 1_101 * MS }, 1_101),
         (
             "a window",
@@ -308,7 +308,7 @@ fn a_message_that_should_have_come_makes_the_subscription_suspect() {
     }
 }
 
-/// If replicas must have a grant, a message makes the owner ask, and the reply has it all.
+/// If replicas must have a grant, a message makes the owner ask, and the reply has everything.
 #[test]
 fn the_reply_confirms_a_grant_that_replicas_must_have() {
     let mut entry = sleeping();
@@ -325,8 +325,8 @@ fn the_reply_confirms_a_grant_that_replicas_must_have() {
     assert_eq!(left, give_back.into());
 }
 
-/// A grant that comes while a question is on its way, and the refusal of that question: whichever is
-/// younger counts, since the server's time of both is compared.
+/// A grant comes while a request is on its way that is refused. The later of the two counts, by the
+/// server's time.
 #[test]
 fn a_refusal_that_is_younger_than_the_grant_voids_it_in_either_order() {
     for (refusal, grants) in [(1_101, false), (599, true), (600, true)] {

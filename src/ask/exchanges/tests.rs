@@ -23,7 +23,7 @@ fn asking(at: u64) -> Exchanges<char> {
     exchanges
 }
 
-/// The reply to the last request says that the owner stands in the queue.
+/// Takes a reply to the last request that says that the owner stands in the queue.
 fn stands(exchanges: &mut Exchanges<char>, now: u64, server: u64) {
     exchanges.heard(false, true);
     exchanges.stands(now * MS, SERVER + server);
@@ -37,7 +37,7 @@ fn waiting() -> Exchanges<char> {
     exchanges
 }
 
-/// A grant of this server's time, read at once at this time of the process's. In ms.
+/// A grant of this time of the server, read at once, at this time of the process, in ms.
 fn granted(server: u64, received: u64) -> ReceivedGrant<char> {
     let lease = Duration::from_secs(2);
     ReceivedGrant { now: SERVER + server, received: received * MS, lease, details: 'g' }
@@ -64,13 +64,13 @@ fn a_grant_by_message_counts_only_at_the_same_server_and_without_replicas() {
     let grant = granted(600, 700);
     let other = Collector { incarnation: 2, ..HERE };
     assert_eq!(waiting().granted_by_message(700 * MS, grant, other), None);
-    // The request that follows has its confirmation.
+    // The request that follows confirms the grant.
     let mut exchanges = waiting();
     let replicated = Collector { needs_reply: true, ..HERE };
     assert_eq!(exchanges.granted_by_message(700 * MS, grant, replicated), None);
     assert_eq!(exchanges.clone().confirmed(true), Some('g'));
     assert_eq!(exchanges.confirmed(false), None, "another grant than that of the message");
-    // Of a shorter wanted lease no more than that counts.
+    // If the wanted lease is shorter, only that counts.
     let brief = Collector { lease: Duration::from_millis(50), ..HERE };
     assert_eq!(waiting().granted_by_message(700 * MS, grant, brief), None);
 }
@@ -91,7 +91,8 @@ fn a_grant_by_reply_that_is_read_late_is_asked_for_again_a_few_times() {
     assert_eq!(exchanges.in_time(late, LEASE, true), InTime::Ask);
 }
 
-/// It asks every second, and the replies come at these times after it, by the server's clock.
+/// An owner that asks every second and gets its replies after these times, with these jumps of the
+/// server's clock.
 fn after_questions(delays: [(u64, i64); 4]) -> Option<Again> {
     let mut exchanges = asking(0);
     for (at, (delay, jump)) in (0..).zip(delays) {
