@@ -380,7 +380,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_permit_leads_to_the_client_whose_ids_come_before_its_own() {
+    fn a_status_finds_the_client_of_a_permit_by_its_id() {
         let uuid = "0f3b1c9e-3f2a-8d5c-9b7e-1234567890ab";
         let list = format!(
             "id=3 addr=10.0.0.7:50000 laddr=x name=billing@host-7:4711#{uuid} age=1\n\

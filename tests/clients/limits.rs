@@ -215,7 +215,7 @@ fn waiters_whose_limits_end_together_return_none_if_their_leader_was_answered() 
 
 /// With one connection: the leaving call writes and reads for all calls that come meanwhile.
 #[test]
-fn a_call_that_leaves_while_it_reads_for_others_hands_the_reading_on() {
+fn a_call_that_ends_while_it_reads_for_others_leaves_the_reading_to_one_of_them() {
     let server = server();
     let client = patient(&server.url());
     client.reentrant_lock("warm").lock().unwrap().unlock().unwrap();

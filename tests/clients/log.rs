@@ -276,7 +276,7 @@ fn the_outage_of_a_master_that_never_comes_back_ends_with_one_line() {
 
 /// Each would be a line, and the first thousand would hide all others.
 #[test]
-fn ten_thousand_lost_holds_are_one_line() {
+fn ten_thousand_lost_holds_are_logged_as_one_line() {
     const HOLDS: usize = 10_000;
     if !has_own_process() {
         return;
@@ -573,7 +573,7 @@ fn lose(client: &Client, prefix: &str, locks: usize) {
 }
 
 #[test]
-fn a_logger_that_blocks_or_panics_stops_nothing() {
+fn a_logger_that_blocks_or_panics_stops_no_call_and_no_renewal() {
     if !has_own_process() {
         return;
     }
@@ -638,7 +638,7 @@ fn a_server_that_says_nothing_of_itself_is_used_and_that_is_said_once() {
 
 /// A process may have several.
 #[test]
-fn each_line_says_whose_it_is() {
+fn each_log_line_names_its_client() {
     if !has_own_process() {
         return;
     }
@@ -766,7 +766,7 @@ fn a_long_wait_for_a_latch_is_said_if_its_thread_holds_a_lock() {
 }
 
 #[test]
-fn of_a_crowd_one_client_a_second_asks_why_it_waits() {
+fn of_a_crowd_one_client_a_second_asks_for_the_holder() {
     if !has_own_process() {
         return;
     }
@@ -945,7 +945,7 @@ fn renewals_that_are_refused_are_one_warning_and_their_acceptance_is_one_line() 
 }
 
 #[test]
-fn a_slot_that_moved_with_a_held_lock_is_one_warning() {
+fn the_move_of_a_held_locks_slot_is_logged_as_one_warning() {
     if !has_own_process() {
         return;
     }

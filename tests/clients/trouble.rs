@@ -198,7 +198,7 @@ fn works_with(guard: Option<redlatch::LockGuard>) {
 }
 
 #[test]
-fn nesting_has_no_small_limit() {
+fn a_thread_may_nest_a_lock_deeply() {
     let server = server();
     let lock = client(&server).reentrant_lock("deep");
     let guards: Vec<_> = (0..20_000).map(|_| lock.lock().unwrap()).collect();

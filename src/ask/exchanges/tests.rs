@@ -130,7 +130,7 @@ fn only_an_owner_that_was_answered_steadily_may_report_others_as_silent() {
 }
 
 #[test]
-fn what_is_left_to_undo_follows_from_what_was_heard() {
+fn what_a_wait_leaves_to_undo_follows_from_the_replies() {
     for (in_doubt, is_there, undo, stands) in [
         (false, false, Undo::Nothing, false),
         (false, true, Undo::Once, false),

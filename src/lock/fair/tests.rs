@@ -210,7 +210,7 @@ fn the_first_in_line_does_not_ask_before_the_lease_has_ended() {
 }
 
 #[test]
-fn the_next_one_leads_where_the_first_goes_before_it_has_asked() {
+fn the_next_newcomer_leads_if_the_first_leaves_before_it_has_asked() {
     let server = Server::start().unwrap();
     let client = Client::connect(&server.url()).unwrap();
     let lock = client.fair_lock("leads");
@@ -225,7 +225,7 @@ fn the_next_one_leads_where_the_first_goes_before_it_has_asked() {
 
 /// The companions of a leader stay newcomers until they are answered.
 #[test]
-fn the_next_one_leads_where_the_first_dies_while_it_asks() {
+fn the_next_newcomer_leads_if_the_first_dies_while_it_asks() {
     let server = Server::start().unwrap();
     let client = Client::connect(&server.url()).unwrap();
     let lock = client.fair_lock("dies");

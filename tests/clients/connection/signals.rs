@@ -45,7 +45,7 @@ impl Drop for Signals {
 /// its own, whose threads they are sent to.)
 #[cfg(target_os = "linux")]
 #[test]
-fn signals_change_nothing() {
+fn signals_interrupt_no_call() {
     const ROUNDS: usize = 50;
     if !has_own_process() {
         return;

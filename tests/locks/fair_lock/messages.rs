@@ -31,7 +31,7 @@ fn a_subscriber_that_hears_nothing_is_renewed() {
 }
 
 #[test]
-fn lost_replies_of_acquire_and_release_are_no_matter() {
+fn lost_replies_of_acquire_and_release_change_nothing() {
     let server = server();
     let mut redis = server.connection();
     for action in [Action::LoseReply, Action::LoseRequest] {

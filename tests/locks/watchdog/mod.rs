@@ -52,7 +52,7 @@ fn millis(time: Duration) -> i64 {
 // The three experiments.
 
 #[test]
-fn experiment_1_the_watchdog_keeps_a_lock_that_is_not_released() {
+fn the_watchdog_keeps_a_lock_that_is_not_released() {
     let server = server();
     let (one, other) = (watched(&server, LEASE), client(&server));
     let guard = one.reentrant_lock("redisson:lock").lock().unwrap();
@@ -107,7 +107,7 @@ fn a_hold_is_renewed_where_no_further_connection_can_be_had() {
 }
 
 #[test]
-fn experiment_2_a_fixed_lease_ends_and_the_late_unlock_fails() {
+fn a_fixed_lease_ends_and_the_late_unlock_fails() {
     let server = server();
     let client = watched(&server, SHORT);
     let lock = client.reentrant_lock("redisson:lock").with_lease(SHORT);
@@ -132,7 +132,7 @@ fn experiment_2_a_fixed_lease_ends_and_the_late_unlock_fails() {
 }
 
 #[test]
-fn experiment_3_a_leases_end_lets_another_in_and_a_late_unlock_harms_no_hold() {
+fn a_leases_end_lets_another_in_and_a_late_unlock_harms_no_hold() {
     let server = server();
     let (one, other) = (watched(&server, LEASE), watched(&server, LEASE));
     // Behind a thread of another client, and behind one of the same.

@@ -214,7 +214,7 @@ fn a_failed_renewal_is_tried_again_until_the_deadline() {
 }
 
 #[test]
-fn a_failed_renewal_is_not_left_to_the_next_third() {
+fn a_failed_renewal_is_tried_again_before_the_next_third_of_the_lease() {
     let server = server();
     let lease = LEASE * 5 / 2;
     let client = watched(&server, lease);
